@@ -73,8 +73,8 @@ def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeyp
     monkeypatch.setattr(near, "default", lambda *_: Config(64, 32, 4, 1))
     monkeypatch.setattr(near, "steps_at_most", lambda *_: 2)
     monkeypatch.setattr(near, "LONGEST", 2)
-    plain = near._list
-    monkeypatch.setattr(near, "_list", lambda *arguments: looked.append(plain(*arguments)) or looked[-1])
+    plain = near._Pass.list
+    monkeypatch.setattr(near._Pass, "list", lambda *arguments: looked.append(plain(*arguments)) or looked[-1])
     x = _two_clusters(rng)
     y = x if same else np.concatenate([x[::2], [[0.0, 0.0, 0.0], [9.0, -9.0, 9.0]]])
     log_w = 2.0 * rng.normal(size=300) if "weights" in requires else np.zeros(300)
@@ -343,7 +343,7 @@ def _same_bits_in_slabs(monkeypatch, case, device, precision, fit, every=1):
             parts = backend.reduce(problem, queries, backend.prepare(problem, columns))
         if d > 128 and precision == "fast" and same and not weighted and reduction is Reduction.MEAN:
             continue  # φ of rows and columns at once: fewer rows have no columns among them
-        if module.formula(problem, problem.extent) == "products":
+        if module.bounds.formula(problem, problem.extent) == "products":
             continue  # float64 products are of so many rows at a time whatever the memory
         assert max(sizes) > fit >= min(sizes)
         for name in ("log_sum", "shift", "sign", "log_magnitude"):

@@ -1,7 +1,5 @@
 """The Fourier backend beyond the suite: its error bounds, its boxes, the rows that it redoes, its prices."""
 
-import contextlib
-import json
 import math
 import subprocess
 import sys
@@ -19,7 +17,7 @@ from sdkde_core.testing.problems import Case, errors, make
 
 pytest.importorskip("finufft")
 
-from sdkde_fourier import bounds, memory, modes, price, transforms
+from sdkde_fourier import bounds, modes, price, transforms
 from sdkde_fourier.backend import FourierBackend
 from sdkde_fourier.transforms import to_modes, to_points
 
@@ -147,17 +145,6 @@ def test_a_prepared_density_answers_far_rows_itself(precision):
     assert np.array_equal(got, named.estimate(grid, log=True))
 
 
-def test_scipys_class_takes_what_an_estimate_takes():
-    """At "float64", which is its default, and where most rows could be: here 9e8 pairs."""
-    x = np.random.default_rng(0).normal(size=(30_000, 2))
-    kde = sdkde_core.gaussian_kde(x.T)
-    options = {"method": "kde", "bandwidth": kde.covariance, "precision": "float64"}
-    assert kde.prepared.backend == sdkde_core.explain(x, **options).backend
-    named = sdkde_core.gaussian_kde(x.T, backend="fourier")
-    want = reference.estimate(x, x[:50], method="kde", bandwidth=kde.covariance)
-    np.testing.assert_allclose(named(x[:50].T), want, rtol=1e-9)
-
-
 def test_a_row_midway_between_far_columns_is_balanced_as_float64_allows():
     """Half of the squared distances, 10¹⁰, is right to some roundings, 10⁻⁶ each; the shift is that times 10⁵."""
     left, right, row = -289160.97160250205, -537.331899748747, -144849.15175112538
@@ -238,29 +225,6 @@ def test_the_suite_s_cases_are_transformed():
     assert state.series is not None
 
 
-def test_little_memory_changes_how_many_transforms_run_at_a_time_and_no_bit(monkeypatch):
-    case = _mixture(1, 2 * memory.SPREAD, 3 * memory.BLOCK)
-    problem = case.problem(Reduction.MEAN, "high")
-    backend, found, asked = FourierBackend(threads=3), [], []
-
-    def claim(most):
-        @contextlib.contextmanager
-        def claim_memory(purpose, size=0, *, each=0, tasks=1, **rest):
-            asked.append(tasks)
-            yield min(most, tasks)
-
-        return claim_memory
-
-    for most in (8, 2, 1):
-        monkeypatch.setattr(transforms, "claim_memory", claim(most))
-        found.append(
-            backend.reduce(problem, case.queries, backend.prepare(problem, Columns(case.points, case.log_weights)))
-        )
-    assert asked == [2, 3] * 3
-    for few in found[1:]:
-        assert np.array_equal(few.log_sum, found[0].log_sum) and np.array_equal(few.shift, found[0].shift)
-
-
 def test_too_little_memory_is_an_error_before_finufft_is_called(monkeypatch):
     from sdkde_core.engine import memory as host
 
@@ -304,55 +268,3 @@ def test_problems_beyond_the_machine_s_memory_are_declined(monkeypatch):
     assert not reasons[400 << 20].ok and reasons[400 << 20].reason == (
         "takes 0.43 GiB of memory or more; this process may use 0.39"
     )
-
-
-#: Run by a fresh interpreter: the memory that a pass took at most, in bytes, and what was predicted.
-PEAK = """
-import json, math, sys
-import numpy as np
-from sdkde_core.protocol import Columns, Problem, Reduction
-from sdkde_fourier import bounds, memory
-from sdkde_fourier.backend import FourierBackend
-
-reduction, precision, *sizes = sys.argv[1:]
-n, m, d, width, threads = map(int, sizes)
-
-def used(name):
-    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(name))
-
-rng, backend = np.random.default_rng(0), FourierBackend(threads, always=True)
-for n, m in ((50, 50), (n, m)):
-    x, y = ((rng.random((k, d)) + rng.random((k, d)) - 1.0) * 0.5 * width for k in (n, m))
-    problem = Problem(Reduction(reduction), m, n, d, precision=precision, extent=float(np.sqrt((x**2).sum(1).max())))
-    open("/proc/self/clear_refs", "w").write("5")
-    before = used("VmRSS")
-    state = backend.prepare(problem, Columns(x, np.full(n, -math.log(n))))
-    backend.reduce(problem, y, state)
-box, epsilon = state.series.box, state.series.epsilon
-waves = tuple(2 * k + 1 for k in box.cropped(bounds.cutoff(epsilon)))
-filled = (box.high - box.low) / box.period
-print(json.dumps([used("VmHWM") - before, memory.peak(problem, box.shape, waves, epsilon, threads, filled)]))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the most that was used is measured on Linux")
-@pytest.mark.parametrize(
-    ("reduction", "precision", "n", "m", "d", "width", "threads"),
-    [
-        ("log_sum", "high", 1_500_000, 20_000, 3, 45, 1),
-        ("mean", "fast", 300_000, 300_000, 3, 50, 2),
-        ("laplace", "high", 50_000, 1_200_000, 3, 70, 2),
-        ("mean", "float64", 20_000, 5_000, 3, 55, 1),
-        ("mean", "high", 300_000, 200_000, 2, 650, 2),
-        ("laplace", "fast", 100_000, 6_000_000, 2, 50, 2),
-        ("mean", "high", 3_000_000, 4_000_000, 1, 300, 2),
-    ],
-)
-def test_the_memory_that_a_pass_takes_is_predicted(reduction, precision, n, m, d, width, threads):
-    arguments = [sys.executable, "-c", PEAK, reduction, precision, *map(str, (n, m, d, width, threads))]
-    taken, predicted = json.loads(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
-    assert taken > 100 << 20  # of less the C library keeps too much
-    print(f"{taken / 2**20:.0f} MiB, predicted {predicted / 2**20:.0f}")
-    # On busy cores threads may take turns, and have their most one after another.
-    assert predicted / (1.3 * threads) <= taken <= predicted * 1.3

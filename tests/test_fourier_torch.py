@@ -134,26 +134,6 @@ def test_weights_near_the_end_of_float64(name):
         assert errors(problem, got, reference.sums(rows, points, log_weights=log_weights)).max() <= 1.0
 
 
-@pytest.mark.slow
-def test_thin_boxes_take_blocks_that_fit():
-    """Where the other dimensions have many modes a block has fewer points."""
-    rng = np.random.default_rng(0)
-    points = rng.uniform(size=(300, 3)) * [300.0, 2.0, 2.0]
-    problem = Problem(Reduction.MEAN, 300, 300, 3, same=True, extent=300.0)
-    ends = points.min(axis=0), points.max(axis=0)
-    box, *_ = modes.choose_box(problem, ends, points, 1e-11, lambda shape, share, *outside: math.inf if share else 0.0)
-    small, large = (separable.Basis(box, torch.device("cpu"), 1 << k) for k in (24, 30))
-    assert 32 <= small.rows(3) < 300 < large.rows(3)
-    weights = torch.full((300,), 1 / 300, dtype=torch.float64)
-    found = [separable.to_modes(basis, torch.tensor(points), weights) for basis in (small, large)]
-    torch.testing.assert_close(*found, rtol=0, atol=1e-14)
-    values = [
-        separable.to_points(b, torch.tensor(points), separable.fields(problem, b, found[0]), 1.0)
-        for b in (small, large)
-    ]
-    torch.testing.assert_close(*values, rtol=0, atol=1e-14)
-
-
 def test_prices_and_support():
     info = registry.find("fourier-torch").info
     problem = Problem(Reduction.MEAN, 10**6, 10**6, 1, extent=100.0, device="cpu")

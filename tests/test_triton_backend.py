@@ -11,9 +11,9 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
-from sdkde_triton import bounds, compiled, kernels, launch, products, space, tunables
+from sdkde_triton import bounds, compiled, launch, products, space, tunables
 from sdkde_triton.backend import TritonBackend
-from sdkde_triton.grid import PARTIAL_BYTES, Processor, block_points, most_parts, slab_rows, splits
+from sdkde_triton.grid import PARTIAL_BYTES, Processor, most_parts, slab_rows, splits
 from sdkde_triton.info import INFO
 from sdkde_triton.space import Config
 
@@ -21,7 +21,7 @@ from sdkde_core import SdkdeWarning, tuning
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import cards, cost
 from sdkde_core.plugin import each
-from sdkde_core.protocol import Columns, Problem, Reduction, Work
+from sdkde_core.protocol import Columns, Problem, Reduction
 from sdkde_core.testing import problems
 from sdkde_core.tuning import Query, Tuned
 
@@ -80,12 +80,6 @@ def test_what_a_row_shares_with_its_duplicates_is_left_out_only_where_it_is_smal
     assert form("laplace", 64, 13.0) >= form("log_sum", 64, 13.0)
 
 
-def test_three_pieces_stay_in_half_precision():
-    extent = max(limit for limits in bounds.PACKED_LIMIT.values() for limit in limits.values())
-    assert kernels.UNITS.value * 1.2012 * extent < 65504
-    assert kernels.UNITS.value**2 < 65504
-
-
 @pytest.mark.parametrize("reduction", list(Reduction))
 @pytest.mark.parametrize("d", [1, 2, 3, 16, 128])
 @pytest.mark.parametrize("same", [False, True])
@@ -131,16 +125,6 @@ def test_products_of_float64(reduction, same, requires, monkeypatch):
     got = backend.reduce(given, None if same else torch.tensor(case.queries), state)
     truth = problems.truth(case, same=same, exclude_self="exclude_self" in requires)
     assert problems.errors(given, each(got, to_host), truth).max() < 1e-3
-
-
-def test_blocks_of_stored_phi_fill_waves():
-    for block_m, across in ((128, 6), (128, 14), (64, 6), (64, 13), (64, 3)):
-        points = block_points(block_m, across, 132)
-        programs = points // block_m * across
-        assert points % space.COLUMN_PADDING == 0
-        assert points <= 6144
-        assert programs / (132 * -(-programs // 132)) > 0.85
-    assert 3072 <= block_points(64, 1, 1000) <= 6144
 
 
 def test_sums_about_the_origin_end_earlier_the_farther_their_points():
@@ -321,19 +305,6 @@ def test_problems_share_code_where_their_constants_are_equal():
     assert len({space.code("log_sum", config, each) for each in same}) == 1
     other = [replace(given, d=32), replace(given, requires=frozenset({"weights"})), replace(given, reduction="laplace")]
     assert len({space.code("log_sum", config, each) for each in (given, *other)}) == 4
-
-
-@pytest.mark.parametrize("d", [1, 2, 8, 16, 100, 784])
-@pytest.mark.parametrize("extent", [1.0, 1e4])
-@pytest.mark.parametrize("precision", ["fast", "high"])
-@pytest.mark.parametrize("reduction", list(Reduction))
-def test_work_grows_with_the_pairs(reduction, precision, extent, d):
-    work = [
-        INFO.work(problem(reduction, m=m, n=m, d=d, precision=precision, extent=extent), None) for m in (1000, 2000)
-    ]
-    assert all(isinstance(w, Work) for w in work)
-    assert work[1].exps == 4 * work[0].exps >= 4e6
-    assert sum(work[1].matrix_flops.values()) == 4 * sum(work[0].matrix_flops.values())
 
 
 # --- a machine without a compiler -----------------------------------------------------------------------------------

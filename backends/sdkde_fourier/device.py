@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,7 +109,8 @@ class TorchFourierBackend:
         inside = ((points >= low) & (points <= high)).all(1)
         weights = torch.where(inside, log_weights.exp(), 0.0)  # (n,)
         # Columns outside the box are those of a trimmed one: rarely many.
-        members = None if len(points) == 0 or _whole(box, ends) else torch.nonzero(~inside)[:, 0]
+        whole = (box.low <= ends[0]).all() and (box.high >= ends[1]).all()
+        members = None if whole else torch.nonzero(~inside)[:, 0]
         held = points if members is None else torch.where(inside[:, None], points, low)
         modes = separable.to_modes(basis, held, weights)
         largest = _density_bound(box, held, weights)
@@ -173,11 +173,6 @@ class TorchFourierBackend:
                 add(problem, more, near, total, others)
         answer, good = finish(problem, total, others, error)
         return answer, held & good
-
-
-def _whole(box: Box, ends: tuple[Any, Any]) -> bool:
-    """Whether all columns are in the box."""
-    return bool((box.low <= ends[0]).all() and (box.high >= ends[1]).all())
 
 
 def _density_bound(box: Box, points: Tensor, weights: Tensor) -> Tensor:

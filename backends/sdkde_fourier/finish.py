@@ -16,15 +16,7 @@ from .bounds import BUDGET
 def finish(problem: Problem, total: Any, others: list[Any], error: Any) -> tuple[Partial, Any]:
     """Return the answer, and which rows keep the tolerance.
 
-    Parameters
-    ----------
-    problem : Problem
-    total : (b,) array
-        S.
-    others : list of (b,) arrays
-        MEAN: Σ w φ (u_j − y), by dimension. LAPLACE: L.
-    error : float
-        Bound on the error of S.
+    ``total`` is S (b,), right to ``error``; ``others`` are MEAN's Σ w φ (u_j − y), by dimension, or LAPLACE's L.
     """
     xp = array_namespace(total)
     log_sum = xp.log(total)

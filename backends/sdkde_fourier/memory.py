@@ -104,18 +104,8 @@ def peak(
 ) -> int:
     """Return what a pass takes at most at a time, beside its points.
 
-    Not counted: direct sums, about 32 bytes a point for the tree and 32 MiB a thread, once the transforms are done.
-
-    Parameters
-    ----------
-    problem : Problem
-    shape, waves : tuple of int
-        Modes per dimension, and those of them that go back to points.
-    epsilon : float
-        The transforms' tolerance.
-    threads : int
-    filled : sequence of float
-        Shares of the period that the points extend over, per dimension.
+    ``shape`` has the modes per dimension, ``waves`` those that go back to points, and ``filled`` the shares of the
+    period that the points extend over. Not counted: direct sums, once the transforms are done.
     """
     n, d, rows = problem.n, problem.d, min(problem.m, ROWS)
     mean, laplace = problem.reduction is Reduction.MEAN, problem.reduction is Reduction.LAPLACE

@@ -22,24 +22,13 @@ SIDE = 2.0
 
 @dataclass(frozen=True)
 class Box:
-    """A periodic box around most columns, in bandwidths.
+    """A periodic box around most columns, in bandwidths; arrays are (d,)."""
 
-    Parameters
-    ----------
-    low, high : (d,) arrays
-        Ends of the box that the columns are in.
-    margin : (d,) array
-        Rows may lie that far outside.
-    period : (d,) array
-    highest : tuple of int
-        The last mode, per dimension: there are 2 · highest + 1.
-    """
-
-    low: Array
+    low: Array  # ends of the box that the columns are in
     high: Array
-    margin: Array
+    margin: Array  # rows may lie that far outside
     period: Array
-    highest: tuple[int, ...]
+    highest: tuple[int, ...]  # the last mode, per dimension: there are 2 · highest + 1
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,17 +63,9 @@ def choose_box(
 
     Columns that it leaves out are summed directly, over the rows near them.
 
-    Parameters
-    ----------
-    problem : Problem
-    ends : (d,) arrays
-        Least and greatest coordinates of the points.
-    sample : (k, d) array
-        Some of the points.
-    epsilon : float
-    price : callable
-        Of a shape in modes, the share of the rows that have columns outside the box in reach, how many those are on
-        average, and how many columns are outside; inf where there are too many modes.
+    ``ends`` are the least and greatest coordinates of the points, (d,) each, ``sample`` some of them. ``price`` is that
+    of a shape in modes, the share of the rows that have columns outside the box in reach, how many those are on
+    average, and how many columns are outside; inf where there are too many modes.
     """
     box = _box(problem, *ends, epsilon, True)
     whole = box.shape, 0.0, 0.0, 0.0

@@ -28,15 +28,7 @@ DEPTH = 2048
 
 @dataclass(frozen=True)
 class Basis:
-    """The functions of a box.
-
-    Parameters
-    ----------
-    box : Box
-    device : torch.device
-    memory : int
-        Bytes that the functions of a block of points may take.
-    """
+    """The functions of a box; those of a block of points may take ``memory`` bytes."""
 
     box: Box
     device: torch.device

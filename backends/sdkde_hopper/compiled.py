@@ -96,13 +96,7 @@ MODULES: Mapping[str, _Module] = {
 
 
 def nvrtc_version() -> str:
-    """Return NVRTC's version; loads the library.
-
-    Raises
-    ------
-    RuntimeError
-        There is none.
-    """
+    """Return NVRTC's version; loads the library, and raises RuntimeError where there is none."""
     error, major, minor = nvrtc.nvrtcVersion()
     if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise RuntimeError(f"NVRTC does not tell its version: {error.name}")
@@ -181,16 +175,7 @@ def _code(module: str) -> bytes:
 
 
 class Kernel:
-    """A kernel of a module, and how it is launched.
-
-    Parameters
-    ----------
-    module, name : str
-    threads : int
-        Of a program.
-    shared : int
-        Bytes of shared memory that a program takes, beyond what the code itself declares.
-    """
+    """A kernel of a module: so many threads a program, which takes so many bytes of shared memory beyond its own."""
 
     def __init__(self, module: ObjectCode, name: str, threads: int, shared: int) -> None:
         self._kernel = module.get_kernel(name)

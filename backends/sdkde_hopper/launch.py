@@ -73,18 +73,9 @@ def pack_symmetric(points: torch.Tensor, step: float) -> Symmetric:
 def pack(
     points: torch.Tensor, step: float, role: str, reduction: Reduction, log_weights: torch.Tensor | None = None
 ) -> Packed:
-    """Pack float64 points (n, d) for :func:`dense_mean` or :func:`log_sum`.
+    """Pack float64 points (n, d) for :func:`dense_mean` or :func:`log_sum`, on a grid of that step.
 
-    Parameters
-    ----------
-    points : (n, d) float64 tensor
-    step : float
-        See :func:`sdkde_hopper.bounds.grid_step`.
-    role : {"rows", "columns"}
-        Columns of MEAN are its rows too.
-    reduction : Reduction
-    log_weights : (n,) float64 tensor, optional
-        The columns', where they differ.
+    As ``"rows"`` or as ``"columns"``, which of MEAN are its rows too. Columns have log weights where these differ.
     """
     n, d = points.shape
     width, padded = plan.width(d), -(-n // 768) * 768  # of the rows of a program, be they 192 or 256
@@ -138,18 +129,9 @@ def dense_mean(
     rows: tuple[int, int],
     columns: tuple[int, int],
 ) -> Partial:
-    """MEAN of some of the points over some, every φ for its row alone.
+    """MEAN of a range of the points over another, every φ for its row alone.
 
-    Parameters
-    ----------
-    packed : Packed
-        All points.
-    points, log_weights : (n, d), (n,) tensors
-        Log weights differ where they are packed.
-    whole : int
-        How many rows the columns are cut for, whatever comes.
-    rows, columns : (start, stop)
-        Columns start with a tile, and end with one or with the points.
+    Columns start with a tile, and end with one or the points; they are cut as for ``whole`` rows, whatever comes.
     """
     (start, stop), d, device, width = columns, points.shape[1], points.device, packed.width
     groups = plan.warpgroups(width)

@@ -57,28 +57,14 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """Units and partial sums; blocks and supers count from the launch's first.
+    """Units and partial sums; blocks and supers count from the launch's first."""
 
-    Parameters
-    ----------
-    units : (k, 4) array
-        {block, super, flags, slot}: see ``device/mean.cu``.
-    begins : (programs + 1,) array
-        Each program's first unit.
-    slots : int
-        Of columns' partial sums.
-    row_begin, row_units : (blocks + 1,), (k,) arrays
-        The units of every block, in a fixed order.
-    column_begin, column_slots : (supers + 1,), (slots,) arrays
-        Likewise the slots of every super.
-    """
-
-    units: Ints
-    begins: Ints
-    slots: int
-    row_begin: Ints
+    units: Ints  # (k, 4), {block, super, flags, slot}: see ``device/mean.cu``
+    begins: Ints  # (programs + 1,), each program's first unit
+    slots: int  # of columns' partial sums
+    row_begin: Ints  # (blocks + 1,), and the units of every block, in a fixed order
     row_units: Ints
-    column_begin: Ints
+    column_begin: Ints  # (supers + 1,), likewise the slots of every super
     column_slots: Ints
 
 

@@ -8,21 +8,10 @@ def wgmma(
 ) -> str:
     """Return a function ``name(sums, operands)`` that adds a product of (64, k) by (k, n) to fp32 sums.
 
-    Parameters
-    ----------
-    name : str
-    n : int
-        Columns, a multiple of 8; a thread holds n/2 sums.
-    k : int
-        16 of half precision, 32 of bytes.
-    kind : str
-        ``"f16"`` for both operands, or the first's kind of byte; the second's is e4m3.
-    a : {"registers", "shared", "transposed"}
-        Where the first operand is; transposed: in shared memory, contiguous along its rows.
-    b : {"shared", "transposed"}
-        The second is in shared memory, contiguous along k, or along its columns.
-    begins : bool
-        The sums start at zero, whatever the registers hold.
+    n is a multiple of 8, and a thread holds n/2 sums; k is 16 of half precision, 32 of bytes, whose second operand is
+    e4m3 and whose first is ``kind``. The first operand is in registers or in shared memory, ``"transposed"`` there if
+    it is contiguous along its rows; the second in shared memory, contiguous along k, or ``"transposed"`` along its
+    columns. With ``begins`` the sums start at zero, whatever the registers hold.
     """
     sums = n // 2
     if a == "registers":

@@ -12,23 +12,8 @@ import torch
 from sdkde_core.plugin import PerStream, empty, in_slabs, look, on_device, recording, rounded
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from . import launch, price, products
+from . import bounds, launch, price, products
 from . import near as nearby
-from .bounds import (
-    FULL,
-    MOST_FUSED,
-    SHORT,
-    arithmetic,
-    form,
-    formula,
-    grid_of,
-    in_blocks,
-    mirrors,
-    packed_dimensions,
-    shifts_rows,
-    steps_at_most,
-    stores,
-)
 from .compiled import INTERPRETED, LaunchFailed, no_compiler
 from .grid import Processor, slab_rows
 from .launch import Packed, Weights
@@ -166,28 +151,28 @@ class _Way(NamedTuple):
     shifted: bool  # the rows, by their log sums
     columns: int  # that one program may take, about: its steps are told with its configuration
     step: float = 0.0  # the rest is of packed operands
-    form: int = SHORT
+    form: int = bounds.SHORT
     mirrors: bool = False  # stored φ serves rows and columns
 
     @property
     def pieces(self) -> int:
         """Of every coordinate."""
-        return 3 if self.form == FULL else 2
+        return 3 if self.form == bounds.FULL else 2
 
 
 @functools.lru_cache(maxsize=1024)
 def _way(problem: Problem, extent: float, span: float, listed: bool = False) -> _Way:
     """``listed``: over lists."""
-    chosen, shifted = formula(problem, extent, span, listed), shifts_rows(problem)
+    chosen, shifted = bounds.formula(problem, extent, span, listed), bounds.shifts_rows(problem)
     packed = chosen == "packed"
-    columns = (64 if packed else 16) * steps_at_most(problem, extent, packed)
-    if packed and in_blocks(problem.d) and problem.reduction is Reduction.MEAN:
+    columns = (64 if packed else 16) * bounds.steps_at_most(problem, extent, packed)
+    if packed and bounds.in_blocks(problem.d) and problem.reduction is Reduction.MEAN:
         columns = 1 << 16  # stored φ has no parts: this is of the rows' other buffers
     if not packed:
         return _Way(chosen, shifted, columns)
-    step = grid_of(problem, extent, span)
-    both = in_blocks(problem.d) and mirrors(problem)
-    return _Way(chosen, shifted, columns, step, form(problem, extent, step), both)
+    step = bounds.grid_of(problem, extent, span)
+    both = bounds.in_blocks(problem.d) and bounds.mirrors(problem)
+    return _Way(chosen, shifted, columns, step, bounds.form(problem, extent, step), both)
 
 
 def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: int) -> Partial:
@@ -220,10 +205,10 @@ def _listed(problem: Problem, points: torch.Tensor | None, state: _State, most: 
     return None if near is None else nearby.reduce(problem, points, near, *_operands(problem, state), most)
 
 
-def _operands(problem: Problem, state: _State) -> tuple[Packed, float, int, float]:
-    """The columns in order, packed, and how; their extent."""
+def _operands(problem: Problem, state: _State) -> tuple[Packed, float, int]:
+    """The columns in order, packed, and how."""
     way = _way(problem, state.problem.extent, state.span, listed=True)
-    return state.ordered(way.step, way.pieces, nearby.scaled(problem)), way.step, way.form, state.problem.extent
+    return state.ordered(way.step, way.pieces, nearby.scaled(problem)), way.step, way.form
 
 
 def _products(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None) -> Partial:
@@ -231,18 +216,18 @@ def _products(problem: Problem, way: _Way, points: torch.Tensor, state: _State, 
 
 
 def _direct(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None) -> Partial:
-    kind = arithmetic(problem, state.problem.extent, state.span)
+    kind = bounds.arithmetic(problem, state.problem.extent, state.span)
     return launch.direct(problem, launch.transpose(points, kind), state.transposed(kind), state.weights, kind, own)
 
 
 def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None) -> Partial:
     step, corrections, count, weights, shifted = way.step, way.form, way.pieces, state.weights, way.shifted
     mean = problem.reduction is Reduction.MEAN
-    stored = mean and stores(problem, corrections, Processor.of(points.device).capability)
+    stored = mean and bounds.stores(problem, corrections, Processor.of(points.device).capability)
     rounded = stored and problem.precision == "fast"
     columns = state.packed(step, count, scaled=mean and not shifted, rounded=rounded)
     # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.
-    masked = not in_blocks(problem.d) and not stored
+    masked = not bounds.in_blocks(problem.d) and not stored
     whole = problem.same and points.shape[0] == columns.count and masked
     rows = columns if whole else launch.pack(points, step, weights, count, scaled=mean and not shifted)
     if not mean:
@@ -250,7 +235,7 @@ def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, ow
     log_sums = None
     if shifted:
         # An error of the log sums cancels, as they are added again: so the smaller corrections can be left out.
-        shift_form = corrections if packed_dimensions(problem.d) > MOST_FUSED else SHORT
+        shift_form = corrections if bounds.packed_dimensions(problem.d) > bounds.MOST_FUSED else bounds.SHORT
         plain = replace(problem, reduction=Reduction.LOG_SUM)
         log_sums = launch.log_sum(plain, rows, columns, weights, shift_form, own).log_sum
         rows = launch.pack(points, step, weights, count, scaled=True, log_sums=log_sums)

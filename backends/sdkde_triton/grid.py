@@ -28,25 +28,14 @@ PARTIAL_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Processor:
-    """What decides grids and configurations.
-
-    Parameters
-    ----------
-    multiprocessors : int
-    capability : int
-        Ten times the compute capability.
-    registers, shared, threads : int
-        Of one multiprocessor: 32-bit registers, bytes of shared memory, threads.
-    name : str
-        As :func:`sdkde_core.tuning.card_name` has it.
-    """
+    """What decides grids and configurations."""
 
     multiprocessors: int
-    capability: int
-    registers: int
+    capability: int  # ten times the compute capability
+    registers: int  # of one multiprocessor: 32-bit registers, bytes of shared memory, threads
     shared: int
     threads: int
-    name: str = INTERPRETER
+    name: str = INTERPRETER  # as :func:`sdkde_core.tuning.card_name` has it
 
     @staticmethod
     @functools.cache
@@ -80,21 +69,9 @@ def splits(rows: int, n: int, block_m: int, step: int, slots: int, limit: int, c
     """Return in how many parts the columns are split, and the columns of each.
 
     Every part is a program of its own, so that few rows still fill the card and the last wave of many is nearly full:
-    the number is the one with the least predicted time. It follows from the problem and the card alone.
-
-    Parameters
-    ----------
-    rows, n : int
-    block_m : int
-        Rows of a program.
-    step : int
-        Columns that a program takes at a time.
-    slots : int
-        Programs that the card holds at once.
-    limit : int
-        Parts that there may be, unless the columns of one would be too many.
-    columns : int
-        Columns of a part at most.
+    the number is the one with the least predicted time. It follows from the problem and the card alone. A program has
+    ``block_m`` rows, takes ``step`` columns at a time and ``columns`` at most; the card holds ``slots`` programs. There
+    are ``limit`` parts at most, unless ``columns`` asks for more.
     """
     tiles, steps = -(-rows // block_m), -(-n // step)
     best, best_time = steps, math.inf

@@ -52,24 +52,10 @@ def pack(
 ) -> Packed:
     """Pack float64 points (n, d) as rows, or as columns of the first product and as its rows.
 
-    Parameters
-    ----------
-    points : (n, d) float64 tensor
-    step : float
-        See :func:`sdkde_triton.bounds.grid_step`.
-    weights : Weights
-        The columns'.
-    pieces : int
-        Two, or three for FULL.
-    columns : bool
-    log_sums : (n,) tensor, optional
-        Rows are shifted by these.
-    scaled : bool
-        MEAN: the rows scale φ to half precision's range.
-    rounded : bool
-        MEAN that stores φ, at "fast": columns are followed by themselves in two pieces that are rounded as such.
-    beyond : int
-        Columns of padding at least.
+    ``step`` is g (:func:`sdkde_triton.bounds.grid_step`), ``weights`` are the columns'. Rows are shifted by
+    ``log_sums`` (n,), and ``scaled`` for MEAN, to half precision's range. ``rounded``, for MEAN that stores φ at
+    "fast": columns are followed by themselves in two pieces that are rounded as such. ``beyond``: columns of padding at
+    least.
     """
     n, d = points.shape
     padded = -(-(n + beyond) // COLUMN_PADDING) * COLUMN_PADDING if columns else n
@@ -104,18 +90,9 @@ def transpose(points: torch.Tensor, arithmetic: str, padding: int = 1) -> torch.
 def log_sum(
     problem: Problem, rows: Packed, columns: Packed, weights: Weights, form: int, own: int | None = None
 ) -> Partial:
-    """LOG_SUM or LAPLACE on Tensor Cores.
+    """LOG_SUM or LAPLACE on Tensor Cores, by a form of the exponents; row i leaves out column i + ``own``.
 
-    Parameters
-    ----------
-    problem : Problem
-        Its m is of all rows, of which these may be some.
-    rows, columns : Packed
-    weights : Weights
-    form : int
-        See :func:`sdkde_triton.bounds.form`.
-    own : int, optional
-        Row i leaves out column i + own.
+    The problem's m is of all rows, of which these may be some.
     """
     width, m, n = packed_dimensions(problem.d), rows.count, columns.count
     laplace, exclude = problem.reduction is Reduction.LAPLACE, own is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -40,19 +41,7 @@ SHORTEST, LONGEST, PROGRAMS = 64, 512, 64
 
 
 class Near(NamedTuple):
-    """Columns in order.
-
-    Parameters
-    ----------
-    order : (n,) tensor of int
-        Of the columns as they came.
-    points : (n, d) tensor
-    weights : Weights
-    leaves, nodes : (2 d + 1, k) float32 tensors
-        Boxes and log weights, see :mod:`sdkde_triton.choose`.
-    log_weight : float
-        Log of the weights' sum.
-    """
+    """Columns in the ``order`` that follows; ``leaves`` and ``nodes`` as :mod:`sdkde_triton.choose` has them."""
 
     order: torch.Tensor
     points: torch.Tensor
@@ -124,32 +113,12 @@ def reduce(
     columns: Packed,
     step: float,
     form: int,
-    extent: float,
     most: float = 1.0,
 ) -> Partial | None:
-    """Reduce rows over the columns that can matter to them.
+    """Reduce rows (m, d), or all columns as they came, over the columns that can matter to them.
 
-    Parameters
-    ----------
-    problem : Problem
-    points : (m, d) float64 tensor
-        None: all columns, in their order as they came.
-    near : Near
-    columns : Packed
-        In order, with a leaf of padding.
-    step : float
-        See :func:`sdkde_triton.bounds.grid_step`.
-    form : int
-        See :func:`sdkde_triton.bounds.form`.
-    extent : float
-        Of the columns, in bandwidths.
-    most : float
-        Share of the pairs.
-
-    Returns
-    -------
-    Partial
-        In the order of the rows as they came; None where a coordinate is not finite, or more than ``most`` is left.
+    ``columns`` are packed in order, with a leaf of padding. Results are in the order of the rows as they came; None
+    where a coordinate is not finite, or more than a share ``most`` of the pairs is left.
     """
     if points is None:
         where, rows = near.order, near.points
@@ -162,20 +131,20 @@ def reduce(
     packed = columns  # these themselves, where they are the rows
     if rows is not near.points:
         packed = launch.pack(rows, step, near.weights, columns.pieces, scaled=scaled(problem))
-    tiles = _count(problem, rows, packed, near, columns, form, own)
+    way = _Pass(problem, near, columns, step, form, own)
+    tiles = way.count(rows, packed)
     counts = (-(-tiles.counts.to(torch.int64) * LEAF // LISTED)).cpu()  # in SIZEs
     if float(counts.sum()) * LISTED > most * float(len(counts)) * float(columns.padded):  # the last tile may be free
         return None
     longest = LONGEST
     if problem.reduction is not Reduction.MEAN:
-        block_n = _config("log_sum", problem, columns.pieces, rows.device).block_n
+        block_n = way.config("log_sum").block_n
         longest = max(1, steps_at_most(problem, 0.0) * block_n // LISTED)
     ends, length = _plan(counts, rows.device, 4 * (packed_dimensions(problem.d) + 1), longest)
     found, first = [], 0
     for last in ends:
-        over = _list(problem, near, columns, tiles, counts[first:last], first, length)
-        some = rows[first * HEIGHT : last * HEIGHT]
-        found.append(_sums(problem, some, packed, near, columns, over, step, form, own))
+        over = way.list(tiles, counts[first:last], first, length)
+        found.append(way.sum(rows[first * HEIGHT : last * HEIGHT], packed, over))
         first = last
     back = torch.empty_like(where)
     back[where] = torch.arange(rows.shape[0], device=where.device)
@@ -187,40 +156,117 @@ def scaled(problem: Problem) -> bool:
     return problem.reduction is Reduction.MEAN and not shifts_rows(problem)
 
 
-def _count(
-    problem: Problem, rows: torch.Tensor, packed: Packed, near: Near, columns: Packed, form: int, own: int | None
-) -> _Rows:
-    """Find out what may be left out of rows' sums, and how many leaves that leaves to be summed."""
-    d, m, device = problem.d, rows.shape[0], rows.device
-    boxes = torch.cat(_ends(rows, HEIGHT), dim=1)
-    tiles, none = boxes.shape[0], columns.padded // LEAF - 1
-    sizes = near.leaves.shape[1], near.nodes.shape[1]
+@dataclass(frozen=True)
+class _Pass:
+    """What all steps of a reduction over lists know."""
 
-    beside = torch.empty((tiles, BESIDE), dtype=torch.int32, device=device)
-    for first, some, visited in _chunks(near, tiles):
-        before = (boxes, near.leaves, near.nodes, visited, beside)
-        copy(choose.near_kernel, some, (*before, *sizes, none, first), (d, BESIDE))
-    length, which = BESIDE * LEAF // LISTED, torch.arange(tiles + 1, dtype=torch.int32, device=device)
-    over = Lists(beside, which * length, which, 0, length, 1)
-    short = SHORT if shifts_rows(problem) else form
-    found = _log_sum(problem, packed, m, near.weights, columns, over, short, own, False).log_sum
-    if scaled(problem) and columns.pieces == 2:
-        found = found - SCALE_BITS.value * math.log(2.0)
-    least = _tiles(found, HEIGHT, found[-1:]).amin(dim=1)
-    least = least - ABOVE - TOLERANCES["fast"][Reduction.LOG_SUM].relative * least.abs()
-    least = torch.where(torch.isfinite(least), least, -math.inf)  # a row without columns
+    problem: Problem
+    near: Near
+    columns: Packed
+    step: float
+    form: int
+    own: int | None
 
-    # 0.97: what bounds may be off by rounding. 1e30 stands for infinity: nothing may be left out.
-    allowed = LEFT_OUT * 0.97 * TOLERANCES[problem.precision][problem.reduction].absolute
-    lowest = (-math.log(allowed) - least).float().clamp(max=1e30)
-    whole = max(near.log_weight, 0.0)  # of all columns, of which these may be some
-    reaches = (2.0 * (whole - least).clamp(min=0.0)).sqrt().float().clamp(max=1e30)
-    limits, counts = torch.empty_like(lowest), torch.empty(tiles, dtype=torch.int32, device=device)
-    apart = (1.0 + 1e-6) * math.log(sizes[0]) / (choose.THRESHOLDS.value - 1)
-    for first, some, visited in _chunks(near, tiles):
-        arguments = (boxes, near.leaves, near.nodes, lowest, reaches, visited, limits, counts, *sizes, apart, first)
-        copy(choose.choose_kernel, some, arguments, _flags(problem))
-    return _Rows(boxes, limits, reaches, counts)
+    def count(self, rows: torch.Tensor, packed: Packed) -> _Rows:
+        """Find out what may be left out of rows' sums, and how many leaves that leaves to be summed."""
+        problem, near, device = self.problem, self.near, rows.device
+        boxes = torch.cat(_ends(rows, HEIGHT), dim=1)
+        tiles, none = boxes.shape[0], self.columns.padded // LEAF - 1
+        sizes = near.leaves.shape[1], near.nodes.shape[1]
+
+        beside = torch.empty((tiles, BESIDE), dtype=torch.int32, device=device)
+        for first, some, visited in _chunks(near, tiles):
+            before = (boxes, near.leaves, near.nodes, visited, beside)
+            copy(choose.near_kernel, some, (*before, *sizes, none, first), (problem.d, BESIDE))
+        length, which = BESIDE * LEAF // LISTED, torch.arange(tiles + 1, dtype=torch.int32, device=device)
+        over = Lists(beside, which * length, which, 0, length, 1)
+        found = self.log_sum(packed, rows.shape[0], over, SHORT if shifts_rows(problem) else self.form, False).log_sum
+        if scaled(problem) and self.columns.pieces == 2:
+            found = found - SCALE_BITS.value * math.log(2.0)
+        least = _tiles(found, HEIGHT, found[-1:]).amin(dim=1)
+        least = least - ABOVE - TOLERANCES["fast"][Reduction.LOG_SUM].relative * least.abs()
+        least = torch.where(torch.isfinite(least), least, -math.inf)  # a row without columns
+
+        # 0.97: what bounds may be off by rounding. 1e30 stands for infinity: nothing may be left out.
+        allowed = LEFT_OUT * 0.97 * TOLERANCES[problem.precision][problem.reduction].absolute
+        lowest = (-math.log(allowed) - least).float().clamp(max=1e30)
+        whole = max(near.log_weight, 0.0)  # of all columns, of which these may be some
+        reaches = (2.0 * (whole - least).clamp(min=0.0)).sqrt().float().clamp(max=1e30)
+        limits, counts = torch.empty_like(lowest), torch.empty(tiles, dtype=torch.int32, device=device)
+        apart = (1.0 + 1e-6) * math.log(sizes[0]) / (choose.THRESHOLDS.value - 1)
+        for first, some, visited in _chunks(near, tiles):
+            arguments = (boxes, near.leaves, near.nodes, lowest, reaches, visited, limits, counts, *sizes, apart, first)
+            copy(choose.choose_kernel, some, arguments, _flags(problem))
+        return _Rows(boxes, limits, reaches, counts)
+
+    def list(self, tiles: _Rows, counts: torch.Tensor, first: int, length: int) -> Lists:
+        """The lists of some tiles of rows, from the ``first`` on, which have that many SIZEs."""
+        near, device = self.near, self.near.points.device
+        ends = torch.zeros(len(counts) + 1, dtype=torch.int32)
+        ends[1:] = counts.cumsum(0)
+        # The longest first, so that the last program ends early; neighbours together, as they read the same columns.
+        lengths = counts.clamp(min=1).log2().floor()
+        which = lengths.argsort(descending=True, stable=True).to(torch.int32).to(device)
+        total, together = int(ends[-1]), LISTED // LEAF
+        found = torch.empty(max(1, total * together), dtype=torch.int32, device=device)
+        ends = ends.to(device)
+        sizes = near.leaves.shape[1], near.nodes.shape[1], self.columns.padded // LEAF - 1
+        for begin, some, visited in _chunks(near, len(counts)):
+            before = (tiles.boxes, near.leaves, near.nodes, tiles.limits, tiles.reaches, ends, visited, found)
+            copy(choose.list_kernel, some, (*before, *sizes, first + begin, first), (*_flags(self.problem), together))
+        return Lists(found, ends, which, first, length, max(1, -(-int(counts.max()) // length)))
+
+    def sum(self, points: torch.Tensor, rows: Packed, over: Lists) -> Partial:
+        """Reduce some tiles of rows, whose points are those from ``over.first`` tiles on."""
+        problem, m, top, own = self.problem, points.shape[0], over.first * HEIGHT, self.own
+        if problem.reduction is not Reduction.MEAN:
+            return self.log_sum(rows, m, over, self.form, problem.reduction is Reduction.LAPLACE)
+        log_sums, weights, pieces = None, self.near.weights, self.columns.pieces
+        if shifts_rows(problem):  # as in sdkde_triton.backend
+            log_sums = self.log_sum(rows, m, over, SHORT, False).log_sum
+            rows = launch.pack(points, self.step, weights, pieces, scaled=True, log_sums=log_sums)
+            own, over, top = None if own is None else own + top, over._replace(first=0), 0
+        width = packed_dimensions(problem.d)
+        summed = problem.d < width
+        flags = (width, pieces, self.form, merges(problem.d), summed, own is not None, problem.precision == "high")
+        out = self._launched("mean", listed.mean_listed_kernel, rows, m, over, (), flags, width + (not summed), own)
+        here = Packed(rows.buffer[top * width :], m, rows.padded, pieces)
+        return launch.finish_mean(problem, out, here, weights, log_sums, over.parts, summed)
+
+    def log_sum(self, rows: Packed, m: int, over: Lists, form: int, laplace: bool) -> Partial:
+        """LOG_SUM or LAPLACE of m rows, those of the lists' tiles; see :func:`sdkde_triton.launch.log_sum`."""
+        problem, weights, kernel = self.problem, self.near.weights, listed.log_sum_listed_kernel
+        width, exclude = packed_dimensions(problem.d), self.own is not None
+        flags = (width, rows.pieces, form, merges(problem.d), laplace, weights.vary, exclude)
+        out = self._launched("log_sum", kernel, rows, m, over, (weights.log,), flags, 2 + laplace, self.own)
+        return launch.finish_log_sum(problem, out, weights, m, over.parts, laplace)
+
+    def _launched(
+        self,
+        name: str,
+        kernel: Any,
+        rows: Packed,
+        m: int,
+        over: Lists,
+        more: tuple[Any, ...],
+        flags: tuple[Any, ...],
+        per_row: int,
+        own: int | None,
+    ) -> torch.Tensor:
+        """Partial results of a kernel, (parts, m, per_row) in some order."""
+        columns, config = self.columns, self.config(name)
+        out = torch.empty(over.parts * m * per_row, dtype=torch.float32, device=rows.buffer.device)
+        sizes = (rows.padded, columns.padded, m, columns.count, self.problem.d, own or 0)
+        before = (rows.buffer, columns.buffer, *more, over.leaves, over.which, over.ends, out, *sizes)
+        last = (LISTED, LEAF, config.block_m, config.block_n, config.num_stages)
+        grid, at = (-(-m // HEIGHT), over.parts), (over.first * HEIGHT, over.length)
+        run(kernel, grid, (*before, *at), (*flags, *last), config)
+        return out
+
+    def config(self, name: str) -> Config:
+        """The default launch parameters of a kernel."""
+        capability, d = Processor.of(self.near.points.device).capability, self.problem.d
+        return default(name, packed_dimensions(d), capability, merges(d), self.columns.pieces)
 
 
 def _chunks(near: Near, tiles: int) -> Iterator[tuple[int, int, torch.Tensor]]:
@@ -250,116 +296,3 @@ def _plan(counts: torch.Tensor, device: torch.device, per_row: int, most: int) -
         first = min(max(first + 1, min(last, first + together)), len(counts))
         ends.append(first)
     return ends, length
-
-
-def _list(
-    problem: Problem, near: Near, columns: Packed, tiles: _Rows, counts: torch.Tensor, first: int, length: int
-) -> Lists:
-    """The lists of some tiles of rows, from the ``first`` on, which have that many SIZEs."""
-    device = near.points.device
-    ends = torch.zeros(len(counts) + 1, dtype=torch.int32)
-    ends[1:] = counts.cumsum(0)
-    # The longest first, so that the last program ends early; neighbours together, as they read the same columns.
-    lengths = counts.clamp(min=1).log2().floor()
-    which = lengths.argsort(descending=True, stable=True).to(torch.int32).to(device)
-    total, together = int(ends[-1]), LISTED // LEAF
-    found = torch.empty(max(1, total * together), dtype=torch.int32, device=device)
-    ends = ends.to(device)
-    sizes = near.leaves.shape[1], near.nodes.shape[1], columns.padded // LEAF - 1
-    for begin, some, visited in _chunks(near, len(counts)):
-        before = (tiles.boxes, near.leaves, near.nodes, tiles.limits, tiles.reaches, ends, visited, found)
-        copy(choose.list_kernel, some, (*before, *sizes, first + begin, first), (*_flags(problem), together))
-    return Lists(found, ends, which, first, length, max(1, -(-int(counts.max()) // length)))
-
-
-def _sums(
-    problem: Problem,
-    points: torch.Tensor,
-    rows: Packed,
-    near: Near,
-    columns: Packed,
-    over: Lists,
-    step: float,
-    form: int,
-    own: int | None,
-) -> Partial:
-    """Reduce some tiles of rows, whose points are those from ``over.first`` tiles on."""
-    top = over.first * HEIGHT
-    m = points.shape[0]
-    if problem.reduction is not Reduction.MEAN:
-        laplace = problem.reduction is Reduction.LAPLACE
-        return _log_sum(problem, rows, m, near.weights, columns, over, form, own, laplace)
-    log_sums = None
-    if shifts_rows(problem):  # as in sdkde_triton.backend
-        log_sums = _log_sum(problem, rows, m, near.weights, columns, over, SHORT, own, False).log_sum
-        rows = launch.pack(points, step, near.weights, columns.pieces, scaled=True, log_sums=log_sums)
-        own, over, top = None if own is None else own + top, over._replace(first=0), 0
-    return _mean(problem, rows, top, m, near.weights, columns, over, form, own, log_sums)
-
-
-def _log_sum(
-    problem: Problem,
-    rows: Packed,
-    m: int,
-    weights: Weights,
-    columns: Packed,
-    over: Lists,
-    form: int,
-    own: int | None,
-    laplace: bool,
-) -> Partial:
-    """LOG_SUM or LAPLACE of m rows, those of the lists' tiles; see :func:`sdkde_triton.launch.log_sum`."""
-    width, kernel = packed_dimensions(problem.d), listed.log_sum_listed_kernel
-    flags = (width, rows.pieces, form, merges(problem.d), laplace, weights.vary, own is not None)
-    out = _launched("log_sum", kernel, problem, rows, m, columns, over, (weights.log,), flags, 2 + laplace, own)
-    return launch.finish_log_sum(problem, out, weights, m, over.parts, laplace)
-
-
-def _mean(
-    problem: Problem,
-    rows: Packed,
-    top: int,
-    m: int,
-    weights: Weights,
-    columns: Packed,
-    over: Lists,
-    form: int,
-    own: int | None,
-    log_sums: torch.Tensor | None,
-) -> Partial:
-    """MEAN of m rows from ``top`` on; see :func:`sdkde_triton.launch.mean`."""
-    width = packed_dimensions(problem.d)
-    summed = problem.d < width
-    flags = (width, rows.pieces, form, merges(problem.d), summed, own is not None, problem.precision == "high")
-    kernel, per_row = listed.mean_listed_kernel, width + (not summed)
-    out = _launched("mean", kernel, problem, rows, m, columns, over, (), flags, per_row, own)
-    here = Packed(rows.buffer[top * width :], m, rows.padded, rows.pieces)
-    return launch.finish_mean(problem, out, here, weights, log_sums, over.parts, summed)
-
-
-def _launched(
-    name: str,
-    kernel: Any,
-    problem: Problem,
-    rows: Packed,
-    m: int,
-    columns: Packed,
-    over: Lists,
-    more: tuple[Any, ...],
-    flags: tuple[Any, ...],
-    per_row: int,
-    own: int | None,
-) -> torch.Tensor:
-    """Partial results of a kernel, (parts, m, per_row) in some order."""
-    config = _config(name, problem, rows.pieces, rows.buffer.device)
-    out = torch.empty(over.parts * m * per_row, dtype=torch.float32, device=rows.buffer.device)
-    sizes = (rows.padded, columns.padded, m, columns.count, problem.d, own or 0, over.first * HEIGHT, over.length)
-    before = (rows.buffer, columns.buffer, *more, over.leaves, over.which, over.ends, out, *sizes)
-    last = (LISTED, LEAF, config.block_m, config.block_n, config.num_stages)
-    run(kernel, (-(-m // HEIGHT), over.parts), before, (*flags, *last), config)
-    return out
-
-
-def _config(name: str, problem: Problem, pieces: int, device: torch.device) -> Config:
-    capability, width = Processor.of(device).capability, packed_dimensions(problem.d)
-    return default(name, width, capability, merges(problem.d), pieces)

@@ -1,4 +1,8 @@
-"""What can be tuned: launch parameters, their limits, and the defaults per architecture."""
+"""What can be tuned: launch parameters, their limits, and the defaults per architecture.
+
+Below, ``columns`` is D, of a packed operand (d for direct differences), ``pieces`` how many a coordinate is in, and
+``capability`` ten times the compute capability.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +39,7 @@ COLUMN_PADDING = 256
 
 
 class Config(NamedTuple):
-    """Launch parameters of a kernel.
-
-    Parameters
-    ----------
-    block_m, block_n : int
-        Rows and columns of a tile.
-    num_warps : int
-        Warps of a program.
-    num_stages : int
-        Tiles of columns in flight.
-    """
+    """Launch parameters of a kernel: rows and columns of a tile, warps of a program, tiles of columns in flight."""
 
     block_m: int
     block_n: int
@@ -73,19 +67,7 @@ def block_k(columns: int, pieces: int, capability: int) -> int:
 
 
 def shared_bytes(kernel: str, config: Config, columns: int, pieces: int = 2, capability: int = 90) -> int:
-    """Return an upper bound on a program's shared memory: its rows' operands, and the column tiles in flight.
-
-    Parameters
-    ----------
-    kernel : str
-    config : Config
-    columns : int
-        D, of a packed operand.
-    pieces : int
-        Of every coordinate.
-    capability : int
-        Ten times the compute capability.
-    """
+    """Return an upper bound on a program's shared memory: its rows' operands, and the column tiles in flight."""
     if kernel.startswith("direct"):
         return 4096
     if kernel in BLOCKED:
@@ -143,20 +125,7 @@ HOPPER: Mapping[str, Mapping[int, tuple[int, int, int, int]]] = {
 
 
 def default(kernel: str, columns: int, capability: int, merged: bool = False, pieces: int = 2) -> Config:
-    """Return the default configuration; measured on an H200, and chosen elsewhere by what fits without spilling.
-
-    Parameters
-    ----------
-    kernel : str
-    columns : int
-        D, of a packed operand.
-    capability : int
-        Ten times the compute capability: 90 for an H200.
-    merged : bool
-        See :func:`sdkde_triton.bounds.merges`.
-    pieces : int
-        Of every coordinate: two, or three for FULL.
-    """
+    """Return the default configuration; measured on an H200, and chosen elsewhere by what fits without spilling."""
     if kernel.startswith("direct"):
         if kernel == "direct":
             return Config(256, 16, 8, 1)

@@ -31,16 +31,7 @@ MERGED = 12
 class Launch:
     """A kernel as a problem launches it, with all that its compile-time parameters follow from.
 
-    Parameters
-    ----------
-    kernel : str
-        As :mod:`sdkde_triton.space` names it, with ``_full`` where coordinates are in three pieces.
-    columns : int
-        D, of a packed operand; d for direct differences.
-    pieces, form : int
-        Of coordinates, and of exponents.
-    arithmetic : str
-        Of direct differences.
+    Names are those of :mod:`sdkde_triton.space`, with ``_full`` where coordinates are in three pieces.
     """
 
     kernel: str

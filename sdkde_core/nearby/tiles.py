@@ -16,31 +16,15 @@ TOGETHER = 16
 
 
 class Tiles(NamedTuple):
-    """Consecutive points, so many at a time; k tiles. Coordinates come first, so that each is contiguous.
+    """Consecutive points, so many at a time; k tiles. Coordinates come first, so that each is contiguous."""
 
-    Parameters
-    ----------
-    low, high : (d, k) arrays
-        Their boxes.
-    centre : (d, k) array
-        Their weighted means, and of columns only, as all that follows.
-    square : (k,) array
-        Weighted mean squares of the distances from there.
-    slip : (k,) array
-        How far off the centre may be by rounding.
-    log_weight : (k,) array
-        Logs of their weights' sums.
-    without : (k,) array
-        The same when the heaviest column is left out; −inf for a single one.
-    """
-
-    low: Any
+    low: Any  # (d, k), their boxes
     high: Any
-    centre: Any = None
-    square: Any = None
-    slip: Any = None
-    log_weight: Any = None
-    without: Any = None
+    centre: Any = None  # (d, k), their weighted means, and of columns only, as all that follows
+    square: Any = None  # (k,), weighted mean squares of the distances from there
+    slip: Any = None  # (k,), how far off the centre may be by rounding
+    log_weight: Any = None  # (k,), logs of their weights' sums
+    without: Any = None  # (k,), the same when the heaviest column is left out; −inf for a single one
 
 
 class Index(NamedTuple):
