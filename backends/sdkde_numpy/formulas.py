@@ -24,8 +24,10 @@ class Tiles:
     def __init__(self, dtype: Any) -> None:
         self.dtype = np.dtype(dtype)
 
-    def place(self, *parts: Array) -> Array:
-        return np.concatenate([p if p.ndim == 2 else p[:, None] for p in parts], 1, dtype=self.dtype, casting="unsafe")
+    def place(self, first: Array, *others: Array | float) -> Array:
+        n = len(first)
+        parts = [first, *(np.full(n, p) if isinstance(p, float) else p for p in others)]
+        return np.concatenate([p.reshape(n, -1) for p in parts], 1, dtype=self.dtype, casting="unsafe")
 
     def product(self, a: Array, b: Array, out: Array | None) -> Array:
         return product(a, b.T, out)

@@ -119,7 +119,7 @@ class TorchBackend:
             how,
             library,
             how.columns(points, None if laplace else added),
-            right=library.place(points, torch.ones_like(points[:, :1])) if mean and not direct else None,
+            right=library.place(points, 1.0) if mean and not direct else None,
             log_weights=library.place(added)[:, 0] if laplace and added is not None else None,
             pairs=exponents.Packed(library.place(*high_low(points))) if in_pairs else None,
             double=where.double,

@@ -24,8 +24,10 @@ class Tensors:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
 
-    def place(self, *parts: Tensor) -> Tensor:
+    def place(self, first: Tensor, *others: Tensor | float) -> Tensor:
         """Rounded where they were (float64 may be missing where they go), and moved."""
+        n = len(first)
+        parts = [first, *(first.new_full((n,), p) if isinstance(p, float) else p for p in others)]
         return torch.cat([p if p.ndim == 2 else p[:, None] for p in parts], 1).to(self.dtype).to(self.device)
 
     def product(self, a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:

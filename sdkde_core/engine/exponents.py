@@ -8,9 +8,8 @@ is the backend's to say: expanded squares lose R²·ε of the extent R, split sq
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, NamedTuple, Protocol
-
-from array_api_compat import array_namespace
 
 from ..protocol import Partial
 
@@ -37,8 +36,8 @@ BLOCK = 32
 class Library(Protocol):
     """A backend's operations on tiles; ``out`` is a buffer, or None."""
 
-    def place(self, *parts: Array) -> Array:
-        """Return columns, (n,) or (n, k) each, side by side: rounded to a tile's dtype, where tiles are computed."""
+    def place(self, first: Array, *others: Array | float) -> Array:
+        """Return columns side by side, (n, k) or (n,), or a number: in a tile's dtype, where tiles are computed."""
 
     def product(self, a: Array, b: Array, out: Array | None) -> Array:
         """Return a bᵀ."""
@@ -104,11 +103,11 @@ class Expanded(Formula):
         self.based = based
 
     def rows(self, points: Array) -> Packed:
-        return Packed(self.library.place(points, _ones(points), *([] if self.based else [norms(points)])))
+        return Packed(self.library.place(points, 1.0, *([] if self.based else [norms(points)])))
 
     def columns(self, points: Array, log_weights: Array | None) -> Packed:
         constant = norms(points) if log_weights is None else norms(points) + log_weights
-        return Packed(self.library.place(points, constant, *([] if self.based else [_ones(points)])))
+        return Packed(self.library.place(points, constant, *([] if self.based else [1.0])))
 
 
 class Split(Formula):
@@ -126,17 +125,17 @@ class Split(Formula):
         self.step = step
 
     def rows(self, points: Array) -> Packed:
-        a, b, one = *self._parts(points), _ones(points)
-        return Packed(self.library.place(a, one, norms(a)), self.library.place(a, b, one, _norm_rest(a, b)))
+        a, b = self._parts(points)
+        return Packed(self.library.place(a, 1.0, norms(a)), self.library.place(a, b, 1.0, _norm_rest(a, b)))
 
     def columns(self, points: Array, log_weights: Array | None) -> Packed:
-        a, b, one = *self._parts(points), _ones(points)
+        a, b = self._parts(points)
         coarse, rest = norms(a), _norm_rest(a, b)
         if log_weights is not None:
             unit = 0.5 * self.step**2
             leading = (log_weights / unit).round() * unit
             coarse, rest = coarse + leading, rest + (log_weights - leading)
-        return Packed(self.library.place(a, coarse, one), self.library.place(b, points, rest, one))
+        return Packed(self.library.place(a, coarse, 1.0), self.library.place(b, points, rest, 1.0))
 
     def second(self, tile: Array, rows: Packed, columns: Packed) -> Array:
         return self.library.add_product(tile, rows.right, columns.right)
@@ -193,12 +192,11 @@ def squares(library: Library, rows: Packed, columns: Packed, out: Array, pieces:
 
 def displacement(library: Library, phi: Array, rows: Packed, columns: Packed, pieces: int = 1) -> Array:
     """Return Σ_j φ_ij (x_j − u_i), (m, d), by differences."""
-    xp, away = array_namespace(phi), None
-    total = xp.empty_like(rows.left[:, : rows.left.shape[1] // pieces])
-    for k in range(total.shape[1]):
+    away, sums = None, []
+    for k in range(rows.left.shape[1] // pieces):
         away = _difference(library, rows, columns, k, away, pieces)
-        total[:, k] = library.dot(phi, away)
-    return total
+        sums.append(library.dot(phi, away))
+    return library.place(*sums)
 
 
 def _difference(library: Library, rows: Packed, columns: Packed, k: int, out: Array | None, pieces: int) -> Array:
@@ -212,20 +210,22 @@ def _difference(library: Library, rows: Packed, columns: Packed, k: int, out: Ar
 
 def laplace(d: int, total: Array, exponent: Array, scale: Array | float) -> Partial:
     """Return LAPLACE's results by Σ w φ and Σ w φ (−½ r²), both relative to e^scale."""
-    xp, half = array_namespace(total), (1.0 + 0.5 * d) * total
+    half, library = (1.0 + 0.5 * d) * total, _library(total)
     signed = half + exponent
-    return Partial(xp.log(half - exponent) + scale, sign=xp.sign(signed), log_magnitude=xp.log(xp.abs(signed)) + scale)
+    magnitude = library.log(abs(signed)) + scale
+    return Partial(library.log(half - exponent) + scale, sign=library.sign(signed), log_magnitude=magnitude)
+
+
+def _library(x: Array) -> Any:
+    """NumPy or PyTorch itself: for some operations the namespaces of the array API read results back from a GPU."""
+    return sys.modules[type(x).__module__.partition(".")[0]]
 
 
 def norms(points: Array) -> Array:
     """−½‖u‖², (n,)."""
-    return -0.5 * array_namespace(points).sum(points * points, axis=1)
+    return -0.5 * (points * points).sum(1)
 
 
 def _norm_rest(a: Array, b: Array) -> Array:
     """−½(‖a + b‖² − ‖a‖²), (n,)."""
-    return -array_namespace(a).sum((a + 0.5 * b) * b, axis=1)
-
-
-def _ones(points: Array) -> Array:
-    return array_namespace(points).ones_like(points[:, :1])
+    return -((a + 0.5 * b) * b).sum(1)
