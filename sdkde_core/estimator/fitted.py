@@ -20,7 +20,7 @@ from ..choice.judge import only_enqueues
 from ..engine.failures import BackendFailed, OutOfReach
 from ..engine.forks import new_lock
 from ..engine.merge import concatenate, empty
-from ..engine.outliers import limit_of, radii
+from ..engine.outliers import radii
 from ..engine.spread import Reducer, pack_on
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, with_fields
 from .batches import Advance, batch_rows
@@ -195,14 +195,6 @@ class Fitted:
                     if here._successor is None:
                         here._successor = loaded(*here.state("auto"))
                 here = here.current
-
-    @functools.cached_property
-    def whole(self) -> bool:
-        """Whether no column is an outlier for the backend, and all lie where no data are looked at for rounding."""
-        problem, info = self.problem, self.choice.info
-        reductions = {problem.reduction, Reduction.MEAN}  # the other is that of gradients
-        limits = [limit_of(info, with_fields(problem, reduction=r, same=False)) for r in reductions]
-        return problem.extent <= min(*limits, REACH[problem.precision])
 
     @property
     def has_second(self) -> bool:
