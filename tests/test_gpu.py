@@ -13,11 +13,11 @@ pytest.importorskip("torch")
 import torch
 
 import sdkde_core
-from sdkde_core import api
 from sdkde_core.arrays import ingest
 from sdkde_core.choice import registry
 from sdkde_core.engine.exact import reduce_exact
 from sdkde_core.estimator import graphs as replay
+from sdkde_core.estimator.replay import _repeated
 from sdkde_core.protocol import BackendInfo, Support
 from sdkde_core.testing import reference
 
@@ -228,7 +228,7 @@ def test_debias_and_gradient():
 @pytest.fixture
 def recordings():
     sdkde_core.release_replays()
-    yield api._repeated.recordings
+    yield _repeated.recordings
     sdkde_core.release_replays()
 
 
@@ -501,14 +501,12 @@ def test_draws_on_a_device():
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
 def test_work_in_batches_and_files_on_a_device(method, tmp_path, monkeypatch):
     monkeypatch.setattr(sdkde_core.estimator.batches, "ROWS", 256)
-    monkeypatch.setattr(sdkde_core.estimator.batches, "FEWEST", 32)
-    monkeypatch.setattr(sdkde_core.estimator.batches, "NUMBERS", 3 * 64)
     options = {"method": method, "bandwidth": 0.5, "precision": "float64"}
     told, want = [], reference.estimate(X, Y, method=method, bandwidth=0.5)
     got = sdkde_core.estimate(_cuda(X), _cuda(Y), progress=lambda done, rows: told.append(done), **options)
     assert got.device.type == "cuda"
     np.testing.assert_allclose(got.cpu().numpy(), want, rtol=1e-9, atol=1e-14)
-    assert len(told) == 2 + 7 * (method == "sdkde")
+    assert told[-1] == len(Y) + len(X) * (method == "sdkde")
     out = np.empty(len(Y))
     ready = sdkde_core.prepare(_cuda(X), **options)
     assert ready.estimate(_cuda(Y), out=out) is out

@@ -218,13 +218,8 @@ def ingest(
     enough free memory, host data of at least :data:`LARGE` numbers are copied there; ``"cpu"`` brings everything to the
     host.
 
-    Raises
-    ------
-    TypeError
-        Complex, object or string dtype, a masked array, a tensor that requires grad in grad mode.
-    ValueError
-        An empty train, wrong or mismatched shapes, data frames whose columns differ in name or order, weights that are
-        negative or all zero, NaN or inf. Points on a device are looked at when their extent is read.
+    TypeError or ValueError for data that cannot be right: their kind, shapes, names or weights, NaN or inf. Points on a
+    device are looked at when their extent is read.
     """
     x = Argument.of("train", train)
     q = None if query is None else Argument.of("query", query)
@@ -346,10 +341,6 @@ def check_names(train: tuple[str, ...], query: tuple[str, ...]) -> None:
     """Refuse columns that have other names than train's, or another order: no names fit any.
 
     Columns are not brought into order here: what numbers per column mean, in a bandwidth or a result, would be unclear.
-
-    Raises
-    ------
-    ValueError
     """
     if not (train and query) or train == query:
         return
