@@ -187,6 +187,8 @@ class Data:
     unchecked: bool = False  # NaN and inf are to be refused; on a device they have not been looked for
     names: tuple[str, ...] = ()  # of train's columns; empty where it has none
     light: float = 0.0  # as of protocol.Problem
+    name: str = "train"  # the argument that the points are
+    first: int = 0  # of a part of its rows, the first one's number in the whole
 
     @property
     def n(self) -> int:
@@ -199,14 +201,15 @@ class Data:
     def check_finite(self) -> None:
         """Raise ValueError for the first NaN or inf, where they are to be refused."""
         if self.unchecked:
-            check_finite("train", self.train)
+            check_finite(self.name, self.train, self.first)
             if self.query is not None:
                 check_finite("query", self.query)
 
     def row(self, i: int) -> tuple[str, int, Any]:
         """Return a point, by its number among those of train and query: its argument, its number there, its values."""
-        name, x, k = ("train", self.train, i) if i < self.n else ("query", self.query, i - self.n)
-        return name, k, to_host(x[k, :])
+        if i < self.n:
+            return self.name, self.first + i, to_host(self.train[i, :])
+        return "query", i - self.n, to_host(self.query[i - self.n, :])
 
 
 def ingest(
@@ -257,33 +260,6 @@ def ingest(
         return data
     log_weights, light = _weighed(w.at(place))
     return replace(data, log_weights=log_weights, light=light)
-
-
-@dataclass(frozen=True)
-class Query:
-    """Query points of a prepared training set, where that is; NaN and inf were not looked for."""
-
-    points: Any  # (m, d) float64; on a device also float32
-    dtype: str  # the query's share in the result's
-    origin: Origin
-    unchecked: bool  # as Data's
-    first: int = 0  # as Argument's
-
-    @classmethod
-    def of(cls, query: Argument, place: Origin, check_finite: bool) -> Query:
-        """Bring what :func:`check_query` has let pass to ``place``."""
-        points = query.at(place)
-        points = points[:, None] if points.ndim == 1 else points
-        return cls(points, query.dtype, query.origin, check_finite, query.first)
-
-    def check_finite(self) -> None:
-        """Look for NaN and inf where they are to be refused; ValueError names the first."""
-        if self.unchecked:
-            check_finite("query", self.points, self.first)
-
-    def row(self, i: int) -> tuple[str, int, Any]:
-        """Return a point: its argument, its number there, its values."""
-        return "query", self.first + i, to_host(self.points[i, :])
 
 
 def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
-from ..arrays import Argument, Origin, Query, check_query, convert, detached, quiet, rounded, to_host
+from ..arrays import Argument, Data, Origin, check_query, convert, detached, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..choice import select
 from ..choice.judge import only_enqueues
@@ -219,9 +219,12 @@ class Fitted:
         check_query(given, self.problem.n, self.problem.d, self.names)
         return given
 
-    def read(self, query: Argument) -> Query:
-        """Bring a query, or some of its rows, to where the columns are."""
-        return Query.of(query, self.home, self.request.check_finite)
+    def read(self, query: Argument) -> Data:
+        """Bring a query, or some of its rows, to where the columns are; NaN and inf are looked for with the extent."""
+        points = query.at(self.home)
+        points = points[:, None] if points.ndim == 1 else points
+        refused, first = self.request.check_finite, query.first
+        return Data(points, None, None, query.dtype, query.origin, unchecked=refused, name="query", first=first)
 
     def reduce(self, queries: Any, reduction: Reduction | None = None, **known: Any) -> Partial:
         """Reduce for every row of whitened queries (m, d), m ≥ 1, by the last pass's reduction or another.
@@ -230,12 +233,12 @@ class Fitted:
         """
         return self._packed_for(reduction or self.problem.reduction).reduce(queries, **known)[0]
 
-    def placed(self, query: Query, reduction: Reduction) -> tuple[Any, dict[str, Any]]:
+    def placed(self, query: Data, reduction: Reduction) -> tuple[Any, dict[str, Any]]:
         """Return a query, whitened, and what is known of it, for :meth:`reduce` or :meth:`slope`.
 
         The reduction that it is for decides how far rows may be.
         """
-        points = self._whiten(query.points)
+        points = self._whiten(query.train)
         distances = radii(points)
         largest = array_namespace(distances).max(distances)
         extent = read_extent(largest, distances, query, self.bandwidth)  # the one number that is waited for
