@@ -44,13 +44,7 @@ class Saved(NamedTuple):
 
 
 def plain(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as a file keeps them: :func:`read` gives back the same.
-
-    Raises
-    ------
-    TypeError
-        One of them is something else than JSON has; the message begins with ``name``.
-    """
+    """Return options as a file keeps them; TypeError, beginning with ``name``, for one that JSON does not have."""
     for option, value in options.items():
         try:
             if json.loads(json.dumps(value, allow_nan=False)) == value:
@@ -67,12 +61,8 @@ def plain(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def write(path: Path | str, kind: str, content: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
     """Write a file in a single step; after an error or an interrupt an older one is as it was.
 
-    ``kind`` says what it is, ``content`` has what JSON has, and ``arrays`` are of :data:`DTYPES`, on the host.
-
-    Raises
-    ------
-    TypeError, OSError, ValueError
-        The path is none; it cannot be written, or is a pipe; the content is longer than 4 MiB.
+    ``kind`` says what it is, ``content`` has what JSON has, at most 4 MiB, and ``arrays`` are of :data:`DTYPES`, on the
+    host. OSError where it cannot be written, or is a pipe.
     """
     from . import __version__
 
@@ -90,13 +80,7 @@ def write(path: Path | str, kind: str, content: Mapping[str, Any], arrays: Mappi
 
 
 def read(path: Path | str) -> Saved:
-    """Read a file that :func:`write` has written.
-
-    Raises
-    ------
-    TypeError, OSError, ValueError
-        The path is none; it cannot be read; it is something else, cut off, altered, or of another format.
-    """
+    """Read a file that :func:`write` has written; ValueError if it is another, damaged, or of another format."""
     _check_path(path)
     with open(path, "rb") as file:
         try:

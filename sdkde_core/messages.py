@@ -39,18 +39,14 @@ def caller_level() -> int:
     level, ours = 0, 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        level += not _uncounted(frame)
+        file = frame.f_code.co_filename
+        level += not ("importlib" in file and "_bootstrap" in file)  # imports, which ``stacklevel`` leaves out
         name = frame.f_globals.get("__name__") or ""
         compiled = name == "torch._dynamo.eval_frame" and ours == level - 1  # what torch.compile puts around a call
         if compiled or name.partition(".")[0] == __name__.partition(".")[0]:
             ours = level
         frame = frame.f_back
     return ours + 1
-
-
-def _uncounted(frame: FrameType) -> bool:
-    """Whether a frame is of Python's imports, which ``stacklevel`` leaves out."""
-    return "importlib" in frame.f_code.co_filename and "_bootstrap" in frame.f_code.co_filename
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:

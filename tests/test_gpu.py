@@ -16,6 +16,8 @@ import sdkde_core
 from sdkde_core.arrays import ingest
 from sdkde_core.choice import registry
 from sdkde_core.engine.exact import reduce_exact
+from sdkde_core.estimator import graphs as replay
+from sdkde_core.estimator.replay import _repeated
 from sdkde_core.protocol import BackendInfo, Support
 from sdkde_core.testing import reference
 
@@ -253,6 +255,87 @@ def test_debias_and_gradient():
     np.testing.assert_allclose(got.cpu().numpy(), want, rtol=0, atol=1e-5)  # both "high"
 
 
+@pytest.fixture
+def recordings():
+    sdkde_core.release_replays()
+    yield _repeated.recordings
+    sdkde_core.release_replays()
+
+
+@pytest.mark.filterwarnings("ignore:the Laplace estimate is negative")
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_repeated_calls_are_replayed_with_the_same_bits(method, same, log, recordings):
+    pytest.importorskip("triton")
+    train, query = _cuda(X).float(), None if same else _cuda(Y).float()
+    other = train.flip(0).contiguous()  # the same extent, other values in every place
+    options = {"method": method, "bandwidth": 0.5, "backend": "triton", "log": log}
+
+    def estimate(x):
+        return sdkde_core.estimate(x, query, **options).nan_to_num(nan=77.0)  # of negative densities' logs
+
+    first, flipped = estimate(train), estimate(other)
+    for _ in range(10):
+        again = estimate(train)
+    assert len(recordings) == 1
+    assert torch.equal(again, first)
+    assert torch.equal(estimate(other), flipped)
+    assert torch.equal(again, first), "a result is a buffer that a later call overwrites"
+
+
+def test_a_replay_takes_nothing_that_other_kernels_would_have_to_answer(recordings):
+    pytest.importorskip("triton")
+    train, query = _cuda(X).float(), _cuda(Y).float()
+    options = {"bandwidth": 0.5, "backend": "triton"}
+    for _ in range(10):
+        sdkde_core.estimate(train, query, **options)
+    assert len(recordings) == 1
+    wide = train * 30
+    got, want = sdkde_core.estimate(wide, query, log=False, **options), reference.estimate(X * 30, Y, bandwidth=0.5)
+    np.testing.assert_allclose(got.cpu().numpy(), want, rtol=2e-3, atol=0)
+    train[7, 1] = float("inf")
+    with pytest.raises(ValueError, match="row 7, column 1"):
+        sdkde_core.estimate(train, query, **options)
+
+
+def _far(x, count, at=1e4):
+    x = x.copy()
+    x[7 : 7 + 3 * count : 3] += at
+    return x
+
+
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("at", [20.0, 40.0, 1e4])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+@pytest.mark.parametrize("backend", ["triton", "numba-cuda"])
+def test_calls_with_outliers_and_weights_are_replayed_with_the_same_bits(
+    backend, method, at, same, recordings, monkeypatch
+):
+    """Some beyond the fast formula's limit but in its sight, some beyond what a centre is moved for."""
+    pytest.importorskip({"triton": "triton", "numba-cuda": "numba"}[backend])
+    w = [None, *(_cuda(np.random.default_rng(i).random(len(X)) * (X[:, 0] < 2.0 + i)) for i in (0, 1))]
+    sets = [(_cuda(_far(X, count, at)).float(), weights) for count in (0, 1, 5) for weights in w]
+    options = {"method": method, "bandwidth": 0.5, "backend": backend}
+    y = None if same else _cuda(_far(Y, 1, at)).float()
+    first = [sdkde_core.estimate(x, y, weights=weights, **options) for x, weights in sets]
+    want = reference.estimate(
+        *(None if a is None else a.double().cpu().numpy() for a in (sets[4][0], y)),
+        weights=w[1].cpu().numpy(),
+        method=method,
+        bandwidth=0.5,
+    )
+    np.testing.assert_allclose(first[4].cpu().numpy(), want, rtol=4e-3, atol=1e-9)
+    for weighted in (0, 1, 2), (3, 4, 5), (6, 7, 8):
+        for i in list(weighted) * 9:
+            x, weights = sets[i]
+            assert torch.equal(sdkde_core.estimate(x, y, weights=weights, **options), first[i])
+    monkeypatch.setattr(replay.Replays, "record", None)
+    for i in (6, 6, 7, 7, 8, 8, 6, 7, 8, 7, 7, 7, 8, 8, 8, 8):
+        x, weights = sets[i]
+        assert torch.equal(sdkde_core.estimate(x, y, weights=weights, **options), first[i])
+
+
 def test_a_card_is_warmed_up():
     took = sdkde_core.warm_up("cuda")
     assert took.keys() == {"cuda:0"}
@@ -297,7 +380,7 @@ def test_progress_out_and_files_on_a_device(method, tmp_path):
     got = sdkde_core.estimate(_cuda(X), _cuda(Y), progress=lambda done, rows: told.append(done), **options)
     assert got.device.type == "cuda"
     np.testing.assert_allclose(got.cpu().numpy(), want, rtol=1e-9, atol=1e-14)
-    assert told
+    assert told[-1] == len(Y) + len(X) * (method == "sdkde")
     out = np.empty(len(Y))
     ready = sdkde_core.prepare(_cuda(X), **options)
     assert ready.estimate(_cuda(Y), out=out) is out

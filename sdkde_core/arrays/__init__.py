@@ -3,7 +3,6 @@
 from .arguments import (
     Argument,
     Data,
-    Query,
     check_finite,
     check_names,
     check_query,
@@ -25,7 +24,6 @@ __all__ = [
     "Data",
     "Decisions",
     "Origin",
-    "Query",
     "Taken",
     "c_order",
     "check_finite",

@@ -186,6 +186,8 @@ class Data:
     came_from: str = "cpu"  # where the user had them: host data may have been copied to a GPU
     unchecked: bool = False  # NaN and inf are to be refused; on a device they have not been looked for
     names: tuple[str, ...] = ()  # of train's columns; empty where it has none
+    name: str = "train"  # the argument that the points are
+    first: int = 0  # of a part of its rows, the first one's number in the whole
 
     @property
     def n(self) -> int:
@@ -198,14 +200,15 @@ class Data:
     def check_finite(self) -> None:
         """Raise ValueError for the first NaN or inf, where they are to be refused."""
         if self.unchecked:
-            check_finite("train", self.train)
+            check_finite(self.name, self.train, self.first)
             if self.query is not None:
                 check_finite("query", self.query)
 
     def row(self, i: int) -> tuple[str, int, Any]:
         """Return a point, by its number among those of train and query: its argument, its number there, its values."""
-        name, x, k = ("train", self.train, i) if i < self.n else ("query", self.query, i - self.n)
-        return name, k, to_host(x[k, :])
+        if i < self.n:
+            return self.name, self.first + i, to_host(self.train[i, :])
+        return "query", i - self.n, to_host(self.query[i - self.n, :])
 
 
 def ingest(
@@ -217,13 +220,8 @@ def ingest(
     enough free memory, host data of at least :data:`LARGE` numbers are copied there; ``"cpu"`` brings everything to the
     host.
 
-    Raises
-    ------
-    TypeError
-        Complex, object or string dtype, a masked array, a tensor that requires grad in grad mode.
-    ValueError
-        An empty train, wrong or mismatched shapes, data frames whose columns differ in name or order, weights that are
-        negative or all zero, NaN or inf. Points on a device are looked at when their extent is read.
+    TypeError or ValueError for data that cannot be right: their kind, shapes, names or weights, NaN or inf. Points on a
+    device are looked at when their extent is read.
     """
     x = Argument.of("train", train)
     q = None if query is None else Argument.of("query", query)
@@ -258,33 +256,6 @@ def ingest(
     if here:
         data.check_finite()
     return data if w is None else replace(data, log_weights=_weighed(w.at(place)))
-
-
-@dataclass(frozen=True)
-class Query:
-    """Query points of a prepared training set, where that is; NaN and inf were not looked for."""
-
-    points: Any  # (m, d) float64; on a device also float32
-    dtype: str  # the query's share in the result's
-    origin: Origin
-    unchecked: bool  # as Data's
-    first: int = 0  # as Argument's
-
-    @classmethod
-    def of(cls, query: Argument, place: Origin, check_finite: bool) -> Query:
-        """Bring what :func:`check_query` has let pass to ``place``."""
-        points = query.at(place)
-        points = points[:, None] if points.ndim == 1 else points
-        return cls(points, query.dtype, query.origin, check_finite, query.first)
-
-    def check_finite(self) -> None:
-        """Look for NaN and inf where they are to be refused; ValueError names the first."""
-        if self.unchecked:
-            check_finite("query", self.points, self.first)
-
-    def row(self, i: int) -> tuple[str, int, Any]:
-        """Return a point: its argument, its number there, its values."""
-        return "query", self.first + i, to_host(self.points[i, :])
 
 
 def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) -> None:
@@ -342,10 +313,6 @@ def check_names(train: tuple[str, ...], query: tuple[str, ...]) -> None:
     """Refuse columns that have other names than train's, or another order: no names fit any.
 
     Columns are not brought into order here: what numbers per column mean, in a bandwidth or a result, would be unclear.
-
-    Raises
-    ------
-    ValueError
     """
     if not (train and query) or train == query:
         return

@@ -40,17 +40,9 @@ class Decisions:
 
 
 class Taken:
-    """Decisions that are taken for granted, and the numbers on the device to check them by.
+    """Decisions that are taken for granted, of a call that looks for the same in the same order, and their numbers.
 
-    Parameters
-    ----------
-    decisions : Decisions
-        Of a call that looks for the same in the same order.
-
-    Attributes
-    ----------
-    kept : list
-        What must live as long as the recording does.
+    ``kept`` has what must live as long as the recording does.
     """
 
     def __init__(self, decisions: Decisions) -> None:

@@ -138,25 +138,20 @@ def with_room(device: str, size: int) -> Origin:
     return Origin(xp, place, on_host=False) if free >= size else Origin()
 
 
-#: Whether a device has float64, by library and device.
-_float64: dict[tuple[str, str], bool] = {}
+_float64: dict[tuple[str, str], bool] = {}  # whether a device has it, by library and device
 
 
 def has_float64(place: Origin) -> bool:
     """Whether the device has float64; JAX is asked every time, as users switch it on and off."""
-    key = place.xp.__name__, str(place.device)
-    if key not in _float64 or is_jax_namespace(place.xp):
-        _float64[key] = _makes_float64(place.xp, place.device)
+    xp, device = place.xp, place.device
+    key = xp.__name__, str(device)
+    if key not in _float64 or is_jax_namespace(xp):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # JAX says that it gives float32
+                one = xp.asarray([1.0], dtype=xp.float64, device=device)
+                adds = "xpu" not in str(device) or bool((one + one)[0] == 2.0)  # some Intel GPUs hold it and cannot add
+                _float64[key] = one.dtype == xp.float64 and adds
+        except (TypeError, ValueError, RuntimeError):  # Apple's GPUs have none
+            _float64[key] = False
     return _float64[key]
-
-
-def _makes_float64(xp: Any, device: Any) -> bool:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # JAX says that it gives float32
-            one = xp.asarray([1.0], dtype=xp.float64, device=device)
-            if one.dtype != xp.float64:
-                return False
-            return "xpu" not in str(device) or bool((one + one)[0] == 2.0)  # some Intel GPUs cannot add it
-    except (TypeError, ValueError, RuntimeError):  # Apple's GPUs have none; JAX gives float32 unless told otherwise
-        return False

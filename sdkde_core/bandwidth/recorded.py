@@ -37,17 +37,8 @@ def release() -> None:
 def recorded(function: Callable[..., Any], *arrays: Any) -> Callable[..., Any]:
     """Return the function, or its recording for arrays of these shapes and dtypes, all on one device.
 
-    Parameters
-    ----------
-    function : callable
-        Of arrays only, of a module; it only launches, reads nothing back, and returns arrays.
-    *arrays : array
-        Such as it will be called with.
-
-    Returns
-    -------
-    callable
-        What it returns is overwritten by the thread's next call.
+    The function, of a module, takes arrays only, launches, reads nothing back, and returns arrays. What a recording
+    returns is overwritten by the thread's next call.
     """
     torch, first = sys.modules.get("torch"), arrays[0]
     if torch is None or type(first) is not torch.Tensor or not first.is_cuda or switched_off("SDKDE_REPLAY"):

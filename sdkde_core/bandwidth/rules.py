@@ -27,14 +27,6 @@ def _silverman(s: Sample) -> Array:
     return 0.9 * s.spread() * s.n_eff ** (-1 / (s.d + 4))
 
 
-def _normal_reference(s: Sample) -> Array:
-    """h_j = σ₁_j c n_eff^(−1/(d+4)), or n_eff^(−1/(d+8)) of debiased estimates: the best h for normal samples.
-
-    To leading order in h, of independent columns; docs/mathematics.md derives the constants.
-    """
-    return s.spread() * normal_reference(s.method, s.d, s.n_eff)
-
-
 def _isj(s: Sample) -> Array:
     """Per column improved Sheather–Jones, from the rate of one dimension, n_eff^(−1/5), brought to n_eff^(−1/(d+4)).
 
@@ -79,7 +71,8 @@ RULES: dict[str, Callable[[Sample], Array]] = {
     # as scipy.stats.gaussian_kde has them
     "scott": lambda s: s.covariance() * s.n_eff ** (-2 / (s.d + 4)),
     "silverman-full": lambda s: s.covariance() * (s.n_eff * (s.d + 2) / 4) ** (-2 / (s.d + 4)),
-    "normal-reference": _normal_reference,
+    # the best h for normal samples to leading order, of independent columns; docs/mathematics.md derives the constants
+    "normal-reference": lambda s: s.spread() * normal_reference(s.method, s.d, s.n_eff),
     "isj": _isj,
 }
 

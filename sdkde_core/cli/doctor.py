@@ -8,7 +8,6 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +73,17 @@ def _devices() -> list[tuple[str, str]]:
 def _gpus() -> list[tuple[str, str]]:
     rows = []
     for i, (name, uuid) in enumerate(hardware.visible_gpus()):
-        memory = hardware.ask_nvml(partial(_memory, uuid), "memory not known: pip install nvidia-ml-py")
+
+        def size(nvml: Any, uuid: str = uuid) -> str:
+            return f"{nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).total / 2**30:.1f} GiB"
+
+        memory = hardware.ask_nvml(size, "memory not known: pip install nvidia-ml-py")
         card = hardware.card(f"cuda:{i}")
         known = f"rates: {card.source}" if card else "rates not known: no predicted times"
         rows.append((f"cuda:{i}", f"{name}, driver {hardware.driver_version()}, {memory}"))
         rows.append(("", known))
     unseen = may_have_driver() and importlib.util.find_spec("pynvml") is None
     return rows or [("gpu", "none found" + "; those of NVIDIA need: pip install nvidia-ml-py" * unseen)]
-
-
-def _memory(uuid: str, nvml: Any) -> str:
-    return f"{nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).total / 2**30:.1f} GiB"
 
 
 def _probe(info: BackendInfo, device: str) -> Support:

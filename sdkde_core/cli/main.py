@@ -161,7 +161,7 @@ def _by_batches(
         if points.rows:
             shape = np.broadcast_to(np.zeros((), points.dtype), (points.rows, points.columns))
             ready = api.fitted(request, data.train, Given.of("query", shape), advance)
-            batches = _rows(points, batch_rows(points.rows, ready.problem))
+            batches = _numbered(points.batches(batch_rows(points.rows, ready.problem)))
             for part in in_batches(ready, batches, density_of(log), advance):
                 negative += undefined(part) if has_gaps(request, log) else 0
                 write(part.astype(data.dtype))
@@ -170,9 +170,10 @@ def _by_batches(
     return points.rows, where
 
 
-def _rows(points: Source, size: int) -> Iterator[Given]:
+def _numbered(batches: Iterator[Any]) -> Iterator[Given]:
+    """Yield batches of a query with the numbers of their first rows."""
     done = 0
-    for batch in points.batches(size):
+    for batch in batches:
         yield Given.of("query", batch)._replace(first=done)
         done += len(batch)
 

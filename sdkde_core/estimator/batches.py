@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from array_api_compat import array_namespace
 
-from ..arrays import Argument, Query, to_host
+from ..arrays import Argument, Data, to_host
 from ..choice.hardware import cpu_threads
 from ..protocol import Problem, Reduction
 from . import replay
@@ -97,7 +97,7 @@ def check_out(out: Any, query: Argument) -> None:
 
 
 def in_batches(
-    fitted: Fitted, batches: Iterable[Argument], compute: Callable[[Fitted, Query], R], advance: Advance | None
+    fitted: Fitted, batches: Iterable[Argument], compute: Callable[[Fitted, Data], R], advance: Advance | None
 ) -> Iterator[R]:
     """Yield ``compute(fitted, batch)`` for every batch of a query, and call ``advance`` after each."""
     for rows in batches:
@@ -128,13 +128,13 @@ class Wanted:
     at: Callable[[Fitted, Any, dict[str, Any]], Any]  # of fitted columns and rows placed by `Fitted.placed`
     shape: tuple[int, ...] = ()  # of the result of a row
 
-    def __call__(self, fitted: Fitted, rows: Query) -> Any:
-        if not rows.points.shape[0]:
+    def __call__(self, fitted: Fitted, rows: Data) -> Any:
+        if not rows.train.shape[0]:
             return self.restored(fitted, np.empty((0, *self.shape)), rows)
         points, known = fitted.placed(rows, self.reduction or fitted.problem.reduction)
         return self.restored(fitted, self.at(fitted, points, known), rows)
 
-    def restored(self, fitted: Fitted, x: Any, rows: Query) -> Any:
+    def restored(self, fitted: Fitted, x: Any, rows: Data) -> Any:
         """Return a result as the user wants it."""
         return rows.origin.restore(x, max(rows.dtype, fitted.problem.dtype))  # "float64" > "float32"
 

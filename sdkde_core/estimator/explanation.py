@@ -85,10 +85,20 @@ class Explanation:
             lines.append(f"chosen from the data: {self.selection.reason}")
         lines.append(f"precision {last.precision}: errors of log p up to about {error:.0e}")
         lines += [f"the farthest point is {last.extent:.3g} bandwidths from the origin", "", "passes (rows × samples)"]
-        lines += [self._pass_text(p, p is last) for p in self.passes]
+        for p in self.passes:
+            purpose = "how samples move"
+            if p is last:
+                purpose = "the density" if self.method != "laplace" else "the signed density"
+            took = "" if p.measured_seconds is None else f", took {_time(p.measured_seconds)}"
+            far = f", {p.far_points} far points summed apart" if p.far_points else ""
+            times = f"predicted {_time(p.predicted_seconds)}{took}{far}"
+            lines.append(f"  {p.reduction:8} {p.m} × {p.n}, d = {p.d}: {purpose}, {times}")
         if self.negative_mass is not None:
             lines.append(f"the density is negative somewhere: its integral there is −{self.negative_mass}")
-        lines += ["", f"backends that can, by predicted time + what counts of start-up: {self._counted}"]
+        counted = f"a ten-thousandth, for one of many calls with data on {self.data_device}"
+        if self.calls == 1 or self.data_device == "cpu":
+            counted = "all of it, for the only call" if self.calls == 1 else "a tenth, for one of ten calls"
+        lines += ["", f"backends that can, by predicted time + what counts of start-up: {counted}"]
         able, unable = ([c for c in self.candidates if c.ok is ok] for ok in (True, False))
         names = {c: f"{c.name} ({c.device})" if c.device != "-" else c.name for c in self.candidates}
         width = max(map(len, names.values()))
@@ -99,24 +109,6 @@ class Explanation:
             lines += ["", "backends that cannot", *(f"  {names[c]:{width}}  {c.reason}" for c in unable)]
         lines += ["", f"chosen: {self.backend} on {self.device}, {self.reason}"]
         return "\n".join(lines)
-
-    def _pass_text(self, p: PassLine, last: bool) -> str:
-        """One pass: its size, what it is for, and its times."""
-        purpose = ("the density" if self.method != "laplace" else "the signed density") if last else "how samples move"
-        times = f"predicted {_time(p.predicted_seconds)}"
-        if p.measured_seconds is not None:
-            times += f", took {_time(p.measured_seconds)}"
-        far = f", {p.far_points} far points summed apart" if p.far_points else ""
-        return f"  {p.reduction:8} {p.m} × {p.n}, d = {p.d}: {purpose}, {times}{far}"
-
-    @property
-    def _counted(self) -> str:
-        """How much of start-up counts."""
-        if self.calls == 1:
-            return "all of it, for the only call"
-        if self.data_device == "cpu":
-            return "a tenth, for one of ten calls"
-        return f"a ten-thousandth, for one of many calls with data on {self.data_device}"
 
 
 def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None, *, measure: bool) -> Explanation:

@@ -20,10 +20,7 @@ R = TypeVar("R")
 def with_fallback(request: Request, compute: Callable[[Request], R]) -> R:
     """Return ``compute(request)``, which plans and runs; planned anew where the backend that was chosen fails.
 
-    Raises
-    ------
-    BackendUnavailable
-        The backend that the user named failed, or none is left.
+    BackendUnavailable where the user named the backend that failed, or none is left.
     """
     while True:
         try:

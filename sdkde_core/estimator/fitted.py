@@ -13,14 +13,14 @@ import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
-from ..arrays import Argument, Origin, Query, check_query, convert, detached, quiet, rounded, to_host
+from ..arrays import Argument, Data, Origin, check_query, convert, detached, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..choice import select
 from ..choice.judge import only_enqueues
 from ..engine.failures import BackendFailed, OutOfReach
 from ..engine.forks import new_lock
 from ..engine.merge import concatenate, empty
-from ..engine.outliers import limit_of, radii
+from ..engine.outliers import radii
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, with_fields
 from ..spreading.devices import Reducer, pack_on
 from .batches import Advance, batch_rows
@@ -196,14 +196,6 @@ class Fitted:
                         here._successor = loaded(*here.state("auto"))
                 here = here.current
 
-    @functools.cached_property
-    def whole(self) -> bool:
-        """Whether no column is an outlier for the backend, and all lie where no data are looked at for rounding."""
-        problem, info = self.problem, self.choice.info
-        reductions = {problem.reduction, Reduction.MEAN}  # the other is that of gradients
-        limits = [limit_of(info, with_fields(problem, reduction=r, same=False)) for r in reductions]
-        return problem.extent <= min(*limits, REACH[problem.precision])
-
     @property
     def has_second(self) -> bool:
         """Whether some calls have gone to another backend."""
@@ -227,9 +219,12 @@ class Fitted:
         check_query(given, self.problem.n, self.problem.d, self.names)
         return given
 
-    def read(self, query: Argument) -> Query:
-        """Bring a query, or some of its rows, to where the columns are."""
-        return Query.of(query, self.home, self.request.check_finite)
+    def read(self, query: Argument) -> Data:
+        """Bring a query, or some of its rows, to where the columns are; NaN and inf are looked for with the extent."""
+        points = query.at(self.home)
+        points = points[:, None] if points.ndim == 1 else points
+        refused, first = self.request.check_finite, query.first
+        return Data(points, None, None, query.dtype, query.origin, unchecked=refused, name="query", first=first)
 
     def reduce(self, queries: Any, reduction: Reduction | None = None, **known: Any) -> Partial:
         """Reduce for every row of whitened queries (m, d), m ≥ 1, by the last pass's reduction or another.
@@ -238,12 +233,12 @@ class Fitted:
         """
         return self._packed_for(reduction or self.problem.reduction).reduce(queries, **known)[0]
 
-    def placed(self, query: Query, reduction: Reduction) -> tuple[Any, dict[str, Any]]:
+    def placed(self, query: Data, reduction: Reduction) -> tuple[Any, dict[str, Any]]:
         """Return a query, whitened, and what is known of it, for :meth:`reduce` or :meth:`slope`.
 
         The reduction that it is for decides how far rows may be.
         """
-        points = self._whiten(query.points)
+        points = self._whiten(query.train)
         distances = radii(points)
         largest = array_namespace(distances).max(distances)
         extent = read_extent(largest, distances, query, self.bandwidth)  # the one number that is waited for

@@ -1,20 +1,11 @@
-"""Calls on CUDA tensors that come again, replayed as CUDA graphs.
+"""Calls on CUDA tensors that come again, replayed as CUDA graphs: which are recorded, and when.
 
-An estimate is some twenty small kernels around one or two large ones, several times that where outliers are summed
-apart, and to launch a small kernel takes the host longer than the kernel itself. A call that comes again with the same
-shapes and options, and of whose data the same is decided, is recorded as a graph. Later calls copy their numbers into
-the graph's buffers and replay it.
-
-A replay gives the same bits as the call would have. What a call decides follows from its arguments and from what
-:func:`sdkde_core.arrays.look` returns: the extent, rounded up, and how many points are beyond a limit. Recorded, it is
-taken for granted; the numbers that it follows from come with every replay, and where they say something else, another
-graph or an ordinary call answers. So there is a graph for every sequence of decisions that comes often: several data
-sets of one shape, in turn, are all replayed. Extents differ from one data set to the next, but most of them make no
-difference to the kernels: an ordinary call says how it went on (``alike``), and the first time that an extent is seen,
-whether that is recorded.
-
-A call whose backend was chosen by more of the data, such as a sample, is not recorded. Recordings are kept by stream,
-so that calls on different streams share no buffers.
+To launch an estimate's small kernels takes the host longer than they run. A call that comes again with the same shapes
+and options, and of whose data the same is decided, is recorded as a graph; later calls copy their numbers into its
+buffers and replay it. A replay gives the bits that the call would have given: what :func:`sdkde_core.arrays.look`
+decided is looked at again with every replay, and where it differs another graph or an ordinary call answers. So there
+is a graph for every sequence of decisions that comes often. A call whose backend was chosen by more of the data, such
+as a sample, is not recorded. Recordings are kept by stream.
 """
 
 from __future__ import annotations
@@ -169,26 +160,10 @@ class Replays:
     ) -> None:
         """Count a call, and record it when it has come often enough.
 
-        Parameters
-        ----------
-        key
-            From :func:`key_of` or :func:`place_of`.
-        given : sequence of tensor or None
-            As the user gave them.
-        begun, then : sequence
-            What the call has decided, in ``first`` and after it.
-        first, second : callable
-            ``second(first(*given))`` is the call's result, a tensor, by the same decisions in the same order. What is
-            between them are tensors, as other calls share the first one; its last decision must be the last thing that
-            it does. What else the second one needs of the call it has.
-        alike : hashable, optional
-            Calls that have it in common, and the decisions ``then``, can be answered by each other's ``second``; by
-            default those that have ``begun`` in common.
-        long : bool
-            From :func:`takes_long`.
-        chosen : int
-            How many of ``then``, the first ones, make no difference but by ``alike``, which also says what they are
-            decisions of.
+        ``second(first(*given))`` is the call's result, a tensor, by the same decisions in the same order: ``begun`` in
+        ``first``, whose last decision must be the last thing that it does, and ``then`` after it. Between them are
+        tensors. Calls with ``alike`` and ``then`` in common can be answered by each other's ``second``, by default
+        those with ``begun`` in common. The first ``chosen`` decisions of ``then`` make no difference but by ``alike``.
         """
         begun, led, then = tuple(begun), tuple(then[:chosen]), tuple(then[chosen:])
         alike = begun if alike is None else alike

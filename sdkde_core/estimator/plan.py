@@ -17,7 +17,6 @@ from array_api_compat import device as device_of
 from ..arrays import (
     Argument,
     Data,
-    Query,
     check_query,
     convert,
     decided,
@@ -240,7 +239,7 @@ def share_beyond(request: Request, measured: Measured, step: int, limit: float) 
     return outlier_share(rows, columns, limit)
 
 
-def read_extent(largest: Any, distances: Any, points: Data | Query, bandwidth: Bandwidth) -> float:
+def read_extent(largest: Any, distances: Any, points: Data, bandwidth: Bandwidth) -> float:
     """Return the extent, rounded up, having waited for the device.
 
     ``largest`` () is that of the distances (k,) from the origin. ValueError where a point of ``points`` is not finite,
@@ -249,7 +248,7 @@ def read_extent(largest: Any, distances: Any, points: Data | Query, bandwidth: B
     return _checked(look(rounded, largest), distances, points, bandwidth)
 
 
-def _checked(extent: float, distances: Any, points: Data | Query, bandwidth: Bandwidth) -> float:
+def _checked(extent: float, distances: Any, points: Data, bandwidth: Bandwidth) -> float:
     """Return the extent, NaN left out where they are allowed; ValueError where a square of a distance overflows."""
     if extent < FARTHEST:
         return extent

@@ -246,7 +246,7 @@ class Prepared:
         """
         fitted, points = self._gaussian("modes"), None
         if starts is not None:
-            rows = to_host(fitted.read(fitted.asked(starts)).points)
+            rows = to_host(fitted.read(fitted.asked(starts)).train)
             points = to_host(self.bandwidth.whiten(rows, to_host(fitted.centre)))
             if not len(points) or not (abs(points) < 1e140).all():  # squares of distances must stay finite
                 raise ValueError("starts is empty, not finite, or too far away; pass points within 1e140 bandwidths")

@@ -1,11 +1,9 @@
 """A call recorded as CUDA graphs, one for every way that it may go on, and which of them is to be replayed.
 
-Which graph it is to be follows from the extent, at the beginning of a call: a graph of its own. Where a backend was
-chosen by the shares of far points, it is first taken to be the one that the last call of that extent had, and the
-shares are looked at with the rest. Where the two calls before were answered by one graph that is replayed at once, and
-the host waits for its extent alone, not for what follows. Otherwise the graph that was last replayed is tried, of those
-with such an extent. Of a call that takes the device long it is only where the last two with such an extent went on in
-one way: a replay in vain costs more than launches.
+Which graph it is to be follows from the extent, which a graph of its own computes first. Where the last two calls had
+one graph, that is replayed at once. Otherwise the graph that was last replayed is tried, of those with such an extent;
+of a call that takes the device long only where the last two with such an extent went on in one way, as a replay in vain
+costs more than launches.
 """
 
 from __future__ import annotations
@@ -70,14 +68,7 @@ class Graph(NamedTuple):
 
 
 class Recording:
-    """One call's graphs, and the buffers that are their arguments.
-
-    Parameters
-    ----------
-    given : sequence of tensor or None
-    long : bool
-        Whether the call takes the device long.
-    """
+    """One call's graphs, and the buffers that are their arguments; ``long``: it takes the device long."""
 
     def __init__(self, given: Sequence[Array | None], long: bool) -> None:
         self._lock = new_lock()  # a thread has the buffers until its result is copied from them
@@ -171,11 +162,7 @@ class Recording:
         """Record a call; if there are many, the graph that was not replayed for longest goes.
 
         Not, and False, where it begins otherwise than those recorded: in more than its first part's last decision.
-
-        Raises
-        ------
-        ValueError
-            It now begins otherwise, or would choose by something else: its data have changed.
+        ValueError where its data have changed.
         """
         with self._lock:
             self._fill(given)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ..arrays import Argument, Decisions, decided, ingest, noting
 from ..choice.judge import ask, only_enqueues
 from ..engine.outliers import limit_of
-from ..protocol import BackendInfo, Columns, Problem, with_fields
+from ..protocol import BackendInfo, Columns, Problem, Reduction, with_fields
 from .graphs import PAIRS, Replays, place_of, small_enough, takes_long
+from .resolution import REACH
 
 if TYPE_CHECKING:
     from .batches import Wanted
@@ -107,10 +108,18 @@ def answer(fitted: Fitted, query: Argument, wanted: Wanted) -> Any:
         return wanted.restored(fitted, wanted.at(fitted, points, known | {"distances": distances}), rows)
 
     # Columns are packed for their own extent: of queries within it the extent makes no difference.
-    alike = "within" if known["extent"] <= fitted.problem.extent and fitted.whole else None
+    alike = "within" if known["extent"] <= fitted.problem.extent and _whole(fitted) else None
     long = takes_long(fitted.problem.n * query.shape[0], fitted.problem.d)
     fitted.replays.record(key, (query.array,), noted.made[:placed], noted.made[placed:], first, second, alike, long)
     return result
+
+
+def _whole(fitted: Fitted) -> bool:
+    """Whether no column is an outlier for the backend, and all lie where no data are looked at for rounding."""
+    problem, info = fitted.problem, fitted.choice.info
+    reductions = {problem.reduction, Reduction.MEAN}  # gradients sum MEAN
+    limits = [limit_of(info, with_fields(problem, reduction=r, same=False)) for r in reductions]
+    return problem.extent <= min(*limits, REACH[problem.precision])
 
 
 def _key(fitted: Fitted, query: Argument, wanted: Wanted) -> Any:

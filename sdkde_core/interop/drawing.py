@@ -86,13 +86,7 @@ def limits_of(limits: Sequence[float] | None) -> tuple[float, float] | None:
 
 
 def style() -> Any:
-    """:data:`STYLE`, for what is made within.
-
-    Raises
-    ------
-    ImportError
-        matplotlib is missing.
-    """
+    """:data:`STYLE`, for what is made within; ImportError without matplotlib."""
     try:
         import matplotlib
     except ImportError as error:

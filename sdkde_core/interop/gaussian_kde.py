@@ -262,13 +262,8 @@ class gaussian_kde:
     @classmethod
     def from_saved(cls, content: Mapping[str, Any], arrays: Mapping[str, Any], name: str) -> gaussian_kde:
         """Return what :meth:`save` was called of, for :func:`sdkde_core.load`; ValueError where it cannot be right."""
-        made = cls(
-            arrays["dataset"],
-            content["factor"],
-            arrays.get("weights"),
-            method=content["method"],
-            **content["options"],
-        )
+        given = arrays["dataset"], content["factor"], arrays.get("weights")
+        made = cls(*given, method=content["method"], **content["options"])
         prepared = Prepared.from_saved(content["density"], arrays, name)
         if (prepared.n_train, prepared.n_dimensions, prepared.method) != (made.n, made.d, made.method):
             raise ValueError("its density and its dataset do not fit each other")

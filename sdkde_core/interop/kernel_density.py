@@ -154,6 +154,8 @@ class KernelDensity(neighbors.KernelDensity):
         X = validate_data(self, X, order="C", dtype=np.float64)
         if sample_weight is not None:
             sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        # The cheapest precision whose log densities keep ``rtol``.
+        kept = "fast" if self.rtol >= 5e-4 else "high" if self.rtol >= 1e-5 else "float64"
         self.density_: Prepared = prepare(
             X,
             method=self.method,
@@ -161,7 +163,7 @@ class KernelDensity(neighbors.KernelDensity):
             kernel=self.kernel,
             weights=sample_weight,
             negative=self.negative,
-            precision=_precision(self.rtol) if self.precision == "auto" else self.precision,
+            precision=kept if self.precision == "auto" else self.precision,
             backend=self.backend,
             device=self.device,
             check_finite=False,  # scikit-learn has, or was told not to
@@ -244,11 +246,6 @@ def _plain(bandwidth: Bandwidth) -> Any:
     if h.ndim == 2:
         return bandwidth.matrix
     return float(h[0]) if (h == h[0]).all() else h
-
-
-def _precision(rtol: float) -> str:
-    """The cheapest precision whose log densities keep ``rtol``."""
-    return "fast" if rtol >= 5e-4 else "high" if rtol >= 1e-5 else "float64"
 
 
 def _check_metric(metric: str, params: Mapping[str, Any] | None) -> None:
