@@ -1,6 +1,7 @@
 """The pytest face of the suite: what a plugin's author sees."""
 
 import pytest
+import scipy.stats  # noqa: F401 - modules that a run of pytest within this process imports first are dropped at its end
 from sdkde_numpy.backend import NumpyBackend
 
 from sdkde_core.protocol import BackendInfo

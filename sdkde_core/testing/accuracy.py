@@ -76,9 +76,13 @@ def sizes(target: Target, parameter: str) -> None:
     """Sizes down to one point and one query, and up to thousands on and beside the edges of tiles."""
     precision, reduction, n, m = numbers(parameter)
     case = about_tiles(n, m, 3, 10.0)
-    for same in (False, True) if n <= 300 else (False,):
-        dtype = ("float64", "float32")[(SIZES.index((n, m)) + same) % 2]
-        target.check(case, reduction, precision, same=same, dtype=dtype)
+    for same in (False, True) if n <= 1025 else (False,):
+        rows, dtype = some(n, ROWS) if same else None, ("float64", "float32")[(SIZES.index((n, m)) + same) % 2]
+        target.check(case, reduction, precision, rows, same=same, dtype=dtype)
+        if same and n > 1000:
+            mixed = weighted(case) if "weights" in target.info.features else case
+            requires = {"exclude_self"} & target.info.features
+            target.check(mixed, reduction, precision, rows, same=True, requires=requires)
     if n * m < 10:
         _features_of_few(target, reduction, precision, case)
 
@@ -88,9 +92,9 @@ def _features_of_few(target: Target, reduction: str, precision: str, case: Case)
     mixed = sorted(target.info.features & MIXED)
     case = replace(weighted(case), log_weights=weighted(case).log_weights - 0.7)
     equal = replace(case, log_weights=np.full(len(case.points), -0.7 - math.log(len(case.points))))
-    for k, same in itertools.product(range(2 ** len(mixed)), (False, True)):
+    for k, same, dtype in itertools.product(range(2 ** len(mixed)), (False, True), ("float64", "float32")):
         features = {name for i, name in enumerate(mixed) if k >> i & 1}
-        asked, dtype = case if "weights" in features else equal, ("float64", "float32")[(k + same) % 2]
+        asked = case if "weights" in features else equal
         target.check(asked, reduction, precision, same=same, dtype=dtype, requires=features)
 
 
