@@ -223,8 +223,8 @@ def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
         before = _stamp(path)
         if before is None:
             return None
-        # At rest nothing is written, nor was left unwritten by a process that was killed. Without a -shm a writer begins
-        # or ends just now; or was killed as it ended, or this is a copy.
+        # At rest nothing is written, nor was left unwritten by a process that was killed. Without a -shm a writer
+        # begins or ends just now; or was killed as it ended, or this is a copy.
         at_rest = not any(before[:2])
         without_shm = before[0] > 0 and not os.path.exists(f"{path}-shm")
         try:
