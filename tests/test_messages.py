@@ -94,6 +94,7 @@ def test_users_filter_by_category(monkeypatch):
 
 def test_it_is_seen_without_any_setting_up(tmp_path):
     """Python shows a UserWarning by default; the logger of a library it does not."""
+    pytest.importorskip("numba")  # its tiles can be tuned
     (tmp_path / "tuning.sqlite").write_bytes(b"no database at all, but long enough to be looked at" * 9)
     script = tmp_path / "script.py"
     script.write_text(
@@ -101,7 +102,7 @@ def test_it_is_seen_without_any_setting_up(tmp_path):
         f"os.environ['SDKDE_DB'] = {str(tmp_path / 'tuning.sqlite')!r}\n"
         "import sdkde_core\n"
         "for _ in range(2):\n"
-        "    sdkde_core.estimate([0.0, 1.0, 3.0], [1.0])\n"
+        "    sdkde_core.estimate([0.0, 1.0, 3.0], [1.0], backend='numba')\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert done.stderr.count("SdkdeWarning") == 1
