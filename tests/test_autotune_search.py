@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 import types
 from concurrent.futures import Future
@@ -18,7 +17,7 @@ import pytest
 optuna = pytest.importorskip("optuna")
 
 from sdkde_autotune import lookup, measure, predict, processes  # noqa: E402
-from sdkde_autotune.key import Key, canonical  # noqa: E402
+from sdkde_autotune.key import Key  # noqa: E402
 from sdkde_autotune.problems import problems, task_of  # noqa: E402
 from sdkde_autotune.records import Outcome, Task  # noqa: E402
 from sdkde_autotune.search import candidates, search, studies  # noqa: E402
@@ -270,41 +269,6 @@ def test_other_code_is_measured_anew_and_the_earlier_finalists_with_it(store):
     assert store.best()[0].outcome.median == pytest.approx(2 * ms(result.best))
 
 
-def test_a_killed_process_loses_the_trial_in_flight_only(tmp_path):
-    """A real process, kill -9 in the middle of a trial; the rerun resumes."""
-    path, log = tmp_path / "tuning.sqlite", tmp_path / "log"
-    script = textwrap.dedent(f"""
-        import time
-        from test_autotune_search import *
-
-        def slow(config):
-            time.sleep(0.02)
-            with open({str(log)!r}, "a") as file:
-                print(json.dumps(config, sort_keys=True), file=file)
-            return ms(config)
-
-        with Store({str(path)!r}) as store:
-            search(TASK, Hills(), Played(slow), store, sampler="random", trials=200)
-        """)
-    folders = [os.path.dirname(__file__), *sys.path]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
-    process = subprocess.Popen([sys.executable, "-c", script], env=env)
-    deadline = time.monotonic() + 30
-    while (not log.exists() or len(log.read_text().splitlines()) < 12) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    ended = log.read_text().splitlines()
-    with Store(path) as store:
-        kept = [json.dumps(trial.config, sort_keys=True) for trial in store.trials(KEY)]
-        assert kept in (ended, ended[:-1])
-        assert len(kept) >= 11
-        runner = Played()
-        result = search(TASK, Hills(), runner, store, sampler="random", trials=60)
-        assert result.tried == len(runner.ran) == 60 - len(kept)
-        assert not {json.dumps(config, sort_keys=True) for config in runner.ran} & set(kept)
-
-
 # --- predictions --------------------------------------------------------------------------------------------------
 
 CARD = cards.gpu("a6000")
@@ -503,22 +467,6 @@ def test_failures_are_outcomes_and_do_not_win(store):
     assert not runner.ran  # what failed is not tried again either
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
-def test_a_space_that_is_mostly_invalid(sampler, store):
-    class Holes(Hills):
-        def limit(self, kernel, config, problem, architecture):
-            place = config["block_m"] * 7 + config["block_n"] * 3 + config["num_warps"] * 5 + config["num_stages"]
-            return None if place % 59 == 1 else "a hole"
-
-    space = Holes()
-    left = candidates(TASK, space)
-    assert 3 <= len(left) <= 12
-    runner = Played()
-    result = search(TASK, space, runner, store, sampler=sampler, trials=100)
-    assert sorted(map(canonical, runner.ran)) == sorted(map(canonical, left))
-    assert result.best == min(left, key=ms)
-
-
 def test_a_space_in_which_nothing_can_run(store):
     class Closed(Hills):
         def limit(self, kernel, config, problem, architecture):
@@ -538,15 +486,6 @@ def test_the_budget_ends_a_search(store):
     assert 1 < result.tried < 20
     assert result.best is not None
     assert search(TASK, Hills(), Played(slow), store, trials=200, budget=0.0).tried == 1
-
-
-def test_progress_tells_how_far_and_the_best(store):
-    told = []
-    search(TASK, Hills(), Played(), store, trials=20, progress=lambda *x: told.append(x))
-    assert [x[0] for x in told] == list(range(1, 21))
-    assert {x[1] for x in told} == {20}
-    bests = [x[2] for x in told]
-    assert bests == sorted(bests, reverse=True)
 
 
 # --- finals -------------------------------------------------------------------------------------------------------

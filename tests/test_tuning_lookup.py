@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import signal
 import sqlite3
 import subprocess
@@ -15,16 +14,19 @@ import pytest
 
 pytest.importorskip("sqlite_utils")
 
+import tuning_files
 from sdkde_autotune import lookup, records, schema
 from sdkde_autotune.key import FAMILY, Key
 from sdkde_autotune.records import Outcome
 from sdkde_autotune.store import Store
+from tuning_files import HOLD, cut_to, directory, edit, fifo, foreign, random, rotten, text
 
 import sdkde_core
 from sdkde_core import SdkdeWarning, tuning
 from sdkde_core.protocol import Problem, Reduction
 from sdkde_core.tuning import Query
 
+python = tuning_files.python  # a fixture
 QUERY = Query("triton", "triton.mean", 1, 16, "RTX A6000", "sm_86")
 PROBLEM = Problem(Reduction.MEAN, 2**12, 2**15, 16, "float32", "fast", "cuda:0")
 KEY = Key.of(QUERY, PROBLEM)
@@ -151,11 +153,6 @@ def test_the_nearest_sizes_answer(path):
     assert [found.config["name"] for found in lookup.candidates(QUERY, PROBLEM)] == ["near", "uneven", "far"]
 
 
-def test_a_measured_neighbour_beats_a_prediction_for_the_very_key(path):
-    fill(path, ("guess", {}, "predicted", {}), ("far", {**A40, "n_octave": 18}, "measured", {}))
-    assert ask() == ("far", "architecture")
-
-
 def test_features_are_matched_first_and_a_plain_configuration_serves_too(path):
     fill(
         path,
@@ -246,60 +243,11 @@ def test_an_accept_that_raises_refuses(path, recwarn):
 # --- files --------------------------------------------------------------------------------------------------------
 
 
-def corrupt(path):
-    path.write_bytes(os.urandom(4096))
-
-
-def text(path):
-    path.write_text("not a database, just a few lines of text\n")
-
-
-def truncated(path):
-    path.write_bytes(path.read_bytes()[:6000])
-
-
-def no_pages(path):
-    path.write_bytes(path.read_bytes()[:100])
-
-
-def rotten(path):
-    data = bytearray(path.read_bytes())
-    data[4096:] = b"\xa5" * (len(data) - 4096)
-    path.write_bytes(data)
-
-
-def foreign(path):
-    path.unlink()
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE trial (bookmark)")
-        connection.commit()
-
-
-def edit(*statements):
-    def change(path):
-        with contextlib.closing(sqlite3.connect(path)) as connection:
-            for statement in statements:
-                connection.execute(statement)
-            connection.commit()
-
-    return change
-
-
-def directory(path):
-    path.unlink()
-    path.mkdir()
-
-
-def fifo(path):
-    path.unlink()
-    os.mkfifo(path)
-
-
 BAD = {
-    "random": corrupt,
+    "random": random,
     "text": text,
-    "truncated": truncated,
-    "no pages": no_pages,
+    "truncated": cut_to(6000),
+    "no pages": cut_to(100),
     "rotten": rotten,
     "foreign": foreign,
     "foreign id": edit("PRAGMA application_id = 1"),
@@ -341,31 +289,6 @@ def test_a_wal_without_its_shm_is_read_as_of_a_copy(path, tmp_path, monkeypatch,
     assert not warnings(recwarn)
 
 
-def test_a_reader_sees_nothing_or_all_of_what_another_creates(path, monkeypatch, recwarn):
-    """Between any two of its statements."""
-    edit("PRAGMA journal_mode = WAL")(path)
-    connect, done = sqlite3.connect, []
-
-    def creating(*arguments, **options):
-        connection = connect(*arguments, **options)
-
-        def trace(statement):
-            if "user_version" in statement and not done:
-                done.append(statement)
-                fill(path, ("x", {}, "measured", {}))
-
-        connection.set_trace_callback(trace)
-        return connection
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sqlite3, "connect", creating)
-        assert ask() in (None, ("x", "exact"))
-    assert done
-    lookup.forget()
-    assert ask() == ("x", "exact")
-    assert not warnings(recwarn)
-
-
 @pytest.mark.parametrize("absent", ["nothing", "no folder", "empty file", "a file for a folder"])
 def test_a_missing_file_is_no_news(path, recwarn, monkeypatch, absent):
     if absent == "no folder":
@@ -394,33 +317,6 @@ def opened(monkeypatch):
     return timeouts
 
 
-@pytest.fixture
-def other():
-    """Start another process and wait for its first line; it ends with the test at the latest."""
-    with contextlib.ExitStack() as stack:
-
-        def start(code, *arguments):
-            command = [sys.executable, "-c", code, *map(str, arguments)]
-            process = stack.enter_context(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            )
-            stack.callback(process.kill)
-            assert process.stdout.readline() == "ready\n"
-            return process
-
-        yield start
-
-
-HOLD = """
-import sqlite3, sys
-connection = sqlite3.connect(sys.argv[1], isolation_level=None)
-for statement in sys.argv[2:]:
-    connection.execute(statement).fetchall()
-print("ready", flush=True)
-sys.stdin.read()
-"""
-
-
 @pytest.mark.parametrize(
     ("statements", "readable"),
     [
@@ -429,9 +325,9 @@ sys.stdin.read()
         (["PRAGMA journal_mode = DELETE", "BEGIN EXCLUSIVE", "DELETE FROM trial"], False),
     ],
 )
-def test_a_locked_file(path, recwarn, statements, readable, other, opened):
+def test_a_locked_file(path, recwarn, statements, readable, python, opened):
     fill(path, ("x", {}, "measured", {}))
-    process = other(HOLD, path, *statements)
+    process = python(HOLD, path, *statements)
     before = sorted(path.parent.iterdir())
     for _ in range(2):
         assert ask() == (("x", "exact") if readable else None)
@@ -442,7 +338,7 @@ def test_a_locked_file(path, recwarn, statements, readable, other, opened):
     process.communicate()
 
 
-def test_what_a_running_tuner_has_written_is_found_and_what_a_killed_one_left(path, recwarn, other):
+def test_what_a_running_tuner_has_written_is_found_and_what_a_killed_one_left(path, recwarn, python):
     fill(path, ("old", {"m_octave": 11}, "measured", {}))
     code = """
 import sys
@@ -455,7 +351,7 @@ store.add(key, {"name": "x"}, Outcome("ok", (1., 1., 1.)), "measured", eval(sys.
 print("ready", flush=True)
 sys.stdin.read()
 """
-    process = other(code, tuple(KEY), NOW)
+    process = python(code, tuple(KEY), NOW)
     before = sorted(path.parent.iterdir())
     assert Path(f"{path}-wal") in before
     assert ask() == ("x", "exact")
@@ -470,7 +366,7 @@ sys.stdin.read()
     assert not Path(f"{path}-wal").exists()
 
 
-def test_read_while_tuners_come_and_go(path, recwarn, other):
+def test_read_while_tuners_come_and_go(path, recwarn, python):
     fill(path, ("x", {}, "measured", {}))
     code = """
 import sys
@@ -485,7 +381,7 @@ while True:
             store.add(key, {"name": str(i)}, Outcome("ok", (2.0, 2.0, 2.0)), "measured", {})
         store._db.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 """
-    process = other(code, tuple(KEY))
+    process = python(code, tuple(KEY))
     for _ in range(300):
         assert ask() == ("x", "exact")
         lookup.forget()
@@ -510,7 +406,7 @@ def test_a_reader_here_leaves_the_locks_of_a_writer_here_alone(path):
     assert ask() == ("y", "exact")
 
 
-def test_another_users_files(path, recwarn):
+def test_another_users_files(path):
     """In a folder that one may not write to the file is read; one that may not be read is reported."""
     fill(path, ("x", {}, "measured", {}))
     code = """

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import signal
 import sqlite3
@@ -17,14 +16,17 @@ import pytest
 
 pytest.importorskip("sqlite_utils")
 
+import tuning_files
 from sdkde_autotune import lookup, store
 from sdkde_autotune.key import Key
 from sdkde_autotune.records import Outcome
 from sdkde_autotune.store import Store, StoreError
+from tuning_files import HOLD, cut_to, directory, edit, foreign, random, rotten, text
 
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Query
 
+python = tuning_files.python  # a fixture
 KEY = Key("triton", "triton.mean", 1, "mean", "fast", "float32", "", 13, 16, 15, 12, "RTX A6000", "sm_86")
 QUERY = Query("triton", "triton.mean", 1, 16, "RTX A6000", "sm_86")
 OTHER = KEY._replace(n_octave=16)
@@ -47,32 +49,6 @@ def ok(ms):
 
 def guess(rank):
     return Outcome("ok", rank=rank)
-
-
-@pytest.fixture
-def python():
-    """Start other processes; they end with the test at the latest."""
-    with contextlib.ExitStack() as stack:
-
-        def start(code, *arguments):
-            command = [sys.executable, "-c", code, *map(str, arguments)]
-            process = stack.enter_context(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            )
-            stack.callback(process.kill)
-            return process
-
-        yield start
-
-
-def edit(*statements):
-    def change(path):
-        with contextlib.closing(sqlite3.connect(path)) as connection:
-            for statement in statements:
-                connection.execute(statement)
-            connection.commit()
-
-    return change
 
 
 # --- what is kept -------------------------------------------------------------------------------------------------
@@ -413,25 +389,7 @@ def test_a_users_view_is_nobodys_trouble(path, view):
 # --- files --------------------------------------------------------------------------------------------------------
 
 
-def random(path):
-    path.write_bytes(os.urandom(5000))
-
-
-def truncated(path):
-    path.write_bytes(path.read_bytes()[:6000])
-
-
-def header_only(path):
-    path.write_bytes(path.read_bytes()[:100])
-
-
-def rotten(path):
-    data = bytearray(path.read_bytes())
-    data[4096:8192] = b"\xa5" * 4096
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("spoil", [truncated, header_only, rotten])
+@pytest.mark.parametrize("spoil", [cut_to(6000), cut_to(100), rotten])
 def test_a_corrupt_file_is_left_as_it_is_and_what_salvages_it_is_named(path, spoil):
     filled(path)
     spoil(path)
@@ -480,7 +438,6 @@ def test_of_a_database_with_a_bad_page_every_other_row_is_imported(path, tmp_pat
 def test_what_a_killed_tuner_left_in_a_wal_is_imported_from_a_copy_without_its_shm(path, tmp_path, python):
     filled(path)
     process = python(LEFT, tuple(KEY))
-    assert process.stdout.readline() == "ready\n"
     process.kill()
     process.communicate()
     for suffix in "", "-wal":
@@ -488,16 +445,6 @@ def test_what_a_killed_tuner_left_in_a_wal_is_imported_from_a_copy_without_its_s
     with Store(tmp_path / "new") as s:
         assert s.load(tmp_path / "copy") == 5
     assert sorted(each.name for each in tmp_path.glob("copy*")) == ["copy", "copy-wal"]
-
-
-def foreign(path):
-    path.unlink()
-    edit("CREATE TABLE trial (x)")(path)
-
-
-def directory(path):
-    path.unlink()
-    path.mkdir()
 
 
 @pytest.mark.parametrize(
@@ -511,7 +458,7 @@ def directory(path):
         (edit("DROP TABLE trial", FOREVER.replace("best", "trial")), "its table trial lacks"),
         (edit("PRAGMA user_version = 2"), r"another version of sdkde wrote it \(schema 2, this one reads 1\); name"),
         (random, "is no database of the tuner, and is left alone; name another"),
-        (lambda path: path.write_text("a letter\n" * 100), "is no database of the tuner"),
+        (text, "is no database of the tuner"),
         (directory, "it is a directory; name another"),
     ],
 )
@@ -527,16 +474,6 @@ def test_what_is_refused_is_left_alone(path, spoil, message):
     assert content == (path.is_file() and path.read_bytes())
 
 
-HOLD = """
-import sqlite3, sys
-connection = sqlite3.connect(sys.argv[1], isolation_level=None)
-for statement in sys.argv[2:]:
-    connection.execute(statement).fetchall()
-print("ready", flush=True)
-sys.stdin.read()
-"""
-
-
 @pytest.mark.parametrize(
     "statements",
     [
@@ -548,7 +485,6 @@ sys.stdin.read()
 def test_a_locked_file_is_said_to_be(path, statements, python):
     filled(path)
     process = python(HOLD, path, *statements)
-    assert process.stdout.readline() == "ready\n"
     with pytest.raises(StoreError, match="is locked by another process; wait for it or end it") as caught:
         Store()
     assert str(path) in str(caught.value)
@@ -613,7 +549,6 @@ def test_what_may_only_be_read_is_read(path, beside, python):
     filled(path)
     if beside != "nothing":
         process = python(LEFT, tuple(KEY))
-        assert process.stdout.readline() == "ready\n"
         process.kill()
         process.communicate()
         assert Path(f"{path}-wal").stat().st_size
@@ -670,7 +605,7 @@ print(sum(os.waitpid(child, 0)[1] != 0 for child in children))
 
 
 def test_sixteen_that_start_cold_lose_nothing(path, python):
-    process = python(CROWD, tuple(KEY))
+    process = python(CROWD, tuple(KEY), ready=False)
     assert process.communicate()[0] == "0\n"
     with Store() as s:
         found = s.trials()
@@ -698,7 +633,7 @@ with Store() as store:
 def test_kill_9_loses_the_row_in_flight_at_most(path, python):
     for rows in (1, 40, 90):
         path.unlink(missing_ok=True)
-        process = python(KILLED, tuple(KEY))
+        process = python(KILLED, tuple(KEY), ready=False)
         last = [process.stdout.readline() for _ in range(rows)][-1]
         process.send_signal(signal.SIGKILL)
         said = int((process.stdout.read().splitlines() or [last])[-1]) + 1
@@ -738,7 +673,7 @@ while end:
     left += 1
 print(left)
 """
-    count = int(python(code).communicate()[0])
+    count = int(python(code, ready=False).communicate()[0])
     assert 10 < count < 200
     for number in range(count):
         filled(path.with_name(f"{path.name}{number}"))

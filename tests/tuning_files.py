@@ -1,0 +1,78 @@
+"""What spoils the tuner's file, and other processes that use it; for the tests of the store and of the look-up."""
+
+import contextlib
+import os
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+#: Executes statements and waits, with whatever locks that takes.
+HOLD = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+for statement in sys.argv[2:]:
+    connection.execute(statement).fetchall()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def python():
+    """Start other processes; they end with the test at the latest."""
+    with contextlib.ExitStack() as stack:
+
+        def start(code, *arguments, ready=True):
+            command = [sys.executable, "-c", code, *map(str, arguments)]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            process = stack.enter_context(subprocess.Popen(command, text=True, **pipes))
+            stack.callback(process.kill)
+            assert not ready or process.stdout.readline() == "ready\n"
+            return process
+
+        yield start
+
+
+def edit(*statements):
+    def change(path):
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            for statement in statements:
+                connection.execute(statement)
+            connection.commit()
+
+    return change
+
+
+def cut_to(size):
+    return lambda path: path.write_bytes(path.read_bytes()[:size])
+
+
+def random(path):
+    path.write_bytes(os.urandom(5000))
+
+
+def text(path):
+    path.write_text("not a database, just a few lines of text\n" * 9)
+
+
+def rotten(path):
+    """Without the first page of rows."""
+    data = path.read_bytes()
+    path.write_bytes(data[:4096] + b"\xa5" * 4096 + data[8192:])
+
+
+def foreign(path):
+    path.unlink()
+    edit("CREATE TABLE trial (bookmark)")(path)
+
+
+def directory(path):
+    path.unlink()
+    path.mkdir()
+
+
+def fifo(path):
+    path.unlink()
+    os.mkfifo(path)
