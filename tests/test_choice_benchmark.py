@@ -137,6 +137,16 @@ def test_what_was_not_measured_is_no_rival_and_what_was_given_up_a_bound(choice)
     assert judge(record(candidate("a", chosen=True, outcome="skipped")), STARTUPS) is None
 
 
+def test_another_checkouts_choice_is_judged_by_the_same_times(choice):
+    """Over the cases in which both can be judged."""
+    picks = {"picks": dict.fromkeys(choice.report.WAYS, "b"), "beside": dict.fromkeys(choice.report.WAYS, "a")}
+    both = record(candidate("a", 2.0), candidate("b", 0.5), **picks)
+    one = record(candidate("a", 2.0), candidate("b", outcome="skipped"), **picks)
+    lines = choice.report.summary([both, one], STARTUPS).splitlines()
+    assert "| host, after warm_up | this one | 1 | 1.000 | 100.0% | 0.0% | 1.00 |" in lines
+    assert "| host, after warm_up | beside | 1 | 4.000 | 0.0% | 100.0% | 4.00 |" in lines
+
+
 def test_scores_and_fits(choice):
     report = choice.report
     records = [record(candidate("a", s, chosen=True, predicted=p), candidate("b", 1.0), place="device")

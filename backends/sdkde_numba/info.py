@@ -21,7 +21,7 @@ def _supports(problem: Problem) -> Support:
     if found is None:
         return Support(True, f"compiled, {choose(problem)}")
     how = "direct differences in float32" if takes_leaves(problem) else str(choose(problem))
-    return Support(True, f"compiled, {how}; about {min(100.0, 100.0 * found.pairs):.2g} % of the pairs matter")
+    return Support(True, f"compiled, {how}; about {min(100.0, 100.0 * found):.2g} % of the pairs matter")
 
 
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction, Work
 
 from .bounds import choose, takes_leaves
 
-__all__ = ["HEIGHT", "LEAF", "SIZE", "TASK", "Forecast", "pays", "work"]
+__all__ = ["HEIGHT", "LEAF", "SIZE", "TASK", "pays", "work"]
 
 #: Least work of a task, in multiplications.
 TASK = 1 << 25
@@ -34,8 +33,8 @@ LOOKED, AGAIN = (48, 1 << 12), 0.05
 RATES = {"float64": 2.3e10, "float32": 4.6e10, "scalar": 4.4e9, "exp": 1.2e9}
 
 
-def work(problem: Problem) -> tuple[Work, Forecast | None]:
-    """Return what the backend does, and what is forecast of the pairs that matter, where it leaves others out."""
+def work(problem: Problem) -> tuple[Work, float | None]:
+    """Return what the backend does, and the share of the pairs that is likely to matter where it leaves others out."""
     left = _typical(problem)
     some = _over_all(problem) if left is None else _over_some(problem, left)
     threads = cpu_threads()
@@ -55,14 +54,7 @@ def work(problem: Problem) -> tuple[Work, Forecast | None]:
     )
 
 
-class Forecast(NamedTuple):
-    """What is expected of the pairs that matter."""
-
-    pairs: float  # share of the pairs that are listed
-    again: float  # share of the rows that are summed again by tiles
-
-
-def _typical(problem: Problem) -> Forecast | None:
+def _typical(problem: Problem) -> float | None:
     """What is expected of typical data; None where sums over all pairs are."""
     return _if_it_pays(problem, typical_share(problem, SIZE, HEIGHT, _out(problem))) if _looks(problem) else None
 
@@ -80,12 +72,10 @@ def _out(problem: Problem) -> float:
     return LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute
 
 
-def _if_it_pays(problem: Problem, share: float) -> Forecast | None:
-    if share > NEARLY_ALL:
-        return None
-    found = Forecast(share, AGAIN if takes_leaves(problem) else 1.0)
-    some = _seconds(_over_some(problem, found)) + 2.0 * _sorting(problem) / RATES["scalar"]  # by one thread
-    return found if some < PAYS * _seconds(_over_all(problem)) else None
+def _if_it_pays(problem: Problem, share: float) -> float | None:
+    """The share of the pairs that lists leave, where sums over these are faster by one thread."""
+    some = _seconds(_over_some(problem, share)) + 2.0 * _sorting(problem) / RATES["scalar"]
+    return share if share <= NEARLY_ALL and some < PAYS * _seconds(_over_all(problem)) else None
 
 
 def _looks(problem: Problem) -> bool:
@@ -115,15 +105,16 @@ def _over_all(problem: Problem) -> Work:
     )
 
 
-def _over_some(problem: Problem, found: Forecast) -> Work:
+def _over_some(problem: Problem, share: float) -> Work:
     """Of the pairs listed, measured from three to ten dimensions; making the lists is in these figures.
 
     Leaf by leaf about 0.4 of the listed pairs are summed where few are listed, and all where all are, in a time that
     grows with d. By tiles they take as long as all pairs, of which tiles are longer.
     """
-    whole, again, mean = _over_all(problem), found.pairs * found.again, problem.reduction is Reduction.MEAN
-    pairs = found.pairs * problem.pairs if takes_leaves(problem) else 0.0
-    summed = 0.3 + 0.7 * found.pairs**2
+    whole, leaves, mean = _over_all(problem), takes_leaves(problem), problem.reduction is Reduction.MEAN
+    again = share * (AGAIN if leaves else 1.0)  # of rows for which float32 does not do
+    pairs = share * problem.pairs if leaves else 0.0
+    summed = 0.3 + 0.7 * share**2
     flops = {dtype: again * count for dtype, count in whole.matrix_flops.items()}
     flops["float32"] = flops.get("float32", 0.0) + (6.6 if mean else 3.0) * problem.d * summed * pairs
     scalar = again * whole.scalar_flops + (0.5 + 0.6 * summed) * pairs

@@ -13,8 +13,6 @@ from ..protocol import Problem, Reduction
 
 __all__ = ["rough_share", "typical_share"]
 
-Array = NDArray[Any]
-
 #: Nearest points of a sample: their distances say how densely points lie, and in how many dimensions.
 NEAREST_OF, FARTHER_OF = 4, 16
 
