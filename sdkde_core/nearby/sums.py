@@ -19,9 +19,9 @@ from .tiles import Index, index
 
 __all__ = ["Neighbours"]
 
-#: Columns and rows of a tile, where rows are many and where they are few, isolated ones; and tiles of rows that are
-#: first looked at together.
-MANY, ISOLATED, GROUP = (32, 8), (128, 2), 32
+#: Columns and rows of a tile, where rows are many and where they are few, isolated ones, which have few neighbours in
+#: common; of NumPy's arrays and of a device's. And tiles of rows that are first looked at together.
+CPU, DEVICE, GROUP = ((32, 8), (128, 2)), ((256, 32), (256, 8)), 32
 
 #: Rows up to which all columns are summed: to put these in order takes longer.
 FEW = 12
@@ -125,17 +125,18 @@ class Neighbours:
         return _Tiles([points[:, a][places] for a in range(points.shape[1])], log_weights, self.names[places])
 
     def _parts(self, xp: Any, problem: Problem, rows: Any, least: float) -> Iterator[tuple[Any, Any, _Tiles]]:
-        """Which rows are summed together, (b, HEIGHT), and over which tiles of which columns, (b, k)."""
+        """Which rows are summed together, (b, height), and over which tiles of which columns, (b, k)."""
         m, n, on = rows.shape[0], self.names.shape[0], device(rows)
+        many, isolated = CPU if is_numpy_array(rows) else DEVICE
         if not self._finite or m < FEW:
-            columns = self._tiled(xp.arange(n, device=on), ISOLATED[0])
+            columns = self._tiled(xp.arange(n, device=on), isolated[0])
             every = xp.arange(columns.names.shape[0] - 1, device=on)
             for start in range(0, m, FEW):
                 yield xp.arange(start, min(m, start + FEW), device=on)[None, :], every[None, :], columns
             return
-        size, height = MANY if 32 * m >= n else ISOLATED  # isolated rows have few neighbours in common
+        size, height = many if 32 * m >= n else isolated
         found, columns = self._in_order(size)
-        where, none = order(rows, 8), columns.names.shape[0] - 1
+        where, none = order(rows, max(height, 8)), columns.names.shape[0] - 1
         step = max(1, (1 << 22) // (none * GROUP)) * GROUP * height  # lists take 200 bytes a pair of tiles
         for start in range(0, m, step):
             here = where[start : start + step]
@@ -146,12 +147,12 @@ class Neighbours:
             numbers, first = np.asarray(to_device(counts[longest], "cpu")), 0
             while first < len(numbers):
                 most = max(1, _pairs(rows) // (height * size * max(1, min(int(numbers[first]), 8))))
-                many = int(np.sum(2 * numbers[first : first + most] >= numbers[first]))
-                which = longest[first : first + many]
+                together = int(np.sum(2 * numbers[first : first + most] >= numbers[first]))
+                which = longest[first : first + together]
                 k = xp.arange(int(numbers[first]), device=on)[None, :]
                 at = xp.where(k < counts[which][:, None], begins[which][:, None] + k, tiles.shape[0] - 1)
                 yield by[which, :], tiles[at], columns
-                first += many
+                first += together
 
 
 def _pairs(rows: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace
 
 from .order import by_tile, order
 
@@ -71,29 +71,25 @@ def index(points: Any, log_weights: Any, size: int, leaf: int = 0) -> Index:
     return Index(where, size, fine, coarse, float(top + xp.log(xp.sum(xp.exp(fine.log_weight - top)))))
 
 
-def _columns(points: Any, log_weights: Any, size: int) -> Tiles:
-    """Tiles of the points (d, n), in order."""
-    xp, (d, n) = array_namespace(points), points.shape
-    blocks = [by_tile(points[a, :], size) for a in range(d)]  # (k, size) each
-    logs = by_tile(log_weights, size)
+def _columns(along: Any, log_weights: Any, size: int) -> Tiles:
+    """Tiles of points (d, n) in order."""
+    xp, (d, n) = array_namespace(along), along.shape
+    if n % size:
+        along = xp.concat([along, xp.broadcast_to(along[:, -1:], (d, -n % size))], axis=1)
+    blocks, logs = xp.reshape(along, (d, -1, size)), by_tile(log_weights, size)
     if n % size:
         logs[-1, n % size :] = -math.inf
-    top = xp.max(logs, axis=1)
-    shares = xp.exp(logs - top[:, None])  # the largest is 1
+    low, high, top = xp.min(blocks, axis=2), xp.max(blocks, axis=2), xp.max(logs, axis=1)
+    shares = xp.exp(logs - top[:, None])  # (k, size), the largest is 1
     total = xp.sum(shares, axis=1)
     rest = total - 1.0
-    low, high, mean = (xp.empty((d, top.shape[0]), dtype=points.dtype, device=device(points)) for _ in range(3))
-    square, width, away = xp.zeros_like(top), xp.zeros_like(top), xp.zeros_like(top)
-    for a, x in enumerate(blocks):
-        low[a, :], high[a, :] = xp.min(x, axis=1), xp.max(x, axis=1)
-        inside = x - low[a, :, None]
-        mean[a, :] = xp.sum(inside * shares, axis=1) / total
-        inside -= mean[a, :, None]
-        square += xp.sum(inside * inside * shares, axis=1)
-        width += (high[a, :] - low[a, :]) ** 2
-        away += (xp.abs(low[a, :]) + xp.abs(high[a, :])) ** 2
+    inside = blocks - low[:, :, None]
+    mean = xp.sum(inside * shares, axis=2) / total
+    inside -= mean[:, :, None]
+    square = xp.sum(xp.sum(inside * inside * shares, axis=2), axis=0) / total
+    width, away = (xp.sqrt(xp.sum(x * x, axis=0)) for x in (high - low, xp.abs(low) + xp.abs(high)))
     epsilon = 2.0**-52
     tiny = size * epsilon  # a sum of so many, less one, may be that by rounding alone
     without = xp.where(rest > tiny, xp.log(xp.where(rest > tiny, rest - tiny, xp.ones_like(rest))) + top, -math.inf)
-    slip = size * epsilon * xp.sqrt(width) + epsilon * xp.sqrt(away)
-    return Tiles(low, high, low + mean, square / total, slip, xp.log(total) + top, without)
+    slip = size * epsilon * width + epsilon * away
+    return Tiles(low, high, low + mean, square, slip, xp.log(total) + top, without)
