@@ -387,6 +387,15 @@ def test_compilers_and_what_they_run_end_with_the_tuner(number, tmp_path):
         process.kill()
 
 
+def test_a_process_that_dies_is_an_outcome_and_another_takes_its_place():
+    pool = processes.Pool(1, failure="crash")
+    try:
+        assert pool.result("dies", os._exit, 3) == Outcome("crash", error="its process died")
+        assert pool.result("works", len, [1, 2]) == 2
+    finally:
+        pool.close()
+
+
 def test_what_is_measured_goes_through_a_worker_that_is_replaced(compiled, monkeypatch):
     class Bench:
         made: ClassVar = []

@@ -22,6 +22,7 @@ from sdkde_core.plugin import write_atomically
 from . import lookup, options, provenance
 from .key import Key, canonical
 from .problems import Place, Tunable, by_value, place_of, task_of, tunables
+from .records import Outcome
 
 if TYPE_CHECKING:
     from .measure import MeasuringRunner
@@ -228,7 +229,8 @@ def _verified(best: Best, runner: MeasuringRunner, store: Store) -> dict[str, An
     except ValueError as error:
         return {**row, "verdict": str(error)}
     found = search(task, space, runner, store, again=True)
-    now, after = found.known[canonical(best.config)], found.outcome
+    gone = Outcome("invalid", error="it is beyond the present limits of the card")
+    now, after = found.known.get(canonical(best.config), gone), found.outcome
     row |= {"now": now.median, "default": result_row(found)["default"]}
     # As fast as the new winner within one percent, it is as good.
     row["holds"] = after is not None and now.median <= 1.01 * after.median
