@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 from ..messages import did_you_mean
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, with_fields
 from . import registry, started
-from .hardware import cpu_threads, gpu_name, is_here, visible_gpus
+from .hardware import cpu_threads, gpu_name, is_here, processor, visible_gpus
 from .judge import Candidate, Share, StartUp, calls_of, has_context, judge, start_up
 from .switches import switched_off, tuning_is_off
 
 __all__ = ["Choice", "check_environment", "choose", "named_backend", "parse_device", "rank", "require_known"]
+
+#: What sharing rows among devices takes besides copies: threads that start, and what every device does for itself.
+SHARED_SECONDS = 2e-3
 
 _logger = logging.getLogger("sdkde")
 
@@ -216,15 +219,12 @@ def _unusable_on(
 def _worth_sharing(
     choice: Choice, problems: Sequence[Problem], data_device: str, share: Share | None, devices: int
 ) -> int:
-    """How many of so many devices are predicted to be fastest: all, or one.
-
-    Threads start in 2 ms, and 20 GB a second go from one card to another over PCIe.
-    """
+    """How many of so many devices are predicted to be fastest: all, or one. PCIe takes 20 GB a second between them."""
     judged = judge(choice.info, at(problems, choice.device), data_device, share, StartUp(0.0, 0.0))
     if judged.seconds is None:
         return devices
     copied = 8 * sum((p.n + p.m) * (p.d + 1) for p in problems) * (devices - 1) / devices / 20e9
-    return devices if judged.seconds / devices + copied + 2e-3 < judged.seconds else 1
+    return devices if judged.seconds / devices + copied + SHARED_SECONDS < judged.seconds else 1
 
 
 def _choose(
@@ -367,6 +367,8 @@ def _ranked(
         # A plugin without a CPU has a device that was not asked for; it is tried if it was named.
         if candidate.ok and asked.device is None and info.name != asked.named and not is_here(place):
             candidate = replace(candidate, ok=False, reason=f"no {place} is here", seconds=None, pass_seconds=())
+        if candidate.ok and asked.device is None and place != asked.data_device and processor(place) is None:
+            candidate = replace(candidate, seconds=None, pass_seconds=())  # nobody knows that data gain by going there
         if candidate.ok:
             least = min(least, candidate.total_seconds)
         found.append(candidate)
