@@ -514,7 +514,7 @@ def on_device(device, monkeypatch):
     there = Origin(array_namespace(X), X.device, on_host=False)
 
     def ingested(train, query=None, weights=None, *, check_finite=True, device=None):
-        log_weights = None if weights is None else arguments._weighed(weights)[0]
+        log_weights = None if weights is None else arguments._weighed(weights)
         return Data(train, query, log_weights, "float64", there, check_finite)
 
     def key_of(request, train, query, log):
