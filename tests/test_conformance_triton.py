@@ -115,29 +115,6 @@ def test_columns_are_left_out_beside_an_outlier_that_weighs_far_more(precision):
 
 @interpreted
 @warns
-def test_columns_are_left_out_of_fewer_rows_than_a_tile_has():
-    from sdkde_triton import backend, near
-
-    rng = np.random.default_rng(1)
-    x, y = rng.normal(size=(160, 3)), rng.normal(size=(5, 3))
-    problem = Problem(Reduction.LOG_SUM, 5, 160, 3, precision="fast", device="cpu", extent=6.0)
-    columns = Columns(torch.from_numpy(x), torch.full((160,), -math.log(160), dtype=torch.float64))
-    state = backend.TritonBackend(skip=True).prepare(problem, columns)
-    got = near.reduce(problem, torch.from_numpy(y), state.near(), *backend._operands(problem, state))
-    assert got is not None  # no more than all pairs are left
-    want = reference.near_sums(y, x, columns.log_weights.numpy())
-    assert problems.errors(problem, each(got, to_host), want).max() < 1.0
-    # Whatever the order they came in, results are in that order, with the same bits.
-    mixed, rows = rng.permutation(160), rng.permutation(5)
-    columns = Columns(torch.from_numpy(x[mixed]), columns.log_weights)
-    state = backend.TritonBackend(skip=True).prepare(problem, columns)
-    again = near.reduce(problem, torch.from_numpy(y[rows]), state.near(), *backend._operands(problem, state))
-    assert again is not None
-    assert torch.equal(again.log_sum, got.log_sum[torch.from_numpy(rows)])
-
-
-@interpreted
-@warns
 @pytest.mark.covering(1)
 class TestInterpreted(BackendConformance):
     backend = "triton"

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 import sdkde_core
-from sdkde_core.choice import registry
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from sdkde_core.testing import reference
 from sdkde_core.testing.problems import Case, errors, make
 
 pytest.importorskip("finufft")
 
-from sdkde_fourier import bounds, modes, price, transforms
+from sdkde_fourier import bounds, modes, transforms
 from sdkde_fourier.backend import FourierBackend
 from sdkde_fourier.transforms import to_modes, to_points
 
@@ -187,22 +186,6 @@ def test_same_bits_with_threads(d):
     with ThreadPoolExecutor(2) as pool:
         for again in pool.map(run, range(3)):
             assert np.array_equal(first.log_sum, again.log_sum) and np.array_equal(first.shift, again.shift)
-
-
-def test_prices_and_support():
-    info = registry.find("fourier").info
-    problem = Problem(Reduction.MEAN, 10**6, 10**6, 1, extent=100.0)
-    assert not info.supports(replace(problem, d=4)).ok and "4" in info.supports(replace(problem, d=4)).reason
-    assert price.seconds(info.work(problem, None)) < 2.0
-    costs = [price.seconds(info.work(replace(problem, d=d), None)) for d in (1, 2, 3)]
-    assert costs == sorted(costs)
-    for precision, d, ok in (("float64", 2, True), ("float64", 3, False), ("high", 3, True)):
-        support = info.supports(replace(problem, precision=precision, d=d))
-        assert support.ok is ok and (ok or "float64" in support.reason)
-    numpy = registry.find("numpy").info
-    small = replace(problem, m=100, n=100, d=3)
-    assert price.seconds(info.work(small, None)) < 0.01  # a small problem is not priced as one of modes
-    assert numpy.supports(small).ok
 
 
 @pytest.mark.parametrize("options", [{"threads": 0}, {"threads": True}, {"always": 1}])

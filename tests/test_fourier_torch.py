@@ -14,7 +14,7 @@ from sdkde_core.testing.problems import errors
 
 torch = pytest.importorskip("torch")
 
-from sdkde_fourier import modes, price, separable  # noqa: E402
+from sdkde_fourier import modes, separable  # noqa: E402
 from sdkde_fourier.device import TorchFourierBackend  # noqa: E402
 
 
@@ -132,17 +132,6 @@ def test_weights_near_the_end_of_float64(name):
         got = backend.reduce(problem, rows if numpy else torch.tensor(rows), backend.prepare(problem, columns))
         got = got if numpy else _numpy(got)
         assert errors(problem, got, reference.sums(rows, points, log_weights=log_weights)).max() <= 1.0
-
-
-def test_prices_and_support():
-    info = registry.find("fourier-torch").info
-    problem = Problem(Reduction.MEAN, 10**6, 10**6, 1, extent=100.0, device="cpu")
-    assert not info.supports(replace(problem, d=4)).ok and "4" in info.supports(replace(problem, d=4)).reason
-    costs = [price.seconds(info.work(replace(problem, d=d), None)) for d in (1, 2, 3)]
-    assert costs == sorted(costs)
-    assert "products" in info.supports(problem).reason
-    assert "neighbourhoods" in info.supports(replace(problem, d=3, extent=1e6)).reason
-    assert "float64" not in info.precisions
 
 
 def test_options_are_checked():

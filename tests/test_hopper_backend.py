@@ -110,16 +110,6 @@ def test_no_sum_of_columns_in_fp32_is_of_many_units(programs):
         assert (np.diff(slots) >= 0).all()
 
 
-@pytest.mark.parametrize("width", plan.COSTS)
-def test_programs_take_equally_long(width):
-    (part,) = plan.launches(32, 132, width)
-    flags = part.tables.units[:, 2]
-    tiles = (flags >> 16) - (flags >> 8 & 255)
-    cost = tiles * np.where(flags & 1, 1.0, plan.COSTS[width].dense)
-    each = np.add.reduceat(cost, part.tables.begins[:-1])
-    assert each.max() < 1.05 * each.mean()
-
-
 def test_what_is_declined_and_why():
     def asked(reduction=Reduction.MEAN, d=16, extent=10.0, same=True, *requires):
         requires = frozenset(requires)
@@ -240,13 +230,6 @@ def test_a_folder_that_is_another_users_is_not_trusted(tmp_path):
     compiles, (said,) = _compiles(tmp_path)
     assert compiles and f"{folder} is another user's; set XDG_CACHE_HOME" in said
     assert list(folder.iterdir()) == [kept]
-
-
-def test_parts_of_the_columns_fill_the_card():
-    assert plan.parts(16, 512, 132) == 8  # 4096 rows, 32768 columns: 128 programs of 132
-    assert plan.parts(128, 512, 132) == 1
-    assert plan.parts(1, 3, 132) == 1
-    assert plan.parts(5462, 16384, 132) == 1  # a million rows: partial sums of many parts would not fit
 
 
 def test_what_is_missing_is_named_with_its_mend(monkeypatch):

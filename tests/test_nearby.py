@@ -11,7 +11,6 @@ import pytest
 import torch
 from some_of_all import some_of_all
 
-from sdkde_core import nearby
 from sdkde_core.nearby import Neighbours, index, lists, order
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from sdkde_core.testing import reference
@@ -174,31 +173,6 @@ def test_a_single_column_that_is_left_out():
     with np.errstate(all="ignore"):
         found = lists(problem, index(np.zeros((1, 2)), np.zeros(1), SIZE), np.zeros((1, 2)), HEIGHT)
     assert found.floors[0] == -math.inf and list(found.tiles) == [0]
-
-
-# --- the terms that a backend may leave out -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reduction", Reduction)
-@pytest.mark.parametrize("floor", [-3.0, -30.0, -5e5])
-def test_terms_below_the_cut_come_to_their_share(reduction, floor):
-    """As many as may be, all at the cut or all below, with the factor that the result has for them."""
-    _, x, log_w = _case("normal", 3)
-    columns, d = index(x, log_w, SIZE), 3
-    for precision in TOLERANCES:
-        problem = Problem(reduction, 8, len(x), d, precision=precision)
-        cut = lists_module._cuts(np, problem, columns, np.array([floor]))[0]
-        for below in (0.0, 0.5, 5.0, 50.0):
-            term = cut - below
-            number = SIZE * nearby.PARTS * math.exp(0.9 * below)  # each counts exp(−0.9 below)
-            r = math.sqrt(2.0 * (columns.log_weight - term))
-            factor = {
-                Reduction.LOG_SUM: 1.0,
-                Reduction.MEAN: r + math.sqrt(-2.0 * floor),
-                Reduction.LAPLACE: 1.0 + 0.5 * r**2 / (1.0 + 0.5 * d),
-            }[reduction]
-            change = number * factor * math.exp(term - floor)
-            assert change <= lists_module.TERMS * TOLERANCES[precision][reduction].absolute * (1.0 + 1e-9)
 
 
 # --- other libraries ------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import math
 import sys
 from dataclasses import replace
-from typing import NamedTuple
 
 import pytest
 
@@ -230,35 +229,6 @@ def test_a_tuned_configuration_is_used(monkeypatch):
     assert second.kernel == "mean_full"
 
 
-def test_a_configuration_that_does_not_launch_is_skipped(monkeypatch, untold):
-    from triton.runtime.errors import OutOfResources
-
-    config = {"block_m": 128, "block_n": 32, "num_warps": 8, "num_stages": 2}
-    monkeypatch.setattr(
-        tuning, "_lookup", lambda: lambda query, problem, accept: (config, "sizes") if accept(config) else None
-    )
-    monkeypatch.setattr(tuning, "_rejected", set())
-    monkeypatch.setattr(compiled, "INTERPRETED", False)
-    monkeypatch.setattr(compiled, "_compiled", {})
-    processor = Processor(132, 90, 1 << 16, 227 << 10, 2048)
-    found = compiled.configuration("mean", problem("mean"), 16, processor)
-    assert found.to_dict() == config
-
-    class Kernel(NamedTuple):
-        arg_names: tuple[str, ...] = ("out",)
-
-        def warmup(self, *arguments, **options):
-            raise OutOfResources(300000, 232448, "shared memory")
-
-    with pytest.raises(compiled.LaunchFailed), pytest.warns(SdkdeWarning, match="sdkde-autotune verify"):
-        compiled.launch(Kernel(), (1, 1), (torch.zeros(4),), (), found)
-    with pytest.raises(compiled.LaunchFailed):
-        compiled.launch(Kernel(), (1, 1), (torch.zeros(4),), (), found)
-    assert compiled.configuration("mean", problem("mean"), 16, processor) == space.default("mean", 16, 90)
-    with pytest.raises(OutOfResources):  # nobody's choice but the default
-        compiled.launch(Kernel(), (1, 1), (torch.zeros(4),), (), space.default("mean", 16, 90))
-
-
 def test_what_is_tried_is_launched_or_refused():
     config = {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 2}
     processor = Processor(132, 90, 1 << 16, 227 << 10, 2048)
@@ -295,16 +265,6 @@ def test_what_can_be_tuned_is_what_runs(reduction, precision, d, same, monkeypat
     backend.reduce(given, None if same else x, backend.prepare(given, Columns(x, log_weights)))
     space = tunables.SPACE
     assert asked == {k: (space.dimension(k, given), space.default(k, given, "sm_90")) for k in space.kernels(given)}
-
-
-def test_problems_share_code_where_their_constants_are_equal():
-    space = tunables.SPACE
-    given = problem(Reduction.LOG_SUM, m=30, n=30, d=20, precision="fast", extent=6.0)
-    config = space.default("log_sum", given, "sm_90")
-    same = [given, replace(given, m=9, n=900), replace(given, d=31)]
-    assert len({space.code("log_sum", config, each) for each in same}) == 1
-    other = [replace(given, d=32), replace(given, requires=frozenset({"weights"})), replace(given, reduction="laplace")]
-    assert len({space.code("log_sum", config, each) for each in (given, *other)}) == 4
 
 
 # --- a machine without a compiler -----------------------------------------------------------------------------------
