@@ -114,21 +114,6 @@ def test_simulated_rows_that_several_threads_share(d, precision, extent, reducti
 
 
 @simulated
-@pytest.mark.parametrize(
-    "check",
-    [
-        *("answers_something", "reasons", "options"),
-        pytest.param("result_format", marks=pytest.mark.slow),
-    ],
-)
-def test_simulated_formalities(check):
-    info = registry.find(NAME).info
-    target = Target(info, info.load(), "cpu")
-    for parameter in CHECKS[check].parameters(info, None):
-        CHECKS[check].run(target, parameter)
-
-
-@simulated
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
 def test_simulated_nan_stays_nan(method):
     x = np.random.default_rng(0).normal(size=(20, 3))

@@ -299,8 +299,6 @@ def _same_bits_in_slabs(monkeypatch, case, device, precision, fit, every=1):
     """Reduce, then again where memory does not suffice for more than ``fit`` rows at a time."""
     from sdkde_triton import backend as module
 
-    from sdkde_core.engine import devices
-
     record = registry.find("triton")
     backend, d = record.info.load(), case.points.shape[1]
     for reduction, same, weighted in list(itertools.product(Reduction, (False, True), (False, True)))[::every]:
@@ -314,7 +312,6 @@ def _same_bits_in_slabs(monkeypatch, case, device, precision, fit, every=1):
         whole = backend.reduce(problem, queries, backend.prepare(problem, columns))
         sizes: list[int] = []
         with monkeypatch.context() as patch:
-            patch.setattr(devices, "FEWEST_ROWS", 8)
             patch.setattr(module, "_packed", _crowded(module._packed, fit, sizes))
             patch.setattr(module, "_direct", _crowded(module._direct, fit, sizes))
             parts = backend.reduce(problem, queries, backend.prepare(problem, columns))
@@ -332,7 +329,7 @@ def _same_bits_in_slabs(monkeypatch, case, device, precision, fit, every=1):
 @interpreted
 def test_interpreted_memory_changes_no_bits(monkeypatch):
     # One dimension, so without products: those of NumPy round by a row's place among the others.
-    _same_bits_in_slabs(monkeypatch, problems.make("mixture", 70, 40, 1, 8.0), "cpu", "fast", 19, every=3)
+    _same_bits_in_slabs(monkeypatch, problems.make("mixture", 600, 520, 1, 8.0), "cpu", "fast", 300, every=3)
 
 
 @pytest.mark.gpu

@@ -36,8 +36,8 @@ RNG = np.random.default_rng(0)
 QUICK = PROFILES["quick"]
 ALL = replace(INFO, features=INFO.features | {"grad"})
 
-#: As of protocol 1.0, so that mutants need not know of ranges and blocks of the points.
-OLD = replace(INFO, protocol=(1, 0), features=INFO.features - {"range", "pairs"})
+#: Without ranges and blocks of the points, so that mutants need not know of them.
+OLD = replace(INFO, features=INFO.features - {"range", "pairs"})
 
 
 class Right(NumpyBackend):
@@ -577,7 +577,7 @@ MUTANTS = {
         "a future requirement claimed": (Right, replace(INFO, features=INFO.features | {"column_scale"})),
         "no precision": (Right, replace(INFO, precisions=())),
         "grad in NumPy": (Right, ALL),
-        "features of a later protocol": (Right, replace(INFO, protocol=(1, 0))),
+        "another protocol": (Right, replace(INFO, protocol=(2, 0))),
     },
     "answers_something": {"declines everything": (Right, replace(INFO, supports=declining))},
     "options": {"any option taken": (AnyOption, replace(INFO, implementation=f"{__name__}:AnyOption"))},

@@ -11,6 +11,7 @@ import pytest
 import torch
 from some_of_all import some_of_all
 
+from sdkde_core import nearby
 from sdkde_core.nearby import Neighbours, index, lists, order
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from sdkde_core.testing import reference

@@ -129,12 +129,6 @@ def test_bits_do_not_depend_on_the_threads(monkeypatch, reduction, n, m):
         assert errors(replace(problem, m=13), some, truth(case, rows=range(13))).max() <= 1.0
 
 
-@pytest.mark.parametrize("threads", [0, -1, True, "2", 1.5])
-def test_threads_must_be_a_positive_integer(threads):
-    with pytest.raises((TypeError, ValueError)):
-        NumbaBackend(threads=threads)
-
-
 # --- compiling ------------------------------------------------------------------------------------------------------
 
 _SCRIPT = """
