@@ -193,7 +193,7 @@ def test_whatever_people_pass_gets_scikit_learns_answer(count):
     def check(x, y, weights):
         ours, theirs = (outcome(model, x, y, weights) for model in (KernelDensity(), neighbors.KernelDensity()))
         if isinstance(ours, tuple):
-            assert "overflow" in ours[1] or ours == theirs
+            assert "overflow" in ours[1] or "masked array" in ours[1] or ours == theirs
         else:
             assert_allclose(ours, theirs, rtol=1e-9)
 

@@ -288,7 +288,7 @@ class gaussian_kde:
             formulas = {"scott": self.scotts_factor, "silverman": self.silverman_factor}
             self.covariance_factor = formulas.get(bw_method) or partial(float, self._factor_by(bw_method))
         elif isinstance(bw_method, Real):
-            self.covariance_factor = partial(np.positive, bw_method)  # pickles, and returns the number
+            self.covariance_factor = partial(np.positive, +bw_method)  # pickles, and returns the number; +True is 1
         elif callable(bw_method):
             self.covariance_factor = partial(bw_method, self)
         elif bw_method is not None:
