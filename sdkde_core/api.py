@@ -12,21 +12,18 @@ from typing import Any, Unpack
 import numpy as np
 from array_api_compat import array_namespace
 
-from .arrays import Argument, Origin, detached, is_dask
+from .arrays import Argument, Origin, detached, is_dask, public
 from .bandwidth import recorded
 from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
 from .estimator import autograd, graphs, replay, warming
 from .estimator.batches import Advance, check_out, densities, gradients, watched
-from .estimator.density import density, has_gaps, undefined, warn_of_negative
+from .estimator.density import density, has_gaps, log_constant, undefined, warn_of_negative
 from .estimator.explanation import Explanation, explained
-from .estimator.fallback import with_fallback
-from .estimator.fitted import Fitted, below_zero, run, shifted, slope
-from .estimator.kernels import log_constant
+from .estimator.fitted import Fitted, below_zero, run, shifted, slope, with_fallback
 from .estimator.plan import Plan, plan, read
 from .estimator.prepared import Prepared
-from .estimator.public import public
 from .estimator.request import Goal, Options, Request, takes_options
 
 __all__ = [
@@ -172,8 +169,8 @@ def estimate(
 
     def compute(request: Request) -> Any:
         if key is None:
-            return finish(autograd.plan(request, train, query))
-        planned = functools.partial(autograd.plan, request, train, query, replays=True)
+            return finish(plan(request, train, query, attach=True))
+        planned = functools.partial(plan, request, train, query, attach=True, replays=True)
         return replay.estimate(key, request, train, query, planned, finish)
 
     result = with_fallback(request, compute)
@@ -235,7 +232,7 @@ def debias(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> 
         return _lazy(request, train, progress=progress)
 
     def compute(request: Request) -> Any:
-        ready = autograd.plan(request, train)
+        ready = plan(request, train, attach=True)
         shift = _at_home(ready, shifted(ready, ready.problems[0], ready.columns, advance=advance))
         return _restored(ready, ready.data.train + ready.bandwidth.stretch(0.5 * shift))
 
@@ -264,7 +261,7 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
             return gradients(ready, given, advance)
 
     def compute(request: Request) -> Any:
-        ready = autograd.plan(request, train, query)
+        ready = plan(request, train, query, attach=True)
         score = ready.bandwidth.pull_back(_at_home(ready, slope(ready)))
         return _restored(ready, score, train, query, request.weights, request.bandwidth)
 

@@ -17,7 +17,7 @@ from .arguments import (
 )
 from .looks import Decisions, Taken, decided, look, noting, recording, rounded, taken
 from .places import Origin, c_order, convert, detached, device_name, grad_enabled, is_attached, to_host
-from .quiet import quiet
+from .quiet import public, quiet
 
 __all__ = [
     "Argument",
@@ -43,6 +43,7 @@ __all__ = [
     "look",
     "noting",
     "numbers",
+    "public",
     "quiet",
     "recording",
     "refuse_dask",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -15,22 +16,24 @@ from array_api_compat import device as device_of
 
 from ..arrays import Argument, Data, Origin, check_query, convert, detached, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
-from ..choice import select
+from ..choice import select, started
 from ..choice.judge import only_enqueues
 from ..engine.failures import BackendFailed, OutOfReach
 from ..engine.forks import new_lock
 from ..engine.merge import concatenate, empty
 from ..engine.outliers import radii
+from ..messages import warn_once
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, with_fields
 from ..spreading.devices import Reducer, pack_on
 from .batches import Advance, batch_rows
-from .fallback import set_aside, without
+from .density import log_constant
 from .graphs import Replays
-from .kernels import log_constant
 from .laplace import NegativeMass, laplace_slope, negative_mass
 from .plan import Plan, read_extent
 from .request import Request
 from .resolution import REACH, check_resolution
+
+_logger = logging.getLogger("sdkde")
 
 R = TypeVar("R")
 
@@ -185,7 +188,10 @@ class Fitted:
                     raise
                 with here._lock:
                     if here._second is None:
-                        here._second = loaded(without(here.request, stopped), *here.state("auto")[1:])
+                        _logger.debug("backend %s on %s %s", stopped.backend, stopped.device, stopped)
+                        given_up = here.request.without | {(stopped.backend, stopped.device): str(stopped)}
+                        request = replace(here.request, without=given_up)
+                        here._second = loaded(request, *here.state("auto")[1:])
                 here = here._second.current
             except BackendFailed as failure:
                 set_aside(self.request, failure)
@@ -316,3 +322,26 @@ def loaded(
     there = Columns(convert(columns.points, library, place), convert(columns.log_weights, library, place))
     centre = convert(centre, library, place)
     return Fitted(request, bandwidth, problem, choice, centre, there, names)
+
+
+def with_fallback(request: Request, compute: Callable[[Request], R]) -> R:
+    """Return ``compute(request)``, which plans and runs; planned anew where the backend that was chosen fails.
+
+    BackendUnavailable where the user named the backend that failed, or none is left.
+    """
+    while True:
+        try:
+            return compute(request)
+        except BackendFailed as failure:
+            set_aside(request, failure)
+
+
+def set_aside(request: Request, failure: BackendFailed) -> None:
+    """Let ``"auto"`` take the backend that failed no more in this process, and say so; raise where it was named.
+
+    Among ranks too: the others have not failed, and do not plan anew.
+    """
+    if select.named_backend(request.backend) != "auto" or request.ranks is not None:
+        raise failure
+    started.set_aside(failure.backend, failure.device, f"set aside: {failure}")
+    warn_once(f"{failure}. Until this process ends, backend='auto' does without it.")

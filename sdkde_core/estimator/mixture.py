@@ -30,8 +30,8 @@ from ..arrays import to_host
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
 from ..protocol import Partial, Reduction
+from .density import kernel_draws
 from .fitted import Fitted
-from .kernels import kernel_draws
 
 Array = NDArray[np.float64]
 

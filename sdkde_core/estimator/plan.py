@@ -7,6 +7,7 @@ whether all of them are finite shows in it, and it bounds every pass.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,7 +22,9 @@ from ..arrays import (
     convert,
     decided,
     detached,
+    grad_enabled,
     ingest,
+    is_attached,
     look,
     quiet,
     rounded,
@@ -91,6 +94,8 @@ def plan(
     train: Any,
     query: Any = None,
     *,
+    attach: bool = False,
+    grad: Sequence[str] = (),
     explained: bool = False,
     replays: bool = False,
     expected: Argument | None = None,
@@ -101,6 +106,10 @@ def plan(
     ----------
     request : Request
     train, query : array_like
+    attach : bool
+        The plan is attached to what requires grad; otherwise such tensors are refused.
+    grad : sequence of str
+        The arguments, detached, by which derivatives are wanted: the backend has the feature ``"grad"``.
     explained : bool
         With every candidate's reason and price.
     replays : bool
@@ -109,33 +118,30 @@ def plan(
         A query that is to come later, of which only the shape, the dtype and the names are looked at; None: one of as
         many rows as samples.
     """
+    if attach and grad_enabled():
+        given = {"train": train, "query": query, "weights": request.weights, "bandwidth": request.bandwidth}
+        if attached := [name for name, x in given.items() if is_attached(x)]:
+            from .autograd import attached_plan
+
+            return attached_plan(request, given, attached, explained)
     data, bandwidth = read(request, train, query)
-    if expected is None:
-        return plan_data(request, data, bandwidth, explained=explained, replays=replays)
-    check_query(expected, data.n, data.d, data.names)
-    data = replace(data, dtype=max(data.dtype, expected.dtype))  # "float64" > "float32"
-    return plan_data(request, data, bandwidth, explained=explained, replays=replays, expected=expected.shape[0])
-
-
-def plan_data(
-    request: Request,
-    data: Data,
-    bandwidth: Bandwidth,
-    *,
-    explained: bool,
-    replays: bool = False,
-    grad: bool = False,
-    expected: int | None = None,
-) -> Plan:
-    """Whiten data that have been read and choose the backend; ``grad``: one with the feature ``"grad"``."""
+    xp = array_namespace(data.train)
+    if expected is not None:
+        check_query(expected, data.n, data.d, data.names)
+        data = replace(data, dtype=max(data.dtype, expected.dtype))  # "float64" > "float32"
+    if data.log_weights is None and "weights" in grad:  # equal ones have different derivatives
+        equal = xp.full((data.n,), -math.log(data.n), dtype=xp.float64, device=device_of(data.train))
+        data = replace(data, log_weights=equal)
     measured, extent, recentred = located(data, bandwidth)
     noted = decided() if replays else 0
     points, rows, log_weights = measured.train, measured.query, measured.log_weights
-    (n, d), m, device = points.shape, expected if rows is None else rows.shape[0], data.device
+    m = None if rows is None else rows.shape[0]
+    if expected is not None:
+        m = expected.shape[0]
     if request.passes[0].moves:
         extent = moved_extent(extent)
-    requires = frozenset(["weights"] * (data.log_weights is not None) + ["grad"] * grad)
-    problems = request.problems(m, n, d, extent, requires, data.dtype, device)
+    requires = frozenset(["weights"] * (data.log_weights is not None) + ["grad"] * bool(grad))
+    problems = request.problems(m, data.n, data.d, extent, requires, data.dtype, data.device)
     shares: dict[tuple[int, float], float] = {}
 
     def share(step: int, limit: float) -> float:
@@ -148,7 +154,7 @@ def plan_data(
         problems,
         backend=request.backend,
         device=request.device,
-        data_device=device,
+        data_device=data.device,
         options=request.backend_options,
         share=share,
         calls=calls_of(request.calls, data.came_from),
@@ -158,7 +164,7 @@ def plan_data(
     )
     looked = far or bool(request.without)
     library, place = choice.info.arrays, choice.device
-    if device != place or array_namespace(points).__name__ != f"array_api_compat.{library}":
+    if data.device != place or array_namespace(points).__name__ != f"array_api_compat.{library}":
         points, log_weights = convert(points, library, place), convert(log_weights, library, place)
         rows = None if rows is None else convert(rows, library, place)
     problems, columns = choice.posed(problems), Columns(points, log_weights)

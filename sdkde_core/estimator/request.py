@@ -80,7 +80,7 @@ class Request:
     backend_options: Mapping[str, Any] | None = None
     # No options:
     calls: int | None = None  # over how many "auto" spreads start-up; None: as many as the place of the data says
-    without: Mapping[tuple[str, str], str] = field(default_factory=dict)  # backends given up for this call, and why
+    without: dict[tuple[str, str], str] = field(default_factory=dict)  # backends given up for this call, and why
     ranks: Group | None = None  # the processes that share the rows
 
     @classmethod

@@ -17,8 +17,7 @@ from ..choice.hardware import processor
 from ..choice.judge import compile_seconds, judge
 from ..engine.failures import BackendFailed
 from ..protocol import BackendInfo, BackendUnavailable, Problem
-from .fallback import set_aside
-from .fitted import run
+from .fitted import run, set_aside
 from .plan import plan
 from .request import METHODS, Goal, Request
 

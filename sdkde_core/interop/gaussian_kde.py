@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from ..api import estimate, prepare
 from ..archive import write
-from ..arrays import Argument, Origin, numbers, quiet, to_host
+from ..arrays import Argument, Origin, numbers, public, quiet, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import check_rule, resolve
 from ..bandwidth.sample import Sample
 from ..estimator.mixture import check_count
 from ..estimator.prepared import Prepared
-from ..estimator.public import public
 from ..estimator.request import Goal, Request
 from ..messages import brief
 
