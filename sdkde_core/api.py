@@ -9,9 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Unpack
 
-import numpy as np
-from array_api_compat import array_namespace
-
 from .arrays import Argument, Origin, detached, is_dask, public
 from .bandwidth import recorded
 from .bandwidth.matrix import Bandwidth
@@ -464,10 +461,7 @@ def _count(train: Argument | None, query: Argument | None = None) -> int:
 
 def _at_home(ready: Plan, x: Any) -> Any:
     """Bring a backend's float64 result to where the data are."""
-    train = ready.data.train
-    if isinstance(train, np.ndarray):
-        return Origin().restore(x, "float64")
-    return Origin(array_namespace(train), train.device, on_host=False).restore(x, "float64")
+    return Origin.of(ready.data.train).restore(x, "float64")
 
 
 def _restored(ready: Plan, x: Any, *given: Any) -> Any:

@@ -8,8 +8,6 @@ import pytest
 from pairwise import cases
 
 import sdkde_core
-from sdkde_core.estimator import plan
-from sdkde_core.estimator.request import Goal, Request
 from sdkde_core.testing import problems, reference
 
 METHODS = ("kde", "sdkde", "laplace")
@@ -324,21 +322,3 @@ def test_the_choice_is_logged(caplog):
     with caplog.at_level(logging.DEBUG, logger="sdkde"):
         sdkde_core.estimate(x, y)
     assert "backend numpy on cpu" in caplog.text
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("queried", [False, True])
-def test_large_data_are_whitened_by_threads_to_the_same_bits(monkeypatch, order, dtype, queried):
-    rng = np.random.default_rng(4)
-    x, y = (np.asarray(rng.normal(size=(k, 3)), dtype, order=order) for k in (90_000, 77))
-    x[5] *= 1e3
-    request = Request.of(Goal.DENSITY, {"bandwidth": [0.3, 2.0, 1e-3]})
-    monkeypatch.setenv("SDKDE_NUM_THREADS", "3")
-    data, bandwidth = plan.read(request, x, y if queried else None)
-    measured = plan.measure(data, bandwidth)
-    want = bandwidth.whiten(np.concatenate([x, y[: 77 * queried]]).astype(float), measured.centre)
-    np.testing.assert_array_equal(measured.train, want[:90_000])
-    np.testing.assert_array_equal(measured.distances, np.sqrt(np.vecdot(want, want)))
-    if queried:
-        np.testing.assert_array_equal(measured.query, want[90_000:])

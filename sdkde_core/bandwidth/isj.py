@@ -9,12 +9,10 @@ transform of the histogram.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from ..arrays import Array
 
 STAGES = 7  # derivatives that are estimated: ‖p⁽⁷⁾‖² at h itself, then ‖p⁽⁶⁾‖² … ‖p″‖², as in the paper
 

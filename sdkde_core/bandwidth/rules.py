@@ -11,15 +11,13 @@ import numpy as np
 from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
-from ..arrays import columns_are_points, to_host
+from ..arrays import Array, columns_are_points, to_host
 from ..messages import did_you_mean, warn_once
 from .isj import improved_sheather_jones
 from .matrix import Bandwidth
 from .normal import normal_reference
 from .sample import Sample
 from .selection import CHOOSERS, choose
-
-Array = NDArray[Any]
 
 
 def _silverman(s: Sample) -> Array:

@@ -8,12 +8,10 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from ..arrays import device_name, quiet, to_host
+from ..arrays import Array, device_name, quiet, to_host
 from ..choice.hardware import cpu_threads
 from ..engine.threads import map_threads
 from .matrix import like
-
-Array = NDArray[Any]
 
 
 class Sample:

@@ -10,9 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import numpy as np
 from array_api_compat import array_namespace, is_torch_array
-from array_api_compat import device as device_of
 
 from ..arrays import Argument, Data, Origin, check_query, convert, detached, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
@@ -96,9 +94,9 @@ def shifted(
     return concatenate(batches).shift
 
 
-def _packed(plan: Plan, problem: Problem, columns: Columns) -> Reducer:
-    choice = plan.choice
-    return pack_on(plan.request.ranks or choice.devices, choice.backend, choice.info, problem, columns)
+def _packed(of: Plan | Fitted, problem: Problem, columns: Columns, shared: bool = False) -> Reducer:
+    where, choice = of.request.ranks or of.choice.devices, of.choice
+    return pack_on(where, choice.backend, choice.info, problem, columns, shared=shared)
 
 
 def _moved(plan: Plan, report: Callable[[PassReport], None] | None = None, advance: Advance | None = None) -> Columns:
@@ -116,8 +114,7 @@ def _pass(
     plan: Plan, problem: Problem, columns: Columns, queries: Any, report: Callable[[PassReport], None] | None
 ) -> Partial:
     """Pack and reduce; for a report, take the time of reducing."""
-    choice, where = plan.choice, plan.request.ranks or plan.choice.devices
-    packed = pack_on(where, choice.backend, choice.info, problem, columns)
+    packed = _packed(plan, problem, columns)
     start = time.perf_counter()
     result, outliers = packed.reduce(queries)
     if report is not None:
@@ -153,9 +150,7 @@ class Fitted:
         self._second: Fitted | None = None
         alone = not (request.ranks or choice.devices)
         self.replays = Replays() if alone and only_enqueues(choice.info, choice.device) else None
-        self.home = Origin()
-        if not isinstance(centre, np.ndarray):
-            self.home = Origin(array_namespace(centre), device_of(centre), on_host=False)
+        self.home = Origin.of(centre)
         self._whiten = bandwidth.whitening(centre)
         self._packed_for(problem.reduction)
 
@@ -278,12 +273,10 @@ class Fitted:
     def _packed_for(self, reduction: Reduction) -> Reducer:
         with self._lock:
             if reduction not in self._packed:
-                problem, choice = self.problem, self.choice
+                problem = self.problem
                 if reduction is not problem.reduction:
                     problem = replace(problem, reduction=reduction)
-                where = self.request.ranks or choice.devices
-                packed = pack_on(where, choice.backend, choice.info, problem, self.columns, shared=True)
-                self._packed[reduction] = packed
+                self._packed[reduction] = _packed(self, problem, self.columns, shared=True)
             return self._packed[reduction]
 
     def __reduce__(self) -> Any:

@@ -26,17 +26,14 @@ from ..arrays import (
     ingest,
     is_attached,
     look,
-    quiet,
     rounded,
     to_host,
 )
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..choice import select
-from ..choice.hardware import cpu_threads
 from ..choice.judge import calls_of
 from ..engine.outliers import count, outlier_share, radii
-from ..engine.threads import map_threads
 from ..protocol import TOLERANCES, Columns, Problem, Reduction
 from .request import Request
 from .resolution import CLEAR, REACH, clearest_centre
@@ -102,21 +99,11 @@ def plan(
 ) -> Plan:
     """Read the data, whiten them and choose the backend.
 
-    Parameters
-    ----------
-    request : Request
-    train, query : array_like
-    attach : bool
-        The plan is attached to what requires grad; otherwise such tensors are refused.
-    grad : sequence of str
-        The arguments, detached, by which derivatives are wanted: the backend has the feature ``"grad"``.
-    explained : bool
-        With every candidate's reason and price.
-    replays : bool
-        Such calls are replayed, where the backend can and the data are near enough.
-    expected : Argument, optional
-        A query that is to come later, of which only the shape, the dtype and the names are looked at; None: one of as
-        many rows as samples.
+    With ``attach`` the plan is attached to what requires grad; otherwise such tensors are refused. ``grad`` names the
+    arguments, detached, by which derivatives are wanted: the backend has the feature ``"grad"``. ``explained``: with
+    every candidate's reason and price. ``replays``: such calls are replayed, where the backend can and the data are
+    near enough. ``expected`` is a query that is to come later, of which only the shape, the dtype and the names are
+    looked at; None: one of as many rows as samples.
     """
     if attach and grad_enabled():
         given = {"train": train, "query": query, "weights": request.weights, "bandwidth": request.bandwidth}
@@ -176,41 +163,14 @@ def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
     """Whiten the data and measure their extent; by default from their median."""
     xp, n, query = array_namespace(data.train), data.train.shape[0], data.query
     centre = centre_of(data.train, bandwidth) if centre is None else centre
-    size = (n if query is None else n + query.shape[0]) * data.train.shape[1]
-    per_column = isinstance(bandwidth.factor, np.ndarray) and bandwidth.factor.ndim == 1
-    if size >= 1 << 18 and per_column and isinstance(centre, np.ndarray):
-        points, distances = _by_threads([data.train] if query is None else [data.train, query], bandwidth, centre)
-    else:
-        together = data.train if query is None else xp.concat([data.train, query])  # half the kernels on a device
-        points = bandwidth.whitening(centre)(together)
-        distances = radii(points)
+    together = data.train if query is None else xp.concat([data.train, query])  # half the kernels on a device
+    points = bandwidth.whitening(centre)(together)
+    distances = radii(points)
     log_weights = data.log_weights
     if log_weights is None:
         log_weights = xp.full((n,), -math.log(n), dtype=xp.float64, device=device_of(data.train))
     rows = None if query is None else points[n:, :]
     return Measured(points[:n, :], rows, distances, xp.max(distances), log_weights, centre)
-
-
-def _by_threads(parts: list[np.ndarray], bandwidth: Bandwidth, centre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Whitened points (n + m, d) and their distances from the origin, on the host, with no copy of them between.
-
-    Each row is divided and squared on its own, so the number of threads and the cuts between rows change no bit.
-    """
-    ends = np.cumsum([0, *map(len, parts)])
-    points, distances = np.empty((ends[-1], len(centre))), np.empty(ends[-1])
-    height = max(1, (1 << 15) // len(centre))  # what stays in a core's cache
-    pieces = [(k, i) for k, part in enumerate(parts) for i in range(0, len(part), height)]
-
-    @quiet
-    def whiten(piece: tuple[int, int]) -> None:
-        k, i = piece
-        some = parts[k][i : i + height]
-        there = slice(ends[k] + i, ends[k] + i + len(some))
-        points[there] = bandwidth.whiten(some, centre)
-        distances[there] = radii(points[there])
-
-    map_threads(whiten, pieces, cpu_threads())
-    return points, distances
 
 
 def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float, bool]:

@@ -12,14 +12,11 @@ from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
-from numpy.typing import NDArray
 
-from ..arrays import detached, to_host
+from ..arrays import Array, detached, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..engine.outliers import radii
 from ..protocol import PRECISIONS, TOLERANCES, Columns, Problem, Reduction
-
-Array = NDArray[np.float64]
 
 EPS = 2.0**-52
 #: Bandwidths from the centre within which nothing is refused: for the first two precisions √(a b / 2) / ε or less.
