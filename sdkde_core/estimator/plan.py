@@ -122,13 +122,13 @@ def plan(
     measured, extent, recentred = located(data, bandwidth)
     noted = decided() if replays else 0
     points, rows, log_weights = measured.train, measured.query, measured.log_weights
-    m = None if rows is None else rows.shape[0]
+    (n, d), m = points.shape, None if rows is None else rows.shape[0]
     if expected is not None:
         m = expected.shape[0]
     if request.passes[0].moves:
         extent = moved_extent(extent)
     requires = frozenset(["weights"] * (data.log_weights is not None) + ["grad"] * bool(grad))
-    problems = request.problems(m, data.n, data.d, extent, requires, data.dtype, data.device)
+    problems = request.problems(m, n, d, extent, requires, data.dtype, data.device)
     shares: dict[tuple[int, float], float] = {}
 
     def share(step: int, limit: float) -> float:

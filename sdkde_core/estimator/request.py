@@ -169,14 +169,7 @@ class Request:
         return ("high" if dtype == "float64" else "fast") if self.precision == "auto" else self.precision
 
     def problems(
-        self,
-        m: int | None,
-        n: int,
-        d: int,
-        extent: float,
-        requires: frozenset[str],
-        dtype: str,
-        device: str,
+        self, m: int | None, n: int, d: int, extent: float, requires: frozenset[str], dtype: str, device: str
     ) -> tuple[Problem, ...]:
         """Describe each pass; moved samples are means of samples, so they stay within the extent.
 
