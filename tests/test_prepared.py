@@ -247,15 +247,6 @@ def test_every_sample_with_weight_is_far(method, limited):
         np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-300)
 
 
-def test_clusters_that_only_a_slower_formula_holds():
-    x = np.concatenate([X / SCALE, X / SCALE + 3e3])
-    y = np.concatenate([Y / SCALE, Y / SCALE + 3e3])
-    for precision in ("fast", "float64"):
-        got = sdkde_core.prepare(x, bandwidth=0.4, precision=precision).estimate(y)
-        want = reference.estimate(x, y, bandwidth=0.4)
-        np.testing.assert_allclose(got, want, rtol=1e-3 if precision == "fast" else 1e-9)
-
-
 def test_a_backend_that_does_not_reach_so_far(monkeypatch):
     """It has no limit within which the core would keep it; what it can still take it is asked."""
     holds = Support(True, "near"), Support(False, "too far for it")
@@ -326,35 +317,6 @@ def test_queries_are_refused_as_estimate_does(query):
 def test_there_is_no_query_of_none():
     with pytest.raises(TypeError, match="query"):
         sdkde_core.prepare(X, bandwidth=H).estimate(None)
-
-
-def test_the_log_of_laplace_warns():
-    x = np.random.default_rng(6).normal(size=(200, 2))
-    ready = sdkde_core.prepare(x, method="laplace")
-    with pytest.warns(RuntimeWarning, match=r"negative at 2 of 3 points") as record:
-        log = ready.estimate([[0.0, 0.0], [5.0, 5.0], [6.0, -6.0]], log=True)
-    assert len(record) == 1
-    assert record[0].filename == __file__
-    assert np.isnan(log).tolist() == [False, True, True]
-
-
-def test_the_check_can_be_skipped():
-    y = Y.copy()
-    y[2] = np.nan
-    got = sdkde_core.prepare(X, bandwidth=H, check_finite=False).estimate(y)
-    assert np.array_equal(got, sdkde_core.estimate(X, y, bandwidth=H, check_finite=False), equal_nan=True)
-    assert np.isnan(got).nonzero()[0].tolist() == [2]
-
-
-def test_numbers_that_are_not_finite_are_named():
-    ready = sdkde_core.prepare(X, bandwidth=H, precision="float64")
-    y = Y.copy()
-    y[2, 1] = np.inf
-    with pytest.raises(ValueError, match="query has values that are not finite, the first inf at row 2, column 1"):
-        ready.estimate(y)
-    y[2, 1] = 1e300
-    with pytest.raises(ValueError, match=r"row 2 of query, 1e\+300 in column 1, is too far from the median"):
-        ready.estimate(y)
 
 
 # --- immutable, and at home elsewhere -----------------------------------------------------------------------------

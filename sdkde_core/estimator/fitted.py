@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 
 from ..arrays import Argument, Data, Origin, check_query, convert, detached, quiet, rounded, to_host
@@ -24,7 +25,7 @@ from ..messages import warn_once
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, with_fields
 from ..spreading.devices import Reducer, pack_on
 from .batches import Advance, batch_rows
-from .density import log_constant
+from .density import density, log_constant
 from .graphs import Replays
 from .laplace import NegativeMass, laplace_slope, negative_mass
 from .plan import Plan, read_extent
@@ -253,6 +254,28 @@ class Fitted:
         if self.problem.reduction is Reduction.LAPLACE:
             return laplace_slope(queries, self.columns)
         return self.reduce(queries, Reduction.MEAN, **known).shift
+
+    def reduction_for(self, what: str) -> Reduction:
+        """The reduction that the rows of a query are for."""
+        return Reduction.MEAN if what == "score" else self.problem.reduction
+
+    def answer(self, rows: Data, what: str) -> Any:
+        """Return the ``"density"`` (m,), its ``"log"``, or the ``"score"`` (m, d) at a query, as the user wants it."""
+        if not rows.train.shape[0]:
+            return self.restored(np.empty((0, self.problem.d) if what == "score" else 0), rows)
+        points, known = self.placed(rows, self.reduction_for(what))
+        return self.restored(self.at(points, known, what), rows)
+
+    def at(self, points: Any, known: dict[str, Any], what: str) -> Any:
+        """Return the same where it is computed, of rows that have been :meth:`placed`."""
+        if what == "score":
+            return self.bandwidth.pull_back(self.slope(points, **known))
+        clip = self.request.negative != "keep"
+        return density(self.reduce(points, **known), self.log_constant, what == "log", clip)
+
+    def restored(self, x: Any, rows: Data) -> Any:
+        """Return a result as the user wants it."""
+        return rows.origin.restore(x, max(rows.dtype, self.problem.dtype))  # "float64" > "float32"
 
     @property
     def on_host(self) -> tuple[Any, Any, Any]:
