@@ -105,9 +105,9 @@ def plan(
     near enough. ``expected`` is a query that is to come later, of which only the shape, the dtype and the names are
     looked at; None: one of as many rows as samples.
     """
-    if attach and grad_enabled():
+    if attach:
         given = {"train": train, "query": query, "weights": request.weights, "bandwidth": request.bandwidth}
-        if attached := [name for name, x in given.items() if is_attached(x)]:
+        if (attached := [name for name, x in given.items() if is_attached(x)]) and grad_enabled():
             from .autograd import attached_plan
 
             return attached_plan(request, given, attached, explained)
