@@ -70,7 +70,7 @@ def _attach(ready: Plan, train: Any, query: Any, weights: Any, bandwidth: Any) -
         h = _attached(h, bandwidth.to(place).double())
     whiten = h.whitening(convert(ready.centre, "torch", place))
     points = _valued(whiten(train), columns.points)
-    if data.log_weights is None:
+    if "weights" not in ready.problems[0].requires:
         weights = None
     elif is_attached(weights):
         weights = weights.to(place).double()

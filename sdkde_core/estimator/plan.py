@@ -112,13 +112,9 @@ def plan(
 
             return attached_plan(request, given, attached, explained)
     data, bandwidth = read(request, train, query)
-    xp = array_namespace(data.train)
     if expected is not None:
         check_query(expected, data.n, data.d, data.names)
         data = replace(data, dtype=max(data.dtype, expected.dtype))  # "float64" > "float32"
-    if data.log_weights is None and "weights" in grad:  # equal ones have different derivatives
-        equal = xp.full((data.n,), -math.log(data.n), dtype=xp.float64, device=device_of(data.train))
-        data = replace(data, log_weights=equal)
     measured, extent, recentred = located(data, bandwidth)
     noted = decided() if replays else 0
     points, rows, log_weights = measured.train, measured.query, measured.log_weights
@@ -127,7 +123,8 @@ def plan(
         m = expected.shape[0]
     if request.passes[0].moves:
         extent = moved_extent(extent)
-    requires = frozenset(["weights"] * (data.log_weights is not None) + ["grad"] * bool(grad))
+    weighted = data.log_weights is not None or "weights" in grad  # equal ones have different derivatives
+    requires = frozenset(["weights"] * weighted + ["grad"] * bool(grad))
     problems = request.problems(m, n, d, extent, requires, data.dtype, data.device)
     shares: dict[tuple[int, float], float] = {}
 
@@ -163,14 +160,19 @@ def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
     """Whiten the data and measure their extent; by default from their median."""
     xp, n, query = array_namespace(data.train), data.train.shape[0], data.query
     centre = centre_of(data.train, bandwidth) if centre is None else centre
-    together = data.train if query is None else xp.concat([data.train, query])  # half the kernels on a device
-    points = bandwidth.whitening(centre)(together)
-    distances = radii(points)
+    whiten, rows = bandwidth.whitening(centre), None
+    if query is not None and isinstance(query, np.ndarray):  # not copied to stand together
+        points, rows = whiten(data.train), whiten(query)
+        distances = np.concatenate([radii(points), radii(rows)])
+    else:
+        points = whiten(data.train if query is None else xp.concat([data.train, query]))  # half the kernels on a device
+        distances = radii(points)
+        if query is not None:
+            points, rows = points[:n, :], points[n:, :]
     log_weights = data.log_weights
     if log_weights is None:
         log_weights = xp.full((n,), -math.log(n), dtype=xp.float64, device=device_of(data.train))
-    rows = None if query is None else points[n:, :]
-    return Measured(points[:n, :], rows, distances, xp.max(distances), log_weights, centre)
+    return Measured(points, rows, distances, xp.max(distances), log_weights, centre)
 
 
 def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float, bool]:
