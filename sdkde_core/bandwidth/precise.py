@@ -15,9 +15,6 @@ from array_api_compat import array_namespace
 
 from ..arrays import Array
 
-#: ‖ |L⁻¹| |L| ‖ up to which plain float64 does: it loses so many roundings of the farthest point's coordinates.
-BENIGN = 16.0
-
 
 class Inverse(NamedTuple):
     """The inverse of a factor L = diag(scale) K."""
@@ -58,7 +55,7 @@ def inverse_of(factor: Array, matrix: Array | None = None) -> Inverse:
     high = np.tril(np.linalg.inv(given))
     amplified = abs(high) @ abs(given)
     condition = float(np.sqrt(amplified.sum(axis=0).max() * amplified.sum(axis=1).max()))  # ≥ the 2-norm
-    if condition <= BENIGN:
+    if condition <= 16.0:  # plain float64 does: it loses so many roundings of the farthest point's coordinates
         return Inverse(scale, high)
     if matrix is not None:
         r = matrix / scale[:, None] / scale

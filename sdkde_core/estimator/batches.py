@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 Advance = Callable[[int], None]  # called with every number of rows that are done
 
-#: Rows of a batch at most, and numbers in it at most (32 MiB).
-ROWS, NUMBERS = 1 << 16, 1 << 22
+ROWS = 1 << 16  # of a batch at most
 
 
 def batch_rows(m: int, problem: Problem) -> int:
@@ -34,7 +33,7 @@ def batch_rows(m: int, problem: Problem) -> int:
 
     At least 256, as fewer would occupy no backend.
     """
-    n, d, rows = problem.n, problem.d, min(ROWS, NUMBERS // problem.d)
+    n, d, rows = problem.n, problem.d, min(ROWS, (1 << 22) // problem.d)
     if problem.device == "cpu":
         rows = min(rows, max(cpu_threads() * (1 << 32) // (n * (d + 16)), m // 256))
     return max(rows, 256)

@@ -23,7 +23,7 @@ EPS = 2.0**-52
 #: At ``"float64"`` that is 1e4, by the worst rounding. Twice as far is where some rows begin to miss the tolerances:
 #: those that lie some 45 bandwidths from their nearest sample. That is of log sums with a bandwidth per column. A
 #: shift midway between two samples, r bandwidths from each, moves by up to ε ρ r², which passes its tolerance from ρ
-#: = 3e3 on; and a matrix that mixes columns (up to :data:`~sdkde_core.bandwidth.precise.BENIGN`) may double the
+#: = 3e3 on; and a matrix that mixes columns, which plain float64 whitens up to 16 roundings, may double the
 #: error of a log sum.
 REACH = {"fast": 1e10, "high": 1e9, "float64": 1.5e4}
 
