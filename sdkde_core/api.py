@@ -207,7 +207,7 @@ def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) ->
         return Prepared(Fitted.of(ready, advance), ready.data.dtype, ready.data.origin)
 
     moved = Argument.of("train", train) if progress is not False and request.passes[0].moves else None
-    with watched(progress, _count(moved)) as advance:
+    with watched(progress, moved) as advance:
         return with_fallback(request, compute)
 
 
@@ -234,7 +234,7 @@ def debias(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> 
         return _restored(ready, ready.data.train + ready.bandwidth.stretch(0.5 * shift))
 
     moved = None if progress is False else Argument.of("train", detached(train))
-    with watched(progress, _count(moved)) as advance:
+    with watched(progress, moved) as advance:
         return with_fallback(request, compute)
 
 
@@ -447,16 +447,8 @@ def _long(
     x = Argument.of("train", train)
     given = x if query is None else Argument.of("query", query)
     check_out(out, given)
-    with watched(progress, _count(x if request.passes[0].moves else None, given)) as advance:
+    with watched(progress, x if request.passes[0].moves else None, given) as advance:
         yield fitted(request, train, given, advance), given, advance
-
-
-def _count(train: Argument | None, query: Argument | None = None) -> int:
-    """How many rows all passes take: those that move the samples ``train``, and a query's; for progress.
-
-    None for none; what has no axis is refused where it is read.
-    """
-    return sum(given.shape[0] for given in (train, query) if given is not None and given.shape)
 
 
 def _at_home(ready: Plan, x: Any) -> Any:

@@ -40,11 +40,14 @@ def batch_rows(m: int, problem: Problem) -> int:
 
 
 @contextmanager
-def watched(progress: Any, rows: int) -> Iterator[Advance | None]:
+def watched(progress: Any, *given: Argument | int | None) -> Iterator[Advance | None]:
     """Yield the function to call with every number of rows done; None where nobody watches, or there are no rows.
 
-    ``progress`` is the user's: a bool, or a function of the rows done and of all ``rows``.
+    ``progress`` is the user's: a bool, or a function of the rows done and of all rows. These are those of what is
+    ``given``: samples that a pass moves, and a query; or a number. What has no axis is refused where it is read.
     """
+    sizes = [x.shape[:1] if isinstance(x, Argument) else (x,) for x in given if x is not None]
+    rows = sum(size[0] for size in sizes if size)
     if isinstance(progress, bool | np.bool_):
         if progress:
             with _bar(rows) as show:

@@ -114,7 +114,7 @@ class Prepared:
         """
         given = self._fitted.asked(query)
         check_out(out, given)
-        with watched(progress, given.shape[0]) as advance:
+        with watched(progress, given) as advance:
             return densities(self._fitted, given, log, out, advance)
 
     @public
@@ -148,7 +148,7 @@ class Prepared:
         """
         self._gaussian("gradient")
         given = self._fitted.asked(query)
-        with watched(progress, given.shape[0]) as advance:
+        with watched(progress, given) as advance:
             return gradients(self._fitted, given, advance)
 
     @public
