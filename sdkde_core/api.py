@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +17,7 @@ from .estimator import autograd, graphs, replay, warming
 from .estimator.batches import Advance, check_out, densities, gradients, watched
 from .estimator.density import density, has_gaps, log_constant, undefined, warn_of_negative
 from .estimator.explanation import Explanation, explained
-from .estimator.fitted import Fitted, below_zero, run, shifted, slope, with_fallback
+from .estimator.fitted import Fitted, run, shifted, slope, with_fallback
 from .estimator.plan import Plan, plan, read
 from .estimator.prepared import Prepared
 from .estimator.request import Goal, Options, Request, takes_options
@@ -158,9 +157,8 @@ def estimate(
     key = graphs.key_of(request, train, query, log)
 
     def finish(ready: Plan) -> Any:
-        constant = log_constant(ready.request.kernel, ready.bandwidth)
-        if request.negative == "renormalise":
-            constant = constant - math.log1p(below_zero(ready).mass)
+        renormalised = request.negative == "renormalise"
+        constant = Fitted.of(ready).log_constant if renormalised else log_constant(request.kernel, ready.bandwidth)
         values = density(run(ready), constant, log, clip=request.negative != "keep")
         return _restored(ready, values, train, query, request.weights, request.bandwidth)
 

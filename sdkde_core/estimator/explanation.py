@@ -15,7 +15,7 @@ from ..choice.cost import typical_extent
 from ..choice.judge import Candidate
 from ..protocol import TOLERANCES, Problem, Reduction
 from . import graphs
-from .fitted import PassReport, below_zero, run, with_fallback
+from .fitted import Fitted, PassReport, run, with_fallback
 from .laplace import NegativeMass
 from .plan import plan
 from .request import Request
@@ -136,7 +136,7 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
             str(ready.bandwidth),
             reports=reports,
             data_device=ready.data.came_from,
-            negative_mass=below_zero(ready) if measure and request.method == "laplace" else None,
+            negative_mass=Fitted.of(ready).negative_mass if measure and request.method == "laplace" else None,
             selection=ready.bandwidth.selection,
         )
 

@@ -22,7 +22,7 @@ from ..engine.forks import new_lock
 from ..engine.merge import concatenate, empty
 from ..engine.outliers import radii
 from ..messages import warn_once
-from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, with_fields
+from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from ..spreading.devices import Reducer, pack_on
 from .batches import Advance, batch_rows
 from .density import density, log_constant
@@ -66,12 +66,6 @@ def slope(plan: Plan) -> Any:
         return run(plan).shift
     check_resolution(last, plan.bandwidth, plan.columns, plan.query)
     return laplace_slope(plan.columns.points if plan.query is None else plan.query, plan.columns)
-
-
-def below_zero(plan: Plan) -> NegativeMass:
-    """How much of a plan's Laplace estimate is negative."""
-    packed = _packed(plan, with_fields(plan.problems[-1], same=False), plan.columns)
-    return negative_mass(plan.columns, lambda rows, **known: packed.reduce(rows, **known)[0])
 
 
 def shifted(
