@@ -89,15 +89,10 @@ class Request:
 
         A request of plain values is kept: in a loop of small estimates to make it takes a tenth of a call.
         """
-        key: Any = [goal, os.environ.get("SDKDE_PRECISION")]
-        for name, value in options.items():
-            if name == "weights":
-                continue
-            if type(value) not in (str, bool, int, float, type(None)) or (name == "device" and value is not None):
-                key = None
-                break
-            key += name, type(value), value  # True equals 1 and is another option
-        key = None if key is None else tuple(key)
+        # True equals 1 and is another option.
+        given = [(name, type(value), value) for name, value in options.items() if name != "weights"]
+        plain = {kind for _, kind, _ in given} <= {str, bool, int, float, type(None)} and options.get("device") is None
+        key: Any = (goal, os.environ.get("SDKDE_PRECISION"), *given) if plain else None
         made = _kept.get(key)
         if made is None:
             unknown = [name for name in options if name not in Options.__annotations__]
