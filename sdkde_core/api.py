@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Unpack
 
-import numpy as np
-from array_api_compat import array_namespace
-
-from .arrays import Argument, Origin, detached, is_dask
+from .arrays import Argument, Origin, detached, is_dask, public
 from .bandwidth import recorded
 from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
 from .estimator import autograd, graphs, replay, warming
 from .estimator.batches import Advance, check_out, densities, gradients, watched
-from .estimator.density import density, has_gaps, undefined, warn_of_negative
+from .estimator.density import density, has_gaps, log_constant, undefined, warn_of_negative
 from .estimator.explanation import Explanation, explained
-from .estimator.fallback import with_fallback
-from .estimator.fitted import Fitted, below_zero, run, shifted, slope
-from .estimator.kernels import log_constant
+from .estimator.fitted import Fitted, run, shifted, slope, with_fallback
 from .estimator.plan import Plan, plan, read
 from .estimator.prepared import Prepared
-from .estimator.public import public
 from .estimator.request import Goal, Options, Request, takes_options
 
 __all__ = [
@@ -164,16 +157,15 @@ def estimate(
     key = graphs.key_of(request, train, query, log)
 
     def finish(ready: Plan) -> Any:
-        constant = log_constant(ready.request.kernel, ready.bandwidth)
-        if request.negative == "renormalise":
-            constant = constant - math.log1p(below_zero(ready).mass)
+        renormalised = request.negative == "renormalise"
+        constant = Fitted.of(ready).log_constant if renormalised else log_constant(request.kernel, ready.bandwidth)
         values = density(run(ready), constant, log, clip=request.negative != "keep")
         return _restored(ready, values, train, query, request.weights, request.bandwidth)
 
     def compute(request: Request) -> Any:
         if key is None:
-            return finish(autograd.plan(request, train, query))
-        planned = functools.partial(autograd.plan, request, train, query, replays=True)
+            return finish(plan(request, train, query, attach=True))
+        planned = functools.partial(plan, request, train, query, attach=True, replays=True)
         return replay.estimate(key, request, train, query, planned, finish)
 
     result = with_fallback(request, compute)
@@ -213,7 +205,7 @@ def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) ->
         return Prepared(Fitted.of(ready, advance), ready.data.dtype, ready.data.origin)
 
     moved = Argument.of("train", train) if progress is not False and request.passes[0].moves else None
-    with watched(progress, _count(moved)) as advance:
+    with watched(progress, moved) as advance:
         return with_fallback(request, compute)
 
 
@@ -235,12 +227,12 @@ def debias(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> 
         return _lazy(request, train, progress=progress)
 
     def compute(request: Request) -> Any:
-        ready = autograd.plan(request, train)
+        ready = plan(request, train, attach=True)
         shift = _at_home(ready, shifted(ready, ready.problems[0], ready.columns, advance=advance))
         return _restored(ready, ready.data.train + ready.bandwidth.stretch(0.5 * shift))
 
     moved = None if progress is False else Argument.of("train", detached(train))
-    with watched(progress, _count(moved)) as advance:
+    with watched(progress, moved) as advance:
         return with_fallback(request, compute)
 
 
@@ -264,7 +256,7 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
             return gradients(ready, given, advance)
 
     def compute(request: Request) -> Any:
-        ready = autograd.plan(request, train, query)
+        ready = plan(request, train, query, attach=True)
         score = ready.bandwidth.pull_back(_at_home(ready, slope(ready)))
         return _restored(ready, score, train, query, request.weights, request.bandwidth)
 
@@ -453,24 +445,13 @@ def _long(
     x = Argument.of("train", train)
     given = x if query is None else Argument.of("query", query)
     check_out(out, given)
-    with watched(progress, _count(x if request.passes[0].moves else None, given)) as advance:
+    with watched(progress, x if request.passes[0].moves else None, given) as advance:
         yield fitted(request, train, given, advance), given, advance
-
-
-def _count(train: Argument | None, query: Argument | None = None) -> int:
-    """How many rows all passes take: those that move the samples ``train``, and a query's; for progress.
-
-    None for none; what has no axis is refused where it is read.
-    """
-    return sum(given.shape[0] for given in (train, query) if given is not None and given.shape)
 
 
 def _at_home(ready: Plan, x: Any) -> Any:
     """Bring a backend's float64 result to where the data are."""
-    train = ready.data.train
-    if isinstance(train, np.ndarray):
-        return Origin().restore(x, "float64")
-    return Origin(array_namespace(train), train.device, on_host=False).restore(x, "float64")
+    return Origin.of(ready.data.train).restore(x, "float64")
 
 
 def _restored(ready: Plan, x: Any, *given: Any) -> Any:

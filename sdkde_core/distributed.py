@@ -17,12 +17,10 @@ try:
 except ImportError as error:
     raise ImportError(f"sdkde_core.distributed needs PyTorch: pip install 'sdkde-core[torch]' ({error})") from error
 
-from .arrays import Argument, to_host
-from .estimator.fallback import with_fallback
-from .estimator.fitted import Fitted
+from .arrays import Argument, public, to_host
+from .estimator.fitted import Fitted, with_fallback
 from .estimator.plan import plan
 from .estimator.prepared import Prepared
-from .estimator.public import public
 from .estimator.request import Goal, Options, Request, takes_options
 from .spreading.ranks import PeerFailed, Ranks
 

@@ -1,7 +1,8 @@
-"""What users hear: a warning about their own line, once for each cause, and the name that they may have meant."""
+"""What users hear: a warning about their own line, once for each cause, and names they may have meant; switches."""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import warnings
@@ -65,3 +66,23 @@ def brief(value: object) -> str:
     except Exception:  # what cannot be shown is named
         text = f"a {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:76]} …"
+
+
+def switched_off(variable: str) -> bool:
+    """Whether a variable that is on by default says off.
+
+    Raises
+    ------
+    ValueError
+        It says neither on nor off.
+    """
+    on, off = ("on", "1", "true", "yes"), ("off", "0", "false", "no")
+    text = os.environ.get(variable, "").lower()
+    if text and text not in (*on, *off):
+        raise ValueError(f"{variable} is {text!r}; set 'off' or 'on'{did_you_mean(text, (*on, *off))}")
+    return text in off
+
+
+def tuning_is_off() -> bool:
+    """Whether ``SDKDE_TUNING`` says to ignore all that was tuned; ValueError for what says neither."""
+    return switched_off("SDKDE_TUNING")

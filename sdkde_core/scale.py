@@ -15,13 +15,12 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import Argument, Origin, check_shapes, is_dask, to_host
+from .arrays import Argument, Origin, check_shapes, is_dask, public, to_host
 from .bandwidth.matrix import Bandwidth
 from .choice.select import named_backend
 from .estimator.batches import watched
 from .estimator.blockwise import BlockPlan, Shape, Survey
 from .estimator.density import warn_of_negative
-from .estimator.public import public
 from .estimator.request import Goal, Options, Request, takes_options
 from .files import Source, Write, check_apart, source, writing
 from .messages import brief

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from typing import Protocol as TypingProtocol
 
 from .choice.cards import GPU, card_name
-from .choice.switches import tuning_is_off
-from .messages import warn_once
+from .messages import tuning_is_off, warn_once
 from .protocol import BackendInfo, Problem
 
 __all__ = [

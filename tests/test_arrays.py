@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 from scipy import sparse
+from strange import Frame
 
 import sdkde_core
 from sdkde_core.arrays import Origin, arguments, convert, ingest
@@ -160,16 +161,6 @@ def test_an_empty_query(query):
     for method in ("kde", "sdkde", "laplace"):
         assert tuple(sdkde_core.estimate(X, query, method=method).shape) == (0,)
     assert tuple(sdkde_core.grad_log_density(X, query).shape) == (0, 2)
-
-
-class Frame:
-    """A data frame as far as it is looked at."""
-
-    def __init__(self, x, names):
-        self.x, self.columns = x, names
-
-    def __array__(self, dtype=None, copy=None):
-        return np.array(self.x, dtype)
 
 
 def _table(x, names):

@@ -10,7 +10,6 @@ import sdkde_core
 from sdkde_core.arrays import ingest
 from sdkde_core.bandwidth.matrix import Bandwidth
 from sdkde_core.bandwidth.rules import RULES, resolve
-from sdkde_core.bandwidth.sample import Sample
 from sdkde_core.engine.outliers import radii
 from sdkde_core.estimator.plan import measure
 from sdkde_core.testing import reference
@@ -102,14 +101,6 @@ def test_weight_zero_is_absence(x, rule):
     kept = w > 0
     want = resolve(rule, x[kept], log_w[kept], method="kde").matrix
     np.testing.assert_allclose(resolve(rule, x, log_w, method="kde").matrix, want, rtol=1e-12)
-
-
-def test_quartiles_are_numpys(x):
-    spread = np.subtract(*np.quantile(x, (0.75, 0.25), axis=0))
-    strict = Sample(array_api_strict.asarray(x), None, 400.0)
-    for sample in (Sample(x, None, 400.0), Sample(x, np.full(400, 1 / 400), 400.0), strict):
-        low, high = (np.asarray(q) for q in sample._quartiles())
-        np.testing.assert_allclose((high - low) * sample.unit, spread, rtol=1e-9)
 
 
 def test_a_weighted_covariance_is_symmetric():

@@ -158,8 +158,6 @@ import click
 from sdkde_core.cli import console
 from sdkde_core.storage import write_atomically
 
-console.PATIENCE = 1.0
-
 @click.group(cls=console.Group)
 def main():
     pass

@@ -12,7 +12,7 @@ from scipy import stats
 import sdkde_core
 from sdkde_core.cli.main import main as command
 from sdkde_core.engine.exact import reduce_exact
-from sdkde_core.estimator.kernels import log_norm
+from sdkde_core.estimator.density import log_norm
 from sdkde_core.protocol import KERNELS, BackendUnavailable, Columns, Problem, Reduction
 from sdkde_core.testing import reference
 

@@ -138,10 +138,7 @@ def test_an_argument_that_is_almost_right(options, meant):
     ("arguments", "meant"),
     [
         (("--method", "sdke"), "sdkde"),
-        (("--precision", "hgih"), "high"),
         (("--bandwidth", "silvermann"), "silverman"),
-        (("--backend", "numppy"), "numpy"),
-        (("--device", "cdua"), "cuda"),
     ],
 )
 def test_an_option_of_a_command_that_is_almost_right(arguments, meant, tmp_path, monkeypatch):

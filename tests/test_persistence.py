@@ -23,6 +23,7 @@ import pytest
 from pairwise import cases
 from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.info import INFO
+from strange import Frame
 
 import sdkde_core
 from sdkde_core import archive, messages
@@ -80,14 +81,6 @@ def test_what_is_loaded_gives_the_same_bits(method, bandwidth, precision, weight
     Path("a.sdkde").rename("first")
     again.save("a.sdkde")
     assert Path("a.sdkde").read_bytes() == Path("first").read_bytes()
-
-
-class Frame:
-    def __init__(self, x, names):
-        self.x, self.columns = x, names
-
-    def __array__(self, dtype=None, copy=None):
-        return self.x
 
 
 def test_options_and_names_are_kept(monkeypatch):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from strange import Frame
 
-import sdkde_core
 from sdkde_core import debias, plots, prepare, select_bandwidth
 from sdkde_core.estimator.request import METHODS
 
@@ -279,11 +278,6 @@ def test_too_many_pairs():
     density = prepare(np.random.default_rng(0).normal(size=(20, 9)), **FAST)
     with pytest.raises(ValueError, match=r"9 dimensions, too many.*dims="):
         plots.pairs(density)
-
-
-def test_plots_are_public():
-    assert "plots" in sdkde_core.__all__
-    assert set(plots.__all__) >= {"curves", "contours", "moves", "pairs", "selection"}
 
 
 def test_the_gallerys_code_runs():

@@ -238,7 +238,7 @@ def on_device(device, monkeypatch):
     for module in (fitted, glue):
         monkeypatch.setattr(module, "only_enqueues", lambda info, device: True)
     monkeypatch.setattr(replay, "key_of", key_of)
-    monkeypatch.setattr(glue, "_key", lambda fitted, query, wanted: (wanted.name, query.shape))
+    monkeypatch.setattr(glue, "_key", lambda fitted, query, what: (what, query.shape))
     monkeypatch.setattr(fitted.Fitted, "asked", lambda self, query: Argument("query", query, "float64", self.home))
     return device
 

@@ -1,7 +1,6 @@
 """Shapes of bandwidths chosen from the data: against brute force, where they pay, and where there must be none."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import array_api_strict
 import numpy as np
@@ -10,7 +9,6 @@ import torch
 
 import sdkde_core
 from sdkde_core import select_bandwidth
-from sdkde_core.bandwidth import recorded
 from sdkde_core.bandwidth.rules import resolve
 from sdkde_core.bandwidth.shapes import LENGTHS, _Kernels
 
@@ -172,41 +170,3 @@ def test_far_values_do_not_hide_a_shape():
 def test_explain_tells_the_shape():
     told = str(sdkde_core.explain(correlated()))
     assert "auto: full matrix" in told and "times as likely" in told
-
-
-class OnAGpu(torch.Tensor):
-    """A tensor that says it is on a GPU."""
-
-    is_cuda = True
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-
-def scaled_sum(x, factor):
-    return (x * factor).sum()
-
-
-@pytest.fixture
-def recordings(monkeypatch):
-    """Recordings without a GPU, as far as what is recorded when."""
-    monkeypatch.setattr(torch, "Tensor", OnAGpu)
-    monkeypatch.setattr(recorded, "_Recording", lambda cuda, function, arrays: ("recorded", function, len(arrays)))
-    recorded.release()
-    yield
-    recorded.release()
-
-
-def test_a_function_is_recorded_when_it_comes_often_with_arrays_of_the_same_shapes(recordings, monkeypatch):
-    small, large = (torch.ones(n).as_subclass(OnAGpu) for n in (3, 4))
-    recording = "recorded", scaled_sum, 2
-    assert [recorded.recorded(scaled_sum, small, small) for _ in range(4)] == [scaled_sum] + [recording] * 3
-    assert recorded.recorded(scaled_sum, large, large) is scaled_sum
-    assert recorded.recorded(scaled_sum, small, small) == recording
-    with torch.inference_mode():
-        assert recorded.recorded(scaled_sum, small, small) is scaled_sum
-    there = ThreadPoolExecutor(1).submit(recorded.recorded, scaled_sum, small, small).result()
-    assert there is scaled_sum  # buffers are a thread's own
-    monkeypatch.setenv("SDKDE_REPLAY", "off")
-    assert recorded.recorded(scaled_sum, small, small) is scaled_sum
-    monkeypatch.delenv("SDKDE_REPLAY")
-    sdkde_core.release_replays()
-    assert recorded.recorded(scaled_sum, small, small) is scaled_sum

@@ -16,11 +16,12 @@ from .arguments import (
     refuse_masked,
 )
 from .looks import Decisions, Taken, decided, look, noting, recording, rounded, taken
-from .places import Origin, c_order, convert, detached, device_name, grad_enabled, is_attached, to_host
-from .quiet import quiet
+from .places import Array, Origin, c_order, convert, detached, device_name, grad_enabled, is_attached, to_host
+from .quiet import public, quiet
 
 __all__ = [
     "Argument",
+    "Array",
     "Data",
     "Decisions",
     "Origin",
@@ -43,6 +44,7 @@ __all__ = [
     "look",
     "noting",
     "numbers",
+    "public",
     "quiet",
     "recording",
     "refuse_dask",

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, is_cupy_array, is_jax_namespace, is_torch_array, to_device
 from array_api_compat import device as device_of
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,11 @@ class Origin:
     def __reduce__(self) -> Any:
         """Modules and devices do not pickle; where they are not there, arrays are NumPy's."""
         return Origin.at, self.address
+
+    @staticmethod
+    def of(x: Any) -> Origin:
+        """Where ``x`` is, an array that is computed with."""
+        return Origin() if isinstance(x, np.ndarray) else Origin(array_namespace(x), device_of(x), on_host=False)
 
     @property
     def address(self) -> tuple[str, str, bool]:

@@ -9,14 +9,10 @@ transform of the histogram.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
-
-STAGES = 7  # derivatives that are estimated: ‖p⁽⁷⁾‖² at h itself, then ‖p⁽⁶⁾‖² … ‖p″‖², as in the paper
+from ..arrays import Array
 
 
 def improved_sheather_jones(x: Array, weights: Array | None, n_eff: float) -> float | None:
@@ -90,13 +86,14 @@ def _cosine_power(at: Array, mass: Array, cell: Array, length: float, bins: int)
 
 def _fixed_point(power: Array, n: float) -> float | None:
     """Return the least solution of t = ξ γ⁽⁵⁾(t), or the least t that the grid holds if larger; None without one."""
+    stages = 7  # derivatives that are estimated: ‖p⁽⁷⁾‖² at h itself, then ‖p⁽⁶⁾‖² … ‖p″‖², as in the paper
     k2 = np.arange(1.0, len(power) + 1) ** 2 * math.pi**2
-    terms = [k2**s * power for s in range(STAGES + 1)]  # (π k)²ˢ a_k²
+    terms = [k2**s * power for s in range(stages + 1)]  # (π k)²ˢ a_k²
 
     def off(log_t: float) -> float:
         """Log t less log ξ γ⁽⁵⁾(t): which h² is best if ‖p⁽⁷⁾‖² is that at bandwidth √t."""
         t = math.exp(log_t)
-        for s in range(STAGES, 1, -1):
+        for s in range(stages, 1, -1):
             some = slice(np.searchsorted(k2, 700.0 / t))  # the exponential of the others underflows
             norm = 0.5 * float(np.sum(np.exp(-t * k2[some]) * terms[s][some]))  # ‖p⁽ˢ⁾‖²; BLAS would start threads
             if norm == 0.0:

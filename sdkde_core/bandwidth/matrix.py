@@ -15,12 +15,9 @@ from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, device
-from numpy.typing import NDArray
 
-from ..arrays import Argument, c_order, detached, is_attached, quiet, to_host
+from ..arrays import Argument, Array, c_order, detached, is_attached, quiet, to_host
 from .precise import Inverse, inverse_of, shifted_product
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)

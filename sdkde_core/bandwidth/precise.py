@@ -12,15 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
-
-#: ‖ |L⁻¹| |L| ‖ up to which plain float64 does: it loses so many roundings of the farthest point's coordinates.
-BENIGN = 16.0
-
-#: Numbers in a block of rows on the host, which stays in cache, and on a device; some ten blocks are needed at a time.
-HOST_BLOCK, DEVICE_BLOCK = 1 << 15, 1 << 22
+from ..arrays import Array
 
 
 class Inverse(NamedTuple):
@@ -62,7 +55,7 @@ def inverse_of(factor: Array, matrix: Array | None = None) -> Inverse:
     high = np.tril(np.linalg.inv(given))
     amplified = abs(high) @ abs(given)
     condition = float(np.sqrt(amplified.sum(axis=0).max() * amplified.sum(axis=1).max()))  # ≥ the 2-norm
-    if condition <= BENIGN:
+    if condition <= 16.0:  # plain float64 does: it loses so many roundings of the farthest point's coordinates
         return Inverse(scale, high)
     if matrix is not None:
         r = matrix / scale[:, None] / scale
@@ -93,7 +86,8 @@ def shifted_product(x: Any, centre: Any, unit: Any, coarse: Any, fine: Any, matr
     powers of two; K⁻ᵀ is coarse + fine, and ``matrix`` where it is rounded.
     """
     xp, (n, d) = array_namespace(x), x.shape
-    height = max(1, (HOST_BLOCK if isinstance(x, np.ndarray) else DEVICE_BLOCK) // d)
+    # Numbers in a block of rows: on the host it stays in cache; some ten blocks are needed at a time.
+    height = max(1, (1 << 15 if isinstance(x, np.ndarray) else 1 << 22) // d)
     if n > height:
         rest = (centre, unit, coarse, fine, matrix)
         blocks = [x[i : min(n, i + height), :] for i in range(0, n, height)]

@@ -11,15 +11,13 @@ import numpy as np
 from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
-from ..arrays import columns_are_points, to_host
+from ..arrays import Array, columns_are_points, to_host
 from ..messages import did_you_mean, warn_once
 from .isj import improved_sheather_jones
 from .matrix import Bandwidth
 from .normal import normal_reference
 from .sample import Sample
 from .selection import CHOOSERS, choose
-
-Array = NDArray[Any]
 
 
 def _silverman(s: Sample) -> Array:
@@ -112,12 +110,8 @@ def resolve(
     """Return the bandwidth that ``bandwidth`` means for ``train``: a rule's name, or values in the data's units.
 
     ``train`` (n, d) is of any library, log weights (n,) are normalised, −inf for weight zero. ``common``: a rule that
-    chooses from the data chooses one number for all columns.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :meth:`Bandwidth.of`; a rule also for an unknown name, a single sample, or a constant column.
+    chooses from the data chooses one number for all columns. Errors are those of :meth:`Bandwidth.of`; a rule's are
+    also for an unknown name, a single sample, or a constant column.
     """
     n, d = int(train.shape[0]), int(train.shape[1])
     if not isinstance(bandwidth, str):

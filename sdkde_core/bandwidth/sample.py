@@ -8,12 +8,10 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from ..arrays import device_name, quiet, to_host
+from ..arrays import Array, device_name, quiet, to_host
 from ..choice.hardware import cpu_threads
 from ..engine.threads import map_threads
 from .matrix import like
-
-Array = NDArray[Any]
 
 
 class Sample:
@@ -98,21 +96,16 @@ class Sample:
         under the uniform distribution on an interval of width 1/n_eff, which is type 7 when the weights are equal.
         """
         xp = array_namespace(self.x)
-        if self.weights is None:
-            if isinstance(self.x, np.ndarray):
-                parts = [self.x[:, i : i + 8] for i in range(0, self.d, 8)]
-                threads = cpu_threads() if self.x.size >= 1 << 18 else 1
-                found = map_threads(quiet(lambda part: np.quantile(part, (0.25, 0.75), axis=0)), parts, threads)
-                return tuple(np.concatenate(found, axis=1))
-            ordered, result = xp.sort(self.x, axis=0, stable=False), []
-            for p in (0.25, 0.75):
-                position = (self.n - 1) * p
-                low = int(position)
-                high = min(low + 1, self.n - 1)
-                result.append(ordered[low, :] + (position - low) * (ordered[high, :] - ordered[low, :]))
-            return result[0], result[1]
+        if self.weights is None and isinstance(self.x, np.ndarray):
+            parts = [self.x[:, i : i + 8] for i in range(0, self.d, 8)]
+            threads = cpu_threads() if self.x.size >= 1 << 18 else 1
+            found = map_threads(quiet(lambda part: np.quantile(part, (0.25, 0.75), axis=0)), parts, threads)
+            return tuple(np.concatenate(found, axis=1))
         order = xp.argsort(self.x, axis=0)  # (n, d)
-        weights = xp.reshape(xp.take(self.weights, xp.reshape(order, (-1,))), order.shape)
+        if self.weights is None:
+            weights = xp.full_like(self.x, 1.0 / self.n)
+        else:
+            weights = xp.reshape(xp.take(self.weights, xp.reshape(order, (-1,))), order.shape)
         reached, ordered = xp.cumulative_sum(weights, axis=0), xp.take_along_axis(self.x, order, axis=0)
         result = []
         for p in (0.25, 0.75):

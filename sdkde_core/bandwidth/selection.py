@@ -27,14 +27,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import quiet
+from ..arrays import Array, quiet
 from ..engine.products import product
 from .normal import normal_reference, widest
 from .pairs import Left, Pairs
 from .sample import Sample
 from .shapes import find_shape
-
-Array = NDArray[np.float64]
 
 CHOOSERS = ("auto", "lscv", "lcv")  # rules that choose from the data
 SEED = 20261122  # of the draw of the samples that criteria are summed over

@@ -24,13 +24,11 @@ import numpy as np
 from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
-from ..arrays import to_host
+from ..arrays import Array, to_host
 from ..engine.products import on_this_thread, product
 from .normal import normal_reference
 from .recorded import recorded
 from .sample import Sample
-
-Array = NDArray[np.float64]
 
 #: How much longer than EM's the steps to the first scale are. There are few, as the likelihood alone would have kernels
 #: too narrow: where samples say little they stay near the normal reference, as wide as it is.

@@ -7,8 +7,8 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..messages import tuning_is_off
 from .cards import Processor
-from .switches import tuning_is_off
 
 __all__ = ["ignored", "implausible", "machine_of", "tuning_is_off"]
 

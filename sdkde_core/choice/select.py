@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ..messages import did_you_mean
+from ..messages import did_you_mean, switched_off, tuning_is_off
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, with_fields
 from . import registry, started
 from .hardware import cpu_threads, gpu_name, is_here, processor, visible_gpus
 from .judge import Candidate, Share, StartUp, calls_of, has_context, judge, start_up
-from .switches import switched_off, tuning_is_off
 
 __all__ = ["Choice", "check_environment", "choose", "named_backend", "parse_device", "rank", "require_known"]
 

@@ -18,8 +18,6 @@ from ..messages import SdkdeWarning, did_you_mean
 from ..protocol import BackendUnavailable
 from ..storage import remove_temporaries
 
-PATIENCE = 3.0  # seconds that a command may take to end after a signal
-
 
 class _Refused(click.ClickException):
     """One line on standard error, and exit status 2."""
@@ -84,7 +82,7 @@ def _signals() -> Iterator[None]:
             patience.start()
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(received[0])
 
-    patience = threading.Timer(PATIENCE, end)
+    patience = threading.Timer(3.0, end)
     patience.daemon = True
     main = threading.current_thread() is threading.main_thread()
     known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if main and hasattr(signal, name)]

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..api import estimate, explain, prepare
+from ..arrays import Array
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..estimator.request import METHODS
@@ -18,7 +18,6 @@ from ..files import FileError, no_folder
 from ..interop.plots import COLOURS, DARK, STYLE, contours, moves
 from ..storage import write_atomically
 
-Array = NDArray[Any]
 Echo = Callable[[str], Any]
 
 FACTORS = np.geomspace(0.4, 2.4, 13)  # of Silverman's bandwidth

@@ -19,7 +19,7 @@ from .. import __version__, api
 from ..arrays import Argument as Given
 from ..arrays import ingest
 from ..bandwidth.rules import RULES, resolve
-from ..estimator.batches import batch_rows, density_of, in_batches
+from ..estimator.batches import batch_rows, in_batches
 from ..estimator.density import has_gaps, undefined
 from ..estimator.explanation import explained
 from ..estimator.request import METHODS, NEGATIVE, Goal, Request
@@ -162,7 +162,7 @@ def _by_batches(
             shape = np.broadcast_to(np.zeros((), points.dtype), (points.rows, points.columns))
             ready = api.fitted(request, data.train, Given.of("query", shape), advance)
             batches = _numbered(points.batches(batch_rows(points.rows, ready.problem)))
-            for part in in_batches(ready, batches, density_of(log), advance):
+            for part in in_batches(ready, batches, "log" if log else "density", advance):
                 negative += undefined(part) if has_gaps(request, log) else 0
                 write(part.astype(data.dtype))
             where = f"{ready.choice.name} on {ready.choice.where}{' and others' * ready.has_second}"

@@ -11,27 +11,22 @@ samples, through quantiles, is not what people mean by the derivative of a densi
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, is_torch_array
 
-from ..arrays import convert, detached, grad_enabled, is_attached
+from ..arrays import convert, detached, is_attached
 from ..bandwidth.matrix import Bandwidth
 from ..protocol import Columns
-from .plan import Plan, plan_data, read
-from .plan import plan as plan_detached
+from .plan import Plan, plan
 from .request import Goal, Request
 
 
-def plan(request: Request, train: Any, query: Any = None, *, explained: bool = False, replays: bool = False) -> Plan:
-    """Plan as :func:`sdkde_core.estimator.plan.plan`, attached to what of the arguments requires grad."""
-    given = {"train": train, "query": query, "weights": request.weights, "bandwidth": request.bandwidth}
-    attached = [name for name, x in given.items() if is_attached(x)]
-    if not attached or not grad_enabled():
-        return plan_detached(request, train, query, explained=explained, replays=replays)
+def attached_plan(request: Request, given: Mapping[str, Any], attached: Sequence[str], explained: bool) -> Plan:
+    """Plan with the arguments ``given`` as :func:`.plan.plan`, attached to those that require grad."""
     required = ", ".join(attached)
     if request.kernel != "gaussian":
         raise ValueError(
@@ -48,20 +43,15 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
             "the gradient of method='laplace' has no derivatives of its own; pass method='sdkde' or 'kde', "
             "or call within torch.no_grad()"
         )
-    request = replace(request, weights=detached(request.weights), bandwidth=detached(request.bandwidth))
-    data, bandwidth = read(request, detached(train), detached(query))
-    if getattr(data.origin.xp, "__name__", "") != "array_api_compat.torch":
-        name = "train" if query is None else "query"
+    name = "train" if given["query"] is None else "query"
+    if not is_torch_array(given[name]):
         raise TypeError(
             f"{required} requires grad, but {name} is a {type(given[name]).__name__}, and so would the result be, "
             f"without derivatives; pass {name} as a torch tensor, or call within torch.no_grad()"
         )
-    if data.log_weights is None and "weights" in attached:  # equal ones have different derivatives
-        xp = array_namespace(data.train)
-        equal = xp.full((data.n,), -math.log(data.n), dtype=xp.float64, device=device(data.train))
-        data = replace(data, log_weights=equal)
-    ready = plan_data(request, data, bandwidth, explained=explained, grad=True)
-    return _attach(ready, *given.values())
+    request = replace(request, weights=detached(request.weights), bandwidth=detached(request.bandwidth))
+    train, query = detached(given["train"]), detached(given["query"])
+    return _attach(plan(request, train, query, explained=explained, grad=attached), *given.values())
 
 
 def tie(result: Any, *tensors: Any) -> Any:
@@ -71,16 +61,16 @@ def tie(result: Any, *tensors: Any) -> Any:
     return result
 
 
-def _attach(plan: Plan, train: Any, query: Any, weights: Any, bandwidth: Any) -> Plan:
+def _attach(ready: Plan, train: Any, query: Any, weights: Any, bandwidth: Any) -> Plan:
     """Return the plan with the user's tensors in place of their values."""
-    data, columns, place, h = plan.data, plan.columns, plan.choice.device, plan.bandwidth
+    data, columns, place, h = ready.data, ready.columns, ready.choice.device, ready.bandwidth
     train = _points(train, data.train, place)
     query = None if data.query is None else _points(query, data.query, place)
     if is_attached(bandwidth):
         h = _attached(h, bandwidth.to(place).double())
-    whiten = h.whitening(convert(plan.centre, "torch", place))
+    whiten = h.whitening(convert(ready.centre, "torch", place))
     points = _valued(whiten(train), columns.points)
-    if data.log_weights is None:
+    if "weights" not in ready.problems[0].requires:
         weights = None
     elif is_attached(weights):
         weights = weights.to(place).double()
@@ -89,11 +79,11 @@ def _attach(plan: Plan, train: Any, query: Any, weights: Any, bandwidth: Any) ->
     else:
         weights = columns.log_weights.exp()
     return replace(
-        plan,
+        ready,
         data=replace(data, train=train, query=query),
         bandwidth=h,
         columns=Columns(points, columns.log_weights, weights),
-        query=None if query is None else _valued(whiten(query), plan.query),
+        query=None if query is None else _valued(whiten(query), ready.query),
     )
 
 

@@ -9,27 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from array_api_compat import array_namespace
 
-from ..arrays import Argument, Data, to_host
+from ..arrays import Argument, to_host
 from ..choice.hardware import cpu_threads
-from ..protocol import Problem, Reduction
+from ..protocol import Problem
 from . import replay
-from .density import density, has_gaps, undefined, warn_of_negative
+from .density import has_gaps, undefined, warn_of_negative
 
 if TYPE_CHECKING:
     from .fitted import Fitted
 
-R = TypeVar("R")
-
 Advance = Callable[[int], None]  # called with every number of rows that are done
 
-#: Rows of a batch at most, and numbers in it at most (32 MiB).
-ROWS, NUMBERS = 1 << 16, 1 << 22
+ROWS = 1 << 16  # of a batch at most
 
 
 def batch_rows(m: int, problem: Problem) -> int:
@@ -37,18 +33,21 @@ def batch_rows(m: int, problem: Problem) -> int:
 
     At least 256, as fewer would occupy no backend.
     """
-    n, d, rows = problem.n, problem.d, min(ROWS, NUMBERS // problem.d)
+    n, d, rows = problem.n, problem.d, min(ROWS, (1 << 22) // problem.d)
     if problem.device == "cpu":
         rows = min(rows, max(cpu_threads() * (1 << 32) // (n * (d + 16)), m // 256))
     return max(rows, 256)
 
 
 @contextmanager
-def watched(progress: Any, rows: int) -> Iterator[Advance | None]:
+def watched(progress: Any, *given: Argument | int | None) -> Iterator[Advance | None]:
     """Yield the function to call with every number of rows done; None where nobody watches, or there are no rows.
 
-    ``progress`` is the user's: a bool, or a function of the rows done and of all ``rows``.
+    ``progress`` is the user's: a bool, or a function of the rows done and of all rows. These are those of what is
+    ``given``: samples that a pass moves, and a query; or a number. What has no axis is refused where it is read.
     """
+    sizes = [x.shape[:1] if isinstance(x, Argument) else (x,) for x in given if x is not None]
+    rows = sum(size[0] for size in sizes if size)
     if isinstance(progress, bool | np.bool_):
         if progress:
             with _bar(rows) as show:
@@ -96,12 +95,10 @@ def check_out(out: Any, query: Argument) -> None:
         raise ValueError("out shares memory with query; pass another array")
 
 
-def in_batches(
-    fitted: Fitted, batches: Iterable[Argument], compute: Callable[[Fitted, Data], R], advance: Advance | None
-) -> Iterator[R]:
-    """Yield ``compute(fitted, batch)`` for every batch of a query, and call ``advance`` after each."""
+def in_batches(fitted: Fitted, batches: Iterable[Argument], what: str, advance: Advance | None) -> Iterator[Any]:
+    """Yield what is wanted, see :meth:`Fitted.answer`, for every batch of a query, and call ``advance`` after each."""
     for rows in batches:
-        yield fitted.serve(lambda here, rows=rows: compute(here, here.read(rows)))  # type: ignore[misc]
+        yield fitted.serve(lambda here, rows=rows: here.answer(here.read(rows), what))  # type: ignore[misc]
         if advance is not None:
             advance(rows.shape[0])
 
@@ -111,7 +108,7 @@ def densities(fitted: Fitted, query: Argument, log: bool, out: Any = None, advan
 
     With ``out``, which takes the result, or with ``advance``, who watches, it is done by batches, else at once.
     """
-    result, m = _answered(fitted, query, density_of(log), out, advance), query.shape[0]
+    result, m = _answered(fitted, query, "log" if log else "density", out, advance), query.shape[0]
     if has_gaps(fitted.request, log):
         size = m if out is None else ROWS  # what was too large for memory is read by batches
         gaps = sum(undefined(result[k : k + size]) for k in range(0, m, max(size, 1)))
@@ -119,56 +116,20 @@ def densities(fitted: Fitted, query: Argument, log: bool, out: Any = None, advan
     return result
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What is wanted at the rows of a query: a function from fitted columns and rows."""
-
-    name: str  # "density", "log" or "score"
-    reduction: Reduction | None  # that the rows are for; None: the last pass's
-    at: Callable[[Fitted, Any, dict[str, Any]], Any]  # of fitted columns and rows placed by `Fitted.placed`
-    shape: tuple[int, ...] = ()  # of the result of a row
-
-    def __call__(self, fitted: Fitted, rows: Data) -> Any:
-        if not rows.train.shape[0]:
-            return self.restored(fitted, np.empty((0, *self.shape)), rows)
-        points, known = fitted.placed(rows, self.reduction or fitted.problem.reduction)
-        return self.restored(fitted, self.at(fitted, points, known), rows)
-
-    def restored(self, fitted: Fitted, x: Any, rows: Data) -> Any:
-        """Return a result as the user wants it."""
-        return rows.origin.restore(x, max(rows.dtype, fitted.problem.dtype))  # "float64" > "float32"
-
-
-def density_of(log: bool) -> Wanted:
-    """Return the densities of rows, or their logs."""
-
-    def at(fitted: Fitted, points: Any, known: dict[str, Any]) -> Any:
-        clip, sums = fitted.request.negative != "keep", fitted.reduce(points, **known)
-        return density(sums, fitted.log_constant, log, clip)
-
-    return Wanted("log" if log else "density", None, at)
-
-
 def gradients(fitted: Fitted, query: Argument, advance: Advance | None = None) -> Any:
     """Return the score at a query (m, d), per data unit, as the user wants it; ``advance`` as for :func:`densities`."""
-
-    def at(fitted: Fitted, points: Any, known: dict[str, Any]) -> Any:
-        return fitted.bandwidth.pull_back(fitted.slope(points, **known))
-
-    return _answered(fitted, query, Wanted("score", Reduction.MEAN, at, (fitted.problem.d,)), None, advance)
+    return _answered(fitted, query, "score", None, advance)
 
 
-def _answered(fitted: Fitted, query: Argument, wanted: Wanted, out: Any, advance: Advance | None) -> Any:
+def _answered(fitted: Fitted, query: Argument, what: str, out: Any, advance: Advance | None) -> Any:
     """Return what is wanted at a query: all rows at once, or by batches if ``out`` or ``advance`` is given."""
     if out is None and advance is None:
-        return fitted.serve(
-            lambda here: wanted(here, here.read(query)) if here.replays is None else replay.answer(here, query, wanted)
-        )
+        return fitted.serve(lambda here: replay.answer(here, query, what))
     m = query.shape[0]
     size = batch_rows(m, fitted.problem)
     batches = (query.rows(start, start + size) for start in range(0, max(m, 1), size))  # one of no rows where m = 0
     done, parts = 0, []
-    for part in in_batches(fitted, batches, wanted, advance):
+    for part in in_batches(fitted, batches, what, advance):
         if out is None:
             parts.append(part)
         else:

@@ -26,8 +26,7 @@ from ..engine.merge import each, merge
 from ..protocol import Columns, Partial, Problem, Reduction
 from ..spreading.devices import Reducer, pack_on
 from ..spreading.tasks import Task, cut
-from .density import density, has_gaps, undefined
-from .kernels import log_constant
+from .density import density, has_gaps, log_constant, undefined
 from .plan import FARTHEST, centre_of, moved_extent
 from .request import Goal, Request
 from .resolution import CLEAR, REACH, clearest_centre

@@ -14,10 +14,10 @@ from ..choice import select
 from ..choice.cost import typical_extent
 from ..choice.judge import Candidate
 from ..protocol import TOLERANCES, Problem, Reduction
-from . import autograd, graphs
-from .fallback import with_fallback
-from .fitted import PassReport, below_zero, run
+from . import graphs
+from .fitted import Fitted, PassReport, run, with_fallback
 from .laplace import NegativeMass
+from .plan import plan
 from .request import Request
 
 
@@ -123,7 +123,7 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
 
     def compute(request: Request) -> Explanation:
         replays = graphs.key_of(request, train_or_shape, query_or_shape, log=False) is not None
-        ready = autograd.plan(request, train_or_shape, query_or_shape, explained=True, replays=replays)
+        ready = plan(request, train_or_shape, query_or_shape, attach=True, explained=True, replays=replays)
         if not ready.problems[-1].m:
             raise ValueError("query is empty: there is nothing to explain")
         reports: list[PassReport] = []
@@ -136,7 +136,7 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
             str(ready.bandwidth),
             reports=reports,
             data_device=ready.data.came_from,
-            negative_mass=below_zero(ready) if measure and request.method == "laplace" else None,
+            negative_mass=Fitted.of(ready).negative_mass if measure and request.method == "laplace" else None,
             selection=ready.bandwidth.selection,
         )
 

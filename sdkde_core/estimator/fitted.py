@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -11,26 +12,27 @@ from typing import Any, TypeVar
 
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
-from array_api_compat import device as device_of
 
 from ..arrays import Argument, Data, Origin, check_query, convert, detached, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
-from ..choice import select
+from ..choice import select, started
 from ..choice.judge import only_enqueues
 from ..engine.failures import BackendFailed, OutOfReach
 from ..engine.forks import new_lock
 from ..engine.merge import concatenate, empty
 from ..engine.outliers import radii
-from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, with_fields
+from ..messages import warn_once
+from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from ..spreading.devices import Reducer, pack_on
 from .batches import Advance, batch_rows
-from .fallback import set_aside, without
+from .density import density, log_constant
 from .graphs import Replays
-from .kernels import log_constant
 from .laplace import NegativeMass, laplace_slope, negative_mass
 from .plan import Plan, read_extent
 from .request import Request
 from .resolution import REACH, check_resolution
+
+_logger = logging.getLogger("sdkde")
 
 R = TypeVar("R")
 
@@ -66,12 +68,6 @@ def slope(plan: Plan) -> Any:
     return laplace_slope(plan.columns.points if plan.query is None else plan.query, plan.columns)
 
 
-def below_zero(plan: Plan) -> NegativeMass:
-    """How much of a plan's Laplace estimate is negative."""
-    packed = _packed(plan, with_fields(plan.problems[-1], same=False), plan.columns)
-    return negative_mass(plan.columns, lambda rows, **known: packed.reduce(rows, **known)[0])
-
-
 def shifted(
     plan: Plan,
     problem: Problem,
@@ -93,9 +89,9 @@ def shifted(
     return concatenate(batches).shift
 
 
-def _packed(plan: Plan, problem: Problem, columns: Columns) -> Reducer:
-    choice = plan.choice
-    return pack_on(plan.request.ranks or choice.devices, choice.backend, choice.info, problem, columns)
+def _packed(of: Plan | Fitted, problem: Problem, columns: Columns, shared: bool = False) -> Reducer:
+    where, choice = of.request.ranks or of.choice.devices, of.choice
+    return pack_on(where, choice.backend, choice.info, problem, columns, shared=shared)
 
 
 def _moved(plan: Plan, report: Callable[[PassReport], None] | None = None, advance: Advance | None = None) -> Columns:
@@ -113,8 +109,7 @@ def _pass(
     plan: Plan, problem: Problem, columns: Columns, queries: Any, report: Callable[[PassReport], None] | None
 ) -> Partial:
     """Pack and reduce; for a report, take the time of reducing."""
-    choice, where = plan.choice, plan.request.ranks or plan.choice.devices
-    packed = pack_on(where, choice.backend, choice.info, problem, columns)
+    packed = _packed(plan, problem, columns)
     start = time.perf_counter()
     result, outliers = packed.reduce(queries)
     if report is not None:
@@ -150,9 +145,7 @@ class Fitted:
         self._second: Fitted | None = None
         alone = not (request.ranks or choice.devices)
         self.replays = Replays() if alone and only_enqueues(choice.info, choice.device) else None
-        self.home = Origin()
-        if not isinstance(centre, np.ndarray):
-            self.home = Origin(array_namespace(centre), device_of(centre), on_host=False)
+        self.home = Origin.of(centre)
         self._whiten = bandwidth.whitening(centre)
         self._packed_for(problem.reduction)
 
@@ -185,7 +178,10 @@ class Fitted:
                     raise
                 with here._lock:
                     if here._second is None:
-                        here._second = loaded(without(here.request, stopped), *here.state("auto")[1:])
+                        _logger.debug("backend %s on %s %s", stopped.backend, stopped.device, stopped)
+                        given_up = here.request.without | {(stopped.backend, stopped.device): str(stopped)}
+                        request = replace(here.request, without=given_up)
+                        here._second = loaded(request, *here.state("auto")[1:])
                 here = here._second.current
             except BackendFailed as failure:
                 set_aside(self.request, failure)
@@ -253,6 +249,28 @@ class Fitted:
             return laplace_slope(queries, self.columns)
         return self.reduce(queries, Reduction.MEAN, **known).shift
 
+    def reduction_for(self, what: str) -> Reduction:
+        """The reduction that the rows of a query are for."""
+        return Reduction.MEAN if what == "score" else self.problem.reduction
+
+    def answer(self, rows: Data, what: str) -> Any:
+        """Return the ``"density"`` (m,), its ``"log"``, or the ``"score"`` (m, d) at a query, as the user wants it."""
+        if not rows.train.shape[0]:
+            return self.restored(np.empty((0, self.problem.d) if what == "score" else 0), rows)
+        points, known = self.placed(rows, self.reduction_for(what))
+        return self.restored(self.at(points, known, what), rows)
+
+    def at(self, points: Any, known: dict[str, Any], what: str) -> Any:
+        """Return the same where it is computed, of rows that have been :meth:`placed`."""
+        if what == "score":
+            return self.bandwidth.pull_back(self.slope(points, **known))
+        clip = self.request.negative != "keep"
+        return density(self.reduce(points, **known), self.log_constant, what == "log", clip)
+
+    def restored(self, x: Any, rows: Data) -> Any:
+        """Return a result as the user wants it."""
+        return rows.origin.restore(x, max(rows.dtype, self.problem.dtype))  # "float64" > "float32"
+
     @property
     def on_host(self) -> tuple[Any, Any, Any]:
         """The columns' points (n, d), in bandwidths, their log weights (n,), and the centre (d,), in data units."""
@@ -272,12 +290,10 @@ class Fitted:
     def _packed_for(self, reduction: Reduction) -> Reducer:
         with self._lock:
             if reduction not in self._packed:
-                problem, choice = self.problem, self.choice
+                problem = self.problem
                 if reduction is not problem.reduction:
                     problem = replace(problem, reduction=reduction)
-                where = self.request.ranks or choice.devices
-                packed = pack_on(where, choice.backend, choice.info, problem, self.columns, shared=True)
-                self._packed[reduction] = packed
+                self._packed[reduction] = _packed(self, problem, self.columns, shared=True)
             return self._packed[reduction]
 
     def __reduce__(self) -> Any:
@@ -316,3 +332,26 @@ def loaded(
     there = Columns(convert(columns.points, library, place), convert(columns.log_weights, library, place))
     centre = convert(centre, library, place)
     return Fitted(request, bandwidth, problem, choice, centre, there, names)
+
+
+def with_fallback(request: Request, compute: Callable[[Request], R]) -> R:
+    """Return ``compute(request)``, which plans and runs; planned anew where the backend that was chosen fails.
+
+    BackendUnavailable where the user named the backend that failed, or none is left.
+    """
+    while True:
+        try:
+            return compute(request)
+        except BackendFailed as failure:
+            set_aside(request, failure)
+
+
+def set_aside(request: Request, failure: BackendFailed) -> None:
+    """Let ``"auto"`` take the backend that failed no more in this process, and say so; raise where it was named.
+
+    Among ranks too: the others have not failed, and do not plan anew.
+    """
+    if select.named_backend(request.backend) != "auto" or request.ranks is not None:
+        raise failure
+    started.set_aside(failure.backend, failure.device, f"set aside: {failure}")
+    warn_once(f"{failure}. Until this process ends, backend='auto' does without it.")

@@ -12,14 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..arrays import numbers
+from ..arrays import Array, numbers
 from ..messages import brief
 from .fitted import Fitted
 from .mixture import check_positive, marginal
-
-Array = NDArray[np.float64]
 
 ABOVE = 38.6  # bandwidths above a row at which a sample no longer adds to its distribution function, in float64
 

@@ -24,16 +24,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array
-from numpy.typing import NDArray
 
-from ..arrays import to_host
+from ..arrays import Array, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
 from ..protocol import Partial, Reduction
+from .density import kernel_draws
 from .fitted import Fitted
-from .kernels import kernel_draws
-
-Array = NDArray[np.float64]
 
 
 class Mixture(NamedTuple):

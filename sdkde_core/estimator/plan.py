@@ -7,6 +7,7 @@ whether all of them are finite shows in it, and it bounds every pass.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,19 +22,18 @@ from ..arrays import (
     convert,
     decided,
     detached,
+    grad_enabled,
     ingest,
+    is_attached,
     look,
-    quiet,
     rounded,
     to_host,
 )
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..choice import select
-from ..choice.hardware import cpu_threads
 from ..choice.judge import calls_of
 from ..engine.outliers import count, outlier_share, radii
-from ..engine.threads import map_threads
 from ..protocol import TOLERANCES, Columns, Problem, Reduction
 from .request import Request
 from .resolution import CLEAR, REACH, clearest_centre
@@ -91,51 +91,41 @@ def plan(
     train: Any,
     query: Any = None,
     *,
+    attach: bool = False,
+    grad: Sequence[str] = (),
     explained: bool = False,
     replays: bool = False,
     expected: Argument | None = None,
 ) -> Plan:
     """Read the data, whiten them and choose the backend.
 
-    Parameters
-    ----------
-    request : Request
-    train, query : array_like
-    explained : bool
-        With every candidate's reason and price.
-    replays : bool
-        Such calls are replayed, where the backend can and the data are near enough.
-    expected : Argument, optional
-        A query that is to come later, of which only the shape, the dtype and the names are looked at; None: one of as
-        many rows as samples.
+    With ``attach`` the plan is attached to what requires grad; otherwise such tensors are refused. ``grad`` names the
+    arguments, detached, by which derivatives are wanted: the backend has the feature ``"grad"``. ``explained``: with
+    every candidate's reason and price. ``replays``: such calls are replayed, where the backend can and the data are
+    near enough. ``expected`` is a query that is to come later, of which only the shape, the dtype and the names are
+    looked at; None: one of as many rows as samples.
     """
+    if attach:
+        given = {"train": train, "query": query, "weights": request.weights, "bandwidth": request.bandwidth}
+        if (attached := [name for name, x in given.items() if is_attached(x)]) and grad_enabled():
+            from .autograd import attached_plan
+
+            return attached_plan(request, given, attached, explained)
     data, bandwidth = read(request, train, query)
-    if expected is None:
-        return plan_data(request, data, bandwidth, explained=explained, replays=replays)
-    check_query(expected, data.n, data.d, data.names)
-    data = replace(data, dtype=max(data.dtype, expected.dtype))  # "float64" > "float32"
-    return plan_data(request, data, bandwidth, explained=explained, replays=replays, expected=expected.shape[0])
-
-
-def plan_data(
-    request: Request,
-    data: Data,
-    bandwidth: Bandwidth,
-    *,
-    explained: bool,
-    replays: bool = False,
-    grad: bool = False,
-    expected: int | None = None,
-) -> Plan:
-    """Whiten data that have been read and choose the backend; ``grad``: one with the feature ``"grad"``."""
+    if expected is not None:
+        check_query(expected, data.n, data.d, data.names)
+        data = replace(data, dtype=max(data.dtype, expected.dtype))  # "float64" > "float32"
     measured, extent, recentred = located(data, bandwidth)
     noted = decided() if replays else 0
     points, rows, log_weights = measured.train, measured.query, measured.log_weights
-    (n, d), m, device = points.shape, expected if rows is None else rows.shape[0], data.device
+    (n, d), m = points.shape, None if rows is None else rows.shape[0]
+    if expected is not None:
+        m = expected.shape[0]
     if request.passes[0].moves:
         extent = moved_extent(extent)
-    requires = frozenset(["weights"] * (data.log_weights is not None) + ["grad"] * grad)
-    problems = request.problems(m, n, d, extent, requires, data.dtype, device)
+    weighted = data.log_weights is not None or "weights" in grad  # equal ones have different derivatives
+    requires = frozenset(["weights"] * weighted + ["grad"] * bool(grad))
+    problems = request.problems(m, n, d, extent, requires, data.dtype, data.device)
     shares: dict[tuple[int, float], float] = {}
 
     def share(step: int, limit: float) -> float:
@@ -148,7 +138,7 @@ def plan_data(
         problems,
         backend=request.backend,
         device=request.device,
-        data_device=device,
+        data_device=data.device,
         options=request.backend_options,
         share=share,
         calls=calls_of(request.calls, data.came_from),
@@ -158,7 +148,7 @@ def plan_data(
     )
     looked = far or bool(request.without)
     library, place = choice.info.arrays, choice.device
-    if device != place or array_namespace(points).__name__ != f"array_api_compat.{library}":
+    if data.device != place or array_namespace(points).__name__ != f"array_api_compat.{library}":
         points, log_weights = convert(points, library, place), convert(log_weights, library, place)
         rows = None if rows is None else convert(rows, library, place)
     problems, columns = choice.posed(problems), Columns(points, log_weights)
@@ -170,41 +160,19 @@ def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
     """Whiten the data and measure their extent; by default from their median."""
     xp, n, query = array_namespace(data.train), data.train.shape[0], data.query
     centre = centre_of(data.train, bandwidth) if centre is None else centre
-    size = (n if query is None else n + query.shape[0]) * data.train.shape[1]
-    per_column = isinstance(bandwidth.factor, np.ndarray) and bandwidth.factor.ndim == 1
-    if size >= 1 << 18 and per_column and isinstance(centre, np.ndarray):
-        points, distances = _by_threads([data.train] if query is None else [data.train, query], bandwidth, centre)
+    whiten, rows = bandwidth.whitening(centre), None
+    if query is not None and isinstance(query, np.ndarray):  # not copied to stand together
+        points, rows = whiten(data.train), whiten(query)
+        distances = np.concatenate([radii(points), radii(rows)])
     else:
-        together = data.train if query is None else xp.concat([data.train, query])  # half the kernels on a device
-        points = bandwidth.whitening(centre)(together)
+        points = whiten(data.train if query is None else xp.concat([data.train, query]))  # half the kernels on a device
         distances = radii(points)
+        if query is not None:
+            points, rows = points[:n, :], points[n:, :]
     log_weights = data.log_weights
     if log_weights is None:
         log_weights = xp.full((n,), -math.log(n), dtype=xp.float64, device=device_of(data.train))
-    rows = None if query is None else points[n:, :]
-    return Measured(points[:n, :], rows, distances, xp.max(distances), log_weights, centre)
-
-
-def _by_threads(parts: list[np.ndarray], bandwidth: Bandwidth, centre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Whitened points (n + m, d) and their distances from the origin, on the host, with no copy of them between.
-
-    Each row is divided and squared on its own, so the number of threads and the cuts between rows change no bit.
-    """
-    ends = np.cumsum([0, *map(len, parts)])
-    points, distances = np.empty((ends[-1], len(centre))), np.empty(ends[-1])
-    height = max(1, (1 << 15) // len(centre))  # what stays in a core's cache
-    pieces = [(k, i) for k, part in enumerate(parts) for i in range(0, len(part), height)]
-
-    @quiet
-    def whiten(piece: tuple[int, int]) -> None:
-        k, i = piece
-        some = parts[k][i : i + height]
-        there = slice(ends[k] + i, ends[k] + i + len(some))
-        points[there] = bandwidth.whiten(some, centre)
-        distances[there] = radii(points[there])
-
-    map_threads(whiten, pieces, cpu_threads())
-    return points, distances
+    return Measured(points, rows, distances, xp.max(distances), log_weights, centre)
 
 
 def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float, bool]:

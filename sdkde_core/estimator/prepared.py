@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..archive import write
-from ..arrays import Origin, numbers, to_host
+from ..arrays import Origin, numbers, public, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
 from .batches import check_out, densities, gradients, watched
@@ -19,7 +19,6 @@ from .fitted import Fitted
 from .integrals import distribution, probability, quantiles
 from .laplace import NegativeMass
 from .mixture import Mixture, check_count, check_positive, components, conditional, draws, marginal, modes
-from .public import public
 from .saved import from_saved, origin_of, to_saved
 
 
@@ -115,7 +114,7 @@ class Prepared:
         """
         given = self._fitted.asked(query)
         check_out(out, given)
-        with watched(progress, given.shape[0]) as advance:
+        with watched(progress, given) as advance:
             return densities(self._fitted, given, log, out, advance)
 
     @public
@@ -149,7 +148,7 @@ class Prepared:
         """
         self._gaussian("gradient")
         given = self._fitted.asked(query)
-        with watched(progress, given.shape[0]) as advance:
+        with watched(progress, given) as advance:
             return gradients(self._fitted, given, advance)
 
     @public

@@ -19,7 +19,6 @@ from .graphs import PAIRS, Replays, place_of, small_enough, takes_long
 from .resolution import REACH
 
 if TYPE_CHECKING:
-    from .batches import Wanted
     from .fitted import Fitted
     from .plan import Measured, Plan
     from .request import Request
@@ -85,19 +84,19 @@ def _but_for_the_extent(info: BackendInfo, problems: tuple[Problem, ...]) -> Has
     return tuple((with_fields(problem, extent=0.0), variant(problem)) for problem in problems)
 
 
-def answer(fitted: Fitted, query: Argument, wanted: Wanted) -> Any:
+def answer(fitted: Fitted, query: Argument, what: str) -> Any:
     """Return what is wanted of all rows of a query, by a replay where it was asked for often."""
-    key = _key(fitted, query, wanted)
+    key = None if fitted.replays is None else _key(fitted, query, what)
     if key is None or fitted.replays is None:
-        return wanted(fitted, fitted.read(query))
+        return fitted.answer(fitted.read(query), what)
     result = fitted.replays.play(key, query.array)
     if result is not None:
         return result
-    rows, noted, reduction = fitted.read(query), Decisions(), wanted.reduction or fitted.problem.reduction
+    rows, noted, reduction = fitted.read(query), Decisions(), fitted.reduction_for(what)
     with noting(noted):
         points, known = fitted.placed(rows, reduction)
         placed = decided()
-        result = wanted.restored(fitted, wanted.at(fitted, points, known), rows)
+        result = fitted.restored(fitted.at(points, known, what), rows)
 
     def first(x: Any) -> tuple[Any, Any]:
         points, other = fitted.placed(fitted.read(query._replace(array=x)), reduction)
@@ -105,7 +104,7 @@ def answer(fitted: Fitted, query: Argument, wanted: Wanted) -> Any:
 
     def second(placed: tuple[Any, Any]) -> Any:
         points, distances = placed
-        return wanted.restored(fitted, wanted.at(fitted, points, known | {"distances": distances}), rows)
+        return fitted.restored(fitted.at(points, known | {"distances": distances}, what), rows)
 
     # Columns are packed for their own extent: of queries within it the extent makes no difference.
     alike = "within" if known["extent"] <= fitted.problem.extent and _whole(fitted) else None
@@ -122,15 +121,15 @@ def _whole(fitted: Fitted) -> bool:
     return problem.extent <= min(*limits, REACH[problem.precision])
 
 
-def _key(fitted: Fitted, query: Argument, wanted: Wanted) -> Any:
+def _key(fitted: Fitted, query: Argument, what: str) -> Any:
     """What calls that can be replayed for each other have in common; None where it cannot be replayed."""
     x = query.array
-    looks = fitted.request.method == "laplace" and wanted.name == "score"  # which is the core's own
-    if fitted.replays is None or looks or query.origin != fitted.home:
+    looks = fitted.request.method == "laplace" and what == "score"  # which is the core's own
+    if looks or query.origin != fitted.home:
         return None
     if not x.shape[0] or fitted.problem.n * x.shape[0] > PAIRS:
         return None
     place = place_of(x)
     if place is None or not small_enough(math.prod(x.shape), place[1]):
         return None
-    return wanted.name, place
+    return what, place

@@ -80,7 +80,7 @@ class Request:
     backend_options: Mapping[str, Any] | None = None
     # No options:
     calls: int | None = None  # over how many "auto" spreads start-up; None: as many as the place of the data says
-    without: Mapping[tuple[str, str], str] = field(default_factory=dict)  # backends given up for this call, and why
+    without: dict[tuple[str, str], str] = field(default_factory=dict)  # backends given up for this call, and why
     ranks: Group | None = None  # the processes that share the rows
 
     @classmethod
@@ -89,15 +89,10 @@ class Request:
 
         A request of plain values is kept: in a loop of small estimates to make it takes a tenth of a call.
         """
-        key: Any = [goal, os.environ.get("SDKDE_PRECISION")]
-        for name, value in options.items():
-            if name == "weights":
-                continue
-            if type(value) not in (str, bool, int, float, type(None)) or (name == "device" and value is not None):
-                key = None
-                break
-            key += name, type(value), value  # True equals 1 and is another option
-        key = None if key is None else tuple(key)
+        # True equals 1 and is another option.
+        given = [(name, type(value), value) for name, value in options.items() if name != "weights"]
+        plain = {kind for _, kind, _ in given} <= {str, bool, int, float, type(None)} and options.get("device") is None
+        key: Any = (goal, os.environ.get("SDKDE_PRECISION"), *given) if plain else None
         made = _kept.get(key)
         if made is None:
             unknown = [name for name in options if name not in Options.__annotations__]
@@ -169,14 +164,7 @@ class Request:
         return ("high" if dtype == "float64" else "fast") if self.precision == "auto" else self.precision
 
     def problems(
-        self,
-        m: int | None,
-        n: int,
-        d: int,
-        extent: float,
-        requires: frozenset[str],
-        dtype: str,
-        device: str,
+        self, m: int | None, n: int, d: int, extent: float, requires: frozenset[str], dtype: str, device: str
     ) -> tuple[Problem, ...]:
         """Describe each pass; moved samples are means of samples, so they stay within the extent.
 

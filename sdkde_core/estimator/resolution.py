@@ -12,21 +12,18 @@ from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
-from numpy.typing import NDArray
 
-from ..arrays import detached, to_host
+from ..arrays import Array, detached, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..engine.outliers import radii
 from ..protocol import PRECISIONS, TOLERANCES, Columns, Problem, Reduction
-
-Array = NDArray[np.float64]
 
 EPS = 2.0**-52
 #: Bandwidths from the centre within which nothing is refused: for the first two precisions √(a b / 2) / ε or less.
 #: At ``"float64"`` that is 1e4, by the worst rounding. Twice as far is where some rows begin to miss the tolerances:
 #: those that lie some 45 bandwidths from their nearest sample. That is of log sums with a bandwidth per column. A
 #: shift midway between two samples, r bandwidths from each, moves by up to ε ρ r², which passes its tolerance from ρ
-#: = 3e3 on; and a matrix that mixes columns (up to :data:`~sdkde_core.bandwidth.precise.BENIGN`) may double the
+#: = 3e3 on; and a matrix that mixes columns, which plain float64 whitens up to 16 roundings, may double the
 #: error of a log sum.
 REACH = {"fast": 1e10, "high": 1e9, "float64": 1.5e4}
 

@@ -28,10 +28,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..archive import plain
-from ..arrays import Origin
+from ..arrays import Array, Origin
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.selection import Selection
 from ..engine.outliers import radii
@@ -39,10 +38,6 @@ from ..messages import brief, warn_once
 from ..protocol import BackendUnavailable, Columns
 from .fitted import Fitted, loaded
 from .request import Goal, Options, Request
-
-Array = NDArray[np.float64]
-
-_WHERE = ("backend", "device", "backend_options")  # what cannot be had where the file is loaded is done without
 
 
 def to_saved(fitted: Fitted, origin: Origin) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -81,7 +76,8 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
     Nothing in the file is trusted: ValueError where it cannot be right.
     """
     options = dict(_checked(content, "request", dict))
-    where = {key: options.pop(key, None) for key in _WHERE}
+    # What cannot be had where the file is loaded is done without.
+    where = {key: options.pop(key, None) for key in ("backend", "device", "backend_options")}
     named = {key: value for key, value in where.items() if value not in (None, "auto")}
     request = Request(Goal.DENSITY, bandwidth="silverman", **_options(options))
     for key, ndim in (("points", 2), ("log_weights", 1), ("centre", 1)):

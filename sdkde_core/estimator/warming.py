@@ -17,8 +17,7 @@ from ..choice.hardware import processor
 from ..choice.judge import compile_seconds, judge
 from ..engine.failures import BackendFailed
 from ..protocol import BackendInfo, BackendUnavailable, Problem
-from .fallback import set_aside
-from .fitted import run
+from .fitted import run, set_aside
 from .plan import plan
 from .request import METHODS, Goal, Request
 
@@ -26,13 +25,7 @@ _logger = logging.getLogger("sdkde")
 
 
 def warm_up(device: str | None) -> dict[str, dict[str, float]]:
-    """Start every backend on a device, None: on the CPU and on other devices that are here; see ``sdkde_core.warm_up``.
-
-    Returns
-    -------
-    dict
-        By device and backend: seconds.
-    """
+    """Start every backend on a device, None: on the CPU and on devices that are here; see ``sdkde_core.warm_up``."""
     select.check_environment()
     named = select.named_backend("auto")
     if named != "auto":

@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..arrays import numbers
+from ..arrays import Array, numbers
 from ..estimator.mixture import components
 from ..estimator.prepared import Prepared
-
-Array = NDArray[np.float64]
 
 #: A colour for each method. They stay apart where a kind of cone is missing; line styles help.
 COLOURS = {"kde": "#8d99ae", "sdkde": "#d1495b", "laplace": "#00798c"}

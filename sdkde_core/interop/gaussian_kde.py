@@ -11,21 +11,17 @@ from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
-from numpy.typing import NDArray
 
 from ..api import estimate, prepare
 from ..archive import write
-from ..arrays import Argument, Origin, numbers, quiet, to_host
+from ..arrays import Argument, Array, Origin, numbers, public, quiet, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import check_rule, resolve
 from ..bandwidth.sample import Sample
 from ..estimator.mixture import check_count
 from ..estimator.prepared import Prepared
-from ..estimator.public import public
 from ..estimator.request import Goal, Request
 from ..messages import brief
-
-Array = NDArray[Any]
 
 
 class gaussian_kde:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..api import prepare
 from ..archive import plain, write
-from ..arrays import refuse_dask, refuse_masked
+from ..arrays import Array, refuse_dask, refuse_masked
 from ..bandwidth.matrix import Bandwidth
 from ..estimator.prepared import Prepared
 from ..estimator.request import METHODS, NEGATIVE
@@ -28,8 +27,6 @@ except ImportError as error:
     raise ImportError(
         f"sdkde_core.KernelDensity needs scikit-learn, 1.6 or newer: pip install 'sdkde-core[sklearn]' ({error})"
     ) from error
-
-Array = NDArray[Any]
 
 
 class KernelDensity(neighbors.KernelDensity):

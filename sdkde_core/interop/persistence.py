@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..archive import read
-from ..estimator.public import public
+from ..arrays import public
 
 #: The modules of the classes, by kind: a file says which of these it is for, and no more.
 KINDS = {

@@ -17,24 +17,8 @@ from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.selection import Selection
 from ..estimator.mixture import indices
 from ..estimator.prepared import Prepared
-from .drawing import (
-    COLOURS,
-    DARK,
-    LINES,
-    OTHERS,
-    SHARES,
-    STYLE,
-    axes_of,
-    draw_contours,
-    draw_curves,
-    kind,
-    labelled,
-    limits_of,
-    points_of,
-    shares_of,
-    some,
-    style,
-)
+from . import drawing
+from .drawing import COLOURS, DARK, LINES, OTHERS, SHARES, STYLE
 
 __all__ = ["COLOURS", "DARK", "STYLE", "contours", "curves", "moves", "pairs", "selection"]
 
@@ -66,10 +50,12 @@ def curves(densities: Any, samples: Any = None, *, ax: Any = None, limits: tuple
     TypeError, ValueError
         Not a prepared density, or not of one dimension.
     """
-    drawn = labelled(densities, 1, "pass density.marginal(j) for dimension j, or draw them all with plots.pairs")
-    rug, ends = None if samples is None else points_of(samples, 1), limits_of(limits)
-    ax = axes_of(ax)
-    draw_curves(ax, drawn, rug, ends)
+    drawn = drawing.labelled(
+        densities, 1, "pass density.marginal(j) for dimension j, or draw them all with plots.pairs"
+    )
+    rug, ends = None if samples is None else drawing.points_of(samples, 1), drawing.limits_of(limits)
+    ax = drawing.axes_of(ax)
+    drawing.draw_curves(ax, drawn, rug, ends)
     ax.set_ylabel("density")
     ax.legend(frameon=False)
     return ax
@@ -102,11 +88,11 @@ def contours(densities: Any, samples: Any = None, *, ax: Any = None, shares: Seq
     TypeError, ValueError
         Not a prepared density, not of two dimensions, or shares that are not between 0 and 1.
     """
-    drawn = labelled(densities, 2, "pass density.marginal((i, j)), or draw all pairs with plots.pairs")
-    enclosed = shares_of(shares)
-    dots = None if samples is None else points_of(samples, 2)
-    ax = axes_of(ax)
-    draw_contours(ax, drawn, dots, enclosed, labels=True)
+    drawn = drawing.labelled(densities, 2, "pass density.marginal((i, j)), or draw all pairs with plots.pairs")
+    enclosed = drawing.shares_of(shares)
+    dots = None if samples is None else drawing.points_of(samples, 2)
+    ax = drawing.axes_of(ax)
+    drawing.draw_contours(ax, drawn, dots, enclosed, labels=True)
     if len(drawn) > 1:
         for one in drawn:
             ax.plot([], [], color=one.colour, label=one.label, **LINES[one.density.method])
@@ -135,15 +121,15 @@ def moves(density: Prepared, samples: Any, *, ax: Any = None) -> Any:
     TypeError, ValueError
         Another method, other dimensions, or other samples than it was prepared from.
     """
-    labelled(density, 2, "pass density.marginal((i, j)) and samples[:, [i, j]]")
+    drawing.labelled(density, 2, "pass density.marginal((i, j)) and samples[:, [i, j]]")
     if density.method != "sdkde":
         raise ValueError(f"density has method={density.method!r}, which moves no samples; prepare with method='sdkde'")
-    start = points_of(samples, 2)
+    start = drawing.points_of(samples, 2)
     if len(start) != density.n_train:
         raise ValueError(f"samples are {len(start)}, but density was prepared from {density.n_train}: pass those")
     step = density.mixture().means - start
-    ax = axes_of(ax)
-    few = some(len(start))
+    ax = drawing.axes_of(ax)
+    few = drawing.some(len(start))
     look = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.0025, "color": DARK, "alpha": 0.75}
     ax.quiver(*start[few].T, *step[few].T, **look)
     return ax
@@ -183,7 +169,7 @@ def pairs(
     TypeError, ValueError
         Not prepared densities of the same dimensions, or ``dims``, ``labels`` or ``shares`` that do not fit.
     """
-    drawn = labelled(densities)
+    drawn = drawing.labelled(densities)
     d = drawn[0].density.n_dimensions
     if dims is None and d > 8:
         raise ValueError(f"densities have {d} dimensions, too many to draw all pairs of; pass some as dims=[...]")
@@ -193,10 +179,10 @@ def pairs(
         labels = [fitted.names[j] if fitted.names else f"x{j}" for j in shown]
     if len(labels) != len(shown):
         raise ValueError(f"labels are {len(labels)}, but {len(shown)} dimensions are drawn: pass one for each")
-    enclosed = shares_of(shares)
-    points = None if samples is None else points_of(samples, d)
+    enclosed = drawing.shares_of(shares)
+    points = None if samples is None else drawing.points_of(samples, d)
     k = len(shown)
-    with style():
+    with drawing.style():
         if figure is None:
             from matplotlib import pyplot
 
@@ -207,10 +193,10 @@ def pairs(
         marginals = [one._replace(density=one.density.marginal(kept)) for one in drawn]
         part = None if points is None else points[:, kept]
         if row == column:
-            draw_curves(ax, marginals, part, None)
+            drawing.draw_curves(ax, marginals, part, None)
             ax.set_yticks([])
         else:
-            draw_contours(ax, marginals, part, enclosed, labels=False)
+            drawing.draw_contours(ax, marginals, part, enclosed, labels=False)
             ax.tick_params(labelleft=column == 0)
     for place, name in enumerate(labels):
         panels[place, 0].set_ylabel(name)
@@ -250,8 +236,8 @@ def selection(chosen: Any, *, ax: Any = None) -> Any:
             )
         found = found.selection
     if not isinstance(found, Selection):
-        raise TypeError(f"chosen is {kind(chosen)}; pass what sdkde_core.select_bandwidth or prepare returns")
-    ax = axes_of(ax)
+        raise TypeError(f"chosen is {drawing.kind(chosen)}; pass what sdkde_core.select_bandwidth or prepare returns")
+    ax = drawing.axes_of(ax)
     criteria = (("least squares", found.least_squares, DARK, "-"), ("likelihood", found.likelihood, OTHERS[0], "--"))
     for name, curve, colour, line in criteria:
         if np.isfinite(curve).any():
