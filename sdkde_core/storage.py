@@ -18,8 +18,6 @@ from typing import BinaryIO
 
 from .messages import SdkdeWarning, caller_level
 
-__all__ = ["cache_folder", "remove_temporaries", "reserve", "sync", "write_atomically", "write_folder"]
-
 #: Names of what this process has open: written to, even where that is a regular file.
 _OPEN = re.compile(r"/dev/(stdout|stderr|fd/\d+)|/proc/(self|\d+)/fd/\d+")
 

@@ -512,6 +512,10 @@ def test_errors_in_what_a_file_holds_begin_with_its_name(command):
         ((train, good, "--bandwidth", save("h.npy", ones[:2])), "h.npy: bandwidth has shape (2,), but train has 3"),
         ((train, good, "--bandwidth", save("m.npy", -np.eye(3))), "m.npy: bandwidth is not positive definite"),
         ((train, good, "--bandwidth", "1,2"), "bandwidth has shape (2,), but train has 3 dimensions"),
+        (
+            (save("far.npy", 1e160 * X), "--bandwidth", "0.5", "--backend", "numpy"),
+            "far.npy: bandwidth (given: h 0.5) is too small for the data: distances beyond 1e149 bandwidths overflow",
+        ),
     ]:
         out = ("-o", "o.npy") if command == "estimate" else ()
         assert refused(command, *arguments, *out).startswith(f"Error: {cause}")

@@ -233,9 +233,8 @@ def test_the_exact_path_runs_on_any_array_library(reduction):
     assert errors(problem, numpy_got, truth(case)).max() <= 1.0
 
 
-def test_the_exact_path_in_blocks(monkeypatch):
-    monkeypatch.setattr("sdkde_core.engine.exact.BLOCK", 64)
-    case = make("mixture", 70, 31, 3)
+def test_the_exact_path_in_blocks():
+    case = make("mixture", 3000, 3, 784)
     for reduction in Reduction:
         problem = case.problem(reduction, "float64")
         got = reduce_exact(problem, case.queries, Columns(case.points, case.log_weights))

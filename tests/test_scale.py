@@ -148,12 +148,18 @@ def test_what_is_gone_or_damaged_is_computed_again(checkpoint):
 
 def test_a_checkpoint_of_something_else_is_refused(checkpoint):
     scale.estimate(X, Y, checkpoint=checkpoint, **HOW)
+    later, W = X.copy(), np.arange(1.0, N + 1.0)
+    later[5, 1] = np.nextafter(later[5, 1], np.float32(9.0))
     with pytest.raises(ValueError, match=r"is there already; pass resume=True"):
         scale.estimate(X, Y, checkpoint=checkpoint, **HOW)
     for change, name in (
-        ({"train": X + np.float32(1e-3)}, "samples, weights and queries"),
+        *(
+            ({name: x}, "samples, weights and queries")
+            for name, x in (("train", later), ("query", Y + 1), ("weights", W))
+        ),
         ({"bandwidth": 0.6}, "bandwidth"),
         ({"precision": "high"}, "precision"),
+        ({"method": "kde"}, "method"),
         ({"log": True}, "log"),
         ({"backend": "numpy", "backend_options": {"threads": 1}}, "backend"),
     ):

@@ -14,7 +14,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -33,16 +33,11 @@ from ..protocol import (
 from .exact import Exact, reduce_exact
 from .failures import OutOfReach, call, checked, read_only, unchanged, watched
 from .forks import new_lock
-from .merge import concatenate, each, merge
+from .merge import concatenate, each, marked_last, merge, take_columns, take_rows, undo
 from .outliers import Outliers, count, find_outliers, limit_of, pair_share, radii, within_limit
-from .rows import marked_last, take_columns, take_rows, undo
-
-__all__ = ["KEPT", "PackedColumns", "reduce_pass"]
 
 #: States that are kept; each may be as large as the columns. A batch with outliers takes up to three.
 KEPT = 4
-
-Which = Literal["all", "near", "far"]
 
 
 class _Packed(NamedTuple):
@@ -57,13 +52,10 @@ class _Packed(NamedTuple):
 class PackedColumns:
     """The columns of one reduction, packed when rows first need them.
 
-    What a backend makes of columns serves up to an extent. Rows that reach beyond the columns have these packed for the
-    next power of two, so that there are few states; the last ones used are kept. Which states serve a batch, and what
-    they are, follows from the batch and the columns alone: its bits do not depend on the batches before.
-
-    The problem's m is how many rows to expect, its extent bounds the columns, whose log weights may be −inf.
-    ``shared``: calls may come from several threads, and on several CUDA streams. Raises OutOfReach, as :meth:`reduce`
-    does, where columns or rows reach beyond what the backend can answer.
+    Rows that reach beyond the columns have these packed for the next power of two of the extent; the last states used
+    are kept. Which states serve a batch follows from the batch and the columns alone, so its bits do not depend on the
+    batches before. The problem's m is how many rows to expect, its extent bounds the columns. ``shared``: calls may
+    come from several threads and CUDA streams. Raises OutOfReach where columns or rows are beyond the backend's reach.
     """
 
     def __init__(
@@ -85,7 +77,7 @@ class PackedColumns:
             # Where the rows are to be the points, the limit is theirs, which may be farther out than that of others.
             self._for_own = limit < min(problem.extent, self._own_limit)
         self._limit = self._own_limit if self._for_own else limit
-        self._states: OrderedDict[tuple[Which, float], _Packed] = OrderedDict()
+        self._states: OrderedDict[tuple[str, float], _Packed] = OrderedDict()
         self._lock = new_lock() if shared else threading.Lock()  # one thread's, which has it in a forked child too
         self._far: Outliers | None = None
         self._searched = problem.extent <= self._limit
@@ -104,18 +96,8 @@ class PackedColumns:
     ) -> tuple[Partial, int]:
         """Reduce over all columns; return the sums, and how many outliers (rows and columns) were summed apart.
 
-        Parameters
-        ----------
-        queries : (m, d) float64 array, optional
-            None: the points.
-        own_offset : int
-            With ``"exclude_self"``: row i leaves out column i + own_offset; without queries, its own.
-        some : (start, stop), optional
-            Those of the points that are the rows, without queries; None: all.
-        distances : (m,) array, optional
-            The rows' from the origin, where they are known.
-        extent : float, optional
-            A bound on them; None: the problem's.
+        Rows are ``queries`` (m, d) float64, or the points, or those from ``some[0]`` to ``some[1]``. ``distances`` (m,)
+        are the rows' from the origin, where known, and ``extent`` bounds them (None: the problem's).
         """
         same, rows, n = queries is None, queries, self._points.shape[0]
         cut = same and some is not None and some != (0, n)
@@ -163,7 +145,7 @@ class PackedColumns:
     @functools.cached_property
     def takes_pairs(self) -> bool:
         """Whether :meth:`reduce_pairs` is to be called: of all points, it has less to do than :meth:`reduce`."""
-        problem, info = self._own_problem, self._info
+        problem, info = with_fields(self._problem, same=True, m=self._problem.n), self._info
         if "pairs" not in info.features or self._kept is not None or problem.reduction is not Reduction.MEAN:
             return False
         if problem.requires - {"weights"} or info.work is None:
@@ -206,10 +188,7 @@ class PackedColumns:
         return (n if self.n_near == n or self._far is None else self.n_near if self._far.negligible else 0), n
 
     def reduce_outliers(self, start: int, stop: int) -> Partial:
-        """Reduce what blocks of pairs leave out, of a range of the points in this order: near ones, then outliers.
-
-        Near points are reduced over the outliers, outliers over all columns.
-        """
+        """Reduce a range of the points, near ones first: near ones over the outliers, outliers over all columns."""
         near = self.n_near  # finds the outliers
         assert self._far is not None  # else nothing is left out
         order = marked_last(self._far.mask)
@@ -217,8 +196,7 @@ class PackedColumns:
         parts = []
         for some, which, extent in ((rows[:cut, :], "far", 0.0), (rows[cut:, :], "all", self._problem.extent)):
             if some.shape[0]:
-                packed = self._packed(cast(Which, which), *self._reaching(extent))
-                parts.append(self._sum([packed], some))
+                parts.append(self._sum([self._packed(which, *self._reaching(extent))], some))
         return concatenate(parts)
 
     def join_pairs(self, pairs: Sequence[Partial], outliers: Partial | None) -> Partial:
@@ -230,11 +208,6 @@ class PackedColumns:
             near = merge([near, each(outliers, lambda x: x[: self.n_near])])
             outliers = each(outliers, lambda x: x[self.n_near :])
         return undo(concatenate([near, outliers]), marked_last(self._far.mask))
-
-    @functools.cached_property
-    def _own_problem(self) -> Problem:
-        """The problem where the rows are the columns, all of them."""
-        return with_fields(self._problem, same=True, m=self._problem.n)
 
     @functools.cached_property
     def _as_queries(self) -> PackedColumns:
@@ -279,12 +252,9 @@ class PackedColumns:
         """What near rows are summed over: near columns, and outliers where these may add something."""
         if self._far is None:
             return [self._packed("all", self._backend, self._limit)]
-        any_near, states = self._far.n < self._problem.n, []
-        if any_near:
-            states.append(self._packed("near", self._backend, self._limit))
-        if not (any_near and self._far.negligible):
-            states.append(self._packed("far", *self._reaching(0.0)))
-        return states
+        any_near = self._far.n < self._problem.n
+        near = [self._packed("near", self._backend, self._limit)] if any_near else []
+        return near if any_near and self._far.negligible else [*near, self._packed("far", *self._reaching(0.0))]
 
     def _reaching(self, extent: float) -> tuple[Backend, float]:
         """Who sums rows within ``extent``, and up to where: the backend if it reaches that far, else the exact path."""
@@ -303,7 +273,7 @@ class PackedColumns:
     def _up_to(self, extent: float) -> Problem:
         return with_fields(self._problem, extent=extent)
 
-    def _packed(self, which: Which, backend: Backend, extent: float) -> _Packed:
+    def _packed(self, which: str, backend: Backend, extent: float) -> _Packed:
         with self._lock:
             packed, recording = self._states.pop((which, extent), None), taken() if self._shared else None
             if packed is None:

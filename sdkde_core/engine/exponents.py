@@ -13,24 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..protocol import Partial
 
-__all__ = [
-    "Direct",
-    "Expanded",
-    "Formula",
-    "Library",
-    "Packed",
-    "Split",
-    "displacement",
-    "grid",
-    "laplace",
-    "norms",
-    "squares",
-]
-
 Array = Any
-
-#: Dimensions that are summed by themselves: sums of many terms lose digits.
-BLOCK = 32
 
 
 class Library(Protocol):
@@ -59,7 +42,7 @@ class Library(Protocol):
 
 
 class Packed(NamedTuple):
-    """Points as tiles are made of them: ``left`` of a first, ``right`` of a second product or what replaces them."""
+    """Points as tiles are made of them: ``left`` for a first, ``right`` for a second product or what replaces them."""
 
     left: Array
     right: Array | None = None
@@ -177,13 +160,13 @@ def grid(extent: float, bits: int = 53, span: float = 0.0) -> float:
 
 def squares(library: Library, rows: Packed, columns: Packed, out: Array, pieces: int = 1) -> None:
     """Write ‖u_i − x_j‖² to ``out``, by differences."""
-    d, away = rows.left.shape[1] // pieces, None
+    d, away, block = rows.left.shape[1] // pieces, None, 32  # dimensions by themselves: sums of many terms lose digits
     out[...] = 0.0
-    part = out if d <= BLOCK else library.empty(rows.left, columns.left)
-    for start in range(0, d, BLOCK):
+    part = out if d <= block else library.empty(rows.left, columns.left)
+    for start in range(0, d, block):
         if part is not out:
             part[...] = 0.0
-        for k in range(start, min(start + BLOCK, d)):
+        for k in range(start, min(start + block, d)):
             away = _difference(library, rows, columns, k, away, pieces)
             library.add_square(part, away)
         if part is not out:
@@ -210,15 +193,11 @@ def _difference(library: Library, rows: Packed, columns: Packed, k: int, out: Ar
 
 def laplace(d: int, total: Array, exponent: Array, scale: Array | float) -> Partial:
     """Return LAPLACE's results by Σ w φ and Σ w φ (−½ r²), both relative to e^scale."""
-    half, library = (1.0 + 0.5 * d) * total, _library(total)
+    # NumPy or PyTorch itself: for some operations the namespaces of the array API read results back from a GPU.
+    half, library = (1.0 + 0.5 * d) * total, sys.modules[type(total).__module__.partition(".")[0]]
     signed = half + exponent
     magnitude = library.log(abs(signed)) + scale
     return Partial(library.log(half - exponent) + scale, sign=library.sign(signed), log_magnitude=magnitude)
-
-
-def _library(x: Array) -> Any:
-    """NumPy or PyTorch itself: for some operations the namespaces of the array API read results back from a GPU."""
-    return sys.modules[type(x).__module__.partition(".")[0]]
 
 
 def norms(points: Array) -> Array:

@@ -17,17 +17,6 @@ from array_api_compat import is_torch_array
 from ..arrays import detached, to_host
 from ..protocol import BackendInfo, BackendUnavailable, Columns, Partial, Problem, Reduction
 
-__all__ = [
-    "BackendFailed",
-    "OutOfReach",
-    "call",
-    "checked",
-    "checks_always",
-    "read_only",
-    "unchanged",
-    "watched",
-]
-
 R = TypeVar("R")
 
 
@@ -54,9 +43,8 @@ class OutOfReach(BackendUnavailable):
 def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *arguments: Any) -> R:
     """Return ``method(problem, *arguments)`` of a backend; what goes wrong in it becomes a :class:`BackendFailed`.
 
-    A SystemExit is a failure too: a plugin must not end the program. What is not the plugin's passes: interrupts and
-    whatever else a signal handler raises, cancellation, memory that does not suffice, and warnings that the user has
-    made errors.
+    A SystemExit is a failure too: a plugin must not end the program. Others' errors pass: interrupts and what else a
+    signal handler raises, cancellation, memory that does not suffice, warnings that the user has made errors.
     """
     try:
         return method(problem, *arguments)
@@ -102,10 +90,9 @@ def read_only(x: Any) -> Any:
 
 
 def watched(*inputs: Any) -> Any:
-    """Return what :func:`unchanged` compares a backend's inputs with, once it has had them.
+    """Return what :func:`unchanged` compares a backend's inputs with: how often PyTorch saw tensors changed in place.
 
-    NumPy's arrays are handed out read-only and PyTorch counts what is done to a tensor in place. Writing that neither
-    notices, through a pointer, shows with :func:`checks_always`.
+    NumPy's arrays are read-only. Writing through a pointer shows with :func:`checks_always`.
     """
     counts = [
         (x, x._version)
@@ -130,36 +117,23 @@ def checked(info: BackendInfo, problem: Problem, columns: Columns, rows: Any, pa
     NaN is looked for on the host, where that costs nothing, and with :func:`checks_always` on devices too.
     """
     m = rows.shape[0]  # of the problem's rows these may be some
+    more = {Reduction.MEAN: ("shift",), Reduction.LAPLACE: ("sign", "log_magnitude")}
+    expected = ("log_sum", *more.get(problem.reduction, ()))
     for name in (field.name for field in fields(Partial)):
-        x = getattr(partial, name, None)
-        found = None if x is None else tuple(getattr(x, "shape", ()))
-        shape = None
-        if name in _EXPECTED[problem.reduction]:
-            shape = (m, problem.d) if name == "shift" else (m,)
-        if found != shape:
-            what = f"its {name} for {problem.reduction} has shape {found}, not {shape}"
+        x, shape = getattr(partial, name, None), (m, problem.d) if name == "shift" else (m,)
+        found, wanted = None if x is None else tuple(getattr(x, "shape", ())), shape if name in expected else None
+        if found != wanted:
+            what = f"its {name} for {problem.reduction} has shape {found}, not {wanted}"
             raise BackendFailed(info, problem.device, what)
-    if not _may_look(partial.log_sum):
+    x = partial.log_sum
+    if not (isinstance(x, np.ndarray) or (is_torch_array(x) and x.device.type == "cpu") or checks_always()):
         return partial
-    for name in _EXPECTED[problem.reduction]:
+    for name in expected:
         i = _unexplained(detached(getattr(partial, name)), columns.points, rows)
         if i is not None:
             what = f"its {name} for {problem.reduction} is NaN for row {i}, though all coordinates are finite"
             raise BackendFailed(info, problem.device, what)
     return partial
-
-
-#: What an answer consists of.
-_EXPECTED = {
-    Reduction.LOG_SUM: ("log_sum",),
-    Reduction.MEAN: ("log_sum", "shift"),
-    Reduction.LAPLACE: ("log_sum", "sign", "log_magnitude"),
-}
-
-
-def _may_look(x: Any) -> bool:
-    """Whether to look at numbers: on a device that would wait for it."""
-    return isinstance(x, np.ndarray) or (is_torch_array(x) and x.device.type == "cpu") or checks_always()
 
 
 def _unexplained(x: Any, points: Any, rows: Any) -> int | None:

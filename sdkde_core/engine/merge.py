@@ -1,4 +1,4 @@
-"""Partial results joined: over disjoint columns, and over blocks of rows."""
+"""Partial results joined, over disjoint columns and over blocks of rows; and rows by their indices."""
 
 from __future__ import annotations
 
@@ -6,27 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, device, is_torch_array
 
-from ..protocol import Partial, Problem, Reduction
-
-__all__ = ["concatenate", "each", "empty", "merge", "safe_log"]
+from ..protocol import Columns, Partial, Problem, Reduction
 
 
 def merge(partials: Sequence[Partial]) -> Partial:
-    """Join partial results for the same query rows over disjoint sets of columns.
+    """Join partial results, at least one, for the same query rows over disjoint sets of columns.
 
     Log sums join by log-sum-exp, shifts as means weighted by softmax(ℓ), LAPLACE's sums with their signs. The order of
     ``partials`` is the order of the additions: the same list gives the same bits.
-
-    Parameters
-    ----------
-    partials : sequence of Partial
-        At least one; all with the same fields and shapes.
-
-    Returns
-    -------
-    Partial
     """
     if not partials:
         raise ValueError("merge() needs at least one partial result")
@@ -64,17 +53,15 @@ def concatenate(partials: Sequence[Partial]) -> Partial:
     """Join the results of consecutive blocks of rows; a single one is returned as it is."""
     if len(partials) == 1:
         return partials[0]
-    xp, joined = array_namespace(partials[0].log_sum), {}
-    for field in fields(Partial):
-        arrays = [getattr(p, field.name) for p in partials]
-        joined[field.name] = None if arrays[0] is None else xp.concat(arrays, axis=0)
-    return Partial(**joined)
+    xp = array_namespace(partials[0].log_sum)
+    arrays = ([getattr(p, field.name) for p in partials] for field in fields(Partial))
+    return Partial(*(None if x[0] is None else xp.concat(x, axis=0) for x in arrays))
 
 
 def each(partial: Partial, change: Callable[[Any], Any]) -> Partial:
     """Return ``partial`` with every array changed."""
-    arrays = {f.name: getattr(partial, f.name) for f in fields(Partial)}
-    return Partial(**{name: None if x is None else change(x) for name, x in arrays.items()})
+    arrays = (getattr(partial, field.name) for field in fields(Partial))
+    return Partial(*(None if x is None else change(x) for x in arrays))
 
 
 def safe_log(x: Any) -> Any:
@@ -97,3 +84,31 @@ def _add(terms: list[Any]) -> Any:
     for term in terms[1:]:
         total = total + term
     return total
+
+
+def marked_last(mask: Any) -> Any:
+    """Indices of all entries, those of the mask last, otherwise in order; so their number need not be known."""
+    xp = array_namespace(mask)
+    return xp.argsort(xp.astype(mask, xp.int8), stable=True)
+
+
+def undo(partial: Partial, order: Any) -> Partial:
+    """Bring results back from an order of the rows."""
+    xp, k = array_namespace(order), order.shape[0]
+    if is_torch_array(order):  # two kernels, where sorting takes a dozen
+        back = xp.empty_like(order).scatter_(0, order, xp.arange(k, device=device(order)))
+    else:
+        back = xp.argsort(order)
+    return each(partial, lambda x: take_rows(x, back))
+
+
+def take_rows(x: Any, which: Any) -> Any:
+    """Rows by their indices, which are where x is."""
+    if is_torch_array(x):
+        return x.index_select(0, which)  # take() would look for negative indices first, with three kernels more
+    return array_namespace(x).take(x, which, axis=0)
+
+
+def take_columns(columns: Columns, which: Any) -> Columns:
+    """Columns by their indices, which are where they are."""
+    return Columns(take_rows(columns.points, which), take_rows(columns.log_weights, which))

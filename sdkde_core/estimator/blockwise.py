@@ -33,8 +33,6 @@ from .request import Goal, Request
 from .resolution import CLEAR, REACH, clearest_centre
 from .survey import COUNTINGS, Counting, Moments, MomentsOf, Question, Reach, Summary, log_of, numbers
 
-__all__ = ["BlockPlan", "Shape", "Survey", "rows_of_a_block", "width_of_a_shard"]
-
 Array = NDArray[Any]
 
 #: Numbers in a shard, and in a block of rows, at most: 32 MiB of float64.
@@ -113,21 +111,17 @@ class BlockPlan:
         return (self.bandwidth.stretch(points) + self.centre).astype(self.shape.dtype, copy=False)
 
     def columns(self, points: Any, weights: Any = None, moved: bool = False) -> Columns:
-        """Return a shard of the columns: of the data (k, d), or ``moved`` as :meth:`moved` has returned them.
-
-        ``weights`` (k,): as the user has them.
-        """
-        if self.log_total is None:
-            log_weights = np.full(len(points), -math.log(self.shape.n))
-        else:
+        """Return a shard of the columns: of data (k, d) and the user's weights (k,), or as :meth:`moved` has them."""
+        log_weights = np.full(len(points), -math.log(self.shape.n))
+        if self.log_total is not None:
             log_weights = np.minimum(log_of(weights) - self.log_total, 0.0)
         return Columns(points if moved else self.whitened(points), log_weights)
 
     @functools.cached_property
     def _choice(self) -> select.Choice:
         """The backend in this process."""
-        where = {"device": self.devices or self.device, "options": self.request.backend_options}
-        return select.choose(self.problems, backend=self.backend, **where)  # type: ignore[arg-type]
+        where: dict[str, Any] = {"device": self.devices or self.device, "options": self.request.backend_options}
+        return select.choose(self.problems, backend=self.backend, **where)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
@@ -145,18 +139,17 @@ class BlockPlan:
     def partial(self, step: int, columns: Reducer | None, rows: Array) -> Partial:
         """Return the sums of whitened rows (k, d) over what :meth:`packed` returned of a shard, as NumPy arrays."""
         if columns is None:
-            problem, least = self.problems[step], np.full(len(rows), -math.inf)
-            shift = np.zeros(rows.shape) if problem.reduction is Reduction.MEAN else None
-            laplace = problem.reduction is Reduction.LAPLACE
-            return Partial(least, shift, *((np.zeros(len(rows)), least) if laplace else ()))
+            least, zeros, reduction = np.full(len(rows), -math.inf), np.zeros(len(rows)), self.problems[step].reduction
+            shift = np.zeros(rows.shape) if reduction is Reduction.MEAN else None
+            return Partial(least, shift, *((zeros, least) if reduction is Reduction.LAPLACE else ()))
         choice = self._choice
         with np.errstate(all="ignore"):
             return each(columns.reduce(convert(rows, choice.info.arrays, choice.device))[0], to_host)
 
     @quiet
-    def fold(self, left: Partial | None, right: Partial) -> Partial:
+    def fold(self, left: Partial, right: Partial) -> Partial:
         """Return the sums over the shards so far, ``left``, and the next one."""
-        return right if left is None else merge([left, right])
+        return merge([left, right])
 
     def moved(self, rows: Array, sums: Partial) -> Array:
         """Return whitened samples (k, d), moved by half their shift over all shards."""

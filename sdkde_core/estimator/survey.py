@@ -22,18 +22,12 @@ from ..bandwidth.sample import Sample, drawn
 from ..bandwidth.selection import SEED, most_of
 from ..engine.outliers import radii
 
-__all__ = ["Counting", "Moments", "MomentsOf", "Question", "Reach", "Summary", "log_of", "numbers"]
-
 Array = NDArray[Any]
-
-#: Rows that the centre is taken from, up to twice as many, as for data in memory.
-CENTRE_ROWS = 256
 
 #: Intervals that a column is cut into to find its quartiles, and values of all columns that are sorted at last.
 EDGES, SORTED = 128, 1 << 20
 
-#: How often this is asked at most, the values included: after the first time some 0.1 % of the samples are left for
-#: each quartile, so what does not shrink further (samples in one place) is not much.
+#: How often quartiles are asked for at most, the values included. After the first time 0.1 % of the samples are left.
 COUNTINGS = 5
 
 
@@ -90,10 +84,9 @@ class Moments:
     weighted: bool = False
     about: str = "train"
 
-    def kept(self) -> Array:
-        """Return which samples are kept, ascending: those that the centre is taken from, and those drawn by n alone."""
-        centre = np.arange(0, self.n, max(1, self.n // CENTRE_ROWS))
-        return np.union1d(centre, self.drawn())
+    def centre(self) -> Array:
+        """Return which samples the centre is taken from, ascending: 256 to 511, those of data in memory."""
+        return np.arange(0, self.n, max(1, self.n // 256))
 
     def drawn(self) -> Array:
         """Return which samples a bandwidth is chosen from, without weights: those of data in memory."""
@@ -106,12 +99,12 @@ class Moments:
         x, count = numbers(points), len(points)
         if self.checked:
             check_finite("train", x, start)
-        kept = self.kept()
+        kept = np.union1d(self.centre(), self.drawn())
         index = kept[(kept >= start) & (kept < start + count)]
         none = np.empty(0), np.empty(0), np.empty((0, self.d))
         drawn_here, equal, log_weights = none, True, np.zeros(count)
         if self.weighted:
-            equal = check_weights(np.asarray(weights, dtype=np.float64), start) in ("equal", "zero")
+            equal = check_weights(np.asarray(weights, dtype=np.float64).reshape(-1), start) in ("equal", "zero")
             log_weights = log_of(weights)
             drawn_here = self._priorities(x, log_weights, start)
         rows, digest = x[index - start], _digest(points, weights, start=start)
@@ -166,7 +159,7 @@ class Moments:
 
     def centre_rows(self, found: MomentsOf) -> Array:
         """Return the samples that the centre is taken from."""
-        return found.rows[np.isin(found.index, np.arange(0, self.n, max(1, self.n // CENTRE_ROWS)))]
+        return found.rows[np.isin(found.index, self.centre())]
 
     def sample(self, found: MomentsOf) -> tuple[Array, Array | None]:
         """Return the samples that a bandwidth is chosen from, and their weights."""

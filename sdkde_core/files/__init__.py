@@ -60,7 +60,8 @@ EXTENSIONS = tuple(_READERS)
 def about(**files: str | None) -> Iterator[None]:
     """Put the file's name before an error in what an argument holds; ``files``: by argument, None for what is no file.
 
-    Such errors name the argument first, but for rules of the bandwidth, which are about the samples.
+    Such errors name the argument first. Those of a rule of the bandwidth, and of a bandwidth that is too small for the
+    data, are about the samples.
     """
     try:
         yield
@@ -68,7 +69,7 @@ def about(**files: str | None) -> Iterator[None]:
         raise
     except (TypeError, ValueError) as error:
         named = re.search(rf"\b({'|'.join(files)})\b(?!=)", str(error))
-        argument = "train" if str(error).startswith("bandwidth='") else named and named[0]
+        argument = "train" if str(error).startswith(("bandwidth='", "bandwidth (")) else named and named[0]
         file = files.get(argument or "")
         if file is None:
             raise

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MOST", "Array", "FileError", "Source", "Write", "module", "naming", "width_of", "without_key"]
-
 Array = NDArray[Any]
 
 #: Takes the next rows.

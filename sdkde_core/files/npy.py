@@ -15,8 +15,6 @@ import numpy as np
 from ..storage import reserve
 from .common import Array, FileError, Source, Write, width_of
 
-__all__ = ["check_archive", "read_npy", "read_npz", "write_npy", "write_npz"]
-
 
 def read_npy(name: str, path: Path, key: str) -> Source:
     """Open a .npy file."""

@@ -10,8 +10,6 @@ import numpy as np
 
 from .common import FileError, Source, without_key
 
-__all__ = ["check_apart"]
-
 
 def check_apart(out: Any, checkpoint: Any, **inputs: Any) -> None:
     """Refuse to write to where an input is, by another name of it too: to it, to what it lies in, or into it.

@@ -14,8 +14,6 @@ import numpy as np
 
 from .common import Array, Source, Write, module
 
-__all__ = ["read_csv", "read_parquet", "write_csv", "write_parquet"]
-
 
 def read_csv(name: str, path: Path, key: str) -> Source:
     """Open a .csv file; what looks like an index, or other separators, is refused."""

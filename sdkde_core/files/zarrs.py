@@ -15,8 +15,6 @@ from ..messages import SdkdeWarning, caller_level
 from ..storage import write_folder
 from .common import MOST, Array, Source, Write, module
 
-__all__ = ["read_zarr", "write_zarr", "zarr_module"]
-
 #: Attributes by which an array is known as one that sdkde wrote, and may replace.
 OURS = {"written_by": "sdkde"}
 

@@ -25,8 +25,6 @@ from ..files import FileError, zarr_module
 from ..messages import SdkdeWarning, brief, caller_level
 from ..storage import sync, write_atomically
 
-__all__ = ["Checkpoint", "Chunks", "Scratch"]
-
 Array = NDArray[Any]
 
 
@@ -106,10 +104,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _locked(folder: Path) -> sqlite3.Connection:
-    """Return a lock on a folder, which ends with :meth:`close`, or with the process, however that ends.
-
-    It is SQLite's lock of a file without contents, as that is one on every system.
-    """
+    """Return a lock on a folder, until :meth:`close` or the process's end: SQLite's, as that is one on every system."""
     file = folder / "lock"
     if file.exists() and not os.access(file, os.W_OK):
         raise FileError(f"{file}: cannot be written, so other processes could use the checkpoint; pass another folder")
@@ -176,7 +171,7 @@ class Chunks:
 
 
 class Scratch(AbstractContextManager["Scratch"]):
-    """An array in a temporary file, which is gone when the context ends; nothing is kept of it in memory."""
+    """As :class:`Chunks`, in a temporary file which is gone when the context ends."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         self._shape, self._dtype, self._done = shape, np.dtype(dtype), set[int]()
@@ -184,17 +179,14 @@ class Scratch(AbstractContextManager["Scratch"]):
         self._file = tempfile.TemporaryFile(prefix="sdkde-")  # noqa: SIM115  closed where this context ends
 
     def has(self, start: int) -> bool:
-        """As of :class:`Chunks`."""
         return start in self._done
 
     def write(self, start: int, block: Array) -> None:
-        """As of :class:`Chunks`."""
         self._file.seek(start * self._row)
         self._file.write(np.ascontiguousarray(block, self._dtype).data)
         self._done.add(start)
 
     def read(self, start: int, stop: int) -> Array:
-        """As of :class:`Chunks`."""
         self._file.flush()
         self._file.seek(start * self._row)
         block = np.empty((stop - start, *self._shape[1:]), self._dtype)

@@ -34,13 +34,8 @@ from ..choice.hardware import one_thread
 from ..protocol import Columns, Partial
 from .tasks import cut
 
-__all__ = ["lazy_result", "rows_of_a_task"]
-
 Array = NDArray[Any]
 Key = tuple[Any, ...]
-
-#: Sums that are folded by one task: so many may wait in memory.
-FOLDED = 16
 
 
 def rows_of_a_task(m: int, n: int, width: int, d: int, device: Any) -> int:
@@ -145,16 +140,7 @@ def _moved_columns(shard: Columns, blocks: list[Array]) -> Columns:
 
 
 def lazy_result(survey: Any, log: bool, x: Argument, q: Argument | None, w: Argument | None) -> da.Array:
-    """Return the result of an estimate, in blocks of its own.
-
-    Parameters
-    ----------
-    survey : sdkde_core.estimator.blockwise.Survey
-        With the first question.
-    log : bool
-    x, q, w : Argument
-        Samples, queries and weights; the last two may be None.
-    """
+    """Return the result for samples x, queries q and weights w; ``survey`` has the first question."""
     if q is not None and not q.shape[0]:
         return da.zeros((0,), dtype=survey.shape.dtype)
     return _Graph(survey, log, x, q, w).result()
@@ -190,12 +176,10 @@ class _Graph:
         """Return the lazy array, in blocks of its own."""
         self.plan, moves = self._survey(), self.request.method == "sdkde"
         columns = [self.of("columns", (j,), "columns", *self._samples(j)) for j in range(len(self.shards))]
-        rows: list[list[Key]] = []
-        if moves or self.q is None:
-            rows = [
-                [self.add("rows", (j, k), _rows, columns[j], start=a, stop=b) for k, (a, b) in enumerate(parts)]
-                for j, parts in enumerate(self.parts)
-            ]
+        rows = [
+            [self.add("rows", (j, k), _rows, columns[j], start=a, stop=b) for k, (a, b) in enumerate(parts)]
+            for j, parts in enumerate(self.parts if moves or self.q is None else ())
+        ]
         if moves:
             moved = [
                 [self.of("moved", key[1:], "moved", key, self._sums(0, key, columns)) for key in keys] for keys in rows
@@ -225,11 +209,11 @@ class _Graph:
         return key
 
     def _sums(self, step: int, rows: Key, columns: list[Key]) -> Key:
-        """Add the sums of rows over all shards, and return their key: a left fold, :data:`FOLDED` at a time."""
+        """Add the sums of rows over all shards, and return their key: a left fold, 16 at a time for memory."""
         place, parts = (step, *rows[1:]), list[Key]()
         for j, shard in enumerate(columns):
             parts.append(self.add("partial", (*place, j), _partial, self.plan, shard, rows, step=step))
-            if len(parts) == FOLDED or (j == len(columns) - 1 and j):
+            if len(parts) == 16 or (j == len(columns) - 1 and j):
                 parts = [self.add("folded", (*place, j), _folded, self.plan, parts)]
         return parts[0]
 

@@ -6,7 +6,7 @@ the results of all; queries are each process's own.
 
 from __future__ import annotations
 
-import functools
+import operator
 import sys
 from contextlib import suppress
 from typing import Any
@@ -17,8 +17,6 @@ from ..engine.columns import PackedColumns
 from ..engine.merge import concatenate, each
 from ..protocol import Backend, BackendInfo, Columns, Partial, Problem
 from .tasks import dealt, joined, run, tasks_of
-
-__all__ = ["OnRanks", "PeerFailed", "Ranks"]
 
 
 class PeerFailed(RuntimeError):
@@ -118,10 +116,6 @@ class OnRanks:
         for i in (i for mine in places for i in mine):
             for first, last in tasks[i].results:
                 stop = start + last - first
-                found[i].append(each(whole, functools.partial(_between, start, stop)))
+                found[i].append(each(whole, operator.itemgetter(slice(start, stop))))
                 start = stop
         return joined(self._packed, tasks, found), max(apart for _, apart in done)
-
-
-def _between(start: int, stop: int, x: Any) -> Any:
-    return x[start:stop]
