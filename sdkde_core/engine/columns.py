@@ -31,7 +31,7 @@ from ..protocol import (
     with_fields,
 )
 from .exact import Exact, reduce_exact
-from .failures import OutOfReach, call, checked, read_only, unchanged, watched
+from .failures import OutOfReach, call, checked, read_only
 from .forks import new_lock
 from .merge import concatenate, each, marked_last, merge, take_columns, take_rows, undo
 from .outliers import Outliers, count, find_outliers, limit_of, pair_share, radii, within_limit
@@ -172,9 +172,7 @@ class PackedColumns:
         else:
             packed = self._packed("all", self._backend, min(self._problem.extent, self._own_limit))
         problem, points = with_fields(packed.problem, m=packed.problem.n, same=True), packed.columns.points
-        seen = watched(points)
-        sides = call(self._info, problem, backend.reduce_pairs, packed.state, rows, columns)
-        unchanged(self._info, problem.device, seen)
+        sides = call(self._info, problem, backend.reduce_pairs, packed.state, rows, columns, inputs=[points])
         found = [
             checked(self._info, problem, packed.columns, points[start:stop, :], side)
             for (start, stop), side in zip((rows, columns), sides, strict=True)
@@ -302,9 +300,7 @@ class PackedColumns:
             if not support.ok:
                 raise OutOfReach(self._info, problem.device, support.reason)
         columns = Columns(read_only(columns.points), read_only(columns.log_weights), columns.weights)
-        seen = watched(columns.points, columns.log_weights)
-        state = call(self._info, problem, backend.prepare, columns)
-        unchanged(self._info, problem.device, seen)
+        state = call(self._info, problem, backend.prepare, columns, inputs=[columns.points, columns.log_weights])
         return _Packed(backend, problem, columns, state)
 
     def _sum(self, states: list[_Packed], rows: Any, own_offset: int = 0, own: bool = False) -> Partial:
@@ -320,11 +316,10 @@ class PackedColumns:
     def _reduce_rows(self, packed: _Packed, rows: Any, own_offset: int) -> Partial:
         """Reduce, with half the rows at a time where the device's memory does not suffice."""
         backend, problem, columns, state = packed
-        queries, device = None if problem.same else rows, problem.device
+        queries = None if problem.same else rows
         try:
-            seen = watched(columns.points, queries)
-            got = call(self._info, problem, backend.reduce, read_only(queries), state, own_offset)
-            unchanged(self._info, device, seen)
+            arguments, inputs = (read_only(queries), state, own_offset), [columns.points, queries]
+            got = call(self._info, problem, backend.reduce, *arguments, inputs=inputs)
             return checked(self._info, problem, columns, rows, got)
         except DeviceOutOfMemory:
             if rows.shape[0] < 2:

@@ -59,12 +59,12 @@ class Formula:
         self.library = library
 
     def rows(self, points: Array) -> Packed:
-        """Pack rows, (m, d) float64."""
-        raise NotImplementedError
+        """Pack rows, (m, d) float64; here as :class:`Direct` does."""
+        return Packed(self.library.place(points))
 
     def columns(self, points: Array, log_weights: Array | None) -> Packed:
         """Pack columns, (n, d) float64, and what is added to their exponents, (n,) float64."""
-        raise NotImplementedError
+        return Packed(self.rows(points).left, None if log_weights is None else self.library.place(log_weights))
 
     def first(self, rows: Packed, columns: Packed, out: Array | None = None) -> Array:
         """Return a tile of exponents, or what is exact of them; its differences keep all of their digits."""
@@ -132,12 +132,6 @@ class Direct(Formula):
     """Differences first, one dimension at a time: right to rounding of r² at any extent."""
 
     pieces = 1  # numbers that a coordinate is the sum of, one after another
-
-    def rows(self, points: Array) -> Packed:
-        return Packed(self.library.place(points))
-
-    def columns(self, points: Array, log_weights: Array | None) -> Packed:
-        return Packed(self.rows(points).left, None if log_weights is None else self.library.place(log_weights))
 
     def first(self, rows: Packed, columns: Packed, out: Array | None = None) -> Array:
         tile = self.library.empty(rows.left, columns.left) if out is None else out

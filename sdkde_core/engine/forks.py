@@ -12,7 +12,7 @@ _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def in_child(call: Callable[[], Any]) -> None:
-    """Have something done first in every forked child."""
+    """Call something first in every forked child."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=call)
 

@@ -35,11 +35,8 @@ def within_limit(info: BackendInfo, problem: Problem, share: float) -> Problem:
     ``share``: of the pairs, with a point beyond ``limit_of(info, problem)``.
     """
     limit = limit_of(info, problem)
-    if problem.extent <= limit:
-        return problem
-    if share <= SPLIT_SHARE or not info.supports(problem).ok:
-        return replace(problem, extent=limit)
-    return problem
+    apart = problem.extent > limit and (share <= SPLIT_SHARE or not info.supports(problem).ok)
+    return replace(problem, extent=limit) if apart else problem
 
 
 def radii(points: Any) -> Any:

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-#: Takes the next rows.
-Write = Callable[[Array], Any]
+Write = Callable[[Array], Any]  #: Takes the next rows.
 
 #: Numbers of an array at most: 128 TiB of float64.
 MOST = 1 << 44
@@ -63,7 +62,7 @@ class Source:
         """Make a source of what reads rows in any order."""
         width, declared = width_of(shape), np.dtype(dtype)
 
-        def rows_at(start: int, stop: int) -> Array:
+        def checked(start: int, stop: int) -> Array:
             block = at(start, stop)
             if isinstance(block, np.ma.MaskedArray):
                 raise TypeError(f"{name} has masked rows; pass a plain array of the rows that count")
@@ -77,9 +76,9 @@ class Source:
 
         def batches(rows: int) -> Iterator[Array]:
             for start in range(0, shape[0], rows):
-                yield rows_at(start, min(start + rows, shape[0]))
+                yield checked(start, min(start + rows, shape[0]))
 
-        return cls(name, int(shape[0]), width, declared, batches, at=rows_at)
+        return cls(name, int(shape[0]), width, declared, batches, at=checked)
 
     def batches(self, rows: int | None = None) -> Iterator[Array]:
         """Yield (≤ rows, columns) arrays, by default of up to 32 MiB; a FileError names a file that cannot be read."""
@@ -100,6 +99,11 @@ class Source:
             result[done : done + len(batch)] = batch
             done += len(batch)
         return result
+
+    def rows_at(self, start: int, stop: int) -> Array:
+        """Return rows of an array that is read in any order."""
+        assert self.at is not None
+        return self.at(start, stop)
 
 
 def width_of(shape: tuple[int, ...]) -> int:

@@ -42,9 +42,8 @@ def _place(given: Any) -> Path | None:
     if isinstance(given, str | os.PathLike):
         return Path(os.path.realpath(without_key(os.fspath(given))[0]))
     store = getattr(given, "store", None)  # an array of zarr's
-    root = getattr(store, "root", None)
-    if root is None and "file" in getattr(getattr(store, "fs", None), "protocol", ()):
-        root = getattr(store, "path", None)
+    local = "file" in getattr(getattr(store, "fs", None), "protocol", ())
+    root = getattr(store, "root", None) or (getattr(store, "path", None) if local else None)
     if root is not None:
         return Path(os.path.realpath(root), getattr(given, "path", ""))
     while isinstance(given, np.ndarray) and not isinstance(given, np.memmap):

@@ -41,10 +41,9 @@ Key = tuple[Any, ...]
 def rows_of_a_task(m: int, n: int, width: int, d: int, device: Any) -> int:
     """Return how many of m rows a task sums over a shard of ``width`` columns: a multiple of 1024, by these alone.
 
-    In pairs times (d + 16) a task takes a CPU's core some seconds at most, and a fifth of one at least, as a block
-    takes Dask some eight tasks of one or two milliseconds each; in between there are 64 blocks. A GPU, where the user
-    says that it is one, gets a second. A pass has no more than 32,768 tasks, as a scheduler takes about a millisecond
-    for each, and a block no more than 2²⁴ numbers.
+    In pairs times (d + 16) a task takes a CPU's core some seconds at most, and a fifth of one at least, against some
+    ten milliseconds of Dask's; in between there are 64 blocks. A GPU that the user names gets a second. A pass has no
+    more than 32,768 tasks, as a scheduler takes about a millisecond for each, and a block no more than 2²⁴ numbers.
     """
     first = device if isinstance(device, str) or not device else device[0]
     most, fewest, least = (1 << 46, 8, 0) if first and first != "cpu" else (1 << 36, 64, 1 << 31)
@@ -102,9 +101,7 @@ def _answer(survey: Any, points: Array, weights: Array | None = None, *, about: 
 @_task
 def _after(survey: Any, answers: list[Any]) -> Any:
     """The survey after the answers of all blocks, or the plan."""
-    if answers[0] is None:
-        return survey
-    return survey.next(functools.reduce(survey.question.merge, answers))
+    return survey if answers[0] is None else survey.next(functools.reduce(survey.question.merge, answers))
 
 
 @_task
@@ -115,10 +112,7 @@ def _of(plan: Any, *args: Any, method: str, **values: Any) -> Any:
 
 @_task
 def _partial(plan: Any, shard: Columns, rows: Array, *, step: int) -> Partial:
-    """The sums of some rows over a shard; it stays packed for the next rows that this thread takes.
-
-    As long as the plan is on the worker; what it keeps does not travel.
-    """
+    """The sums of some rows over a shard, which stays packed with the plan for the next rows that this thread takes."""
     kept = plan.__dict__.setdefault("_kept", threading.local())
     if getattr(kept, "of", None) != (step, id(shard)):
         kept.of, kept.shard, kept.packed = (step, id(shard)), shard, plan.packed(step, shard)

@@ -75,8 +75,7 @@ class Job:
         """The results of one block of rows."""
         plan, is_last = self.plan, step == len(self.plan.problems) - 1
         rows_of = self.query if is_last and self.query is not None else self.train
-        assert rows_of.at is not None
-        rows = plan.whitened(rows_of.at(*tasks[0].rows))
+        rows = plan.whitened(rows_of.rows_at(*tasks[0].rows))
         shards = self._ahead(step, [task.columns for task in tasks])
         sums = functools.reduce(plan.fold, (plan.partial(step, plan.packed(step, shard), rows) for shard in shards))
         for read in filter(None, (self.train, self.query, self.weights)):
@@ -98,10 +97,9 @@ class Job:
         key = step, where[0]
         if key in self._kept:
             return self._kept[key]
-        weights = None if self.weights is None or self.weights.at is None else self.weights.at(*where)
-        assert self.train.at is not None
+        weights = None if self.weights is None else self.weights.rows_at(*where)
         moved = self.moved if step else None
-        points = self.train.at(*where) if moved is None else moved.read(*where)
+        points = self.train.rows_at(*where) if moved is None else moved.read(*where)
         columns: Columns = self.plan.columns(points, weights, moved=moved is not None)
         self._kept = {k: v for k, v in self._kept.items() if k[0] == step}
         if len(self._kept) < self.resident:
