@@ -1,11 +1,5 @@
 """Samples that are read shard by shard: from every kind of file, within memory, and again after a crash."""
 
-import re
-import signal
-import subprocess
-import sys
-import time
-
 import numpy as np
 import pytest
 
@@ -116,18 +110,16 @@ def test_progress_counts_all_rows():
     assert told[-1] == (N + M, N + M) and len(told) == 5
 
 
-@pytest.mark.parametrize("text,size", [("1.5 GB", 1_500_000_000), ("512MiB", 2**29), (10**6, 10**6), ("1e3", None)])
+@pytest.mark.parametrize(("text", "size"), [("1.5 GB", 1_500_000_000), ("512MiB", 2**29), (10**6, 10**6)])
 def test_sizes(text, size):
-    if size is None:
-        with pytest.raises(ValueError, match=r"memory is '1e3'; pass bytes, or a string such as '1.5 GB'"):
-            parse_size(text)
-    else:
-        assert parse_size(text) == size
+    assert parse_size(text) == size
 
 
 def test_too_little_memory_says_how_much_is_needed():
     with pytest.raises(ValueError, match=r"memory is 1 MB, of which .* pass memory='\d+ MB' or more"):
         scale.estimate(X, Y, memory="1 MB", **HOW)
+    with pytest.raises(ValueError, match=r"memory is '1e3'; pass bytes, or a string such as '1.5 GB'"):
+        scale.estimate(X, Y, memory="1e3", **HOW)
 
 
 @pytest.fixture
@@ -136,14 +128,13 @@ def checkpoint(tmp_path):
     return tmp_path / "checkpoint"
 
 
-def test_what_is_gone_or_damaged_is_computed_again(checkpoint):
+def test_what_is_gone_is_computed_again(checkpoint):
+    """tests/test_checkpoints.py has what is damaged."""
     once = scale.estimate(X, Y, checkpoint=checkpoint, **HOW)
     assert np.array_equal(once, scale.estimate(X, Y, **HOW))
-    (checkpoint / "moved.zarr" / "c" / "1" / "0").unlink()
-    part = checkpoint / "results.zarr" / "c" / "1"
-    part.write_bytes(part.read_bytes()[:100])  # cut off, as by a disk that lost power
-    with pytest.warns(sdkde_core.SdkdeWarning, match=rf"{re.escape(str(part))}: the chunk is damaged"):
-        assert np.array_equal(scale.estimate(X, Y, checkpoint=checkpoint, resume=True, **HOW), once)
+    for name in ("moved.zarr/c/1/0", "results.zarr/c/1"):
+        (checkpoint / name).unlink()
+    assert np.array_equal(scale.estimate(X, Y, checkpoint=checkpoint, resume=True, **HOW), once)
 
 
 def test_a_checkpoint_of_something_else_is_refused(checkpoint):
@@ -166,35 +157,6 @@ def test_a_checkpoint_of_something_else_is_refused(checkpoint):
         given = {"train": X, "query": Y, **HOW} | change
         with pytest.raises(ValueError, match=f"is of another estimate: {name} was "):
             scale.estimate(checkpoint=checkpoint, resume=True, **given)
-
-
-SCRIPT = """
-import sys, numpy as np
-from sdkde_core import scale
-from sdkde_core.estimator import blockwise
-blockwise.NUMBERS = 1024 * 3
-folder = sys.argv[1]
-print("ready", flush=True)
-scale.estimate(folder + "/x.npy", out=folder + "/p.npy", checkpoint=folder + "/checkpoint", resume=True, bandwidth=0.5,
-               backend="numpy")
-"""
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
-def test_killed_at_any_moment_it_has_the_same_bits(tmp_path):
-    """tests/test_killed.py has many kills."""
-    pytest.importorskip("zarr")
-    x = np.random.default_rng(1).normal(size=(8197, D)).astype(np.float32)
-    np.save(tmp_path / "x.npy", x)
-    for ends in (False, True):
-        with subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)], stdout=subprocess.PIPE) as process:
-            assert process.stdout.readline() == b"ready\n"
-            if not ends:
-                time.sleep(0.3)
-                process.kill()
-        assert process.returncode in (0, -signal.SIGKILL)
-    assert process.returncode == 0
-    assert np.array_equal(np.load(tmp_path / "p.npy"), scale.estimate(x, **HOW))
 
 
 def test_the_command(tmp_path):

@@ -116,7 +116,10 @@ class PackedColumns:
         far, m_far, before = None, 0, 0
         if extent > self._limit:
             if own and cut:
-                far, m_far, before = self._far_among(own_offset, stop)
+                self._count(None)
+                if self._far is not None:
+                    far, ahead = (self._far.mask[some] for some in (slice(own_offset, stop), slice(own_offset)))
+                    m_far, before = look(lambda *numbers: tuple(map(int, numbers)), count(far), count(ahead))
             else:
                 far = (radii(rows) if distances is None else distances) > self._limit  # not a row with a NaN
                 m_far = self._count(far)
@@ -146,9 +149,8 @@ class PackedColumns:
     def takes_pairs(self) -> bool:
         """Whether :meth:`reduce_pairs` is to be called: of all points, it has less to do than :meth:`reduce`."""
         problem, info = with_fields(self._problem, same=True, m=self._problem.n), self._info
-        if "pairs" not in info.features or self._kept is not None or problem.reduction is not Reduction.MEAN:
-            return False
-        if problem.requires - {"weights"} or info.work is None:
+        plain = problem.reduction is Reduction.MEAN and not problem.requires - {"weights"} and self._kept is None
+        if "pairs" not in info.features or not plain or info.work is None:
             return False
         near, cut = self.n_near, problem.extent > self._own_limit
         if cut and (self._limit > self._own_limit or self._takes_whole(problem.extent, self.n_far, problem.n)):
@@ -225,14 +227,6 @@ class PackedColumns:
             return m_far
         return 0 if far is None else look(int, count(far))
 
-    def _far_among(self, start: int, stop: int) -> tuple[Any, int, int]:
-        """Which of some points are outliers, how many, and how many of those before them; None and 0 of no outliers."""
-        self._count(None)
-        if self._far is None:
-            return None, 0, 0
-        far = self._far.mask[start:stop]
-        return far, *look(lambda *numbers: tuple(map(int, numbers)), count(far), count(self._far.mask[:start]))
-
     @property
     def n_far(self) -> int:
         """How many columns are outliers, as far as that was looked for."""
@@ -243,7 +237,7 @@ class PackedColumns:
         reach = max(extent, self._problem.extent)
         if reach <= self._limit:
             return True
-        problem = self._up_to(reach)
+        problem = with_fields(self._problem, extent=reach)
         return within_limit(self._info, problem, pair_share(m_far, m, self.n_far, problem.n)) is problem
 
     def _for_near(self) -> list[_Packed]:
@@ -257,7 +251,8 @@ class PackedColumns:
     def _reaching(self, extent: float) -> tuple[Backend, float]:
         """Who sums rows within ``extent``, and up to where: the backend if it reaches that far, else the exact path."""
         extent = self._stepped(extent)
-        return (self._backend, extent) if self._info.supports(self._up_to(extent)).ok else (Exact(), math.inf)
+        reached = self._info.supports(with_fields(self._problem, extent=extent)).ok
+        return (self._backend, extent) if reached else (Exact(), math.inf)
 
     def _stepped(self, extent: float) -> float:
         """The extent to pack columns for that is to serve rows within ``extent``."""
@@ -266,10 +261,7 @@ class PackedColumns:
         wider = 2.0 ** max(0, math.ceil(math.log2(extent)))
         if extent <= self._limit:
             wider = min(wider, self._limit)
-        return wider if self._info.supports(self._up_to(wider)).ok else extent
-
-    def _up_to(self, extent: float) -> Problem:
-        return with_fields(self._problem, extent=extent)
+        return wider if self._info.supports(with_fields(self._problem, extent=wider)).ok else extent
 
     def _packed(self, which: str, backend: Backend, extent: float) -> _Packed:
         with self._lock:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -25,28 +27,25 @@ def merge(partials: Sequence[Partial]) -> Partial:
     xp = array_namespace(first.log_sum)
     top = _maximum(xp, [p.log_sum for p in partials])
     shares = [xp.exp(p.log_sum - top) for p in partials]
-    total = _add(shares)
+    total = functools.reduce(operator.add, shares)
     safe = xp.where(total > 0, total, xp.ones_like(total))
     shift = sign = log_magnitude = None
     if first.shift is not None:
-        shift = _add([p.shift * (share / safe)[..., None] for p, share in zip(partials, shares)])
+        weighted = [p.shift * (share / safe)[..., None] for p, share in zip(partials, shares)]
+        shift = functools.reduce(operator.add, weighted)
     if first.sign is not None:
         peak = _maximum(xp, [p.log_magnitude for p in partials])
-        signed = _add([p.sign * xp.exp(p.log_magnitude - peak) for p in partials])
+        signed = functools.reduce(operator.add, [p.sign * xp.exp(p.log_magnitude - peak) for p in partials])
         sign, log_magnitude = xp.sign(signed), safe_log(xp.abs(signed)) + peak
     return Partial(safe_log(total) + top, shift, sign, log_magnitude)
 
 
 def empty(problem: Problem, like: Any) -> Partial:
     """Return the result of a query without rows; ``like``: an array of the library and on the device of the results."""
-    xp = array_namespace(like)
-
-    def array(*shape: int) -> Any:
-        return xp.empty((0, *shape), dtype=xp.float64, device=device(like))
-
-    laplace, mean = (problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
-    signs = (array(), array()) if laplace else (None, None)
-    return Partial(array(), array(problem.d) if mean else None, *signs)
+    xp, reduction = array_namespace(like), problem.reduction
+    none, shift = (xp.empty(shape, dtype=xp.float64, device=device(like)) for shape in ((0,), (0, problem.d)))
+    signs = (none, none) if reduction is Reduction.LAPLACE else ()
+    return Partial(none, shift if reduction is Reduction.MEAN else None, *signs)
 
 
 def concatenate(partials: Sequence[Partial]) -> Partial:
@@ -73,17 +72,8 @@ def safe_log(x: Any) -> Any:
 
 def _maximum(xp: Any, logs: list[Any]) -> Any:
     """Row-wise maximum, with 0 for rows that are −inf throughout (−inf − −inf would be NaN)."""
-    top = logs[0]
-    for other in logs[1:]:
-        top = xp.where(other > top, other, top)
+    top = functools.reduce(lambda top, other: xp.where(other > top, other, top), logs)
     return xp.where(xp.isfinite(top), top, xp.zeros_like(top))
-
-
-def _add(terms: list[Any]) -> Any:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
 
 
 def marked_last(mask: Any) -> Any:

@@ -47,8 +47,8 @@ def width_of_a_shard(n: int, d: int) -> int:
 def rows_of_a_block(m: int, n: int, d: int, device: str) -> int:
     """Return how many of m rows are a block, over n columns: a multiple of 1024, by the kind of device alone.
 
-    In pairs times (d + 16) a block takes a CPU at most some minutes of two cores, and a GPU a fraction of a second. A
-    GPU gets many rows all the same, so that it does not wait for a disk.
+    A block takes two cores at most some minutes, and a GPU a fraction of a second, but for many rows at least, so that
+    it does not wait for a disk.
     """
     on_host = device.partition(":")[0] == "cpu"
     work = (1 << 41 if on_host else 1 << 48) // (n * (d + 16))
@@ -231,10 +231,8 @@ class Survey:
         if isinstance(asked, Moments):
             return self._after_moments(asked, answer)
         if isinstance(asked, Counting):
-            if not asked.listed:
-                return replace(self, question=asked.next(answer))
-            return self._located(self._by_rule(asked.quartiles(answer)))
-        assert isinstance(asked, Reach)
+            listed = asked.listed
+            return self._located(asked.quartiles(answer)) if listed else replace(self, question=asked.next(answer))
         reached = max(self.largest, answer[0])
         if asked.about == "train" and self.shape.m:
             return replace(self, question=replace(asked, about="query"), largest=reached)
@@ -255,27 +253,26 @@ class Survey:
         if self.shape.weighted and found.log_total == -math.inf:
             raise ValueError("weights are all zero; pass at least one positive weight")
         if not isinstance(rule, str):
-            return here._located(Bandwidth.of(rule, self.shape.d))
+            return here._located()
         if not (np.isfinite(found.low) & np.isfinite(found.high)).all():
             raise ValueError(
                 f"bandwidth={rule!r} is chosen from train, which has values that are not finite; drop them"
             )
         check_spread(rule, found.carrying, n_eff, found.low, found.high)
         if rule in FULL_RULES:
-            return here._located(here._by_rule(None))
+            return here._located()
         sample = asked.sample(found)[0]
         return replace(here, question=Counting.first(sample, found.low, found.high, n_eff, log_total))
 
-    def _by_rule(self, quartiles: tuple[Array, Array] | None) -> Bandwidth:
+    def _located(self, quartiles: tuple[Array, Array] | None = None) -> Survey:
+        """Ask how far points are from a centre, in bandwidths, which a rule may choose by the samples' quartiles."""
         assert self.moments is not None
-        (asked, found), (_, _, n_eff) = self.moments, self._found
-        summary = Summary(asked, found, n_eff, self.request.method, quartiles)
-        return by_rule(self.request.bandwidth, summary, found.low, found.high)
-
-    def _located(self, bandwidth: Bandwidth) -> Survey:
-        """Ask how far points are from a centre."""
-        assert self.moments is not None
-        asked, found = self.moments
+        (asked, found), rule = self.moments, self.request.bandwidth
+        if isinstance(rule, str):
+            summary = Summary(asked, found, self._found[2], self.request.method, quartiles)
+            bandwidth = by_rule(rule, summary, found.low, found.high)
+        else:
+            bandwidth = Bandwidth.of(rule, self.shape.d)
         centre = centre_of(asked.centre_rows(found), bandwidth)
         scale = np.sqrt(np.diagonal(bandwidth.matrix))
         if (abs(centre) > CLEAR * scale).any():

@@ -101,21 +101,22 @@ class Moments:
             check_finite("train", x, start)
         kept = np.union1d(self.centre(), self.drawn())
         index = kept[(kept >= start) & (kept < start + count)]
-        none = np.empty(0), np.empty(0), np.empty((0, self.d))
-        drawn_here, equal, log_weights = none, True, np.zeros(count)
+        equal, log_weights = True, np.zeros(count)
+        drawn_here: tuple[Array, Array, Array] = np.empty(0), np.empty(0), np.empty((0, self.d))
         if self.weighted:
             equal = check_weights(np.asarray(weights, dtype=np.float64).reshape(-1), start) in ("equal", "zero")
             log_weights = log_of(weights)
-            drawn_here = self._priorities(x, log_weights, start)
+            # By the priority w / u, u uniform by the sample's number: Duffield, Lund and Thorup (2007).
+            uniform = np.random.Generator(np.random.PCG64(SEED).advance(start)).random(count)
+            drawn_here = _best([log_weights - np.log1p(-uniform), log_weights, x], most_of(self.d) + 1)
         rows, digest = x[index - start], _digest(points, weights, start=start)
         carrying, first_log = log_weights > -math.inf, float(log_weights[0])
         if not carrying.all():
             x, log_weights = x[carrying], log_weights[carrying]
-        ends = np.full(self.d, math.inf), np.full(self.d, -math.inf)
+        ends = x.min(axis=0, initial=math.inf), x.max(axis=0, initial=-math.inf)
         log_total = log_squares = -math.inf
         mean, spread = np.zeros(self.d), np.zeros((self.d,) * (1 + self.covariance))
         if len(x):
-            ends = x.min(axis=0), x.max(axis=0)
             top = log_weights.max()
             w = np.exp(log_weights - top)
             total = w.sum()
@@ -126,12 +127,6 @@ class Moments:
         found = len(x), *ends, mean, spread, log_total, log_squares, equal, first_log, index, rows
         return MomentsOf(*found, drawn_here, digest)
 
-    def _priorities(self, x: Array, log_weights: Array, start: int) -> tuple[Array, Array, Array]:
-        """Samples by the priority w / u, u uniform by the sample's number: Duffield, Lund and Thorup (2007)."""
-        uniform = np.random.Generator(np.random.PCG64(SEED).advance(start)).random(len(x))
-        priority = log_weights - np.log1p(-uniform)
-        return _best(priority, log_weights, x, most_of(self.d) + 1)
-
     @quiet
     def merge(self, left: MomentsOf, right: MomentsOf) -> MomentsOf:
         """Return the answer of two runs of blocks, the left one first."""
@@ -139,8 +134,7 @@ class Moments:
         a, b = (math.exp(x.log_total - total) if x.log_total > -math.inf else 0.0 for x in (left, right))
         between = right.mean - left.mean
         outer = np.outer(between, between) if self.covariance else between**2
-        priority, logs, rows = (np.concatenate(pair) for pair in zip(left.drawn, right.drawn))
-        best = _best(priority, logs, rows, most_of(self.d) + 1)
+        best = _best([np.concatenate(pair) for pair in zip(left.drawn, right.drawn)], most_of(self.d) + 1)
         return MomentsOf(
             left.carrying + right.carrying,
             np.minimum(left.low, right.low),
@@ -171,8 +165,9 @@ class Moments:
         return rows, np.exp(logs - logs.max())
 
 
-def _best(priority: Array, logs: Array, rows: Array, most: int) -> tuple[Array, Array, Array]:
+def _best(drawn: list[Array], most: int) -> tuple[Array, Array, Array]:
     """Those with the highest priorities, highest first; never one without weight."""
+    priority, logs, rows = drawn
     order = np.argsort(-priority, kind="stable")[:most]
     order = order[priority[order] > -math.inf]
     return priority[order], logs[order], rows[order]

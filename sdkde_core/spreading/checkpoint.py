@@ -96,11 +96,11 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_bytes())
-        if not isinstance(found, dict):
-            raise ValueError("no object")
+        if isinstance(found, dict):
+            return found
+        raise ValueError("no object")
     except (ValueError, RecursionError) as error:
         raise FileError(f"{file}: cannot be read ({error}); pass another checkpoint") from error
-    return found
 
 
 def _locked(folder: Path) -> sqlite3.Connection:
@@ -151,9 +151,8 @@ class Chunks:
 
     def read(self, start: int, stop: int) -> Array:
         """Return rows that are done."""
-        first = start // self._rows * self._rows
-        ends = ((max(start, k), min(stop, k + self._rows)) for k in range(first, stop, self._rows))
-        return np.concatenate([self._read(*each) for each in ends])
+        firsts = range(start // self._rows * self._rows, stop, self._rows)
+        return np.concatenate([self._read(max(start, k), min(stop, k + self._rows)) for k in firsts])
 
     def _read(self, start: int, stop: int) -> Array:
         """Read rows of one chunk; zarr compares the checksum."""
