@@ -498,7 +498,8 @@ def test_errors_in_what_a_file_holds_begin_with_its_name(command):
     bad = Y.copy()
     bad[7, 1] = np.nan
     train, good, nan = save("x.npy", X), save("y.npy", Y), save("nan.npy", bad)
-    ones = np.ones(len(X))
+    ones, far = np.ones(len(X)), save("far.npy", 1e160 * np.vstack([X, X]))
+    small = "far.npy: bandwidth (given: h 0.5) is too small for the data: distances beyond 1e149 bandwidths overflow"
     for arguments, cause in [
         ((nan,), "nan.npy: train has values that are not finite, the first nan at row 7, column 1"),
         ((train, save("nan.csv", bad)), "nan.csv: query has values that are not finite, the first nan at row 7"),
@@ -512,9 +513,9 @@ def test_errors_in_what_a_file_holds_begin_with_its_name(command):
         ((train, good, "--bandwidth", save("h.npy", ones[:2])), "h.npy: bandwidth has shape (2,), but train has 3"),
         ((train, good, "--bandwidth", save("m.npy", -np.eye(3))), "m.npy: bandwidth is not positive definite"),
         ((train, good, "--bandwidth", "1,2"), "bandwidth has shape (2,), but train has 3 dimensions"),
-        (
-            (save("far.npy", 1e160 * X), "--bandwidth", "0.5", "--backend", "numpy"),
-            "far.npy: bandwidth (given: h 0.5) is too small for the data: distances beyond 1e149 bandwidths overflow",
+        *(
+            ((*given, "--bandwidth", "0.5", "--backend", "numpy"), small)
+            for given in ([far], [train, far], [far, train])
         ),
     ]:
         out = ("-o", "o.npy") if command == "estimate" else ()

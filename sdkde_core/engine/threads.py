@@ -32,12 +32,7 @@ _here = threading.local()  # the call that this thread works for
 
 
 def map_threads(
-    task: Callable[[A], R],
-    arguments: Sequence[A],
-    threads: int,
-    *,
-    apart: bool = False,
-    pool: Executor | None = None,
+    task: Callable[[A], R], arguments: Sequence[A], threads: int, *, apart: bool = False, pool: Executor | None = None
 ) -> list[R]:
     """Return ``[task(a) for a in arguments]``, computed by up to ``threads`` threads that end with the call.
 

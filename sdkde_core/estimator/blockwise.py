@@ -281,7 +281,8 @@ class Survey:
 
     def _decided(self, asked: Reach, largest: float, digest: int) -> BlockPlan:
         request, shape, (found, log_total, _) = self.request, self.shape, self._found
-        extent = _checked(largest, asked.bandwidth, request.precision_for(shape.dtype))
+        farthest = "query" if self.largest < largest and asked.about == "query" else "train"
+        extent = _checked(largest, farthest, asked.bandwidth, request.precision_for(shape.dtype))
         if any(step.moves for step in request.passes):
             extent = moved_extent(extent)
         requires = frozenset(() if log_total is None else ("weights",))
@@ -303,18 +304,18 @@ class Survey:
         )
 
 
-def _checked(largest: float, bandwidth: Bandwidth, precision: str) -> float:
+def _checked(largest: float, name: str, bandwidth: Bandwidth, precision: str) -> float:
     """The extent, rounded up; ValueError where it is too large."""
     if not largest < 0.9 * FARTHEST:
         raise ValueError(
-            f"a point of train or query is beyond 1e149 bandwidths ({bandwidth}) from the median of train, where "
+            f"a point of {name} is beyond 1e149 bandwidths ({bandwidth}) from the median of train, where "
             "distances overflow; drop it, rescale its column, or pass a larger bandwidth"
         )
     extent = rounded(largest)
     if extent > REACH[precision]:
         other = next((f"pass precision={p!r}, " for p in ("high", "fast") if extent <= REACH[p]), "")
         raise ValueError(
-            f"a point of train or query is {extent:.1e} bandwidths ({bandwidth}) from the median of train, and "
+            f"a point of {name} is {extent:.1e} bandwidths ({bandwidth}) from the median of train, and "
             f"precision={precision!r} holds up to {REACH[precision]:.2g} where data are not all in memory; {other}"
             "drop it, or pass a larger bandwidth"
         )

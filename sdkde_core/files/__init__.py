@@ -54,16 +54,16 @@ EXTENSIONS = tuple(_FORMATS)
 def about(**files: str | None) -> Iterator[None]:
     """Put the file's name before an error in what an argument holds; ``files``: by argument, None for what is no file.
 
-    Such errors name the argument first. Those of a rule of the bandwidth, and of a bandwidth that is too small for the
-    data, are about the samples.
+    Such errors name the argument first, but for rules of the bandwidth, which are about the samples, and for a
+    bandwidth with its value in parentheses, which is too small for what is named next.
     """
     try:
         yield
     except FileError:
         raise
     except (TypeError, ValueError) as error:
-        named = re.search(rf"\b({'|'.join(files)})\b(?!=)", str(error))
-        argument = "train" if str(error).startswith(("bandwidth='", "bandwidth (")) else named and named[0]
+        named = re.search(rf"\b({'|'.join(files)})\b(?!=| \()", str(error))
+        argument = "train" if str(error).startswith("bandwidth='") else named and named[0]
         file = files.get(argument or "")
         if file is None:
             raise
