@@ -19,26 +19,14 @@ Array = Any
 class Library(Protocol):
     """A backend's operations on tiles; ``out`` is a buffer, or None."""
 
-    def place(self, first: Array, *others: Array | float) -> Array:
-        """Return columns side by side, (n, k) or (n,), or a number: in a tile's dtype, where tiles are computed."""
-
-    def product(self, a: Array, b: Array, out: Array | None) -> Array:
-        """Return a bᵀ."""
-
-    def add_product(self, tile: Array, a: Array, b: Array) -> Array:
-        """Add a bᵀ to a tile and return it."""
-
-    def empty(self, rows: Array, columns: Array) -> Array:
-        """Return a tile."""
-
-    def subtract(self, x: Array, u: Array, out: Array | None) -> Array:
-        """Return x_j − u_i of x (n,) and u (m,), as (m, n)."""
-
-    def add_square(self, tile: Array, away: Array) -> None:
-        """Add the squares of ``away``, which may be overwritten, to a tile."""
-
-    def dot(self, phi: Array, away: Array) -> Array:
-        """Return Σ_j φ_ij away_ij, (m,); ``away`` may be overwritten."""
+    # Columns side by side, (n, k) or (n,), or a number: in a tile's dtype, where tiles are computed.
+    def place(self, first: Array, *others: Array | float) -> Array: ...
+    def product(self, a: Array, b: Array, out: Array | None) -> Array: ...  # a bᵀ
+    def add_product(self, tile: Array, a: Array, b: Array) -> Array: ...  # the tile, with a bᵀ added
+    def empty(self, rows: Array, columns: Array) -> Array: ...  # a tile
+    def subtract(self, x: Array, u: Array, out: Array | None) -> Array: ...  # x_j − u_i of (n,) and (m,), as (m, n)
+    def add_square(self, tile: Array, away: Array) -> None: ...  # add its squares; ``away`` may be overwritten
+    def dot(self, phi: Array, away: Array) -> Array: ...  # Σ_j φ_ij away_ij, (m,); ``away`` may be overwritten
 
 
 class Packed(NamedTuple):

@@ -288,20 +288,12 @@ class Survey:
         requires = frozenset(() if log_total is None else ("weights",))
         problems = request.problems(shape.m, shape.n, shape.d, extent, requires, shape.dtype, "cpu")
         problems = tuple(replace(p, same=False) for p in problems)  # rows and columns are cut apart
-        how: dict[str, Any] = {"device": request.device, "options": request.backend_options, "calls": request.calls}
-        choice = select.choose(problems, backend=request.backend, **how)
-        return BlockPlan(
-            replace(request, bandwidth="silverman"),  # the bandwidth is what these say
-            shape,
-            asked.bandwidth,
-            asked.centre,
-            log_total,
-            choice.name,
-            choice.device,
-            choice.devices,
-            tuple(replace(p, device=choice.device) for p in problems),
-            f"{found.digest:032x} {digest:032x}",
-        )
+        how: dict[str, Any] = {"backend": request.backend, "device": request.device, "calls": request.calls}
+        choice = select.choose(problems, options=request.backend_options, **how)
+        request = replace(request, bandwidth="silverman")  # the bandwidth is what was found
+        chosen = choice.name, choice.device, choice.devices, tuple(replace(p, device=choice.device) for p in problems)
+        digests = f"{found.digest:032x} {digest:032x}"
+        return BlockPlan(request, shape, asked.bandwidth, asked.centre, log_total, *chosen, digests)
 
 
 def _checked(largest: float, name: str, bandwidth: Bandwidth, precision: str) -> float:
