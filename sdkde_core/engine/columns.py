@@ -118,7 +118,7 @@ class PackedColumns:
             if own and cut:
                 self._count(None)
                 if self._far is not None:
-                    far, ahead = (self._far.mask[some] for some in (slice(own_offset, stop), slice(own_offset)))
+                    far, ahead = self._far.mask[own_offset:stop], self._far.mask[:own_offset]
                     m_far, before = look(lambda *numbers: tuple(map(int, numbers)), count(far), count(ahead))
             else:
                 far = (radii(rows) if distances is None else distances) > self._limit  # not a row with a NaN

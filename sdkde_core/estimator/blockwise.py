@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,18 +43,6 @@ NUMBERS = 1 << 22
 def width_of_a_shard(n: int, d: int) -> int:
     """Return how many of n columns in d dimensions are a shard: a multiple of 1024."""
     return min(max(1024, NUMBERS // d // 1024 * 1024), -(-n // 1024) * 1024)
-
-
-def rows_of_a_block(m: int, n: int, d: int, device: str) -> int:
-    """Return how many of m rows are a block, over n columns: a multiple of 1024, by the kind of device alone.
-
-    A block takes two cores at most some minutes, and a GPU a fraction of a second, but for many rows at least, so that
-    it does not wait for a disk.
-    """
-    on_host = device.partition(":")[0] == "cpu"
-    work = (1 << 41 if on_host else 1 << 48) // (n * (d + 16))
-    rows = min(max(work, 1024 if on_host else 1 << 16), NUMBERS // d, m) // 1024 * 1024
-    return max(1024, rows)
 
 
 @dataclass(frozen=True)
@@ -89,8 +78,14 @@ class BlockPlan:
 
     @property
     def rows(self) -> int:
-        """Rows of a block, the same in all passes."""
-        return rows_of_a_block(max(p.m for p in self.problems), self.shape.n, self.shape.d, self.device)
+        """Rows of a block, the same in all passes: a multiple of 1024, by the shapes and the kind of device alone.
+
+        A block takes two cores at most some minutes, and a GPU a fraction of a second, but for many rows at least, so
+        that it does not wait for a disk.
+        """
+        on_host, n, d = self.device.partition(":")[0] == "cpu", self.shape.n, self.shape.d
+        work = max((1 << 41 if on_host else 1 << 48) // (n * (d + 16)), 1024 if on_host else 1 << 16)
+        return max(1024, min(work, NUMBERS // d, max(p.m for p in self.problems)) // 1024 * 1024)
 
     def tasks(self, step: int) -> list[list[Task]]:
         """Return the tasks of a pass: for every block of rows those over each shard, in the order of the sums."""
@@ -147,9 +142,9 @@ class BlockPlan:
             return each(columns.reduce(convert(rows, choice.info.arrays, choice.device))[0], to_host)
 
     @quiet
-    def fold(self, left: Partial, right: Partial) -> Partial:
-        """Return the sums over the shards so far, ``left``, and the next one."""
-        return merge([left, right])
+    def folded(self, parts: Iterable[Partial]) -> Partial:
+        """Return the sums over all shards, of those over each in order: a left fold."""
+        return functools.reduce(lambda so_far, part: merge([so_far, part]), parts)
 
     def moved(self, rows: Array, sums: Partial) -> Array:
         """Return whitened samples (k, d), moved by half their shift over all shards."""

@@ -120,11 +120,6 @@ def _partial(plan: Any, shard: Columns, rows: Array, *, step: int) -> Partial:
     return partial
 
 
-@_task
-def _folded(plan: Any, parts: list[Partial]) -> Partial:
-    return functools.reduce(plan.fold, parts)
-
-
 def _rows(shard: Columns, *, start: int, stop: int) -> Array:
     return shard.points[start:stop]
 
@@ -208,7 +203,7 @@ class _Graph:
         for j, shard in enumerate(columns):
             parts.append(self.add("partial", (*place, j), _partial, self.plan, shard, rows, step=step))
             if len(parts) == 16 or (j == len(columns) - 1 and j):
-                parts = [self.add("folded", (*place, j), _folded, self.plan, parts)]
+                parts = [self.of("folded", (*place, j), "folded", parts)]
         return parts[0]
 
     def _array(self, keys: Iterable[Key], method: str, **values: Any) -> da.Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -77,7 +76,7 @@ class Job:
         rows_of = self.query if is_last and self.query is not None else self.train
         rows = plan.whitened(rows_of.rows_at(*tasks[0].rows))
         shards = self._ahead(step, [task.columns for task in tasks])
-        sums = functools.reduce(plan.fold, (plan.partial(step, plan.packed(step, shard), rows) for shard in shards))
+        sums = plan.folded(plan.partial(step, plan.packed(step, shard), rows) for shard in shards)
         for read in filter(None, (self.train, self.query, self.weights)):
             read.check()
         return plan.density(sums, self.log) if is_last and not plan.debiased else plan.moved(rows, sums)
