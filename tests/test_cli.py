@@ -650,6 +650,7 @@ def test_out_may_not_be_the_bandwidths_file():
         (",a,b\n0,1,2\n1,4,5\n", "the first column has no name"),
         ("1.5 2.5\n1 2\n", "separated by commas"),
         ("1;2\n3;4\n", "separated by commas"),
+        ("0,1\n0.5,0.25\n1.5,2.25\n", "is a data frame's default header, or a sample"),
     ],
 )
 def test_what_is_not_a_plain_csv_is_refused(text, message):
