@@ -17,11 +17,9 @@ R = TypeVar("R")
 
 def check_threads(threads: Any) -> int | None:
     """Return the option ``threads`` of a backend; ValueError for what is neither None nor a positive integer."""
-    if threads is None:
-        return None
-    if isinstance(threads, bool) or operator.index(threads) < 1:
+    if threads is not None and (isinstance(threads, bool) or operator.index(threads) < 1):
         raise ValueError(f"threads is {threads!r}; pass a positive integer")
-    return operator.index(threads)
+    return None if threads is None else operator.index(threads)
 
 
 class _Stopped(BaseException):
