@@ -59,11 +59,7 @@ def plain(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(path: Path | str, kind: str, content: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-    """Write a file in a single step; after an error or an interrupt an older one is as it was.
-
-    ``kind`` says what it is, ``content`` has what JSON has, at most 4 MiB, and ``arrays`` are of :data:`DTYPES`, on the
-    host. OSError where it cannot be written, or is a pipe.
-    """
+    """Write a file in a single step; ``content`` has what JSON has, ``arrays`` are of :data:`DTYPES`, on the host."""
     from . import __version__
 
     _check_path(path)

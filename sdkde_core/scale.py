@@ -5,6 +5,7 @@ Dask arrays go to :func:`sdkde_core.estimate` and :func:`sdkde_core.debias`.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
@@ -81,14 +82,13 @@ def _planned(request: Request, shape: Shape, x: Source, y: Source | None, w: Sou
     survey: Survey | BlockPlan = Survey.of(request, shape)
     while isinstance(survey, Survey):
         question: Any = survey.question
-        merged: Any = None
         about, weights = (y, None) if question.about == "query" else (x, w)
-        assert about is not None and about.at is not None
-        for start, stop in Shape(about.rows, about.columns).shards:
-            some = None if weights is None or weights.at is None else weights.at(start, stop)
-            answer = question.of(about.at(start, stop), some, start)
-            merged = answer if start == 0 else question.merge(merged, answer)
-        survey = survey.next(merged)
+        assert about is not None
+        answers = (
+            question.of(about.rows_at(*ends), None if weights is None else weights.rows_at(*ends), ends[0])
+            for ends in Shape(about.rows, about.columns).shards
+        )
+        survey = survey.next(functools.reduce(question.merge, answers))
     return survey
 
 
@@ -123,17 +123,15 @@ def job(
     m = None if y is None else y.rows
     plan = _planned(request, Shape(x.rows, x.columns, m, "float32" if narrow else "float64", w is not None), x, y, w)
     resident = resident_shards(plan, allowed)
-    points = (x.rows, x.columns), "float64"
-    shape, dtype = points if plan.debiased else ((plan.problems[-1].m,), plan.shape.dtype)
-    moved: Chunks | Scratch | None = None
-    results: Chunks | Scratch
-    if held is None:
-        moved = kept.enter_context(Scratch(*points)) if len(plan.problems) > 1 else None
-        results = kept.enter_context(Scratch(shape, dtype))
-    else:
+    if held is not None:
         held.belongs_to({**plan.identity(), "goal": request.goal.value, "log": bool(log)})
-        moved = held.parts("moved", *points, plan.rows) if len(plan.problems) > 1 else None
-        results = held.parts("results", shape, dtype, plan.rows)
+
+    def parts(name: str, shape: tuple[int, ...], dtype: str) -> Chunks | Scratch:
+        return kept.enter_context(Scratch(shape, dtype)) if held is None else held.parts(name, shape, dtype, plan.rows)
+
+    points = (x.rows, x.columns), "float64"
+    moved = parts("moved", *points) if len(plan.problems) > 1 else None
+    results = parts("results", *(points if plan.debiased else ((plan.problems[-1].m,), plan.shape.dtype)))
     return Job(plan, x, y, w, log, moved, results, resident)
 
 
@@ -175,20 +173,9 @@ def _run(
 
 
 def lazy(request: Request, train: Any, query: Any = None, log: bool = False) -> Any:
-    """Return what the request asks for, as a lazy Dask array of NumPy arrays: (m,) densities, or (n, d) moved samples.
+    """Return densities (m,) or moved samples (n, d) as a lazy Dask array, where train, query or weights is one.
 
-    Parameters
-    ----------
-    request : Request
-        A density, or debiased samples; its weights may be a Dask array too.
-    train, query : (n, d) or (n,) array_like
-        One of them, or the weights, is a Dask array.
-    log : bool
-
-    Raises
-    ------
-    TypeError, ValueError
-        What can be said without reading; the rest is raised where the result is computed.
+    Raises what can be said without reading; the rest is raised where the result is computed.
     """
     from .spreading.dask import lazy_result  # Dask takes a second to import
 
@@ -201,8 +188,7 @@ def lazy(request: Request, train: Any, query: Any = None, log: bool = False) -> 
     if not isinstance(request.bandwidth, str):
         request = replace(request, bandwidth=Bandwidth.of(request.bandwidth, d))
     dtype = max(x.dtype, (q or x).dtype)  # "float64" > "float32"
-    shape = Shape(x.shape[0], d, None if q is None else q.shape[0], dtype, w is not None)
-    survey = Survey.of(request, shape)  # raises what can be said without data
+    survey = Survey.of(request, Shape(x.shape[0], d, None if q is None else q.shape[0], dtype, w is not None))
     result, chunked = lazy_result(survey, log, x, q, w), (q or x).array
     return result.rechunk({0: chunked.chunks[0]}) if is_dask(chunked) else result
 

@@ -18,19 +18,14 @@ from typing import BinaryIO
 
 from .messages import SdkdeWarning, caller_level
 
-__all__ = ["cache_folder", "remove_temporaries", "reserve", "sync", "write_atomically", "write_folder"]
-
-#: Names of what this process has open: written to, even where that is a regular file.
-_OPEN = re.compile(r"/dev/(stdout|stderr|fd/\d+)|/proc/(self|\d+)/fd/\d+")
+#: Files and folders that are being written.
+_temporaries: set[Path] = set()
 
 
 def cache_folder() -> Path:
     """Return the user's cache folder for sdkde, which need not exist: on Linux ``$XDG_CACHE_HOME/sdkde``.
 
-    Raises
-    ------
-    FileNotFoundError
-        The user has no home.
+    FileNotFoundError: the user has no home.
     """
     import platformdirs  # takes milliseconds, and most calls keep nothing
 
@@ -48,17 +43,8 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
     The new file lies in the same folder, with the same extension, and gets the owner and the mode of the file that it
     replaces. It is on disk before it takes that file's place, so a power cut leaves the old one or the new one. A
     symbolic link stays one. What is no regular file, such as ``/dev/stdout`` or a pipe, is written to as it is. Where
-    the folder takes no new file, or the owner cannot be kept, the bytes are written into the old file at the end.
-
-    Parameters
-    ----------
-    path : path
-        In a folder that exists.
-
-    Raises
-    ------
-    OSError
-        It cannot be written. Names ``path``.
+    the folder takes no new file, or the owner cannot be kept, the bytes are written into the old file at the end. An
+    OSError names ``path``, whose folder must exist.
     """
     final = Path(os.path.realpath(path))
     beside = _beside(final)
@@ -68,7 +54,8 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
             before = os.stat(path)
         except FileNotFoundError:
             before = None
-        if before is not None and (_OPEN.fullmatch(os.path.abspath(path)) or not stat.S_ISREG(before.st_mode)):
+        is_open = re.fullmatch(r"/dev/(stdout|stderr|fd/\d+)|/proc/(self|\d+)/fd/\d+", os.path.abspath(path))
+        if before is not None and (is_open or not stat.S_ISREG(before.st_mode)):  # what this process has open too
             yield Path(path)
         elif _made(beside, final, before):
             yield beside
@@ -106,20 +93,9 @@ def write_folder(path: Path | str, check: Callable[[Path], object]) -> Iterator[
     The new folder lies in the same folder, is brought to disk, and takes its place in one step: the kernel exchanges
     the two names, and the older folder is removed. A process that is killed leaves the old one or the new one, whole.
 
-    Parameters
-    ----------
-    path : path
-        In a folder that exists.
-    check : callable
-        ``check(folder)`` raises an OSError if the folder at ``path`` may not be replaced; called twice, the second time
-        before the new folder takes its place.
-
-    Raises
-    ------
-    OSError
-        It cannot be written, or the system cannot exchange two folders in one step (Windows, NFS), which is found
-        before anything is written. If what is there may no longer be replaced at the end, the new folder is kept, and
-        the error says where.
+    ``check(folder)`` raises an OSError if the folder at ``path`` may not be replaced. It is called again before the new
+    folder takes its place: if what is there may no longer be replaced, the new folder is kept, and the error says
+    where. That two folders cannot be exchanged (Windows, NFS) is an OSError before anything is written.
     """
     final = Path(os.path.realpath(path))
     beside = _beside(final)
@@ -137,7 +113,12 @@ def write_folder(path: Path | str, check: Callable[[Path], object]) -> Iterator[
         try:
             check(final)
             if final.exists():
-                _keep_owner(beside, final.stat())
+                before, made = final.stat(), beside.stat()
+                beside.chmod(before.st_mode & 0o777)
+                if hasattr(os, "chown") and (made.st_uid, made.st_gid) != (before.st_uid, before.st_gid):
+                    with suppress(PermissionError):
+                        for one in (beside, *beside.rglob("*")):
+                            os.chown(one, before.st_uid, before.st_gid)
                 _exchange(beside, final)
             else:
                 beside.rename(final)
@@ -152,16 +133,6 @@ def write_folder(path: Path | str, check: Callable[[Path], object]) -> Iterator[
             _temporaries.discard(beside)
             if beside.exists():
                 warnings.warn(f"{beside} cannot be removed", SdkdeWarning, stacklevel=caller_level())
-
-
-def _keep_owner(folder: Path, before: os.stat_result) -> None:
-    """Give a folder the mode of another one, and its owner where that is allowed."""
-    folder.chmod(before.st_mode & 0o777)
-    made = folder.stat()
-    if hasattr(os, "chown") and (made.st_uid, made.st_gid) != (before.st_uid, before.st_gid):
-        with suppress(PermissionError):
-            for path in (folder, *folder.rglob("*")):
-                os.chown(path, before.st_uid, before.st_gid)
 
 
 def _beside(final: Path) -> Path:
@@ -211,10 +182,6 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(number)
-
-
-#: Files and folders that are being written.
-_temporaries: set[Path] = set()
 
 
 def remove_temporaries() -> None:

@@ -40,38 +40,24 @@ def refused(*arguments):
     return result.stderr
 
 
-def zeroed(data):
-    return bytes(len(data))
+DAMAGES = {
+    "zeroed": lambda data: bytes(len(data)),
+    "flipped": lambda data: data[:1000] + bytes([data[1000] ^ 16]) + data[1001:],
+    "undefined": lambda data: np.full(len(data) // 4, np.nan, "f4").tobytes() + data[len(data) // 4 * 4 :],
+    "cut": lambda data: data[: len(data) // 2],
+    "grown": lambda data: data + data[:8],
+    "emptied": lambda data: b"",
+}
 
 
-def flipped(data):
-    return data[:1000] + bytes([data[1000] ^ 16]) + data[1001:]
-
-
-def undefined(data):
-    return np.full(len(data) // 4, np.nan, "f4").tobytes() + data[len(data) // 4 * 4 :]
-
-
-def cut(data):
-    return data[: len(data) // 2]
-
-
-def grown(data):
-    return data + data[:8]
-
-
-def emptied(data):
-    return b""
-
-
-@pytest.mark.parametrize("damage", [zeroed, flipped, undefined, cut, grown, emptied])
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", ["moved", "results"])
 def test_a_damaged_block_is_computed_again(zarr, damage, name):
     once = scale.estimate(X, checkpoint="kept", **HOW)
     if name == "moved":
         shutil.rmtree("kept/results.zarr")
     for chunk in [path for path in Path(f"kept/{name}.zarr/c").rglob("*") if path.is_file()]:
-        chunk.write_bytes(damage(chunk.read_bytes()))
+        chunk.write_bytes(DAMAGES[damage](chunk.read_bytes()))
         with pytest.warns(sdkde_core.SdkdeWarning, match=f"{chunk}: the chunk is damaged .*; it is computed again"):
             assert np.array_equal(scale.estimate(X, checkpoint="kept", resume=True, **HOW), once)
         if name == "moved":

@@ -505,7 +505,8 @@ def test_errors_in_what_a_file_holds_begin_with_its_name(command):
     bad = Y.copy()
     bad[7, 1] = np.nan
     train, good, nan = save("x.npy", X), save("y.npy", Y), save("nan.npy", bad)
-    ones = np.ones(len(X))
+    ones, far = np.ones(len(X)), save("far.npy", 1e160 * np.vstack([X, X]))
+    small = "far.npy: bandwidth (given: h 0.5) is too small for the data: distances beyond 1e149 bandwidths overflow"
     for arguments, cause in [
         ((nan,), "nan.npy: train has values that are not finite, the first nan at row 7, column 1"),
         ((train, save("nan.csv", bad)), "nan.csv: query has values that are not finite, the first nan at row 7"),
@@ -519,6 +520,10 @@ def test_errors_in_what_a_file_holds_begin_with_its_name(command):
         ((train, good, "--bandwidth", save("h.npy", ones[:2])), "h.npy: bandwidth has shape (2,), but train has 3"),
         ((train, good, "--bandwidth", save("m.npy", -np.eye(3))), "m.npy: bandwidth is not positive definite"),
         ((train, good, "--bandwidth", "1,2"), "bandwidth has shape (2,), but train has 3 dimensions"),
+        *(
+            ((*given, "--bandwidth", "0.5", "--backend", "numpy"), small)
+            for given in ([far], [train, far], [far, train])
+        ),
     ]:
         out = ("-o", "o.npy") if command == "estimate" else ()
         assert refused(command, *arguments, *out).startswith(f"Error: {cause}")
@@ -635,3 +640,28 @@ def test_the_documents_commands_parse():
         assert program == "sdkde"
         with contextlib.redirect_stdout(io.StringIO()):
             main.commands[name].make_context(name, arguments)
+
+
+def test_out_may_not_be_the_bandwidths_file():
+    save("x.npy", X)
+    save("h.npy", np.full(X.shape[1], 0.5))
+    result = CliRunner().invoke(main, ["estimate", "x.npy", "--bandwidth", "h.npy", "-o", "h.npy"])
+    assert result.exit_code == 2
+    assert "one file" in result.output
+    assert np.load("h.npy").shape == (X.shape[1],)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (",a,b\n0,1,2\n1,4,5\n", "the first column has no name"),
+        ("1.5 2.5\n1 2\n", "separated by commas"),
+        ("1;2\n3;4\n", "separated by commas"),
+        ("0,1\n0.5,0.25\n1.5,2.25\n", "is a data frame's default header, or a sample"),
+    ],
+)
+def test_what_is_not_a_plain_csv_is_refused(text, message):
+    Path("t.csv").write_text(text)
+    result = CliRunner().invoke(main, ["estimate", "t.csv", "--bandwidth", "1", "-o", "q.csv"])
+    assert result.exit_code == 2
+    assert message in result.output

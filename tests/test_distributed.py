@@ -72,7 +72,7 @@ if size > 1:
     with failing(np, "ascontiguousarray", lambda *a, **k: MemoryError("no room")):
         refused(words, x[here], backend="numpy", kind=kind)
     words = "a fault" if rank == 1 else "rank 1 failed: BackendFailed"  # and it does not go on with another backend
-    with failing(columns, "call", lambda info, problem, *a: BackendFailed(info, problem.device, "a fault")):
+    with failing(columns, "call", lambda info, problem, *a, **k: BackendFailed(info, problem.device, "a fault")):
         refused(words, x[here], device="cpu", kind=RuntimeError)
     group = dist.new_group([0, 2])
     if rank == 1:

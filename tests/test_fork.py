@@ -84,12 +84,8 @@ def test_a_prepared_set_that_another_thread_is_packing(elsewhere):
 @pytest.mark.skipif("fourier" not in FOUND, reason="needs finufft")
 def test_fourier_sums_of_which_finufft_shared_out_the_rows():
     x = np.random.default_rng(0).normal(size=(40_000, 2))
-    options = {
-        "backend": "fourier",
-        "bandwidth": 0.3,
-        "method": "kde",
-        "backend_options": {"always": True, "threads": 2},
-    }
+    options = {"backend": "fourier", "bandwidth": 0.3, "method": "kde"}
+    options["backend_options"] = {"always": True, "threads": 2}
     want = sdkde_core.estimate(x, **options)
 
     def estimate():

@@ -14,10 +14,7 @@ import pytest
 
 from sdkde_core.files import source
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")]
 
 #: How often each is killed.
 KILLS = 50

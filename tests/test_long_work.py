@@ -93,6 +93,8 @@ def test_the_other_calls_say_how_far_they_are():
     ready = sdkde_core.prepare(X, bandwidth=H, progress=watch)
     assert watch.steps(700) == [256, 256, 188]
     near(ready.estimate(Y, log=True), sdkde_core.estimate(X, Y, bandwidth=H, log=True))
+    options = {"method": "kde", "kernel": "tophat", "bandwidth": 0.7}
+    near(sdkde_core.estimate(X, Y, out=np.empty(len(Y)), **options), sdkde_core.estimate(X, Y, **options))
     watch = Watch()
     near(sdkde_core.debias(X, bandwidth=H, progress=watch), sdkde_core.debias(X, bandwidth=H))
     assert watch.steps(700) == [256, 256, 188]
@@ -107,11 +109,6 @@ def test_the_other_calls_say_how_far_they_are():
     watch = Watch()
     sdkde_core.prepare(X, bandwidth=H, method="kde", progress=watch)
     assert not watch.told
-
-
-def test_another_kernel(mapped):
-    options = {"method": "kde", "kernel": "tophat", "bandwidth": 0.7}
-    near(sdkde_core.estimate(X, mapped[0], out=mapped[1], **options), sdkde_core.estimate(X, Y, **options))
 
 
 def test_resubstitution_and_empty_queries():
@@ -177,9 +174,8 @@ def test_derivatives_of_moved_samples_by_batches():
         (sdkde_core.debias(x, bandwidth=H, precision="float64", progress=progress) ** 3).sum().backward()
         grads.append(x.grad.numpy())
     np.testing.assert_allclose(grads[1], grads[0], rtol=1e-8, atol=1e-10)
-    with pytest.raises(
-        TypeError, match=r"query requires grad, and only .* without out and progress; pass query.detach"
-    ):
+    message = r"query requires grad, and only .* without out and progress; pass query.detach"
+    with pytest.raises(TypeError, match=message):
         sdkde_core.estimate(X, torch.tensor(Y, requires_grad=True), bandwidth=H, progress=True)
 
 
@@ -215,11 +211,7 @@ def test_what_out_cannot_be(prepared, tmp_path):
         ([0.0] * 1100, TypeError, "out is a list; pass a NumPy array of floats"),
         (np.empty(1100, int), TypeError, "out is of dtype int64; pass a NumPy array of floats"),
         (np.empty(1100, complex), TypeError, "out is of dtype complex128"),
-        (
-            np.empty(1099),
-            ValueError,
-            r"out has shape \(1099,\), but query has \(1100, 2\); pass one of shape \(1100,\)",
-        ),
+        (np.empty(1099), ValueError, r"out has shape \(1099,\), but query has \(1100, 2\); pass one of shape"),
         (np.empty((1100, 1)), ValueError, r"out has shape \(1100, 1\)"),
         (np.memmap(tmp_path / "p", "f8", "r"), ValueError, r"out is read-only; .* mode 'r\+' or 'w\+'"),
         (y[:, 0], ValueError, "out shares memory with query"),

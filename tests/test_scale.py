@@ -1,17 +1,19 @@
 """Samples that are read shard by shard: from every kind of file, within memory, and again after a crash."""
 
-import re
-import signal
-import subprocess
-import sys
-import time
+import pickle
+from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import sdkde_core
 from sdkde_core import scale
-from sdkde_core.estimator import blockwise
+from sdkde_core.bandwidth.rules import RULES, resolve
+from sdkde_core.estimator import blockwise, survey
+from sdkde_core.estimator.blockwise import Shape
+from sdkde_core.estimator.request import Goal, Request
+from sdkde_core.estimator.survey import Counting
 from sdkde_core.files import source
 from sdkde_core.scale import parse_size
 from sdkde_core.spreading import checkpoint as kept
@@ -20,6 +22,10 @@ RNG = np.random.default_rng(0)
 N, M, D = 2549, 1101, 3
 X, Y = RNG.normal(size=(N, D)).astype(np.float32), RNG.normal(size=(M, D)).astype(np.float32)
 HOW = {"bandwidth": 0.5, "backend": "numpy"}
+P, Q = (RNG.normal(size=(k, D)) * [1.0, 10.0, 0.1] for k in (N, M))
+P[17] *= 30.0
+W = RNG.random(N)
+W[::7] = 0.0
 
 
 @pytest.fixture(autouse=True)
@@ -116,18 +122,16 @@ def test_progress_counts_all_rows():
     assert told[-1] == (N + M, N + M) and len(told) == 5
 
 
-@pytest.mark.parametrize("text,size", [("1.5 GB", 1_500_000_000), ("512MiB", 2**29), (10**6, 10**6), ("1e3", None)])
+@pytest.mark.parametrize(("text", "size"), [("1.5 GB", 1_500_000_000), ("512MiB", 2**29), (10**6, 10**6)])
 def test_sizes(text, size):
-    if size is None:
-        with pytest.raises(ValueError, match=r"memory is '1e3'; pass bytes, or a string such as '1.5 GB'"):
-            parse_size(text)
-    else:
-        assert parse_size(text) == size
+    assert parse_size(text) == size
 
 
 def test_too_little_memory_says_how_much_is_needed():
     with pytest.raises(ValueError, match=r"memory is 1 MB, of which .* pass memory='\d+ MB' or more"):
         scale.estimate(X, Y, memory="1 MB", **HOW)
+    with pytest.raises(ValueError, match=r"memory is '1e3'; pass bytes, or a string such as '1.5 GB'"):
+        scale.estimate(X, Y, memory="1e3", **HOW)
 
 
 @pytest.fixture
@@ -136,59 +140,35 @@ def checkpoint(tmp_path):
     return tmp_path / "checkpoint"
 
 
-def test_what_is_gone_or_damaged_is_computed_again(checkpoint):
+def test_what_is_gone_is_computed_again(checkpoint):
+    """tests/test_checkpoints.py has what is damaged."""
     once = scale.estimate(X, Y, checkpoint=checkpoint, **HOW)
     assert np.array_equal(once, scale.estimate(X, Y, **HOW))
-    (checkpoint / "moved.zarr" / "c" / "1" / "0").unlink()
-    part = checkpoint / "results.zarr" / "c" / "1"
-    part.write_bytes(part.read_bytes()[:100])  # cut off, as by a disk that lost power
-    with pytest.warns(sdkde_core.SdkdeWarning, match=rf"{re.escape(str(part))}: the chunk is damaged"):
-        assert np.array_equal(scale.estimate(X, Y, checkpoint=checkpoint, resume=True, **HOW), once)
+    for name in ("moved.zarr/c/1/0", "results.zarr/c/1"):
+        (checkpoint / name).unlink()
+    assert np.array_equal(scale.estimate(X, Y, checkpoint=checkpoint, resume=True, **HOW), once)
 
 
 def test_a_checkpoint_of_something_else_is_refused(checkpoint):
     scale.estimate(X, Y, checkpoint=checkpoint, **HOW)
+    later = X.copy()
+    later[5, 1] = np.nextafter(later[5, 1], np.float32(9.0))
     with pytest.raises(ValueError, match=r"is there already; pass resume=True"):
         scale.estimate(X, Y, checkpoint=checkpoint, **HOW)
     for change, name in (
-        ({"train": X + np.float32(1e-3)}, "samples, weights and queries"),
+        *(
+            ({name: x}, "samples, weights and queries")
+            for name, x in (("train", later), ("query", Y + 1), ("weights", W))
+        ),
         ({"bandwidth": 0.6}, "bandwidth"),
         ({"precision": "high"}, "precision"),
+        ({"method": "kde"}, "method"),
         ({"log": True}, "log"),
         ({"backend": "numpy", "backend_options": {"threads": 1}}, "backend"),
     ):
         given = {"train": X, "query": Y, **HOW} | change
         with pytest.raises(ValueError, match=f"is of another estimate: {name} was "):
             scale.estimate(checkpoint=checkpoint, resume=True, **given)
-
-
-SCRIPT = """
-import sys, numpy as np
-from sdkde_core import scale
-from sdkde_core.estimator import blockwise
-blockwise.NUMBERS = 1024 * 3
-folder = sys.argv[1]
-print("ready", flush=True)
-scale.estimate(folder + "/x.npy", out=folder + "/p.npy", checkpoint=folder + "/checkpoint", resume=True, bandwidth=0.5,
-               backend="numpy")
-"""
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
-def test_killed_at_any_moment_it_has_the_same_bits(tmp_path):
-    """tests/test_killed.py has many kills."""
-    pytest.importorskip("zarr")
-    x = np.random.default_rng(1).normal(size=(8197, D)).astype(np.float32)
-    np.save(tmp_path / "x.npy", x)
-    for ends in (False, True):
-        with subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)], stdout=subprocess.PIPE) as process:
-            assert process.stdout.readline() == b"ready\n"
-            if not ends:
-                time.sleep(0.3)
-                process.kill()
-        assert process.returncode in (0, -signal.SIGKILL)
-    assert process.returncode == 0
-    assert np.array_equal(np.load(tmp_path / "p.npy"), scale.estimate(x, **HOW))
 
 
 def test_the_command(tmp_path):
@@ -209,3 +189,111 @@ def test_the_command(tmp_path):
     again = CliRunner().invoke(main, command)
     assert again.exit_code != 0 and "--resume" in str(again.output) + str(again.exception)
     assert CliRunner().invoke(main, [*command, "--resume"]).exit_code == 0
+
+
+# --- plans of points that nobody has all of ------------------------------------------------------------------------
+
+
+def asked_of(question, x, w=None):
+    """The answer of all blocks."""
+    merged = None
+    for start, stop in Shape(*x.shape).shards:
+        answer = question.of(x[start:stop], None if w is None else w[start:stop], start)
+        merged = answer if start == 0 else question.merge(merged, answer)
+    return merged
+
+
+def plan(x=P, y=Q, w=None, **options):
+    with ExitStack() as kept:
+        return scale.job(kept, Request(Goal.DENSITY, weights=w, **options), x, y).plan
+
+
+@pytest.mark.parametrize("precision", ["fast", "float64"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_the_numbers_are_those_of_one_piece(method, weighted, precision):
+    options = {"method": method, "bandwidth": "silverman", "precision": precision, "backend": "numpy"}
+    w = W if weighted else None
+    for y in (Q, None):
+        got = scale.estimate(P, y, weights=w, **options)
+        expected = sdkde_core.estimate(P, y, weights=w, **options)
+        tolerance = {"fast": 2e-3, "float64": 1e-9}[precision]
+        size = sdkde_core.estimate(P, y, weights=w, **options | {"method": "kde"}) if method == "laplace" else expected
+        assert (abs(got - expected) <= tolerance * abs(size)).all()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ("isj", "lscv", "lcv")])
+def test_bandwidths_over_blocks(rule, weighted):
+    w = None
+    if weighted:  # those that a choice is made from are others then
+        w = W / W.sum()
+    got = plan(y=None, w=w, bandwidth=rule, method="kde", backend="numpy").bandwidth
+    with np.errstate(divide="ignore"):
+        expected = resolve(rule, P, None if w is None else np.log(w), method="kde")
+    rtol = 0.25 if weighted and rule == "auto" else 1e-10
+    np.testing.assert_allclose(got.matrix, expected.matrix, rtol=rtol, atol=rtol * np.diag(expected.matrix).min())
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_quartiles_are_exact(weighted, monkeypatch):
+    """By counting, with ties, far outliers, and a sample that says little."""
+    monkeypatch.setattr(survey, "SORTED", 50)
+    n, rng = 1237, np.random.default_rng(1)
+    x = np.stack([rng.normal(size=n), np.round(rng.normal(size=n)), rng.standard_cauchy(n) * 1e300], axis=1)
+    w = rng.random(n) if weighted else None
+    n_eff, total = (float(n), None) if w is None else (w.sum() ** 2 / (w @ w), np.log(w.sum()))
+    question = Counting.first(x[:40], x.min(axis=0), x.max(axis=0), n_eff, total)
+    for _ in range(400):
+        answer = asked_of(question, x, w)
+        if question.listed:
+            break
+        question = question.next(answer)
+    if w is None:
+        expected = np.quantile(x, [0.25, 0.75], axis=0)
+    else:
+        sample = sdkde_core.bandwidth.sample.Sample(x / 1e10, w / w.sum(), n_eff)
+        expected = 1e10 * (np.array(sample._quartiles()) - sample.x[0]) * sample.unit + x[0]
+    np.testing.assert_allclose(question.quartiles(answer), expected, rtol=1e-9)
+
+
+def test_what_cannot_be_is_said():
+    bad = P.copy()
+    bad[1024 + 5, 1] = np.nan
+    not_finite = f"values that are not finite, the first nan at row {1024 + 5}, column 1"
+    negative = np.where(np.arange(N) == 1024 + 3, -1.0, 1.0)
+    cases = [
+        ({"x": bad, "bandwidth": 1.0}, f"train has {not_finite}"),
+        ({"w": negative, "bandwidth": 1.0}, f"weights has negative values, the first -1.0 at index {1024 + 3}"),
+        ({"w": np.zeros(N), "bandwidth": 1.0}, "weights are all zero"),
+        ({"y": bad, "bandwidth": 1.0}, f"query has {not_finite}"),
+        ({"x": np.where([True, True, False], P, 4.0), "bandwidth": "silverman"}, "column 2 of train is constant"),
+        ({"bandwidth": 1e-160}, "beyond 1e149 bandwidths"),
+        ({"bandwidth": 1e-9, "precision": "float64"}, "holds up to 1.5e\\+04"),
+        ({"bandwidth": "isj", "method": "kde"}, "isj' needs all samples in memory"),
+        ({"method": "laplace", "negative": "renormalise", "bandwidth": 1.0}, "negative='renormalise' needs all"),
+    ]
+    for given, message in cases:
+        with pytest.raises(ValueError, match=message):
+            plan(**given)
+
+
+def test_a_shard_without_weight_adds_nothing():
+    w = np.where(np.arange(N) < 1024, 0.0, 1.0 + np.arange(N) / N)
+    for method in ("kde", "sdkde", "laplace"):
+        options = {"weights": w, "bandwidth": 0.7, "method": method, "backend": "numpy"}
+        expected = sdkde_core.estimate(P, Q, **options)
+        np.testing.assert_allclose(scale.estimate(P, Q, **options), expected, rtol=1e-4, atol=1e-6 * expected.max())
+
+
+def test_the_identity_has_the_names_of_cards(monkeypatch):
+    """Kernels cut the work by the card, so another model has other bits; another card of one model has not."""
+    cards = {"cuda:0": "H100", "cuda:1": "H200", "cuda:2": "H200"}
+    monkeypatch.setattr(blockwise, "gpu_name", cards.get)
+    base = pickle.loads(pickle.dumps(plan(bandwidth=0.5, backend="numpy")))
+    assert base.identity()["device"] == ["cpu", 1]
+    found = [replace(base, device=device).identity() for device in cards]
+    assert [one["device"] for one in found] == [["cuda", 1, "H100"], ["cuda", 1, "H200"], ["cuda", 1, "H200"]]
+    assert found[0] != found[1] == found[2]
+    two = replace(base, device="cuda:0", devices=("cuda:0", "cuda:2"))
+    assert two.identity()["device"] == ["cuda", 2, "H100", "H200"]

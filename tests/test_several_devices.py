@@ -52,11 +52,10 @@ def test_the_same_numbers_on_several_devices_beside_outliers(points, queries, re
     for number in (1, 3):
         several, log_weights = spread(points, number, reduction, weighted)
         answers.append([several.reduce(), several.reduce(queries), several.reduce(some=(1024, 2048))])
-    for other in answers[1:]:
-        for (a, a_far), (b, b_far) in zip(answers[0], other, strict=True):
-            assert a_far >= b_far > 0
-            for name in ("log_sum", "shift", "sign", "log_magnitude"):
-                assert getattr(a, name) is None or np.allclose(getattr(a, name), getattr(b, name), 3e-6, 1e-5)
+    for (a, a_far), (b, b_far) in zip(*answers, strict=True):
+        assert a_far >= b_far > 0
+        for name in ("log_sum", "shift", "sign", "log_magnitude"):
+            assert getattr(a, name) is None or np.allclose(getattr(a, name), getattr(b, name), 3e-6, 1e-5)
     (own, _), (at_queries, _), (some, _) = answers[1]
     assert np.allclose(some.log_sum, own.log_sum[1024:2048], 3e-6, 1e-5)
     for got, rows in ((own, points), (at_queries, queries)):

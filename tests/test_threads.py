@@ -9,7 +9,6 @@ import pytest
 
 import sdkde_core
 from sdkde_core.choice import registry
-from sdkde_core.engine import threads as implementation
 from sdkde_core.plugin import checkpoint, map_threads
 
 CPU = [r.name for r in registry.records() if r.ok and "cpu" in r.info.devices]
@@ -98,9 +97,8 @@ def test_a_pool_that_fails_itself_is_an_error():
         map_threads(lambda i: i, [0, 1], 2, pool=ThreadPoolExecutor(2, initializer=fail))
 
 
-def test_what_reaches_no_checkpoint_is_left_behind(monkeypatch):
+def test_what_reaches_no_checkpoint_is_left_behind():
     """After an interrupt nobody waits for the end of a library's call."""
-    monkeypatch.setattr(implementation, "GRACE", 0.01)
     begun, end, ended = threading.Event(), threading.Event(), threading.Event()
 
     def long(i):

@@ -14,7 +14,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -31,18 +31,13 @@ from ..protocol import (
     with_fields,
 )
 from .exact import Exact, reduce_exact
-from .failures import OutOfReach, call, checked, read_only, unchanged, watched
+from .failures import OutOfReach, call, checked, read_only
 from .forks import new_lock
-from .merge import concatenate, each, merge
+from .merge import concatenate, each, marked_last, merge, take_columns, take_rows, undo
 from .outliers import Outliers, count, find_outliers, limit_of, pair_share, radii, within_limit
-from .rows import marked_last, take_columns, take_rows, undo
-
-__all__ = ["KEPT", "PackedColumns", "reduce_pass"]
 
 #: States that are kept; each may be as large as the columns. A batch with outliers takes up to three.
 KEPT = 4
-
-Which = Literal["all", "near", "far"]
 
 
 class _Packed(NamedTuple):
@@ -57,13 +52,10 @@ class _Packed(NamedTuple):
 class PackedColumns:
     """The columns of one reduction, packed when rows first need them.
 
-    What a backend makes of columns serves up to an extent. Rows that reach beyond the columns have these packed for the
-    next power of two, so that there are few states; the last ones used are kept. Which states serve a batch, and what
-    they are, follows from the batch and the columns alone: its bits do not depend on the batches before.
-
-    The problem's m is how many rows to expect, its extent bounds the columns, whose log weights may be −inf.
-    ``shared``: calls may come from several threads, and on several CUDA streams. Raises OutOfReach, as :meth:`reduce`
-    does, where columns or rows reach beyond what the backend can answer.
+    Rows that reach beyond the columns have these packed for the next power of two of the extent; the last states used
+    are kept. Which states serve a batch follows from the batch and the columns alone, so its bits do not depend on the
+    batches before. The problem's m is how many rows to expect, its extent bounds the columns. ``shared``: calls may
+    come from several threads and CUDA streams. Raises OutOfReach where columns or rows are beyond the backend's reach.
     """
 
     def __init__(
@@ -85,7 +77,7 @@ class PackedColumns:
             # Where the rows are to be the points, the limit is theirs, which may be farther out than that of others.
             self._for_own = limit < min(problem.extent, self._own_limit)
         self._limit = self._own_limit if self._for_own else limit
-        self._states: OrderedDict[tuple[Which, float], _Packed] = OrderedDict()
+        self._states: OrderedDict[tuple[str, float], _Packed] = OrderedDict()
         self._lock = new_lock() if shared else threading.Lock()  # one thread's, which has it in a forked child too
         self._far: Outliers | None = None
         self._searched = problem.extent <= self._limit
@@ -104,18 +96,8 @@ class PackedColumns:
     ) -> tuple[Partial, int]:
         """Reduce over all columns; return the sums, and how many outliers (rows and columns) were summed apart.
 
-        Parameters
-        ----------
-        queries : (m, d) float64 array, optional
-            None: the points.
-        own_offset : int
-            With ``"exclude_self"``: row i leaves out column i + own_offset; without queries, its own.
-        some : (start, stop), optional
-            Those of the points that are the rows, without queries; None: all.
-        distances : (m,) array, optional
-            The rows' from the origin, where they are known.
-        extent : float, optional
-            A bound on them; None: the problem's.
+        Rows are ``queries`` (m, d) float64, or the points, or those from ``some[0]`` to ``some[1]``. ``distances`` (m,)
+        are the rows' from the origin, where known, and ``extent`` bounds them (None: the problem's).
         """
         same, rows, n = queries is None, queries, self._points.shape[0]
         cut = same and some is not None and some != (0, n)
@@ -134,7 +116,10 @@ class PackedColumns:
         far, m_far, before = None, 0, 0
         if extent > self._limit:
             if own and cut:
-                far, m_far, before = self._far_among(own_offset, stop)
+                self._count(None)
+                if self._far is not None:
+                    far, ahead = self._far.mask[own_offset:stop], self._far.mask[:own_offset]
+                    m_far, before = look(lambda *numbers: tuple(map(int, numbers)), count(far), count(ahead))
             else:
                 far = (radii(rows) if distances is None else distances) > self._limit  # not a row with a NaN
                 m_far = self._count(far)
@@ -163,10 +148,9 @@ class PackedColumns:
     @functools.cached_property
     def takes_pairs(self) -> bool:
         """Whether :meth:`reduce_pairs` is to be called: of all points, it has less to do than :meth:`reduce`."""
-        problem, info = self._own_problem, self._info
-        if "pairs" not in info.features or self._kept is not None or problem.reduction is not Reduction.MEAN:
-            return False
-        if problem.requires - {"weights"} or info.work is None:
+        problem, info = with_fields(self._problem, same=True, m=self._problem.n), self._info
+        plain = problem.reduction is Reduction.MEAN and not problem.requires - {"weights"} and self._kept is None
+        if "pairs" not in info.features or not plain or info.work is None:
             return False
         near, cut = self.n_near, problem.extent > self._own_limit
         if cut and (self._limit > self._own_limit or self._takes_whole(problem.extent, self.n_far, problem.n)):
@@ -190,9 +174,7 @@ class PackedColumns:
         else:
             packed = self._packed("all", self._backend, min(self._problem.extent, self._own_limit))
         problem, points = with_fields(packed.problem, m=packed.problem.n, same=True), packed.columns.points
-        seen = watched(points)
-        sides = call(self._info, problem, backend.reduce_pairs, packed.state, rows, columns)
-        unchanged(self._info, problem.device, seen)
+        sides = call(self._info, problem, backend.reduce_pairs, packed.state, rows, columns, inputs=[points])
         found = [
             checked(self._info, problem, packed.columns, points[start:stop, :], side)
             for (start, stop), side in zip((rows, columns), sides, strict=True)
@@ -206,10 +188,7 @@ class PackedColumns:
         return (n if self.n_near == n or self._far is None else self.n_near if self._far.negligible else 0), n
 
     def reduce_outliers(self, start: int, stop: int) -> Partial:
-        """Reduce what blocks of pairs leave out, of a range of the points in this order: near ones, then outliers.
-
-        Near points are reduced over the outliers, outliers over all columns.
-        """
+        """Reduce a range of the points, near ones first: near ones over the outliers, outliers over all columns."""
         near = self.n_near  # finds the outliers
         assert self._far is not None  # else nothing is left out
         order = marked_last(self._far.mask)
@@ -217,8 +196,7 @@ class PackedColumns:
         parts = []
         for some, which, extent in ((rows[:cut, :], "far", 0.0), (rows[cut:, :], "all", self._problem.extent)):
             if some.shape[0]:
-                packed = self._packed(cast(Which, which), *self._reaching(extent))
-                parts.append(self._sum([packed], some))
+                parts.append(self._sum([self._packed(which, *self._reaching(extent))], some))
         return concatenate(parts)
 
     def join_pairs(self, pairs: Sequence[Partial], outliers: Partial | None) -> Partial:
@@ -230,11 +208,6 @@ class PackedColumns:
             near = merge([near, each(outliers, lambda x: x[: self.n_near])])
             outliers = each(outliers, lambda x: x[self.n_near :])
         return undo(concatenate([near, outliers]), marked_last(self._far.mask))
-
-    @functools.cached_property
-    def _own_problem(self) -> Problem:
-        """The problem where the rows are the columns, all of them."""
-        return with_fields(self._problem, same=True, m=self._problem.n)
 
     @functools.cached_property
     def _as_queries(self) -> PackedColumns:
@@ -254,14 +227,6 @@ class PackedColumns:
             return m_far
         return 0 if far is None else look(int, count(far))
 
-    def _far_among(self, start: int, stop: int) -> tuple[Any, int, int]:
-        """Which of some points are outliers, how many, and how many of those before them; None and 0 of no outliers."""
-        self._count(None)
-        if self._far is None:
-            return None, 0, 0
-        far = self._far.mask[start:stop]
-        return far, *look(lambda *numbers: tuple(map(int, numbers)), count(far), count(self._far.mask[:start]))
-
     @property
     def n_far(self) -> int:
         """How many columns are outliers, as far as that was looked for."""
@@ -272,24 +237,22 @@ class PackedColumns:
         reach = max(extent, self._problem.extent)
         if reach <= self._limit:
             return True
-        problem = self._up_to(reach)
+        problem = with_fields(self._problem, extent=reach)
         return within_limit(self._info, problem, pair_share(m_far, m, self.n_far, problem.n)) is problem
 
     def _for_near(self) -> list[_Packed]:
         """What near rows are summed over: near columns, and outliers where these may add something."""
         if self._far is None:
             return [self._packed("all", self._backend, self._limit)]
-        any_near, states = self._far.n < self._problem.n, []
-        if any_near:
-            states.append(self._packed("near", self._backend, self._limit))
-        if not (any_near and self._far.negligible):
-            states.append(self._packed("far", *self._reaching(0.0)))
-        return states
+        any_near = self._far.n < self._problem.n
+        near = [self._packed("near", self._backend, self._limit)] if any_near else []
+        return near if any_near and self._far.negligible else [*near, self._packed("far", *self._reaching(0.0))]
 
     def _reaching(self, extent: float) -> tuple[Backend, float]:
         """Who sums rows within ``extent``, and up to where: the backend if it reaches that far, else the exact path."""
         extent = self._stepped(extent)
-        return (self._backend, extent) if self._info.supports(self._up_to(extent)).ok else (Exact(), math.inf)
+        reached = self._info.supports(with_fields(self._problem, extent=extent)).ok
+        return (self._backend, extent) if reached else (Exact(), math.inf)
 
     def _stepped(self, extent: float) -> float:
         """The extent to pack columns for that is to serve rows within ``extent``."""
@@ -298,12 +261,9 @@ class PackedColumns:
         wider = 2.0 ** max(0, math.ceil(math.log2(extent)))
         if extent <= self._limit:
             wider = min(wider, self._limit)
-        return wider if self._info.supports(self._up_to(wider)).ok else extent
+        return wider if self._info.supports(with_fields(self._problem, extent=wider)).ok else extent
 
-    def _up_to(self, extent: float) -> Problem:
-        return with_fields(self._problem, extent=extent)
-
-    def _packed(self, which: Which, backend: Backend, extent: float) -> _Packed:
+    def _packed(self, which: str, backend: Backend, extent: float) -> _Packed:
         with self._lock:
             packed, recording = self._states.pop((which, extent), None), taken() if self._shared else None
             if packed is None:
@@ -332,9 +292,7 @@ class PackedColumns:
             if not support.ok:
                 raise OutOfReach(self._info, problem.device, support.reason)
         columns = Columns(read_only(columns.points), read_only(columns.log_weights), columns.weights)
-        seen = watched(columns.points, columns.log_weights)
-        state = call(self._info, problem, backend.prepare, columns)
-        unchanged(self._info, problem.device, seen)
+        state = call(self._info, problem, backend.prepare, columns, inputs=[columns.points, columns.log_weights])
         return _Packed(backend, problem, columns, state)
 
     def _sum(self, states: list[_Packed], rows: Any, own_offset: int = 0, own: bool = False) -> Partial:
@@ -350,11 +308,10 @@ class PackedColumns:
     def _reduce_rows(self, packed: _Packed, rows: Any, own_offset: int) -> Partial:
         """Reduce, with half the rows at a time where the device's memory does not suffice."""
         backend, problem, columns, state = packed
-        queries, device = None if problem.same else rows, problem.device
+        queries = None if problem.same else rows
         try:
-            seen = watched(columns.points, queries)
-            got = call(self._info, problem, backend.reduce, read_only(queries), state, own_offset)
-            unchanged(self._info, device, seen)
+            arguments, inputs = (read_only(queries), state, own_offset), [columns.points, queries]
+            got = call(self._info, problem, backend.reduce, *arguments, inputs=inputs)
             return checked(self._info, problem, columns, rows, got)
         except DeviceOutOfMemory:
             if rows.shape[0] < 2:

@@ -15,8 +15,6 @@ from typing import Any, ParamSpec, TypeVar
 from ..protocol import DeviceOutOfMemory, Partial
 from .merge import concatenate
 
-__all__ = ["PerStream", "current_stream", "in_slabs", "memory_errors", "on_device", "without_grad"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -28,17 +26,14 @@ def on_device(x: Any) -> AbstractContextManager[Any]:
 
 
 def current_stream(device: int) -> int:
-    """Return the handle of PyTorch's current stream on a CUDA device, by its number.
-
-    Every launch asks for it, and to make PyTorch's object of a stream takes ten times as long.
-    """
+    """Return the handle of the current stream on a CUDA device; PyTorch's object of it takes ten times as long."""
     torch = sys.modules["torch"]
     handle = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return int(torch.cuda.current_stream(device).cuda_stream if handle is None else handle(device))
 
 
-class _MemoryErrors:
-    """See :func:`memory_errors`; a generator would take ten times as long."""
+class memory_errors:  # a generator would take ten times as long
+    """Raise :class:`DeviceOutOfMemory` for any library's error that says that memory does not suffice."""
 
     def __enter__(self) -> None:
         pass
@@ -52,14 +47,6 @@ class _MemoryErrors:
             named = type(error).__name__ == "OutOfMemoryError"  # PyTorch's, whatever it says
             if named or re.search("out of memory|can't allocate|ALLOC_FAILED|bad_alloc", str(error)):
                 raise DeviceOutOfMemory(str(error)) from error
-
-
-_memory_errors = _MemoryErrors()
-
-
-def memory_errors() -> AbstractContextManager[None]:
-    """Raise :class:`DeviceOutOfMemory` for any library's error that says that memory does not suffice."""
-    return _memory_errors
 
 
 def without_grad(function: Callable[P, R]) -> Callable[P, R]:
@@ -79,21 +66,11 @@ def without_grad(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def in_slabs(compute: Callable[[int, int], Partial], m: int, rows: int) -> Partial:
-    """Reduce m ≥ 1 rows, ``rows`` at a time, and half as many where memory does not suffice.
+    """Reduce m ≥ 1 rows by ``compute(start, stop)``, ``rows`` at a time, half as many where memory does not suffice.
 
-    Parameters
-    ----------
-    compute : callable
-        ``compute(start, stop)``: the result of those rows.
-    m, rows : int
-
-    Raises
-    ------
-    DeviceOutOfMemory
-        256 rows do not fit.
+    Raises DeviceOutOfMemory where 256 rows do not fit.
     """
-    found: list[Partial] = []
-    start = 0
+    found, start = list[Partial](), 0
     while start < m:
         try:
             with memory_errors():
@@ -116,17 +93,9 @@ class PerStream:
         self._made: dict[Any, Any] = {}
 
     def get(self, key: Any, make: Callable[[], Any], like: Any, buffers: Callable[[Any], Iterable[Any]]) -> Any:
-        """Return the value of a key.
+        """Return the value of a key, by ``make()`` the first time.
 
-        Parameters
-        ----------
-        key : hashable
-        make : callable
-            ``make()`` returns the value; called once.
-        like : tensor
-            On the device of the value.
-        buffers : callable
-            ``buffers(value)``: the tensors that it holds.
+        ``like`` is a tensor on the value's device, ``buffers(value)`` are the tensors that it holds.
         """
         if not like.is_cuda:
             return self._made[key] if key in self._made else self._made.setdefault(key, make())

@@ -14,25 +14,20 @@ from array_api_compat import array_namespace, device
 from ..protocol import Columns, Partial, Problem, Reduction, Support
 from .merge import concatenate, merge, safe_log
 
-__all__ = ["Exact", "reduce_exact"]
-
 #: Numbers in the (rows, columns, d) block of differences: 16 MiB of float64.
 BLOCK = 1 << 21
 
 
 class Exact:
-    """The exact path as a backend, for whatever arrays it is given."""
+    """The exact path as a backend, for whatever arrays it is given, where they are."""
 
     def probe(self, device: str) -> Support:
-        """It runs where the arrays are."""
         return Support(True, "direct differences")
 
     def prepare(self, problem: Problem, columns: Columns) -> Columns:
-        """Nothing is packed."""
         return columns
 
     def reduce(self, problem: Problem, queries: Any, state: Columns, own_offset: int = 0) -> Partial:
-        """Answer by direct differences."""
         return reduce_exact(problem, state.points if queries is None else queries, state, own_offset)
 
 
@@ -51,9 +46,9 @@ def reduce_exact(problem: Problem, queries: Any, columns: Columns, own_offset: i
     """
     if "kernel" in problem.requires:  # of such problems nothing is taken off
         raise ValueError(f"the exact path has kernel='gaussian' only, not {problem.kernel!r}")
-    m, n, d = queries.shape[0], columns.points.shape[0], problem.d
-    width = max(1, min(n, BLOCK // max(1, d)))
-    height = max(1, BLOCK // (width * max(1, d)))
+    m, n, d = queries.shape[0], columns.points.shape[0], max(1, problem.d)
+    width = max(1, min(n, BLOCK // d))
+    height = max(1, BLOCK // (width * d))
     strips = []
     for r in range(0, max(m, 1), height):
         here = slice(r, min(r + height, m))

@@ -13,53 +13,24 @@ from typing import Any, NamedTuple, Protocol
 
 from ..protocol import Partial
 
-__all__ = [
-    "Direct",
-    "Expanded",
-    "Formula",
-    "Library",
-    "Packed",
-    "Split",
-    "displacement",
-    "grid",
-    "laplace",
-    "norms",
-    "squares",
-]
-
 Array = Any
-
-#: Dimensions that are summed by themselves: sums of many terms lose digits.
-BLOCK = 32
 
 
 class Library(Protocol):
     """A backend's operations on tiles; ``out`` is a buffer, or None."""
 
-    def place(self, first: Array, *others: Array | float) -> Array:
-        """Return columns side by side, (n, k) or (n,), or a number: in a tile's dtype, where tiles are computed."""
-
-    def product(self, a: Array, b: Array, out: Array | None) -> Array:
-        """Return a bᵀ."""
-
-    def add_product(self, tile: Array, a: Array, b: Array) -> Array:
-        """Add a bᵀ to a tile and return it."""
-
-    def empty(self, rows: Array, columns: Array) -> Array:
-        """Return a tile."""
-
-    def subtract(self, x: Array, u: Array, out: Array | None) -> Array:
-        """Return x_j − u_i of x (n,) and u (m,), as (m, n)."""
-
-    def add_square(self, tile: Array, away: Array) -> None:
-        """Add the squares of ``away``, which may be overwritten, to a tile."""
-
-    def dot(self, phi: Array, away: Array) -> Array:
-        """Return Σ_j φ_ij away_ij, (m,); ``away`` may be overwritten."""
+    # Columns side by side, (n, k) or (n,), or a number: in a tile's dtype, where tiles are computed.
+    def place(self, first: Array, *others: Array | float) -> Array: ...
+    def product(self, a: Array, b: Array, out: Array | None) -> Array: ...  # a bᵀ
+    def add_product(self, tile: Array, a: Array, b: Array) -> Array: ...  # the tile, with a bᵀ added
+    def empty(self, rows: Array, columns: Array) -> Array: ...  # a tile
+    def subtract(self, x: Array, u: Array, out: Array | None) -> Array: ...  # x_j − u_i of (n,) and (m,), as (m, n)
+    def add_square(self, tile: Array, away: Array) -> None: ...  # add its squares; ``away`` may be overwritten
+    def dot(self, phi: Array, away: Array) -> Array: ...  # Σ_j φ_ij away_ij, (m,); ``away`` may be overwritten
 
 
 class Packed(NamedTuple):
-    """Points as tiles are made of them: ``left`` of a first, ``right`` of a second product or what replaces them."""
+    """Points as tiles are made of them: ``left`` for a first, ``right`` for a second product or what replaces them."""
 
     left: Array
     right: Array | None = None
@@ -76,12 +47,12 @@ class Formula:
         self.library = library
 
     def rows(self, points: Array) -> Packed:
-        """Pack rows, (m, d) float64."""
-        raise NotImplementedError
+        """Pack rows, (m, d) float64; here as :class:`Direct` does."""
+        return Packed(self.library.place(points))
 
     def columns(self, points: Array, log_weights: Array | None) -> Packed:
         """Pack columns, (n, d) float64, and what is added to their exponents, (n,) float64."""
-        raise NotImplementedError
+        return Packed(self.rows(points).left, None if log_weights is None else self.library.place(log_weights))
 
     def first(self, rows: Packed, columns: Packed, out: Array | None = None) -> Array:
         """Return a tile of exponents, or what is exact of them; its differences keep all of their digits."""
@@ -150,12 +121,6 @@ class Direct(Formula):
 
     pieces = 1  # numbers that a coordinate is the sum of, one after another
 
-    def rows(self, points: Array) -> Packed:
-        return Packed(self.library.place(points))
-
-    def columns(self, points: Array, log_weights: Array | None) -> Packed:
-        return Packed(self.rows(points).left, None if log_weights is None else self.library.place(log_weights))
-
     def first(self, rows: Packed, columns: Packed, out: Array | None = None) -> Array:
         tile = self.library.empty(rows.left, columns.left) if out is None else out
         squares(self.library, rows, columns, tile, self.pieces)
@@ -177,13 +142,13 @@ def grid(extent: float, bits: int = 53, span: float = 0.0) -> float:
 
 def squares(library: Library, rows: Packed, columns: Packed, out: Array, pieces: int = 1) -> None:
     """Write ‖u_i − x_j‖² to ``out``, by differences."""
-    d, away = rows.left.shape[1] // pieces, None
+    d, away, block = rows.left.shape[1] // pieces, None, 32  # dimensions by themselves: sums of many terms lose digits
     out[...] = 0.0
-    part = out if d <= BLOCK else library.empty(rows.left, columns.left)
-    for start in range(0, d, BLOCK):
+    part = out if d <= block else library.empty(rows.left, columns.left)
+    for start in range(0, d, block):
         if part is not out:
             part[...] = 0.0
-        for k in range(start, min(start + BLOCK, d)):
+        for k in range(start, min(start + block, d)):
             away = _difference(library, rows, columns, k, away, pieces)
             library.add_square(part, away)
         if part is not out:
@@ -210,15 +175,11 @@ def _difference(library: Library, rows: Packed, columns: Packed, k: int, out: Ar
 
 def laplace(d: int, total: Array, exponent: Array, scale: Array | float) -> Partial:
     """Return LAPLACE's results by Σ w φ and Σ w φ (−½ r²), both relative to e^scale."""
-    half, library = (1.0 + 0.5 * d) * total, _library(total)
+    # NumPy or PyTorch itself: for some operations the namespaces of the array API read results back from a GPU.
+    half, library = (1.0 + 0.5 * d) * total, sys.modules[type(total).__module__.partition(".")[0]]
     signed = half + exponent
     magnitude = library.log(abs(signed)) + scale
     return Partial(library.log(half - exponent) + scale, sign=library.sign(signed), log_magnitude=magnitude)
-
-
-def _library(x: Array) -> Any:
-    """NumPy or PyTorch itself: for some operations the namespaces of the array API read results back from a GPU."""
-    return sys.modules[type(x).__module__.partition(".")[0]]
 
 
 def norms(points: Array) -> Array:

@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -16,17 +16,6 @@ from array_api_compat import is_torch_array
 
 from ..arrays import detached, to_host
 from ..protocol import BackendInfo, BackendUnavailable, Columns, Partial, Problem, Reduction
-
-__all__ = [
-    "BackendFailed",
-    "OutOfReach",
-    "call",
-    "checked",
-    "checks_always",
-    "read_only",
-    "unchanged",
-    "watched",
-]
 
 R = TypeVar("R")
 
@@ -51,15 +40,23 @@ class OutOfReach(BackendUnavailable):
         super().__init__(f"backend {info.name!r} cannot do this: {why}")
 
 
-def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *arguments: Any) -> R:
+def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *arguments: Any, inputs: Sequence[Any]) -> R:
     """Return ``method(problem, *arguments)`` of a backend; what goes wrong in it becomes a :class:`BackendFailed`.
 
-    A SystemExit is a failure too: a plugin must not end the program. What is not the plugin's passes: interrupts and
-    whatever else a signal handler raises, cancellation, memory that does not suffice, and warnings that the user has
-    made errors.
+    So does a write to its ``inputs``. NumPy's arrays are read-only, and PyTorch counts what is done to a tensor in
+    place. Writing through a pointer shows with :func:`checks_always`.
+
+    A SystemExit is a failure too: a plugin must not end the program. Others' errors pass: interrupts and what else a
+    signal handler raises, cancellation, memory that does not suffice, warnings that the user has made errors.
     """
+    counts = [
+        (x, x._version)
+        for x in inputs
+        if x is not None and not isinstance(x, np.ndarray) and is_torch_array(x) and not x.is_inference()
+    ]
+    kept = [(x, to_host(detached(x)).copy()) for x in inputs if x is not None] if checks_always() else []
     try:
-        return method(problem, *arguments)
+        found = method(problem, *arguments)
     except (MemoryError, BackendUnavailable, Warning):
         raise
     except (Exception, SystemExit) as error:
@@ -71,20 +68,20 @@ def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *argumen
         if cause is not None:  # a lock of Python's own that Ctrl-C broke off raises another error at its end
             raise cause from None
         raise BackendFailed(info, problem.device, f"{type(error).__name__}: {error}") from error
+    wrote = any(x._version != count for x, count in counts)
+    if wrote or any(not np.array_equal(to_host(detached(x)), copy, equal_nan=True) for x, copy in kept):
+        raise BackendFailed(info, problem.device, "it wrote to its inputs", spoiled=True)
+    return found
 
 
 def _from_signal_handler(error: BaseException) -> bool:
     """Whether a handler of the program's has raised it, which Python runs in the middle of anything."""
-    handlers = map(signal.getsignal, signal.valid_signals())
-    codes = [_code(handler) for handler in handlers if callable(handler)]
+    codes = []
+    for handler in filter(callable, map(signal.getsignal, signal.valid_signals())):
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        codes.append(getattr(handler if hasattr(handler, "__code__") else type(handler).__call__, "__code__", None))
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
-def _code(handler: Any) -> Any:
-    """The code of a Python function, method, partial function or object that is called; None of others."""
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    return getattr(handler if hasattr(handler, "__code__") else type(handler).__call__, "__code__", None)
 
 
 def checks_always() -> bool:
@@ -101,47 +98,24 @@ def read_only(x: Any) -> Any:
     return view
 
 
-def watched(*inputs: Any) -> Any:
-    """Return what :func:`unchanged` compares a backend's inputs with, once it has had them.
-
-    NumPy's arrays are handed out read-only and PyTorch counts what is done to a tensor in place. Writing that neither
-    notices, through a pointer, shows with :func:`checks_always`.
-    """
-    counts = [
-        (x, x._version)
-        for x in inputs
-        if x is not None and not isinstance(x, np.ndarray) and is_torch_array(x) and not x.is_inference()
-    ]
-    kept = [(x, to_host(detached(x)).copy()) for x in inputs if x is not None] if checks_always() else []
-    return counts, kept
-
-
-def unchanged(info: BackendInfo, device: str, seen: Any) -> None:
-    """Raise :class:`BackendFailed` if a backend has written to what was :func:`watched`."""
-    counts, kept = seen
-    wrote = any(x._version != count for x, count in counts)
-    if wrote or any(not np.array_equal(to_host(detached(x)), copy, equal_nan=True) for x, copy in kept):
-        raise BackendFailed(info, device, "it wrote to its inputs", spoiled=True)
-
-
 def checked(info: BackendInfo, problem: Problem, columns: Columns, rows: Any, partial: Any) -> Partial:
     """Return an answer; BackendFailed for other fields or shapes than the question's, and for NaN of finite rows.
 
     NaN is looked for on the host, where that costs nothing, and with :func:`checks_always` on devices too.
     """
     m = rows.shape[0]  # of the problem's rows these may be some
+    more = {Reduction.MEAN: ("shift",), Reduction.LAPLACE: ("sign", "log_magnitude")}
+    expected = ("log_sum", *more.get(problem.reduction, ()))
     for name in (field.name for field in fields(Partial)):
-        x = getattr(partial, name, None)
-        found = None if x is None else tuple(getattr(x, "shape", ()))
-        shape = None
-        if name in _EXPECTED[problem.reduction]:
-            shape = (m, problem.d) if name == "shift" else (m,)
-        if found != shape:
-            what = f"its {name} for {problem.reduction} has shape {found}, not {shape}"
+        x, shape = getattr(partial, name, None), (m, problem.d) if name == "shift" else (m,)
+        found, wanted = None if x is None else tuple(getattr(x, "shape", ())), shape if name in expected else None
+        if found != wanted:
+            what = f"its {name} for {problem.reduction} has shape {found}, not {wanted}"
             raise BackendFailed(info, problem.device, what)
-    if not _may_look(partial.log_sum):
+    x = partial.log_sum
+    if not (isinstance(x, np.ndarray) or (is_torch_array(x) and x.device.type == "cpu") or checks_always()):
         return partial
-    for name in _EXPECTED[problem.reduction]:
+    for name in expected:
         i = _unexplained(detached(getattr(partial, name)), columns.points, rows)
         if i is not None:
             what = f"its {name} for {problem.reduction} is NaN for row {i}, though all coordinates are finite"
@@ -149,26 +123,10 @@ def checked(info: BackendInfo, problem: Problem, columns: Columns, rows: Any, pa
     return partial
 
 
-#: What an answer consists of.
-_EXPECTED = {
-    Reduction.LOG_SUM: ("log_sum",),
-    Reduction.MEAN: ("log_sum", "shift"),
-    Reduction.LAPLACE: ("log_sum", "sign", "log_magnitude"),
-}
-
-
-def _may_look(x: Any) -> bool:
-    """Whether to look at numbers: on a device that would wait for it."""
-    return isinstance(x, np.ndarray) or (is_torch_array(x) and x.device.type == "cpu") or checks_always()
-
-
 def _unexplained(x: Any, points: Any, rows: Any) -> int | None:
     """The first row of ``x`` that has a NaN, while neither its coordinates nor any column's have one; None: no row."""
-    if not math.isnan(x.sum()):
+    if not math.isnan(x.sum()) or np.isnan(to_host(detached(points))).any():
         return None
-    points, rows = detached(points), detached(rows)
     wrong = np.isnan(to_host(x).reshape(x.shape[0], -1)).any(axis=1)
-    if not wrong.any() or np.isnan(to_host(points)).any():
-        return None
-    wrong &= ~np.isnan(to_host(rows)).any(axis=1)
+    wrong &= ~np.isnan(to_host(detached(rows))).any(axis=1)
     return int(np.flatnonzero(wrong)[0]) if wrong.any() else None

@@ -8,23 +8,17 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Unforkable", "in_child", "new_lock"]
-
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def in_child(call: Callable[[], Any]) -> None:
-    """Have something done first in every forked child."""
+    """Call something first in every forked child."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=call)
 
 
-def _release() -> None:
-    for lock in list(_locks):
-        lock._at_fork_reinit()  # as threading, logging and concurrent.futures do
-
-
-in_child(_release)
+# As threading, logging and concurrent.futures do.
+in_child(lambda: [lock._at_fork_reinit() for lock in list(_locks)])
 
 
 def new_lock(kind: Callable[[], Any] = threading.Lock) -> Any:
@@ -38,13 +32,8 @@ class Unforkable:
     """A library with locks of its own; what another thread locked before a fork stays locked in the child.
 
     Calls of it stand in ``with``. In such a child that raises RuntimeError, where the call would never return.
-
-    Parameters
-    ----------
-    name : str
-        As users know it.
-    keeps_threads : bool
-        It shares work out to threads that it started before: no child has those, once its parent has called it.
+    ``name`` is the one that users know. ``keeps_threads``: it shares work out to threads that it started before, which
+    no child has once its parent has called it.
     """
 
     def __init__(self, name: str, *, keeps_threads: bool = False) -> None:

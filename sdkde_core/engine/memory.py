@@ -7,7 +7,6 @@ they are about to take is compared with what is free before they are called.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,21 +15,11 @@ from typing import NamedTuple
 if sys.platform != "win32":
     import resource
 
-from .forks import in_child
+from .forks import in_child, new_lock
 
-__all__ = ["Limit", "claim_memory", "limits", "total_memory"]
-
-_lock = threading.Lock()
-_claimed = 0
-
-
-def _begin_again() -> None:
-    """In a forked child, where no other thread is, nor its claim."""
-    global _lock, _claimed
-    _lock, _claimed = threading.Lock(), 0
-
-
-in_child(_begin_again)
+_lock = new_lock()
+_claims: dict[object, int] = {}  # bytes, by call
+in_child(_claims.clear)  # no other thread is there, nor its claim
 
 
 class Limit(NamedTuple):
@@ -75,11 +64,7 @@ def limits(root: Path = Path("/")) -> list[Limit]:
 
 
 def _address_space(root: Path = Path("/")) -> list[Limit]:
-    """The process's limit on address space, where it has one.
-
-    Besides its claim a call takes some 16 MiB of it, and each thread 104: a stack (8), the C library's heap (64), a
-    buffer of OpenBLAS (32).
-    """
+    """The process's limit on address space, where it has one."""
     total = resource.RLIM_INFINITY if sys.platform == "win32" else resource.getrlimit(resource.RLIMIT_AS)[0]
     if total == resource.RLIM_INFINITY:
         return []
@@ -87,6 +72,8 @@ def _address_space(root: Path = Path("/")) -> list[Limit]:
         used = int((root / "proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except OSError:  # macOS: such limits do nothing there
         return []
+    # Besides its claim a call takes some 16 MiB of it, and each thread a stack (8 MiB), the C library's heap (64) and a
+    # buffer of OpenBLAS (32).
     return [Limit("ulimit -v", total, total - used, 16 << 20, 104 << 20)]
 
 
@@ -126,38 +113,31 @@ def claim_memory(
         What takes the memory, the subject of the error's message.
     size, each : int
         Bytes that are taken in any case, and by each task.
-    tasks : int
-        How many there are at most, each on a thread.
-    fewest : int
-        How many there must be room for.
+    tasks, fewest : int
+        How many there are at most, each on a thread, and how many there must be room for: else MemoryError says how
+        much they take, and how much is free.
     mend : str
         What the user may do, for the message.
-
-    Raises
-    ------
-    MemoryError
-        There is no room for so few. The message says how much they take, and how much is free.
     """
-    global _claimed
+    mine = object()
     with _lock:
-        mine = size + tasks * each
-        together = tasks
-        for limit in limits() if mine >= 64 << 20 else _address_space():  # to read all limits takes some 0.2 ms
-            left = limit.free - _claimed - limit.call - size
+        claimed, together = sum(_claims.values()), tasks
+        # To read all limits takes some 0.2 ms.
+        for limit in limits() if size + tasks * each >= 64 << 20 else _address_space():
+            left = limit.free - claimed - limit.call - size
             together = max(0, min(together, left // max(1, each + limit.thread)))
             if together < fewest:
                 needed = limit.call + size + fewest * (each + limit.thread)
                 raise MemoryError(
-                    f"{purpose} takes {_text(needed)} of memory, and {_text(limit.free - _claimed)} is free under "
+                    f"{purpose} takes {_text(needed)} of memory, and {_text(limit.free - claimed)} is free under "
                     f"{limit.name}; {mend or 'free memory, or raise that limit'}"
                 )
-        mine = size + together * each
-        _claimed += mine
+        _claims[mine] = size + together * each
     try:
         yield together
     finally:
         with _lock:
-            _claimed -= mine
+            _claims.pop(mine, None)
 
 
 def _text(size: int) -> str:

@@ -1,32 +1,23 @@
-"""Partial results joined: over disjoint columns, and over blocks of rows."""
+"""Partial results joined, over disjoint columns and over blocks of rows; and rows by their indices."""
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, device, is_torch_array
 
-from ..protocol import Partial, Problem, Reduction
-
-__all__ = ["concatenate", "each", "empty", "merge", "safe_log"]
+from ..protocol import Columns, Partial, Problem, Reduction
 
 
 def merge(partials: Sequence[Partial]) -> Partial:
-    """Join partial results for the same query rows over disjoint sets of columns.
+    """Join partial results, at least one, for the same query rows over disjoint sets of columns.
 
     Log sums join by log-sum-exp, shifts as means weighted by softmax(ℓ), LAPLACE's sums with their signs. The order of
     ``partials`` is the order of the additions: the same list gives the same bits.
-
-    Parameters
-    ----------
-    partials : sequence of Partial
-        At least one; all with the same fields and shapes.
-
-    Returns
-    -------
-    Partial
     """
     if not partials:
         raise ValueError("merge() needs at least one partial result")
@@ -36,45 +27,40 @@ def merge(partials: Sequence[Partial]) -> Partial:
     xp = array_namespace(first.log_sum)
     top = _maximum(xp, [p.log_sum for p in partials])
     shares = [xp.exp(p.log_sum - top) for p in partials]
-    total = _add(shares)
+    total = functools.reduce(operator.add, shares)
     safe = xp.where(total > 0, total, xp.ones_like(total))
     shift = sign = log_magnitude = None
     if first.shift is not None:
-        shift = _add([p.shift * (share / safe)[..., None] for p, share in zip(partials, shares)])
+        weighted = [p.shift * (share / safe)[..., None] for p, share in zip(partials, shares)]
+        shift = functools.reduce(operator.add, weighted)
     if first.sign is not None:
         peak = _maximum(xp, [p.log_magnitude for p in partials])
-        signed = _add([p.sign * xp.exp(p.log_magnitude - peak) for p in partials])
+        signed = functools.reduce(operator.add, [p.sign * xp.exp(p.log_magnitude - peak) for p in partials])
         sign, log_magnitude = xp.sign(signed), safe_log(xp.abs(signed)) + peak
     return Partial(safe_log(total) + top, shift, sign, log_magnitude)
 
 
 def empty(problem: Problem, like: Any) -> Partial:
     """Return the result of a query without rows; ``like``: an array of the library and on the device of the results."""
-    xp = array_namespace(like)
-
-    def array(*shape: int) -> Any:
-        return xp.empty((0, *shape), dtype=xp.float64, device=device(like))
-
-    laplace, mean = (problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
-    signs = (array(), array()) if laplace else (None, None)
-    return Partial(array(), array(problem.d) if mean else None, *signs)
+    xp, reduction = array_namespace(like), problem.reduction
+    none, shift = (xp.empty(shape, dtype=xp.float64, device=device(like)) for shape in ((0,), (0, problem.d)))
+    signs = (none, none) if reduction is Reduction.LAPLACE else ()
+    return Partial(none, shift if reduction is Reduction.MEAN else None, *signs)
 
 
 def concatenate(partials: Sequence[Partial]) -> Partial:
     """Join the results of consecutive blocks of rows; a single one is returned as it is."""
     if len(partials) == 1:
         return partials[0]
-    xp, joined = array_namespace(partials[0].log_sum), {}
-    for field in fields(Partial):
-        arrays = [getattr(p, field.name) for p in partials]
-        joined[field.name] = None if arrays[0] is None else xp.concat(arrays, axis=0)
-    return Partial(**joined)
+    xp = array_namespace(partials[0].log_sum)
+    arrays = ([getattr(p, field.name) for p in partials] for field in fields(Partial))
+    return Partial(*(None if x[0] is None else xp.concat(x, axis=0) for x in arrays))
 
 
 def each(partial: Partial, change: Callable[[Any], Any]) -> Partial:
     """Return ``partial`` with every array changed."""
-    arrays = {f.name: getattr(partial, f.name) for f in fields(Partial)}
-    return Partial(**{name: None if x is None else change(x) for name, x in arrays.items()})
+    arrays = (getattr(partial, field.name) for field in fields(Partial))
+    return Partial(*(None if x is None else change(x) for x in arrays))
 
 
 def safe_log(x: Any) -> Any:
@@ -86,14 +72,33 @@ def safe_log(x: Any) -> Any:
 
 def _maximum(xp: Any, logs: list[Any]) -> Any:
     """Row-wise maximum, with 0 for rows that are −inf throughout (−inf − −inf would be NaN)."""
-    top = logs[0]
-    for other in logs[1:]:
-        top = xp.where(other > top, other, top)
+    top = functools.reduce(lambda top, other: xp.where(other > top, other, top), logs)
     return xp.where(xp.isfinite(top), top, xp.zeros_like(top))
 
 
-def _add(terms: list[Any]) -> Any:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
+def marked_last(mask: Any) -> Any:
+    """Indices of all entries, those of the mask last, otherwise in order; so their number need not be known."""
+    xp = array_namespace(mask)
+    return xp.argsort(xp.astype(mask, xp.int8), stable=True)
+
+
+def undo(partial: Partial, order: Any) -> Partial:
+    """Bring results back from an order of the rows."""
+    xp, k = array_namespace(order), order.shape[0]
+    if is_torch_array(order):  # two kernels, where sorting takes a dozen
+        back = xp.empty_like(order).scatter_(0, order, xp.arange(k, device=device(order)))
+    else:
+        back = xp.argsort(order)
+    return each(partial, lambda x: take_rows(x, back))
+
+
+def take_rows(x: Any, which: Any) -> Any:
+    """Rows by their indices, which are where x is."""
+    if is_torch_array(x):
+        return x.index_select(0, which)  # take() would look for negative indices first, with three kernels more
+    return array_namespace(x).take(x, which, axis=0)
+
+
+def take_columns(columns: Columns, which: Any) -> Columns:
+    """Columns by their indices, which are where they are."""
+    return Columns(take_rows(columns.points, which), take_rows(columns.log_weights, which))

@@ -15,18 +15,6 @@ from array_api_compat import array_namespace, is_torch_array
 from ..arrays import look
 from ..protocol import BackendInfo, Columns, Problem
 
-__all__ = [
-    "SPLIT_SHARE",
-    "Outliers",
-    "count",
-    "find_outliers",
-    "limit_of",
-    "outlier_share",
-    "pair_share",
-    "radii",
-    "within_limit",
-]
-
 #: Largest share of the pairs that is taken off a backend. One that also takes the whole is given that: what the others
 #: save must pay for packing the columns twice. One that does not declines: array code takes a hundred times as long.
 SPLIT_SHARE = 0.5
@@ -47,11 +35,8 @@ def within_limit(info: BackendInfo, problem: Problem, share: float) -> Problem:
     ``share``: of the pairs, with a point beyond ``limit_of(info, problem)``.
     """
     limit = limit_of(info, problem)
-    if problem.extent <= limit:
-        return problem
-    if share <= SPLIT_SHARE or not info.supports(problem).ok:
-        return replace(problem, extent=limit)
-    return problem
+    apart = problem.extent > limit and (share <= SPLIT_SHARE or not info.supports(problem).ok)
+    return replace(problem, extent=limit) if apart else problem
 
 
 def radii(points: Any) -> Any:
@@ -62,9 +47,9 @@ def radii(points: Any) -> Any:
 
 
 def outlier_share(row_radii: Any, column_radii: Any, limit: float) -> float:
-    """Return the share of the pairs in which either point lies beyond ``limit``: 0, or to the next power of 2^⅛.
+    """Return the share of the pairs in which either point lies beyond ``limit``, for a backend's price.
 
-    Below a thousandth to the next power of two. The price of a backend, which it is for, is no better than that.
+    It is rounded to a power of 2^⅛, and below a thousandth to one of two.
     """
     m, n = row_radii.shape[0], column_radii.shape[0]
 
@@ -84,14 +69,11 @@ def pair_share(far_rows: float, m: int, far_columns: float, n: int) -> float:
 
 
 class Outliers(NamedTuple):
-    """The columns that are outliers: a mask where the points are, and what the host knows of them.
-
-    They are negligible where they add nothing that float64 shows to rows within the limit, which have other columns.
-    """
+    """The columns that are outliers: a mask where the points are, and what the host knows of them."""
 
     mask: Any  # (n,); a point with a NaN is none, and its result is NaN
     n: int
-    negligible: bool
+    negligible: bool  # they add nothing that float64 shows to rows within the limit, which have other columns
 
 
 def find_outliers(

@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["dots", "on_this_thread", "product"]
-
 Array = NDArray[Any]
 
 #: What OpenBLAS leaves on one thread: products of m · n · k up to 262,144 (on Arm's newer cores below 125,000), of a
@@ -25,15 +23,12 @@ Array = NDArray[Any]
 PIECE = 120_000 if platform.machine().lower() in ("aarch64", "arm64") else 260_000
 MATRIX, VECTOR = 8192, 8192
 
-#: Rows of a piece, and its depth, the number of terms of a sum: of several that were tried, the fastest with OpenBLAS.
-ROWS, DEPTH = 64, 80
-
 
 def product(a: Array, b: Array, out: Array | None = None, *, terms: int | None = None) -> Array:
     """Return the product of a (m, k) and b (k, n), of one dtype; ``out`` is (m, n) with rows in one piece.
 
-    ``terms``: of how many, at most, a sum is that BLAS adds up; those of more are added up from these. Where all are
-    equal every addition rounds alike, and the error grows with their number.
+    ``terms``: how many BLAS adds up at most; longer sums are made of these. Equal terms all round alike, so that the
+    error grows with their number.
     """
     (m, k), n = a.shape, b.shape[1]
     out = np.empty((m, n), a.dtype) if out is None else out
@@ -41,8 +36,9 @@ def product(a: Array, b: Array, out: Array | None = None, *, terms: int | None =
     if k <= terms and k * m * n <= PIECE and (min(m, n) > 1 or k * max(m, n) <= MATRIX):  # one piece
         np.matmul(a, b, out=out)
         return out
-    depth = -(-k // -(-k // min(terms, max(DEPTH, MATRIX // n))))
-    height = min(ROWS, MATRIX // depth)
+    # Of 64 rows, and of sums of 80 terms: of several that were tried, the fastest with OpenBLAS.
+    depth = -(-k // -(-k // min(terms, max(80, MATRIX // n))))
+    height = min(64, MATRIX // depth)
     width = min(MATRIX, PIECE // height) // depth
     rest = np.empty((m, n), a.dtype) if depth < k else out
     for start in range(0, k, depth):

@@ -11,22 +11,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-__all__ = ["check_threads", "checkpoint", "map_threads"]
-
 A = TypeVar("A")
 R = TypeVar("R")
-
-#: Seconds that a call which was interrupted waits for its threads: those that reach no checkpoint finish by themselves.
-GRACE = 0.25
 
 
 def check_threads(threads: Any) -> int | None:
     """Return the option ``threads`` of a backend; ValueError for what is neither None nor a positive integer."""
-    if threads is None:
-        return None
-    if isinstance(threads, bool) or operator.index(threads) < 1:
+    if threads is not None and (isinstance(threads, bool) or operator.index(threads) < 1):
         raise ValueError(f"threads is {threads!r}; pass a positive integer")
-    return operator.index(threads)
+    return None if threads is None else operator.index(threads)
 
 
 class _Stopped(BaseException):
@@ -37,27 +30,13 @@ _here = threading.local()  # the call that this thread works for
 
 
 def map_threads(
-    task: Callable[[A], R],
-    arguments: Sequence[A],
-    threads: int,
-    *,
-    apart: bool = False,
-    pool: Executor | None = None,
+    task: Callable[[A], R], arguments: Sequence[A], threads: int, *, apart: bool = False, pool: Executor | None = None
 ) -> list[R]:
     """Return ``[task(a) for a in arguments]``, computed by up to ``threads`` threads that end with the call.
 
     After an exception no further task begins, and those that run end at their next :func:`checkpoint`. Where no thread
-    can be started the calling one does the work.
-
-    Parameters
-    ----------
-    task : callable
-    arguments : sequence
-    threads : int
-    apart : bool
-        Leave the calling thread idle, also for a single task: an interrupt then leaves what does not end behind.
-    pool : concurrent.futures.Executor, optional
-        Whose threads to use, instead of new ones; implies ``apart``.
+    can be started the calling one does the work. ``apart`` leaves the calling thread idle, also for a single task: an
+    interrupt then leaves what does not end behind. ``pool`` has threads to use instead of new ones, and implies that.
     """
     threads = min(threads, len(arguments))
     if threads < 1 or (threads == 1 and not apart and pool is None):
@@ -82,9 +61,9 @@ def map_threads(
         return call.results
     finally:
         call.stopped, call.error = True, None  # an error that is kept would keep the arrays of its frames
-        end = time.monotonic() + GRACE
+        end = time.monotonic() + 0.25  # seconds; threads that reach no checkpoint until then finish by themselves
         while call.inside and time.monotonic() < end:
-            call.listen(GRACE)
+            call.listen(0.25)
         if own:
             own.shutdown(wait=not call.inside, cancel_futures=True)
 
@@ -92,8 +71,8 @@ def map_threads(
 class _Call:
     """Tasks that several threads take in turn, until there is none or the call is stopped.
 
-    While they work the calling thread asks no future, whose lock an interrupt could leave locked for good. Lists and
-    SimpleQueues are not Python code, which alone is interrupted.
+    While they work the calling thread asks no future, whose lock an interrupt could leave locked. Lists and
+    SimpleQueues are no Python code, which alone is interrupted.
     """
 
     def __init__(self, task: Callable[[Any], Any], arguments: Sequence[Any]) -> None:

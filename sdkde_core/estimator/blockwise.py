@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,8 +33,6 @@ from .request import Goal, Request
 from .resolution import CLEAR, REACH, clearest_centre
 from .survey import COUNTINGS, Counting, Moments, MomentsOf, Question, Reach, Summary, log_of, numbers
 
-__all__ = ["BlockPlan", "Shape", "Survey", "rows_of_a_block", "width_of_a_shard"]
-
 Array = NDArray[Any]
 
 #: Numbers in a shard, and in a block of rows, at most: 32 MiB of float64.
@@ -43,18 +42,6 @@ NUMBERS = 1 << 22
 def width_of_a_shard(n: int, d: int) -> int:
     """Return how many of n columns in d dimensions are a shard: a multiple of 1024."""
     return min(max(1024, NUMBERS // d // 1024 * 1024), -(-n // 1024) * 1024)
-
-
-def rows_of_a_block(m: int, n: int, d: int, device: str) -> int:
-    """Return how many of m rows are a block, over n columns: a multiple of 1024, by the kind of device alone.
-
-    In pairs times (d + 16) a block takes a CPU at most some minutes of two cores, and a GPU a fraction of a second. A
-    GPU gets many rows all the same, so that it does not wait for a disk.
-    """
-    on_host = device.partition(":")[0] == "cpu"
-    work = (1 << 41 if on_host else 1 << 48) // (n * (d + 16))
-    rows = min(max(work, 1024 if on_host else 1 << 16), NUMBERS // d, m) // 1024 * 1024
-    return max(1024, rows)
 
 
 @dataclass(frozen=True)
@@ -90,8 +77,14 @@ class BlockPlan:
 
     @property
     def rows(self) -> int:
-        """Rows of a block, the same in all passes."""
-        return rows_of_a_block(max(p.m for p in self.problems), self.shape.n, self.shape.d, self.device)
+        """Rows of a block, the same in all passes: a multiple of 1024, by the shapes and the kind of device alone.
+
+        A block takes two cores at most some minutes, and a GPU a fraction of a second, but for many rows at least, so
+        that it does not wait for a disk.
+        """
+        on_host, n, d = self.device.partition(":")[0] == "cpu", self.shape.n, self.shape.d
+        work = max((1 << 41 if on_host else 1 << 48) // (n * (d + 16)), 1024 if on_host else 1 << 16)
+        return max(1024, min(work, NUMBERS // d, max(p.m for p in self.problems)) // 1024 * 1024)
 
     def tasks(self, step: int) -> list[list[Task]]:
         """Return the tasks of a pass: for every block of rows those over each shard, in the order of the sums."""
@@ -112,21 +105,17 @@ class BlockPlan:
         return (self.bandwidth.stretch(points) + self.centre).astype(self.shape.dtype, copy=False)
 
     def columns(self, points: Any, weights: Any = None, moved: bool = False) -> Columns:
-        """Return a shard of the columns: of the data (k, d), or ``moved`` as :meth:`moved` has returned them.
-
-        ``weights`` (k,): as the user has them.
-        """
-        if self.log_total is None:
-            log_weights = np.full(len(points), -math.log(self.shape.n))
-        else:
+        """Return a shard of the columns: of data (k, d) and the user's weights (k,), or as :meth:`moved` has them."""
+        log_weights = np.full(len(points), -math.log(self.shape.n))
+        if self.log_total is not None:
             log_weights = np.minimum(log_of(weights) - self.log_total, 0.0)
         return Columns(points if moved else self.whitened(points), log_weights)
 
     @functools.cached_property
     def _choice(self) -> select.Choice:
         """The backend in this process."""
-        where = {"device": self.devices or self.device, "options": self.request.backend_options}
-        return select.choose(self.problems, backend=self.backend, **where)  # type: ignore[arg-type]
+        where: dict[str, Any] = {"device": self.devices or self.device, "options": self.request.backend_options}
+        return select.choose(self.problems, backend=self.backend, **where)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
@@ -144,18 +133,17 @@ class BlockPlan:
     def partial(self, step: int, columns: Reducer | None, rows: Array) -> Partial:
         """Return the sums of whitened rows (k, d) over what :meth:`packed` returned of a shard, as NumPy arrays."""
         if columns is None:
-            problem, least = self.problems[step], np.full(len(rows), -math.inf)
-            shift = np.zeros(rows.shape) if problem.reduction is Reduction.MEAN else None
-            laplace = problem.reduction is Reduction.LAPLACE
-            return Partial(least, shift, *((np.zeros(len(rows)), least) if laplace else ()))
+            least, zeros, reduction = np.full(len(rows), -math.inf), np.zeros(len(rows)), self.problems[step].reduction
+            shift = np.zeros(rows.shape) if reduction is Reduction.MEAN else None
+            return Partial(least, shift, *((zeros, least) if reduction is Reduction.LAPLACE else ()))
         choice = self._choice
         with np.errstate(all="ignore"):
             return each(columns.reduce(convert(rows, choice.info.arrays, choice.device))[0], to_host)
 
     @quiet
-    def fold(self, left: Partial | None, right: Partial) -> Partial:
-        """Return the sums over the shards so far, ``left``, and the next one."""
-        return right if left is None else merge([left, right])
+    def folded(self, parts: Iterable[Partial]) -> Partial:
+        """Return the sums over all shards, of those over each in order: a left fold."""
+        return functools.reduce(lambda so_far, part: merge([so_far, part]), parts)
 
     def moved(self, rows: Array, sums: Partial) -> Array:
         """Return whitened samples (k, d), moved by half their shift over all shards."""
@@ -237,10 +225,8 @@ class Survey:
         if isinstance(asked, Moments):
             return self._after_moments(asked, answer)
         if isinstance(asked, Counting):
-            if not asked.listed:
-                return replace(self, question=asked.next(answer))
-            return self._located(self._by_rule(asked.quartiles(answer)))
-        assert isinstance(asked, Reach)
+            listed = asked.listed
+            return self._located(asked.quartiles(answer)) if listed else replace(self, question=asked.next(answer))
         reached = max(self.largest, answer[0])
         if asked.about == "train" and self.shape.m:
             return replace(self, question=replace(asked, about="query"), largest=reached)
@@ -261,27 +247,26 @@ class Survey:
         if self.shape.weighted and found.log_total == -math.inf:
             raise ValueError("weights are all zero; pass at least one positive weight")
         if not isinstance(rule, str):
-            return here._located(Bandwidth.of(rule, self.shape.d))
+            return here._located()
         if not (np.isfinite(found.low) & np.isfinite(found.high)).all():
             raise ValueError(
                 f"bandwidth={rule!r} is chosen from train, which has values that are not finite; drop them"
             )
         check_spread(rule, found.carrying, n_eff, found.low, found.high)
         if rule in FULL_RULES:
-            return here._located(here._by_rule(None))
+            return here._located()
         sample = asked.sample(found)[0]
         return replace(here, question=Counting.first(sample, found.low, found.high, n_eff, log_total))
 
-    def _by_rule(self, quartiles: tuple[Array, Array] | None) -> Bandwidth:
+    def _located(self, quartiles: tuple[Array, Array] | None = None) -> Survey:
+        """Ask how far points are from a centre, in bandwidths, which a rule may choose by the samples' quartiles."""
         assert self.moments is not None
-        (asked, found), (_, _, n_eff) = self.moments, self._found
-        summary = Summary(asked, found, n_eff, self.request.method, quartiles)
-        return by_rule(self.request.bandwidth, summary, found.low, found.high)
-
-    def _located(self, bandwidth: Bandwidth) -> Survey:
-        """Ask how far points are from a centre."""
-        assert self.moments is not None
-        asked, found = self.moments
+        (asked, found), rule = self.moments, self.request.bandwidth
+        if isinstance(rule, str):
+            summary = Summary(asked, found, self._found[2], self.request.method, quartiles)
+            bandwidth = by_rule(rule, summary, found.low, found.high)
+        else:
+            bandwidth = Bandwidth.of(rule, self.shape.d)
         centre = centre_of(asked.centre_rows(found), bandwidth)
         scale = np.sqrt(np.diagonal(bandwidth.matrix))
         if (abs(centre) > CLEAR * scale).any():
@@ -290,40 +275,33 @@ class Survey:
 
     def _decided(self, asked: Reach, largest: float, digest: int) -> BlockPlan:
         request, shape, (found, log_total, _) = self.request, self.shape, self._found
-        extent = _checked(largest, asked.bandwidth, request.precision_for(shape.dtype))
+        farthest = "query" if self.largest < largest and asked.about == "query" else "train"
+        extent = _checked(largest, farthest, asked.bandwidth, request.precision_for(shape.dtype))
         if any(step.moves for step in request.passes):
             extent = moved_extent(extent)
         requires = frozenset(() if log_total is None else ("weights",))
         problems = request.problems(shape.m, shape.n, shape.d, extent, requires, shape.dtype, "cpu")
         problems = tuple(replace(p, same=False) for p in problems)  # rows and columns are cut apart
-        how: dict[str, Any] = {"device": request.device, "options": request.backend_options, "calls": request.calls}
-        choice = select.choose(problems, backend=request.backend, **how)
-        return BlockPlan(
-            replace(request, bandwidth="silverman"),  # the bandwidth is what these say
-            shape,
-            asked.bandwidth,
-            asked.centre,
-            log_total,
-            choice.name,
-            choice.device,
-            choice.devices,
-            tuple(replace(p, device=choice.device) for p in problems),
-            f"{found.digest:032x} {digest:032x}",
-        )
+        how: dict[str, Any] = {"backend": request.backend, "device": request.device, "calls": request.calls}
+        choice = select.choose(problems, options=request.backend_options, **how)
+        request = replace(request, bandwidth="silverman")  # the bandwidth is what was found
+        chosen = choice.name, choice.device, choice.devices, tuple(replace(p, device=choice.device) for p in problems)
+        digests = f"{found.digest:032x} {digest:032x}"
+        return BlockPlan(request, shape, asked.bandwidth, asked.centre, log_total, *chosen, digests)
 
 
-def _checked(largest: float, bandwidth: Bandwidth, precision: str) -> float:
+def _checked(largest: float, name: str, bandwidth: Bandwidth, precision: str) -> float:
     """The extent, rounded up; ValueError where it is too large."""
     if not largest < 0.9 * FARTHEST:
         raise ValueError(
-            f"a point of train or query is beyond 1e149 bandwidths ({bandwidth}) from the median of train, where "
+            f"a point of {name} is beyond 1e149 bandwidths ({bandwidth}) from the median of train, where "
             "distances overflow; drop it, rescale its column, or pass a larger bandwidth"
         )
     extent = rounded(largest)
     if extent > REACH[precision]:
         other = next((f"pass precision={p!r}, " for p in ("high", "fast") if extent <= REACH[p]), "")
         raise ValueError(
-            f"a point of train or query is {extent:.1e} bandwidths ({bandwidth}) from the median of train, and "
+            f"a point of {name} is {extent:.1e} bandwidths ({bandwidth}) from the median of train, and "
             f"precision={precision!r} holds up to {REACH[precision]:.2g} where data are not all in memory; {other}"
             "drop it, or pass a larger bandwidth"
         )

@@ -227,11 +227,12 @@ def _checked(extent: float, distances: Any, points: Data, bandwidth: Bandwidth) 
     largest = float(xp.max(distances))
     if largest <= FARTHEST:
         return rounded(largest)
+    name, row, values = points.row(int(xp.argmax(distances)))
     if 2.0 * float(count(distances > FARTHEST)) > distances.shape[0]:
         raise ValueError(
-            f"bandwidth ({bandwidth}) is too small for the data: distances beyond 1e149 bandwidths overflow"
+            f"bandwidth ({bandwidth}) is too small for the data: distances beyond 1e149 bandwidths overflow, "
+            f"the largest that of row {row} of {name}"
         )
-    name, row, values = points.row(int(xp.argmax(distances)))
     column = int(np.argmax(abs(values)))
     which = f"row {row} of {name}, {values[column]:.3g} in column {column},"
     if math.isinf(values[column]):

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 from ..choice.select import parse_device
 from ..messages import did_you_mean
 from ..protocol import KERNELS, PRECISIONS, Problem, Reduction, with_fields
-from ..spreading.devices import Group
 
 METHODS = ("kde", "sdkde", "laplace")
 
@@ -81,7 +80,7 @@ class Request:
     # No options:
     calls: int | None = None  # over how many "auto" spreads start-up; None: as many as the place of the data says
     without: dict[tuple[str, str], str] = field(default_factory=dict)  # backends given up for this call, and why
-    ranks: Group | None = None  # the processes that share the rows
+    ranks: Any = None  # the processes that share the rows: spreading.ranks.Ranks
 
     @classmethod
     def of(cls, goal: Goal, options: Options, *own: str) -> Request:

@@ -22,18 +22,12 @@ from ..bandwidth.sample import Sample, drawn
 from ..bandwidth.selection import SEED, most_of
 from ..engine.outliers import radii
 
-__all__ = ["Counting", "Moments", "MomentsOf", "Question", "Reach", "Summary", "log_of", "numbers"]
-
 Array = NDArray[Any]
-
-#: Rows that the centre is taken from, up to twice as many, as for data in memory.
-CENTRE_ROWS = 256
 
 #: Intervals that a column is cut into to find its quartiles, and values of all columns that are sorted at last.
 EDGES, SORTED = 128, 1 << 20
 
-#: How often this is asked at most, the values included: after the first time some 0.1 % of the samples are left for
-#: each quartile, so what does not shrink further (samples in one place) is not much.
+#: How often quartiles are asked for at most, the values included. After the first time 0.1 % of the samples are left.
 COUNTINGS = 5
 
 
@@ -90,10 +84,9 @@ class Moments:
     weighted: bool = False
     about: str = "train"
 
-    def kept(self) -> Array:
-        """Return which samples are kept, ascending: those that the centre is taken from, and those drawn by n alone."""
-        centre = np.arange(0, self.n, max(1, self.n // CENTRE_ROWS))
-        return np.union1d(centre, self.drawn())
+    def centre(self) -> Array:
+        """Return which samples the centre is taken from, ascending: 256 to 511, those of data in memory."""
+        return np.arange(0, self.n, max(1, self.n // 256))
 
     def drawn(self) -> Array:
         """Return which samples a bandwidth is chosen from, without weights: those of data in memory."""
@@ -106,23 +99,24 @@ class Moments:
         x, count = numbers(points), len(points)
         if self.checked:
             check_finite("train", x, start)
-        kept = self.kept()
+        kept = np.union1d(self.centre(), self.drawn())
         index = kept[(kept >= start) & (kept < start + count)]
-        none = np.empty(0), np.empty(0), np.empty((0, self.d))
-        drawn_here, equal, log_weights = none, True, np.zeros(count)
+        equal, log_weights = True, np.zeros(count)
+        drawn_here: tuple[Array, Array, Array] = np.empty(0), np.empty(0), np.empty((0, self.d))
         if self.weighted:
-            equal = check_weights(np.asarray(weights, dtype=np.float64), start) in ("equal", "zero")
+            equal = check_weights(np.asarray(weights, dtype=np.float64).reshape(-1), start) in ("equal", "zero")
             log_weights = log_of(weights)
-            drawn_here = self._priorities(x, log_weights, start)
+            # By the priority w / u, u uniform by the sample's number: Duffield, Lund and Thorup (2007).
+            uniform = np.random.Generator(np.random.PCG64(SEED).advance(start)).random(count)
+            drawn_here = _best([log_weights - np.log1p(-uniform), log_weights, x], most_of(self.d) + 1)
         rows, digest = x[index - start], _digest(points, weights, start=start)
         carrying, first_log = log_weights > -math.inf, float(log_weights[0])
         if not carrying.all():
             x, log_weights = x[carrying], log_weights[carrying]
-        ends = np.full(self.d, math.inf), np.full(self.d, -math.inf)
+        ends = x.min(axis=0, initial=math.inf), x.max(axis=0, initial=-math.inf)
         log_total = log_squares = -math.inf
         mean, spread = np.zeros(self.d), np.zeros((self.d,) * (1 + self.covariance))
         if len(x):
-            ends = x.min(axis=0), x.max(axis=0)
             top = log_weights.max()
             w = np.exp(log_weights - top)
             total = w.sum()
@@ -133,12 +127,6 @@ class Moments:
         found = len(x), *ends, mean, spread, log_total, log_squares, equal, first_log, index, rows
         return MomentsOf(*found, drawn_here, digest)
 
-    def _priorities(self, x: Array, log_weights: Array, start: int) -> tuple[Array, Array, Array]:
-        """Samples by the priority w / u, u uniform by the sample's number: Duffield, Lund and Thorup (2007)."""
-        uniform = np.random.Generator(np.random.PCG64(SEED).advance(start)).random(len(x))
-        priority = log_weights - np.log1p(-uniform)
-        return _best(priority, log_weights, x, most_of(self.d) + 1)
-
     @quiet
     def merge(self, left: MomentsOf, right: MomentsOf) -> MomentsOf:
         """Return the answer of two runs of blocks, the left one first."""
@@ -146,8 +134,7 @@ class Moments:
         a, b = (math.exp(x.log_total - total) if x.log_total > -math.inf else 0.0 for x in (left, right))
         between = right.mean - left.mean
         outer = np.outer(between, between) if self.covariance else between**2
-        priority, logs, rows = (np.concatenate(pair) for pair in zip(left.drawn, right.drawn))
-        best = _best(priority, logs, rows, most_of(self.d) + 1)
+        best = _best([np.concatenate(pair) for pair in zip(left.drawn, right.drawn)], most_of(self.d) + 1)
         return MomentsOf(
             left.carrying + right.carrying,
             np.minimum(left.low, right.low),
@@ -166,7 +153,7 @@ class Moments:
 
     def centre_rows(self, found: MomentsOf) -> Array:
         """Return the samples that the centre is taken from."""
-        return found.rows[np.isin(found.index, np.arange(0, self.n, max(1, self.n // CENTRE_ROWS)))]
+        return found.rows[np.isin(found.index, self.centre())]
 
     def sample(self, found: MomentsOf) -> tuple[Array, Array | None]:
         """Return the samples that a bandwidth is chosen from, and their weights."""
@@ -178,8 +165,9 @@ class Moments:
         return rows, np.exp(logs - logs.max())
 
 
-def _best(priority: Array, logs: Array, rows: Array, most: int) -> tuple[Array, Array, Array]:
+def _best(drawn: list[Array], most: int) -> tuple[Array, Array, Array]:
     """Those with the highest priorities, highest first; never one without weight."""
+    priority, logs, rows = drawn
     order = np.argsort(-priority, kind="stable")[:most]
     order = order[priority[order] > -math.inf]
     return priority[order], logs[order], rows[order]

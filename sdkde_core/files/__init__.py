@@ -10,19 +10,18 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from ..arrays import check_names
 from ..messages import did_you_mean
 from ..storage import write_atomically
-from .common import MOST, FileError, Source, Write, naming, without_key
+from .common import MOST, FileError, Source, Write, check_apart, naming, without_key
 from .npy import check_archive, read_npy, read_npz, write_npy, write_npz
-from .places import check_apart
 from .tables import read_csv, read_parquet, write_csv, write_parquet
 from .zarrs import read_zarr, write_zarr, zarr_module
 
@@ -40,34 +39,29 @@ __all__ = [
     "zarr_module",
 ]
 
-_READERS: dict[str, Callable[[str, Path, str], Source]] = {
-    ".npy": read_npy,
-    ".npz": read_npz,
-    ".csv": read_csv,
-    ".parquet": read_parquet,
-    ".zarr": read_zarr,
+_FORMATS: dict[str, tuple[Callable[[str, Path, str], Source], Callable[..., AbstractContextManager[Write]]]] = {
+    ".npy": (read_npy, write_npy),
+    ".npz": (read_npz, write_npz),
+    ".csv": (read_csv, write_csv),
+    ".parquet": (read_parquet, write_parquet),
+    ".zarr": (read_zarr, write_zarr),
 }
-_WRITERS: dict[str, Callable[[BinaryIO, tuple[int, ...], Any, str], AbstractContextManager[Write]]] = {
-    ".npy": write_npy,
-    ".npz": write_npz,
-    ".csv": write_csv,
-    ".parquet": write_parquet,
-}
-EXTENSIONS = tuple(_READERS)
+EXTENSIONS = tuple(_FORMATS)
 
 
 @contextmanager
 def about(**files: str | None) -> Iterator[None]:
     """Put the file's name before an error in what an argument holds; ``files``: by argument, None for what is no file.
 
-    Such errors name the argument first, but for rules of the bandwidth, which are about the samples.
+    Such errors name the argument first, but for rules of the bandwidth, which are about the samples, and for a
+    bandwidth with its value in parentheses, which is too small for what is named next.
     """
     try:
         yield
     except FileError:
         raise
     except (TypeError, ValueError) as error:
-        named = re.search(rf"\b({'|'.join(files)})\b(?!=)", str(error))
+        named = re.search(rf"\b({'|'.join(files)})\b(?!=| \()", str(error))
         argument = "train" if str(error).startswith("bandwidth='") else named and named[0]
         file = files.get(argument or "")
         if file is None:
@@ -76,17 +70,14 @@ def about(**files: str | None) -> Iterator[None]:
 
 
 def source(text: str) -> Source:
-    """Open a file for reading: a path, or ``path.npz:key``.
-
-    FileError: an unknown extension, or a file that does not hold one array of numbers.
-    """
+    """Open a path, or ``path.npz:key``, for reading; FileError if it is not the file of one array of numbers."""
     path, extension, key = _parse_place(text)
     if not path.is_file() and not (extension == ".zarr" and path.is_dir()):
         code = errno.EISDIR if path.is_dir() else errno.ENOENT
         raise OSError(code, os.strerror(code), str(path))
     with naming(text):
         before = _stamp(path)
-        found = _READERS[extension](text, path, key)
+        found = _FORMATS[extension][0](text, path, key)
         if found.dtype.kind not in "iufbc":
             raise ValueError(f"the array is of dtype {found.dtype}; pass numbers")
         if not found.columns:
@@ -103,8 +94,7 @@ def source(text: str) -> Source:
 
 def _stamp(path: Path) -> list[tuple[Any, ...]]:
     """Return what changes with a file, or with any file of a folder."""
-    paths = sorted(path.rglob("*")) if path.is_dir() else [path]
-    seen = [(str(p), p.stat()) for p in paths]
+    seen = [(str(p), p.stat()) for p in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     return [(name, found.st_ino, found.st_size, found.st_mtime_ns) for name, found in seen]
 
 
@@ -117,8 +107,7 @@ def check_order(*sources: Source) -> None:
 def _parse_place(text: str) -> tuple[Path, str, str]:
     """Path, extension in lower case, and key ("" without)."""
     name, key = without_key(text)
-    path = Path(name)
-    extension = path.suffix.lower()
+    path, extension = Path(name), Path(name).suffix.lower()
     if extension not in EXTENSIONS:
         hint = did_you_mean(extension, EXTENSIONS)
         raise FileError(f"{text}: unknown extension {extension!r}; pass one of {', '.join(EXTENSIONS)}{hint}")
@@ -134,22 +123,18 @@ def writing(text: str, shape: tuple[int, ...], dtype: str, name: str) -> Iterato
     (.npz without a key).
     """
     path, extension, key = _parse_place(text)
+    shaped = shape, np.dtype(dtype)
     if path.is_dir() and extension != ".zarr":
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not Path(os.path.realpath(path)).parent.is_dir():
         raise no_folder(path)
     if key:
         check_archive(path, key)
-    if extension == ".zarr":
-        with write_zarr(path, shape, np.dtype(dtype)) as write:
-            yield write
-        return
-    with (
-        write_atomically(path) as temporary,
-        temporary.open("wb") as file,
-        _WRITERS[extension](file, shape, np.dtype(dtype), key or name) as write,
-    ):
-        yield write
+    with ExitStack() as kept:
+        target: Any = path
+        if extension != ".zarr":
+            target = kept.enter_context(kept.enter_context(write_atomically(path)).open("wb"))
+        yield kept.enter_context(_FORMATS[extension][1](target, *shaped, key or name))
 
 
 def no_folder(path: Path) -> FileNotFoundError:

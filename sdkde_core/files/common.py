@@ -1,23 +1,22 @@
-"""What readers and writers of all formats share: the array in a file as a :class:`Source`, and errors that name it."""
+"""What all formats share: the array in a file as a :class:`Source`, errors that name it, and that no output is one."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MOST", "Array", "FileError", "Source", "Write", "module", "naming", "width_of", "without_key"]
-
 Array = NDArray[Any]
 
-#: Takes the next rows.
-Write = Callable[[Array], Any]
+Write = Callable[[Array], Any]  #: Takes the next rows.
 
 #: Numbers of an array at most: 128 TiB of float64.
 MOST = 1 << 44
@@ -65,7 +64,7 @@ class Source:
         """Make a source of what reads rows in any order."""
         width, declared = width_of(shape), np.dtype(dtype)
 
-        def rows_at(start: int, stop: int) -> Array:
+        def checked(start: int, stop: int) -> Array:
             block = at(start, stop)
             if isinstance(block, np.ma.MaskedArray):
                 raise TypeError(f"{name} has masked rows; pass a plain array of the rows that count")
@@ -79,9 +78,9 @@ class Source:
 
         def batches(rows: int) -> Iterator[Array]:
             for start in range(0, shape[0], rows):
-                yield rows_at(start, min(start + rows, shape[0]))
+                yield checked(start, min(start + rows, shape[0]))
 
-        return cls(name, int(shape[0]), width, declared, batches, at=rows_at)
+        return cls(name, int(shape[0]), width, declared, batches, at=checked)
 
     def batches(self, rows: int | None = None) -> Iterator[Array]:
         """Yield (≤ rows, columns) arrays, by default of up to 32 MiB; a FileError names a file that cannot be read."""
@@ -103,6 +102,11 @@ class Source:
             done += len(batch)
         return result
 
+    def rows_at(self, start: int, stop: int) -> Array:
+        """Return rows of an array that is read in any order."""
+        assert self.at is not None
+        return self.at(start, stop)
+
 
 def width_of(shape: tuple[int, ...]) -> int:
     """Return how many columns an array of that shape has."""
@@ -123,3 +127,56 @@ def module(name: str, purpose: str, extra: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(f"{purpose}: pip install 'sdkde-core[{extra}]' ({error})") from error
+
+
+def check_apart(out: Any, checkpoint: Any, **inputs: Any) -> None:
+    """Refuse to write to where an input is, by another name of it too: to it, to what it lies in, or into it.
+
+    ``inputs``: paths, arrays, Sources or None, by the name of the argument. A checkpoint may not lie in one either.
+    """
+    place, folder = _place(out), _place(checkpoint)
+    shown = out if isinstance(out, str | os.PathLike) else place
+    for name, given in {**inputs, "the checkpoint": checkpoint}.items():
+        other = _place(given)
+        if place is None and out is not None and out is given:
+            raise FileError(f"out is {name}; pass another out")
+        if isinstance(out, np.ndarray) and isinstance(given, np.ndarray) and np.may_share_memory(out, given):
+            raise FileError(f"out shares memory with {name}; pass another out")
+        within, contains = _inside(place, other), _inside(other, place)
+        if within and contains:
+            raise FileError(f"{shown}: out and {name} are one file; pass another out")
+        if contains:
+            raise FileError(f"{shown}: out contains {name}, {other}, which it would replace; pass another out")
+        if within:
+            raise FileError(f"{shown}: out lies in {name}, {other}; pass another out")
+        if name in inputs and _inside(folder, other):
+            raise FileError(f"{checkpoint}: the checkpoint lies in {name}, {other}; pass another folder")
+
+
+def _place(given: Any) -> Path | None:
+    """Return the file or folder that an argument is, as a path or a mapped array; None: it is in memory."""
+    if isinstance(given, Source):
+        given = given.name
+    if isinstance(given, str | os.PathLike):
+        return Path(os.path.realpath(without_key(os.fspath(given))[0]))
+    store = getattr(given, "store", None)  # an array of zarr's
+    local = "file" in getattr(getattr(store, "fs", None), "protocol", ())
+    root = getattr(store, "root", None) or (getattr(store, "path", None) if local else None)
+    if root is not None:
+        return Path(os.path.realpath(root), getattr(given, "path", ""))
+    while isinstance(given, np.ndarray) and not isinstance(given, np.memmap):
+        given = given.base
+    name = getattr(given, "filename", None) if isinstance(given, np.memmap) else None
+    return None if name is None else Path(os.path.realpath(name))
+
+
+def _inside(a: Path | None, b: Path | None) -> bool:
+    """Whether a is b or lies in it, whatever names they have."""
+    return a is not None and b is not None and any(_same(one, b) for one in (a, *a.parents))
+
+
+def _same(a: Path, b: Path) -> bool:
+    try:
+        return a.samefile(b)
+    except OSError:  # one of them is not there
+        return a == b

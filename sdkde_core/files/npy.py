@@ -15,8 +15,6 @@ import numpy as np
 from ..storage import reserve
 from .common import Array, FileError, Source, Write, width_of
 
-__all__ = ["check_archive", "read_npy", "read_npz", "write_npy", "write_npz"]
-
 
 def read_npy(name: str, path: Path, key: str) -> Source:
     """Open a .npy file."""
@@ -66,11 +64,8 @@ def read_npz(name: str, path: Path, key: str) -> Source:
 
 def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
     """Shape, whether in Fortran order, and dtype of the .npy stream that follows."""
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        header = np.lib.format.read_array_header_1_0(file)
-    else:
-        header = np.lib.format.read_array_header_2_0(file)
+    first = np.lib.format.read_magic(file) == (1, 0)
+    header = (np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0)(file)
     if header[2].hasobject:
         raise ValueError("the array is of Python objects; pass numbers")
     if min(header[0], default=0) < 0:
@@ -80,8 +75,7 @@ def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
 
 def _check_length(shape: tuple[int, ...], dtype: Any, length: int) -> None:
     """Refuse an array with another number of bytes than its header says."""
-    wanted = math.prod(shape) * dtype.itemsize
-    if length != wanted:
+    if length != (wanted := math.prod(shape) * dtype.itemsize):
         what = "is cut off" if length < wanted else "has more bytes than its array"
         raise ValueError(f"{what}: its header says shape {shape}, {wanted} bytes, and there are {length}")
 

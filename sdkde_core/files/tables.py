@@ -14,8 +14,6 @@ import numpy as np
 
 from .common import Array, Source, Write, module
 
-__all__ = ["read_csv", "read_parquet", "write_csv", "write_parquet"]
-
 
 def read_csv(name: str, path: Path, key: str) -> Source:
     """Open a .csv file; what looks like an index, or other separators, is refused."""
@@ -55,7 +53,6 @@ def read_csv(name: str, path: Path, key: str) -> Source:
 
 
 def _fields(line: str) -> list[str]:
-    """The values of a line, in quotes or not."""
     return [field.strip() for field in next(csv.reader([line], skipinitialspace=True))] or [""]
 
 
@@ -97,10 +94,10 @@ def read_parquet(name: str, path: Path, key: str) -> Source:
         schema, rows = file.schema_arrow, file.metadata.num_rows
     # pandas writes its index as a column of this name; it is no dimension
     kept = [i for i, n in enumerate(schema.names) if not re.fullmatch(r"__index_level_\d+__", n)]
-    kinds = arrow.types
+    numbers = arrow.types.is_floating, arrow.types.is_integer, arrow.types.is_boolean
     for i in kept:
         kind = schema.field(i).type
-        if not (kinds.is_floating(kind) or kinds.is_integer(kind) or kinds.is_boolean(kind)):
+        if not any(is_one(kind) for is_one in numbers):
             raise ValueError(f"column {schema.names[i]!r} is of type {kind}; pass real numbers only")
     narrow = bool(kept) and all(schema.field(i).type in (arrow.float16(), arrow.float32()) for i in kept)
     dtype = np.dtype(np.float32 if narrow else np.float64)
@@ -153,5 +150,4 @@ def write_parquet(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str)
 
 
 def _names(name: str, shape: tuple[int, ...]) -> list[str]:
-    """The columns' names."""
     return [name] if len(shape) == 1 else [f"{name}_{j}" for j in range(shape[1])]

@@ -15,9 +15,7 @@ from ..messages import SdkdeWarning, caller_level
 from ..storage import write_folder
 from .common import MOST, Array, Source, Write, module
 
-__all__ = ["read_zarr", "write_zarr", "zarr_module"]
-
-#: Attributes by which an array is known as one that sdkde wrote, and may replace.
+#: Attributes of an array that sdkde wrote, and may replace.
 OURS = {"written_by": "sdkde"}
 
 
@@ -39,7 +37,7 @@ def zarr_module() -> Any:
 
 
 @contextmanager
-def write_zarr(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[Write]:
+def write_zarr(path: Path, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
     """Write a zarr array with checksums, which takes its place at the end."""
     with write_folder(path, _check_ours) as folder:
         rows, done = max(1, min(shape[0], (1 << 20) // math.prod(shape[1:]))), 0

@@ -25,8 +25,6 @@ from ..files import FileError, zarr_module
 from ..messages import SdkdeWarning, brief, caller_level
 from ..storage import sync, write_atomically
 
-__all__ = ["Checkpoint", "Chunks", "Scratch"]
-
 Array = NDArray[Any]
 
 
@@ -98,18 +96,15 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_bytes())
-        if not isinstance(found, dict):
-            raise ValueError("no object")
+        if isinstance(found, dict):
+            return found
+        raise ValueError("no object")
     except (ValueError, RecursionError) as error:
         raise FileError(f"{file}: cannot be read ({error}); pass another checkpoint") from error
-    return found
 
 
 def _locked(folder: Path) -> sqlite3.Connection:
-    """Return a lock on a folder, which ends with :meth:`close`, or with the process, however that ends.
-
-    It is SQLite's lock of a file without contents, as that is one on every system.
-    """
+    """Return a lock on a folder, until :meth:`close` or the process's end: SQLite's, as that is one on every system."""
     file = folder / "lock"
     if file.exists() and not os.access(file, os.W_OK):
         raise FileError(f"{file}: cannot be written, so other processes could use the checkpoint; pass another folder")
@@ -156,9 +151,8 @@ class Chunks:
 
     def read(self, start: int, stop: int) -> Array:
         """Return rows that are done."""
-        first = start // self._rows * self._rows
-        ends = ((max(start, k), min(stop, k + self._rows)) for k in range(first, stop, self._rows))
-        return np.concatenate([self._read(*each) for each in ends])
+        firsts = range(start // self._rows * self._rows, stop, self._rows)
+        return np.concatenate([self._read(max(start, k), min(stop, k + self._rows)) for k in firsts])
 
     def _read(self, start: int, stop: int) -> Array:
         """Read rows of one chunk; zarr compares the checksum."""
@@ -176,7 +170,7 @@ class Chunks:
 
 
 class Scratch(AbstractContextManager["Scratch"]):
-    """An array in a temporary file, which is gone when the context ends; nothing is kept of it in memory."""
+    """As :class:`Chunks`, in a temporary file which is gone when the context ends."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         self._shape, self._dtype, self._done = shape, np.dtype(dtype), set[int]()
@@ -184,17 +178,14 @@ class Scratch(AbstractContextManager["Scratch"]):
         self._file = tempfile.TemporaryFile(prefix="sdkde-")  # noqa: SIM115  closed where this context ends
 
     def has(self, start: int) -> bool:
-        """As of :class:`Chunks`."""
         return start in self._done
 
     def write(self, start: int, block: Array) -> None:
-        """As of :class:`Chunks`."""
         self._file.seek(start * self._row)
         self._file.write(np.ascontiguousarray(block, self._dtype).data)
         self._done.add(start)
 
     def read(self, start: int, stop: int) -> Array:
-        """As of :class:`Chunks`."""
         self._file.flush()
         self._file.seek(start * self._row)
         block = np.empty((stop - start, *self._shape[1:]), self._dtype)

@@ -34,22 +34,16 @@ from ..choice.hardware import one_thread
 from ..protocol import Columns, Partial
 from .tasks import cut
 
-__all__ = ["lazy_result", "rows_of_a_task"]
-
 Array = NDArray[Any]
 Key = tuple[Any, ...]
-
-#: Sums that are folded by one task: so many may wait in memory.
-FOLDED = 16
 
 
 def rows_of_a_task(m: int, n: int, width: int, d: int, device: Any) -> int:
     """Return how many of m rows a task sums over a shard of ``width`` columns: a multiple of 1024, by these alone.
 
-    In pairs times (d + 16) a task takes a CPU's core some seconds at most, and a fifth of one at least, as a block
-    takes Dask some eight tasks of one or two milliseconds each; in between there are 64 blocks. A GPU, where the user
-    says that it is one, gets a second. A pass has no more than 32,768 tasks, as a scheduler takes about a millisecond
-    for each, and a block no more than 2²⁴ numbers.
+    In pairs times (d + 16) a task takes a CPU's core some seconds at most, and a fifth of one at least, against some
+    ten milliseconds of Dask's; in between there are 64 blocks. A GPU that the user names gets a second. A pass has no
+    more than 32,768 tasks, as a scheduler takes about a millisecond for each, and a block no more than 2²⁴ numbers.
     """
     first = device if isinstance(device, str) or not device else device[0]
     most, fewest, least = (1 << 46, 8, 0) if first and first != "cpu" else (1 << 36, 64, 1 << 31)
@@ -107,9 +101,7 @@ def _answer(survey: Any, points: Array, weights: Array | None = None, *, about: 
 @_task
 def _after(survey: Any, answers: list[Any]) -> Any:
     """The survey after the answers of all blocks, or the plan."""
-    if answers[0] is None:
-        return survey
-    return survey.next(functools.reduce(survey.question.merge, answers))
+    return survey if answers[0] is None else survey.next(functools.reduce(survey.question.merge, answers))
 
 
 @_task
@@ -120,20 +112,12 @@ def _of(plan: Any, *args: Any, method: str, **values: Any) -> Any:
 
 @_task
 def _partial(plan: Any, shard: Columns, rows: Array, *, step: int) -> Partial:
-    """The sums of some rows over a shard; it stays packed for the next rows that this thread takes.
-
-    As long as the plan is on the worker; what it keeps does not travel.
-    """
+    """The sums of some rows over a shard, which stays packed with the plan for the next rows that this thread takes."""
     kept = plan.__dict__.setdefault("_kept", threading.local())
     if getattr(kept, "of", None) != (step, id(shard)):
         kept.of, kept.shard, kept.packed = (step, id(shard)), shard, plan.packed(step, shard)
     partial: Partial = plan.partial(step, kept.packed, rows)
     return partial
-
-
-@_task
-def _folded(plan: Any, parts: list[Partial]) -> Partial:
-    return functools.reduce(plan.fold, parts)
 
 
 def _rows(shard: Columns, *, start: int, stop: int) -> Array:
@@ -145,16 +129,7 @@ def _moved_columns(shard: Columns, blocks: list[Array]) -> Columns:
 
 
 def lazy_result(survey: Any, log: bool, x: Argument, q: Argument | None, w: Argument | None) -> da.Array:
-    """Return the result of an estimate, in blocks of its own.
-
-    Parameters
-    ----------
-    survey : sdkde_core.estimator.blockwise.Survey
-        With the first question.
-    log : bool
-    x, q, w : Argument
-        Samples, queries and weights; the last two may be None.
-    """
+    """Return the result for samples x, queries q and weights w; ``survey`` has the first question."""
     if q is not None and not q.shape[0]:
         return da.zeros((0,), dtype=survey.shape.dtype)
     return _Graph(survey, log, x, q, w).result()
@@ -190,12 +165,10 @@ class _Graph:
         """Return the lazy array, in blocks of its own."""
         self.plan, moves = self._survey(), self.request.method == "sdkde"
         columns = [self.of("columns", (j,), "columns", *self._samples(j)) for j in range(len(self.shards))]
-        rows: list[list[Key]] = []
-        if moves or self.q is None:
-            rows = [
-                [self.add("rows", (j, k), _rows, columns[j], start=a, stop=b) for k, (a, b) in enumerate(parts)]
-                for j, parts in enumerate(self.parts)
-            ]
+        rows = [
+            [self.add("rows", (j, k), _rows, columns[j], start=a, stop=b) for k, (a, b) in enumerate(parts)]
+            for j, parts in enumerate(self.parts if moves or self.q is None else ())
+        ]
         if moves:
             moved = [
                 [self.of("moved", key[1:], "moved", key, self._sums(0, key, columns)) for key in keys] for keys in rows
@@ -225,12 +198,12 @@ class _Graph:
         return key
 
     def _sums(self, step: int, rows: Key, columns: list[Key]) -> Key:
-        """Add the sums of rows over all shards, and return their key: a left fold, :data:`FOLDED` at a time."""
+        """Add the sums of rows over all shards, and return their key: a left fold, 16 at a time for memory."""
         place, parts = (step, *rows[1:]), list[Key]()
         for j, shard in enumerate(columns):
             parts.append(self.add("partial", (*place, j), _partial, self.plan, shard, rows, step=step))
-            if len(parts) == FOLDED or (j == len(columns) - 1 and j):
-                parts = [self.add("folded", (*place, j), _folded, self.plan, parts)]
+            if len(parts) == 16 or (j == len(columns) - 1 and j):
+                parts = [self.of("folded", (*place, j), "folded", parts)]
         return parts[0]
 
     def _array(self, keys: Iterable[Key], method: str, **values: Any) -> da.Array:

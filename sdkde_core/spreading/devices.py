@@ -7,10 +7,9 @@ columns for itself, and takes its share of the tasks (:mod:`.tasks`) in a thread
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
-from typing import Protocol as TypingProtocol
 
 import numpy as np
 
@@ -22,39 +21,14 @@ from ..engine.threads import map_threads
 from ..protocol import Backend, BackendInfo, Columns, Partial, Problem, with_fields
 from .tasks import Range, dealt, joined, run, shares, tasks_of
 
-__all__ = ["Group", "OnDevices", "Reducer", "pack_on"]
+Reducer = Any  #: What has :meth:`PackedColumns.reduce`.
 
 
-class Reducer(TypingProtocol):
-    """Columns ready for rows, wherever they are."""
-
-    @property
-    def reduce(self) -> Callable[..., tuple[Partial, int]]:
-        """As :meth:`PackedColumns.reduce`."""
-
-
-class Group(TypingProtocol):
-    """Processes that share the rows; see :mod:`.ranks`."""
-
-    @property
-    def pack(self) -> Callable[..., Reducer]:
-        """Return the columns ready for rows; arguments as of :class:`PackedColumns`."""
-
-
-def pack_on(
-    where: tuple[str, ...] | Group,
-    backend: Backend,
-    info: BackendInfo,
-    problem: Problem,
-    columns: Columns,
-    shared: bool = False,
-) -> Reducer:
-    """Return the columns ready for rows: on several devices or in several processes, else on the problem's device."""
+def pack_on(where: Any, *columns: Any, **how: Any) -> Reducer:
+    """Return columns ready for rows, on several devices or ranks, else on one; arguments as of PackedColumns."""
     if not isinstance(where, tuple):
-        return where.pack(backend, info, problem, columns, shared)
-    if where:
-        return OnDevices(where, backend, info, problem, columns, shared)
-    return PackedColumns(backend, info, problem, columns, shared)
+        return where.pack(*columns, **how)
+    return OnDevices(where, *columns, **how) if where else PackedColumns(*columns, **how)
 
 
 class OnDevices:
@@ -78,10 +52,9 @@ class OnDevices:
         def packed(k: int, there: Columns) -> PackedColumns:
             return PackedColumns(backend, info, with_fields(problem, device=self._devices[k]), there, shared)
 
-        there = [
-            Columns(*(self._sent(x, k) for x in (columns.points, columns.log_weights))) for k in range(len(devices))
-        ]
-        self._packed: list[PackedColumns] = self._at_once(packed, list(enumerate(there)))
+        arrays = columns.points, columns.log_weights
+        there = [(k, Columns(*(self._sent(x, k) for x in arrays))) for k in range(len(devices))]
+        self._packed: list[PackedColumns] = self._at_once(packed, there)
 
     def reduce(
         self, queries: Any = None, *, some: Range | None = None, distances: Any = None, extent: float | None = None
@@ -120,33 +93,19 @@ class OnDevices:
             return convert(x, self._info.arrays, self._devices[k])
 
     def _at_once(self, task: Any, given: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return ``task(*arguments)`` for each, the first argument being the device's number; a thread a device.
+        """Return ``task(*arguments)`` for each, the first argument being the device's number.
 
-        A thread takes its device's tasks in order, on the stream that the calling thread has there.
+        Each device has a thread, on the stream that the calling thread has there.
         """
         mine = [[a for a in given if a[0] == k] for k in range(len(self._devices))]
         tensors = self._info.arrays == "torch"
-        streams = [_stream(device) if tensors else None for device in self._devices]
+        cuda: Any = sys.modules["torch"].cuda if tensors else None
+        streams = [cuda.current_stream(x) if tensors and x.startswith("cuda") else None for x in self._devices]
 
         def work(k: int) -> list[Any]:
-            with np.errstate(all="ignore"), _on(streams[k]):
+            with np.errstate(all="ignore"), nullcontext() if streams[k] is None else cuda.stream(streams[k]):
                 return [task(*arguments) for arguments in mine[k]]
 
         busy = [k for k in range(len(self._devices)) if mine[k]]
         done = dict(zip(busy, map(iter, map_threads(work, busy, len(busy)))))
         return [next(done[arguments[0]]) for arguments in given]
-
-
-def _stream(device: str) -> Any:
-    """The calling thread's current stream on a CUDA device; None elsewhere."""
-    return sys.modules["torch"].cuda.current_stream(device) if device.startswith("cuda") else None
-
-
-@contextmanager
-def _on(stream: Any) -> Iterator[None]:
-    """Work on a stream and its device; None: where the thread is."""
-    if stream is None:
-        yield
-    else:
-        with sys.modules["torch"].cuda.stream(stream):
-            yield

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..files import Source, Write
 from ..protocol import Columns
 from .checkpoint import Chunks, Scratch
 from .tasks import Task
-
-__all__ = ["Job", "resident_bytes", "resident_shards"]
-
-T = TypeVar("T")
 
 
 def resident_bytes() -> int:
@@ -79,48 +74,42 @@ class Job:
         """The results of one block of rows."""
         plan, is_last = self.plan, step == len(self.plan.problems) - 1
         rows_of = self.query if is_last and self.query is not None else self.train
-        assert rows_of.at is not None
-        rows, sums = plan.whitened(rows_of.at(*tasks[0].rows)), None
-        for columns in _ahead([lambda task=task: self._shard(step, task.columns) for task in tasks]):  # type: ignore[misc]
-            sums = plan.fold(sums, plan.partial(step, plan.packed(step, columns), rows))
+        rows = plan.whitened(rows_of.rows_at(*tasks[0].rows))
+        shards = self._ahead(step, [task.columns for task in tasks])
+        sums = plan.folded(plan.partial(step, plan.packed(step, shard), rows) for shard in shards)
         for read in filter(None, (self.train, self.query, self.weights)):
             read.check()
         return plan.density(sums, self.log) if is_last and not plan.debiased else plan.moved(rows, sums)
+
+    def _ahead(self, step: int, places: list[tuple[int, int]]) -> Iterator[Columns]:
+        """Yield the columns of shards, while a thread reads the next one."""
+        with ThreadPoolExecutor(1, "sdkde-reader") as reader:
+            coming = reader.submit(self._shard, step, places[0])
+            for following in [*places[1:], None]:
+                columns = coming.result()
+                if following is not None:
+                    coming = reader.submit(self._shard, step, following)
+                yield columns
 
     def _shard(self, step: int, where: tuple[int, int]) -> Columns:
         """The columns of a shard, which stay in memory if it is one of the first of its pass."""
         key = step, where[0]
         if key in self._kept:
             return self._kept[key]
-        weights = None if self.weights is None or self.weights.at is None else self.weights.at(*where)
-        assert self.train.at is not None
-        has_moved = step and self.moved is not None
-        points = self.moved.read(*where) if has_moved and self.moved else self.train.at(*where)
-        columns: Columns = self.plan.columns(points, weights, moved=bool(has_moved))
+        weights = None if self.weights is None else self.weights.rows_at(*where)
+        moved = self.moved if step else None
+        points = self.train.rows_at(*where) if moved is None else moved.read(*where)
+        columns: Columns = self.plan.columns(points, weights, moved=moved is not None)
         self._kept = {k: v for k, v in self._kept.items() if k[0] == step}
         if len(self._kept) < self.resident:
             self._kept[key] = columns
         return columns
 
     def deliver(self, write: Write) -> int:
-        """Write the results, block by block: densities, or moved samples in data units.
-
-        Returns how many rows have no log, as the Laplace estimate is negative there.
-        """
+        """Write the results by blocks; return how many rows have no log, as the Laplace estimate is negative there."""
         undefined = 0
         for tasks in self.plan.tasks(len(self.plan.problems) - 1):
             block = self.results.read(*tasks[0].rows)
             write(self.plan.unwhitened(block) if self.plan.debiased else block)
             undefined += self.plan.undefined(block, self.log)
         return undefined
-
-
-def _ahead(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
-    """Yield what the tasks return, while a thread is doing the next one."""
-    with ThreadPoolExecutor(1, "sdkde-reader") as reader:
-        waiting = iter(tasks)
-        coming = [reader.submit(task) for task in itertools.islice(waiting, 1)]
-        while coming:
-            result = coming.pop().result()
-            coming = [reader.submit(task) for task in itertools.islice(waiting, 1)]
-            yield result

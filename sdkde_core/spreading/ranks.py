@@ -6,7 +6,8 @@ the results of all; queries are each process's own.
 
 from __future__ import annotations
 
-import functools
+import itertools
+import operator
 import sys
 from contextlib import suppress
 from typing import Any
@@ -17,8 +18,6 @@ from ..engine.columns import PackedColumns
 from ..engine.merge import concatenate, each
 from ..protocol import Backend, BackendInfo, Columns, Partial, Problem
 from .tasks import dealt, joined, run, tasks_of
-
-__all__ = ["OnRanks", "PeerFailed", "Ranks"]
 
 
 class PeerFailed(RuntimeError):
@@ -83,12 +82,11 @@ class Ranks:
         self.gathered("memory for it", None)  # one that has none says so before the others send
         ends = np.cumsum([0, *counts])
         whole[ends[self.rank] : ends[self.rank + 1]] = mine
-        waiting = []
-        for rank in range(self.size):
-            if counts[rank]:
-                source = rank if self.group is None else torch.distributed.get_global_rank(self.group, rank)
-                own = whole[ends[rank] : ends[rank + 1]]
-                waiting.append(torch.distributed.broadcast(own, source, group=self.group, async_op=True))
+        waiting, dist = [], torch.distributed
+        for rank in filter(counts.__getitem__, range(self.size)):
+            source = rank if self.group is None else dist.get_global_rank(self.group, rank)
+            own = whole[ends[rank] : ends[rank + 1]]
+            waiting.append(dist.broadcast(own, source, group=self.group, async_op=True))
         for one in waiting:
             one.wait()
         whole = whole.to(home)
@@ -112,16 +110,10 @@ class OnRanks:
         done = [run(self._packed, tasks[i]) for i in places[me] or [0]]
         results = concatenate([partial for partials, _ in done for partial in partials])
         rows = slice(0, None if places[me] else 0)
-        whole = each(results, lambda x: self._ranks.joined(x[rows]))
+        whole, start = each(results, lambda x: self._ranks.joined(x[rows])), 0
         found: list[list[Partial]] = [[] for _ in tasks]
-        start = 0
-        for i in (i for mine in places for i in mine):
+        for i in itertools.chain(*places):
             for first, last in tasks[i].results:
-                stop = start + last - first
-                found[i].append(each(whole, functools.partial(_between, start, stop)))
-                start = stop
+                found[i].append(each(whole, operator.itemgetter(slice(start, start + last - first))))
+                start += last - first
         return joined(self._packed, tasks, found), max(apart for _, apart in done)
-
-
-def _between(start: int, stop: int, x: Any) -> Any:
-    return x[start:stop]

@@ -17,24 +17,16 @@ from ..engine.columns import PackedColumns
 from ..engine.merge import concatenate, merge
 from ..protocol import Partial
 
-__all__ = ["Range", "Task", "cut", "dealt", "joined", "run", "shares", "tasks_of"]
-
 Range = tuple[int, int]
 
 
 class Task(NamedTuple):
-    """One block of rows over one block of columns.
-
-    Attributes
-    ----------
-    rows, columns : (start, stop)
-    kind : {"rows", "pairs", "outliers"}
-        ``"pairs"``: both are near points, and the sums of ``columns`` over ``rows`` are a second result.
-        ``"outliers"``: what blocks of pairs leave out, see :meth:`PackedColumns.reduce_outliers`.
-    """
+    """One block of rows over one block of columns."""
 
     rows: Range
     columns: Range
+    # "pairs": both are near points, and the sums of the columns over the rows are a second result. "outliers": what
+    # blocks of pairs leave out, see PackedColumns.reduce_outliers.
     kind: str = "rows"
 
     @property
