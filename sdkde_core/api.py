@@ -14,12 +14,13 @@ from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
 from .estimator import autograd, graphs, replay, warming
-from .estimator.batches import Advance, check_out, densities, gradients, watched
+from .estimator.batches import check_out, densities, gradients
 from .estimator.density import density, has_gaps, log_constant, undefined, warn_of_negative
 from .estimator.explanation import Explanation, explained
 from .estimator.fitted import Fitted, run, shifted, slope, with_fallback
 from .estimator.plan import Plan, plan, read
 from .estimator.prepared import Prepared
+from .estimator.progress import Advance, watched
 from .estimator.request import Goal, Options, Request, takes_options
 
 __all__ = [
@@ -164,8 +165,8 @@ def estimate(
 
     def compute(request: Request) -> Any:
         if key is None:
-            return finish(plan(request, train, query, attach=True))
-        planned = functools.partial(plan, request, train, query, attach=True, replays=True)
+            return finish(autograd.plan(request, train, query))
+        planned = functools.partial(autograd.plan, request, train, query, replays=True)
         return replay.estimate(key, request, train, query, planned, finish)
 
     result = with_fallback(request, compute)
@@ -227,7 +228,7 @@ def debias(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> 
         return _lazy(request, train, progress=progress)
 
     def compute(request: Request) -> Any:
-        ready = plan(request, train, attach=True)
+        ready = autograd.plan(request, train)
         shift = _at_home(ready, shifted(ready, ready.problems[0], ready.columns, advance=advance))
         return _restored(ready, ready.data.train + ready.bandwidth.stretch(0.5 * shift))
 
@@ -256,7 +257,7 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
             return gradients(ready, given, advance)
 
     def compute(request: Request) -> Any:
-        ready = plan(request, train, query, attach=True)
+        ready = autograd.plan(request, train, query)
         score = ready.bandwidth.pull_back(_at_home(ready, slope(ready)))
         return _restored(ready, score, train, query, request.weights, request.bandwidth)
 

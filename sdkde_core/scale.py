@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from .arrays import Argument, Origin, check_shapes, is_dask, public, to_host
 from .bandwidth.matrix import Bandwidth
 from .choice.select import named_backend
-from .estimator.batches import watched
 from .estimator.blockwise import BlockPlan, Shape, Survey
 from .estimator.density import warn_of_negative
+from .estimator.progress import watched
 from .estimator.request import Goal, Options, Request, takes_options
 from .files import Source, Write, check_apart, source, writing
 from .messages import brief

@@ -25,7 +25,7 @@ from sdkde_core.arrays import ingest
 from sdkde_core.bandwidth.rules import RULES, resolve
 from sdkde_core.choice import registry
 from sdkde_core.cli.main import main
-from sdkde_core.estimator import batches
+from sdkde_core.estimator import progress
 from sdkde_core.protocol import TOLERANCES, Reduction, Support
 from sdkde_core.testing import reference
 
@@ -318,7 +318,7 @@ def test_negative_values_are_clipped(negative):
 @pytest.fixture
 def small_batches(monkeypatch):
     """Several batches in both passes, the last one short."""
-    monkeypatch.setattr(batches, "ROWS", 1024)
+    monkeypatch.setattr(progress, "ROWS", 1024)
 
 
 def allowed(precision, x, y, h, weights=None):

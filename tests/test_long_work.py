@@ -13,7 +13,7 @@ from pairwise import cases
 
 import sdkde_core
 from sdkde_core.choice import registry
-from sdkde_core.estimator import batches
+from sdkde_core.estimator import progress
 from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Support
 
 RNG = np.random.default_rng(0)
@@ -24,7 +24,7 @@ H = 0.4
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
     """Several batches in both passes, the last one short."""
-    monkeypatch.setattr(batches, "ROWS", 256)
+    monkeypatch.setattr(progress, "ROWS", 256)
 
 
 @pytest.fixture
@@ -169,9 +169,9 @@ def test_a_signed_density_warns_once():
 def test_derivatives_of_moved_samples_by_batches():
     torch = pytest.importorskip("torch")
     grads = []
-    for progress in (False, lambda *_: None):
+    for given in (False, lambda *_: None):
         x = torch.tensor(X[:300], requires_grad=True)
-        (sdkde_core.debias(x, bandwidth=H, precision="float64", progress=progress) ** 3).sum().backward()
+        (sdkde_core.debias(x, bandwidth=H, precision="float64", progress=given) ** 3).sum().backward()
         grads.append(x.grad.numpy())
     np.testing.assert_allclose(grads[1], grads[0], rtol=1e-8, atol=1e-10)
     message = r"query requires grad, and only .* without out and progress; pass query.detach"

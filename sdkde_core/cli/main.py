@@ -19,9 +19,10 @@ from .. import __version__, api
 from ..arrays import Argument as Given
 from ..arrays import ingest
 from ..bandwidth.rules import RULES, resolve
-from ..estimator.batches import batch_rows, in_batches
+from ..estimator.batches import in_batches
 from ..estimator.density import has_gaps, undefined
 from ..estimator.explanation import explained
+from ..estimator.progress import batch_rows
 from ..estimator.request import METHODS, NEGATIVE, Goal, Request
 from ..files import EXTENSIONS, FileError, Source, about, check_apart, check_order, source, writing
 from ..messages import did_you_mean

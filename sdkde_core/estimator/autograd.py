@@ -18,15 +18,24 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 
-from ..arrays import convert, detached, is_attached
+from ..arrays import convert, detached, grad_enabled, is_attached
 from ..bandwidth.matrix import Bandwidth
 from ..protocol import Columns
-from .plan import Plan, plan
+from .plan import Plan
+from .plan import plan as plan_without
 from .request import Goal, Request
 
 
-def attached_plan(request: Request, given: Mapping[str, Any], attached: Sequence[str], explained: bool) -> Plan:
-    """Plan with the arguments ``given`` as :func:`.plan.plan`, attached to those that require grad."""
+def plan(request: Request, train: Any, query: Any = None, *, explained: bool = False, replays: bool = False) -> Plan:
+    """Plan as :func:`.plan.plan`, attached to the arguments that require grad."""
+    given = {"train": train, "query": query, "weights": request.weights, "bandwidth": request.bandwidth}
+    attached = [name for name, x in given.items() if is_attached(x)]
+    if attached and grad_enabled():
+        return _planned(request, given, attached, explained)
+    return plan_without(request, train, query, explained=explained, replays=replays)
+
+
+def _planned(request: Request, given: Mapping[str, Any], attached: Sequence[str], explained: bool) -> Plan:
     required = ", ".join(attached)
     if request.kernel != "gaussian":
         raise ValueError(
@@ -51,7 +60,7 @@ def attached_plan(request: Request, given: Mapping[str, Any], attached: Sequence
         )
     request = replace(request, weights=detached(request.weights), bandwidth=detached(request.bandwidth))
     train, query = detached(given["train"]), detached(given["query"])
-    return _attach(plan(request, train, query, explained=explained, grad=attached), *given.values())
+    return _attach(plan_without(request, train, query, explained=explained, grad=attached), *given.values())
 
 
 def tie(result: Any, *tensors: Any) -> Any:

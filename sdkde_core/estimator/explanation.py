@@ -14,10 +14,9 @@ from ..choice import select
 from ..choice.cost import typical_extent
 from ..choice.judge import Candidate
 from ..protocol import TOLERANCES, Problem, Reduction
-from . import graphs
+from . import autograd, graphs
 from .fitted import Fitted, PassReport, run, with_fallback
 from .laplace import NegativeMass
-from .plan import plan
 from .request import Request
 
 
@@ -123,7 +122,7 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
 
     def compute(request: Request) -> Explanation:
         replays = graphs.key_of(request, train_or_shape, query_or_shape, log=False) is not None
-        ready = plan(request, train_or_shape, query_or_shape, attach=True, explained=True, replays=replays)
+        ready = autograd.plan(request, train_or_shape, query_or_shape, explained=True, replays=replays)
         if not ready.problems[-1].m:
             raise ValueError("query is empty: there is nothing to explain")
         reports: list[PassReport] = []

@@ -24,11 +24,11 @@ from ..engine.outliers import radii
 from ..messages import warn_once
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from ..spreading.devices import Reducer, pack_on
-from .batches import Advance, batch_rows
 from .density import density, log_constant
 from .graphs import Replays
 from .laplace import NegativeMass, laplace_slope, negative_mass
 from .plan import Plan, read_extent
+from .progress import Advance, batch_rows
 from .request import Request
 from .resolution import REACH, check_resolution
 

@@ -22,9 +22,7 @@ from ..arrays import (
     convert,
     decided,
     detached,
-    grad_enabled,
     ingest,
-    is_attached,
     look,
     rounded,
     to_host,
@@ -91,7 +89,6 @@ def plan(
     train: Any,
     query: Any = None,
     *,
-    attach: bool = False,
     grad: Sequence[str] = (),
     explained: bool = False,
     replays: bool = False,
@@ -99,18 +96,12 @@ def plan(
 ) -> Plan:
     """Read the data, whiten them and choose the backend.
 
-    With ``attach`` the plan is attached to what requires grad; otherwise such tensors are refused. ``grad`` names the
+    Tensors that require grad are refused: :func:`.autograd.plan` takes them. ``grad`` names the
     arguments, detached, by which derivatives are wanted: the backend has the feature ``"grad"``. ``explained``: with
     every candidate's reason and price. ``replays``: such calls are replayed, where the backend can and the data are
     near enough. ``expected`` is a query that is to come later, of which only the shape, the dtype and the names are
     looked at; None: one of as many rows as samples.
     """
-    if attach:
-        given = {"train": train, "query": query, "weights": request.weights, "bandwidth": request.bandwidth}
-        if (attached := [name for name, x in given.items() if is_attached(x)]) and grad_enabled():
-            from .autograd import attached_plan
-
-            return attached_plan(request, given, attached, explained)
     data, bandwidth = read(request, train, query)
     if expected is not None:
         check_query(expected, data.n, data.d, data.names)

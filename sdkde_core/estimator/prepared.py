@@ -14,11 +14,12 @@ from ..archive import write
 from ..arrays import Origin, numbers, public, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
-from .batches import check_out, densities, gradients, watched
+from .batches import check_out, densities, gradients
 from .fitted import Fitted
 from .integrals import distribution, probability, quantiles
 from .laplace import NegativeMass
 from .mixture import Mixture, check_count, check_positive, components, conditional, draws, marginal, modes
+from .progress import watched
 from .saved import from_saved, origin_of, to_saved
 
 
