@@ -67,7 +67,7 @@ def rough_share(
     float
         1 where the sample is too small to tell, or a coordinate is not finite.
     """
-    if columns.shape[0] <= 4 * FARTHER_OF or not rows.shape[0]:
+    if columns.shape[0] <= 4 * FARTHER_OF or not rows.shape[0] or not problem.m:
         return 1.0
     xp, on = array_namespace(columns), device(columns)
     some, thin = (xp.asarray(_places(x.shape[0], most), device=on) for x, most in zip((rows, columns), few))
