@@ -77,7 +77,7 @@ def looks(problem: Problem, modes: float) -> bool:
 def by_lists(problem: Problem, rows: float, left: float, columns: float | None = None) -> Work:
     """Return the Work of summing ``rows`` on a CPU over lists of nearby tiles, which leave each so many of the columns.
 
-    Fitted to 20,000 to 100,000 points in one to three dimensions, within a factor of two. NumPy's passes over small
+    Fitted to 20,000 to 100,000 points in one to three dimensions, within a factor of 2.5. NumPy's passes over small
     arrays wait for the interpreter's lock: two threads or more save a sixth.
     """
     columns, mean = problem.n if columns is None else columns, problem.reduction is Reduction.MEAN
