@@ -12,18 +12,10 @@ from sdkde_core.testing.problems import errors
 pytest.importorskip("finufft")
 
 from sdkde_fourier import duplicates
-from sdkde_fourier.around import around
 
 
 def zeros(rng, n, d):
     return np.exp(3.0 * rng.normal(size=(n, d))) * (rng.random((n, d)) > 0.7)
-
-
-def test_neighbourhoods_of_columns_whose_weights_all_underflow():
-    points = np.random.default_rng(0).normal(size=(8, 3))
-    problem = Problem(Reduction.MEAN, 8, 8, 3, requires=frozenset({"weights"}), extent=3.0)
-    found = around(problem, points, points, np.full(8, -2000.0), merges=True)
-    assert np.isfinite(found.neighbours).all() and (found.sums == 0).all()
 
 
 @pytest.mark.parametrize("d", [1, 2, pytest.param(3, marks=pytest.mark.slow)])

@@ -95,8 +95,7 @@ class TorchFourierBackend:
         cost = functools.partial(price.box_seconds, price.DEVICE, problem, epsilon)
         found = choose_box(problem, ends, sample, epsilon, cost)
         if not self.always:
-            # Fewer points estimate how many neighbours a row has, as this runs on the host.
-            direct = price.direct_seconds(price.DEVICE, problem, sample[::8], rest[: len(weights) : 8])
+            direct = price.direct_seconds(price.DEVICE, problem, sample, rest[: len(weights)])
             modes = math.inf if found is None else found[1]
             if modes > direct:
                 return None

@@ -43,9 +43,9 @@ INFO = BackendInfo(
     devices=("cpu",),
     precisions=("fast", "high", "float64"),
     features=frozenset({"weights", "exclude_self"}),
-    requires_modules=("finufft", "scipy"),
+    requires_modules=("finufft",),
     install="pip install 'sdkde-core[fourier]'",
-    startup_seconds=0.15,  # finufft; where many rows are redone in two or three dimensions, scipy.spatial too
+    startup_seconds=0.15,
     supports=_supports,
     work=_work,
 )

@@ -1,6 +1,6 @@
-"""What the two ways of summing cost, by Fourier modes and directly over neighbours, and which is likely to be taken.
+"""What the two ways of summing cost, by Fourier modes and directly over lists of nearby tiles; which is likely taken.
 
-On a CPU by finufft 2.5 and NumPy, on a device as matrix products and tiles in PyTorch.
+On a CPU by finufft 2.5 and NumPy, on a device by PyTorch.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
+from sdkde_core.nearby import LEFT_OUT, rough_share, typical_share
 from sdkde_core.plugin import cpu_threads, prices
-from sdkde_core.protocol import Problem, Reduction, Work
+from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Work
 
 from . import bounds
-from .around import Around, around
-from .duplicates import SHARE
+from .duplicates import distinct, many, merged_weights
 from .memory import blocks_to_modes, fields_of, peak
 
 __all__ = [
@@ -62,29 +63,28 @@ def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
 def by_looking(problem: Problem, way: Work) -> Work:
     """Return the Work of finding out which way is faster, from some of the columns, on one thread.
 
-    A box takes 40 ns a column and dimension, and neighbourhoods 1 µs a column, if it :func:`looks` at these.
+    A box takes 40 ns a column and dimension, and a look at the lists 8 ms, if it :func:`looks` at these.
     """
-    box, around = 160.0 * problem.d * min(problem.n, 1 << 16), 4000.0 * min(problem.n, 1 << 13)
-    return Work(scalar_flops=prices.speedup(cpu_threads()) * (box + around * looks(problem, seconds(way))), launches=60)
+    box, lists = 160.0 * problem.d * min(problem.n, 1 << 16), 3.2e7 * min(1.0, problem.n / 2048.0)
+    return Work(scalar_flops=prices.speedup(cpu_threads()) * (box + lists * looks(problem, seconds(way))), launches=60)
 
 
 def looks(problem: Problem, modes: float) -> bool:
     """Whether the backend looks, on a CPU, if direct sums are faster than modes that take so many seconds."""
-    return modes > seconds(by_neighbours(problem, problem.m, 1.0))
+    return modes > seconds(by_lists(problem, problem.m, 1.0))
 
 
-def by_neighbours(problem: Problem, rows: float, neighbours: float, columns: float | None = None) -> Work:
-    """Return the Work of summing ``rows`` directly, each over ``neighbours`` of the columns on average.
+def by_lists(problem: Problem, rows: float, left: float, columns: float | None = None) -> Work:
+    """Return the Work of summing ``rows`` on a CPU over lists of nearby tiles, which leave each so many of the columns.
 
-    Rows are shared out over threads, of which more than three wait for the interpreter's lock; one builds the tree, as
-    timed beside one other thread. In one dimension neighbours stand in order, and are not searched for.
+    Fitted to 20,000 to 100,000 points in one to three dimensions, within a factor of 2.5. NumPy's passes over small
+    arrays wait for the interpreter's lock: two threads or more save a sixth.
     """
-    columns, threads = problem.n if columns is None else columns, cpu_threads()
+    columns, mean = problem.n if columns is None else columns, problem.reduction is Reduction.MEAN
     sort = columns * (60.0 if problem.d == 1 else 300.0) * math.log2(columns + 1.0) * (rows > 0)
-    pairs, idle = rows * min(neighbours, columns), prices.speedup(threads) / prices.speedup(min(threads, 3))
-    pair, row = (350.0, 6e3) if problem.d == 1 else (600.0 + 150.0 * problem.d, 5e4)
-    alone = prices.speedup(threads) / prices.speedup(min(threads, 2))
-    return Work(scalar_flops=alone * sort + idle * (pair * pairs + row * rows), exps=idle * 6.0 * pairs, launches=100)
+    pairs, alone = rows * min(left, columns), prices.speedup(cpu_threads())
+    summed = 7.0 * (problem.d + 1) * (1.4 if mean else 1.0) * pairs + 1.2e3 * 5.0**problem.d * rows
+    return Work(scalar_flops=alone * sort + alone / min(alone, 1.2) * summed, launches=100)
 
 
 def by_products(problem: Problem, shape: tuple[float, ...]) -> Work:
@@ -107,20 +107,14 @@ def by_products(problem: Problem, shape: tuple[float, ...]) -> Work:
     )
 
 
-def by_tiles(problem: Problem, rows: float, neighbours: float, columns: float | None = None) -> Work:
-    """Return the Work of summing ``rows`` over tiles that matter, each over ``neighbours`` columns on average.
+def by_tiles(problem: Problem, rows: float, left: float, columns: float | None = None) -> Work:
+    """As :func:`by_lists`, on a device.
 
-    A tile of 32 rows takes the tiles of 256 columns that come within reach of its box: on average the columns in a box
-    as wide as both tiles and the reach, and wider by a factor that was fitted to counts. The unit is the radius of a
-    ball that holds one column. Then a row reaches as far as neighbours^(1/d), a tile of k columns is k^(1/d) wide, and
-    one of rows as wide as the columns among them make it. Every operation of a pair reads and writes float64 in memory,
-    and 12 launches are those around the passes over four million pairs. Before, points are sorted, and tiles judged.
+    Every operation of a pair reads and writes float64 in memory, and 12 launches are those around the passes over four
+    million pairs. Before, points are sorted, and tiles judged.
     """
     d, columns = problem.d, problem.n if columns is None else columns
-    among = max(0.0, min(rows, 32.0) - 1.0) * columns / max(rows, 1.0)  # columns among a tile's rows
-    width = {1: 2.6, 2: 2.5, 3: 1.9}[d] * (256.0 ** (1.0 / d) + among ** (1.0 / d))
-    pairs = rows * (min(columns, (width + neighbours ** (1.0 / d)) ** d) + 512.0)  # and two leading tiles
-    judged = rows / 32.0 * columns / 256.0
+    pairs, judged = rows * min(left, columns), rows / TILES[1] * columns / TILES[0]
     passes = 3.0 * d + (6.0 if problem.reduction is Reduction.LOG_SUM else 10.0)
     sorting = (650.0 + 150.0 * d) * judged + (450.0 if d == 1 else 2900.0) * (columns + rows) * (rows > 0)
     blocks = max(rows / 16384.0, judged / 4e6)
@@ -144,49 +138,55 @@ class Ways(NamedTuple):
     """The two ways of summing."""
 
     by_box: Callable[[Problem, tuple[int, ...], float], Work]  # of a shape in modes and the transforms' tolerance
-    directly: Callable[[Problem, float, float, float | None], Work]  # of rows, neighbours, columns
+    directly: Callable[[Problem, float, float, float | None], Work]  # of rows, columns left to each, columns
+    tiles: tuple[int, int]  # columns and rows of one, see :class:`sdkde_core.nearby.Neighbours`
     merges: bool  # equal points are summed once, directly
 
 
-def box_work(
-    ways: Ways,
-    problem: Problem,
-    epsilon: float,
-    shape: tuple[int, ...],
-    share: float,
-    neighbours: float,
-    columns: float,
-) -> Work:
-    """Return the Work of a box; a share of the rows have so many columns outside to add."""
-    inside = ways.by_box(problem, shape, epsilon)
-    return plus(inside, ways.directly(problem, share * problem.m, neighbours, columns)) if share else inside
+#: Tiles of a device's lists.
+TILES = (256, 32)
+
+CPU = Ways(lambda problem, shape, epsilon: by_modes(problem, math.prod(shape), epsilon), by_lists, (32, 8), True)
+DEVICE = Ways(lambda problem, shape, epsilon: by_products(problem, shape), by_tiles, TILES, False)
 
 
-def box_seconds(ways: Ways, problem: Problem, epsilon: float, shape: tuple[int, ...], *outside: float) -> float:
-    """Return the predicted time of a box, as :func:`box_work`; inf: there are too many modes."""
+def box_seconds(
+    ways: Ways, problem: Problem, epsilon: float, shape: tuple[int, ...], share: float, left: float, columns: float
+) -> float:
+    """Return the predicted time of a box; inf: there are too many modes.
+
+    A share of the rows have so many columns outside to add, of which ``left`` are near.
+    """
     if math.prod(shape) > MOST_MODES:
         return math.inf
-    return seconds(box_work(ways, problem, epsilon, shape, *outside), problem.device)
-
-
-def direct_work(ways: Ways, problem: Problem, found: Around, rows: float, neighbours: float) -> Work:
-    """Return the Work of summing some rows directly, each over so many of all columns."""
-    work = ways.directly(problem, rows, neighbours, found.columns)
-    if not rows or found.columns > (1.0 - SHARE) * problem.n:
-        return work
-    # Equal points are found before, by one thread.
-    equal = 20.0 * prices.speedup(cpu_threads()) * problem.d * (problem.n + problem.m) * math.log2(problem.n + 1.0)
-    return plus(work, Work(scalar_flops=equal, launches=0))
+    work = ways.by_box(problem, shape, epsilon)
+    if share:
+        work = plus(work, ways.directly(problem, share * problem.m, left, columns))
+    return seconds(work, problem.device)
 
 
 def direct_seconds(ways: Ways, problem: Problem, points: Array, log_weights: Array) -> float:
-    """Return the predicted time of summing all rows directly; they are expected where the columns are."""
-    found = around(problem, points, points, log_weights, ways.merges)
-    return seconds(direct_work(ways, problem, found, found.rows, float(found.neighbours.mean())), problem.device)
+    """Return the predicted time of summing all rows directly, by some points; rows are expected where columns are.
+
+    Where equal points are summed once, one that comes several times among these comes often and stands for itself;
+    one that comes once stands for those that were not taken.
+    """
+    equal = 0.0
+    if ways.merges and "exclude_self" not in problem.requires and many(points):
+        first, group = distinct(points)
+        share = np.where(np.bincount(group) > 1, 1.0 / problem.n, 1.0 / len(points)).sum()
+        points, log_weights = points[first], merged_weights(log_weights, first, group)
+        # Equal points are found before, by one thread.
+        equal = 20.0 * prices.speedup(cpu_threads()) * problem.d * (problem.n + problem.m) * math.log2(problem.n + 1.0)
+        problem = replace(problem, **{name: math.ceil(share * getattr(problem, name)) for name in ("n", "m")})
+    share = rough_share(problem, points, points, log_weights, *ways.tiles, _out(problem))
+    work = ways.directly(problem, problem.m, share * problem.n, None)
+    return seconds(plus(work, Work(scalar_flops=equal, launches=0)), problem.device)
 
 
-CPU = Ways(lambda problem, shape, epsilon: by_modes(problem, math.prod(shape), epsilon), by_neighbours, True)
-DEVICE = Ways(lambda problem, shape, epsilon: by_products(problem, shape), by_tiles, False)
+def _out(problem: Problem) -> float:
+    """What lists leave out of a row's sum, relative to that."""
+    return LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute
 
 
 def plus(a: Work, b: Work) -> Work:
@@ -213,7 +213,7 @@ USUAL, NEIGHBOURS = 1e-11, 1000.0
 
 def estimate(problem: Problem) -> tuple[str, Work]:
     """Say which way is likely to be taken on the CPU, and its Work, from what is known before the points are."""
-    way, work = _likely(problem, _ways)
+    way, work = _likely(problem, CPU)
     return way, plus(work, by_looking(problem, work))
 
 
@@ -230,11 +230,11 @@ def least_memory(problem: Problem) -> int:
 
 
 def estimate_on_device(problem: Problem) -> tuple[str, Work]:
-    """As :func:`estimate`, of products and tiles."""
-    return _likely(problem, _ways_on_device)
+    """As :func:`estimate`, of products and a device's tiles."""
+    return _likely(problem, DEVICE)
 
 
-def _likely(problem: Problem, ways_at: Callable[[Problem, float], list[tuple[str, Work]]]) -> tuple[str, Work]:
+def _likely(problem: Problem, by: Ways) -> tuple[str, Work]:
     """The cheapest way.
 
     With Silverman's bandwidth the extent is about 5 n^(1/(d+4)), the usual extent. Where it is much larger, there are
@@ -247,9 +247,9 @@ def _likely(problem: Problem, ways_at: Callable[[Problem, float], list[tuple[str
         return seconds(way[1], problem.device)
 
     usual = _usual_extent(problem)
-    ways = ways_at(problem, problem.extent)
+    ways = _ways(problem, by, problem.extent)
     if problem.extent > 3.0 * usual:
-        bulk, direct = min(ways_at(problem, usual), key=price), ways[-1]
+        bulk, direct = min(_ways(problem, by, usual), key=price), ways[-1]
         dearer = max(1.0, price(bulk) / price(direct)) ** (1.0 / 2.0 if problem.precision == "float64" else 1.0 / 6.0)
         w = direct[1]
         w = replace(w, scalar_flops=dearer * w.scalar_flops, exps=dearer * w.exps, bytes=dearer * w.bytes)
@@ -257,31 +257,22 @@ def _likely(problem: Problem, ways_at: Callable[[Problem, float], list[tuple[str
     return min(ways, key=price)
 
 
-def _ways(problem: Problem, extent: float) -> list[tuple[str, Work]]:
-    """Modes, unless there are too many, and neighbourhoods, if the points were normal with that extent."""
-    modes, neighbours = _usual_modes(problem, extent), _usual_neighbours(problem, extent)
-    if problem.precision != "float64" or problem.reduction is not Reduction.MEAN:  # they are far out
-        isolated = by_neighbours(problem, _isolated(problem) * problem.m, min(NEIGHBOURS, neighbours))
-    else:
-        isolated = by_neighbours(problem, _isolated(problem) * problem.m, neighbours)
-    ways = [("direct sums, few enough", by_neighbours(problem, problem.m, neighbours))]
-    if modes <= MOST_MODES:
-        ways.insert(0, (f"about {modes:.0f} modes at most", plus(by_modes(problem, modes, USUAL), isolated)))
-    return ways
+def _ways(problem: Problem, by: Ways, extent: float) -> list[tuple[str, Work]]:
+    """Modes, unless there are too many, and lists, if the points were normal with that extent.
 
-
-def _ways_on_device(problem: Problem, extent: float) -> list[tuple[str, Work]]:
-    """As :func:`_ways`, of products and tiles.
-
-    Boxes may leave out what is far out: the modes are those of an extent a third of the way down to the usual one.
+    On a device boxes often leave out what is far out, for little: the modes are those of an extent a third of the way
+    down to the usual one.
     """
-    box = min(extent, (extent**2 * _usual_extent(problem)) ** (1.0 / 3.0))
-    modes, neighbours = _usual_modes(problem, box), _usual_neighbours(problem, extent)
-    ways = [("direct sums, few enough", by_tiles(problem, problem.m, neighbours))]
+    box = extent if by is CPU else min(extent, (extent**2 * _usual_extent(problem)) ** (1.0 / 3.0))
+    modes = _usual_modes(problem, box)
+    left = problem.n * typical_share(replace(problem, extent=extent), *by.tiles, _out(problem))
+    ways = [("direct sums, few enough", by.directly(problem, problem.m, left, None))]
     if modes <= MOST_MODES:
-        products = by_products(problem, (modes ** (1.0 / problem.d),) * problem.d)
-        isolated = by_tiles(problem, _isolated(problem) * problem.m, min(NEIGHBOURS, neighbours))
-        ways.insert(0, (f"products of about {modes:.0f} modes at most", plus(products, isolated)))
+        # Rows to be summed again are far out, and have few neighbours, but for those that lack digits alone.
+        few = problem.precision != "float64" or problem.reduction is not Reduction.MEAN
+        again = by.directly(problem, _isolated(problem) * problem.m, min(NEIGHBOURS, left) if few else left, None)
+        transforms = by.by_box(problem, (round(modes ** (1.0 / problem.d)),) * problem.d, USUAL)
+        ways.insert(0, (f"about {modes:.0f} modes at most", plus(transforms, again)))
     return ways
 
 
@@ -290,15 +281,8 @@ def _usual_extent(problem: Problem) -> float:
     return 5.0 * problem.n ** (1.0 / (problem.d + 4.0))
 
 
-def _usual_neighbours(problem: Problem, extent: float) -> float:
-    """The columns that matter to a row, were they normal with that extent: four to five standard deviations."""
-    reach = math.sqrt(2.0 * math.log(1e6 * problem.n))
-    ball = {1: 2.0, 2: math.pi, 3: 4.2}[problem.d]
-    return min(problem.n, 1.0 + problem.n * ball * (reach / max(0.75 * extent, 1e-3)) ** problem.d)
-
-
 def _isolated(problem: Problem) -> float:
-    """Share of the rows that are isolated (see :mod:`sdkde_fourier.neighbours`) and summed directly.
+    """Share of the rows that are isolated and summed directly.
 
     Measured with Silverman's bandwidth and a tenth of it.
     """

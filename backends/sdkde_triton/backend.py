@@ -44,17 +44,10 @@ class _State:
         """The points in order, to leave some of them out; None where that cannot be."""
         return self._made("near", lambda: nearby.order_columns(self.points, self.weights))
 
-    def ordered(self, step: float, pieces: int, scaled: bool) -> Packed:
-        """The points in order, as :meth:`packed`."""
-        near, key = self.near(), ("ordered", step, pieces, scaled)
-        assert near is not None
-        # With a leaf of padding at the end, that fills lists.
+    def ordered(self, near: nearby.Near, step: float, pieces: int, scaled: bool) -> Packed:
+        """The points in order, as :meth:`packed`, with a leaf of padding at the end, that fills lists."""
         pack = functools.partial(launch.pack, columns=True, scaled=scaled, beyond=LEAF)
-        return self._made(key, lambda: pack(near.points, step, near.weights, pieces))
-
-    def pays(self, problem: Problem, rows: torch.Tensor) -> bool:
-        """Whether to leave points out, by a sample."""
-        return price.pays(problem, price.share_of(problem, rows, self.points, self.weights.log))
+        return self._made(("ordered", step, pieces, scaled), lambda: pack(near.points, step, near.weights, pieces))
 
     def transposed(self, arithmetic: str) -> torch.Tensor:
         """The points as the direct kernel reads them."""
@@ -141,11 +134,12 @@ class TritonBackend:
             return False
         if _way(problem, state.problem.extent, state.span, listed=True).formula != "packed":
             return False
-        return self.skip or (price.looks(problem) and state.pays(problem, rows))
+        given = problem, rows, state.points, state.weights.log
+        return self.skip or (price.looks(problem) and price.found_to_pay(*given))
 
 
 class _Way(NamedTuple):
-    """How a problem is computed: all that follows from it, and from the state's extent and span."""
+    """How a problem is computed."""
 
     formula: str
     shifted: bool  # the rows, by their log sums
@@ -197,18 +191,12 @@ def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: i
 
 
 def _listed(problem: Problem, points: torch.Tensor | None, state: _State, most: float) -> Partial | None:
-    """Leave out what cannot matter; None where more than ``most`` can, or a point is not finite.
-
-    ``points``: None for the columns.
-    """
-    near = state.near()
-    return None if near is None else nearby.reduce(problem, points, near, *_operands(problem, state), most)
-
-
-def _operands(problem: Problem, state: _State) -> tuple[Packed, float, int]:
-    """The columns in order, packed, and how."""
-    way = _way(problem, state.problem.extent, state.span, listed=True)
-    return state.ordered(way.step, way.pieces, nearby.scaled(problem)), way.step, way.form
+    """Sum over lists, the columns for None; None where more than ``most`` matters, or a point is not finite."""
+    near, way = state.near(), _way(problem, state.problem.extent, state.span, listed=True)
+    if near is None:
+        return None
+    columns = state.ordered(near, way.step, way.pieces, nearby.scaled(problem))
+    return nearby.reduce(problem, points, near, columns, way.step, way.form, most)
 
 
 def _products(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None) -> Partial:

@@ -262,40 +262,14 @@ def weighted_sum_kernel(
         splits = height // tile_rows
         step = stride
         count = tl.minimum(stride, n - first)
-        here = tl.minimum(place, stride - BLOCK_M)
-        mean = _products(
-            phi + here,
-            columns + wide(top) * D,
-            size,
-            low,
-            stride,
-            tall,
-            c,
-            D,
-            EXACT,
-            True,
-            BLOCK_M,
-            BLOCK_N,
-            STAGES,
-            BLOCK_K,
-        )
+        start = phi + tl.minimum(place, stride - BLOCK_M)
+        values = columns + wide(top) * D
+        mean = _products(start, values, size, low, stride, tall, c, D, EXACT, True, BLOCK_M, BLOCK_N, STAGES, BLOCK_K)
     else:
-        here = tl.minimum(place, tall - BLOCK_M)
+        start = phi + wide(tl.minimum(place, tall - BLOCK_M)) * stride
+        values = columns + wide(first) * D
         mean = _products(
-            phi + wide(here) * stride,
-            columns + wide(first) * D,
-            size,
-            low,
-            stride,
-            stride,
-            c,
-            D,
-            EXACT,
-            False,
-            BLOCK_M,
-            BLOCK_N,
-            STAGES,
-            BLOCK_K,
+            start, values, size, low, stride, stride, c, D, EXACT, False, BLOCK_M, BLOCK_N, STAGES, BLOCK_K
         )
     # No other program adds to these: so nothing has to be loaded, for which there are no registers.
     inside = index < count

@@ -19,7 +19,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from sdkde_core.plugin import warn_once
 from sdkde_core.protocol import Problem
-from sdkde_core.tuning import Query, Tuned, reject, tuned
+from sdkde_core.tuning import Query, reject, tuned
 
 from . import kernels
 from .bounds import merges
@@ -118,18 +118,13 @@ def configuration(kernel: str, problem: Problem, columns: int, processor: Proces
         if found.rung == "forced" and not accept(found.config):
             raise ValueError(f"{kernel} cannot be launched with {dict(found.config)} on sm_{processor.capability}")
         config = Config.of(found.config)
-        _in_use.tuned = [*_in_use.tuned[-7:], (query, found, config)]
+        # The tuned configurations that this thread was given last, newest last.
+        _in_use.tuned = [*getattr(_in_use, "tuned", [])[-7:], (query, found, config)]
         return config
     return default(kernel, columns, processor.capability, merges(problem.d), pieces)
 
 
-class _InUse(threading.local):
-    """The tuned configurations that this thread was given last, newest last."""
-
-    tuned: list[tuple[Query, Tuned, Config]] = []  # noqa: RUF012, replaced, never changed
-
-
-_in_use = _InUse()
+_in_use = threading.local()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -152,7 +147,7 @@ class LaunchFailed(RuntimeError):
 
 def _tuned_only(error: Exception, config: Config) -> LaunchFailed | None:
     """Return the error to raise if the configuration was a tuned one, which is rejected; the caller tries another."""
-    for query, found, used in reversed(_in_use.tuned):
+    for query, found, used in reversed(getattr(_in_use, "tuned", [])):
         if used == config and found.rung != "forced":
             reject(query, found, error)
             return LaunchFailed(str(error))

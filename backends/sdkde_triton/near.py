@@ -25,7 +25,7 @@ from .compiled import launch as run
 from .grid import MOST_PARTS, PARTIAL_BYTES, Processor
 from .kernels import SCALE_BITS
 from .launch import Packed, Weights
-from .price import LEFT_OUT
+from .price import left_out
 from .space import HEIGHT, LEAF, LISTED, Config, default
 
 #: Leaves next to a tile of rows over which a row's sum is bounded from below, and by how much, in nats, sums at "fast"
@@ -188,8 +188,7 @@ class _Pass:
         least = torch.where(torch.isfinite(least), least, -math.inf)  # a row without columns
 
         # 0.97: what bounds may be off by rounding. 1e30 stands for infinity: nothing may be left out.
-        allowed = LEFT_OUT * 0.97 * TOLERANCES[problem.precision][problem.reduction].absolute
-        lowest = (-math.log(allowed) - least).float().clamp(max=1e30)
+        lowest = (-math.log(0.97 * left_out(problem)) - least).float().clamp(max=1e30)
         whole = max(near.log_weight, 0.0)  # of all columns, of which these may be some
         reaches = (2.0 * (whole - least).clamp(min=0.0)).sqrt().float().clamp(max=1e30)
         limits, counts = torch.empty_like(lowest), torch.empty(tiles, dtype=torch.int32, device=device)

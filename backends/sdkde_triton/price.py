@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from sdkde_core.nearby import rough_share, typical_share
@@ -30,7 +29,7 @@ from .bounds import (
 )
 from .space import HEIGHT, LEAF
 
-__all__ = ["LEFT_OUT", "SLOWER", "compile_seconds", "listed_share", "looks", "pays", "share_of", "takes", "work"]
+__all__ = ["SLOWER", "compile_seconds", "found_to_pay", "left_out", "listed_share", "looks", "pays", "takes", "work"]
 
 #: The host's time around a pass's kernels, in launches: 0.32 ms on the host of an H200.
 LAUNCHES = 80
@@ -65,9 +64,6 @@ LOOK, PRICED = 4e10, 2e11
 #: Pairs a second at "fast", and launches a second of the host.
 RATE, LAUNCHED = 2e12, 2.5e5
 
-#: Rows and columns that the backend looks at.
-LOOKED = (64, 2048)
-
 
 def takes(problem: Problem) -> bool:
     """Whether a problem that can be computed from packed operands can be from lists."""
@@ -94,34 +90,21 @@ def _besides(problem: Problem) -> float:
     return STARTS + EACH * (problem.m + problem.n)
 
 
-def over_lists(problem: Problem, work: Work, share: float) -> Work:
-    """What lists that leave a share of the pairs take, where all pairs take ``work``."""
-    left = SLOWER * share
-    return replace(
-        work,
-        matrix_flops={dtype: left * flops for dtype, flops in work.matrix_flops.items()},
-        scalar_flops=left * work.scalar_flops,
-        exps=left * work.exps,
-        launches=work.launches + math.ceil(_besides(problem) / RATE * LAUNCHED),
-    )
+def left_out(problem: Problem) -> float:
+    """What lists leave out of a row's sum at most, relative to that."""
+    return LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute
 
 
-def share_of(problem: Problem, rows: Any, columns: Any, log_weights: Any, few: tuple[int, int] = LOOKED) -> float:
-    """About what share of the pairs lists leave, by about so ``few`` of the rows and columns."""
-    out = LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute
-    return rough_share(problem, rows, columns, log_weights, LEAF, HEIGHT, out, few)
-
-
-def typical(problem: Problem) -> float:
-    """What share lists leave of typical data, for the price."""
-    return typical_share(problem, LEAF, HEIGHT, LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute)
+def found_to_pay(problem: Problem, rows: Any, columns: Any, log_weights: Any) -> bool:
+    """Whether lists are faster, by some of the rows and columns."""
+    return pays(problem, rough_share(problem, rows, columns, log_weights, LEAF, HEIGHT, left_out(problem)))
 
 
 def listed_share(problem: Problem) -> float | None:
     """About what share of the pairs is summed; None: all."""
     if not looks(problem, for_price=True) or formula(problem, problem.extent, listed=True) != "packed":
         return None
-    share = typical(problem)
+    share = typical_share(problem, LEAF, HEIGHT, left_out(problem))
     return share if pays(problem, share) else None
 
 
@@ -146,14 +129,15 @@ def work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         slower, waits = WAITS[problem.precision, mean]
         scalar = 6.0 if mean else 4.0
         read = (problem.m + problem.n) * (8 * d + 4 * (2 + full) * width + 128)
+        besides = 0 if share is None else math.ceil(_besides(problem) / RATE * LAUNCHED)
+        summed = pairs * (1.0 if share is None else SLOWER * share)
         found = Work(
-            matrix_flops={"float16": (STORED if stored else slower) * 2.0 * (first + exponent + second) * pairs},
-            scalar_flops=waits * 2.0 * (scalar + (4.0 if two_passes else 0.0)) * pairs,  # an instruction is an FMA
-            exps=waits * (2.0 if two_passes else 1.0) * pairs,
+            matrix_flops={"float16": (STORED if stored else slower) * 2.0 * (first + exponent + second) * summed},
+            scalar_flops=waits * 2.0 * (scalar + (4.0 if two_passes else 0.0)) * summed,  # an instruction is an FMA
+            exps=waits * (2.0 if two_passes else 1.0) * summed,
             bytes=read + 8.0 * pairs * stored + 8.0 * problem.m * (d + 1),
-            launches=(2 if two_passes else 1) * LAUNCHES,
+            launches=(2 if two_passes else 1) * LAUNCHES + besides,
         )
-        found = found if share is None else over_lists(problem, found, share)
     elif formula(problem, extent) == "products":
         found = Work(
             matrix_flops={"float64": 2.0 * d * (1 + mean) * pairs},

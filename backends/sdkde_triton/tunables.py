@@ -23,9 +23,6 @@ from .space import LEAF, LEAST_CAPABILITY, LISTED
 #: Raised when a launch parameter changes its meaning: configurations stored under another version are not used.
 CONFIG_VERSION = 1
 
-#: Stands for the dimensions of :func:`sdkde_triton.bounds.merges`.
-MERGED = 12
-
 
 @dataclass(frozen=True)
 class Launch:
@@ -114,7 +111,10 @@ class TritonSpace:
         return predicted(_find(kernel, problem), space.Config.of(config), problem, card)
 
     def compile(self, kernel: str, config: Config, problem: Problem, architecture: str) -> Compiled:
-        return compile_kernel(_find(kernel, problem), space.Config.of(config), problem, capability(architecture))
+        given = space.Config.of(config)
+        compiled = compiled_kernel(_find(kernel, problem), given, problem, capability(architecture))
+        registers, spills = usage(compiled.asm["cubin"])
+        return Compiled(registers, int(compiled.metadata.shared), spills)
 
     def code(self, kernel: str, config: Config, problem: Problem) -> Hashable:
         launch = _find(kernel, problem)
@@ -138,8 +138,8 @@ def dimension(kernel: str, columns: int, d: int) -> int:
     """Return the dimension by which configurations are known: D, or what stands for a kernel's variants below it."""
     if kernel.startswith("direct"):
         return d if d <= bounds.MOST_DIRECT else bounds.packed_dimensions(d)
-    # With the constants in the free columns of hi the products are fewer.
-    return MERGED if bounds.merges(d) and kernel.startswith(("mean", "log_sum")) else columns
+    # With the constants in the free columns of hi the products are fewer: 12 stands for the dimensions that have them.
+    return 12 if bounds.merges(d) and kernel.startswith(("mean", "log_sum")) else columns
 
 
 def capability(architecture: str) -> int:
@@ -148,10 +148,10 @@ def capability(architecture: str) -> int:
 
 
 def _find(kernel: str, problem: Problem) -> Launch:
-    for launch in launches(problem):
-        if launch.kernel == kernel:
-            return launch
-    raise ValueError(f"the problem does not run {kernel}, but {', '.join(x.kernel for x in launches(problem))}")
+    found = {launch.kernel: launch for launch in launches(problem)}
+    if kernel not in found:
+        raise ValueError(f"the problem does not run {kernel}, but {', '.join(found)}")
+    return found[kernel]
 
 
 # --- what it should cost --------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def predicted(launch: Launch, config: space.Config, problem: Problem, card: GPU)
     several programs share a multiprocessor. Tiles reach 0.6 of the Tensor Cores' rate, and a step loses 300 cycles to
     barriers and to reductions across threads: fitted by eye to an H200.
     """
-    pairs, threads, last = config.block_m * config.block_n, 32 * config.num_warps, launch.base == "weighted_sum"
+    pairs, threads = config.block_m * config.block_n, 32 * config.num_warps
     units = [pairs / card.exps + _scalar(launch, problem) * pairs / (card.scalar / 2)]
     accumulators = pairs * (1.5 if launch.base in ("log_sum", "direct", "direct_mean") else 2.0)
     if not launch.base.startswith("direct"):
@@ -183,7 +183,7 @@ def predicted(launch: Launch, config: space.Config, problem: Problem, card: GPU)
     step = max(units) + (1.0 - hidden) * (sum(units) - max(units)) + 300.0 / resident
     step *= max(1.0, registers / 255.0) ** 2  # what spills
     across = problem.n / config.block_n
-    if last:  # a tile of rows and dimensions, over all columns
+    if launch.base == "weighted_sum":  # a tile of rows and dimensions, over all columns
         across = math.ceil(launch.columns / config.block_n) * problem.n / launch.columns
     steps = math.ceil(problem.m / config.block_m) * across
     # Few programs leave multiprocessors idle; a program ends about half a wave after the others.
@@ -215,23 +215,8 @@ def _scalar(launch: Launch, problem: Problem) -> float:
 # --- compiling without a GPU ----------------------------------------------------------------------------------------
 
 
-def compile_kernel(launch: Launch, config: space.Config, problem: Problem, capability: int) -> Compiled:
-    """Compile a kernel as a problem launches it.
-
-    Raises
-    ------
-    RuntimeError
-        In a process whose Triton interprets kernels.
-    Exception
-        Whatever the compiler raises.
-    """
-    compiled = compiled_kernel(launch, config, problem, capability)
-    registers, spills = usage(compiled.asm["cubin"])
-    return Compiled(registers, int(compiled.metadata.shared), spills)
-
-
 def compiled_kernel(launch: Launch, config: space.Config, problem: Problem, capability: int) -> Any:
-    """Return what Triton's compiler makes of it."""
+    """Return what Triton's compiler makes of a kernel as a problem launches it; raises what the compiler raises."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise RuntimeError("TRITON_INTERPRET=1 replaces the compiler; unset it to compile")
     import triton
@@ -299,16 +284,8 @@ def _types(launch: Launch, names: list[str]) -> dict[str, str]:
     """Types of a kernel's run-time parameters."""
     real = {"float64": "*fp64", "float32": "*fp32", "doubled": "*fp32"}.get(launch.arithmetic)
     pointers = dict.fromkeys(("rows", "columns", "phi"), real or "*fp16")
-    pointers |= {
-        "leaves": "*i32",
-        "which": "*i32",
-        "ends": "*i32",
-        "log_weights": "*fp64",
-        "sums": "*fp64",
-        "out": real or "*fp32",
-    }
-    if launch.base in ("stored", "weighted_sum"):
-        pointers["out"] = "*fp16" if launch.base == "stored" else "*fp64"
+    pointers |= dict.fromkeys(("leaves", "which", "ends"), "*i32") | dict.fromkeys(("log_weights", "sums"), "*fp64")
+    pointers["out"] = {"stored": "*fp16", "weighted_sum": "*fp64"}.get(launch.base, real or "*fp32")
     return {name: pointers.get(name, "i32") for name in names}
 
 

@@ -9,25 +9,23 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from ..protocol import Problem, Reduction
+from ..protocol import Problem
+from .lists import added
 
 __all__ = ["rough_share", "typical_share"]
 
 #: Nearest points of a sample: their distances say how densely points lie, and in how many dimensions.
 NEAREST_OF, FARTHER_OF = 4, 16
 
-#: Of a sample's places in their stretches: an irrational number, so that no period in the data meets it.
-GOLDEN = 0.5 * (math.sqrt(5.0) - 1.0)
-
-#: Width of what is halved again and again to make tiles of normal points, in standard deviations: fitted to counts.
-WIDE = 3.7
-
 
 def _places(n: int, most: int) -> NDArray[np.int64]:
-    """Indices of up to ``most`` of n points: one of each of as many stretches of equal length."""
+    """Indices of up to ``most`` of n points: one of each of as many stretches of equal length.
+
+    An irrational number says where in its stretch, so that no period in the data meets it.
+    """
     step = -(-n // most)
     k = np.arange(n // step)
-    return k * step + (step * (k * GOLDEN % 1.0)).astype(np.int64)
+    return k * step + (step * (k * 0.5 * (math.sqrt(5.0) - 1.0) % 1.0)).astype(np.int64)
 
 
 def rough_share(
@@ -67,7 +65,7 @@ def rough_share(
     float
         1 where the sample is too small to tell, or a coordinate is not finite.
     """
-    if columns.shape[0] <= 4 * FARTHER_OF or not rows.shape[0]:
+    if columns.shape[0] <= 4 * FARTHER_OF or not rows.shape[0] or not problem.m:
         return 1.0
     xp, on = array_namespace(columns), device(columns)
     some, thin = (xp.asarray(_places(x.shape[0], most), device=on) for x, most in zip((rows, columns), few))
@@ -98,17 +96,12 @@ def _roughly(
     wide = sum(math.exp((ball + math.log(points / NEAREST_OF) - many) / within) for points in (size, height))
     halved = math.log2(max(2.0, problem.n / max(size, height)))  # dimensions: in others a tile is as wide as all
     nearest = math.sqrt(min(1.0, halved / within)) * xp.sqrt(square) - (wide * xp.exp(near))[:, None]
-    half = 0.5 * xp.where(nearest > 0.0, nearest, xp.zeros_like(nearest)) ** 2
+    nearest = xp.where(nearest > 0.0, nearest, xp.zeros_like(nearest))
     terms = log_weights + many - 0.5 * square
     most = xp.max(terms, axis=1, keepdims=True)
-    log_sum = most + xp.log(xp.sum(xp.exp(terms - most), axis=1, keepdims=True))
+    log_sum = (most + xp.log(xp.sum(xp.exp(terms - most), axis=1, keepdims=True)))[:, 0]
     total = many + float(xp.max(log_weights) + xp.log(xp.sum(xp.exp(log_weights - xp.max(log_weights)))))
-    mass = xp.exp(xp.minimum(log_weights + many - half - log_sum, xp.zeros_like(half)))
-    if problem.reduction is Reduction.MEAN:
-        reach = xp.sqrt(2.0 * xp.maximum(total - log_sum, xp.zeros_like(log_sum)))
-        mass = mass * (xp.maximum(xp.sqrt(2.0 * half), xp.ones_like(half)) + reach)
-    if problem.reduction is Reduction.LAPLACE:
-        mass = mass * (1.0 + half / (1.0 + 0.5 * d))
+    mass = added(xp, problem, total, log_weights + many, nearest**2, log_sum)
     left = xp.cumulative_sum(xp.sort(mass, axis=1, stable=False), axis=1) > out
     return float(xp.mean(xp.astype(left, xp.float32)))
 
@@ -126,11 +119,11 @@ def typical_share(problem: Problem, size: int, height: int, out: float) -> float
     bandwidth, it is that of the nearest ``size`` columns, in a ball whose radius follows from the density at the row.
     A tile is left out if its part is below ``out`` of that: where it is farther than R = √(2 (−ℓ − log out)).
 
-    Tiles of a k-d tree are halved log₂(n / size) times, so about :data:`WIDE` σ 2^(−log₂(n / size) / d) wide. Two
-    coordinates differ by √2 σ z with z normal, and their boxes by the mean of both widths less. The sum of the squares
-    over d dimensions is close to a gamma variable with its mean and variance, of which R² is a quantile (Wilson and
-    Hilferty's cube root). The share is within a third of what was counted for normal samples of a million in 4 to 10
-    dimensions (benchmarks/notes/choice.md).
+    Tiles of a k-d tree are halved log₂(n / size) times, so about 3.7 σ 2^(−log₂(n / size) / d) wide (fitted to
+    counts). Two coordinates differ by √2 σ z with z normal, and their boxes by the mean of both widths less. The sum of
+    the squares over d dimensions is close to a gamma variable with its mean and variance, of which R² is a quantile
+    (Wilson and Hilferty's cube root). The share is within a third of what was counted for normal samples of a million
+    in 4 to 10 dimensions (benchmarks/notes/choice.md).
     """
     n, m, d = problem.n, problem.m, problem.d
     if not 2 * size < n or not m:
@@ -144,7 +137,7 @@ def typical_share(problem: Problem, size: int, height: int, out: float) -> float
     square = math.exp(2.0 / d * (math.log(size / n) - log_density - log_ball))
     among_many = 0.5 * d * (math.log1p(sigma**2) + sigma**2 / (1.0 + sigma**2))
     log_sum = -max(among_many, math.log(n / size) + 0.5 * square * d / (d + 2.0))
-    wide = sum(0.5 * WIDE * (size_of / of) ** (1.0 / d) for size_of, of in ((size, n), (min(height, m), m)))
+    wide = sum(0.5 * 3.7 * (size_of / of) ** (1.0 / d) for size_of, of in ((size, n), (min(height, m), m)))
     t = wide / math.sqrt(2.0)
     beyond, at = 0.5 * math.erfc(t / math.sqrt(2.0)), math.exp(-0.5 * t * t) / math.sqrt(2.0 * math.pi)
     second = 2.0 * ((1.0 + t * t) * beyond - t * at)  # E max(|z| − t, 0)², and to the fourth power

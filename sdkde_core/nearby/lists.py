@@ -11,7 +11,7 @@ from ..protocol import TOLERANCES, Problem, Reduction
 from .order import by_tile
 from .tiles import TOGETHER, Index, Tiles
 
-__all__ = ["FINE", "LEFT_OUT", "PARTS", "Lists", "lists", "threshold"]
+__all__ = ["FINE", "LEFT_OUT", "PARTS", "Lists", "added", "lists", "threshold"]
 
 #: Shares of the tolerance: what is dropped as a tile of tiles, as a tile, and what a backend may drop by its terms.
 COARSE, FINE, TERMS = 0.01, 0.05, 0.04
@@ -89,13 +89,13 @@ def lists(
     near = _nearest(xp, every, columns.coarse)
     share = xp.exp(columns.coarse.log_weight - columns.log_weight)
     share = xp.maximum(share, xp.full_like(share, 1.0 / share.shape[0]))
-    mass = _mass(xp, problem, columns, columns.coarse.log_weight, near, xp.min(least, axis=1))
+    mass = added(xp, problem, columns.log_weight, columns.coarse.log_weight, near, xp.min(least, axis=1))
     kept = mass >= COARSE * _allowed(problem) * share / xp.sum(share)
     where, there = _listed(xp, kept, columns)  # (g, k)
 
     near = _nearest(xp, some, Tiles(columns.fine.low[:, where], columns.fine.high[:, where]))  # (g, t, k)
     log_weights = columns.fine.log_weight[where][:, None, :]
-    mass = _mass(xp, problem, columns, log_weights, near, least)
+    mass = added(xp, problem, columns.log_weight, log_weights, near, least)
     mass = xp.where(there[:, None, :], mass, xp.zeros_like(mass))
     needed = mass >= threshold(xp, mass, FINE * _allowed(problem))
     needed = xp.reshape(needed, (-1, needed.shape[2]))[:tiles, :]
@@ -193,22 +193,25 @@ def _nearest(xp: Any, rows: Tiles, columns: Tiles) -> Any:
     return total * (1.0 - SLACK)
 
 
-def _mass(xp: Any, problem: Problem, columns: Index, log_weights: Any, near: Any, floor: Any) -> Any:
-    """What tiles can add to a result, relative to the row's sum, (…, b, k); right where that is less than 1."""
+def added(xp: Any, problem: Problem, log_weight: float, log_weights: Any, near: Any, floor: Any) -> Any:
+    """What tiles of all columns, of that ``log_weight``, can add to a result, relative to the row's sum, (…, b, k).
+
+    Right where that is less than 1.
+    """
     exponent = 0.5 * near
     logs = (log_weights - floor[..., None]) - exponent
     mass = xp.exp(xp.minimum(logs, xp.zeros_like(logs)))
     if problem.reduction is Reduction.MEAN:
-        reach = _reach(xp, columns, floor)[..., None]
+        reach = _reach(xp, log_weight, floor)[..., None]
         mass = mass * (xp.maximum(xp.sqrt(2.0 * exponent), xp.ones_like(mass)) + reach)
     if problem.reduction is Reduction.LAPLACE:
         mass = mass * (1.0 + exponent / (1.0 + 0.5 * problem.d))
     return mass
 
 
-def _reach(xp: Any, columns: Index, floor: Any) -> Any:
+def _reach(xp: Any, log_weight: float, floor: Any) -> Any:
     """What a shift is at most, (b,): that over all columns, of which these may be some."""
-    return xp.sqrt(2.0 * xp.maximum(max(columns.log_weight, 0.0) - floor, xp.zeros_like(floor)))
+    return xp.sqrt(2.0 * xp.maximum(max(log_weight, 0.0) - floor, xp.zeros_like(floor)))
 
 
 def threshold(xp: Any, mass: Any, allowed: float) -> Any:
@@ -229,7 +232,7 @@ def _cuts(xp: Any, problem: Problem, columns: Index, floors: Any) -> Any:
     cuts = math.log(TERMS * _allowed(problem) / (PARTS * columns.size)) + floors
     depth = xp.maximum(columns.log_weight - cuts, xp.zeros_like(cuts))  # ½ r² of such a term at most
     if problem.reduction is Reduction.MEAN:
-        cuts = cuts - xp.log(2.0 * (xp.sqrt(2.0 * depth) + _reach(xp, columns, floors)))
+        cuts = cuts - xp.log(2.0 * (xp.sqrt(2.0 * depth) + _reach(xp, columns.log_weight, floors)))
     if problem.reduction is Reduction.LAPLACE:
         cuts = cuts - xp.log(2.0 * (1.0 + depth / (1.0 + 0.5 * problem.d)))
     return cuts
