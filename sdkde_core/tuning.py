@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 from typing import Protocol as TypingProtocol
 
 from .choice.cards import GPU, card_name
-from .choice.switches import tuning_is_off
 from .messages import warn_once
 from .protocol import BackendInfo, Problem
+from .switches import switched_off
 
 __all__ = [
     "GPU",
@@ -164,7 +164,7 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
     forced = _forced.get().get(query.kernel)
     if forced is not None:
         return Tuned(forced, "forced")
-    if tuning_is_off():
+    if switched_off("SDKDE_TUNING"):
         return None
     lookup = _lookup()
     if lookup is None:

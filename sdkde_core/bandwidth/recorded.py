@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from ..choice.switches import switched_off
+from ..switches import switched_off
 
 #: For which time with arrays of the same shapes a function is recorded: recording takes as long as a few calls.
 TIMES = 2

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from ..messages import did_you_mean
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, with_fields
+from ..switches import switched_off
 from . import registry, started
 from .hardware import cpu_threads, gpu_name, is_here, processor, visible_gpus
 from .judge import Candidate, Share, StartUp, calls_of, has_context, judge, start_up
-from .switches import switched_off, tuning_is_off
 
 __all__ = ["Choice", "check_environment", "choose", "named_backend", "parse_device", "rank", "require_known"]
 
@@ -304,7 +304,7 @@ def _remember(key: tuple[Any, ...], choice: Choice) -> None:
 
 def check_environment() -> None:
     """Raise ValueError for a variable that is set wrongly, before a backend stumbles over it and is blamed."""
-    cpu_threads(), tuning_is_off(), switched_off("SDKDE_REPLAY")
+    cpu_threads(), switched_off("SDKDE_TUNING"), switched_off("SDKDE_REPLAY")
 
 
 def named_backend(backend: str) -> str:

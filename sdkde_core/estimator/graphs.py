@@ -18,9 +18,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from ..choice.switches import switched_off
 from ..engine.devices import current_stream
 from ..engine.forks import new_lock
+from ..switches import switched_off
 from .recording import Recording, keep
 from .request import Request
 

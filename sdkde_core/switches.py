@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from ..messages import did_you_mean
+from .messages import did_you_mean
 
-__all__ = ["switched_off", "tuning_is_off"]
+__all__ = ["switched_off"]
 
 
 def switched_off(variable: str) -> bool:
@@ -22,8 +22,3 @@ def switched_off(variable: str) -> bool:
     if text and text not in (*on, *off):
         raise ValueError(f"{variable} is {text!r}; set 'off' or 'on'{did_you_mean(text, (*on, *off))}")
     return text in off
-
-
-def tuning_is_off() -> bool:
-    """Whether ``SDKDE_TUNING`` says to ignore all that was tuned; ValueError for what says neither."""
-    return switched_off("SDKDE_TUNING")
