@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from ..choice import select, started
+from ..choice import registry, select
 from ..engine.failures import BackendFailed, OutOfReach
 from ..messages import warn_once
 from .request import Request
@@ -42,5 +42,5 @@ def set_aside(request: Request, failure: BackendFailed) -> None:
     """
     if select.named_backend(request.backend) != "auto" or request.ranks is not None:
         raise failure
-    started.set_aside(failure.backend, failure.device, f"set aside: {failure}")
+    registry.aside[failure.backend, failure.device] = f"set aside: {failure}"
     warn_once(f"{failure}. Until this process ends, backend='auto' does without it.")
