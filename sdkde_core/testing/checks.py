@@ -67,12 +67,13 @@ PROFILES: Mapping[str, Profile] = {
 FIRST = "answers_something"
 
 
-def _once(info: BackendInfo, profile: Profile) -> Iterable[str]:
-    return ("backend",)
+def _these(*parameters: str) -> Parameters:
+    return lambda info, profile: parameters
 
 
-def _reductions(info: BackendInfo, profile: Profile) -> Iterable[str]:
-    return tuple(Reduction)
+def _where_fast(ends: Callable[[Profile], Iterable[str]]) -> Parameters:
+    """What follows from the profile, but nothing where a backend is slow."""
+    return lambda info, profile: ends(profile) if profile.pairs >= costs.MANY else ()
 
 
 def _each(
@@ -141,10 +142,10 @@ class Check(NamedTuple):
 CHECKS: Mapping[str, Check] = {
     check.run.__name__: check
     for check in (
-        Check(formalities.declaration, _once),
-        Check(formalities.answers_something, _once),
-        Check(formalities.reasons, _once),
-        Check(formalities.options, _once),
+        Check(formalities.declaration, _these("backend")),
+        Check(formalities.answers_something, _these("backend")),
+        Check(formalities.reasons, _these("backend")),
+        Check(formalities.options, _these("backend")),
         Check(formalities.result_format),
         Check(formalities.repeat, _repeat),
         Check(accuracy.sizes, _each(_sizes, of=slice(-1, None))),
@@ -158,13 +159,13 @@ CHECKS: Mapping[str, Check] = {
         Check(calls.new_contents, _each(of=slice(1))),
         Check(calls.many_alive, _each(of=slice(1), reductions=(Reduction.MEAN,))),
         Check(calls.threads),
-        Check(surroundings.surroundings, _reductions),
-        Check(surroundings.thread_counts, _reductions),
+        Check(surroundings.surroundings, _these(*Reduction)),
+        Check(surroundings.thread_counts, _these(*Reduction)),
         Check(costs.memory, costs.memory_parameters),
-        Check(costs.leaks, costs.once_where_fast),
-        Check(costs.price, costs.price_parameters),
-        Check(broken_off.interrupts, _once),
-        Check(broken_off.forked_child, _once),
+        Check(costs.leaks, _where_fast(lambda profile: ("backend",))),
+        Check(costs.price, _where_fast(lambda profile: [f"d{d}" for d in profile.dimensions[:2]])),
+        Check(broken_off.interrupts, _these("backend")),
+        Check(broken_off.forked_child, _these("backend")),
         Check(featured.exclude_self, _each(feature="exclude_self")),
         Check(featured.kernel, _each(reductions=tuple(KERNELS)[1:], feature="kernel")),
         Check(derivatives.grad, _each(feature="grad")),

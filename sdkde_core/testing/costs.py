@@ -20,7 +20,7 @@ from . import problems
 from .problems import Case
 from .target import NotDeclared, Profile, Target, make
 
-__all__ = ["leaks", "memory", "memory_parameters", "once_where_fast", "price", "price_parameters"]
+__all__ = ["MANY", "leaks", "memory", "memory_parameters", "price"]
 
 #: Pairs of a profile from which on a backend is taken for one that is not simulated.
 MANY = 400_000
@@ -38,19 +38,6 @@ def memory_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
         yield f"{info.precisions[0]}-{Reduction.LOG_SUM}-d{first}-x1"
         for reduction in (Reduction.MEAN, Reduction.LAPLACE):
             yield f"{info.precisions[0]}-{reduction}-d{other}-x{other}"
-
-
-def price_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
-    """The profile's dimensions, two at most. Not where a backend is slow."""
-    if profile.pairs >= MANY:
-        for d in profile.dimensions[:2]:
-            yield f"d{d}"
-
-
-def once_where_fast(info: BackendInfo, profile: Profile) -> Iterator[str]:
-    """Once. Not where a backend is slow."""
-    if profile.pairs >= MANY:
-        yield "backend"
 
 
 def memory(target: Target, parameter: str) -> None:
