@@ -87,19 +87,24 @@ def records() -> tuple[Record, ...]:
     Where two distributions claim a name, sdkde's own has it, else the first in alphabetical order of distribution
     and value. The list is made once per process; :func:`refresh` forgets it.
     """
-    found = sorted(
-        {(p.name, _distribution(p)[0], p.value): p for p in importlib.metadata.entry_points(group=GROUP)}.items(),
-        key=lambda item: (item[0][0], item[0][1] != "sdkde-core", item[0]),
-    )
+    points: dict[tuple[str, str, str], tuple[importlib.metadata.EntryPoint, str]] = {}
+    for point in importlib.metadata.entry_points(group=GROUP):
+        by, version = (point.dist.name, point.dist.version) if point.dist is not None else ("unknown", "unknown")
+        points[point.name, by, point.value] = point, version
     result: list[Record] = []
     taken: dict[str, Record] = {}
-    for (name, distribution, value), point in found:
-        owner = taken.get(name)
-        if owner is not None:
-            reason = f"the name {name!r} is taken by {owner.value} of {owner.distribution}"
-            result.append(Record(name, "shadowed", reason, distribution, _distribution(point)[1], value))
+    for name, by, value in sorted(points, key=lambda key: (key[0], key[1] != "sdkde-core", key)):
+        point, version = points[name, by, value]
+        if name in taken:
+            reason = f"the name {name!r} is taken by {taken[name].value} of {taken[name].distribution}"
+            result.append(Record(name, "shadowed", reason, by, version, value))
             continue
-        taken[name] = _record(point)
+        info, failure = ask(point.load)
+        status, reason, known = "broken", f"{value} does not load: {failure}", None
+        if not failure:
+            judged, failure = ask(_judge, name, info)
+            status, reason, known = judged or ("broken", f"its BackendInfo cannot be read: {failure}", None)
+        taken[name] = Record(name, status, reason, by, version, value, known)
         result.append(taken[name])
     return tuple(result)
 
@@ -127,19 +132,6 @@ def find(name: str) -> Record | None:
     return next((r for r in records() if r.name == name and r.status != "shadowed"), None)
 
 
-def _record(point: importlib.metadata.EntryPoint) -> Record:
-    distribution, version = _distribution(point)
-
-    def record(status: str, reason: str, info: BackendInfo | None = None) -> Record:
-        return Record(point.name, status, reason, distribution, version, point.value, info)
-
-    info, failure = ask(point.load)
-    if failure:
-        return record("broken", f"{point.value} does not load: {failure}")
-    judged, failure = ask(_judge, point.name, info)
-    return record("broken", f"its BackendInfo cannot be read: {failure}") if failure else record(*judged)
-
-
 def _judge(name: str, info: Any) -> tuple[str, str, BackendInfo | None]:
     if not isinstance(info, BackendInfo):
         return "broken", f"its entry point is a {type(info).__name__}, not a BackendInfo", None
@@ -160,11 +152,6 @@ def _judge(name: str, info: Any) -> tuple[str, str, BackendInfo | None]:
         return "missing", f"needs {', '.join(missing)}{mend}", info
     extra = sorted(info.features - set(FEATURES))
     return "ok", "installed" + (f" (features this sdkde does not know: {', '.join(extra)})" if extra else ""), info
-
-
-def _distribution(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
-    dist = point.dist
-    return (dist.name, dist.version) if dist is not None else ("unknown", "unknown")
 
 
 def start(info: BackendInfo, device: str, options: Mapping[str, Any] | None = None) -> tuple[Backend | None, Support]:

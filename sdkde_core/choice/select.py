@@ -17,7 +17,7 @@ from . import registry
 from .hardware import cpu_threads, gpu_name, is_here, processor, visible_gpus
 from .judge import Candidate, Share, StartUp, calls_of, has_context, judge, start_up
 
-__all__ = ["Choice", "check_environment", "choose", "named_backend", "parse_device", "rank", "require_known"]
+__all__ = ["Choice", "at", "check_environment", "choose", "named_backend", "parse_device", "rank", "require_known"]
 
 _logger = logging.getLogger("sdkde")
 
@@ -46,10 +46,6 @@ class Choice:
     def where(self) -> str:
         """The device, or all devices, for people."""
         return ", ".join(self.devices) or self.device
-
-    def posed(self, problems: Sequence[Problem]) -> tuple[Problem, ...]:
-        """Return the passes as the backend is asked them."""
-        return at(problems, self.device)
 
 
 class _Asked(NamedTuple):

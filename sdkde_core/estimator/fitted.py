@@ -306,12 +306,11 @@ def loaded(
     where |= {"calls": request.calls, "without": request.without}
     try:
         choice = select.choose([problem], backend=own, **where)
-        (problem,) = choice.posed([problem]) if own == "auto" else select.at([problem], choice.device)
     except BackendUnavailable:
         if request.backend != "auto":
             raise
         choice = select.choose([problem], **where)
-        (problem,) = choice.posed([problem])
+    (problem,) = select.at([problem], choice.device)
     library, place = choice.info.arrays, choice.device
     there = Columns(convert(columns.points, library, place), convert(columns.log_weights, library, place))
     centre = convert(centre, library, place)
