@@ -16,20 +16,8 @@ from typing import Any
 from ..engine.forks import in_child
 from ..protocol import FEATURES, PRECISIONS, PROTOCOL, Backend, BackendInfo, Support
 
-__all__ = [
-    "GROUP",
-    "Record",
-    "as_support",
-    "aside",
-    "ask",
-    "chosen",
-    "find",
-    "made",
-    "records",
-    "refresh",
-    "start",
-    "warm",
-]
+__all__ = ["GROUP", "Record", "as_support", "aside", "ask", "chosen", "find", "made", "records", "refresh", "start"]
+__all__ += ["warm"]
 
 GROUP = "sdkde.backends"
 

@@ -26,18 +26,7 @@ from typing import NamedTuple
 
 from sdkde_core.protocol import KERNELS, BackendInfo, Reduction
 
-from . import (
-    accuracy,
-    broken_off,
-    calls,
-    costs,
-    derivatives,
-    drawn,
-    featured,
-    formalities,
-    ranges,
-    surroundings,
-)
+from . import accuracy, broken_off, calls, costs, derivatives, drawn, featured, formalities, ranges, surroundings
 from .target import NotDeclared, Profile, Target
 
 __all__ = ["CHECKS", "FIRST", "PROFILES", "Check", "NotDeclared", "Profile", "Target", "cases", "failures"]

@@ -22,10 +22,6 @@ from .target import MIXED, Profile, Target, take, weighted, within
 
 __all__ = ["pairs", "pairs_parameters", "range_parameters", "row_range"]
 
-#: Ranges of the points: two as long, across the edges of tiles, both ends, one row; and one of thousands of rows.
-RANGES = ((0, 40), (20, 60), (63, 66), (150, COLUMNS), (COLUMNS - 1, COLUMNS))
-LONG, LONG_RANGE = 3077, (1024, 3074)
-
 
 def range_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
     """Every precision and reduction, and a long range. That not where a backend is slow."""
@@ -82,8 +78,10 @@ def _problem(target: Target, parameter: str, case: Case, features: frozenset[str
 
 def row_range(target: Target, parameter: str) -> None:
     """Some of the points as rows are within the tolerance, their own columns left out where that is asked."""
+    n, asked = COLUMNS, [(0, 40), (20, 60), (63, 66), (150, COLUMNS), (COLUMNS - 1, COLUMNS)]
+    if parameter.endswith("long"):
+        n, asked = 3077, [(1024, 3074)]
     for features, strays in itertools.product(_mixes(target.info), (False, True)):
-        n, asked = (LONG, (LONG_RANGE,)) if parameter.endswith("long") else (COLUMNS, RANGES)
         every = tuple(sorted({i for start, stop in asked for i in _picked(start, stop)}))
         case, truth = _asked(n, features, every, strays)
         problem = _problem(target, parameter, case, features)
