@@ -81,8 +81,3 @@ def switched_off(variable: str) -> bool:
     if text and text not in (*on, *off):
         raise ValueError(f"{variable} is {text!r}; set 'off' or 'on'{did_you_mean(text, (*on, *off))}")
     return text in off
-
-
-def tuning_is_off() -> bool:
-    """Whether ``SDKDE_TUNING`` says to ignore all that was tuned; ValueError for what says neither."""
-    return switched_off("SDKDE_TUNING")

@@ -112,19 +112,16 @@ class Tolerance(NamedTuple):
         return self.absolute + self.relative * abs(log_sum)
 
 
-_LOG = {"fast": Tolerance(5e-4, 1e-6), "high": Tolerance(1e-5, 1e-6), "float64": Tolerance(1e-10, 1e-13)}
-_SHIFT = {"fast": Tolerance(6e-5, 1e-13), "high": Tolerance(9e-6, 1e-13), "float64": Tolerance(9e-12, 1e-13)}
-
 #: ``TOLERANCES[precision][reduction]``, for every row. LOG_SUM: |Δℓ|; MEAN: ‖Δshift‖₂ in bandwidths (its ℓ by
 #: LOG_SUM's row); LAPLACE: |ΔL| / M, relative to log M. The shift is a mean under the weights by which ℓ sums, and
 #: partial results merge by ℓ in one float64: so it has ℓ's relative part, which counts far from every point only.
 TOLERANCES: Mapping[str, Mapping[Reduction, Tolerance]] = {
-    precision: {
-        Reduction.LOG_SUM: _LOG[precision],
-        Reduction.MEAN: _SHIFT[precision],
-        Reduction.LAPLACE: _LOG[precision],
-    }
-    for precision in PRECISIONS
+    precision: {Reduction.LOG_SUM: log, Reduction.MEAN: shift, Reduction.LAPLACE: log}
+    for precision, log, shift in (
+        ("fast", Tolerance(5e-4, 1e-6), Tolerance(6e-5, 1e-13)),
+        ("high", Tolerance(1e-5, 1e-6), Tolerance(9e-6, 1e-13)),
+        ("float64", Tolerance(1e-10, 1e-13), Tolerance(9e-12, 1e-13)),
+    )
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from typing import Protocol as TypingProtocol
 
 from .choice.cards import GPU, card_name
-from .messages import tuning_is_off, warn_once
+from .messages import switched_off, warn_once
 from .protocol import BackendInfo, Problem
 
 __all__ = [
@@ -163,7 +163,7 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
     forced = _forced.get().get(query.kernel)
     if forced is not None:
         return Tuned(forced, "forced")
-    if tuning_is_off():
+    if switched_off("SDKDE_TUNING"):
         return None
     lookup = _lookup()
     if lookup is None:

@@ -43,7 +43,7 @@ STRANGER = BackendInfo(
 )
 PLAIN = BackendInfo("plain", (1, 2), "nowhere:Backend", ("cpu", "cuda"), ("fast",))
 compiled = test_autotune_search.compiled  # a fixture
-T1200 = driver.Described(16, 1425, 160e9, 75)
+T1200 = driver.Described(75, 16, 1.425, 160e9)
 ONE = ("--reduction", "log_sum", "--dim", "16")
 
 

@@ -204,7 +204,7 @@ def test_rates_by_device(nvml):
 def test_rates_that_are_derived_are_those_of_the_data_sheet(name, nvml):
     """So the bandwidth's factor, the clock and the rates by compute capability are right, and halved where they are."""
     nvml(numbered(name))
-    known, found = cards.gpu(name).at(), hardware._derived(name, driver.described("GPU-0")).at()
+    known, found = cards.gpu(name).at(), cards.derived(name, *driver.described("GPU-0")).at()
     assert found.name == known.name
     assert found.matrix_flops == pytest.approx(known.matrix_flops, rel=1e-6)
     assert (found.scalar_flops, found.exps) == pytest.approx((known.scalar_flops, known.exps), rel=1e-6)
@@ -227,7 +227,7 @@ def test_cards_that_are_in_no_table_are_derived(nvml):
 
 def test_what_a_card_lacks_it_has_no_rate_of(nvml):
     nvml(numbered("Tesla T4", "NVIDIA R999", "NVIDIA GeForce GTX 1080", "NVIDIA GB10"))
-    turing, new, old, shared = (hardware._derived(f"card {i}", driver.described(f"GPU-{i}")) for i in range(4))
+    turing, new, old, shared = (cards.derived(f"card {i}", *driver.described(f"GPU-{i}")) for i in range(4))
     assert set(turing.at().matrix_flops) == {"float16", "float32", "float64"}
     assert old is None  # before compute capability 7.0
     assert new.architecture == "sm_140"

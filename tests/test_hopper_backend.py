@@ -22,7 +22,7 @@ from sdkde_hopper.backend import HopperBackend
 from sdkde_hopper.info import INFO
 
 from sdkde_core.choice import registry
-from sdkde_core.choice.started import start
+from sdkde_core.choice.registry import start
 from sdkde_core.protocol import Columns, Problem, Reduction
 
 LN2, SQRT_LOG2E = math.log(2.0), math.sqrt(math.log2(math.e))

@@ -256,7 +256,7 @@ def test_a_device_that_is_not_here_cannot(install, monkeypatch, cards):
 def test_a_card_that_nobody_listed_is_priced(monkeypatch):
     """So the fastest is taken, not the first of the alphabet, and host data may go there."""
     name = "NVIDIA GeForce RTX 3080 Ti"
-    said = driver.Described(80, 1665, 912e9, 86)
+    said = driver.Described(86, 80, 1.665, 912e9)
     monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU(name, "GPU-1"),))
     monkeypatch.setattr(hardware, "described", lambda uuid: said)
     infos = [importlib.import_module(f"sdkde_{module}").INFO for module in ("keops.info", "triton.info", "torch.info")]
@@ -299,7 +299,7 @@ def test_what_nobody_has_rates_for_is_ranked_by_what_a_plain_gpu_would_take(monk
 def test_the_driver_is_not_asked_about_a_card_that_cannot_be_the_choice(monkeypatch):
     """To ask takes some milliseconds and wakes a card, each process anew."""
     name, asked = "NVIDIA GeForce RTX 4060 Laptop GPU", []
-    said = driver.Described(24, 2370, 256e9, 89)
+    said = driver.Described(89, 24, 2.37, 256e9)
     monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU(name, "GPU-1"),))
     monkeypatch.setattr(hardware, "described", lambda uuid: (asked.append(1), said)[1])
 

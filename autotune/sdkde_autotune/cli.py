@@ -13,10 +13,9 @@ import click
 
 from sdkde_core import __version__
 from sdkde_core.choice import cards, hardware
-from sdkde_core.choice.calibration import tuning_is_off
 from sdkde_core.cli.console import Argument, Choice, json_option
 from sdkde_core.cli.console import Group as OneLine
-from sdkde_core.messages import did_you_mean
+from sdkde_core.messages import did_you_mean, switched_off
 from sdkde_core.plugin import write_atomically
 
 from . import lookup, options, provenance
@@ -275,7 +274,7 @@ def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
 
     place = place_of(gpu)
     tasks = tunables(options.problems_of(what, place)[0], place, what["backend"])
-    if tuning_is_off():
+    if switched_off("SDKDE_TUNING"):
         click.echo("SDKDE_TUNING is off: until it is unset, backends use their defaults", err=True)
     rows = [report.explained(tunable, db) for tunable in tasks]
     click.echo(json.dumps(rows, indent=2) if as_json else report.listing(rows, "rung", "config", "why"))

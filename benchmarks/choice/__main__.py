@@ -57,7 +57,7 @@ from pathlib import Path
 from typing import Any
 
 from sdkde_core.api import explained
-from sdkde_core.choice import hardware, registry, started
+from sdkde_core.choice import hardware, registry
 from sdkde_core.choice.judge import Candidate, compile_seconds
 from sdkde_core.estimator.explanation import Explanation, PassLine
 from sdkde_core.estimator.request import Goal, Request
@@ -358,7 +358,7 @@ def as_if_warm() -> Iterator[None]:
         for info in (r.info for r in registry.records() if r.ok and r.info is not None):
             for kind in info.devices:
                 device = kind if kind == "cpu" else f"{kind}:0"
-                started.warmed(info.name, device, compiles(info, device))
+                registry.warm[info.name, device] = compiles(info, device)
         yield
     finally:
         registry.warm.clear()

@@ -163,6 +163,7 @@ def cores(capability: int) -> int:
     return known[-1] if known else ARCHITECTURES[min(ARCHITECTURES)].scalar // 2
 
 
+@functools.cache
 def derived(name: str, capability: int, sms: int, clock_ghz: float, bandwidth: float = 0.0) -> GPU | None:
     """Return a GPU with the rates that follow from what the driver says of it; None where they do not.
 

@@ -27,20 +27,15 @@ class ListedGPU(NamedTuple):
 
 
 class Described(NamedTuple):
-    """What the driver says of a GPU or a slice; 0: it does not know."""
+    """What the driver says of a GPU or a slice, as :func:`~sdkde_core.choice.cards.derived` takes it; 0: unknown."""
 
-    sms: int  # multiprocessors
-    clock_mhz: int  # their largest clock
-    bandwidth: float  # of the memory, bytes per second
     capability: int  # ten times the compute capability
+    sms: int  # multiprocessors
+    clock_ghz: float  # their largest clock
+    bandwidth: float  # of the memory, bytes per second
 
 
-class _Listed(NamedTuple):
-    """What CUDA can show: cards by PCI bus, of a sliced one its first slice; ``every`` card and slice; the fastest."""
-
-    cards: tuple[ListedGPU, ...] = ()
-    every: tuple[ListedGPU, ...] = ()
-    fastest: int = 0
+_GPUs = tuple[ListedGPU, ...]
 
 
 def visible_gpus() -> tuple[ListedGPU, ...]:
@@ -50,10 +45,9 @@ def visible_gpus() -> tuple[ListedGPU, ...]:
     UUID, up to the first that is not there. CUDA numbers cards by PCI bus with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``. Its
     default is the fastest card first, and the others in an order that is not specified: here by bus.
     """
-    found, words = _listed(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    numbered = found.cards
-    if found.fastest and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-        numbered = (numbered[found.fastest], *numbered[: found.fastest], *numbered[found.fastest + 1 :])
+    (numbered, every, fastest), words = _listed(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if fastest and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        numbered = (numbered[fastest], *numbered[:fastest], *numbered[fastest + 1 :])
     if words is None:
         return numbered
     visible: list[ListedGPU] = []
@@ -61,7 +55,7 @@ def visible_gpus() -> tuple[ListedGPU, ...]:
         if word.isdecimal():
             named = numbered[int(word) : int(word) + 1]
         else:
-            named = tuple(gpu for gpu in found.every if word and gpu.uuid.startswith(word))
+            named = tuple(gpu for gpu in every if word and gpu.uuid.startswith(word))
         if len(named) != 1 or named[0] in visible:
             break
         visible += named
@@ -69,11 +63,13 @@ def visible_gpus() -> tuple[ListedGPU, ...]:
 
 
 @functools.cache
-def _listed() -> _Listed:
-    return ask_nvml(_list, _Listed())
+def _listed() -> tuple[_GPUs, _GPUs, int]:
+    """What CUDA can show: cards by PCI bus, of a sliced one its first slice; every card and slice; the fastest card."""
+    none: _GPUs = ()
+    return ask_nvml(_list, (none, none, 0))
 
 
-def _list(nvml: Any) -> _Listed:
+def _list(nvml: Any) -> tuple[_GPUs, _GPUs, int]:
     cards: list[ListedGPU] = []
     every: list[ListedGPU] = []
     handles: list[Any] = []
@@ -88,9 +84,9 @@ def _list(nvml: Any) -> _Listed:
             cards, every, handles = [*cards, found[0]], [*every, *found], [*handles, handle]
     fastest = 0
     if len({gpu.name for gpu in cards}) > 1:
-        speeds = [said.sms * said.clock_mhz for said in (_describe(handle, nvml) for handle in handles)]
+        speeds = [said.sms * said.clock_ghz for said in (_describe(handle, nvml) for handle in handles)]
         fastest = speeds.index(max(speeds))
-    return _Listed(tuple(cards), tuple(every), fastest)
+    return tuple(cards), tuple(every), fastest
 
 
 @functools.cache
@@ -120,7 +116,8 @@ def _describe(handle: Any, nvml: Any) -> Described:
     capability = 10 * major + minor
     clock, memory = (ask(nvml.nvmlDeviceGetMaxClockInfo, handle, k) for k in (nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM))
     bandwidth = 2e6 * memory * ask(nvml.nvmlDeviceGetMemoryBusWidth, handle) / 8
-    return Described(ask(nvml.nvmlDeviceGetNumGpuCores, handle) // cores(capability), clock, bandwidth, capability)
+    sms = ask(nvml.nvmlDeviceGetNumGpuCores, handle) // cores(capability)
+    return Described(capability, sms, clock / 1e3, bandwidth)
 
 
 def _or_nothing(nvml: Any, question: Callable[..., Any], *arguments: Any, default: Any = 0) -> Any:

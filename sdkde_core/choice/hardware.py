@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 
 from .cards import GPU, Processor, card_name, derived, gpu, same_name
-from .driver import Described, ListedGPU, ask_nvml, described, driver_version, visible_gpus
+from .driver import ListedGPU, ask_nvml, described, driver_version, visible_gpus
 
 __all__ = [
     "ListedGPU",
@@ -80,13 +80,12 @@ NOMINAL_CORE = Processor(
 
 
 def cpu() -> Processor:
-    """Return the nominal rates of a CPU with :func:`cpu_threads` threads."""
+    """Return the nominal rates of a CPU with :func:`cpu_threads` threads, which are those of all together."""
     return _cores(cpu_threads())
 
 
 @functools.cache
 def _cores(threads: int) -> Processor:
-    """The rates of so many threads together."""
     core, cores = NOMINAL_CORE, speedup(threads)
     return replace(
         core,
@@ -131,20 +130,13 @@ def card(device: str) -> GPU | None:
 
     By its name in the table of data sheets, else by what the driver says of it.
     """
-    kind, number = _parsed(device)
-    gpus = visible_gpus() if kind == "cuda" else ()
-    if number >= len(gpus):
+    found = _listed(device)
+    if found is None:
         return None
-    known = gpu(gpus[number].name)
-    if known is not None:
-        return known
-    said = described(gpus[number].uuid)
-    return None if said is None else _derived(gpus[number].name, said)
-
-
-@functools.cache
-def _derived(name: str, said: Described) -> GPU | None:
-    return derived(name, said.capability, said.sms, said.clock_mhz / 1e3, said.bandwidth)
+    known = gpu(found.name)
+    if known is None and (said := described(found.uuid)) is not None:
+        return derived(found.name, *said)
+    return known
 
 
 def gpu_name(device: str) -> str | None:
@@ -152,9 +144,8 @@ def gpu_name(device: str) -> str | None:
 
     Unlike :func:`card` it needs no rates.
     """
-    kind, number = _parsed(device)
-    gpus = visible_gpus() if kind == "cuda" else ()
-    return card_name(gpus[number].name) if number < len(gpus) else None
+    found = _listed(device)
+    return None if found is None else card_name(found.name)
 
 
 def local_cards() -> tuple[GPU | None, ...]:
@@ -167,6 +158,7 @@ def card_called(name: str) -> GPU | None:
     return gpu(name) or next((c for c in local_cards() if c is not None and same_name(c.name, name)), None)
 
 
-def _parsed(device: str) -> tuple[str, int]:
+def _listed(device: str) -> ListedGPU | None:
     kind, _, number = device.partition(":")
-    return kind, int(number or 0)
+    gpus = visible_gpus() if kind == "cuda" else ()
+    return gpus[int(number or 0)] if int(number or 0) < len(gpus) else None

@@ -6,20 +6,19 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..engine.outliers import SPLIT_SHARE, limit_of, within_limit
-from ..protocol import BackendInfo, Problem, Support
+from ..protocol import BackendInfo, Problem
 from . import cost, registry
 from .cards import PLAIN
 from .hardware import Processor, processor
+from .registry import as_support, ask
 
 __all__ = [
     "Candidate",
     "Share",
     "StartUp",
-    "as_support",
-    "ask",
     "calls_of",
     "compile_seconds",
     "has_context",
@@ -239,24 +238,3 @@ def transfer_seconds(problems: Sequence[Problem], data_device: str, on: Processo
     if first.device == data_device:
         return 0.0
     return 8.0 * (first.n * (first.d + 1) + last.m * (last.d + 1)) / on.transfer
-
-
-def ask(question: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
-    """Ask a plugin something; return its answer and "", or None and what it did instead.
-
-    A plugin may raise anything, SystemExit included, but must not take the program down; only the user's interrupt
-    and memory that does not suffice pass.
-    """
-    try:
-        return question(*arguments), ""
-    except (KeyboardInterrupt, MemoryError):
-        raise
-    except BaseException as error:
-        return None, f"{type(error).__name__}: {error}"
-
-
-def as_support(answer: Any) -> Support:
-    """Return a plugin's answer as a Support with a reason, whatever it is."""
-    if not isinstance(answer, Support):
-        return Support(False, f"broken: it answered {answer!r}, not a Support")
-    return answer if answer.reason else answer._replace(reason="no reason given")

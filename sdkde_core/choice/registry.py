@@ -1,20 +1,23 @@
-"""Finding backends: entry points of group ``sdkde.backends``.
+"""Finding backends, entry points of group ``sdkde.backends``, and starting them, once a process.
 
 Listing never raises and never imports what a backend depends on: only the module with its :class:`BackendInfo`.
 A plugin that is broken, that speaks another protocol, or whose name is taken already is listed with the cause.
+What became of a backend that was started is kept until :func:`refresh`.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..engine.forks import in_child
 from ..protocol import FEATURES, PRECISIONS, PROTOCOL, Backend, BackendInfo, Support
 
-__all__ = ["GROUP", "Record", "aside", "chosen", "find", "made", "records", "refresh", "warm"]
+__all__ = ["GROUP", "Record", "as_support", "aside", "ask", "chosen", "find", "made", "records", "refresh", "start"]
+__all__ += ["warm"]
 
 GROUP = "sdkde.backends"
 
@@ -24,8 +27,8 @@ made: dict[tuple[str, str, str], tuple[Backend | None, Support]] = {}
 #: By name and device: why ``"auto"`` does without a backend there.
 aside: dict[tuple[str, str], str] = {}
 
-#: By what was asked, and what else it depends on: what :mod:`sdkde_core.choice.select` has chosen.
-chosen: dict[Any, Any] = {}
+#: By what was asked, and what else it depends on: :func:`records`, :data:`made`, and the choice that follows.
+chosen: dict[Any, tuple[Any, Any, Any]] = {}
 
 #: By name and device, what :func:`sdkde_core.warm_up` has started there: whether it has compiled what is common, too.
 warm: dict[tuple[str, str], bool] = {}
@@ -72,19 +75,24 @@ def records() -> tuple[Record, ...]:
     Where two distributions claim a name, sdkde's own has it, else the first in alphabetical order of distribution
     and value. The list is made once per process; :func:`refresh` forgets it.
     """
-    found = sorted(
-        {(p.name, _distribution(p)[0], p.value): p for p in importlib.metadata.entry_points(group=GROUP)}.items(),
-        key=lambda item: (item[0][0], item[0][1] != "sdkde-core", item[0]),
-    )
+    points: dict[tuple[str, str, str], tuple[importlib.metadata.EntryPoint, str]] = {}
+    for point in importlib.metadata.entry_points(group=GROUP):
+        by, version = (point.dist.name, point.dist.version) if point.dist is not None else ("unknown", "unknown")
+        points[point.name, by, point.value] = point, version
     result: list[Record] = []
     taken: dict[str, Record] = {}
-    for (name, distribution, value), point in found:
-        owner = taken.get(name)
-        if owner is not None:
-            reason = f"the name {name!r} is taken by {owner.value} of {owner.distribution}"
-            result.append(Record(name, "shadowed", reason, distribution, _distribution(point)[1], value))
+    for name, by, value in sorted(points, key=lambda key: (key[0], key[1] != "sdkde-core", key)):
+        point, version = points[name, by, value]
+        if name in taken:
+            reason = f"the name {name!r} is taken by {taken[name].value} of {taken[name].distribution}"
+            result.append(Record(name, "shadowed", reason, by, version, value))
             continue
-        taken[name] = _record(point)
+        info, failure = ask(point.load)
+        status, reason, known = "broken", f"{value} does not load: {failure}", None
+        if not failure:
+            judged, failure = ask(_judge, name, info)
+            status, reason, known = judged or ("broken", f"its BackendInfo cannot be read: {failure}", None)
+        taken[name] = Record(name, status, reason, by, version, value, known)
         result.append(taken[name])
     return tuple(result)
 
@@ -112,26 +120,6 @@ def find(name: str) -> Record | None:
     return next((r for r in records() if r.name == name and r.status != "shadowed"), None)
 
 
-def _record(point: importlib.metadata.EntryPoint) -> Record:
-    distribution, version = _distribution(point)
-
-    def record(status: str, reason: str, info: BackendInfo | None = None) -> Record:
-        return Record(point.name, status, reason, distribution, version, point.value, info)
-
-    try:
-        info = point.load()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # SystemExit and all: a plugin must not take the program down
-        return record("broken", f"{point.value} does not load: {type(error).__name__}: {error}")
-    try:
-        return record(*_judge(point.name, info))
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        return record("broken", f"its BackendInfo cannot be read: {type(error).__name__}: {error}")
-
-
 def _judge(name: str, info: Any) -> tuple[str, str, BackendInfo | None]:
     if not isinstance(info, BackendInfo):
         return "broken", f"its entry point is a {type(info).__name__}, not a BackendInfo", None
@@ -154,6 +142,55 @@ def _judge(name: str, info: Any) -> tuple[str, str, BackendInfo | None]:
     return "ok", "installed" + (f" (features this sdkde does not know: {', '.join(extra)})" if extra else ""), info
 
 
-def _distribution(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
-    dist = point.dist
-    return (dist.name, dist.version) if dist is not None else ("unknown", "unknown")
+def start(info: BackendInfo, device: str, options: Mapping[str, Any] | None = None) -> tuple[Backend | None, Support]:
+    """Make a backend and probe the device, or say why it cannot be used there; what was found is kept.
+
+    Raises
+    ------
+    ValueError
+        The options do not suit the backend.
+    """
+    key = (info.implementation, device, repr(sorted((options or {}).items())))
+    if key not in made:
+        made[key] = _start(info, device, options)
+    backend, support = made[key]
+    if not support.ok and not options:
+        aside[info.name, device] = support.reason
+    return backend, support
+
+
+def _start(info: BackendInfo, device: str, options: Mapping[str, Any] | None) -> tuple[Backend | None, Support]:
+    if options:
+        try:
+            backend, failure = info.load(options), ""
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"backend_options {dict(options)} do not suit backend {info.name!r}: {error}") from error
+    else:
+        backend, failure = ask(info.load)
+    if failure:
+        return None, Support(False, f"does not load: {failure}")
+    probed, failure = ask(backend.probe, device)
+    if failure:
+        return None, Support(False, f"its probe of {device} failed: {failure}")
+    return backend, as_support(probed)
+
+
+def ask(question: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+    """Ask a plugin something; return its answer and "", or None and what it did instead.
+
+    A plugin may raise anything, SystemExit included, but must not take the program down; only the user's interrupt
+    and memory that does not suffice pass.
+    """
+    try:
+        return question(*arguments), ""
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def as_support(answer: Any) -> Support:
+    """Return a plugin's answer as a Support with a reason, whatever it is."""
+    if not isinstance(answer, Support):
+        return Support(False, f"broken: it answered {answer!r}, not a Support")
+    return answer if answer.reason else answer._replace(reason="no reason given")

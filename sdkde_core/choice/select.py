@@ -10,16 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ..messages import did_you_mean, switched_off, tuning_is_off
+from ..messages import did_you_mean, switched_off
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, with_fields
-from . import registry, started
+from . import registry
 from .hardware import cpu_threads, gpu_name, is_here, processor, visible_gpus
 from .judge import Candidate, Share, StartUp, calls_of, has_context, judge, start_up
 
-__all__ = ["Choice", "check_environment", "choose", "named_backend", "parse_device", "rank", "require_known"]
-
-#: What sharing rows among devices takes besides copies: threads that start, and what every device does for itself.
-SHARED_SECONDS = 2e-3
+__all__ = ["Choice", "at", "check_environment", "choose", "named_backend", "parse_device", "rank", "require_known"]
 
 _logger = logging.getLogger("sdkde")
 
@@ -48,10 +45,6 @@ class Choice:
     def where(self) -> str:
         """The device, or all devices, for people."""
         return ", ".join(self.devices) or self.device
-
-    def posed(self, problems: Sequence[Problem]) -> tuple[Problem, ...]:
-        """Return the passes as the backend is asked them."""
-        return at(problems, self.device)
 
 
 class _Asked(NamedTuple):
@@ -208,8 +201,8 @@ def _unusable_on(
 ) -> str:
     """Why a backend does not work on one of the devices that are to help, or has failed there; nothing if it works."""
     for device in devices:
-        reason = "" if choice.reason == "named" else (started.unusable() | dict(without)).get((choice.name, device), "")
-        implementation, support = started.start(choice.info, device, options)
+        reason = "" if choice.reason == "named" else (registry.aside | dict(without)).get((choice.name, device), "")
+        implementation, support = registry.start(choice.info, device, options)
         if reason or implementation is None or not support.ok:
             return f"cannot use {device}: {reason or support.reason}"
     return ""
@@ -218,12 +211,15 @@ def _unusable_on(
 def _worth_sharing(
     choice: Choice, problems: Sequence[Problem], data_device: str, share: Share | None, devices: int
 ) -> int:
-    """How many of so many devices are predicted to be fastest: all, or one. PCIe takes 20 GB a second between them."""
+    """How many of so many devices are predicted to be fastest: all, or one.
+
+    PCIe takes 20 GB a second between them. Threads that start, and what every device does for itself, take 2 ms.
+    """
     judged = judge(choice.info, at(problems, choice.device), data_device, share, StartUp(0.0, 0.0))
     if judged.seconds is None:
         return devices
     copied = 8 * sum((p.n + p.m) * (p.d + 1) for p in problems) * (devices - 1) / devices / 20e9
-    return devices if judged.seconds / devices + copied + SHARED_SECONDS < judged.seconds else 1
+    return devices if judged.seconds / devices + copied + 2e-3 < judged.seconds else 1
 
 
 def _choose(
@@ -236,9 +232,11 @@ def _choose(
     aside: Mapping[tuple[str, str], str],
 ) -> Choice:
     """The choice for one device: first among those that may rank first, then among all."""
+    # In a loop all calls ask for the same, and to judge takes half of a call: what was chosen before is kept.
     key = None if explained or options or aside else _key(problems, asked)
-    if (known := _remembered(key)) is not None:
-        return known
+    known = registry.chosen.get(key)
+    if known is not None and known[0] is registry.records() and known[1] is registry.made:  # else they have changed
+        return known[2]
     check_environment()
     named, told, tried = asked.named, f"SDKDE_BACKEND is {asked.named!r}: " if asked.named != backend else "", {}
     if named != "auto":
@@ -246,7 +244,7 @@ def _choose(
     elif options:
         raise ValueError("backend_options go with a named backend; pass backend=... too")
     else:
-        tried = started.unusable() | dict(aside)
+        tried = registry.aside | dict(aside)
     looked: list[float] = []
 
     def noted(step: int, limit: float) -> float:
@@ -262,7 +260,9 @@ def _choose(
                 if choice:
                     _logger.debug("backend %s on %s: %s", choice.name, choice.device, choice.reason)
                     if key is not None and not looked:
-                        _remember(key, choice)
+                        if len(registry.chosen) >= 256:
+                            registry.chosen.clear()
+                        registry.chosen[key] = registry.records(), registry.made, choice
                     return choice
     failures = [_settle(c, None, tried) for c in candidates if named in ("auto", c.name)]
     if named != "auto":
@@ -272,9 +272,6 @@ def _choose(
     raise BackendUnavailable(f"no backend can do this:\n{details}{_mend(problems, 'install')}")
 
 
-# --- choices made before: in a loop all calls ask for the same, and to judge takes half of a call ---
-
-
 def _key(problems: Sequence[Problem], asked: _Asked) -> tuple[Any, ...]:
     """What a choice follows from, but for the share of the pairs beyond an extent: with that, it is not kept."""
     apart = tuple(registry.aside.items()), tuple(registry.warm.items()), visible_gpus(), cpu_threads()
@@ -282,28 +279,12 @@ def _key(problems: Sequence[Problem], asked: _Asked) -> tuple[Any, ...]:
     return (tuple(problems), asked, *apart, has_context("cuda"), *variables)
 
 
-def _remembered(key: tuple[Any, ...] | None) -> Choice | None:
-    known = registry.chosen.get(key)
-    if (
-        known is None or known[0] is not registry.records() or known[1] is not registry.made
-    ):  # made anew where they change
-        return None
-    choice: Choice = known[2]
-    return choice
-
-
-def _remember(key: tuple[Any, ...], choice: Choice) -> None:
-    if len(registry.chosen) >= 256:
-        registry.chosen.clear()
-    registry.chosen[key] = registry.records(), registry.made, choice
-
-
 # --- the environment ---
 
 
 def check_environment() -> None:
     """Raise ValueError for a variable that is set wrongly, before a backend stumbles over it and is blamed."""
-    cpu_threads(), tuning_is_off(), switched_off("SDKDE_REPLAY")
+    cpu_threads(), switched_off("SDKDE_TUNING"), switched_off("SDKDE_REPLAY")
 
 
 def named_backend(backend: str) -> str:
@@ -406,7 +387,7 @@ def _start(
     """The choice of a candidate, if it starts; why it did not goes to ``tried``."""
     record = registry.find(candidate.name)
     assert record is not None and record.info is not None  # a candidate that is ok has both
-    implementation, support = started.start(record.info, candidate.device, options)
+    implementation, support = registry.start(record.info, candidate.device, options)
     if implementation is None or not support.ok:
         tried[candidate.name, candidate.device] = support.reason
         return None

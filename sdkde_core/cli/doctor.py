@@ -14,8 +14,7 @@ from typing import Any
 from .. import __version__
 from ..choice import hardware, registry
 from ..choice.driver import may_have_driver
-from ..choice.judge import as_support, ask
-from ..protocol import BackendInfo, Support
+from ..choice.registry import ask
 
 
 def sections() -> Iterator[tuple[str, Sequence[Sequence[str]]]]:
@@ -56,7 +55,7 @@ def _backends() -> list[tuple[str, str, str, str]]:
         rows.append((record.name, "-", record.status, record.reason))
         if record.ok and record.info is not None:
             for device in record.info.devices:
-                support = _probe(record.info, device)
+                _, support = registry.start(record.info, device if device == "cpu" else f"{device}:0")
                 rows.append((record.name, device, "works" if support.ok else "no", support.reason))
     return rows
 
@@ -84,12 +83,3 @@ def _gpus() -> list[tuple[str, str]]:
         rows.append(("", known))
     unseen = may_have_driver() and importlib.util.find_spec("pynvml") is None
     return rows or [("gpu", "none found" + "; those of NVIDIA need: pip install nvidia-ml-py" * unseen)]
-
-
-def _probe(info: BackendInfo, device: str) -> Support:
-    """Load a backend and probe a kind of device; an exception becomes the reason that it does not work."""
-    backend, failure = ask(info.load)
-    if failure:
-        return Support(False, f"does not load: {failure}")
-    answer, failure = ask(backend.probe, device if device == "cpu" else f"{device}:0")
-    return Support(False, f"its probe failed: {failure}") if failure else as_support(answer)

@@ -15,7 +15,7 @@ from array_api_compat import array_namespace, is_torch_array
 
 from ..arrays import Argument, Data, Origin, check_query, convert, detached, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
-from ..choice import select, started
+from ..choice import registry, select
 from ..choice.judge import only_enqueues
 from ..engine.failures import BackendFailed, OutOfReach
 from ..engine.forks import new_lock
@@ -322,12 +322,11 @@ def loaded(
     where |= {"calls": request.calls, "without": request.without}
     try:
         choice = select.choose([problem], backend=own, **where)
-        (problem,) = choice.posed([problem]) if own == "auto" else select.at([problem], choice.device)
     except BackendUnavailable:
         if request.backend != "auto":
             raise
         choice = select.choose([problem], **where)
-        (problem,) = choice.posed([problem])
+    (problem,) = select.at([problem], choice.device)
     library, place = choice.info.arrays, choice.device
     there = Columns(convert(columns.points, library, place), convert(columns.log_weights, library, place))
     centre = convert(centre, library, place)
@@ -353,5 +352,5 @@ def set_aside(request: Request, failure: BackendFailed) -> None:
     """
     if select.named_backend(request.backend) != "auto" or request.ranks is not None:
         raise failure
-    started.set_aside(failure.backend, failure.device, f"set aside: {failure}")
+    registry.aside[failure.backend, failure.device] = f"set aside: {failure}"
     warn_once(f"{failure}. Until this process ends, backend='auto' does without it.")

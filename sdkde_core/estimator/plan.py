@@ -142,7 +142,7 @@ def plan(
     if data.device != place or array_namespace(points).__name__ != f"array_api_compat.{library}":
         points, log_weights = convert(points, library, place), convert(log_weights, library, place)
         rows = None if rows is None else convert(rows, library, place)
-    problems, columns = choice.posed(problems), Columns(points, log_weights)
+    problems, columns = select.at(problems, place), Columns(points, log_weights)
     asked = tuple(shares)
     return Plan(request, data, bandwidth, measured.centre, columns, rows, problems, choice, looked, asked, noted)
 

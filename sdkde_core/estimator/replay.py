@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..arrays import Argument, Decisions, decided, ingest, noting
-from ..choice.judge import ask, only_enqueues
+from ..choice.judge import only_enqueues
+from ..choice.registry import ask
 from ..engine.outliers import limit_of
 from ..protocol import BackendInfo, Columns, Problem, Reduction, with_fields
 from .graphs import PAIRS, Replays, place_of, small_enough, takes_long

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import convert, to_host
-from ..choice import registry, select, started
+from ..choice import registry, select
 from ..choice.cost import typical_extent
 from ..choice.hardware import processor
 from ..choice.judge import compile_seconds, judge
@@ -80,12 +80,12 @@ def _warm(info: BackendInfo, device: str) -> str:
     """Start a backend and run the common estimates, unless they compile for long; return why it cannot, or nothing."""
     if device.partition(":")[0] not in info.devices:
         return f"runs on {', '.join(info.devices)}"
-    if (info.name, device) in (unusable := started.unusable()):
-        return unusable[info.name, device]
+    if (reason := registry.aside.get((info.name, device))) is not None:
+        return reason
     asked, compiled = common(info, device), compiles(info, device)
     if not asked:
         return "takes none of the common estimates there"
-    _, support = started.start(info, device)
+    _, support = registry.start(info, device)
     if not support.ok:
         return support.reason
     for request, problems in asked if compiled else ():
@@ -96,7 +96,7 @@ def _warm(info: BackendInfo, device: str) -> str:
             return str(failure)
         except BackendUnavailable as error:  # it finds out only now
             _logger.debug("backend %s is not warmed up by %s: %s", info.name, problems, error)
-    started.warmed(info.name, device, compiled)
+    registry.warm[info.name, device] = compiled
     return ""
 
 

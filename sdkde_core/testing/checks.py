@@ -3,18 +3,19 @@
 A check is a function ``check(target, parameter)`` that returns, raises :class:`AssertionError`, or raises
 :class:`NotDeclared` where the backend declares that it does not take the problem. :data:`CHECKS` has them all with the
 parameters that suit a backend's declarations; names and parameters are stable within a protocol major.
-:mod:`~sdkde_core.testing.formalities`              what is declared, the form of results
-:mod:`~sdkde_core.testing.accuracy`                 tolerances by kind of data, extent, dimension and size
-:mod:`~sdkde_core.testing.calls`                    one call after another, several at once, whose memory is whose
-:mod:`~sdkde_core.testing.surroundings`             what a call leaves as it was, and numbers of threads
-:mod:`~sdkde_core.testing.costs`                    memory, what a call leaves behind, the price
-:mod:`~sdkde_core.testing.broken_off`               calls that are interrupted, and those of a forked child
-:mod:`~sdkde_core.testing.featured`                 ``exclude_self``, ``grad``
-:mod:`~sdkde_core.testing.other_kernels`            ``kernel``
-:mod:`~sdkde_core.testing.ranges`                   ``range``, ``pairs``
-:mod:`~sdkde_core.testing.drawn`                    random problems
-==================================================  ==================================================================
-=======
+
+==========================================  ======================================================================
+:mod:`~sdkde_core.testing.formalities`      what is declared, the form of results
+:mod:`~sdkde_core.testing.accuracy`         tolerances by kind of data, extent, dimension and size
+:mod:`~sdkde_core.testing.calls`            one call after another, several at once, whose memory is whose
+:mod:`~sdkde_core.testing.surroundings`     what a call leaves as it was, and numbers of threads
+:mod:`~sdkde_core.testing.costs`            memory, what a call leaves behind, the price
+:mod:`~sdkde_core.testing.broken_off`       calls that are interrupted, and those of a forked child
+:mod:`~sdkde_core.testing.featured`         ``exclude_self``, ``kernel``
+:mod:`~sdkde_core.testing.derivatives`      ``grad``
+:mod:`~sdkde_core.testing.ranges`           ``range``, ``pairs``
+:mod:`~sdkde_core.testing.drawn`            random problems
+==========================================  ======================================================================
 """
 
 from __future__ import annotations
@@ -25,18 +26,7 @@ from typing import NamedTuple
 
 from sdkde_core.protocol import KERNELS, BackendInfo, Reduction
 
-from . import (
-    accuracy,
-    broken_off,
-    calls,
-    costs,
-    derivatives,
-    drawn,
-    featured,
-    formalities,
-    ranges,
-    surroundings,
-)
+from . import accuracy, broken_off, calls, costs, derivatives, drawn, featured, formalities, ranges, surroundings
 from .target import NotDeclared, Profile, Target
 
 __all__ = ["CHECKS", "FIRST", "PROFILES", "Check", "NotDeclared", "Profile", "Target", "cases", "failures"]
@@ -66,12 +56,13 @@ PROFILES: Mapping[str, Profile] = {
 FIRST = "answers_something"
 
 
-def _once(info: BackendInfo, profile: Profile) -> Iterable[str]:
-    return ("backend",)
+def _these(*parameters: str) -> Parameters:
+    return lambda info, profile: parameters
 
 
-def _reductions(info: BackendInfo, profile: Profile) -> Iterable[str]:
-    return tuple(Reduction)
+def _where_fast(ends: Callable[[Profile], Iterable[str]]) -> Parameters:
+    """What follows from the profile, but nothing where a backend is slow."""
+    return lambda info, profile: ends(profile) if profile.pairs >= costs.MANY else ()
 
 
 def _each(
@@ -140,10 +131,10 @@ class Check(NamedTuple):
 CHECKS: Mapping[str, Check] = {
     check.run.__name__: check
     for check in (
-        Check(formalities.declaration, _once),
-        Check(formalities.answers_something, _once),
-        Check(formalities.reasons, _once),
-        Check(formalities.options, _once),
+        Check(formalities.declaration, _these("backend")),
+        Check(formalities.answers_something, _these("backend")),
+        Check(formalities.reasons, _these("backend")),
+        Check(formalities.options, _these("backend")),
         Check(formalities.result_format),
         Check(formalities.repeat, _repeat),
         Check(accuracy.sizes, _each(_sizes, of=slice(-1, None))),
@@ -157,13 +148,13 @@ CHECKS: Mapping[str, Check] = {
         Check(calls.new_contents, _each(of=slice(1))),
         Check(calls.many_alive, _each(of=slice(1), reductions=(Reduction.MEAN,))),
         Check(calls.threads),
-        Check(surroundings.surroundings, _reductions),
-        Check(surroundings.thread_counts, _reductions),
+        Check(surroundings.surroundings, _these(*Reduction)),
+        Check(surroundings.thread_counts, _these(*Reduction)),
         Check(costs.memory, costs.memory_parameters),
-        Check(costs.leaks, costs.once_where_fast),
-        Check(costs.price, costs.price_parameters),
-        Check(broken_off.interrupts, _once),
-        Check(broken_off.forked_child, _once),
+        Check(costs.leaks, _where_fast(lambda profile: ("backend",))),
+        Check(costs.price, _where_fast(lambda profile: [f"d{d}" for d in profile.dimensions[:2]])),
+        Check(broken_off.interrupts, _these("backend")),
+        Check(broken_off.forked_child, _these("backend")),
         Check(featured.exclude_self, _each(feature="exclude_self")),
         Check(featured.kernel, _each(reductions=tuple(KERNELS)[1:], feature="kernel")),
         Check(derivatives.grad, _each(feature="grad")),

@@ -18,17 +18,12 @@ from sdkde_core.protocol import BackendInfo, Problem, Reduction
 
 from . import problems
 from .problems import Case
-from .target import NotDeclared, Profile, Target, make
+from .target import NotDeclared, Profile, Target, make, threads_set
 
-__all__ = ["leaks", "memory", "memory_parameters", "once_where_fast", "price", "price_parameters"]
+__all__ = ["MANY", "leaks", "memory", "memory_parameters", "price"]
 
 #: Pairs of a profile from which on a backend is taken for one that is not simulated.
 MANY = 400_000
-
-#: Numbers of what is never there, those of an array of (m, n) or (m, n, d): in float32 they take 512 MiB. And bytes
-#: that a call may take beside what it returns, at any size: PyTorch's backend takes 256 MiB at most. On a GPU, whose
-#: programs cut the work less finely, both are four times as many.
-NUMBERS, ALLOWED = 1 << 27, 400 << 20
 
 
 def memory_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
@@ -40,25 +35,16 @@ def memory_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
             yield f"{info.precisions[0]}-{reduction}-d{other}-x{other}"
 
 
-def price_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
-    """The profile's dimensions, two at most. Not where a backend is slow."""
-    if profile.pairs >= MANY:
-        for d in profile.dimensions[:2]:
-            yield f"d{d}"
-
-
-def once_where_fast(info: BackendInfo, profile: Profile) -> Iterator[str]:
-    """Once. Not where a backend is slow."""
-    if profile.pairs >= MANY:
-        yield "backend"
-
-
 def memory(target: Target, parameter: str) -> None:
-    """No array of all pairs is ever there, nor one of all their differences: a few tiles take a few hundred MiB."""
+    """No array of all pairs is ever there, nor one of all their differences: a few tiles take a few hundred MiB.
+
+    Such an array takes 512 MiB in float32. A call may take 400 beside what it returns: PyTorch's backend takes 256.
+    On a GPU, whose programs cut the work less finely, both are four times as many.
+    """
     precision, name, *numbers = parameter.split("-")
     d, each = (int(x[1:]) for x in numbers)
     times = 4 if target.device.startswith("cuda") else 1
-    n = m = math.isqrt(times * NUMBERS // each) + 1
+    n = m = math.isqrt((times << 27) // each) + 1
 
     def call(share: int) -> int:
         case = problems.make("mixture", n // share, m // share, d, 6.0)
@@ -68,7 +54,7 @@ def memory(target: Target, parameter: str) -> None:
 
     call(64)  # compiles, and loads what is needed
     peak = call(1)
-    assert peak <= times * ALLOWED, f"{m} rows over {n} columns in {d} dimensions take {peak >> 20} MiB at once"
+    assert peak <= times * (400 << 20), f"{m} rows over {n} columns in {d} dimensions take {peak >> 20} MiB at once"
 
 
 def _peak(target: Target, call: Callable[[], object]) -> int:
@@ -111,7 +97,7 @@ def leaks(target: Target, parameter: str) -> None:
         return _left()
 
     allowed = {"bytes": 8 << 20, "threads": 8, "open files": 8}
-    with _one_thread():  # each has a heap of its own
+    with threads_set(1):  # each has a heap of its own
         before = left_by(3)
         for _ in range(6):
             after = left_by(16)
@@ -121,19 +107,6 @@ def leaks(target: Target, parameter: str) -> None:
                 return
             before = after
     raise AssertionError(f"32 calls have left {' and '.join(grown)}, and so 6 times")
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Have backends use one thread, whose time is the same beside a load."""
-    before = os.environ.get("SDKDE_NUM_THREADS")
-    os.environ["SDKDE_NUM_THREADS"] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop("SDKDE_NUM_THREADS")
-        if before is not None:
-            os.environ["SDKDE_NUM_THREADS"] = before
 
 
 def _left() -> dict[str, int]:
@@ -155,7 +128,7 @@ def price(target: Target, parameter: str) -> None:
     case = make("mixture", 3000, 3000, int(parameter[1:]), 8.0)
     for reduction in Reduction:
         problem = target.whole_problem(case, reduction, target.info.precisions[0])
-        with _one_thread():
+        with threads_set(1):  # whose time is the same beside a load
             said, taken = cost.predict(target.info, problem, hardware.cpu()), _seconds(target, problem, case)
         if said is not None:
             assert taken / 12.0 <= said <= 12.0 * taken, (

@@ -148,15 +148,8 @@ def _light(rng: np.random.Generator, n: int, m: int, d: int, extent: float) -> C
 
 #: Kinds of case: ``kind(rng, n, m, d, extent) -> Case``.
 CASES: dict[str, Callable[[np.random.Generator, int, int, int, float], Case]] = {
-    "mixture": _mixture,
-    "tails": _tails,
-    "clusters": _clusters,
-    "outlier": _outlier,
-    "weights": _weights,
-    "duplicates": _duplicates,
-    "zero_tile": _zero_tile,
-    "muted_outlier": _muted_outlier,
-    "light": _light,
+    kind.__name__.removeprefix("_"): kind
+    for kind in (_mixture, _tails, _clusters, _outlier, _weights, _duplicates, _zero_tile, _muted_outlier, _light)
 }
 
 
@@ -186,9 +179,6 @@ def far(n: int, m: int, d: int, distance: float, *, stray: bool, seed: int = 0) 
 
 Truth = reference.Sums
 
-#: Up to here plain float64 is right far within every tolerance; beyond it the oracle takes its time.
-NEAR = 12.0
-
 
 def truth(case: Case, *, same: bool = False, exclude_self: bool = False, rows: Any = None) -> Truth:
     """Return the oracle's answer to all three reductions, for all rows or for those whose indices ``rows`` has."""
@@ -200,7 +190,7 @@ def _truth(case: Case, same: bool, exclude_self: bool, rows: tuple[int, ...] | N
     given = case.points if same else case.queries
     which = np.arange(len(given)) if rows is None else np.array(rows, int)
     own, reach = which if exclude_self else False, max(_extent(case.points), _extent(given[which]))
-    if reach <= NEAR:
+    if reach <= 12.0:  # plain float64 is right far within every tolerance; beyond, the oracle takes its time
         found = reference.near_sums(given[which], case.points, case.log_weights, own)
     else:
         found = reference.sums(given[which], case.points, log_weights=case.log_weights, exclude_self=own)

@@ -16,20 +16,11 @@ from sdkde_core.protocol import BackendInfo, PairsBackend, Problem, Reduction
 
 from . import reference
 from .accuracy import COLUMNS, about_tiles, boundaries, some
+from .costs import MANY
 from .problems import Case, Truth
 from .target import MIXED, Profile, Target, take, weighted, within
 
 __all__ = ["pairs", "pairs_parameters", "range_parameters", "row_range"]
-
-#: Ranges of the points: two as long, across the edges of tiles, both ends, one row; and one of thousands of rows.
-RANGES = ((0, 40), (20, 60), (63, 66), (150, COLUMNS), (COLUMNS - 1, COLUMNS))
-LONG, LONG_RANGE = 3077, (1024, 3074)
-
-#: Rows of many that are compared with the truth, at most.
-PICKED = 60
-
-#: Pairs of a profile from which on whole quanta are not too many.
-MANY = 400_000
 
 
 def range_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
@@ -77,9 +68,7 @@ def _asked(n: int, features: frozenset[str], rows: tuple[int, ...], strays: bool
 
 def _picked(start: int, stop: int) -> tuple[int, ...]:
     """The points of a range that are compared with the truth: those about boundaries, and others."""
-    return tuple(
-        sorted({*(start + i for i in boundaries(stop - start)), *(start + some(stop - start, PICKED)).tolist()})
-    )
+    return tuple(sorted({*(start + i for i in boundaries(stop - start)), *(start + some(stop - start, 60)).tolist()}))
 
 
 def _problem(target: Target, parameter: str, case: Case, features: frozenset[str]) -> Problem:
@@ -89,8 +78,10 @@ def _problem(target: Target, parameter: str, case: Case, features: frozenset[str
 
 def row_range(target: Target, parameter: str) -> None:
     """Some of the points as rows are within the tolerance, their own columns left out where that is asked."""
+    n, asked = COLUMNS, [(0, 40), (20, 60), (63, 66), (150, COLUMNS), (COLUMNS - 1, COLUMNS)]
+    if parameter.endswith("long"):
+        n, asked = 3077, [(1024, 3074)]
     for features, strays in itertools.product(_mixes(target.info), (False, True)):
-        n, asked = (LONG, (LONG_RANGE,)) if parameter.endswith("long") else (COLUMNS, RANGES)
         every = tuple(sorted({i for start, stop in asked for i in _picked(start, stop)}))
         case, truth = _asked(n, features, every, strays)
         problem = _problem(target, parameter, case, features)

@@ -24,7 +24,7 @@ from sdkde_core.protocol import Reduction
 from . import problems
 from .accuracy import about_tiles
 from .problems import Case
-from .target import NotDeclared, Target, make, weighted
+from .target import NotDeclared, Target, make, threads_set, weighted
 
 __all__ = ["surroundings", "thread_counts"]
 
@@ -169,16 +169,10 @@ def thread_counts(target: Target, parameter: str) -> None:
     """Any number of threads that ``SDKDE_NUM_THREADS`` allows is right: one, more than cores, more than rows."""
     if target.device != "cpu":
         raise NotDeclared("for CPUs")
-    before = os.environ.get("SDKDE_NUM_THREADS")
-    try:
-        for count in (1, 3, (os.cpu_count() or 1) + 5):
-            os.environ["SDKDE_NUM_THREADS"] = str(count)
-            for n, m in ((211, 67), (5, 2), (2, 5), (1025, 300)):
-                try:
+    for count in (1, 3, (os.cpu_count() or 1) + 5):
+        for n, m in ((211, 67), (5, 2), (2, 5), (1025, 300)):
+            try:
+                with threads_set(count):
                     target.check(about_tiles(n, m, 3, 10.0), parameter, target.info.precisions[-1])
-                except AssertionError as error:
-                    raise AssertionError(f"SDKDE_NUM_THREADS={count}: {error}") from error
-    finally:
-        os.environ.pop("SDKDE_NUM_THREADS")
-        if before is not None:
-            os.environ["SDKDE_NUM_THREADS"] = before
+            except AssertionError as error:
+                raise AssertionError(f"SDKDE_NUM_THREADS={count}: {error}") from error

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -16,7 +19,8 @@ from sdkde_core.protocol import Backend, BackendInfo, Columns, Partial, Problem
 from . import problems
 from .problems import Case, Truth
 
-__all__ = ["MIXED", "NotDeclared", "Profile", "Target", "make", "same_bits", "take", "weighted", "within"]
+__all__ = ["MIXED", "NotDeclared", "Profile", "Target", "make", "same_bits", "take", "threads_set", "weighted"]
+__all__ += ["within"]
 
 #: Features that go together in any number.
 MIXED = frozenset({"weights", "exclude_self"})
@@ -108,6 +112,19 @@ class Target:
         problem = self.problem(case, reduction, precision, **options)
         asked = {"same": problem.same, "exclude_self": "exclude_self" in problem.requires}
         within(problem, self.answer(problem, case), problems.truth(case, rows=rows, **asked), case.name, rows)
+
+
+@contextlib.contextmanager
+def threads_set(count: int) -> Iterator[None]:
+    """Set ``SDKDE_NUM_THREADS``, and restore it at the end."""
+    before = os.environ.get("SDKDE_NUM_THREADS")
+    os.environ["SDKDE_NUM_THREADS"] = str(count)
+    try:
+        yield
+    finally:
+        os.environ.pop("SDKDE_NUM_THREADS")
+        if before is not None:
+            os.environ["SDKDE_NUM_THREADS"] = before
 
 
 @functools.lru_cache(maxsize=64)
