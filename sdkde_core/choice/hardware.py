@@ -24,7 +24,6 @@ __all__ = [
     "cpu_threads",
     "driver_version",
     "gpu_name",
-    "is_here",
     "local_cards",
     "one_thread",
     "processor",
@@ -110,11 +109,6 @@ def busy(tasks: float, threads: int) -> float:
     """Return how many of the threads work at a time, on average, on tasks of one length; a last one may be shorter."""
     whole = int(tasks)
     return tasks / (math.ceil(whole / threads) + (tasks - whole if whole % threads == 0 else 0.0))
-
-
-def is_here(device: str) -> bool:
-    """Whether a device is here, as far as that is known without a library of its own: of CUDA devices it is."""
-    return not device.startswith("cuda") or gpu_name(device) is not None
 
 
 def processor(device: str) -> Processor | None:

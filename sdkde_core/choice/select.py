@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ..messages import did_you_mean, switched_off
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, with_fields
 from . import registry
-from .hardware import cpu_threads, gpu_name, is_here, processor, visible_gpus
+from .hardware import cpu_threads, gpu_name, processor, visible_gpus
 from .judge import Candidate, Share, StartUp, calls_of, has_context, judge, start_up
 
 __all__ = ["Choice", "at", "check_environment", "choose", "named_backend", "parse_device", "rank", "require_known"]
@@ -344,8 +344,10 @@ def _ranked(
         if not everything and startup is not None and startup.counted > least:
             break  # so is that of those after it
         candidate = judge(info, posed[place], asked.data_device, share, startup, asked.replays)
-        # A plugin without a CPU has a device that was not asked for; it is tried if it was named.
-        if candidate.ok and asked.device is None and info.name != asked.named and not is_here(place):
+        # A plugin without a CPU has a device that was not asked for; it is tried if it was named. Of other devices than
+        # CUDA's nobody knows here whether there is one.
+        absent = place.startswith("cuda") and gpu_name(place) is None
+        if candidate.ok and asked.device is None and info.name != asked.named and absent:
             candidate = replace(candidate, ok=False, reason=f"no {place} is here", seconds=None, pass_seconds=())
         if candidate.ok and asked.device is None and place != asked.data_device and processor(place) is None:
             candidate = replace(candidate, seconds=None, pass_seconds=())  # nobody knows that data gain by going there
