@@ -101,15 +101,6 @@ def test_every_pair_of_two_ranges_comes_once(blocks, supers):
         assert set(slots) == set(slot[column == one])
 
 
-@pytest.mark.parametrize("programs", [8, 132])
-def test_no_sum_of_columns_in_fp32_is_of_many_units(programs):
-    """Of a card's share of 8 multiprocessors too."""
-    for part in plan.launches(128, programs):
-        slots = part.tables.units[:, 3]
-        assert np.bincount(slots).max() <= plan.MOST_ADDED
-        assert (np.diff(slots) >= 0).all()
-
-
 def test_what_is_declined_and_why():
     def asked(reduction=Reduction.MEAN, d=16, extent=10.0, same=True, *requires):
         requires = frozenset(requires)

@@ -22,7 +22,7 @@ from sdkde_core.choice import cards, cost
 from sdkde_core.plugin import each
 from sdkde_core.protocol import Columns, Problem, Reduction
 from sdkde_core.testing import problems
-from sdkde_core.tuning import Query, Tuned
+from sdkde_core.tuning import Tuned
 
 
 def problem(reduction="log_sum", m=1000, n=2000, d=16, precision="fast", **more):
@@ -46,12 +46,6 @@ def test_lists_are_priced_where_they_pay():
         assert "%" not in INFO.supports(asked(20.0, **more)).reason
 
 
-def test_what_lists_hold_is_the_limit_where_they_may_pay():
-    few, many = (problem("mean", m=n, n=n, d=3, precision="high", same=True) for n in (2**16, 2**20))
-    assert INFO.extent_limit(few) == bounds.MOST_EXTENT
-    assert INFO.extent_limit(many) == bounds.packed_limit(many) == 36.0
-
-
 @pytest.mark.parametrize("extent", [0.0, 1.0, 15.0, 100.0])
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("span", [0.0, 921.0])
@@ -63,20 +57,6 @@ def test_sums_on_the_grid_are_exact_in_24_bits(d, extent, shifted, span):
     assert 2.0**25 * step**2 >= largest
     if d > 16 or step > 2.0**-8:
         assert 2.0**24 * step**2 >= largest
-
-
-def test_what_a_row_shares_with_its_duplicates_is_left_out_only_where_it_is_small():
-    def form(reduction, d, extent, **more):
-        asked = problem(reduction, d=d, extent=extent, **more)
-        return bounds.form(asked, extent, bounds.grid_step(d, extent, shifted=bounds.shifts_rows(asked)))
-
-    found = [form("mean", 16, extent, same=True) for extent in (5.0, 13.0, 30.0)]
-    assert found == [bounds.SHORT, bounds.PAIRED, bounds.LONG]
-    assert form("mean", 16, 5.0) == bounds.FULL
-    assert form("mean", 784, 35.0, same=True) == bounds.LONG
-    assert form("log_sum", 16, 5.0, precision="high") == bounds.FULL
-    assert [form("log_sum", d, 13.0) for d in (16, 128)] == [bounds.SHORT, bounds.LONG]
-    assert form("laplace", 64, 13.0) >= form("log_sum", 64, 13.0)
 
 
 @pytest.mark.parametrize("reduction", list(Reduction))
@@ -91,17 +71,6 @@ def test_the_formula_changes_at_the_limit(reduction, d, same):
         assert "Tensor Cores" in INFO.supports(inside).reason
         assert ("products of float64" if d >= 16 else "direct differences") in INFO.supports(beyond).reason
     assert INFO.supports(beyond).ok
-
-
-def test_direct_differences_take_the_arithmetic_that_holds():
-    def arithmetic(reduction, extent, **more):
-        return bounds.arithmetic(problem(reduction, **more), extent)
-
-    assert [arithmetic("log_sum", extent) for extent in (100.0, 1e4, 1e13)] == ["float32", "doubled", "float64"]
-    assert [arithmetic("laplace", extent) for extent in (50.0, 200.0, 1e4)] == ["float32", "doubled", "float64"]
-    assert arithmetic("log_sum", 1.0, precision="high") == "doubled"
-    assert arithmetic("mean", 1.0) == "float64"  # rows that may be midway between far columns
-    assert arithmetic("mean", 1.0, same=True) == "float32"
 
 
 @pytest.mark.parametrize("reduction", list(Reduction))
@@ -126,26 +95,9 @@ def test_products_of_float64(reduction, same, requires, monkeypatch):
     assert problems.errors(given, each(got, to_host), truth).max() < 1e-3
 
 
-def test_sums_about_the_origin_end_earlier_the_farther_their_points():
-    fast = [bounds.steps_at_most(problem("mean"), extent) for extent in (1.0, 13.0, 18.0, 25.0, 36.0)]
-    assert fast == [64, 64, 32, 32, 16]
-    high = problem("mean", precision="high")
-    assert bounds.steps_at_most(high, 36.0) > 512  # what they round is summed as well
-    for asked in (high, problem("log_sum", precision="high")):
-        assert bounds.steps_at_most(asked, 1.0, packed=False) == 128
-
-
 def test_what_it_does_not_do_it_declines():
     assert "4096" in INFO.supports(problem(d=5000)).reason
     assert not INFO.supports(problem(d=5000)).ok
-
-
-def test_rows_that_may_lie_far_from_every_column_are_shifted():
-    assert not bounds.shifts_rows(problem("mean", same=True))
-    assert bounds.shifts_rows(problem("mean"))
-    assert bounds.shifts_rows(problem("mean", same=True, requires=frozenset({"weights"})))
-    assert bounds.shifts_rows(problem("mean", same=True, requires=frozenset({"exclude_self"})))
-    assert not bounds.shifts_rows(problem("log_sum"))
 
 
 @pytest.mark.parametrize("rows", [1, 63, 4096, 32768, 1_000_000])
@@ -210,23 +162,6 @@ def test_a_tuned_configuration_that_is_none_is_ignored(config, monkeypatch, unto
     with pytest.warns(SdkdeWarning, match="configuration of mean is ignored"):
         assert compiled.configuration("mean", problem("mean"), 16, processor) == space.default("mean", 16, 90)
     assert compiled.configuration("mean", problem("mean"), 16, processor) == space.default("mean", 16, 90)
-
-
-def test_a_tuned_configuration_is_used(monkeypatch):
-    config = {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 4}
-    asked = []
-
-    def known(query, problem, accept):
-        asked.append(query)
-        return Tuned(config, "exact") if accept(config) else None
-
-    monkeypatch.setattr(compiled, "tuned", known)
-    processor = Processor(132, 90, 1 << 16, 227 << 10, 2048, "H200 SXM")
-    assert compiled.configuration("mean", problem("mean"), 16, processor).to_dict() == config
-    assert compiled.configuration("mean", problem("mean"), 128, processor, 3).to_dict() != config  # does not fit
-    first, second = asked
-    assert first == Query("triton", "mean", tunables.CONFIG_VERSION, 16, "H200 SXM", "sm_90")
-    assert second.kernel == "mean_full"
 
 
 def test_what_is_tried_is_launched_or_refused():

@@ -206,7 +206,7 @@ def test_shipped_winners(row):
         Reduction(row["reduction"]),
         2 ** row["m_octave"],
         2 ** row["n_octave"],
-        {tunables.MERGED: 8}.get(row["dimension"], row["dimension"]),
+        row["dimension"],
         precision=row["precision"],
         same=row["reduction"] == "mean",
         requires=frozenset(filter(None, row["requires"].split(","))),

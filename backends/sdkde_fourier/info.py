@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from sdkde_core.plugin import prices
-from sdkde_core.protocol import BackendInfo, Problem, Support, Work
+from sdkde_core.protocol import BackendInfo, Problem, Support
 
 from .price import estimate, estimate_on_device, least_memory
 
 __all__ = ["INFO", "TORCH"]
-
 
 #: Pairs up to which "float64" is taken in three dimensions. A transform's error is relative to its largest sum: most
 #: rows have too small a sum for ten digits of a log, and are then summed directly over many neighbours.
@@ -32,10 +28,6 @@ def _supports(problem: Problem) -> Support:
     return Support(True, f"Fourier sums, {estimate(problem)[0]}")
 
 
-def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
-    return estimate(problem)[1]
-
-
 INFO = BackendInfo(
     name="fourier",
     protocol=(1, 0),
@@ -47,7 +39,7 @@ INFO = BackendInfo(
     install="pip install 'sdkde-core[fourier]'",
     startup_seconds=0.15,
     supports=_supports,
-    work=_work,
+    work=lambda problem, config: estimate(problem)[1],
 )
 
 
@@ -55,10 +47,6 @@ def _torch_supports(problem: Problem) -> Support:
     if problem.d > 3:
         return Support(False, f"d = {problem.d}: modes grow with the power d, it takes at most 3")
     return Support(True, f"Fourier sums in PyTorch, {estimate_on_device(problem)[0]}")
-
-
-def _torch_work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
-    return estimate_on_device(problem)[1]
 
 
 TORCH = BackendInfo(
@@ -73,5 +61,5 @@ TORCH = BackendInfo(
     arrays="torch",
     startup_seconds=3.5,
     supports=_torch_supports,
-    work=_torch_work,
+    work=lambda problem, config: estimate_on_device(problem)[1],
 )

@@ -34,9 +34,9 @@ class Box:
     def shape(self) -> tuple[int, ...]:
         return tuple(2 * k + 1 for k in self.highest)
 
-    def angles(self, points: Array) -> list[Array]:
+    def angles(self, points: Any) -> list[Any]:
         """Coordinates as angles, one contiguous array (k,) a dimension; within ±π for rows that may lie there."""
-        centre, factor = 0.5 * (self.low + self.high), 2.0 * math.pi / self.period
+        centre, factor = (0.5 * (self.low + self.high)).tolist(), (2.0 * math.pi / self.period).tolist()
         return [(points[:, a] - centre[a]) * factor[a] for a in range(points.shape[1])]
 
     def holds(self, points: Array, within: Array) -> Array:

@@ -40,21 +40,15 @@ class Basis:
         highest = self.box.highest
         if len(highest) > 1:
             return [torch.arange(k + 1, dtype=torch.float64, device=self.device) for k in highest]
-        step = self.step
+        step = math.isqrt(highest[0]) + 1  # P
         return [
             torch.arange(count, dtype=torch.float64, device=self.device) * by
             for count, by in ((step, 1), (highest[0] // step + 1, step))
         ]
 
-    @property
-    def step(self) -> int:
-        """P, in one dimension."""
-        return math.isqrt(self.box.highest[0]) + 1
-
     def angles(self, points: Tensor) -> list[Tensor]:
         """Per factor the angles (b,) of the points (b, d); see :meth:`Box.angles`."""
-        centre, factor = 0.5 * (self.box.low + self.box.high), 2.0 * math.pi / self.box.period
-        found = [(points[:, a] - float(centre[a])) * float(factor[a]) for a in range(points.shape[1])]
+        found = self.box.angles(points)
         return found if len(found) > 1 else found * 2
 
     def rows(self, fields: int = 1) -> int:
@@ -94,11 +88,7 @@ def to_modes(basis: Basis, points: Tensor, weights: Tensor) -> Tensor:
             part = part + torch.bmm(left.mT, right).sum(0)
         total = part if total is None else total + part
     assert total is not None  # there is at least one column
-    return _joined(basis, total) if len(basis.box.highest) == 1 else total.unflatten(0, _shape(basis)[:-1])
-
-
-def _shape(basis: Basis) -> list[int]:
-    return [2 * k + 1 for k in basis.box.highest]
+    return _joined(basis, total) if len(basis.box.highest) == 1 else total.unflatten(0, basis.box.shape[:-1])
 
 
 def _quarters(tensor: Tensor, counts: list[int]) -> list[Tensor]:

@@ -40,7 +40,6 @@ PACKED_LIMIT = {
 #: that far out.
 MOST_EXTENT = 1e10
 
-
 #: Dimensions whose differences a thread of the direct kernel holds.
 MOST_DIRECT = 4
 
@@ -185,24 +184,12 @@ def moves(d: int) -> bool:
 
 
 def grid_step(d: int, extent: float, *, shifted: bool, log_weight_span: float = 0.0, full: bool = False) -> float:
-    """Return g, the grid of the leading pieces: a power of two.
+    """Return g, the grid of the leading pieces, a power of two; ``full``: of three.
 
     Sums of products of multiples of g are exact in 24 bits while below 2²⁴ g². The largest is ‖v‖² with the span of
     the log weights; where rows are shifted by their log sums, ‖v_i − v_j‖²/2 ≤ 2 R² of those. In up to 16 dimensions,
     where one step of a Tensor Core makes the largest sum, two pieces take one bit more up to 2⁻⁸: that step truncates
     by at most 2 g², which weighs less than what a coarser grid leaves to the smaller pieces.
-
-    Parameters
-    ----------
-    d : int
-    extent : float
-        In bandwidths.
-    shifted : bool
-        See :func:`shifts_rows`.
-    log_weight_span : float
-        Largest magnitude of a log weight, in nats.
-    full : bool
-        Three pieces.
     """
     radius = max(extent * _SQRT_LOG2E, 1.0)
     if moves(d):

@@ -82,13 +82,9 @@ class TritonSpace:
         return dimension(launch.base, launch.columns, problem.d)
 
     def parameters(self, kernel: str) -> Mapping[str, tuple[Any, ...]]:
-        direct = kernel.startswith("direct")
-        kept = {
-            "block_m": lambda x: direct or x <= 256,
-            "block_n": lambda x: x <= 64 if direct else x >= 16,
-            "num_stages": lambda x: not direct or x == 1,  # nothing that is loaded far ahead
-        }
-        return {k: tuple(x for x in v if kept.get(k, lambda x: True)(x)) for k, v in space.SPACE.items()}
+        if kernel.startswith("direct"):  # nothing is loaded far ahead
+            return {**space.SPACE, "block_n": (4, 8, 16, 32, 64), "num_stages": (1,)}
+        return {**space.SPACE, "block_m": (64, 128, 256), "block_n": (16, 32, 64, 128, 256)}
 
     def default(self, kernel: str, problem: Problem, architecture: str) -> Config:
         launch = _find(kernel, problem)
@@ -154,9 +150,6 @@ def _find(kernel: str, problem: Problem) -> Launch:
     return found[kernel]
 
 
-# --- what it should cost --------------------------------------------------------------------------------------------
-
-
 def predicted(launch: Launch, config: space.Config, problem: Problem, card: GPU) -> float:
     """Seconds of a kernel on a card, from what its multiprocessors do in a step: a rough figure, only for ranking.
 
@@ -212,9 +205,6 @@ def _scalar(launch: Launch, problem: Problem) -> float:
     return (12.0 if problem.precision == "high" else 6.0) if launch.base in ("mean", "stored") else 4.0
 
 
-# --- compiling without a GPU ----------------------------------------------------------------------------------------
-
-
 def compiled_kernel(launch: Launch, config: space.Config, problem: Problem, capability: int) -> Any:
     """Return what Triton's compiler makes of a kernel as a problem launches it; raises what the compiler raises."""
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -254,9 +244,8 @@ def _constants(launch: Launch, config: space.Config, problem: Problem, capabilit
     merged = bounds.merges(d) and base in ("mean", "log_sum")
     tiles = space.tiles_per_sum(width, launch.form, merged, capability) if config.block_n <= 128 else 1
     depth = space.block_k(0 if base == "weighted_sum" else width, launch.pieces, capability)
-    direct = base.startswith("direct")
     return {
-        "D": min(d, bounds.MOST_DIRECT + 1) if direct else width,
+        "D": min(d, bounds.MOST_DIRECT + 1) if base.startswith("direct") else width,
         "PIECES": launch.pieces,
         "FORM": launch.form,
         "MERGE": merged,

@@ -6,7 +6,7 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
-__all__ = ["by_tile", "order"]
+__all__ = ["by_tile", "in_blocks", "order"]
 
 #: Leaves, a power of two, from which on nodes are split in halves, and begin at a multiple of so many.
 PART = 128
@@ -26,10 +26,6 @@ def order(points: Any, size: int) -> Any:
         Finite.
     size : int
         Points of a leaf.
-
-    Returns
-    -------
-    (n,) array of int
     """
     xp = array_namespace(points)
     if points.shape[1] == 1:
@@ -100,11 +96,8 @@ def _within(xp: Any, along: Any, starts: Any, longest: int, node: Any, size: int
     ``longest`` at most; ``node`` (n,) are the points'.
     """
     d, n = along.shape
-    missing, count = -n % size, starts.shape[0] - 1
-    blocks = along
-    if missing:
-        blocks = xp.concat([along, xp.broadcast_to(along[:, -1:], (d, missing))], axis=1)
-    blocks = xp.reshape(blocks, (d, -1, size))
+    count = starts.shape[0] - 1
+    blocks = in_blocks(along, size)
     leaves = blocks.shape[1]
     last = xp.minimum(starts[1:, None], xp.full_like(starts[1:, None], leaves)) - 1
     within = starts[:-1, None] + xp.arange(min(longest, leaves), device=device(along))
@@ -121,6 +114,14 @@ def _within(xp: Any, along: Any, starts: Any, longest: int, node: Any, size: int
     place = xp.astype((place - low[node]) * scale[node], xp.int64)
     key = node * steps + xp.minimum(place, xp.full_like(place, steps - 1))
     return xp.argsort(xp.astype(key, xp.int32) if count * steps <= 1 << 31 else key, axis=0, stable=True)
+
+
+def in_blocks(along: Any, size: int) -> Any:
+    """(d, n) as (d, blocks, size), the last block filled with its last point."""
+    xp, (d, n) = array_namespace(along), along.shape
+    if n % size:
+        along = xp.concat([along, xp.broadcast_to(along[:, -1:], (d, -n % size))], axis=1)
+    return xp.reshape(along, (d, -1, size))
 
 
 def by_tile(x: Any, size: int) -> Any:

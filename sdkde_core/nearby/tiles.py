@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from array_api_compat import array_namespace
 
-from .order import by_tile, order
+from .order import by_tile, in_blocks, order
 
 __all__ = ["TOGETHER", "Index", "Tiles", "index"]
 
@@ -73,10 +73,8 @@ def index(points: Any, log_weights: Any, size: int, leaf: int = 0) -> Index:
 
 def _columns(along: Any, log_weights: Any, size: int) -> Tiles:
     """Tiles of points (d, n) in order."""
-    xp, (d, n) = array_namespace(along), along.shape
-    if n % size:
-        along = xp.concat([along, xp.broadcast_to(along[:, -1:], (d, -n % size))], axis=1)
-    blocks, logs = xp.reshape(along, (d, -1, size)), by_tile(log_weights, size)
+    xp, n = array_namespace(along), along.shape[1]
+    blocks, logs = in_blocks(along, size), by_tile(log_weights, size)
     if n % size:
         logs[-1, n % size :] = -math.inf
     low, high, top = xp.min(blocks, axis=2), xp.max(blocks, axis=2), xp.max(logs, axis=1)
