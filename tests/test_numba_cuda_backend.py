@@ -108,38 +108,6 @@ def test_skip_is_a_switch(skip):
         CudaBackend(skip=skip)
 
 
-def test_parts_cover_the_columns_and_follow_from_the_problem_and_the_card():
-    for m, padded, tile, slots in product((1, 100, 5000, 40000), (128, 4096, 32768), (4, 128), (1, 132, 396)):
-        part = gpu_launch.part_size(m, padded, 1024, tile, slots, 64)
-        assert part % tile == 0
-        assert 1 <= -(-padded // part) <= 64
-    assert -(-32768 // gpu_launch.part_size(32768, 32768, 1024, 128, 132, 64)) > 1  # 32 blocks alone would not fill it
-
-
-@pytest.mark.parametrize("arithmetic", ARITHMETICS)
-def test_packed_points_are_what_they_were_as_far_as_the_arithmetic_goes(arithmetic):
-    points = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 10.0
-    packed = gpu_launch.pack(points, arithmetic, 4, None, 8)
-    numbers = packed.numbers.view(packed.padded, -1).double()
-    assert packed.padded == 8
-    whole = numbers[:7, :3] + (numbers[:7, 4:7] if arithmetic == "doubled" else 0.0)
-    allowed = {"doubled": 2.0**-45, "float64": 0.0}.get(arithmetic, 2.0**-20)
-    assert (whole / gpu_launch.SCALE[arithmetic] - points).abs().max() <= allowed
-    assert not numbers[:7, 3].any()
-    assert (packed.terms is not None) == (arithmetic == "expanded")
-    assert numbers[7, 0] > 1e17 or packed.terms[7] < -1e30  # a column that counts for nothing
-
-
-@pytest.mark.parametrize("parts", [1, 2, 5, 13, 64])
-def test_parts_are_added_in_an_order_of_their_own(parts):
-    """Not in PyTorch's, which is another for one row than for many."""
-    x = torch.randn(parts, 3, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(parts))
-    whole = gpu_launch._added(x)
-    assert torch.allclose(whole, x.sum(0), rtol=0.0, atol=1e-13)
-    for m in (1, 3, 31, 100):
-        assert torch.equal(gpu_launch._added(x[:, :, :m].contiguous()), whole[:, :m])
-
-
 # --- what can be tuned ----------------------------------------------------------------------------------------------
 
 

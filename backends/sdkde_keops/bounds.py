@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 
+from sdkde_core.plugin import exponents
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
 __all__ = ["MOST_EXTENT", "block", "dtype", "extent_limit", "single_limit"]
@@ -48,8 +49,7 @@ def single_limit(problem: Problem) -> float:
     if "exclude_self" in problem.requires and problem.n >= 1 << 24:
         return -math.inf
     epsilon, width, d = 2.0**-24, block(problem.d, 4), problem.d
-    # LAPLACE has an exponent's error in φ and in its factor, which is at least 1 + d/2.
-    paid = 1.0 + 1.0 / (1.0 + 0.5 * d) if problem.reduction is Reduction.LAPLACE else 1.0
+    paid = exponents.paid(problem)
     # Of sums: in blocks, over the blocks, and of exponentials, whose argument is rounded. Over the blocks every
     # addition may round alike, as beside a heap of equal columns: by up to ε of a partial sum, half the sum on average.
     # Arguments are below the row's largest by some log n where columns matter.
@@ -58,13 +58,8 @@ def single_limit(problem: Problem) -> float:
     absolute = budget * (tolerance.absolute / paid - of_sums)
     if absolute <= 0:
         return -math.inf
-    # Error − allowance = 2 ε R r + (a − b) r²/2 − A: largest at the greatest distance, 2 R, or where b > a at the
-    # vertex r = 2 ε R / (b − a).
-    a, b = epsilon * (1.6 * math.sqrt(d / 3.0) + 3.0), budget * tolerance.relative / paid
-    b -= 2.0 * epsilon * ("weights" in problem.requires)
-    at_vertex = math.sqrt(2.0 * absolute * (b - a)) / (2.0 * epsilon) if b > a + epsilon else math.inf
-    per_square = 4.0 * epsilon + 2.0 * (a - b)
-    return min(at_vertex, math.sqrt(absolute / per_square) if per_square > 0 else math.inf)
+    relative = budget * tolerance.relative / paid - 2.0 * epsilon * ("weights" in problem.requires)
+    return exponents.squares_limit(absolute, relative, epsilon * (1.6 * math.sqrt(d / 3.0) + 3.0))
 
 
 def block(d: int, itemsize: int) -> int:

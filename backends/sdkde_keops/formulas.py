@@ -97,8 +97,7 @@ def _first(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
 
 
 @functools.cache
-def _openmp() -> Any:
-    """The libraries that are loaded: KeOps's, which need not be PyTorch's, is once a formula was called."""
+def _openmp() -> Any:  # KeOps's, which need not be PyTorch's, is loaded once a formula was called
     return threadpoolctl.ThreadpoolController()
 
 

@@ -11,20 +11,14 @@ from .bounds import MOST_EXTENT, dtype, extent_limit
 
 __all__ = ["INFO"]
 
-#: Dimensions that are taken on a CPU; on a GPU; and there for MEAN and "exclude_self". Beyond some 140 dimensions KeOps
-#: sums in chunks of them on a GPU, for which it cannot generate shifts, and which are slow: 3 ns a pair in 784.
-MOST_DIMENSIONS, MOST_ON_GPUS, MOST_WHOLE = 1024, 256, 128
-
-
-def _most_dimensions(problem: Problem) -> int:
-    if problem.device == "cpu":
-        return MOST_DIMENSIONS
-    return MOST_WHOLE if problem.reduction is Reduction.MEAN or "exclude_self" in problem.requires else MOST_ON_GPUS
-
 
 def _supports(problem: Problem) -> Support:
-    if problem.d > (most := _most_dimensions(problem)):
-        where = "a CPU" if problem.device == "cpu" else "a GPU"
+    # Beyond some 140 dimensions KeOps sums in chunks of them on a GPU, for which it cannot generate shifts, and which
+    # are slow: 3 ns a pair in 784.
+    where, most = ("a CPU", 1024) if problem.device == "cpu" else ("a GPU", 256)
+    if where == "a GPU" and (problem.reduction is Reduction.MEAN or "exclude_self" in problem.requires):
+        most = 128
+    if problem.d > most:
         return Support(False, f"has {problem.reduction} in up to {most} dimensions on {where}, not {problem.d}")
     if problem.extent > MOST_EXTENT:
         return Support(False, f"has sums up to {MOST_EXTENT:g} bandwidths from the origin, not {problem.extent:g}")
@@ -57,15 +51,6 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     return Work(scalar_flops=(each + 10.0 * weighted + 15.0 * excludes) * pairs, bytes=read, launches=launches)
 
 
-def _compile_seconds(problem: Problem) -> float:
-    """One formula, with KeOps's cache empty.
-
-    On a CPU 5 to 10 s, 25 in 1024 dimensions, 11 to 13 s of processor time on busy cores. On an H200's host the first
-    formula takes 20 to 25 s, others under one; the price may not depend on what was compiled, so it is the first one's.
-    """
-    return 10.0 + 0.015 * problem.d if problem.device == "cpu" else 22.0
-
-
 INFO = BackendInfo(
     name="keops",
     protocol=(1, 0),
@@ -80,5 +65,8 @@ INFO = BackendInfo(
     supports=_supports,
     extent_limit=extent_limit,
     work=_work,
-    compile_seconds=_compile_seconds,
+    # One formula, with KeOps's cache empty. On a CPU 5 to 10 s, 25 in 1024 dimensions, 11 to 13 s of processor time on
+    # busy cores. On an H200's host the first formula takes 20 to 25 s, others under one; the price may not depend on
+    # what was compiled, so it is the first one's.
+    compile_seconds=lambda problem: 10.0 + 0.015 * problem.d if problem.device == "cpu" else 22.0,
 )

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sdkde_core.plugin import exponents
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
 __all__ = [
@@ -36,8 +37,6 @@ __all__ = [
 Array = NDArray[Any]
 
 LN2 = math.log(2.0)
-
-UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
 
 #: Columns that a lane of leaves adds in float32 before they go on to float64.
 BLOCK = 32
@@ -72,32 +71,21 @@ def choose(problem: Problem, log_weight_span: float = 0.0) -> Form:
 
 def extent_limit(problem: Problem) -> float:
     """Return the extent up to which the fastest form for the precision holds: beyond, a slower one takes over."""
-    return single_limit(problem) if _takes_single(problem) else double_limit(problem)
+    limit = single_limit(problem)
+    return limit if limit > 0 else double_limit(problem)
 
 
 def single_limit(problem: Problem) -> float:
     """Return the extent up to which float32 keeps the precision, in either form; −inf where not even at 0."""
-    return max(single_products(problem), _single_squares(problem)) if _takes_single(problem) else -math.inf
+    if problem.precision != "fast" or problem.reduction is Reduction.MEAN:  # MEAN would end at a few bandwidths
+        return -math.inf
+    squares = exponents.squares_limit(*_single_budget(problem), _of_sums("float32", problem.d))
+    return max(single_products(problem), squares)
 
 
 def single_products(problem: Problem) -> float:
     """Return the extent up to which products in float32 keep "fast"."""
-    return math.sqrt(_single_budget(problem) / _of_sums("float32", problem.d))
-
-
-def _single_squares(problem: Problem) -> float:
-    """Return the extent up to which squares in float32 keep "fast".
-
-    At distance r the coordinates' rounding costs 2 ε R r at most, and the sum a r²/2. The tolerance grows there as
-    well, by b r²/2, since columns that far matter only where log sums are that low. The worst distance is the greatest
-    in the data, 2 R, or where (b − a) r = 2 ε R if b > a.
-    """
-    a, b = _of_sums("float32", problem.d), _single_budget(problem, relative=True)
-    epsilon, budget = UNIT_ROUNDOFF["float32"], _single_budget(problem)
-    at_vertex = math.sqrt(2.0 * budget * (b - a)) / (2.0 * epsilon) if b > a + epsilon else math.inf
-    per_square = 4.0 * epsilon + 2.0 * (a - b)  # the error at 2 R, over R²
-    at_end = math.sqrt(budget / per_square) if per_square > 0 else math.inf
-    return min(at_vertex, at_end)
+    return math.sqrt(_single_budget(problem)[0] / _of_sums("float32", problem.d))
 
 
 def double_limit(problem: Problem) -> float:
@@ -107,7 +95,7 @@ def double_limit(problem: Problem) -> float:
     between the points that matter to the row, so by δ R (a row midway between two clusters).
     """
     tolerance, mean = TOLERANCES[problem.precision], problem.reduction is Reduction.MEAN
-    absolute = tolerance[Reduction.LOG_SUM].absolute / _paid(problem)
+    absolute = tolerance[Reduction.LOG_SUM].absolute / exponents.paid(problem)
     absolute = min(absolute, tolerance[Reduction.MEAN].absolute) if mean else absolute
     squares = 0.5 * absolute / _of_sums("float64", problem.d)
     return min(math.sqrt(squares), squares ** (1 / 3)) if mean else math.sqrt(squares)
@@ -158,7 +146,7 @@ def leaf_errors(problem: Problem, rows: LeafSums) -> Array:
     standard deviations of all together are √(largest share of a lane) of it; equal terms by ε BLOCK / 3, as they round
     alike. All that may use .78 of the tolerance; what is left out has about the rest. NaN where a sum is none.
     """
-    epsilon, d, whole = UNIT_ROUNDOFF["float32"], problem.d, 1.0 + 0.5 * problem.d
+    epsilon, d, whole = exponents.UNIT_ROUNDOFF["float32"], problem.d, 1.0 + 0.5 * problem.d
     budget, polynomial, rounded, block_sum = 0.78, 1e-7, 2e-7, 4.0 * epsilon * math.sqrt(BLOCK) / 3.0
     slip = 4.0 * epsilon * rows.across  # distances as summed err by that, and by little of themselves
     root = 1.001 * np.sqrt(rows.square) + slip
@@ -189,22 +177,12 @@ def leaf_errors(problem: Problem, rows: LeafSums) -> Array:
     return off
 
 
-def _takes_single(problem: Problem) -> bool:
-    """MEAN in float32 would end at a few bandwidths."""
-    return problem.precision == "fast" and problem.reduction is not Reduction.MEAN
-
-
 def _of_sums(dtype: str, d: int) -> float:
     """Error of a sum of d terms over the largest partial sum; of products these are at most R²."""
-    return 4.0 * UNIT_ROUNDOFF[dtype] * (math.sqrt(d) / 3.0 + 1.0)
+    return 4.0 * exponents.UNIT_ROUNDOFF[dtype] * (math.sqrt(d) / 3.0 + 1.0)
 
 
-def _single_budget(problem: Problem, relative: bool = False) -> float:
-    """What exponents may use in float32; the rest is for exponentials and sums."""
-    tolerance = TOLERANCES["fast"][problem.reduction]
-    return 0.75 / _paid(problem) * (tolerance.relative if relative else tolerance.absolute)
-
-
-def _paid(problem: Problem) -> float:
-    """How often an error of the exponent counts: LAPLACE has it in φ and in its factor, which is at least 1 + d/2."""
-    return 1.0 + 1.0 / (1.0 + 0.5 * problem.d) if problem.reduction is Reduction.LAPLACE else 1.0
+def _single_budget(problem: Problem) -> tuple[float, float]:
+    """What exponents may use in float32, absolute and relative; the rest is for exponentials and sums."""
+    tolerance, share = TOLERANCES["fast"][problem.reduction], 0.75 / exponents.paid(problem)
+    return share * tolerance.absolute, share * tolerance.relative

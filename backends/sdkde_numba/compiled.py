@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from numba import config, types
 
@@ -16,7 +16,7 @@ from .cpu_kernels import CODES, reduce_kernel_tiles, reduce_tiles
 from .kept import keep
 from .leaf_kernels import add_leaves, choose_leaves, list_leaves
 
-__all__ = ["LeafKernels", "kernel", "leaf_kernels"]
+__all__ = ["kernel", "leaf_kernels"]
 
 _logger = logging.getLogger("sdkde")
 _lock, _compiler = new_lock(), Unforkable("Numba's compiler")
@@ -29,14 +29,6 @@ except RuntimeError as error:  # nowhere to write: neither beside the package no
     _logger.info("numba: compiled code cannot be kept for the next process: %s", error)
 
 
-class LeafKernels(NamedTuple):
-    """The functions of :mod:`sdkde_numba.leaf_kernels`, compiled."""
-
-    list: Any
-    add: Any
-    choose: Any
-
-
 def kernel(dtype: str, name: str = "gaussian") -> Any:
     """Return ``reduce_tiles`` for columns of ``dtype``, compiled; of another kernel ``reduce_kernel_tiles``."""
     if name in CODES:
@@ -44,10 +36,10 @@ def kernel(dtype: str, name: str = "gaussian") -> Any:
     return _compiled(reduce_tiles, _signature(dtype))
 
 
-def leaf_kernels(d: int, moments: bool, shifts: bool) -> LeafKernels:
-    """Return the functions over leaves; for d dimensions, with moments and shifts or without."""
+def leaf_kernels(d: int, moments: bool, shifts: bool) -> tuple[Any, Any, Any]:
+    """Return what lists, adds and chooses leaves; for d dimensions, with moments and shifts or without."""
     listing, choosing = _list_signatures()
-    return LeafKernels(
+    return (
         _compiled(list_leaves, listing),
         _compiled(add_leaves, _add_signature(d, moments, shifts)),
         _compiled(choose_leaves, choosing),

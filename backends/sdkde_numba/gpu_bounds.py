@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 
 from sdkde_core.nearby import LEFT_OUT
+from sdkde_core.plugin import exponents
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Tolerance
 
 __all__ = ["BESIDE_LISTS", "DEPTH", "MANY", "MOST_DEPTH", "MOST_EXTENT", "anchored", "arithmetic", "extent_limit"]
@@ -104,7 +105,5 @@ def single_limit(problem: Problem, budget: float = BUDGET) -> float:
 
 
 def _budget(problem: Problem, budget: float) -> Tolerance:
-    """LAPLACE has an exponent's error in φ and in its factor, which is at least 1 + d/2."""
-    paid = 1.0 + 1.0 / (1.0 + 0.5 * problem.d) if problem.reduction is Reduction.LAPLACE else 1.0
-    tolerance = TOLERANCES[problem.precision][problem.reduction]
-    return tolerance._replace(absolute=budget * tolerance.absolute / paid, relative=budget * tolerance.relative / paid)
+    tolerance, paid = TOLERANCES[problem.precision][problem.reduction], exponents.paid(problem)
+    return Tolerance(budget * tolerance.absolute / paid, budget * tolerance.relative / paid)

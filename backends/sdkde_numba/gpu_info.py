@@ -13,37 +13,22 @@ from .gpu_bounds import DEPTH, MOST_EXTENT, arithmetic, extent_limit
 
 __all__ = ["INFO"]
 
-#: Dimensions that a row's 32 threads hold.
-MOST_DIMENSIONS = 1024
-
-#: The host's work around kernels that are not replayed, in launches: 0.7 ms on an H200's host.
-LAUNCHES = 170
-
-#: Operations of a CPU for one of a simulated kernel.
-SIMULATOR = 1e4
-
-
-def _simulated() -> bool:
-    """Whether Numba simulates GPUs, by the rule that it applies when it is imported."""
-    return os.environ.get("NUMBA_ENABLE_CUDASIM", "") not in ("", "0")
-
 
 def _supports(problem: Problem) -> Support:
-    if problem.d > MOST_DIMENSIONS:
-        return Support(False, f"has kernels for up to {MOST_DIMENSIONS} dimensions, not {problem.d}")
-    if problem.device.startswith("cpu") and not _simulated():
+    if problem.d > 1024:  # what a row's 32 threads hold
+        return Support(False, f"has kernels for up to 1024 dimensions, not {problem.d}")
+    # Numba simulates GPUs by this rule, when it is imported.
+    if problem.device.startswith("cpu") and os.environ.get("NUMBA_ENABLE_CUDASIM", "") in ("", "0"):
         return Support(False, "compiles for GPUs; NUMBA_ENABLE_CUDASIM=1 simulates its kernels on a CPU")
     if problem.extent > MOST_EXTENT:
         return Support(False, f"has sums up to {MOST_EXTENT:g} bandwidths from the origin, not {problem.extent:g}")
-    return Support(True, _REASONS[arithmetic(problem)])
-
-
-_REASONS = {
-    "expanded": "expanded squares in float32",
-    "single": "direct differences in float32",
-    "doubled": "direct differences of pairs of float32",
-    "float64": "direct differences in float64",
-}
+    reasons = {
+        "expanded": "expanded squares in float32",
+        "single": "direct differences in float32",
+        "doubled": "direct differences of pairs of float32",
+        "float64": "direct differences in float64",
+    }
+    return Support(True, reasons[arithmetic(problem)])
 
 
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
@@ -68,24 +53,15 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     if mean and problem.precision == "high" and not double:  # more goes to float64: 6, 7, 31, 35 % in 1, 3, 8, 16
         reached /= 1.3 if problem.d > 4 else 1.06
     operations = 2.0 / reached * shared * instructions * pairs
-    simulated = SIMULATOR if problem.device.startswith("cpu") else 1.0
+    simulated = 1e4 if problem.device.startswith("cpu") else 1.0  # operations of a CPU for one of a simulated kernel
     return Work(
         matrix_flops={"float64": operations} if double and simulated == 1.0 else {},
         scalar_flops=0.0 if double and simulated == 1.0 else simulated * operations,
         exps=0.0 if double else 1.3 * pairs,  # measured in one dimension, where they are the most
         bytes=32.0 * (problem.m + problem.n) * problem.d + 8.0 * problem.m * (problem.d + 1),
-        launches=LAUNCHES,
+        launches=170,  # the host's work around kernels, 0.7 ms on an H200's host
         parallel=simulated == 1.0,
     )
-
-
-def _compile_seconds(problem: Problem) -> float:
-    """A kernel for every dimension, reduction and arithmetic.
-
-    A first KDE on an H200's host takes 8.3 s, and 5.0 with its kernel kept; the compiler alone 1.4 to 2.8 s of
-    processor time for defaults in 1 to 784 dimensions. The simulator compiles nothing.
-    """
-    return 0.0 if problem.device.startswith("cpu") else 3.0
 
 
 INFO = BackendInfo(
@@ -105,5 +81,8 @@ INFO = BackendInfo(
     capturable=True,
     variant=arithmetic,  # the weights' span decides by itself
     tuning="sdkde_numba.gpu_tunables:SPACE",
-    compile_seconds=_compile_seconds,
+    # A kernel for every dimension, reduction and arithmetic. A first KDE on an H200's host takes 8.3 s, 5.0 with its
+    # kernel kept; the compiler alone 1.4 to 2.8 s of processor time for defaults in 1 to 784 dimensions. The simulator
+    # compiles nothing.
+    compile_seconds=lambda problem: 0.0 if problem.device.startswith("cpu") else 3.0,
 )

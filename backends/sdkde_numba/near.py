@@ -79,12 +79,9 @@ class _Room:
         self.sums = [
             np.zeros((HEIGHT, many, LEAF)) if wish else None for many, wish in zip((1, 2, d), _wanted(problem))
         ]
-        self.kernels = leaf_kernels(d, *_wanted(problem)[1:])
-        whole = max(near.columns.log_weight, 0.0)  # of all columns, of which these may be some
-        self.whole, self.factor = (
-            whole / LN2 - near.peak,
-            {"log_sum": 0, "mean": 1, "laplace": 2}[problem.reduction.value],
-        )
+        self.list, self.add, self.choose = leaf_kernels(d, *_wanted(problem)[1:])
+        self.whole = max(near.columns.log_weight, 0.0) / LN2 - near.peak  # of all columns, of which these may be some
+        self.factor = {"log_sum": 0, "mean": 1, "laplace": 2}[problem.reduction.value]
         # For leaves that are left out; the lists of tiles have a share of their own.
         allowed = 0.15 * TOLERANCES[problem.precision][problem.reduction].absolute
         self.of_tiles, self.of_groups = 0.1 * allowed, 0.9 * allowed  # for all rows together, and for GROUP of them
@@ -97,17 +94,17 @@ class _Room:
             if some is not None:
                 some[:] = 0.0
         add = self.x, self.weights, self.chosen, self.ends, self.u, (0.0,) * rows.shape[1], *self.sums
-        count = self.kernels.list(
+        count = self.list(
             *(columns, log_weights, near.low, near.high, near.heavy, tiles, rows, floor, self.whole, self.factor),
             *(self.of_tiles, self.x, self.weights, self.boxes, self.heavies, self.halves, self.masses),
             *(self.leaves, self.u, self.chosen, self.ends),
         )
-        self.kernels.add(*add)
-        self.kernels.choose(
+        self.add(*add)
+        self.choose(
             *(self.sums[0], self.heavies, self.halves, self.masses, count, rows.shape[1], self.whole, self.factor),
             *(self.of_groups, self.chosen, self.ends),
         )
-        self.kernels.add(*add)
+        self.add(*add)
         return [np.empty((len(rows), 0)) if some is None else some[: len(rows)].sum(axis=2) for some in self.sums]
 
 

@@ -25,9 +25,6 @@ SIZE, HEIGHT, LEAF = 128, 128, 16
 #: up to sixteen dimensions. The share of pairs beyond which all are summed, and of these seconds.
 LOOK, NEARLY_ALL, PAYS = 0.5, 0.95, 0.8
 
-#: Rows and columns that are looked at, and the share of rows for which float32 does not do, of most data.
-LOOKED, AGAIN = (48, 1 << 12), 0.05
-
 #: One thread's operations a second: in products by dtype, others, exponentials. Nominal: a choice on which bits depend
 #: may not depend on what is measured, nor on the number of threads.
 RATES = {"float64": 2.3e10, "float32": 4.6e10, "scalar": 4.4e9, "exp": 1.2e9}
@@ -35,7 +32,9 @@ RATES = {"float64": 2.3e10, "float32": 4.6e10, "scalar": 4.4e9, "exp": 1.2e9}
 
 def work(problem: Problem) -> tuple[Work, float | None]:
     """Return what the backend does, and the share of the pairs that is likely to matter where it leaves others out."""
-    left = _typical(problem)
+    left = None
+    if _looks(problem):
+        left = _if_it_pays(problem, typical_share(problem, SIZE, HEIGHT, _out(problem)))
     some = _over_all(problem) if left is None else _over_some(problem, left)
     threads = cpu_threads()
     tasks = min(max(1.0, problem.pairs * (problem.d + 16.0) / TASK), 4.0 * threads)
@@ -54,17 +53,13 @@ def work(problem: Problem) -> tuple[Work, float | None]:
     )
 
 
-def _typical(problem: Problem) -> float | None:
-    """What is expected of typical data; None where sums over all pairs are."""
-    return _if_it_pays(problem, typical_share(problem, SIZE, HEIGHT, _out(problem))) if _looks(problem) else None
-
-
 def pays(problem: Problem, columns: Columns) -> bool:
     """Whether to leave pairs out of sums over these columns, by some of them."""
     if not _looks(problem) or not np.isfinite(columns.points).all():
         return False
     points, log_weights = columns.points, columns.log_weights
-    found = rough_share(problem, points, points, log_weights, SIZE, HEIGHT, _out(problem), LOOKED)
+    looked = (48, 1 << 12)  # rows and columns
+    found = rough_share(problem, points, points, log_weights, SIZE, HEIGHT, _out(problem), looked)
     return _if_it_pays(problem, found) is not None
 
 
@@ -112,7 +107,7 @@ def _over_some(problem: Problem, share: float) -> Work:
     grows with d. By tiles they take as long as all pairs, of which tiles are longer.
     """
     whole, leaves, mean = _over_all(problem), takes_leaves(problem), problem.reduction is Reduction.MEAN
-    again = share * (AGAIN if leaves else 1.0)  # of rows for which float32 does not do
+    again = share * (0.05 if leaves else 1.0)  # of rows for which float32 does not do, of most data
     pairs = share * problem.pairs if leaves else 0.0
     summed = 0.3 + 0.7 * share**2
     flops = {dtype: again * count for dtype, count in whole.matrix_flops.items()}

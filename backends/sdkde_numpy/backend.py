@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import check_threads, claim_memory, concatenate, empty, map_threads, on_this_thread
+from sdkde_core.plugin import check_threads, claim_memory, concatenate, cpu_threads, empty, map_threads, on_this_thread
 from sdkde_core.protocol import Columns, Partial, Problem, Support
 
 from .bounds import COLUMNS
 from .compact import Compact, Totals, reduce_compact
 from .formulas import Prepared
-from .info import ROWS, columns_of_a_task, default_threads
+from .info import MOST_THREADS, ROWS, columns_of_a_task
 from .kernels import Sums, reduce_block
 
 Array = NDArray[Any]
@@ -93,7 +93,7 @@ class NumpyBackend:
 
         starts = range(left, right, chunk)
         tasks = [(r, c) for r in range(0, m, ROWS) for c in starts]
-        most = self.threads or default_threads()
+        most = self.threads or min(cpu_threads(), MOST_THREADS)
         with claim_memory("a sum over tiles", tasks=most) as threads:
             parts = map_threads(task, tasks, threads)
         with np.errstate(all="ignore"):

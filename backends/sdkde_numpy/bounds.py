@@ -12,11 +12,10 @@ from __future__ import annotations
 import functools
 import math
 
+from sdkde_core.plugin import exponents
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
-__all__ = ["double_limit", "extent_limit", "product_shift_limit", "single_limit", "takes_split", "terms_at_once"]
-
-UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
+__all__ = ["double_limit", "extent_limit", "formula", "product_shift_limit", "single_limit", "terms_at_once"]
 
 #: Share of the tolerance that the exponent may use; the rest is for exponentials and sums.
 BUDGET = 0.5
@@ -31,15 +30,34 @@ CHUNK, TASKS = 1 << 14, 64
 
 def exponent_error(dtype: str, d: int, extent: float) -> float:
     """Bound on the absolute error of an exponent from expanded squares, in nats."""
-    return 4.0 * UNIT_ROUNDOFF[dtype] * (math.sqrt(d) / 3.0 + 1.0) * extent**2
+    return 4.0 * exponents.UNIT_ROUNDOFF[dtype] * (math.sqrt(d) / 3.0 + 1.0) * extent**2
 
 
+@functools.lru_cache(maxsize=4096)
+def formula(problem: Problem, log_weight_span: float = 0.0) -> str:
+    """Return the fastest formula that keeps the precision, in words that end with its dtype.
+
+    ``log_weight_span`` is the largest magnitude of a log weight: extreme weights need float64 at any extent.
+    """
+    if "kernel" not in problem.requires:
+        if problem.extent <= single_limit(problem, log_weight_span):
+            return "expanded squares in float32"
+        if problem.extent <= double_limit(problem):
+            return "expanded squares in float64"
+        # For up to four rows direct differences are done before split squares have packed the columns.
+        if problem.extent <= split_limit(problem) and problem.m > 4:
+            return "split squares in float64"
+    return "direct differences in float64"
+
+
+@functools.lru_cache(maxsize=4096)
 def extent_limit(problem: Problem) -> float:
     """Return the extent up to which the fastest formula for the precision holds: beyond, a slower one takes over.
 
     Expanded squares in float32 for "fast" sums, otherwise in float64.
     """
-    return single_limit(problem) if _takes_single(problem) else double_limit(problem)
+    limit = single_limit(problem)
+    return limit if limit > 0 else double_limit(problem)
 
 
 def single_limit(problem: Problem, log_weight_span: float = 0.0) -> float:
@@ -49,18 +67,14 @@ def single_limit(problem: Problem, log_weight_span: float = 0.0) -> float:
     which is added to the exponent, also where all points coincide. MEAN is never computed so: the bound on its shift
     would leave a few bandwidths.
     """
-    if not _takes_single(problem):
+    if problem.precision != "fast" or problem.reduction is Reduction.MEAN:
         return -math.inf
     budget = BUDGET * TOLERANCES["fast"][Reduction.LOG_SUM].absolute
     if problem.reduction is Reduction.LAPLACE:
         budget /= 2.0
-    budget -= 4.0 * UNIT_ROUNDOFF["float32"] * log_weight_span
+    budget -= 4.0 * exponents.UNIT_ROUNDOFF["float32"] * log_weight_span
     per_square = exponent_error("float32", problem.d, 1.0)
     return math.sqrt(budget / per_square) if budget > 0 else -math.inf
-
-
-def _takes_single(problem: Problem) -> bool:
-    return problem.precision == "fast" and problem.reduction is not Reduction.MEAN
 
 
 def double_limit(problem: Problem) -> float:
@@ -69,17 +83,10 @@ def double_limit(problem: Problem) -> float:
     An error δ in the exponents moves a log sum by at most δ. It moves a shift by at most δ times half the distance
     between the points that matter to the row, so by δ R (a row midway between two clusters).
     """
-    limit = _double_limit(problem.reduction is Reduction.MEAN, problem.precision, problem.d)
-    if problem.reduction is Reduction.MEAN:
-        limit = min(limit, product_shift_limit(problem))
-    return limit
-
-
-@functools.cache  # asked for ten times in every call
-def _double_limit(mean: bool, precision: str, d: int) -> float:
-    """What exponents allow."""
-    ratio = BUDGET * _strictest(mean, precision) / exponent_error("float64", d, 1.0)
-    return min(math.sqrt(ratio), ratio ** (1 / 3)) if mean else math.sqrt(ratio)  # δ R ≤ budget
+    ratio = BUDGET * _strictest(problem) / exponent_error("float64", problem.d, 1.0)
+    if problem.reduction is not Reduction.MEAN:
+        return math.sqrt(ratio)
+    return min(math.sqrt(ratio), ratio ** (1 / 3), product_shift_limit(problem))  # δ R ≤ budget
 
 
 def split_limit(problem: Problem) -> float:
@@ -88,40 +95,29 @@ def split_limit(problem: Problem) -> float:
     Their error is that of a_i·b_j + b_i·u_j: ε times sums of 2d products of independent signs, since the b's are what
     rounding left, with one factor below 2⁻²⁶ R each. The bound taken is 4 ε √d R² 2⁻²⁵.
     """
-    per_square = 4.0 * UNIT_ROUNDOFF["float64"] * math.sqrt(problem.d) * 2.0**-25
-    strictest = _strictest(problem.reduction is Reduction.MEAN, problem.precision)
-    return math.sqrt(BUDGET * strictest / per_square)
+    per_square = 4.0 * exponents.UNIT_ROUNDOFF["float64"] * math.sqrt(problem.d) * 2.0**-25
+    return math.sqrt(BUDGET * _strictest(problem) / per_square)
 
 
-def takes_split(problem: Problem) -> bool:
-    """Whether split squares rather than direct differences take over beyond :func:`double_limit`."""
-    # For up to four rows direct differences are done before split squares have packed the columns.
-    return problem.extent <= split_limit(problem) and problem.m > 4
-
-
-def product_shift_limit(problem: Problem) -> float:
+def product_shift_limit(problem: Problem, terms: int = PART) -> float:
     """Return the extent R up to which Σφu_j − u_iΣφ keeps the shift, though it rounds numbers of size R.
 
     Beside a heap of duplicates all additions round alike, each by up to ε of the sum so far: 0.35 ε of the whole sum on
-    average, and sums of φ and of φu in opposite directions. There are those of a part, of a tile's parts, and of tiles.
+    average, and sums of φ and of φu in opposite directions. There are those of a part of so many ``terms``, of a tile's
+    parts, and of tiles.
     """
-    return _product_shift_limit(problem, PART)
+    widest = min(problem.n, max(CHUNK, problem.n / TASKS))  # a tile of few rows
+    additions = terms + widest / terms + problem.n / COLUMNS
+    error = 0.7 * additions * exponents.UNIT_ROUNDOFF["float64"]
+    return (1.0 - BUDGET) * TOLERANCES[problem.precision][Reduction.MEAN].absolute / error
 
 
 def terms_at_once(problem: Problem) -> int:
     """Return how many terms of a shift are added one after another: a tile's, where that suffices; parts cost time."""
-    enough = problem.extent <= _product_shift_limit(problem, COLUMNS)
-    return COLUMNS if enough else PART
+    return COLUMNS if problem.extent <= product_shift_limit(problem, COLUMNS) else PART
 
 
-def _product_shift_limit(problem: Problem, terms: int) -> float:
-    widest = min(problem.n, max(CHUNK, problem.n / TASKS))  # a tile of few rows
-    additions = terms + widest / terms + problem.n / COLUMNS
-    error = 0.7 * additions * UNIT_ROUNDOFF["float64"]
-    return (1.0 - BUDGET) * TOLERANCES[problem.precision][Reduction.MEAN].absolute / error
-
-
-def _strictest(mean: bool, precision: str) -> float:
-    tolerance = TOLERANCES[precision]
+def _strictest(problem: Problem) -> float:
+    tolerance = TOLERANCES[problem.precision]
     absolute = tolerance[Reduction.LOG_SUM].absolute
-    return min(absolute, tolerance[Reduction.MEAN].absolute) if mean else absolute
+    return min(absolute, tolerance[Reduction.MEAN].absolute) if problem.reduction is Reduction.MEAN else absolute

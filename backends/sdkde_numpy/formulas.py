@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sdkde_core.plugin import checkpoint, dots, exponents, product
 from sdkde_core.protocol import Problem
 
-from .bounds import double_limit, product_shift_limit, single_limit, takes_split, terms_at_once
+from .bounds import formula, product_shift_limit, terms_at_once
 
 __all__ = ["Prepared", "Tiles"]
 
@@ -56,14 +56,14 @@ class Prepared:
     def __init__(self, problem: Problem, points: Array, log_weight_span: float) -> None:
         self.points = points  # (n, d) float64
         self.exponential = problem.kernel == "exponential"  # by differences, as −r has no other way
-        single = not self.exponential and problem.extent <= single_limit(problem, log_weight_span)
-        self.tiles = Tiles(np.float32 if single else np.float64)
+        name = formula(problem, log_weight_span)
+        self.tiles = Tiles(name.rpartition(" ")[2])
         #: Of a shift so many terms are added one after another; None: it is summed by differences.
         self.terms: int | None = terms_at_once(problem)
         self.formula: exponents.Formula
-        if single or (not self.exponential and problem.extent <= double_limit(problem)):
+        if name.startswith("expanded"):
             self.formula = exponents.Expanded(self.tiles, based=True)
-        elif not self.exponential and takes_split(problem):
+        elif name.startswith("split"):
             self.formula = exponents.Split(self.tiles, exponents.grid(problem.extent))
             self.terms = self.terms if problem.extent <= product_shift_limit(problem) else None
         else:

@@ -9,42 +9,25 @@ from typing import Any
 from sdkde_core.plugin import cpu_threads, prices
 from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
-from .bounds import CHUNK, TASKS, double_limit, extent_limit, product_shift_limit, single_limit, takes_split
+from . import bounds
 
-__all__ = ["INFO", "MOST_THREADS", "ROWS", "columns_of_a_task", "default_threads"]
+__all__ = ["INFO", "MOST_THREADS", "ROWS", "columns_of_a_task"]
 
 #: Threads beyond which they wait for the interpreter's lock: a KDE of 10,000² points in eight dimensions takes 472,
 #: 125, 76, 118 and 137 ms on 1, 4, 8, 12 and 16 virtual cores of a Xeon.
 MOST_THREADS = 8
 
-
 #: Rows of a task.
 ROWS = 256
 
 
-def default_threads() -> int:
-    """Threads that array operations are shared out over, unless the user says otherwise."""
-    return min(cpu_threads(), MOST_THREADS)
-
-
 def columns_of_a_task(m: int, n: int) -> int:
     """Columns of a task: where rows are few, columns are shared out too."""
-    return min(n, max(CHUNK, -(-n * -(-m // ROWS) // TASKS)))
-
-
-def _formula(problem: Problem) -> str:
-    """The choice of :func:`sdkde_numpy.formulas.choose`, but for extreme weights: they need float64 at any extent."""
-    if "kernel" in problem.requires:
-        return "direct differences in float64"
-    if problem.extent <= single_limit(problem):
-        return "expanded squares in float32"
-    if problem.extent <= double_limit(problem):
-        return "expanded squares in float64"
-    return "split squares in float64" if takes_split(problem) else "direct differences in float64"
+    return min(n, max(bounds.CHUNK, -(-n * -(-m // ROWS) // bounds.TASKS)))
 
 
 def _supports(problem: Problem) -> Support:
-    return Support(True, f"NumPy, {_formula(problem)}")
+    return Support(True, f"NumPy, {bounds.formula(problem)}")
 
 
 @functools.cache
@@ -68,7 +51,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """
     pairs, d = problem.pairs, problem.d
     mean = problem.reduction is Reduction.MEAN
-    formula = _formula(problem)
+    formula = bounds.formula(problem)
     # Maximum, subtraction, clamp, sum. LAPLACE keeps exponents beside terms and multiplies them: tiles leave the cache.
     passes = 15.0 if problem.reduction is Reduction.LAPLACE else 10.0
     columns, packing = float(d if mean else 0), 32.0  # of all matrix products; read, and written packed, with gaps
@@ -76,7 +59,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         columns += d + 2
     elif formula.startswith("split"):
         passes, columns, packing = passes + 8.0, columns + 3 * d + 4, 128.0  # written thrice, to memory not used before
-        if mean and problem.extent > product_shift_limit(problem):
+        if mean and problem.extent > bounds.product_shift_limit(problem):
             passes, columns = passes + 3.0 * d * prices.beyond_cache(d), columns - d
     else:
         passes, columns = passes + (7.0 if mean else 4.0) * d * prices.beyond_cache(d), columns - (d if mean else 0)
@@ -108,6 +91,6 @@ INFO = BackendInfo(
     install="pip install sdkde-core",
     startup_seconds=0.12,  # the core's own imports, which the others' have too
     supports=_supports,
-    extent_limit=extent_limit,
+    extent_limit=bounds.extent_limit,
     work=_work,
 )

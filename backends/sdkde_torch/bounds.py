@@ -14,11 +14,10 @@ from __future__ import annotations
 import functools
 import math
 
+from sdkde_core.plugin import exponents
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
 __all__ = ["CHUNK", "PART", "expanded_limit", "extent_limit", "formula", "has_double", "refines", "terms_at_once"]
-
-UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
 
 #: Share of the tolerance that exponents may use; the rest is for exponentials and sums.
 BUDGET = 0.5
@@ -45,8 +44,8 @@ def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
     """
     if dtype == "float32" and (problem.precision != "fast" or problem.reduction is Reduction.MEAN):
         return -math.inf
-    budget = _budget(problem) - 4.0 * UNIT[dtype] * span
-    per_square = 4.0 * UNIT[dtype] * (math.sqrt(problem.d) / 3.0 + 1.5)
+    budget = _budget(problem) - 4.0 * exponents.UNIT_ROUNDOFF[dtype] * span
+    per_square = 4.0 * exponents.UNIT_ROUNDOFF[dtype] * (math.sqrt(problem.d) / 3.0 + 1.5)
     if budget <= 0:
         return -math.inf
     if problem.reduction is Reduction.MEAN:  # δ R, or for points close to each other δ
@@ -65,7 +64,8 @@ def split_limit(problem: Problem, dtype: str) -> float:
     if problem.precision == "float64" and dtype == "float32":
         return -math.inf
     half = 0.5 * SPAN if "weights" in problem.requires else 0.0
-    share = 4.0 * UNIT[dtype] * math.sqrt(2.0 * problem.d) * 0.3 * 2.0 ** (2 - (24 if dtype == "float32" else 53) // 2)
+    grid = 2.0 ** (2 - (24 if dtype == "float32" else 53) // 2)
+    share = 4.0 * exponents.UNIT_ROUNDOFF[dtype] * math.sqrt(2.0 * problem.d) * 0.3 * grid
     most = _budget(problem) / share  # R √(R² + half), and for MEAN that times R, at most
     limit = math.sqrt(0.5 * (math.sqrt(half**2 + 4.0 * most**2) - half))
     if problem.reduction is Reduction.MEAN:
@@ -87,8 +87,8 @@ def _shift_limit(problem: Problem, dtype: str, part: int = PART) -> float:
     tolerance = TOLERANCES[problem.precision][Reduction.MEAN].absolute
     additions = part + CHUNK / part
     if dtype == "float64":
-        return BUDGET * tolerance / (0.7 * (additions + problem.n / CHUNK) * UNIT[dtype])
-    return 0.7 * tolerance / (UNIT[dtype] * (0.7 * additions + 0.6 * math.sqrt(problem.d)))
+        return BUDGET * tolerance / (0.7 * (additions + problem.n / CHUNK) * exponents.UNIT_ROUNDOFF[dtype])
+    return 0.7 * tolerance / (exponents.UNIT_ROUNDOFF[dtype] * (0.7 * additions + 0.6 * math.sqrt(problem.d)))
 
 
 def terms_at_once(problem: Problem, dtype: str) -> int:

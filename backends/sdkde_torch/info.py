@@ -13,15 +13,6 @@ from .bounds import CHUNK, PART, extent_limit, formula, has_double
 
 __all__ = ["INFO"]
 
-_WORDS = {
-    "expanded": "expanded squares in",
-    "split": "split squares in",
-    "direct": "direct differences in",
-}
-
-#: Nats below zero at which a row's sum is too small, see `tiles.LEAST`.
-REACHES = {"float32": 71.0, "float64": 667.0}
-
 
 def _supports(problem: Problem) -> Support:
     kind = problem.device.partition(":")[0]
@@ -37,8 +28,9 @@ def _supports(problem: Problem) -> Support:
             False, f"without float64 sums up to {extent_limit(problem):.3g} bandwidths, not {problem.extent:.3g}"
         )
     how, _, dtype = name.partition(" ")
+    words = "direct differences" if how == "direct" else f"{how} squares"
     where = "" if has_double(problem) else "; points stay on the host in float64"
-    return Support(True, f"PyTorch, {_WORDS[how]} {'pairs of float32' if dtype == 'pairs' else dtype}{where}")
+    return Support(True, f"PyTorch, {words} in {'pairs of float32' if dtype == 'pairs' else dtype}{where}")
 
 
 def _nearest(problem: Problem) -> float:
@@ -79,7 +71,8 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     # In few dimensions what is far apart is in clusters, more often than not, and neighbours are near.
     own = mean and problem.same and not problem.requires & {"weights", "exclude_self"}
     tiles_only = kind == "direct" or (kind == "expanded" and d < 16)
-    again = 1.0 if own or tiles_only or _nearest(problem) < REACHES[dtype] else 6.0
+    reaches = 71.0 if dtype == "float32" else 667.0  # nats below zero at which a row's sum is too small, `tiles.LEAST`
+    again = 1.0 if own or tiles_only or _nearest(problem) < reaches else 6.0
     return Work(
         # PyTorch's products of such tiles take longer on a CPU than NumPy's.
         matrix_flops={dtype: (3.0 if on_cpu else 2.0) * columns * pairs},

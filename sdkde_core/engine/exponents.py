@@ -11,9 +11,11 @@ import math
 import sys
 from typing import Any, NamedTuple, Protocol
 
-from ..protocol import Partial
+from ..protocol import Partial, Problem, Reduction
 
 Array = Any
+
+UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
 
 
 class Library(Protocol):
@@ -138,6 +140,24 @@ def grid(extent: float, bits: int = 53, span: float = 0.0) -> float:
     """
     largest = 2.2 * max(extent, 2.0**-20) ** 2 + span  # a tenth for what the grid adds to R
     return 2.0 ** math.ceil(0.5 * (math.log2(2.0 * largest) - bits))
+
+
+def paid(problem: Problem) -> float:
+    """How often an error of the exponent counts: LAPLACE has it in φ and in its factor, which is at least 1 + d/2."""
+    return 1.0 + 1.0 / (1.0 + 0.5 * problem.d) if problem.reduction is Reduction.LAPLACE else 1.0
+
+
+def squares_limit(absolute: float, relative: float, summing: float) -> float:
+    """Return the extent R up to which squares of differences in float32 keep a tolerance.
+
+    At distance r the coordinates' rounding costs 2 ε R r at most, and the sum a r²/2, a being ``summing``. The
+    tolerance grows there as well, by b r²/2, b being ``relative``, since columns that far matter only where log sums
+    are that low. The worst distance is the greatest in the data, 2 R, or where (b − a) r = 2 ε R if b > a.
+    """
+    epsilon, growth = UNIT_ROUNDOFF["float32"], relative - summing
+    at_vertex = math.sqrt(2.0 * absolute * growth) / (2.0 * epsilon) if growth > epsilon else math.inf
+    per_square = 4.0 * epsilon - 2.0 * growth  # the error at 2 R, over R²
+    return min(at_vertex, math.sqrt(absolute / per_square) if per_square > 0 else math.inf)
 
 
 def squares(library: Library, rows: Packed, columns: Packed, out: Array, pieces: int = 1) -> None:
