@@ -14,7 +14,6 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 from . import launch
 from .bounds import grid_step, symmetric
 from .compiled import check_driver, nvrtc_version
-from .plan import LONGEST
 
 
 @dataclass(frozen=True)
@@ -28,19 +27,25 @@ class _State:
 
     @property
     def step(self) -> float:
+        """The grid of the leading pieces."""
         return grid_step(self.problem.extent)
 
     def symmetric(self) -> launch.Symmetric:
         """The points as the symmetric kernel of MEAN takes them."""
 
-        points, step = self.points, self.step
-        return self.made.get("points", lambda: launch.pack_symmetric(points, step), points, launch.Symmetric.tensors)
+        def make() -> launch.Symmetric:
+            return launch.pack_symmetric(self.points, self.step)
+
+        return self.made.get("points", make, self.points, launch.Symmetric.tensors)
 
     def packed(self) -> launch.Packed:
         """The points as columns, and as rows of MEAN."""
         log_weights = self.log_weights if "weights" in self.problem.requires else None
-        given = self.points, self.step, "columns", self.problem.reduction, log_weights
-        return self.made.get("packed", lambda: launch.pack(*given), self.points, launch.Packed.tensors)
+
+        def make() -> launch.Packed:
+            return launch.pack(self.points, self.step, "columns", self.problem.reduction, log_weights)
+
+        return self.made.get("packed", make, self.points, launch.Packed.tensors)
 
 
 class HopperBackend:
@@ -81,9 +86,8 @@ class HopperBackend:
         with on_device(points), memory_errors():
             if problem.reduction is not Reduction.MEAN:
                 some = functools.partial(_log_sum, problem, points, state, own, m)
-                # Rows take some 200 bytes each, twice that in 64 dimensions, and their partial sums, 12 for a part.
-                parts = -(-n // (64 * LONGEST))
-                return in_slabs(some, m, min(1 << 21, max(1 << 14, (512 << 20) // (12 * parts))))
+                # Rows take some 200 bytes each, twice that in 64 dimensions, and their partial sums.
+                return in_slabs(some, m, min(1 << 21, max(1 << 14, (512 << 20) // launch.log_sum_bytes(n))))
             if queries is not None:  # ``supports`` declines them; but some of the points may come for lack of memory
                 return reduce_exact(problem, queries, Columns(state.points, state.log_weights))
             if symmetric(problem):

@@ -149,25 +149,26 @@ def _folder() -> Path | None:
         return None
 
 
+def _digest(name: str, code: bytes) -> bytes:
+    """Of compiled code and the file that it is for: no other file's code is taken for it."""
+    return hashlib.sha256(name.encode() + code).digest()
+
+
 def _code(module: str) -> bytes:
     """A module's compiled code: from disk, where it follows its digest, or compiled."""
     key = hashlib.sha256("\n".join([source(module), nvrtc_version(), ARCHITECTURE]).encode()).hexdigest()
     folder = _folder()
     path = None if folder is None else folder / f"{module}-{key[:32]}"
-
-    def digest(code: bytes) -> bytes:  # of the file's name too: no other file's code is taken for it
-        return hashlib.sha256(f"{module}-{key[:32]}".encode() + code).digest()
-
     if path is not None:
         with suppress(OSError):
             found = path.read_bytes()
-            if found[:32] == digest(found[32:]):
+            if found[:32] == _digest(path.name, found[32:]):
                 return found[32:]
     code = compile_module(module)
     if path is not None:
         try:
             with write_atomically(path) as new:
-                new.write_bytes(digest(code) + code)
+                new.write_bytes(_digest(path.name, code) + code)
         except OSError as error:
             _logger.info("hopper: compiled code is not kept: %s", error)
     return code
@@ -216,15 +217,15 @@ def _module(name: str) -> ObjectCode:
     return ObjectCode.from_cubin(_code(name), name=name)
 
 
-_kernels: dict[tuple[str, str], Kernel] = {}
+@functools.cache
+def _kernel(module: str, name: str, threads: int, shared: int) -> Kernel:
+    return Kernel(_module(module), name, threads, shared)
 
 
 def kernel(module: str, name: str, threads: int, shared: int = 0) -> Kernel:
     """Return a kernel, compiled the first time; see :class:`Kernel`."""
     with _lock:
-        if (module, name) not in _kernels:
-            _kernels[module, name] = Kernel(_module(module), name, threads, shared)
-        return _kernels[module, name]
+        return _kernel(module, name, threads, shared)
 
 
 def _check(result: tuple[Any, ...]) -> None:

@@ -13,8 +13,6 @@ from . import plan
 from .bounds import RAISED_BITS, SCALE_BITS
 from .compiled import Kernel, kernel
 
-Range = tuple[int, int]
-
 
 @dataclass(frozen=True)
 class Symmetric:
@@ -118,8 +116,18 @@ def log_sum(
     return Partial(result[0], None, sign, magnitude)
 
 
+def log_sum_bytes(n: int) -> int:
+    """Return how many bytes a row's partial sums over n columns take, where rows are many."""
+    return 12 * -(-n // (64 * plan.LONGEST))
+
+
 def dense_mean(
-    packed: Packed, points: torch.Tensor, log_weights: torch.Tensor, whole: int, rows: Range, columns: Range
+    packed: Packed,
+    points: torch.Tensor,
+    log_weights: torch.Tensor,
+    whole: int,
+    rows: tuple[int, int],
+    columns: tuple[int, int],
 ) -> Partial:
     """MEAN of a range of the points over another, every φ for its row alone.
 
@@ -157,13 +165,29 @@ def _programs(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-@functools.cache
-def _on_device(tables: plan.Tables, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """A plan's units, begins and four lists. They stay: a recorded CUDA graph may read them again."""
-    arrays = tables.row_begin, tables.row_units, tables.column_begin, tables.column_slots
-    found = tuple(torch.from_numpy(x).to(device) for x in (tables.units, tables.begins, *arrays))
-    torch.cuda.current_stream(device).synchronize()  # other streams find them there
-    return found
+@dataclass(frozen=True)
+class _Tables:
+    """:class:`sdkde_hopper.plan.Tables` on a device."""
+
+    units: torch.Tensor
+    begins: torch.Tensor
+    lists: tuple[torch.Tensor, ...]
+    count: int
+    slots: int
+
+
+#: Tables by the plan's and the device. They stay: a recorded CUDA graph may read them again.
+_tables: dict[tuple[int, int], tuple[plan.Tables, _Tables]] = {}
+
+
+def _on_device(tables: plan.Tables, device: torch.device) -> _Tables:
+    key = id(tables), device.index or 0
+    if key not in _tables:
+        arrays = tables.row_begin, tables.row_units, tables.column_begin, tables.column_slots
+        units, begins, *lists = (torch.from_numpy(x).to(device) for x in (tables.units, tables.begins, *arrays))
+        torch.cuda.current_stream(device).synchronize()  # other streams find them there
+        _tables[key] = tables, _Tables(units, begins, tuple(lists), len(tables.units), tables.slots)
+    return _tables[key][1]
 
 
 def symmetric_mean(points: Symmetric, d: int, log_weights: torch.Tensor) -> Partial:
@@ -172,22 +196,22 @@ def symmetric_mean(points: Symmetric, d: int, log_weights: torch.Tensor) -> Part
     supers, blocks = points.padded // plan.COLUMNS, points.padded // plan.ROWS
     programs = _programs(device)
     launches = plan.launches(supers, programs, points.width)
+    tables = [_on_device(x.tables, device) for x in launches]
     n = points.count
     log_sum = torch.empty(n, dtype=torch.float64, device=device)
     shift = torch.empty((n, d), dtype=torch.float64, device=device)
     sums = torch.empty(points.padded * points.sums if len(launches) > 1 else 0, dtype=torch.float64, device=device)
-    most_units, most_slots = max(len(x.tables.units) for x in launches), max(x.tables.slots for x in launches)
+    most_units, most_slots = max(x.count for x in tables), max(x.slots for x in tables)
     out_rows = torch.empty(most_units * plan.ROWS * points.sums, dtype=torch.float32, device=device)
     out_columns = torch.empty(most_slots * plan.COLUMNS * points.sums, dtype=torch.float32, device=device)
     reduce, merge = _symmetric_kernels(points.width)
-    for i, part in enumerate(launches):
-        units, begins, *lists = _on_device(part.tables, device)
+    for i, (part, table) in enumerate(zip(launches, tables, strict=True)):
         circle = part.first * (plan.COLUMNS // plan.ROWS), part.first, blocks, supers
-        given = points.rows, points.tiles, points.bytes, units, begins
+        given = points.rows, points.tiles, points.bytes, table.units, table.begins
         reduce(programs, *given, out_rows, out_columns, *circle)
         when = int(i == 0), int(i == len(launches) - 1)
         end = points.rows, log_weights, n, d, log_sum, shift
-        merge(points.padded // 32, out_rows, out_columns, *lists, *circle, sums, *when, *end)
+        merge(points.padded // 32, out_rows, out_columns, *table.lists, *circle, sums, *when, *end)
     return Partial(log_sum, shift)
 
 
@@ -199,7 +223,7 @@ def _symmetric_kernels(width: int) -> tuple[Kernel, Kernel]:
 
 
 def symmetric_block(
-    points: Symmetric, d: int, log_weights: torch.Tensor, rows: Range, columns: Range
+    points: Symmetric, d: int, log_weights: torch.Tensor, rows: tuple[int, int], columns: tuple[int, int]
 ) -> tuple[Partial, Partial]:
     """MEAN of two ranges of the points, each over the other; they begin with supers, and end with one or the points."""
     if rows == columns:
@@ -216,25 +240,25 @@ def symmetric_block(
     none = torch.zeros(max(here.padded, most) // plan.ROWS + 1, dtype=torch.int32, device=device)
     for start in starts:
         there = _some(points, (start, min(start + most, columns[1])))
-        tables = plan.rectangle(blocks, there.padded // plan.COLUMNS, programs, here.width)
-        units, begins, row_begin, row_units, column_begin, column_slots = _on_device(tables, device)
-        out_rows = new(len(tables.units) * plan.ROWS * here.sums, dtype=torch.float32)
-        out_columns = new(tables.slots * plan.COLUMNS * here.sums, dtype=torch.float32)
-        given = points.rows, points.tiles, points.bytes, units, begins, out_rows, out_columns
+        table = _on_device(plan.rectangle(blocks, there.padded // plan.COLUMNS, programs, here.width), device)
+        out_rows = new(table.count * plan.ROWS * here.sums, dtype=torch.float32)
+        out_columns = new(table.slots * plan.COLUMNS * here.sums, dtype=torch.float32)
+        given = points.rows, points.tiles, points.bytes, table.units, table.begins, out_rows, out_columns
         offsets = rows[0] // plan.ROWS, start // plan.COLUMNS
         reduce(programs, *given, *offsets, points.padded // plan.ROWS, points.padded // plan.COLUMNS)
+        row_begin, row_units, column_begin, column_slots = table.lists
         when = int(start == starts[0]), int(start == starts[-1])
-        for side, lists, result, (first, last) in (
+        for side, lists, result, (begins, ends) in (
             (here, (row_begin, row_units, none, none), results[0], when),
             (there, (none, none, column_begin, column_slots), [x[start - columns[0] :] for x in results[1]], (1, 1)),
         ):
             circle = 0, 0, side.padded // plan.ROWS, side.padded // plan.COLUMNS
             end = side.rows, log_weights, side.count, d, *result
-            merge(-(-side.count // 32), out_rows, out_columns, *lists, *circle, sums, first, last, *end)
+            merge(-(-side.count // 32), out_rows, out_columns, *lists, *circle, sums, begins, ends, *end)
     return Partial(*results[0]), Partial(*results[1])
 
 
-def _some(points: Symmetric, which: Range) -> Symmetric:
+def _some(points: Symmetric, which: tuple[int, int]) -> Symmetric:
     """A range of the points that begins with a super."""
     start, stop = which
     padded = -(-(stop - start) // plan.COLUMNS) * plan.COLUMNS

@@ -53,7 +53,6 @@ class Costs(NamedTuple):
 COSTS = {8: Costs(0.75, 1.0, 2.5), 16: Costs(0.63, 0.69, 2.5)}
 
 Ints = NDArray[np.int32]
-Numbers = NDArray[np.integer]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +117,13 @@ def rectangle(blocks: int, supers: int, programs: int, width: int = 16) -> Table
 
 
 def _deal(
-    block: Numbers, own: Numbers, symmetric: Numbers, blocks: int, supers: int, programs: int, costs: Costs
+    block: NDArray[np.integer],
+    own: NDArray[np.integer],
+    symmetric: NDArray[np.integer],
+    blocks: int,
+    supers: int,
+    programs: int,
+    costs: Costs,
 ) -> Tables:
     """Deal out groups of a block and a super, in the order of the supers ``own``, to programs by what they take."""
     quarters = TILES // 4  # what a group is cut into
@@ -190,14 +195,16 @@ def parts(blocks: int, tiles: int, programs: int) -> int:
     """Return into how many parts the columns are cut where every φ is for its row alone.
 
     Those with the fewest tiles in turn, then the fewest parts; and not many more programs than run at a time, as every
-    part has partial sums. A program of a part begins and ends, which takes about as long as two tiles.
+    part has partial sums.
+
+    A program of a part begins and ends, which takes about as long as two tiles.
     """
     most = max(1, min(tiles // 8, -(-8 * programs // blocks)))
     waves = [(-(-blocks * count // programs) * (-(-tiles // count) + 2), count) for count in range(1, most + 1)]
     return min(waves)[1]
 
 
-def _lists(keys: Numbers, values: Numbers, size: int) -> tuple[Ints, Ints]:
+def _lists(keys: NDArray[np.integer], values: NDArray[np.integer], size: int) -> tuple[Ints, Ints]:
     """The values of every key, in their order: where each key's begin, and all of them."""
     begins = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=size))])
     return begins.astype(np.int32), values[np.argsort(keys, kind="stable")].astype(np.int32)
