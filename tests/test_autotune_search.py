@@ -486,6 +486,39 @@ def test_a_space_in_which_nothing_can_run(store):
         assert (result.best, result.tried) == (None, 0)
 
 
+def test_a_killed_search_loses_the_trial_in_flight_only(tmp_path):
+    """A real process, kill -9 in the middle of a trial; the next search goes on."""
+    path, log = tmp_path / "tuning.sqlite", tmp_path / "log"
+    script = f"""
+import time
+from test_autotune_search import *
+
+def slow(config):
+    time.sleep(0.02)
+    with open({str(log)!r}, "a") as file:
+        print(json.dumps(config, sort_keys=True), file=file)
+    return ms(config)
+
+with Store({str(path)!r}) as store:
+    search(TASK, Hills(), Played(slow), store, sampler="random", trials=200)
+"""
+    paths = os.pathsep.join(filter(None, [os.path.dirname(__file__), *sys.path]))
+    process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": paths})
+    while process.poll() is None and (not log.exists() or len(log.read_text().splitlines()) < 12):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    ended = [line for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    with Store(path) as store:
+        kept = [json.dumps(trial.config, sort_keys=True) for trial in store.trials(KEY)]
+        assert kept in ([line.strip() for line in ended], [line.strip() for line in ended[:-1]])
+        assert len(kept) >= 11
+        runner = Played()
+        search(TASK, Hills(), runner, store, sampler="random", trials=60)
+        assert len(store.trials(KEY)) == 60
+        assert not {json.dumps(config, sort_keys=True) for config in runner.ran} & set(kept)
+
+
 def test_the_budget_ends_a_search(store):
     def slow(config):
         time.sleep(0.1)

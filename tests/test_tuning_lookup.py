@@ -277,6 +277,20 @@ def test_a_bad_file_counts_as_empty_and_is_reported_once(path, recwarn, spoil):
     assert sorted(path.parent.iterdir()) == before
 
 
+@pytest.mark.parametrize("spoil", [text, cut_to(5000), edit("PRAGMA user_version = 99")])
+def test_a_file_that_was_bad_is_used_once_it_is_mended(path, recwarn, spoil):
+    fill(path, ("x", {}, "measured", {}))
+    good = path.read_bytes()
+    spoil(path)
+    lookup.forget()
+    for _ in range(2):
+        assert ask() is None
+    path.write_bytes(good)
+    for _ in range(2):
+        assert ask() == ("x", "exact")
+    assert len(warnings(recwarn)) == 1
+
+
 def test_a_wal_without_its_shm_is_read_as_of_a_copy(path, tmp_path, monkeypatch, recwarn):
     fill(path)
     with Store(path) as store:

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -602,6 +603,17 @@ for number in range(16):
     os._exit(0)
 print(sum(os.waitpid(child, 0)[1] != 0 for child in children))
 """
+
+
+def test_a_writer_waits_for_another(path, monkeypatch, python):
+    monkeypatch.setattr(store, "BUSY_SECONDS", 60.0)
+    filled(path)
+    end = HOLD.replace("sys.stdin.read()", "import time; time.sleep(0.3); print(time.monotonic(), flush=True)")
+    with Store() as s:
+        process = python(end, path, "BEGIN IMMEDIATE")
+        s.add(KEY, A, ok(7.0), "measured", {})
+        assert time.monotonic() > float(process.communicate()[0])  # when the other was about to end
+        assert [t.outcome.median for t in s.trials(KEY) if t.config == A] == [7.0]
 
 
 def test_sixteen_that_start_cold_lose_nothing(path, python):

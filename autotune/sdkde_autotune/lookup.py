@@ -63,6 +63,7 @@ class Found(NamedTuple):
 #: What this process was asked. Threads may find the same at once; there is no lock.
 _answers: dict[tuple[Any, ...], list[Found]] = {}
 _shipped: dict[tuple[object, ...], list[_Row]] | None = None  # by family
+_refused: dict[str | None, object] = {}  # by SDKDE_DB: the stamp of a file that could not be read
 
 
 def lookup(
@@ -77,11 +78,14 @@ def lookup(
     accept : callable, optional
         ``accept(config)``: whether the kernel can be launched so. Asked on every call, for the best ones first.
     """
-    memory = _answers
     try:
+        named = os.environ.get("SDKDE_DB")
+        if named in _refused and _refused[named] != _state():  # perhaps it is mended
+            forget()
+        memory = _answers
         # The fields that Key.of reads, as making a Key takes longer than the rest of a look-up.
         kind = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.d
-        asked = os.environ.get("SDKDE_DB"), query, *kind, octave(problem.n), octave(problem.m)
+        asked = named, query, *kind, octave(problem.n), octave(problem.m)
         answers = memory.get(asked)
         if answers is None:
             memory[asked] = answers = candidates(query, problem)
@@ -135,8 +139,8 @@ def _sound(rows: Iterable[_Row], key: Key) -> Iterator[Trial]:
 
 def forget() -> None:
     """Let the next look-up read the database again, after it was written to."""
-    global _answers, _shipped
-    _answers, _shipped = {}, None
+    global _answers, _shipped, _refused
+    _answers, _shipped, _refused = {}, None, {}
 
 
 def database() -> Path:
@@ -163,6 +167,7 @@ def database() -> Path:
 
 def _stored(key: Key, path: Path | None) -> list[_Row]:
     """Return what may serve a problem in a database, by default the user's; none, and a warning, if it is not read."""
+    own, before = path is None, _state()
     try:
         try:
             path = path or database()
@@ -170,8 +175,18 @@ def _stored(key: Key, path: Path | None) -> list[_Row]:
             return []
         return read(path, lambda connection: _select(connection, key)) or []
     except Exception as error:
+        if own:
+            _refused[os.environ.get("SDKDE_DB")] = before
         _warn(str(path or "the tuner's database"), str(error))
         return []
+
+
+def _state() -> object:
+    """Return the stamp of the user's database, or why it has none."""
+    try:
+        return _stamp(database())
+    except Exception as error:
+        return str(error)
 
 
 def _select(connection: sqlite3.Connection, key: Key) -> list[_Row]:
