@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,7 +31,9 @@ class TileSpace:
 
     def parameters(self, kernel: str) -> Mapping[str, tuple[Any, ...]]:
         most = cpu_threads()
-        threads = {most, *(1 << k for k in range(most.bit_length()))}
+        busy = hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1)
+        # Beside other work fewer threads look better than they are.
+        threads = {most} if busy else {most, *(1 << k for k in range(most.bit_length()))}
         return {"width": (64, 128, 256, 512, 1024, 2048), "threads": tuple(sorted(threads))}
 
     def default(self, kernel: str, problem: Problem, architecture: str) -> Config:
@@ -52,7 +55,9 @@ SPACE = TileSpace()
 
 
 def configuration(problem: Problem) -> Config:
-    """Return the tuned configuration; empty if there is none."""
+    """Return the tuned configuration; empty if there is none, or the look-up takes longer than it can save."""
+    if problem.pairs < 1 << 20:
+        return {}
     query = Query("numba", "tiles", SPACE.config_version, problem.d, *this_cpu())
     found = tuned(query, problem, lambda config: SPACE.limit("tiles", config, problem, "") is None)
     return found.config if found else {}
