@@ -42,8 +42,9 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks report runs
 
 # The site, in build/site: every warning is an error, such as a link to nothing or a docstring that cannot be read. It is
-# built anew every time (-E -a), as Sphinx says nothing of pages that have not changed.
+# built anew every time (-E -a, and the pages of the reference), as Sphinx says nothing of pages that have not changed.
 docs: $(VENV)/.docs
+	rm -rf docs/reference
 	$(BIN)/python -m sphinx -W --keep-going -q -E -a -c docs . build/site
 
 OLD := Python 3.11 or newer is needed; name one, as in make PYTHON=python3.12
