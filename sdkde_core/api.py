@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ from .estimator import autograd, graphs, replay, warming
 from .estimator.batches import check_out, densities, gradients
 from .estimator.density import density, has_gaps, log_constant, undefined, warn_of_negative
 from .estimator.explanation import Explanation, explained
-from .estimator.fitted import Fitted, run, shifted, slope, with_fallback
+from .estimator.fitted import Fitted, run, slope, with_fallback
 from .estimator.plan import Plan, plan, read
 from .estimator.prepared import Prepared
 from .estimator.progress import Advance, watched
@@ -150,24 +151,23 @@ def estimate(
     (1,)
     """
     request = Request.of(Goal.DENSITY, options, "query", "log", "out", "progress")
-    if is_dask(train) or is_dask(query) or is_dask(request.weights):
+    if "dask.array" in sys.modules and any(map(is_dask, (train, query, request.weights))):
         return _lazy(request, train, query, log, out, progress)
     if out is not None or progress is not False:
         with _long(request, train, query, out, progress) as (ready, given, advance):
             return densities(ready, given, log, out, advance)
     key = graphs.key_of(request, train, query, log)
 
-    def finish(ready: Plan) -> Any:
+    def compute(request: Request, ready: Plan | None = None) -> Any:
+        if key is not None and ready is None:
+            planned = functools.partial(autograd.plan, request, train, query, replays=True)
+            return replay.estimate(key, request, train, query, planned, functools.partial(compute, request))
+        ready = ready or autograd.plan(request, train, query)
         renormalised = request.negative == "renormalise"
         constant = Fitted.of(ready).log_constant if renormalised else log_constant(request.kernel, ready.bandwidth)
         values = density(run(ready), constant, log, clip=request.negative != "keep")
-        return _restored(ready, values, train, query, request.weights, request.bandwidth)
-
-    def compute(request: Request) -> Any:
-        if key is None:
-            return finish(autograd.plan(request, train, query))
-        planned = functools.partial(autograd.plan, request, train, query, replays=True)
-        return replay.estimate(key, request, train, query, planned, finish)
+        result = ready.data.origin.restore(values, ready.data.dtype)
+        return result if result.shape[0] else autograd.tie(result, train, query, request.weights, request.bandwidth)
 
     result = with_fallback(request, compute)
     if log and has_gaps(request, log):
@@ -229,8 +229,8 @@ def debias(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> 
 
     def compute(request: Request) -> Any:
         ready = autograd.plan(request, train)
-        shift = _at_home(ready, shifted(ready, ready.problems[0], ready.columns, advance=advance))
-        return _restored(ready, ready.data.train + ready.bandwidth.stretch(0.5 * shift))
+        shift = _at_home(ready, run(ready, advance=advance).shift)
+        return ready.data.origin.restore(ready.data.train + ready.bandwidth.stretch(0.5 * shift), ready.data.dtype)
 
     moved = None if progress is False else Argument.of("train", detached(train))
     with watched(progress, moved) as advance:
@@ -259,7 +259,8 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
     def compute(request: Request) -> Any:
         ready = autograd.plan(request, train, query)
         score = ready.bandwidth.pull_back(_at_home(ready, slope(ready)))
-        return _restored(ready, score, train, query, request.weights, request.bandwidth)
+        result = ready.data.origin.restore(score, ready.data.dtype)
+        return result if result.shape[0] else autograd.tie(result, train, query, request.weights, request.bandwidth)
 
     return with_fallback(request, compute)
 
@@ -453,9 +454,3 @@ def _long(
 def _at_home(ready: Plan, x: Any) -> Any:
     """Bring a backend's float64 result to where the data are."""
     return Origin.of(ready.data.train).restore(x, "float64")
-
-
-def _restored(ready: Plan, x: Any, *given: Any) -> Any:
-    """Return a result as the user wants it; one without rows stays attached to what was given."""
-    result = ready.data.origin.restore(x, ready.data.dtype)
-    return result if x.shape[0] else autograd.tie(result, *given)

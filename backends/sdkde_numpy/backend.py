@@ -95,15 +95,10 @@ class NumpyBackend:
         tasks = [(r, c) for r in range(0, m, ROWS) for c in starts]
         most = self.threads or min(cpu_threads(), MOST_THREADS)
         with claim_memory("a sum over tiles", tasks=most) as threads:
-            parts = map_threads(task, tasks, threads)
+            parts: list[Any] = map_threads(task, tasks, threads)
         with np.errstate(all="ignore"):
-            strips = [_join(parts[i : i + len(starts)]) for i in range(0, len(parts), len(starts))]
-            return concatenate([sums.result(state.uniform) for sums in strips])
-
-
-def _join(parts: list[Any]) -> Any:
-    """The sums of a block of rows over all chunks of columns."""
-    first, *others = parts
-    for other in others:
-        first.join(other)
-    return first
+            for i in range(0, len(parts), len(starts)):  # a block of rows over all chunks of columns
+                for other in parts[i + 1 : i + len(starts)]:
+                    parts[i].join(other)
+            strips = [sums.result(state.uniform) for sums in parts[:: len(starts)]]
+        return strips[0] if len(strips) == 1 else concatenate(strips)

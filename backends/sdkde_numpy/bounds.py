@@ -112,6 +112,7 @@ def product_shift_limit(problem: Problem, terms: int = PART) -> float:
     return (1.0 - BUDGET) * TOLERANCES[problem.precision][Reduction.MEAN].absolute / error
 
 
+@functools.lru_cache(maxsize=4096)
 def terms_at_once(problem: Problem) -> int:
     """Return how many terms of a shift are added one after another: a tile's, where that suffices; parts cost time."""
     return COLUMNS if problem.extent <= product_shift_limit(problem, COLUMNS) else PART

@@ -50,6 +50,10 @@ class Tiles:
         return dots(phi, away)
 
 
+TILES = {dtype: Tiles(dtype) for dtype in ("float32", "float64")}
+EXPANDED = {dtype: exponents.Expanded(tiles, based=True) for dtype, tiles in TILES.items()}
+
+
 class Prepared:
     """Columns packed for the fastest formula that keeps the precision; they serve any number of rows."""
 
@@ -57,16 +61,15 @@ class Prepared:
         self.points = points  # (n, d) float64
         self.exponential = problem.kernel == "exponential"  # by differences, as −r has no other way
         name = formula(problem, log_weight_span)
-        self.tiles = Tiles(name.rpartition(" ")[2])
+        dtype = name.rpartition(" ")[2]
+        self.formula: exponents.Formula = EXPANDED[dtype]
+        self.tiles = TILES[dtype]
         #: Of a shift so many terms are added one after another; None: it is summed by differences.
         self.terms: int | None = terms_at_once(problem)
-        self.formula: exponents.Formula
-        if name.startswith("expanded"):
-            self.formula = exponents.Expanded(self.tiles, based=True)
-        elif name.startswith("split"):
+        if name.startswith("split"):
             self.formula = exponents.Split(self.tiles, exponents.grid(problem.extent))
             self.terms = self.terms if problem.extent <= product_shift_limit(problem) else None
-        else:
+        elif name.startswith("direct"):
             self.formula, self.terms = exponents.Direct(self.tiles), None
         self.packed = self.formula.columns(points, None)
 
@@ -75,7 +78,8 @@ class Prepared:
 
         ``own`` are indices of entries to leave out, as −inf.
         """
-        columns, base = self.packed.at(some), None
+        base, n = None, len(self.points)
+        columns = self.packed if some.stop - some.start == n else self.packed.at(some)
         tile = self.formula.first(rows, columns, out)
         if self.exponential:
             np.negative(np.sqrt(np.multiply(tile, -2.0, out=tile), out=tile), out=tile)
@@ -83,8 +87,8 @@ class Prepared:
             tile[own] = -np.inf
         if isinstance(self.formula, exponents.Split):
             base = np.maximum(tile.max(axis=1), -1e300)  # finite where every entry is left out
-            np.subtract(tile, base[:, None], out=tile)
-        return self.formula.second(tile, rows, columns), base
+            tile = self.formula.second(np.subtract(tile, base[:, None], out=tile), rows, columns)
+        return tile, base
 
     def displacement(self, queries: Array, phi: Array, total: Array, some: slice) -> Array:
         """Return Σ_j φ_ij (u_j − u_i), (b, d); total is Σ_j φ_ij."""

@@ -3,7 +3,6 @@
 from .arguments import (
     Argument,
     Data,
-    check_finite,
     check_names,
     check_query,
     check_shapes,
@@ -14,6 +13,7 @@ from .arguments import (
     numbers,
     refuse_dask,
     refuse_masked,
+    refuse_not_finite,
 )
 from .looks import Decisions, Taken, decided, look, noting, recording, rounded, taken
 from .places import Array, Origin, c_order, convert, detached, device_name, grad_enabled, is_attached, to_host
@@ -27,7 +27,6 @@ __all__ = [
     "Origin",
     "Taken",
     "c_order",
-    "check_finite",
     "check_names",
     "check_query",
     "check_shapes",
@@ -49,6 +48,7 @@ __all__ = [
     "recording",
     "refuse_dask",
     "refuse_masked",
+    "refuse_not_finite",
     "rounded",
     "taken",
     "to_host",

@@ -86,6 +86,7 @@ class Argument(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Plain numbers, as messages show them, whatever the library has."""
         return tuple(self.array.shape)
 
     @classmethod
@@ -200,9 +201,9 @@ class Data:
     def check_finite(self) -> None:
         """Raise ValueError for the first NaN or inf, where they are to be refused."""
         if self.unchecked:
-            check_finite(self.name, self.train, self.first)
+            refuse_not_finite(self.name, self.train, self.first)
             if self.query is not None:
-                check_finite("query", self.query)
+                refuse_not_finite("query", self.query)
 
     def row(self, i: int) -> tuple[str, int, Any]:
         """Return a point, by its number among those of train and query: its argument, its number there, its values."""
@@ -239,7 +240,7 @@ def ingest(
     train = x.at(place)
     train = train[:, None] if train.ndim == 1 else train
     if q is not None:
-        query = q.at(place) if q.shape[0] else train[:0, :]
+        query = q.at(place) if q.array.shape[0] else train[:0, :]
         query = query[:, None] if query.ndim == 1 else query
     device = "cpu" if here else device_name(train)
     data = Data(
@@ -253,8 +254,10 @@ def ingest(
         unchecked=check_finite,
         names=x.names,
     )
-    if here:
-        data.check_finite()
+    if here and check_finite:
+        refuse_not_finite("train", train)
+        if q is not None:
+            refuse_not_finite("query", query)
     return data if w is None else replace(data, log_weights=_weighed(w.at(place)))
 
 
@@ -265,7 +268,7 @@ def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) ->
     """
     if names and query.names:
         check_names(names, query.names)
-    shape = query.shape
+    shape = tuple(query.array.shape)
     if len(shape) not in (1, 2):
         raise _wrong_axes(query)
     if len(shape) == 1 and d > 1 and shape != (0,):
@@ -326,7 +329,7 @@ def check_names(train: tuple[str, ...], query: tuple[str, ...]) -> None:
 
 def check_shapes(x: Argument, q: Argument | None, w: Argument | None) -> None:
     """Refuse train, query and weights whose shapes do not fit, as :func:`ingest` does."""
-    shape = x.shape
+    shape = tuple(x.array.shape)
     if len(shape) not in (1, 2):
         raise _wrong_axes(x)
     if 0 in shape:
@@ -339,7 +342,7 @@ def check_shapes(x: Argument, q: Argument | None, w: Argument | None) -> None:
         raise ValueError(f"weights has shape {w.shape}, but train has {n} points; pass shape ({n},){hint}")
 
 
-def check_finite(name: str, x: Any, first: int = 0) -> None:
+def refuse_not_finite(name: str, x: Any, first: int = 0) -> None:
     """Raise ValueError for the first value of points (n, d) that is not finite; ``first``: the first row's number."""
     xp = array_namespace(x)
     total = float(xp.sum(x))  # one pass without temporaries; a finite sum has only finite terms

@@ -144,17 +144,23 @@ class Bandwidth:
         """Return this bandwidth with L multiplied by ``scale``."""
         return Bandwidth(self.d, self.factor * scale, self.rule)
 
-    @quiet
     def whiten(self, x: Any, centre: Any) -> Any:
         """Return L⁻¹(x − centre): (n, d) in bandwidths, float64, C order, in x's array library.
 
         ``centre`` is float64; x may be float32.
         """
-        return self.whitening(centre)(x)
+        with np.errstate(all="ignore"):
+            if isinstance(x, np.ndarray) and isinstance(self.factor, np.ndarray) and self.factor.ndim == 1:
+                scaled = np.subtract(x, centre, dtype=np.float64, order="C")
+                scaled /= self.factor
+                return scaled
+            return self.whitening(centre)(x)
 
     def whitening(self, centre: Any) -> Callable[[Any], Any]:
         """Return :meth:`whiten` with that centre, for points that are where the centre is: nothing is sent there."""
         if self.factor.ndim == 1:
+            if isinstance(centre, np.ndarray) and isinstance(self.factor, np.ndarray):
+                return lambda x: self.whiten(x, centre)
             h = like(self.factor, centre) if self._number is None else self._number
             return functools.partial(_divided, h, centre)
         inverse = self._inverse
@@ -170,7 +176,7 @@ class Bandwidth:
         one = like(self.factor, self.factor) if self.factor.ndim == 1 else None
         return one if isinstance(one, float) else None
 
-    @property
+    @functools.cached_property
     def narrow(self) -> bool:
         """Whether the density of one kernel is so narrow in some direction that columns are nearly dependent."""
         return self.factor.ndim == 2 and self._inverse.low is not None
@@ -204,12 +210,9 @@ class Bandwidth:
 
 def _divided(h: Any, centre: Any, x: Any) -> Any:
     """(x − centre) / h in C order, where x may have another; in place but for autograd."""
-    if isinstance(x, np.ndarray):
-        scaled = np.subtract(x, centre, dtype=np.float64, order="C")
-    else:
-        scaled = c_order(x - centre)
-        if is_attached(scaled) or is_attached(h):
-            return scaled / h
+    scaled = c_order(x - centre)
+    if is_attached(scaled) or is_attached(h):
+        return scaled / h
     scaled /= h
     return scaled
 

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -19,6 +20,9 @@ from .judge import Candidate, Share, StartUp, calls_of, has_context, judge, star
 __all__ = ["Choice", "at", "check_environment", "choose", "named_backend", "parse_device", "rank", "require_known"]
 
 _logger = logging.getLogger("sdkde")
+
+#: What of the environment a choice follows from, besides the number of threads.
+_VARIABLES = ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB", "SDKDE_REPLAY", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,16 @@ class Choice:
 class _Asked(NamedTuple):
     """What is asked for, besides the passes; ``device``: as the user named it."""
 
-    named: str
+    backend: str
     device: str | None
     data_device: str
-    calls: int
+    came_from: str  # where the user had the data
+    calls: int | None
     replays: bool
+
+    @property
+    def named(self) -> str:
+        return named_backend(self.backend)
 
 
 def parse_device(device: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
@@ -141,9 +150,7 @@ def rank(
     splits points off. ``calls``: over how many start-up is spread; None: as many as the place of the data says.
     ``replays``: the call can be replayed, by a backend that is ``capturable``, and is priced so, recorded or not.
     """
-    return _ranked(
-        problems, share, _Asked("auto", device, data_device, calls_of(calls, data_device), replays), {}, True
-    )
+    return _ranked(problems, share, _Asked("auto", device, data_device, data_device, calls, replays), {}, True)
 
 
 def choose(
@@ -152,6 +159,7 @@ def choose(
     backend: str = "auto",
     device: str | Sequence[str] | None = None,
     data_device: str = "cpu",
+    came_from: str | None = None,
     options: Mapping[str, Any] | None = None,
     share: Share | None = None,
     calls: int | None = None,
@@ -165,8 +173,9 @@ def choose(
     predicted to be faster.
 
     Without ``explained``, plugins that cannot rank first are left out, and a plugin without a competitor gets no price.
-    A plugin is no candidate on a device that nobody named and that is not here. ``without``: those that ``"auto"`` is
-    not to take, by name and device, and why.
+    A plugin is no candidate on a device that nobody named and that is not here. ``came_from``: where the user had the
+    data, if they have been copied to ``data_device``. ``without``: those that ``"auto"`` is not to take, by name and
+    device, and why.
 
     A named backend never falls back to another. ``"auto"`` reads the environment variable ``SDKDE_BACKEND``.
 
@@ -178,22 +187,33 @@ def choose(
         ``backend_options`` without a named backend, or options that the backend does not take; ``SDKDE_NUM_THREADS``,
         ``SDKDE_TUNING`` or ``SDKDE_REPLAY`` cannot be right; several devices for input that requires grad.
     """
-    calls, aside = calls_of(calls, data_device), dict(without or {})
-    if isinstance(device, str) or device is None:
-        asked = _Asked(named_backend(backend), device, data_device, calls, replays)
-        return _choose(problems, share, asked, backend, options, explained, aside)
+    aside, several = dict(without or {}), None if isinstance(device, str) or device is None else device
+    first = device if device is None or isinstance(device, str) else device[0]
+    asked = _Asked(backend, first, data_device, came_from or data_device, calls, replays and not several)
+    # In a loop all calls ask for the same, and to judge takes half of a call: what was chosen before is kept, unless it
+    # followed from more than these, the share of the pairs beyond an extent.
+    key: Any = None
+    if not (several or explained or options or aside):
+        context = "torch" in sys.modules and has_context("cuda")
+        state = tuple(registry.aside.items()), tuple(registry.warm.items()), cpu_threads(), context
+        key = (tuple(problems), asked, *state, *map(os.environ.get, _VARIABLES))
+        known = registry.chosen.get(key)
+        if known is not None and known[0] is registry.records() and known[1] is registry.made:  # else they changed
+            return known[2]
+    if several is None:
+        return _choose(problems, share, asked, options, explained, aside, key)
     if "grad" in problems[0].requires:
         raise ValueError("the input requires grad, for which one device computes; pass one, or detached tensors")
-    asked = _Asked(named_backend(backend), device[0], data_device, calls, False)
     while True:
-        choice = _choose(problems, share, asked, backend, options, explained, aside)
-        reason = _unusable_on(device[1:], choice, options, aside)
+        choice = _choose(problems, share, asked, options, explained, aside)
+        reason = _unusable_on(several[1:], choice, options, aside)
         if not reason:
             break
         if asked.named != "auto":
             raise BackendUnavailable(f"backend {choice.name!r} {reason}; leave it out")
         aside[choice.name, choice.device] = reason  # one that works on all of them is to be found
-    return replace(choice, devices=tuple(device[: _worth_sharing(choice, problems, data_device, share, len(device))]))
+    shared = _worth_sharing(choice, problems, data_device, share, len(several))
+    return replace(choice, devices=tuple(several[:shared]))
 
 
 def _unusable_on(
@@ -226,19 +246,14 @@ def _choose(
     problems: Sequence[Problem],
     share: Share | None,
     asked: _Asked,
-    backend: str,
     options: Mapping[str, Any] | None,
     explained: bool,
     aside: Mapping[tuple[str, str], str],
+    key: Any = None,
 ) -> Choice:
-    """The choice for one device: first among those that may rank first, then among all."""
-    # In a loop all calls ask for the same, and to judge takes half of a call: what was chosen before is kept.
-    key = None if explained or options or aside else _key(problems, asked)
-    known = registry.chosen.get(key)
-    if known is not None and known[0] is registry.records() and known[1] is registry.made:  # else they have changed
-        return known[2]
+    """The choice for one device, kept by ``key``: first among those that may rank first, then among all."""
     check_environment()
-    named, told, tried = asked.named, f"SDKDE_BACKEND is {asked.named!r}: " if asked.named != backend else "", {}
+    named, told, tried = asked.named, f"SDKDE_BACKEND is {asked.named!r}: " if asked.named != asked.backend else "", {}
     if named != "auto":
         require_known(named, told)
     elif options:
@@ -256,7 +271,7 @@ def _choose(
         for candidate in candidates if everything else candidates[:1]:
             if candidate.ok and named in ("auto", candidate.name) and (candidate.name, candidate.device) not in tried:
                 reason = "named" if named != "auto" else _why(candidate, candidates) if everything else "ranked first"
-                choice = _start(candidate, candidates, options, tried, reason, asked.calls)
+                choice = _start(candidate, candidates, options, tried, reason, calls_of(asked.calls, asked.came_from))
                 if choice:
                     _logger.debug("backend %s on %s: %s", choice.name, choice.device, choice.reason)
                     if key is not None and not looked:
@@ -270,13 +285,6 @@ def _choose(
         raise BackendUnavailable(f"{told}backend {named!r} cannot do this: {reasons}{_mend(problems, 'name')}")
     details = "\n".join(f"  {c.name} ({c.device}): {c.reason}" for c in failures) or "  no plugin is installed"
     raise BackendUnavailable(f"no backend can do this:\n{details}{_mend(problems, 'install')}")
-
-
-def _key(problems: Sequence[Problem], asked: _Asked) -> tuple[Any, ...]:
-    """What a choice follows from, but for the share of the pairs beyond an extent: with that, it is not kept."""
-    apart = tuple(registry.aside.items()), tuple(registry.warm.items()), visible_gpus(), cpu_threads()
-    variables = map(os.environ.get, ("SDKDE_TUNING", "SDKDE_DB", "SDKDE_REPLAY"))
-    return (tuple(problems), asked, *apart, has_context("cuda"), *variables)
 
 
 # --- the environment ---
@@ -337,7 +345,8 @@ def _ranked(
     if not everything and len(places) < 2:
         starts: list[tuple[StartUp | None, BackendInfo, str]] = [(None, *p) for p in places]
     else:
-        starts = [(start_up(info, posed[place], asked.calls), info, place) for info, place in places]
+        calls = calls_of(asked.calls, asked.came_from)
+        starts = [(start_up(info, posed[place], calls), info, place) for info, place in places]
         starts.sort(key=lambda s: s[0].counted if s[0] else 0.0)
     least = math.inf
     for startup, info, place in starts:

@@ -23,7 +23,7 @@ from ..estimator.batches import in_batches
 from ..estimator.density import has_gaps, undefined
 from ..estimator.explanation import explained
 from ..estimator.progress import batch_rows
-from ..estimator.request import METHODS, NEGATIVE, Goal, Request
+from ..estimator.request import METHODS, NEGATIVE, Goal, Request, precision_for
 from ..files import EXTENSIONS, FileError, Source, about, check_apart, check_order, source, writing
 from ..messages import did_you_mean
 from ..protocol import KERNELS, PRECISIONS
@@ -150,7 +150,7 @@ def _by_batches(
     data = ingest(train.read(), np.empty((0, points.columns), points.dtype), request.weights, device="cpu")
     means: dict[str, Any] = {"method": request.method, "kernel": request.kernel}
     bandwidth = resolve(request.bandwidth, data.train, data.log_weights, **means)
-    request = replace(request, precision=request.precision_for(data.dtype), bandwidth=bandwidth)
+    request = replace(request, precision=precision_for(request.precision, data.dtype), bandwidth=bandwidth)
     plan = explained(request, (data.n, data.d), (max(1, points.rows), data.d), measure=False)
     seconds = sum(p.predicted_seconds or 0.0 for p in plan.passes)  # 0 where not known
     steps = points.rows + (data.n if request.passes[0].moves else 0)

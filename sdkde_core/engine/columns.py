@@ -75,7 +75,7 @@ class PackedColumns:
         limit, self._for_own = limit_of(info, self._problem), False
         if problem.same and not shared and self._kept is None and "exclude_self" not in problem.requires:
             # Where the rows are to be the points, the limit is theirs, which may be farther out than that of others.
-            self._for_own = limit < min(problem.extent, self._own_limit)
+            self._for_own = limit < problem.extent and limit < self._own_limit
         self._limit = self._own_limit if self._for_own else limit
         self._states: OrderedDict[tuple[str, float], _Packed] = OrderedDict()
         self._lock = new_lock() if shared else threading.Lock()  # one thread's, which has it in a forked child too
@@ -111,8 +111,11 @@ class PackedColumns:
             return self._as_queries.reduce(
                 queries, own_offset=own_offset, some=some, distances=distances, extent=extent
             )
-        if own and max(extent, self._problem.extent) <= self._own_limit:
-            return self._sum([self._packed("all", self._backend, self._stepped(extent))], rows, own_offset, own), 0
+        reach = max(extent, self._problem.extent)
+        excludes = "exclude_self" in self._problem.requires
+        if (reach <= self._limit and not (excludes and self._kept is not None)) or (own and reach <= self._own_limit):
+            reach = reach if reach == self._problem.extent else self._stepped(extent)
+            return self._sum([self._packed("all", self._backend, reach)], rows, own_offset, own), 0
         far, m_far, before = None, 0, 0
         if extent > self._limit:
             if own and cut:
@@ -125,7 +128,7 @@ class PackedColumns:
                 m_far = self._count(far)
         together = self._takes_whole(extent, m_far, m)
         apart = 0 if together else max(m_far, self.n_far) if same else m_far + self.n_far
-        if "exclude_self" in self._problem.requires and (self._kept is not None or apart):
+        if excludes and (self._kept is not None or apart):
             # A row and its own column no longer stand at one offset. Nothing public asks for this, so it may be slow.
             return reduce_exact(self._problem, rows, self._all, own_offset), apart
         if together or not apart:
@@ -303,7 +306,7 @@ class PackedColumns:
             if (m, same) != (problem.m, problem.same):
                 packed = packed._replace(problem=with_fields(problem, m=m, same=same))
             parts.append(self._reduce_rows(packed, rows, own_offset))
-        return merge(parts)
+        return parts[0] if len(parts) == 1 else merge(parts)
 
     def _reduce_rows(self, packed: _Packed, rows: Any, own_offset: int) -> Partial:
         """Reduce, with half the rows at a time where the device's memory does not suffice."""

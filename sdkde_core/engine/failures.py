@@ -116,17 +116,13 @@ def checked(info: BackendInfo, problem: Problem, columns: Columns, rows: Any, pa
     if not (isinstance(x, np.ndarray) or (is_torch_array(x) and x.device.type == "cpu") or checks_always()):
         return partial
     for name in expected:
-        i = _unexplained(detached(getattr(partial, name)), columns.points, rows)
-        if i is not None:
+        x = getattr(partial, name)
+        x = x if isinstance(x, np.ndarray) else detached(x)
+        if not math.isnan(x.sum()) or np.isnan(to_host(detached(columns.points))).any():
+            continue
+        wrong = np.isnan(to_host(x).reshape(m, -1)).any(axis=1) & ~np.isnan(to_host(detached(rows))).any(axis=1)
+        if wrong.any():
+            i = int(np.flatnonzero(wrong)[0])
             what = f"its {name} for {problem.reduction} is NaN for row {i}, though all coordinates are finite"
             raise BackendFailed(info, problem.device, what)
     return partial
-
-
-def _unexplained(x: Any, points: Any, rows: Any) -> int | None:
-    """The first row of ``x`` that has a NaN, while neither its coordinates nor any column's have one; None: no row."""
-    if not math.isnan(x.sum()) or np.isnan(to_host(detached(points))).any():
-        return None
-    wrong = np.isnan(to_host(x).reshape(x.shape[0], -1)).any(axis=1)
-    wrong &= ~np.isnan(to_host(detached(rows))).any(axis=1)
-    return int(np.flatnonzero(wrong)[0]) if wrong.any() else None

@@ -28,8 +28,8 @@ from ..protocol import Columns, Partial, Problem, Reduction
 from ..spreading.devices import Reducer, pack_on
 from ..spreading.tasks import Task, cut
 from .density import density, has_gaps, log_constant, undefined
-from .plan import FARTHEST, centre_of, moved_extent
-from .request import Goal, Request
+from .plan import FARTHEST, centre_of
+from .request import Goal, Request, precision_for
 from .resolution import CLEAR, REACH, clearest_centre
 from .survey import COUNTINGS, Counting, Moments, MomentsOf, Question, Reach, Summary, log_of, numbers
 
@@ -276,9 +276,7 @@ class Survey:
     def _decided(self, asked: Reach, largest: float, digest: int) -> BlockPlan:
         request, shape, (found, log_total, _) = self.request, self.shape, self._found
         farthest = "query" if self.largest < largest and asked.about == "query" else "train"
-        extent = _checked(largest, farthest, asked.bandwidth, request.precision_for(shape.dtype))
-        if any(step.moves for step in request.passes):
-            extent = moved_extent(extent)
+        extent = _checked(largest, farthest, asked.bandwidth, precision_for(request.precision, shape.dtype))
         requires = frozenset(() if log_total is None else ("weights",))
         problems = request.problems(shape.m, shape.n, shape.d, extent, requires, shape.dtype, "cpu")
         problems = tuple(replace(p, same=False) for p in problems)  # rows and columns are cut apart

@@ -17,6 +17,7 @@ from ..arrays import Argument, Data, Origin, check_query, convert, detached, qui
 from ..bandwidth.matrix import Bandwidth
 from ..choice import registry, select
 from ..choice.judge import only_enqueues
+from ..engine.columns import PackedColumns
 from ..engine.failures import BackendFailed, OutOfReach
 from ..engine.forks import new_lock
 from ..engine.merge import concatenate, empty
@@ -46,15 +47,18 @@ class PassReport:
     far_points: int  # outliers, summed apart by a slower formula
 
 
-def run(plan: Plan, report: Callable[[PassReport], None] | None = None) -> Partial:
-    """Run all passes of a plan, and return the result of the last; ``report`` is called after each."""
+def run(plan: Plan, report: Callable[[PassReport], None] | None = None, advance: Advance | None = None) -> Partial:
+    """Run all passes of a plan, and return the result of the last.
+
+    ``report`` is called after each pass, ``advance`` with samples done by passes over the samples themselves.
+    """
     last = plan.problems[-1]
     if not last.m:
         return empty(last, plan.columns.points)
     if last.extent > REACH[last.precision]:
         check_resolution(last, plan.bandwidth, plan.columns, plan.query)
     queries = None if last.same else plan.columns.points if plan.query is None else plan.query  # before they moved
-    return _pass(plan, last, _moved(plan, report), queries, report)
+    return _pass(plan, last, _moved(plan, report), queries, report, advance)
 
 
 def slope(plan: Plan) -> Any:
@@ -68,37 +72,13 @@ def slope(plan: Plan) -> Any:
     return laplace_slope(plan.columns.points if plan.query is None else plan.query, plan.columns)
 
 
-def shifted(
-    plan: Plan,
-    problem: Problem,
-    columns: Columns,
-    report: Callable[[PassReport], None] | None = None,
-    advance: Advance | None = None,
-) -> Any:
-    """Return the shift at the columns themselves (n, d): all at once, or by batches where somebody watches."""
-    if problem.extent > REACH[problem.precision]:
-        check_resolution(problem, plan.bandwidth, columns)
-    if advance is None:
-        return _pass(plan, problem, columns, None, report).shift
-    packed, batches, size = _packed(plan, problem, columns), [], batch_rows(problem.n, problem)
-    for start in range(0, problem.n, size):
-        stop = min(start + size, problem.n)
-        batches.append(packed.reduce(None, some=(start, stop))[0])
-        to_host(detached(batches[-1].log_sum[:1]))  # waits for the device
-        advance(stop - start)
-    return concatenate(batches).shift
-
-
-def _packed(of: Plan | Fitted, problem: Problem, columns: Columns, shared: bool = False) -> Reducer:
-    where, choice = of.request.ranks or of.choice.devices, of.choice
-    return pack_on(where, choice.backend, choice.info, problem, columns, shared=shared)
-
-
 def _moved(plan: Plan, report: Callable[[PassReport], None] | None = None, advance: Advance | None = None) -> Columns:
     """Run all passes but the last: each moves the samples by half a mean-shift step, in float64."""
     columns = plan.columns
     for problem in plan.problems[:-1]:
-        points, shift = columns.points, shifted(plan, problem, columns, report, advance)
+        if problem.extent > REACH[problem.precision]:
+            check_resolution(problem, plan.bandwidth, columns)
+        points, shift = columns.points, _pass(plan, problem, columns, None, report, advance).shift
         # PyTorch adds a multiple in one kernel.
         points = points.add(shift, alpha=0.5) if is_torch_array(points) else points + 0.5 * shift
         columns = Columns(points, columns.log_weights, columns.weights)
@@ -106,16 +86,30 @@ def _moved(plan: Plan, report: Callable[[PassReport], None] | None = None, advan
 
 
 def _pass(
-    plan: Plan, problem: Problem, columns: Columns, queries: Any, report: Callable[[PassReport], None] | None
+    plan: Plan,
+    problem: Problem,
+    columns: Columns,
+    queries: Any,
+    report: Callable[[PassReport], None] | None,
+    advance: Advance | None,
 ) -> Partial:
-    """Pack and reduce; for a report, take the time of reducing."""
-    packed = _packed(plan, problem, columns)
-    start = time.perf_counter()
-    result, outliers = packed.reduce(queries)
-    if report is not None:
-        to_host(detached(result.log_sum[:1]))  # waits for the device
-        report(PassReport(problem, time.perf_counter() - start, outliers))
-    return result
+    """Pack the columns and reduce all rows, or batches of them where somebody watches; a report has the time."""
+    where, given = plan.request.ranks or plan.choice.devices, (plan.choice.backend, plan.choice.info, problem, columns)
+    packed = pack_on(where, *given) if where else PackedColumns(*given)
+    if advance is None:
+        start = time.perf_counter()
+        result, outliers = packed.reduce(queries)
+        if report is not None:
+            to_host(detached(result.log_sum[:1]))  # waits for the device
+            report(PassReport(problem, time.perf_counter() - start, outliers))
+        return result
+    batches, size = list[Partial](), batch_rows(problem.n, problem)
+    for first in range(0, problem.n, size):
+        stop = min(first + size, problem.n)
+        batches.append(packed.reduce(None, some=(first, stop))[0])
+        to_host(detached(batches[-1].log_sum[:1]))  # waits for the device
+        advance(stop - first)
+    return concatenate(batches)
 
 
 class Fitted:
@@ -293,7 +287,9 @@ class Fitted:
                 problem = self.problem
                 if reduction is not problem.reduction:
                     problem = replace(problem, reduction=reduction)
-                self._packed[reduction] = _packed(self, problem, self.columns, shared=True)
+                where, choice = self.request.ranks or self.choice.devices, self.choice
+                packed = pack_on(where, choice.backend, choice.info, problem, self.columns, shared=True)
+                self._packed[reduction] = packed
             return self._packed[reduction]
 
     def __reduce__(self) -> Any:

@@ -30,9 +30,8 @@ from ..arrays import (
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..choice import select
-from ..choice.judge import calls_of
 from ..engine.outliers import count, outlier_share, radii
-from ..protocol import TOLERANCES, Columns, Problem, Reduction
+from ..protocol import Columns, Problem
 from .request import Request
 from .resolution import CLEAR, REACH, clearest_centre
 
@@ -112,8 +111,6 @@ def plan(
     (n, d), m = points.shape, None if rows is None else rows.shape[0]
     if expected is not None:
         m = expected.shape[0]
-    if request.passes[0].moves:
-        extent = moved_extent(extent)
     weighted = data.log_weights is not None or "weights" in grad  # equal ones have different derivatives
     requires = frozenset(["weights"] * weighted + ["grad"] * bool(grad))
     problems = request.problems(m, n, d, extent, requires, data.dtype, data.device)
@@ -132,7 +129,8 @@ def plan(
         data_device=data.device,
         options=request.backend_options,
         share=share,
-        calls=calls_of(request.calls, data.came_from),
+        came_from=data.came_from,
+        calls=request.calls,
         replays=replays and not far,
         explained=explained,
         without=request.without,
@@ -142,7 +140,7 @@ def plan(
     if data.device != place or array_namespace(points).__name__ != f"array_api_compat.{library}":
         points, log_weights = convert(points, library, place), convert(log_weights, library, place)
         rows = None if rows is None else convert(rows, library, place)
-    problems, columns = select.at(problems, place), Columns(points, log_weights)
+    problems, columns = problems if place == data.device else select.at(problems, place), Columns(points, log_weights)
     asked = tuple(shares)
     return Plan(request, data, bandwidth, measured.centre, columns, rows, problems, choice, looked, asked, noted)
 
@@ -150,13 +148,12 @@ def plan(
 def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
     """Whiten the data and measure their extent; by default from their median."""
     xp, n, query = array_namespace(data.train), data.train.shape[0], data.query
-    centre = centre_of(data.train, bandwidth) if centre is None else centre
-    whiten, rows = bandwidth.whitening(centre), None
+    centre, rows = centre_of(data.train, bandwidth) if centre is None else centre, None
     if query is not None and isinstance(query, np.ndarray):  # not copied to stand together
-        points, rows = whiten(data.train), whiten(query)
+        points, rows = bandwidth.whiten(data.train, centre), bandwidth.whiten(query, centre)
         distances = np.concatenate([radii(points), radii(rows)])
-    else:
-        points = whiten(data.train if query is None else xp.concat([data.train, query]))  # half the kernels on a device
+    else:  # together they take half the kernels on a device
+        points = bandwidth.whiten(data.train if query is None else xp.concat([data.train, query]), centre)
         distances = radii(points)
         if query is not None:
             points, rows = points[:n, :], points[n:, :]
@@ -234,7 +231,7 @@ def _checked(extent: float, distances: Any, points: Data, bandwidth: Bandwidth) 
     )
 
 
-def centre_of(points: Any, bandwidth: Bandwidth) -> Any:
+def centre_of(points: Any, bandwidth: Bandwidth | None = None) -> Any:
     """A centre (d,), float64, that a few outliers do not move: the lower median of evenly spaced rows, per column.
 
     Of 256 to 511 rows, which cost nothing. Where columns are nearly dependent the median may lie far from all points,
@@ -242,10 +239,13 @@ def centre_of(points: Any, bandwidth: Bandwidth) -> Any:
     """
     xp = array_namespace(points)
     rows = points[:: max(1, points.shape[0] // 256), :]
-    centre = _median(rows)
-    if bandwidth.narrow:
+    if is_torch_array(rows) and not xp.are_deterministic_algorithms_enabled():
+        centre = xp.nanmedian(rows, dim=0).values  # one kernel for five; only its indices, unused, may vary
+    else:
+        centre = xp.sort(rows, axis=0, stable=False)[(rows.shape[0] - 1) // 2, :]  # stable takes eight times as long
+    if bandwidth is not None and bandwidth.narrow:
         whitened = bandwidth.whiten(rows, centre)
-        distances = radii(whitened - _median(whitened))
+        distances = radii(whitened - centre_of(whitened))
         distances = xp.where(xp.isnan(distances), xp.full_like(distances, math.inf), distances)
         centre = xp.take(rows, xp.reshape(xp.argmin(distances), (1,)), axis=0)[0, :]
     return xp.astype(centre, xp.float64, copy=False)
@@ -255,18 +255,3 @@ def _scale(bandwidth: Bandwidth) -> np.ndarray:
     """sqrt(diag H), (d,), data units, on the host."""
     factor = to_host(detached(bandwidth.factor))
     return factor if factor.ndim == 1 else np.sqrt((factor**2).sum(axis=1))
-
-
-def _median(rows: Any) -> Any:
-    xp = array_namespace(rows)
-    if is_torch_array(rows) and not xp.are_deterministic_algorithms_enabled():
-        return xp.nanmedian(rows, dim=0).values  # one kernel for five; only its indices, unused, may vary
-    return xp.sort(rows, axis=0, stable=False)[(rows.shape[0] - 1) // 2, :]  # stable takes eight times as long
-
-
-def moved_extent(extent: float) -> float:
-    """A bound on the extent once samples have moved halfway to means of samples, which lie among the samples.
-
-    They do up to rounding and the tolerance of the shift; so nothing needs to be measured again.
-    """
-    return (1.0 + 1e-6) * extent + TOLERANCES["fast"][Reduction.MEAN].absolute

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from ..choice.select import parse_device
 from ..messages import did_you_mean
-from ..protocol import KERNELS, PRECISIONS, Problem, Reduction, with_fields
+from ..protocol import KERNELS, PRECISIONS, TOLERANCES, Problem, Reduction, with_fields
 
 METHODS = ("kde", "sdkde", "laplace")
 
@@ -158,42 +158,40 @@ class Request:
             return (Pass(Reduction.LAPLACE, "query"),)
         return (*move, Pass(Reduction.MEAN if self.goal is Goal.GRADIENT else Reduction.LOG_SUM, "query"))
 
-    def precision_for(self, dtype: str) -> str:
-        """The precision for input of ``dtype``: unless the user says otherwise high for float64, fast for narrower."""
-        return ("high" if dtype == "float64" else "fast") if self.precision == "auto" else self.precision
-
     def problems(
         self, m: int | None, n: int, d: int, extent: float, requires: frozenset[str], dtype: str, device: str
     ) -> tuple[Problem, ...]:
-        """Describe each pass; moved samples are means of samples, so they stay within the extent.
-
-        ``m``: query rows, None: the training points.
-        """
-        moved, result = False, []
-        if self.kernel != "gaussian":
-            requires |= {"kernel"}
-        for step in self.passes:
-            at_train = step.rows == "train" or m is None
-            result.append(
-                Problem(
-                    reduction=step.reduction,
-                    m=n if at_train or m is None else m,
-                    n=n,
-                    d=d,
-                    dtype=dtype,
-                    precision=self.precision_for(dtype),
-                    device=device,
-                    same=at_train and not moved,
-                    requires=requires,
-                    extent=extent,
-                    kernel=self.kernel,
-                )
-            )
-            moved = moved or step.moves
-        return tuple(result)
+        """Describe each pass; ``m``: query rows, None: the samples. The extent is that before samples have moved."""
+        shared = {"d": d, "dtype": dtype, "device": device, "extent": extent}
+        return _problems(self.passes, m, n, requires, self.kernel, self.precision, **shared)
 
 
 _kept: dict[Any, Request] = {}  # by goal, environment and options, weights left out
+
+
+def precision_for(precision: str, dtype: str) -> str:
+    """The precision for input of ``dtype``: unless the user says otherwise high for float64, fast for narrower."""
+    return ("high" if dtype == "float64" else "fast") if precision == "auto" else precision
+
+
+@functools.lru_cache(maxsize=256)  # in a loop all calls describe the same passes
+def _problems(
+    passes: tuple[Pass, ...], m: int | None, n: int, requires: frozenset[str], kernel: str, asked: str, **shared: Any
+) -> tuple[Problem, ...]:
+    """Describe passes; ``asked``: the user's precision, ``shared``: other fields that the passes have in common."""
+    moved, result = False, []
+    shared |= {"kernel": kernel, "precision": precision_for(asked, shared["dtype"])}
+    shared["requires"] = requires if kernel == "gaussian" else requires | {"kernel"}
+    if passes[0].moves:
+        # Halfway to means of samples, which lie among the samples, but for rounding and the tolerance of the shift: so
+        # nothing needs to be measured again.
+        shared["extent"] = (1.0 + 1e-6) * shared["extent"] + TOLERANCES["fast"][Reduction.MEAN].absolute
+    for step in passes:
+        at_train = step.rows == "train" or m is None
+        same = at_train and not moved
+        result.append(Problem(step.reduction, n if at_train or m is None else m, n, same=same, **shared))
+        moved = moved or step.moves
+    return tuple(result)
 
 
 def _check_known(name: str, value: str, known: Sequence[str]) -> None:

@@ -102,7 +102,7 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
     if dtype not in ("float32", "float64") or not 0 < rows < 1 << 63 or not extent < 1e150:
         raise ValueError("its fields cannot be right")
     asked = None if rows == n else rows, n, d, extent, frozenset(["weights"] * weighted), dtype, "cpu"
-    problem = request.problems(*asked)[-1]
+    problem = replace(request.problems(*asked)[-1], extent=extent)
     names = _checked(content, "names", list)
     if len(names) not in (0, d) or not all(isinstance(name, str) for name in names):
         raise ValueError("its columns' names cannot be right")

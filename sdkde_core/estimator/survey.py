@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import check_finite, check_weights, quiet
+from ..arrays import check_weights, quiet, refuse_not_finite
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.sample import Sample, drawn
 from ..bandwidth.selection import SEED, most_of
@@ -98,7 +98,7 @@ class Moments:
         """Return the answer of a block."""
         x, count = numbers(points), len(points)
         if self.checked:
-            check_finite("train", x, start)
+            refuse_not_finite("train", x, start)
         kept = np.union1d(self.centre(), self.drawn())
         index = kept[(kept >= start) & (kept < start + count)]
         equal, log_weights = True, np.zeros(count)
@@ -281,7 +281,7 @@ class Reach:
         """Return the largest distance, in bandwidths, and the fingerprint of queries."""
         x = numbers(points)
         if self.checked:
-            check_finite(self.about, x, start)
+            refuse_not_finite(self.about, x, start)
         distances = radii(self.bandwidth.whiten(x, self.centre))
         digest = _digest(points, start=start) if self.about == "query" else 0
         return float(np.nanmax(distances, initial=0.0)), digest
