@@ -27,7 +27,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from typing import Protocol as TypingProtocol
 
 from .messages import did_you_mean
@@ -39,6 +39,7 @@ __all__ = [
     "PRECISIONS",
     "PROTOCOL",
     "TOLERANCES",
+    "AdvancedInfo",
     "Backend",
     "BackendInfo",
     "BackendUnavailable",
@@ -400,8 +401,6 @@ class BackendInfo:
         The command that brings them.
     arrays : str
         The array library it takes and returns, one of :data:`ARRAYS`.
-    startup_seconds : float
-        Time from nothing imported to the first result of a tiny problem, of which nothing is to be compiled.
     supports : callable
         ``supports(problem) -> Support``: called when device, precision and features fit.
     extent_limit : callable
@@ -411,11 +410,6 @@ class BackendInfo:
         ``supports`` must not decline for the extent.
     work : callable, optional
         ``work(problem, config) -> Work``; without it the core prices a plain matrix-product formulation.
-    compile_seconds : callable
-        ``compile_seconds(problem) -> float``: what compiling for a problem of this kind takes where that is not done
-        yet, in seconds; it counts as start-up does. Not what is compiled once on a machine, whatever the problem.
-    tuning : str
-        Advanced: ``"package.module:name"`` of what can be tuned, a :class:`sdkde_core.tuning.Space`; empty: nothing.
     capturable : bool
         Advanced: once they have run, ``prepare`` and ``reduce`` only enqueue work on the current CUDA stream, whatever
         the problem; what they decide from numbers on the device, such as the span of the weights, they decide by
@@ -440,14 +434,14 @@ class BackendInfo:
     requires_modules: tuple[str, ...] = ()
     install: str = ""
     arrays: str = "numpy"
-    startup_seconds: float = 0.0
     supports: Callable[[Problem], Support] = lambda problem: Support(True, "takes any problem")
     extent_limit: Callable[[Problem], float] = lambda problem: math.inf
     work: Callable[[Problem, Mapping[str, Any] | None], Work] | None = None
     capturable: bool = False
-    tuning: str = ""
-    compile_seconds: Callable[[Problem], float] = lambda problem: 0.0
     variant: Callable[[Problem], Hashable] | None = None
+
+    startup_seconds: ClassVar[float] = 0.0  # fields of AdvancedInfo
+    tuning: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         def strings(value: Any, kind: type[tuple[Any, ...]] | type[frozenset[Any]]) -> bool:
@@ -468,6 +462,10 @@ class BackendInfo:
         check("True or False", "capturable", good=lambda x: isinstance(x, bool))
         check("a callable", "supports", "extent_limit", "compile_seconds", good=callable)
         check("a callable", "work", "variant", good=lambda x: x is None or callable(x))
+
+    def compile_seconds(self, problem: Problem) -> float:
+        """As :class:`AdvancedInfo` has it: here nothing is compiled."""
+        return 0.0
 
     def missing_modules(self) -> tuple[str, ...]:
         """Return the required modules that cannot be found, without importing any."""
@@ -490,6 +488,26 @@ class BackendInfo:
             taken = f"pass some of {', '.join(known)}" if known else "there are none"
             raise TypeError(f"there is no option {unknown[0]!r}; {taken}{did_you_mean(unknown[0], known)}")
         return factory(**(options or {}))
+
+
+@dataclass(frozen=True)
+class AdvancedInfo(BackendInfo):
+    """What the core may know of a backend besides: what comes before the first result, and what can be tuned.
+
+    Parameters
+    ----------
+    startup_seconds : float
+        Time from nothing imported to the first result of a tiny problem, of which nothing is to be compiled.
+    compile_seconds : callable
+        ``compile_seconds(problem) -> float``: what compiling for a problem of this kind takes where that is not done
+        yet, in seconds; it counts as start-up does. Not what is compiled once on a machine, whatever the problem.
+    tuning : str
+        ``"package.module:name"`` of what can be tuned, a :class:`sdkde_core.tuning.Space`; empty: nothing.
+    """
+
+    startup_seconds: float = 0.0  # type: ignore[misc]
+    compile_seconds: Callable[[Problem], float] = lambda problem: 0.0  # type: ignore[assignment, misc]
+    tuning: str = ""  # type: ignore[misc]
 
 
 def _can_find(module: str) -> bool:

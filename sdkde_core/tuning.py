@@ -83,7 +83,7 @@ class Compiled(NamedTuple):
 
 
 class Space(TypingProtocol):
-    """A backend's kernels and their parameters: the object that ``BackendInfo.tuning`` names.
+    """A backend's kernels and their parameters: the object that ``AdvancedInfo.tuning`` names.
 
     No method needs a GPU. ``kernel`` is a kernel's name, ``architecture`` one such as ``"sm_86"``. Only :meth:`compile`
     may import heavy packages. Of a backend on CPUs the last four methods are not called.

@@ -29,10 +29,10 @@ from test_autotune_search import BEST, HILLS, Played, ms
 import sdkde_core
 from sdkde_core import tuning
 from sdkde_core.choice import cards, driver, hardware, registry
-from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support
+from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support
 
 PAGE = (Path(__file__).parent.parent / "docs" / "autotuning.md").read_text()
-STRANGER = BackendInfo(
+STRANGER = AdvancedInfo(
     name="stranger",
     protocol=(1, 2),
     implementation="test_autotune_search:Backend",
@@ -41,7 +41,7 @@ STRANGER = BackendInfo(
     supports=lambda problem: Support(problem.d <= 100, "takes up to 100 dimensions"),
     tuning="test_autotune_search:HILLS",
 )
-PLAIN = BackendInfo("plain", (1, 2), "nowhere:Backend", ("cpu", "cuda"), ("fast",))
+PLAIN = AdvancedInfo("plain", (1, 2), "nowhere:Backend", ("cpu", "cuda"), ("fast",))
 compiled = test_autotune_search.compiled  # a fixture
 T1200 = driver.Described(75, 16, 1.425, 160e9)
 ONE = ("--reduction", "log_sum", "--dim", "16")

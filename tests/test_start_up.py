@@ -15,7 +15,7 @@ from sdkde_core import SdkdeWarning
 from sdkde_core.choice import hardware, judge, registry, select
 from sdkde_core.cli.main import main
 from sdkde_core.estimator import warming
-from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction, Support, Work
+from sdkde_core.protocol import AdvancedInfo, BackendUnavailable, Problem, Reduction, Support, Work
 from sdkde_core.testing.broken_off import _status_of_child
 
 X = np.random.default_rng(0).normal(size=(60, 2))
@@ -45,7 +45,7 @@ def info(name, seconds, startup=0.0, compiling=0.0, **more):
         "work": lambda problem, config: Work(scalar_flops=seconds * RATE, launches=0, parallel=False),
         "compile_seconds": lambda problem: compiling,
     }
-    return BackendInfo(name, (1, 0), **(fixed | more))
+    return AdvancedInfo(name, (1, 0), **(fixed | more))
 
 
 PROBLEM = Problem(Reduction.LOG_SUM, 60, 60, 2)
@@ -151,7 +151,7 @@ def test_what_compiles_for_long_is_started_only_and_its_compiling_counts(plugins
 
 
 BROKEN = """
-    from sdkde_core.protocol import BackendInfo, Support
+    from sdkde_core.protocol import AdvancedInfo, Support
     from sdkde_numpy.backend import NumpyBackend
     class Declines(NumpyBackend):
         def probe(self, device):
@@ -162,7 +162,7 @@ BROKEN = """
     class Exits(NumpyBackend):
         def probe(self, device):
             raise SystemExit(3)
-    INFO = BackendInfo(
+    INFO = AdvancedInfo(
         name="broken", protocol=(1, 0), implementation="plugin_broken:{what}", devices=("cpu",),
         precisions=("fast", "high"), {more}
     )

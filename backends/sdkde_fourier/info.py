@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sdkde_core.plugin import prices
-from sdkde_core.protocol import BackendInfo, Problem, Support
+from sdkde_core.protocol import AdvancedInfo, Problem, Support
 
 from .price import estimate, estimate_on_device, least_memory
 
@@ -28,7 +28,7 @@ def _supports(problem: Problem) -> Support:
     return Support(True, f"Fourier sums, {estimate(problem)[0]}")
 
 
-INFO = BackendInfo(
+INFO = AdvancedInfo(
     name="fourier",
     protocol=(1, 0),
     implementation="sdkde_fourier.backend:FourierBackend",
@@ -49,7 +49,7 @@ def _torch_supports(problem: Problem) -> Support:
     return Support(True, f"Fourier sums in PyTorch, {estimate_on_device(problem)[0]}")
 
 
-TORCH = BackendInfo(
+TORCH = AdvancedInfo(
     name="fourier-torch",
     protocol=(1, 0),
     implementation="sdkde_fourier.device:TorchFourierBackend",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sdkde_core.protocol import BackendInfo, Problem, Reduction, Work
+from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Work
 
 from .bounds import extent_limit, grid_step, supports, symmetric
 from .plan import symmetric_width
@@ -50,7 +50,7 @@ def _compile_seconds(problem: Problem) -> float:
     return 1.4 if problem.reduction is Reduction.MEAN and "weights" in problem.requires else 0.9
 
 
-INFO = BackendInfo(
+INFO = AdvancedInfo(
     name="hopper",
     protocol=(1, 0),
     implementation="sdkde_hopper.backend:HopperBackend",

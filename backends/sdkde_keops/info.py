@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
+from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support, Work
 
 from .bounds import MOST_EXTENT, dtype, extent_limit
 
@@ -51,7 +51,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     return Work(scalar_flops=(each + 10.0 * weighted + 15.0 * excludes) * pairs, bytes=read, launches=launches)
 
 
-INFO = BackendInfo(
+INFO = AdvancedInfo(
     name="keops",
     protocol=(1, 0),
     implementation="sdkde_keops.backend:KeopsBackend",

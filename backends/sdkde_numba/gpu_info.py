@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
+from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support, Work
 
 from .gpu_bounds import DEPTH, MOST_EXTENT, arithmetic, extent_limit
 
@@ -64,7 +64,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     )
 
 
-INFO = BackendInfo(
+INFO = AdvancedInfo(
     name="numba-cuda",
     protocol=(1, 0),
     implementation="sdkde_numba.gpu_backend:CudaBackend",

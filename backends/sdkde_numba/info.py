@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sdkde_core.protocol import BackendInfo, Problem, Support, Work
+from sdkde_core.protocol import AdvancedInfo, Problem, Support, Work
 
 from .bounds import MOST_EXTENT, MOST_KERNEL_EXTENT, choose, extent_limit, takes_leaves
 from .price import work
@@ -28,7 +28,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     return work(problem)[0]
 
 
-INFO = BackendInfo(
+INFO = AdvancedInfo(
     name="numba",
     protocol=(1, 0),
     implementation="sdkde_numba.backend:NumbaBackend",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sdkde_core.plugin import cpu_threads, prices
-from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
+from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support, Work
 
 from . import bounds
 
@@ -80,7 +80,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     )
 
 
-INFO = BackendInfo(
+INFO = AdvancedInfo(
     name="numpy",
     protocol=(1, 0),
     implementation="sdkde_numpy.backend:NumpyBackend",

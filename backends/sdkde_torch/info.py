@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sdkde_core.plugin import cpu_threads
-from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
+from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support, Work
 
 from .bounds import CHUNK, PART, extent_limit, formula, has_double
 
@@ -84,7 +84,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     )
 
 
-INFO = BackendInfo(
+INFO = AdvancedInfo(
     name="torch",
     protocol=(1, 0),
     implementation="sdkde_torch.backend:TorchBackend",

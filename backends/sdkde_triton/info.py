@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from sdkde_core.protocol import BackendInfo, Problem, Support
+from sdkde_core.protocol import AdvancedInfo, Problem, Support
 
 from . import bounds, price
 from .bounds import MOST_EXTENT, arithmetic, formula, packed_limit
@@ -42,7 +42,7 @@ def _extent_limit(problem: Problem) -> float:
     return packed_limit(problem) if price.looks(problem, for_price=True) else bounds.extent_limit(problem)
 
 
-INFO = BackendInfo(
+INFO = AdvancedInfo(
     name="triton",
     protocol=(1, 0),
     implementation="sdkde_triton.backend:TritonBackend",

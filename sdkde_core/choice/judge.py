@@ -110,8 +110,6 @@ def has_context(device: str) -> bool:
 
 def compile_seconds(info: BackendInfo, problems: Sequence[Problem]) -> float:
     """Return what a backend says that compiling for the problems takes; inf where that is no number of seconds."""
-    if info.compile_seconds is BackendInfo.compile_seconds:  # the default: compiles nothing
-        return 0.0
     seconds, failure = ask(lambda: sum(float(info.compile_seconds(p)) for p in dict.fromkeys(problems)))
     return seconds if not failure and seconds >= 0.0 else math.inf  # not NaN
 

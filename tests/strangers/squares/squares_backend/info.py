@@ -1,6 +1,6 @@
 """The entry point: what the core knows before it imports anything heavy."""
 
-from sdkde_core.protocol import TOLERANCES, BackendInfo, Reduction, Support, Work
+from sdkde_core.protocol import TOLERANCES, AdvancedInfo, Reduction, Support, Work
 
 
 def extent_limit(problem):
@@ -38,7 +38,7 @@ def work(problem, config):
     )
 
 
-INFO = BackendInfo(
+INFO = AdvancedInfo(
     name="squares",
     protocol=(1, 0),
     implementation="squares_backend.backend:ExpandedSquares",
