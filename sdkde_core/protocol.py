@@ -506,7 +506,7 @@ class AdvancedInfo(BackendInfo):
     """
 
     startup_seconds: float = 0.0  # type: ignore[misc]
-    compile_seconds: Callable[[Problem], float] = lambda problem: 0.0  # type: ignore[assignment, misc]
+    compile_seconds: Callable[[Problem], float] = lambda problem: 0.0  # type: ignore[assignment]
     tuning: str = ""  # type: ignore[misc]
 
 

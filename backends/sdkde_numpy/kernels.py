@@ -31,6 +31,7 @@ class Sums:
 
     def __init__(self, problem: Problem, rows: int, dtype: np.dtype[Any]) -> None:
         self.problem = problem
+        self.started = False
         self.base = np.zeros(rows)
         # A finite start, also in the formula's dtype, since −inf − −inf would be NaN.
         self.top = np.full(rows, -1e30 if dtype == np.float32 else -1e300)
@@ -75,6 +76,9 @@ class Sums:
 
     def _raise(self, base: Array, top: Array) -> Array:
         """Raise the running maximum to that of base and top where larger, and scale the sums down to it."""
+        if not self.started:  # any sum is zero still
+            self.started, self.base, self.top = True, base, np.maximum(top, self.top)
+            return self.top
         larger = (base - self.base) + (top - self.top) > 0
         new_base, new_top = np.where(larger, base, self.base), np.where(larger, top, self.top)
         rescale = np.exp((self.base - new_base) + (self.top - new_top))

@@ -255,11 +255,15 @@ def _inverse(h: Array) -> Inverse:
         i, j = divmod(int(np.argmax(asymmetry)), len(h))
         raise ValueError(f"bandwidth is not symmetric: H[{i}, {j}] = {h[i, j]}, H[{j}, {i}] = {h[j, i]}; symmetrise it")
     correlation = (correlation + correlation.T) / 2
+    found = None
+    with contextlib.suppress(np.linalg.LinAlgError):  # beyond rounding it has no spread in some direction
+        found = inverse_of(np.linalg.cholesky(correlation) * scale[:, None], h)
+        if found.low is None:  # far from that
+            return found
     values, vectors = np.linalg.eigh(correlation)
     flat = values <= len(h) * np.finfo(float).eps * values[-1]
-    with contextlib.suppress(np.linalg.LinAlgError):  # beyond rounding it has no spread in some direction either
-        if not flat.any():
-            return inverse_of(np.linalg.cholesky(correlation) * scale[:, None], h)
+    if found is not None and not flat.any():
+        return found
     order = [int(j) for j in np.argsort(-abs(vectors[:, 0]))[:4] if abs(vectors[j, 0]) > 1e-3]
     flattest = " ".join(f"{vectors[j, 0]:+.3f}·x{j}" for j in order)
     raise ValueError(

@@ -25,6 +25,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +37,7 @@ from ..choice.hardware import cpu_threads
 from ..engine.products import on_this_thread, product
 from ..engine.threads import map_threads
 
-ROWS = 64  # of a block on a CPU: with 2,000 columns its arrays of float32 stay in a core's cache
+BLOCK = 1 << 16  # pairs of a block on a CPU, whose arrays of float32 stay in a core's cache
 
 
 class Left(NamedTuple):
@@ -59,11 +60,11 @@ class Pairs:
         self.u, self.w, self.method = u, weights, method
         self.n, self.d = (int(k) for k in u.shape)
         self.on_host = isinstance(u, np.ndarray)
-        rows = ROWS if self.on_host else self.n
+        rows = max(1, BLOCK // self.n) if self.on_host and self.n**2 > BLOCK else self.n
         self._pool: ThreadPoolExecutor | None = None
         self.blocks = [slice(i, min(i + rows, self.n)) for i in range(0, self.n, rows)]
         # More than four get into each other's way: between short operations each waits for the interpreter.
-        self.threads = min(cpu_threads(), 4) if self.on_host and self.n > 4 * ROWS else 1
+        self.threads = min(cpu_threads(), 4, len(self.blocks))
         self.w32, u32 = xp.astype(weights, xp.float32), xp.astype(u, xp.float32)
         summed = [self.w32[:, None], self.w32[:, None] * u32]  # (n, 1) and (n, d), which only moves need
         self.weighted = xp.concat(summed, axis=1) if method == "sdkde" else summed[0]
@@ -80,28 +81,29 @@ class Pairs:
     def at(self, bandwidths: Sequence[float]) -> list[Left]:
         """Return the criteria's terms for bandwidths in units of the spread.
 
-        On a device for many at a time, in arrays of one axis more: there launching takes longer than computing.
+        For many at a time, in arrays of one axis more, on a device, and on a CPU where samples are few: there it takes
+        longer to launch, or to call NumPy, than to compute.
         """
-        if self.on_host and self.threads == 1:
-            return [self._left(h) for h in bandwidths]
-        if self.on_host:  # to start threads for each sum takes as long as a sum over 300 samples
-            with ThreadPoolExecutor(self.threads, thread_name_prefix="sdkde") as self._pool:
+        if len(self.blocks) > 1:  # to start threads for each sum takes as long as a sum over 300 samples
+            pool = ThreadPoolExecutor(self.threads, thread_name_prefix="sdkde") if self.threads > 1 else nullcontext()
+            with pool as self._pool:
                 found = [self._left(h) for h in bandwidths]
             self._pool = None
             return found
-        some, result = max(1, (1 << 26) // self.n**2), []
-        for i in range(0, len(bandwidths), some):
-            together = self._left(np.array(bandwidths[i : i + some]))
-            signs = np.broadcast_to(together.sign, together.log_density.shape)
-            result += [Left(*parts) for parts in zip(together.log_density, signs, together.log_square)]
+        some, result = max(1, (BLOCK if self.on_host else 1 << 26) // self.n**2), []
+        with on_this_thread() if self.on_host else nullcontext():
+            for i in range(0, len(bandwidths), some):
+                together = self._left(np.array(bandwidths[i : i + some]))
+                signs = np.broadcast_to(together.sign, together.log_density.shape)
+                result += [Left(*parts) for parts in zip(together.log_density, signs, together.log_square)]
         return result
 
     def _left(self, h: Any) -> Left:
-        """The terms for one bandwidth, or for k of them, (k,): then each has an axis k before."""
+        """The terms for one bandwidth, a float, or for k of them, (k,): then each has an axis k before."""
         xp, near = self.xp, self.nearest
         c: Any = 0.5 / h**2
         wide: Any = c  # as a factor of (rows, n), float32
-        if not self.on_host:
+        if not isinstance(h, float):
             c = xp.asarray(c, **self._where)[:, None]
             wide = xp.astype(c, xp.float32)[:, :, None]
         closeness: dict[int, Any] = {}  # of each block of rows, by its first
@@ -122,7 +124,7 @@ class Pairs:
             log = self._gather(self._moved_without(closeness, scale, total, pull, wide, c))
         square = to_host(xp.sum(self._gather(self._square(z, wide)), axis=-1))
         dimension = self.d * np.log(h)
-        log = to_host(log - xp.log1p(-self.w)) - (dimension if self.on_host else dimension[:, None])
+        log = to_host(log - xp.log1p(-self.w)) - (dimension if isinstance(h, float) else dimension[:, None])
         log_square = np.log(np.maximum(square, 1e-300)) - dimension - 0.5 * self.d * math.log(2.0)
         return Left(log, 1.0 if sign is None else to_host(sign), log_square)
 
@@ -140,7 +142,7 @@ class Pairs:
     def _product(self, a: Any, b: Any) -> Any:
         """A product; on a device in float64, as PyTorch may round one of float32 to TF32."""
         if self.on_host:
-            return product(a, b)
+            return product(a, b) if a.ndim == b.ndim == 2 else np.matmul(a, b)
         xp = self.xp
         return xp.astype(xp.matmul(xp.astype(a, xp.float64), xp.astype(b, xp.float64)), a.dtype)
 
@@ -148,7 +150,7 @@ class Pairs:
         """The weighted sum of each row, float64; by all samples' weights unless others are given."""
         weights = self.w32 if weights is None else weights
         if self.on_host:
-            return self.xp.astype(product(terms, weights[:, None])[:, 0], self.xp.float64)
+            return self.xp.astype(self._product(terms, weights[:, None])[..., 0], self.xp.float64)
         return self.xp.sum(terms * weights, axis=-1, dtype=self.xp.float64)
 
     def _bounded(self, exponents: Any) -> Any:
@@ -171,7 +173,7 @@ class Pairs:
         first = self.n - block.shape[-1]
         if self.on_host:
             index = self._index[rows]
-            block[index - rows.start, index - first] = value
+            block[..., index - rows.start, index - first] = value
             return block
         itself = self._index[rows, None] == self._index[None, first:]
         return xp.where(itself, xp.full_like(block, value), block)
@@ -188,7 +190,7 @@ class Pairs:
 
         def task(rows: slice, columns: slice = slice(None)) -> Any:
             a, b = left[..., rows, :], right[..., :, columns]
-            return xp.astype(product(a, b) if self.on_host else xp.matmul(a, b), xp.float32)
+            return xp.astype(product(a, b) if self.on_host and z.ndim == 2 else xp.matmul(a, b), xp.float32)
 
         return task
 
@@ -225,9 +227,13 @@ class Pairs:
         half, least = 0.5 * everyone, self.w32  # of D without the row's, as sample j itself stays: the rest is rounding
 
         def task(rows: slice) -> Any:
-            rest = closeness[rows.start] * own[..., rows, None]
+            rest = closeness.pop(rows.start)
+            rest *= own[..., rows, None]
             rest += everyone
-            t = half / xp.maximum(rest, least)
+            if self.on_host:  # an array more costs as much as an operation on it
+                t = np.divide(half, np.maximum(rest, least, out=rest), out=rest)
+            else:
+                t = half / xp.maximum(rest, least)
             across = self._product(self.with_ones[rows, :], along)  # 2 a·S/D
             across *= t
             p = t + 0.5

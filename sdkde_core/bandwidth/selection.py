@@ -207,8 +207,7 @@ class _Looks:
 
     def worth(self, rule: str, steps: NDArray[np.intp], n: int) -> NDArray[np.intp]:
         """The steps that may be plausible for n samples, by a search among every third of them."""
-        some = steps[::-3][::-1]
-        plausible = self._plausible(rule, some, max(1.0, n / len(self.weights)))
+        some, plausible = self._wide(rule, steps, max(1.0, n / len(self.weights)))
         if not len(plausible):
             return steps
         first, last = plausible[[0, -1]]
@@ -220,7 +219,7 @@ class _Looks:
         Repeated until no new step is plausible, as a better best makes others plausible. "auto" looks at least squares
         alone where enough samples make it up.
         """
-        looked = np.union1d(steps[:1], steps[::-3])
+        looked, _ = self._wide(rule, steps)
         low, high = steps[-1], steps[0]
         while True:
             carried = self.at(looked).carried_by(self.weights) * self.share
@@ -235,6 +234,15 @@ class _Looks:
             if np.isin(about, looked).all():
                 return about
             looked = np.union1d(looked, about)
+
+    def _wide(self, rule: str, steps: NDArray[np.intp], more: float = 1.0) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Every third step from the widest down to where none of the narrower half is plausible; indices of those."""
+        thirds = np.union1d(steps[:1], steps[::-3])
+        for k in range(6, len(thirds) + 3, 3):
+            plausible = self._plausible(rule, thirds[-k:], more)
+            if not len(plausible) or plausible[0] >= 3:
+                break
+        return thirds[-k:], plausible
 
     def _plausible(self, rule: str, steps: NDArray[np.intp], more: float = 1.0) -> NDArray[np.intp]:
         """Indices of the plausible steps by a criterion of the rule, for ``more`` times as many samples."""

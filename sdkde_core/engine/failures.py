@@ -8,7 +8,6 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -106,7 +105,7 @@ def checked(info: BackendInfo, problem: Problem, columns: Columns, rows: Any, pa
     m = rows.shape[0]  # of the problem's rows these may be some
     more = {Reduction.MEAN: ("shift",), Reduction.LAPLACE: ("sign", "log_magnitude")}
     expected = ("log_sum", *more.get(problem.reduction, ()))
-    for name in (field.name for field in fields(Partial)):
+    for name in Partial.__dataclass_fields__:
         x, shape = getattr(partial, name, None), (m, problem.d) if name == "shift" else (m,)
         found, wanted = None if x is None else tuple(getattr(x, "shape", ())), shape if name in expected else None
         if found != wanted:

@@ -23,7 +23,7 @@ from ..engine.forks import new_lock
 from ..engine.merge import concatenate, empty
 from ..engine.outliers import radii
 from ..messages import warn_once
-from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
+from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, with_fields
 from ..spreading.devices import Reducer, pack_on
 from .density import density, log_constant
 from .graphs import Replays
@@ -148,7 +148,7 @@ class Fitted:
         """Run all passes of a plan but the last, and pack the columns; ``advance`` is called with samples moved."""
         columns, choice = _moved(plan, advance=advance), plan.choice
         # The columns and the bandwidth have what the user's arrays say.
-        request = replace(plan.request, weights=None, bandwidth="silverman")
+        request = with_fields(plan.request, weights=None, bandwidth="silverman")
         centre = convert(plan.centre, choice.info.arrays, choice.device)
         return cls(request, plan.bandwidth, plan.problems[-1], choice, centre, columns, plan.data.names)
 

@@ -85,6 +85,7 @@ class gaussian_kde:
     _origin = Origin()
     _weights: Array | None = None
     _made: tuple[Any, Any, Prepared] | None = None
+    _computed: Any = None  # the covariance as it follows from the factor; subclasses and users may replace it
 
     dataset: Any
     covariance: Array
@@ -309,10 +310,11 @@ class gaussian_kde:
     def prepared(self) -> Prepared:
         made = self._made
         if made is None or made[0] is not self.dataset or made[1] is not self.covariance:
+            ours = self._computed is self.covariance and self.d > 1 and not self._data.narrow
             prepared = prepare(
                 self._samples if isinstance(self.dataset, np.ndarray) else self.dataset.T,
                 method=self.method,
-                bandwidth=_bandwidth(self.covariance),
+                bandwidth=self._data.scaled(abs(float(self.factor))) if ours else _bandwidth(self.covariance),
                 weights=self._weights,
                 **self._options,
             )
@@ -347,6 +349,7 @@ class gaussian_kde:
             raise ValueError(f"bw_method gives the factor {factor}; pass what gives a positive number")
         data, self.factor = self._data, factor
         self.covariance = data.matrix * self.factor**2
+        self._computed = self.covariance
         self.cho_cov = (data.factor * self.factor).astype(np.float64)
         self.log_det = 2 * np.log(np.diag(self.cho_cov) * math.sqrt(2 * math.pi)).sum()
 
