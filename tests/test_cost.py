@@ -1,18 +1,13 @@
 """The cost model: units, roofs, the paper's figures, and the processors it knows."""
 
-import json
 from dataclasses import replace
 
 import pytest
-from of_benchmarks import FOLDER
 from sdkde_numpy.info import INFO
 
 from benchmarks.paper import paper_model
-from sdkde_core.choice import cards, cost, hardware, registry
+from sdkde_core.choice import cards, cost, hardware
 from sdkde_core.protocol import Problem, Reduction, Work
-
-#: Backends whose prices on a GPU were measured.
-MEASURED = ("triton", "hopper", "numba-cuda")
 
 
 def test_the_papers_figures_by_pass_with_their_units():
@@ -177,33 +172,3 @@ def test_every_name_is_one_cards():
     for card in cards.GPUS:
         assert all(cards.gpu(name) is card for name in (card.name, *card.aliases, card.name.upper()))
         assert cards.card_name(card.name) == card.name  # a database has it as a key
-
-
-def test_what_is_summed_apart_on_a_gpu_is_priced_as_it_was_measured():
-    """An H200 took 2.8 s for 3.5e9 pairs in six dimensions; as if in a core's cache it was 6 ms."""
-    rows = 3_500
-    problem = Problem(Reduction.MEAN, rows, 1_000_000, 6, device="cuda:0")
-    assert cost.work_seconds(cost.exact_work(problem), cards.gpu("h200").at()) == pytest.approx(2.8, rel=0.4)
-    assert cost.exact_work(replace(problem, device="cpu")).scalar_flops > 0.0
-
-
-@pytest.mark.parametrize("card", ["h100", "h200"])
-def test_passes_on_a_gpu_are_predicted_near_what_their_kernels_took(card):
-    """SD-KDE in 16 dimensions and more, where no point is beyond a formula's limit. Prices had half of it once."""
-    lines = (FOLDER / "recorded" / card / "passes.jsonl").read_text(encoding="utf-8").splitlines()
-    seen = set()
-    for row in (line["case"] | line["result"] for line in map(json.loads, lines) if "result" in line):
-        name, precision = row["subject"].split(", ")
-        if "kernels" not in row or row["method"] != "sdkde" or row["d"] < 16 or name not in MEASURED:
-            continue
-        n, d = row["n"], row["d"]
-        given = {"precision": precision, "device": "cuda:0", "extent": 12.0}
-        passes = (
-            Problem(Reduction.MEAN, n, n, d, same=True, **given),
-            Problem(Reduction.LOG_SUM, row["m"], n, d, **given),
-        )
-        found = [replace(registry.find(name).info.work(p, None), launches=0) for p in passes]
-        predicted = sum(cost.work_seconds(work, cards.gpu(card).processor) for work in found)
-        assert 0.7 < 1e3 * predicted / row["kernels"] < 1.3, (name, d)
-        seen.add((name, d))
-    assert seen >= {("triton", 16), ("triton", 64), ("hopper", 16), ("hopper", 64)}

@@ -10,7 +10,7 @@ import torch
 import sdkde_core
 from sdkde_core import select_bandwidth
 from sdkde_core.bandwidth.rules import resolve
-from sdkde_core.bandwidth.shapes import LENGTHS, _Kernels
+from sdkde_core.bandwidth.shapes import _Kernels
 
 
 def correlated(n=240, seed=0):
@@ -47,14 +47,6 @@ def test_a_fit_is_brute_force(as_array):
         moment += w[i] * (a.T * density) @ a / density.sum()
     np.testing.assert_allclose(np.asarray(fit.logs), logs, 1e-6, 1e-6)
     np.testing.assert_allclose(factor @ fit.moment @ factor.T, moment, 1e-5, 1e-6)
-
-
-def test_lengths_of_steps_are_chebyshevs():
-    """What they leave in a direction of which EM takes away the share s: as little as six of any lengths can."""
-    s = np.linspace(0.18, 1, 200)
-    left = np.prod([1 - length * s for length in LENGTHS], axis=0)
-    equal = 1 / np.cosh(6 * np.arccosh((1 + 0.18) / (1 - 0.18)))
-    assert abs(left).max() == pytest.approx(equal, rel=0.05)
 
 
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
