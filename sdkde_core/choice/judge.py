@@ -15,18 +15,6 @@ from .cards import PLAIN
 from .hardware import Processor, processor
 from .registry import as_support, ask
 
-__all__ = [
-    "Candidate",
-    "Share",
-    "StartUp",
-    "calls_of",
-    "compile_seconds",
-    "has_context",
-    "judge",
-    "only_enqueues",
-    "start_up",
-]
-
 #: ``share(step, limit)``: the share of a pass's pairs that have a point farther than ``limit`` from the origin.
 Share = Callable[[int, float], float]
 

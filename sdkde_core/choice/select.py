@@ -21,9 +21,6 @@ __all__ = ["Choice", "at", "check_environment", "choose", "named_backend", "pars
 
 _logger = logging.getLogger("sdkde")
 
-#: What of the environment a choice follows from, besides the number of threads.
-_VARIABLES = ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB", "SDKDE_REPLAY", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -196,7 +193,9 @@ def choose(
     if not (several or explained or options or aside):
         context = "torch" in sys.modules and has_context("cuda")
         state = tuple(registry.aside.items()), tuple(registry.warm.items()), cpu_threads(), context
-        key = (tuple(problems), asked, *state, *map(os.environ.get, _VARIABLES))
+        cards = map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))  # the driver is asked once
+        ours = map(os.environ.get, ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB", "SDKDE_REPLAY"))
+        key = (tuple(problems), asked, *state, *cards, *ours)
         known = registry.chosen.get(key)
         if known is not None and known[0] is registry.records() and known[1] is registry.made:  # else they changed
             return known[2]

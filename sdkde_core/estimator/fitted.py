@@ -93,10 +93,10 @@ def _pass(
     report: Callable[[PassReport], None] | None,
     advance: Advance | None,
 ) -> Partial:
-    """Pack the columns and reduce all rows, or batches of them where somebody watches; a report has the time."""
+    """Pack the columns and reduce all rows; the samples themselves by batches where somebody watches."""
     where, given = plan.request.ranks or plan.choice.devices, (plan.choice.backend, plan.choice.info, problem, columns)
     packed = pack_on(where, *given) if where else PackedColumns(*given)
-    if advance is None:
+    if advance is None or queries is not None:
         start = time.perf_counter()
         result, outliers = packed.reduce(queries)
         if report is not None:
