@@ -288,7 +288,7 @@ def select_bandwidth(
         name of :func:`estimate` is its bandwidth.
     weights : (n,) array_like, optional
     base : str, float, (d,) or (d, d) array_like, or Bandwidth, optional
-        The shape of the bandwidth, of which a multiple is chosen; such as ``"scott"`` for that of the covariance.
+        The shape of the bandwidth; a multiple of it is chosen. ``"scott"`` is the shape of the covariance.
         Default: in proportion to each column's spread, min(std, IQR/1.34), unless ``"auto"`` finds another.
 
     Returns

@@ -134,6 +134,11 @@ class Bandwidth:
         xp = array_namespace(self.factor)
         return xp.sum(xp.log(self.factor if self.factor.ndim == 1 else xp.linalg.diagonal(self.factor)))
 
+    @property
+    def log_constant(self) -> Any:
+        """Log of the Gaussian kernel's normalising constant, −½ d log 2π − log det L; as :attr:`log_determinant`."""
+        return -0.5 * self.d * math.log(2 * math.pi) - self.log_determinant
+
     @quiet
     def scaled(self, scale: float) -> Bandwidth:
         """Return this bandwidth with L multiplied by ``scale``."""

@@ -115,7 +115,7 @@ def choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     steps = np.arange(-31, 1 if rule == "auto" else 6)
     if n >= 1000:  # then a search by 500 of them pays
         few = index[:500]
-        steps = _Looks(sample, u[few], weights[few] / weights[few].sum()).worth(rule, steps, n)
+        steps = _Looks(sample, u[few], weights[few] / weights[few].sum()).narrowed(rule, steps, n)
     looks = _Looks(sample, u, weights)
     if len(steps) >= 10:
         steps = looks.closely(rule, steps)
@@ -194,7 +194,7 @@ def _without_gaps(u: Array, gap: float = 20.0) -> Array:
 
 
 class _Looks:
-    """Samples, and what was seen of them at multiples of the best bandwidth for as many normal ones."""
+    """Samples, and the criteria's terms at every step so far: e^(STEP k) of the best bandwidth for normal samples."""
 
     def __init__(self, sample: Sample, u: Array, weights: Array) -> None:
         self.method, self.weights = sample.method, weights
@@ -205,8 +205,8 @@ class _Looks:
         self.pairs = Pairs(x, w, sample.method)
         self.known: dict[int, Left] = {}
 
-    def worth(self, rule: str, steps: NDArray[np.intp], n: int) -> NDArray[np.intp]:
-        """The steps that may be plausible for n samples, by a search among every third of them."""
+    def narrowed(self, rule: str, steps: NDArray[np.intp], n: int) -> NDArray[np.intp]:
+        """The steps that may be plausible for n samples, by a search among every third step."""
         some, plausible = self._wide(rule, steps, max(1.0, n / len(self.weights)))
         if not len(plausible):
             return steps

@@ -251,7 +251,7 @@ def gpu(name: str) -> GPU | None:
 
 
 def same_name(one: str, other: str) -> bool:
-    """Whether two names, of which none need be in :data:`GPUS`, differ in what does not count for :func:`gpu` only."""
+    """Whether :func:`gpu` would take two names for one card, be it in :data:`GPUS` or not."""
     return _plain(one) == _plain(other)
 
 

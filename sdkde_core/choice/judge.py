@@ -65,7 +65,7 @@ class StartUp(NamedTuple):
 
 
 def calls_of(calls: int | None, data_device: str) -> int:
-    """Over how many calls start-up is spread: as many as the caller says, else by where the data are.
+    """Return over how many calls start-up is spread: ``calls``, or else by where the data are.
 
     A process makes ten calls with data on the host. Calls with data on a device are in loops. The command line makes
     one.
@@ -91,7 +91,7 @@ def start_up(info: BackendInfo, problems: Sequence[Problem], calls: int) -> Star
 
 
 def has_context(device: str) -> bool:
-    """Whether a device is a GPU of which PyTorch has made the context: most of a backend's start is that."""
+    """Whether a device is a GPU and PyTorch has made its context, which is most of a backend's start."""
     torch = sys.modules.get("torch")
     return device.startswith("cuda") and torch is not None and bool(torch.cuda.is_initialized())
 
@@ -189,10 +189,10 @@ def _pass(
 
 
 def _seconds(info: BackendInfo, problem: Problem, asked: Problem, far: float, on: Processor) -> float | None:
-    """Predicted time of a problem of which the backend is ``asked`` some and a share of the pairs, ``far``, is apart.
+    """Predicted time where the backend sums ``asked``, and a share ``far`` of the pairs is summed apart.
 
-    These are summed by the backend if it can, else exactly. Near rows over far columns and far rows are calls of their
-    own, and far rows take all columns, packed for their extent.
+    The backend sums those too if it can, else the core, exactly. Near rows over far columns are a call of their own. So
+    are far rows, over all columns, packed for their extent.
     """
     near = cost.predict(info, asked, on)
     if near is None or asked is problem:
@@ -206,12 +206,11 @@ def _seconds(info: BackendInfo, problem: Problem, asked: Problem, far: float, on
 
 
 def host_seconds(replayed: bool, apart: bool) -> float:
-    """Return what an estimate on a GPU takes besides its passes; ``apart``: of which some points are summed apart.
+    """Return what an estimate on a GPU takes besides its passes; ``apart``: some points are summed apart.
 
-    Ordinarily it is the host's time for validation, whitening and some twenty small kernels; replayed, a copy each way
-    and the same kernels as a graph: 0.48 to 0.69 ms, and 0.09. To find points, to sort rows and columns and to put sums
-    together are some thirty kernels more, and the host waits for some numbers: 0.4 to 1.4 ms, and 0.15 to 0.5. Measured
-    on an H200 and its host with python -m benchmarks.choice.overheads.
+    Validation, whitening and some twenty small kernels take the host 0.48 to 0.69 ms; replayed, as a graph with a copy
+    each way, 0.09. Points apart take some thirty kernels more, and the host waits for some numbers: 0.4 to 1.4 ms, and
+    0.15 to 0.5. Measured on an H200 and its host with python -m benchmarks.choice.overheads.
     """
     if replayed:
         return 0.09e-3 + 0.25e-3 * apart

@@ -144,7 +144,7 @@ def rank(
     Devices in question: the one named; else the data's, and for data on the host the plugin's other devices too.
 
     ``device`` is as the user named it. ``share`` gives the share of the pairs beyond an extent, by which the core
-    splits points off. ``calls``: over how many start-up is spread; None: as many as the place of the data says.
+    splits points off. ``calls``: over how many start-up is spread; None: by where the data are.
     ``replays``: the call can be replayed, by a backend that is ``capturable``, and is priced so, recorded or not.
     """
     return _ranked(problems, share, _Asked("auto", device, data_device, data_device, calls, replays), {}, True)
@@ -252,9 +252,10 @@ def _choose(
 ) -> Choice:
     """The choice for one device, kept by ``key``: first among those that may rank first, then among all."""
     check_environment()
-    named, told, tried = asked.named, f"SDKDE_BACKEND is {asked.named!r}: " if asked.named != asked.backend else "", {}
+    named, tried = asked.named, dict[tuple[str, str], str]()
+    named_by = f"SDKDE_BACKEND is {named!r}: " if named != asked.backend else ""
     if named != "auto":
-        require_known(named, told)
+        require_known(named, named_by)
     elif options:
         raise ValueError("backend_options go with a named backend; pass backend=... too")
     else:
@@ -281,7 +282,7 @@ def _choose(
     failures = [_settle(c, None, tried) for c in candidates if named in ("auto", c.name)]
     if named != "auto":
         reasons = "; ".join(c.reason for c in failures)
-        raise BackendUnavailable(f"{told}backend {named!r} cannot do this: {reasons}{_mend(problems, 'name')}")
+        raise BackendUnavailable(f"{named_by}backend {named!r} cannot do this: {reasons}{_mend(problems, 'name')}")
     details = "\n".join(f"  {c.name} ({c.device}): {c.reason}" for c in failures) or "  no plugin is installed"
     raise BackendUnavailable(f"no backend can do this:\n{details}{_mend(problems, 'install')}")
 
@@ -350,7 +351,7 @@ def _ranked(
     least = math.inf
     for startup, info, place in starts:
         if not everything and startup is not None and startup.counted > least:
-            break  # so is that of those after it
+            break  # later candidates start up for longer
         candidate = judge(info, posed[place], asked.data_device, share, startup, asked.replays)
         # A plugin without a CPU has a device that was not asked for; it is tried if it was named. Of other devices than
         # CUDA's nobody knows here whether there is one.
@@ -410,16 +411,16 @@ def at(problems: Sequence[Problem], device: str) -> tuple[Problem, ...]:
     return tuple(p if p.device == device else with_fields(p, device=device) for p in problems)
 
 
-def require_known(name: str, told: str) -> None:
-    """Raise if no plugin of that name is usable; ``told``: who named it, where that is not the caller."""
+def require_known(name: str, named_by: str) -> None:
+    """Raise if no plugin of that name is usable; ``named_by`` begins the message: what named it, if not an argument."""
     record = registry.find(name)
     if record is None:
         known = sorted({r.name for r in registry.records()})
         installed = ", ".join(known) or "none"
         hint = did_you_mean(name, known)
-        raise BackendUnavailable(f"{told}backend {name!r} is unknown; installed: {installed}{hint}")
+        raise BackendUnavailable(f"{named_by}backend {name!r} is unknown; installed: {installed}{hint}")
     if not record.ok:
-        raise BackendUnavailable(f"{told}backend {name!r} is {record.status}: {record.reason}")
+        raise BackendUnavailable(f"{named_by}backend {name!r} is {record.status}: {record.reason}")
 
 
 def _why(chosen: Candidate, candidates: Sequence[Candidate]) -> str:

@@ -62,7 +62,7 @@ class Shape:
 
 @dataclass(frozen=True, eq=False)
 class BlockPlan:
-    """An estimate of which everything is decided; the last :meth:`Survey.next` returns it. Immutable, pickles."""
+    """An estimate that is decided in full; the last :meth:`Survey.next` returns it. Immutable, pickles."""
 
     request: Request  # without the user's arrays
     shape: Shape

@@ -94,7 +94,7 @@ def distribution(fitted: Fitted) -> Callable[[Any], Array]:
 
 
 def quantiles(fitted: Fitted, q: Array) -> Array:
-    """Return the values (m,) of which the distribution function is q, by bisection to neighbouring numbers."""
+    """Return the values (m,) where the distribution function is q, by bisection to neighbouring numbers."""
     check_positive(fitted, "has no quantiles")
     function = distribution(fitted)
     points, log_weights, centre = fitted.on_host

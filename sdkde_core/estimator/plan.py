@@ -98,8 +98,8 @@ def plan(
     Tensors that require grad are refused: :func:`.autograd.plan` takes them. ``grad`` names the
     arguments, detached, by which derivatives are wanted: the backend has the feature ``"grad"``. ``explained``: with
     every candidate's reason and price. ``replays``: such calls are replayed, where the backend can and the data are
-    near enough. ``expected`` is a query that is to come later, of which only the shape, the dtype and the names are
-    looked at; None: one of as many rows as samples.
+    near enough. ``expected`` is a query that comes later: only its shape, dtype and names are looked at. None: a
+    query with one row for each sample.
     """
     data, bandwidth = read(request, train, query)
     if expected is not None:

@@ -78,7 +78,7 @@ class Request:
     check_finite: bool = True
     backend_options: Mapping[str, Any] | None = None
     # No options:
-    calls: int | None = None  # over how many "auto" spreads start-up; None: as many as the place of the data says
+    calls: int | None = None  # over how many "auto" spreads start-up; None: by where the data are
     without: dict[tuple[str, str], str] = field(default_factory=dict)  # backends given up for this call, and why
     ranks: Any = None  # the processes that share the rows: spreading.ranks.Ranks
 

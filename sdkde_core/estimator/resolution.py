@@ -36,8 +36,8 @@ def clearest_centre(train: Any, query: Any, h: Array, centre: Array) -> Array:
     """Return the centre from which the fewest points that are near each other are rounded to where they do not matter.
 
     A median is a value that stands for missing ones where most samples are missing, and differences from it lose the
-    digits of the others. So in each column it competes with the medians of smaller and smaller values, of which float64
-    knows the most; where no points are near each other the smallest wins.
+    digits of the others. So in each column it competes with the medians of smaller and smaller values, which float64
+    holds with more digits. Where no points are near each other the smallest wins.
 
     Points on the host, in data units; h is sqrt(diag H), (d,), and ``centre`` their median.
     """

@@ -18,7 +18,6 @@ from ..arrays import Argument, Array, Origin, numbers, public, quiet, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import check_rule, resolve
 from ..bandwidth.sample import Sample
-from ..estimator.density import log_constant
 from ..estimator.mixture import check_count
 from ..estimator.prepared import Prepared
 from ..estimator.request import Goal, Request
@@ -160,7 +159,7 @@ class gaussian_kde:
             raise ValueError(f"covariance does not have dimension {self.d}")
         total = _definite(self.covariance + cov, "cov and the covariance of the kernels do not add up to one.")
         u = total.whiten(self._means(), mean)  # (n, d)
-        terms = np.exp(log_constant("gaussian", total) - 0.5 * (u * u).sum(axis=1))
+        terms = np.exp(total.log_constant - 0.5 * (u * u).sum(axis=1))
         if self.method == "laplace":  # whose kernel is N − ½ tr(H ∇∇ᵀ) N, which convolution leaves as it is
             h = total.whiten(total.whiten(self.covariance, np.zeros(self.d)).T, np.zeros(self.d))  # L⁻¹ H L⁻ᵀ
             terms *= 1 + 0.5 * (np.trace(h) - ((u @ h) * u).sum(axis=1))
