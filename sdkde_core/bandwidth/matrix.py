@@ -84,8 +84,8 @@ class Bandwidth:
         if h.ndim == 2:
             if h.shape != (d, d):
                 raise ValueError(f"bandwidth has shape {h.shape}, but train has {d} dimensions: pass shape ({d}, {d})")
-            inverse = _inverse(h)
-            return cls(d, inverse.factor, rule, None, h, inverse)
+            factor, inverse = _factored(h)
+            return cls(d, factor, rule, None, h, inverse)
         if h.shape not in ((), (1,), (d,)):
             raise ValueError(
                 f"bandwidth has shape {h.shape}, but train has {d} dimensions: pass one number, {d} numbers, "
@@ -239,8 +239,8 @@ def like(factor: Any, x: Any) -> Any:
     return array_namespace(x).asarray(np.array(factor, order="C"), device=device(x))  # PyTorch refuses read-only memory
 
 
-def _inverse(h: Array) -> Inverse:
-    """The inverse of the factor of H; ValueError where H has none."""
+def _factored(h: Array) -> tuple[Array, Inverse]:
+    """The factor of H and its inverse; ValueError where H has none."""
     if not np.isfinite(h).all():
         raise ValueError("bandwidth has values that are not finite")
     diagonal = np.diagonal(h)
@@ -257,13 +257,14 @@ def _inverse(h: Array) -> Inverse:
     correlation = (correlation + correlation.T) / 2
     found = None
     with contextlib.suppress(np.linalg.LinAlgError):  # beyond rounding it has no spread in some direction
-        found = inverse_of(np.linalg.cholesky(correlation) * scale[:, None], h)
+        factor = np.linalg.cholesky(correlation) * scale[:, None]
+        found = inverse_of(factor, h)
         if found.low is None:  # far from that
-            return found
+            return factor, found
     values, vectors = np.linalg.eigh(correlation)
     flat = values <= len(h) * np.finfo(float).eps * values[-1]
     if found is not None and not flat.any():
-        return found
+        return found.factor, found
     order = [int(j) for j in np.argsort(-abs(vectors[:, 0]))[:4] if abs(vectors[j, 0]) > 1e-3]
     flattest = " ".join(f"{vectors[j, 0]:+.3f}·x{j}" for j in order)
     raise ValueError(

@@ -8,6 +8,7 @@ transformations of matrix multiplication", 2012). So nothing here needs more tha
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,13 +32,24 @@ class Inverse(NamedTuple):
     @property
     def factor(self) -> Array:
         """L, (d, d), rounded."""
-        return np.tril(np.linalg.inv(self.high)) * self.scale[:, None]
+        return _inverted(self.high) * self.scale[:, None]
 
     def cut(self) -> tuple[Array, Array, Array, Array]:
         """Return what :func:`shifted_product` takes."""
         matrix = self.high.T
         coarse = _top(matrix, 0)
         return 1.0 / self.scale, coarse, (matrix - coarse) + self.low.T, matrix
+
+
+@functools.lru_cache(maxsize=16)
+def _lower(d: int) -> Array:
+    """A mask (d, d) of the lower triangle; NumPy's own function takes longer than inverting a small matrix."""
+    return np.tri(d, dtype=bool)
+
+
+def _inverted(triangle: Array) -> Array:
+    """The inverse of a lower triangular matrix."""
+    return np.where(_lower(len(triangle)), np.linalg.inv(triangle), 0.0)
 
 
 def inverse_of(factor: Array, matrix: Array | None = None) -> Inverse:
@@ -52,7 +64,7 @@ def inverse_of(factor: Array, matrix: Array | None = None) -> Inverse:
     """
     scale = np.ldexp(1.0, np.frexp(np.linalg.vector_norm(factor, axis=1))[1])  # powers of two: division is exact
     given = factor / scale[:, None]
-    high = np.tril(np.linalg.inv(given))
+    high = _inverted(given)
     amplified = abs(high) @ abs(given)
     condition = float(np.sqrt(amplified.sum(axis=0).max() * amplified.sum(axis=1).max()))  # ≥ the 2-norm
     if condition <= 16.0:  # plain float64 does: it loses so many roundings of the farthest point's coordinates
@@ -73,7 +85,7 @@ def inverse_of(factor: Array, matrix: Array | None = None) -> Inverse:
 
     low = high
     for _ in range(1 if condition <= 1e4 else 2):
-        change = (np.tril(np.linalg.inv(remaining(high))) - np.eye(len(high))) @ high
+        change = (_inverted(remaining(high)) - np.eye(len(high))) @ high
         high, before = high + change, high
         low = (before - high) + change
     return Inverse(scale, high, low)
