@@ -15,7 +15,7 @@ from .arguments import (
     refuse_dask,
     refuse_masked,
 )
-from .looks import Decisions, Taken, decided, look, noting, recording, rounded, taken
+from .looks import look, rounded
 from .places import Array, Origin, c_order, convert, detached, device_name, grad_enabled, is_attached, to_host
 from .quiet import public, quiet
 
@@ -23,9 +23,7 @@ __all__ = [
     "Argument",
     "Array",
     "Data",
-    "Decisions",
     "Origin",
-    "Taken",
     "c_order",
     "check_finite",
     "check_names",
@@ -34,7 +32,6 @@ __all__ = [
     "check_weights",
     "columns_are_points",
     "convert",
-    "decided",
     "detached",
     "device_name",
     "grad_enabled",
@@ -42,14 +39,11 @@ __all__ = [
     "is_attached",
     "is_dask",
     "look",
-    "noting",
     "numbers",
     "public",
     "quiet",
-    "recording",
     "refuse_dask",
     "refuse_masked",
     "rounded",
-    "taken",
     "to_host",
 ]

@@ -54,7 +54,6 @@ class _Asked(NamedTuple):
     device: str | None
     data_device: str
     calls: int
-    replays: bool
 
 
 def parse_device(device: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
@@ -104,7 +103,6 @@ def rank(
     data_device: str = "cpu",
     share: Share | None = None,
     calls: int | None = None,
-    replays: bool = False,
 ) -> list[Candidate]:
     """Judge every plugin for the passes of one estimate, best first.
 
@@ -139,11 +137,8 @@ def rank(
 
     ``device`` is as the user named it. ``share`` gives the share of the pairs beyond an extent, by which the core
     splits points off. ``calls``: over how many start-up is spread; None: as many as the place of the data says.
-    ``replays``: the call can be replayed, by a backend that is ``capturable``, and is priced so, recorded or not.
     """
-    return _ranked(
-        problems, share, _Asked("auto", device, data_device, calls_of(calls, data_device), replays), {}, True
-    )
+    return _ranked(problems, share, _Asked("auto", device, data_device, calls_of(calls, data_device)), {}, True)
 
 
 def choose(
@@ -155,7 +150,6 @@ def choose(
     options: Mapping[str, Any] | None = None,
     share: Share | None = None,
     calls: int | None = None,
-    replays: bool = False,
     explained: bool = False,
     without: Mapping[tuple[str, str], str] | None = None,
 ) -> Choice:
@@ -175,16 +169,16 @@ def choose(
     BackendUnavailable
         The named backend is unknown or cannot answer, or none can; the message has the reason and the mend.
     ValueError
-        ``backend_options`` without a named backend, or options that the backend does not take; ``SDKDE_NUM_THREADS``,
-        ``SDKDE_TUNING`` or ``SDKDE_REPLAY`` cannot be right; several devices for input that requires grad.
+        ``backend_options`` without a named backend, or options that the backend does not take; ``SDKDE_NUM_THREADS``
+        or ``SDKDE_TUNING`` cannot be right; several devices for input that requires grad.
     """
     calls, aside = calls_of(calls, data_device), dict(without or {})
     if isinstance(device, str) or device is None:
-        asked = _Asked(named_backend(backend), device, data_device, calls, replays)
+        asked = _Asked(named_backend(backend), device, data_device, calls)
         return _choose(problems, share, asked, backend, options, explained, aside)
     if "grad" in problems[0].requires:
         raise ValueError("the input requires grad, for which one device computes; pass one, or detached tensors")
-    asked = _Asked(named_backend(backend), device[0], data_device, calls, False)
+    asked = _Asked(named_backend(backend), device[0], data_device, calls)
     while True:
         choice = _choose(problems, share, asked, backend, options, explained, aside)
         reason = _unusable_on(device[1:], choice, options, aside)
@@ -275,7 +269,7 @@ def _choose(
 def _key(problems: Sequence[Problem], asked: _Asked) -> tuple[Any, ...]:
     """What a choice follows from, but for the share of the pairs beyond an extent: with that, it is not kept."""
     apart = tuple(registry.aside.items()), tuple(registry.warm.items()), visible_gpus(), cpu_threads()
-    variables = map(os.environ.get, ("SDKDE_TUNING", "SDKDE_DB", "SDKDE_REPLAY"))
+    variables = map(os.environ.get, ("SDKDE_TUNING", "SDKDE_DB"))
     return (tuple(problems), asked, *apart, has_context("cuda"), *variables)
 
 
@@ -284,7 +278,7 @@ def _key(problems: Sequence[Problem], asked: _Asked) -> tuple[Any, ...]:
 
 def check_environment() -> None:
     """Raise ValueError for a variable that is set wrongly, before a backend stumbles over it and is blamed."""
-    cpu_threads(), switched_off("SDKDE_TUNING"), switched_off("SDKDE_REPLAY")
+    cpu_threads(), switched_off("SDKDE_TUNING")
 
 
 def named_backend(backend: str) -> str:
@@ -343,7 +337,7 @@ def _ranked(
     for startup, info, place in starts:
         if not everything and startup is not None and startup.counted > least:
             break  # so is that of those after it
-        candidate = judge(info, posed[place], asked.data_device, share, startup, asked.replays)
+        candidate = judge(info, posed[place], asked.data_device, share, startup)
         # A plugin without a CPU has a device that was not asked for; it is tried if it was named. Of other devices than
         # CUDA's nobody knows here whether there is one.
         absent = place.startswith("cuda") and gpu_name(place) is None
