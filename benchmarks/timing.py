@@ -14,8 +14,7 @@ __all__ = ["clocked", "measured", "seconds_of", "wait"]
 #: Calls that are timed, at least and at most; calls of which one reads the clock, which takes milliseconds.
 LEAST, MOST, CLOCKED = 3, 300, 32
 
-#: Calls before the first that counts, at most: compilation, tuning, the clock, and recording what is replayed, which a
-#: backend does at the eighth call with a bandwidth.
+#: Calls before the first that counts, at most: compilation, tuning and the clock.
 WARM_UP = 30
 
 
@@ -60,7 +59,7 @@ def measured(
     last, result = clocked(call, pool[0], device)
     if not compiles and 1e-3 * last > 5 * seconds:
         return once(last, begun, device), result
-    # By the shortest so far: what compiles for one data set or another should not end this before calls are replayed.
+    # By the shortest so far: what compiles for one data set or another should not end this.
     # The first data come twice, so that one call compiles nothing.
     shortest, k, recent = last, 1, [last]
     while k < WARM_UP and (k < 2 or 1e-3 * shortest * k < seconds):

@@ -15,7 +15,6 @@ from .api import (
     explain,
     grad_log_density,
     prepare,
-    release_replays,
     select_bandwidth,
     warm_up,
 )
@@ -46,7 +45,6 @@ __all__ = [
     "load",
     "plots",
     "prepare",
-    "release_replays",
     "select_bandwidth",
     "warm_up",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,11 +9,10 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from .arrays import Argument, Origin, detached, is_dask, public
-from .bandwidth import recorded
 from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
-from .estimator import autograd, graphs, replay, warming
+from .estimator import autograd, straight, warming
 from .estimator.batches import check_out, densities, gradients
 from .estimator.density import density, has_gaps, log_constant, undefined, warn_of_negative
 from .estimator.explanation import Explanation, explained
@@ -31,7 +29,6 @@ __all__ = [
     "explain",
     "grad_log_density",
     "prepare",
-    "release_replays",
     "select_bandwidth",
     "warm_up",
 ]
@@ -156,13 +153,12 @@ def estimate(
     if out is not None or progress is not False:
         with _long(request, train, query, out, progress) as (ready, given, advance):
             return densities(ready, given, log, out, advance)
-    key = graphs.key_of(request, train, query, log)
 
-    def compute(request: Request, ready: Plan | None = None) -> Any:
-        if key is not None and ready is None:
-            planned = functools.partial(autograd.plan, request, train, query, replays=True)
-            return replay.estimate(key, request, train, query, planned, functools.partial(compute, request))
-        ready = ready or autograd.plan(request, train, query)
+    def compute(request: Request) -> Any:
+        found, request = straight.estimate(request, train, query, log)
+        if found is not None:
+            return found
+        ready = autograd.plan(request, train, query)
         renormalised = request.negative == "renormalise"
         constant = Fitted.of(ready).log_constant if renormalised else log_constant(request.kernel, ready.bandwidth)
         values = density(run(ready), constant, log, clip=request.negative != "keep")
@@ -257,6 +253,9 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
             return gradients(ready, given, advance)
 
     def compute(request: Request) -> Any:
+        found, request = straight.estimate(request, train, query)
+        if found is not None:
+            return found
         ready = autograd.plan(request, train, query)
         score = ready.bandwidth.pull_back(_at_home(ready, slope(ready)))
         result = ready.data.origin.restore(score, ready.data.dtype)
@@ -401,19 +400,6 @@ def warm_up(device: str | Sequence[str] | None = None) -> dict[str, dict[str, fl
     for place in parsed if isinstance(parsed, tuple) else (parsed,):
         found.update(warming.warm_up(place))
     return found
-
-
-@public
-def release_replays() -> None:
-    """Give back the memory of recorded calls: repeated estimates on CUDA tensors, which are replayed as CUDA graphs.
-
-    So are the steps by which ``bandwidth="auto"`` chooses a shape; another thread forgets its own when it next chooses.
-
-    Calls that come again are recorded again; with the environment variable ``SDKDE_REPLAY=off`` none is. PyTorch gets
-    the memory, and gives it to others by ``torch.cuda.empty_cache()``. Safe while other threads replay.
-    """
-    graphs.release()
-    recorded.release()
 
 
 def fitted(request: Request, train: Any, query: Argument, advance: Advance | None = None) -> Fitted:

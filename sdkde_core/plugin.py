@@ -15,21 +15,20 @@ files              :func:`cache_folder`, :func:`write_atomically`
 messages           :func:`warn_once`, with ``SdkdeWarning``, about the user's line
 fresh processes    :func:`run_python`: with nothing imported from the working directory
 PyTorch's devices  :func:`memory_errors`, :func:`in_slabs`, :func:`on_device`,
-                   :class:`PerStream`, :func:`current_stream`, :func:`without_grad`
+                   :class:`PerStream`, :class:`Slots`, :func:`current_stream`, :func:`without_grad`
 prices             the module :mod:`prices <sdkde_core.choice.cost>`: rates, what threads gain, the time that Work takes
-recorded calls     :func:`look`, to decide from numbers on a device so that calls can be replayed, and :func:`rounded`,
-                   so that the same is decided often; :func:`recording`
+numbers there      :func:`look` reads some on a device at once; :func:`rounded`, so that the same is decided often
 =================  ===================================================================================================
 """
 
 from __future__ import annotations
 
-from .arrays import look, recording, rounded
+from .arrays import look, rounded
 from .choice import cost as prices
 from .choice.hardware import cpu_threads
 from .engine import exponents
 from .engine.columns import reduce_pass
-from .engine.devices import PerStream, current_stream, in_slabs, memory_errors, on_device, without_grad
+from .engine.devices import PerStream, Slots, current_stream, in_slabs, memory_errors, on_device, without_grad
 from .engine.exact import reduce_exact
 from .engine.forks import Unforkable, in_child, new_lock
 from .engine.memory import claim_memory
@@ -42,6 +41,7 @@ from .storage import cache_folder, write_atomically
 
 __all__ = [
     "PerStream",
+    "Slots",
     "Unforkable",
     "cache_folder",
     "check_threads",
@@ -65,7 +65,6 @@ __all__ = [
     "on_this_thread",
     "prices",
     "product",
-    "recording",
     "reduce_exact",
     "reduce_pass",
     "rounded",

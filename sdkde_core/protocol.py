@@ -24,7 +24,7 @@ import importlib.machinery
 import importlib.util
 import inspect
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -45,12 +45,14 @@ __all__ = [
     "BackendUnavailable",
     "Columns",
     "DeviceOutOfMemory",
+    "LineBackend",
     "PairsBackend",
     "Partial",
     "Problem",
     "Reduction",
     "Support",
     "Tolerance",
+    "Whitened",
     "Work",
 ]
 
@@ -67,7 +69,7 @@ PRECISIONS = ("fast", "high", "float64")
 ARRAYS = ("numpy", "torch")
 
 #: What a backend may have besides plain sums; it is only asked for what its ``features`` list. ``Problem.requires``
-#: carries those that the answer depends on: all but the last two, which are other ways to ask for the same.
+#: carries those that the answer depends on: all but the last three, which are other ways to ask for the same.
 FEATURES: Mapping[str, str] = {
     "weights": "the columns' log weights differ from one another (without it they are all equal)",
     "exclude_self": "row i leaves out column i (more generally i + own_offset)",
@@ -75,6 +77,7 @@ FEATURES: Mapping[str, str] = {
     "kernel": "φ_ij = K(r_ij), K the kernel that Problem.kernel names, another than the Gaussian; LOG_SUM only",
     "range": "the rows are some of the points: Problem.same with m < n, from the point own_offset on",
     "pairs": "reduce_pairs: what two ranges of the points are to each other, both sums at once; MEAN only",
+    "line": "whiten, moved and density: what comes before and after the sums, by its own kernels; on CUDA devices",
 }
 
 #: Names of kernels, as scikit-learn has them, and K(r), r in bandwidths. All are 1 at 0; ``"gaussian"`` and
@@ -377,6 +380,43 @@ class PairsBackend(Backend, TypingProtocol):
         """
 
 
+class Whitened(NamedTuple):
+    """Points in bandwidths from a centre."""
+
+    points: tuple[Any, ...]  # (k, d) float64 each, in C order
+    centre: Any  # (d,) float64, data units
+    extent: float  # the largest distance from the centre; inf where a number is NaN or infinite
+
+
+class LineBackend(Backend, TypingProtocol):
+    """A backend with the feature ``"line"``: an estimate of tensors on a CUDA device takes it a few launches."""
+
+    def whiten(self, given: tuple[Any, ...], scale: Any, centre: Any = None) -> Whitened | None:
+        """Return L⁻¹(x − centre) for every row x, in float64; None where another way is to be taken.
+
+        Parameters
+        ----------
+        given : tuple of (k, d) tensors
+            One or two, float32 or float64 alike, in C order, on the current CUDA device.
+        scale : float, (d,) or (d, d) float64 tensor
+            h, of every column; L's diagonal; or L⁻¹.
+        centre : (d,) float64 tensor, optional
+            None: per column the lower median of every k-th row of the first, k = max(1, n // 256), NaN left out.
+        """
+
+    def moved(self, problem: Problem, state: Any) -> Any:
+        """Return the points plus half their shift, (n, d) float64; None where another way is to be taken.
+
+        The shift as :meth:`reduce` has it, of MEAN and the points themselves.
+        """
+
+    def density(self, problem: Problem, queries: Any, state: Any, constant: float, log: bool, dtype: Any) -> Any:
+        """Return exp(ℓ + constant), or ℓ + constant for ``log``, (m,) of a dtype of PyTorch's, float32 or float64.
+
+        ℓ as :meth:`reduce` has it, of LOG_SUM; None where another way is to be taken.
+        """
+
+
 @dataclass(frozen=True)
 class BackendInfo:
     """What the core knows of a backend without importing it: the entry point's value.
@@ -410,14 +450,6 @@ class BackendInfo:
         ``supports`` must not decline for the extent.
     work : callable, optional
         ``work(problem, config) -> Work``; without it the core prices a plain matrix-product formulation.
-    capturable : bool
-        Advanced: once they have run, ``prepare`` and ``reduce`` only enqueue work on the current CUDA stream, whatever
-        the problem; what they decide from numbers on the device, such as the span of the weights, they decide by
-        :func:`sdkde_core.plugin.look`. The core may then record repeated calls as a CUDA graph.
-    variant : callable, optional
-        Advanced: ``variant(problem) -> hashable``, what its launches make of the problem's extent, for extents up to
-        the limit. Problems that differ in the extent alone, and of which it is the same, have the same launches, with
-        the same arguments. A recorded call then answers calls of other extents too; without it only those of its own.
 
     Raises
     ------
@@ -437,8 +469,6 @@ class BackendInfo:
     supports: Callable[[Problem], Support] = lambda problem: Support(True, "takes any problem")
     extent_limit: Callable[[Problem], float] = lambda problem: math.inf
     work: Callable[[Problem, Mapping[str, Any] | None], Work] | None = None
-    capturable: bool = False
-    variant: Callable[[Problem], Hashable] | None = None
 
     startup_seconds: ClassVar[float] = 0.0  # fields of AdvancedInfo
     tuning: ClassVar[str] = ""
@@ -459,9 +489,8 @@ class BackendInfo:
         check("seconds, not negative", "startup_seconds", good=lambda x: type(x) in (int, float) and x >= 0)
         check(f"one of {', '.join(map(repr, ARRAYS))}", "arrays", good=lambda x: x in ARRAYS)
         check("(major, minor)", "protocol", good=lambda x: isinstance(x, tuple) and [*map(type, x)] == [int, int])
-        check("True or False", "capturable", good=lambda x: isinstance(x, bool))
         check("a callable", "supports", "extent_limit", "compile_seconds", good=callable)
-        check("a callable", "work", "variant", good=lambda x: x is None or callable(x))
+        check("a callable", "work", good=lambda x: x is None or callable(x))
 
     def compile_seconds(self, problem: Problem) -> float:
         """As :class:`AdvancedInfo` has it: here nothing is compiled."""

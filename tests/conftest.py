@@ -35,7 +35,7 @@ def _own_cache(shared):
         # PyTorch warns of it where another process makes this folder meanwhile.
         (shared / "cache" / "torch" / "kernels").mkdir(parents=True, exist_ok=True)
         patch.setenv("KEOPS_CACHE_FOLDER", str(shared / "keops"))
-        for name in ("BACKEND", "PRECISION", "NUM_THREADS", "TUNING", "DB", "REPLAY"):
+        for name in ("BACKEND", "PRECISION", "NUM_THREADS", "TUNING", "DB"):
             patch.delenv(f"SDKDE_{name}", raising=False)
         yield
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -119,13 +120,6 @@ def test_what_is_declined_and_why():
     assert "up to 18.8 bandwidths, not 19" in asked(extent=19.0).reason
 
 
-def _parameters(module, name):
-    """The types of a kernel's parameters, from its source: pointers, or ``int`` and ``double``."""
-    source = re.sub(r"__launch_bounds__\(.*\)", "", compiled.source(module))
-    given = re.search(rf"\b{name}\(([^)]*)\) {{", source[source.index('extern "C" __global__') :]).group(1)
-    return ["pointer" if "*" in x else x.split()[0] for x in given.split(",")]
-
-
 class _Launched:
     """Takes the place of :func:`sdkde_hopper.compiled.kernel`: checks what kernels are given, and runs none."""
 
@@ -134,10 +128,10 @@ class _Launched:
 
     def __call__(self, module, name, threads, shared=0):
         def launch(programs, *arguments):
-            parameters = _parameters(module, name)
-            kinds = {int: "int", float: "double"}
-            assert [kinds.get(type(x), "pointer") for x in arguments] == parameters, name
-            assert programs > 0
+            kinds = {"i": (int,), "d": (float,), "P": (int, torch.Tensor, type(None))}
+            types = compiled.parameters(compiled.source(module), name)
+            assert len(types) == len(arguments) and programs > 0, name
+            assert all(isinstance(x, kinds[kind]) for x, kind in zip(arguments, types)), name
             self.names.append(name)
 
         return launch
@@ -149,6 +143,7 @@ class _Launched:
 def test_kernels_are_launched_with_what_they_take(reduction, d, weighted, monkeypatch):
     launched, n, m = _Launched(), 2100, 40
     monkeypatch.setattr(launch, "kernel", launched)
+    monkeypatch.setattr("sdkde_hopper.backend.launching", nullcontext)
     monkeypatch.setattr(launch, "_programs", lambda device: 132)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=lambda: None))
     monkeypatch.setattr(plan, "MOST_UNITS", 9)  # in several launches

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, memory_errors, on_device, reduce_exact
-from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
+from sdkde_core.plugin import PerStream, empty, in_slabs, reduce_exact
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support, Whitened
 
 from . import launch
 from .bounds import grid_step, symmetric
-from .compiled import check_driver, nvrtc_version
+from .compiled import check_driver, launching, nvrtc_version
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _State:
         def make() -> launch.Symmetric:
             return launch.pack_symmetric(self.points, self.step)
 
-        return self.made.get("points", make, self.points, launch.Symmetric.tensors)
+        return self.made.get("points", make, self.points, lambda made: [made.memory])
 
     def packed(self) -> launch.Packed:
         """The points as columns, and as rows of MEAN."""
@@ -45,7 +45,11 @@ class _State:
         def make() -> launch.Packed:
             return launch.pack(self.points, self.step, "columns", self.problem.reduction, log_weights)
 
-        return self.made.get("packed", make, self.points, launch.Packed.tensors)
+        return self.made.get("packed", make, self.points, _memory)
+
+
+def _memory(made: launch.Packed) -> list[torch.Tensor]:
+    return [made.memory] if made.top is None else [made.memory, made.top]
 
 
 class HopperBackend:
@@ -83,11 +87,10 @@ class HopperBackend:
         if a_range:
             points = points[own_offset : own_offset + m]
         own = own_offset if "exclude_self" in problem.requires else None
-        with on_device(points), memory_errors():
+        with launching(points):
             if problem.reduction is not Reduction.MEAN:
                 some = functools.partial(_log_sum, problem, points, state, own, m)
-                # Rows take some 200 bytes each, twice that in 64 dimensions, and their partial sums.
-                return in_slabs(some, m, min(1 << 21, max(1 << 14, (512 << 20) // launch.log_sum_bytes(n))))
+                return in_slabs(some, m, _most_rows(state))
             if queries is not None:  # ``supports`` declines them; but some of the points may come for lack of memory
                 return reduce_exact(problem, queries, Columns(state.points, state.log_weights))
             if symmetric(problem):
@@ -95,11 +98,36 @@ class HopperBackend:
             rows = (own_offset, own_offset + m) if a_range else (0, n)
             return launch.dense_mean(state.packed(), state.points, state.log_weights, m, rows, (0, n))
 
+    def whiten(self, given: tuple[Any, ...], scale: Any, centre: Any = None) -> Whitened | None:
+        """Whiten by two launches; of so many points that it matters little, nothing."""
+        if sum(x.shape[0] for x in given) > 1 << 19:
+            return None
+        with launching(given[0]):
+            return launch.whiten(given, scale, centre)
+
+    def moved(self, problem: Problem, state: _State) -> torch.Tensor | None:
+        """Return the points, moved by half their shift, where the kernel that makes the shift can move them."""
+        if not symmetric(problem):
+            return None
+        with launching(state.points):
+            found = launch.symmetric_mean(state.symmetric(), problem.d, state.log_weights, state.points)
+        return found.shift
+
+    def density(
+        self, problem: Problem, queries: Any, state: _State, constant: float, log: bool, dtype: Any
+    ) -> torch.Tensor | None:
+        """Return the density of few rows in the user's dtype by LOG_SUM's launches."""
+        points = state.points if queries is None else queries
+        if points.shape[0] > _most_rows(state):
+            return None
+        with launching(points):
+            return _log_sum(problem, points, state, None, points.shape[0], 0, None, (constant, log, dtype))
+
     def reduce_pairs(
         self, problem: Problem, state: _State, rows: tuple[int, int], columns: tuple[int, int]
     ) -> tuple[Partial, Partial]:
         """Reduce two ranges of the points, each over the other."""
-        with on_device(state.points), memory_errors():
+        with launching(state.points):
             if symmetric(problem):
                 return launch.symmetric_block(state.symmetric(), problem.d, state.log_weights, rows, columns)
             packed, given = state.packed(), (state.points, state.log_weights)
@@ -109,10 +137,23 @@ class HopperBackend:
             return one, launch.dense_mean(packed, *given, columns[1] - columns[0], columns, rows)
 
 
+def _most_rows(state: _State) -> int:
+    """How many rows come at a time: some 200 bytes each, twice that in 64 dimensions, and their partial sums."""
+    return min(1 << 21, max(1 << 14, (512 << 20) // launch.log_sum_bytes(state.points.shape[0])))
+
+
 def _log_sum(
-    problem: Problem, points: torch.Tensor, state: _State, own: int | None, whole: int, start: int, stop: int
-) -> Partial:
+    problem: Problem,
+    points: torch.Tensor,
+    state: _State,
+    own: int | None,
+    whole: int,
+    start: int,
+    stop: int | None,
+    end: tuple[float, bool, torch.dtype] | None = None,
+) -> Any:
     """LOG_SUM or LAPLACE of some rows; the parts of the columns follow from how many rows there are in all."""
-    rows = launch.pack(points[start:stop], state.step, "rows", problem.reduction)
+    points = points if start == 0 and stop in (None, points.shape[0]) else points[start:stop]
+    rows = launch.pack(points, state.step, "rows", problem.reduction)
     offset = None if own is None else own + start
-    return launch.log_sum(problem.reduction, rows, whole, state.packed(), problem.d, state.log_weights, offset)
+    return launch.log_sum(problem.reduction, rows, whole, state.packed(), problem.d, state.log_weights, offset, end)

@@ -8,6 +8,9 @@ import hashlib
 import io
 import logging
 import os
+import re
+import struct
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import resources
@@ -16,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sdkde_core.plugin import cache_folder, current_stream, new_lock, write_atomically
+from sdkde_core.plugin import cache_folder, current_stream, memory_errors, new_lock, on_device, write_atomically
 
 from .bounds import RAISED_BITS, SCALE_BITS, WEIGHT_BITS
 from .plan import MEAN_SHARED, REGISTERS, TILES, WIDTHS, dense_ring, log_sum_ring, warpgroups
@@ -84,7 +87,7 @@ def _mean(width: int) -> _Module:
 MODULES: Mapping[str, _Module] = {
     "pack": _Module(
         (),
-        ("pieces.cuh", "pack.cu"),
+        ("pieces.cuh", "pack.cu", "whiten.cu"),
         {"SCALE_BITS": SCALE_BITS, "RAISED_BITS": RAISED_BITS, "WEIGHT_BITS": WEIGHT_BITS},
     ),
     "exact": _Module((), ("exact.cu",), {}),
@@ -174,39 +177,72 @@ def _code(module: str) -> bytes:
     return code
 
 
+class _Here(threading.local):
+    """Where a thread launches: the device, the stream, and a kernel's arguments as the driver takes them in one piece.
+
+    A list of arguments takes twice as long.
+    """
+
+    def __init__(self) -> None:
+        self.device, self.stream = -1, 0
+        self.buffer, self.size = ctypes.create_string_buffer(512), ctypes.c_size_t()
+        pieces = 1, ctypes.addressof(self.buffer), 2, ctypes.addressof(self.size), 0  # CU_LAUNCH_PARAM_BUFFER_…
+        self._pieces = (ctypes.c_void_p * 5)(*pieces)
+        self.extra = ctypes.addressof(self._pieces)
+
+
+_here = _Here()
+
+
+class launching(memory_errors):
+    """Launch what follows on a tensor's device, on its current stream. (A generator takes three times as long.)"""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._device, self._x = on_device(x), x
+
+    def __enter__(self) -> None:
+        self._device.__enter__()
+        _here.device = self._x.get_device()
+        _here.stream = current_stream(_here.device)
+        # PyTorch does not make it the driver's current device where a thread has only taken memory from its pool.
+        error, device = driver.cuCtxGetDevice()
+        if error != driver.CUresult.CUDA_SUCCESS or int(device) != _here.device:
+            Device(_here.device).set_current()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._device.__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)
+
+
 class Kernel:
     """A kernel of a module: so many threads a program, which takes so many bytes of shared memory beyond its own."""
 
-    def __init__(self, module: ObjectCode, name: str, threads: int, shared: int) -> None:
-        self._kernel = module.get_kernel(name)
+    def __init__(self, module: str, name: str, threads: int, shared: int) -> None:
+        self._kernel = _module(module).get_kernel(name)
         self._function = driver.CUfunction(int(self._kernel.handle))
         self._threads, self._shared = threads, shared
+        self._layout = struct.Struct(parameters(source(module), name))
         self._allowed: set[int] = set()  # devices on which it may take that much
 
     def __call__(self, programs: int, *arguments: torch.Tensor | int | float | None) -> None:
-        """Launch it on the current stream of the current device. None is a null pointer."""
-        device = torch.cuda.current_device()
-        _enter(device)
-        if self._shared and device not in self._allowed:
+        """Launch it, within :func:`launching`. None is a null pointer."""
+        if self._shared and _here.device not in self._allowed:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _check(driver.cuKernelSetAttribute(attribute, self._shared, self._kernel.handle, device))
-            self._allowed.add(device)
-        values, types = [], []
-        for x in arguments:
-            pointer = x is None or isinstance(x, torch.Tensor)
-            values.append((0 if x is None else x.data_ptr()) if pointer else x)  # type: ignore[union-attr]
-            types.append(ctypes.c_void_p if pointer else {int: ctypes.c_int, float: ctypes.c_double}[type(x)])
-        stream = current_stream(device)
-        grid, block = (programs, 1, 1), (self._threads, 1, 1)
-        given = (tuple(values), tuple(types))
-        _check(driver.cuLaunchKernel(self._function, *grid, *block, self._shared, stream, given, 0))
+            _check(driver.cuKernelSetAttribute(attribute, self._shared, self._kernel.handle, _here.device))
+            self._allowed.add(_here.device)
+        values = [x.data_ptr() if isinstance(x, torch.Tensor) else x or 0 for x in arguments]
+        self._layout.pack_into(_here.buffer, 0, *values)
+        _here.size.value = self._layout.size
+        grid, end = (programs, 1, 1, self._threads, 1, 1), (self._shared, _here.stream, 0, _here.extra)
+        _check(driver.cuLaunchKernel(self._function, *grid, *end))
 
 
-def _enter(device: int) -> None:
-    """Make the device the driver's current one: PyTorch does not where a thread has only taken memory from its pool."""
-    error, here = driver.cuCtxGetDevice()
-    if error != driver.CUresult.CUDA_SUCCESS or int(here) != device:
-        Device(device).set_current()
+def parameters(code: str, kernel: str) -> str:
+    """Return the types of a kernel's parameters, as :mod:`struct` has them, aligned as in C."""
+    found = re.search(rf"__global__[^;{{]*?\b{kernel}\(([^)]*)\)\s*{{", code)
+    assert found is not None, kernel
+    kinds = {"int": "i", "double": "d"}
+    return "".join("P" if "*" in x else kinds[x.split()[0]] for x in found[1].split(","))
 
 
 _lock = new_lock()
@@ -217,15 +253,16 @@ def _module(name: str) -> ObjectCode:
     return ObjectCode.from_cubin(_code(name), name=name)
 
 
-@functools.cache
-def _kernel(module: str, name: str, threads: int, shared: int) -> Kernel:
-    return Kernel(_module(module), name, threads, shared)
+_kernels: dict[tuple[str, str], Kernel] = {}
 
 
 def kernel(module: str, name: str, threads: int, shared: int = 0) -> Kernel:
     """Return a kernel, compiled the first time; see :class:`Kernel`."""
-    with _lock:
-        return _kernel(module, name, threads, shared)
+    found = _kernels.get((module, name))
+    if found is None:
+        with _lock:
+            found = _kernels[module, name] = _kernels.get((module, name)) or Kernel(module, name, threads, shared)
+    return found
 
 
 def _check(result: tuple[Any, ...]) -> None:

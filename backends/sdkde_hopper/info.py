@@ -7,14 +7,14 @@ from typing import Any
 
 from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Work
 
-from .bounds import extent_limit, grid_step, supports, symmetric
+from .bounds import extent_limit, supports, symmetric
 from .plan import symmetric_width
 
 __all__ = ["INFO"]
 
 
 #: The host's time around a pass's kernels, in launches.
-LAUNCHES = 84
+LAUNCHES = 12
 
 #: Time of kernels over that of their products at the peak rate, and over that of their exponentials: the symmetric
 #: kernel, shifts by dense tiles, other sums. Measured on an H100 with 32,768 points in 3 to 64 dimensions.
@@ -56,7 +56,7 @@ INFO = AdvancedInfo(
     implementation="sdkde_hopper.backend:HopperBackend",
     devices=("cuda",),
     precisions=("fast",),
-    features=frozenset({"weights", "exclude_self", "range", "pairs"}),
+    features=frozenset({"weights", "exclude_self", "range", "pairs", "line"}),
     requires_modules=("torch", "cuda.core"),
     install="pip install 'sdkde-core[hopper]'",
     arrays="torch",
@@ -65,6 +65,4 @@ INFO = AdvancedInfo(
     extent_limit=extent_limit,
     work=_work,
     compile_seconds=_compile_seconds,
-    capturable=True,
-    variant=lambda problem: grid_step(problem.extent),
 )

@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from sdkde_core.protocol import Partial, Reduction
+from sdkde_core.plugin import Slots
+from sdkde_core.protocol import Partial, Reduction, Whitened
 
 from . import plan
 from .bounds import RAISED_BITS, SCALE_BITS
 from .compiled import Kernel, kernel
 
+_slots = Slots()
+
+
+def _room(device: torch.device, *sizes: int) -> tuple[torch.Tensor, list[int]]:
+    """Return memory for arrays of so many bytes, and their addresses: to make a tensor takes as long as a launch."""
+    ends = list(itertools.accumulate(-(-size // 256) * 256 for size in sizes))
+    memory = torch.empty(ends[-1], dtype=torch.uint8, device=device)
+    begin = memory.data_ptr()
+    return memory, [begin, *(begin + end for end in ends[:-1])]
+
 
 @dataclass(frozen=True)
 class Symmetric:
-    """Points in pieces, padded to whole supers; see ``device/symmetric.cuh``."""
+    """Points in pieces, padded to whole supers, by address; see ``device/symmetric.cuh``."""
 
     count: int
     padded: int
     width: int
-    rows: torch.Tensor
-    tiles: torch.Tensor
-    bytes: torch.Tensor
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Return the buffers."""
-        return [self.rows, self.tiles, self.bytes]
+    memory: torch.Tensor
+    rows: int
+    tiles: int
+    bytes: int
 
     @property
     def sums(self) -> int:
@@ -37,23 +47,23 @@ class Symmetric:
 
 @dataclass(frozen=True)
 class Packed:
-    """Points in pieces, as rows, as columns or both; see ``pack_points`` in ``device/pack.cu``.
+    """Points in pieces, as rows, as columns or both, by address; see ``pack_points`` in ``device/pack.cu``.
 
     ``top`` has the columns' largest log weight, by which their weights are divided; ``logs`` theirs to base two.
     """
 
     count: int
-    padded: int
     width: int
-    weighted: bool = False
-    rows: torch.Tensor | None = None
-    tiles: torch.Tensor | None = None
+    memory: torch.Tensor
+    rows: int
+    tiles: int
+    logs: int
     top: torch.Tensor | None = None
-    logs: torch.Tensor | None = None
 
-    def tensors(self) -> list[torch.Tensor]:
-        """Return the buffers."""
-        return [x for x in (self.rows, self.tiles, self.top, self.logs) if x is not None]
+    @property
+    def weighted(self) -> bool:
+        """Whether the columns' weights differ."""
+        return self.top is not None
 
 
 def _sizes(width: int) -> tuple[int, int, int]:
@@ -61,13 +71,30 @@ def _sizes(width: int) -> tuple[int, int, int]:
     return 6 * width, 10 * width + 16, 2 * width + 8
 
 
+def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre: torch.Tensor | None) -> Whitened:
+    """See :class:`sdkde_core.protocol.LineBackend`."""
+    first, second = given[0], given[1] if len(given) > 1 else None
+    (n, d), m, device = first.shape, 0 if second is None else second.shape[0], first.device
+    kind = "float" if first.dtype == torch.float32 else "double"
+    if centre is None:
+        centre, stride = torch.empty(d, dtype=torch.float64, device=device), max(1, n // 256)
+        kernel("pack", f"centre_{kind}", 512)(d, first, -(-n // stride), stride, d, centre)
+    points = [torch.empty(x.shape, dtype=torch.float64, device=device) for x in given]
+    programs = -(-n // 128) - (-m // 128)
+    slots, factor = _slots.ready(programs, first), 1.0 / scale if isinstance(scale, float) else 0.0
+    by = None if isinstance(scale, float) else scale
+    end = int(by is not None and by.ndim == 2), centre, points[0], points[1] if m else None, slots
+    kernel("pack", f"whiten_{kind}", 256)(programs, first, second, n, m, d, factor, by, *end)
+    return Whitened(tuple(points), centre, _slots.largest(programs, device))
+
+
 def pack_symmetric(points: torch.Tensor, step: float) -> Symmetric:
     """Pack float64 points (n, d) for :func:`symmetric_mean`, on a grid from :func:`sdkde_hopper.bounds.grid_step`."""
     n, d = points.shape
     padded, width = -(-n // plan.COLUMNS) * plan.COLUMNS, plan.symmetric_width(d)
-    buffers = [torch.empty(padded * size, dtype=torch.uint8, device=points.device) for size in _sizes(width)]
-    kernel(f"mean_{width}", "pack_symmetric", 256)(padded // 16, points, n, padded, d, step, *buffers)
-    return Symmetric(n, padded, width, *buffers)
+    memory, at = _room(points.device, *(padded * size for size in _sizes(width)))
+    kernel(f"mean_{width}", "pack_symmetric", 256)(padded // 16, points, n, padded, d, step, *at)
+    return Symmetric(n, padded, width, memory, *at)
 
 
 def pack(
@@ -80,40 +107,52 @@ def pack(
     n, d = points.shape
     width, padded = plan.width(d), -(-n // 768) * 768  # of the rows of a program, be they 192 or 256
     mean, weighted, columns = reduction is Reduction.MEAN, log_weights is not None, role == "columns"
-    new = functools.partial(torch.empty, dtype=torch.uint8, device=points.device)
     size, copies = padded * (2 * width + 16) * 2, 1 + (mean and weighted)
     # Rows of a range begin anywhere: the last program's reach beyond the padding.
-    rows = new(size + plan.LOG_SUM_ROWS * (4 * width + 32)) if mean or not columns else None
-    tiles = new(copies * size) if columns else None
+    rows = size + plan.LOG_SUM_ROWS * (4 * width + 32) if mean or not columns else 0
+    sizes = rows, copies * size if columns else 0, 4 * padded if weighted and not mean else 0
+    memory, found = _room(points.device, *sizes)
+    at, tiles, logs = (address if size else 0 for address, size in zip(found, sizes))
     top = None if log_weights is None else log_weights.max().reshape(1)
-    logs = torch.empty(padded, dtype=torch.float32, device=points.device) if weighted and not mean else None
     given = points, log_weights, top, n, padded, d, width, step, float(SCALE_BITS if mean else RAISED_BITS)
-    kernel("pack", "pack_points", 256)(padded // 16, *given, rows, tiles, logs, copies - 1)
-    return Packed(n, padded, width, weighted, rows, tiles, top, logs)
+    kernel("pack", "pack_points", 256)(padded // 16, *given, at, tiles, logs, copies - 1)
+    return Packed(n, width, memory, at, tiles, logs, top)
 
 
 def log_sum(
-    reduction: Reduction, rows: Packed, whole: int, columns: Packed, d: int, log_weights: torch.Tensor, own: int | None
-) -> Partial:
-    """LOG_SUM or LAPLACE of rows, of ``whole`` in all; row i leaves out column i + own."""
+    reduction: Reduction,
+    rows: Packed,
+    whole: int,
+    columns: Packed,
+    d: int,
+    log_weights: torch.Tensor,
+    own: int | None,
+    end: tuple[float, bool, torch.dtype] | None = None,
+) -> Any:
+    """LOG_SUM or LAPLACE of rows, of ``whole`` in all; row i leaves out column i + own.
+
+    ``end``, of LOG_SUM: the constant, whether the log is wanted, and the dtype of a density, which is returned.
+    """
     m, width, laplace = rows.count, columns.width, reduction is Reduction.LAPLACE
-    assert rows.rows is not None  # for the type checker
-    device = rows.rows.device
+    device = rows.memory.device
     tiles, blocks = -(-columns.count // 64), -(-m // plan.LOG_SUM_ROWS)
     parts = plan.parts(-(-whole // plan.LOG_SUM_ROWS), tiles, _programs(device))
     length = min(-(-tiles // parts), plan.LONGEST)
     parts = -(-tiles // length)
     out = torch.empty(parts * m * 3, dtype=torch.float32, device=device)
-    result = torch.empty((3, m) if laplace else (1, m), dtype=torch.float64, device=device)
+    constant, log, dtype = end or (0.0, False, torch.float64)
+    result = torch.empty((3, m) if laplace else m, dtype=dtype, device=device)
     name = f"{reduction.value}_{width}" + columns.weighted * "_weighted"
     reduce = kernel(name, "log_sum", 640, plan.log_sum_ring(width).shared)
     given = rows.rows, columns.tiles, columns.logs, out
     reduce(blocks * parts, *given, m, tiles, length, own or 0, int(own is not None))
     top = log_weights if columns.top is None else columns.top
-    sign, magnitude = (result[1], result[2]) if laplace else (None, None)
+    log_sums, sign, magnitude = (result[0], result[1], result[2]) if laplace else (result, None, None)
+    single = result if dtype == torch.float32 else None
+    more = constant, (1 if log else 2) if end else 0, single
     finish = kernel("pack", "finish_log_sum", 128)
-    finish(-(-m // 128), out, top, m, d, parts, int(laplace), result[0], sign, magnitude)
-    return Partial(result[0], None, sign, magnitude)
+    finish(-(-m // 128), out, top, m, d, parts, int(laplace), log_sums, sign, magnitude, *more)
+    return result if end else Partial(log_sums, None, sign, magnitude)
 
 
 def log_sum_bytes(n: int) -> int:
@@ -140,9 +179,8 @@ def dense_mean(
     parts = plan.parts(-(-whole // high), tiles, programs)
     length = -(-tiles // parts)
     parts = -(-tiles // length)
-    assert packed.rows is not None and packed.tiles is not None  # for the type checker
     size = 4 * width + 32  # bytes of a point
-    row_pieces, column_pieces = packed.rows[rows[0] * size :], packed.tiles[start * size * (1 + packed.weighted) :]
+    row_pieces, column_pieces = packed.rows + rows[0] * size, packed.tiles + start * size * (1 + packed.weighted)
     out = torch.empty(parts * blocks * high * (width + 4), dtype=torch.float64, device=device)
     name = f"dense_{width}" + packed.weighted * "_weighted"
     reduce = kernel(name, "mean_dense", 128 * (groups + 1), plan.dense_ring(width, packed.weighted).shared)
@@ -160,6 +198,7 @@ def dense_mean(
     return Partial(log_sum, shift)
 
 
+@functools.cache
 def _programs(device: torch.device) -> int:
     """How many programs run at a time, each on a multiprocessor of its own."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -190,9 +229,14 @@ def _on_device(tables: plan.Tables, device: torch.device) -> _Tables:
     return _tables[key][1]
 
 
-def symmetric_mean(points: Symmetric, d: int, log_weights: torch.Tensor) -> Partial:
-    """MEAN of the points themselves, every φ for its row and its column; all log weights (n,) are equal."""
-    device = points.tiles.device
+def symmetric_mean(
+    points: Symmetric, d: int, log_weights: torch.Tensor, moved_from: torch.Tensor | None = None
+) -> Partial:
+    """MEAN of the points themselves, every φ for its row and its column; all log weights (n,) are equal.
+
+    ``moved_from``: the points as they were (n, d), and half the shift is added to them.
+    """
+    device = points.memory.device
     supers, blocks = points.padded // plan.COLUMNS, points.padded // plan.ROWS
     programs = _programs(device)
     launches = plan.launches(supers, programs, points.width)
@@ -200,10 +244,10 @@ def symmetric_mean(points: Symmetric, d: int, log_weights: torch.Tensor) -> Part
     n = points.count
     log_sum = torch.empty(n, dtype=torch.float64, device=device)
     shift = torch.empty((n, d), dtype=torch.float64, device=device)
-    sums = torch.empty(points.padded * points.sums if len(launches) > 1 else 0, dtype=torch.float64, device=device)
+    carried = 8 * points.padded * points.sums if len(launches) > 1 else 0
     most_units, most_slots = max(x.count for x in tables), max(x.slots for x in tables)
-    out_rows = torch.empty(most_units * plan.ROWS * points.sums, dtype=torch.float32, device=device)
-    out_columns = torch.empty(most_slots * plan.COLUMNS * points.sums, dtype=torch.float32, device=device)
+    sizes = 4 * most_units * plan.ROWS * points.sums, 4 * most_slots * plan.COLUMNS * points.sums
+    memory, (out_rows, out_columns, sums) = _room(device, *sizes, carried)
     reduce, merge = _symmetric_kernels(points.width)
     for i, (part, table) in enumerate(zip(launches, tables, strict=True)):
         circle = part.first * (plan.COLUMNS // plan.ROWS), part.first, blocks, supers
@@ -211,7 +255,8 @@ def symmetric_mean(points: Symmetric, d: int, log_weights: torch.Tensor) -> Part
         reduce(programs, *given, out_rows, out_columns, *circle)
         when = int(i == 0), int(i == len(launches) - 1)
         end = points.rows, log_weights, n, d, log_sum, shift
-        merge(points.padded // 32, out_rows, out_columns, *table.lists, *circle, sums, *when, *end)
+        merge(points.padded // 32, out_rows, out_columns, *table.lists, *circle, sums, *when, *end, moved_from)
+    del memory  # the launches are queued
     return Partial(log_sum, shift)
 
 
@@ -229,8 +274,9 @@ def symmetric_block(
     if rows == columns:
         own = symmetric_mean(_some(points, rows), d, log_weights)
         return own, own
-    here, programs = _some(points, rows), _programs(points.tiles.device)
-    blocks, device = -(-here.count // plan.ROWS), points.tiles.device
+    device = points.memory.device
+    here, programs = _some(points, rows), _programs(device)
+    blocks = -(-here.count // plan.ROWS)
     new = functools.partial(torch.empty, device=device)
     results = [(new(b - a, dtype=torch.float64), new((b - a, d), dtype=torch.float64)) for a, b in (rows, columns)]
     most = max(1, plan.MOST_UNITS // blocks) * plan.COLUMNS  # columns at a time
@@ -254,7 +300,7 @@ def symmetric_block(
         ):
             circle = 0, 0, side.padded // plan.ROWS, side.padded // plan.COLUMNS
             end = side.rows, log_weights, side.count, d, *result
-            merge(-(-side.count // 32), out_rows, out_columns, *lists, *circle, sums, begins, ends, *end)
+            merge(-(-side.count // 32), out_rows, out_columns, *lists, *circle, sums, begins, ends, *end, None)
     return Partial(*results[0]), Partial(*results[1])
 
 
@@ -262,5 +308,5 @@ def _some(points: Symmetric, which: tuple[int, int]) -> Symmetric:
     """A range of the points that begins with a super."""
     start, stop = which
     padded = -(-(stop - start) // plan.COLUMNS) * plan.COLUMNS
-    buffers = [x[start * size :] for x, size in zip(points.tensors(), _sizes(points.width), strict=True)]
-    return Symmetric(stop - start, padded, points.width, *buffers)
+    at = [x + start * size for x, size in zip((points.rows, points.tiles, points.bytes), _sizes(points.width))]
+    return Symmetric(stop - start, padded, points.width, points.memory, *at)

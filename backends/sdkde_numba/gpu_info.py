@@ -78,8 +78,6 @@ INFO = AdvancedInfo(
     supports=_supports,
     extent_limit=extent_limit,
     work=_work,
-    capturable=True,
-    variant=arithmetic,  # the weights' span decides by itself
     tuning="sdkde_numba.gpu_tunables:SPACE",
     # A kernel for every dimension, reduction and arithmetic. A first KDE on an H200's host takes 8.3 s, 5.0 with its
     # kernel kept; the compiler alone 1.4 to 2.8 s of processor time for defaults in 1 to 784 dimensions. The simulator

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 
 from sdkde_core.nearby import Index, Lists, index, lists
-from sdkde_core.plugin import recording
 from sdkde_core.protocol import Problem
 
 from .gpu_launch import height_of
@@ -43,7 +42,7 @@ def takes(problem: Problem, columns: bool) -> bool:
     """Whether tiles are left out of a problem, of all its rows; ``columns``: these are the columns."""
     known = columns or "exclude_self" not in problem.requires  # where a row's own column is
     # In other dimensions it does not pay, and lists are read back.
-    return known and 2 <= problem.d <= MOST and not recording()
+    return known and 2 <= problem.d <= MOST
 
 
 def order_columns(points: torch.Tensor, log_weights: torch.Tensor, size: int) -> Near | None:

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, look, on_device, recording, rounded
-from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
+from sdkde_core.plugin import PerStream, empty, in_slabs, look, on_device, rounded
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support, Whitened
 
 from . import bounds, launch, price, products
 from . import near as nearby
+from . import whiten as whitening
 from .compiled import INTERPRETED, LaunchFailed, no_compiler
 from .grid import Processor, slab_rows
 from .launch import Packed, Weights
@@ -72,8 +73,8 @@ class TritonBackend:
     Parameters
     ----------
     skip : bool, optional
-        Leave out pairs that cannot matter: in 2 to 16 dimensions, of all rows at once, and where no call is being
-        recorded. Default: where a sample says that this is faster.
+        Leave out pairs that cannot matter: in 2 to 16 dimensions, of all rows at once. Default: where a sample says
+        that this is faster.
     """
 
     def __init__(self, skip: bool | None = None) -> None:
@@ -109,6 +110,29 @@ class TritonBackend:
             log_weights = log_weights.clone()
         return _State(problem, columns.points, Weights(log_weights, vary), span)
 
+    def whiten(self, given: tuple[Any, ...], scale: Any, centre: Any = None) -> Whitened | None:
+        """Whiten by two launches; of so many numbers that these matter little, nothing."""
+        few = given[0].shape[1] <= 128 and sum(x.numel() for x in given) <= 1 << 23
+        return whitening.whiten(given, scale, centre) if few else None
+
+    def moved(self, problem: Problem, state: _State) -> torch.Tensor | None:
+        """Return the points, moved by half their shift, by MEAN's launches."""
+        return self._ended(problem, state.points, state, state.points)
+
+    def density(self, problem: Problem, queries: Any, state: _State, constant: float, log: bool, dtype: Any) -> Any:
+        """Return the density in the user's dtype by LOG_SUM's launches."""
+        return self._ended(problem, state.points if queries is None else queries, state, (constant, log, dtype))
+
+    def _ended(self, problem: Problem, points: torch.Tensor, state: _State, end: launch.End) -> torch.Tensor | None:
+        """Sum with another end, of rows that come at once over all columns."""
+        way = _way(problem, state.problem.extent, state.span)
+        whole = slab_rows(points.shape[0], state.points.shape[0], 8 * (problem.d + 3), way.columns) == points.shape[0]
+        if not whole or way.formula == "products" or price.looks(problem) or self.skip:
+            return None
+        with on_device(points):
+            compute = _packed if way.formula == "packed" else _direct
+            return compute(problem, way, points, state, None, end)
+
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns for every row.
 
@@ -128,7 +152,7 @@ class TritonBackend:
 
     def _skips(self, problem: Problem, state: _State, rows: torch.Tensor, own: int | None) -> bool:
         """Whether to leave out what cannot matter of all rows; ``own``: which point is the first row, if they are."""
-        if self.skip is False or recording() or not price.takes(problem):
+        if self.skip is False or not price.takes(problem):
             return False
         if own or (own is None and "exclude_self" in problem.requires):
             return False
@@ -203,12 +227,17 @@ def _products(problem: Problem, way: _Way, points: torch.Tensor, state: _State, 
     return products.reduce(problem, points, state.points, state.weights.log, own)
 
 
-def _direct(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None) -> Partial:
+def _direct(
+    problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None, end: launch.End | None = None
+) -> Any:
     kind = bounds.arithmetic(problem, state.problem.extent, state.span)
-    return launch.direct(problem, launch.transpose(points, kind), state.transposed(kind), state.weights, kind, own)
+    rows, columns = launch.transpose(points, kind), state.transposed(kind)
+    return launch.direct(problem, rows, columns, state.weights, kind, own, end)
 
 
-def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None) -> Partial:
+def _packed(
+    problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None, end: launch.End | None = None
+) -> Any:
     step, corrections, count, weights, shifted = way.step, way.form, way.pieces, state.weights, way.shifted
     mean = problem.reduction is Reduction.MEAN
     stored = mean and bounds.stores(problem, corrections, Processor.of(points.device).capability)
@@ -219,7 +248,7 @@ def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, ow
     whole = problem.same and points.shape[0] == columns.count and masked
     rows = columns if whole else launch.pack(points, step, weights, count, scaled=mean and not shifted)
     if not mean:
-        return launch.log_sum(problem, rows, columns, weights, corrections, own)
+        return launch.log_sum(problem, rows, columns, weights, corrections, own, end)
     log_sums = None
     if shifted:
         # An error of the log sums cancels, as they are added again: so the smaller corrections can be left out.
@@ -227,4 +256,4 @@ def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, ow
         plain = replace(problem, reduction=Reduction.LOG_SUM)
         log_sums = launch.log_sum(plain, rows, columns, weights, shift_form, own).log_sum
         rows = launch.pack(points, step, weights, count, scaled=True, log_sums=log_sums)
-    return launch.mean(problem, rows, columns, weights, corrections, state.problem.extent, log_sums, own)
+    return launch.mean(problem, rows, columns, weights, corrections, state.problem.extent, log_sums, own, end)

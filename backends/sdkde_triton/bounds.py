@@ -6,7 +6,6 @@ Distances below are in log2 units, v = √(log2 e) u, as in :mod:`sdkde_triton.k
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 
 from sdkde_core.protocol import Problem, Reduction
 
@@ -105,17 +104,6 @@ def arithmetic(problem: Problem, extent: float, log_weight_span: float = 0.0) ->
         return "float64"
     single = problem.precision == "fast" and extent <= single_limit[problem.reduction]
     return "float32" if single else "doubled"
-
-
-def variant(problem: Problem) -> Hashable:
-    """Return what is made of a problem's extent; with weights their span decides with it, so it is the extent."""
-    if "weights" in problem.requires:
-        return problem.extent
-    extent, kind = problem.extent, formula(problem, problem.extent)
-    if kind != "packed":
-        return kind, arithmetic(problem, extent)
-    step = grid_of(problem, extent)
-    return kind, step, form(problem, extent, step), steps_at_most(problem, extent), extent > FAR
 
 
 def steps_at_most(problem: Problem, extent: float, packed: bool = True) -> int:

@@ -17,7 +17,7 @@ from triton import knobs
 from triton.errors import TritonError
 from triton.runtime.interpreter import InterpretedFunction
 
-from sdkde_core.plugin import warn_once
+from sdkde_core.plugin import current_stream, warn_once
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Query, reject, tuned
 
@@ -85,8 +85,9 @@ def _run(
     if compiled is None:
         with _interpreter:  # it replaces parts of Triton while it runs
             kernel[grid](*arguments, *flags, **config.options)
-    else:
-        compiled[(*grid, 1)](*arguments, *flags)
+    else:  # compiled[grid] would prepare for a profiler's hooks, which takes as long as the launch
+        stream, hooks = current_stream(torch.cuda.current_device()), (None, None, None)
+        compiled.run(*grid, 1, stream, compiled.function, compiled.packed_metadata, *hooks, *arguments, *flags)
 
 
 def launch(

@@ -22,13 +22,17 @@ def finish_log_sum_kernel(
     m,
     splits,
     d,
+    constant,
     LAPLACE: tl.constexpr,
     WEIGHTED: tl.constexpr,
+    END: tl.constexpr,
+    SINGLE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Merge the splits in order, float64: ℓ, and for LAPLACE the sign and log |L| (then ℓ is log M), (1 or 3, m).
 
-    Without weights all columns have the first one's.
+    Without weights all columns have the first one's. END 1: a constant is added, of which the argument has the bits; 2:
+    and then its exponential taken. SINGLE: ``out`` is float32.
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     size = wide(m) * splits
@@ -64,7 +68,12 @@ def finish_log_sum_kernel(
         tl.store(out + wide(m) + i, sign, mask=inside)
         tl.store(out + 2 * wide(m) + i, _log(size) + scale, mask=inside)
     else:
-        tl.store(out + i, _log(total) + scale, mask=inside)
+        result = _log(total) + scale
+        if END > 0:
+            result += (tl.zeros((), tl.int64) + constant).to(tl.float64, bitcast=True)
+        if END == 2:
+            result = tl.exp(result)
+        tl.store(out + i, result.to(tl.float32) if SINGLE else result, mask=inside)
 
 
 @sized
@@ -75,6 +84,7 @@ def finish_mean_kernel(
     log_sums,
     log_sum,
     shift,
+    moved_from,
     row_padded,
     m,
     splits,
@@ -86,9 +96,10 @@ def finish_mean_kernel(
     SUMMED: tl.constexpr,
     SHIFTED: tl.constexpr,
     WEIGHTED: tl.constexpr,
+    MOVED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Merge the splits in order, float64: ℓ, and the shift in bandwidths.
+    """Merge the splits in order, float64: ℓ, and the shift in bandwidths; ``MOVED``: the points plus half of it.
 
     WIDTH is a power of two ≥ D. ``DIRECT``: maxima, sums, and means (splits, d, m) of differences. Otherwise sums (with
     ``SUMMED`` they are column d of the means) and means (splits, m, D) of the packed columns, in their units; the
@@ -148,7 +159,10 @@ def finish_mean_kernel(
         for piece in tl.static_range(PIECES):
             v -= tl.load(rows + wide(row_padded) * (piece * D) + packed, mask=both, other=0.0).to(tl.float64)
         top -= SCALE_BITS
-    tl.store(shift + row * d + k[None, :], tl.where(none[:, None], 0.0, v / f64(SQRT_LOG2E * units)), mask=both)
+    v = tl.where(none[:, None], 0.0, v / f64(SQRT_LOG2E * units))
+    if MOVED:
+        v = tl.load(moved_from + row * d + k[None, :], mask=both, other=0.0) + 0.5 * v
+    tl.store(shift + row * d + k[None, :], v, mask=both)
     result = _log(total) + top * f64(LN2)
     if SHIFTED:  # the exponents had the log sums, with their weights, taken off
         given = tl.load(log_sums + i, mask=inside, other=0.0)

@@ -48,7 +48,7 @@ INFO = AdvancedInfo(
     implementation="sdkde_triton.backend:TritonBackend",
     devices=("cuda", "cpu"),
     precisions=("fast", "high"),
-    features=frozenset({"weights", "exclude_self", "range"}),
+    features=frozenset({"weights", "exclude_self", "range", "line"}),
     requires_modules=("torch", "triton"),
     install="pip install 'sdkde-core[triton]'  # on Linux",
     arrays="torch",
@@ -57,7 +57,5 @@ INFO = AdvancedInfo(
     extent_limit=_extent_limit,
     work=price.work,
     compile_seconds=price.compile_seconds,
-    capturable=True,
-    variant=bounds.variant,
     tuning="sdkde_triton.tunables:SPACE",
 )

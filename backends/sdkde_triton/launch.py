@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -18,6 +19,10 @@ from .grid import Processor, block_points
 from .space import COLUMN_PADDING, block_k, tiles_per_sum
 
 _SQRT_LOG2E = math.sqrt(math.log2(math.e))
+
+#: What becomes of a log sum: the constant that is added, whether the log is wanted, and the dtype. Of a shift: the
+#: points (n, d) to which half of it is added.
+End: TypeAlias = tuple[float, bool, torch.dtype] | torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,12 @@ def pack(
     return Packed(buffer, n, padded, pieces)
 
 
+def bits(x: float) -> int:
+    """Return a number's bits, as Triton passes floats in 32; of 0 those of −0, as small integers go in 32 too."""
+    found: int = struct.unpack("q", struct.pack("d", x or -0.0))[0]
+    return found
+
+
 def transpose(points: torch.Tensor, arithmetic: str, padding: int = 1) -> torch.Tensor:
     """Return v = √(log2 e) u as the direct kernel reads it; padding columns lie far away.
 
@@ -88,8 +99,14 @@ def transpose(points: torch.Tensor, arithmetic: str, padding: int = 1) -> torch.
 
 
 def log_sum(
-    problem: Problem, rows: Packed, columns: Packed, weights: Weights, form: int, own: int | None = None
-) -> Partial:
+    problem: Problem,
+    rows: Packed,
+    columns: Packed,
+    weights: Weights,
+    form: int,
+    own: int | None = None,
+    end: End | None = None,
+) -> Any:
     """LOG_SUM or LAPLACE on Tensor Cores, by a form of the exponents; row i leaves out column i + ``own``.
 
     The problem's m is of all rows, of which these may be some.
@@ -113,16 +130,26 @@ def log_sum(
     out, parts = reduce(
         kernel, config, config.block_n, problem.m, m, n, per_row, before, after, flags, torch.float32, most, last
     )
-    return finish_log_sum(problem, out, weights, m, parts, laplace)
+    return finish_log_sum(problem, out, weights, m, parts, laplace, end)
 
 
 def finish_log_sum(
-    problem: Problem, partial: torch.Tensor, weights: Weights, m: int, parts: int, laplace: bool
-) -> Partial:
-    """Merge the partial results of LOG_SUM, or of LAPLACE, for m rows."""
-    result = torch.empty((3, m) if laplace else m, dtype=torch.float64, device=partial.device)
-    arguments = (partial, weights.log, result, m, parts, problem.d)
-    copy(finish.finish_log_sum_kernel, -(-m // 128), arguments, (laplace, weights.vary, 128))
+    problem: Problem,
+    partial: torch.Tensor,
+    weights: Weights,
+    m: int,
+    parts: int,
+    laplace: bool,
+    end: End | None = None,
+) -> Any:
+    """Merge the partial results of LOG_SUM, or of LAPLACE, for m rows; with ``end``, of LOG_SUM, the density."""
+    constant, log, dtype = end if isinstance(end, tuple) else (0.0, False, torch.float64)
+    result = torch.empty((3, m) if laplace else m, dtype=dtype, device=partial.device)
+    arguments = (partial, weights.log, result, m, parts, problem.d, bits(constant))
+    flags = laplace, weights.vary, 0 if end is None else 1 if log else 2, dtype == torch.float32, 128
+    copy(finish.finish_log_sum_kernel, -(-m // 128), arguments, flags)
+    if end is not None:
+        return result
     return Partial(result[0], None, result[1], result[2]) if laplace else Partial(result)
 
 
@@ -135,7 +162,8 @@ def mean(
     extent: float,
     log_sums: torch.Tensor | None = None,
     own: int | None = None,
-) -> Partial:
+    end: End | None = None,
+) -> Any:
     """MEAN on Tensor Cores of columns within ``extent`` bandwidths of the origin; see :func:`log_sum`.
 
     ``log_sums`` (m,) are what the rows were shifted by, if they were.
@@ -144,7 +172,7 @@ def mean(
     processor = Processor.of(rows.buffer.device)
     if stores(problem, form, processor.capability):
         out = _stored_mean(problem, rows, columns, form, extent, own)
-        return finish_mean(problem, out, rows, weights, log_sums, 1)
+        return finish_mean(problem, out, rows, weights, log_sums, 1, end=end)
     config = configuration("mean", problem, width, processor, rows.pieces)
     before, after = (rows.buffer, columns.buffer), (rows.padded, columns.padded, m, n, problem.d, own or 0)
     summed = problem.d < width
@@ -156,7 +184,7 @@ def mean(
     out, parts = reduce(
         kernels.mean_kernel, config, step, problem.m, m, n, per_row, before, after, flags, torch.float32, most
     )
-    return finish_mean(problem, out, rows, weights, log_sums, parts, summed)
+    return finish_mean(problem, out, rows, weights, log_sums, parts, summed, end)
 
 
 def _stored_mean(
@@ -213,8 +241,12 @@ def finish_mean(
     log_sums: torch.Tensor | None,
     parts: int,
     summed: bool = False,
-) -> Partial:
-    """Merge the partial results of MEAN for those rows, packed or as :func:`transpose` returns them."""
+    end: End | None = None,
+) -> Any:
+    """Merge the partial results of MEAN for those rows, packed or as :func:`transpose` returns them.
+
+    With ``end`` the moved points.
+    """
     d, width, direct = problem.d, packed_dimensions(problem.d), isinstance(rows, torch.Tensor)
     if isinstance(rows, torch.Tensor):
         buffer, m, padded, pieces = rows, rows.shape[1], 0, 0
@@ -225,10 +257,11 @@ def finish_mean(
     span = _power_of_two(width)
     block = max(1, 512 // span)
     given = result if log_sums is None else log_sums
-    arguments = (partial, buffer, weights.log, given, result, shift, padded, m, parts, d)
-    flags = (width, span, pieces, direct, summed, log_sums is not None, weights.vary, block)
+    points = end if isinstance(end, torch.Tensor) else shift
+    arguments = (partial, buffer, weights.log, given, result, shift, points, padded, m, parts, d)
+    flags = (width, span, pieces, direct, summed, log_sums is not None, weights.vary, end is not None, block)
     copy(finish.finish_mean_kernel, -(-m // block), arguments, flags)
-    return Partial(result, shift)
+    return Partial(result, shift) if end is None else shift
 
 
 def direct(
@@ -238,7 +271,8 @@ def direct(
     weights: Weights,
     arithmetic: str,
     own: int | None = None,
-) -> Partial:
+    end: End | None = None,
+) -> Any:
     """Any reduction by direct differences of points from :func:`transpose`, the columns padded; see :func:`log_sum`."""
     d, m, n = problem.d, rows.shape[1], weights.log.shape[0]
     laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
@@ -254,8 +288,8 @@ def direct(
         direct_kernel, config, config.block_n, problem.m, m, n, per_row, before, after, flags, columns.dtype, most
     )
     if mean:
-        return finish_mean(problem, out, rows, weights, None, parts)
-    return finish_log_sum(problem, out, weights, m, parts, laplace)
+        return finish_mean(problem, out, rows, weights, None, parts, end=end)
+    return finish_log_sum(problem, out, weights, m, parts, laplace, end)
 
 
 def _power_of_two(x: int) -> int:

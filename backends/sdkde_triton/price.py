@@ -31,8 +31,8 @@ from .space import HEIGHT, LEAF
 
 __all__ = ["SLOWER", "compile_seconds", "found_to_pay", "left_out", "listed_share", "looks", "pays", "takes", "work"]
 
-#: The host's time around a pass's kernels, in launches: 0.32 ms on the host of an H200.
-LAUNCHES = 80
+#: The host's time around a pass's kernels, in launches.
+LAUNCHES = 12
 
 #: Time of kernels on Tensor Cores over that of their products at the peak rate, and over that of their exponentials, by
 #: precision and whether they sum shifts: units wait for each other. STORED: where φ goes through memory. Measured on an

@@ -18,10 +18,9 @@ calls after one that compiles and plans; where that takes more than a second it 
 measured, but told: what is predicted to take more than 20 times the fastest so far and, where start-up counts, twice it
 with start-up in both; but such a prediction is put to the test, by a call that may take as long as the fastest with its
 start-up, or half a second, until one for that backend, precision and kind of data has proved right. Given up: a call
-that takes more than 10 times the fastest, twice that with start-up, and two seconds. Short calls of data on a device
-come often enough before that they are replayed, where they can be, as auto prices them. Start-ups may be taken from an
-earlier record of the same machine, and what the grid needs on a GPU may be compiled beforehand, by a command of its
-own.
+that takes more than 10 times the fastest, twice that with start-up, and two seconds. Start-ups may be taken
+from an earlier record of the same machine, and what the grid needs on a GPU may be compiled beforehand, by a command of
+its own.
 
 --beside names another checkout, whose auto is asked in every case, too: both are judged by the same times. The tables
 are of this one; the summary at the end has both. python -m benchmarks.choice.again judges a later commit by a saved

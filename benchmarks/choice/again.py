@@ -22,7 +22,6 @@ import sdkde_core
 from sdkde_core.choice import hardware, select
 from sdkde_core.choice.judge import Candidate
 from sdkde_core.estimator import plan
-from sdkde_core.estimator.resolution import CLEAR
 
 from .__main__ import as_if_warm
 from .cases import Case, data
@@ -52,7 +51,7 @@ def ranked(case: Case, found: tuple[Any, Any], cpu_alone: bool, way: str) -> lis
     problems, share = found
     where = "cuda:0" if case.place == "device" else "cpu"
     how = {"data_device": where, "share": share, "calls": 1 if way == "whole" else None}
-    how |= {"device": "cpu" if cpu_alone else None, "replays": where != "cpu" and problems[0].extent <= CLEAR}
+    how |= {"device": "cpu" if cpu_alone else None}
     with as_if_warm() if way == "warm" else nullcontext():
         return [c for c in select.rank(select.at(problems, where), **how) if c.ok and c.seconds is not None]
 

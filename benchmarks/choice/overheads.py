@@ -1,15 +1,14 @@
-"""What a small estimate of CUDA tensors takes by every backend, ordinary and replayed, beside what auto prices it at.
+"""What a small estimate of CUDA tensors takes by every backend, beside what auto prices it at.
 
     python -m benchmarks.choice.overheads [--save FILE.json] [--keops] [--device cuda:0]
 
 kde and sdkde, "fast" and "high", 256 to 8192 samples of a mixture of 8 normals in 1, 3, 16 and 64 dimensions, an eighth
-as many queries, Silverman's bandwidth as a number. Medians of 15 calls of which the device is waited for before and
-after, ordinary ones with SDKDE_REPLAY=off; of a backend whose calls can be replayed, then of replays. Kernels are
-compiled beforehand, on all cores; KeOps, which takes 20 s a formula, with --keops only.
+as many queries, Silverman's bandwidth as a number. Medians of 15 calls; the device is waited for before and after.
+Kernels are compiled beforehand, on all cores; KeOps, which takes 20 s a formula, with --keops only.
 
 The last table says what of that is the host's: with 256 samples kernels take next to nothing, so that one pass more,
 sdkde for kde, costs what a backend does around a pass (Work.launches, at so many seconds a launch), and the rest is
-what the core does in every call (CALL_SECONDS and REPLAY_SECONDS of sdkde_core.choice.judge).
+what the core does in every call (host_seconds of sdkde_core.choice.judge).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import argparse
 import itertools
 import json
 import multiprocessing
-import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -29,7 +27,6 @@ from typing import Any
 
 import sdkde_core
 from sdkde_core.choice import hardware
-from sdkde_core.estimator import graphs
 from sdkde_core.plugin import write_atomically
 
 from .cases import Case, data
@@ -39,7 +36,7 @@ from .worker import clocked, compile_ahead, placed
 SIZES, DIMENSIONS = (256, 512, 1024, 2048, 4096, 8192), (1, 3, 16, 64)
 CALLS = 15
 
-#: A case by one backend: fields of Case, "backend", "replayed", "seconds", and "predicted" (None: not known).
+#: A case by one backend: fields of Case, "backend", "seconds", and "predicted" (None: not known).
 Record = dict[str, Any]
 
 
@@ -50,32 +47,21 @@ def cases() -> list[Case]:
     ]
 
 
-def switched(on: bool) -> None:
-    os.environ["SDKDE_REPLAY"] = "on" if on else "off"
-
-
 def measure(case: Case, device: str, left_out: set[str]) -> Iterator[Record]:
-    """Every backend that can, ordinary and then, if it is priced so, replayed."""
+    """Every backend that can."""
     x, y, h = data(case)
     train, query = placed(x, case.place), placed(y, case.place)
     how = {"method": case.method, "precision": case.precision, "bandwidth": h}
-    for replayed in (False, True):
-        switched(replayed)
-        for c in sdkde_core.explain(train, query, **how).candidates:
-            if not c.ok or c.device != device or c.name in left_out:
-                continue
-            if replayed and "priced as replayed" not in c.reason:
-                continue
-            try:
-                for _ in range(graphs.CALLS + 1 if replayed else 2):
-                    sdkde_core.estimate(train, query, backend=c.name, **how)
-                times = [clocked(sdkde_core.estimate, train, query, backend=c.name, **how)[0] for _ in range(CALLS)]
-            except sdkde_core.BackendUnavailable as error:
-                print(f"{c.name}, {case.text}: {error}")
-                continue
-            seconds = statistics.median(times)
-            yield asdict(case) | {"backend": c.name, "replayed": replayed, "seconds": seconds, "predicted": c.seconds}
-        sdkde_core.release_replays()
+    for c in sdkde_core.explain(train, query, **how).candidates:
+        if not c.ok or c.device != device or c.name in left_out:
+            continue
+        try:
+            sdkde_core.estimate(train, query, backend=c.name, **how)
+            times = [clocked(sdkde_core.estimate, train, query, backend=c.name, **how)[0] for _ in range(CALLS)]
+        except sdkde_core.BackendUnavailable as error:
+            print(f"{c.name}, {case.text}: {error}")
+            continue
+        yield asdict(case) | {"backend": c.name, "seconds": statistics.median(times), "predicted": c.seconds}
 
 
 def compile_all(device: str, left_out: set[str]) -> None:
@@ -95,16 +81,12 @@ def ms(seconds: float | None) -> str:
     return "?" if seconds is None else f"{seconds * 1e3:.3g}"
 
 
-def name_of(record: Record) -> str:
-    return f"{record['backend']}, replayed" if record["replayed"] else record["backend"]
-
-
 def table(records: list[Record]) -> str:
     """Milliseconds by case and backend: measured, and in brackets predicted; the least measured one in bold."""
-    names = sorted({name_of(r) for r in records})
+    names = sorted({r["backend"] for r in records})
     rows = []
     for case in cases():
-        here = {name_of(r): r for r in records if all(r[k] == v for k, v in asdict(case).items())}
+        here = {r["backend"]: r for r in records if all(r[k] == v for k, v in asdict(case).items())}
         least = min((r["seconds"] for r in here.values()), default=0.0)
         cells = [f"{case.method} {case.precision}", str(case.d), str(case.n)]
         for name in names:
@@ -118,10 +100,10 @@ def table(records: list[Record]) -> str:
 def host_table(records: list[Record], launch: float) -> str:
     """What a call and a pass take the host, from the smallest cases: medians over dimensions and precisions."""
     rows = []
-    for name in sorted({name_of(r) for r in records}):
+    for name in sorted({r["backend"] for r in records}):
         small = {
             method: statistics.median(
-                [r["seconds"] for r in records if (r["method"], r["n"], name_of(r)) == (method, SIZES[0], name)]
+                [r["seconds"] for r in records if (r["method"], r["n"], r["backend"]) == (method, SIZES[0], name)]
                 or [0.0]
             )
             for method in ("kde", "sdkde")

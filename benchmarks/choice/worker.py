@@ -17,7 +17,6 @@ import numpy as np
 
 import sdkde_core
 from sdkde_core.arrays import to_host
-from sdkde_core.estimator import graphs
 from sdkde_core.plugin import run_python
 from sdkde_core.protocol import Partial, Problem, Reduction
 from sdkde_core.testing import reference
@@ -34,9 +33,6 @@ NOTHING = 60.0
 
 #: Rows and columns of the call that compiles; at most, of one that compiles for a case ahead.
 SMALL, AHEAD = 256, 20_000
-
-#: Seconds of a call from which it does not matter whether it is replayed.
-REPLAYED = 0.1
 
 
 @dataclass(frozen=True)
@@ -136,7 +132,7 @@ def measure_again(job: Job) -> Iterator[tuple[str, Any]]:
 def measure(job: Job) -> Iterator[tuple[str, Any]]:
     """Yield ("ready", None) once compiled, ("first", seconds) of a call, and ("done", record).
 
-    Short calls of data on a device are made until they are replayed, where they can be.
+    Of data on a device a second call comes before those that count.
     """
     case = job.case
     _kept.clear()
@@ -155,12 +151,8 @@ def measure(job: Job) -> Iterator[tuple[str, Any]]:
     times, passes = [first], None
     if first < SLOW or job.device != "cpu":  # on a GPU kernels may have been compiled for these shapes
         times = []
-        # A first call that takes long may have compiled.
-        if case.place == "device" and (
-            first < REPLAYED or clocked(sdkde_core.estimate, train, query, **density)[0] < REPLAYED
-        ):
-            for _ in range(graphs.CALLS):
-                sdkde_core.estimate(train, query, **density)
+        if case.place == "device":  # a first call may have compiled
+            sdkde_core.estimate(train, query, **density)
         while not times or (len(times) < CALLS and sum(times) < SLOW):
             seconds, log_p = clocked(sdkde_core.estimate, train, query, **density)
             times.append(seconds)

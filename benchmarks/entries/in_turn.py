@@ -51,7 +51,7 @@ def _turns(subjects: tuple[str, ...], n: int, m: int, d: int, device: str, secon
         try:
             subject.check("sdkde", n * (m + n), d, device)
             drawn = pool(KIND, n, m, d, subject.dtype, device, 3)
-            # One bandwidth, as a user's. Calls are replayed by it, and those of all subjects would be too many to keep.
+            # One bandwidth, as a user's.
             drawn = tuple(data._replace(h=drawn[0].h) for data in drawn)
             task = Task("sdkde", drawn[0], device)
             calls[name] = subject.make(task), task, drawn

@@ -45,7 +45,7 @@ def measure(setting: Setting, case: Case) -> dict[str, Any]:
 
 
 def kernels(call: Callable[[], Any]) -> float:
-    """Milliseconds of what a call that is not replayed runs on the card, by the profiler."""
+    """Milliseconds of what a call runs on the card, by the profiler."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -75,7 +75,7 @@ REGISTRY.add(
         measure,
         (
             Table(
-                "Milliseconds of a pass that is not replayed, in brackets as predicted",
+                "Milliseconds of a pass, in brackets as predicted",
                 ("d", "method", "subject"),
                 {
                     "first pass": both("mean"),

@@ -15,7 +15,7 @@ from .arguments import (
     refuse_masked,
     refuse_not_finite,
 )
-from .looks import Decisions, Taken, decided, look, noting, recording, rounded, taken
+from .looks import look, rounded
 from .places import Array, Origin, c_order, convert, detached, device_name, grad_enabled, is_attached, to_host
 from .quiet import public, quiet
 
@@ -23,9 +23,7 @@ __all__ = [
     "Argument",
     "Array",
     "Data",
-    "Decisions",
     "Origin",
-    "Taken",
     "c_order",
     "check_names",
     "check_query",
@@ -33,7 +31,6 @@ __all__ = [
     "check_weights",
     "columns_are_points",
     "convert",
-    "decided",
     "detached",
     "device_name",
     "grad_enabled",
@@ -41,15 +38,12 @@ __all__ = [
     "is_attached",
     "is_dask",
     "look",
-    "noting",
     "numbers",
     "public",
     "quiet",
-    "recording",
     "refuse_dask",
     "refuse_masked",
     "refuse_not_finite",
     "rounded",
-    "taken",
     "to_host",
 ]

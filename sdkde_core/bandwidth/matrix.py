@@ -181,6 +181,11 @@ class Bandwidth:
         """Whether the density of one kernel is so narrow in some direction that columns are nearly dependent."""
         return self.factor.ndim == 2 and self._inverse.low is not None
 
+    @property
+    def inverse(self) -> Any:
+        """L⁻¹, (d, d), of a factor that is a matrix and not :attr:`narrow`."""
+        return self._inverse.whole
+
     @quiet
     def stretch(self, u: Any) -> Any:
         """Return L u for every row: a whitened displacement in data units."""

@@ -14,8 +14,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from ..messages import switched_off
-
 #: For which time with arrays of the same shapes a function is recorded: recording takes as long as a few calls.
 TIMES = 2
 
@@ -24,14 +22,6 @@ KEPT = 4
 
 _logger = logging.getLogger("sdkde")
 _here = threading.local()  # a thread has recordings of its own: nobody else writes into their buffers
-_released = 0  # how often all threads have been told to forget theirs
-
-
-def release() -> None:
-    """Forget all recordings: other threads do so when they look for one."""
-    global _released
-    _released += 1
-    _known()
 
 
 def recorded(function: Callable[..., Any], *arrays: Any) -> Callable[..., Any]:
@@ -41,7 +31,7 @@ def recorded(function: Callable[..., Any], *arrays: Any) -> Callable[..., Any]:
     returns is overwritten by the thread's next call.
     """
     torch, first = sys.modules.get("torch"), arrays[0]
-    if torch is None or type(first) is not torch.Tensor or not first.is_cuda or switched_off("SDKDE_REPLAY"):
+    if torch is None or type(first) is not torch.Tensor or not first.is_cuda:
         return function
     recordings, times = _known()
     # What is made in inference mode cannot be written into outside of it.
@@ -64,8 +54,8 @@ def recorded(function: Callable[..., Any], *arrays: Any) -> Callable[..., Any]:
 
 def _known() -> tuple[OrderedDict[Any, _Recording], Counter[Any]]:
     """This thread's recordings, and how often each was asked for."""
-    if getattr(_here, "released", None) != _released:
-        _here.released, _here.known = _released, (OrderedDict(), Counter())
+    if not hasattr(_here, "known"):
+        _here.known = OrderedDict(), Counter()
     return _here.known
 
 

@@ -102,9 +102,9 @@ def compile_seconds(info: BackendInfo, problems: Sequence[Problem]) -> float:
     return seconds if not failure and seconds >= 0.0 else math.inf  # not NaN
 
 
-def only_enqueues(info: BackendInfo, device: str) -> bool:
-    """Whether a backend's passes only enqueue work on a CUDA stream, so that they can be recorded."""
-    return info.capturable and info.arrays == "torch" and device.startswith("cuda")
+def goes_straight(info: BackendInfo, device: str, data_device: str) -> bool:
+    """Whether an estimate of tensors on a CUDA device takes few launches: see :mod:`sdkde_core.estimator.straight`."""
+    return "line" in info.features and device == data_device and device.startswith("cuda")
 
 
 def judge(
@@ -113,7 +113,6 @@ def judge(
     data_device: str,
     share: Share | None,
     startup: StartUp | None,
-    replays: bool = False,
 ) -> Candidate:
     """Return what becomes of a plugin for the passes of one estimate, on the device in question.
 
@@ -124,9 +123,7 @@ def judge(
     startup = startup or StartUp(info.startup_seconds, 0.0)
     on = processor(device) if priced else None
     rates = on or (PLAIN if priced else None)  # by what it would take on a plain GPU, where nobody knows the device's
-    replayed = replays and device == data_device and only_enqueues(info, device)
-    if replayed and rates is not None:  # in a replay a launch takes 4 to 8 % of its time
-        rates = replace(rates, launch_seconds=0.06 * rates.launch_seconds)
+    straight = goes_straight(info, device, data_device)
     answers: list[tuple[str, str]] = []  # reductions, and reasons
     passes: list[float | None] = []
     apart: list[tuple[float, float]] = []  # shares of the pairs, and the limits beyond which they are
@@ -146,8 +143,6 @@ def judge(
     if apart:
         share_apart, limit = max(apart)
         notes.append(f"points beyond {limit:.3g} bandwidths summed apart, {share_apart:.2g} of the pairs")
-    if replayed:
-        notes.append("priced as replayed")
     if priced and on is None:
         notes.append(f"no {device} found whose rates are known: priced as if it were a plain GPU")
     compiled = registry.warm.get((info.name, device))
@@ -159,7 +154,7 @@ def judge(
         return Candidate(info.name, device, True, reason, None, *startup)
     total = transfer_seconds(problems, data_device, rates) + sum(known)
     if "cuda" in (data_device.partition(":")[0], device.partition(":")[0]):
-        total += host_seconds(replayed, bool(apart))
+        total += host_seconds(straight, bool(apart))
     return Candidate(info.name, device, True, reason, total, *startup, known)
 
 
@@ -205,16 +200,15 @@ def _seconds(info: BackendInfo, problem: Problem, asked: Problem, far: float, on
     return (1.0 - far) * near + far * beyond + (begun + packed) * (far > 0.0)
 
 
-def host_seconds(replayed: bool, apart: bool) -> float:
-    """Return what an estimate on a GPU takes besides its passes; ``apart``: some points are summed apart.
+def host_seconds(straight: bool, apart: bool) -> float:
+    """Return what an estimate on a GPU takes besides its passes; ``apart``: with some points summed apart.
 
-    Validation, whitening and some twenty small kernels take the host 0.48 to 0.69 ms; replayed, as a graph with a copy
-    each way, 0.09. Points apart take some thirty kernels more, and the host waits for some numbers: 0.4 to 1.4 ms, and
-    0.15 to 0.5. Measured on an H200 and its host with python -m benchmarks.choice.overheads.
+    That is the host's time for validation, whitening and some twenty small kernels, 0.5 to 0.7 ms; on the straight line
+    it is a tenth. To find points, to sort rows and columns and to put sums together are some thirty kernels more, and
+    the host waits for some numbers: 0.4 to 1.4 ms. Measured on an H200 and its host with
+    python -m benchmarks.choice.overheads.
     """
-    if replayed:
-        return 0.09e-3 + 0.25e-3 * apart
-    return 0.5e-3 + 1.0e-3 * apart
+    return 0.06e-3 if straight and not apart else 0.5e-3 + 1.0e-3 * apart
 
 
 def transfer_seconds(problems: Sequence[Problem], data_device: str, on: Processor) -> float:

@@ -56,7 +56,6 @@ class _Asked(NamedTuple):
     data_device: str
     came_from: str  # where the user had the data
     calls: int | None
-    replays: bool
 
     @property
     def named(self) -> str:
@@ -110,7 +109,6 @@ def rank(
     data_device: str = "cpu",
     share: Share | None = None,
     calls: int | None = None,
-    replays: bool = False,
 ) -> list[Candidate]:
     """Judge every plugin for the passes of one estimate, best first.
 
@@ -145,9 +143,8 @@ def rank(
 
     ``device`` is as the user named it. ``share`` gives the share of the pairs beyond an extent, by which the core
     splits points off. ``calls``: over how many start-up is spread; None: by where the data are.
-    ``replays``: the call can be replayed, by a backend that is ``capturable``, and is priced so, recorded or not.
     """
-    return _ranked(problems, share, _Asked("auto", device, data_device, data_device, calls, replays), {}, True)
+    return _ranked(problems, share, _Asked("auto", device, data_device, data_device, calls), {}, True)
 
 
 def choose(
@@ -160,7 +157,6 @@ def choose(
     options: Mapping[str, Any] | None = None,
     share: Share | None = None,
     calls: int | None = None,
-    replays: bool = False,
     explained: bool = False,
     without: Mapping[tuple[str, str], str] | None = None,
 ) -> Choice:
@@ -181,12 +177,12 @@ def choose(
     BackendUnavailable
         The named backend is unknown or cannot answer, or none can; the message has the reason and the mend.
     ValueError
-        ``backend_options`` without a named backend, or options that the backend does not take; ``SDKDE_NUM_THREADS``,
-        ``SDKDE_TUNING`` or ``SDKDE_REPLAY`` cannot be right; several devices for input that requires grad.
+        ``backend_options`` without a named backend, or options that the backend does not take; ``SDKDE_NUM_THREADS``
+        or ``SDKDE_TUNING`` cannot be right; several devices for input that requires grad.
     """
     aside, several = dict(without or {}), None if isinstance(device, str) or device is None else device
     first = device if device is None or isinstance(device, str) else device[0]
-    asked = _Asked(backend, first, data_device, came_from or data_device, calls, replays and not several)
+    asked = _Asked(backend, first, data_device, came_from or data_device, calls)
     # In a loop all calls ask for the same, and to judge takes half of a call: what was chosen before is kept, unless it
     # followed from more than these, the share of the pairs beyond an extent.
     key: Any = None
@@ -194,7 +190,7 @@ def choose(
         context = "torch" in sys.modules and has_context("cuda")
         state = tuple(registry.aside.items()), tuple(registry.warm.items()), cpu_threads(), context
         cards = map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))  # the driver is asked once
-        ours = map(os.environ.get, ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB", "SDKDE_REPLAY"))
+        ours = map(os.environ.get, ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB"))
         key = (tuple(problems), asked, *state, *cards, *ours)
         known = registry.chosen.get(key)
         if known is not None and known[0] is registry.records() and known[1] is registry.made:  # else they changed
@@ -292,7 +288,7 @@ def _choose(
 
 def check_environment() -> None:
     """Raise ValueError for a variable that is set wrongly, before a backend stumbles over it and is blamed."""
-    cpu_threads(), switched_off("SDKDE_TUNING"), switched_off("SDKDE_REPLAY")
+    cpu_threads(), switched_off("SDKDE_TUNING")
 
 
 def named_backend(backend: str) -> str:
@@ -352,7 +348,7 @@ def _ranked(
     for startup, info, place in starts:
         if not everything and startup is not None and startup.counted > least:
             break  # later candidates start up for longer
-        candidate = judge(info, posed[place], asked.data_device, share, startup, asked.replays)
+        candidate = judge(info, posed[place], asked.data_device, share, startup)
         # A plugin without a CPU has a device that was not asked for; it is tried if it was named. Of other devices than
         # CUDA's nobody knows here whether there is one.
         absent = place.startswith("cuda") and gpu_name(place) is None

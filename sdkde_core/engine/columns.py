@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ..arrays import look, taken, to_host
+from ..arrays import look, to_host
 from ..protocol import (
     Backend,
     BackendInfo,
@@ -142,6 +142,13 @@ class PackedColumns:
             blocks.append(self._sum(self._for_near(), rows[: m - m_far, :], own_offset - before, own))
         blocks.append(self._sum([self._packed("all", *self._reaching(extent))], rows[m - m_far :, :]))
         return undo(concatenate(blocks), order), apart
+
+    @property
+    def whole(self) -> _Packed | None:
+        """The columns as the backend has them, for rows within their extent; None where some are summed apart."""
+        problem = self._problem
+        near = self._kept is None and problem.extent <= self._limit and "grad" not in problem.requires
+        return self._packed("all", self._backend, problem.extent) if near else None
 
     @property
     def n(self) -> int:
@@ -268,10 +275,8 @@ class PackedColumns:
 
     def _packed(self, which: str, backend: Backend, extent: float) -> _Packed:
         with self._lock:
-            packed, recording = self._states.pop((which, extent), None), taken() if self._shared else None
+            packed = self._states.pop((which, extent), None)
             if packed is None:
-                if recording is not None:  # it would be in the recording's memory, and filled by its replays alone
-                    raise RuntimeError("what a recording reads of shared columns has been dropped meanwhile")
                 columns = self._columns
                 if self._far is not None and which != "all":
                     order, n_near = marked_last(self._far.mask), self._problem.n - self._far.n
@@ -279,8 +284,6 @@ class PackedColumns:
                 packed = self._pack(columns, backend, extent)
                 if self._shared:
                     to_host(columns.points[:1, :])  # waits for the device: other streams find everything there
-            if recording is not None:
-                recording.kept.append(packed)
             self._states[which, extent] = packed  # the last one used comes last
             if len(self._states) > KEPT:
                 self._states.popitem(last=False)

@@ -27,14 +27,14 @@ from .plan import plan as plan_without
 from .request import Goal, Request
 
 
-def plan(request: Request, train: Any, query: Any = None, *, explained: bool = False, replays: bool = False) -> Plan:
+def plan(request: Request, train: Any, query: Any = None, *, explained: bool = False) -> Plan:
     """Plan as :func:`.plan.plan`, attached to the arguments that require grad."""
     if "torch" in sys.modules:  # else nothing requires grad
         given = {"train": train, "query": query, "weights": request.weights, "bandwidth": request.bandwidth}
         attached = [name for name, x in given.items() if is_attached(x)]
         if attached and grad_enabled():
             return _planned(request, given, attached, explained)
-    return plan_without(request, train, query, explained=explained, replays=replays)
+    return plan_without(request, train, query, explained=explained)
 
 
 def _planned(request: Request, given: Mapping[str, Any], attached: Sequence[str], explained: bool) -> Plan:

@@ -14,7 +14,7 @@ from ..choice import select
 from ..choice.cost import typical_extent
 from ..choice.judge import Candidate
 from ..protocol import TOLERANCES, Problem, Reduction
-from . import autograd, graphs
+from . import autograd
 from .fitted import Fitted, PassReport, run, with_fallback
 from .laplace import NegativeMass
 from .request import Request
@@ -121,8 +121,7 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
         raise ValueError(f"query is the shape {query_or_shape}, but train is data; pass both as data or both as shapes")
 
     def compute(request: Request) -> Explanation:
-        replays = graphs.key_of(request, train_or_shape, query_or_shape, log=False) is not None
-        ready = autograd.plan(request, train_or_shape, query_or_shape, explained=True, replays=replays)
+        ready = autograd.plan(request, train_or_shape, query_or_shape, explained=True)
         if not ready.problems[-1].m:
             raise ValueError("query is empty: there is nothing to explain")
         reports: list[PassReport] = []

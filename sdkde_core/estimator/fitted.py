@@ -14,9 +14,8 @@ import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 
 from ..arrays import Argument, Data, Origin, check_query, convert, detached, quiet, rounded, to_host
-from ..bandwidth.matrix import Bandwidth
+from ..bandwidth.matrix import Bandwidth, like
 from ..choice import registry, select
-from ..choice.judge import only_enqueues
 from ..engine.columns import PackedColumns
 from ..engine.failures import BackendFailed, OutOfReach
 from ..engine.forks import new_lock
@@ -26,7 +25,6 @@ from ..messages import warn_once
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, with_fields
 from ..spreading.devices import Reducer, pack_on
 from .density import density, log_constant
-from .graphs import Replays
 from .laplace import NegativeMass, laplace_slope, negative_mass
 from .plan import Plan, read_extent
 from .progress import Advance, batch_rows
@@ -137,8 +135,6 @@ class Fitted:
         self._lock = new_lock()
         self._successor: Fitted | None = None
         self._second: Fitted | None = None
-        alone = not (request.ranks or choice.devices)
-        self.replays = Replays() if alone and only_enqueues(choice.info, choice.device) else None
         self.home = Origin.of(centre)
         self._whiten = bandwidth.whitening(centre)
         self._packed_for(problem.reduction)
@@ -280,6 +276,16 @@ class Fitted:
         extent = rounded(float(radii(points).max()))
         asked = replace(self.problem, n=n, m=n, d=d, requires=requires, extent=extent)
         return loaded(self.request, bandwidth, asked, "auto", centre, Columns(points, log_weights), names)
+
+    @functools.cached_property
+    def scale(self) -> Any:
+        """What whitens, where the columns are, as :class:`~sdkde_core.protocol.LineBackend` takes it."""
+        factor = self.bandwidth.factor
+        return like(factor if factor.ndim == 1 else self.bandwidth.inverse, self.columns.points)
+
+    def whole(self, reduction: Reduction) -> Any:
+        """The columns as their backend has them for that reduction, see :attr:`.PackedColumns.whole`."""
+        return self._packed_for(reduction).whole
 
     def _packed_for(self, reduction: Reduction) -> Reducer:
         with self._lock:

@@ -20,7 +20,6 @@ from ..arrays import (
     Data,
     check_query,
     convert,
-    decided,
     detached,
     ingest,
     look,
@@ -30,10 +29,10 @@ from ..arrays import (
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..choice import select
-from ..engine.outliers import count, outlier_share, radii
-from ..protocol import Columns, Problem
+from ..engine.outliers import count, limit_of, outlier_share, radii
+from ..protocol import BackendUnavailable, Columns, Problem
 from .request import Request
-from .resolution import CLEAR, REACH, clearest_centre
+from .resolution import CLEAR, clearest_centre
 
 #: Bandwidths: up to there squares of distances stay finite.
 FARTHEST = 1e149
@@ -51,11 +50,6 @@ class Plan:
     query: Any  # (m, d) likewise; None: the samples
     problems: tuple[Problem, ...]  # the passes
     choice: select.Choice
-    # For replays: whether the plan depends on more of the data than the numbers that were noted; passes, by number, and
-    # limits of which it was asked what share of the pairs is beyond; decisions noted before the extent was known.
-    looked: bool
-    shares: tuple[tuple[int, float], ...]
-    located: int = 0
 
 
 class Measured(NamedTuple):
@@ -90,23 +84,20 @@ def plan(
     *,
     grad: Sequence[str] = (),
     explained: bool = False,
-    replays: bool = False,
     expected: Argument | None = None,
 ) -> Plan:
     """Read the data, whiten them and choose the backend.
 
-    Tensors that require grad are refused: :func:`.autograd.plan` takes them. ``grad`` names the
-    arguments, detached, by which derivatives are wanted: the backend has the feature ``"grad"``. ``explained``: with
-    every candidate's reason and price. ``replays``: such calls are replayed, where the backend can and the data are
-    near enough. ``expected`` is a query that comes later: only its shape, dtype and names are looked at. None: a
-    query with one row for each sample.
+    Tensors that require grad are refused: :func:`.autograd.plan` takes them. ``grad`` names the arguments, detached, by
+    which derivatives are wanted: the backend has the feature ``"grad"``. ``explained``: with every candidate's reason
+    and price. ``expected`` is a query that comes later: only its shape, dtype and names are looked at. None: a query
+    with one row for each sample.
     """
     data, bandwidth = read(request, train, query)
     if expected is not None:
         check_query(expected, data.n, data.d, data.names)
         data = replace(data, dtype=max(data.dtype, expected.dtype))  # "float64" > "float32"
-    measured, extent, recentred = located(data, bandwidth)
-    noted = decided() if replays else 0
+    measured, extent = located(data, bandwidth)
     points, rows, log_weights = measured.train, measured.query, measured.log_weights
     (n, d), m = points.shape, None if rows is None else rows.shape[0]
     if expected is not None:
@@ -121,28 +112,29 @@ def plan(
             shares[step, limit] = share_beyond(request, measured, step, limit)
         return shares[step, limit]
 
-    far = recentred or extent > REACH[problems[0].precision]  # where all data are looked at for rounding
-    choice = select.choose(
-        problems,
-        backend=request.backend,
-        device=request.device,
-        data_device=data.device,
-        options=request.backend_options,
-        share=share,
-        came_from=data.came_from,
-        calls=request.calls,
-        replays=replays and not far,
-        explained=explained,
-        without=request.without,
-    )
-    looked = far or bool(request.without)
+    how: dict[str, Any] = {"data_device": data.device, "came_from": data.came_from, "calls": request.calls}
+    how |= {"options": request.backend_options, "explained": explained, "without": request.without}
+    choice = None if data.came_from == "cpu" else choose_near(request, problems, **how)
+    choice = choice or select.choose(problems, backend=request.backend, device=request.device, share=share, **how)
     library, place = choice.info.arrays, choice.device
     if data.device != place or array_namespace(points).__name__ != f"array_api_compat.{library}":
         points, log_weights = convert(points, library, place), convert(log_weights, library, place)
         rows = None if rows is None else convert(rows, library, place)
     problems, columns = problems if place == data.device else select.at(problems, place), Columns(points, log_weights)
-    asked = tuple(shares)
-    return Plan(request, data, bandwidth, measured.centre, columns, rows, problems, choice, looked, asked, noted)
+    return Plan(request, data, bandwidth, measured.centre, columns, rows, problems, choice)
+
+
+def choose_near(request: Request, problems: Sequence[Problem], **how: Any) -> select.Choice | None:
+    """Return the backend for points that are all within its limits, summed in one way; None where there is none.
+
+    It is preferred for data on a device: to sum some points apart takes many launches.
+    """
+    try:
+        choice = select.choose(problems, backend=request.backend, device=request.device, **how)
+    except BackendUnavailable:
+        return None
+    near = all(p.extent <= limit_of(choice.info, p) for p in select.at(problems, choice.device))
+    return choice if near else None
 
 
 def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
@@ -163,18 +155,18 @@ def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
     return Measured(points, rows, distances, xp.max(distances), log_weights, centre)
 
 
-def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float, bool]:
-    """Whiten the data and read their extent; and whether the centre was moved, for which all of them were looked at."""
+def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float]:
+    """Whiten the data and read their extent."""
     measured = measure(data, bandwidth)
     bound = look(rounded, measured.largest)
     if bound <= CLEAR:  # as nearly always; false for NaN
-        return measured, bound, False
+        return measured, bound
     blurred = not bandwidth.narrow and look(
         lambda *centre: bool((abs(np.array(centre)) > CLEAR * _scale(bandwidth)).any()), measured.centre
     )
     extent = _checked(bound, measured.distances, data, bandwidth)
     if not blurred or extent <= CLEAR:
-        return measured, extent, False
+        return measured, extent
     here = to_host(measured.centre)
     query = None if data.query is None else to_host(data.query)
     best = clearest_centre(to_host(data.train), query, _scale(bandwidth), here)
@@ -183,7 +175,7 @@ def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float, bool]:
             best = array_namespace(measured.centre).asarray(best, device=device_of(measured.centre))
         measured = measure(data, bandwidth, best)
         extent = read_extent(measured.largest, measured.distances, data, bandwidth)
-    return measured, extent, True
+    return measured, extent
 
 
 def share_beyond(request: Request, measured: Measured, step: int, limit: float) -> float:

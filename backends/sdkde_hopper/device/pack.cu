@@ -92,10 +92,11 @@ finish_dense(
 }
 
 // ℓ of every row from the maxima and sums of all parts of the columns, in a fixed order: (parts, m, 3); ``laplace``:
-// log M, the sign and log |L| of LAPLACE. Rows with no column have what padding leaves.
+// log M, the sign and log |L| of LAPLACE. Rows with no column have what padding leaves. ``form`` 1: ℓ + constant, the
+// log density; 2: the density; to ``single`` where that is not null, else to ``log_sum``.
 extern "C" __global__ void finish_log_sum(
     const float* out, const double* top_weight, int m, int d, int parts, int laplace, double* log_sum, double* sign,
-    double* log_magnitude) {
+    double* log_magnitude, double constant, int form, float* single) {
   const int row = blockIdx.x * blockDim.x + threadIdx.x;
   if (row >= m) return;
   double top = -1e300, total = 0.0, moment = 0.0;
@@ -110,7 +111,9 @@ extern "C" __global__ void finish_log_sum(
   const bool none = top < -2e4 && total == total;  // NaN stays
   const double all = none ? nothing : log(total) + (top - RAISED_BITS) * LN2 + top_weight[0];
   if (!laplace) {
-    log_sum[row] = all;
+    const double value = form == 0 ? all : form == 1 ? all + constant : exp(all + constant);
+    if (single) single[row] = (float)value;
+    else log_sum[row] = value;
     return;
   }
   const double half = 1.0 + 0.5 * d, square = -LN2 * moment / total;  // the mean of ½ r²

@@ -46,14 +46,15 @@ extern "C" __global__ void pack_symmetric(
 // Adds up what the units and the columns' slots have of 32 rows, always in the same order, and at the end makes ℓ and
 // the shift of them. A thread has four of a row's SUMS.
 //
-// ``sums`` (padded, SUMS), float64, carries the sums from one launch to the next.
+// ``sums`` (padded, SUMS), float64, carries the sums from one launch to the next. Where ``moved_from`` is not null, half
+// the shift is added to it.
 constexpr int QUADS = SUMS / 4, THREADS = 32 * QUADS;
 extern "C" __global__ void __launch_bounds__(THREADS)
 merge(
     const float4* out_rows, const float4* out_columns, const int* row_begin, const int* row_units,
     const int* column_begin, const int* column_slots, int block_offset, int super_offset, int blocks, int supers,
     double* sums, int begins, int ends, const uint16_t* rows, const double* log_weights, int n, int d, double* log_sum,
-    double* shift) {
+    double* shift, const double* moved_from) {
   __shared__ double shared[THREADS * 4];
   const int first = blockIdx.x * 32, own = threadIdx.x;  // in the four's order of 32 rows
   int block = first / 256 - block_offset, super = first / (64 * TILES) - super_offset;
@@ -83,7 +84,9 @@ merge(
     const double packed = of_half(rows[(size_t)row * EXPONENTS + k]) + of_half(rows[(size_t)row * EXPONENTS + 2 * WIDTH + k]);
     const double sum = shared[i / d * SUMS + WIDTH];  // of some other points it may be 0
     const double away = shared[i / d * SUMS + k] / sum - packed;
-    shift[(size_t)first * d + i] = sum <= 0 ? 0.0 : away * (1.0 / SQRT_LOG2E);
+    const size_t at = (size_t)first * d + i;
+    const double by = sum <= 0 ? 0.0 : away * (1.0 / SQRT_LOG2E);
+    shift[at] = moved_from ? moved_from[at] + 0.5 * by : by;
   }
   if (own < count)
     log_sum[first + own] = log_of(shared[own * SUMS + WIDTH] * share(first + own)) - SCALE_BITS * LN2 + log_weights[0];

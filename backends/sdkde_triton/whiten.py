@@ -1,0 +1,111 @@
+"""Points in bandwidths, and their extent: what comes before packing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from sdkde_core.plugin import Slots
+from sdkde_core.protocol import Whitened
+
+from .compiled import copy
+from .kernels import sized
+from .launch import bits
+
+_ROWS = 128  # of a program
+
+_slots = Slots()
+
+
+@sized
+def centre_kernel(x, out, n, d, first, SOME: tl.constexpr, BLOCK: tl.constexpr):
+    """Per column, a program each, the lower median of n rows, which are ``first`` rows apart; NaN is left out."""
+    k = tl.program_id(0)
+    i = tl.arange(0, SOME)
+    values = tl.load(x + i.to(tl.int64) * first * d + k, mask=i < n, other=float("nan"))
+    valid = values == values
+    rank = tl.zeros((SOME,), tl.int32)
+    for start in range(0, n, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        others = tl.load(x + j.to(tl.int64) * first * d + k, mask=j < n, other=float("nan"))[None, :]
+        less = (others < values[:, None]) | ((others == values[:, None]) & (j[None, :] < i[:, None]))
+        rank += tl.sum(less.to(tl.int32), 1)
+    known = tl.sum(valid.to(tl.int32), 0)
+    chosen = valid & (rank == (known - 1) // 2)
+    found = tl.sum(tl.where(chosen, values, 0.0).to(tl.float64), 0)
+    tl.store(out + k, tl.where(known > 0, found, float("nan")))
+
+
+@sized
+def whiten_kernel(
+    first_points,
+    second_points,
+    scale,
+    centre,
+    out,
+    second_out,
+    slots,
+    n,
+    m,
+    d,
+    factor,
+    KIND: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """u = L⁻¹(x − centre) for the rows of two arrays, and the largest distance of a program's rows to its slot.
+
+    KIND 0: L⁻¹ is 1/h in every column, and ``factor`` the bits of that, as Triton passes numbers in 32; 1: ``scale`` is
+    L's diagonal; 2: it is L⁻¹. WIDTH is a power of two ≥ d. The distance is infinite where a coordinate is NaN.
+    """
+    blocks = (n + BLOCK - 1) // BLOCK
+    program = tl.program_id(0) + tl.zeros((BLOCK,), tl.int32)
+    own = program < blocks
+    row = tl.where(own, program, program - blocks) * BLOCK + tl.arange(0, BLOCK)
+    of_first, of_second = own & (row < n), (program >= blocks) & (row < m)
+    k = tl.arange(0, WIDTH)
+    at = row[:, None].to(tl.int64) * d + k[None, :]
+    column = k[None, :] < d
+    if KIND < 2:
+        x = tl.load(first_points + at, mask=of_first[:, None] & column, other=0.0)
+        x += tl.load(second_points + at, mask=of_second[:, None] & column, other=0.0)
+        u = x.to(tl.float64) - tl.load(centre + k, mask=k < d, other=0.0)[None, :]
+        if KIND == 0:
+            u *= (tl.zeros((), tl.int64) + factor).to(tl.float64, bitcast=True)
+        else:
+            u /= tl.load(scale + k, mask=k < d, other=1.0)[None, :]
+    else:
+        u = tl.zeros((BLOCK, WIDTH), tl.float64)
+        for j in range(d):
+            of = row.to(tl.int64) * d + j
+            x = tl.load(first_points + of, mask=of_first, other=0.0)
+            x += tl.load(second_points + of, mask=of_second, other=0.0)
+            away = x.to(tl.float64) - tl.load(centre + j)
+            u += away[:, None] * tl.load(scale + k * d + j, mask=k < d, other=0.0)[None, :]
+    u = tl.where((of_first | of_second)[:, None] & column, u, 0.0)
+    tl.store(out + at, u, mask=of_first[:, None] & column)
+    tl.store(second_out + at, u, mask=of_second[:, None] & column)
+    distances = tl.sqrt(tl.sum(u * u, 1))
+    distances = tl.where(distances <= 1.0e300, distances, float("inf"))
+    tl.store(slots + tl.program_id(0), tl.max(distances, 0))
+
+
+def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre: torch.Tensor | None) -> Whitened:
+    """See :class:`sdkde_core.protocol.LineBackend`."""
+    first, second = given[0], given[-1]
+    (n, d), m, device = first.shape, second.shape[0] if len(given) > 1 else 0, first.device
+    if centre is None:
+        centre, apart = torch.empty(d, dtype=torch.float64, device=device), max(1, n // 256)
+        copy(centre_kernel, d, (first, centre, -(-n // apart), d, apart), (512, 32))
+    points = [torch.empty(x.shape, dtype=torch.float64, device=device) for x in given]
+    width = max(2, 1 << (d - 1).bit_length())
+    block = min(_ROWS, max(2, 2048 // width))
+    programs = -(-n // block) - (-m // block)
+    slots, number = _slots.ready(programs, first), isinstance(scale, float)
+    by: Any = centre if isinstance(scale, float) else scale
+    sizes = n, m, d, bits(1.0 / scale if isinstance(scale, float) else 1.0)
+    arguments = (first, second, by, centre, points[0], points[-1], slots, *sizes)
+    copy(whiten_kernel, programs, arguments, (0 if number else by.ndim, width, block))
+    return Whitened(tuple(points), centre, _slots.largest(programs, device))

@@ -1,0 +1,243 @@
+"""The straight line: an estimate of tensors on a CUDA device, in a few launches.
+
+What the general way (:mod:`.plan`, :mod:`.fitted`) decides on the host, before and between its launches, takes ten
+times as long as the kernels of a small estimate. Data within the backend's reach need none of it: their whitened points
+and their extent are computed by two kernels (a backend's feature ``"line"``), the extent is read, and everything else
+follows from it and from the shapes. That is kept, by the shapes and options of a call. Where the data ask for more,
+the functions here return None, and the general way answers: outliers, weights of zero, numbers that are not finite,
+input that requires grad, and errors, whose messages it makes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..arrays import Argument, rounded
+from ..bandwidth.matrix import Bandwidth, like
+from ..choice import registry
+from ..engine.failures import checks_always
+from ..protocol import BackendUnavailable, Columns, LineBackend, Problem, Reduction, with_fields
+from .density import density, log_constant
+from .plan import choose_near, read
+from .request import Goal, Request
+from .resolution import CLEAR
+
+if TYPE_CHECKING:
+    from .fitted import Fitted
+
+_logger = logging.getLogger("sdkde")
+
+
+class _Passes(NamedTuple):
+    """What is launched for an extent."""
+
+    backend: Any
+    ends: bool  # it has the feature ``"line"`` itself
+    problems: tuple[Problem, ...]
+    packed: tuple[Problem, ...]  # for :meth:`Backend.prepare`, of each pass
+
+
+class _Line:
+    """What calls of one shape and with the same options have in common."""
+
+    def __init__(self, request: Request, shape: tuple[int, int], m: int | None, dtype: Any, place: str) -> None:
+        self.request, (self.n, self.d), self.m, self.place = request, shape, m, place
+        self.dtype = str(dtype).removeprefix("torch.")
+        self.equal = sys.modules["torch"].full((self.n,), -math.log(self.n), dtype=float, device=place)
+        self.known: dict[tuple[float, bool], _Passes | None] = {}
+        self.how: dict[str, Any] = {"data_device": place, "calls": request.calls}
+        self.how |= {"without": request.without}
+        near = choose_near(request, self._problems(1.0, False), **self.how)
+        able = near is not None and near.device == place and "line" in near.info.features
+        self.whitening: LineBackend | None = near.backend if near and able else None  # type: ignore[assignment]
+
+    def passes(self, extent: float, weighted: bool) -> _Passes | None:
+        """Return the passes for points within the extent; None where some of them would be summed apart."""
+        key = extent, weighted
+        if key not in self.known:
+            problems = self._problems(extent, weighted)
+            choice = choose_near(self.request, problems, **self.how) if extent <= CLEAR else None
+            self.known[key] = None
+            if choice is not None and choice.device == self.place and choice.info.arrays == "torch":
+                packed = tuple(with_fields(p, same=False) for p in problems)
+                self.known[key] = _Passes(choice.backend, "line" in choice.info.features, problems, packed)
+        return self.known[key]
+
+    def _problems(self, extent: float, weighted: bool) -> tuple[Problem, ...]:
+        requires = frozenset(["weights"] * weighted)
+        return self.request.problems(self.m, self.n, self.d, extent, requires, self.dtype, self.place)
+
+
+_lines: dict[Any, _Line] = {}
+
+
+def _here(*given: Any) -> int | None:
+    """The CUDA device of tensors that the line takes, if they are all on the current one."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    for x in given:
+        if type(x) is not torch.Tensor or not x.is_cuda or x.requires_grad or not x.is_contiguous():
+            return None
+        if x.dtype is not torch.float32 and x.dtype is not torch.float64:
+            return None
+    device: int = torch.cuda.current_device()
+    if any(x.get_device() != device for x in given) or torch.cuda.is_current_stream_capturing():
+        return None
+    return device
+
+
+def _line(request: Request, x: Any, m: int | None, device: int) -> _Line:
+    """The line of calls like this one; it is made anew where backends have come or failed since."""
+    environment = [os.environ.get(name) for name in ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB")]
+    options = [request.goal, request.method, request.precision, request.backend, request.device]
+    state = *registry.aside, *registry.warm.items(), *request.without
+    key = (x.shape, x.dtype, m, device, *options, *environment, id(registry.records()), state)
+    line = _lines.get(key)
+    if line is None:
+        if len(_lines) >= 32:  # each keeps n numbers on the device
+            _lines.clear()
+        kept = with_fields(request, weights=None, bandwidth="silverman")  # which may hold the user's arrays
+        line = _lines[key] = _Line(kept, x.shape, m, x.dtype, f"cuda:{device}")
+    return line
+
+
+def estimate(request: Request, train: Any, query: Any, log: bool = False) -> tuple[Any, Request]:
+    """Return the density (m,), or its log, or for that goal the score (m, d); None where the general way is to answer.
+
+    And the request, for the general way: where a bandwidth was chosen from the data, with that.
+    """
+    given, weights = (train,) if query is None else (train, query), request.weights
+    device = _here(*given) if weights is None else _here(*given, weights)
+    if device is None or not _plain(request) or not _fits(train, query, weights):
+        return None, request
+    if type(request.bandwidth) is float and 0.0 < request.bandwidth < math.inf:
+        bandwidth = Bandwidth.of(request.bandwidth, train.shape[1])
+    else:
+        bandwidth = read(request, train, query)[1]
+        request = with_fields(request, bandwidth=bandwidth)
+    if bandwidth.narrow or not isinstance(bandwidth.factor, np.ndarray):
+        return None, request
+
+    def compute() -> Any:
+        line = _line(request, train, None if query is None else query.shape[0], device)
+        log_weights = line.equal if weights is None else _log_weights(weights, line.equal)
+        if line.whitening is None or log_weights is None:
+            return None
+        found = line.whitening.whiten(given, _scale(bandwidth, train))
+        passes = None if found is None else line.passes(rounded(found.extent), log_weights is not line.equal)
+        if found is None or passes is None:
+            return None
+        backend, _, problems, packed = passes
+        columns, queries = Columns(found.points[0], log_weights), found.points[-1]
+        for problem, whole in zip(problems[:-1], packed):
+            state = backend.prepare(whole, columns)
+            moved = backend.moved(problem, state) if passes.ends else None
+            if moved is None:
+                moved = columns.points.add(backend.reduce(problem, None, state).shift, alpha=0.5)
+            columns = Columns(moved, log_weights)
+        last, state = problems[-1], backend.prepare(packed[-1], columns)
+        what = "score" if request.goal is Goal.GRADIENT else "log" if log else "density"
+        asked = last, None if last.same else queries, state
+        constant = log_constant("gaussian", bandwidth)
+        return _result(backend, passes.ends, asked, bandwidth, constant, request.negative, what, train.dtype)
+
+    return _attempt(compute), request
+
+
+def answer(fitted: Fitted, query: Argument, what: str) -> Any:
+    """Return the ``"density"``, its ``"log"`` (m,) or the ``"score"`` (m, d) of prepared columns, or None."""
+    x, request, choice = query.array, fitted.request, fitted.choice
+    device = _here(x)
+    laplace_score = what == "score" and request.method == "laplace"
+    if device is None or x.ndim != 2 or not x.shape[0] or choice.device != f"cuda:{device}" or choice.devices:
+        return None
+    if laplace_score or request.ranks or not _plain(request) or "line" not in choice.info.features:
+        return None
+
+    def compute() -> Any:
+        columns = fitted.whole(fitted.reduction_for(what))
+        if columns is None or fitted.bandwidth.narrow:
+            return None
+        backend, problem, _, state = columns
+        found = backend.whiten((x,), fitted.scale, fitted.centre)
+        if found is None or rounded(found.extent) > problem.extent:
+            return None
+        asked, dtype = (
+            (with_fields(problem, m=x.shape[0]), found.points[0], state),
+            max(query.dtype, fitted.problem.dtype),
+        )
+        rest = fitted.log_constant, request.negative, what, getattr(sys.modules["torch"], dtype)
+        return _result(backend, True, asked, fitted.bandwidth, *rest)
+
+    return _attempt(compute)
+
+
+def _result(
+    backend: Any, ends: bool, asked: Any, bandwidth: Bandwidth, constant: float, negative: str, what: str, dtype: Any
+) -> Any:
+    """Sum the last pass, ``asked``: its problem, queries and state; and return what is wanted, as the user wants it."""
+    if what == "score":
+        return bandwidth.pull_back(backend.reduce(*asked).shift).to(dtype)
+    if ends and asked[0].reduction is Reduction.LOG_SUM:
+        found = backend.density(*asked, constant, what == "log", dtype)
+        if found is not None:
+            return found
+    return density(backend.reduce(*asked), constant, what == "log", negative != "keep").to(dtype)
+
+
+def _fits(train: Any, query: Any, weights: Any) -> bool:
+    """Whether the shapes are what they should be, and the dtypes alike."""
+    if (
+        train.ndim != 2
+        or not 0 < train.numel() <= 1 << 24
+        or (weights is not None and weights.shape != train.shape[:1])
+    ):
+        return False
+    if query is None:
+        return True
+    return query.ndim == 2 and query.shape[1:] == train.shape[1:] and query.numel() > 0 and query.dtype is train.dtype
+
+
+def _plain(request: Request) -> bool:
+    """Whether the options are the line's."""
+    if request.kernel != "gaussian" or request.negative == "renormalise" or request.backend_options or request.ranks:
+        return False
+    laplace = request.goal is Goal.GRADIENT and request.passes[-1].reduction is Reduction.LAPLACE
+    return not laplace and not isinstance(request.device, tuple) and request.device != "cpu"
+
+
+def _log_weights(weights: Any, equal: Any) -> Any:
+    """Normalised log weights (n,), float64; ``equal`` where they do not differ, None where one is not positive."""
+    weights = weights.double()
+    least, most = sys.modules["torch"].stack(weights.aminmax()).tolist()
+    if not 0.0 < least <= most < math.inf:
+        return None
+    return equal if least == most else weights.log().log_softmax(0)
+
+
+def _scale(bandwidth: Bandwidth, x: Any) -> Any:
+    """What :class:`LineBackend` takes for a bandwidth, where x is."""
+    if bandwidth.factor.ndim == 1:
+        return like(bandwidth.factor, x)
+    return like(bandwidth.inverse, x)
+
+
+def _attempt(compute: Callable[[], Any]) -> Any:
+    """Return a result; None where the general way is to find out what is wrong, and to say it."""
+    try:
+        return compute()
+    except BackendUnavailable:
+        return None
+    except Exception as error:  # a backend may raise anything, and where memory does not suffice rows are to be cut
+        if checks_always():
+            raise
+        _logger.debug("the straight line ended with %s: %s", type(error).__name__, error)
+        return None
