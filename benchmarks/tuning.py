@@ -19,11 +19,10 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-from sdkde_autotune.key import canonical
 from sdkde_autotune.measure import MeasuringRunner, space_for
 from sdkde_autotune.predict import MARGIN
 from sdkde_autotune.problems import place_of, problems, task_of, tunables
-from sdkde_autotune.records import Outcome, Task
+from sdkde_autotune.records import Outcome, Task, canonical
 from sdkde_autotune.search import search
 from sdkde_autotune.store import Store
 

@@ -17,9 +17,8 @@ import pytest
 optuna = pytest.importorskip("optuna")
 
 from sdkde_autotune import lookup, measure, predict, processes  # noqa: E402
-from sdkde_autotune.key import Key  # noqa: E402
 from sdkde_autotune.problems import problems, task_of  # noqa: E402
-from sdkde_autotune.records import Outcome, Task  # noqa: E402
+from sdkde_autotune.records import Key, Outcome, Task  # noqa: E402
 from sdkde_autotune.search import candidates, search, studies  # noqa: E402
 from sdkde_autotune.store import Store  # noqa: E402
 

@@ -18,10 +18,10 @@ from sdkde_core.cli.console import Group as OneLine
 from sdkde_core.messages import did_you_mean, switched_off
 from sdkde_core.plugin import write_atomically
 
-from . import lookup, options, provenance
-from .key import Key, canonical
+from . import options, provenance
+from .database import database
 from .problems import Place, Tunable, by_value, place_of, task_of, tunables
-from .records import Outcome
+from .records import Key, Outcome, canonical
 
 if TYPE_CHECKING:
     from .measure import MeasuringRunner
@@ -134,7 +134,7 @@ def tune(
             stopped = f"the budget is spent: {len(tasks) - len(results)} of {len(tasks)} problems were not begun"
     except KeyboardInterrupt:
         stopped = "stopped: what was tried is kept, and the same command goes on from there"
-    source, where = "measured" if place.device else "predicted", db or lookup.database()
+    source, where = "measured" if place.device else "predicted", db or database()
     rows = [report.result_row(result) for result in results]
     if as_json:
         told = {"gpu": place.name, "source": source, "db": str(where)}
@@ -247,7 +247,7 @@ def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
     """List the best configurations."""
     from . import report
 
-    where = db or lookup.database()
+    where = db or database()
     if options.absent(where):
         click.echo("[]" if as_json else f"nothing is tuned yet: there is no {where}")
         return

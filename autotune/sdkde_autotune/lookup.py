@@ -21,22 +21,19 @@ import json
 import math
 import os
 import sqlite3
-import stat
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from sdkde_core.plugin import cache_folder, warn_once
+from sdkde_core.plugin import warn_once
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Config, Query
 
-from .key import FAMILY, Key, octave
-from .records import Best, Trial, trial_of, winners
-from .schema import Refused, begun, text, winning
+from .database import connect, database, stamp, winning
+from .records import FAMILY, Best, Key, Trial, octave, trial_of, winners
 
-__all__ = ["Found", "candidates", "database", "forget", "lookup", "read"]
+__all__ = ["Found", "candidates", "forget", "lookup"]
 
 #: A configuration serves problems whose sizes differ by at most so many octaves, and dimensions by a factor.
 OCTAVES, DIMENSIONS = 3, 4 / 3
@@ -44,10 +41,6 @@ OCTAVES, DIMENSIONS = 3, 4 / 3
 #: Tables that come with sdkde, written by ``sdkde-autotune export --winners``.
 TABLES = Path(__file__).parent / "tables"
 
-#: How long a look-up waits for a locked database, and for how long one that changes meanwhile is read again.
-LOCKED_SECONDS, CHANGED_SECONDS = 0.2, 1.0
-
-_T = TypeVar("_T")
 _Row = dict[str, Any]
 
 
@@ -143,25 +136,6 @@ def forget() -> None:
     _answers, _shipped, _refused = {}, None, {}
 
 
-def database() -> Path:
-    """Return the path of the tuner's database: ``SDKDE_DB``, else ``tuning.sqlite`` in the user's cache folder.
-
-    Raises
-    ------
-    ValueError
-        ``SDKDE_DB`` is below a home that is not there.
-    FileNotFoundError
-        The user has no home.
-    """
-    named = os.environ.get("SDKDE_DB")
-    if not named:
-        return cache_folder() / "tuning.sqlite"
-    try:
-        return Path(named).expanduser()
-    except RuntimeError as error:
-        raise ValueError(f"SDKDE_DB is {named!r}: {error} Set the path of a file") from error
-
-
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
@@ -173,7 +147,11 @@ def _stored(key: Key, path: Path | None) -> list[_Row]:
             path = path or database()
         except FileNotFoundError:  # without a home nobody has kept anything
             return []
-        return read(path, lambda connection: _select(connection, key)) or []
+        connection = connect(path)
+        if connection is None:
+            return []
+        with closing(connection):
+            return _select(connection, key)
     except Exception as error:
         if own:
             _refused[os.environ.get("SDKDE_DB")] = before
@@ -184,7 +162,7 @@ def _stored(key: Key, path: Path | None) -> list[_Row]:
 def _state() -> object:
     """Return the stamp of the user's database, or why it has none."""
     try:
-        return _stamp(database())
+        return stamp(database())
     except Exception as error:
         return str(error)
 
@@ -218,88 +196,6 @@ def _tables() -> dict[tuple[object, ...], list[_Row]]:
                 _warn(str(path), f"{type(error).__name__}: {error}")
         _shipped = rows
     return rows
-
-
-def read(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
-    """Return ``work(connection)`` in a read-only transaction; None if there is no database, or it is empty.
-
-    No file is created, not even the -wal and -shm that SQLite makes for a reader in WAL mode. While there is a -wal,
-    SQLite uses it and its -shm. Without a -wal no writer is active, and the database is opened as immutable; if it
-    changes all the same, it is read again. Only SQLite opens the file: closing a handle of our own would drop the locks
-    of other connections in this process.
-
-    Raises
-    ------
-    OSError, sqlite3.Error, Refused
-        It cannot be read, or is not a database of the tuner.
-    """
-    path, until = Path(os.path.realpath(path)), time.monotonic() + CHANGED_SECONDS
-    while True:
-        before = _stamp(path)
-        if before is None:
-            return None
-        # At rest nothing is written, nor was left unwritten by a process that was killed. Without a -shm a writer
-        # begins or ends just now; or was killed as it ended, or this is a copy.
-        at_rest = not any(before[:2])
-        without_shm = before[0] > 0 and not os.path.exists(f"{path}-shm")
-        try:
-            if not without_shm or time.monotonic() > until:
-                uri = f"{path.as_uri()}?{'immutable=1' if at_rest else 'mode=ro'}"
-                found = _read_copy(path, work) if without_shm else _read_once(uri, work)
-                if not (without_shm or at_rest) or _stamp(path) == before:
-                    return found
-        except (sqlite3.Error, Refused):
-            if time.monotonic() > until or _stamp(path) == before:
-                raise
-        if time.monotonic() > until + CHANGED_SECONDS:
-            raise Refused("it is changed all the time; try again when nothing writes to it")
-        time.sleep(0.002)
-
-
-def _read_once(uri: str, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
-    with closing(sqlite3.connect(uri, uri=True, timeout=LOCKED_SECONDS, isolation_level=None)) as connection:
-        connection.text_factory = text
-        connection.execute("BEGIN")
-        return work(connection) if begun(connection) else None
-
-
-def _read_copy(path: Path, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
-    """Read a database whose -wal has no -shm: it is a copy, or its writer was killed while it closed it.
-
-    SQLite would make the -shm beside it.
-    """
-    import shutil
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        for suffix in "", "-wal":
-            shutil.copyfile(f"{path}{suffix}", f"{folder}/copy{suffix}")
-        return _read_once(Path(f"{folder}/copy").as_uri(), work)
-
-
-def _stamp(path: Path) -> tuple[int, ...] | None:
-    """Return what tells whether a database has changed, the sizes of its -wal and -journal first; None if it is empty.
-
-    Raises
-    ------
-    OSError, Refused
-        It is in a loop of symbolic links, below a file or hidden by permissions; it is no regular file.
-    """
-    real = os.path.realpath(path)
-    try:
-        found = os.stat(real)
-    except FileNotFoundError:
-        return None
-    if not stat.S_ISREG(found.st_mode):
-        kind = "a directory" if stat.S_ISDIR(found.st_mode) else "no regular file"
-        raise Refused(f"it is {kind}; name another with --db or SDKDE_DB")
-    sizes, times = [0, 0], [0, 0]
-    for i, suffix in enumerate(("-wal", "-journal")):
-        with suppress(OSError):
-            beside = os.stat(f"{real}{suffix}")
-            sizes[i], times[i] = beside.st_size, beside.st_mtime_ns
-    file = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-    return (*sizes, *times, *file) if found.st_size else None
 
 
 def _warn(path: str, reason: str) -> None:

@@ -15,7 +15,7 @@ from sdkde_core.cli.console import Choice, together
 from sdkde_core.protocol import PRECISIONS, Problem, Reduction
 from sdkde_core.tuning import this_cpu
 
-from . import lookup
+from .database import database
 from .problems import GRID, Place, problems
 from .records import SOURCES
 
@@ -109,7 +109,7 @@ def absent(path: Path | str) -> bool:
 
 def there(db: Path | None) -> Path:
     """Return the path of the database, which must exist."""
-    where = db or lookup.database()
+    where = db or database()
     if absent(where):
         how = "run sdkde-autotune --gpu auto, or name another --db"
         raise ValueError(f"nothing is tuned yet: there is no {where}; {how}")

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sdkde_core.choice.cards import GPU
 from sdkde_core.tuning import Config, Space
 
-from .key import Key, canonical
 from .measure import begin, resources
 from .processes import Pool
 from .provenance import current
-from .records import Outcome, Task
+from .records import Key, Outcome, Task, canonical
 from .search import Result, candidates
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from sdkde_core.messages import did_you_mean
 from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction
 from sdkde_core.tuning import Query, Space, space_of, this_cpu
 
-from .key import Key, octave
-from .records import Task
+from .records import Key, Task, octave
 
 __all__ = ["GRID", "Place", "Tunable", "by_value", "place_of", "problems", "task_of", "tunables"]
 

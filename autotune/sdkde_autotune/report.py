@@ -14,9 +14,8 @@ import click
 from sdkde_core.cli.console import table
 
 from . import lookup, provenance
-from .key import Key
 from .problems import Tunable
-from .records import Best, Outcome
+from .records import Best, Key, Outcome
 from .search import Result
 
 __all__ = ["Progress", "best_row", "config_text", "explained", "listing", "result_row"]

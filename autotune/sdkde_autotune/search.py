@@ -20,8 +20,7 @@ from optuna.trial import TrialState
 from sdkde_core.choice.cards import GPU
 from sdkde_core.tuning import Config, Space
 
-from .key import Key, canonical
-from .records import Outcome, Task, fastest
+from .records import Key, Outcome, Task, canonical, fastest
 
 if TYPE_CHECKING:
     from .measure import MeasuringRunner
