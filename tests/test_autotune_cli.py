@@ -18,7 +18,7 @@ pytest.importorskip("click_default_group")
 
 import test_autotune_search
 from click.testing import CliRunner
-from sdkde_autotune import lookup, measure, provenance
+from sdkde_autotune import lookup, measure
 from sdkde_autotune.cli import main
 from sdkde_autotune.problems import place_of, problems, tunables
 from sdkde_autotune.records import Key, Outcome
@@ -55,10 +55,10 @@ def _place(tmp_path, monkeypatch):
     monkeypatch.setenv("SDKDE_DB", str(tmp_path / "tuning.sqlite"))
     monkeypatch.chdir(tmp_path)
     listed_cards(monkeypatch)
-    for forget in (lookup.forget, provenance.current.cache_clear):  # versions of backends that only these tests have
+    for forget in (lookup.forget, measure.versions.cache_clear):  # versions of backends that only these tests have
         forget()
     yield
-    for forget in (lookup.forget, provenance.current.cache_clear):
+    for forget in (lookup.forget, measure.versions.cache_clear):
         forget()
 
 
@@ -78,7 +78,7 @@ def worker(monkeypatch):
     def make(*arguments):
         runner = Played(made.answer, made.again)
         runner.made_with = arguments
-        runner.provenance = lambda task: dict(provenance.current(task.query.backend))
+        runner.provenance = lambda task: dict(measure.versions(task.query.backend))
         made.append(runner)
         return runner
 

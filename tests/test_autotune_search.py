@@ -16,7 +16,7 @@ import pytest
 
 optuna = pytest.importorskip("optuna")
 
-from sdkde_autotune import lookup, measure, predict, processes  # noqa: E402
+from sdkde_autotune import bench, lookup, measure, predict, processes  # noqa: E402
 from sdkde_autotune.problems import problems, task_of  # noqa: E402
 from sdkde_autotune.records import Key, Outcome, Task  # noqa: E402
 from sdkde_autotune.search import candidates, search, studies  # noqa: E402
@@ -271,6 +271,7 @@ def test_other_code_is_measured_anew_and_the_earlier_finalists_with_it(store):
 # --- predictions --------------------------------------------------------------------------------------------------
 
 CARD = cards.gpu("a6000")
+WRONG = Outcome("wrong", error="the worst row is off, as interpreted")
 PRICED = sorted(ALL, key=lambda config: HILLS.seconds("sum", config, None, CARD))
 
 
@@ -299,13 +300,12 @@ def test_what_spills_fails_or_is_wrong_is_passed_over(store, compiled, monkeypat
 
     monkeypatch.setattr(Hills, "compile", compile_)
     monkeypatch.setattr(Hills, "too_much", lambda self, found, architecture: "spills" if found.spills else None)
-    monkeypatch.setattr(predict, "_interpreted", lambda task, config: 7.0 if config == PRICED[2] else 0.5)
+    monkeypatch.setattr(predict, "_interpreted", lambda task, config: WRONG if config == PRICED[2] else None)
     (result,) = predicted(store)
     assert (result.best, result.outcome.rank) == (PRICED[3], 4)
     assert [outcome.status for outcome in result.known.values()] == ["compile_error"] * 2 + ["wrong", "ok", "ok"]
     errors = [trial.outcome.error for trial in store.trials(KEY) if trial.outcome.status != "ok"]
-    wrong = "the worst row is off by 7 of the tolerance, as interpreted"
-    assert sorted(errors) == ["RuntimeError: out of registers", "spills", wrong]
+    assert sorted(errors) == ["RuntimeError: out of registers", "spills", WRONG.error]
 
 
 def test_where_nothing_compiles_no_more_than_the_trials_are_compiled(store, compiled, monkeypatch):
@@ -444,8 +444,8 @@ def test_a_prediction_is_interpreted(monkeypatch):
     pool = processes.Pool(1, interpret=True)
     config = {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 2}
     try:
-        assert 0 < pool.result("right", predict._interpreted, Task(query, given), config) < 1
-        assert pool.result("numba", predict._interpreted, Task(replace(query, backend="numba-cuda"), given), {}) is None
+        assert 0 < pool.result("right", bench.interpreted, Task(query, given), config) < 1
+        assert pool.result("numba", bench.interpreted, Task(replace(query, backend="numba-cuda"), given), {}) is None
     finally:
         pool.close()
 

@@ -18,7 +18,7 @@ from sdkde_core.cli.console import Group as OneLine
 from sdkde_core.messages import did_you_mean, switched_off
 from sdkde_core.plugin import write_atomically
 
-from . import options, provenance
+from . import options
 from .database import database
 from .problems import Place, Tunable, by_value, place_of, task_of, tunables
 from .records import Key, Outcome, canonical
@@ -230,12 +230,12 @@ def _verified(best: Best, runner: MeasuringRunner, store: Store) -> dict[str, An
     found = search(task, space, runner, store, again=True)
     gone = Outcome("invalid", error="it is beyond the present limits of the card")
     now, after = found.known.get(canonical(best.config), gone), found.outcome
-    row |= {"now": now.median, "default": result_row(found)["default"]}
     # As fast as the new winner within one percent, it is as good.
-    row["holds"] = after is not None and now.median <= 1.01 * after.median
+    holds = after is not None and now.median <= 1.01 * after.median
     faster = "the default" if found.best == (best.default and best.default.config) else "another"
     why = f"{now.status}: {now.error}" if now.error else f"{faster} is faster"
-    return {**row, "verdict": "holds" if row["holds"] else why}
+    new = {"now": now.median, "default": result_row(found)["default"], "holds": holds}
+    return {**row, **new, "verdict": "holds" if holds else why}
 
 
 @main.command()
@@ -329,9 +329,9 @@ def _store(path: Path | None, write: bool = True) -> Store:
 
 
 def _runner(device: str) -> MeasuringRunner:
-    from .measure import MeasuringRunner
+    from .measure import MeasuringRunner, load_percent
 
-    load = provenance.clocks(device).get("load_percent", 0)
+    load = load_percent(device)
     if load >= (50 if device == "cpu" else 5):
         click.echo(f"{device} is busy ({load:.0f} % of its time): times measured meanwhile are unreliable", err=True)
     return MeasuringRunner(device, hardware.cpu_threads())

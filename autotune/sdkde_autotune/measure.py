@@ -5,36 +5,34 @@ A candidate may make the worker hang, run out of memory or lose its CUDA context
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+import importlib.util
+import os
 import statistics
+import zlib
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from sdkde_core.choice import registry
+import sdkde_core
+from sdkde_core.choice import hardware, registry
 from sdkde_core.tuning import Compiled, Config, Space, space_of
 
 from .processes import Pool, first_line
-from .provenance import clocks, current
 from .records import Outcome, Task
 
-__all__ = ["MeasuringRunner", "begin", "quantiles", "resources", "space_for"]
+__all__ = ["MeasuringRunner", "begin", "load_percent", "quantiles", "resources", "space_for", "versions"]
 
 
 class MeasuringRunner:
-    """Tries candidates on a processor that is here. A failing one is an outcome, never an exception.
+    """Tries candidates on ``"cpu"`` or ``"cuda:0"``. A failing one is an outcome, never an exception."""
 
-    Parameters
-    ----------
-    device : str
-        ``"cpu"`` or ``"cuda:0"``.
-    jobs : int
-        Compilers side by side.
-    """
-
-    def __init__(self, device: str = "cuda:0", jobs: int = 1) -> None:
-        self.device, self._compilers = device, Pool(jobs)
+    def __init__(self, device: str, compilers: int = 1) -> None:
+        self.device, self._compilers = device, Pool(compilers)
         # For its first answer the worker imports PyTorch or Numba, and makes data.
         self._worker = Pool(1, patience=180.0, failure="crash")
-        self._clocks: dict[str, Any] = {}
 
     def prepare(self, task: Task, configs: Sequence[Config]) -> None:
         """Start to compile the candidates that will be run next."""
@@ -51,42 +49,41 @@ class MeasuringRunner:
             reason = space_for(task).too_much(compiled._replace(spills=0), task.query.architecture)
             if reason:
                 return Outcome("compile_error", error=reason)
-        found = self._ask(_check, task, [dict(config)])
+        found = self._ask(_check, task, [config])
         times: list[float] = []
         for count in 3, 6, 12:
             if isinstance(found, Outcome) or (times and slow(len(times), statistics.median(times))):
                 break
-            found = self._ask(_time, task, [dict(config)], count)
+            found = self._ask(_time, task, [config], count)
             times += [] if isinstance(found, Outcome) else found[0]
         return found if isinstance(found, Outcome) else Outcome("ok", quantiles(times))
 
     def finals(self, task: Task, configs: Sequence[Config]) -> list[Outcome]:
         """Time finalists again, in turns, so that a drifting clock affects all alike; return them in order."""
-        found = self._ask(_time, task, [dict(config) for config in configs], 25)
+        found = self._ask(_time, task, configs, 25)
         if isinstance(found, Outcome):
             return [found] * len(configs)
         return [Outcome("ok", quantiles(times), final=True) for times in found]
 
     def provenance(self, task: Task) -> dict[str, Any]:
-        """Return versions, and the card's clock and load after the last measurement."""
-        return {**current(task.query.backend), **self._clocks}
+        """Return the versions under which the task's backend runs."""
+        return versions(task.query.backend)
 
     def close(self) -> None:
         """Stop the compilers and the worker."""
         self._compilers.close()
         self._worker.close()
 
-    def _ask(self, what: Callable[..., Any], task: Task, configs: list[Config], *more: int) -> Any:
+    def _ask(self, what: Callable[..., Any], task: Task, configs: Sequence[Config], *more: int) -> Any:
         """Return what the worker answers; the outcome of what failed there."""
         self._worker.begun.clear()  # nothing is to be remembered
-        found = self._worker.result("measured", _measure, what, self.device, task, configs, *more)
-        if isinstance(found, Outcome):
-            self._worker.close()
-            return found
-        answer, lost, self._clocks = found
+        arguments = what, self.device, task, list(map(dict, configs)), *more
+        found, lost = self._worker.result("measured", _measure, *arguments), False
+        if not isinstance(found, Outcome):
+            found, lost = found
         if lost:
             self._worker.close()
-        return answer
+        return found
 
 
 def quantiles(times: Sequence[float]) -> tuple[float, float, float]:
@@ -102,6 +99,9 @@ def space_for(task: Task) -> Space:
     if space is None:
         raise ValueError(f"backend {task.query.backend!r} is not here, or has nothing to tune")
     return space
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
 
 
 def begin(compilers: Pool, task: Task, config: Config) -> None:
@@ -130,7 +130,7 @@ def _compile(task: Task, config: Config) -> Compiled:
 
 
 def _measure(what: Callable[..., Any], device: str, task: Task, configs: list[Config], *more: int) -> Any:
-    """Return the answer, whether the process is of no more use, and the card's clocks; keeps the problem's data."""
+    """Return the answer, and whether the process is of no more use; keeps the problem's data."""
     from .bench import Bench, CudaBench
 
     global _bench
@@ -139,10 +139,10 @@ def _measure(what: Callable[..., Any], device: str, task: Task, configs: list[Co
         _bench = (Bench if device == "cpu" else CudaBench)(task, device)
     _bench.task = task
     try:
-        return what(_bench, configs, *more), False, clocks(device)
+        return what(_bench, configs, *more), False
     except Exception as error:
         status, lost = _bench.failed(error)
-        return Outcome(status, error=first_line(error)), lost, clocks(device)
+        return Outcome(status, error=first_line(error)), lost
 
 
 def _check(bench: Any, configs: list[Config]) -> Outcome | None:
@@ -154,3 +154,45 @@ def _time(bench: Any, configs: list[Config], count: int) -> list[list[float]]:
     """Return times of each configuration, measured in turns."""
     rounds = [[bench.time(config) for config in configs] for _ in range(count)]
     return [list(times) for times in zip(*rounds)]
+
+
+# --- where a result comes from ----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def versions(backend: str) -> dict[str, str]:
+    """Return the versions that a backend runs under; empty text for what is not here.
+
+    ``source`` is a hash of the backend's Python files: outcomes of other code are measured again.
+    """
+    found = {"sdkde": sdkde_core.__version__, "driver": hardware.driver_version() or "", "source": _source(backend)}
+    for name in "triton", "torch", "numba":
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _source(backend: str) -> str:
+    """Return a hash of the backend's package, without importing more than the package itself."""
+    record, found = registry.find(backend), 0
+    if record is None or record.info is None:
+        return ""
+    spec = importlib.util.find_spec(record.info.implementation.partition(":")[0].partition(".")[0])
+    if spec is None or not spec.origin:
+        return ""
+    origin = Path(spec.origin)
+    for path in sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]:
+        found = zlib.crc32(path.name.encode() + b"\0" + path.read_bytes() + b"\0", found)
+    return f"{found:08x}"
+
+
+def load_percent(device: str) -> float:
+    """Return how much of its time a card or this CPU is busy; 0 if unknown."""
+    if device == "cpu":
+        return 100 * os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
+    uuid = hardware.visible_gpus()[int(device.partition(":")[2] or 0)].uuid
+
+    def ask(nvml: Any) -> float:
+        return float(nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByUUID(uuid)).gpu)
+
+    return hardware.ask_nvml(ask, 0.0)

@@ -13,9 +13,10 @@ import click
 
 from sdkde_core.cli.console import table
 
-from . import lookup, provenance
+from . import lookup
+from .measure import versions
 from .problems import Tunable
-from .records import Best, Key, Outcome
+from .records import Best, Key, Outcome, Task
 from .search import Result
 
 __all__ = ["Progress", "best_row", "config_text", "explained", "listing", "result_row"]
@@ -63,15 +64,14 @@ def result_row(result: Result) -> dict[str, Any]:
     """Return a search's result as values for JSON."""
     outcomes = list(result.known.values())
     counts = Counter(outcome.status for outcome in outcomes)
-    errors = Counter(outcome.error for outcome in outcomes if outcome.status != "ok")
-    numbers = {"tried": result.tried, "known before": len(outcomes) - result.tried}
+    errors = Counter(outcome.error for outcome in outcomes if outcome.status != "ok").most_common(1)
     return {
-        **Key.of(*result.task)._asdict(),
-        **_both(result.best, result.outcome, result.known.get(result.default)),
+        **_row(Key.of(*result.task), result.best, result.outcome, result.known.get(result.default)),
         "counts": dict(counts),
-        **numbers,
+        "tried": result.tried,
+        "known before": len(outcomes) - result.tried,
         "rejected": len(outcomes) - counts["ok"],
-        "reason": errors.most_common(1)[0][0] if errors else "",
+        "reason": errors[0][0] if errors else "",
     }
 
 
@@ -79,8 +79,7 @@ def best_row(best: Best) -> dict[str, Any]:
     """Return a winner as values for JSON."""
     default = best.default
     return {
-        **best.key._asdict(),
-        **_both(best.config, best.outcome, default.outcome if default else None),
+        **_row(best.key, best.config, best.outcome, default.outcome if default else None),
         "default_config": dict(default.config) if default else None,
         "source": best.source,
         "provenance": dict(best.provenance),
@@ -88,17 +87,13 @@ def best_row(best: Best) -> dict[str, Any]:
     }
 
 
-def _both(config: Mapping[str, Any] | None, found: Outcome | None, default: Outcome | None) -> dict[str, Any]:
+def _row(key: Key, config: Mapping[str, Any] | None, found: Outcome | None, default: Outcome | None) -> dict[str, Any]:
     """Return a configuration's time or rank beside the default's."""
-    times = {"ms": found, "default_ms": default}
-    ranks = {"rank": found, "default_rank": default}
-    return {
-        "config": None if config is None else dict(config),
-        **{name: outcome.ms[1] if outcome and outcome.ms else None for name, outcome in times.items()},
-        **{name: outcome.rank if outcome else None for name, outcome in ranks.items()},
-        "best": _took(found),
-        "default": _took(default),
-    }
+    row = {**key._asdict(), "config": None if config is None else dict(config)}
+    for name, outcome in ("", found), ("default_", default):
+        row[f"{name}ms"] = outcome.ms[1] if outcome and outcome.ms else None
+        row[f"{name}rank"] = outcome.rank if outcome else None
+    return {**row, "best": _took(found), "default": _took(default)}
 
 
 class Progress:
@@ -108,24 +103,23 @@ class Progress:
         self.problems, self.done, self.start, self.last = problems, 0, time.monotonic(), 0.0
         self.budget = "" if budget is None else f" of {_clock(budget)}"
 
-    def during(self, task: Any, known: int, expected: int, best: float) -> None:
+    def during(self, task: Task, known: int, expected: int, best: float) -> None:
         """Show how far the search of a problem is."""
-        if sys.stderr.isatty():
-            self._show(task, f"{known}/{expected}, best {best:.4g} ms{chr(27)}[K\r")
-        elif time.monotonic() - self.last > 10.0:
-            self._show(task, f"{known}/{expected}, best {best:.4g} ms\n")
+        if sys.stderr.isatty() or time.monotonic() - self.last > 10.0:
+            self._show(task, f"{known}/{expected}, best {best:.4g} ms", "\r" if sys.stderr.isatty() else "\n")
 
     def finished(self, result: Result) -> None:
         """Show a problem's result."""
         self.done += 1
         found = f"{_took(result.outcome)} by {config_text(result.best)}" if result.best else "nothing ran"
-        self._show(result.task, f"{found}{chr(27) + '[K' if sys.stderr.isatty() else ''}\n")
+        self._show(result.task, found, "\n")
 
-    def _show(self, task: Any, text: str) -> None:
+    def _show(self, task: Task, text: str, end: str) -> None:
         self.last, problem = time.monotonic(), task.problem
         what = f"{task.query.kernel} {problem.reduction} {problem.precision} d={problem.d} n={problem.n}"
-        spent = _clock(self.last - self.start)
-        click.echo(f"{self.done}/{self.problems}, {spent}{self.budget}: {what}: {text}", err=True, nl=False)
+        line = f"{self.done}/{self.problems}, {_clock(self.last - self.start)}{self.budget}: {what}: {text}"
+        rest = "\x1b[K" if sys.stderr.isatty() else ""  # clears what an earlier, longer line had there
+        click.echo(f"{line}{rest}{end}", err=True, nl=False)
 
 
 def _clock(seconds: float) -> str:
@@ -166,7 +160,7 @@ def _why(found: lookup.Found, key: Key) -> str:
     if (origin.n_octave, origin.m_octave) != (key.n_octave, key.m_octave):
         parts.append(f"n 2^{origin.n_octave}, m 2^{origin.m_octave}")
     if not found.shipped:
-        then, now = found.best.provenance, provenance.current(key.backend)
+        then, now = found.best.provenance, versions(key.backend)
         changed = [name for name in now if name in then and then[name] != now[name] and then[name]]
         parts += [f"{name} was {then[name]}, now {now[name] or 'none'}" for name in changed]
     return "; ".join([*parts, found.best.created[:10]])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import logging
+import math
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -56,6 +58,10 @@ def candidates(task: Task, space: Space) -> list[dict[str, Any]]:
     return [config for config in every if _fits(task, space, config)]
 
 
+def _fits(task: Task, space: Space, config: Config) -> bool:
+    return space.limit(task.query.kernel, config, task.problem, task.query.architecture) is None
+
+
 @contextmanager
 def studies(store: Store) -> Iterator[optuna.storages.RDBStorage]:
     """Open the file beside the database in which Optuna keeps a study of each search.
@@ -64,12 +70,19 @@ def studies(store: Store) -> Iterator[optuna.storages.RDBStorage]:
     """
     logging.getLogger("alembic").setLevel(logging.WARNING)
     path = store.path.with_name(f"{store.path.stem}-studies.sqlite")
-    connected = {"connect_args": {"timeout": 30.0, "factory": _Connection}}
+
+    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        """Open a file whose commits survive the process, without waiting for the disk a dozen times a candidate."""
+        connection = sqlite3.Connection(*arguments, **options)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        return connection
+
     with store.transaction():  # Optuna makes its tables without a lock of its own
         try:
             with closing(sqlite3.connect(path, timeout=30.0)) as connection:
                 connection.execute("PRAGMA journal_mode = WAL")
-            storage = optuna.storages.RDBStorage(f"sqlite:///{path.absolute()}", engine_kwargs=connected)
+            engine = {"connect_args": {"timeout": 30.0, "factory": connect}}
+            storage = optuna.storages.RDBStorage(f"sqlite:///{path.absolute()}", engine_kwargs=engine)
         except Exception as error:
             raise ValueError(f"{path} cannot keep studies: {error}; move it away, or pass another --db") from error
     try:
@@ -106,40 +119,38 @@ def search(
     and the five fastest finalists that are stored are measured, and nothing else. ``progress(known, expected, best)``
     is called after every outcome, with the best time in milliseconds.
     """
-    start, key, kernel = monotonic(), Key.of(*task), task.query.kernel
+    start, key, kernel, provenance = monotonic(), Key.of(*task), task.query.kernel, runner.provenance(task)
     default = dict(space.default(kernel, task.problem, task.query.architecture))
-    usual, source, stored = canonical(default), runner.provenance(task).get("source"), store.trials(key)
+    usual, source, stored = canonical(default), provenance.get("source"), store.trials(key)
     same = [t for t in stored if t.source == "measured" and t.provenance.get("source") == source and not again]
     known = {canonical(trial.config): trial.outcome for trial in same}
     replayed = len(known)
-    ran = sorted((t for t in stored if t.outcome.status == "ok"), key=lambda t: t.outcome.median)
-    finalists = sorted(ran, key=lambda trial: not trial.outcome.final)[:5]
-    able = candidates(task, space)
-    early = [config for config in (default, *(dict(t.config) for t in finalists)) if _fits(task, space, config)]
-    if card is not None and sampler == "tpe" and not again:
+    ran = sorted((t for t in stored if t.outcome.status == "ok"), key=lambda t: (not t.outcome.final, t.outcome.median))
+    early = [config for config in (default, *(dict(t.config) for t in ran[:5])) if _fits(task, space, config)]
+    able = [] if again else candidates(task, space)
+    if card is not None and sampler == "tpe":
         early += sorted(able, key=lambda config: space.seconds(kernel, config, task.problem, card))[:12]
-    every = list(dict.fromkeys(map(canonical, early if again else [*early, *able])))
-    chooser = _Chooser(sampler, [name for name in every if name not in known], early, space.parameters(kernel), default)
+    every = [name for name in dict.fromkeys(map(canonical, [*early, *able])) if name not in known]
+    chooser = _Chooser(sampler, every, early, space.parameters(kernel), default)
     study = _study(key, source, chooser, storage)
-    many = len(chooser.left) if again or trials is None else min(len(chooser.left), max(0, trials - replayed))
+    end = replayed + len(every) if again or trials is None else min(replayed + len(every), max(replayed, trials))
 
     def learn(name: str, outcome: Outcome) -> None:
         known[name] = outcome
-        store.add(key, json.loads(name), outcome, "measured", runner.provenance(task), is_default=name == usual)
+        store.add(key, json.loads(name), outcome, "measured", provenance, is_default=name == usual)
 
     def spent() -> bool:
         return budget is not None and len(known) > replayed and monotonic() - start >= budget
 
-    while len(known) < replayed + many and not spent():
-        batch = [study.ask(chooser.ranges) for _ in range(min(chooser.ahead, replayed + many - len(known)))]
+    while len(known) < end and not spent():
+        batch = [study.ask(chooser.ranges) for _ in range(min(chooser.ahead, end - len(known)))]
         runner.prepare(task, [trial.params for trial in batch])
         try:
             while batch and not spent():
-                slow = _Slow(batch[0])
-                outcome = runner.run(task, batch[0].params, slow)
+                outcome = runner.run(task, batch[0].params, functools.partial(_slow, batch[0]))
                 learn(canonical(batch[0].params), outcome)
-                _tell(study, batch.pop(0), outcome, slow.pruned)
-                progress(len(known), replayed + many, min(outcome.median for outcome in known.values()))
+                _tell(study, batch.pop(0), outcome)
+                progress(len(known), end, min(outcome.median for outcome in known.values()))
         finally:
             for trial in batch:  # the budget is spent, or Ctrl-C
                 study.tell(trial, state=TrialState.FAIL)
@@ -159,18 +170,14 @@ def _finalists(known: Mapping[str, Outcome], default: str) -> list[str]:
     return list(dict.fromkeys([*ran[:3], *earlier[:1], *(name for name in ran if name == default)]))
 
 
-def _fits(task: Task, space: Space, config: Config) -> bool:
-    return space.limit(task.query.kernel, config, task.problem, task.query.architecture) is None
-
-
 # --- Optuna -----------------------------------------------------------------------------------------------------------
 
 
 class _Chooser(optuna.samplers.TPESampler):
-    """Optuna's sampler, among candidates that are left: each can run, and is proposed once.
+    """Optuna's sampler, among the candidates that are left: each can run, and is proposed once.
 
     ``early`` ones come first. The tree-structured Parzen estimator proposes configurations that cannot run, and some
-    twice, so the nearest candidate that is left is taken, in steps between the values of each parameter.
+    twice, so the nearest candidate that is left is taken, in octaves of its numbers.
     """
 
     def __init__(
@@ -185,9 +192,7 @@ class _Chooser(optuna.samplers.TPESampler):
         order = left if sampler == "grid" else [left[i] for i in np.random.default_rng(0).permutation(len(left))]
         self.sampler, self.left = sampler, {name: json.loads(name) for name in order}
         self.queue = [name for name in dict.fromkeys(map(canonical, early)) if name in self.left]
-        self.values = {name: [*values] for name, values in parameters.items()}
-        worth = {name: {*values, default[name]} for name, values in parameters.items()}
-        self.ranges: dict[str, BaseDistribution] = {name: _range(values) for name, values in worth.items()}
+        self.ranges = {name: _range({*values, default[name]}) for name, values in parameters.items()}
 
     @property
     def ahead(self) -> int:
@@ -203,20 +208,15 @@ class _Chooser(optuna.samplers.TPESampler):
             free = {name: each for name, each in search_space.items() if not each.single()}
             wish = super().sample_relative(study, trial, free)  # nothing while it knows few trials
             if wish:
-                chosen = min(self.left, key=lambda name: self._steps(self.left[name], wish))
-        chosen = chosen or next(iter(self.left))
-        return dict(self.left.pop(chosen))
+                chosen = min(self.left, key=lambda name: _distance(self.left[name], wish))
+        return dict(self.left.pop(chosen or next(iter(self.left))))
 
-    def _steps(self, config: Config, wish: Mapping[str, Any]) -> float:
-        """Return how many values lie between two configurations, over all parameters."""
-        steps = 0.0
-        for name, value in wish.items():
-            values, here = self.values[name], config[name]
-            if isinstance(self.ranges[name], IntDistribution):
-                steps += abs(float(np.diff(np.interp(np.log([here, value]), np.log(values), range(len(values))))[0]))
-            else:
-                steps += here != value
-        return steps
+
+def _distance(config: Config, wish: Mapping[str, Any]) -> float:
+    """Return how far two configurations are apart: octaves between numbers, and 1 for each other value that differs."""
+    pairs = [(config[name], value) for name, value in wish.items()]
+    numbers = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int) and min(a, b) > 0]
+    return sum(abs(math.log2(a / b)) for a, b in numbers) + sum(a != b for a, b in pairs if (a, b) not in numbers)
 
 
 def _range(values: set[Any]) -> BaseDistribution:
@@ -239,32 +239,18 @@ def _study(key: Key, source: Any, chooser: _Chooser, storage: optuna.storages.Ba
     )
 
 
-class _Connection(sqlite3.Connection):
-    """One whose commits survive the process; for them to survive a crash of the machine takes an fsync each."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.execute("PRAGMA synchronous = NORMAL")
+def _slow(trial: optuna.Trial, timings: int, median: float) -> bool:
+    """Report a trial's median so far, and ask the pruner."""
+    trial.report(median, timings)
+    return trial.should_prune()
 
 
-class _Slow:
-    """Reports a trial's medians to Optuna, and asks its pruner."""
-
-    def __init__(self, trial: optuna.Trial) -> None:
-        self.trial, self.pruned = trial, False
-
-    def __call__(self, timings: int, median: float) -> bool:
-        self.trial.report(median, timings)
-        self.pruned = self.trial.should_prune()
-        return self.pruned
-
-
-def _tell(study: optuna.Study, trial: optuna.Trial, outcome: Outcome, slow: bool) -> None:
+def _tell(study: optuna.Study, trial: optuna.Trial, outcome: Outcome) -> None:
     """Tell an outcome; one that did not run is pruned without a value, so worse than every other."""
     trial.set_user_attr("status", outcome.status)
     if outcome.error:
         trial.set_user_attr("error", outcome.error)
-    if slow or outcome.status != "ok":
+    if outcome.status != "ok" or trial.should_prune():
         study.tell(trial, state=TrialState.PRUNED)
     else:
         study.tell(trial, outcome.median)
