@@ -21,7 +21,7 @@ import json
 import math
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Config, Query
 
 from .database import connect, database, stamp, winning
-from .records import FAMILY, Best, Key, Trial, octave, trial_of, winners
+from .records import FAMILY, Best, Key, octave, sound, winners
 
 __all__ = ["Found", "candidates", "forget", "lookup"]
 
@@ -40,8 +40,6 @@ OCTAVES, DIMENSIONS = 3, 4 / 3
 
 #: Tables that come with sdkde, written by ``sdkde-autotune export --winners``.
 TABLES = Path(__file__).parent / "tables"
-
-_Row = dict[str, Any]
 
 
 class Found(NamedTuple):
@@ -55,7 +53,7 @@ class Found(NamedTuple):
 
 #: What this process was asked. Threads may find the same at once; there is no lock.
 _answers: dict[tuple[Any, ...], list[Found]] = {}
-_shipped: dict[tuple[object, ...], list[_Row]] | None = None  # by family
+_shipped: dict[tuple[object, ...], list[dict[str, Any]]] | None = None  # by family
 _refused: dict[str | None, object] = {}  # by SDKDE_DB: the stamp of a file that could not be read
 
 
@@ -64,16 +62,11 @@ def lookup(
 ) -> tuple[dict[str, Any], str] | None:
     """Return the best known configuration and its rung, or None. Never raises, writes or measures.
 
-    Parameters
-    ----------
-    query : Query
-    problem : Problem
-    accept : callable, optional
-        ``accept(config)``: whether the kernel can be launched so. Asked on every call, for the best ones first.
+    ``accept(config)`` says whether the kernel can be launched so. It is asked on every call, for the best ones first.
     """
     try:
         named = os.environ.get("SDKDE_DB")
-        if named in _refused and _refused[named] != _state():  # perhaps it is mended
+        if named in _refused and _refused[named] != _stamp():  # perhaps it is mended
             forget()
         memory = _answers
         # The fields that Key.of reads, as making a Key takes longer than the rest of a look-up.
@@ -97,14 +90,13 @@ def lookup(
 def candidates(query: Query, problem: Problem, path: Path | None = None) -> list[Found]:
     """Return every configuration that can serve a problem, the most trusted first; of the database ``path``."""
     key, ranked = Key.of(query, problem), []
-    stored = [(best, False) for best in winners(_sound(_stored(key, path), key))]
-    shipped = [(best, True) for best in winners(_sound(_tables().get(key.family, ()), key))]
-    for best, ships in (*stored, *shipped):
-        distance = key.distance(best.key)
-        rung = _rung(best, key, distance)
-        if rung:
-            order = ("exact", "near", "architecture", "predicted").index(rung)
-            ranked.append(((order, distance, ships, best.key, str(best.config)), Found(best.config, rung, best, ships)))
+    for ships, rows in (False, _stored(key, path)), (True, _tables().get(key.family, ())):
+        for best in winners(sound(rows, f"a winner of {key.kernel}")):
+            distance = key.distance(best.key)
+            rung = _rung(best, key, distance)
+            if rung:
+                place = ("exact", "near", "architecture", "predicted").index(rung), distance, ships
+                ranked.append(((*place, best.key, str(best.config)), Found(best.config, rung, best, ships)))
     return [found for _, found in sorted(ranked, key=lambda item: item[0])]
 
 
@@ -121,15 +113,6 @@ def _rung(best: Best, key: Key, distance: tuple[float, ...]) -> str:
     return "near" if features or dimensions or octaves else "exact"
 
 
-def _sound(rows: Iterable[_Row], key: Key) -> Iterator[Trial]:
-    """Yield the trials of another key's neighbourhood; what is damaged is told once and passed over."""
-    for row in rows:
-        try:
-            yield trial_of(row)
-        except ValueError as error:
-            _warn(f"a winner of {key.kernel}", str(error))
-
-
 def forget() -> None:
     """Let the next look-up read the database again, after it was written to."""
     global _answers, _shipped, _refused
@@ -139,27 +122,26 @@ def forget() -> None:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _stored(key: Key, path: Path | None) -> list[_Row]:
+def _stored(key: Key, path: Path | None) -> list[dict[str, Any]]:
     """Return what may serve a problem in a database, by default the user's; none, and a warning, if it is not read."""
-    own, before = path is None, _state()
+    own, before = path is None, _stamp()
     try:
-        try:
-            path = path or database()
-        except FileNotFoundError:  # without a home nobody has kept anything
-            return []
+        path = path or database()
         connection = connect(path)
         if connection is None:
             return []
         with closing(connection):
             return _select(connection, key)
     except Exception as error:
+        if path is None and isinstance(error, FileNotFoundError):  # without a home nobody has kept anything
+            return []
         if own:
             _refused[os.environ.get("SDKDE_DB")] = before
         _warn(str(path or "the tuner's database"), str(error))
         return []
 
 
-def _state() -> object:
+def _stamp() -> object:
     """Return the stamp of the user's database, or why it has none."""
     try:
         return stamp(database())
@@ -167,23 +149,20 @@ def _state() -> object:
         return str(error)
 
 
-def _select(connection: sqlite3.Connection, key: Key) -> list[_Row]:
-    """Return the winners that may serve a problem, and their defaults: the 64 nearest rows at most."""
+def _select(connection: sqlite3.Connection, key: Key) -> list[dict[str, Any]]:
+    """Return the winners that may serve a problem, and their defaults."""
     where = " AND ".join(f"{name} = ?" for name in (*FAMILY, "architecture"))
-    n, m = (tuple(range(size - OCTAVES, size + OCTAVES + 1)) for size in (key.n_octave, key.m_octave))
     # The primary key begins so. Lists of octaves let SQLite search it by what follows them, too; a range would not.
-    where += f" AND n_octave IN {n} AND m_octave IN {m} AND dimension BETWEEN ? AND ?"
-    dimensions = math.ceil(key.dimension / DIMENSIONS), math.floor(key.dimension * DIMENSIONS)
-    query = f"""{winning(where)}
-        ORDER BY source = 'predicted', gpu <> ?, requires <> ?, abs(dimension - ?),
-            abs(n_octave - ?) + abs(m_octave - ?), rowid LIMIT 64"""
-    fixed = *key.family, key.architecture, *dimensions
-    near = key.gpu, key.requires, key.dimension, key.n_octave, key.m_octave
+    for name in "n_octave", "m_octave":
+        size = getattr(key, name)
+        where += f" AND {name} IN {tuple(range(size - OCTAVES, size + OCTAVES + 1))}"
+    low, high = math.ceil(key.dimension / DIMENSIONS), math.floor(key.dimension * DIMENSIONS)
+    values = *key.family, key.architecture, low, high
     connection.row_factory = sqlite3.Row
-    return list(map(dict, connection.execute(query, (*fixed, *fixed, *near))))
+    return list(map(dict, connection.execute(winning(f"{where} AND dimension BETWEEN ? AND ?"), (*values, *values))))
 
 
-def _tables() -> dict[tuple[object, ...], list[_Row]]:
+def _tables() -> dict[tuple[object, ...], list[dict[str, Any]]]:
     global _shipped
     rows = _shipped
     if rows is None:

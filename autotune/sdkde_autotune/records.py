@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, get_type_hints
 
-from sdkde_core.messages import brief
+from sdkde_core.messages import brief, warn_once
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Config, Query
 
 __all__ = ["FAMILY", "KEY", "SOURCES", "Best", "Key", "Outcome", "Task", "Trial", "canonical", "fastest", "now"]
-__all__ += ["octave", "row_of", "trial_of", "winners"]
+__all__ += ["octave", "row_of", "sound", "trial_of", "winners"]
 
 #: Columns of the key that a configuration shares with every problem it can serve.
 FAMILY = ("backend", "kernel", "config_version", "reduction", "precision", "dtype")
@@ -96,26 +96,15 @@ class Task(NamedTuple):
 class Outcome:
     """The outcome of trying a candidate.
 
-    Parameters
-    ----------
-    status : str
-        ``"ok"`` (it ran), ``"invalid"`` (it cannot be launched), ``"compile_error"`` (it did not compile, or spills),
-        ``"timeout"``, ``"oom"`` (memory ran out), ``"crash"`` (its process died), ``"wrong"`` (its results are).
-    ms : tuple of float
-        If it was measured: the 20 %, 50 % and 80 % quantiles of its time in milliseconds.
-    error : str
-        If it did not run: the reason, in one line.
-    final : bool
-        Whether it was timed in turns with the other finalists.
-    rank : int
-        If it was predicted: its place among all candidates by the cost model, from 1.
+    Its status is ``"ok"`` (it ran), ``"invalid"`` (it cannot be launched), ``"compile_error"`` (it did not compile, or
+    spills), ``"timeout"``, ``"oom"`` (memory ran out), ``"crash"`` (its process died) or ``"wrong"`` (its results are).
     """
 
     status: str
-    ms: tuple[float, float, float] | None = None
-    error: str = ""
-    final: bool = False
-    rank: int | None = None
+    ms: tuple[float, float, float] | None = None  # if measured: 20 %, 50 %, 80 % quantiles of its milliseconds
+    error: str = ""  # if it did not run: why, in one line
+    final: bool = False  # whether it was timed in turns with the other finalists
+    rank: int | None = None  # if predicted: its place among all candidates by the cost model, from 1
 
     @property
     def median(self) -> float:
@@ -131,7 +120,7 @@ class Trial:
     config: Config
     outcome: Outcome
     source: str  # one of SOURCES
-    provenance: Mapping[str, Any]  # versions; see :mod:`sdkde_autotune.provenance`
+    provenance: Mapping[str, Any]  # versions; see :func:`sdkde_autotune.measure.versions`
     created: str  # ISO 8601, UTC
     is_default: bool = False  # whether it was the configuration that an untuned problem gets
 
@@ -185,24 +174,34 @@ def trial_of(row: Mapping[str, Any]) -> Trial:
             raise ValueError(f"{name} is {brief(value)}, which is no name")
         if kind is int and not (type(value) is int and value in within):
             raise ValueError(f"{name} is {brief(value)}, not an integer in {within}")
-    status, source, error, rank = row["status"], row["source"], row.get("error") or "", row.get("rank")
     statuses = ("ok", "invalid", "compile_error", "timeout", "oom", "crash", "wrong")
+    status, source, error, rank = row["status"], row["source"], row.get("error") or "", row.get("rank")
+    ran, guess = status == "ok", source == "predicted"
     if status not in statuses or source not in SOURCES:
         raise ValueError(f"status is {brief(status)} and source {brief(source)}; known: {statuses}, {SOURCES}")
     if not isinstance(error, str):
         raise ValueError(f"error is {brief(error)}, which is no text")
-    error = "".join(letter if letter.isprintable() else " " for letter in error)
-    if status == "ok" and source == "predicted":
-        if not (type(rank) is int and 0 < rank < 1 << 31):
-            raise ValueError(f"rank is {brief(rank)}; a prediction has one, from 1")
-        outcome = Outcome(status, rank=rank)
-    else:
-        outcome = Outcome(status, _times(row) if status == "ok" else None, error, bool(row.get("final")))
+    if ran and guess and not (type(rank) is int and 0 < rank < 1 << 31):
+        raise ValueError(f"rank is {brief(rank)}; a prediction has one, from 1")
     config, provenance = _values(row, "config"), _values(row, "provenance")
     if not config:
         raise ValueError("config is empty")
+    error = "".join(letter if letter.isprintable() else " " for letter in error)
+    times, final = _times(row) if ran and not guess else None, bool(row.get("final"))
+    outcome = Outcome(status, times, error, final and not guess, rank if ran and guess else None)
     key = Key(*(row[name] for name in KEY))
     return Trial(key, config, outcome, source, provenance, _utc(row["created"]), bool(row.get("is_default")))
+
+
+def sound(rows: Iterable[Mapping[str, Any]], what: str) -> list[Trial]:
+    """Return rows as trials; a damaged one is told once and passed over."""
+    found = []
+    for row in rows:
+        try:
+            found.append(trial_of(row))
+        except ValueError as error:
+            warn_once(f"{what} is passed over: {error}", what)
+    return found
 
 
 def _is_name(value: Any) -> bool:

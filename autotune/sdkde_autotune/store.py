@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from .database import (
     transaction,
     winning,
 )
-from .records import SOURCES, Best, Key, Outcome, Trial, now, row_of, trial_of, winners
+from .records import SOURCES, Best, Key, Outcome, Trial, now, row_of, sound, trial_of, winners
 
 __all__ = ["Store", "StoreError"]
 
@@ -87,7 +87,8 @@ class Store:
         """Return trials, by time; filters are by column a value, several, or None for any."""
         where, values = _where({**(key._asdict() if key else {}), **filters})
         with _explained(self.path, "read"):
-            return self._sound(self._db.table("trial").rows_where(where, values, order_by="created, rowid"))
+            rows = self._db.table("trial").rows_where(where, values, order_by="created, rowid")
+            return sound(rows, f"a trial in {self.path}")
 
     def best(self, *, source: Any = None, **filters: Any) -> list[Best]:
         """Return winners, by key; filters as in :meth:`trials`."""
@@ -139,17 +140,7 @@ class Store:
         """Return the trials that can win their keys."""
         where, values = _where(filters)
         with _explained(self.path, "read"):
-            return self._sound(self._db.query(winning(where), [*values, *values]))
-
-    def _sound(self, rows: Iterable[Mapping[str, Any]]) -> list[Trial]:
-        """Return rows as trials; one that is damaged is told once and passed over."""
-        found = []
-        for row in rows:
-            try:
-                found.append(trial_of(row))
-            except ValueError as error:
-                warn_once(f"a trial in {self.path} is passed over: {error}")
-        return found
+            return sound(self._db.query(winning(where), [*values, *values]), f"a trial in {self.path}")
 
 
 def _where(filters: Mapping[str, Any]) -> tuple[str, list[Any]]:
