@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from sdkde_core.cli.console import table
+from sdkde_core.tuning import Space
 
 from . import lookup
 from .measure import versions
 from .problems import Tunable
 from .records import Best, Key, Outcome, Task
-from .search import Result
+from .search import Result, candidates
 
-__all__ = ["Progress", "best_row", "config_text", "explained", "listing", "result_row"]
+__all__ = ["Progress", "best_row", "config_text", "explained", "planned_row", "result_row", "show"]
 
 
-def listing(rows: Iterable[Mapping[str, Any]], *columns: str) -> str:
-    """Return columns of rows as a table, those that name the problem first; a cell that is absent is empty."""
-    rows = list(rows)
+def show(rows: Sequence[Mapping[str, Any]], as_json: bool, *columns: str) -> None:
+    """Print rows as JSON; or columns of them as a table, those that name the problem first."""
+    if as_json or not rows:
+        click.echo(json.dumps(rows, indent=2) if as_json else "nothing matches")
+        return
     names = ("backend", "kernel", "reduction", "precision", "d", "n_octave", "m_octave", "requires", *columns)
-    if not any(row.get("requires") for row in rows):
+    if not any(row["requires"] for row in rows):
         names = tuple(name for name in names if name != "requires")
     headings = {"n_octave": "n", "m_octave": "m", "requires": "features", "created": "UTC", "config": "configuration"}
     first = [headings.get(name, name.replace("_", " ")) for name in names]
-    return table([first, *([_cell(name, row.get(name, "")) for name in names] for row in rows)])
+    click.echo(table([first, *([_cell(name, row.get(name, "")) for name in names] for row in rows)]))
 
 
 def config_text(config: Mapping[str, Any]) -> str:
@@ -58,6 +63,14 @@ def _took(outcome: Outcome | None) -> str:
         return f"rank {outcome.rank}"
     low, median, high = outcome.ms
     return f"{median:.4g} ms ±{(high - low) / median / 2:.0%}"
+
+
+def planned_row(task: Task, space: Space, trials: int | None) -> dict[str, Any]:
+    """Return the number of configurations in a task's space, that can run, and that would be tried."""
+    able = len(candidates(task, space))
+    every = math.prod(map(len, space.parameters(task.query.kernel).values()))
+    counts = {"configurations": every, "can_run": able, "would_try": min(able, trials or able)}
+    return {**Key.of(*task)._asdict(), **counts}
 
 
 def result_row(result: Result) -> dict[str, Any]:
