@@ -9,14 +9,14 @@ import sys
 import time
 import types
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pytest
 
 optuna = pytest.importorskip("optuna")
 
-from sdkde_autotune import bench, lookup, measure, predict, processes  # noqa: E402
+from sdkde_autotune import lookup, measure, predict, processes  # noqa: E402
 from sdkde_autotune.problems import problems, task_of  # noqa: E402
 from sdkde_autotune.records import Key, Outcome, Task  # noqa: E402
 from sdkde_autotune.search import candidates, search, studies  # noqa: E402
@@ -132,7 +132,7 @@ BEST = min(ALL, key=ms)
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """What compiles, in order, in this process and at once; nothing is interpreted."""
+    """What compiles, in order, in this process and at once."""
     asked = []
 
     def submit(self, name, work, *arguments):
@@ -150,7 +150,6 @@ def compiled(monkeypatch):
 
     monkeypatch.setattr(processes.Pool, "submit", submit)
     monkeypatch.setattr(measure, "space_for", lambda task: HILLS)
-    monkeypatch.setattr(predict, "_interpreted", lambda task, config: None)
     monkeypatch.setattr(Hills, "compile", compile_)
     return asked
 
@@ -271,7 +270,6 @@ def test_other_code_is_measured_anew_and_the_earlier_finalists_with_it(store):
 # --- predictions --------------------------------------------------------------------------------------------------
 
 CARD = cards.gpu("a6000")
-WRONG = Outcome("wrong", error="the worst row is off, as interpreted")
 PRICED = sorted(ALL, key=lambda config: HILLS.seconds("sum", config, None, CARD))
 
 
@@ -292,7 +290,7 @@ def test_the_best_priced_that_compiles_is_the_prediction_and_has_a_rank(store, c
     assert predicted(store, budget=0.0) == []
 
 
-def test_what_spills_fails_or_is_wrong_is_passed_over(store, compiled, monkeypatch):
+def test_what_spills_or_fails_is_passed_over(store, compiled, monkeypatch):
     def compile_(self, kernel, config, problem, architecture):
         if config == PRICED[0]:
             raise RuntimeError("out of registers")
@@ -300,12 +298,11 @@ def test_what_spills_fails_or_is_wrong_is_passed_over(store, compiled, monkeypat
 
     monkeypatch.setattr(Hills, "compile", compile_)
     monkeypatch.setattr(Hills, "too_much", lambda self, found, architecture: "spills" if found.spills else None)
-    monkeypatch.setattr(predict, "_interpreted", lambda task, config: WRONG if config == PRICED[2] else None)
     (result,) = predicted(store)
-    assert (result.best, result.outcome.rank) == (PRICED[3], 4)
-    assert [outcome.status for outcome in result.known.values()] == ["compile_error"] * 2 + ["wrong", "ok", "ok"]
+    assert (result.best, result.outcome.rank) == (PRICED[2], 3)
+    assert [outcome.status for outcome in result.known.values()] == ["compile_error"] * 2 + ["ok", "ok"]
     errors = [trial.outcome.error for trial in store.trials(KEY) if trial.outcome.status != "ok"]
-    assert sorted(errors) == ["RuntimeError: out of registers", "spills", WRONG.error]
+    assert sorted(errors) == ["RuntimeError: out of registers", "spills"]
 
 
 def test_where_nothing_compiles_no_more_than_the_trials_are_compiled(store, compiled, monkeypatch):
@@ -433,21 +430,6 @@ def test_what_is_measured_goes_through_a_worker_that_is_replaced(compiled, monke
     assert (outcome.status, outcome.error) == ("crash", "MemoryError: too many points")
     assert Bench.made == ["cuda:0"] * 3
     runner.close()
-
-
-@pytest.mark.slow
-def test_a_prediction_is_interpreted(monkeypatch):
-    """Triton's kernel, as a configuration cuts it, against the reference; a kernel that is wrong is told."""
-    pytest.importorskip("triton")
-    (given,) = problems(["mean"], [17], precisions=["high"])
-    query = Query("triton", "mean_full", 1, 32, "RTX A6000", "sm_86")
-    pool = processes.Pool(1, interpret=True)
-    config = {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 2}
-    try:
-        assert 0 < pool.result("right", bench.interpreted, Task(query, given), config) < 1
-        assert pool.result("numba", bench.interpreted, Task(replace(query, backend="numba-cuda"), given), {}) is None
-    finally:
-        pool.close()
 
 
 # --- what candidates do -------------------------------------------------------------------------------------------

@@ -13,21 +13,23 @@ from sdkde_core.arrays import convert, to_host
 from sdkde_core.choice import registry
 from sdkde_core.engine.exact import reduce_exact
 from sdkde_core.engine.merge import concatenate, each
-from sdkde_core.protocol import BackendInfo, Columns
+from sdkde_core.protocol import Columns
 from sdkde_core.testing.problems import Truth, errors, make
 from sdkde_core.testing.target import weighted
 from sdkde_core.tuning import Config, using
 
 from .records import Task
 
-__all__ = ["Bench", "CudaBench", "interpreted"]
+__all__ = ["Bench", "CudaBench"]
 
 
 class Bench:
     """Random data for a problem, and the backend's prepared state; on a CPU."""
 
     def __init__(self, task: Task, device: str) -> None:
-        self.task, self.device, wanted, info = task, device, task.problem, _info(task)
+        record = registry.find(task.query.backend)
+        assert record is not None and record.info is not None
+        self.task, self.device, wanted, info = task, device, task.problem, record.info
         case = make("mixture", wanted.n, wanted.m, wanted.d, wanted.extent or 10.0)
         case = weighted(case) if "weights" in wanted.requires else case
         extent = max(float(np.linalg.norm(x, axis=1).max()) for x in (case.points, case.queries))
@@ -138,21 +140,3 @@ class CudaBench(Bench):
             graph.replay()  # the first replay is slower
             self.graphs[key] = graph
         return self.graphs[key]
-
-
-def interpreted(task: Task, config: Config) -> float | None:
-    """Return the worst row's error over its tolerance of a small problem; None if it cannot run in this process."""
-    info, m = _info(task), 201 if task.problem.same else 70  # neither is whole tiles
-    small = replace(task.problem, m=m, n=201, device="cpu")
-    if not (info.supports(small).ok and info.load().probe("cpu").ok):
-        return None
-    try:
-        return Bench(task._replace(problem=small), "cpu").check(config)
-    except ValueError:  # what stands in for a card takes less than the card does
-        return None
-
-
-def _info(task: Task) -> BackendInfo:
-    record = registry.find(task.query.backend)
-    assert record is not None and record.info is not None
-    return record.info

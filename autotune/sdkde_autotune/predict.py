@@ -1,4 +1,4 @@
-"""Configurations for a card that is not here: ranked by the cost model, compiled, and checked where they can be."""
+"""Configurations for a card that is not here: ranked by the cost model, and compiled for its architecture."""
 
 from __future__ import annotations
 
@@ -27,34 +27,26 @@ def predict(
     """Choose configurations by the cost model, and store them with their ranks.
 
     Candidates are compiled in the order of :func:`ranking`, at most ``trials``, until one compiles cleanly; it wins.
-    A winner but the default is checked once on a small problem where the backend can interpret its kernels; one that is
-    wrong is passed over. The budget is in seconds for all tasks.
+    The budget is in seconds for all tasks.
     """
-    start, pools = time.monotonic(), (Pool(jobs), Pool(1, interpret=True, failure="invalid"))
+    start, compilers = time.monotonic(), Pool(jobs)
     try:
         for first in range(0, len(tasks), 2 * jobs):
             batch = []
             for task, space in tasks[first : first + 2 * jobs]:
-                known = _known(task, store)
+                source, stored = versions(task.query.backend)["source"], store.trials(Key.of(*task), source="predicted")
+                same = [trial for trial in stored if trial.provenance.get("source") == source]
+                known = {canonical(trial.config): trial.outcome for trial in same}
                 chosen = any(outcome.status == "ok" for outcome in known.values())
-                ranked = [] if chosen else ranking(task, space, card)
-                for config in ranked[:1]:
-                    begin(pools[0], task, config)
-                batch.append((task, space, ranked, known))
-            for task, space, ranked, known in batch:
+                batch.append((task, space, known, [] if chosen else ranking(task, space, card)))
+                for config in batch[-1][3][:1]:
+                    begin(compilers, task, config)
+            for task, space, known, ranked in batch:
                 if budget is not None and time.monotonic() - start >= budget:
                     return
-                provenance = {**versions(task.query.backend), "driver": "", "card": card.source}
-                yield _choose(task, space, ranked, trials, known, provenance, store, *pools)
+                yield _choose(task, space, ranked, trials, known, card, store, compilers)
     finally:
-        for pool in pools:
-            pool.close()
-
-
-def _known(task: Task, store: Store) -> dict[str, Outcome]:
-    """Return what earlier predictions found with the same source code."""
-    source, earlier = versions(task.query.backend)["source"], store.trials(Key.of(*task), source="predicted")
-    return {canonical(t.config): t.outcome for t in earlier if t.provenance.get("source") == source}
+        compilers.close()
 
 
 def ranking(task: Task, space: Space, card: GPU) -> list[Config]:
@@ -82,46 +74,34 @@ def _choose(
     ranked: list[Config],
     trials: int,
     known: dict[str, Outcome],
-    provenance: dict[str, str],
+    card: GPU,
     store: Store,
     compilers: Pool,
-    interpreters: Pool,
 ) -> Result:
     """Compile candidates until one may win, and store the outcomes."""
-    key, usual = Key.of(*task), canonical(space.default(task.query.kernel, task.problem, task.query.architecture))
+    provenance = {**versions(task.query.backend), "driver": "", "card": card.source}
+    usual = space.default(task.query.kernel, task.problem, task.query.architecture)
     replayed, rank = len(known), {canonical(config): place for place, config in enumerate(ranked, 1)}
-    # The default is compiled at the latest as the last.
-    tried = ranked[:trials] if rank.get(usual, 0) <= trials else [*ranked[: trials - 1], ranked[rank[usual] - 1]]
+    last = rank.get(canonical(usual), 0)  # the default is compiled at the latest as the last
+    tried = ranked[:trials] if last <= trials else [*ranked[: trials - 1], usual]
 
     def learn(config: Config, outcome: Outcome) -> None:
         known[canonical(config)] = outcome
-        store.add(key, config, outcome, "predicted", provenance, is_default=canonical(config) == usual)
+        store.add(Key.of(*task), config, outcome, "predicted", provenance, is_default=config == usual)
 
     for i, config in enumerate(tried):
-        name = canonical(config)
-        if name in known:
+        if canonical(config) in known:
             continue
         for ahead in tried[i : i + (compilers.jobs if i else 1)]:  # where one is rejected, the next may be too
             begin(compilers, task, ahead)
         found = resources(compilers, task, config)
-        outcome = found if isinstance(found, Outcome) else None
-        if not isinstance(found, Outcome) and (reason := space.too_much(found, task.query.architecture)):
-            outcome = Outcome("compile_error", error=reason)
-        if outcome is None and name != usual:
-            outcome = interpreters.result((task, name), _interpreted, task, dict(config))
-        learn(config, outcome or Outcome("ok", rank=rank[name]))
-        if outcome is None:
-            if usual in rank and usual not in known:  # for comparison: not compiled
-                learn(ranked[rank[usual] - 1], Outcome("ok", rank=rank[usual]))
+        if isinstance(found, Outcome):
+            learn(config, found)
+        elif reason := space.too_much(found, task.query.architecture):
+            learn(config, Outcome("compile_error", error=reason))
+        else:
+            learn(config, Outcome("ok", rank=rank[canonical(config)]))
+            if last and canonical(usual) not in known:  # for comparison: not compiled
+                learn(usual, Outcome("ok", rank=last))
             break
-    return Result(task, known, usual, len(known) - replayed)
-
-
-def _interpreted(task: Task, config: Config) -> Outcome | None:
-    """Run a small problem where the backend can interpret its kernels; return the outcome if the result is wrong."""
-    from .bench import interpreted  # imports PyTorch
-
-    worst = interpreted(task, config)
-    if worst is None or worst <= 1:
-        return None
-    return Outcome("wrong", error=f"the worst row is off by {worst:.3g} of the tolerance, as interpreted")
+    return Result(task, known, canonical(usual), len(known) - replayed)

@@ -28,14 +28,11 @@ def first_line(error: BaseException) -> str:
 class Pool:
     """Fresh interpreters side by side: this one may have PyTorch's threads, or Triton's interpreter, loaded.
 
-    With ``interpret`` Triton's interpreter replaces its compiler in them. Work is given up after ``patience`` seconds.
-    If work raises, its outcome has the status ``failure``.
+    Work is given up after ``patience`` seconds. If it raises, its outcome has the status ``failure``.
     """
 
-    def __init__(
-        self, jobs: int, interpret: bool = False, patience: float = 120.0, failure: str = "compile_error"
-    ) -> None:
-        self.jobs, self.interpret, self.patience, self.failure = max(1, jobs), interpret, patience, failure
+    def __init__(self, jobs: int, patience: float = 120.0, failure: str = "compile_error") -> None:
+        self.jobs, self.patience, self.failure = max(1, jobs), patience, failure
         self._pool: ProcessPoolExecutor | None = None
         self.begun: dict[Hashable, Future[Any]] = {}
 
@@ -44,7 +41,7 @@ class Pool:
         if name not in self.begun:
             with spawning() as method:
                 if self._pool is None:
-                    self._pool = ProcessPoolExecutor(self.jobs, method, _enter, (self.interpret,))
+                    self._pool = ProcessPoolExecutor(self.jobs, method, _enter)
                 self.begun[name] = self._pool.submit(work, *arguments)
         return self.begun[name]
 
@@ -75,7 +72,7 @@ class Pool:
         self._pool = None
 
 
-def _enter(interpret: bool) -> None:
+def _enter() -> None:
     """Make this process one of the tuner's.
 
     It leads a process group, which a terminal's Ctrl-C does not reach: the tuner ends it. If the tuner is killed, the
@@ -84,10 +81,7 @@ def _enter(interpret: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
-    # Triton reads it when it is imported, which this process has not done.
-    os.environ.pop("TRITON_INTERPRET", None)
-    if interpret:
-        os.environ["TRITON_INTERPRET"] = "1"
+    os.environ.pop("TRITON_INTERPRET", None)  # Triton reads it when it is imported, which is yet to come
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_outlive, args=(parent.sentinel,), daemon=True).start()
