@@ -19,15 +19,12 @@ from sdkde_core.cli.console import Group as OneLine
 from sdkde_core.messages import did_you_mean, switched_off
 from sdkde_core.plugin import write_atomically
 
-from . import options
+from . import measure, options, report
 from .database import database
 from .problems import Tunable, by_value, place_of, task_of, tunables
-from .records import Key, Outcome, canonical
+from .records import Best, Key, Outcome, canonical
 
 if TYPE_CHECKING:
-    from .measure import MeasuringRunner
-    from .records import Best
-    from .report import Progress
     from .search import Result
     from .store import Store
 
@@ -80,8 +77,6 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: 
 
     After Ctrl-C nothing tried is lost: the same command goes on where it ended.
     """
-    from . import report
-
     place = place_of(gpu)
     wanted, grid = options.problems_of(what, place, grid=True)
     tasks = by_value(tunables(wanted, place, what["backend"], varied=grid))
@@ -137,7 +132,12 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: 
 
 
 def _searches(
-    tasks: list[Tunable], runner: MeasuringRunner, store: Store, how: dict[str, Any], shared: bool, progress: Progress
+    tasks: list[Tunable],
+    runner: measure.MeasuringRunner,
+    store: Store,
+    how: dict[str, Any],
+    shared: bool,
+    progress: report.Progress,
 ) -> Generator[Result, None, None]:
     """Search in turn until the budget is spent; if it is shared, every problem gets a part of what is left."""
     from .search import search, studies
@@ -163,8 +163,6 @@ def verify(ctx: click.Context, db: Path | None, **filters: Any) -> None:
     A winner that does not run, is wrong, or is slower than the default is replaced by the next best configuration. The
     exit status is 1 if any was replaced.
     """
-    from . import report
-
     place = place_of(filters["gpu"] or "auto")
     if place.device is None:
         raise ValueError(f"there is no {place.name} here; winners are measured again where they run")
@@ -175,16 +173,14 @@ def verify(ctx: click.Context, db: Path | None, **filters: Any) -> None:
     ctx.exit(0 if all(row["holds"] for row in rows) else 1)
 
 
-def _verified(best: Best, runner: MeasuringRunner, store: Store) -> dict[str, Any]:
+def _verified(best: Best, runner: measure.MeasuringRunner, store: Store) -> dict[str, Any]:
     """Measure a winner again, in turns with the default and the other finalists, and say what became of it."""
-    from .measure import space_for
-    from .report import best_row, result_row
     from .search import search
 
-    row, task = best_row(best), task_of(best.key)
+    row, task = report.best_row(best), task_of(best.key)
     row |= {"holds": True, "stored": row["best"]}
     try:
-        space = space_for(task)
+        space = measure.space_for(task)
         if space.config_version != best.key.config_version:
             raise ValueError(f"stored for version {best.key.config_version} of its parameters")
         if best.key.kernel not in space.kernels(task.problem) or Key.of(*task) != best.key:
@@ -196,8 +192,9 @@ def _verified(best: Best, runner: MeasuringRunner, store: Store) -> dict[str, An
     now, after = found.known.get(canonical(best.config), gone), found.outcome
     # As fast as the new winner within one percent, it is as good.
     holds = after is not None and now.median <= 1.01 * after.median
-    why = f"{now.status}: {now.error}" if now.error else "another is faster"
-    new = {"now": now.median, "default": result_row(found)["default"], "holds": holds}
+    faster = "the default" if found.best == (best.default and best.default.config) else "another"
+    why = f"{now.status}: {now.error}" if now.error else f"{faster} is faster"
+    new = {"now": now.median, "default": report.result_row(found)["default"], "holds": holds}
     return {**row, **new, "verdict": "holds" if holds else why}
 
 
@@ -208,10 +205,8 @@ def _verified(best: Best, runner: MeasuringRunner, store: Store) -> dict[str, An
 @json_option
 def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
     """List the best configurations."""
-    from . import report
-
     where = db or database()
-    if options.absent(where):
+    if not where.exists():
         click.echo("[]" if as_json else f"nothing is tuned yet: there is no {where}")
         return
     with _store(where, write=False) as store:
@@ -230,8 +225,6 @@ def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
 @json_option
 def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
     """Say which configuration each kernel of a problem gets, and why."""
-    from . import report
-
     place = place_of(gpu)
     tasks = tunables(options.problems_of(what, place)[0], place, what["backend"])
     if switched_off("SDKDE_TUNING"):
@@ -246,18 +239,15 @@ def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
 
 @main.command()
 @click.argument("file", cls=Argument, help="Where to write JSON; - is standard output.")
-@click.option(
-    "--winners", is_flag=True, help="Only the winners and the defaults, as in the tables that ship with sdkde."
-)
+@click.option("--winners", is_flag=True, help="Only the winners and the defaults, as in the tables of sdkde.")
 @options.filter_options
 @options.db_option
 def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
     """Write trials as JSON, to be imported elsewhere."""
-    database = options.there(db)
-    if Path(file).exists() and Path(file).samefile(database):
+    where, wanted = options.there(db), options.columns(filters)
+    if Path(file).exists() and Path(file).samefile(where):
         raise ValueError(f"FILE and the database are one file, {file}; pass another FILE")
-    wanted = options.columns(filters)
-    with _store(database, write=False) as store:
+    with _store(where, write=False) as store:
         dump, best = store.dump(only_winners=winners, **wanted), store.best(**wanted)
     text = json.dumps(dump, indent=1)
     if file == "-":
@@ -273,7 +263,7 @@ def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
 @options.db_option
 def import_(file: str, db: Path | None) -> None:
     """Add results of another machine to the database, or what is left in one that is corrupt."""
-    if options.absent(file):
+    if not Path(file).exists():
         raise ValueError(f"there is no file {file}; pass one that `sdkde-autotune export` wrote, or another database")
     with _store(db) as store:
         click.echo(f"{file}: {store.load(Path(file))} new rows in {store.path}")
@@ -288,10 +278,8 @@ def _store(path: Path | None, write: bool = True) -> Store:
     return Store(path, write=write)
 
 
-def _runner(device: str) -> MeasuringRunner:
-    from .measure import MeasuringRunner, load_percent
-
-    load = load_percent(device)
+def _runner(device: str) -> measure.MeasuringRunner:
+    load = measure.load_percent(device)
     if load >= (50 if device == "cpu" else 5):
         click.echo(f"{device} is busy ({load:.0f} % of its time): times measured meanwhile are unreliable", err=True)
-    return MeasuringRunner(device, hardware.cpu_threads())
+    return measure.MeasuringRunner(device, hardware.cpu_threads())

@@ -50,12 +50,7 @@ class Refused(ValueError):
 def database() -> Path:
     """Return the path of the tuner's database: ``SDKDE_DB``, else ``tuning.sqlite`` in the user's cache folder.
 
-    Raises
-    ------
-    ValueError
-        ``SDKDE_DB`` is below a home that is not there.
-    FileNotFoundError
-        The user has no home.
+    ValueError if ``SDKDE_DB`` is below a home that is not there; FileNotFoundError if the user has none.
     """
     named = os.environ.get("SDKDE_DB")
     if not named:
@@ -69,10 +64,7 @@ def database() -> Path:
 def stamp(path: Path) -> tuple[int, ...] | None:
     """Return what tells whether a database has changed; None if there is none, or it is empty.
 
-    Raises
-    ------
-    OSError, Refused
-        It is in a loop of symbolic links, below a file or hidden by permissions; it is no regular file.
+    Refused if it is no regular file; OSError if it is in a loop of links, below a file or hidden by permissions.
     """
     real = os.path.realpath(path)
     try:
@@ -81,44 +73,39 @@ def stamp(path: Path) -> tuple[int, ...] | None:
         return None
     if not stat.S_ISREG(found.st_mode):
         raise Refused("it is a directory" if stat.S_ISDIR(found.st_mode) else "it is no regular file")
-    journal = (0, 0)
+    parts = [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
     with suppress(OSError):
-        beside = os.stat(f"{real}-journal")
-        journal = beside.st_size, beside.st_mtime_ns
-    file = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-    return (*file, *journal) if found.st_size else None
+        journal = os.stat(f"{real}-journal")
+        parts += [journal.st_size, journal.st_mtime_ns]
+    return tuple(parts) if found.st_size else None
 
 
 def connect(path: Path, wait: float = 0.5) -> sqlite3.Connection | None:
     """Open a database to read it, and wait so many seconds for a lock; None if there is none, or it is empty.
 
-    No file is made. If a tuner was killed within a transaction, the first who opens the file rolls that back.
-
-    Raises
-    ------
-    OSError, sqlite3.Error, Refused
-        It cannot be read, or is not a database of the tuner.
+    No file is made. If a tuner was killed within a transaction, the first who opens the file rolls that back. Raises
+    what :func:`stamp` and :func:`begun` do, and sqlite3.Error.
     """
     if stamp(path) is None:
         return None
     try:
-        return _checked(open_file(path, "ro", wait))
+        return _begun_or_none(open_file(path, "ro", wait))
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_READONLY_ROLLBACK:
             raise
-    return _checked(open_file(path, "rw", wait))
+    return _begun_or_none(open_file(path, "rw", wait))
 
 
-def _checked(connection: sqlite3.Connection) -> sqlite3.Connection | None:
+def _begun_or_none(connection: sqlite3.Connection) -> sqlite3.Connection | None:
     try:
         with transaction(connection, "DEFERRED"):
             if begun(connection):
                 return connection
-        connection.close()
-        return None
     except BaseException:
         connection.close()
         raise
+    connection.close()
+    return None
 
 
 def open_file(path: Path, mode: str, wait: float) -> sqlite3.Connection:
@@ -145,26 +132,17 @@ def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iter
 def begun(connection: sqlite3.Connection) -> bool:
     """Return whether a database has our table; False if it is empty. The connection must be in a transaction.
 
-    Raises
-    ------
-    Refused
-        Another program wrote it, or another version of sdkde.
+    Refused if another program wrote it, or another version of sdkde.
     """
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    kinds = dict(connection.execute("SELECT name, type FROM sqlite_master").fetchall())
-    if not (application or version or kinds):
+    if not (application or version or connection.execute("SELECT 1 FROM sqlite_master").fetchone()):
         return False
     if application != int.from_bytes(b"SDKE"):
         raise Refused("it is another program's SQLite file")
     if version != VERSION:
         raise Refused(f"another version of sdkde wrote it (schema {version}, this one reads {VERSION})")
-    there = {row[1] for row in connection.execute("PRAGMA table_info(trial)")}
-    if kinds.get("trial") != "table":  # but a view, which may take for ever to read
-        there = set()
-    missing = ", ".join(name for name in COLUMNS if name not in there)
-    if missing:
-        raise Refused(f"its table trial lacks {missing}")
+    connection.execute(f"SELECT {', '.join(COLUMNS)} FROM trial LIMIT 0")  # fails if a column is gone
     return True
 
 

@@ -23,7 +23,7 @@ from sdkde_core.tuning import Compiled, Config, Space, space_of
 from .processes import Pool, first_line
 from .records import Outcome, Task
 
-__all__ = ["MeasuringRunner", "begin", "load_percent", "quantiles", "resources", "space_for", "versions"]
+__all__ = ["MeasuringRunner", "begin", "load_percent", "resources", "space_for", "versions"]
 
 
 class MeasuringRunner:
@@ -56,14 +56,13 @@ class MeasuringRunner:
                 break
             found = self._ask(_time, task, [config], count)
             times += [] if isinstance(found, Outcome) else found[0]
-        return found if isinstance(found, Outcome) else Outcome("ok", quantiles(times))
+        return found if isinstance(found, Outcome) else Outcome("ok", _quantiles(times))
 
     def finals(self, task: Task, configs: Sequence[Config]) -> list[Outcome]:
         """Time finalists again, in turns, so that a drifting clock affects all alike; return them in order."""
         found = self._ask(_time, task, configs, 25)
-        if isinstance(found, Outcome):
-            return [found] * len(configs)
-        return [Outcome("ok", quantiles(times), final=True) for times in found]
+        failed = isinstance(found, Outcome)
+        return [found] * len(configs) if failed else [Outcome("ok", _quantiles(times), final=True) for times in found]
 
     def provenance(self, task: Task) -> dict[str, Any]:
         """Return the versions under which the task's backend runs."""
@@ -78,18 +77,11 @@ class MeasuringRunner:
         """Return what the worker answers; the outcome of what failed there."""
         self._worker.begun.clear()  # nothing is to be remembered
         arguments = what, self.device, task, list(map(dict, configs)), *more
-        found, lost = self._worker.result("measured", _measure, *arguments), False
-        if not isinstance(found, Outcome):
-            found, lost = found
+        found = self._worker.result("measured", _measure, *arguments)
+        found, lost = (found, False) if isinstance(found, Outcome) else found
         if lost:
             self._worker.close()
         return found
-
-
-def quantiles(times: Sequence[float]) -> tuple[float, float, float]:
-    """Return the 20 %, 50 % and 80 % quantiles."""
-    ordered, last = sorted(times), len(times) - 1
-    return ordered[round(0.2 * last)], statistics.median(ordered), ordered[round(0.8 * last)]
 
 
 def space_for(task: Task) -> Space:
@@ -99,6 +91,12 @@ def space_for(task: Task) -> Space:
     if space is None:
         raise ValueError(f"backend {task.query.backend!r} is not here, or has nothing to tune")
     return space
+
+
+def _quantiles(times: Sequence[float]) -> tuple[float, float, float]:
+    """Return the 20 %, 50 % and 80 % quantiles."""
+    ordered, last = sorted(times), len(times) - 1
+    return ordered[round(0.2 * last)], statistics.median(ordered), ordered[round(0.8 * last)]
 
 
 # --- compiling --------------------------------------------------------------------------------------------------------
@@ -175,9 +173,8 @@ def versions(backend: str) -> dict[str, str]:
 def _source(backend: str) -> str:
     """Return a hash of the backend's package, without importing more than the package itself."""
     record, found = registry.find(backend), 0
-    if record is None or record.info is None:
-        return ""
-    spec = importlib.util.find_spec(record.info.implementation.partition(":")[0].partition(".")[0])
+    package = record.info.implementation.partition(":")[0].partition(".")[0] if record and record.info else ""
+    spec = importlib.util.find_spec(package) if package else None
     if spec is None or not spec.origin:
         return ""
     origin = Path(spec.origin)
@@ -187,7 +184,7 @@ def _source(backend: str) -> str:
 
 
 def load_percent(device: str) -> float:
-    """Return how much of its time a card or this CPU is busy; 0 if unknown."""
+    """Return how much of the time a card or this CPU is busy; 0 if unknown."""
     if device == "cpu":
         return 100 * os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
     uuid = hardware.visible_gpus()[int(device.partition(":")[2] or 0)].uuid

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,8 +18,7 @@ from .database import database
 from .problems import GRID, Place, problems
 from .records import SOURCES
 
-__all__ = ["absent", "columns", "db_option", "filter_options", "problem_options", "problems_of", "search_options"]
-__all__ += ["there"]
+__all__ = ["columns", "db_option", "filter_options", "problem_options", "problems_of", "search_options", "there"]
 
 
 class _Duration(click.ParamType):
@@ -125,19 +123,9 @@ def columns(filters: Mapping[str, Any]) -> dict[str, Any]:
     return wanted
 
 
-def absent(path: Path | str) -> bool:
-    """Return whether there is no file of that name; OSError for a loop of symbolic links, and what is hidden."""
-    try:
-        os.stat(path)
-    except FileNotFoundError:
-        return True
-    return False
-
-
 def there(db: Path | None) -> Path:
     """Return the path of the database, which must exist."""
     where = db or database()
-    if absent(where):
-        how = "run sdkde-autotune --gpu auto, or name another --db"
-        raise ValueError(f"nothing is tuned yet: there is no {where}; {how}")
+    if not where.exists():
+        raise ValueError(f"nothing is tuned yet: there is no {where}; run sdkde-autotune, or pass another --db")
     return where

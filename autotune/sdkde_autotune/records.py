@@ -139,29 +139,17 @@ def now() -> str:
 
 def row_of(trial: Trial) -> dict[str, Any]:
     """Return a trial as a row of the database."""
-    outcome = trial.outcome
-    return {
-        **trial.key._asdict(),
-        "config": canonical(trial.config),
-        "status": outcome.status,
-        "error": outcome.error,
-        **dict(zip(("q20", "q50", "q80"), outcome.ms or (None, None, None))),
-        "final": int(outcome.final),
-        "rank": outcome.rank,
-        "source": trial.source,
-        "provenance": canonical(trial.provenance),
-        "created": trial.created,
-        "is_default": int(trial.is_default),
-    }
+    outcome, (q20, q50, q80) = trial.outcome, trial.outcome.ms or (None, None, None)
+    row = {**trial.key._asdict(), "config": canonical(trial.config), "status": outcome.status, "error": outcome.error}
+    row |= {"q20": q20, "q50": q50, "q80": q80, "final": int(outcome.final), "rank": outcome.rank}
+    row |= {"source": trial.source, "provenance": canonical(trial.provenance), "created": trial.created}
+    return {**row, "is_default": int(trial.is_default)}
 
 
 def trial_of(row: Mapping[str, Any]) -> Trial:
     """Return the trial in a row of the database, or of an export, where a configuration is a mapping.
 
-    Raises
-    ------
-    ValueError
-        A column is missing, or holds what no search stores; the message names it.
+    ValueError, which names the column, if one is missing or holds what no search stores.
     """
     if not isinstance(row, Mapping):
         raise ValueError(f"it is {brief(row)}, not values by name")

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,7 +20,9 @@ from . import lookup
 from .measure import versions
 from .problems import Tunable
 from .records import Best, Key, Outcome, Task
-from .search import Result, candidates
+
+if TYPE_CHECKING:
+    from .search import Result
 
 __all__ = ["Progress", "best_row", "config_text", "explained", "planned_row", "result_row", "show"]
 
@@ -67,6 +69,8 @@ def _took(outcome: Outcome | None) -> str:
 
 def planned_row(task: Task, space: Space, trials: int | None) -> dict[str, Any]:
     """Return the number of configurations in a task's space, that can run, and that would be tried."""
+    from .search import candidates  # imports Optuna
+
     able = len(candidates(task, space))
     every = math.prod(map(len, space.parameters(task.query.kernel).values()))
     counts = {"configurations": every, "can_run": able, "would_try": min(able, trials or able)}
@@ -145,7 +149,7 @@ def _clock(seconds: float) -> str:
 def explained(tunable: Tunable, db: Path | None = None) -> dict[str, Any]:
     """Return a problem's configuration, its rung and the reason, and the configurations that cannot run on the card."""
     query, problem, space = tunable.task.query, tunable.task.problem, tunable.space
-    key, passed = Key.of(query, problem), []
+    key, passed = Key.of(query, problem), list[dict[str, Any]]()
     for found in lookup.candidates(query, problem, db):
         limit = space.limit(query.kernel, found.config, problem, query.architecture)
         told = {"rung": found.rung, "config": dict(found.config), "why": limit or _why(found, key)}

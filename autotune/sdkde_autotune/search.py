@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from time import monotonic
@@ -109,35 +109,33 @@ def search(
     """Try configurations of one kernel for one problem, and store every outcome.
 
     The default is tried first, then earlier finalists and the best-priced candidates, then the sampler's proposals. A
-    configuration whose parameters exceed the card's limits is never run, and none is run twice: stored outcomes of the
-    same source code count. Optuna's median pruner ends the timing of slow ones early. Finalists are timed again in
-    turns, and the fastest of them wins.
+    configuration beyond the card's limits is never run, and none is run twice: stored outcomes of the same source code
+    count. Optuna's median pruner ends the timing of slow ones. Finalists are timed again in turns; the fastest wins.
 
     ``storage`` keeps the study, by default memory does. A ``card`` prices candidates. ``sampler`` is ``"tpe"``,
     ``"random"``, or ``"grid"`` for all in order. ``trials`` is the number of outcomes at the end, stored ones included;
-    None: one for every configuration. After ``budget`` seconds no further candidate is run. With ``again`` the default
-    and the five fastest finalists that are stored are measured, and nothing else. ``progress(known, expected, best)``
-    is called after every outcome, with the best time in milliseconds.
+    None: all. After ``budget`` seconds no further candidate is run. With ``again`` the default and the five fastest
+    stored finalists are measured, and nothing else. ``progress(known, expected, best milliseconds)`` is called after
+    every outcome.
     """
-    start, key, kernel, provenance = monotonic(), Key.of(*task), task.query.kernel, runner.provenance(task)
+    start, key, kernel, versions = monotonic(), Key.of(*task), task.query.kernel, runner.provenance(task)
     default = dict(space.default(kernel, task.problem, task.query.architecture))
-    usual, source, stored = canonical(default), provenance.get("source"), store.trials(key)
+    usual, source, stored = canonical(default), versions.get("source"), store.trials(key)
     same = [t for t in stored if t.source == "measured" and t.provenance.get("source") == source and not again]
     known = {canonical(trial.config): trial.outcome for trial in same}
-    replayed = len(known)
     ran = sorted((t for t in stored if t.outcome.status == "ok"), key=lambda t: (not t.outcome.final, t.outcome.median))
     early = [config for config in (default, *(dict(t.config) for t in ran[:5])) if _fits(task, space, config)]
     able = [] if again else candidates(task, space)
     if card is not None and sampler == "tpe":
         early += sorted(able, key=lambda config: space.seconds(kernel, config, task.problem, card))[:12]
-    every = [name for name in dict.fromkeys(map(canonical, [*early, *able])) if name not in known]
-    chooser = _Chooser(sampler, every, early, space.parameters(kernel), default)
-    study = _study(key, source, chooser, storage)
-    end = replayed + len(every) if again or trials is None else min(replayed + len(every), max(replayed, trials))
+    left = [name for name in dict.fromkeys(map(canonical, [*early, *able])) if name not in known]
+    chooser = _Chooser(sampler, left, early, space.parameters(kernel), default)
+    study, replayed = _study(key, source, chooser, storage), len(known)
+    end = replayed + min(len(left), max(0, trials - replayed) if trials is not None and not again else len(left))
 
     def learn(name: str, outcome: Outcome) -> None:
         known[name] = outcome
-        store.add(key, json.loads(name), outcome, "measured", provenance, is_default=name == usual)
+        store.add(key, json.loads(name), outcome, "measured", versions, is_default=name == usual)
 
     def spent() -> bool:
         return budget is not None and len(known) > replayed and monotonic() - start >= budget
@@ -177,16 +175,11 @@ class _Chooser(optuna.samplers.TPESampler):
     """Optuna's sampler, among the candidates that are left: each can run, and is proposed once.
 
     ``early`` ones come first. The tree-structured Parzen estimator proposes configurations that cannot run, and some
-    twice, so the nearest candidate that is left is taken, in octaves of its numbers.
+    twice, so the nearest candidate that is left is taken.
     """
 
     def __init__(
-        self,
-        sampler: str,
-        left: list[str],
-        early: list[dict[str, Any]],
-        parameters: Mapping[str, tuple[Any, ...]],
-        default: Config,
+        self, sampler: str, left: list[str], early: Sequence[Config], parameters: Mapping[str, Any], default: Config
     ) -> None:
         super().__init__(multivariate=True, constant_liar=True, seed=0)
         order = left if sampler == "grid" else [left[i] for i in np.random.default_rng(0).permutation(len(left))]
@@ -247,10 +240,8 @@ def _slow(trial: optuna.Trial, timings: int, median: float) -> bool:
 
 def _tell(study: optuna.Study, trial: optuna.Trial, outcome: Outcome) -> None:
     """Tell an outcome; one that did not run is pruned without a value, so worse than every other."""
-    trial.set_user_attr("status", outcome.status)
-    if outcome.error:
-        trial.set_user_attr("error", outcome.error)
-    if outcome.status != "ok" or trial.should_prune():
-        study.tell(trial, state=TrialState.PRUNED)
-    else:
-        study.tell(trial, outcome.median)
+    for name in "status", "error":
+        if value := getattr(outcome, name):
+            trial.set_user_attr(name, value)
+    ran = outcome.status == "ok" and not trial.should_prune()
+    study.tell(trial, outcome.median if ran else None, TrialState.COMPLETE if ran else TrialState.PRUNED)

@@ -99,13 +99,13 @@ class Store:
 
         With ``only_winners`` these are the winner and the default of each key.
         """
-        trials = self.trials(**filters) if not only_winners else self._winning({**filters, "source": None})
         if only_winners:
             wanted = {best.key for best in self.best(**filters)}
-            trials = [trial for trial in trials if trial.key in wanted]
+            trials = [trial for trial in self._winning({**filters, "source": None}) if trial.key in wanted]
+        else:
+            trials = self.trials(**filters)
         rows = [{**row_of(t), "config": dict(t.config), "provenance": dict(t.provenance)} for t in trials]
-        about = {"format": "sdkde-tuning", "schema": VERSION, "sdkde": __version__, "created": now()}
-        return {**about, "trial": rows}
+        return {"format": "sdkde-tuning", "schema": VERSION, "sdkde": __version__, "created": now(), "trial": rows}
 
     def load(self, dump: Mapping[str, Any] | Path | str) -> int:
         """Add what :meth:`dump` returned, a JSON file has, or another database; return how many rows are new.
@@ -197,23 +197,16 @@ def _left(path: Path) -> list[dict[str, Any]]:
 
 
 def _checked(given: Any, name: str) -> list[dict[str, Any]]:
-    """Return a dump's trials as rows.
-
-    Raises
-    ------
-    StoreError
-        It is not a dump, or one of another version of sdkde, or a row holds what cannot be.
-    """
+    """Return a dump's trials as rows; StoreError if it is none, or one of another version, or a row cannot be."""
+    written = "pass what `sdkde-autotune export` wrote"
     if not isinstance(given, Mapping) or given.get("format") != "sdkde-tuning":
-        raise StoreError(f"{name} is no export of the tuner; pass what `sdkde-autotune export` wrote, or a database")
-    version, rows = given.get("schema", VERSION), given.get("trial", [])
+        raise StoreError(f"{name} is no export of the tuner; {written}, or a database")
+    version, rows, found = given.get("schema", VERSION), given.get("trial", []), []
     if version != VERSION:
-        raise StoreError(
-            f"{name} was written by another version of sdkde (schema {version!r:.20}, this one reads {VERSION})"
-        )
+        other = f"schema {version!r:.20}, this one reads {VERSION}"
+        raise StoreError(f"{name} was written by another version of sdkde ({other})")
     if not isinstance(rows, list):
-        raise StoreError(f"{name} has no list of rows as 'trial'; pass what `sdkde-autotune export` wrote")
-    found = []
+        raise StoreError(f"{name} has no list of rows as 'trial'; {written}")
     for number, row in enumerate(rows, 1):
         try:
             found.append(row_of(trial_of(row)))
@@ -260,19 +253,17 @@ def _explained(path: Path, what: str) -> Iterator[None]:
 
 def _why(path: Path, error: Exception, what: str) -> str:
     code, another = _code(error), "name another file with --db or SDKDE_DB"
-    if isinstance(error, Refused):
-        return f"is not used: {error}"
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return f"is locked by another process; wait for it or end it, or {another}"
-    if code == sqlite3.SQLITE_NOTADB:
-        return f"is no database of the tuner, and is left alone; {another}"
-    if code == sqlite3.SQLITE_CORRUPT:
-        salvaged = f"sdkde-autotune import {shlex.quote(str(path))} --db {shlex.quote(f'{path}.new')}"
-        return f"is corrupt ({error}) and is left as it is; `{salvaged}` keeps what can be read of it"
     denied = sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR
+    salvaged = f"sdkde-autotune import {shlex.quote(str(path))} --db {shlex.quote(f'{path}.new')}"
     if isinstance(error, OSError) or code in denied:
         return f"cannot be {what} ({getattr(error, 'strerror', None) or error}); make it so, or {another}"
-    return f"cannot be used ({error}); {another}"
+    known = {
+        sqlite3.SQLITE_BUSY: f"is locked by another process; wait for it or end it, or {another}",
+        sqlite3.SQLITE_NOTADB: f"is no database of the tuner, and is left alone; {another}",
+        sqlite3.SQLITE_CORRUPT: f"is corrupt ({error}) and is left as it is; `{salvaged}` keeps what can be read of it",
+        0: f"is not used: {error}",
+    }
+    return known.get(code, f"cannot be used ({error}); {another}")
 
 
 def _code(error: BaseException | None) -> int:
