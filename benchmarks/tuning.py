@@ -19,10 +19,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from sdkde_autotune.measure import MeasuringRunner, space_for
-from sdkde_autotune.predict import ranking
 from sdkde_autotune.problems import place_of, problems, task_of, tunables
 from sdkde_autotune.records import Outcome, Task, canonical
-from sdkde_autotune.search import search
+from sdkde_autotune.search import ranking, search
 from sdkde_autotune.store import Store
 
 from sdkde_core import tuning

@@ -16,10 +16,10 @@ import pytest
 
 optuna = pytest.importorskip("optuna")
 
-from sdkde_autotune import lookup, measure, predict, processes  # noqa: E402
+from sdkde_autotune import lookup, measure  # noqa: E402
 from sdkde_autotune.problems import problems, task_of  # noqa: E402
 from sdkde_autotune.records import Key, Outcome, Task  # noqa: E402
-from sdkde_autotune.search import candidates, search, studies  # noqa: E402
+from sdkde_autotune.search import candidates, predict, search, studies  # noqa: E402
 from sdkde_autotune.store import Store  # noqa: E402
 
 from sdkde_core.choice import cards, registry  # noqa: E402
@@ -148,7 +148,7 @@ def compiled(monkeypatch):
         asked.append(dict(config))
         return Compiled(64, 1024, 0)
 
-    monkeypatch.setattr(processes.Pool, "submit", submit)
+    monkeypatch.setattr(measure.Pool, "submit", submit)
     monkeypatch.setattr(measure, "space_for", lambda task: HILLS)
     monkeypatch.setattr(Hills, "compile", compile_)
     return asked
@@ -274,7 +274,7 @@ PRICED = sorted(ALL, key=lambda config: HILLS.seconds("sum", config, None, CARD)
 
 
 def predicted(store, *tasks, **options):
-    return list(predict.predict([(each, HILLS) for each in tasks or (TASK,)], CARD, store, **options))
+    return list(predict([(each, HILLS) for each in tasks or (TASK,)], CARD, store, **options))
 
 
 def test_the_best_priced_that_compiles_is_the_prediction_and_has_a_rank(store, compiled):
@@ -359,7 +359,7 @@ def test_compilers_and_what_they_run_end_with_the_tuner(number, tmp_path):
     """Whatever of them is left would hold the standard output, and `communicate` would wait for it."""
     script = """if True:
         import subprocess, sys
-        from sdkde_autotune.processes import Pool
+        from sdkde_autotune.measure import Pool
 
         pool = Pool(2)
         try:
@@ -384,7 +384,7 @@ def test_compilers_and_what_they_run_end_with_the_tuner(number, tmp_path):
 
 
 def test_a_process_that_dies_is_an_outcome_and_another_takes_its_place():
-    pool = processes.Pool(1, failure="crash")
+    pool = measure.Pool(1, failure="crash")
     try:
         assert pool.result("dies", os._exit, 3) == Outcome("crash", error="its process died")
         assert pool.result("works", len, [1, 2]) == 2

@@ -100,7 +100,7 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: 
             click.echo(f"{doing}; problems: {len(tasks)}; {limit} (--budget)", err=True)
             how = {"budget": budget, "trials": trials}
             if place.card is not None and place.device is None:
-                from .predict import predict
+                from .search import predict
 
                 searches = predict(tasks, place.card, store, jobs=hardware.cpu_threads(), **how)
             else:

@@ -1,4 +1,4 @@
-"""The search for a kernel's best configuration by measuring. The only module that uses Optuna."""
+"""The search for a kernel's best configuration: by measuring, or by the cost model. No other module uses Optuna."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import json
 import logging
 import math
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,13 +22,14 @@ from optuna.trial import TrialState
 from sdkde_core.choice.cards import GPU
 from sdkde_core.tuning import Config, Space
 
+from .measure import MeasuringRunner, Pool, begin, resources, versions
 from .records import Key, Outcome, Task, canonical, fastest
 
 if TYPE_CHECKING:
-    from .measure import MeasuringRunner
+    from .problems import Tunable
     from .store import Store
 
-__all__ = ["Result", "candidates", "search", "studies"]
+__all__ = ["Result", "candidates", "predict", "ranking", "search", "studies"]
 
 
 class Result(NamedTuple):
@@ -118,9 +119,9 @@ def search(
     stored finalists are measured, and nothing else. ``progress(known, expected, best milliseconds)`` is called after
     every outcome.
     """
-    start, key, kernel, versions = monotonic(), Key.of(*task), task.query.kernel, runner.provenance(task)
+    start, key, kernel, provenance = time.monotonic(), Key.of(*task), task.query.kernel, runner.provenance(task)
     default = dict(space.default(kernel, task.problem, task.query.architecture))
-    usual, source, stored = canonical(default), versions.get("source"), store.trials(key)
+    usual, source, stored = canonical(default), provenance.get("source"), store.trials(key)
     same = [t for t in stored if t.source == "measured" and t.provenance.get("source") == source and not again]
     known = {canonical(trial.config): trial.outcome for trial in same}
     ran = sorted((t for t in stored if t.outcome.status == "ok"), key=lambda t: (not t.outcome.final, t.outcome.median))
@@ -135,10 +136,10 @@ def search(
 
     def learn(name: str, outcome: Outcome) -> None:
         known[name] = outcome
-        store.add(key, json.loads(name), outcome, "measured", versions, is_default=name == usual)
+        store.add(key, json.loads(name), outcome, "measured", provenance, is_default=name == usual)
 
     def spent() -> bool:
-        return budget is not None and len(known) > replayed and monotonic() - start >= budget
+        return budget is not None and len(known) > replayed and time.monotonic() - start >= budget
 
     while len(known) < end and not spent():
         batch = [study.ask(chooser.ranges) for _ in range(min(chooser.ahead, end - len(known)))]
@@ -166,6 +167,95 @@ def _finalists(known: Mapping[str, Outcome], default: str) -> list[str]:
     ran = sorted((name for name in known if known[name].status == "ok"), key=lambda name: known[name].median)
     earlier = [name for name in ran if known[name].final]
     return list(dict.fromkeys([*ran[:3], *earlier[:1], *(name for name in ran if name == default)]))
+
+
+# --- without the card -------------------------------------------------------------------------------------------------
+
+
+def predict(
+    tasks: Sequence[Tunable], card: GPU, store: Store, *, jobs: int = 1, trials: int = 16, budget: float | None = None
+) -> Generator[Result, None, None]:
+    """Choose configurations by the cost model, and store them with their ranks.
+
+    Candidates are compiled in the order of :func:`ranking`, at most ``trials``, until one compiles cleanly; it wins.
+    The budget is in seconds for all tasks.
+    """
+    start, compilers = time.monotonic(), Pool(jobs)
+    try:
+        for first in range(0, len(tasks), 2 * jobs):
+            batch = []
+            for task, space in tasks[first : first + 2 * jobs]:
+                source, stored = versions(task.query.backend)["source"], store.trials(Key.of(*task), source="predicted")
+                same = [trial for trial in stored if trial.provenance.get("source") == source]
+                known = {canonical(trial.config): trial.outcome for trial in same}
+                chosen = any(outcome.status == "ok" for outcome in known.values())
+                batch.append((task, space, known, [] if chosen else ranking(task, space, card)))
+                for config in batch[-1][3][:1]:
+                    begin(compilers, task, config)
+            for task, space, known, ranked in batch:
+                if budget is not None and time.monotonic() - start >= budget:
+                    return
+                yield _choose(task, space, ranked, trials, known, card, store, compilers)
+    finally:
+        compilers.close()
+
+
+def ranking(task: Task, space: Space, card: GPU) -> list[Config]:
+    """Return the candidates by the time that the cost model predicts; of equal ones the nearest to the default first.
+
+    The default stands before those that are predicted to be faster by at most 5 %: the model's error is larger, see
+    benchmarks/notes/tuning.md.
+    """
+    kernel, problem, architecture = task.query.kernel, task.problem, task.query.architecture
+    default = space.default(kernel, problem, architecture)
+
+    def price(config: Config) -> tuple[float, int, str]:
+        seconds = space.seconds(kernel, config, problem, card) * (0.95 if config == default else 1)
+        return seconds, sum(default.get(name) != value for name, value in config.items()), canonical(config)
+
+    able: list[Config] = list(candidates(task, space))
+    if default not in able and space.limit(kernel, default, problem, architecture) is None:
+        able.append(default)
+    return sorted(able, key=price)
+
+
+def _choose(
+    task: Task,
+    space: Space,
+    ranked: list[Config],
+    trials: int,
+    known: dict[str, Outcome],
+    card: GPU,
+    store: Store,
+    compilers: Pool,
+) -> Result:
+    """Compile candidates until one may win, and store the outcomes."""
+    provenance = {**versions(task.query.backend), "driver": "", "card": card.source}
+    usual = space.default(task.query.kernel, task.problem, task.query.architecture)
+    replayed, rank = len(known), {canonical(config): place for place, config in enumerate(ranked, 1)}
+    last = rank.get(canonical(usual), 0)  # the default is compiled at the latest as the last
+    tried = ranked[:trials] if last <= trials else [*ranked[: trials - 1], usual]
+
+    def learn(config: Config, outcome: Outcome) -> None:
+        known[canonical(config)] = outcome
+        store.add(Key.of(*task), config, outcome, "predicted", provenance, is_default=config == usual)
+
+    for i, config in enumerate(tried):
+        if canonical(config) in known:
+            continue
+        for ahead in tried[i : i + (compilers.jobs if i else 1)]:  # where one is rejected, the next may be too
+            begin(compilers, task, ahead)
+        found = resources(compilers, task, config)
+        if isinstance(found, Outcome):
+            learn(config, found)
+        elif reason := space.too_much(found, task.query.architecture):
+            learn(config, Outcome("compile_error", error=reason))
+        else:
+            learn(config, Outcome("ok", rank=rank[canonical(config)]))
+            if last and canonical(usual) not in known:  # for comparison: not compiled
+                learn(usual, Outcome("ok", rank=last))
+            break
+    return Result(task, known, canonical(usual), len(known) - replayed)
 
 
 # --- Optuna -----------------------------------------------------------------------------------------------------------
