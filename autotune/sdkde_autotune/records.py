@@ -182,7 +182,7 @@ def trial_of(row: Mapping[str, Any]) -> Trial:
 
 
 def sound(rows: Iterable[Mapping[str, Any]], what: str) -> list[Trial]:
-    """Return rows as trials; a damaged one is told once and passed over."""
+    """Return rows as trials; a damaged row is skipped, with one warning."""
     found = []
     for row in rows:
         try:
@@ -245,7 +245,7 @@ def fastest(outcomes: Mapping[str, Outcome], default: str | None, margin: float 
 
 
 def winners(trials: Iterable[Trial]) -> list[Best]:
-    """Return the winners among trials, by key: none for a key of which none ran.
+    """Return the winners among trials, by key. A key has none if no trial ran.
 
     A predicted one wins only if no other was measured or imported.
     """

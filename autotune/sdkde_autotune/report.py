@@ -152,14 +152,14 @@ def explained(tunable: Tunable, db: Path | None = None) -> dict[str, Any]:
     key, passed = Key.of(query, problem), list[dict[str, Any]]()
     for found in lookup.candidates(query, problem, db):
         limit = space.limit(query.kernel, found.config, problem, query.architecture)
-        told = {"rung": found.rung, "config": dict(found.config), "why": limit or _why(found, key)}
+        row = {"rung": found.rung, "config": dict(found.config), "why": limit or _why(found, key)}
         if limit is None:
             break
-        passed.append(told)
+        passed.append(row)
     else:
         default = dict(space.default(query.kernel, problem, query.architecture))
-        told = {"rung": "heuristic", "config": default, "why": "nothing is stored: the backend's default"}
-    return {**key._asdict(), **told, "passed_over": passed}
+        row = {"rung": "heuristic", "config": default, "why": "nothing is stored: the backend's default"}
+    return {**key._asdict(), **row, "passed_over": passed}
 
 
 def _why(found: lookup.Found, key: Key) -> str:

@@ -23,7 +23,7 @@ from sdkde_core.choice.cards import GPU
 from sdkde_core.tuning import Config, Space
 
 from .measure import MeasuringRunner, Pool, begin, resources, versions
-from .records import Key, Outcome, Task, canonical, fastest
+from .records import Key, Outcome, Task, Trial, canonical, fastest
 
 if TYPE_CHECKING:
     from .problems import Tunable
@@ -111,7 +111,7 @@ def search(
 
     The default is tried first, then earlier finalists and the best-priced candidates, then the sampler's proposals. A
     configuration beyond the card's limits is never run, and none is run twice: stored outcomes of the same source code
-    count. Optuna's median pruner ends the timing of slow ones. Finalists are timed again in turns; the fastest wins.
+    count. Optuna's median pruner ends the timing of slow ones. Finalists are timed once more in turns; the best wins.
 
     ``storage`` keeps the study, by default memory does. A ``card`` prices candidates. ``sampler`` is ``"tpe"``,
     ``"random"``, or ``"grid"`` for all in order. ``trials`` is the number of outcomes at the end, stored ones included;
@@ -122,8 +122,7 @@ def search(
     start, key, kernel, provenance = time.monotonic(), Key.of(*task), task.query.kernel, runner.provenance(task)
     default = dict(space.default(kernel, task.problem, task.query.architecture))
     usual, source, stored = canonical(default), provenance.get("source"), store.trials(key)
-    same = [t for t in stored if t.source == "measured" and t.provenance.get("source") == source and not again]
-    known = {canonical(trial.config): trial.outcome for trial in same}
+    known = {} if again else _known(stored, "measured", source)
     ran = sorted((t for t in stored if t.outcome.status == "ok"), key=lambda t: (not t.outcome.final, t.outcome.median))
     early = [config for config in (default, *(dict(t.config) for t in ran[:5])) if _fits(task, space, config)]
     able = [] if again else candidates(task, space)
@@ -162,6 +161,12 @@ def search(
     return Result(task, known, usual, len(known) - replayed)
 
 
+def _known(stored: list[Trial], source: str, code: Any) -> dict[str, Outcome]:
+    """Return the outcomes that were measured or predicted with the present code, by configuration."""
+    same = [trial for trial in stored if trial.source == source and trial.provenance.get("source") == code]
+    return {canonical(trial.config): trial.outcome for trial in same}
+
+
 def _finalists(known: Mapping[str, Outcome], default: str) -> list[str]:
     """Return the three fastest, the winner of earlier finals, and the default, if they ran."""
     ran = sorted((name for name in known if known[name].status == "ok"), key=lambda name: known[name].median)
@@ -185,9 +190,7 @@ def predict(
         for first in range(0, len(tasks), 2 * jobs):
             batch = []
             for task, space in tasks[first : first + 2 * jobs]:
-                source, stored = versions(task.query.backend)["source"], store.trials(Key.of(*task), source="predicted")
-                same = [trial for trial in stored if trial.provenance.get("source") == source]
-                known = {canonical(trial.config): trial.outcome for trial in same}
+                known = _known(store.trials(Key.of(*task)), "predicted", versions(task.query.backend)["source"])
                 chosen = any(outcome.status == "ok" for outcome in known.values())
                 batch.append((task, space, known, [] if chosen else ranking(task, space, card)))
                 for config in batch[-1][3][:1]:
