@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -304,19 +305,6 @@ def test_a_missing_file_is_no_news(path, recwarn, monkeypatch, absent):
     assert len(warnings(recwarn)) == (absent == "a file for a folder")
 
 
-@pytest.fixture
-def opened(monkeypatch):
-    """How long each connection that the look-up opens may wait, in seconds."""
-    timeouts, connect = [], sqlite3.connect
-
-    def noted(*arguments, **options):
-        timeouts.extend([options["timeout"]] * ("uri" in options))
-        return connect(*arguments, **options)
-
-    monkeypatch.setattr(sqlite3, "connect", noted)
-    return timeouts
-
-
 @pytest.mark.parametrize(
     ("statements", "readable"),
     [
@@ -324,15 +312,14 @@ def opened(monkeypatch):
         (["BEGIN EXCLUSIVE", "DELETE FROM trial"], False),
     ],
 )
-def test_a_locked_file(path, recwarn, statements, readable, python, opened):
+def test_a_locked_file(path, recwarn, statements, readable, python):
     fill(path, ("x", {}, "measured", {}))
     process = python(HOLD, path, *statements)
-    before = sorted(path.parent.iterdir())
-    opened.clear()
+    before, start = sorted(path.parent.iterdir()), time.monotonic()
     for _ in range(2):
         assert ask() == (("x", "exact") if readable else None)
         lookup.forget()
-    assert sum(opened) <= 2  # seconds that it may wait
+    assert time.monotonic() - start < 10  # an estimate waits half a second, also on a busy machine
     assert len(warnings(recwarn)) == (not readable)
     assert sorted(path.parent.iterdir()) == before
     process.communicate()

@@ -241,7 +241,7 @@ def _row(**changes):
         ({"format": "sdkde-tuning", "trial": 3}, "no list of rows as 'trial'"),
         ({"format": "sdkde-tuning", "trial": [[1]]}, "not values by name"),
         (_row(status="fine"), "status is 'fine'"),
-        (_row(source="rumour"), "source 'rumour'"),
+        (_row(source="rumour"), "source is 'rumour', not one of measured, imported, predicted"),
         (_row(config=[1]), "config is .1., not values by name"),
         (_row(config={}), "config is empty"),
         (_row(config={"a": [1]}), "a in config is .1., neither a number of at most 64 bits nor a name"),

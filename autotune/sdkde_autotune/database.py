@@ -3,8 +3,8 @@
 ``trial`` has a row for each configuration tried. Which trial wins is derived on reading. The schema's version is
 SQLite's ``user_version``; the ``application_id`` tells our files from those of other programs.
 
-The file has SQLite's rollback journal, not a write-ahead log: readers then make no files beside it, one that may only
-be read can be read, and it may lie in a home on a network.
+The file has SQLite's rollback journal, not a write-ahead log. So readers make no files beside it, a file without write
+permission can be read, and the users' homes may be on a network file system, where a write-ahead log does not work.
 """
 
 from __future__ import annotations

@@ -156,28 +156,31 @@ def trial_of(row: Mapping[str, Any]) -> Trial:
     missing = [name for name in (*KEY, "config", "status", "source", "created") if name not in row]
     if missing:
         raise ValueError(f"it lacks {', '.join(missing)}")
+
+    def check(name: str, right: bool, rule: str) -> None:
+        if not right:
+            raise ValueError(f"{name} is {brief(row.get(name))}{rule}")
+
     for name, kind in KEY.items():
         value, within = row[name], range(63 if name.endswith("octave") else 1 << 31)
-        if kind is str and not _is_name(value):
-            raise ValueError(f"{name} is {brief(value)}, which is no name")
-        if kind is int and not (type(value) is int and value in within):
-            raise ValueError(f"{name} is {brief(value)}, not an integer in {within}")
+        if kind is str:
+            check(name, _is_name(value), ", which is no name")
+        else:
+            check(name, type(value) is int and value in within, f", not an integer in {within}")
     statuses = ("ok", "invalid", "compile_error", "timeout", "oom", "crash", "wrong")
     status, source, error, rank = row["status"], row["source"], row.get("error") or "", row.get("rank")
     ran, guess = status == "ok", source == "predicted"
-    if status not in statuses or source not in SOURCES:
-        raise ValueError(f"status is {brief(status)} and source {brief(source)}; known: {statuses}, {SOURCES}")
-    if not isinstance(error, str):
-        raise ValueError(f"error is {brief(error)}, which is no text")
-    if ran and guess and not (type(rank) is int and 0 < rank < 1 << 31):
-        raise ValueError(f"rank is {brief(rank)}; a prediction has one, from 1")
+    check("status", status in statuses, f", not one of {', '.join(statuses)}")
+    check("source", source in SOURCES, f", not one of {', '.join(SOURCES)}")
+    check("error", isinstance(error, str), ", which is no text")
+    ranked = type(rank) is int and 0 < rank < 1 << 31
+    check("rank", ranked or not (ran and guess), "; a prediction has one, from 1")
     config, provenance = _values(row, "config"), _values(row, "provenance")
     if not config:
         raise ValueError("config is empty")
     error = "".join(letter if letter.isprintable() else " " for letter in error)
-    times, final = _times(row) if ran and not guess else None, bool(row.get("final"))
-    outcome = Outcome(status, times, error, final and not guess, rank if ran and guess else None)
-    key = Key(*(row[name] for name in KEY))
+    times, final = _times(row) if ran and not guess else None, bool(row.get("final")) and not guess
+    outcome, key = Outcome(status, times, error, final, rank if ran and guess else None), Key(*(row[n] for n in KEY))
     return Trial(key, config, outcome, source, provenance, _utc(row["created"]), bool(row.get("is_default")))
 
 

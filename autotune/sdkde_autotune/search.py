@@ -192,9 +192,10 @@ def predict(
             for task, space in tasks[first : first + 2 * jobs]:
                 known = _known(store.trials(Key.of(*task)), "predicted", versions(task.query.backend)["source"])
                 chosen = any(outcome.status == "ok" for outcome in known.values())
-                batch.append((task, space, known, [] if chosen else ranking(task, space, card)))
-                for config in batch[-1][3][:1]:
+                ranked = [] if chosen else ranking(task, space, card)
+                for config in ranked[:1]:  # the first candidates of a batch are compiled side by side
                     begin(compilers, task, config)
+                batch.append((task, space, known, ranked))
             for task, space, known, ranked in batch:
                 if budget is not None and time.monotonic() - start >= budget:
                     return
