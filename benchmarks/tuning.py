@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-from sdkde_autotune.key import canonical
 from sdkde_autotune.measure import MeasuringRunner, space_for
-from sdkde_autotune.predict import MARGIN
 from sdkde_autotune.problems import place_of, problems, task_of, tunables
-from sdkde_autotune.records import Outcome, Task
-from sdkde_autotune.search import search
+from sdkde_autotune.records import Outcome, Task, canonical
+from sdkde_autotune.search import ranking, search
 from sdkde_autotune.store import Store
 
 from sdkde_core import tuning
@@ -94,9 +91,7 @@ def replay(files: list[Path]) -> None:
             ]
             card = hardware.card_called(task.query.gpu)
             assert card is not None
-            prices = {name: space.seconds(kernel, json.loads(name), task.problem, card) for name in times}
-            prices[default] *= 1 - MARGIN
-            chosen = min(prices, key=lambda name: (prices[name], name))
+            chosen = next(name for name in map(canonical, ranking(task, space, card)) if name in times)
             ends = (100 * (times[name] / best - 1) for name in (default, chosen))
             print(f"{kernel} {task.problem.reduction} d = {task.problem.d}, {len(times)}:", *cells,
                   *(f"{end:.1f}" for end in ends), flush=True)  # fmt: skip

@@ -86,7 +86,7 @@ class Space(TypingProtocol):
     """A backend's kernels and their parameters: the object that ``AdvancedInfo.tuning`` names.
 
     No method needs a GPU. ``kernel`` is a kernel's name, ``architecture`` one such as ``"sm_86"``. Only :meth:`compile`
-    may import heavy packages. Of a backend on CPUs the last four methods are not called.
+    may import heavy packages. The last four methods are not called for a backend that runs on CPUs.
     """
 
     @property
@@ -121,7 +121,7 @@ class Space(TypingProtocol):
         """
 
     def code(self, kernel: str, config: Config, problem: Problem) -> Hashable:
-        """Return what the compiled code follows from, besides the architecture: of equal ones one is compiled."""
+        """Return all that the compiled code depends on, but for the architecture; equal values are compiled once."""
 
     def too_much(self, compiled: Compiled, architecture: str) -> str | None:
         """Return why a compiled kernel must not run (it spills, needs too much shared memory); None if it may."""
@@ -140,20 +140,20 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
     """Return the best known launch configuration.
 
     The answer comes from the one entry point of group ``sdkde.tuning``, a callable ``lookup(query, problem, accept)``
-    that returns ``(config, rung)`` or None. A look-up that fails is told once, and the backend uses its default.
+    that returns ``(config, rung)`` or None. If it fails, a warning says so once, and the backend uses its default.
 
     Parameters
     ----------
     query : Query
     problem : Problem
     accept : callable, optional
-        ``accept(config)``: whether the kernel can be launched so. If not, the next best configuration is tried. It may
-        have been tuned for other sizes, for other features, or in nearby dimensions.
+        ``accept(config)``: whether the kernel can be launched so. If not, the next best configuration is tried. A
+        configuration may have been tuned for other sizes, for other features, or in nearby dimensions.
 
     Returns
     -------
     Tuned or None
-        None: nothing is installed, nothing is known, or ``SDKDE_TUNING`` is ``off``.
+        None if no tuner is installed, nothing is stored, or ``SDKDE_TUNING`` is ``off``.
 
     Raises
     ------
@@ -163,9 +163,7 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
     forced = _forced.get().get(query.kernel)
     if forced is not None:
         return Tuned(forced, "forced")
-    if switched_off("SDKDE_TUNING"):
-        return None
-    lookup = _lookup()
+    lookup = None if switched_off("SDKDE_TUNING") else _lookup()
     if lookup is None:
         return None
 
@@ -186,7 +184,7 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
 
 
 def reject(query: Query, found: Tuned, error: BaseException) -> None:
-    """Never return a configuration again in this process, as it failed to launch; warns once."""
+    """Exclude a configuration that failed to launch from this process's look-ups, and warn once."""
     key = query, _frozen(found.config)
     if key not in _rejected:
         _rejected.add(key)

@@ -9,18 +9,17 @@ import sys
 import time
 import types
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pytest
 
 optuna = pytest.importorskip("optuna")
 
-from sdkde_autotune import lookup, measure, predict, processes  # noqa: E402
-from sdkde_autotune.key import Key  # noqa: E402
+from sdkde_autotune import lookup, measure  # noqa: E402
 from sdkde_autotune.problems import problems, task_of  # noqa: E402
-from sdkde_autotune.records import Outcome, Task  # noqa: E402
-from sdkde_autotune.search import candidates, search, studies  # noqa: E402
+from sdkde_autotune.records import Key, Outcome, Task  # noqa: E402
+from sdkde_autotune.search import candidates, predict, search, studies  # noqa: E402
 from sdkde_autotune.store import Store  # noqa: E402
 
 from sdkde_core.choice import cards, registry  # noqa: E402
@@ -133,7 +132,7 @@ BEST = min(ALL, key=ms)
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """What compiles, in order, in this process and at once; nothing is interpreted."""
+    """What compiles, in order, in this process and at once."""
     asked = []
 
     def submit(self, name, work, *arguments):
@@ -149,9 +148,8 @@ def compiled(monkeypatch):
         asked.append(dict(config))
         return Compiled(64, 1024, 0)
 
-    monkeypatch.setattr(processes.Pool, "submit", submit)
+    monkeypatch.setattr(measure.Pool, "submit", submit)
     monkeypatch.setattr(measure, "space_for", lambda task: HILLS)
-    monkeypatch.setattr(predict, "_interpreted", lambda task, config: None)
     monkeypatch.setattr(Hills, "compile", compile_)
     return asked
 
@@ -276,7 +274,7 @@ PRICED = sorted(ALL, key=lambda config: HILLS.seconds("sum", config, None, CARD)
 
 
 def predicted(store, *tasks, **options):
-    return list(predict.predict([(each, HILLS) for each in tasks or (TASK,)], CARD, store, **options))
+    return list(predict([(each, HILLS) for each in tasks or (TASK,)], CARD, store, **options))
 
 
 def test_the_best_priced_that_compiles_is_the_prediction_and_has_a_rank(store, compiled):
@@ -292,7 +290,7 @@ def test_the_best_priced_that_compiles_is_the_prediction_and_has_a_rank(store, c
     assert predicted(store, budget=0.0) == []
 
 
-def test_what_spills_fails_or_is_wrong_is_passed_over(store, compiled, monkeypatch):
+def test_what_spills_or_fails_is_passed_over(store, compiled, monkeypatch):
     def compile_(self, kernel, config, problem, architecture):
         if config == PRICED[0]:
             raise RuntimeError("out of registers")
@@ -300,13 +298,11 @@ def test_what_spills_fails_or_is_wrong_is_passed_over(store, compiled, monkeypat
 
     monkeypatch.setattr(Hills, "compile", compile_)
     monkeypatch.setattr(Hills, "too_much", lambda self, found, architecture: "spills" if found.spills else None)
-    monkeypatch.setattr(predict, "_interpreted", lambda task, config: 7.0 if config == PRICED[2] else 0.5)
     (result,) = predicted(store)
-    assert (result.best, result.outcome.rank) == (PRICED[3], 4)
-    assert [outcome.status for outcome in result.known.values()] == ["compile_error"] * 2 + ["wrong", "ok", "ok"]
+    assert (result.best, result.outcome.rank) == (PRICED[2], 3)
+    assert [outcome.status for outcome in result.known.values()] == ["compile_error"] * 2 + ["ok", "ok"]
     errors = [trial.outcome.error for trial in store.trials(KEY) if trial.outcome.status != "ok"]
-    wrong = "the worst row is off by 7 of the tolerance, as interpreted"
-    assert sorted(errors) == ["RuntimeError: out of registers", "spills", wrong]
+    assert sorted(errors) == ["RuntimeError: out of registers", "spills"]
 
 
 def test_where_nothing_compiles_no_more_than_the_trials_are_compiled(store, compiled, monkeypatch):
@@ -363,7 +359,7 @@ def test_compilers_and_what_they_run_end_with_the_tuner(number, tmp_path):
     """Whatever of them is left would hold the standard output, and `communicate` would wait for it."""
     script = """if True:
         import subprocess, sys
-        from sdkde_autotune.processes import Pool
+        from sdkde_autotune.measure import Pool
 
         pool = Pool(2)
         try:
@@ -388,7 +384,7 @@ def test_compilers_and_what_they_run_end_with_the_tuner(number, tmp_path):
 
 
 def test_a_process_that_dies_is_an_outcome_and_another_takes_its_place():
-    pool = processes.Pool(1, failure="crash")
+    pool = measure.Pool(1, failure="crash")
     try:
         assert pool.result("dies", os._exit, 3) == Outcome("crash", error="its process died")
         assert pool.result("works", len, [1, 2]) == 2
@@ -434,21 +430,6 @@ def test_what_is_measured_goes_through_a_worker_that_is_replaced(compiled, monke
     assert (outcome.status, outcome.error) == ("crash", "MemoryError: too many points")
     assert Bench.made == ["cuda:0"] * 3
     runner.close()
-
-
-@pytest.mark.slow
-def test_a_prediction_is_interpreted(monkeypatch):
-    """Triton's kernel, as a configuration cuts it, against the reference; a kernel that is wrong is told."""
-    pytest.importorskip("triton")
-    (given,) = problems(["mean"], [17], precisions=["high"])
-    query = Query("triton", "mean_full", 1, 32, "RTX A6000", "sm_86")
-    pool = processes.Pool(1, interpret=True)
-    config = {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 2}
-    try:
-        assert 0 < pool.result("right", predict._interpreted, Task(query, given), config) < 1
-        assert pool.result("numba", predict._interpreted, Task(replace(query, backend="numba-cuda"), given), {}) is None
-    finally:
-        pool.close()
 
 
 # --- what candidates do -------------------------------------------------------------------------------------------

@@ -48,8 +48,8 @@ def test_spawned_processes(planted, monkeypatch, before):
 
 def test_the_tuners_compilers(planted):
     pytest.importorskip("filelock")
-    processes = pytest.importorskip("sdkde_autotune.processes")
-    compilers = processes.Pool(1)
+    measure = pytest.importorskip("sdkde_autotune.measure")
+    compilers = measure.Pool(1)
     try:
         assert compilers.result("one", divmod, 1, 0).error.startswith("ZeroDivisionError: ")
     finally:

@@ -2,11 +2,11 @@
 
 import contextlib
 import json
-import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +15,8 @@ import pytest
 pytest.importorskip("sqlite_utils")
 
 import tuning_files
-from sdkde_autotune import lookup, records, schema
-from sdkde_autotune.key import FAMILY, Key
-from sdkde_autotune.records import Outcome
+from sdkde_autotune import database, lookup, records
+from sdkde_autotune.records import FAMILY, Key, Outcome
 from sdkde_autotune.store import Store
 from tuning_files import HOLD, cut_to, directory, edit, fifo, foreign, random, rotten, text
 
@@ -251,7 +250,7 @@ BAD = {
     "rotten": rotten,
     "foreign": foreign,
     "foreign id": edit("PRAGMA application_id = 1"),
-    "newer": edit(f"PRAGMA user_version = {schema.VERSION + 1}"),
+    "newer": edit(f"PRAGMA user_version = {database.VERSION + 1}"),
     "no table": edit("DROP TABLE trial"),
     "no column": edit("ALTER TABLE trial DROP COLUMN rank"),
     "directory": directory,
@@ -291,18 +290,6 @@ def test_a_file_that_was_bad_is_used_once_it_is_mended(path, recwarn, spoil):
     assert len(warnings(recwarn)) == 1
 
 
-def test_a_wal_without_its_shm_is_read_as_of_a_copy(path, tmp_path, monkeypatch, recwarn):
-    fill(path)
-    with Store(path) as store:
-        store.add(KEY, {"name": "x"}, Outcome("ok", (1.0, 1.0, 1.0)), "measured", NOW)
-        for suffix in "", "-wal":
-            (tmp_path / f"copy{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
-    monkeypatch.setenv("SDKDE_DB", str(tmp_path / "copy"))
-    assert ask() == ("x", "exact")
-    assert sorted(each.name for each in tmp_path.glob("copy*")) == ["copy", "copy-wal"]
-    assert not warnings(recwarn)
-
-
 @pytest.mark.parametrize("absent", ["nothing", "no folder", "empty file", "a file for a folder"])
 def test_a_missing_file_is_no_news(path, recwarn, monkeypatch, absent):
     if absent == "no folder":
@@ -318,74 +305,66 @@ def test_a_missing_file_is_no_news(path, recwarn, monkeypatch, absent):
     assert len(warnings(recwarn)) == (absent == "a file for a folder")
 
 
-@pytest.fixture
-def opened(monkeypatch):
-    """How long each connection that the look-up opens may wait, in seconds."""
-    timeouts, connect = [], sqlite3.connect
-
-    def noted(*arguments, **options):
-        timeouts.extend([options["timeout"]] * ("uri" in options))
-        return connect(*arguments, **options)
-
-    monkeypatch.setattr(sqlite3, "connect", noted)
-    return timeouts
-
-
 @pytest.mark.parametrize(
     ("statements", "readable"),
     [
-        (["BEGIN EXCLUSIVE", "DELETE FROM trial"], True),  # readers of a WAL do not wait
-        (["PRAGMA locking_mode = EXCLUSIVE", "DELETE FROM trial WHERE 0", "BEGIN", "DELETE FROM trial"], True),
-        (["PRAGMA journal_mode = DELETE", "BEGIN EXCLUSIVE", "DELETE FROM trial"], False),
+        (["BEGIN IMMEDIATE", "DELETE FROM trial"], True),
+        (["BEGIN EXCLUSIVE", "DELETE FROM trial"], False),
     ],
 )
-def test_a_locked_file(path, recwarn, statements, readable, python, opened):
+def test_a_locked_file(path, recwarn, statements, readable, python):
     fill(path, ("x", {}, "measured", {}))
     process = python(HOLD, path, *statements)
-    before = sorted(path.parent.iterdir())
+    before, start = sorted(path.parent.iterdir()), time.monotonic()
     for _ in range(2):
         assert ask() == (("x", "exact") if readable else None)
         lookup.forget()
-    assert sum(opened) <= 2  # seconds that it may wait
+    assert time.monotonic() - start < 10  # an estimate waits half a second, also on a busy machine
     assert len(warnings(recwarn)) == (not readable)
     assert sorted(path.parent.iterdir()) == before
     process.communicate()
 
 
-def test_what_a_running_tuner_has_written_is_found_and_what_a_killed_one_left(path, recwarn, python):
-    fill(path, ("old", {"m_octave": 11}, "measured", {}))
-    code = """
-import sys
-from sdkde_autotune.key import Key
-from sdkde_autotune.records import Outcome
+KILLED = """
+import os, signal, sys
+from sdkde_autotune.records import Key, Outcome
 from sdkde_autotune.store import Store
 store = Store()
 key = Key(*eval(sys.argv[1]))
 store.add(key, {"name": "x"}, Outcome("ok", (1., 1., 1.)), "measured", eval(sys.argv[2]))
 print("ready", flush=True)
-sys.stdin.read()
+sys.stdin.readline()
+connection = store._db.conn
+connection.execute("PRAGMA cache_size = 1")  # so that pages are written before the end of the transaction
+connection.execute("BEGIN IMMEDIATE")
+connection.execute("UPDATE trial SET config = replace(hex(zeroblob(99000)), '0', 'x')")
+os.kill(os.getpid(), signal.SIGKILL)
 """
-    process = python(code, tuple(KEY), NOW)
-    before = sorted(path.parent.iterdir())
-    assert Path(f"{path}-wal") in before
+
+
+def test_what_a_running_tuner_has_written_is_found_and_what_a_killed_one_left(path, recwarn, python):
+    """Killed in the middle of a transaction, whose pages are half written."""
+    fill(path, ("old", {"m_octave": 11}, "measured", {}))
+    process = python(KILLED, tuple(KEY), NOW)
     assert ask() == ("x", "exact")
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    before = path.read_bytes()
+    process.communicate("go\n")
+    assert Path(f"{path}-journal").stat().st_size
+    assert path.read_bytes() != before
     lookup.forget()
     assert ask() == ("x", "exact")
-    assert sorted(path.parent.iterdir()) == before
+    assert path.read_bytes() == before
     assert not warnings(recwarn)
-    with Store(path) as store:  # and the tuner that comes next tidies up
+    with Store(path) as store:
         assert len(store.best()) == 2
-    assert not Path(f"{path}-wal").exists()
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_read_while_tuners_come_and_go(path, recwarn, python):
     fill(path, ("x", {}, "measured", {}))
     code = """
-import sys
-from sdkde_autotune.key import Key
-from sdkde_autotune.records import Outcome
+import sys, time
+from sdkde_autotune.records import Key, Outcome
 from sdkde_autotune.store import Store
 key = Key(*eval(sys.argv[1]))
 print("ready", flush=True)
@@ -393,31 +372,15 @@ while True:
     with Store() as store:
         for i in range(50):
             store.add(key, {"name": str(i)}, Outcome("ok", (2.0, 2.0, 2.0)), "measured", {})
-        store._db.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            time.sleep(0.02)  # less than a candidate takes
 """
     process = python(code, tuple(KEY))
     for _ in range(300):
-        assert ask() == ("x", "exact")
+        assert ask() == ("x", "exact"), warnings(recwarn)
         lookup.forget()
     process.kill()
     process.communicate()
     assert not warnings(recwarn)
-
-
-def test_a_reader_here_leaves_the_locks_of_a_writer_here_alone(path):
-    """POSIX locks are lost when any descriptor of the file is closed: then the last of others would drop the -wal."""
-    fill(path, ("x", {}, "measured", {}))
-    with Store(path) as store:
-        lookup.forget()
-        assert ask() == ("x", "exact")
-        store._db.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        lookup.forget()
-        assert ask() == ("x", "exact")  # now from the file alone
-        code = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT * FROM trial').fetchall()"
-        subprocess.run([sys.executable, "-c", code, path], check=True)
-        assert Path(f"{path}-wal").exists()
-        store.add(KEY, {"name": "y"}, Outcome("ok", (0.5, 0.5, 0.5)), "measured", NOW)
-    assert ask() == ("y", "exact")
 
 
 def test_another_users_files(path):
@@ -466,7 +429,7 @@ def test_no_home_is_no_reason_to_fail(monkeypatch, recwarn, tmp_path):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(FileNotFoundError, match="the user has no home"):
-        lookup.database()
+        database.database()
     assert ask() is None
     assert sdkde_core.estimate([0.0, 1.0, 3.0], [1.0]).shape == (1,)
     assert not warnings(recwarn)  # nothing that was kept is passed over

@@ -9,43 +9,51 @@ from typing import Any
 
 import numpy as np
 
-from sdkde_core.arrays import convert
+from sdkde_core.arrays import convert, to_host
 from sdkde_core.choice import registry
 from sdkde_core.engine.exact import reduce_exact
 from sdkde_core.engine.merge import concatenate, each
-from sdkde_core.protocol import BackendInfo, Columns, Problem
-from sdkde_core.testing.problems import Case, Truth, errors, make
+from sdkde_core.protocol import Columns
+from sdkde_core.testing.problems import Truth, errors, make
+from sdkde_core.testing.target import weighted
 from sdkde_core.tuning import Config, using
 
 from .records import Task
 
-__all__ = ["Bench", "CudaBench", "interpreted"]
+__all__ = ["Bench", "CudaBench"]
 
 
 class Bench:
     """Random data for a problem, and the backend's prepared state; on a CPU."""
 
     def __init__(self, task: Task, device: str) -> None:
-        self.task, self.device = task, device
-        self.problem, case = _case(replace(task.problem, device=device))
-        info = _info(task)
+        record = registry.find(task.query.backend)
+        assert record is not None and record.info is not None
+        self.task, self.device, wanted, info = task, device, task.problem, record.info
+        case = make("mixture", wanted.n, wanted.m, wanted.d, wanted.extent or 10.0)
+        case = weighted(case) if "weights" in wanted.requires else case
+        extent = max(float(np.linalg.norm(x, axis=1).max()) for x in (case.points, case.queries))
+        self.problem = replace(wanted, device=device, extent=extent)
         points, queries, log_weights = (
             convert(x, info.arrays, device) for x in (case.points, case.queries, case.log_weights)
         )
-        self.columns, self.queries = Columns(points, log_weights), None if self.problem.same else queries
+        self.columns, self.queries = Columns(points, log_weights), None if wanted.same else queries
         self.backend: Any = info.load()
         self.state: Any = None
         self.prepared: Any = None  # the configuration that the state is for
-        rows = points if self.problem.same else queries
+        rows = points if wanted.same else queries
         starts = range(0, len(rows), 64)  # eight stretches of 64 rows, evenly spaced, are compared
-        some = {starts[i] for i in np.linspace(0, len(starts) - 1, 8).round().astype(int)}
-        self.some = [slice(start, start + 64) for start in sorted(some)]
-        self.want = _reference(self.problem, rows, self.columns, self.some)
+        some = sorted({starts[i] for i in np.linspace(0, len(starts) - 1, 8).round().astype(int)})
+        self.some = [slice(start, start + 64) for start in some]
+        exact = [reduce_exact(self.problem, rows[part], self.columns, part.start) for part in self.some]
+        want = each(concatenate(exact), to_host)
+        signed: Any = None if want.sign is None else want.sign * np.exp(want.log_magnitude - want.log_sum)
+        self.want = Truth(want.log_sum, want.shift, signed, want.log_sum)
 
     def check(self, config: Config) -> float:
         """Return the worst row's error over its tolerance."""
         got = self.reduce(config)
-        some = concatenate([each(got, lambda x: _host(x[part])) for part in self.some])  # noqa: B023
+        some = concatenate([each(got, lambda x: to_host(x[part])) for part in self.some])  # noqa: B023
         return float(errors(self.problem, some, self.want).max())
 
     def time(self, config: Config) -> float:
@@ -114,11 +122,9 @@ class CudaBench(Bench):
         """Return the status, and whether the CUDA context is unusable."""
         try:
             self.torch.cuda.synchronize(self.device)
-            lost = False
         except Exception:
-            lost = True
-        memory = isinstance(error, self.torch.cuda.OutOfMemoryError | MemoryError)
-        return "oom" if memory else "crash" if lost else "invalid", lost
+            return "crash", True
+        return "oom" if isinstance(error, self.torch.cuda.OutOfMemoryError | MemoryError) else "invalid", False
 
     def _graph(self, config: Config) -> Any:
         key = self.task.query.kernel, tuple(sorted(config.items()))
@@ -134,43 +140,3 @@ class CudaBench(Bench):
             graph.replay()  # the first replay is slower
             self.graphs[key] = graph
         return self.graphs[key]
-
-
-def interpreted(task: Task, config: Config) -> float | None:
-    """Return the worst row's error over its tolerance of a small problem; None if it cannot run in this process."""
-    info, m = _info(task), 201 if task.problem.same else 70  # neither is whole tiles
-    small = replace(task.problem, m=m, n=201, device="cpu")
-    if not (info.supports(small).ok and info.load().probe("cpu").ok):
-        return None
-    try:
-        return Bench(task._replace(problem=small), "cpu").check(config)
-    except ValueError:  # what stands in for a card takes less than the card does
-        return None
-
-
-def _reference(problem: Problem, rows: Any, columns: Columns, some: list[slice]) -> Truth:
-    """Sum direct differences in float64, for some of the rows."""
-    found = concatenate([reduce_exact(problem, rows[part], columns, part.start or 0) for part in some])
-    host = each(found, _host)
-    signed: Any = None if host.sign is None else host.sign * np.exp(host.log_magnitude - host.log_sum)
-    return Truth(host.log_sum, host.shift, signed, host.log_sum)
-
-
-def _host(x: Any) -> Any:
-    return x if isinstance(x, np.ndarray) else x.cpu().numpy()
-
-
-def _case(problem: Problem) -> tuple[Problem, Case]:
-    """Draw points and queries from a mixture of normals, scaled to the problem's extent; return it with theirs."""
-    case = make("mixture", problem.n, problem.m, problem.d, problem.extent or 10.0)
-    if "weights" in problem.requires:
-        weights = np.random.default_rng(problem.n).random(problem.n) + 0.01
-        case = replace(case, log_weights=np.log(weights / weights.sum()))
-    extent = max(float(np.linalg.norm(x, axis=1).max()) for x in (case.points, case.queries))
-    return replace(problem, extent=extent), case
-
-
-def _info(task: Task) -> BackendInfo:
-    record = registry.find(task.query.backend)
-    assert record is not None and record.info is not None
-    return record.info

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Generator
@@ -13,19 +14,17 @@ import click
 
 from sdkde_core import __version__
 from sdkde_core.choice import cards, hardware
-from sdkde_core.cli.console import Argument, Choice, json_option
+from sdkde_core.cli.console import Argument, json_option
 from sdkde_core.cli.console import Group as OneLine
 from sdkde_core.messages import did_you_mean, switched_off
 from sdkde_core.plugin import write_atomically
 
-from . import lookup, options, provenance
-from .key import Key, canonical
-from .problems import Place, Tunable, by_value, place_of, task_of, tunables
-from .records import Outcome
+from . import measure, options, report
+from .database import database
+from .problems import Tunable, by_value, place_of, task_of, tunables
+from .records import Best, Key, Outcome, canonical
 
 if TYPE_CHECKING:
-    from .measure import MeasuringRunner
-    from .records import Best
     from .search import Result
     from .store import Store
 
@@ -64,32 +63,13 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-_TRIALS = "Configurations to try for a problem. Default: 60; with grid all; without the GPU at most 16 are compiled."
-_BUDGET = "Time for the whole run: 90s, 10m, 1h. Default: no limit; if no problem is named, 10m."
-_SAMPLER = "Optuna's sampler that chooses the next configuration; without the GPU the cost model's order is taken."
-_SAMPLERS = Choice(("tpe", "random", "grid"))
-
-
 @main.command()
 @options.problem_options
-@click.option("--trials", type=options.POSITIVE, help=_TRIALS)
-@click.option("--budget", type=options.Duration(), help=_BUDGET)
-@click.option("--sampler", type=_SAMPLERS, default="tpe", show_default=True, help=_SAMPLER)
+@options.search_options
 @options.db_option
-@click.option("--dry-run", is_flag=True, help="Print the problems and their configurations; run nothing.")
 @json_option
 @click.pass_context
-def tune(
-    ctx: click.Context,
-    gpu: str,
-    trials: int | None,
-    budget: float | None,
-    sampler: str,
-    db: Path | None,
-    dry_run: bool,
-    as_json: bool,
-    **what: Any,
-) -> None:
+def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: bool, **what: Any) -> None:
     """Search launch configurations for a GPU, or for this CPU, and store the best.
 
     If the GPU is here, configurations are measured on it. If not, they are ranked by the cost model, the first that
@@ -97,13 +77,11 @@ def tune(
 
     After Ctrl-C nothing tried is lost: the same command goes on where it ended.
     """
-    from . import report
-
     place = place_of(gpu)
     wanted, grid = options.problems_of(what, place, grid=True)
     tasks = by_value(tunables(wanted, place, what["backend"], varied=grid))
-    budget = 600.0 if grid and budget is None else budget
-    if trials is None and (place.device is None or sampler != "grid"):
+    trials, budget = what["trials"], 600.0 if grid and what["budget"] is None else what["budget"]
+    if trials is None and (place.device is None or what["sampler"] != "grid"):
         trials = 60 if place.device else 16
     limit = "no time limit" if budget is None else f"{budget:g} s at most"
     doing = f"measuring on {place.device}"
@@ -112,9 +90,8 @@ def tune(
         doing = f"no {place.name} here: nothing is measured; {how_else}"
     if dry_run:
         click.echo(doing, err=True)
-        rows = [_planned(tunable, trials) for tunable in tasks]
-        columns = ("configurations", "can_run", "would_try")
-        click.echo(json.dumps(rows, indent=2) if as_json else report.listing(rows, *columns))
+        rows = [report.planned_row(task, space, trials) for task, space in tasks]
+        report.show(rows, as_json, "configurations", "can_run", "would_try")
         return
     results: list[Result] = []
     start, stopped, progress = time.monotonic(), "", report.Progress(len(tasks), budget)
@@ -122,11 +99,14 @@ def tune(
         with _store(db) as store, ExitStack() as ending:
             click.echo(f"{doing}; problems: {len(tasks)}; {limit} (--budget)", err=True)
             how = {"budget": budget, "trials": trials}
-            if place.device is None:
-                searches = _predictions(tasks, place, store, how)
+            if place.card is not None and place.device is None:
+                from .search import predict
+
+                searches = predict(tasks, place.card, store, jobs=hardware.cpu_threads(), **how)
             else:
-                runner = ending.enter_context(closing(_runner(place.device)))
-                searches = _searches(tasks, place, runner, store, {**how, "sampler": sampler}, not grid, progress)
+                runner = ending.enter_context(closing(_runner(str(place.device))))
+                how |= {"sampler": what["sampler"], "card": place.card}
+                searches = _searches(tasks, runner, store, how, not grid, progress)
             for found in ending.enter_context(closing(searches)):  # after Ctrl-C the finished ones are reported
                 results.append(found)
                 progress.finished(found)
@@ -134,13 +114,12 @@ def tune(
             stopped = f"the budget is spent: {len(tasks) - len(results)} of {len(tasks)} problems were not begun"
     except KeyboardInterrupt:
         stopped = "stopped: what was tried is kept, and the same command goes on from there"
-    source, where = "measured" if place.device else "predicted", db or lookup.database()
+    source, where = "measured" if place.device else "predicted", db or database()
     rows = [report.result_row(result) for result in results]
     if as_json:
-        told = {"gpu": place.name, "source": source, "db": str(where)}
-        click.echo(json.dumps({**told, "tasks": rows}, indent=2))
+        click.echo(json.dumps({"gpu": place.name, "source": source, "db": str(where), "tasks": rows}, indent=2))
     elif results:
-        click.echo(report.listing(rows, "default", "best", "config", "tried", "known before", "rejected"))
+        report.show(rows, False, "default", "best", "config", "tried", "known before", "rejected")
         for row in rows:
             if row["config"] is None:
                 why = row["reason"] or "nothing can"
@@ -152,27 +131,13 @@ def tune(
         ctx.exit(130)
 
 
-def _planned(tunable: Tunable, trials: int | None) -> dict[str, Any]:
-    """Return the number of configurations in a task's space, that can run, and that would be tried."""
-    from .search import candidates
-
-    task, space = tunable
-    every, left = 1, len(candidates(task, space))
-    for values in space.parameters(task.query.kernel).values():
-        every *= len(values)
-    counts = {"configurations": every, "can_run": left, "would_try": min(left, trials or left)}
-    return {**Key.of(*task)._asdict(), **counts}
-
-
-def _predictions(tasks: list[Tunable], place: Place, store: Store, how: Any) -> Generator[Result, None, None]:
-    from .predict import predict
-
-    assert place.card is not None
-    return predict(tasks, place.card, store, jobs=hardware.cpu_threads(), **how)
-
-
 def _searches(
-    tasks: list[Tunable], place: Place, runner: MeasuringRunner, store: Store, how: Any, shared: bool, progress: Any
+    tasks: list[Tunable],
+    runner: measure.MeasuringRunner,
+    store: Store,
+    how: dict[str, Any],
+    shared: bool,
+    progress: report.Progress,
 ) -> Generator[Result, None, None]:
     """Search in turn until the budget is spent; if it is shared, every problem gets a part of what is left."""
     from .search import search, studies
@@ -184,8 +149,8 @@ def _searches(
             if left is not None and left <= 0:
                 return
             own = {**how, "budget": left / (len(tasks) - i) if left is not None and shared else left}
-            own["progress"] = lambda *state, task=task: progress.during(task, *state)
-            yield search(task, space, runner, store, storage=storage, card=place.card, **own)
+            during = functools.partial(progress.during, task)
+            yield search(task, space, runner, store, storage=storage, progress=during, **own)
 
 
 @main.command()
@@ -198,29 +163,24 @@ def verify(ctx: click.Context, db: Path | None, **filters: Any) -> None:
     A winner that does not run, is wrong, or is slower than the default is replaced by the next best configuration. The
     exit status is 1 if any was replaced.
     """
-    from . import report
-
     place = place_of(filters["gpu"] or "auto")
     if place.device is None:
         raise ValueError(f"there is no {place.name} here; winners are measured again where they run")
     wanted, where = options.columns({**filters, "gpu": place.name}), options.there(db)
     with closing(_runner(place.device)) as runner, _store(where) as store:
         rows = [_verified(best, runner, store) for best in store.best(**wanted)]
-    columns = ("stored", "now", "default", "verdict", "config")
-    click.echo(report.listing(rows, *columns) if rows else "nothing matches")
+    report.show(rows, False, "stored", "now", "default", "verdict", "config")
     ctx.exit(0 if all(row["holds"] for row in rows) else 1)
 
 
-def _verified(best: Best, runner: MeasuringRunner, store: Store) -> dict[str, Any]:
+def _verified(best: Best, runner: measure.MeasuringRunner, store: Store) -> dict[str, Any]:
     """Measure a winner again, in turns with the default and the other finalists, and say what became of it."""
-    from .measure import space_for
-    from .report import best_row, result_row
     from .search import search
 
-    row, task = best_row(best), task_of(best.key)
+    row, task = report.best_row(best), task_of(best.key)
     row |= {"holds": True, "stored": row["best"]}
     try:
-        space = space_for(task)
+        space = measure.space_for(task)
         if space.config_version != best.key.config_version:
             raise ValueError(f"stored for version {best.key.config_version} of its parameters")
         if best.key.kernel not in space.kernels(task.problem) or Key.of(*task) != best.key:
@@ -230,12 +190,12 @@ def _verified(best: Best, runner: MeasuringRunner, store: Store) -> dict[str, An
     found = search(task, space, runner, store, again=True)
     gone = Outcome("invalid", error="it is beyond the present limits of the card")
     now, after = found.known.get(canonical(best.config), gone), found.outcome
-    row |= {"now": now.median, "default": result_row(found)["default"]}
     # As fast as the new winner within one percent, it is as good.
-    row["holds"] = after is not None and now.median <= 1.01 * after.median
+    holds = after is not None and now.median <= 1.01 * after.median
     faster = "the default" if found.best == (best.default and best.default.config) else "another"
     why = f"{now.status}: {now.error}" if now.error else f"{faster} is faster"
-    return {**row, "verdict": "holds" if row["holds"] else why}
+    new = {"now": now.median, "default": report.result_row(found)["default"], "holds": holds}
+    return {**row, **new, "verdict": "holds" if holds else why}
 
 
 @main.command()
@@ -245,10 +205,8 @@ def _verified(best: Best, runner: MeasuringRunner, store: Store) -> dict[str, An
 @json_option
 def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
     """List the best configurations."""
-    from . import report
-
-    where = db or lookup.database()
-    if options.absent(where):
+    where = db or database()
+    if not where.exists():
         click.echo("[]" if as_json else f"nothing is tuned yet: there is no {where}")
         return
     with _store(where, write=False) as store:
@@ -258,10 +216,7 @@ def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
         else:
             rows = list(map(report.best_row, store.best(**options.columns(filters))))
             columns = ["default", "best", "source", "created", "config"]
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-    else:
-        click.echo(report.listing(rows, "gpu", *columns) if rows else "nothing matches")
+    report.show(rows, as_json, "gpu", *columns)
 
 
 @main.command()
@@ -270,14 +225,12 @@ def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
 @json_option
 def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
     """Say which configuration each kernel of a problem gets, and why."""
-    from . import report
-
     place = place_of(gpu)
     tasks = tunables(options.problems_of(what, place)[0], place, what["backend"])
     if switched_off("SDKDE_TUNING"):
         click.echo("SDKDE_TUNING is off: until it is unset, backends use their defaults", err=True)
     rows = [report.explained(tunable, db) for tunable in tasks]
-    click.echo(json.dumps(rows, indent=2) if as_json else report.listing(rows, "rung", "config", "why"))
+    report.show(rows, as_json, "rung", "config", "why")
     for row in rows if not as_json else ():
         for over in row["passed_over"]:
             config = report.config_text(over["config"])
@@ -286,18 +239,15 @@ def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
 
 @main.command()
 @click.argument("file", cls=Argument, help="Where to write JSON; - is standard output.")
-@click.option(
-    "--winners", is_flag=True, help="Only the winners and the defaults, as in the tables that ship with sdkde."
-)
+@click.option("--winners", is_flag=True, help="Only the winners and the defaults, as in the tables of sdkde.")
 @options.filter_options
 @options.db_option
 def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
     """Write trials as JSON, to be imported elsewhere."""
-    database = options.there(db)
-    if Path(file).exists() and Path(file).samefile(database):
+    where, wanted = options.there(db), options.columns(filters)
+    if Path(file).exists() and Path(file).samefile(where):
         raise ValueError(f"FILE and the database are one file, {file}; pass another FILE")
-    wanted = options.columns(filters)
-    with _store(database, write=False) as store:
+    with _store(where, write=False) as store:
         dump, best = store.dump(only_winners=winners, **wanted), store.best(**wanted)
     text = json.dumps(dump, indent=1)
     if file == "-":
@@ -313,7 +263,7 @@ def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
 @options.db_option
 def import_(file: str, db: Path | None) -> None:
     """Add results of another machine to the database, or what is left in one that is corrupt."""
-    if options.absent(file):
+    if not Path(file).exists():
         raise ValueError(f"there is no file {file}; pass one that `sdkde-autotune export` wrote, or another database")
     with _store(db) as store:
         click.echo(f"{file}: {store.load(Path(file))} new rows in {store.path}")
@@ -328,10 +278,8 @@ def _store(path: Path | None, write: bool = True) -> Store:
     return Store(path, write=write)
 
 
-def _runner(device: str) -> MeasuringRunner:
-    from .measure import MeasuringRunner
-
-    load = provenance.clocks(device).get("load_percent", 0)
+def _runner(device: str) -> measure.MeasuringRunner:
+    load = measure.load_percent(device)
     if load >= (50 if device == "cpu" else 5):
         click.echo(f"{device} is busy ({load:.0f} % of its time): times measured meanwhile are unreliable", err=True)
-    return MeasuringRunner(device, hardware.cpu_threads())
+    return measure.MeasuringRunner(device, hardware.cpu_threads())

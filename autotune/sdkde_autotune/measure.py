@@ -1,40 +1,45 @@
 """Trying candidates: compiled side by side, for any card, then checked and timed in a worker process.
 
-A candidate may make the worker hang, run out of memory or lose its CUDA context. The worker is then replaced.
+A candidate may make its process hang, crash, run out of memory or lose its CUDA context, without harm to the tuner.
+The process is then replaced.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+import importlib.util
+import multiprocessing
+import os
+import signal
 import statistics
+import threading
+import zlib
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
-from sdkde_core.choice import registry
+import sdkde_core
+from sdkde_core.choice import hardware, registry
+from sdkde_core.fresh import spawning
 from sdkde_core.tuning import Compiled, Config, Space, space_of
 
-from .processes import Pool, first_line
-from .provenance import clocks, current
 from .records import Outcome, Task
 
-__all__ = ["MeasuringRunner", "begin", "quantiles", "resources", "space_for"]
+__all__ = ["MeasuringRunner", "Pool", "begin", "load_percent", "resources", "space_for", "versions"]
 
 
 class MeasuringRunner:
-    """Tries candidates on a processor that is here. A failing one is an outcome, never an exception.
+    """Tries candidates on ``"cpu"`` or ``"cuda:0"``. A failing one is an outcome, never an exception."""
 
-    Parameters
-    ----------
-    device : str
-        ``"cpu"`` or ``"cuda:0"``.
-    jobs : int
-        Compilers side by side.
-    """
-
-    def __init__(self, device: str = "cuda:0", jobs: int = 1) -> None:
-        self.device, self._compilers = device, Pool(jobs)
+    def __init__(self, device: str, compilers: int = 1) -> None:
+        self.device, self._compilers = device, Pool(compilers)
         # For its first answer the worker imports PyTorch or Numba, and makes data.
         self._worker = Pool(1, patience=180.0, failure="crash")
-        self._clocks: dict[str, Any] = {}
 
     def prepare(self, task: Task, configs: Sequence[Config]) -> None:
         """Start to compile the candidates that will be run next."""
@@ -51,48 +56,39 @@ class MeasuringRunner:
             reason = space_for(task).too_much(compiled._replace(spills=0), task.query.architecture)
             if reason:
                 return Outcome("compile_error", error=reason)
-        found = self._ask(_check, task, [dict(config)])
+        found = self._ask(_check, task, [config])
         times: list[float] = []
         for count in 3, 6, 12:
             if isinstance(found, Outcome) or (times and slow(len(times), statistics.median(times))):
                 break
-            found = self._ask(_time, task, [dict(config)], count)
+            found = self._ask(_time, task, [config], count)
             times += [] if isinstance(found, Outcome) else found[0]
-        return found if isinstance(found, Outcome) else Outcome("ok", quantiles(times))
+        return found if isinstance(found, Outcome) else Outcome("ok", _quantiles(times))
 
     def finals(self, task: Task, configs: Sequence[Config]) -> list[Outcome]:
         """Time finalists again, in turns, so that a drifting clock affects all alike; return them in order."""
-        found = self._ask(_time, task, [dict(config) for config in configs], 25)
-        if isinstance(found, Outcome):
-            return [found] * len(configs)
-        return [Outcome("ok", quantiles(times), final=True) for times in found]
+        found = self._ask(_time, task, configs, 25)
+        failed = isinstance(found, Outcome)
+        return [found] * len(configs) if failed else [Outcome("ok", _quantiles(times), final=True) for times in found]
 
     def provenance(self, task: Task) -> dict[str, Any]:
-        """Return versions, and the card's clock and load after the last measurement."""
-        return {**current(task.query.backend), **self._clocks}
+        """Return the versions under which the task's backend runs."""
+        return versions(task.query.backend)
 
     def close(self) -> None:
         """Stop the compilers and the worker."""
         self._compilers.close()
         self._worker.close()
 
-    def _ask(self, what: Callable[..., Any], task: Task, configs: list[Config], *more: int) -> Any:
+    def _ask(self, what: Callable[..., Any], task: Task, configs: Sequence[Config], *more: int) -> Any:
         """Return what the worker answers; the outcome of what failed there."""
         self._worker.begun.clear()  # nothing is to be remembered
-        found = self._worker.result("measured", _measure, what, self.device, task, configs, *more)
-        if isinstance(found, Outcome):
-            self._worker.close()
-            return found
-        answer, lost, self._clocks = found
+        arguments = what, self.device, task, list(map(dict, configs)), *more
+        found = self._worker.result("measured", _measure, *arguments)
+        found, lost = (found, False) if isinstance(found, Outcome) else found
         if lost:
             self._worker.close()
-        return answer
-
-
-def quantiles(times: Sequence[float]) -> tuple[float, float, float]:
-    """Return the 20 %, 50 % and 80 % quantiles."""
-    ordered, last = sorted(times), len(times) - 1
-    return ordered[round(0.2 * last)], statistics.median(ordered), ordered[round(0.8 * last)]
+        return found
 
 
 def space_for(task: Task) -> Space:
@@ -102,6 +98,15 @@ def space_for(task: Task) -> Space:
     if space is None:
         raise ValueError(f"backend {task.query.backend!r} is not here, or has nothing to tune")
     return space
+
+
+def _quantiles(times: Sequence[float]) -> tuple[float, float, float]:
+    """Return the 20 %, 50 % and 80 % quantiles."""
+    ordered, last = sorted(times), len(times) - 1
+    return ordered[round(0.2 * last)], statistics.median(ordered), ordered[round(0.8 * last)]
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
 
 
 def begin(compilers: Pool, task: Task, config: Config) -> None:
@@ -120,6 +125,78 @@ def _code(task: Task, config: Config) -> Hashable:
     return query.backend, query.architecture, space_for(task).code(query.kernel, config, task.problem)
 
 
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+class Pool:
+    """Fresh interpreters side by side: this one may have PyTorch's threads, or Triton's interpreter, loaded.
+
+    Work is given up after ``patience`` seconds. If it raises, its outcome has the status ``failure``.
+    """
+
+    def __init__(self, jobs: int, patience: float = 120.0, failure: str = "compile_error") -> None:
+        self.jobs, self.patience, self.failure = max(1, jobs), patience, failure
+        self._pool: ProcessPoolExecutor | None = None
+        self.begun: dict[Hashable, Future[Any]] = {}
+
+    def submit(self, name: Hashable, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Start work, unless work of that name was begun before."""
+        if name not in self.begun:
+            with spawning() as method:
+                if self._pool is None:
+                    self._pool = ProcessPoolExecutor(self.jobs, method, _enter)
+                self.begun[name] = self._pool.submit(work, *arguments)
+        return self.begun[name]
+
+    def result(self, name: Hashable, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what work gives; if it failed, an :class:`~sdkde_autotune.records.Outcome`."""
+        try:
+            return self.submit(name, work, *arguments).result(self.patience)
+        except TimeoutError:
+            outcome = Outcome("timeout", error=f"took more than {self.patience:g} s")
+        except BrokenProcessPool:
+            outcome = Outcome("crash", error="its process died")
+        except Exception as error:  # whatever a compiler raises
+            return Outcome(self.failure, error=_first_line(error))
+        self.close()
+        return outcome
+
+    def close(self) -> None:
+        """Kill the processes, and what they have started. Unfinished work is begun again when it is asked for."""
+        if self._pool:
+            for process in list((self._pool._processes or {}).values()):
+                if process.pid and hasattr(os, "killpg"):
+                    with suppress(OSError):  # it does not lead its group yet, or has ended
+                        os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        done = {name: future for name, future in self.begun.items() if future.done() and not future.cancelled()}
+        self.begun = {name: future for name, future in done.items() if not future.exception()}
+        self._pool = None
+
+
+def _enter() -> None:
+    """Make this process one of the tuner's.
+
+    It leads a process group, which a terminal's Ctrl-C does not reach: the tuner ends it. If the tuner is killed, the
+    process ends itself, and the assembler that it may be running with it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)
+    os.environ.pop("TRITON_INTERPRET", None)  # Triton reads it when it is imported, which is yet to come
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_outlive, args=(parent.sentinel,), daemon=True).start()
+
+
+def _outlive(parent: int) -> None:
+    wait([parent])
+    if hasattr(os, "killpg"):
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
 # --- in other processes -----------------------------------------------------------------------------------------------
 
 _bench: Any = None
@@ -130,7 +207,7 @@ def _compile(task: Task, config: Config) -> Compiled:
 
 
 def _measure(what: Callable[..., Any], device: str, task: Task, configs: list[Config], *more: int) -> Any:
-    """Return the answer, whether the process is of no more use, and the card's clocks; keeps the problem's data."""
+    """Return the answer, and whether the process is of no more use; keeps the problem's data."""
     from .bench import Bench, CudaBench
 
     global _bench
@@ -139,10 +216,10 @@ def _measure(what: Callable[..., Any], device: str, task: Task, configs: list[Co
         _bench = (Bench if device == "cpu" else CudaBench)(task, device)
     _bench.task = task
     try:
-        return what(_bench, configs, *more), False, clocks(device)
+        return what(_bench, configs, *more), False
     except Exception as error:
         status, lost = _bench.failed(error)
-        return Outcome(status, error=first_line(error)), lost, clocks(device)
+        return Outcome(status, error=_first_line(error)), lost
 
 
 def _check(bench: Any, configs: list[Config]) -> Outcome | None:
@@ -154,3 +231,49 @@ def _time(bench: Any, configs: list[Config], count: int) -> list[list[float]]:
     """Return times of each configuration, measured in turns."""
     rounds = [[bench.time(config) for config in configs] for _ in range(count)]
     return [list(times) for times in zip(*rounds)]
+
+
+def _first_line(error: BaseException) -> str:
+    """Return an error as one line."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+# --- where a result comes from ----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def versions(backend: str) -> dict[str, str]:
+    """Return the versions that a backend runs under; empty text for what is not here.
+
+    ``source`` is a hash of the backend's Python files: outcomes of other code are measured again.
+    """
+    found = {"sdkde": sdkde_core.__version__, "driver": hardware.driver_version() or "", "source": _source(backend)}
+    for name in "triton", "torch", "numba":
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _source(backend: str) -> str:
+    """Return a hash of the backend's package, without importing more than the package itself."""
+    record, found = registry.find(backend), 0
+    package = record.info.implementation.partition(":")[0].partition(".")[0] if record and record.info else ""
+    spec = importlib.util.find_spec(package) if package else None
+    if spec is None or not spec.origin:
+        return ""
+    origin = Path(spec.origin)
+    for path in sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]:
+        found = zlib.crc32(path.name.encode() + b"\0" + path.read_bytes() + b"\0", found)
+    return f"{found:08x}"
+
+
+def load_percent(device: str) -> float:
+    """Return how much of the time a card or this CPU is busy; 0 if unknown."""
+    if device == "cpu":
+        return 100 * os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
+    uuid = hardware.visible_gpus()[int(device.partition(":")[2] or 0)].uuid
+
+    def ask(nvml: Any) -> float:
+        return float(nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByUUID(uuid)).gpu)
+
+    return hardware.ask_nvml(ask, 0.0)

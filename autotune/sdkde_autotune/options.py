@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,15 +14,14 @@ from sdkde_core.cli.console import Choice, together
 from sdkde_core.protocol import PRECISIONS, Problem, Reduction
 from sdkde_core.tuning import this_cpu
 
-from . import lookup
+from .database import database
 from .problems import GRID, Place, problems
 from .records import SOURCES
 
-__all__ = ["POSITIVE", "Duration", "absent", "columns", "db_option", "filter_options", "problem_options"]
-__all__ += ["problems_of", "there"]
+__all__ = ["columns", "db_option", "filter_options", "problem_options", "problems_of", "search_options", "there"]
 
 
-class Duration(click.ParamType):
+class _Duration(click.ParamType):
     """Seconds, from ``90s``, ``10m``, ``1h`` or a number of seconds."""
 
     name = "time"
@@ -47,31 +45,58 @@ def _several(name: str, kind: click.ParamType, metavar: str, help: str) -> Calla
     return click.option(name, multiple=True, callback=split, metavar=metavar, help=help)
 
 
-POSITIVE = click.IntRange(min=1)
-_REDUCTIONS, _PRECISIONS = Choice([str(reduction) for reduction in Reduction]), Choice(PRECISIONS)
-_GPU = "A GPU's name or alias; auto: the first one here; cpu: no GPU, but this CPU."
-_DB = "The tuner's database. Default: the one that SDKDE_DB names, else tuning.sqlite in the user's cache folder."
-_QUERIES = "Query points, likewise; not for mean. Default: an eighth of N."
+_positive, _precisions = click.IntRange(min=1), Choice(PRECISIONS)
+_reductions = Choice([str(reduction) for reduction in Reduction])
 
-db_option = click.option("--db", type=click.Path(dir_okay=False, path_type=Path), help=_DB)
+db_option = click.option(
+    "--db",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The tuner's database. Default: the one that SDKDE_DB names, else tuning.sqlite in the user's cache folder.",
+)
 problem_options = together(
-    click.option("--gpu", metavar="NAME", default="auto", show_default=True, help=_GPU),
+    click.option(
+        "--gpu",
+        metavar="NAME",
+        default="auto",
+        show_default=True,
+        help="A GPU's name or alias; auto: the first one here; cpu: no GPU, but this CPU.",
+    ),
     click.option("--backend", help="A backend's name. Default: all that can be tuned."),
-    _several("--reduction", _REDUCTIONS, "NAMES", "log_sum, mean, laplace; by commas, or repeated. Default: all."),
-    _several("--dim", POSITIVE, "D", "Dimensions, likewise. Default: 2,16,64."),
-    _several("--n-train", POSITIVE, "N", "Training points, likewise. Default: 32768."),
-    _several("--n-query", POSITIVE, "M", _QUERIES),
-    _several("--precision", _PRECISIONS, "PRECISIONS", f"{', '.join(PRECISIONS)}, likewise. Default: fast."),
-    click.option("--weights", is_flag=True, help="Of training points whose weights differ."),
-    click.option("--leave-one-out", is_flag=True, help="Of training points, each of which its own density leaves out."),
+    _several("--reduction", _reductions, "NAMES", "log_sum, mean, laplace; by commas, or repeated. Default: all."),
+    _several("--dim", _positive, "D", "Dimensions, also several. Default: 2,16,64."),
+    _several("--n-train", _positive, "N", "Training points, also several. Default: 32768."),
+    _several("--n-query", _positive, "M", "Query points, also several; not for mean. Default: an eighth of N."),
+    _several("--precision", _precisions, "PRECISIONS", f"{', '.join(PRECISIONS)}, also several. Default: fast."),
+    click.option("--weights", is_flag=True, help="Problems with weights."),
+    click.option("--leave-one-out", is_flag=True, help="Problems in which each point is left out of its own density."),
+)
+search_options = together(
+    click.option(
+        "--trials",
+        type=_positive,
+        help="Configurations to try for a problem. Default: 60; with grid all; if nothing is measured, 16 at most.",
+    ),
+    click.option(
+        "--budget",
+        type=_Duration(),
+        help="Time for the whole run: 90s, 10m, 1h. Default: no limit; if no problem is named, 10m.",
+    ),
+    click.option(
+        "--sampler",
+        type=Choice(("tpe", "random", "grid")),
+        default="tpe",
+        show_default=True,
+        help="Optuna's sampler that chooses the next configuration; without the GPU the cost model's order is taken.",
+    ),
+    click.option("--dry-run", is_flag=True, help="Print the problems and their configurations; run nothing."),
 )
 filter_options = together(
     click.option("--gpu", metavar="NAME", help="Only results of this GPU; cpu: of this CPU."),
     click.option("--backend", help="Only results of this backend."),
     click.option("--kernel", help="Only results of this kernel."),
-    _several("--reduction", _REDUCTIONS, "NAMES", "Only results of these reductions."),
-    _several("--dim", POSITIVE, "D", "Only results of these dimensions."),
-    _several("--precision", _PRECISIONS, "PRECISIONS", "Only results of these precisions."),
+    _several("--reduction", _reductions, "NAMES", "Only results of these reductions."),
+    _several("--dim", _positive, "D", "Only results of these dimensions."),
+    _several("--precision", _precisions, "PRECISIONS", "Only results of these precisions."),
     _several("--source", Choice(SOURCES), "NAMES", f"Only results that were {', '.join(SOURCES)}."),
 )
 
@@ -98,19 +123,9 @@ def columns(filters: Mapping[str, Any]) -> dict[str, Any]:
     return wanted
 
 
-def absent(path: Path | str) -> bool:
-    """Return whether there is no file of that name; OSError for a loop of symbolic links, and what is hidden."""
-    try:
-        os.stat(path)
-    except FileNotFoundError:
-        return True
-    return False
-
-
 def there(db: Path | None) -> Path:
     """Return the path of the database, which must exist."""
-    where = db or lookup.database()
-    if absent(where):
-        how = "run sdkde-autotune --gpu auto, or name another --db"
-        raise ValueError(f"nothing is tuned yet: there is no {where}; {how}")
+    where = db or database()
+    if not where.exists():
+        raise ValueError(f"nothing is tuned yet: there is no {where}; run sdkde-autotune, or pass another --db")
     return where

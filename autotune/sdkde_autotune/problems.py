@@ -15,8 +15,7 @@ from sdkde_core.messages import did_you_mean
 from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction
 from sdkde_core.tuning import Query, Space, space_of, this_cpu
 
-from .key import Key, octave
-from .records import Task
+from .records import Key, Task, octave
 
 __all__ = ["GRID", "Place", "Tunable", "by_value", "place_of", "problems", "task_of", "tunables"]
 
@@ -57,32 +56,29 @@ def place_of(name: str) -> Place:
     if name.lower() == "cpu":
         return Place(*this_cpu(), "cpu", None)
     here = hardware.local_cards()
-    if name.lower() != "auto":
-        card = _card_named(name)
-    elif here and here[0] is not None:
-        card = here[0]
-    else:
+    card = hardware.card_called(name) if name.lower() != "auto" else here[0] if here else None
+    if card is None:
+        raise ValueError(_no_card(name, bool(here)))
+    found = next((i for i, other in enumerate(here) if other is not None and other.name == card.name), None)
+    return Place(card.name, card.architecture, None if found is None else f"cuda:{found}", card)
+
+
+def _no_card(name: str, here: bool) -> str:
+    """Return why there is no card of that name, and what to pass instead."""
+    if name.lower() == "auto":
         why = "no NVIDIA GPU is visible here"
         if here:
             why = (
                 f"the rates of {hardware.visible_gpus()[0].name!r} are not known, as NVML does not answer, or the card "
                 "is older than compute capability 7.0"
             )
-        raise ValueError(f"{why}; name one to predict for, such as --gpu a6000, or pass --gpu cpu")
-    found = next((i for i, other in enumerate(here) if other is not None and other.name == card.name), None)
-    return Place(card.name, card.architecture, None if found is None else f"cuda:{found}", card)
-
-
-def _card_named(name: str) -> GPU:
-    card = hardware.card_called(name)
-    if card is None:
-        several = [found for word in re.split(r"[\s,;/+]+", name) if (found := gpu(word))]
-        if len(several) > 1:
-            raise ValueError(f"{name!r} names {len(several)} GPUs; pass one, such as {several[0].aliases[0]}")
-        hint = did_you_mean(name, (word for card in GPUS for word in (*card.aliases, card.name)))
-        known = ", ".join(card.aliases[0] for card in GPUS)
-        raise ValueError(f"no GPU is known as {name!r}; pass auto, cpu, or one of {known}{hint}")
-    return card
+        return f"{why}; name one to predict for, such as --gpu a6000, or pass --gpu cpu"
+    several = [found for word in re.split(r"[\s,;/+]+", name) if (found := gpu(word))]
+    if len(several) > 1:
+        return f"{name!r} names {len(several)} GPUs; pass one, such as {several[0].aliases[0]}"
+    hint = did_you_mean(name, (word for card in GPUS for word in (*card.aliases, card.name)))
+    known = ", ".join(card.aliases[0] for card in GPUS)
+    return f"no GPU is known as {name!r}; pass auto, cpu, or one of {known}{hint}"
 
 
 def problems(
@@ -101,22 +97,16 @@ def problems(
     """
     found, features = [], frozenset(requires)
     for reduction, d, n, precision in itertools.product(map(Reduction, reductions), dims, n_train, precisions):
-        same = reduction is Reduction.MEAN or "exclude_self" in features
+        same, dtype = reduction is Reduction.MEAN or "exclude_self" in features, _dtype(precision)
+        extent = 1.2 * math.sqrt(d) + 6  # normal samples under Silverman's bandwidth, tails included
         for m in (n,) if same else n_query or (max(1, n // 8),):
-            problem = Problem(
-                reduction=reduction,
-                m=2 ** octave(m),
-                n=2 ** octave(n),
-                d=d,
-                dtype="float32" if precision == "fast" else "float64",
-                precision=precision,
-                device=device,
-                same=same,
-                requires=features,
-                extent=1.2 * math.sqrt(d) + 6,  # normal samples under Silverman's bandwidth, tails included
-            )
-            found.append(problem)
+            size = 2 ** octave(m), 2 ** octave(n), d
+            found.append(Problem(reduction, *size, dtype, precision, device, same, features, extent))
     return list(dict.fromkeys(found))
+
+
+def _dtype(precision: str) -> str:
+    return "float32" if precision == "fast" else "float64"
 
 
 def task_of(key: Key) -> Task:
@@ -153,39 +143,40 @@ def tunables(
         The named backend is not available or cannot be tuned; or there is nothing to tune for any.
     """
     found: dict[Key, Tunable] = {}
-    every = [record.info for record in registry.records() if record.ok and record.info]
-    named, refusals = [_named(backend)] if backend else every, []
-    for info, plain in itertools.product(named, wanted):
-        space, kernels = space_of(info), set[tuple[str, ...]]()
-        if space is None:
-            continue
-        others = varied and plain.n == GRID["n_train"][0]
-        for problem in (plain, *(_variations(plain) if others else ())):
-            reason = _refusal(info, problem)
-            if reason is None and space.kernels(problem) not in kernels:
-                kernels.add(space.kernels(problem))
-                for kernel in space.kernels(problem):
-                    default = space.default(kernel, problem, place.architecture)
-                    reason = space.limit(kernel, default, problem, place.architecture)
-                    if reason is None:  # else it cannot run there at all
-                        size = space.dimension(kernel, problem)
-                        query = Query(info.name, kernel, space.config_version, size, place.name, place.architecture)
-                        key = Key.of(query, problem)._replace(d=size)  # of dimensions padded alike the first
-                        found.setdefault(key, Tunable(Task(query, problem), space))
-            if reason is not None:
-                refusals.append(f"{info.name}: {reason}")
+    able = {record.name: record.info for record in registry.records() if record.ok and record.info}
+    able = {name: info for name, info in able.items() if info.tuning}
+    refusals: list[str] = []
+    for info in able.values() if backend is None else [_named(backend, able)]:
+        space = space_of(info)
+        assert space is not None
+        for plain in wanted:
+            kernels = set[tuple[str, ...]]()
+            others = _variations(plain) if varied and plain.n == GRID["n_train"][0] else ()
+            for problem in (plain, *others):
+                reason = _refusal(info, problem)
+                if reason is None and space.kernels(problem) not in kernels:
+                    kernels.add(space.kernels(problem))
+                    for kernel in space.kernels(problem):
+                        default = space.default(kernel, problem, place.architecture)
+                        reason = space.limit(kernel, default, problem, place.architecture)
+                        if reason is None:  # else it cannot run there at all
+                            size = space.dimension(kernel, problem)
+                            query = Query(info.name, kernel, space.config_version, size, place.name, place.architecture)
+                            key = Key.of(query, problem)._replace(d=size)  # of dimensions padded alike the first
+                            found.setdefault(key, Tunable(Task(query, problem), space))
+                refusals += [] if reason is None else [f"{info.name}: {reason}"]
     if not found:
-        names = ", ".join(info.name for info in named if info.tuning)
-        why = "; ".join(dict.fromkeys(refusals)) if names else f"no installed backend can be tuned{_missing()}"
-        raise ValueError(f"nothing to tune: {why or f'{names} has no kernels for these problems'}")
+        raise ValueError(f"nothing to tune: {'; '.join(dict.fromkeys(refusals)) or _nothing(able)}")
     return list(found.values())
 
 
-def _missing() -> str:
-    """What installs a backend that could be tuned."""
+def _nothing(able: Iterable[str]) -> str:
+    """Return why there are no kernels although no backend refused a problem, and what installs some."""
+    if names := ", ".join(able):
+        return f"{names} has no kernels for these problems"
     could = [record.info for record in registry.records() if not record.ok and record.info and record.info.tuning]
-    commands = [info.install for info in could if info.install]
-    return f"; install one: {'; or '.join(commands)}" if commands else ""
+    commands = "; or ".join(info.install for info in could if info.install)
+    return f"no installed backend can be tuned{'; install one: ' if commands else ''}{commands}"
 
 
 def _variations(problem: Problem) -> Iterator[Problem]:
@@ -193,17 +184,16 @@ def _variations(problem: Problem) -> Iterator[Problem]:
     yield replace(problem, requires=frozenset({"exclude_self"}), m=problem.n, same=True)
 
 
-def _named(name: str) -> BackendInfo:
+def _named(name: str, able: dict[str, BackendInfo]) -> BackendInfo:
+    if name in able:
+        return able[name]
     record = registry.find(name)
-    able = [record.name for record in registry.records() if record.ok and record.info and record.info.tuning]
     rest = f"; backends that can be tuned: {', '.join(able) or 'none is installed'}{did_you_mean(name, able)}"
     if record is None:
         raise BackendUnavailable(f"backend {name!r} is unknown{rest}")
-    if not record.ok or record.info is None:
+    if not record.ok:
         raise BackendUnavailable(f"backend {name!r} is {record.status}: {record.reason}")
-    if not record.info.tuning:
-        raise ValueError(f"backend {name!r} has nothing to tune{rest}")
-    return record.info
+    raise ValueError(f"backend {name!r} has nothing to tune{rest}")
 
 
 def _refusal(info: BackendInfo, problem: Problem) -> str | None:

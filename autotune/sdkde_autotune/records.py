@@ -1,4 +1,4 @@
-"""Tasks, outcomes and trials; how rows of SQLite and JSON are checked; and which of a key's trials wins.
+"""What was tried: keys, configurations, outcomes; how rows of SQLite and JSON are checked; which trial wins.
 
 Imports the standard library only, as look-ups do.
 """
@@ -12,25 +12,77 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, get_type_hints
 
+from sdkde_core.messages import brief, warn_once
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Config, Query
 
-from .key import Key, canonical
+__all__ = ["FAMILY", "KEY", "SOURCES", "Best", "Key", "Outcome", "Task", "Trial", "canonical", "fastest", "now"]
+__all__ += ["octave", "row_of", "sound", "trial_of", "winners"]
 
-__all__ = ["KEY", "SOURCES", "Best", "Outcome", "Task", "Trial", "fastest", "now", "row_of", "trial_of", "winners"]
+#: Columns of the key that a configuration shares with every problem it can serve.
+FAMILY = ("backend", "kernel", "config_version", "reduction", "precision", "dtype")
 
-#: Statuses of a candidate: it ran; it cannot be launched; it did not compile, or spills; it took too long; memory ran
-#: out; its process died; its results were wrong.
-STATUSES = ("ok", "invalid", "compile_error", "timeout", "oom", "crash", "wrong")
-
-#: Where a result comes from; of two for a configuration the earlier in this order is kept.
+#: Sources of results. A result replaces one of a later source for the same configuration.
 SOURCES = ("measured", "imported", "predicted")
 
-#: The key's columns and their types.
-KEY: dict[str, type] = {name: kind for name, kind in get_type_hints(Key).items() if name in Key._fields}
-
-#: Milliseconds that a kernel may have taken: the least is far below what a launch takes, the greatest is a week.
+#: Milliseconds that a kernel may have taken: far less than any launch takes, and a week.
 TIMES = (1e-6, 7 * 86400e3)
+
+
+class Key(NamedTuple):
+    """The problem, kernel and processor that a configuration was tuned for."""
+
+    backend: str
+    kernel: str
+    config_version: int
+    reduction: str
+    precision: str
+    dtype: str
+    requires: str  # the problem's features: sorted names, separated by commas
+    d: int  # the problem's dimension
+    dimension: int  # as the kernel pads it, by which configurations are found
+    n_octave: int  # log2 of the number of columns, rounded
+    m_octave: int  # and of rows
+    gpu: str  # the GPU's name; or the CPU's, for a backend that runs there
+    architecture: str
+
+    @classmethod
+    def of(cls, query: Query, problem: Problem) -> Key:
+        """Return the key of a problem."""
+        kind = str(problem.reduction), problem.precision, problem.dtype, ",".join(sorted(problem.requires))
+        size = problem.d, query.dimension, octave(problem.n), octave(problem.m)
+        kernel = query.backend, query.kernel, query.config_version
+        return cls(*kernel, *kind, *size, query.gpu, query.architecture)
+
+    @property
+    def family(self) -> tuple[object, ...]:
+        """The columns of :data:`FAMILY`. A configuration can serve other problems of its family only."""
+        return tuple(getattr(self, name) for name in FAMILY)
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The problem's features."""
+        return frozenset(filter(None, self.requires.split(",")))
+
+    def distance(self, other: Key) -> tuple[float, ...]:
+        """Return how far another key of the family is: features, dimensions, and octaves in n and m."""
+        octaves = abs(self.n_octave - other.n_octave), abs(self.m_octave - other.m_octave)
+        dimensions = abs(math.log2(self.dimension / other.dimension))
+        return len(self.features ^ other.features), dimensions, sum(octaves), max(octaves), abs(self.d - other.d)
+
+
+def octave(count: int) -> int:
+    """Return log2 of a count, rounded to the nearest integer."""
+    return round(math.log2(max(count, 1)))
+
+
+def canonical(values: Mapping[str, Any]) -> str:
+    """Return values by name as text that does not depend on their order: how a configuration is stored and compared."""
+    return json.dumps(dict(values), sort_keys=True)
+
+
+#: The key's columns and their types.
+KEY: dict[str, type] = get_type_hints(Key)
 
 
 class Task(NamedTuple):
@@ -44,25 +96,15 @@ class Task(NamedTuple):
 class Outcome:
     """The outcome of trying a candidate.
 
-    Parameters
-    ----------
-    status : str
-        One of :data:`STATUSES`.
-    ms : tuple of float
-        If it was measured: the 20 %, 50 % and 80 % quantiles of its time in milliseconds.
-    error : str
-        If it did not run: the reason, in one line.
-    final : bool
-        Whether it was timed in turns with the other finalists.
-    rank : int
-        If it was predicted: its place among all candidates by the cost model, from 1.
+    Its status is ``"ok"`` (it ran), ``"invalid"`` (it cannot be launched), ``"compile_error"`` (it did not compile, or
+    spills), ``"timeout"``, ``"oom"`` (memory ran out), ``"crash"`` (its process died) or ``"wrong"`` (its results are).
     """
 
     status: str
-    ms: tuple[float, float, float] | None = None
-    error: str = ""
-    final: bool = False
-    rank: int | None = None
+    ms: tuple[float, float, float] | None = None  # if measured: 20 %, 50 %, 80 % quantiles of its milliseconds
+    error: str = ""  # if it did not run: why, in one line
+    final: bool = False  # whether it was timed in turns with the other finalists
+    rank: int | None = None  # if predicted: its place among all candidates by the cost model, from 1
 
     @property
     def median(self) -> float:
@@ -78,7 +120,7 @@ class Trial:
     config: Config
     outcome: Outcome
     source: str  # one of SOURCES
-    provenance: Mapping[str, Any]  # versions; see :mod:`sdkde_autotune.provenance`
+    provenance: Mapping[str, Any]  # versions; see :func:`sdkde_autotune.measure.versions`
     created: str  # ISO 8601, UTC
     is_default: bool = False  # whether it was the configuration that an untuned problem gets
 
@@ -97,60 +139,64 @@ def now() -> str:
 
 def row_of(trial: Trial) -> dict[str, Any]:
     """Return a trial as a row of the database."""
-    outcome = trial.outcome
-    return {
-        **trial.key._asdict(),
-        "config": canonical(trial.config),
-        "status": outcome.status,
-        "error": outcome.error,
-        **dict(zip(("q20", "q50", "q80"), outcome.ms or (None, None, None))),
-        "final": int(outcome.final),
-        "rank": outcome.rank,
-        "source": trial.source,
-        "provenance": canonical(trial.provenance),
-        "created": trial.created,
-        "is_default": int(trial.is_default),
-    }
+    outcome, (q20, q50, q80) = trial.outcome, trial.outcome.ms or (None, None, None)
+    row = {**trial.key._asdict(), "config": canonical(trial.config), "status": outcome.status, "error": outcome.error}
+    row |= {"q20": q20, "q50": q50, "q80": q80, "final": int(outcome.final), "rank": outcome.rank}
+    row |= {"source": trial.source, "provenance": canonical(trial.provenance), "created": trial.created}
+    return {**row, "is_default": int(trial.is_default)}
 
 
 def trial_of(row: Mapping[str, Any]) -> Trial:
-    """Return the trial in a row of the database, or of an export, where configurations are no text.
+    """Return the trial in a row of the database, or of an export, where a configuration is a mapping.
 
-    Raises
-    ------
-    ValueError
-        A column is missing, or holds what no search stores; names it.
+    ValueError, which names the column, if one is missing or holds what no search stores.
     """
     if not isinstance(row, Mapping):
-        raise ValueError(f"it is {_short(row)}, not values by name")
+        raise ValueError(f"it is {brief(row)}, not values by name")
     missing = [name for name in (*KEY, "config", "status", "source", "created") if name not in row]
     if missing:
         raise ValueError(f"it lacks {', '.join(missing)}")
+
+    def check(name: str, right: bool, rule: str) -> None:
+        if not right:
+            raise ValueError(f"{name} is {brief(row.get(name))}{rule}")
+
     for name, kind in KEY.items():
-        value = row[name]
-        if kind is str and not (type(value) is str and value.isprintable()):
-            raise ValueError(f"{name} is {_short(value)}, which is no name")
-        within = range(63) if name.endswith("octave") else range(1 << 31)
-        if kind is int and not (type(value) is int and value in within):
-            raise ValueError(f"{name} is {_short(value)}, not an integer in {within}")
-    status, source, error = row["status"], row["source"], row.get("error") or ""
-    if status not in STATUSES or source not in SOURCES:
-        raise ValueError(f"status is {_short(status)} and source {_short(source)}; known: {STATUSES}, {SOURCES}")
-    if not isinstance(error, str):
-        raise ValueError(f"error is {_short(error)}, which is no text")
-    error = "".join(letter if letter.isprintable() else " " for letter in error)
-    config = _values(row, "config")
+        value, within = row[name], range(63 if name.endswith("octave") else 1 << 31)
+        if kind is str:
+            check(name, _is_name(value), ", which is no name")
+        else:
+            check(name, type(value) is int and value in within, f", not an integer in {within}")
+    statuses = ("ok", "invalid", "compile_error", "timeout", "oom", "crash", "wrong")
+    status, source, error, rank = row["status"], row["source"], row.get("error") or "", row.get("rank")
+    ran, guess = status == "ok", source == "predicted"
+    check("status", status in statuses, f", not one of {', '.join(statuses)}")
+    check("source", source in SOURCES, f", not one of {', '.join(SOURCES)}")
+    check("error", isinstance(error, str), ", which is no text")
+    ranked = type(rank) is int and 0 < rank < 1 << 31
+    check("rank", ranked or not (ran and guess), "; a prediction has one, from 1")
+    config, provenance = _values(row, "config"), _values(row, "provenance")
     if not config:
         raise ValueError("config is empty")
-    ran, rank = status == "ok", row.get("rank")
-    if ran and source == "predicted" and not (type(rank) is int and 0 < rank < 1 << 31):
-        raise ValueError(f"rank is {_short(rank)}; a prediction has one, from 1")
-    if ran and source == "predicted":
-        outcome = Outcome(status, rank=rank)
-    else:
-        outcome = Outcome(status, _times(row) if ran else None, error, bool(row.get("final")))
-    key, provenance = Key(*(row[name] for name in KEY)), _values(row, "provenance")
+    error = "".join(letter if letter.isprintable() else " " for letter in error)
+    times, final = _times(row) if ran and not guess else None, bool(row.get("final")) and not guess
+    outcome, key = Outcome(status, times, error, final, rank if ran and guess else None), Key(*(row[n] for n in KEY))
     return Trial(key, config, outcome, source, provenance, _utc(row["created"]), bool(row.get("is_default")))
+
+
+def sound(rows: Iterable[Mapping[str, Any]], what: str) -> list[Trial]:
+    """Return rows as trials; a damaged row is skipped, with one warning."""
+    found = []
+    for row in rows:
+        try:
+            found.append(trial_of(row))
+        except ValueError as error:
+            warn_once(f"{what} is passed over: {error}", what)
+    return found
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable()
 
 
 def _values(row: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -159,40 +205,32 @@ def _values(row: Mapping[str, Any], name: str) -> dict[str, Any]:
     try:
         found = json.loads(found) if isinstance(found, str) else found
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name} is {_short(found)}, which is no JSON") from error
-    if not isinstance(found, dict) or not all(isinstance(each, str) and each.isprintable() for each in found):
-        raise ValueError(f"{name} is {_short(found)}, not values by name")
+        raise ValueError(f"{name} is {brief(found)}, which is no JSON") from error
+    if not isinstance(found, dict) or not all(map(_is_name, found)):
+        raise ValueError(f"{name} is {brief(found)}, not values by name")
     for each, value in found.items():
-        plain = isinstance(value, str) and value.isprintable()
-        if not plain and not (isinstance(value, (int, float)) and -(1 << 63) <= value < 1 << 63):  # NaN is not either
-            raise ValueError(f"{each} in {name} is {_short(value)}, neither a number of at most 64 bits nor a name")
+        # The comparison also turns NaN away.
+        if not (_is_name(value) or (isinstance(value, (int, float)) and -(1 << 63) <= value < 1 << 63)):
+            raise ValueError(f"{each} in {name} is {brief(value)}, neither a number of at most 64 bits nor a name")
     return found
 
 
 def _times(row: Mapping[str, Any]) -> tuple[float, float, float]:
-    found: list[Any] = [row.get(name) for name in ("q20", "q50", "q80")]
+    found: Any = [row.get(name) for name in ("q20", "q50", "q80")]
     low, median, high = found
-    (least, most), numbers = TIMES, all(isinstance(ms, (int, float)) for ms in found)
-    if not numbers or not least <= low <= median <= high <= most:
-        raise ValueError(f"times are {_short(found)}; they are three, ascending, {least:g} to {most:g} milliseconds")
+    least, most = TIMES
+    if not all(isinstance(ms, (int, float)) for ms in found) or not least <= low <= median <= high <= most:
+        raise ValueError(f"times are {brief(found)}; they are three, ascending, {least:g} to {most:g} milliseconds")
     return low, median, high
 
 
 def _utc(time: str) -> str:
-    """Return a time in the format of :func:`now`, so that times compare as text; ValueError for what is none."""
+    """Return a time as :func:`now` writes it, so that times compare as text."""
     try:
         when = datetime.fromisoformat(time)
         return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC).isoformat(timespec="microseconds")
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"created is {time!r}, which is no time") from error
-
-
-def _short(value: Any) -> str:
-    """Return a value as one line; Python writes no integer of many thousands of digits, and no deep nesting."""
-    try:
-        return repr(value)[:80]
-    except (ValueError, RecursionError):
-        return f"a {type(value).__name__}"
+        raise ValueError(f"created is {brief(time)}, which is no time") from error
 
 
 def fastest(outcomes: Mapping[str, Outcome], default: str | None, margin: float = 0.01) -> str | None:
@@ -210,7 +248,7 @@ def fastest(outcomes: Mapping[str, Outcome], default: str | None, margin: float 
 
 
 def winners(trials: Iterable[Trial]) -> list[Best]:
-    """Return the winners among trials, by key: none for a key of which none ran.
+    """Return the winners among trials, by key. A key has none if no trial ran.
 
     A predicted one wins only if no other was measured or imported.
     """

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sdkde_core.cli.console import table
+from sdkde_core.tuning import Space
 
-from . import lookup, provenance
-from .key import Key
+from . import lookup
+from .measure import versions
 from .problems import Tunable
-from .records import Best, Outcome
-from .search import Result
+from .records import Best, Key, Outcome, Task
 
-__all__ = ["Progress", "best_row", "config_text", "explained", "listing", "result_row"]
+if TYPE_CHECKING:
+    from .search import Result
+
+__all__ = ["Progress", "best_row", "config_text", "explained", "planned_row", "result_row", "show"]
 
 
-def listing(rows: Iterable[Mapping[str, Any]], *columns: str) -> str:
-    """Return columns of rows as a table, those that name the problem first; a cell that is absent is empty."""
-    rows = list(rows)
+def show(rows: Sequence[Mapping[str, Any]], as_json: bool, *columns: str) -> None:
+    """Print rows as JSON; or columns of them as a table, those that name the problem first."""
+    if as_json or not rows:
+        click.echo(json.dumps(rows, indent=2) if as_json else "nothing matches")
+        return
     names = ("backend", "kernel", "reduction", "precision", "d", "n_octave", "m_octave", "requires", *columns)
-    if not any(row.get("requires") for row in rows):
+    if not any(row["requires"] for row in rows):
         names = tuple(name for name in names if name != "requires")
     headings = {"n_octave": "n", "m_octave": "m", "requires": "features", "created": "UTC", "config": "configuration"}
     first = [headings.get(name, name.replace("_", " ")) for name in names]
-    return table([first, *([_cell(name, row.get(name, "")) for name in names] for row in rows)])
+    click.echo(table([first, *([_cell(name, row.get(name, "")) for name in names] for row in rows)]))
 
 
 def config_text(config: Mapping[str, Any]) -> str:
@@ -60,19 +67,28 @@ def _took(outcome: Outcome | None) -> str:
     return f"{median:.4g} ms ±{(high - low) / median / 2:.0%}"
 
 
+def planned_row(task: Task, space: Space, trials: int | None) -> dict[str, Any]:
+    """Return the number of configurations in a task's space, that can run, and that would be tried."""
+    from .search import candidates  # imports Optuna
+
+    able = len(candidates(task, space))
+    every = math.prod(map(len, space.parameters(task.query.kernel).values()))
+    counts = {"configurations": every, "can_run": able, "would_try": min(able, trials or able)}
+    return {**Key.of(*task)._asdict(), **counts}
+
+
 def result_row(result: Result) -> dict[str, Any]:
     """Return a search's result as values for JSON."""
     outcomes = list(result.known.values())
     counts = Counter(outcome.status for outcome in outcomes)
-    errors = Counter(outcome.error for outcome in outcomes if outcome.status != "ok")
-    numbers = {"tried": result.tried, "known before": len(outcomes) - result.tried}
+    errors = Counter(outcome.error for outcome in outcomes if outcome.status != "ok").most_common(1)
     return {
-        **Key.of(*result.task)._asdict(),
-        **_both(result.best, result.outcome, result.known.get(result.default)),
+        **_row(Key.of(*result.task), result.best, result.outcome, result.known.get(result.default)),
         "counts": dict(counts),
-        **numbers,
+        "tried": result.tried,
+        "known before": len(outcomes) - result.tried,
         "rejected": len(outcomes) - counts["ok"],
-        "reason": errors.most_common(1)[0][0] if errors else "",
+        "reason": errors[0][0] if errors else "",
     }
 
 
@@ -80,8 +96,7 @@ def best_row(best: Best) -> dict[str, Any]:
     """Return a winner as values for JSON."""
     default = best.default
     return {
-        **best.key._asdict(),
-        **_both(best.config, best.outcome, default.outcome if default else None),
+        **_row(best.key, best.config, best.outcome, default.outcome if default else None),
         "default_config": dict(default.config) if default else None,
         "source": best.source,
         "provenance": dict(best.provenance),
@@ -89,17 +104,13 @@ def best_row(best: Best) -> dict[str, Any]:
     }
 
 
-def _both(config: Mapping[str, Any] | None, found: Outcome | None, default: Outcome | None) -> dict[str, Any]:
+def _row(key: Key, config: Mapping[str, Any] | None, found: Outcome | None, default: Outcome | None) -> dict[str, Any]:
     """Return a configuration's time or rank beside the default's."""
-    times = {"ms": found, "default_ms": default}
-    ranks = {"rank": found, "default_rank": default}
-    return {
-        "config": None if config is None else dict(config),
-        **{name: outcome.ms[1] if outcome and outcome.ms else None for name, outcome in times.items()},
-        **{name: outcome.rank if outcome else None for name, outcome in ranks.items()},
-        "best": _took(found),
-        "default": _took(default),
-    }
+    row = {**key._asdict(), "config": None if config is None else dict(config)}
+    for name, outcome in ("", found), ("default_", default):
+        row[f"{name}ms"] = outcome.ms[1] if outcome and outcome.ms else None
+        row[f"{name}rank"] = outcome.rank if outcome else None
+    return {**row, "best": _took(found), "default": _took(default)}
 
 
 class Progress:
@@ -109,24 +120,23 @@ class Progress:
         self.problems, self.done, self.start, self.last = problems, 0, time.monotonic(), 0.0
         self.budget = "" if budget is None else f" of {_clock(budget)}"
 
-    def during(self, task: Any, known: int, expected: int, best: float) -> None:
+    def during(self, task: Task, known: int, expected: int, best: float) -> None:
         """Show how far the search of a problem is."""
-        if sys.stderr.isatty():
-            self._show(task, f"{known}/{expected}, best {best:.4g} ms{chr(27)}[K\r")
-        elif time.monotonic() - self.last > 10.0:
-            self._show(task, f"{known}/{expected}, best {best:.4g} ms\n")
+        if sys.stderr.isatty() or time.monotonic() - self.last > 10.0:
+            self._show(task, f"{known}/{expected}, best {best:.4g} ms", "\r" if sys.stderr.isatty() else "\n")
 
     def finished(self, result: Result) -> None:
         """Show a problem's result."""
         self.done += 1
         found = f"{_took(result.outcome)} by {config_text(result.best)}" if result.best else "nothing ran"
-        self._show(result.task, f"{found}{chr(27) + '[K' if sys.stderr.isatty() else ''}\n")
+        self._show(result.task, found, "\n")
 
-    def _show(self, task: Any, text: str) -> None:
+    def _show(self, task: Task, text: str, end: str) -> None:
         self.last, problem = time.monotonic(), task.problem
         what = f"{task.query.kernel} {problem.reduction} {problem.precision} d={problem.d} n={problem.n}"
-        spent = _clock(self.last - self.start)
-        click.echo(f"{self.done}/{self.problems}, {spent}{self.budget}: {what}: {text}", err=True, nl=False)
+        line = f"{self.done}/{self.problems}, {_clock(self.last - self.start)}{self.budget}: {what}: {text}"
+        rest = "\x1b[K" if sys.stderr.isatty() else ""  # clears what an earlier, longer line had there
+        click.echo(f"{line}{rest}{end}", err=True, nl=False)
 
 
 def _clock(seconds: float) -> str:
@@ -139,17 +149,17 @@ def _clock(seconds: float) -> str:
 def explained(tunable: Tunable, db: Path | None = None) -> dict[str, Any]:
     """Return a problem's configuration, its rung and the reason, and the configurations that cannot run on the card."""
     query, problem, space = tunable.task.query, tunable.task.problem, tunable.space
-    key, passed = Key.of(query, problem), []
+    key, passed = Key.of(query, problem), list[dict[str, Any]]()
     for found in lookup.candidates(query, problem, db):
         limit = space.limit(query.kernel, found.config, problem, query.architecture)
-        told = {"rung": found.rung, "config": dict(found.config), "why": limit or _why(found, key)}
+        row = {"rung": found.rung, "config": dict(found.config), "why": limit or _why(found, key)}
         if limit is None:
             break
-        passed.append(told)
+        passed.append(row)
     else:
         default = dict(space.default(query.kernel, problem, query.architecture))
-        told = {"rung": "heuristic", "config": default, "why": "nothing is stored: the backend's default"}
-    return {**key._asdict(), **told, "passed_over": passed}
+        row = {"rung": "heuristic", "config": default, "why": "nothing is stored: the backend's default"}
+    return {**key._asdict(), **row, "passed_over": passed}
 
 
 def _why(found: lookup.Found, key: Key) -> str:
@@ -167,7 +177,7 @@ def _why(found: lookup.Found, key: Key) -> str:
     if (origin.n_octave, origin.m_octave) != (key.n_octave, key.m_octave):
         parts.append(f"n 2^{origin.n_octave}, m 2^{origin.m_octave}")
     if not found.shipped:
-        then, now = found.best.provenance, provenance.current(key.backend)
+        then, now = found.best.provenance, versions(key.backend)
         changed = [name for name in now if name in then and then[name] != now[name] and then[name]]
         parts += [f"{name} was {then[name]}, now {now[name] or 'none'}" for name in changed]
     return "; ".join([*parts, found.best.created[:10]])

@@ -1,15 +1,17 @@
-"""The search for a kernel's best configuration by measuring. The only module that uses Optuna."""
+"""The search for a kernel's best configuration: by measuring, or by the cost model. No other module uses Optuna."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import logging
+import math
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,14 +22,14 @@ from optuna.trial import TrialState
 from sdkde_core.choice.cards import GPU
 from sdkde_core.tuning import Config, Space
 
-from .key import Key, canonical
-from .records import Outcome, Task, fastest
+from .measure import MeasuringRunner, Pool, begin, resources, versions
+from .records import Key, Outcome, Task, Trial, canonical, fastest
 
 if TYPE_CHECKING:
-    from .measure import MeasuringRunner
+    from .problems import Tunable
     from .store import Store
 
-__all__ = ["Result", "candidates", "search", "studies"]
+__all__ = ["Result", "candidates", "predict", "ranking", "search", "studies"]
 
 
 class Result(NamedTuple):
@@ -57,6 +59,10 @@ def candidates(task: Task, space: Space) -> list[dict[str, Any]]:
     return [config for config in every if _fits(task, space, config)]
 
 
+def _fits(task: Task, space: Space, config: Config) -> bool:
+    return space.limit(task.query.kernel, config, task.problem, task.query.architecture) is None
+
+
 @contextmanager
 def studies(store: Store) -> Iterator[optuna.storages.RDBStorage]:
     """Open the file beside the database in which Optuna keeps a study of each search.
@@ -65,12 +71,19 @@ def studies(store: Store) -> Iterator[optuna.storages.RDBStorage]:
     """
     logging.getLogger("alembic").setLevel(logging.WARNING)
     path = store.path.with_name(f"{store.path.stem}-studies.sqlite")
-    connected = {"connect_args": {"timeout": 30.0, "factory": _Connection}}
+
+    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        """Open a file whose commits survive the process, without waiting for the disk a dozen times a candidate."""
+        connection = sqlite3.Connection(*arguments, **options)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        return connection
+
     with store.transaction():  # Optuna makes its tables without a lock of its own
         try:
             with closing(sqlite3.connect(path, timeout=30.0)) as connection:
                 connection.execute("PRAGMA journal_mode = WAL")
-            storage = optuna.storages.RDBStorage(f"sqlite:///{path.absolute()}", engine_kwargs=connected)
+            engine = {"connect_args": {"timeout": 30.0, "factory": connect}}
+            storage = optuna.storages.RDBStorage(f"sqlite:///{path.absolute()}", engine_kwargs=engine)
         except Exception as error:
             raise ValueError(f"{path} cannot keep studies: {error}; move it away, or pass another --db") from error
     try:
@@ -97,50 +110,45 @@ def search(
     """Try configurations of one kernel for one problem, and store every outcome.
 
     The default is tried first, then earlier finalists and the best-priced candidates, then the sampler's proposals. A
-    configuration whose parameters exceed the card's limits is never run, and none is run twice: stored outcomes of the
-    same source code count. Optuna's median pruner ends the timing of slow ones early. Finalists are timed again in
-    turns, and the fastest of them wins.
+    configuration beyond the card's limits is never run, and none is run twice: stored outcomes of the same source code
+    count. Optuna's median pruner ends the timing of slow ones. Finalists are timed once more in turns; the best wins.
 
     ``storage`` keeps the study, by default memory does. A ``card`` prices candidates. ``sampler`` is ``"tpe"``,
     ``"random"``, or ``"grid"`` for all in order. ``trials`` is the number of outcomes at the end, stored ones included;
-    None: one for every configuration. After ``budget`` seconds no further candidate is run. With ``again`` the default
-    and the five fastest finalists that are stored are measured, and nothing else. ``progress(known, expected, best)``
-    is called after every outcome, with the best time in milliseconds.
+    None: all. After ``budget`` seconds no further candidate is run. With ``again`` the default and the five fastest
+    stored finalists are measured, and nothing else. ``progress(known, expected, best milliseconds)`` is called after
+    every outcome.
     """
-    start, key, kernel = monotonic(), Key.of(*task), task.query.kernel
+    start, key, kernel, provenance = time.monotonic(), Key.of(*task), task.query.kernel, runner.provenance(task)
     default = dict(space.default(kernel, task.problem, task.query.architecture))
-    usual, source, stored = canonical(default), runner.provenance(task).get("source"), store.trials(key)
-    same = [t for t in stored if t.source == "measured" and t.provenance.get("source") == source and not again]
-    known = {canonical(trial.config): trial.outcome for trial in same}
-    replayed = len(known)
-    ran = sorted((t for t in stored if t.outcome.status == "ok"), key=lambda t: t.outcome.median)
-    finalists = sorted(ran, key=lambda trial: not trial.outcome.final)[:5]
-    able = candidates(task, space)
-    early = [config for config in (default, *(dict(t.config) for t in finalists)) if _fits(task, space, config)]
-    if card is not None and sampler == "tpe" and not again:
+    usual, source, stored = canonical(default), provenance.get("source"), store.trials(key)
+    known = {} if again else _known(stored, "measured", source)
+    ran = sorted((t for t in stored if t.outcome.status == "ok"), key=lambda t: (not t.outcome.final, t.outcome.median))
+    early = [config for config in (default, *(dict(t.config) for t in ran[:5])) if _fits(task, space, config)]
+    able = [] if again else candidates(task, space)
+    if card is not None and sampler == "tpe":
         early += sorted(able, key=lambda config: space.seconds(kernel, config, task.problem, card))[:12]
-    every = list(dict.fromkeys(map(canonical, early if again else [*early, *able])))
-    chooser = _Chooser(sampler, [name for name in every if name not in known], early, space.parameters(kernel), default)
-    study = _study(key, source, chooser, storage)
-    many = len(chooser.left) if again or trials is None else min(len(chooser.left), max(0, trials - replayed))
+    left = [name for name in dict.fromkeys(map(canonical, [*early, *able])) if name not in known]
+    chooser = _Chooser(sampler, left, early, space.parameters(kernel), default)
+    study, replayed = _study(key, source, chooser, storage), len(known)
+    end = replayed + min(len(left), max(0, trials - replayed) if trials is not None and not again else len(left))
 
     def learn(name: str, outcome: Outcome) -> None:
         known[name] = outcome
-        store.add(key, json.loads(name), outcome, "measured", runner.provenance(task), is_default=name == usual)
+        store.add(key, json.loads(name), outcome, "measured", provenance, is_default=name == usual)
 
     def spent() -> bool:
-        return budget is not None and len(known) > replayed and monotonic() - start >= budget
+        return budget is not None and len(known) > replayed and time.monotonic() - start >= budget
 
-    while len(known) < replayed + many and not spent():
-        batch = [study.ask(chooser.ranges) for _ in range(min(chooser.ahead, replayed + many - len(known)))]
+    while len(known) < end and not spent():
+        batch = [study.ask(chooser.ranges) for _ in range(min(chooser.ahead, end - len(known)))]
         runner.prepare(task, [trial.params for trial in batch])
         try:
             while batch and not spent():
-                slow = _Slow(batch[0])
-                outcome = runner.run(task, batch[0].params, slow)
+                outcome = runner.run(task, batch[0].params, functools.partial(_slow, batch[0]))
                 learn(canonical(batch[0].params), outcome)
-                _tell(study, batch.pop(0), outcome, slow.pruned)
-                progress(len(known), replayed + many, min(outcome.median for outcome in known.values()))
+                _tell(study, batch.pop(0), outcome)
+                progress(len(known), end, min(outcome.median for outcome in known.values()))
         finally:
             for trial in batch:  # the budget is spent, or Ctrl-C
                 study.tell(trial, state=TrialState.FAIL)
@@ -153,6 +161,12 @@ def search(
     return Result(task, known, usual, len(known) - replayed)
 
 
+def _known(stored: list[Trial], source: str, code: Any) -> dict[str, Outcome]:
+    """Return the outcomes that were measured or predicted with the present code, by configuration."""
+    same = [trial for trial in stored if trial.source == source and trial.provenance.get("source") == code]
+    return {canonical(trial.config): trial.outcome for trial in same}
+
+
 def _finalists(known: Mapping[str, Outcome], default: str) -> list[str]:
     """Return the three fastest, the winner of earlier finals, and the default, if they ran."""
     ran = sorted((name for name in known if known[name].status == "ok"), key=lambda name: known[name].median)
@@ -160,35 +174,112 @@ def _finalists(known: Mapping[str, Outcome], default: str) -> list[str]:
     return list(dict.fromkeys([*ran[:3], *earlier[:1], *(name for name in ran if name == default)]))
 
 
-def _fits(task: Task, space: Space, config: Config) -> bool:
-    return space.limit(task.query.kernel, config, task.problem, task.query.architecture) is None
+# --- without the card -------------------------------------------------------------------------------------------------
+
+
+def predict(
+    tasks: Sequence[Tunable], card: GPU, store: Store, *, jobs: int = 1, trials: int = 16, budget: float | None = None
+) -> Generator[Result, None, None]:
+    """Choose configurations by the cost model, and store them with their ranks.
+
+    Candidates are compiled in the order of :func:`ranking`, at most ``trials``, until one compiles cleanly; it wins.
+    The budget is in seconds for all tasks.
+    """
+    start, compilers = time.monotonic(), Pool(jobs)
+    try:
+        for first in range(0, len(tasks), 2 * jobs):
+            batch = []
+            for task, space in tasks[first : first + 2 * jobs]:
+                known = _known(store.trials(Key.of(*task)), "predicted", versions(task.query.backend)["source"])
+                chosen = any(outcome.status == "ok" for outcome in known.values())
+                ranked = [] if chosen else ranking(task, space, card)
+                for config in ranked[:1]:  # the first candidates of a batch are compiled side by side
+                    begin(compilers, task, config)
+                batch.append((task, space, known, ranked))
+            for task, space, known, ranked in batch:
+                if budget is not None and time.monotonic() - start >= budget:
+                    return
+                yield _choose(task, space, ranked, trials, known, card, store, compilers)
+    finally:
+        compilers.close()
+
+
+def ranking(task: Task, space: Space, card: GPU) -> list[Config]:
+    """Return the candidates by the time that the cost model predicts; of equal ones the nearest to the default first.
+
+    The default stands before those that are predicted to be faster by at most 5 %: the model's error is larger, see
+    benchmarks/notes/tuning.md.
+    """
+    kernel, problem, architecture = task.query.kernel, task.problem, task.query.architecture
+    default = space.default(kernel, problem, architecture)
+
+    def price(config: Config) -> tuple[float, int, str]:
+        seconds = space.seconds(kernel, config, problem, card) * (0.95 if config == default else 1)
+        return seconds, sum(default.get(name) != value for name, value in config.items()), canonical(config)
+
+    able: list[Config] = list(candidates(task, space))
+    if default not in able and space.limit(kernel, default, problem, architecture) is None:
+        able.append(default)
+    return sorted(able, key=price)
+
+
+def _choose(
+    task: Task,
+    space: Space,
+    ranked: list[Config],
+    trials: int,
+    known: dict[str, Outcome],
+    card: GPU,
+    store: Store,
+    compilers: Pool,
+) -> Result:
+    """Compile candidates until one may win, and store the outcomes."""
+    provenance = {**versions(task.query.backend), "driver": "", "card": card.source}
+    usual = space.default(task.query.kernel, task.problem, task.query.architecture)
+    replayed, rank = len(known), {canonical(config): place for place, config in enumerate(ranked, 1)}
+    last = rank.get(canonical(usual), 0)  # the default is compiled at the latest as the last
+    tried = ranked[:trials] if last <= trials else [*ranked[: trials - 1], usual]
+
+    def learn(config: Config, outcome: Outcome) -> None:
+        known[canonical(config)] = outcome
+        store.add(Key.of(*task), config, outcome, "predicted", provenance, is_default=config == usual)
+
+    for i, config in enumerate(tried):
+        if canonical(config) in known:
+            continue
+        for ahead in tried[i : i + (compilers.jobs if i else 1)]:  # where one is rejected, the next may be too
+            begin(compilers, task, ahead)
+        found = resources(compilers, task, config)
+        if isinstance(found, Outcome):
+            learn(config, found)
+        elif reason := space.too_much(found, task.query.architecture):
+            learn(config, Outcome("compile_error", error=reason))
+        else:
+            learn(config, Outcome("ok", rank=rank[canonical(config)]))
+            if last and canonical(usual) not in known:  # for comparison: not compiled
+                learn(usual, Outcome("ok", rank=last))
+            break
+    return Result(task, known, canonical(usual), len(known) - replayed)
 
 
 # --- Optuna -----------------------------------------------------------------------------------------------------------
 
 
 class _Chooser(optuna.samplers.TPESampler):
-    """Optuna's sampler, among candidates that are left: each can run, and is proposed once.
+    """Optuna's sampler, among the candidates that are left: each can run, and is proposed once.
 
     ``early`` ones come first. The tree-structured Parzen estimator proposes configurations that cannot run, and some
-    twice, so the nearest candidate that is left is taken, in steps between the values of each parameter.
+    twice, so the nearest candidate that is left is taken.
     """
 
     def __init__(
-        self,
-        sampler: str,
-        left: list[str],
-        early: list[dict[str, Any]],
-        parameters: Mapping[str, tuple[Any, ...]],
-        default: Config,
+        self, sampler: str, left: list[str], early: Sequence[Config], parameters: Mapping[str, Any], default: Config
     ) -> None:
         super().__init__(multivariate=True, constant_liar=True, seed=0)
         order = left if sampler == "grid" else [left[i] for i in np.random.default_rng(0).permutation(len(left))]
         self.sampler, self.left = sampler, {name: json.loads(name) for name in order}
         self.queue = [name for name in dict.fromkeys(map(canonical, early)) if name in self.left]
-        self.values = {name: [*values] for name, values in parameters.items()}
-        worth = {name: {*values, default[name]} for name, values in parameters.items()}
-        self.ranges: dict[str, BaseDistribution] = {name: _range(values) for name, values in worth.items()}
+        self.ranges = {name: _range({*values, default[name]}) for name, values in parameters.items()}
 
     @property
     def ahead(self) -> int:
@@ -204,20 +295,15 @@ class _Chooser(optuna.samplers.TPESampler):
             free = {name: each for name, each in search_space.items() if not each.single()}
             wish = super().sample_relative(study, trial, free)  # nothing while it knows few trials
             if wish:
-                chosen = min(self.left, key=lambda name: self._steps(self.left[name], wish))
-        chosen = chosen or next(iter(self.left))
-        return dict(self.left.pop(chosen))
+                chosen = min(self.left, key=lambda name: _distance(self.left[name], wish))
+        return dict(self.left.pop(chosen or next(iter(self.left))))
 
-    def _steps(self, config: Config, wish: Mapping[str, Any]) -> float:
-        """Return how many values lie between two configurations, over all parameters."""
-        steps = 0.0
-        for name, value in wish.items():
-            values, here = self.values[name], config[name]
-            if isinstance(self.ranges[name], IntDistribution):
-                steps += abs(float(np.diff(np.interp(np.log([here, value]), np.log(values), range(len(values))))[0]))
-            else:
-                steps += here != value
-        return steps
+
+def _distance(config: Config, wish: Mapping[str, Any]) -> float:
+    """Return how far two configurations are apart: octaves between numbers, and 1 for each other value that differs."""
+    pairs = [(config[name], value) for name, value in wish.items()]
+    numbers = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int) and min(a, b) > 0]
+    return sum(abs(math.log2(a / b)) for a, b in numbers) + sum(a != b for a, b in pairs if (a, b) not in numbers)
 
 
 def _range(values: set[Any]) -> BaseDistribution:
@@ -240,32 +326,16 @@ def _study(key: Key, source: Any, chooser: _Chooser, storage: optuna.storages.Ba
     )
 
 
-class _Connection(sqlite3.Connection):
-    """One whose commits survive the process; for them to survive a crash of the machine takes an fsync each."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.execute("PRAGMA synchronous = NORMAL")
+def _slow(trial: optuna.Trial, timings: int, median: float) -> bool:
+    """Report a trial's median so far, and ask the pruner."""
+    trial.report(median, timings)
+    return trial.should_prune()
 
 
-class _Slow:
-    """Reports a trial's medians to Optuna, and asks its pruner."""
-
-    def __init__(self, trial: optuna.Trial) -> None:
-        self.trial, self.pruned = trial, False
-
-    def __call__(self, timings: int, median: float) -> bool:
-        self.trial.report(median, timings)
-        self.pruned = self.trial.should_prune()
-        return self.pruned
-
-
-def _tell(study: optuna.Study, trial: optuna.Trial, outcome: Outcome, slow: bool) -> None:
+def _tell(study: optuna.Study, trial: optuna.Trial, outcome: Outcome) -> None:
     """Tell an outcome; one that did not run is pruned without a value, so worse than every other."""
-    trial.set_user_attr("status", outcome.status)
-    if outcome.error:
-        trial.set_user_attr("error", outcome.error)
-    if slow or outcome.status != "ok":
-        study.tell(trial, state=TrialState.PRUNED)
-    else:
-        study.tell(trial, outcome.median)
+    for name in "status", "error":
+        if value := getattr(outcome, name):
+            trial.set_user_attr(name, value)
+    ran = outcome.status == "ok" and not trial.should_prune()
+    study.tell(trial, outcome.median if ran else None, TrialState.COMPLETE if ran else TrialState.PRUNED)

@@ -1,0 +1,173 @@
+"""The tuner's SQLite file: its path, its table, and how it is opened. Imports the standard library only.
+
+``trial`` has a row for each configuration tried. Which trial wins is derived on reading. The schema's version is
+SQLite's ``user_version``; the ``application_id`` tells our files from those of other programs.
+
+The file has SQLite's rollback journal, not a write-ahead log. So readers make no files beside it, a file without write
+permission can be read, and the users' homes may be on a network file system, where a write-ahead log does not work.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sdkde_core.plugin import cache_folder
+
+from .records import FAMILY, KEY, TIMES
+
+__all__ = ["COLUMNS", "PRIMARY", "VERSION", "Refused", "connect", "create", "database", "open_file", "stamp"]
+__all__ += ["transaction", "winning"]
+
+VERSION = 1
+
+#: The columns with their types, in order.
+COLUMNS = {
+    **{name: "INTEGER NOT NULL" if kind is int else "TEXT NOT NULL" for name, kind in KEY.items()},
+    **dict.fromkeys(("config", "status", "error"), "TEXT NOT NULL"),
+    **dict.fromkeys(("q20", "q50", "q80"), "REAL"),
+    "final": "INTEGER NOT NULL",
+    "rank": "INTEGER",
+    **dict.fromkeys(("source", "provenance", "created"), "TEXT NOT NULL"),
+    "is_default": "INTEGER NOT NULL",
+}
+
+#: The primary key, in the order in which a look-up searches: what must agree, then what may be near.
+PRIMARY = tuple(dict.fromkeys((*FAMILY, "architecture", "n_octave", "m_octave", "dimension", *KEY, "config")))
+
+
+class Refused(ValueError):
+    """A file is no database of the tuner, or one of another version; the message says why, and what to do."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}; name another file with --db or SDKDE_DB")
+
+
+def database() -> Path:
+    """Return the path of the tuner's database: ``SDKDE_DB``, else ``tuning.sqlite`` in the user's cache folder.
+
+    ValueError if ``SDKDE_DB`` is below a home that is not there; FileNotFoundError if the user has none.
+    """
+    named = os.environ.get("SDKDE_DB")
+    if not named:
+        return cache_folder() / "tuning.sqlite"
+    try:
+        return Path(named).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"SDKDE_DB is {named!r}: {error} Set the path of a file") from error
+
+
+def stamp(path: Path) -> tuple[int, ...] | None:
+    """Return what tells whether a database has changed; None if there is none, or it is empty.
+
+    Refused if it is no regular file; OSError if it is in a loop of links, below a file or hidden by permissions.
+    """
+    real = os.path.realpath(path)
+    try:
+        found = os.stat(real)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        raise Refused("it is a directory" if stat.S_ISDIR(found.st_mode) else "it is no regular file")
+    parts = [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    with suppress(OSError):
+        journal = os.stat(f"{real}-journal")
+        parts += [journal.st_size, journal.st_mtime_ns]
+    return tuple(parts) if found.st_size else None
+
+
+def connect(path: Path, wait: float = 0.5) -> sqlite3.Connection | None:
+    """Open a database to read it, and wait so many seconds for a lock; None if there is none, or it is empty.
+
+    No file is made. If a tuner was killed within a transaction, the first who opens the file rolls that back. Raises
+    what :func:`stamp` and :func:`begun` do, and sqlite3.Error.
+    """
+    if stamp(path) is None:
+        return None
+    try:
+        return _begun_or_none(open_file(path, "ro", wait))
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise
+    return _begun_or_none(open_file(path, "rw", wait))
+
+
+def _begun_or_none(connection: sqlite3.Connection) -> sqlite3.Connection | None:
+    try:
+        with transaction(connection, "DEFERRED"):
+            if begun(connection):
+                return connection
+    except BaseException:
+        connection.close()
+        raise
+    connection.close()
+    return None
+
+
+def open_file(path: Path, mode: str, wait: float) -> sqlite3.Connection:
+    """Open an SQLite file in a mode of SQLite's URIs."""
+    uri = f"{Path(os.path.realpath(path)).as_uri()}?mode={mode}"
+    connection = sqlite3.connect(uri, uri=True, timeout=wait, isolation_level=None)
+    # Text that is damaged is not printable then, which spoils its own row only.
+    connection.text_factory = lambda stored: stored.decode(errors="surrogateescape")
+    return connection
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+    """Commit all or nothing. An immediate one takes the write lock first: SQLite waits for it only then."""
+    connection.execute(f"BEGIN {kind}")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.rollback()
+        raise
+
+
+def begun(connection: sqlite3.Connection) -> bool:
+    """Return whether a database has our table; False if it is empty. The connection must be in a transaction.
+
+    Refused if another program wrote it, or another version of sdkde.
+    """
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if not (application or version or connection.execute("SELECT 1 FROM sqlite_master").fetchone()):
+        return False
+    if application != int.from_bytes(b"SDKE"):
+        raise Refused("it is another program's SQLite file")
+    if version != VERSION:
+        raise Refused(f"another version of sdkde wrote it (schema {version}, this one reads {VERSION})")
+    connection.execute(f"SELECT {', '.join(COLUMNS)} FROM trial LIMIT 0")  # fails if a column is gone
+    return True
+
+
+def create(connection: sqlite3.Connection) -> None:
+    """Make the table if the database is empty, in the transaction that the connection is in."""
+    if not begun(connection):
+        connection.execute(f"PRAGMA application_id = {int.from_bytes(b'SDKE')}")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        listed = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+        connection.execute(f"CREATE TABLE trial ({listed}, PRIMARY KEY ({', '.join(PRIMARY)}))")
+
+
+def winning(where: str) -> str:
+    """Return the query for the trials that can win: the fastest of each key, and its default.
+
+    If there are finalists, the fastest is one of them. Ranks are not compared with times. The arguments of the
+    condition ``where`` are passed twice.
+    """
+    least, most = TIMES
+    ran = f"""FROM trial WHERE {where} AND status = 'ok'
+              AND (source = 'predicted' AND rank > 0 OR q50 BETWEEN {least} AND {most})"""
+    # Finalists first, predictions last. A window function, which can order by three columns, takes three times as long.
+    order = f"CASE source WHEN 'predicted' THEN {4 * most} + rank ELSE q50 + {2 * most} * (final = 0) END"
+    return f"""
+        SELECT * FROM trial WHERE rowid IN (
+            SELECT id FROM (SELECT rowid AS id, min({order}) {ran} GROUP BY {", ".join(PRIMARY[:-1])})
+            UNION ALL SELECT rowid {ran} AND is_default)
+    """
