@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -78,12 +79,16 @@ def _setters() -> list[Callable[[int], int]]:
     return [mkl.dynlib.MKL_Set_Num_Threads_Local for mkl in found]
 
 
-class on_this_thread:  # a generator would take ten times as long
-    """Keep MKL from sharing out the calling thread's products."""
+def on_this_thread() -> AbstractContextManager[None]:
+    """Keep MKL from sharing out the calling thread's products, within the context that is returned."""
+    return _limited() if _setters() else nullcontext()
 
-    def __enter__(self) -> None:
-        self._before = [(limit, limit(1)) for limit in _setters()]
 
-    def __exit__(self, *error: object) -> None:
-        for limit, number in self._before:
+@contextmanager
+def _limited() -> Iterator[None]:
+    before = [(limit, limit(1)) for limit in _setters()]
+    try:
+        yield
+    finally:
+        for limit, number in before:
             limit(number)
