@@ -67,12 +67,12 @@ class StartUp(NamedTuple):
 def calls_of(calls: int | None, data_device: str) -> int:
     """Return over how many calls start-up is spread: ``calls``, or else by where the data are.
 
-    A process makes ten calls with data on the host. Calls with data on a device are in loops. The command line makes
-    one.
+    A process makes ten calls with data on the host. Calls with data on a device are in loops, and so are all calls of a
+    process that has used a GPU. The command line makes one.
     """
     if calls is not None:
         return calls
-    return 10 if data_device == "cpu" else 10_000
+    return 10 if data_device == "cpu" and not has_context("cuda") else 10_000
 
 
 def start_up(info: BackendInfo, problems: Sequence[Problem], calls: int) -> StartUp:

@@ -134,7 +134,8 @@ def rank(
     ===============================================  ====================================================
     the command line                                 all: it makes one call
     data on the host                                 a tenth: a process makes ten calls
-    data on a device                                 a ten-thousandth: they are in loops
+    data on a device, or a GPU whose context         a ten-thousandth: they are in loops
+    PyTorch has made
     on a GPU whose context PyTorch has made          of start-up nothing
     after :func:`sdkde_core.warm_up` of the device   nothing; of a backend that it leaves to compile later, compiling
     ===============================================  ====================================================

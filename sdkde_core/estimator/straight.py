@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import Argument, rounded
+from ..arrays import Argument, is_attached, rounded
 from ..bandwidth.matrix import Bandwidth, like
 from ..choice import registry
 from ..engine.failures import checks_always
@@ -77,6 +77,9 @@ class _Line:
 
 _lines: dict[Any, _Line] = {}
 
+#: Bandwidths from the centre to the farthest point, as is usual.
+EXTENT = 8.0
+
 
 def _here(*given: Any) -> int | None:
     """The CUDA device of tensors that the line takes, if they are all on the current one."""
@@ -114,9 +117,12 @@ def estimate(request: Request, train: Any, query: Any, log: bool = False) -> tup
 
     And the request, for the general way: where a bandwidth was chosen from the data, with that.
     """
+    if type(train) is np.ndarray:
+        return _of_arrays(request, train, query, log), request
     given, weights = (train,) if query is None else (train, query), request.weights
     device = _here(*given) if weights is None else _here(*given, weights)
-    if device is None or not _plain(request) or not _fits(train, query, weights):
+    attached = device is not None and is_attached(request.bandwidth)
+    if device is None or attached or not _plain(request) or not _fits(train, query, weights):
         return None, request
     if type(request.bandwidth) is float and 0.0 < request.bandwidth < math.inf:
         bandwidth = Bandwidth.of(request.bandwidth, train.shape[1])
@@ -152,6 +158,30 @@ def estimate(request: Request, train: Any, query: Any, log: bool = False) -> tup
     return _attempt(compute), request
 
 
+def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> Any:
+    """The same of NumPy's arrays, where PyTorch has made a GPU's context and a backend there seems to be the fastest.
+
+    As if they lay at EXTENT bandwidths: how far they reach is known once they are there.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized() or not _plain(request) or is_attached(request.bandwidth):
+        return None
+    arrays = [x for x in (train, query, request.weights) if x is not None]
+    floats = train.dtype in (np.float32, np.float64) and all(type(x) is np.ndarray for x in arrays)
+    if not floats or not all(x.dtype == train.dtype and x.flags.c_contiguous for x in arrays):
+        return None
+    if train.ndim != 2 or not train.size or (query is not None and (query.ndim != 2 or not query.size)):
+        return None
+    (n, d), m, weighted = train.shape, None if query is None else query.shape[0], request.weights is not None
+    problems = request.problems(m, n, d, EXTENT, frozenset(["weights"] * weighted), str(train.dtype), "cpu")
+    choice = choose_near(request, problems, data_device="cpu", calls=request.calls, without=request.without)
+    if choice is None or choice.device != f"cuda:{torch.cuda.current_device()}" or "line" not in choice.info.features:
+        return None
+    there = [None if x is None else torch.tensor(x, device=choice.device) for x in (train, query, request.weights)]
+    found, _ = estimate(with_fields(request, weights=there[2]), there[0], there[1], log)
+    return None if found is None else found.cpu().numpy()
+
+
 def answer(fitted: Fitted, query: Argument, what: str) -> Any:
     """Return the ``"density"``, its ``"log"`` (m,) or the ``"score"`` (m, d) of prepared columns, or None."""
     x, request, choice = query.array, fitted.request, fitted.choice
@@ -170,10 +200,8 @@ def answer(fitted: Fitted, query: Argument, what: str) -> Any:
         found = backend.whiten((x,), fitted.scale, fitted.centre)
         if found is None or rounded(found.extent) > problem.extent:
             return None
-        asked, dtype = (
-            (with_fields(problem, m=x.shape[0]), found.points[0], state),
-            max(query.dtype, fitted.problem.dtype),
-        )
+        asked = with_fields(problem, m=x.shape[0]), found.points[0], state
+        dtype = max(query.dtype, fitted.problem.dtype)  # "float64" > "float32"
         rest = fitted.log_constant, request.negative, what, getattr(sys.modules["torch"], dtype)
         return _result(backend, True, asked, fitted.bandwidth, *rest)
 
