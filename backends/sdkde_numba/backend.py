@@ -27,7 +27,7 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 from .bounds import LN2, Form, choose, double_limit, takes_leaves
 from .compiled import kernel
 from .cpu_kernels import ABSENT, CODES, FLOOR, ROWS
-from .near import Near, leaf_bytes, order_columns, sum_leaves
+from .near import Near, aligned, leaf_bytes, order_columns, sum_leaves
 from .price import HEIGHT, LEAF, SIZE, TASK, pays
 from .tunables import configuration, width_of
 
@@ -101,7 +101,7 @@ class NumbaBackend:
         many = sum(part.shape[1] for part in parts)
         tuned = configuration(problem)
         width = SIZE if near else width_of(n, many, np.dtype(form.dtype).itemsize, tuned.get("width"))
-        packed = np.empty((-(-n // width), many, width), form.dtype)
+        packed = aligned((-(-n // width), many, width), form.dtype)
         weights = np.full((len(packed), width), ABSENT[form.dtype == "float64"], form.dtype)
         weights.reshape(-1)[:n] = (log_weights - uniform) / LN2 if weighted else 0.0
         step = max(1, (1 << 20) // (many * width))  # tiles of a task
@@ -237,6 +237,8 @@ def _reduce(
     least[:b] = NO_CUT if cut is None else (cut - (_base(state, queries) + state.uniform)) / LN2
     left, tops = np.full(height, PARTS), np.full(height, FLOOR[real.itemsize == 8])
     sums, moments = np.zeros((height, d if mean else 0)), np.zeros((2, height))
+    room = *aligned((3, ROWS, width), real), np.empty(ROWS, real)  # for the numbers of ROWS rows and a tile
+    shifts = sums if real.itemsize == 8 else None  # MEAN is always summed in float64
     step = max(1, CALL // (height * width * (many + 16)))
     for first in range(0, len(tiles), step):  # the sums go on from one call to the next
         checkpoint()
@@ -244,12 +246,12 @@ def _reduce(
         if problem.kernel in CODES:
             start, stop = int(tiles[first]), int(tiles[min(first + step, len(tiles)) - 1]) + 1
             kernel("float64", problem.kernel)(
-                *over, start, stop, rows, CODES[problem.kernel], int(own[0]), tops, moments
+                *over, start, stop, rows, CODES[problem.kernel], int(own[0]), tops, moments, *room[1:]
             )
             continue
         kernel(state.form.dtype)(
             *(*over, tiles[first : first + step], rows, state.form.direct, mine),
-            *(problem.reduction is Reduction.LAPLACE, least, left, tops, sums, moments),
+            *(problem.reduction is Reduction.LAPLACE, least, left, tops, shifts, moments, *room),
         )
     return _Sums(tops[:b], sums[:b], moments[:, :b])
 

@@ -62,8 +62,8 @@ def exp2_of(builder, x):
 
     significand = 23 if bits == 32 else 52
     large = constant(x.type, 1.5 * 2.0**significand)
-    shifted = builder.fadd(x, large)
-    f = builder.fsub(x, builder.fsub(shifted, large))
+    shifted = builder.fadd(x, large, flags=["contract"])
+    f = builder.fsub(x, builder.fsub(shifted, large, flags=["contract"]), flags=["contract"])
     *lower, power = (constant(x.type, float(np.dtype(f"f{bits // 8}").type(c))) for c in _COEFFICIENTS[bits])
     for c in reversed(lower):
         power = times_plus(builder, power, f, c)

@@ -71,7 +71,7 @@ class _Room:
 
     def __init__(self, problem: Problem, near: Near, tiles: int) -> None:
         d, most, groups = problem.d, tiles * (SIZE // LEAF), HEIGHT // GROUP
-        self.x, self.weights = aligned(most, d, LEAF), aligned(most, LEAF)
+        self.x, self.weights = aligned((most, d, LEAF)), aligned((most, LEAF))
         self.boxes, self.heavies = np.empty((2, d, most), np.float32), np.empty(most, np.float32)
         self.halves, self.masses = np.empty((groups, most), np.float32), np.empty(most, np.float32)
         self.leaves, self.u = np.empty(most, np.intp), np.empty((HEIGHT, d), np.float32)
@@ -108,12 +108,12 @@ class _Room:
         return [np.empty((len(rows), 0)) if some is None else some[: len(rows)].sum(axis=2) for some in self.sums]
 
 
-def aligned(*shape: int) -> Array:
-    """Numbers of float32 that begin with a line of the cache: a vector that lies in two takes twice as long to read."""
-    size, line = 4 * math.prod(shape), 64
+def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
+    """An empty array that begins with a line of the cache: a vector that lies in two takes twice as long to read."""
+    size, line = math.prod(shape) * np.dtype(dtype).itemsize, 64
     found = np.empty(size + line, np.uint8)
     start = -found.ctypes.data % line
-    return found[start : start + size].view(np.float32).reshape(shape)
+    return found[start : start + size].view(dtype).reshape(shape)
 
 
 def _wanted(problem: Problem) -> tuple[bool, bool, bool]:
