@@ -25,8 +25,8 @@ from sdkde_core.plugin import (
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from .bounds import LN2, Form, choose, double_limit, takes_leaves
-from .compiled import kernel
-from .cpu_kernels import ABSENT, CODES, FLOOR, ROWS
+from .compiled import call
+from .cpu_kernels import ABSENT, CODES, FLOOR, ROWS, reduce_kernel_tiles, reduce_tiles
 from .near import Near, aligned, leaf_bytes, order_columns, sum_leaves
 from .price import HEIGHT, LEAF, SIZE, TASK, pays
 from .tunables import configuration, width_of
@@ -245,12 +245,11 @@ def _reduce(
         over = state.columns, state.log_weights
         if problem.kernel in CODES:
             start, stop = int(tiles[first]), int(tiles[min(first + step, len(tiles)) - 1]) + 1
-            kernel("float64", problem.kernel)(
-                *over, start, stop, rows, CODES[problem.kernel], int(own[0]), tops, moments, *room[1:]
-            )
+            code = CODES[problem.kernel]
+            call(reduce_kernel_tiles, (), *over, start, stop, rows, code, int(own[0]), tops, moments, *room[1:])
             continue
-        kernel(state.form.dtype)(
-            *(*over, tiles[first : first + step], rows, state.form.direct, mine),
+        call(
+            *(reduce_tiles, (real,), *over, tiles[first : first + step], rows, state.form.direct, mine),
             *(problem.reduction is Reduction.LAPLACE, least, left, tops, shifts, moments, *room),
         )
     return _Sums(tops[:b], sums[:b], moments[:, :b])

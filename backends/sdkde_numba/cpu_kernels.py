@@ -19,8 +19,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .instructions import FAST, everywhere, exp2, register_bytes, times_plus, vector_pointer
-from .instructions import larger as _larger
+from . import instructions as llvm
+from .instructions import FAST, exp2, larger
 
 __all__ = ["ABSENT", "CODES", "FLOOR", "LEAST", "MULTIPLE", "ROWS", "reduce_kernel_tiles", "reduce_tiles"]
 
@@ -48,50 +48,79 @@ def _tile_product(direct):
         return types.void(rows, types.intp, columns, types.intp, out), generate
 
     def generate(context, builder, signature, arguments):
-        element = context.get_data_type(signature.args[0].dtype)
-        itemsize = signature.args[0].dtype.bitwidth // 8
-        size = register_bytes(context)
-        # With ROWS rows of accumulators the registers, 16 or 32, are nearly full.
-        lanes, vectors = size // itemsize, 2 if size == 32 else 4
-        vector = ir.VectorType(element, lanes)
-        rows, columns, out = (
-            context.make_array(signature.args[k])(context, builder, value=arguments[k]) for k in (0, 2, 4)
-        )
+        rows, columns, out = (llvm.array(context, builder, signature, arguments, k) for k in (0, 2, 4))
         first, tile = arguments[1], arguments[3]
-        constant = lambda value: ir.Constant(first.type, value)  # noqa: E731
-        row_stride, column_stride = (builder.extract_value(x.shape, 1) for x in (rows, out))
-        tile = builder.gep(columns.data, [builder.mul(tile, builder.mul(row_stride, column_stride))])
-        row_data = [
-            builder.gep(rows.data, [builder.mul(builder.add(first, constant(r)), row_stride)]) for r in range(ROWS)
-        ]
-        zero, vector_at = ir.Constant(vector, [0.0] * lanes), functools.partial(vector_pointer, builder, vector=vector)
-
-        with cgutils.for_range_slice(builder, constant(0), column_stride, constant(lanes * vectors)) as (j, _):
-            # On the stack as written; LLVM keeps them in registers, since nothing takes their addresses.
-            sums = [[cgutils.alloca_once(builder, vector) for _ in range(vectors)] for _ in range(ROWS)]
-            for slot in (slot for row in sums for slot in row):
-                builder.store(zero, slot)
-            with cgutils.for_range(builder, row_stride) as loop:
-                start = builder.add(builder.mul(loop.index, column_stride), j)
-                x = [
-                    builder.load(vector_at(tile, builder.add(start, constant(v * lanes))), align=itemsize)
-                    for v in range(vectors)
-                ]
-                for r in range(ROWS):
-                    u = everywhere(builder, builder.load(builder.gep(row_data[r], [loop.index])), vector)
-                    for v in range(vectors):
-                        a, b = (builder.fsub(x[v], u),) * 2 if direct else (x[v], u)
-                        builder.store(times_plus(builder, a, b, builder.load(sums[r][v])), sums[r][v])
-            for r in range(ROWS):
-                for v in range(vectors):
-                    place = builder.add(builder.add(builder.mul(constant(r), column_stride), j), constant(v * lanes))
-                    builder.store(builder.load(sums[r][v]), vector_at(out.data, place), align=itemsize)
+        vector, constant = _vector(context, signature.args[0]), functools.partial(ir.Constant, first.type)
+        lanes, vectors = vector.count, 4 if llvm.register_bytes(context) != 32 else 2  # sums fill 16 or 32 registers
+        many, width = (builder.extract_value(columns.shape, k) for k in (1, 2))
+        row_starts = [builder.mul(builder.add(first, constant(r)), many) for r in range(ROWS)]
+        with cgutils.for_range_slice(builder, constant(0), width, constant(lanes * vectors)) as (j, _):
+            places = [builder.add(j, constant(v * lanes)) for v in range(vectors)]
+            sums = [llvm.zeros(builder, vector, vectors) for _ in range(ROWS)]
+            with cgutils.for_range(builder, many) as loop:
+                line = builder.mul(builder.add(builder.mul(tile, many), loop.index), width)
+                x = [llvm.load(builder, columns.data, builder.add(line, place), vector) for place in places]
+                for start, row in zip(row_starts, sums):
+                    u = llvm.load(builder, rows.data, builder.add(start, loop.index), vector.element)
+                    u = llvm.everywhere(builder, u, vector)
+                    for x_v, slot in zip(x, row):
+                        apart = builder.fsub(x_v, u) if direct else None
+                        llvm.add(builder, slot, apart or x_v, apart or u)
+            for r, row in enumerate(sums):
+                for place, slot in zip(places, row):
+                    llvm.store(
+                        builder, builder.load(slot), out.data, builder.add(builder.mul(constant(r), width), place)
+                    )
         return context.get_dummy_value()
 
     return intrinsic(typed)
 
 
 _squares, _products = _tile_product(direct=True), _tile_product(direct=False)
+
+
+@intrinsic
+def _add_means(typing_context, phi, rows, first, columns, tile, out):
+    """out[first + r] += Σ_j phi[r, j] (columns[tile, :, j] − rows[first + r]), in every coordinate of ``out``."""
+
+    def generate(context, builder, signature, arguments):
+        phi, rows, columns, out = (llvm.array(context, builder, signature, arguments, k) for k in (0, 1, 3, 5))
+        first, tile = arguments[2], arguments[4]
+        vector, constant = _vector(context, signature.args[0]), functools.partial(ir.Constant, first.type)
+        many, width = (builder.extract_value(columns.shape, k) for k in (1, 2))
+        d = builder.extract_value(out.shape, 1)
+        with cgutils.for_range(builder, d) as coordinate:
+            c, own = coordinate.index, [builder.add(first, constant(r)) for r in range(ROWS)]
+            u = [llvm.load(builder, rows.data, builder.add(builder.mul(i, many), c), vector.element) for i in own]
+            u = [llvm.everywhere(builder, x, vector) for x in u]
+            sums = [
+                llvm.zeros(builder, vector, ROWS) for _ in range(2)
+            ]  # two for each row: additions wait for each other
+            line = builder.mul(builder.add(builder.mul(tile, many), c), width)
+            with cgutils.for_range_slice(builder, constant(0), width, constant(2 * vector.count)) as (j, _):
+                for v, slots in enumerate(sums):
+                    place = builder.add(j, constant(v * vector.count))
+                    x = llvm.load(builder, columns.data, builder.add(line, place), vector)
+                    for r, slot in enumerate(slots):
+                        weights = llvm.load(
+                            builder, phi.data, builder.add(builder.mul(constant(r), width), place), vector
+                        )
+                        llvm.add(builder, slot, weights, builder.fsub(x, u[r]))
+            for i, slots in zip(own, zip(*sums)):
+                target = builder.add(builder.mul(i, d), c)
+                total = builder.fadd(*(builder.load(slot) for slot in slots))
+                total = [llvm.load(builder, out.data, target, vector.element), total]
+                llvm.store(
+                    builder, llvm.call(builder, "llvm.vector.reduce.fadd", total, ("reassoc",)), out.data, target
+                )
+        return context.get_dummy_value()
+
+    return types.void(phi, rows, types.intp, columns, types.intp, out), generate
+
+
+def _vector(context, kind):
+    """A vector register of an array's numbers."""
+    return ir.VectorType(context.get_data_type(kind.dtype), llvm.register_bytes(context) * 8 // kind.dtype.bitwidth)
 
 
 # --- a tile ---------------------------------------------------------------------------------------------------------
@@ -109,7 +138,7 @@ def _exponents(s, r, log_weights, tile, factor, absent, out):
     for j in range(s.shape[1]):
         exponent = s[r, j] * factor + log_weights[tile, j]
         out[r, j] = exponent
-        top = _larger(top, exponent)
+        top = larger(top, exponent)
     return top
 
 
@@ -119,7 +148,7 @@ def _exponentials(exponents, r, top, least, out):
     zero = least - least
     below, total = least - type(least)(1.0), zero
     for j in range(exponents.shape[1]):  # a loop of its own: of vectors of two widths LLVM makes slow code
-        out[r, j] = _larger(exponents[r, j] - top, below)
+        out[r, j] = larger(exponents[r, j] - top, below)
     for j in range(exponents.shape[1]):
         t = out[r, j]
         term = exp2(t) if t > least else zero
@@ -134,24 +163,6 @@ def _product(s, phi, r, zero):
     for j in range(s.shape[1]):
         total += s[r, j] * phi[r, j]
     return total
-
-
-@njit(inline="always")
-def _add_means(phi, columns, tile, rows, i, zero, out):
-    """out[i + r] += Σ_j phi[r, j] (columns[tile, :, j] − rows[i + r]), a coordinate of four rows at a time."""
-    for c in range(out.shape[1]):
-        u0, u1, u2, u3 = rows[i, c], rows[i + 1, c], rows[i + 2, c], rows[i + 3, c]
-        a0, a1, a2, a3 = zero, zero, zero, zero
-        for j in range(phi.shape[1]):
-            x = columns[tile, c, j]
-            a0 += phi[0, j] * (x - u0)
-            a1 += phi[1, j] * (x - u1)
-            a2 += phi[2, j] * (x - u2)
-            a3 += phi[3, j] * (x - u3)
-        out[i, c] += a0
-        out[i + 1, c] += a1
-        out[i + 2, c] += a2
-        out[i + 3, c] += a3
 
 
 # --- the loop over tiles --------------------------------------------------------------------------------------------
@@ -226,7 +237,7 @@ def reduce_tiles(
                 if laplace:
                     moments[1, i + r] += _product(s, phi, r, zero)
             if sums is not None:
-                _add_means(phi, columns, tile, rows, i, zero, sums)
+                _add_means(phi, rows, i, columns, tile, sums)
 
 
 # --- other kernels than the Gaussian --------------------------------------------------------------------------------
@@ -244,7 +255,7 @@ def _cosine(typing_context, x):
         (value,) = arguments
         *lower, power = (ir.Constant(value.type, c) for c in coefficients)
         for c in reversed(lower):
-            power = times_plus(builder, power, value, c)
+            power = llvm.times_plus(builder, power, value, c)
         return power
 
     return x(x), generate
@@ -258,12 +269,12 @@ def _kernel_exponents(s, r, log_weights, tile, code, absent, out):
         for j in range(s.shape[1]):
             exponent = log_weights[tile, j] - 1.4426950408889634 * math.sqrt(s[r, j])
             out[r, j] = exponent
-            top = _larger(top, exponent)
+            top = larger(top, exponent)
     else:
         for j in range(s.shape[1]):
             exponent = log_weights[tile, j] if s[r, j] < 1.0 else absent
             out[r, j] = exponent
-            top = _larger(top, exponent)
+            top = larger(top, exponent)
     return top
 
 
@@ -273,14 +284,14 @@ def _kernel_sum(s, phi, r, code):
     total = 0.0
     if code == 2:
         for j in range(s.shape[1]):
-            total += phi[r, j] * _larger(1.0 - s[r, j], 0.0)
+            total += phi[r, j] * larger(1.0 - s[r, j], 0.0)
     elif code == 3:
         for j in range(s.shape[1]):
-            total += phi[r, j] * _larger(1.0 - math.sqrt(s[r, j]), 0.0)
+            total += phi[r, j] * larger(1.0 - math.sqrt(s[r, j]), 0.0)
     elif code == 4:
         for j in range(s.shape[1]):
             x = s[r, j]
-            total += phi[r, j] * _larger(_cosine(x if x < 1.0 else 1.0), 0.0)
+            total += phi[r, j] * larger(_cosine(x if x < 1.0 else 1.0), 0.0)
     return total
 
 

@@ -13,9 +13,9 @@ from sdkde_core.plugin import checkpoint, exponents, map_threads
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
 from .bounds import LN2, LeafSums, leaf_errors, takes_leaves
-from .compiled import leaf_kernels
+from .compiled import call
 from .cpu_kernels import ABSENT
-from .leaf_kernels import GROUP, UNIT
+from .leaf_kernels import GROUP, UNIT, add_leaves, choose_leaves, list_leaves
 from .price import HEIGHT, LEAF, SIZE
 
 __all__ = ["Near", "aligned", "leaf_bytes", "order_columns", "sum_leaves"]
@@ -79,8 +79,8 @@ class _Room:
         self.sums = [
             np.zeros((HEIGHT, many, LEAF)) if wish else None for many, wish in zip((1, 2, d), _wanted(problem))
         ]
-        self.list, self.add, self.choose = leaf_kernels(d, *_wanted(problem)[1:])
-        self.whole = max(near.columns.log_weight, 0.0) / LN2 - near.peak  # of all columns, of which these may be some
+        self.variant = (d, *_wanted(problem))
+        self.whole = float(max(near.columns.log_weight, 0.0) / LN2 - near.peak)  # of all columns: these may be a part
         self.factor = {"log_sum": 0, "mean": 1, "laplace": 2}[problem.reduction.value]
         # For leaves that are left out; the lists of tiles have a share of their own.
         allowed = 0.15 * TOLERANCES[problem.precision][problem.reduction].absolute
@@ -93,18 +93,19 @@ class _Room:
         for some in self.sums:
             if some is not None:
                 some[:] = 0.0
-        add = self.x, self.weights, self.chosen, self.ends, self.u, (0.0,) * rows.shape[1], *self.sums
-        count = self.list(
-            *(columns, log_weights, near.low, near.high, near.heavy, tiles, rows, floor, self.whole, self.factor),
+        d, counted = rows.shape[1], (self.whole, self.factor)
+        add = self.x, self.weights, self.chosen, self.ends, self.u, (0.0,) * d, *self.sums
+        count = call(
+            *(list_leaves, (), columns, log_weights, near.low, near.high, near.heavy, tiles, rows, floor, *counted),
             *(self.of_tiles, self.x, self.weights, self.boxes, self.heavies, self.halves, self.masses),
             *(self.leaves, self.u, self.chosen, self.ends),
         )
-        self.add(*add)
-        self.choose(
-            *(self.sums[0], self.heavies, self.halves, self.masses, count, rows.shape[1], self.whole, self.factor),
+        call(add_leaves, self.variant, *add)
+        call(
+            *(choose_leaves, (), self.sums[0], self.heavies, self.halves, self.masses, count, d, *counted),
             *(self.of_groups, self.chosen, self.ends),
         )
-        self.add(*add)
+        call(add_leaves, self.variant, *add)
         return [np.empty((len(rows), 0)) if some is None else some[: len(rows)].sum(axis=2) for some in self.sums]
 
 
