@@ -296,7 +296,7 @@ def _kernel_sum(s, phi, r, code):
 
 
 @njit(nogil=True, fastmath=FAST, error_model="numpy", no_cfunc_wrapper=True)
-def reduce_kernel_tiles(columns, log_weights, start, stop, rows, code, own, tops, moments, s, phi, peaks):
+def reduce_kernel_tiles(columns, log_weights, tiles, rows, code, own, tops, moments, s, phi, peaks):
     """Add columns to the sums of some rows, as :func:`reduce_tiles`, of another kernel than the Gaussian.
 
     Compiled when one is first asked for. ``columns`` are coordinates, float64, and ``code`` is one of :data:`CODES`.
@@ -304,13 +304,13 @@ def reduce_kernel_tiles(columns, log_weights, start, stop, rows, code, own, tops
     weights. ``moments`` gets Σ φ only.
     """
     width, absent = columns.shape[2], ABSENT[1]
-    for tile in range(start, stop):
+    for tile in tiles:
         for i in range(0, rows.shape[0], ROWS):
             _squares(rows, i, columns, tile, s)
             seen = False
             for r in range(ROWS):
                 peaks[r] = _kernel_exponents(s, r, log_weights, tile, code, absent, phi)
-                own_column = i + r + own - tile * width
+                own_column = own[i + r] - tile * width
                 if 0 <= own_column < width:
                     phi[r, own_column], peaks[r] = absent, absent
                     for j in range(width):
