@@ -28,7 +28,8 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 from .bounds import LN2, Form, choose, double_limit, takes_leaves
 from .compiled import call
 from .cpu_kernels import ABSENT, CODES, FLOOR, ROWS, reduce_kernel_tiles, reduce_tiles
-from .near import Near, aligned, leaf_bytes, order_columns, sum_leaves
+from .leaf_kernels import GROUP
+from .near import Near, aligned, order_columns, sum_leaves
 from .price import HEIGHT, LEAF, SIZE, TASK, pays
 from .tunables import configuration, width_of
 
@@ -37,8 +38,8 @@ Array = NDArray[Any]
 #: Most work of a call of the kernel, some 20 ms: an interrupt waits for its end.
 CALL = 1 << 29
 
-#: A column that is not there, and the exponent that all are above.
-NO_COLUMN, NO_CUT = -(1 << 62), -1e300
+#: The own column of a row that has none.
+NO_COLUMN = -(1 << 62)
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class NumbaBackend:
         Default: ``SDKDE_NUM_THREADS``, else the cores that the process may use. They end with the call; Numba's own
         threads are not used. Results do not depend on how many there are.
     skip : bool, optional
-        Leave out tiles of pairs that cannot matter. Default: where a sample of the columns says that this is faster.
+        Leave out tiles of pairs that cannot matter. Default: if a sample of the columns says that this is faster.
     """
 
     def __init__(self, threads: int | None = None, skip: bool | None = None) -> None:
@@ -165,7 +166,9 @@ class NumbaBackend:
             here = places[first : first + group]
             return _some(problem, state, rows[here], own[here])
 
-        each_takes = 64 * tiles * len(state.columns) + leaf_bytes(problem, state.near)
+        leaves = len(state.near.heavy) if takes_leaves(problem) else 0  # as if all of them mattered
+        leaf_bytes = 4 * (problem.d + 1) * LEAF + 8 * problem.d + 16 + 12 * HEIGHT // GROUP
+        each_takes = 64 * tiles * len(state.columns) + leaf_bytes * leaves
         with claim_memory("a sum over tiles", each=each_takes, tasks=threads) as together:
             found = concatenate(map_threads(task, range(0, len(rows), group), together))
         back = np.argsort(places)
@@ -207,9 +210,9 @@ def _some(problem: Problem, state: _State, rows: Array, own: Array) -> Partial:
 def _reduce(
     problem: Problem, state: _State, queries: Array, own: Array, tiles: Array, cut: float | None = None
 ) -> Partial:
-    """Sum over some tiles for a block of rows (b, d), of which row i leaves out the column ``own[i]``, as packed.
+    """Sum over some tiles for a block of rows (b, d). Row i leaves out the column ``own[i]``, as packed.
 
-    ``cut`` is the log of the terms up to which tiles are left out; with None no tile is.
+    Tiles whose terms' logs are at most ``cut`` are left out; with None no tile is.
     """
     real, (b, d), (many, width) = np.dtype(state.form.dtype), queries.shape, state.columns.shape[1:]
     height = -(-b // ROWS) * ROWS
@@ -218,8 +221,8 @@ def _reduce(
     rows[:, d:] = 1.0  # times −½‖u_j‖²
     mine[:b] = own
     base = _base(state, queries)
-    cuts = np.full(height, -NO_CUT)
-    cuts[:b] = NO_CUT if cut is None else (cut - (base + state.uniform)) / LN2
+    cuts = np.full(height, 1e300)  # padding needs no tile, rows need all, or those above the cut
+    cuts[:b] = -1e300 if cut is None else (cut - (base + state.uniform)) / LN2
     left, tops = np.full(height, PARTS), np.full(height, FLOOR[real.itemsize == 8])
     sums, moments = np.zeros((height, d if problem.reduction is Reduction.MEAN else 0)), np.zeros((2, height))
     room = *aligned((3, ROWS, width), real), np.empty(ROWS, real)  # for the numbers of ROWS rows and a tile

@@ -15,8 +15,6 @@ from .cpu_kernels import reduce_kernel_tiles, reduce_tiles
 from .kept import keep
 from .leaf_kernels import add_leaves, choose_leaves, list_leaves
 
-__all__ = ["call"]
-
 _logger = logging.getLogger("sdkde")
 _lock, _compiler = new_lock(), Unforkable("Numba's compiler")
 _ready: set[tuple[Any, ...]] = set()
@@ -30,7 +28,7 @@ except RuntimeError as error:  # nowhere to write: neither beside the package no
 
 
 def call(function: Any, variant: tuple[Any, ...], *arguments: Any) -> Any:
-    """Call one of the loops, compiled for the types of these arguments; ``variant`` says what these follow from."""
+    """Call one of the loops, compiled for the types of these arguments. The types must follow from ``variant``."""
     if (function, variant) not in _ready:
         _compile(function, tuple(typeof(argument) for argument in arguments))
         _ready.add((function, variant))

@@ -22,10 +22,8 @@ from numba.extending import intrinsic
 from . import instructions as llvm
 from .instructions import FAST, exp2, larger
 
-__all__ = ["ABSENT", "CODES", "FLOOR", "LEAST", "MULTIPLE", "ROWS", "reduce_kernel_tiles", "reduce_tiles"]
-
-#: Query rows of a tile, and what the columns of one are a multiple of: whole blocks of registers, whatever their width.
-ROWS, MULTIPLE = 4, 64
+#: Query rows of a tile. Its columns are a multiple of 64: whole blocks of registers, whatever their width.
+ROWS = 4
 
 #: By dtype (float32, float64), in log2 units, and far below any exponent: where running maxima start, finite; the
 #: exponent of a column that its own row leaves out; the log weight of a column that is not there.
@@ -41,7 +39,7 @@ def _tile_product(direct):
     """An intrinsic ``f(rows, first, columns, tile, out)``.
 
     out[r, j] = Σ_k (x[k, j] − rows[first + r, k])², or Σ_k x[k, j] · rows[first + r, k], with x = columns[tile]: for
-    :data:`ROWS` rows and all columns of the tile, whose number is a multiple of :data:`MULTIPLE`.
+    :data:`ROWS` rows and all columns of the tile, whose number is a multiple of 64.
     """
 
     def typed(typing_context, rows, first, columns, tile, out):

@@ -20,21 +20,17 @@ from __future__ import annotations
 
 import math
 
-from sdkde_core.nearby import LEFT_OUT
 from sdkde_core.plugin import exponents
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Tolerance
 
-__all__ = ["BESIDE_LISTS", "DEPTH", "MANY", "MOST_DEPTH", "MOST_EXTENT", "anchored", "arithmetic", "extent_limit"]
+from .bounds import MOST_EXTENT
 
-#: Share of the tolerance that exponents may use, and where lists leave columns out.
+#: Share of the tolerance that exponents may use.
 BUDGET = 0.9
-BESIDE_LISTS = BUDGET - LEFT_OUT
 
-#: Coordinates that a thread sums at most, in as many dimensions as its row's 32 threads can have so, and in more.
+#: The most coordinates that a thread sums: DEPTH in up to MANY dimensions, which 32 threads of a row hold so, and
+#: MOST_DEPTH in more.
 DEPTH, MOST_DEPTH, MANY = 16, 32, 512
-
-#: What float64 takes: squares of distances that stay far above where maxima start.
-MOST_EXTENT = 1e140
 
 
 def anchored(problem: Problem) -> bool:

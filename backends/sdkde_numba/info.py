@@ -10,8 +10,6 @@ from sdkde_core.protocol import BackendInfo, Problem, Support, Work
 from .bounds import MOST_EXTENT, MOST_KERNEL_EXTENT, choose, extent_limit, takes_leaves
 from .price import work
 
-__all__ = ["INFO"]
-
 
 def _supports(problem: Problem) -> Support:
     most = MOST_KERNEL_EXTENT if "kernel" in problem.requires else MOST_EXTENT

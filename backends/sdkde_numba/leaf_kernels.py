@@ -30,19 +30,14 @@ from .bounds import BLOCK, LN2
 from .instructions import FAST, exp2, larger
 from .price import LEAF
 
-__all__ = ["GROUP", "UNIT", "add_leaves", "choose_leaves", "list_leaves"]
-
 #: Rows for which leaves are chosen together.
 GROUP = 8
 
 #: Coordinates times this have squares of distances that are −log2 φ.
 UNIT = math.sqrt(0.5 / LN2)
 
-#: The exponent, log2, that terms below it are given.
-LOWEST = -126.0
-
-#: Rounding in float32 of coordinates and squares of distances; and of masses; with room.
-SLACK, MARGIN = 1e-6, 1.001
+#: Rounding in float32 of coordinates and squares of distances, with room.
+SLACK = 1e-6
 
 #: The largest coordinate of boxes.
 FARTHEST = 1e15
@@ -82,7 +77,7 @@ def _add_block(typing_context, x, log_weights, which, first, last, rows, i, cent
                 for a in apart[1:]:
                     s = llvm.times_plus(builder, a, a, s)
                 exponent = builder.fsub(llvm.load(builder, weights, place(leaf, LEAF, v), vector), s)
-                exponent = llvm.call(builder, "llvm.maxnum", [exponent, splat(LOWEST)], ("nnan", "nsz"))
+                exponent = llvm.call(builder, "llvm.maxnum", [exponent, splat(-126.0)], ("nnan", "nsz"))
                 phi = llvm.exp2_of(builder, exponent)
                 llvm.add(builder, total[0], phi)
                 if moment:
@@ -182,7 +177,7 @@ def _halves(boxes, rows, first, last, count, out, g):
 
 @njit(inline="always")
 def _below(x):
-    """A number of float32 that is no larger than x before it was rounded, and whose square is finite."""
+    """A float32 lower bound on x before it was rounded; its square is finite."""
     return np.float32(-larger(-larger(x - SLACK * abs(x), -FARTHEST), -FARTHEST))
 
 
@@ -192,8 +187,8 @@ def _masses(halves, g, heavy, count, floor, whole, factor, d, out):
     real = np.float32
     reach, base = real(math.sqrt(2.0 * LN2 * max(whole - floor, 0.0))), real(max(floor, -FARTHEST))
     for k in range(count):
-        exponent = -larger(-larger(heavy[k] - halves[g, k] - base, real(LOWEST)), real(0.0))
-        out[k] = exp2(exponent) * real(MARGIN)
+        exponent = -larger(-larger(heavy[k] - halves[g, k] - base, real(-126.0)), real(0.0))
+        out[k] = exp2(exponent) * real(1.001)  # room for its rounding
     if factor == 1:
         for k in range(count):
             out[k] *= larger(np.sqrt(real(2.0 * LN2) * larger(halves[g, k], real(0.0))), real(1.0)) + reach
@@ -210,7 +205,7 @@ def _threshold(masses, count, allowed):
         tried, total = good * factor, np.float32(0.0)
         for k in range(count):
             total += masses[k] if masses[k] < tried else np.float32(0.0)
-        if total * np.float32(MARGIN) <= allowed:
+        if total * np.float32(1.001) <= allowed:
             good = tried
         factor = np.float32(math.sqrt(factor))
     return good
@@ -237,33 +232,30 @@ def list_leaves(
 ):  # fmt: skip
     """List the leaves that can matter to a tile of rows, move them to its middle, and choose those to be summed first.
 
+    The arguments from ``x`` on are written; arrays have room for ``k`` leaves. Returns how many leaves can matter.
+
     Parameters
     ----------
     columns, log_weights : (tiles, c, width) and (tiles, width) float64 arrays
-        As packed: coordinates of columns in order, and what comes after d of them; log2 weights, none above 0, far
-        below where there is no column. ``width`` is a multiple of :data:`LEAF`.
+        As packed: d coordinates of columns in order, then what follows them; log2 weights, none above 0, far below
+        where there is no column. ``width`` is a multiple of :data:`LEAF`.
     low, high, heavy : (d, leaves), (d, leaves) and (leaves,) float64 arrays
         The leaves' boxes, and log2 of their weights.
     tiles, rows : (l,) array of int, (b, d) float64 array
         The tiles of columns, ascending, that the rows need.
     floor, whole : float
-        log2 of what the rows' sums are at least, and of all weights together.
+        log2 of a lower bound on the rows' sums, and of all weights together.
     factor, allowed : int, float
         What a leaf's mass is multiplied by for its part in a result (0 LOG_SUM, 1 MEAN, 2 LAPLACE); what may be left
         out, of a result's tolerance.
     x, weights, boxes, heavies : float32 arrays
-        To be written, as all that follow: the leaves times :data:`UNIT` from the rows' middle, as :func:`add_leaves`
-        takes them; (2, d, k) their boxes, and (k,) weights.
+        The leaves times :data:`UNIT` from the rows' middle, as :func:`add_leaves` takes them; (2, d, k) their boxes;
+        (k,) their weights.
     halves, masses : (groups, k) and (k,) float32 arrays
-        What −log2 φ is at least, −1 of those to be summed first; room.
+        A lower bound on −log2 φ, −1 for leaves to be summed first; room.
     leaves, u, chosen, ends
-        (k,) array of int; rows, and leaves of each group to be summed first, as :func:`add_leaves` takes them. Rows
-        that are missing are as the last.
-
-    Returns
-    -------
-    int
-        How many leaves can matter.
+        (k,) array of int; rows, and each group's leaves to be summed first, as :func:`add_leaves` takes them. Rows that
+        are missing are as the last.
     """
     (b, d), per, count = rows.shape, columns.shape[2] // LEAF, 0
     middle = np.empty(d)
@@ -308,10 +300,9 @@ def list_leaves(
 
 @njit(nogil=True, fastmath=FAST, error_model="numpy", no_cfunc_wrapper=True)
 def choose_leaves(totals, heavies, halves, masses, count, d, whole, factor, allowed, chosen, ends):
-    """Choose the leaves that are to be summed after the first ones, by what rows have from those: ``totals``.
+    """Choose the leaves to be summed after the first ones, by what rows have from those: ``totals``.
 
-    ``count`` leaves can matter. Other arguments are as in :func:`list_leaves`, of which ``chosen`` and ``ends`` are to
-    be written.
+    ``count`` leaves can matter. ``chosen`` and ``ends`` are written. Other arguments are as in :func:`list_leaves`.
     """
     for g in range(ends.shape[0]):
         first, ends[g], floor = ends[g], 0, 1e300
