@@ -19,7 +19,7 @@ import torch
 from sdkde_numba import gpu_backend, gpu_bounds, gpu_info, gpu_kernels, gpu_launch, gpu_space
 from sdkde_numba.gpu_backend import CudaBackend
 from sdkde_numba.gpu_info import INFO
-from sdkde_numba.gpu_space import LaunchConfig, depth_of
+from sdkde_numba.gpu_space import LaunchConfig
 
 from sdkde_core import tuning
 from sdkde_core.choice import cards
@@ -80,16 +80,6 @@ def test_pairs_take_over_where_coordinates_end(d, precision, reduction):
     assert 5.0 < single < limit
     beyond = 1.01 * max(single, gpu_bounds.expanded_limit(given))
     assert gpu_bounds.arithmetic(replace(given, extent=beyond)) == "doubled"
-
-
-def test_a_rows_threads_hold_its_coordinates():
-    for d, most in product(range(1, 1025), (4, 8, 16)):
-        depth, group = depth_of(d, most)
-        assert depth * group >= d
-        assert group <= 32
-        assert group.bit_count() == 1
-        assert depth <= most or group == 32
-        assert d > most or depth * group == d
 
 
 @pytest.mark.parametrize(("kind", "arithmetic", "d"), [*product(Reduction, ARITHMETICS, DIMENSIONS)])

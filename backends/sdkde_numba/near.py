@@ -83,7 +83,7 @@ def _summing(
     # What leaves that are left out may add; the lists of tiles have a share of their own.
     allowed = 0.15 * TOLERANCES[problem.precision][problem.reduction].absolute
     of_tiles, of_groups = 0.1 * allowed, 0.9 * allowed  # for all rows together, and for GROUP of them
-    add = (d, *wanted), x, weights, chosen, ends, u, (0.0,) * d, *sums
+    variant, add = (d, *wanted), (x, weights, chosen, ends, u, (0.0,) * d, *sums)
 
     def sum_tile(listed: Array, rows: Array, floor: float) -> list[Array]:
         for some in sums:
@@ -93,9 +93,9 @@ def _summing(
             *(list_leaves, (), columns, log_weights, near.low, near.high, near.heavy, listed, rows, floor, *counted),
             *(of_tiles, x, weights, boxes, heavies, halves, masses, leaves, u, chosen, ends),
         )
-        call(add_leaves, *add)
+        call(add_leaves, variant, *add)
         call(choose_leaves, (), sums[0], heavies, halves, masses, count, d, *counted, of_groups, chosen, ends)
-        call(add_leaves, *add)
+        call(add_leaves, variant, *add)
         return [np.empty((len(rows), 0)) if some is None else some[: len(rows)].sum(axis=2) for some in sums]
 
     return sum_tile
