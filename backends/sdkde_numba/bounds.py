@@ -25,9 +25,8 @@ LN2 = math.log(2.0)
 #: Columns that a lane of leaves adds in float32 before they go on to float64.
 BLOCK = 32
 
-#: The largest extents that float64 takes. Gaussian: a column that is left out must stay below all others. Other
-#: kernels: squares of distances must be finite.
-MOST_EXTENT, MOST_KERNEL_EXTENT = 1e140, 2e149
+#: The largest extent that float64 takes: a column that is left out must stay below all others.
+MOST_EXTENT = 1e140
 
 
 class Form(NamedTuple):

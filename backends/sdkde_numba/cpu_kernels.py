@@ -25,9 +25,9 @@ from .instructions import FAST, exp2, larger
 #: Query rows of a tile. Its columns are a multiple of 64: whole blocks of registers, whatever their width.
 ROWS = 4
 
-#: By dtype (float32, float64), in log2 units, and far below any exponent: where running maxima start, finite; the
-#: exponent of a column that its own row leaves out; the log weight of a column that is not there.
-FLOOR, OWN, ABSENT = (-1e28, -1e290), (-1e29, -1e292), (-1e30, -1e300)
+#: For float32 and float64, in log2 units, far below any exponent: where running maxima start, and the log weight of a
+#: column that is not there. The exponent of a row's own column, if it is left out, is between them.
+FLOOR, ABSENT = (-1e28, -1e290), (-1e30, -1e300)
 
 #: log2 of the least normal number: below it exponentials are 0.
 LEAST = (-126.0, -1022.0)
@@ -155,14 +155,6 @@ def _exponentials(exponents, r, top, least, out):
     return total
 
 
-@njit(inline="always")
-def _product(s, phi, r, zero):
-    total = zero
-    for j in range(s.shape[1]):
-        total += s[r, j] * phi[r, j]
-    return total
-
-
 # --- the loop over tiles --------------------------------------------------------------------------------------------
 
 
@@ -199,7 +191,7 @@ def reduce_tiles(
     single = columns.itemsize == 4
     factor, zero = real(-0.7213475204444817 if direct else 1.4426950408889634), real(0.0)
     least = real(LEAST[0]) if single else real(LEAST[1])
-    own_exponent = real(OWN[0]) if single else real(OWN[1])
+    own_exponent = real(-1e29) if single else real(-1e292)
     absent = real(ABSENT[0]) if single else real(ABSENT[1])
     for tile in tiles:
         for i in range(0, rows.shape[0], ROWS):
@@ -233,7 +225,10 @@ def reduce_tiles(
                     tops[i + r] = top
                 moments[0, i + r] += _exponentials(exponents, r, real(top), least, phi)
                 if laplace:
-                    moments[1, i + r] += _product(s, phi, r, zero)
+                    moment = zero
+                    for j in range(width):
+                        moment += s[r, j] * phi[r, j]
+                    moments[1, i + r] += moment
             if sums is not None:
                 _add_means(phi, rows, i, columns, tile, sums)
 

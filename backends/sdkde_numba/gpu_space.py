@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sdkde_core.protocol import Problem, Reduction
 from sdkde_core.tuning import GPU, Compiled, Config, checked
 
-from .gpu_bounds import DEPTH, MANY, MOST_DEPTH
+from .gpu_bounds import DEPTH, most_depth
 from .gpu_bounds import arithmetic as arithmetic_of
 
 #: Values that are worth trying.
@@ -71,7 +71,7 @@ def _shared_bytes(config: LaunchConfig, d: int, arithmetic: str) -> int:
 def fits(config: LaunchConfig, reduction: str, d: int, arithmetic: str) -> bool:
     """Whether a configuration fits the shared memory of every card, and its coordinates a thread's registers."""
     depth, _ = depth_of(d, config.depth)
-    if depth > (DEPTH if d <= MANY else MOST_DEPTH) or _shared_bytes(config, d, arithmetic) > SHARED:
+    if depth > most_depth(d) or _shared_bytes(config, d, arithmetic) > SHARED:
         return False
     words = {"doubled": 2, "float64": 2}.get(arithmetic, 1)
     held = (2 * depth + 4 if reduction == "mean" else depth + 4) * words * config.rows

@@ -14,15 +14,6 @@ from numba.extending import intrinsic
 #: LLVM may reorder sums and take no number for NaN, so that it can vectorise maxima and sums. The caller sees to NaN.
 FAST = {"nnan", "ninf", "nsz", "contract", "reassoc"}
 
-# Coefficients of 2^f on [−½, ½], constant first: least largest relative error (Remez), 7.5e-8 and 2.1e-16.
-_COEFFICIENTS = {
-    32: (1.0000000716547141, 0.6931469670650352, 0.2402211972371072, 0.05550713271855644, 0.009675541343121327,
-         0.0013276472631950876),
-    64: (1.0, 0.6931471805599498, 0.24022650695908768, 0.05550410866445883, 0.009618129108034589,
-         0.0013333558228561476, 0.00015403529961135956, 1.5252658116136156e-05, 1.3215662831846103e-06,
-         1.0208537904552164e-07, 7.037279530582804e-09),
-}  # fmt: skip
-
 
 def register_bytes(context):
     """Bytes of a vector register of the processor that code is compiled for."""
@@ -93,6 +84,14 @@ def exp2_of(builder, x):
 
     The sums with that number have flags of their own: with the caller's, LLVM would cancel it.
     """
+    # Coefficients of 2^f on [−½, ½], constant first: least largest relative error (Remez), 7.5e-8 and 2.1e-16.
+    coefficients = {
+        32: (1.0000000716547141, 0.6931469670650352, 0.2402211972371072, 0.05550713271855644, 0.009675541343121327,
+             0.0013276472631950876),
+        64: (1.0, 0.6931471805599498, 0.24022650695908768, 0.05550410866445883, 0.009618129108034589,
+             0.0013333558228561476, 0.00015403529961135956, 1.5252658116136156e-05, 1.3215662831846103e-06,
+             1.0208537904552164e-07, 7.037279530582804e-09),
+    }  # fmt: skip
     vector = isinstance(x.type, ir.VectorType)
     element = x.type.element if vector else x.type
     bits = 32 if isinstance(element, ir.FloatType) else 64
@@ -106,7 +105,7 @@ def exp2_of(builder, x):
     large = constant(x.type, 1.5 * 2.0**significand)
     shifted = builder.fadd(x, large, flags=["contract"])
     f = builder.fsub(x, builder.fsub(shifted, large, flags=["contract"]), flags=["contract"])
-    *lower, power = (constant(x.type, float(np.dtype(f"f{bits // 8}").type(c))) for c in _COEFFICIENTS[bits])
+    *lower, power = (constant(x.type, float(np.dtype(f"f{bits // 8}").type(c))) for c in coefficients[bits])
     for c in reversed(lower):
         power = times_plus(builder, power, f, c)
     exponent = builder.shl(builder.bitcast(shifted, kind), constant(kind, significand))

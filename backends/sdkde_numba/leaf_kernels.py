@@ -36,9 +36,6 @@ GROUP = 8
 #: Coordinates times this have squares of distances that are −log2 φ.
 UNIT = math.sqrt(0.5 / LN2)
 
-#: Rounding in float32 of coordinates and squares of distances, with room.
-SLACK = 1e-6
-
 #: The largest coordinate of boxes.
 FARTHEST = 1e15
 
@@ -172,13 +169,13 @@ def _halves(boxes, rows, first, last, count, out, g):
             gap = larger(larger(boxes[0, c, k] - most, least - boxes[1, c, k]), zero)
             out[g, k] += gap * gap
     for k in range(count):
-        out[g, k] *= np.float32(1.0 - SLACK)
+        out[g, k] *= np.float32(1.0 - 1e-6)  # room for rounding, as in _below
 
 
 @njit(inline="always")
 def _below(x):
     """A float32 lower bound on x before it was rounded; its square is finite."""
-    return np.float32(-larger(-larger(x - SLACK * abs(x), -FARTHEST), -FARTHEST))
+    return np.float32(-larger(-larger(x - 1e-6 * abs(x), -FARTHEST), -FARTHEST))
 
 
 @njit(inline="always")
@@ -228,7 +225,7 @@ def _early(heavy, halves, g, count, which):
 @njit(nogil=True, fastmath=FAST, error_model="numpy", no_cfunc_wrapper=True)
 def list_leaves(
     columns, log_weights, low, high, heavy, tiles, rows, floor, whole, factor, allowed,
-    x, weights, boxes, heavies, halves, masses, leaves, u, chosen, ends,
+    x, weights, boxes, heavies, halves, masses, leaves, u, chosen, ends, middle,
 ):  # fmt: skip
     """List the leaves that can matter to a tile of rows, move them to its middle, and choose those to be summed first.
 
@@ -253,12 +250,11 @@ def list_leaves(
         (k,) their weights.
     halves, masses : (groups, k) and (k,) float32 arrays
         A lower bound on −log2 φ, −1 for leaves to be summed first; room.
-    leaves, u, chosen, ends
-        (k,) array of int; rows, and each group's leaves to be summed first, as :func:`add_leaves` takes them. Rows that
-        are missing are as the last.
+    leaves, u, chosen, ends, middle
+        (k,) array of int; rows, and each group's leaves to be summed first, as :func:`add_leaves` takes them; (d,), the
+        rows' middle. Rows that are missing are as the last.
     """
     (b, d), per, count = rows.shape, columns.shape[2] // LEAF, 0
-    middle = np.empty(d)
     for c in range(d):
         least, most = -rows[0, c], rows[0, c]
         for r in range(1, b):

@@ -75,7 +75,7 @@ def _summing(
     x, weights, boxes, u = aligned((most, d, LEAF)), aligned((most, LEAF)), aligned((2, d, most)), aligned((HEIGHT, d))
     heavies, masses, halves = aligned((most,)), aligned((most,)), aligned((groups, most))
     leaves, chosen, ends = np.empty(most, np.intp), np.empty((groups, most + 1), np.intp), np.empty(groups, np.intp)
-    wanted = _wanted(problem)
+    wanted, middle = _wanted(problem), np.empty(d)
     sums = [np.zeros((HEIGHT, many, LEAF)) if wish else None for many, wish in zip((1, 2, d), wanted)]
     # The log weight of all columns of the problem: these may be a part of them.
     whole = float(max(near.columns.log_weight, 0.0) / LN2 - near.peak)
@@ -91,7 +91,7 @@ def _summing(
                 some[:] = 0.0
         count = call(
             *(list_leaves, (), columns, log_weights, near.low, near.high, near.heavy, listed, rows, floor, *counted),
-            *(of_tiles, x, weights, boxes, heavies, halves, masses, leaves, u, chosen, ends),
+            *(of_tiles, x, weights, boxes, heavies, halves, masses, leaves, u, chosen, ends, middle),
         )
         call(add_leaves, variant, *add)
         call(choose_leaves, (), sums[0], heavies, halves, masses, count, d, *counted, of_groups, chosen, ends)

@@ -19,10 +19,6 @@ TASK = 1 << 25
 #: Where tiles are left out: columns and rows of a tile, and columns of a leaf, which stand together in their order.
 SIZE, HEIGHT, LEAF = 128, 128, 16
 
-#: One thread's operations a second: products by dtype, other operations, exponentials. Nominal: bits depend on the
-#: choice, so it may not depend on measurements or on the number of threads.
-RATES = {"float64": 2.3e10, "float32": 4.6e10, "scalar": 4.4e9, "exp": 1.2e9}
-
 
 def work(problem: Problem) -> tuple[Work, float | None]:
     """Return what the backend does, and the share of the pairs that it is likely to sum; None for all."""
@@ -63,7 +59,7 @@ def _out(problem: Problem) -> float:
 
 def _if_it_pays(problem: Problem, share: float) -> float | None:
     """The share of the pairs that lists leave, where sums over these are faster by one thread."""
-    some = _seconds(_over_some(problem, share)) + 2.0 * _sorting(problem) / RATES["scalar"]
+    some = _seconds(_over_some(problem, share)) + _seconds(Work(scalar_flops=2.0 * _sorting(problem)))
     return share if share <= 0.95 and some < 0.8 * _seconds(_over_all(problem)) else None
 
 
@@ -117,6 +113,6 @@ def _sorting(problem: Problem) -> float:
 
 
 def _seconds(some: Work) -> float:
-    """Of one thread, nominal."""
-    products = sum(flops / RATES[dtype] for dtype, flops in some.matrix_flops.items())
-    return products + some.scalar_flops / RATES["scalar"] + some.exps / RATES["exp"]
+    """Of one thread, nominal: bits depend on the choice, so it may not depend on measurements or on the threads."""
+    products = some.matrix_flops.get("float64", 0.0) / 2.3e10 + some.matrix_flops.get("float32", 0.0) / 4.6e10
+    return products + some.scalar_flops / 4.4e9 + some.exps / 1.2e9
