@@ -6,7 +6,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -51,17 +50,13 @@ def test_no_module_has_a_name_that_numba_takes_for_its_own():
     [
         ("log_sum", "fast", 10.0, {}, "expanded"),
         ("log_sum", "fast", 60.0, {}, "single"),
-        ("log_sum", "fast", 1e4, {}, "doubled"),
         ("log_sum", "high", 10.0, {}, "single"),
-        ("log_sum", "high", 100.0, {}, "doubled"),
         ("log_sum", "high", 1e9, {}, "float64"),
         ("log_sum", "float64", 1.0, {}, "float64"),
         ("laplace", "fast", 10.0, {}, "expanded"),
         ("laplace", "fast", 10.0, {"requires": frozenset({"weights"})}, "single"),
-        ("laplace", "high", 500.0, {}, "float64"),
         ("mean", "high", 15.0, {"same": True}, "single"),
         ("mean", "high", 40.0, {"same": True}, "doubled"),
-        ("mean", "fast", 15.0, {}, "float64"),
         ("mean", "fast", 15.0, {"same": True, "requires": frozenset({"exclude_self"})}, "float64"),
     ],
 )
@@ -71,15 +66,6 @@ def test_the_extent_picks_the_arithmetic(reduction, precision, extent, more, kin
 
 def test_log_weights_beyond_float32_are_summed_in_float64():
     assert gpu_bounds.arithmetic(problem(extent=5.0), 1e6) == "float64"
-
-
-@pytest.mark.parametrize(("d", "precision", "reduction"), [*product((1, 3, 16, 128, 784), ("fast", "high"), Reduction)])
-def test_pairs_take_over_where_coordinates_end(d, precision, reduction):
-    given = problem(reduction, d=d, precision=precision, same=True)
-    single, limit = gpu_bounds.single_limit(given), INFO.extent_limit(given)
-    assert 5.0 < single < limit
-    beyond = 1.01 * max(single, gpu_bounds.expanded_limit(given))
-    assert gpu_bounds.arithmetic(replace(given, extent=beyond)) == "doubled"
 
 
 @pytest.mark.parametrize(("kind", "arithmetic", "d"), [*product(Reduction, ARITHMETICS, DIMENSIONS)])
