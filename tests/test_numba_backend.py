@@ -10,18 +10,17 @@ import mpmath
 import numba
 import numpy as np
 import pytest
-from sdkde_numba import backend as implementation
 from sdkde_numba import compiled
 from sdkde_numba.backend import NumbaBackend
-from sdkde_numba.bounds import choose, double_limit, extent_limit, single_limit, single_products
-from sdkde_numba.cpu_kernels import LEAST, exp2
+from sdkde_numba.bounds import choose, extent_limit, single_limit, single_products
+from sdkde_numba.cpu_kernels import LEAST
 from sdkde_numba.info import INFO
+from sdkde_numba.instructions import FAST, exp2
 from sdkde_numba.kept import keep
-from sdkde_numba.price import HEIGHT, LEAF
+from sdkde_numba.price import LEAF
 from some_of_all import some_of_all
 
 import sdkde_core
-from sdkde_core.nearby import lists, order
 from sdkde_core.plugin import each
 from sdkde_core.protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from sdkde_core.testing.problems import Case, answer, errors, far, make, truth
@@ -38,13 +37,11 @@ def test_exp2_over_its_whole_range(dtype, allowed):
     x = np.concatenate([turns, np.nextafter(turns, 1e9)[:-1], np.nextafter(turns, -1e9)[1:], least * rng.random(2000)])
     x = np.concatenate([x, -(10.0 ** -rng.uniform(0, 30, 200))]).astype(dtype)
     x = x[(x >= least) & (x <= 0)]
+    compiled_exp2 = numba.njit(lambda x: exp2(x), fastmath=FAST)
     with mpmath.workdps(30):
         want = [mpmath.mpf(2) ** mpmath.mpf(float(v)) for v in x]
-        error = max(abs(mpmath.mpf(float(exp2(v))) / w - 1) for v, w in zip(x, want))
+        error = max(abs(mpmath.mpf(float(compiled_exp2(v))) / w - 1) for v, w in zip(x, want))
     assert error < allowed
-
-
-# --- sizes and features ---------------------------------------------------------------------------------------------
 
 
 def _same(a, b):
@@ -53,30 +50,6 @@ def _same(a, b):
         for f in fields(Partial)
         if getattr(a, f.name) is not None
     )
-
-
-@pytest.mark.parametrize("n", [1, 63, 64, 65, 511, 512, 513, 1025])
-@pytest.mark.parametrize("precision", ["fast", "float64"])
-def test_columns_that_do_not_fill_a_tile(n, precision):
-    case = make("mixture", n, 5, 2)
-    for reduction in Reduction:
-        for exclude_self in (False, True):
-            problem = case.problem(reduction, precision, exclude_self=exclude_self)
-            want = truth(case, exclude_self=exclude_self)
-            assert errors(problem, answer(INFO, NumbaBackend(), problem, case), want).max() <= 0.5
-
-
-@pytest.mark.parametrize("precision", ["fast", "high", "float64"])
-def test_tiles_too_far_to_matter_are_left_out_and_no_others(precision):
-    """Clusters in order, so that whole tiles are far from a row: before, after and between those that matter."""
-    rng = np.random.default_rng(3)
-    centres = np.repeat([-60.0, 0.0, 60.0, -60.0], 600)
-    points = rng.normal(size=(2400, 2)) + centres[:, None] * [1.0, 0.0]
-    queries = np.array([[-60.0, 0.1], [0.0, 0.0], [60.0, 1.0], [30.0, 0.0], [-29.0, 2.0], [75.0, -80.0]])
-    case = Case("far tiles", points, queries, np.full(2400, -np.log(2400)))
-    for reduction in Reduction:
-        problem = case.problem(reduction, precision)
-        assert errors(problem, answer(INFO, NumbaBackend(), problem, case), truth(case)).max() <= 0.5
 
 
 # --- bounds ---------------------------------------------------------------------------------------------------------
@@ -99,31 +72,16 @@ def test_float32_holds_up_to_its_limits(d, reduction):
                 assert errors(problem, answer(INFO, NumbaBackend(), problem, case), truth(case)).max() <= 0.8, kind
 
 
-def test_forms_follow_the_extent():
-    problem = Problem(Reduction.LOG_SUM, 10, 10, 16, precision="fast")
-    products, squares = single_products(problem), single_limit(problem)
-    assert 10 < products < squares < double_limit(problem)
-    found = [choose(replace(problem, extent=e)) for e in (products, squares, 1.01 * squares, 1e9)]
-    assert found == [("float32", False), ("float32", True), ("float64", False), ("float64", True)]
-    assert choose(problem, log_weight_span=1e9).dtype == "float64"
-    assert choose(replace(problem, precision="high")).dtype == "float64"
-    assert choose(replace(problem, reduction=Reduction.MEAN)).dtype == "float64"
-
-
 def test_what_float64_cannot_hold_is_declined():
     assert not INFO.supports(Problem(Reduction.LOG_SUM, 10, 10, 1, extent=1e145)).ok
 
 
-# --- threads --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("reduction", Reduction)
-@pytest.mark.parametrize(("n", "m"), [(3000, 700), (40000, 13)])
-def test_bits_do_not_depend_on_the_threads(monkeypatch, reduction, n, m):
-    monkeypatch.setattr(implementation, "TASK", 1 << 14)  # many small tasks
+@pytest.mark.parametrize(("n", "m"), [(6000, 3000), (40000, 13)])
+def test_bits_do_not_depend_on_the_threads(reduction, n, m):
     for case in (make("mixture", n, m, 3), far(n, m, 3, 1e20, stray=True)):
         problem = case.problem(reduction, "high")
-        first, *others = (answer(INFO, NumbaBackend(threads=t), problem, case) for t in (1, 2, 3, 8))
+        first, *others = (answer(INFO, NumbaBackend(threads=t), problem, case) for t in (1, 2, 8))
         assert all(_same(first, other) for other in others)
         some = each(first, lambda x: x[:13])
         assert errors(replace(problem, m=13), some, truth(case, rows=range(13))).max() <= 1.0
@@ -279,26 +237,11 @@ def _clustered(n, m, d):
 def test_tiles_are_left_out_where_they_cannot_matter(reduction, precision):
     case = _clustered(20_000, 400, 3)
     problem, columns = case.problem(reduction, precision), Columns(case.points, case.log_weights)
-    one, two, dense = NumbaBackend(1, skip=True), NumbaBackend(2, skip=True), NumbaBackend(skip=False)
+    one, two = NumbaBackend(1, skip=True), NumbaBackend(2, skip=True)
     state = one.prepare(problem, columns)
-    assert state.near is not None and dense.prepare(problem, columns).near is None
-    found = lists(problem, state.near.columns, case.queries[order(case.queries, LEAF)], HEIGHT)
-    assert len(found.tiles) < 0.7 * (len(found.ends) - 1) * len(state.columns)
     got = one.reduce(problem, case.queries, state)
     assert errors(problem, got, truth(case)).max() <= 0.6
     assert _same(got, two.reduce(problem, case.queries, two.prepare(problem, columns)))
-
-
-@pytest.mark.parametrize("reduction", Reduction)
-def test_tiles_are_left_out_without_a_rows_own_column(reduction):
-    """By rows and by columns that came in another order, from an offset."""
-    case = _clustered(6000, 40, 2)
-    problem = case.problem(reduction, "high", exclude_self=True)
-    backend = NumbaBackend(skip=True)
-    state, rows = backend.prepare(problem, Columns(case.points, case.log_weights)), case.points[700:740]
-    got = backend.reduce(problem, rows, state, 700)
-    want = truth(replace(case, queries=case.points), same=True, exclude_self=True, rows=range(700, 740))
-    assert errors(problem, got, want).max() <= 0.6
 
 
 @pytest.mark.parametrize(("precision", "share"), [("fast", 0.13), ("high", 0.1)])
@@ -345,18 +288,6 @@ def test_tiles_at_any_extent(reduction):
     problem, backend = case.problem(reduction, "high"), NumbaBackend(skip=True)
     got = backend.reduce(problem, points, backend.prepare(problem, Columns(points, case.log_weights)))
     assert errors(problem, got, truth(case)).max() <= 0.6
-
-
-def test_rows_that_are_not_finite_are_alone():
-    case = _clustered(3000, 50, 2)
-    problem, backend = case.problem(Reduction.MEAN, "high"), NumbaBackend(skip=True)
-    state = backend.prepare(problem, Columns(case.points, case.log_weights))
-    queries = case.queries.copy()
-    queries[7, 1] = np.nan
-    got, rest = backend.reduce(problem, queries, state), np.arange(50) != 7
-    assert np.isnan(got.log_sum[7]) and np.isnan(got.shift[7]).all()
-    part, want = each(got, lambda x: x[rest]), truth(case, rows=np.flatnonzero(rest))
-    assert errors(replace(problem, m=49), part, want).max() <= 0.6
 
 
 def test_explain_says_how_many_pairs_matter():

@@ -6,7 +6,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -16,10 +15,10 @@ pytest.importorskip("torch")
 pytest.importorskip("numba_cuda")
 
 import torch
-from sdkde_numba import gpu_bounds, gpu_info, gpu_kernels, gpu_launch, gpu_near, gpu_space, gpu_tunables
+from sdkde_numba import gpu_backend, gpu_bounds, gpu_info, gpu_kernels, gpu_launch, gpu_space
 from sdkde_numba.gpu_backend import CudaBackend
 from sdkde_numba.gpu_info import INFO
-from sdkde_numba.gpu_space import LaunchConfig, depth_of
+from sdkde_numba.gpu_space import LaunchConfig
 
 from sdkde_core import tuning
 from sdkde_core.choice import cards
@@ -51,17 +50,13 @@ def test_no_module_has_a_name_that_numba_takes_for_its_own():
     [
         ("log_sum", "fast", 10.0, {}, "expanded"),
         ("log_sum", "fast", 60.0, {}, "single"),
-        ("log_sum", "fast", 1e4, {}, "doubled"),
         ("log_sum", "high", 10.0, {}, "single"),
-        ("log_sum", "high", 100.0, {}, "doubled"),
         ("log_sum", "high", 1e9, {}, "float64"),
         ("log_sum", "float64", 1.0, {}, "float64"),
         ("laplace", "fast", 10.0, {}, "expanded"),
         ("laplace", "fast", 10.0, {"requires": frozenset({"weights"})}, "single"),
-        ("laplace", "high", 500.0, {}, "float64"),
         ("mean", "high", 15.0, {"same": True}, "single"),
         ("mean", "high", 40.0, {"same": True}, "doubled"),
-        ("mean", "fast", 15.0, {}, "float64"),
         ("mean", "fast", 15.0, {"same": True, "requires": frozenset({"exclude_self"})}, "float64"),
     ],
 )
@@ -73,33 +68,14 @@ def test_log_weights_beyond_float32_are_summed_in_float64():
     assert gpu_bounds.arithmetic(problem(extent=5.0), 1e6) == "float64"
 
 
-@pytest.mark.parametrize(("d", "precision", "reduction"), [*product((1, 3, 16, 128, 784), ("fast", "high"), Reduction)])
-def test_pairs_take_over_where_coordinates_end(d, precision, reduction):
-    given = problem(reduction, d=d, precision=precision, same=True)
-    single, limit = gpu_bounds.single_limit(given), INFO.extent_limit(given)
-    assert 5.0 < single < limit
-    beyond = 1.01 * max(single, gpu_bounds.expanded_limit(given))
-    assert gpu_bounds.arithmetic(replace(given, extent=beyond)) == "doubled"
-
-
-def test_a_rows_threads_hold_its_coordinates():
-    for d, most in product(range(1, 1025), (4, 8, 16)):
-        depth, group = depth_of(d, most)
-        assert depth * group >= d
-        assert group <= 32
-        assert group.bit_count() == 1
-        assert depth <= most or group == 32
-        assert d > most or depth * group == d
-
-
 @pytest.mark.parametrize(("kind", "arithmetic", "d"), [*product(Reduction, ARITHMETICS, DIMENSIONS)])
 def test_defaults_fit(kind, arithmetic, d):
     config = gpu_space.default(kind.value, d, arithmetic)
     assert LaunchConfig.of(config._asdict()) == config
     assert gpu_space.fits(config, kind.value, d, arithmetic)
     listed = gpu_space.listed(kind.value, d, arithmetic)
-    assert d > gpu_near.MOST or gpu_space.fits(listed, kind.value, d, arithmetic)
-    assert d > gpu_near.MOST or gpu_near.GROUP % gpu_launch.height_of(listed, d) == 0
+    assert d > 16 or gpu_space.fits(listed, kind.value, d, arithmetic)
+    assert d > 16 or gpu_backend.GROUP % gpu_launch.height_of(listed, d) == 0
 
 
 @pytest.mark.parametrize("skip", ["yes", None])
@@ -132,7 +108,7 @@ def test_a_forced_configuration_that_cannot_run_is_refused():
         tuning.using({"mean_single": bad}),
         pytest.raises(ValueError, match="mean_single cannot be launched"),
     ):
-        gpu_launch.configuration(problem("mean", same=True), "single", gpu_launch.Card.of(torch.device("cpu")))
+        gpu_launch.configuration(problem("mean", same=True), "single", torch.device("cpu"))
 
 
 @needs_compiler
@@ -175,7 +151,7 @@ def test_problems_share_code_where_their_shapes_are_equal():
 
     def code(columns=64, **more):
         given = problem("mean", same=True, **more)
-        return gpu_tunables.SPACE.code("mean_single", default._replace(columns=columns)._asdict(), given)
+        return gpu_space.SPACE.code("mean_single", default._replace(columns=columns)._asdict(), given)
 
     assert code() == code(m=9, n=9) == code(precision="fast")
     assert code(columns=128, precision="high") == code(precision="high")  # float32 adds up 64
@@ -219,14 +195,14 @@ def _compiles(reduction, arithmetic, d, requires, architecture, listed=False):
     given = problem(reduction, d=d, precision=precision, same=True, requires=frozenset(requires))
     config = (gpu_space.listed if listed else gpu_space.default)(reduction, d, arithmetic)
     shape = gpu_launch.shape_of(given, arithmetic, config, listed)
-    text = gpu_tunables.ptx(shape, architecture)
+    text = gpu_space.ptx(shape, architecture)
     assert ".local" not in text, "a loop was not unrolled: its arrays are in memory"
     if arithmetic == "float64" and not shape.terms:
         assert "mul.rn.f64" in text, "an exponent may be fused with the subtraction of the maximum"
     if shape.depth % 4 == 0:
         assert "ld.shared.v2.f64" in text if arithmetic == "float64" else "ld.shared.v4" in text
-    compiled = gpu_tunables.resources(text, architecture, config.registers)
+    compiled = gpu_space.resources(text, architecture, config.registers)
     assert 0 < compiled.registers <= (config.registers or 255)
     assert compiled.shared <= gpu_space.SHARED
-    assert gpu_tunables.SPACE.too_much(compiled, architecture) is None
+    assert gpu_space.SPACE.too_much(compiled, architecture) is None
     assert math.isfinite(compiled.spills)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import config
@@ -21,13 +21,15 @@ from sdkde_core.plugin import (
     empty,
     exponents,
     map_threads,
+    merge,
 )
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from .bounds import LN2, Form, choose, double_limit, takes_leaves
-from .compiled import kernel
-from .cpu_kernels import ABSENT, CODES, FLOOR, ROWS
-from .near import Near, leaf_bytes, order_columns, sum_leaves
+from .compiled import call
+from .cpu_kernels import ABSENT, CODES, FLOOR, ROWS, reduce_kernel_tiles, reduce_tiles
+from .leaf_kernels import GROUP
+from .near import Near, aligned, order_columns, sum_leaves
 from .price import HEIGHT, LEAF, SIZE, TASK, pays
 from .tunables import configuration, width_of
 
@@ -36,8 +38,8 @@ Array = NDArray[Any]
 #: Most work of a call of the kernel, some 20 ms: an interrupt waits for its end.
 CALL = 1 << 29
 
-#: A column that is not there, and the exponent that all are above.
-NO_COLUMN, NO_CUT = -(1 << 62), -1e300
+#: The own column of a row that has none.
+NO_COLUMN = -(1 << 62)
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,6 @@ class _State:
     threads: int | None  # as tuned
 
 
-class _Sums(NamedTuple):
-    """What the kernel adds up, for every row; see :func:`~sdkde_numba.cpu_kernels.reduce_tiles`."""
-
-    tops: Array  # (m,), log2
-    sums: Array  # (m, d), or (m, 0) but for MEAN
-    moments: Array  # (2, m)
-
-
 class NumbaBackend:
     """Compiled loops on tiles in cache.
 
@@ -69,7 +63,7 @@ class NumbaBackend:
         Default: ``SDKDE_NUM_THREADS``, else the cores that the process may use. They end with the call; Numba's own
         threads are not used. Results do not depend on how many there are.
     skip : bool, optional
-        Leave out tiles of pairs that cannot matter. Default: where a sample of the columns says that this is faster.
+        Leave out tiles of pairs that cannot matter. Default: if a sample of the columns says that this is faster.
     """
 
     def __init__(self, threads: int | None = None, skip: bool | None = None) -> None:
@@ -101,7 +95,7 @@ class NumbaBackend:
         many = sum(part.shape[1] for part in parts)
         tuned = configuration(problem)
         width = SIZE if near else width_of(n, many, np.dtype(form.dtype).itemsize, tuned.get("width"))
-        packed = np.empty((-(-n // width), many, width), form.dtype)
+        packed = aligned((-(-n // width), many, width), form.dtype)
         weights = np.full((len(packed), width), ABSENT[form.dtype == "float64"], form.dtype)
         weights.reshape(-1)[:n] = (log_weights - uniform) / LN2 if weighted else 0.0
         step = max(1, (1 << 20) // (many * width))  # tiles of a task
@@ -131,10 +125,9 @@ class NumbaBackend:
             own = np.where(there, state.near.place[np.where(there, own, 0)], NO_COLUMN)
         if "exclude_self" not in problem.requires:
             own = np.full(len(rows), NO_COLUMN)
-        with np.errstate(all="ignore"):
-            if state.near is None or not np.isfinite(rows).all():
-                return self._over_all(problem, state, rows, own)
-            return self._over_some(problem, state, rows, own, state.near.columns.order if queries is None else None)
+        if state.near is None or not np.isfinite(rows).all():
+            return self._over_all(problem, state, rows, own)
+        return self._over_some(problem, state, rows, own, state.near.columns.order if queries is None else None)
 
     def _over_all(self, problem: Problem, state: _State, rows: Array, own: Array) -> Partial:
         m, threads = len(rows), self.threads or state.threads or cpu_threads()
@@ -146,7 +139,7 @@ class NumbaBackend:
         most = CALL // (width * (many + 16))
         height = ROWS * -(-max(1, least, min(most, -(-m // (4 * threads)))) // ROWS)
 
-        def task(where: tuple[int, int]) -> _Sums:
+        def task(where: tuple[int, int]) -> Partial:
             first, start = where
             over = np.arange(start, min(start + chunk, tiles))
             return _reduce(problem, state, rows[first : first + height], own[first : first + height], over)
@@ -155,9 +148,7 @@ class NumbaBackend:
         with claim_memory("a sum over tiles", tasks=threads) as together:
             parts = map_threads(task, tasks, together)
         chunks = -(-tiles // chunk)
-        blocks = [_join(parts[i : i + chunks]) for i in range(0, len(parts), chunks)]
-        starts = range(0, m, height)
-        return concatenate([_result(problem, state, rows[i : i + height], b) for i, b in zip(starts, blocks)])
+        return concatenate([merge(parts[i : i + chunks]) for i in range(0, len(parts), chunks)])
 
     def _over_some(self, problem: Problem, state: _State, rows: Array, own: Array, places: Array | None) -> Partial:
         """Leave out tiles that cannot matter to a tile of rows; ``places``: the rows' order, if it is known."""
@@ -173,14 +164,14 @@ class NumbaBackend:
 
         def task(first: int) -> Partial:
             here = places[first : first + group]
-            with np.errstate(all="ignore"):
-                return _some(problem, state, rows[here], own[here])
+            return _some(problem, state, rows[here], own[here])
 
-        each_takes = 64 * tiles * len(state.columns) + leaf_bytes(problem, state.near)
+        leaves = len(state.near.heavy) if takes_leaves(problem) else 0  # as if all of them mattered
+        leaf_bytes = 4 * (problem.d + 1) * LEAF + 8 * problem.d + 16 + 12 * HEIGHT // GROUP
+        each_takes = 64 * tiles * len(state.columns) + leaf_bytes * leaves
         with claim_memory("a sum over tiles", each=each_takes, tasks=threads) as together:
             found = concatenate(map_threads(task, range(0, len(rows), group), together))
-        back = np.empty(len(rows), np.intp)
-        back[places] = np.arange(len(rows))
+        back = np.argsort(places)
         return each(found, lambda x: x[back])
 
 
@@ -195,6 +186,7 @@ def _pack(parts: list[Array], first: int, tiles: Array) -> None:
         start += part.shape[1]
 
 
+@np.errstate(all="ignore")
 def _some(problem: Problem, state: _State, rows: Array, own: Array) -> Partial:
     """Sum neighbouring rows over the tiles of columns that can matter to them, tile by tile of rows.
 
@@ -208,63 +200,47 @@ def _some(problem: Problem, state: _State, rows: Array, own: Array) -> Partial:
         parts.append(some)
     for b in np.unique(again // HEIGHT):
         here, tiles = again[again // HEIGHT == b], found.tiles[found.ends[b] : found.ends[b + 1]]
-        sums = _reduce(problem, state, rows[here], own[here], tiles, float(found.cuts[b]))
-        parts.append(_result(problem, state, rows[here], sums))
+        parts.append(_reduce(problem, state, rows[here], own[here], tiles, float(found.cuts[b])))
     where = np.arange(len(rows))
     where[again] = sum(len(part.log_sum) for part in parts) - len(again) + np.arange(len(again))
     return each(concatenate(parts), lambda x: x[where])
 
 
+@np.errstate(all="ignore")
 def _reduce(
     problem: Problem, state: _State, queries: Array, own: Array, tiles: Array, cut: float | None = None
-) -> _Sums:
-    """Run the kernel on a block of rows (b, d) and some tiles.
+) -> Partial:
+    """Sum over some tiles for a block of rows (b, d). Row i leaves out the column ``own[i]``, as packed.
 
-    Rows leave out the columns ``own``, as packed. ``cut`` is the log of the terms up to which tiles are left out; None:
-    no tile is.
+    Tiles whose terms' logs are at most ``cut`` are left out; with None no tile is.
     """
-    real = np.dtype(state.form.dtype)
-    b, d = queries.shape
-    many, width = state.columns.shape[1:]
+    real, (b, d), (many, width) = np.dtype(state.form.dtype), queries.shape, state.columns.shape[1:]
     height = -(-b // ROWS) * ROWS
-    mean = problem.reduction is Reduction.MEAN
-    rows = np.zeros((height, many), real)
+    rows, mine = np.zeros((height, many), real), np.full(height, NO_COLUMN)
     rows[:b, :d] = queries
     rows[:, d:] = 1.0  # times −½‖u_j‖²
-    mine = np.full(height, NO_COLUMN)
     mine[:b] = own
-    least = np.full(height, -NO_CUT)
-    least[:b] = NO_CUT if cut is None else (cut - (_base(state, queries) + state.uniform)) / LN2
+    base = _base(state, queries)
+    cuts = np.full(height, 1e300)  # padding needs no tile, rows need all, or those above the cut
+    cuts[:b] = -1e300 if cut is None else (cut - (base + state.uniform)) / LN2
     left, tops = np.full(height, PARTS), np.full(height, FLOOR[real.itemsize == 8])
-    sums, moments = np.zeros((height, d if mean else 0)), np.zeros((2, height))
-    step = max(1, CALL // (height * width * (many + 16)))
+    sums, moments = np.zeros((height, d if problem.reduction is Reduction.MEAN else 0)), np.zeros((2, height))
+    room = *aligned((3, ROWS, width), real), np.empty(ROWS, real)  # for the numbers of ROWS rows and a tile
+    columns, step = (state.columns, state.log_weights), max(1, CALL // (height * width * (many + 16)))
     for first in range(0, len(tiles), step):  # the sums go on from one call to the next
         checkpoint()
-        over = state.columns, state.log_weights
+        over = tiles[first : first + step]
         if problem.kernel in CODES:
-            start, stop = int(tiles[first]), int(tiles[min(first + step, len(tiles)) - 1]) + 1
-            kernel("float64", problem.kernel)(
-                *over, start, stop, rows, CODES[problem.kernel], int(own[0]), tops, moments
+            code = CODES[problem.kernel]
+            call(reduce_kernel_tiles, (), *columns, over, rows, code, mine, tops, moments, *room[1:])
+        else:
+            shifts = sums if real.itemsize == 8 else None  # MEAN is always summed in float64
+            laplace = problem.reduction is Reduction.LAPLACE
+            call(
+                *(reduce_tiles, (real,), *columns, over, rows, state.form.direct, mine, laplace, cuts, left),
+                *(tops, shifts, moments, *room),
             )
-            continue
-        kernel(state.form.dtype)(
-            *(*over, tiles[first : first + step], rows, state.form.direct, mine),
-            *(problem.reduction is Reduction.LAPLACE, least, left, tops, sums, moments),
-        )
-    return _Sums(tops[:b], sums[:b], moments[:, :b])
-
-
-def _join(parts: list[_Sums]) -> _Sums:
-    """The sums of a block of rows over all tiles."""
-    if len(parts) == 1:
-        return parts[0]
-    tops = np.max([part.tops for part in parts], axis=0)
-    shares = [np.exp2(part.tops - tops) for part in parts]
-    return _Sums(
-        tops,
-        sum(part.sums * share[:, None] for part, share in zip(parts, shares)),
-        sum(part.moments * share for part, share in zip(parts, shares)),
-    )
+    return _result(problem, state, base, LN2 * tops[:b], sums[:b], moments[:, :b])
 
 
 def _base(state: _State, queries: Array) -> Array:
@@ -277,16 +253,14 @@ def _base(state: _State, queries: Array) -> Array:
     return np.where(np.isnan(base), base, 0.0) if state.form.direct else base
 
 
-def _result(problem: Problem, state: _State, queries: Array, sums: _Sums) -> Partial:
+def _result(problem: Problem, state: _State, base: Array, tops: Array, sums: Array, moments: Array) -> Partial:
     """The log-domain results of a block of rows."""
-    total, moment = sums.moments  # (b,)
-    base = _base(state, queries)
-    scale = LN2 * sums.tops + (base + state.uniform)  # log of what total is a multiple of
+    total, moment = moments  # (b,)
+    scale = tops + (base + state.uniform)  # log of what total is a multiple of
     if problem.reduction is Reduction.LAPLACE:
         exponent = -0.5 * moment if state.form.direct else moment + base * total  # Σ φ (−½ r²)
         return exponents.laplace(problem.d, total, exponent, scale)
     shift = None
     if problem.reduction is Reduction.MEAN:
-        safe = np.where(total > 0, total, 1.0)[:, None]
-        shift = sums.sums / safe + np.where(np.isnan(base), base, 0.0)[:, None]
+        shift = sums / np.where(total > 0, total, 1.0)[:, None] + np.where(np.isnan(base), base, 0.0)[:, None]
     return Partial(np.log(total) + scale, shift=shift)

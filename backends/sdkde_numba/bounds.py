@@ -18,22 +18,6 @@ from numpy.typing import NDArray
 from sdkde_core.plugin import exponents
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
-__all__ = [
-    "BLOCK",
-    "LN2",
-    "MOST_EXTENT",
-    "MOST_KERNEL_EXTENT",
-    "Form",
-    "LeafSums",
-    "choose",
-    "double_limit",
-    "extent_limit",
-    "leaf_errors",
-    "single_limit",
-    "single_products",
-    "takes_leaves",
-]
-
 Array = NDArray[Any]
 
 LN2 = math.log(2.0)
@@ -41,9 +25,8 @@ LN2 = math.log(2.0)
 #: Columns that a lane of leaves adds in float32 before they go on to float64.
 BLOCK = 32
 
-#: The largest extent that float64 takes: columns left out must stay below all others. And that of other kernels than
-#: the Gaussian: squares of distances are finite.
-MOST_EXTENT, MOST_KERNEL_EXTENT = 1e140, 2e149
+#: The largest extent that float64 takes: a column that is left out must stay below all others.
+MOST_EXTENT = 1e140
 
 
 class Form(NamedTuple):

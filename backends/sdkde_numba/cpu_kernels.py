@@ -19,78 +19,56 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .instructions import FAST, everywhere, register_bytes, times_plus, vector_pointer
-from .instructions import exp2 as _exp2
-from .instructions import larger as _larger
+from . import instructions as llvm
+from .instructions import FAST, exp2, larger
 
-__all__ = ["ABSENT", "CODES", "FLOOR", "LEAST", "MULTIPLE", "ROWS", "exp2", "reduce_kernel_tiles", "reduce_tiles"]
+#: Query rows of a tile. Its columns are a multiple of 64: whole blocks of registers, whatever their width.
+ROWS = 4
 
-#: Query rows of a tile, and what the columns of one are a multiple of: whole blocks of registers, whatever their width.
-ROWS, MULTIPLE = 4, 64
-
-#: By dtype (float32, float64), in log2 units, and far below any exponent: where running maxima start, finite; the
-#: exponent of a column that its own row leaves out; the log weight of a column that is not there.
-FLOOR, OWN, ABSENT = (-1e28, -1e290), (-1e29, -1e292), (-1e30, -1e300)
+#: For float32 and float64, in log2 units, far below any exponent: where running maxima start, and the log weight of a
+#: column that is not there. The exponent of a row's own column, if it is left out, is between them.
+FLOOR, ABSENT = (-1e28, -1e290), (-1e30, -1e300)
 
 #: log2 of the least normal number: below it exponentials are 0.
 LEAST = (-126.0, -1022.0)
-
-# Every function here is inlined. Otherwise the function just compiled and its copy in the code that is kept for the
-# next process might add in different orders.
-
 
 # --- exponents ------------------------------------------------------------------------------------------------------
 
 
 def _tile_product(direct):
-    """An intrinsic ``f(rows, columns, out, first)`` for one tile.
+    """An intrinsic ``f(rows, first, columns, tile, out)``.
 
-    out[r, j] = Σ_k (columns[k, j] − rows[first + r, k])², or Σ_k columns[k, j] · rows[first + r, k]: for
-    :data:`ROWS` rows and all columns, whose number is a multiple of :data:`MULTIPLE`.
+    out[r, j] = Σ_k (x[k, j] − rows[first + r, k])², or Σ_k x[k, j] · rows[first + r, k], with x = columns[tile]: for
+    :data:`ROWS` rows and all columns of the tile, whose number is a multiple of 64.
     """
 
-    def typed(typing_context, rows, columns, out, first):
-        return types.void(rows, columns, out, types.intp), generate
+    def typed(typing_context, rows, first, columns, tile, out):
+        return types.void(rows, types.intp, columns, types.intp, out), generate
 
     def generate(context, builder, signature, arguments):
-        element = context.get_data_type(signature.args[0].dtype)
-        itemsize = signature.args[0].dtype.bitwidth // 8
-        size = register_bytes(context)
-        # With ROWS rows of accumulators the registers, 16 or 32, are nearly full.
-        lanes, vectors = size // itemsize, 2 if size == 32 else 4
-        vector = ir.VectorType(element, lanes)
-        rows, columns, out = (
-            context.make_array(kind)(context, builder, value=value)
-            for kind, value in zip(signature.args[:3], arguments[:3])
-        )
-        first = arguments[3]
-        constant = lambda value: ir.Constant(first.type, value)  # noqa: E731
-        row_stride, column_stride = (builder.extract_value(x.shape, 1) for x in (rows, columns))
-        row_data = [
-            builder.gep(rows.data, [builder.mul(builder.add(first, constant(r)), row_stride)]) for r in range(ROWS)
-        ]
-        zero, vector_at = ir.Constant(vector, [0.0] * lanes), functools.partial(vector_pointer, builder, vector=vector)
-
-        with cgutils.for_range_slice(builder, constant(0), column_stride, constant(lanes * vectors)) as (j, _):
-            # On the stack as written; LLVM keeps them in registers, since nothing takes their addresses.
-            sums = [[cgutils.alloca_once(builder, vector) for _ in range(vectors)] for _ in range(ROWS)]
-            for slot in (slot for row in sums for slot in row):
-                builder.store(zero, slot)
-            with cgutils.for_range(builder, row_stride) as loop:
-                start = builder.add(builder.mul(loop.index, column_stride), j)
-                x = [
-                    builder.load(vector_at(columns.data, builder.add(start, constant(v * lanes))), align=itemsize)
-                    for v in range(vectors)
-                ]
-                for r in range(ROWS):
-                    u = everywhere(builder, builder.load(builder.gep(row_data[r], [loop.index])), vector)
-                    for v in range(vectors):
-                        a, b = (builder.fsub(x[v], u),) * 2 if direct else (x[v], u)
-                        builder.store(times_plus(builder, a, b, builder.load(sums[r][v])), sums[r][v])
-            for r in range(ROWS):
-                for v in range(vectors):
-                    place = builder.add(builder.add(builder.mul(constant(r), column_stride), j), constant(v * lanes))
-                    builder.store(builder.load(sums[r][v]), vector_at(out.data, place), align=itemsize)
+        rows, columns, out = (llvm.array(context, builder, signature, arguments, k) for k in (0, 2, 4))
+        first, tile = arguments[1], arguments[3]
+        vector, constant = _vector(context, signature.args[0]), functools.partial(ir.Constant, first.type)
+        lanes, vectors = vector.count, 4 if llvm.register_bytes(context) != 32 else 2  # sums fill 16 or 32 registers
+        many, width = (builder.extract_value(columns.shape, k) for k in (1, 2))
+        row_starts = [builder.mul(builder.add(first, constant(r)), many) for r in range(ROWS)]
+        with cgutils.for_range_slice(builder, constant(0), width, constant(lanes * vectors)) as (j, _):
+            places = [builder.add(j, constant(v * lanes)) for v in range(vectors)]
+            sums = [llvm.zeros(builder, vector, vectors) for _ in range(ROWS)]
+            with cgutils.for_range(builder, many) as loop:
+                line = builder.mul(builder.add(builder.mul(tile, many), loop.index), width)
+                x = [llvm.load(builder, columns.data, builder.add(line, place), vector) for place in places]
+                for start, row in zip(row_starts, sums):
+                    u = llvm.load(builder, rows.data, builder.add(start, loop.index), vector.element)
+                    u = llvm.everywhere(builder, u, vector)
+                    for x_v, slot in zip(x, row):
+                        apart = builder.fsub(x_v, u) if direct else None
+                        llvm.add(builder, slot, apart or x_v, apart or u)
+            for r, row in enumerate(sums):
+                for place, slot in zip(places, row):
+                    llvm.store(
+                        builder, builder.load(slot), out.data, builder.add(builder.mul(constant(r), width), place)
+                    )
         return context.get_dummy_value()
 
     return intrinsic(typed)
@@ -99,93 +77,91 @@ def _tile_product(direct):
 _squares, _products = _tile_product(direct=True), _tile_product(direct=False)
 
 
-# --- exponentials ---------------------------------------------------------------------------------------------------
+@intrinsic
+def _add_means(typing_context, phi, rows, first, columns, tile, out):
+    """out[first + r] += Σ_j phi[r, j] (columns[tile, :, j] − rows[first + r]), in every coordinate of ``out``."""
+
+    def generate(context, builder, signature, arguments):
+        phi, rows, columns, out = (llvm.array(context, builder, signature, arguments, k) for k in (0, 1, 3, 5))
+        first, tile = arguments[2], arguments[4]
+        vector, constant = _vector(context, signature.args[0]), functools.partial(ir.Constant, first.type)
+        many, width = (builder.extract_value(columns.shape, k) for k in (1, 2))
+        d = builder.extract_value(out.shape, 1)
+        with cgutils.for_range(builder, d) as coordinate:
+            c, own = coordinate.index, [builder.add(first, constant(r)) for r in range(ROWS)]
+            u = [llvm.load(builder, rows.data, builder.add(builder.mul(i, many), c), vector.element) for i in own]
+            u = [llvm.everywhere(builder, x, vector) for x in u]
+            sums = [
+                llvm.zeros(builder, vector, ROWS) for _ in range(2)
+            ]  # two for each row: additions wait for each other
+            line = builder.mul(builder.add(builder.mul(tile, many), c), width)
+            with cgutils.for_range_slice(builder, constant(0), width, constant(2 * vector.count)) as (j, _):
+                for v, slots in enumerate(sums):
+                    place = builder.add(j, constant(v * vector.count))
+                    x = llvm.load(builder, columns.data, builder.add(line, place), vector)
+                    for r, slot in enumerate(slots):
+                        weights = llvm.load(
+                            builder, phi.data, builder.add(builder.mul(constant(r), width), place), vector
+                        )
+                        llvm.add(builder, slot, weights, builder.fsub(x, u[r]))
+            for i, slots in zip(own, zip(*sums)):
+                target = builder.add(builder.mul(i, d), c)
+                total = builder.fadd(*(builder.load(slot) for slot in slots))
+                total = [llvm.load(builder, out.data, target, vector.element), total]
+                llvm.store(
+                    builder, llvm.call(builder, "llvm.vector.reduce.fadd", total, ("reassoc",)), out.data, target
+                )
+        return context.get_dummy_value()
+
+    return types.void(phi, rows, types.intp, columns, types.intp, out), generate
 
 
-# Its own fastmath, or Numba takes the caller's, and the large number cancels.
-@njit(nogil=True, fastmath={"contract"}, forceinline=True)
-def exp2(x):
-    """2^x to about one unit of its last place, for −126 ≤ x ≤ 127 in float32, −1022 ≤ x ≤ 1023 in float64."""
-    return _exp2(x)
+def _vector(context, kind):
+    """A vector register of an array's numbers."""
+    return ir.VectorType(context.get_data_type(kind.dtype), llvm.register_bytes(context) * 8 // kind.dtype.bitwidth)
 
 
 # --- a tile ---------------------------------------------------------------------------------------------------------
 
-
+# Helpers are inlined before types are inferred: compiled each on its own, they took longer than the loops.
+#
 # A tile's exponents are computed once and kept: far from every column rounding another way moves them by thousands, and
 # what is summed must be relative to the largest of the numbers that it is the largest of.
 
 
-@njit(nogil=True, fastmath=FAST, forceinline=True)
-def _exponents(s, r, log_weights, factor, out):
-    """out[r, j] = s · factor + log_weights; return the largest."""
-    real = s.dtype.type
-    top = real(ABSENT[0]) if s.itemsize == 4 else real(ABSENT[1])
+@njit(inline="always")
+def _exponents(s, r, log_weights, tile, factor, absent, out):
+    """out[r, j] = s · factor + log_weights[tile]; return the largest."""
+    top = absent
     for j in range(s.shape[1]):
-        exponent = s[r, j] * factor + log_weights[j]
+        exponent = s[r, j] * factor + log_weights[tile, j]
         out[r, j] = exponent
-        top = _larger(top, exponent)
+        top = larger(top, exponent)
     return top
 
 
-@njit(nogil=True, fastmath=FAST, forceinline=True)
-def _exponentials(exponents, r, top, out):
+@njit(inline="always")
+def _exponentials(exponents, r, top, least, out):
     """out[r, j] = 2^(exponents[r, j] − top), 0 where that is below the normal numbers; return the sum."""
-    real = out.dtype.type
-    least, total = real(LEAST[0]) if out.itemsize == 4 else real(LEAST[1]), real(0.0)
-    below = real(least - 1.0)
+    zero = least - least
+    below, total = least - type(least)(1.0), zero
     for j in range(exponents.shape[1]):  # a loop of its own: of vectors of two widths LLVM makes slow code
-        out[r, j] = _larger(exponents[r, j] - top, below)
+        out[r, j] = larger(exponents[r, j] - top, below)
     for j in range(exponents.shape[1]):
         t = out[r, j]
-        term = exp2(t) if t > least else real(0.0)
+        term = exp2(t) if t > least else zero
         out[r, j] = term
         total += term
     return total
 
 
-@njit(nogil=True, fastmath=FAST, forceinline=True)
-def _product(s, phi, r):
-    total = s.dtype.type(0.0)
-    for j in range(s.shape[1]):
-        total += s[r, j] * phi[r, j]
-    return total
-
-
-@njit(nogil=True, fastmath=FAST, forceinline=True)
-def _add_means(phi, columns, rows, i, c, last, out):
-    """out[r, c] += Σ_j phi[r, j] (columns[c, j] − rows[i + r, c]), and for c + 1 where that is not beyond ``last``."""
-    e = min(c + 1, last)
-    u0, u1, u2, u3 = rows[i, c], rows[i + 1, c], rows[i + 2, c], rows[i + 3, c]
-    v0, v1, v2, v3 = rows[i, e], rows[i + 1, e], rows[i + 2, e], rows[i + 3, e]
-    zero = phi.dtype.type(0.0)
-    a0, a1, a2, a3, b0, b1, b2, b3 = zero, zero, zero, zero, zero, zero, zero, zero
-    for j in range(phi.shape[1]):
-        x, y = columns[c, j], columns[e, j]
-        a0 += phi[0, j] * (x - u0)
-        a1 += phi[1, j] * (x - u1)
-        a2 += phi[2, j] * (x - u2)
-        a3 += phi[3, j] * (x - u3)
-        b0 += phi[0, j] * (y - v0)
-        b1 += phi[1, j] * (y - v1)
-        b2 += phi[2, j] * (y - v2)
-        b3 += phi[3, j] * (y - v3)
-    out[0, c] += a0
-    out[1, c] += a1
-    out[2, c] += a2
-    out[3, c] += a3
-    if e > c:
-        out[0, e] += b0
-        out[1, e] += b1
-        out[2, e] += b2
-        out[3, e] += b3
-
-
 # --- the loop over tiles --------------------------------------------------------------------------------------------
 
 
-@njit(nogil=True)
-def reduce_tiles(columns, log_weights, tiles, rows, direct, own, laplace, cuts, left, tops, sums, moments):
+@njit(nogil=True, fastmath=FAST, error_model="numpy", no_cfunc_wrapper=True)
+def reduce_tiles(
+    columns, log_weights, tiles, rows, direct, own, laplace, cuts, left, tops, sums, moments, s, exponents, phi, peaks
+):  # fmt: skip
     """Add columns to the sums of some rows, tile by tile, each row relative to its running maximum.
 
     Exponents, in log2 units, are e_ij = s_ij · factor + log_weights[j], with factor = −½ log2(e) for the squares of
@@ -207,28 +183,28 @@ def reduce_tiles(columns, log_weights, tiles, rows, direct, own, laplace, cuts, 
         Four rows leave out a tile where no exponent e is above their cut and ``left`` is at least 1; 2^(0.9 (e − cut))
         is taken off from that.
     tops, sums, moments : (b,), (b, d) and (2, b) float64 arrays
-        Running maxima, from FLOOR on; Σ φ (columns − rows), (b, 0) where that is not wanted; Σ φ and Σ φ s.
+        Running maxima, from FLOOR on; Σ φ (columns − rows), (b, 0) or None where that is not wanted; Σ φ and Σ φ s.
+    s, exponents, phi, peaks : (ROWS, width) and (ROWS,) arrays
+        Room for a tile's numbers, which the caller allocates: allocation is slow to compile.
     """
-    width, shifts = columns.shape[2], sums.shape[1]
-    real = columns.dtype.type
-    factor = real(-0.7213475204444817) * (real(1.0) if direct else real(-2.0))
-    least = LEAST[0] if columns.itemsize == 4 else LEAST[1]
-    own_exponent = real(OWN[0]) if columns.itemsize == 4 else real(OWN[1])
-    s, exponents = np.empty((ROWS, width), columns.dtype), np.empty((ROWS, width), columns.dtype)
-    phi, peaks = np.empty((ROWS, width), columns.dtype), np.empty(ROWS)
+    width, real = columns.shape[2], columns.dtype.type
+    single = columns.itemsize == 4
+    factor, zero = real(-0.7213475204444817 if direct else 1.4426950408889634), real(0.0)
+    least = real(LEAST[0]) if single else real(LEAST[1])
+    own_exponent = real(-1e29) if single else real(-1e292)
+    absent = real(ABSENT[0]) if single else real(ABSENT[1])
     for tile in tiles:
-        weights = log_weights[tile]
         for i in range(0, rows.shape[0], ROWS):
             if direct:
-                _squares(rows, columns[tile], s, i)
+                _squares(rows, i, columns, tile, s)
             else:
-                _products(rows, columns[tile], s, i)
+                _products(rows, i, columns, tile, s)
             seen = False
             for r in range(ROWS):
                 j = own[i + r] - tile * width
                 if 0 <= j < width:
                     s[r, j] = own_exponent / factor
-                peaks[r] = _exponents(s, r, weights, factor, exponents)
+                peaks[r] = _exponents(s, r, log_weights, tile, factor, absent, exponents)
                 few = peaks[r] <= cuts[i + r] and left[i + r] >= 1.0
                 seen |= not few and peaks[r] > tops[i + r] + least
             if not seen:
@@ -243,15 +219,18 @@ def reduce_tiles(columns, log_weights, tiles, rows, direct, own, laplace, cuts, 
                     shrink = 2.0 ** (tops[i + r] - top)
                     moments[0, i + r] *= shrink
                     moments[1, i + r] *= shrink
-                    for c in range(shifts):
-                        sums[i + r, c] *= shrink
+                    if sums is not None:
+                        for c in range(sums.shape[1]):
+                            sums[i + r, c] *= shrink
                     tops[i + r] = top
-                moments[0, i + r] += _exponentials(exponents, r, real(top), phi)
+                moments[0, i + r] += _exponentials(exponents, r, real(top), least, phi)
                 if laplace:
-                    moments[1, i + r] += _product(s, phi, r)
-            here = sums[i : i + ROWS]
-            for c in range(0, shifts, 2):
-                _add_means(phi, columns[tile], rows, i, c, shifts - 1, here)
+                    moment = zero
+                    for j in range(width):
+                        moment += s[r, j] * phi[r, j]
+                    moments[1, i + r] += moment
+            if sums is not None:
+                _add_means(phi, rows, i, columns, tile, sums)
 
 
 # --- other kernels than the Gaussian --------------------------------------------------------------------------------
@@ -269,76 +248,66 @@ def _cosine(typing_context, x):
         (value,) = arguments
         *lower, power = (ir.Constant(value.type, c) for c in coefficients)
         for c in reversed(lower):
-            power = times_plus(builder, power, value, c)
+            power = llvm.times_plus(builder, power, value, c)
         return power
 
     return x(x), generate
 
 
-@njit(nogil=True, fastmath=FAST, forceinline=True)
-def _kernel_exponents(s, r, log_weights, code, out):
-    """out[r, j] = log_weights − √s · log2(e) of the exponential kernel; of others log_weights within reach."""
-    top, absent = s.dtype.type(ABSENT[1]), s.dtype.type(ABSENT[1])
+@njit(inline="always")
+def _kernel_exponents(s, r, log_weights, tile, code, absent, out):
+    """out[r, j] = log_weights[tile] − √s · log2(e) for the exponential kernel; for others log_weights within reach."""
+    top = absent
     if code == 0:
         for j in range(s.shape[1]):
-            exponent = log_weights[j] - 1.4426950408889634 * math.sqrt(s[r, j])
+            exponent = log_weights[tile, j] - 1.4426950408889634 * math.sqrt(s[r, j])
             out[r, j] = exponent
-            top = _larger(top, exponent)
+            top = larger(top, exponent)
     else:
         for j in range(s.shape[1]):
-            exponent = log_weights[j] if s[r, j] < 1.0 else absent
+            exponent = log_weights[tile, j] if s[r, j] < 1.0 else absent
             out[r, j] = exponent
-            top = _larger(top, exponent)
+            top = larger(top, exponent)
     return top
 
 
-@njit(nogil=True, fastmath=FAST, forceinline=True)
-def _largest(x, r):
-    top = x.dtype.type(ABSENT[1])
-    for j in range(x.shape[1]):
-        top = _larger(top, x[r, j])
-    return top
-
-
-@njit(nogil=True, fastmath=FAST, forceinline=True)
+@njit(inline="always")
 def _kernel_sum(s, phi, r, code):
     """Σ_j phi[r, j] K(√s), of a kernel of bounded support; phi is 0 beyond it."""
     total = 0.0
     if code == 2:
         for j in range(s.shape[1]):
-            total += phi[r, j] * _larger(1.0 - s[r, j], 0.0)
+            total += phi[r, j] * larger(1.0 - s[r, j], 0.0)
     elif code == 3:
         for j in range(s.shape[1]):
-            total += phi[r, j] * _larger(1.0 - math.sqrt(s[r, j]), 0.0)
+            total += phi[r, j] * larger(1.0 - math.sqrt(s[r, j]), 0.0)
     elif code == 4:
         for j in range(s.shape[1]):
             x = s[r, j]
-            total += phi[r, j] * _larger(_cosine(x if x < 1.0 else 1.0), 0.0)
+            total += phi[r, j] * larger(_cosine(x if x < 1.0 else 1.0), 0.0)
     return total
 
 
-@njit(nogil=True)
-def reduce_kernel_tiles(columns, log_weights, start, stop, rows, code, own, tops, moments):
+@njit(nogil=True, fastmath=FAST, error_model="numpy", no_cfunc_wrapper=True)
+def reduce_kernel_tiles(columns, log_weights, tiles, rows, code, own, tops, moments, s, phi, peaks):
     """Add columns to the sums of some rows, as :func:`reduce_tiles`, of another kernel than the Gaussian.
 
     Compiled when one is first asked for. ``columns`` are coordinates, float64, and ``code`` is one of :data:`CODES`.
     A kernel of bounded support is no exponential: its columns within reach are summed relative to the largest of their
     weights. ``moments`` gets Σ φ only.
     """
-    width = columns.shape[2]
-    s, phi = np.empty((ROWS, width)), np.empty((ROWS, width))
-    peaks = np.empty(ROWS)
-    for tile in range(start, stop):
-        x, weights = columns[tile], log_weights[tile]
+    width, absent = columns.shape[2], ABSENT[1]
+    for tile in tiles:
         for i in range(0, rows.shape[0], ROWS):
-            _squares(rows, x, s, i)
+            _squares(rows, i, columns, tile, s)
             seen = False
             for r in range(ROWS):
-                peaks[r] = _kernel_exponents(s, r, weights, code, phi)
-                j = i + r + own - tile * width
-                if 0 <= j < width:
-                    phi[r, j] = ABSENT[1]
-                    peaks[r] = _largest(phi, r)
+                peaks[r] = _kernel_exponents(s, r, log_weights, tile, code, absent, phi)
+                own_column = own[i + r] - tile * width
+                if 0 <= own_column < width:
+                    phi[r, own_column], peaks[r] = absent, absent
+                    for j in range(width):
+                        peaks[r] = max(peaks[r], phi[r, j])
                 seen |= peaks[r] - tops[i + r] > LEAST[1]
             if not seen:
                 continue
@@ -347,5 +316,5 @@ def reduce_kernel_tiles(columns, log_weights, start, stop, rows, code, own, tops
                 if top > tops[i + r]:
                     moments[0, i + r] *= 2.0 ** (tops[i + r] - top)
                     tops[i + r] = top
-                total = _exponentials(phi, r, top, phi)
+                total = _exponentials(phi, r, top, LEAST[1], phi)
                 moments[0, i + r] += total if code < 2 else _kernel_sum(s, phi, r, code)

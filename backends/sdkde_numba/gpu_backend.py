@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from numba import cuda
 
-from sdkde_core.nearby import order
+from sdkde_core.nearby import LEFT_OUT, Index, index, lists, order
 from sdkde_core.plugin import PerStream, each, empty, in_slabs, look, on_device, rounded
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Support
 from sdkde_core.tuning import reject
 
 from . import gpu_launch as launch
-from . import gpu_near as nearby
-from .gpu_bounds import BESIDE_LISTS, anchored, arithmetic
+from .gpu_bounds import BUDGET, anchored, arithmetic
 from .gpu_kernels import SIMULATED
 from .gpu_launch import Packed
-from .gpu_space import LaunchConfig, depth_of
+from .gpu_space import LaunchConfig, depth_of, listed
+
+#: Rows that share a first look at which tiles matter (:mod:`sdkde_core.nearby`), and pairs of tiles in one such look:
+#: a pair takes some 200 bytes.
+GROUP, LOOKED = 256, 1 << 25
+
+
+class _Near(NamedTuple):
+    """Columns in order: those of a tile, which is in shared memory at a time, are neighbours."""
+
+    tiles: Index
+    points: torch.Tensor  # (n, d)
+    log_weights: torch.Tensor  # (n,)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.tiles.order, self.points, self.log_weights, *self.tiles.fine, *self.tiles.coarse]
 
 
 @dataclass(frozen=True)
@@ -32,7 +46,7 @@ class _State:
     uniform: torch.Tensor  # () what all log weights are, where they do not vary, else 0
     made: PerStream = field(default_factory=PerStream)
 
-    def packed(self, kind: str, width: int, tile: int, near: nearby.Near | None = None) -> Packed:
+    def packed(self, kind: str, width: int, tile: int, near: _Near | None) -> Packed:
         """The points as columns, whole tiles of them; in order, if that is given."""
         points, log_weights = (self.points, self.log_weights) if near is None else (near.points, near.log_weights)
         weights = log_weights if "weights" in self.problem.requires else None
@@ -43,13 +57,17 @@ class _State:
             Packed.tensors,
         )
 
-    def near(self, tile: int) -> nearby.Near | None:
-        """The points in order, to leave tiles of them out; None where that cannot be."""
+    def near(self, tile: int) -> _Near | None:
+        """The points in order, to leave tiles of them out; None where one is not finite."""
+
+        def order_columns() -> _Near | None:
+            if not bool(torch.isfinite(self.points).all() & torch.isfinite(self.log_weights).all()):
+                return None
+            found = index(self.points, self.log_weights, tile)
+            return _Near(found, self.points[found.order], self.log_weights[found.order])
+
         return self.made.get(
-            ("near", tile),
-            lambda: nearby.order_columns(self.points, self.log_weights, tile),
-            self.points,
-            lambda near: [] if near is None else near.tensors(),
+            ("near", tile), order_columns, self.points, lambda near: [] if near is None else near.tensors()
         )
 
 
@@ -106,15 +124,16 @@ class CudaBackend:
         m = points.shape[0]
         if m == 0:
             return empty(problem, points)
-        whole = queries is None and m == problem.n
-        if self.skip and (whole or queries is not None) and nearby.takes(problem, whole):
+        # Only of all rows of a problem, where a row's own column is known, and where lists may be read back.
+        known = m == problem.n if queries is None else "exclude_self" not in problem.requires
+        if self.skip and known and 2 <= problem.d <= 16:
             with on_device(points):
                 found = _listed(problem, queries, state)
             if found is not None:
                 return found
         kind = arithmetic(replace(problem, extent=state.problem.extent), state.span)
         while True:
-            config, tuned = launch.configuration(problem, kind, launch.Card.of(points.device))
+            config, tuned = launch.configuration(problem, kind, points.device)
 
             def slab(start: int, stop: int, config: LaunchConfig = config) -> Partial:
                 own = own_offset + start if "exclude_self" in problem.requires else None
@@ -140,7 +159,7 @@ def _slab(
     kind: str,
     config: LaunchConfig,
     own: int | None,
-    near: nearby.Near | None = None,
+    near: _Near | None = None,
 ) -> Partial:
     depth, group = depth_of(problem.d, config.depth)
     columns = state.packed(kind, depth * group, config.columns, near)
@@ -148,17 +167,23 @@ def _slab(
         rows = columns  # the rows are the columns, packed alike
     else:
         rows = launch.pack(points[start:stop], kind, depth * group)
-    if near is None:
-        return launch.reduce(problem, rows, columns, state.uniform, kind, config, own)
-    over = nearby.find(problem, near, points[start:stop], config)
-    at_once = nearby.rows_at_once(near, launch.height_of(config, problem.d))
-    return launch.reduce(problem, rows, columns, state.uniform, kind, config, own, over, at_once)
+    over = None
+    if near is not None:
+        height = launch.height_of(config, problem.d)
+        over = lists(problem, near.tiles, points[start:stop], height, GROUP), _rows_at_once(near, height)
+    return launch.reduce(problem, rows, columns, state.uniform, kind, config, own, over)
+
+
+def _rows_at_once(near: _Near, height: int) -> int:
+    """Return for how many rows to make lists at a time: whole groups, and halves of them are too."""
+    groups = LOOKED * height // (GROUP * near.tiles.fine.log_weight.shape[0])
+    return GROUP << max(0, groups.bit_length() - 1)
 
 
 def _listed(problem: Problem, queries: torch.Tensor | None, state: _State) -> Partial | None:
     """Leave out what cannot matter; None where a point is not finite. ``queries``: None for the columns."""
-    kind = arithmetic(replace(problem, extent=state.problem.extent), state.span, BESIDE_LISTS)
-    config = launch.listed_configuration(problem, kind)
+    kind = arithmetic(replace(problem, extent=state.problem.extent), state.span, BUDGET - LEFT_OUT)
+    config = launch.launched(listed(problem.reduction.value, problem.d, kind), problem)
     near, height = state.near(config.columns), launch.height_of(config, problem.d)
     if near is None or not (queries is None or bool(torch.isfinite(queries).all())):
         return None
@@ -169,7 +194,5 @@ def _listed(problem: Problem, queries: torch.Tensor | None, state: _State) -> Pa
         own = start if "exclude_self" in problem.requires else None
         return _slab(problem, rows, start, stop, state, kind, config, own, near)
 
-    found = in_slabs(slab, len(rows), nearby.rows_at_once(near, height))
-    back = torch.empty_like(where)
-    back[where] = torch.arange(len(where), device=where.device)
+    found, back = in_slabs(slab, len(rows), _rows_at_once(near, height)), torch.argsort(where)
     return each(found, lambda x: x[back])

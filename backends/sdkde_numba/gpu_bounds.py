@@ -20,21 +20,21 @@ from __future__ import annotations
 
 import math
 
-from sdkde_core.nearby import LEFT_OUT
 from sdkde_core.plugin import exponents
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Tolerance
 
-__all__ = ["BESIDE_LISTS", "DEPTH", "MANY", "MOST_DEPTH", "MOST_EXTENT", "anchored", "arithmetic", "extent_limit"]
+from .bounds import MOST_EXTENT
 
-#: Share of the tolerance that exponents may use, and where lists leave columns out.
+#: Share of the tolerance that exponents may use.
 BUDGET = 0.9
-BESIDE_LISTS = BUDGET - LEFT_OUT
 
-#: Coordinates that a thread sums at most, in as many dimensions as its row's 32 threads can have so, and in more.
-DEPTH, MOST_DEPTH, MANY = 16, 32, 512
+#: The most coordinates that a thread sums, in up to 512 dimensions, which 32 threads of a row hold so.
+DEPTH = 16
 
-#: What float64 takes: squares of distances that stay far above where maxima start.
-MOST_EXTENT = 1e140
+
+def most_depth(d: int) -> int:
+    """Return the most coordinates that a thread sums in d dimensions."""
+    return DEPTH if d <= 32 * DEPTH else 2 * DEPTH
 
 
 def anchored(problem: Problem) -> bool:
@@ -98,7 +98,7 @@ def single_limit(problem: Problem, budget: float = BUDGET) -> float:
         # row's mean of the points around it, whose covariance is about 1, by as much again. 30 · 2 ε · 2 is 7e-6.
         return {"fast": 200.0, "high": 30.0}[problem.precision]
     absolute, relative = _budget(problem, budget)
-    depth = min(problem.d, DEPTH if problem.d <= MANY else MOST_DEPTH)
+    depth = min(problem.d, most_depth(problem.d))
     epsilon = 2.0**-24
     a = 4.0 * epsilon * (math.sqrt(depth) / 3.0 + (1.5 if problem.d > 8 else 1.0))
     return math.sqrt(2.0 * absolute * max(relative - a, 0.0)) / (2.0 * epsilon)

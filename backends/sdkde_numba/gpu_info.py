@@ -9,9 +9,8 @@ from typing import Any
 
 from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support, Work
 
-from .gpu_bounds import DEPTH, MOST_EXTENT, arithmetic, extent_limit
-
-__all__ = ["INFO"]
+from .bounds import MOST_EXTENT
+from .gpu_bounds import DEPTH, arithmetic, extent_limit
 
 
 def _supports(problem: Problem) -> Support:
@@ -78,7 +77,7 @@ INFO = AdvancedInfo(
     supports=_supports,
     extent_limit=extent_limit,
     work=_work,
-    tuning="sdkde_numba.gpu_tunables:SPACE",
+    tuning="sdkde_numba.gpu_space:SPACE",
     # A kernel for every dimension, reduction and arithmetic. A first KDE on an H200's host takes 8.3 s, 5.0 with its
     # kernel kept; the compiler alone 1.4 to 2.8 s of processor time for defaults in 1 to 784 dimensions. The simulator
     # compiles nothing.

@@ -23,13 +23,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import config, cuda, float32, float64, int64, uint64, void
 
-__all__ = ["ABSENT", "FLOOR", "SIMULATED", "Shape", "reduction", "signature"]
-
 #: Whether kernels run in Numba's simulator, on the CPU.
 SIMULATED = bool(config.ENABLE_CUDASIM)
 
-#: By whether numbers are float64: where running maxima start, finite so that differences of them are; exponents of what
-#: is left out. They are far from each other and from any exponent.
+#: For float32 and float64: where running maxima start, and the exponent of a column that is left out. Both are finite,
+#: so that their differences are, and far from each other and from any exponent.
 FLOOR = (-1e30, -1e290)
 ABSENT = (-1e34, -1e296)
 
@@ -85,7 +83,7 @@ if SIMULATED:
         return a * b
 
     def exchanged(mask, x, step):
-        """What the thread whose number differs in bit ``step`` has; the simulator knows no registers but its own."""
+        """The value of the thread whose number differs in bit ``step``: the simulator has no exchange of registers."""
         shared = cuda.shared.array(1024, float64)
         t = cuda.threadIdx.x
         shared[t] = x
@@ -131,14 +129,14 @@ def signature(shape: Shape) -> Any:
 def reduction(shape: Shape) -> Any:
     """Return the kernel of a shape, not yet compiled.
 
-    Its arguments are rows (m, width) and columns (padded, width) as packed, t_j (padded,) of columns that have them,
-    ``results`` (parts, results, m), zeros, ``tiles`` and ``ends``, m, padded, own, how many columns a part has, and how
-    many are summed in float32. Where columns are listed, those of blocks ``(b, …)`` are the tiles of as many as are in
-    shared memory at a time that ``tiles[ends[b]:ends[b + 1]]`` names, and parts are of these; one that is empty leaves
-    its results as they were. Elsewhere tiles and ends are 0.
+    Its arguments are rows (m, width) and columns (padded, width) as packed, t_j (padded,) if columns have them,
+    ``results`` (parts, results, m), zeros, ``tiles`` and ``ends``, m, padded, own, the columns of a part, and how many
+    columns are summed in float32. If columns are listed, blocks ``(b, …)`` sum the tiles
+    ``tiles[ends[b]:ends[b + 1]]``; a tile is what is in shared memory at a time, and parts are parts of the list. A
+    part that is empty leaves its results as they were. If columns are not listed, tiles and ends are 0.
 
-    A kernel's name tells it apart in Numba's cache, where kernels of one name share a file: of processes that compile
-    at once only one would leave its kernel there, and the limit on registers is no part of the code.
+    Kernels of one name share a file in Numba's cache, in which the limit on registers makes no difference, and of
+    processes that compile at once only one leaves its kernel there. So every shape has a name.
     """
     depth, group, rows, threads, tile, _, kind, double, doubled, expanded, terms, anchored, exclude, listed = shape
     width, many, unrolled = shape.width, shape.results, shape.unrolled

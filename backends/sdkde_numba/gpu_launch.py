@@ -22,30 +22,10 @@ from sdkde_core.tuning import Query, Tuned, card_name, tuned
 from .bounds import LN2
 from .gpu_bounds import anchored
 from .gpu_kernels import ABSENT, FLOOR, SIMULATED, Shape, reduction, signature
-from .gpu_space import CHUNK, CONFIG_VERSION, LaunchConfig, default, depth_of, fits, fitted, listed
+from .gpu_space import CHUNK, SPACE, LaunchConfig, default, depth_of, fits, fitted
 from .kept import keep
 
-__all__ = [
-    "Card",
-    "Packed",
-    "configuration",
-    "height_of",
-    "listed_configuration",
-    "most_rows",
-    "pack",
-    "reduce",
-    "shape_of",
-]
-
 _logger = logging.getLogger("sdkde")
-
-#: What coordinates are multiplied by before they are rounded, see :mod:`sdkde_numba.gpu_kernels`.
-SCALE = {
-    "expanded": math.sqrt(1.0 / LN2),
-    "single": math.sqrt(0.5 / LN2),
-    "doubled": math.sqrt(0.5 / LN2),
-    "float64": 1.0,
-}
 
 #: Bytes of partial results that may exist at once.
 PARTIAL_BYTES = 256 << 20
@@ -68,39 +48,22 @@ class Packed:
         return [self.numbers] if self.terms is None else [self.numbers, self.terms]
 
 
-@dataclass(frozen=True)
-class Card:
-    """What of a card decides grids and configurations."""
-
-    multiprocessors: int
-    registers: int  # of one multiprocessor, as the two that follow
-    shared: int  # bytes
-    threads: int
-    name: str = "CPU"  # as :func:`sdkde_core.tuning.card_name` has it
-    architecture: str = "simulated"  # or "sm_90"
-
-    @staticmethod
-    @functools.cache
-    def of(device: torch.device) -> Card:
-        """Look at a device; the CPU, where kernels are simulated, passes for a tiny one."""
-        if device.type != "cuda":
-            return Card(1, 1 << 16, 48 << 10, 64)
-        found = torch.cuda.get_device_properties(device)
-        return Card(
-            found.multi_processor_count,
-            found.regs_per_multiprocessor,
-            found.shared_memory_per_multiprocessor,
-            found.max_threads_per_multi_processor,
-            card_name(found.name),
-            f"sm_{10 * found.major + found.minor}",
-        )
+@functools.cache
+def card_of(device: torch.device) -> tuple[str, str]:
+    """Return a device's name, as :func:`sdkde_core.tuning.card_name` has it, and its architecture, such as "sm_90"."""
+    if device.type != "cuda":
+        return "CPU", "simulated"
+    found = torch.cuda.get_device_properties(device)
+    return card_name(found.name), f"sm_{10 * found.major + found.minor}"
 
 
-def configuration(problem: Problem, arithmetic: str, card: Card) -> tuple[LaunchConfig, tuple[Query, Tuned] | None]:
+def configuration(
+    problem: Problem, arithmetic: str, device: torch.device
+) -> tuple[LaunchConfig, tuple[Query, Tuned] | None]:
     """Return the launch parameters, and how they are known where they were tuned."""
     kind, d = problem.reduction.value, problem.d
     name = f"{kind}_{arithmetic}"
-    query = Query("numba-cuda", name, CONFIG_VERSION, d, card.name, card.architecture)
+    query = Query("numba-cuda", name, SPACE.config_version, d, *card_of(device))
 
     def accept(values: Mapping[str, Any]) -> bool:
         try:
@@ -112,15 +75,10 @@ def configuration(problem: Problem, arithmetic: str, card: Card) -> tuple[Launch
     asked = replace(problem, dtype="float32" if problem.precision == "fast" else "float64")
     found = tuned(query, asked, accept)
     if found is None:
-        return _fitted(default(kind, d, arithmetic), problem), None
+        return launched(default(kind, d, arithmetic), problem), None
     if found.rung == "forced" and not accept(found.config):
         raise ValueError(f"{name} cannot be launched with {dict(found.config)}")
-    return _fitted(LaunchConfig.of(found.config), problem), (query, found)
-
-
-def listed_configuration(problem: Problem, arithmetic: str) -> LaunchConfig:
-    """Return the launch parameters of sums over lists, which are not tuned."""
-    return _fitted(listed(problem.reduction.value, problem.d, arithmetic), problem)
+    return launched(LaunchConfig.of(found.config), problem), (query, found)
 
 
 def height_of(config: LaunchConfig, d: int) -> int:
@@ -128,8 +86,8 @@ def height_of(config: LaunchConfig, d: int) -> int:
     return config.threads // depth_of(d, config.depth)[1] * config.rows
 
 
-def _fitted(config: LaunchConfig, problem: Problem) -> LaunchConfig:
-    """The configuration that is launched, or what the simulator is done with in time."""
+def launched(config: LaunchConfig, problem: Problem) -> LaunchConfig:
+    """Return the configuration that is launched, or what the simulator is done with in time."""
     config = fitted(config, problem.precision)
     if not SIMULATED:
         return config
@@ -153,6 +111,11 @@ def shape_of(problem: Problem, arithmetic: str, config: LaunchConfig, listed: bo
     )
 
 
+def _scale(arithmetic: str) -> float:
+    """What coordinates are multiplied by before they are rounded, see :mod:`sdkde_numba.gpu_kernels`."""
+    return 1.0 if arithmetic == "float64" else math.sqrt((1.0 if arithmetic == "expanded" else 0.5) / LN2)
+
+
 def pack(points: torch.Tensor, arithmetic: str, width: int, log_weights: Any = None, tile: int = 0) -> Packed:
     """Pack float64 points (n, d) to ``width`` coordinates, padded with zeros, in float32 or float64.
 
@@ -164,7 +127,7 @@ def pack(points: torch.Tensor, arithmetic: str, width: int, log_weights: Any = N
     double, pieces = arithmetic == "float64", 2 if arithmetic == "doubled" else 1
     dtype = torch.float64 if double else torch.float32
     numbers = torch.zeros(padded, pieces * width, dtype=dtype, device=points.device)
-    scaled = points * SCALE[arithmetic] if SCALE[arithmetic] != 1.0 else points
+    scaled = points * _scale(arithmetic) if arithmetic != "float64" else points
     numbers[:n, :d] = scaled
     if pieces == 2:
         numbers[:n, width : width + d] = scaled - numbers[:n, :d]
@@ -209,57 +172,49 @@ def reduce(
     arithmetic: str,
     config: LaunchConfig,
     own: int | None = None,
-    over: Lists | None = None,
-    at_once: int = 0,
+    listed: tuple[Lists, int] | None = None,
 ) -> Partial:
-    """Sum rows over columns.
+    """Sum some or all rows of a problem over columns.
 
-    The problem's m is of all rows, of which these may be some; of a range of the points it is what is planned for.
     ``log_weight`` is added to log sums: the columns' log weight where all have the same, else 0. Row i leaves out
-    column i + ``own``. ``over`` are tiles of ``config.columns`` columns, for tiles of as many rows as a block has;
-    ``at_once`` are the rows that are summed at a time, at most.
+    column i + ``own``. ``listed`` has lists of tiles of ``config.columns`` columns, one for the rows of each block, and
+    the most rows that are summed at a time.
     """
-    shape = shape_of(problem, arithmetic, config, over is not None)
-    kernel, resident = compiled(shape, rows.numbers.device)
-    card, m = Card.of(rows.numbers.device), rows.count
+    shape = shape_of(problem, arithmetic, config, listed is not None)
+    (kernel, slots), m = compiled(shape, rows.numbers.device), rows.count
     height = height_of(config, problem.d)
-    slab = min(problem.n if problem.same else problem.m, at_once or most_rows(problem))
+    # The number of parts follows from the problem and the card, not from the rows of this call.
+    slab = min(problem.n if problem.same else problem.m, listed[1] if listed else most_rows(problem))
     limit = max(1, min(64, PARTIAL_BYTES // (8 * shape.results * slab)))
-    if over is None:
-        part = part_size(problem.m, columns.padded, height, config.columns, card.multiprocessors * resident, limit)
-        parts, lists = -(-columns.padded // part), (0, 0)
+    over: tuple[Any, Any] = (0, 0)
+    if listed is None:
+        part = part_size(problem.m, columns.padded, height, config.columns, slots, limit)
+        parts = -(-columns.padded // part)
     else:
-        part, parts = _parts_of_lists(columns.padded // config.columns, config.columns, over, limit)
-        lists = (over.tiles, over.ends)
+        over = listed[0].tiles, listed[0].ends
+        part = max(-(-columns.padded // (1 << (limit.bit_length() - 1))), SHORTEST)
+        part = -(-part // config.columns)  # tiles
+        # A power of two, so that no bits follow from the longest list: further parts are zeros, added to others.
+        parts = 1 << max(0, -(-int(torch.diff(over[1]).max()) // part) - 1).bit_length()
+        part *= config.columns
     results = torch.zeros(parts, shape.results, m, dtype=torch.float64, device=rows.numbers.device)
-    if over is not None and not shape.anchored:
+    if listed is not None and not shape.anchored:
         results[:, 0] = FLOOR[shape.double]  # of parts that are empty
     chunk = CHUNK["float64" if shape.double else problem.precision]
     terms = columns.terms if shape.terms and columns.terms is not None else columns.numbers
-    arguments = (rows.numbers, columns.numbers, terms, results.view(-1), *lists)
+    arguments = (rows.numbers, columns.numbers, terms, results.view(-1), *over)
     counts = (m, columns.padded, -(1 << 62) if own is None else own, part, chunk)
     _launch(kernel, (-(-m // height), parts), config.threads, arguments, counts)
     base = -_half_squares(rows.numbers.view(-1, shape.width)[:m]) if shape.expanded else None
-    return _joined(problem, shape, results, base, log_weight, SCALE[arithmetic])
-
-
-def _parts_of_lists(tiles: int, columns: int, over: Lists, limit: int) -> tuple[int, int]:
-    """Return the columns of a part, and how many parts there are of the longest list.
-
-    The first follows from the problem alone. Of the second, a power of two, no bits do: :func:`_added` adds what more
-    there are, which are zeros, to others.
-    """
-    part = max(-(-tiles // (1 << (limit.bit_length() - 1))), SHORTEST // columns)
-    longest = int(torch.diff(over.ends).max())
-    return part * columns, 1 << max(0, -(-longest // part) - 1).bit_length()
+    return _joined(problem, shape, results, base, log_weight, _scale(arithmetic))
 
 
 @functools.lru_cache(maxsize=4096)
 def part_size(m: int, padded: int, height: int, tile: int, slots: int, limit: int) -> int:
-    """Return the columns of a part: as many parts as make the least predicted time, by the problem and the card alone.
+    """Return the columns of a part, for the number of parts with the least predicted time.
 
-    ``padded`` are the columns, of which a block of ``height`` rows takes ``tile`` at a time. ``slots`` is how many
-    blocks the card holds at once, and ``limit`` how many parts there are at most.
+    A block of ``height`` rows takes ``tile`` of the ``padded`` columns at a time. ``slots`` is how many blocks the card
+    holds at once, and ``limit`` the largest number of parts.
     """
     blocks, tiles = -(-m // height), -(-padded // tile)
     best, best_time = tiles, math.inf
@@ -301,27 +256,18 @@ def _joined(problem: Problem, shape: Shape, results: Any, base: Any, log_weight:
 # --- compiled code --------------------------------------------------------------------------------------------------
 
 _lock = threading.RLock()
-_compiled: dict[Any, tuple[Any, int]] = {}
-_streams: dict[int, Any] = {}
+_stream = functools.lru_cache(cuda.external_stream)
 
 
+@functools.cache
 def compiled(shape: Shape, device: torch.device) -> tuple[Any, int]:
-    """Return a kernel, from Numba's cache on disk or compiled, and how many blocks a multiprocessor holds."""
-    key = shape, device.index
-    found = _compiled.get(key)
-    if found is None:
-        with _lock:
-            found = _compiled.get(key) or _compiled.setdefault(key, _compile(shape, device))
-    return found
-
-
-def _compile(shape: Shape, device: torch.device) -> tuple[Any, int]:
+    """Return a kernel, from Numba's cache on disk or compiled, and how many of its blocks the card holds."""
     function = reduction(shape)
     if SIMULATED:
         return cuda.jit(function), 1
     options: dict[str, Any] = {"max_registers": shape.registers} if shape.registers else {}
     types = signature(shape)
-    with cuda.gpus[device.index]:
+    with _lock, cuda.gpus[device.index]:
         kernel = cuda.jit(**options)(function)
         try:
             keep(kernel)
@@ -331,10 +277,13 @@ def _compile(shape: Shape, device: torch.device) -> tuple[Any, int]:
         kernel._specialized = True  # as of a kernel that is made with its types: calls do not look at their arguments'
         kernel.disable_compile()
         registers = kernel.get_regs_per_thread(types)
-    card = Card.of(device)
-    by_registers = card.registers // (shape.threads * (-(-registers // 8) * 8))
-    by_shared = card.shared // (shape.shared + 1024)  # the system keeps 1 KiB a block
-    return kernel, max(1, min(by_registers, by_shared, card.threads // shape.threads))
+    card = torch.cuda.get_device_properties(device)
+    resident = min(
+        card.regs_per_multiprocessor // (shape.threads * (-(-registers // 8) * 8)),
+        card.shared_memory_per_multiprocessor // (shape.shared + 1024),  # the system keeps 1 KiB a block
+        card.max_threads_per_multi_processor // shape.threads,
+    )
+    return kernel, card.multi_processor_count * max(1, resident)
 
 
 def _launch(kernel: Any, grid: tuple[int, int], threads: int, arguments: Any, counts: tuple[int, ...]) -> None:
@@ -346,9 +295,8 @@ def _launch(kernel: Any, grid: tuple[int, int], threads: int, arguments: Any, co
         return
     handle = current_stream(device.index)
     with cuda.gpus[device.index]:
-        stream = _streams.get(handle) or _streams.setdefault(handle, cuda.external_stream(handle))
         arrays = [cuda.as_cuda_array(x, sync=False) if isinstance(x, torch.Tensor) else x for x in arguments]
-        _configured(kernel, grid, threads, stream)(*arrays, *counts)
+        _configured(kernel, grid, threads, _stream(handle))(*arrays, *counts)
 
 
 @functools.lru_cache(maxsize=1024)

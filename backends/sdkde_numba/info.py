@@ -7,14 +7,13 @@ from typing import Any
 
 from sdkde_core.protocol import AdvancedInfo, Problem, Support, Work
 
-from .bounds import MOST_EXTENT, MOST_KERNEL_EXTENT, choose, extent_limit, takes_leaves
+from .bounds import MOST_EXTENT, choose, extent_limit, takes_leaves
 from .price import work
-
-__all__ = ["INFO"]
 
 
 def _supports(problem: Problem) -> Support:
-    most = MOST_KERNEL_EXTENT if "kernel" in problem.requires else MOST_EXTENT
+    # Other kernels than the Gaussian need finite squares of distances.
+    most = 2e149 if "kernel" in problem.requires else MOST_EXTENT
     if problem.extent > most:
         return Support(False, f"has sums up to {most:g} bandwidths from the origin, not {problem.extent:g}")
     found = work(problem)[1]
@@ -42,6 +41,6 @@ INFO = AdvancedInfo(
     extent_limit=extent_limit,
     work=_work,
     tuning="sdkde_numba.tunables:SPACE",
-    # No compile_seconds: one kernel for each dtype, that of other kernels than the Gaussian, and those of leaves, of
-    # which one is for each number of dimensions, are compiled once on a machine (0.5 to 4 s) and kept.
+    # No compile_seconds: kernels are compiled once on a machine (0.4 to 2 s) and kept. There is one for each dtype, one
+    # for other kernels than the Gaussian, and three for leaves; one of these is compiled for each number of dimensions.
 )

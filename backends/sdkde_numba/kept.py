@@ -12,8 +12,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-__all__ = ["keep"]
-
 _logger = logging.getLogger("sdkde")
 
 

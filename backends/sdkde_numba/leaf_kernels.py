@@ -16,6 +16,7 @@ registers: in half a second. As in ``cpu_kernels``, everything that is called is
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -24,25 +25,16 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from . import instructions as llvm
 from .bounds import BLOCK, LN2
-from .instructions import FAST, everywhere, exp2_of, register_bytes, times_plus, vector_pointer
-from .instructions import exp2 as _exp2
-from .instructions import larger as _larger
+from .instructions import FAST, exp2, larger
 from .price import LEAF
-
-__all__ = ["GROUP", "UNIT", "add_leaves", "choose_leaves", "list_leaves"]
 
 #: Rows for which leaves are chosen together.
 GROUP = 8
 
 #: Coordinates times this have squares of distances that are −log2 φ.
 UNIT = math.sqrt(0.5 / LN2)
-
-#: The exponent, log2, that terms below it are given.
-LOWEST = -126.0
-
-#: Rounding in float32 of coordinates and squares of distances; and of masses; with room.
-SLACK, MARGIN = 1e-6, 1.001
 
 #: The largest coordinate of boxes.
 FARTHEST = 1e15
@@ -60,66 +52,48 @@ def _add_block(typing_context, x, log_weights, which, first, last, rows, i, cent
     d, wanted = len(centre), [isinstance(kind, types.Array) for kind in (totals, moments, shifts)]
 
     def generate(context, builder, signature, arguments):
-        lanes, index = register_bytes(context) // 4, ir.IntType(32)
-        vector = ir.VectorType(ir.FloatType(), lanes)
-        columns, weights, leaves, u = (_data(context, builder, signature, arguments, k) for k in (0, 1, 2, 5))
+        lanes = llvm.register_bytes(context) // 4
+        vector, index = ir.VectorType(ir.FloatType(), lanes), ir.IntType(32)
+        columns, weights, leaves, u = (llvm.array(context, builder, signature, arguments, k).data for k in (0, 1, 2, 5))
         first, last, i = arguments[3], arguments[4], arguments[6]
-        constant = lambda value: ir.Constant(first.type, value)  # noqa: E731
+        constant = functools.partial(ir.Constant, first.type)
         splat = lambda value: ir.Constant(vector, [value] * lanes)  # noqa: E731
-        kind = ir.FunctionType(vector, [vector, vector])
-        larger = cgutils.get_or_insert_function(builder.module, kind, f"llvm.maxnum.v{lanes}f32")
 
         def place(a, factor, offset):
             return builder.add(builder.mul(a, constant(factor)), constant(offset))
 
-        def vector_at(array, offset):
-            return builder.load(vector_pointer(builder, array, offset, vector), align=4)
-
-        own = [everywhere(builder, builder.load(builder.gep(u, [place(i, d, c)])), vector) for c in range(d)]
-        # On the stack as written; LLVM keeps them in registers, since nothing takes their addresses.
-        total, moment, shift = (
-            [cgutils.alloca_once(builder, vector) for _ in range(many * wish)] for many, wish in zip((1, 2, d), wanted)
-        )
-        for slot in (*total, *moment, *shift):
-            builder.store(splat(0.0), slot)
-
-        def add(slot, a, b=None):
-            """slot += a, or a · b."""
-            old = builder.load(slot)
-            new = builder.fadd(old, a) if b is None else times_plus(builder, a, b, old)
-            builder.store(new, slot)
-
+        own = [llvm.load(builder, u, place(i, d, c), vector.element) for c in range(d)]
+        own = [llvm.everywhere(builder, x, vector) for x in own]
+        total, moment, shift = (llvm.zeros(builder, vector, many * wish) for many, wish in zip((1, 2, d), wanted))
         with cgutils.for_range_slice(builder, first, last, constant(1)) as (j, _):
             leaf = builder.load(builder.gep(leaves, [j]))
             for v in range(0, LEAF, lanes):
-                apart = [
-                    builder.fsub(vector_at(columns, place(leaf, d * LEAF, c * LEAF + v)), own[c]) for c in range(d)
-                ]
+                x = [llvm.load(builder, columns, place(leaf, d * LEAF, c * LEAF + v), vector) for c in range(d)]
+                apart = [builder.fsub(a, b) for a, b in zip(x, own)]
                 s = builder.fmul(apart[0], apart[0])
                 for a in apart[1:]:
-                    s = times_plus(builder, a, a, s)
-                exponent = builder.fsub(vector_at(weights, place(leaf, LEAF, v)), s)
-                exponent = builder.call(larger, [exponent, splat(LOWEST)], fastmath=("nnan", "nsz"))
-                phi = exp2_of(builder, exponent)
-                add(total[0], phi)
+                    s = llvm.times_plus(builder, a, a, s)
+                exponent = builder.fsub(llvm.load(builder, weights, place(leaf, LEAF, v), vector), s)
+                exponent = llvm.call(builder, "llvm.maxnum", [exponent, splat(-126.0)], ("nnan", "nsz"))
+                phi = llvm.exp2_of(builder, exponent)
+                llvm.add(builder, total[0], phi)
                 if moment:
                     product = builder.fmul(phi, s)
-                    add(moment[0], product)
-                    add(moment[1], product, s)
+                    llvm.add(builder, moment[0], product)
+                    llvm.add(builder, moment[1], product, s)
                 for slot, a in zip(shift, apart):
-                    add(slot, phi, a)
+                    llvm.add(builder, slot, phi, a)
 
         half = lanes // 2
         wide = ir.VectorType(ir.DoubleType(), half)
         for k, slots in zip((8, 9, 10), (total, moment, shift)):
             for n, slot in enumerate(slots):
-                array = _data(context, builder, signature, arguments, k)
+                data = llvm.array(context, builder, signature, arguments, k).data
                 for part in range(2):
                     mask = ir.Constant(ir.VectorType(index, half), [part * half + lane for lane in range(half)])
                     value = builder.fpext(builder.shuffle_vector(builder.load(slot), splat(0.0), mask), wide)
                     there = place(i, len(slots) * LEAF, n * LEAF + part * half)
-                    there = vector_pointer(builder, array, there, wide)
-                    builder.store(builder.fadd(builder.load(there, align=8), value), there, align=8)
+                    llvm.store(builder, builder.fadd(llvm.load(builder, data, there, wide), value), data, there)
         return context.get_dummy_value()
 
     kinds = x, log_weights, which, first, last, rows, i, centre, totals, moments, shifts
@@ -131,7 +105,7 @@ def _block(typing_context):
     """Leaves after which each lane has added :data:`BLOCK` terms: narrower registers take a leaf in parts."""
 
     def generate(context, builder, signature, arguments):
-        return context.get_constant(types.intp, BLOCK * register_bytes(context) // (4 * LEAF))
+        return context.get_constant(types.intp, BLOCK * llvm.register_bytes(context) // (4 * LEAF))
 
     return types.intp(), generate
 
@@ -141,32 +115,21 @@ def _move(typing_context, columns, tile, c, start, middle, x, k):
     """x[k, c] = (columns[tile, c, start : start + LEAF] − middle) · UNIT, from float64 to float32."""
 
     def generate(context, builder, signature, arguments):
-        _, many, width = _shape(context, builder, signature, arguments, 0)
-        d = _shape(context, builder, signature, arguments, 5)[1]
+        columns, x = (llvm.array(context, builder, signature, arguments, i) for i in (0, 5))
         tile, c, start, middle, k = (arguments[i] for i in (1, 2, 3, 4, 6))
+        (many, width), d = (builder.extract_value(columns.shape, i) for i in (1, 2)), builder.extract_value(x.shape, 1)
         wide, narrow = (ir.VectorType(kind, LEAF) for kind in (ir.DoubleType(), ir.FloatType()))
         source = builder.add(builder.mul(builder.add(builder.mul(tile, many), c), width), start)
-        source = vector_pointer(builder, _data(context, builder, signature, arguments, 0), source, wide)
-        target = builder.mul(builder.add(builder.mul(k, d), c), ir.Constant(k.type, LEAF))
-        target = vector_pointer(builder, _data(context, builder, signature, arguments, 5), target, narrow)
-        moved = builder.fsub(builder.load(source, align=8), everywhere(builder, middle, wide))
+        moved = builder.fsub(llvm.load(builder, columns.data, source, wide), llvm.everywhere(builder, middle, wide))
         moved = builder.fptrunc(builder.fmul(moved, ir.Constant(wide, [UNIT] * LEAF)), narrow)
-        builder.store(moved, target, align=4)
+        target = builder.mul(builder.add(builder.mul(k, d), c), ir.Constant(k.type, LEAF))
+        llvm.store(builder, moved, x.data, target)
         return context.get_dummy_value()
 
     return types.void(columns, tile, c, start, middle, x, k), generate
 
 
-def _data(context, builder, signature, arguments, k):
-    return context.make_array(signature.args[k])(context, builder, value=arguments[k]).data
-
-
-def _shape(context, builder, signature, arguments, k):
-    array = context.make_array(signature.args[k])(context, builder, value=arguments[k])
-    return cgutils.unpack_tuple(builder, array.shape)
-
-
-@njit(nogil=True)
+@njit(nogil=True, fastmath=FAST, error_model="numpy", no_cfunc_wrapper=True)
 def add_leaves(x, log_weights, chosen, ends, u, centre, totals, moments, shifts):
     """Add leaves to the sums of rows, group by group. Compiled for every d, which is the length of ``centre``.
 
@@ -191,46 +154,47 @@ def add_leaves(x, log_weights, chosen, ends, u, centre, totals, moments, shifts)
 # --- which leaves ---------------------------------------------------------------------------------------------------
 
 
-@njit(nogil=True, fastmath=FAST, forceinline=True)
-def _halves(low, high, rows, first, last, count, out):
-    """What −log2 φ is at least, of the rows from ``first`` to ``last`` and leaves, from their boxes."""
+@njit(inline="always")
+def _halves(boxes, rows, first, last, count, out, g):
+    """out[g, k] is what −log2 φ is at least, of the rows from ``first`` to ``last`` and leaf k, from their boxes."""
+    zero = np.float32(0.0)
     for k in range(count):
-        out[k] = np.float32(0.0)
-    for c in range(low.shape[0]):
-        least, most = rows[first, c], rows[first, c]
+        out[g, k] = zero
+    for c in range(rows.shape[1]):
+        least, most = -rows[first, c], rows[first, c]
         for r in range(first + 1, last):
-            least, most = min(least, rows[r, c]), max(most, rows[r, c])
-        least, most = _below(least), -_below(-most)
+            least, most = larger(least, -rows[r, c]), larger(most, rows[r, c])
+        least, most = _below(-least), -_below(-most)
         for k in range(count):
-            gap = _larger(_larger(low[c, k] - most, least - high[c, k]), np.float32(0.0))
-            out[k] += gap * gap
+            gap = larger(larger(boxes[0, c, k] - most, least - boxes[1, c, k]), zero)
+            out[g, k] += gap * gap
     for k in range(count):
-        out[k] *= np.float32(1.0 - SLACK)
+        out[g, k] *= np.float32(1.0 - 1e-6)  # room for rounding, as in _below
 
 
-@njit(nogil=True, forceinline=True)
+@njit(inline="always")
 def _below(x):
-    """A number of float32 that is no larger than x before it was rounded, and whose square is finite."""
-    return np.float32(min(max(x - SLACK * abs(x), -FARTHEST), FARTHEST))
+    """A float32 lower bound on x before it was rounded; its square is finite."""
+    return np.float32(-larger(-larger(x - 1e-6 * abs(x), -FARTHEST), -FARTHEST))
 
 
-@njit(nogil=True, fastmath=FAST, forceinline=True)
-def _masses(halves, heavy, count, floor, whole, factor, d, out):
+@njit(inline="always")
+def _masses(halves, g, heavy, count, floor, whole, factor, d, out):
     """What leaves add to a result at most, relative to sums of 2^floor at least; right where that is below 1."""
     real = np.float32
     reach, base = real(math.sqrt(2.0 * LN2 * max(whole - floor, 0.0))), real(max(floor, -FARTHEST))
     for k in range(count):
-        exponent = -_larger(-_larger(heavy[k] - halves[k] - base, real(LOWEST)), real(0.0))
-        out[k] = _exp2(exponent) * real(MARGIN)
+        exponent = -larger(-larger(heavy[k] - halves[g, k] - base, real(-126.0)), real(0.0))
+        out[k] = exp2(exponent) * real(1.001)  # room for its rounding
     if factor == 1:
         for k in range(count):
-            out[k] *= _larger(np.sqrt(real(2.0 * LN2) * _larger(halves[k], real(0.0))), real(1.0)) + reach
+            out[k] *= larger(np.sqrt(real(2.0 * LN2) * larger(halves[g, k], real(0.0))), real(1.0)) + reach
     if factor == 2:
         for k in range(count):
-            out[k] *= real(1.0) + halves[k] * real(LN2 / (1.0 + 0.5 * d))
+            out[k] *= real(1.0) + halves[g, k] * real(LN2 / (1.0 + 0.5 * d))
 
 
-@njit(nogil=True, fastmath=FAST, forceinline=True)
+@njit(inline="always")
 def _threshold(masses, count, allowed):
     """A number such that all smaller masses come to no more than ``allowed``."""
     good, factor = np.float32(allowed / count), np.float32(math.sqrt(count))
@@ -238,68 +202,64 @@ def _threshold(masses, count, allowed):
         tried, total = good * factor, np.float32(0.0)
         for k in range(count):
             total += masses[k] if masses[k] < tried else np.float32(0.0)
-        if total * np.float32(MARGIN) <= allowed:
+        if total * np.float32(1.001) <= allowed:
             good = tried
         factor = np.float32(math.sqrt(factor))
     return good
 
 
-@njit(nogil=True, fastmath=FAST, forceinline=True)
-def _early(heavy, halves, count, which):
-    """The leaves that may add most, to six bits; how many. Their exponents become −1."""
+@njit(inline="always")
+def _early(heavy, halves, g, count, which):
+    """List in which[g] the leaves that may add most, to six bits; return how many. Their exponents become −1."""
     nearest, number = np.float32(-2.0 * FARTHEST**2), 0
     for k in range(count):
-        nearest = _larger(nearest, heavy[k] - halves[k])
+        nearest = larger(nearest, heavy[k] - halves[g, k])
     for k in range(count):  # without a branch, which could not be foreseen
-        which[number] = k
-        number += heavy[k] - halves[k] >= nearest - np.float32(6.0)
-    for k in which[:number]:
-        halves[k] = np.float32(-1.0)
+        which[g, number] = k
+        number += heavy[k] - halves[g, k] >= nearest - np.float32(6.0)
+    for k in range(number):
+        halves[g, which[g, k]] = np.float32(-1.0)
     return number
 
 
-@njit(nogil=True)
+@njit(nogil=True, fastmath=FAST, error_model="numpy", no_cfunc_wrapper=True)
 def list_leaves(
     columns, log_weights, low, high, heavy, tiles, rows, floor, whole, factor, allowed,
-    x, weights, boxes, heavies, halves, masses, leaves, u, chosen, ends,
+    x, weights, boxes, heavies, halves, masses, leaves, u, chosen, ends, middle,
 ):  # fmt: skip
     """List the leaves that can matter to a tile of rows, move them to its middle, and choose those to be summed first.
+
+    The arguments from ``x`` on are written; arrays have room for ``k`` leaves. Returns how many leaves can matter.
 
     Parameters
     ----------
     columns, log_weights : (tiles, c, width) and (tiles, width) float64 arrays
-        As packed: coordinates of columns in order, and what comes after d of them; log2 weights, none above 0, far
-        below where there is no column. ``width`` is a multiple of :data:`LEAF`.
+        As packed: d coordinates of columns in order, then what follows them; log2 weights, none above 0, far below
+        where there is no column. ``width`` is a multiple of :data:`LEAF`.
     low, high, heavy : (d, leaves), (d, leaves) and (leaves,) float64 arrays
         The leaves' boxes, and log2 of their weights.
     tiles, rows : (l,) array of int, (b, d) float64 array
         The tiles of columns, ascending, that the rows need.
     floor, whole : float
-        log2 of what the rows' sums are at least, and of all weights together.
+        log2 of a lower bound on the rows' sums, and of all weights together.
     factor, allowed : int, float
         What a leaf's mass is multiplied by for its part in a result (0 LOG_SUM, 1 MEAN, 2 LAPLACE); what may be left
         out, of a result's tolerance.
     x, weights, boxes, heavies : float32 arrays
-        To be written, as all that follow: the leaves times :data:`UNIT` from the rows' middle, as :func:`add_leaves`
-        takes them; (2, d, k) their boxes, and (k,) weights.
+        The leaves times :data:`UNIT` from the rows' middle, as :func:`add_leaves` takes them; (2, d, k) their boxes;
+        (k,) their weights.
     halves, masses : (groups, k) and (k,) float32 arrays
-        What −log2 φ is at least, −1 of those to be summed first; room.
-    leaves, u, chosen, ends
-        (k,) array of int; rows, and leaves of each group to be summed first, as :func:`add_leaves` takes them. Rows
-        that are missing are as the last.
-
-    Returns
-    -------
-    int
-        How many leaves can matter.
+        A lower bound on −log2 φ, −1 for leaves to be summed first; room.
+    leaves, u, chosen, ends, middle
+        (k,) array of int; rows, and each group's leaves to be summed first, as :func:`add_leaves` takes them; (d,), the
+        rows' middle. Rows that are missing are as the last.
     """
     (b, d), per, count = rows.shape, columns.shape[2] // LEAF, 0
-    middle = np.empty(d)
     for c in range(d):
-        least, most = rows[0, c], rows[0, c]
+        least, most = -rows[0, c], rows[0, c]
         for r in range(1, b):
-            least, most = min(least, rows[r, c]), max(most, rows[r, c])
-        middle[c] = 0.5 * (least + most)
+            least, most = larger(least, -rows[r, c]), larger(most, rows[r, c])
+        middle[c] = 0.5 * (most - least)
         for r in range(u.shape[0]):
             u[r, c] = (rows[min(r, b - 1), c] - middle[c]) * UNIT
     for tile in tiles:
@@ -313,8 +273,8 @@ def list_leaves(
         ends[g] = 0
     if count == 0:
         return 0
-    _halves(boxes[0], boxes[1], u, 0, b, count, halves[0])
-    _masses(halves[0], heavies, count, floor, whole, factor, d, masses)
+    _halves(boxes, u, 0, b, count, halves, 0)
+    _masses(halves, 0, heavies, count, floor, whole, factor, d, masses)
     bound, listed, count = _threshold(masses, count, allowed), count, 0
     for k in range(listed):
         if masses[k] >= bound:
@@ -324,32 +284,34 @@ def list_leaves(
             count += 1
     for k in range(count):
         tile, start = leaves[k] // per, (leaves[k] % per) * LEAF
-        for c in range(d):
-            _move(columns, tile, c, start, middle[c], x, k)
         for j in range(LEAF):
             weights[k, j] = log_weights[tile, start + j]
+        for c in range(d):
+            _move(columns, tile, c, start, middle[c], x, k)
     for g in range(-(-b // GROUP)):
-        _halves(boxes[0], boxes[1], u, g * GROUP, (g + 1) * GROUP, count, halves[g])
-        ends[g] = _early(heavies, halves[g], count, chosen[g])
+        _halves(boxes, u, g * GROUP, (g + 1) * GROUP, count, halves, g)
+        ends[g] = _early(heavies, halves, g, count, chosen)
     return count
 
 
-@njit(nogil=True)
+@njit(nogil=True, fastmath=FAST, error_model="numpy", no_cfunc_wrapper=True)
 def choose_leaves(totals, heavies, halves, masses, count, d, whole, factor, allowed, chosen, ends):
-    """Choose the leaves that are to be summed after the first ones, by what rows have from those: ``totals``.
+    """Choose the leaves to be summed after the first ones, by what rows have from those: ``totals``.
 
-    ``count`` leaves can matter. Other arguments are as in :func:`list_leaves`, of which ``chosen`` and ``ends`` are to
-    be written.
+    ``count`` leaves can matter. ``chosen`` and ``ends`` are written. Other arguments are as in :func:`list_leaves`.
     """
     for g in range(ends.shape[0]):
-        first, ends[g], floor = ends[g], 0, np.inf
+        first, ends[g], floor = ends[g], 0, 1e300
         for r in range(g * GROUP, (g + 1) * GROUP):
-            floor = min(floor, totals[r, 0].sum())
+            total = 0.0
+            for j in range(LEAF):
+                total += totals[r, 0, j]
+            floor = min(floor, total)
         if first == 0 or not floor > 0.0:
             continue
-        _masses(halves[g], heavies, count, math.log2(floor), whole, factor, d, masses)
-        for k in chosen[g, :first]:
-            masses[k] = np.float32(0.0)
+        _masses(halves, g, heavies, count, math.log2(floor), whole, factor, d, masses)
+        for k in range(first):
+            masses[chosen[g, k]] = np.float32(0.0)
         least, number = _threshold(masses, count, allowed), 0
         for k in range(count):
             chosen[g, number] = k

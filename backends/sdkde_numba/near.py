@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,13 +13,11 @@ from sdkde_core.nearby import Index, Lists, index
 from sdkde_core.plugin import checkpoint, exponents, map_threads
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
-from .bounds import LN2, LeafSums, leaf_errors, takes_leaves
-from .compiled import leaf_kernels
+from .bounds import LN2, LeafSums, leaf_errors
+from .compiled import call
 from .cpu_kernels import ABSENT
-from .leaf_kernels import GROUP, UNIT
+from .leaf_kernels import GROUP, UNIT, add_leaves, choose_leaves, list_leaves
 from .price import HEIGHT, LEAF, SIZE
-
-__all__ = ["Near", "aligned", "leaf_bytes", "order_columns", "sum_leaves"]
 
 Array = NDArray[Any]
 
@@ -41,15 +40,13 @@ def order_columns(columns: Columns, mean: bool, threads: int) -> Near:
     weights = columns.log_weights / LN2
     peak, lightest = float(weights.max()), float(weights.min())
     (found,) = map_threads(lambda c: index(c.points, c.log_weights, SIZE, LEAF), [columns], 1, apart=True)
-    n, place = len(found.order), np.empty(len(found.order), np.intp)
-    place[found.order] = np.arange(n)
     points, shares = columns.points[found.order], np.exp2(weights[found.order] - peak)
-    starts = np.arange(0, n, LEAF)
+    starts = np.arange(0, len(points), LEAF)
     low, high = (f.reduceat(points, starts, axis=0).T.copy() for f in (np.minimum, np.maximum))
     with np.errstate(divide="ignore"):  # of the least weights nothing is left
         heavy = np.maximum(np.log2(np.add.reduceat(shares, starts)), ABSENT[0])
     ties = map_threads(lambda x: _tie(x, shares), points.T if mean else [], threads, apart=True)
-    return Near(found, place, low, high, heavy, peak, peak - lightest, max(ties, default=1.0))
+    return Near(found, np.argsort(found.order), low, high, heavy, peak, peak - lightest, max(ties, default=1.0))
 
 
 def _tie(x: Array, weights: Array) -> float:
@@ -66,54 +63,50 @@ def _tie(x: Array, weights: Array) -> float:
     return float(np.max(sums / np.repeat(tiles, first.sum(axis=1))))
 
 
-class _Room:
-    """What the kernels write for a tile of rows, for so many tiles of columns."""
+def _summing(
+    problem: Problem, near: Near, columns: Array, log_weights: Array, tiles: int
+) -> Callable[[Array, Array, float], list[Array]]:
+    """Return what sums a tile of rows over the leaves of listed tiles of columns, at most so many ``tiles``.
 
-    def __init__(self, problem: Problem, near: Near, tiles: int) -> None:
-        d, most, groups = problem.d, tiles * (SIZE // LEAF), HEIGHT // GROUP
-        self.x, self.weights = aligned(most, d, LEAF), aligned(most, LEAF)
-        self.boxes, self.heavies = np.empty((2, d, most), np.float32), np.empty(most, np.float32)
-        self.halves, self.masses = np.empty((groups, most), np.float32), np.empty(most, np.float32)
-        self.leaves, self.u = np.empty(most, np.intp), np.empty((HEIGHT, d), np.float32)
-        self.chosen, self.ends = np.empty((groups, most + 1), np.intp), np.empty(groups, np.intp)
-        self.sums = [
-            np.zeros((HEIGHT, many, LEAF)) if wish else None for many, wish in zip((1, 2, d), _wanted(problem))
-        ]
-        self.list, self.add, self.choose = leaf_kernels(d, *_wanted(problem)[1:])
-        self.whole = max(near.columns.log_weight, 0.0) / LN2 - near.peak  # of all columns, of which these may be some
-        self.factor = {"log_sum": 0, "mean": 1, "laplace": 2}[problem.reduction.value]
-        # For leaves that are left out; the lists of tiles have a share of their own.
-        allowed = 0.15 * TOLERANCES[problem.precision][problem.reduction].absolute
-        self.of_tiles, self.of_groups = 0.1 * allowed, 0.9 * allowed  # for all rows together, and for GROUP of them
+    It takes the list, the rows (b, d) and log2 of what their sums are at least, and returns an array for each of
+    :func:`_wanted`, (b, 0) where that is not.
+    """
+    d, most, groups = problem.d, tiles * (SIZE // LEAF), HEIGHT // GROUP
+    x, weights, boxes, u = aligned((most, d, LEAF)), aligned((most, LEAF)), aligned((2, d, most)), aligned((HEIGHT, d))
+    heavies, masses, halves = aligned((most,)), aligned((most,)), aligned((groups, most))
+    leaves, chosen, ends = np.empty(most, np.intp), np.empty((groups, most + 1), np.intp), np.empty(groups, np.intp)
+    wanted, middle = _wanted(problem), np.empty(d)
+    sums = [np.zeros((HEIGHT, many, LEAF)) if wish else None for many, wish in zip((1, 2, d), wanted)]
+    # The log weight of all columns of the problem: these may be a part of them.
+    whole = float(max(near.columns.log_weight, 0.0) / LN2 - near.peak)
+    counted = whole, {"log_sum": 0, "mean": 1, "laplace": 2}[problem.reduction.value]
+    # What leaves that are left out may add; the lists of tiles have a share of their own.
+    allowed = 0.15 * TOLERANCES[problem.precision][problem.reduction].absolute
+    of_tiles, of_groups = 0.1 * allowed, 0.9 * allowed  # for all rows together, and for GROUP of them
+    variant, add = (d, *wanted), (x, weights, chosen, ends, u, (0.0,) * d, *sums)
 
-    def sum(
-        self, near: Near, columns: Array, log_weights: Array, tiles: Array, rows: Array, floor: float
-    ) -> list[Array]:
-        """Return the sums of a tile of rows; no numbers for those that are not wanted."""
-        for some in self.sums:
+    def sum_tile(listed: Array, rows: Array, floor: float) -> list[Array]:
+        for some in sums:
             if some is not None:
                 some[:] = 0.0
-        add = self.x, self.weights, self.chosen, self.ends, self.u, (0.0,) * rows.shape[1], *self.sums
-        count = self.list(
-            *(columns, log_weights, near.low, near.high, near.heavy, tiles, rows, floor, self.whole, self.factor),
-            *(self.of_tiles, self.x, self.weights, self.boxes, self.heavies, self.halves, self.masses),
-            *(self.leaves, self.u, self.chosen, self.ends),
+        count = call(
+            *(list_leaves, (), columns, log_weights, near.low, near.high, near.heavy, listed, rows, floor, *counted),
+            *(of_tiles, x, weights, boxes, heavies, halves, masses, leaves, u, chosen, ends, middle),
         )
-        self.add(*add)
-        self.choose(
-            *(self.sums[0], self.heavies, self.halves, self.masses, count, rows.shape[1], self.whole, self.factor),
-            *(self.of_groups, self.chosen, self.ends),
-        )
-        self.add(*add)
-        return [np.empty((len(rows), 0)) if some is None else some[: len(rows)].sum(axis=2) for some in self.sums]
+        call(add_leaves, variant, *add)
+        call(choose_leaves, (), sums[0], heavies, halves, masses, count, d, *counted, of_groups, chosen, ends)
+        call(add_leaves, variant, *add)
+        return [np.empty((len(rows), 0)) if some is None else some[: len(rows)].sum(axis=2) for some in sums]
+
+    return sum_tile
 
 
-def aligned(*shape: int) -> Array:
-    """Numbers of float32 that begin with a line of the cache: a vector that lies in two takes twice as long to read."""
-    size, line = 4 * math.prod(shape), 64
+def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
+    """An empty array that begins with a line of the cache: a vector that lies in two takes twice as long to read."""
+    size, line = math.prod(shape) * np.dtype(dtype).itemsize, 64
     found = np.empty(size + line, np.uint8)
     start = -found.ctypes.data % line
-    return found[start : start + size].view(np.float32).reshape(shape)
+    return found[start : start + size].view(dtype).reshape(shape)
 
 
 def _wanted(problem: Problem) -> tuple[bool, bool, bool]:
@@ -124,27 +117,21 @@ def _wanted(problem: Problem) -> tuple[bool, bool, bool]:
     return True, problem.reduction is not Reduction.LOG_SUM or problem.d > 8, problem.reduction is Reduction.MEAN
 
 
-def leaf_bytes(problem: Problem, near: Near) -> int:
-    """Return what :func:`sum_leaves` takes at most: as if all leaves mattered."""
-    each = 4 * (problem.d + 1) * LEAF + 8 * problem.d + 16 + 12 * HEIGHT // GROUP
-    return each * len(near.heavy) if takes_leaves(problem) else 0
-
-
 def sum_leaves(
     problem: Problem, near: Near, columns: Array, log_weights: Array, rows: Array, found: Lists
 ) -> tuple[Partial, Array]:
     """Sum neighbouring rows (m, d) over the leaves that can matter to them, in float32.
 
     ``columns`` and ``log_weights`` are as packed, the latter log2, over the heaviest; ``found`` has tiles of columns
-    for tiles of :data:`~sdkde_numba.price.HEIGHT` rows. Returned are also the rows whose errors may be beyond the
-    tolerance, (k,) array of int.
+    for tiles of :data:`~sdkde_numba.price.HEIGHT` rows. The second result is (k,) array of int, the rows whose errors
+    may be beyond the tolerance.
     """
-    (m, d), room = rows.shape, _Room(problem, near, int(np.max(np.diff(found.ends), initial=1)))
-    parts = []
+    (m, d), parts = rows.shape, []
+    sum_tile = _summing(problem, near, columns, log_weights, int(np.max(np.diff(found.ends), initial=1)))
     for b, floor in enumerate(found.floors / LN2 - near.peak):
         checkpoint()
-        tiles, some = found.tiles[found.ends[b] : found.ends[b + 1]], rows[b * HEIGHT : (b + 1) * HEIGHT]
-        parts.append(room.sum(near, columns, log_weights, tiles, some, floor))
+        listed = found.tiles[found.ends[b] : found.ends[b + 1]]
+        parts.append(sum_tile(listed, rows[b * HEIGHT : (b + 1) * HEIGHT], floor))
     totals, moments, shifts = (np.concatenate(k) for k in zip(*parts))
     total = totals[:, 0]
     log_sum = np.log(total) + LN2 * near.peak

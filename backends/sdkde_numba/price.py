@@ -1,4 +1,4 @@
-"""What sums over all pairs cost, and over those that matter; which of them the backend takes."""
+"""What sums over all pairs cost, what sums over the pairs that matter cost, and which the backend takes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,15 @@ from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction, Work
 
 from .bounds import choose, takes_leaves
 
-__all__ = ["HEIGHT", "LEAF", "SIZE", "TASK", "pays", "work"]
-
 #: Least work of a task, in multiplications.
 TASK = 1 << 25
 
 #: Where tiles are left out: columns and rows of a tile, and columns of a leaf, which stand together in their order.
 SIZE, HEIGHT, LEAF = 128, 128, 16
 
-#: Seconds of one thread, for sums over all pairs, from which it is looked how many pairs matter: a look takes 20 ms in
-#: up to sixteen dimensions. The share of pairs beyond which all are summed, and of these seconds.
-LOOK, NEARLY_ALL, PAYS = 0.5, 0.95, 0.8
-
-#: One thread's operations a second: in products by dtype, others, exponentials. Nominal: a choice on which bits depend
-#: may not depend on what is measured, nor on the number of threads.
-RATES = {"float64": 2.3e10, "float32": 4.6e10, "scalar": 4.4e9, "exp": 1.2e9}
-
 
 def work(problem: Problem) -> tuple[Work, float | None]:
-    """Return what the backend does, and the share of the pairs that is likely to matter where it leaves others out."""
+    """Return what the backend does, and the share of the pairs that it is likely to sum; None for all."""
     left = None
     if _looks(problem):
         left = _if_it_pays(problem, typical_share(problem, SIZE, HEIGHT, _out(problem)))
@@ -54,7 +44,7 @@ def work(problem: Problem) -> tuple[Work, float | None]:
 
 
 def pays(problem: Problem, columns: Columns) -> bool:
-    """Whether to leave pairs out of sums over these columns, by some of them."""
+    """Whether to leave pairs out of sums over these columns, by a sample of them."""
     if not _looks(problem) or not np.isfinite(columns.points).all():
         return False
     points, log_weights = columns.points, columns.log_weights
@@ -69,13 +59,13 @@ def _out(problem: Problem) -> float:
 
 def _if_it_pays(problem: Problem, share: float) -> float | None:
     """The share of the pairs that lists leave, where sums over these are faster by one thread."""
-    some = _seconds(_over_some(problem, share)) + 2.0 * _sorting(problem) / RATES["scalar"]
-    return share if share <= NEARLY_ALL and some < PAYS * _seconds(_over_all(problem)) else None
+    some = _seconds(_over_some(problem, share)) + _seconds(Work(scalar_flops=2.0 * _sorting(problem)))
+    return share if share <= 0.95 and some < 0.8 * _seconds(_over_all(problem)) else None
 
 
 def _looks(problem: Problem) -> bool:
     """Whether to look: of few rows the columns are shared out over threads, but not where tiles are left out."""
-    least = LOOK * max(1.0, problem.d / 16)
+    least = 0.5 * max(1.0, problem.d / 16)  # seconds of one thread; a look takes 20 ms in up to sixteen dimensions
     return problem.kernel == "gaussian" and problem.m >= 8 * HEIGHT and _seconds(_over_all(problem)) > least
 
 
@@ -101,10 +91,10 @@ def _over_all(problem: Problem) -> Work:
 
 
 def _over_some(problem: Problem, share: float) -> Work:
-    """Of the pairs listed, measured from three to ten dimensions; making the lists is in these figures.
+    """The listed pairs, as measured from three to ten dimensions; the figures include making the lists.
 
-    Leaf by leaf about 0.4 of the listed pairs are summed where few are listed, and all where all are, in a time that
-    grows with d. By tiles they take as long as all pairs, of which tiles are longer.
+    Leaf by leaf about 0.4 of the listed pairs are summed if few are listed, and all if all are; the time grows with d.
+    By tiles a listed pair takes as long as a pair in a sum over all.
     """
     whole, leaves, mean = _over_all(problem), takes_leaves(problem), problem.reduction is Reduction.MEAN
     again = share * (0.05 if leaves else 1.0)  # of rows for which float32 does not do, of most data
@@ -123,6 +113,6 @@ def _sorting(problem: Problem) -> float:
 
 
 def _seconds(some: Work) -> float:
-    """Of one thread, nominal."""
-    products = sum(flops / RATES[dtype] for dtype, flops in some.matrix_flops.items())
-    return products + some.scalar_flops / RATES["scalar"] + some.exps / RATES["exp"]
+    """Of one thread, nominal: bits depend on the choice, so it may not depend on measurements or on the threads."""
+    products = some.matrix_flops.get("float64", 0.0) / 2.3e10 + some.matrix_flops.get("float32", 0.0) / 4.6e10
+    return products + some.scalar_flops / 4.4e9 + some.exps / 1.2e9

@@ -12,11 +12,6 @@ from sdkde_core.plugin import cpu_threads
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Config, Query, this_cpu, tuned
 
-__all__ = ["SPACE", "TileSpace", "configuration", "width_of"]
-
-#: Columns of a tile are whole blocks of registers.
-MULTIPLE = 64
-
 
 class TileSpace:
     """See :class:`sdkde_core.tuning.Space`. Nothing is compiled for a configuration."""
@@ -46,8 +41,8 @@ class TileSpace:
     def limit(self, kernel: str, config: Config, problem: Problem, architecture: str) -> str | None:
         if config.keys() != {"width", "threads"} or any(type(x) is not int or x < 1 for x in config.values()):
             return "a configuration has width and threads, positive integers"
-        if config["width"] % MULTIPLE:
-            return f"width is no multiple of {MULTIPLE}"
+        if config["width"] % 64:
+            return "width is no multiple of 64"
         return f"takes more threads than {cpu_threads()}" if config["threads"] > cpu_threads() else None
 
 
@@ -65,5 +60,5 @@ def configuration(problem: Problem) -> Config:
 
 def width_of(n: int, many: int, itemsize: int, tuned: int | None = None) -> int:
     """Return the columns of a tile: as tuned or what the cache holds, no more than there are, blocks of registers."""
-    most = tuned or max(MULTIPLE, min(512, (1 << 18) // (many * itemsize)) // MULTIPLE * MULTIPLE)
-    return min(most, -(-n // MULTIPLE) * MULTIPLE)
+    most = tuned or max(64, min(512, (1 << 18) // (many * itemsize)) // 64 * 64)
+    return min(most, -(-n // 64) * 64)
