@@ -77,13 +77,16 @@ def looks(problem: Problem, modes: float) -> bool:
 def by_lists(problem: Problem, rows: float, left: float, columns: float | None = None) -> Work:
     """Return the Work of summing ``rows`` on a CPU over lists of nearby tiles, which leave each so many of the columns.
 
-    Fitted to 20,000 to 100,000 points in one to three dimensions, within a factor of 2.5. NumPy's passes over small
-    arrays wait for the interpreter's lock: two threads or more save a sixth.
+    Fitted to 20,000 to 100,000 points in one to three dimensions, within a factor of 2.5, and to 200 to 10,000 columns
+    outside a box. For few rows the columns near them are gathered instead of sorted. NumPy's passes over small arrays
+    wait for the interpreter's lock: two threads or more save a sixth.
     """
     columns, mean = problem.n if columns is None else columns, problem.reduction is Reduction.MEAN
-    sort = columns * (60.0 if problem.d == 1 else 300.0) * math.log2(columns + 1.0) * (rows > 0)
+    each = 75.0 * problem.d if 32 * rows < columns else (60.0 if problem.d == 1 else 300.0) * math.log2(columns + 1.0)
+    sort = columns * each * (rows > 0)
     pairs, alone = rows * min(left, columns), prices.speedup(cpu_threads())
-    summed = 7.0 * (problem.d + 1) * (1.4 if mean else 1.0) * pairs + 1.2e3 * 5.0**problem.d * rows
+    lists = 1.2e3 * min(5.0**problem.d, 12.0 + 0.01 * columns) * rows
+    summed = 7.0 * (problem.d + 1) * (1.4 if mean else 1.0) * pairs + lists
     return Work(scalar_flops=alone * sort + alone / min(alone, 1.2) * summed, launches=100)
 
 
