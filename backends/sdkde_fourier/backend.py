@@ -85,7 +85,7 @@ class FourierBackend:
             return None
         usual = bounds.tolerance(problem, floor, total)
         low, high = (np.array([end(points[:, a]) for a in range(problem.d)]) for end in (np.min, np.max))
-        some = points[:: max(1, len(points) // (1 << 16))]
+        some = points[:: max(1, len(points) // price.SAMPLE)]
         found = choose_box(
             problem, (low, high), some, usual, functools.partial(price.box_seconds, price.CPU, problem, usual)
         )

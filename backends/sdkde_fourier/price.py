@@ -38,6 +38,9 @@ Array = NDArray[Any]
 #: Most modes of a box: with finufft's grid, twice as fine per dimension, 1 GiB in three dimensions.
 MOST_MODES = 1 << 23
 
+#: Points that boxes are chosen by on a CPU.
+SAMPLE = 1 << 15
+
 
 def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
     """Return the Work of the transforms: spreading and interpolation over width^d grid points, and the FFTs.
@@ -65,7 +68,7 @@ def by_looking(problem: Problem, way: Work) -> Work:
 
     A box takes 40 ns a column and dimension, and a look at the lists 8 ms, if it :func:`looks` at these.
     """
-    box, lists = 160.0 * problem.d * min(problem.n, 1 << 16), 3.2e7 * min(1.0, problem.n / 2048.0)
+    box, lists = 160.0 * problem.d * min(problem.n, SAMPLE), 3.2e7 * min(1.0, problem.n / 2048.0)
     return Work(scalar_flops=prices.speedup(cpu_threads()) * (box + lists * looks(problem, seconds(way))), launches=60)
 
 
