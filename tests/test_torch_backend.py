@@ -97,27 +97,6 @@ def test_compiled_tiles(reduction):
 # --- formulas -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("d", [1, 16, 784])
-@pytest.mark.parametrize("reduction", Reduction)
-def test_which_formula(reduction, d):
-    def name(precision, extent, device, **more):
-        return bounds.formula(
-            Problem(reduction, 100, 100, d, precision=precision, device=device, extent=extent), **more
-        )
-
-    mean = reduction is Reduction.MEAN
-    assert name("fast", 3.0, "cpu") == ("expanded float64" if mean else "expanded float32")
-    assert name("high", 10.0, "cpu") == "expanded float64"
-    assert name("float64", 3.0, "cuda:0") == "expanded float64"
-    assert name("fast", 10.0, "cuda:0").startswith("split" if mean or d > 100 else "expanded")
-    assert name("fast", 10.0, "cuda:0", single=False) == "expanded float64"
-    assert name("high", 9.0, "mps") == "split float32"
-    assert name("float64", 9.0, "mps") == ""
-    assert name("high", 1e9, "cpu") == "direct float64"
-    assert name("fast", 390.0, "mps") == ("" if mean else name("fast", 390.0, "mps"))
-    assert name("fast", 1e6, "mps") == ("direct pairs" if reduction is Reduction.LOG_SUM else "")
-
-
 @pytest.mark.parametrize("d", [1, 5, 16, 100])
 @pytest.mark.parametrize("extent", [1.0, 14.0, 100.0, 700.0])
 @pytest.mark.parametrize(("dtype", "unit"), [(torch.float32, 2.0**-24), (torch.float64, 2.0**-53)])
@@ -145,20 +124,6 @@ def test_the_first_product_of_split_squares_is_exact(d, extent, dtype, unit):
     largest = (rows.right.double() @ columns.right.double().T).abs().max()
     assert largest <= 4 * extent * formula.step * math.sqrt(d) + unit_of_tile
     assert formula.step <= 2.0 ** (3 + math.log2(math.hypot(extent, math.sqrt(450.0)) * math.sqrt(unit)))
-
-
-@pytest.mark.parametrize("d", [1, 3, 16, 64])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_expanded_squares_hold_to_their_limit(d, dtype):
-    problem = Problem(Reduction.LOG_SUM, 300, 300, d, precision="fast" if dtype == "float32" else "float64")
-    limit = bounds.expanded_limit(problem, dtype)
-    case = make("mixture", 300, 300, d, limit)
-    formula = exponents.Expanded(Tensors(getattr(torch, dtype), CPU))
-    points, queries = torch.from_numpy(case.points), torch.from_numpy(case.queries)
-    tile = formula.first(formula.rows(queries), formula.columns(points, None)).double()
-    exact = -0.5 * ((points.numpy().astype(np.longdouble)[None] - case.queries[:, None]) ** 2).sum(-1)
-    bound = {"float32": 2.5e-4, "float64": 5e-11}[dtype]
-    assert abs(tile.numpy() - exact).max() <= bound
 
 
 @pytest.mark.parametrize("kind", ["mixture", "tails", "clusters", "weights", "duplicates"])

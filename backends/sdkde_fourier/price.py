@@ -19,19 +19,7 @@ from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Work
 
 from . import bounds
 from .duplicates import distinct, many, merged_weights
-from .memory import blocks_to_modes, fields_of, peak
-
-__all__ = [
-    "CPU",
-    "DEVICE",
-    "box_seconds",
-    "direct_seconds",
-    "estimate",
-    "estimate_on_device",
-    "least_memory",
-    "looks",
-    "seconds",
-]
+from .memory import COMPLEX, REAL, ROWS, blocks_to_modes, fields_of, interpolation
 
 Array = NDArray[Any]
 
@@ -210,9 +198,6 @@ def plus(a: Work, b: Work) -> Work:
 
 # --- which way is likely to be taken, from the extent ---
 
-#: Memory that any machine has, bytes.
-LITTLE = 128 << 20
-
 #: Assumed before the data are known: the transforms' tolerance, and the most neighbours of an isolated row.
 USUAL, NEIGHBOURS = 1e-11, 1000.0
 
@@ -228,11 +213,13 @@ def least_memory(problem: Problem) -> int:
 
     At the usual extent, or the problem's if that is less: far points are left out of the box, and do not add to it.
     """
+    n, m, d = problem.n, problem.m, problem.d
     modes = _usual_modes(problem, min(problem.extent, _usual_extent(problem)))
-    if modes > MOST_MODES or 200.0 * (modes + problem.n + problem.m) < LITTLE:  # a mode and a point take no more
+    if modes > MOST_MODES or 200.0 * (modes + n + m) < 128 << 20:  # a mode and a point take no more
         return 0
-    shape = (int(modes ** (1.0 / problem.d)),) * problem.d
-    return 8 * (problem.n + problem.m) * (problem.d + 1) + peak(problem, shape, shape, USUAL, 1, [0.0] * problem.d)
+    shape = (int(modes ** (1.0 / d)),) * d
+    fields = math.prod(shape) * COMPLEX * (1 + fields_of(problem))
+    return 2 * REAL * (n + m) * (d + 1) + fields + interpolation(min(m, ROWS), shape, USUAL)
 
 
 def estimate_on_device(problem: Problem) -> tuple[str, Work]:

@@ -50,7 +50,7 @@ def to_modes(
 
     most = -(-count // blocks)
     extents = _extents(angles, memory.parts(most, shape, epsilon))
-    each = memory.spreading(most, shape, epsilon, extents, reserved=True)
+    each = memory.spreading(most, shape, epsilon, extents)
     with _room(shape, each, blocks) as together:
         groups = [range(start, min(start + together, blocks)) for start in range(0, blocks, together)]
         found = itertools.chain.from_iterable(map_threads(task, group, together, apart=True) for group in groups)
