@@ -14,9 +14,6 @@ from sdkde_core.protocol import Columns, Partial, Problem
 
 Array = NDArray[Any]
 
-#: Share of the points that are to repeat others.
-SHARE = 0.1
-
 
 class Distinct:
     """All columns; where many are equal they are summed as one with the sum of their weights, and so are equal rows.
@@ -79,9 +76,9 @@ def distinct(points: Array) -> tuple[Array, Array]:
 
 
 def many(points: Array) -> bool:
-    """Whether so many points are equal, of some, that to find them all pays."""
+    """Whether a tenth of a sample or more repeats other points: then it pays to find all that do."""
     some = points[:: -(-len(points) // (1 << 12))]
-    return len(distinct(some)[0]) < (1.0 - SHARE) * len(some)
+    return len(distinct(some)[0]) < 0.9 * len(some)
 
 
 def merged_weights(log_weights: Array, first: Array, group: Array) -> Array:

@@ -15,7 +15,7 @@ from sdkde_core.protocol import Problem, Reduction
 
 from .bounds import requested
 
-REAL = INDEX = 8
+REAL = 8
 COMPLEX = 16
 
 #: finufft's widest kernel, in points of its grid.
@@ -76,10 +76,10 @@ def spreading(count: int, shape: tuple[int, ...], epsilon: float, extents: Seque
     many, modes = parts(count, shape, epsilon), math.prod(shape) * COMPLEX
     spread = math.prod(int(share * k) + WIDEST for share, k in zip(extents, _grid(shape, epsilon))) * COMPLEX
     copied = -(-count // many) * (REAL * len(shape) + COMPLEX)
-    fixed = _transform(shape, epsilon) + count * (COMPLEX + INDEX)
+    fixed = _transform(shape, epsilon) + count * (COMPLEX + REAL)
     return fixed + spread * (3 if many > 1 else 1) + copied + modes
 
 
 def interpolation(count: int, shape: tuple[int, ...], epsilon: float) -> int:
     """Return what a transform to ``count`` points takes, beside its results."""
-    return _transform(shape, epsilon) + count * INDEX
+    return _transform(shape, epsilon) + count * REAL

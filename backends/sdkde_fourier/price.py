@@ -108,7 +108,7 @@ def by_tiles(problem: Problem, rows: float, left: float, columns: float | None =
     million pairs. Before, points are sorted, and tiles judged.
     """
     d, columns = problem.d, problem.n if columns is None else columns
-    pairs, judged = rows * min(left, columns), rows / TILES[1] * columns / TILES[0]
+    pairs, judged = rows * min(left, columns), rows / 32 * columns / 256
     passes = 3.0 * d + (6.0 if problem.reduction is Reduction.LOG_SUM else 10.0)
     sorting = (650.0 + 150.0 * d) * judged + (450.0 if d == 1 else 2900.0) * (columns + rows) * (rows > 0)
     blocks = max(rows / 16384.0, judged / 4e6)
@@ -137,11 +137,8 @@ class Ways(NamedTuple):
     merges: bool  # equal points are summed once, directly
 
 
-#: Tiles of a device's lists.
-TILES = (256, 32)
-
 CPU = Ways(lambda problem, shape, epsilon: by_modes(problem, math.prod(shape), epsilon), by_lists, (32, 8), True)
-DEVICE = Ways(lambda problem, shape, epsilon: by_products(problem, shape), by_tiles, TILES, False)
+DEVICE = Ways(lambda problem, shape, epsilon: by_products(problem, shape), by_tiles, (256, 32), False)
 
 
 def box_seconds(
@@ -198,8 +195,8 @@ def plus(a: Work, b: Work) -> Work:
 
 # --- which way is likely to be taken, from the extent ---
 
-#: Assumed before the data are known: the transforms' tolerance, and the most neighbours of an isolated row.
-USUAL, NEIGHBOURS = 1e-11, 1000.0
+#: The transforms' tolerance, assumed before the data are known.
+USUAL = 1e-11
 
 
 def estimate(problem: Problem) -> tuple[str, Work]:
@@ -261,9 +258,9 @@ def _ways(problem: Problem, by: Ways, extent: float) -> list[tuple[str, Work]]:
     left = problem.n * typical_share(replace(problem, extent=extent), *by.tiles, _out(problem))
     ways = [("direct sums, few enough", by.directly(problem, problem.m, left, None))]
     if modes <= MOST_MODES:
-        # Rows to be summed again are far out, and have few neighbours, but for those that lack digits alone.
+        # Rows to be summed again are far out, and have a thousand neighbours at most, unless they lack digits alone.
         few = problem.precision != "float64" or problem.reduction is not Reduction.MEAN
-        again = by.directly(problem, _isolated(problem) * problem.m, min(NEIGHBOURS, left) if few else left, None)
+        again = by.directly(problem, _isolated(problem) * problem.m, min(1000.0, left) if few else left, None)
         transforms = by.by_box(problem, (round(modes ** (1.0 / problem.d)),) * problem.d, USUAL)
         ways.insert(0, (f"about {modes:.0f} modes at most", plus(transforms, again)))
     return ways

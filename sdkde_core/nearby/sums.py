@@ -19,10 +19,6 @@ from .tiles import Index, index
 
 __all__ = ["Neighbours"]
 
-#: Columns and rows of a tile, where rows are many and where they are few, isolated ones, which have few neighbours in
-#: common; of NumPy's arrays and of a device's. And tiles of rows that are first looked at together.
-CPU, DEVICE, GROUP = ((32, 8), (128, 2)), ((256, 32), (256, 8)), 32
-
 #: Rows up to which all columns are summed: to put these in order takes longer.
 FEW = 12
 
@@ -173,7 +169,8 @@ class Neighbours:
     def _parts(self, xp: Any, problem: Problem, rows: Any, least: float) -> Iterator[tuple[Any, Any, _Tiles]]:
         """Which rows are summed together, (b, height), and over which tiles of which columns, (b, k)."""
         m, n, on = rows.shape[0], self.names.shape[0], device(rows)
-        many, isolated = CPU if is_numpy_array(rows) else DEVICE
+        # Columns and rows of a tile. Few rows are isolated ones, which have few neighbours in common.
+        many, isolated = ((32, 8), (128, 2)) if is_numpy_array(rows) else ((256, 32), (256, 8))
         if not self._finite or m < FEW:
             columns = self._tiled(xp.arange(n, device=on), isolated[0])
             every = xp.arange(columns.names.shape[0] - 1, device=on)
@@ -183,10 +180,11 @@ class Neighbours:
         size, height = many if 32 * m >= n else isolated
         found, columns = self._in_order(size)
         where, none = order(rows, max(height, 8)), columns.names.shape[0] - 1
-        step = max(1, (1 << 22) // (none * GROUP)) * GROUP * height  # lists take 200 bytes a pair of tiles
+        group = 32 * height  # rows that are first looked at together
+        step = max(1, (1 << 17) // none) * group  # lists take 200 bytes a pair of tiles
         for start in range(0, m, step):
             here = where[start : start + step]
-            listed = lists(problem, found, rows[here, :], height, GROUP * height, least)
+            listed = lists(problem, found, rows[here, :], height, group, least)
             tiles = xp.concat([listed.tiles, xp.full_like(where[:1], none)])
             by, begins, counts = by_tile(here, height), listed.ends[:-1], listed.ends[1:] - listed.ends[:-1]
             longest = xp.argsort(-counts, stable=True)  # lists of like length are summed side by side
