@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 
 class Distinct:
-    """All columns; where many are equal they are summed as one with the sum of their weights, and so are equal rows.
+    """All columns. Equal ones are merged, with the sum of their weights, where they are many; and so are equal rows.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Distinct:
 def spread(
     neighbours: Neighbours, problem: Problem, rows: Array, own: Array | None, threads: int, least: float = -np.inf
 ) -> Partial:
-    """Reduce some rows on so many threads; see :meth:`sdkde_core.nearby.Neighbours.reduce`."""
+    """Reduce rows on up to ``threads`` threads; see :meth:`sdkde_core.nearby.Neighbours.reduce`."""
 
     def on_threads(task: Callable[[Any], Partial], parts: Sequence[Any]) -> list[Partial]:
         def one(part: Any) -> Partial:

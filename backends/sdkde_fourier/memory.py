@@ -60,7 +60,7 @@ def _transform(shape: tuple[int, ...], epsilon: float) -> int:
 
 
 def parts(count: int, shape: tuple[int, ...], epsilon: float) -> int:
-    """How many parts finufft spreads so many points in, one after the other."""
+    """The number of parts in which finufft spreads ``count`` points, one after the other."""
     grid = _grid(shape, epsilon)
     if len(shape) == 1 and count > 1000 * grid[0]:
         return 1  # they are not sorted

@@ -61,12 +61,12 @@ def by_looking(problem: Problem, way: Work) -> Work:
 
 
 def looks(problem: Problem, modes: float) -> bool:
-    """Whether the backend looks, on a CPU, if direct sums are faster than modes that take so many seconds."""
+    """Whether the backend compares direct sums, on a CPU, with modes that take ``modes`` seconds."""
     return modes > seconds(by_lists(problem, problem.m, 1.0))
 
 
 def by_lists(problem: Problem, rows: float, left: float, columns: float | None = None) -> Work:
-    """Return the Work of summing ``rows`` on a CPU over lists of nearby tiles, which leave each so many of the columns.
+    """Return the Work of summing ``rows`` on a CPU over lists of nearby tiles, which leave ``left`` columns to each.
 
     Fitted to 20,000 to 100,000 points in one to three dimensions, within a factor of 2.5, and to 200 to 10,000 columns
     outside a box. For few rows the columns near them are gathered instead of sorted. NumPy's passes over small arrays
@@ -146,7 +146,7 @@ def box_seconds(
 ) -> float:
     """Return the predicted time of a box; inf: there are too many modes.
 
-    A share of the rows have so many columns outside to add, of which ``left`` are near.
+    ``columns`` are outside. A ``share`` of the rows are near some of them: near ``left`` columns each, on average.
     """
     if math.prod(shape) > MOST_MODES:
         return math.inf

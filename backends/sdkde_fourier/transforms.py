@@ -58,7 +58,7 @@ def to_modes(
 
 
 def _extents(angles: Sequence[Array], parts: int) -> list[float]:
-    """Shares of the period that points take, per dimension, the widest of so many equal parts in the first."""
+    """Shares of the period that points take, by dimension; in the first, the widest of ``parts`` equal parts."""
     first = np.sort(angles[0][:: max(1, len(angles[0]) // (1 << 12))])
     first[0], first[-1] = angles[0].min(), angles[0].max()
     ends = np.linspace(0, len(first) - 1, min(parts, len(first)) + 1).astype(int)

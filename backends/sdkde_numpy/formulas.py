@@ -58,7 +58,7 @@ class Prepared:
         self.exponential = problem.kernel == "exponential"  # by differences, as −r has no other way
         name = formula(problem, log_weight_span)
         self.tiles = Tiles(name.rpartition(" ")[2])
-        #: Of a shift so many terms are added one after another; None: it is summed by differences.
+        #: Terms of a shift that are added one after another; None: the shift is summed by differences.
         self.terms: int | None = terms_at_once(problem)
         self.formula: exponents.Formula
         if name.startswith("expanded"):

@@ -206,7 +206,7 @@ class _Backward:
         return exponents.Expanded(library) if fits else exponents.Direct(library)
 
     def _blocks(self, formula: Formula, results: list[Tensor], g: Tensor, by_shift: Tensor | None) -> Any:
-        """The rows, so many that their tiles fit."""
+        """The rows, in blocks whose tiles fit in memory."""
         elements = self.memory // (BUFFERS * 8)
         if self.points.device.type == "cpu":
             elements = min(elements // cpu_threads(), 1 << 18)

@@ -204,7 +204,7 @@ def added(xp: Any, problem: Problem, log_weight: float, log_weights: Any, near: 
 
 
 def _reach(xp: Any, log_weight: float, floor: Any) -> Any:
-    """What a shift is at most, (b,): that over all columns, of which these may be some."""
+    """What a shift is at most, (b,), also the shift over all columns where these are a part of them."""
     return xp.sqrt(2.0 * xp.maximum(max(log_weight, 0.0) - floor, xp.zeros_like(floor)))
 
 

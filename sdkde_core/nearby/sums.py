@@ -35,7 +35,7 @@ class _Tiles(NamedTuple):
 
 
 class Neighbours:
-    """Columns, of which every row is summed over those that matter to it. They are put in order when rows come.
+    """Columns. Every row is summed over those that matter to it. They are put in order when rows come.
 
     Parameters
     ----------
