@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
-
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,8 +9,8 @@ from sdkde_core.nearby import Neighbours
 from sdkde_core.plugin import PerStream, in_child, memory_errors, without_grad
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from . import bounds, price, separable
-from .modes import Box, choose_box, density_bound
+from . import price, separable
+from .modes import Box
 from .series import Fourier, Series, State
 
 
@@ -47,7 +43,7 @@ class TorchFourierBackend(Fourier):
         Transform also where direct sums would be faster. For tests.
     """
 
-    rows_at_once = 1 << 21
+    rows_at_once, ways, sample = 1 << 21, price.DEVICE, 1 << 13
 
     def probe(self, device: str) -> Support:
         """Make a tensor in float64 on the device."""
@@ -62,47 +58,10 @@ class TorchFourierBackend(Fourier):
     def prepare(self, problem: Problem, columns: Columns) -> State:
         """Transform the columns to modes, if that is faster than direct sums."""
         with memory_errors():
-            return State(columns, self._transform(problem, columns), _Directly(columns))
+            return State(columns, self.transform(problem, columns), _Directly(columns))
 
-    def _transform(self, problem: Problem, columns: Columns) -> Series | None:
-        points, log_weights = columns.points, columns.log_weights
-        step = max(1, len(points) // (1 << 13))
-        some, weights = points[::step].flatten(), log_weights[::step]
-        weighed = torch.stack([log_weights.mean().exp(), log_weights.exp().sum()])
-        known, d = torch.cat([points.amin(0), points.amax(0), weighed, weights, some]).cpu().numpy(), problem.d
-        # A point's own row has at least its own term; no sum is more than all weights.
-        floor, total = float(known[2 * d]), float(known[2 * d + 1])
-        if not total > bounds.SMALLEST or any(map(math.isnan, known[: 2 * d])):  # a NaN is in no box, and counts
-            return None
-        epsilon = bounds.tolerance(problem, floor, total)
-        ends, rest = (known[:d], known[d : 2 * d]), known[2 * d + 2 :]
-        sample = rest[len(weights) :].reshape(-1, d)
-        cost = functools.partial(price.box_seconds, price.DEVICE, problem, epsilon)
-        found = choose_box(problem, ends, sample, epsilon, cost)
-        if not self.always:
-            direct = price.direct_seconds(price.DEVICE, problem, sample, rest[: len(weights)])
-            modes = math.inf if found is None else found[1]
-            if modes > direct:
-                return None
-        if found is None:
-            return None
-        box = found[0]
-        inside = box.holds(points, np.zeros(d))
-        weights = torch.where(inside, log_weights.exp(), 0.0)  # (n,)
-        # Columns outside the box are those of a trimmed one: rarely many.
-        whole = (box.low <= ends[0]).all() and (box.high >= ends[1]).all()
-        low = torch.as_tensor(box.low, device=points.device)
-        held = points if whole else torch.where(inside[:, None], points, low)
-        modes = separable.to_modes(_basis(box, points.device), held, weights)
-        largest = density_bound(box, held, weights)
-        if not largest > bounds.SMALLEST:
-            return None
-        error = bounds.error(epsilon, largest, float(box.period.max()))
-        members = torch.nonzero(~inside)[:, 0]
-        if not len(members):
-            return Series(box, modes, epsilon, error)
-        outside = Neighbours(Columns(points[members], log_weights[members]), members)
-        return Series(box, modes, epsilon, error, inside, outside, weight=1.0)  # all weights are 1 at most
+    def to_modes(self, box: Box, points: Tensor, weights: Tensor, epsilon: float) -> Tensor:
+        return separable.to_modes(_basis(box, points.device), points, weights)
 
     @without_grad
     def reduce(self, problem: Problem, queries: Tensor | None, state: State, own_offset: int = 0) -> Partial:

@@ -57,12 +57,14 @@ def by_looking(problem: Problem, way: Work) -> Work:
     A box takes 40 ns a column and dimension, and a look at the lists 8 ms, if it :func:`looks` at these.
     """
     box, lists = 160.0 * problem.d * min(problem.n, SAMPLE), 3.2e7 * min(1.0, problem.n / 2048.0)
-    return Work(scalar_flops=prices.speedup(cpu_threads()) * (box + lists * looks(problem, seconds(way))), launches=60)
+    return Work(
+        scalar_flops=prices.speedup(cpu_threads()) * (box + lists * looks(CPU, problem, seconds(way))), launches=60
+    )
 
 
-def looks(problem: Problem, modes: float) -> bool:
-    """Whether the backend compares direct sums, on a CPU, with modes that take ``modes`` seconds."""
-    return modes > seconds(by_lists(problem, problem.m, 1.0))
+def looks(ways: Ways, problem: Problem, modes: float) -> bool:
+    """Whether direct sums may be faster than modes that take ``modes`` seconds, so that a backend looks at the data."""
+    return modes > seconds(ways.directly(problem, problem.m, 1.0, None), problem.device)
 
 
 def by_lists(problem: Problem, rows: float, left: float, columns: float | None = None) -> Work:

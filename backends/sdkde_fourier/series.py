@@ -5,20 +5,22 @@ Everything is for arrays of any library, on any device.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, device, to_device
 
 from sdkde_core.nearby import Neighbours
 from sdkde_core.plugin import concatenate, empty
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
-from .bounds import BUDGET, cutoff
-from .modes import Box
+from . import price
+from .bounds import BUDGET, SMALLEST, cutoff, error, tolerance
+from .modes import Box, choose_box, density_bound
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Series:
     error: float  # bound on a sum's
     inside: Any = None  # (n,) which columns; None: all
     outside: Neighbours | None = None  # the others
-    beyond: Any = True  # (d,) whether any of the others is outside in that dimension
+    beyond: Any = None  # (d,) whether any of the others is outside in that dimension
     weight: float = 0.0  # of the others, in all
 
 
@@ -54,11 +56,58 @@ class Fourier:
     """
 
     rows_at_once: int  # which bounds the memory of the fields
+    ways: price.Ways
+    sample: int  # points that boxes are chosen by, about
 
     def __init__(self, always: bool = False) -> None:
         if not isinstance(always, bool):
             raise TypeError(f"always is {always!r}; pass True or False")
         self.always = always
+
+    def transform(self, problem: Problem, columns: Columns) -> Series | None:
+        """Transform the columns to modes, if that is faster than direct sums."""
+        xp, points, log_weights, d = array_namespace(columns.points), columns.points, columns.log_weights, problem.d
+        weights, step = xp.exp(log_weights), max(1, len(points) // self.sample)
+        ends = [end(points[:, a]) for end in (xp.min, xp.max) for a in range(d)]
+        few = [xp.reshape(x[::step, ...], (-1,)) for x in (log_weights, points)]
+        known = xp.concat([xp.stack([*ends, xp.mean(log_weights), xp.sum(weights)]), *few])
+        known = np.asarray(to_device(known, "cpu"))  # all at once, as the host waits for a device
+        low, high, (mean, total), sample = known[:d], known[d : 2 * d], known[2 * d : 2 * d + 2], known[2 * d + 2 :]
+        if not (total > SMALLEST and np.isfinite(known[: 2 * d]).all()):
+            return None
+        sampled_weights, sample = sample[: len(few[0])], sample[len(few[0]) :].reshape(-1, d)
+        # A point's own row has at least its own term; the largest sum is not known before the box is.
+        usual = tolerance(problem, math.exp(mean), total)
+        cost = functools.partial(price.box_seconds, self.ways, problem, usual)
+        found = choose_box(problem, (low, high), sample, usual, cost)
+        seconds = math.inf if found is None else found[1]
+        if not self.always and price.looks(self.ways, problem, seconds):
+            thin = slice(None, None, max(1, len(sample) >> 13))
+            if price.direct_seconds(self.ways, problem, sample[thin], sampled_weights[thin]) < seconds:
+                return None
+        if found is None:
+            return None
+        box = found[0]
+        inside = box.holds(points, np.zeros(d))
+        whole = bool(xp.all(inside))
+        mine, w = (points, weights) if whole else (points[inside, :], weights[inside])
+        largest = density_bound(box, mine, w)
+        if not largest > SMALLEST:
+            return None
+        epsilon = max(tolerance(problem, math.exp(mean), largest), usual)  # the box was made for that
+        modes, bound = self.to_modes(box, mine, w, epsilon), error(epsilon, largest, float(box.period.max()))
+        if whole:
+            return Series(box, modes, epsilon, bound)
+        (members,) = xp.nonzero(~inside)
+        others = Columns(points[members, :], log_weights[members])
+        far = np.asarray(to_device(others.points, "cpu"))
+        beyond = ((far < box.low) | (far > box.high)).any(axis=0)
+        outside = Neighbours(others, members)
+        return Series(box, modes, epsilon, bound, inside, outside, beyond, float(xp.sum(weights[members])))
+
+    def to_modes(self, box: Box, points: Any, weights: Any, epsilon: float) -> Any:
+        """Return the modes of columns in the box, as :meth:`evaluate` takes them."""
+        raise NotImplementedError
 
     def evaluate(self, problem: Problem, series: Series, rows: Any) -> tuple[Any, list[Any]]:
         """Return S at rows in the box, (b,), then MEAN's d sums Σ w φ (u_j − y), or LAPLACE's L, by modes."""
@@ -114,25 +163,25 @@ def _allowed(problem: Problem, reduction: Reduction) -> float:
     return BUDGET * TOLERANCES[problem.precision][reduction].absolute
 
 
-def finish(problem: Problem, total: Any, others: list[Any], error: float) -> tuple[Partial, Any]:
+def finish(problem: Problem, total: Any, others: list[Any], bound: float) -> tuple[Partial, Any]:
     """Return the answer, and which rows keep the tolerance.
 
-    ``total`` is S (b,), right to ``error``; ``others`` are MEAN's Σ w φ (u_j − y), by dimension, or LAPLACE's L.
+    ``total`` is S (b,), right to ``bound``; ``others`` are MEAN's Σ w φ (u_j − y), by dimension, or LAPLACE's L.
     """
     xp = array_namespace(total)
     log_sum = xp.log(total)
-    good = error <= _allowed(problem, Reduction.LOG_SUM) * total  # False where NaN
+    good = bound <= _allowed(problem, Reduction.LOG_SUM) * total  # False where NaN
     if problem.reduction is Reduction.LOG_SUM:
         return Partial(log_sum), good
     if problem.reduction is Reduction.MEAN:
         parts = [x / total for x in others]
         moved = math.sqrt(problem.d) + xp.sqrt(sum(x * x for x in parts))
         shift = xp.stack(parts, axis=1)
-        good &= error * moved <= _allowed(problem, Reduction.MEAN) * total
+        good &= bound * moved <= _allowed(problem, Reduction.MEAN) * total
         return Partial(log_sum, shift=shift), good
     signed = others[0]
     plus = (2.0 + problem.d) * total - signed
-    good &= 3.0 * error <= _allowed(problem, Reduction.LAPLACE) * total
+    good &= 3.0 * bound <= _allowed(problem, Reduction.LAPLACE) * total
     return Partial(xp.log(plus), sign=xp.sign(signed), log_magnitude=xp.log(xp.abs(signed))), good
 
 
