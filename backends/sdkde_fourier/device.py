@@ -26,12 +26,8 @@ class _Directly:
         return near.reduce(problem, rows, own)
 
 
-def _without_threads() -> None:
-    """In a forked child OpenMP would wait for threads that are not there, so that PyTorch does without."""
-    torch.set_num_threads(1)
-
-
-in_child(_without_threads)
+# In a forked child OpenMP would wait for threads that are not there.
+in_child(lambda: torch.set_num_threads(1))
 
 
 class TorchFourierBackend(Fourier):

@@ -45,10 +45,6 @@ class Box:
         inside = [(points[:, a] >= low) & (points[:, a] <= high) for a, (low, high) in enumerate(ends)]
         return functools.reduce(operator.and_, inside)
 
-    def cropped(self, last: float) -> tuple[int, ...]:
-        """The last mode per dimension up to the wave number ``last``."""
-        return tuple(min(k, _highest(last, p)) for k, p in zip(self.highest, self.period))
-
 
 def choose_box(
     problem: Problem,
@@ -147,7 +143,7 @@ def fields(problem: Problem, box: Box, modes: Array, last: float) -> list[Array]
         LOG_SUM: S. MEAN: S + i G_1, then G_2 + i G_3: G = Σ w φ (u_j − y) = ∇S has the modes i κ_a.
         LAPLACE: S + i L: Σ w φ (1 + d/2 − ½ r²) has those of S times 1 + ½ κ².
     """
-    highest, d = box.cropped(last), len(box.highest)
+    highest, d = [min(k, _highest(last, p)) for k, p in zip(box.highest, box.period)], len(box.highest)
     middle = tuple(slice(k - h, k + h + 1) for k, h in zip(box.highest, highest))
     waves, product = [], modes[middle].copy()
     for a in range(d):

@@ -261,8 +261,13 @@ def _ways(problem: Problem, by: Ways, extent: float) -> list[tuple[str, Work]]:
     ways = [("direct sums, few enough", by.directly(problem, problem.m, left, None))]
     if modes <= MOST_MODES:
         # Rows to be summed again are far out, and have a thousand neighbours at most, unless they lack digits alone.
-        few = problem.precision != "float64" or problem.reduction is not Reduction.MEAN
-        again = by.directly(problem, _isolated(problem) * problem.m, min(1000.0, left) if few else left, None)
+        # Their share was measured with Silverman's bandwidth and a tenth of it.
+        share, near = 0.002, min(1000.0, left)
+        if problem.precision == "float64" and problem.reduction is Reduction.MEAN:
+            share, near = {1: 0.01, 2: 0.4, 3: 0.7}[problem.d], left
+        elif problem.precision == "float64":
+            share = {1: 0.003, 2: 0.03, 3: 0.06}[problem.d]
+        again = by.directly(problem, share * problem.m, near, None)
         transforms = by.by_box(problem, (round(modes ** (1.0 / problem.d)),) * problem.d, USUAL)
         ways.insert(0, (f"about {modes:.0f} modes at most", plus(transforms, again)))
     return ways
@@ -271,17 +276,6 @@ def _ways(problem: Problem, by: Ways, extent: float) -> list[tuple[str, Work]]:
 def _usual_extent(problem: Problem) -> float:
     """The extent that goes with Silverman's bandwidth."""
     return 5.0 * problem.n ** (1.0 / (problem.d + 4.0))
-
-
-def _isolated(problem: Problem) -> float:
-    """Share of the rows that are isolated and summed directly.
-
-    Measured with Silverman's bandwidth and a tenth of it.
-    """
-    if problem.precision != "float64":
-        return 0.002
-    mean = problem.reduction is Reduction.MEAN
-    return {1: 0.01, 2: 0.4, 3: 0.7}[problem.d] if mean else {1: 0.003, 2: 0.03, 3: 0.06}[problem.d]
 
 
 def _usual_modes(problem: Problem, extent: float) -> float:
