@@ -75,18 +75,6 @@ def test_transforms_err_less_than_their_bound(d, reduction):
         assert allowed < 20 * epsilon + 1e-13  # and the bound is worth something
 
 
-@pytest.mark.parametrize("d", [1, 2, 3])
-@pytest.mark.parametrize("width", [4.0, 15.0, 50.0])
-def test_density_bound_holds(d, width):
-    case = _mixture(d, 2000, 30, width=width)
-    problem = Problem(Reduction.LOG_SUM, 30, 2000, d)
-    box = _whole_box(problem, case.points, 1e-10)
-    bound = modes.density_bound(box, case.points, np.full(2000, 1 / 2000))
-    rows = np.concatenate([case.points[::20], case.queries])
-    largest = math.exp(max(reference.sums(rows, case.points, log_weights=case.log_weights).log_sum))
-    assert largest <= bound <= 8**d * largest
-
-
 @pytest.mark.parametrize("d", [1, *(pytest.param(d, marks=pytest.mark.slow) for d in (2, 3))])
 @pytest.mark.parametrize("reduction", list(Reduction))
 def test_outliers_are_left_out_of_the_box_and_counted(d, reduction):
@@ -249,5 +237,5 @@ def test_problems_beyond_the_machine_s_memory_are_declined(monkeypatch):
         assert info.INFO.supports(replace(problem, n=1000, m=1000)).ok
     assert reasons[None].ok and reasons[1 << 30].ok
     assert not reasons[400 << 20].ok and reasons[400 << 20].reason == (
-        "takes 0.43 GiB of memory or more; this process may use 0.39"
+        "takes 0.44 GiB of memory or more; this process may use 0.39"
     )

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -226,28 +225,6 @@ def test_a_formula_that_does_not_compile_is_unavailable(monkeypatch):
 
 
 # --- bounds ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reduction", Reduction)
-@pytest.mark.parametrize("precision", ["fast", "high", "float64"])
-def test_float32_is_for_gpus_within_its_bounds(reduction, precision):
-    problem = Problem(reduction, 10, 10, 16, precision=precision, extent=1.0)
-    assert bounds.dtype(problem) == "float64"  # on a CPU it is no faster
-    there = replace(problem, device="cuda:0")
-    limit = bounds.single_limit(there)
-    if precision == "float64" or reduction is Reduction.MEAN:
-        assert limit < 0
-        assert INFO.extent_limit(there) == 1e140
-        return
-    assert INFO.extent_limit(there) == INFO.extent_limit(replace(there, extent=1e4)) == limit
-    assert INFO.extent_limit(replace(there, extent=2 * limit)) == 1e140  # data, and not outliers
-    assert bounds.dtype(replace(there, extent=limit)) == "float32"
-    assert bounds.dtype(replace(there, extent=1.01 * limit)) == "float64"
-    assert bounds.single_limit(replace(there, requires=frozenset({"weights"}))) < limit
-    assert bounds.single_limit(replace(there, d=64)) < limit
-    many = replace(there, n=1 << 24)
-    assert bounds.single_limit(many) < limit
-    assert bounds.single_limit(replace(many, requires=frozenset({"exclude_self"}))) < 0  # indices are not exact
 
 
 @pytest.mark.gpu

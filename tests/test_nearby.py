@@ -243,6 +243,21 @@ def test_direct_sums_over_neighbours(d, extent, library):
             assert errors(problem, _arrays(got, slice(i, i + 1)), ones[i]).max() <= 0.1
 
 
+@pytest.mark.parametrize("library", [np.asarray, torch.asarray])
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_direct_sums_of_few_rows_among_many_columns(d, library):
+    """In the tails, between clusters, and beside a single column, which a sample of the columns is not near."""
+    rng = np.random.default_rng(d)
+    points = np.concatenate([20.0 * rng.standard_t(3, size=(15_000, d)), 1e5 + rng.normal(size=(5, d))])
+    far = np.argsort(-np.abs(points).max(axis=1))[:40]
+    rows = np.concatenate([points[far], np.full((1, d), 5e4), -1e5 * np.eye(d)])
+    log_weights = np.full(len(points), -math.log(len(points)))
+    for reduction in Reduction:
+        problem = Problem(reduction, len(rows), len(points), d)
+        got = Neighbours(Columns(library(points), library(log_weights))).reduce(problem, library(rows))
+        assert errors(problem, _arrays(got), reference.sums(rows, points)).max() <= 0.1
+
+
 def test_rough_shares_of_odd_points():
     """Equal points, clusters far apart, few points: a share, whatever they are."""
     x, log_weights = np.zeros((4000, 2)), np.full(4000, -math.log(1e6))

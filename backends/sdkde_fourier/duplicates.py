@@ -14,12 +14,9 @@ from sdkde_core.protocol import Columns, Partial, Problem
 
 Array = NDArray[Any]
 
-#: Share of the points that are to repeat others.
-SHARE = 0.1
-
 
 class Distinct:
-    """All columns; where many are equal they are summed as one with the sum of their weights, and so are equal rows.
+    """All columns. Equal ones are merged, with the sum of their weights, where they are many; and so are equal rows.
 
     Parameters
     ----------
@@ -53,7 +50,7 @@ class Distinct:
 def spread(
     neighbours: Neighbours, problem: Problem, rows: Array, own: Array | None, threads: int, least: float = -np.inf
 ) -> Partial:
-    """Reduce some rows on so many threads; see :meth:`sdkde_core.nearby.Neighbours.reduce`."""
+    """Reduce rows on up to ``threads`` threads; see :meth:`sdkde_core.nearby.Neighbours.reduce`."""
 
     def on_threads(task: Callable[[Any], Partial], parts: Sequence[Any]) -> list[Partial]:
         def one(part: Any) -> Partial:
@@ -79,9 +76,9 @@ def distinct(points: Array) -> tuple[Array, Array]:
 
 
 def many(points: Array) -> bool:
-    """Whether so many points are equal, of some, that to find them all pays."""
+    """Whether a tenth of a sample or more repeats other points: then it pays to find all that do."""
     some = points[:: -(-len(points) // (1 << 12))]
-    return len(distinct(some)[0]) < (1.0 - SHARE) * len(some)
+    return len(distinct(some)[0]) < 0.9 * len(some)
 
 
 def merged_weights(log_weights: Array, first: Array, group: Array) -> Array:

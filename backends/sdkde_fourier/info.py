@@ -9,15 +9,13 @@ from .price import estimate, estimate_on_device, least_memory
 
 __all__ = ["INFO", "TORCH"]
 
-#: Pairs up to which "float64" is taken in three dimensions. A transform's error is relative to its largest sum: most
-#: rows have too small a sum for ten digits of a log, and are then summed directly over many neighbours.
-MOST_PAIRS = 1 << 27
-
 
 def _supports(problem: Problem) -> Support:
     if problem.d > 3:
         return Support(False, f"d = {problem.d}: modes grow with the power d, it takes at most 3")
-    if problem.d == 3 and problem.precision == "float64" and problem.pairs > MOST_PAIRS:
+    # A transform's error is relative to its largest sum. In three dimensions most rows have too small a sum for ten
+    # digits of a log, and are then summed directly over many neighbours.
+    if problem.d == 3 and problem.precision == "float64" and problem.pairs > 1 << 27:
         return Support(False, "float64 leaves most rows to direct sums in three dimensions, too many at this size")
     least = least_memory(problem)
     total = prices.total_memory() if least else None  # not what is free: the choice depends on the machine alone

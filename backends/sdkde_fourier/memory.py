@@ -15,20 +15,14 @@ from sdkde_core.protocol import Problem, Reduction
 
 from .bounds import requested
 
-REAL = INDEX = 8
+REAL = 8
 COMPLEX = 16
 
-#: finufft's widest kernel, in points of its grid, and points that it spreads at a time by dimension.
-WIDEST, PART = 16, {1: 10_000, 2: 100_000, 3: 100_000}
+#: finufft's widest kernel, in points of its grid.
+WIDEST = 16
 
 #: Rows at a time, which bounds the memory of angles and fields.
 ROWS = 1 << 20
-
-#: Fewest points of a block that a thread transforms on its own, and most modes, if more than the points.
-BLOCK, MODES = 1 << 15, 1 << 22
-
-#: Fewest points of a block that goes to modes on its own, and most modes for each.
-SPREAD, MODES_EACH = 1 << 17, 16
 
 
 def fields_of(problem: Problem) -> int:
@@ -37,13 +31,13 @@ def fields_of(problem: Problem) -> int:
 
 
 def blocks_to_modes(count: int, shape: tuple[int, ...], threads: int) -> int:
-    """How many transforms ``count`` points are shared out over, on the way to modes."""
-    return max(1, min(threads, count // SPREAD, MODES_EACH * count // math.prod(shape)))
+    """How many transforms points go to modes by: of 2¹⁷ points or more, with at most 16 modes a point."""
+    return max(1, min(threads, count // (1 << 17), 16 * count // math.prod(shape)))
 
 
 def blocks_to_points(count: int, shape: tuple[int, ...], threads: int) -> tuple[int, int]:
-    """How many transforms ``count`` points are shared out over, on the way back, and the threads of each."""
-    blocks = min(threads, count // BLOCK) if math.prod(shape) <= max(count, MODES) else 1
+    """How many transforms modes go back to points by, of 2¹⁵ points or more, and the threads of each."""
+    blocks = min(threads, count // (1 << 15)) if math.prod(shape) <= max(count, 1 << 22) else 1
     return max(1, blocks), threads if blocks == 1 else 1
 
 
@@ -66,59 +60,26 @@ def _transform(shape: tuple[int, ...], epsilon: float) -> int:
 
 
 def parts(count: int, shape: tuple[int, ...], epsilon: float) -> int:
-    """How many parts finufft spreads so many points in, one after the other."""
+    """The number of parts in which finufft spreads ``count`` points, one after the other."""
     grid = _grid(shape, epsilon)
     if len(shape) == 1 and count > 1000 * grid[0]:
         return 1  # they are not sorted
-    return count if 1000 * count < math.prod(grid) else -(-count // PART[len(shape)])
+    return count if 1000 * count < math.prod(grid) else -(-count // (10_000 if len(shape) == 1 else 100_000))
 
 
-def spreading(
-    count: int, shape: tuple[int, ...], epsilon: float, extents: Sequence[float], reserved: bool = False
-) -> int:
+def spreading(count: int, shape: tuple[int, ...], epsilon: float, extents: Sequence[float]) -> int:
     """Return what a transform of ``count`` points to modes takes; a part of them extends over such shares of the box.
 
-    ``reserved``: what it reserves at most, rather than what it uses. The result is there from the beginning, although
-    nothing is written to it until all is spread. And where a part is wider than those before, its grid is made twice as
-    large as theirs, for more to come, while theirs is still there.
+    The result is there from the beginning, although nothing is written to it until all is spread. And where a part is
+    wider than those before, its grid is made twice as large as theirs, for more to come, while theirs is still there.
     """
     many, modes = parts(count, shape, epsilon), math.prod(shape) * COMPLEX
     spread = math.prod(int(share * k) + WIDEST for share, k in zip(extents, _grid(shape, epsilon))) * COMPLEX
     copied = -(-count // many) * (REAL * len(shape) + COMPLEX)
-    fixed = _transform(shape, epsilon) + count * (COMPLEX + INDEX)
-    return fixed + (spread * (3 if many > 1 else 1) + copied + modes if reserved else max(spread + copied, modes))
+    fixed = _transform(shape, epsilon) + count * (COMPLEX + REAL)
+    return fixed + spread * (3 if many > 1 else 1) + copied + modes
 
 
 def interpolation(count: int, shape: tuple[int, ...], epsilon: float) -> int:
     """Return what a transform to ``count`` points takes, beside its results."""
-    return _transform(shape, epsilon) + count * INDEX
-
-
-def peak(
-    problem: Problem,
-    shape: tuple[int, ...],
-    waves: tuple[int, ...],
-    epsilon: float,
-    threads: int,
-    filled: Sequence[float],
-) -> int:
-    """Return what a pass takes at most at a time, beside its points.
-
-    ``shape`` has the modes per dimension, ``waves`` those that go back to points, and ``filled`` the shares of the
-    period that the points extend over. Not counted: direct sums, once the transforms are done.
-    """
-    n, d, rows = problem.n, problem.d, min(problem.m, ROWS)
-    mean, laplace = problem.reduction is Reduction.MEAN, problem.reduction is Reduction.LAPLACE
-    blocks = blocks_to_modes(n, shape, threads)
-    # Of two parts or more none extends over more than half of the box, if the points' median is in the middle.
-    part = [filled[0] if parts(n // blocks, shape, epsilon) == 1 else 0.5 * filled[0], *filled[1:]]
-    first = n * (d + 1) * REAL + blocks * spreading(-(-n // blocks), shape, epsilon, part)
-    blocks, _ = blocks_to_points(rows, waves, threads)
-    fields = fields_of(problem)
-    modes = (math.prod(shape) + fields * math.prod(waves)) * COMPLEX
-    found = rows * fields * COMPLEX
-    second = modes + found + rows * d * REAL + blocks * interpolation(-(-rows // blocks), waves, epsilon)
-    # MEAN: the shift twice, its length, squares. LAPLACE: L and M, their logs and signs.
-    third = modes + found + rows * REAL * (2 * d + 5 if mean else 8 if laplace else 2)
-    results = problem.m * REAL * (1 + d if mean else 3 if laplace else 1)
-    return max(first, second, third) + results * (1 if problem.m <= ROWS else 2)  # joined at the end
+    return _transform(shape, epsilon) + count * REAL

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from array_api_compat import array_namespace, is_numpy_array
 from numpy.typing import NDArray
 
 from sdkde_core.protocol import Problem, Reduction
@@ -15,9 +18,6 @@ from sdkde_core.protocol import Problem, Reduction
 from .bounds import around_a_cell, cutoff
 
 Array = NDArray[Any]
-
-#: Side of the cells that the largest sum is bounded by, in bandwidths.
-SIDE = 2.0
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,11 @@ class Box:
         centre, factor = (0.5 * (self.low + self.high)).tolist(), (2.0 * math.pi / self.period).tolist()
         return [(points[:, a] - centre[a]) * factor[a] for a in range(points.shape[1])]
 
-    def holds(self, points: Array, within: Array) -> Array:
+    def holds(self, points: Any, within: Array) -> Any:
         """Which points are inside by at least ``within`` (d,), which may be negative; (k,) mask."""
-        inside = np.ones(len(points), bool)
-        for column, low, high in zip(points.T, self.low + within, self.high - within):
-            if not (len(column) and column.min() >= low and column.max() <= high):  # mostly they all are
-                inside &= (column >= low) & (column <= high)
-        return inside
-
-    def cropped(self, last: float) -> tuple[int, ...]:
-        """The last mode per dimension up to the wave number ``last``."""
-        return tuple(min(k, _highest(last, p)) for k, p in zip(self.highest, self.period))
+        ends = zip((self.low + within).tolist(), (self.high - within).tolist())
+        inside = [(points[:, a] >= low) & (points[:, a] <= high) for a, (low, high) in enumerate(ends)]
+        return functools.reduce(operator.and_, inside)
 
 
 def choose_box(
@@ -116,18 +110,21 @@ def _highest(last: float, period: float) -> int:
     return math.ceil(mode) if mode < 1e10 else 10**10
 
 
-def density_bound(box: Box, points: Array, weights: Array) -> float:
-    """Bound Σ_j w_j exp(−½‖y − u_j‖²) at every y, from the heaviest cell of a grid."""
-    d, side = points.shape[1], SIDE
-    while math.prod(math.floor(w / side) + 1 for w in box.high - box.low) > max(1 << 16, 4 * len(points)):
+def density_bound(box: Box, points: Any, weights: Any) -> float:
+    """Bound Σ_j w_j exp(−½‖y − u_j‖²) at every y, from the heaviest cell of a grid; for arrays of any library."""
+    xp, (n, d), side = array_namespace(points), points.shape, 2.0  # bandwidths
+    while math.prod(counts := [math.floor(w / side) + 1 for w in box.high - box.low]) > max(1 << 16, 4 * n):
         side *= 2.0
-    index = np.zeros(len(points), np.int64)
-    for a in range(d):
-        count = math.floor((box.high[a] - box.low[a]) / side) + 1
-        index *= count
-        index += np.minimum(((points[:, a] - box.low[a]) / side).astype(np.int64), count - 1)
-    heaviest = float(np.bincount(index, weights).max())
-    return min(float(weights.sum()), heaviest * around_a_cell(side, d))
+    index = xp.zeros_like(points[:, 0], dtype=xp.int64)
+    for a, count in enumerate(counts):
+        cell = xp.astype((points[:, a] - float(box.low[a])) / side, xp.int64)
+        index = index * count + xp.minimum(cell, xp.full_like(cell, count - 1))
+    if is_numpy_array(points):
+        heaviest = float(np.bincount(index, weights).max())
+    else:  # a device adds in any order: integers, which sum to 2⁵² at most, add up to the same
+        cells = index.new_zeros(math.prod(counts)).index_add_(0, index, (weights * 2.0**52).ceil().long())
+        heaviest = float(cells.max()) * 2.0**-52
+    return min(float(xp.sum(weights)), heaviest * around_a_cell(side, d))
 
 
 def fields(problem: Problem, box: Box, modes: Array, last: float) -> list[Array]:
@@ -146,7 +143,7 @@ def fields(problem: Problem, box: Box, modes: Array, last: float) -> list[Array]
         LOG_SUM: S. MEAN: S + i G_1, then G_2 + i G_3: G = Σ w φ (u_j − y) = ∇S has the modes i κ_a.
         LAPLACE: S + i L: Σ w φ (1 + d/2 − ½ r²) has those of S times 1 + ½ κ².
     """
-    highest, d = box.cropped(last), len(box.highest)
+    highest, d = [min(k, _highest(last, p)) for k, p in zip(box.highest, box.period)], len(box.highest)
     middle = tuple(slice(k - h, k + h + 1) for k, h in zip(box.highest, highest))
     waves, product = [], modes[middle].copy()
     for a in range(d):

@@ -19,24 +19,15 @@ from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Work
 
 from . import bounds
 from .duplicates import distinct, many, merged_weights
-from .memory import blocks_to_modes, fields_of, peak
-
-__all__ = [
-    "CPU",
-    "DEVICE",
-    "box_seconds",
-    "direct_seconds",
-    "estimate",
-    "estimate_on_device",
-    "least_memory",
-    "looks",
-    "seconds",
-]
+from .memory import COMPLEX, REAL, ROWS, blocks_to_modes, fields_of, interpolation
 
 Array = NDArray[Any]
 
 #: Most modes of a box: with finufft's grid, twice as fine per dimension, 1 GiB in three dimensions.
 MOST_MODES = 1 << 23
+
+#: Points that boxes are chosen by on a CPU.
+SAMPLE = 1 << 15
 
 
 def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
@@ -65,25 +56,30 @@ def by_looking(problem: Problem, way: Work) -> Work:
 
     A box takes 40 ns a column and dimension, and a look at the lists 8 ms, if it :func:`looks` at these.
     """
-    box, lists = 160.0 * problem.d * min(problem.n, 1 << 16), 3.2e7 * min(1.0, problem.n / 2048.0)
-    return Work(scalar_flops=prices.speedup(cpu_threads()) * (box + lists * looks(problem, seconds(way))), launches=60)
+    box, lists = 160.0 * problem.d * min(problem.n, SAMPLE), 3.2e7 * min(1.0, problem.n / 2048.0)
+    return Work(
+        scalar_flops=prices.speedup(cpu_threads()) * (box + lists * looks(CPU, problem, seconds(way))), launches=60
+    )
 
 
-def looks(problem: Problem, modes: float) -> bool:
-    """Whether the backend looks, on a CPU, if direct sums are faster than modes that take so many seconds."""
-    return modes > seconds(by_lists(problem, problem.m, 1.0))
+def looks(ways: Ways, problem: Problem, modes: float) -> bool:
+    """Whether direct sums may be faster than modes that take ``modes`` seconds, so that a backend looks at the data."""
+    return modes > seconds(ways.directly(problem, problem.m, 1.0, None), problem.device)
 
 
 def by_lists(problem: Problem, rows: float, left: float, columns: float | None = None) -> Work:
-    """Return the Work of summing ``rows`` on a CPU over lists of nearby tiles, which leave each so many of the columns.
+    """Return the Work of summing ``rows`` on a CPU over lists of nearby tiles, which leave ``left`` columns to each.
 
-    Fitted to 20,000 to 100,000 points in one to three dimensions, within a factor of 2.5. NumPy's passes over small
-    arrays wait for the interpreter's lock: two threads or more save a sixth.
+    Fitted to 20,000 to 100,000 points in one to three dimensions, within a factor of 2.5, and to 200 to 10,000 columns
+    outside a box. For few rows the columns near them are gathered instead of sorted. NumPy's passes over small arrays
+    wait for the interpreter's lock: two threads or more save a sixth.
     """
     columns, mean = problem.n if columns is None else columns, problem.reduction is Reduction.MEAN
-    sort = columns * (60.0 if problem.d == 1 else 300.0) * math.log2(columns + 1.0) * (rows > 0)
+    each = 75.0 * problem.d if 32 * rows < columns else (60.0 if problem.d == 1 else 300.0) * math.log2(columns + 1.0)
+    sort = columns * each * (rows > 0)
     pairs, alone = rows * min(left, columns), prices.speedup(cpu_threads())
-    summed = 7.0 * (problem.d + 1) * (1.4 if mean else 1.0) * pairs + 1.2e3 * 5.0**problem.d * rows
+    lists = 1.2e3 * min(5.0**problem.d, 12.0 + 0.01 * columns) * rows
+    summed = 7.0 * (problem.d + 1) * (1.4 if mean else 1.0) * pairs + lists
     return Work(scalar_flops=alone * sort + alone / min(alone, 1.2) * summed, launches=100)
 
 
@@ -114,7 +110,7 @@ def by_tiles(problem: Problem, rows: float, left: float, columns: float | None =
     million pairs. Before, points are sorted, and tiles judged.
     """
     d, columns = problem.d, problem.n if columns is None else columns
-    pairs, judged = rows * min(left, columns), rows / TILES[1] * columns / TILES[0]
+    pairs, judged = rows * min(left, columns), rows / 32 * columns / 256
     passes = 3.0 * d + (6.0 if problem.reduction is Reduction.LOG_SUM else 10.0)
     sorting = (650.0 + 150.0 * d) * judged + (450.0 if d == 1 else 2900.0) * (columns + rows) * (rows > 0)
     blocks = max(rows / 16384.0, judged / 4e6)
@@ -143,11 +139,8 @@ class Ways(NamedTuple):
     merges: bool  # equal points are summed once, directly
 
 
-#: Tiles of a device's lists.
-TILES = (256, 32)
-
 CPU = Ways(lambda problem, shape, epsilon: by_modes(problem, math.prod(shape), epsilon), by_lists, (32, 8), True)
-DEVICE = Ways(lambda problem, shape, epsilon: by_products(problem, shape), by_tiles, TILES, False)
+DEVICE = Ways(lambda problem, shape, epsilon: by_products(problem, shape), by_tiles, (256, 32), False)
 
 
 def box_seconds(
@@ -155,7 +148,7 @@ def box_seconds(
 ) -> float:
     """Return the predicted time of a box; inf: there are too many modes.
 
-    A share of the rows have so many columns outside to add, of which ``left`` are near.
+    ``columns`` are outside. A ``share`` of the rows are near some of them: near ``left`` columns each, on average.
     """
     if math.prod(shape) > MOST_MODES:
         return math.inf
@@ -204,11 +197,8 @@ def plus(a: Work, b: Work) -> Work:
 
 # --- which way is likely to be taken, from the extent ---
 
-#: Memory that any machine has, bytes.
-LITTLE = 128 << 20
-
-#: Assumed before the data are known: the transforms' tolerance, and the most neighbours of an isolated row.
-USUAL, NEIGHBOURS = 1e-11, 1000.0
+#: The transforms' tolerance, assumed before the data are known.
+USUAL = 1e-11
 
 
 def estimate(problem: Problem) -> tuple[str, Work]:
@@ -222,11 +212,13 @@ def least_memory(problem: Problem) -> int:
 
     At the usual extent, or the problem's if that is less: far points are left out of the box, and do not add to it.
     """
+    n, m, d = problem.n, problem.m, problem.d
     modes = _usual_modes(problem, min(problem.extent, _usual_extent(problem)))
-    if modes > MOST_MODES or 200.0 * (modes + problem.n + problem.m) < LITTLE:  # a mode and a point take no more
+    if modes > MOST_MODES or 200.0 * (modes + n + m) < 128 << 20:  # a mode and a point take no more
         return 0
-    shape = (int(modes ** (1.0 / problem.d)),) * problem.d
-    return 8 * (problem.n + problem.m) * (problem.d + 1) + peak(problem, shape, shape, USUAL, 1, [0.0] * problem.d)
+    shape = (int(modes ** (1.0 / d)),) * d
+    fields = math.prod(shape) * COMPLEX * (1 + fields_of(problem))
+    return 2 * REAL * (n + m) * (d + 1) + fields + interpolation(min(m, ROWS), shape, USUAL)
 
 
 def estimate_on_device(problem: Problem) -> tuple[str, Work]:
@@ -268,9 +260,14 @@ def _ways(problem: Problem, by: Ways, extent: float) -> list[tuple[str, Work]]:
     left = problem.n * typical_share(replace(problem, extent=extent), *by.tiles, _out(problem))
     ways = [("direct sums, few enough", by.directly(problem, problem.m, left, None))]
     if modes <= MOST_MODES:
-        # Rows to be summed again are far out, and have few neighbours, but for those that lack digits alone.
-        few = problem.precision != "float64" or problem.reduction is not Reduction.MEAN
-        again = by.directly(problem, _isolated(problem) * problem.m, min(NEIGHBOURS, left) if few else left, None)
+        # Rows to be summed again are far out, and have a thousand neighbours at most, unless they lack digits alone.
+        # Their share was measured with Silverman's bandwidth and a tenth of it.
+        share, near = 0.002, min(1000.0, left)
+        if problem.precision == "float64" and problem.reduction is Reduction.MEAN:
+            share, near = {1: 0.01, 2: 0.4, 3: 0.7}[problem.d], left
+        elif problem.precision == "float64":
+            share = {1: 0.003, 2: 0.03, 3: 0.06}[problem.d]
+        again = by.directly(problem, share * problem.m, near, None)
         transforms = by.by_box(problem, (round(modes ** (1.0 / problem.d)),) * problem.d, USUAL)
         ways.insert(0, (f"about {modes:.0f} modes at most", plus(transforms, again)))
     return ways
@@ -279,17 +276,6 @@ def _ways(problem: Problem, by: Ways, extent: float) -> list[tuple[str, Work]]:
 def _usual_extent(problem: Problem) -> float:
     """The extent that goes with Silverman's bandwidth."""
     return 5.0 * problem.n ** (1.0 / (problem.d + 4.0))
-
-
-def _isolated(problem: Problem) -> float:
-    """Share of the rows that are isolated and summed directly.
-
-    Measured with Silverman's bandwidth and a tenth of it.
-    """
-    if problem.precision != "float64":
-        return 0.002
-    mean = problem.reduction is Reduction.MEAN
-    return {1: 0.01, 2: 0.4, 3: 0.7}[problem.d] if mean else {1: 0.003, 2: 0.03, 3: 0.06}[problem.d]
 
 
 def _usual_modes(problem: Problem, extent: float) -> float:

@@ -52,7 +52,7 @@ class Basis:
         return found if len(found) > 1 else found * 2
 
     def rows(self, fields: int = 1) -> int:
-        """Points of a block: as many as memory allows, with so many fields to be evaluated."""
+        """The number of points in a block that memory allows, for the evaluation of ``fields`` fields."""
         sizes = [2 * len(w) for w in self.waves]
         numbers = 3 * sum(sizes) + 2 * fields * math.prod(sizes[:-1])
         most = max(32, self.memory // (8 * numbers))

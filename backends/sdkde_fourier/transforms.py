@@ -50,7 +50,7 @@ def to_modes(
 
     most = -(-count // blocks)
     extents = _extents(angles, memory.parts(most, shape, epsilon))
-    each = memory.spreading(most, shape, epsilon, extents, reserved=True)
+    each = memory.spreading(most, shape, epsilon, extents)
     with _room(shape, each, blocks) as together:
         groups = [range(start, min(start + together, blocks)) for start in range(0, blocks, together)]
         found = itertools.chain.from_iterable(map_threads(task, group, together, apart=True) for group in groups)
@@ -58,7 +58,7 @@ def to_modes(
 
 
 def _extents(angles: Sequence[Array], parts: int) -> list[float]:
-    """Shares of the period that points take, per dimension, the widest of so many equal parts in the first."""
+    """Shares of the period that points take, by dimension; in the first, the widest of ``parts`` equal parts."""
     first = np.sort(angles[0][:: max(1, len(angles[0]) // (1 << 12))])
     first[0], first[-1] = angles[0].min(), angles[0].max()
     ends = np.linspace(0, len(first) - 1, min(parts, len(first)) + 1).astype(int)

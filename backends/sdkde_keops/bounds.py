@@ -3,7 +3,7 @@
 Exponents are sums of squares of differences. ε is the unit roundoff, R the extent, r a distance. Rounding the
 coordinates to float32 moves an exponent by 2 ε R r at most. A difference and its square err by 3 ε of the square. An
 addition errs by some 0.4 ε of its result (standard deviation over uniform mantissas), and the partial sums of d squares
-grow evenly: a sum errs by 0.4 ε √(d/3) of itself, of which four times is taken.
+grow evenly: a sum errs by 0.4 ε √(d/3) of itself. The bound taken is four times that.
 
 Tolerances grow with |ℓ|, and columns at a distance r matter to a row only where |ℓ| is some ½ r². Their log weights are
 part of that: to round them, and to add them, costs 2 ε |ℓ| at most.

@@ -20,8 +20,8 @@ __all__ = ["double_limit", "extent_limit", "formula", "product_shift_limit", "si
 #: Share of the tolerance that the exponent may use; the rest is for exponentials and sums.
 BUDGET = 0.5
 
-#: Columns of a tile of as many rows as there are at most. Where so many terms of a shift are too many to be added one
-#: after another, so many are.
+#: Columns of a tile that has all of its rows; and terms of a shift that are added one after another where the bound
+#: does not allow a tile's.
 COLUMNS, PART = 960, 80
 
 #: The fewest columns of a task, and how many tasks to aim for.
@@ -103,8 +103,8 @@ def product_shift_limit(problem: Problem, terms: int = PART) -> float:
     """Return the extent R up to which Σφu_j − u_iΣφ keeps the shift, though it rounds numbers of size R.
 
     Beside a heap of duplicates all additions round alike, each by up to ε of the sum so far: 0.35 ε of the whole sum on
-    average, and sums of φ and of φu in opposite directions. There are those of a part of so many ``terms``, of a tile's
-    parts, and of tiles.
+    average, and sums of φ and of φu in opposite directions. Added up are ``terms`` terms to a part, parts
+    to a tile's sum, and tiles.
     """
     widest = min(problem.n, max(CHUNK, problem.n / TASKS))  # a tile of few rows
     additions = terms + widest / terms + problem.n / COLUMNS

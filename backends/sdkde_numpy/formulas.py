@@ -64,7 +64,7 @@ class Prepared:
         dtype = name.rpartition(" ")[2]
         self.formula: exponents.Formula = EXPANDED[dtype]
         self.tiles = TILES[dtype]
-        #: Of a shift so many terms are added one after another; None: it is summed by differences.
+        #: Terms of a shift that are added one after another; None: the shift is summed by differences.
         self.terms: int | None = terms_at_once(problem)
         if name.startswith("split"):
             self.formula = exponents.Split(self.tiles, exponents.grid(problem.extent))

@@ -113,7 +113,7 @@ def reduce_block(
     log_weights: Array | None,
     width: int,
 ) -> Sums:
-    """Reduce a block of query rows (b, d) over a range of columns, in tiles of so many columns.
+    """Reduce a block of query rows (b, d) over a range of columns, in tiles of ``width`` columns.
 
     With ``"exclude_self"``, row i of the block leaves out column i + own_offset. ``log_weights`` (n,) are in the
     formula's dtype; None: 0.

@@ -63,7 +63,7 @@ class Pairs(exponents.Direct):
 
 
 def make(name: str, problem: Problem, device: torch.device, span: float) -> tuple[exponents.Formula, Tensors]:
-    """Return the formula that ``bounds.formula`` named, and its operations; log weights span so many nats."""
+    """Return the formula that ``bounds.formula`` named, and its operations; log weights span ``span`` nats."""
     kind, _, dtype = name.partition(" ")
     library = Tensors(torch.float64 if dtype == "float64" else torch.float32, device)
     if kind == "split":

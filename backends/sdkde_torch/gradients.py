@@ -34,9 +34,6 @@ __all__ = ["reduce"]
 Formula = exponents.Formula
 Packed = exponents.Packed
 
-#: Tiles that a backward pass holds at a time.
-BUFFERS = 5
-
 
 def reduce(
     sums: Callable[[], Partial], problem: Problem, queries: Any, columns: Columns, own_offset: int, memory: int
@@ -206,8 +203,8 @@ class _Backward:
         return exponents.Expanded(library) if fits else exponents.Direct(library)
 
     def _blocks(self, formula: Formula, results: list[Tensor], g: Tensor, by_shift: Tensor | None) -> Any:
-        """The rows, so many that their tiles fit."""
-        elements = self.memory // (BUFFERS * 8)
+        """The rows, in blocks whose tiles fit in memory."""
+        elements = self.memory // (5 * 8)  # a backward pass holds five tiles at a time, of float64
         if self.points.device.type == "cpu":
             elements = min(elements // cpu_threads(), 1 << 18)
         scale = results[0]

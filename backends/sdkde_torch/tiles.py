@@ -239,8 +239,8 @@ def tile_sums(
     """Return the sums of a tile, (rows, k): Σφ times the columns of ``right``; LAPLACE: Σφ and Σφ (−½ r² − base).
 
     φ is exp(exponent − base − top), both (rows, 1), and 0 at the entries ``own`` (rows, columns), which are left out.
-    With ``by_differences`` Σφ (x − u), dimension by dimension, comes before the columns of ``right``, of whose product
-    so many terms as ``part`` are added one after another. ``out`` is a buffer.
+    With ``by_differences`` Σφ (x − u), dimension by dimension, comes before the columns of ``right``. In the product
+    with these, ``part`` terms are added one after another. ``out`` is a buffer.
     """
     tile = _relative(formula, rows, columns, base, out)
     tile = masked(tile, own, NOTHING[tile.dtype])
@@ -263,7 +263,7 @@ def tile_sums(
 
 
 def _in_parts(phi: Tensor, right: Tensor, part: int) -> Tensor:
-    """Return φ times ``right``, of which no more than ``part`` terms are added one after another."""
+    """Return φ times ``right``, with no more than ``part`` terms added one after another."""
     if len(right) <= part:
         return phi @ right
     if right.shape[1] > part:  # parts side by side would take more memory than φ

@@ -105,7 +105,7 @@ class PackedColumns:
             own_offset, stop = some or (0, n)
             rows = self._points[own_offset:stop, :] if cut else self._points
         extent, m = self._problem.extent if extent is None else extent, rows.shape[0]
-        # Whether the rows are columns, from own_offset on, of which a backend may make use.
+        # Whether the rows are the columns from own_offset on: some backends gain by that.
         own = same and self._kept is None and (not cut or "range" in self._info.features)
         if self._for_own and not own:
             return self._as_queries.reduce(

@@ -133,7 +133,7 @@ class Direct(Formula):
 
 
 def grid(extent: float, bits: int = 53, span: float = 0.0) -> float:
-    """Return the grid g of split squares' leading parts, a power of two, for significands of so many bits.
+    """Return the grid g of split squares' leading parts, a power of two, for significands of ``bits`` bits.
 
     Their products, and norms, are multiples of g²/2. Partial sums, in any order, are at most 2 R² and the span of the
     log weights; below 2^bits g²/2 they are exact.

@@ -102,7 +102,7 @@ def checked(info: BackendInfo, problem: Problem, columns: Columns, rows: Any, pa
 
     NaN is looked for on the host, where that costs nothing, and with :func:`checks_always` on devices too.
     """
-    m = rows.shape[0]  # of the problem's rows these may be some
+    m = rows.shape[0]  # which may be fewer than the problem's m
     more = {Reduction.MEAN: ("shift",), Reduction.LAPLACE: ("sign", "log_magnitude")}
     expected = ("log_sum", *more.get(problem.reduction, ()))
     for name in Partial.__dataclass_fields__:

@@ -23,7 +23,7 @@ def check_threads(threads: Any) -> int | None:
 
 
 class _Stopped(BaseException):
-    """Ends a task whose call was interrupted, or of which another task failed."""
+    """Ends a task whose call was interrupted, or has another task that failed."""
 
 
 _here = threading.local()  # the call that this thread works for

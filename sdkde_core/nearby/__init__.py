@@ -28,8 +28,8 @@ What a tile adds at most
     * MEAN by ‖Σ_D w φ (shift − (u_j − u_i))‖ / S. The weights p_j = w_j φ_j / S have a relative entropy to w_j / W
       that is not negative, which says Σ p_j ½ r_j² ≤ log W − ℓ. So ‖shift‖ ≤ r₀ = √(2 (log W − ℓ₀)), the row's
       **reach**, and the factor is f = r + r₀. f exp(−½ r²) decreases from r = 1 on, so that max(m, 1) serves for r.
-      The columns may be some of all, whose weights sum to 1: then the shift that counts is the one that others are
-      merged into, which may be far longer where those weigh far more. As its ℓ is no less than ℓ₀, W is 1 here.
+      Where the columns are a part of all columns, whose weights sum to 1, the bound has to hold for the shift over
+      all. That one is far longer where the others weigh far more. Its ℓ is no less than ℓ₀; so W is 1 here.
     * LAPLACE by M_D, relative to M ≥ (1 + d/2) S: the factor is f = 1 + ½ r² / (1 + d/2), and f exp(−½ r²)
       decreases.
 
@@ -44,6 +44,10 @@ What a backend may leave out besides
     no column with such a term exceeds, and the factor 2 covers that the cut is lowered by f itself. Smaller terms count
     (t / t₀)^0.9 of a part: more than t / t₀, as f grows towards smaller terms, by no more than (t₀ / t)^0.1, since
     r ≥ 4 at the cut.
+
+What few rows need
+    :class:`Neighbours` puts columns in order for many rows. For few it first drops the columns that are beyond every
+    row's radius R, with W f(R) exp(−½ R²) at most 0.01 τ exp(ℓ₀), from a bound ℓ₀ by a sample of the columns.
 
 Rounding: squares of distances are right to 1e-12 of themselves, by which they are lowered or raised; a mean's own
 rounding is carried along (:attr:`Tiles.slip`). Log sums far below −10¹² are not resolved by that: then more is kept.

@@ -40,9 +40,9 @@ def rough_share(
 ) -> float:
     """Return about what share of the pairs is left, from few points, quickly, on any device.
 
-    Tiles are taken to be as wide as cubes that hold so many points, and to lie that much nearer than their points. How
-    densely points lie beside a row, and in how many dimensions, is seen from its distances to the nearest of the
-    sample. A row's sum is that over the sample.
+    Tiles are taken to be as wide as cubes that hold a tile's points, and to lie nearer than their points by that
+    width. How densely points lie beside a row, and in how many dimensions, is seen from its distances to the nearest of
+    the sample. A row's sum is that over the sample.
 
     Parameters
     ----------
@@ -121,9 +121,9 @@ def typical_share(problem: Problem, size: int, height: int, out: float) -> float
 
     Tiles of a k-d tree are halved log₂(n / size) times, so about 3.7 σ 2^(−log₂(n / size) / d) wide (fitted to
     counts). Two coordinates differ by √2 σ z with z normal, and their boxes by the mean of both widths less. The sum of
-    the squares over d dimensions is close to a gamma variable with its mean and variance, of which R² is a quantile
-    (Wilson and Hilferty's cube root). The share is within a third of what was counted for normal samples of a million
-    in 4 to 10 dimensions (benchmarks/notes/choice.md).
+    the squares over d dimensions is close to a gamma variable with its mean and variance. R² is a quantile of that
+    variable (Wilson and Hilferty's cube root). The share is within a third of what was counted for normal samples of a
+    million in 4 to 10 dimensions (benchmarks/notes/choice.md).
     """
     n, m, d = problem.n, problem.m, problem.d
     if not 2 * size < n or not m:

@@ -19,13 +19,6 @@ COARSE, FINE, TERMS = 0.01, 0.05, 0.04
 #: What lists leave out at most, of the tolerance.
 LEFT_OUT = COARSE + FINE
 
-#: Coarse tiles by which a row's sum is bounded from below: those looked at closely, and in all.
-NEAREST, MANY = 4, 64
-
-#: Rows that have one bound together. Tiles whose heaviest column may be a row's own, and leaves less than one part in
-#: so many, are not counted.
-FEW, MOST = 8, 4.0
-
 #: Tiles of terms at the cut that rows may leave out.
 PARTS = 32.0
 
@@ -126,23 +119,23 @@ def _members(xp: Any, coarse: Any) -> Any:
 
 
 def _floors(xp: Any, problem: Problem, columns: Index, blocks: Any) -> Any:
-    """What the log sums of a tile's rows are at least, (b,): from the nearest tiles, or from coarse ones.
+    """What the log sums of a tile's rows are at least, (b,), of rows (b, height, d): from tiles, or from coarse ones.
 
-    The rows of tiles are (b, height, d).
+    Of 64 coarse tiles near the rows, the fine tiles of the nearest four are looked at. Eight rows have one bound.
     """
     b, height, d = blocks.shape
-    few = FEW if height % FEW == 0 else height
+    few = 8 if height % 8 == 0 else height
     rows = xp.reshape(blocks, (b, height // few, few, d))
     middle = xp.mean(blocks, axis=1)  # (b, d)
     coarse, fine = columns.coarse, columns.fine
     alone = "exclude_self" in problem.requires
     apart = sum((middle[:, a, None] - coarse.centre[a, :]) ** 2 for a in range(d))  # (b, k)
     order = xp.argsort(0.5 * (apart + coarse.square) - coarse.log_weight, axis=1)
-    which = _members(xp, order[:, :NEAREST])  # (b, k)
+    which = _members(xp, order[:, :4])  # (b, k)
     there = which < fine.log_weight.shape[0]
     which = xp.where(there, which, xp.zeros_like(which))
     near = _log_sums(xp, rows, fine, which, there, alone)
-    which = order[:, :MANY]
+    which = order[:, :64]
     far = _log_sums(xp, rows, coarse, which, which >= 0, alone)
     floors = xp.min(xp.reshape(xp.maximum(near, far), (b, -1)), axis=1)
     # Beyond 1e105 bandwidths squares of squares overflow, to no number: then nothing is left out.
@@ -156,7 +149,8 @@ def _log_sums(xp: Any, rows: Any, columns: Tiles, which: Any, there: Any, alone:
     """
     d, weight = rows.shape[3], columns.without if alone else columns.log_weight
     ratio = xp.exp(xp.where(weight > -math.inf, columns.log_weight - weight, xp.zeros_like(weight)))
-    there = there & (weight > -math.inf)[which] & (ratio <= MOST)[which]  # of a tile with one column nothing is left
+    # A tile is not counted if it is a single column, or if without its heaviest one less than a fourth is left.
+    there = there & (weight > -math.inf)[which] & (ratio <= 4.0)[which]
     weight = xp.where(there, weight[which], xp.full_like(ratio[which], -math.inf))[:, None, :]
     ratio = xp.where(there, ratio[which], xp.ones_like(ratio[which]))[:, None, :]  # (b, 1, k)
     slip, spread = columns.slip[which][:, None, :], columns.square[which][:, None, :]
@@ -210,7 +204,7 @@ def added(xp: Any, problem: Problem, log_weight: float, log_weights: Any, near: 
 
 
 def _reach(xp: Any, log_weight: float, floor: Any) -> Any:
-    """What a shift is at most, (b,): that over all columns, of which these may be some."""
+    """What a shift is at most, (b,), also the shift over all columns where these are a part of them."""
     return xp.sqrt(2.0 * xp.maximum(max(log_weight, 0.0) - floor, xp.zeros_like(floor)))
 
 

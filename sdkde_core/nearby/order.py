@@ -8,7 +8,7 @@ from array_api_compat import array_namespace, device
 
 __all__ = ["by_tile", "in_blocks", "order"]
 
-#: Leaves, a power of two, from which on nodes are split in halves, and begin at a multiple of so many.
+#: Leaves of a part, a power of two. Larger nodes are whole parts; smaller ones are halves of others.
 PART = 128
 
 

@@ -12,16 +12,12 @@ from array_api_compat import array_namespace, device, is_numpy_array, to_device
 
 from ..engine.exact import reduce_exact
 from ..engine.merge import concatenate, each, safe_log
-from ..protocol import Columns, Partial, Problem, Reduction
-from .lists import lists
+from ..protocol import TOLERANCES, Columns, Partial, Problem, Reduction
+from .lists import COARSE, lists
 from .order import by_tile, order
 from .tiles import Index, index
 
 __all__ = ["Neighbours"]
-
-#: Columns and rows of a tile, where rows are many and where they are few, isolated ones, which have few neighbours in
-#: common; of NumPy's arrays and of a device's. And tiles of rows that are first looked at together.
-CPU, DEVICE, GROUP = ((32, 8), (128, 2)), ((256, 32), (256, 8)), 32
 
 #: Rows up to which all columns are summed: to put these in order takes longer.
 FEW = 12
@@ -39,7 +35,7 @@ class _Tiles(NamedTuple):
 
 
 class Neighbours:
-    """Columns, of which every row is summed over those that matter to it. They are put in order when rows come.
+    """Columns. Every row is summed over those that matter to it. They are put in order when rows come.
 
     Parameters
     ----------
@@ -94,6 +90,10 @@ class Neighbours:
             for name in (f.name for f in fields(Partial) if getattr(exact, f.name) is not None):
                 getattr(found, name)[far] = getattr(exact, name)
             return found
+        if self._finite and 32 * rows.shape[0] < self.names.shape[0]:
+            near = self._near(xp, problem, rows, own, least)
+            if near is not None:
+                return near.reduce(problem, rows, own, least, spread)
         parts, places = [], []
         for which, tiles, columns in self._parts(xp, problem, rows, least):
             parts.append((rows[which, :], None if own is None else own[which], tiles, columns))
@@ -107,6 +107,48 @@ class Neighbours:
         back = xp.argsort(place, stable=True)
         first = xp.concat([xp.ones_like(place[:1], dtype=xp.bool), place[back][1:] != place[back][:-1]])
         return each(found, lambda x: x[back[first], ...])
+
+    def _near(self, xp: Any, problem: Problem, rows: Any, own: Any, least: float) -> Neighbours | None:
+        """The columns near few rows, found faster than all columns are put in order; None where they are many.
+
+        A row's largest term in a sample of the columns bounds its sum from below. With W the sum of the weights,
+        columns farther away than R add W f(R) exp(−½ R²) at most (see the package), from which R follows. A grid's
+        cells are marked that are within R of a row in every dimension; the columns in marked cells are kept.
+        """
+        points, log_weights, (m, d), n = self.columns.points, self.columns.log_weights, rows.shape, self.names.shape[0]
+        step = max(1, n // min(max(1 << 10, (1 << 18) // m), 1 << 13))
+        sample, terms = points[::step, :], xp.zeros_like(rows[:, :1]) + log_weights[None, ::step]
+        for a in range(d):
+            away = rows[:, a, None] - sample[None, :, a]
+            away *= away
+            away *= 0.5
+            terms -= away
+        if own is not None:
+            terms = xp.where(self.names[None, ::step] == own[:, None], xp.full_like(terms, -math.inf), terms)
+        floor = xp.max(terms, axis=1)
+        most = max(0.0, math.log(n) + float(xp.max(log_weights)))  # log W is no more
+        allowed = COARSE * TOLERANCES[problem.precision][problem.reduction].absolute
+        nats = most - math.log(allowed) - xp.maximum(floor, xp.full_like(floor, least))
+        radius = xp.sqrt(2.0 * (nats + xp.log(2.0 + nats)))  # f(R) is less than 2 + nats, which are 12 and more
+        radius = xp.minimum(radius, xp.full_like(radius, 10.0 * FARTHEST))
+        # The grid is three times as wide as the middle of the columns; its outer cells have no end.
+        middle = np.sort(np.asarray(to_device(sample[:: -(-sample.shape[0] // 1024), :], "cpu")), axis=0)
+        skip, cells, cell, ends = len(middle) // 32, round(2.0 ** (14.0 / d)), 0, []
+        outer = [xp.full_like(radius[:1], x) for x in (0.0, cells - 1.0)]
+        for a in range(d):
+            first, last = middle[skip, a], middle[-1 - skip, a]
+            start, scale = float(2.0 * first - last), float(cells / (3.0 * (last - first))) if last > first else 0.0
+            low, high, inside = (
+                xp.astype(xp.minimum(xp.maximum((x - start) * scale, outer[0]), outer[1]), xp.int64)
+                for x in (rows[:, a] - radius, rows[:, a] + radius, points[:, a])
+            )
+            ends.append([np.asarray(to_device(x, "cpu")) for x in (low, high + 1)])
+            cell = cell * cells + inside
+        (which,) = xp.nonzero(xp.asarray(_marked(ends, cells), device=device(rows))[cell])
+        if 4 * which.shape[0] > n:
+            return None
+        which = which if which.shape[0] else xp.arange(1, device=device(rows))  # adds nothing either
+        return Neighbours(Columns(points[which, :], log_weights[which]), self.names[which])
 
     def _in_order(self, size: int) -> tuple[Index, _Tiles]:
         if size not in self._made:
@@ -127,7 +169,8 @@ class Neighbours:
     def _parts(self, xp: Any, problem: Problem, rows: Any, least: float) -> Iterator[tuple[Any, Any, _Tiles]]:
         """Which rows are summed together, (b, height), and over which tiles of which columns, (b, k)."""
         m, n, on = rows.shape[0], self.names.shape[0], device(rows)
-        many, isolated = CPU if is_numpy_array(rows) else DEVICE
+        # Columns and rows of a tile. Few rows are isolated ones, which have few neighbours in common.
+        many, isolated = ((32, 8), (128, 2)) if is_numpy_array(rows) else ((256, 32), (256, 8))
         if not self._finite or m < FEW:
             columns = self._tiled(xp.arange(n, device=on), isolated[0])
             every = xp.arange(columns.names.shape[0] - 1, device=on)
@@ -137,10 +180,11 @@ class Neighbours:
         size, height = many if 32 * m >= n else isolated
         found, columns = self._in_order(size)
         where, none = order(rows, max(height, 8)), columns.names.shape[0] - 1
-        step = max(1, (1 << 22) // (none * GROUP)) * GROUP * height  # lists take 200 bytes a pair of tiles
+        group = 32 * height  # rows that are first looked at together
+        step = max(1, (1 << 17) // none) * group  # lists take 200 bytes a pair of tiles
         for start in range(0, m, step):
             here = where[start : start + step]
-            listed = lists(problem, found, rows[here, :], height, GROUP * height, least)
+            listed = lists(problem, found, rows[here, :], height, group, least)
             tiles = xp.concat([listed.tiles, xp.full_like(where[:1], none)])
             by, begins, counts = by_tile(here, height), listed.ends[:-1], listed.ends[1:] - listed.ends[:-1]
             longest = xp.argsort(-counts, stable=True)  # lists of like length are summed side by side
@@ -153,6 +197,16 @@ class Neighbours:
                 at = xp.where(k < counts[which][:, None], begins[which][:, None] + k, tiles.shape[0] - 1)
                 yield by[which, :], tiles[at], columns
                 first += together
+
+
+def _marked(ends: list[list[np.ndarray[Any, Any]]], cells: int) -> np.ndarray[Any, Any]:
+    """Which cells of a grid are in some box, (cells^d,); per dimension, ``ends`` are the boxes' first and last + 1."""
+    boxes = np.zeros((cells + 1,) * len(ends), np.int64)  # how many: sums of what changes from cell to cell
+    for corner in np.ndindex((2,) * len(ends)):
+        np.add.at(boxes, tuple(both[k] for both, k in zip(ends, corner)), (-1) ** sum(corner))
+    for a in range(len(ends)):
+        np.cumsum(boxes, axis=a, out=boxes)
+    return (boxes[(slice(cells),) * len(ends)] > 0).reshape(-1)
 
 
 def _pairs(rows: Any) -> int:

@@ -16,7 +16,7 @@ TOGETHER = 16
 
 
 class Tiles(NamedTuple):
-    """Consecutive points, so many at a time; k tiles. Coordinates come first, so that each is contiguous."""
+    """Tiles of consecutive points, k of them. Coordinates come first, so that each is contiguous."""
 
     low: Any  # (d, k), their boxes
     high: Any
@@ -87,7 +87,7 @@ def _columns(along: Any, log_weights: Any, size: int) -> Tiles:
     square = xp.sum(xp.sum(inside * inside * shares, axis=2), axis=0) / total
     width, away = (xp.sqrt(xp.sum(x * x, axis=0)) for x in (high - low, xp.abs(low) + xp.abs(high)))
     epsilon = 2.0**-52
-    tiny = size * epsilon  # a sum of so many, less one, may be that by rounding alone
+    tiny = size * epsilon  # what a sum of ``size`` terms, less one, may be by rounding alone
     without = xp.where(rest > tiny, xp.log(xp.where(rest > tiny, rest - tiny, xp.ones_like(rest))) + top, -math.inf)
     slip = size * epsilon * width + epsilon * away
     return Tiles(low, high, low + mean, square, slip, xp.log(total) + top, without)

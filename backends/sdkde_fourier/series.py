@@ -1,0 +1,220 @@
+"""What both backends do with the modes of their columns: sums, the rows that these leave, results in the log domain.
+
+Everything is for arrays of any library, on any device.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace, device, to_device
+
+from sdkde_core.nearby import Neighbours
+from sdkde_core.plugin import concatenate, empty
+from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
+
+from . import price
+from .bounds import BUDGET, SMALLEST, cutoff, error, tolerance
+from .modes import Box, choose_box, density_bound
+
+
+@dataclass(frozen=True)
+class Series:
+    """The columns in a box, as modes."""
+
+    box: Box
+    modes: Any
+    epsilon: float
+    error: float  # bound on a sum's
+    inside: Any = None  # (n,) which columns; None: all
+    outside: Neighbours | None = None  # the others
+    beyond: Any = None  # (d,) whether any of the others is outside in that dimension
+    weight: float = 0.0  # of the others, in all
+
+
+@dataclass(frozen=True)
+class State:
+    """Columns, their modes where these pay, and what sums rows over all columns directly."""
+
+    columns: Columns
+    series: Series | None
+    directly: Callable[[Problem, Any, Any], Partial]  # of rows and the columns that they leave out
+
+
+class Fourier:
+    """Sums by modes, and direct sums for the rows that these leave.
+
+    Parameters
+    ----------
+    always : bool
+        Transform also where direct sums would be faster. For tests.
+    """
+
+    rows_at_once: int  # which bounds the memory of the fields
+    ways: price.Ways
+    sample: int  # points that boxes are chosen by, about
+
+    def __init__(self, always: bool = False) -> None:
+        if not isinstance(always, bool):
+            raise TypeError(f"always is {always!r}; pass True or False")
+        self.always = always
+
+    def transform(self, problem: Problem, columns: Columns) -> Series | None:
+        """Transform the columns to modes, if that is faster than direct sums."""
+        xp, points, log_weights, d = array_namespace(columns.points), columns.points, columns.log_weights, problem.d
+        weights, step = xp.exp(log_weights), max(1, len(points) // self.sample)
+        ends = [end(points[:, a]) for end in (xp.min, xp.max) for a in range(d)]
+        few = [xp.reshape(x[::step, ...], (-1,)) for x in (log_weights, points)]
+        known = xp.concat([xp.stack([*ends, xp.mean(log_weights), xp.sum(weights)]), *few])
+        known = np.asarray(to_device(known, "cpu"))  # all at once, as the host waits for a device
+        low, high, (mean, total), sample = known[:d], known[d : 2 * d], known[2 * d : 2 * d + 2], known[2 * d + 2 :]
+        if not (total > SMALLEST and np.isfinite(known[: 2 * d]).all()):
+            return None
+        sampled_weights, sample = sample[: len(few[0])], sample[len(few[0]) :].reshape(-1, d)
+        # A point's own row has at least its own term; the largest sum is not known before the box is.
+        usual = tolerance(problem, math.exp(mean), total)
+        cost = functools.partial(price.box_seconds, self.ways, problem, usual)
+        found = choose_box(problem, (low, high), sample, usual, cost)
+        seconds = math.inf if found is None else found[1]
+        if not self.always and price.looks(self.ways, problem, seconds):
+            thin = slice(None, None, max(1, len(sample) >> 13))
+            if price.direct_seconds(self.ways, problem, sample[thin], sampled_weights[thin]) < seconds:
+                return None
+        if found is None:
+            return None
+        box = found[0]
+        inside = box.holds(points, np.zeros(d))
+        whole = bool(xp.all(inside))
+        mine, w = (points, weights) if whole else (points[inside, :], weights[inside])
+        largest = density_bound(box, mine, w)
+        if not largest > SMALLEST:
+            return None
+        epsilon = max(tolerance(problem, math.exp(mean), largest), usual)  # the box was made for that
+        modes, bound = self.to_modes(box, mine, w, epsilon), error(epsilon, largest, float(box.period.max()))
+        if whole:
+            return Series(box, modes, epsilon, bound)
+        (members,) = xp.nonzero(~inside)
+        others = Columns(points[members, :], log_weights[members])
+        far = np.asarray(to_device(others.points, "cpu"))
+        beyond = ((far < box.low) | (far > box.high)).any(axis=0)
+        outside = Neighbours(others, members)
+        return Series(box, modes, epsilon, bound, inside, outside, beyond, float(xp.sum(weights[members])))
+
+    def to_modes(self, box: Box, points: Any, weights: Any, epsilon: float) -> Any:
+        """Return the modes of columns in the box, as :meth:`evaluate` takes them."""
+        raise NotImplementedError
+
+    def evaluate(self, problem: Problem, series: Series, rows: Any) -> tuple[Any, list[Any]]:
+        """Return S at rows in the box, (b,), then MEAN's d sums Σ w φ (u_j − y), or LAPLACE's L, by modes."""
+        raise NotImplementedError
+
+    def sum_near(self, near: Neighbours, problem: Problem, rows: Any, own: Any, least: float = -math.inf) -> Partial:
+        """See :meth:`sdkde_core.nearby.Neighbours.reduce`."""
+        return near.reduce(problem, rows, own, least)
+
+    def reduce(self, problem: Problem, queries: Any, state: State, own_offset: int = 0) -> Partial:
+        """Sum by modes, then directly the rows whose sum is too small against the bound on its error."""
+        rows, blocks = state.columns.points if queries is None else queries, []
+        if not len(rows):
+            return empty(problem, rows)
+        for start in range(0, len(rows), self.rows_at_once):
+            block, own = rows[start : start + self.rows_at_once], None
+            if "exclude_self" in problem.requires:
+                own = array_namespace(rows).arange(len(block), device=device(rows)) + own_offset + start
+            blocks.append(self._block(problem, block, own, state))
+        return concatenate(blocks)
+
+    def _block(self, problem: Problem, rows: Any, own: Any, state: State) -> Partial:
+        xp, series = array_namespace(rows), state.series
+        if series is None:
+            return state.directly(problem, rows, own)
+        held, moved = series.box.holds(rows, -np.minimum(series.box.margin, cutoff(series.epsilon))), rows
+        if not bool(xp.all(held)):
+            if not bool(xp.any(held)):
+                return state.directly(problem, rows, own)
+            moved = xp.where(held[:, None], rows, xp.asarray(series.box.low, device=device(rows)))
+        total, others = self.evaluate(problem, series, moved)
+        if own is not None:
+            take_off(problem, rows, own, state.columns, series.inside, total, others)
+        if series.outside is not None and series.weight:  # farther away they are below the error
+            nats = max(0.0, math.log(10.0 * series.weight) - math.log(series.error))
+            reach = math.sqrt(2.0 * (nats + math.log(2.0 + nats)))  # times 1 + r²/2, too
+            (near,) = xp.nonzero(held & ~series.box.holds(rows, np.where(series.beyond, reach, -np.inf)))
+            if len(near):
+                mine = None if own is None else own[near]
+                least = math.log(series.error / _allowed(problem, Reduction.LOG_SUM))  # of smaller sums none is kept
+                add(problem, self.sum_near(series.outside, problem, rows[near], mine, least), near, total, others)
+        found, good = finish(problem, total, others, series.error)
+        (redo,) = xp.nonzero(~(good & held))
+        if len(redo):
+            again = state.directly(problem, rows[redo], None if own is None else own[redo])
+            for name in (f.name for f in fields(Partial) if getattr(found, f.name) is not None):
+                getattr(found, name)[redo] = getattr(again, name)
+        return found
+
+
+def _allowed(problem: Problem, reduction: Reduction) -> float:
+    """What the transforms may use of a tolerance."""
+    return BUDGET * TOLERANCES[problem.precision][reduction].absolute
+
+
+def finish(problem: Problem, total: Any, others: list[Any], bound: float) -> tuple[Partial, Any]:
+    """Return the answer, and which rows keep the tolerance.
+
+    ``total`` is S (b,), right to ``bound``; ``others`` are MEAN's Σ w φ (u_j − y), by dimension, or LAPLACE's L.
+    """
+    xp = array_namespace(total)
+    log_sum = xp.log(total)
+    good = bound <= _allowed(problem, Reduction.LOG_SUM) * total  # False where NaN
+    if problem.reduction is Reduction.LOG_SUM:
+        return Partial(log_sum), good
+    if problem.reduction is Reduction.MEAN:
+        parts = [x / total for x in others]
+        moved = math.sqrt(problem.d) + xp.sqrt(sum(x * x for x in parts))
+        shift = xp.stack(parts, axis=1)
+        good &= bound * moved <= _allowed(problem, Reduction.MEAN) * total
+        return Partial(log_sum, shift=shift), good
+    signed = others[0]
+    plus = (2.0 + problem.d) * total - signed
+    good &= 3.0 * bound <= _allowed(problem, Reduction.LAPLACE) * total
+    return Partial(xp.log(plus), sign=xp.sign(signed), log_magnitude=xp.log(xp.abs(signed))), good
+
+
+def add(problem: Problem, more: Partial, where: Any, total: Any, others: list[Any]) -> None:
+    """Add sums over other columns for the rows ``where``, in place."""
+    xp = array_namespace(total)
+    added = xp.exp(more.log_sum)
+    if problem.reduction is Reduction.LAPLACE:
+        signed = more.sign * xp.exp(more.log_magnitude)
+        added = (added + signed) / (2.0 + problem.d)  # M = (2 + d) S − L
+        others[0][where] += signed
+    total[where] += added
+    if problem.reduction is Reduction.MEAN:
+        for a, whole in enumerate(others):
+            whole[where] += added * more.shift[:, a]
+
+
+def take_off(
+    problem: Problem, rows: Any, own: Any, columns: Columns, inside: Any, total: Any, others: list[Any]
+) -> None:
+    """Subtract each row's own term, of the columns ``inside``, in place; the error of what is left is the same."""
+    xp, points, n = array_namespace(rows), columns.points, columns.points.shape[0]
+    has = (own >= 0) & (own < n)
+    which = xp.where(has, own, xp.zeros_like(own))
+    if inside is not None:
+        has &= inside[which]
+    step = points[which, :] - rows
+    r2 = xp.sum(step * step, axis=1)
+    term = xp.exp(columns.log_weights[which] - 0.5 * r2)
+    term = xp.where(has, term, xp.zeros_like(term))
+    total -= term
+    if problem.reduction is Reduction.MEAN:
+        for a, whole in enumerate(others):
+            whole -= term * step[:, a]
+    if problem.reduction is Reduction.LAPLACE:
+        others[0] -= term * (1.0 + 0.5 * problem.d - 0.5 * r2)
