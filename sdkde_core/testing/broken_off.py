@@ -17,8 +17,6 @@ from . import problems
 from .accuracy import COLUMNS, ROWS, about_tiles
 from .target import NotDeclared, Target, make, within
 
-__all__ = ["forked_child", "interrupts"]
-
 #: Seconds after which a call is taken for one that does not end.
 PATIENCE = 60.0
 
@@ -35,7 +33,7 @@ def interrupts(target: Target, parameter: str) -> None:
     problem, truth = target.whole_problem(case, "log_sum", target.info.precisions[0]), problems.truth(case)
 
     def call() -> Partial:
-        return target.reduce(problem, case.queries, target.prepare(problem, case))
+        return target.direct(problem, case)
 
     call()
     start = time.perf_counter()

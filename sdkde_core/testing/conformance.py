@@ -109,9 +109,7 @@ class BackendConformance:
             return
         record = registry.find(self.backend)
         info = record.info if record is not None else None
-        parameters: list[str] = ["backend"]
-        if info is not None and info.precisions:
-            parameters = list(CHECKS[name].parameters(info, self._profile()))
+        parameters = CHECKS[name].parameters(info, self._profile()) if info and info.precisions else ["backend"]
         given = [pytest.param(p, id=p, marks=self._marks(name, p)) for p in parameters]
         if not given:
             given = [pytest.param("", id="-", marks=pytest.mark.skip(f"the backend does not declare {name}"))]

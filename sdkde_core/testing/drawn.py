@@ -6,6 +6,7 @@ So a few seeds go everywhere, and pairs of values come together by chance.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -23,8 +24,6 @@ from . import reference
 from .accuracy import about_tiles, boundaries
 from .problems import Case, Truth
 from .target import MIXED, NotDeclared, Profile, Target, weighted, within
-
-__all__ = ["Drawn", "draw", "drawn", "parameters"]
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -72,9 +71,8 @@ def _offset(rng: np.random.Generator, kind: str, n: int, m: int) -> int:
 def draw(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> Drawn:
     """Draw a problem in d dimensions of at most ``pairs`` pairs, with features of those that are allowed."""
     rng = np.random.default_rng([seed, 20])
-    features = (
-        _deal([frozenset(f) for k in range(3) for f in itertools.combinations(sorted(MIXED), k)], seed, 1) & allowed
-    )
+    mixes = [frozenset(f) for k in range(3) for f in itertools.combinations(sorted(MIXED), k)]
+    features = _deal(mixes, seed, 1) & allowed
     shapes = ("many columns", "many rows", "on tiles", "on tiles", "beside tiles", "any", "few")
     n, m = _sizes(rng, _deal(shapes, seed, 3), _deal((16, 32, 64, 128, 256, 512), seed, 2), pairs)
     same = _deal((False, True, False), seed, 4)
@@ -135,21 +133,19 @@ def drawn(target: Target, parameter: str) -> None:
     """
     seed, d, pairs = (int(x.lstrip("dp")) for x in parameter.split("-"))
     asked, rows, want = _answered(seed, d, pairs, target.info.features & MIXED)
-    declined: list[NotDeclared] = []
-    questions = list(itertools.product(enumerate(target.info.precisions), enumerate(Reduction)))
-    for (k, precision), (r, reduction) in questions:
-        options = {"same": asked.same, "requires": asked.features, "dtype": ("float64", "float32")[(k + r + seed) % 2]}
-        try:
+    answered = False
+    for (k, precision), (r, reduction) in itertools.product(enumerate(target.info.precisions), enumerate(Reduction)):
+        dtype = ("float64", "float32")[(k + r + seed) % 2]
+        with contextlib.suppress(NotDeclared):
+            options: dict[str, Any] = {"same": asked.same, "requires": asked.features, "dtype": dtype}
             problem = target.problem(asked.case, reduction, precision, **options)
-        except NotDeclared as reason:
-            declined.append(reason)
-            continue
-        if target.info.supports(problem).ok:
-            _ask(target, asked, problem, want, rows, as_range=seed % 2 == 1)
-        else:
-            within(problem, target.answer(problem, asked.case, asked.own_offset), want, asked.case.name, rows)
-    if len(declined) == len(questions):
-        raise declined[-1]
+            answered = True
+            if target.info.supports(problem).ok:
+                _ask(target, asked, problem, want, rows, as_range=seed % 2 == 1)
+            else:
+                within(problem, target.answer(problem, asked.case, asked.own_offset), want, asked.case.name, rows)
+    if not answered:
+        raise NotDeclared("takes the problem in no reduction and at no precision")
 
 
 def _ask(target: Target, asked: Drawn, problem: Problem, want: Truth, rows: Array, as_range: bool) -> None:
