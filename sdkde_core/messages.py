@@ -69,13 +69,7 @@ def brief(value: object) -> str:
 
 
 def switched_off(variable: str) -> bool:
-    """Whether a variable that is on by default says off.
-
-    Raises
-    ------
-    ValueError
-        It says neither on nor off.
-    """
+    """Whether a variable that is on by default says off; ValueError if it says neither."""
     on, off = ("on", "1", "true", "yes"), ("off", "0", "false", "no")
     text = os.environ.get(variable, "").lower()
     if text and text not in (*on, *off):

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .arrays import Argument, Origin, check_shapes, is_dask, public, to_host
 from .bandwidth.matrix import Bandwidth
@@ -23,14 +22,12 @@ from .estimator.blockwise import BlockPlan, Shape, Survey
 from .estimator.density import warn_of_negative
 from .estimator.progress import watched
 from .estimator.request import Goal, Options, Request, takes_options
-from .files import Source, Write, check_apart, source, writing
+from .files import Source, Write, check_apart, filling, source, writing
 from .messages import brief
 from .spreading.checkpoint import Checkpoint, Chunks, Scratch
 from .spreading.disk import Job, resident_bytes, resident_shards
 
 __all__ = ["debias", "estimate"]
-
-Array = NDArray[Any]
 
 
 def parse_size(text: int | float | str) -> int:
@@ -138,7 +135,7 @@ def job(
 def _sink(kept: ExitStack, task: Job, out: Any, name: str) -> tuple[Any, Write]:
     """What takes the results, and the function that brings it the next block of them."""
     width = (task.plan.shape.d,) if task.plan.debiased else ()
-    shape, dtype, done = (task.plan.problems[-1].m, *width), task.plan.shape.dtype, 0
+    shape, dtype = (task.plan.problems[-1].m, *width), task.plan.shape.dtype
     if isinstance(out, str | os.PathLike):
         return out, kept.enter_context(writing(os.fspath(out), shape, dtype, name))
     array = np.empty(shape, dtype) if out is None else out
@@ -149,13 +146,7 @@ def _sink(kept: ExitStack, task: Job, out: Any, name: str) -> tuple[Any, Write]:
         raise ValueError(f"out has shape {tuple(array.shape)}; pass one of shape {shape}")
     if (isinstance(array, np.ndarray) and not array.flags.writeable) or getattr(array, "read_only", False):
         raise ValueError("out is read-only; pass an array that can be written to")
-
-    def write(block: Array) -> None:
-        nonlocal done
-        array[done : done + len(block)] = block
-        done += len(block)
-
-    return array, write
+    return array, filling(array)
 
 
 def _run(

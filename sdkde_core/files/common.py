@@ -28,17 +28,25 @@ class FileError(ValueError):
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Put the file's name before the message of an error in reading it."""
+    """Put the file's name before the message of an error in reading it, whatever a library raises for a damaged one."""
     try:
         yield
-    except (FileError, ImportError):
-        raise
-    except MemoryError as error:
-        raise MemoryError(f"{name}: {error}") from error
-    except Exception as error:  # what a library raises for a damaged file is its own affair
-        if isinstance(error, OSError) and error.filename:
-            raise  # it has the name
-        raise FileError(f"{name}: {error}") from error
+    except Exception as error:
+        if isinstance(error, FileError | ImportError) or getattr(error, "filename", None):  # an OSError has the name
+            raise
+        raise (MemoryError if isinstance(error, MemoryError) else FileError)(f"{name}: {error}") from error
+
+
+def filling(array: Any) -> Write:
+    """Return a function that writes the next rows of an array."""
+    done = 0
+
+    def write(batch: Array) -> None:
+        nonlocal done
+        array[done : done + len(batch)] = batch
+        done += len(batch)
+
+    return write
 
 
 @dataclass(frozen=True)
@@ -94,12 +102,11 @@ class Source:
 
     def read(self) -> Array:
         """Return the whole array, (rows, columns)."""
-        done = 0
         with naming(self.name):
             result = np.empty((self.rows, self.columns), self.dtype)
+        write = filling(result)
         for batch in self.batches():
-            result[done : done + len(batch)] = batch
-            done += len(batch)
+            write(batch)
         return result
 
     def rows_at(self, start: int, stop: int) -> Array:

@@ -16,7 +16,7 @@ from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 
 from . import problems
 from .problems import Array, Case, Truth
-from .target import MIXED, NotDeclared, Target, make, take, weighted, within
+from .target import MIXED, NotDeclared, Target, make, weighted, within
 
 #: Rows and columns of most checks: sizes that divide nothing.
 COLUMNS, ROWS = 211, 67
@@ -206,7 +206,8 @@ def not_a_number(target: Target, parameter: str) -> None:
         problem, truth = target.problem(case, reduction, precision), problems.truth(case)
         got = target.answer(problem, replace(case, queries=queries))
         assert _all_nan(each(got, lambda x: x[lost])), f"{kind}: rows with a NaN have a number"
-        within(problem, got, take(truth, others), f"{kind}, beside rows with a NaN", rows=others)
+        want = Truth._make(x[others] for x in truth)
+        within(problem, got, want, f"{kind}, beside rows with a NaN", rows=others)
         got = target.answer(problem, replace(case, points=points))
         assert _all_nan(got), f"{kind}: where a point has a NaN rows have a number"
 

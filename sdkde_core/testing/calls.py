@@ -22,7 +22,7 @@ from . import problems, reference
 from .accuracy import COLUMNS, ROWS, about_tiles
 from .formalities import has_format, overwrite
 from .problems import Case, Truth
-from .target import MIXED, NotDeclared, Target, make, same_bits, take, weighted, within
+from .target import MIXED, NotDeclared, Target, make, same_bits, weighted, within
 
 
 class _Asked:
@@ -35,7 +35,7 @@ class _Asked:
     def rows(self, about: str, start: int = 0, stop: int | None = None) -> None:
         """Assert that a batch of the queries is right."""
         queries = self.case.queries[start:stop]
-        truth = take(problems.truth(self.case), slice(start, stop))
+        truth = Truth._make(x[start:stop] for x in problems.truth(self.case))
         problem = replace(self.problem, m=len(queries), same=False)
         got = self.target.reduce(problem, queries, self.state)
         within(problem, got, truth, f"{self.case.name}, {about}, rows from {start}")

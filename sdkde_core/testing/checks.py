@@ -52,8 +52,6 @@ PROFILES: Mapping[str, Profile] = {
 #: The check without which the others prove nothing.
 FIRST = "answers_something"
 
-_MEAN = (Reduction.MEAN,)
-
 
 def _these(*parameters: str) -> Parameters:
     return lambda info, profile: parameters
@@ -145,7 +143,7 @@ CHECKS: Mapping[str, Check] = {
         Check(calls.state_reuse),
         Check(calls.results_are_the_callers),
         Check(calls.new_contents, _each(of=slice(1))),
-        Check(calls.many_alive, _each(of=slice(1), reductions=_MEAN)),
+        Check(calls.many_alive, _each(of=slice(1), reductions=("mean",))),
         Check(calls.threads),
         Check(surroundings.surroundings, _these(*Reduction)),
         Check(surroundings.thread_counts, _these(*Reduction)),
@@ -157,8 +155,10 @@ CHECKS: Mapping[str, Check] = {
         Check(featured.exclude_self, _each(feature="exclude_self")),
         Check(featured.kernel, _each(reductions=tuple(KERNELS)[1:], feature="kernel")),
         Check(featured.grad, _each(feature="grad")),
-        Check(featured.row_range, _each(lambda profile: ("", *["long"] * profile.is_fast), feature="range")),
-        Check(featured.pairs, _each(lambda p: ("", *["long"] * bool(p.includes)), reductions=_MEAN, feature="pairs")),
+        Check(featured.row_range, _each(lambda p: ["", "long"][: 1 + p.is_fast], feature="range")),
+        Check(
+            featured.pairs, _each(lambda p: ["", "long"][: 1 + bool(p.includes)], reductions=("mean",), feature="pairs")
+        ),
         Check(drawn.drawn, drawn.parameters),
     )
 }

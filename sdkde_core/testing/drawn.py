@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdkde_core.plugin import concatenate
 from sdkde_core.protocol import BackendInfo, Problem, Reduction
@@ -25,7 +24,6 @@ from .accuracy import about_tiles, boundaries
 from .problems import Case, Truth
 from .target import MIXED, NotDeclared, Profile, Target, weighted, within
 
-Array = NDArray[Any]
 T = TypeVar("T")
 
 
@@ -63,11 +61,6 @@ def _sizes(rng: np.random.Generator, shape: str, tile: int, pairs: int) -> tuple
     return int(n), int(m)
 
 
-def _offset(rng: np.random.Generator, kind: str, n: int, m: int) -> int:
-    inside, beyond, below = (int(rng.integers(1, most + 1)) for most in (n, 2 * n, m))
-    return {"none": 0, "inside": inside, "negative": -below, "below all": -m, "n": n, "beyond n": n + beyond}[kind]
-
-
 def draw(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> Drawn:
     """Draw a problem in d dimensions of at most ``pairs`` pairs, with features of those that are allowed."""
     rng = np.random.default_rng([seed, 20])
@@ -98,14 +91,14 @@ def draw(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> Drawn:
         case = replace(case, name=f"{case.name}, half the columns", log_weights=case.log_weights - 0.7)
     own_offset = 0
     if "exclude_self" in features and not same:
-        kinds = ("none", "inside", "negative", "below all", "n", "beyond n")
-        own_offset = _offset(rng, _deal(kinds, seed, 6), n, m)
+        inside, beyond, below = (int(rng.integers(1, most + 1)) for most in (n, 2 * n, m))
+        own_offset = _deal((0, inside, -below, -m, n, n + beyond), seed, 6)
     cut = int(rng.choice([*(i for i in boundaries(m) if i), int(rng.integers(1, m + 1))]))
     return Drawn(case, same, features, own_offset, int(rng.choice((0, 1, m, 4 * m))), cut)
 
 
 @functools.lru_cache(maxsize=128)
-def _answered(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> tuple[Drawn, Array, Truth]:
+def _answered(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> tuple[Drawn, Any, Truth]:
     """Return a problem, the rows of it that are checked, and the truth about these."""
     asked = draw(seed, d, pairs, allowed)
     case, given = asked.case, asked.case.points if asked.same else asked.case.queries
@@ -148,7 +141,7 @@ def drawn(target: Target, parameter: str) -> None:
         raise NotDeclared("takes the problem in no reduction and at no precision")
 
 
-def _ask(target: Target, asked: Drawn, problem: Problem, want: Truth, rows: Array, as_range: bool) -> None:
+def _ask(target: Target, asked: Drawn, problem: Problem, want: Truth, rows: Any, as_range: bool) -> None:
     """Ask for all rows at once, then in two batches; ``as_range``: of the points, where the backend takes those."""
     case, given = asked.case, asked.case.points if asked.same else asked.case.queries
     state = target.prepare(replace(problem, m=asked.expected, same=False), case)

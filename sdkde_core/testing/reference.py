@@ -44,11 +44,8 @@ def sums(
     negative, and normalised here; ``log_weights``, in their place, are used as they are. ``exclude_self``: True, row i
     leaves out column i; numbers (m,), the column that each row leaves out, where there is one.
     """
-    y, x = _points(query), _points(train)
-    log_w = _log_weights(len(x), weights) if log_weights is None else np.asarray(log_weights, float)
-    own, h = _own_columns(exclude_self, len(y)), bandwidth
-    if np.ndim(bandwidth) == 2:
-        (y, x), h = _whitened(bandwidth, y, x), 1.0
+    y, x, h, log_w = _given(query, train, bandwidth, weights, log_weights)
+    own = _own_columns(exclude_self, len(y))
     rows = [_row(y_i, x, h, log_w, i) for y_i, i in zip(y, own)]
     log_sum, shift, signed, log_plus = (np.array([row[k] for row in rows]) for k in range(4))
     shift = shift.reshape(len(y), x.shape[1])
@@ -137,10 +134,7 @@ def kernel_log_sum(
     exclude_self: bool | ArrayLike = False,
 ) -> Array:
     """Return log Σ_j w_j K(r_ij) for every row, (m,), K one of ``protocol.KERNELS``; arguments as of `sums`."""
-    y, x = _points(query), _points(train)
-    log_w = _log_weights(len(x), weights) if log_weights is None else np.asarray(log_weights, float)
-    if np.ndim(bandwidth) == 2:
-        (y, x), bandwidth = _whitened(bandwidth, y, x), 1.0
+    y, x, bandwidth, log_w = _given(query, train, bandwidth, weights, log_weights)
     x, own, found = x.astype(np.longdouble), _own_columns(exclude_self, len(y)), [np.empty(0)]
     height = max(1, (1 << 18) // x.size)
     for start in range(0, len(y), height):
@@ -242,11 +236,15 @@ def _points(x: ArrayLike) -> Array:
     return a[:, None] if a.ndim == 1 else a
 
 
-def _log_weights(n: int, weights: ArrayLike | None) -> Array:
-    if weights is None:
-        return np.full(n, -math.log(n))
-    with np.errstate(divide="ignore"):
-        return normalised(np.log(np.asarray(weights, float)))
+def _given(query: ArrayLike, train: ArrayLike, bandwidth: ArrayLike, weights: Any, log_weights: Any) -> Any:
+    """Return rows and columns, whitened where the bandwidth is a matrix, the bandwidth, and logs of weights."""
+    y, x = _points(query), _points(train)
+    if np.ndim(bandwidth) == 2:
+        (y, x), bandwidth = _whitened(bandwidth, y, x), 1.0
+    if log_weights is None:
+        with np.errstate(divide="ignore"):
+            log_weights = normalised(np.zeros(len(x)) if weights is None else np.log(np.asarray(weights, float)))
+    return y, x, bandwidth, np.asarray(log_weights, float)
 
 
 def normalised(log_weights: Array) -> Array:

@@ -18,8 +18,7 @@ from sdkde_core.protocol import Backend, BackendInfo, Columns, Partial, Problem
 from . import problems
 from .problems import Case, Truth
 
-__all__ = ["MIXED", "NotDeclared", "Profile", "Target", "make", "same_bits", "take", "threads_set", "weighted"]
-__all__ += ["within"]
+__all__ = ["MIXED", "NotDeclared", "Profile", "Target", "make", "same_bits", "threads_set", "weighted", "within"]
 
 #: Features that go together in any number.
 MIXED = frozenset({"weights", "exclude_self"})
@@ -116,11 +115,6 @@ def weighted(case: Case, spread: float = 2.0) -> Case:
     log_w = spread * np.random.default_rng(len(case.points)).normal(size=len(case.points))
     log_w -= np.logaddexp.reduce(log_w)
     return replace(case, name=f"{case.name} with weights", log_weights=log_w)
-
-
-def take(truth: Truth, rows: Any) -> Truth:
-    """Return the truth about some rows."""
-    return Truth(*(x[rows] for x in truth))
 
 
 def within(problem: Problem, got: Partial, want: Truth, about: str = "", rows: Any = None) -> None:
