@@ -79,34 +79,3 @@ def test_real_sets_are_split_and_standardised(study):
         assert train.shape[1] == test.shape[1] == d
         assert len(test) == pytest.approx(len(train) / 4, rel=0.01)
         assert np.ptp(train, axis=0).min() > 0
-
-
-@pytest.fixture(scope="module")
-def record(study, tmp_path_factory):
-    """A record of a few small draws, written as ``run`` writes it; the search of the best is short."""
-    how = {"seed": 1, "methods": ["kde", "sdkde"], "rules": ["silverman", "nonsense"], "device": "cpu"}
-    path = tmp_path_factory.mktemp("study") / "study.jsonl"
-    study.bandwidths.append(path, {"how": how, "machine": {}})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study.bandwidths, "peers", lambda samples, index: {"peer": (0.3, 0.001)})
-        patch.setattr(study.bandwidths, "COARSE", 5)
-        for name, n in (("normal", 50), ("normal", 80), ("iris", 0)):
-            for index in range(2):
-                study.bandwidths.append(path, study.bandwidths.draw(name, n, index, how))
-    return path
-
-
-def test_a_run_goes_on_where_it_was(study, record, capsys, monkeypatch):
-    """Nothing is drawn again, a line that was cut off is left out, and other settings need another file."""
-    with record.open("a") as file:
-        file.write('{"name": "nor')
-    before = record.read_text()
-    arguments = ["bandwidths.py", "run", "--save", str(record), "--rules", "silverman,nonsense", "--draws", "2"]
-    arguments += ["--methods", "kde,sdkde", "--densities", "normal", "--sizes", "50,80", "--group", "report"]
-    monkeypatch.setattr(sys, "argv", [*arguments, "--seed", "1"])
-    study.bandwidths.main()
-    assert "0 draws" in capsys.readouterr().out
-    assert record.read_text() == before + "\n"  # so that the next line is one of its own
-    monkeypatch.setattr(sys, "argv", [*arguments, "--seed", "2"])
-    with pytest.raises(SystemExit, match="name another file"):
-        study.bandwidths.main()

@@ -5,15 +5,13 @@ import importlib
 import json
 import math
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from sdkde_core.choice import registry
-from sdkde_core.protocol import TOLERANCES, Reduction, Work
+from sdkde_core.protocol import TOLERANCES, Reduction
 from sdkde_core.testing import reference
 
 ROOT = Path(__file__).parent.parent
@@ -116,13 +114,6 @@ def test_start_up_counts_in_three_ways(choice):
     assert [v.fastest for v in there.values()] == ["c (cuda:0)", "c (cuda:0)"]
     assert there["calls"].fastest_seconds == pytest.approx(0.1 + 23e-4)
     assert there["warm"].fastest_seconds == pytest.approx(0.1 + 20e-4)
-
-
-def test_older_records_are_judged_in_the_way_that_auto_chose_then(choice):
-    judge, both = choice.report.judge, (candidate("a", 0.6, chosen=True), candidate("b", 0.2))
-    assert judge(record(*both), STARTUPS, "whole").ratio == 1.0
-    assert judge(record(*both, place="device"), STARTUPS, "warm").ratio == pytest.approx(3.0)
-    assert judge(record(*both), STARTUPS, "warm") is judge(record(*both), STARTUPS, "calls") is None
 
 
 def test_what_was_not_measured_is_no_rival_and_what_was_given_up_a_bound(choice):
@@ -246,53 +237,3 @@ def test_a_backend_is_measured(choice, method):
     assert 0 < done["seconds"] < 10 and len(done["times"]) <= choice.cases.CALLS
     assert len(done["pass_seconds"]) == (2 if method == "sdkde" else 1)
     assert 0 <= done["error"] < 1
-
-
-def test_auto_and_who_was_faster_are_timed_in_turn(choice, monkeypatch):
-    """Of three, the first of which auto takes; the third comes in when the second turns out to be slower."""
-    bench, asked = choice.main.Bench("cpu"), []
-    again = {"a": [3.0, 3.2, 2.9], "b": [4.0, 4.2, 3.8], "c": [1.0, 1.1, 0.9]}
-
-    class Worker:
-        def __init__(self, name):
-            self.name = name
-
-        def run(self, job, limit):
-            asked.append(self.name)
-            assert job.again
-            assert job.backend == self.name
-            return {"outcome": "measured", "times": again[self.name]}
-
-    bench.workers = {name: Worker(name) for name in again}
-    monkeypatch.setattr(choice.main.Bench, "startup_of", lambda self, name, device: self.startups.setdefault(name, 0.0))
-    monkeypatch.setattr(choice.main, "LONG", 100.0)
-    candidates = [
-        {"name": name, "device": "cpu", "outcome": "measured", "seconds": seconds, "times": [seconds]}
-        for name, seconds in (("a", 3.0), ("b", 2.0), ("c", 2.5))
-    ]
-    record = {"case": {"place": "host"}, "picks": dict.fromkeys(choice.report.WAYS, "a"), "candidates": candidates}
-    bench.compare(choice.cases.Case("kde", "high", 300, 30, 2, "silverman"), record)
-    turns = choice.main.TURNS
-    assert asked == ["a", "b"] * turns + ["a", "c"] * turns
-    assert [c["seconds"] for c in candidates] == [3.0, 4.0, 1.0]
-    assert [c["times_before"] for c in candidates] == [[3.0], [2.0], [2.5]]
-    assert len(candidates[0]["times"]) == 3 * turns
-
-
-def test_what_auto_takes_in_every_way_is_measured(choice, monkeypatch):
-    """On as few cores and as small a problem as this the ways differ."""
-    infos = {r.name: r.info for r in registry.records() if r.ok}
-    odd = replace(infos["numpy"], name="odd", startup_seconds=1.0, work=lambda problem, config: Work(launches=0))
-    late = replace(odd, name="late", startup_seconds=1e-4, work=lambda problem, config: Work(launches=100))
-    kept = [registry.Record(i.name, "ok", "installed", "x", "1", "x:INFO", i) for i in (infos["numpy"], odd, late)]
-    monkeypatch.setattr(registry, "records", lambda: tuple(kept))
-    monkeypatch.setattr(choice.main.Worker, "run", lambda self, job, limit: {"outcome": "measured", "seconds": 1.0})
-    monkeypatch.setattr(choice.main.Bench, "startup_of", lambda self, name, device: 0.5)
-    monkeypatch.setattr(choice.main.Bench, "compare", lambda self, case, record: None)
-    bench = choice.main.Bench("cpu")
-    record = bench.measure(choice.cases.Case("kde", "high", 300, 30, 2, "silverman"))
-    assert record["picks"] == {"whole": "late", "calls": "late", "warm": "odd"}
-    assert {c["name"] for c in record["candidates"] if c["chosen"]} == {"late", "odd"}
-    assert {c["name"] for c in record["candidates"] if c["outcome"] == "measured"} >= {"late", "odd"}
-    assert not registry.warm
-    assert json.loads(json.dumps(record)) == record

@@ -7,8 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,14 +14,12 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.core")
 
-import torch
-from sdkde_hopper import compiled, launch, plan
-from sdkde_hopper.backend import HopperBackend
+from sdkde_hopper import compiled, plan
 from sdkde_hopper.info import INFO
 
 from sdkde_core.choice import registry
 from sdkde_core.choice.registry import start
-from sdkde_core.protocol import Columns, Problem, Reduction
+from sdkde_core.protocol import Problem, Reduction
 
 LN2, SQRT_LOG2E = math.log(2.0), math.sqrt(math.log2(math.e))
 
@@ -117,60 +113,6 @@ def test_what_is_declined_and_why():
     assert "not of other rows" in asked(same=False).reason
     assert "own column" in asked(Reduction.MEAN, 3, 10.0, True, "exclude_self").reason
     assert "up to 18.8 bandwidths, not 19" in asked(extent=19.0).reason
-
-
-def _parameters(module, name):
-    """The types of a kernel's parameters, from its source: pointers, or ``int`` and ``double``."""
-    source = re.sub(r"__launch_bounds__\(.*\)", "", compiled.source(module))
-    given = re.search(rf"\b{name}\(([^)]*)\) {{", source[source.index('extern "C" __global__') :]).group(1)
-    return ["pointer" if "*" in x else x.split()[0] for x in given.split(",")]
-
-
-class _Launched:
-    """Takes the place of :func:`sdkde_hopper.compiled.kernel`: checks what kernels are given, and runs none."""
-
-    def __init__(self):
-        self.names = []
-
-    def __call__(self, module, name, threads, shared=0):
-        def launch(programs, *arguments):
-            parameters = _parameters(module, name)
-            kinds = {int: "int", float: "double"}
-            assert [kinds.get(type(x), "pointer") for x in arguments] == parameters, name
-            assert programs > 0
-            self.names.append(name)
-
-        return launch
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("d", [3, 16, 17, 64])
-@pytest.mark.parametrize("reduction", list(Reduction))
-def test_kernels_are_launched_with_what_they_take(reduction, d, weighted, monkeypatch):
-    launched, n, m = _Launched(), 2100, 40
-    monkeypatch.setattr(launch, "kernel", launched)
-    monkeypatch.setattr(launch, "_programs", lambda device: 132)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=lambda: None))
-    monkeypatch.setattr(plan, "MOST_UNITS", 9)  # in several launches
-    mean, requires = reduction is Reduction.MEAN, frozenset({"weights"} if weighted else ())
-    problem = Problem(reduction, n if mean else m, n, d, precision="fast", same=mean, requires=requires, extent=9.0)
-    points = torch.rand(n, d, dtype=torch.float64)
-    backend = HopperBackend()
-    state = backend.prepare(problem, Columns(points, torch.full((n,), -7.0, dtype=torch.float64)))
-    got = backend.reduce(problem, None if mean else points[:m], state)
-    assert got.log_sum.shape == (problem.m,)
-    part = backend.reduce(replace(problem, m=1052, same=True), None, state, 1048)
-    assert part.log_sum.shape == (1052,)
-    if not mean:
-        out = backend.reduce(replace(problem, requires=requires | {"exclude_self"}), points[:m], state, -5)
-        assert (out.sign is None) == (reduction is Reduction.LOG_SUM)
-        return
-    both = d <= 16 and not weighted
-    assert ("mean_symmetric" in launched.names) == both and ("mean_exact" in launched.names) == weighted
-    for rows, columns in (((0, 1024), (1024, 2100)), ((1024, 2100), (0, 1024)), ((1024, 2100), (1024, 2100))):
-        one, other = backend.reduce_pairs(problem, state, rows, columns)
-        assert one.shift.shape == (rows[1] - rows[0], d)
-        assert other.shift.shape == (columns[1] - columns[0], d)
 
 
 CODE = """

@@ -2,20 +2,15 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.bounds import (
     PART,
-    double_limit,
     exponent_error,
-    extent_limit,
-    single_limit,
-    split_limit,
 )
-from sdkde_numpy.formulas import Prepared, Tiles
+from sdkde_numpy.formulas import Tiles
 from sdkde_numpy.info import INFO
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -23,43 +18,7 @@ import sdkde_core
 from sdkde_core.engine import products
 from sdkde_core.plugin import exponents
 from sdkde_core.protocol import PRECISIONS, Reduction
-from sdkde_core.testing.problems import Case, answer, errors, make, truth, worst_error
-
-
-def _check(kind, d, extent, same, exclude_self, n=211, m=67):
-    case = make(kind, n, m, d, extent)
-    for precision in PRECISIONS:
-        for reduction, error in worst_error(
-            INFO, NumpyBackend(), case, precision, same=same, exclude_self=exclude_self
-        ).items():
-            assert error <= 0.5, f"{reduction} at {precision}: {error:.2g} of the tolerance"
-
-
-@pytest.mark.parametrize("extent", [1e5, 1e6, 1e9])
-def test_clusters_very_far_apart(extent):
-    _check("clusters", 3, extent, True, False)
-
-
-@pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 5), (2, 1), (257, 1), (255, 257), (1025, 3)])
-def test_odd_sizes(n, m):
-    case = make("mixture", n, m, 3)
-    for same in (False, True):
-        want = truth(case, same=same)
-        for reduction in Reduction:
-            problem = case.problem(reduction, "float64", same=same)
-            assert errors(problem, answer(INFO, NumpyBackend(), problem, case), want).max() <= 1.0
-
-
-@pytest.mark.parametrize("reduction", Reduction)
-def test_one_point_that_leaves_itself_out_is_an_empty_sum(reduction):
-    case = make("mixture", 1, 1, 2)
-    problem = case.problem(reduction, "float64", same=True, exclude_self=True)
-    got = answer(INFO, NumpyBackend(), problem, case)
-    assert got.log_sum[0] == -np.inf
-    if reduction is Reduction.MEAN:
-        assert not got.shift.any()
-    if reduction is Reduction.LAPLACE:
-        assert got.sign[0] == 0
+from sdkde_core.testing.problems import answer, errors, make, truth
 
 
 def test_same_bits_whatever_the_number_of_threads():
@@ -91,41 +50,8 @@ def test_the_error_bound_of_expanded_squares_bounds_the_error():
                 assert off <= exponent_error(np.dtype(dtype).name, d, extent)
 
 
-def _formula(problem, points, span=0.0):
-    prepared = Prepared(problem, points, span)
-    return type(prepared.formula).__name__, prepared.tiles.dtype.name
-
-
-def test_formulas_follow_the_extent():
-    case = make("mixture", 50, 5, 4)
-    for reduction in Reduction:
-        problem = case.problem(reduction, "float64")
-        assert extent_limit(problem) == double_limit(problem)
-        found = [
-            _formula(replace(problem, extent=extent), case.points)
-            for extent in (1.0, 2 * double_limit(problem), 2 * split_limit(problem))
-        ]
-        assert found == [("Expanded", "float64"), ("Split", "float64"), ("Direct", "float64")]
-        few = replace(problem, extent=2 * double_limit(problem), m=4)
-        assert _formula(few, case.points)[0] == "Direct"
-        assert "direct" in INFO.supports(few).reason
-    fast = case.problem(Reduction.LOG_SUM, "fast")
-    assert extent_limit(fast) == single_limit(fast)
-    assert _formula(fast, case.points)[1] == "float32"
-    assert _formula(fast, case.points, 1e6)[1] == "float64"  # log weights that float32 would round
-    assert _formula(replace(fast, extent=1e3), case.points)[1] == "float64"
-
-
 def test_points_that_coincide_keep_the_level():
     """At extent 0 squares are exact in any precision, but log weights and shifts are not."""
-    case = make("weights", 50, 5, 4)
-    for reduction in Reduction:
-        for precision in PRECISIONS:
-            problem = replace(case.problem(reduction, precision), extent=0.0)
-            single = precision == "fast" and reduction is not Reduction.MEAN
-            assert _formula(problem, case.points)[1] == ("float32" if single else "float64")
-            assert INFO.supports(problem).reason.endswith("float32" if single else "float64")
-            assert _formula(problem, case.points, 1e6)[1] == "float64"
     x, weights = np.full((3, 2), 5.0), [1.0, 2.0, 1000.0]
     options = {"weights": weights, "bandwidth": 1.0, "precision": "float64", "backend": "numpy"}
     for method in ("kde", "sdkde"):
@@ -201,15 +127,3 @@ def test_dots_in_pieces(n):
 def test_threads_option_is_checked():
     with pytest.raises(ValueError, match="threads"):
         NumpyBackend(threads=0)
-
-
-def test_weights_of_a_whole_tile_of_zeros():
-    case = make("mixture", 1300, 20, 2)  # a tile has fewer columns
-    log_w = np.full(1300, -np.inf)
-    log_w[-10:] = -np.log(10)
-    case = Case("zeros", case.points, case.queries, log_w)
-    for same in (False, True):
-        want = truth(case, same=same)
-        for reduction in Reduction:
-            problem = case.problem(reduction, "float64", same=same)
-            assert errors(problem, answer(INFO, NumpyBackend(), problem, case), want).max() <= 1.0

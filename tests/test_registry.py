@@ -296,29 +296,6 @@ def test_what_nobody_has_rates_for_is_ranked_by_what_a_plain_gpu_would_take(monk
     assert ranked[0].seconds > 100  # host data stay where prices are known
 
 
-def test_the_driver_is_not_asked_about_a_card_that_cannot_be_the_choice(monkeypatch):
-    """To ask takes some milliseconds and wakes a card, each process anew."""
-    name, asked = "NVIDIA GeForce RTX 4060 Laptop GPU", []
-    said = driver.Described(89, 24, 2.37, 256e9)
-    monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU(name, "GPU-1"),))
-    monkeypatch.setattr(hardware, "described", lambda uuid: (asked.append(1), said)[1])
-
-    def record(name, devices, startup):
-        info = BackendInfo(name, (1, 0), "sdkde_numpy.backend:NumpyBackend", devices, ("high",))
-        info = replace(info, startup_seconds=startup, work=lambda p, config: Work(scalar_flops=100.0 * p.pairs))
-        return registry.Record(name, "ok", "installed", "x", "1", "x:INFO", info)
-
-    records = (record("card", ("cpu", "cuda"), 50.0), record("quick", ("cpu",), 0.0))
-    monkeypatch.setattr(registry, "records", lambda: records)
-    small, large = (Problem(Reduction.LOG_SUM, n, n, 2) for n in (1000, 1_000_000))
-    chosen = select.choose([small])
-    assert (chosen.name, chosen.device) == ("quick", "cpu")
-    assert not asked
-    first = select.rank([large])[0]
-    assert (first.name, first.device) == ("card", "cuda:0")
-    assert asked
-
-
 QUERY = tuning.Query("triton", "mean", 1, 16, "H200 SXM", "sm_90")
 
 

@@ -97,27 +97,6 @@ def test_compiled_tiles(reduction):
 # --- formulas -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("d", [1, 16, 784])
-@pytest.mark.parametrize("reduction", Reduction)
-def test_which_formula(reduction, d):
-    def name(precision, extent, device, **more):
-        return bounds.formula(
-            Problem(reduction, 100, 100, d, precision=precision, device=device, extent=extent), **more
-        )
-
-    mean = reduction is Reduction.MEAN
-    assert name("fast", 3.0, "cpu") == ("expanded float64" if mean else "expanded float32")
-    assert name("high", 10.0, "cpu") == "expanded float64"
-    assert name("float64", 3.0, "cuda:0") == "expanded float64"
-    assert name("fast", 10.0, "cuda:0").startswith("split" if mean or d > 100 else "expanded")
-    assert name("fast", 10.0, "cuda:0", single=False) == "expanded float64"
-    assert name("high", 9.0, "mps") == "split float32"
-    assert name("float64", 9.0, "mps") == ""
-    assert name("high", 1e9, "cpu") == "direct float64"
-    assert name("fast", 390.0, "mps") == ("" if mean else name("fast", 390.0, "mps"))
-    assert name("fast", 1e6, "mps") == ("direct pairs" if reduction is Reduction.LOG_SUM else "")
-
-
 @pytest.mark.parametrize("d", [1, 5, 16, 100])
 @pytest.mark.parametrize("extent", [1.0, 14.0, 100.0, 700.0])
 @pytest.mark.parametrize(("dtype", "unit"), [(torch.float32, 2.0**-24), (torch.float64, 2.0**-53)])
