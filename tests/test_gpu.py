@@ -299,12 +299,6 @@ def test_a_replay_takes_nothing_that_other_kernels_would_have_to_answer(recordin
         sdkde_core.estimate(train, query, **options)
 
 
-def _far(x, count, at=1e4):
-    x = x.copy()
-    x[7 : 7 + 3 * count : 3] += at
-    return x
-
-
 @pytest.mark.parametrize("same", [False, True])
 @pytest.mark.parametrize("at", [20.0, 40.0, 1e4])
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])

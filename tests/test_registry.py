@@ -219,23 +219,6 @@ def test_a_backend_never_sees_an_extent_that_it_declines(install):
     np.testing.assert_allclose(got, reference.estimate(x, X, bandwidth=0.5), rtol=1e-9)
 
 
-def test_far_points_are_priced_by_the_formula_that_sums_them():
-    problem = Problem(Reduction.LOG_SUM, 4000, 4000, 2, precision="float64", extent=1e12)
-    info = BackendInfo("two", (1, 0), "x:y", ("cpu",), ("float64",), extent_limit=lambda p: 9.0)
-    info = replace(info, work=lambda p, config: Work(scalar_flops=p.pairs * (1.0 if p.extent <= 9.0 else 100.0)))
-    declines = replace(info, supports=lambda p: Support(p.extent <= 9.0, "to 9"))
-
-    def price(info, far):
-        startup = judge.start_up(info, [problem], 1)
-        return judge.judge(info, [problem], "cpu", lambda step, limit: far, startup).seconds
-
-    near, whole = price(info, 0.0), price(info, 1.0)
-    on = hardware.cpu()  # calls for what is near and what is far, which takes all columns, however few its rows are
-    begun = 2.0 * on.launch_seconds + 100.0 * problem.n / on.scalar_flops
-    assert near < price(info, 0.1) == pytest.approx(0.9 * near + 0.1 * whole + begun, rel=1e-6)
-    assert near == price(declines, 0.0) < price(declines, 0.1)
-
-
 @pytest.mark.parametrize("cards", [0, 1])
 def test_a_device_that_is_not_here_cannot(install, monkeypatch, cards):
     """A plugin for GPUs only: where there is none, it is no backend that can. If it is named, it is asked."""

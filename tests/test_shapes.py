@@ -10,7 +10,6 @@ import torch
 import sdkde_core
 from sdkde_core import select_bandwidth
 from sdkde_core.bandwidth.rules import resolve
-from sdkde_core.bandwidth.shapes import LENGTHS, _Kernels
 
 
 def correlated(n=240, seed=0):
@@ -30,31 +29,6 @@ def parallel(n=400, seed=0):
     """Two groups correlated by 0.95, which lie so that all samples together are correlated by −0.8."""
     z, side = correlated(n, seed)[:, :2], np.random.default_rng(seed).choice((-3.0, 3.0), n)
     return z + np.c_[side, -side]
-
-
-@pytest.mark.parametrize("as_array", [np.asarray, torch.tensor, array_api_strict.asarray])
-def test_a_fit_is_brute_force(as_array):
-    rng = np.random.default_rng(0)
-    u, w, factor = rng.normal(size=(60, 3)), rng.random(60), rng.normal(size=(3, 3)) + 2 * np.eye(3)
-    w /= w.sum()
-    kernels = _Kernels(as_array(u), as_array(w))
-    fit = kernels.judged(kernels.fit(factor, np.linalg.inv(factor)))
-    matrix, logs, moment = factor @ factor.T, [], np.zeros((3, 3))
-    for i in range(60):
-        a = np.delete(u - u[i], i, axis=0)
-        density = np.delete(w, i) / (1 - w[i]) * np.exp(-0.5 * (a @ np.linalg.inv(matrix) * a).sum(1))
-        logs.append(np.log(density.sum() / np.sqrt(np.linalg.det(matrix))))
-        moment += w[i] * (a.T * density) @ a / density.sum()
-    np.testing.assert_allclose(np.asarray(fit.logs), logs, 1e-6, 1e-6)
-    np.testing.assert_allclose(factor @ fit.moment @ factor.T, moment, 1e-5, 1e-6)
-
-
-def test_lengths_of_steps_are_chebyshevs():
-    """What they leave in a direction of which EM takes away the share s: as little as six of any lengths can."""
-    s = np.linspace(0.18, 1, 200)
-    left = np.prod([1 - length * s for length in LENGTHS], axis=0)
-    equal = 1 / np.cosh(6 * np.arccosh((1 + 0.18) / (1 - 0.18)))
-    assert abs(left).max() == pytest.approx(equal, rel=0.05)
 
 
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
