@@ -137,7 +137,7 @@ class TestInterpreted(BackendConformance):
     def test_some_of_the_points_are_rows(self):
         """The check ``row_range`` in small."""
         (target,), case = self._targets(), problems.make("mixture", 90, 1, 5, 8.0)
-        problem = target.whole_problem(case, Reduction.MEAN, "fast", same=True)
+        problem = target.problem(case, Reduction.MEAN, "fast", same=True, whole=True)
         got = target.reduce(replace(problem, m=20), None, target.prepare(problem, case), 65)
         want = problems.truth(case, same=True, rows=np.arange(65, 85))
         assert problems.errors(problem, got, want).max() < 1.0

@@ -141,7 +141,7 @@ def far_below(target: Target, parameter: str) -> None:
         problem = target.problem(case, reduction, precision, **options)
         _far_within(problem, target.answer(problem, case), truth, case.name)
         with contextlib.suppress(NotDeclared):  # without the core, which may sum them itself
-            problem = target.whole_problem(case, reduction, precision, **options)
+            problem = target.problem(case, reduction, precision, whole=True, **options)
             _far_within(problem, target.direct(problem, case), truth, f"{case.name}, without the core")
 
 
@@ -189,7 +189,7 @@ def heap(target: Target, parameter: str) -> None:
     problem = target.problem(case, reduction, precision)
     within(problem, target.answer(problem, case), truth, case.name)
     if "range" in target.info.features:
-        whole = target.whole_problem(case, reduction, precision, same=True)
+        whole = target.problem(case, reduction, precision, same=True, whole=True)
         part = replace(whole, m=len(case.queries))
         got = target.reduce(part, None, target.prepare(whole, case))
         within(part, got, truth, f"{case.name}, rows that are points")

@@ -30,7 +30,7 @@ def interrupts(target: Target, parameter: str) -> None:
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         raise NotDeclared("needs timers in the main thread")
     case = about_tiles(COLUMNS, ROWS, 3, 10.0)
-    problem, truth = target.whole_problem(case, "log_sum", target.info.precisions[0]), problems.truth(case)
+    problem, truth = target.problem(case, "log_sum", target.info.precisions[0], whole=True), problems.truth(case)
 
     def call() -> Partial:
         return target.direct(problem, case)
@@ -87,7 +87,7 @@ def forked_child(target: Target, parameter: str) -> None:
     if not sys.platform.startswith("linux") or target.device != "cpu":
         raise NotDeclared("for CPUs, where a process can go on after a fork")
     case = make("mixture", 11_000, 5, 3, 5.0)  # so many numbers that libraries share them out among threads
-    problem, truth = target.whole_problem(case, "log_sum", target.info.precisions[0]), problems.truth(case)
+    problem, truth = target.problem(case, "log_sum", target.info.precisions[0], whole=True), problems.truth(case)
     state = target.prepare(problem, case)
     target.reduce(problem, case.queries, state)
 

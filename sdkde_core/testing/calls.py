@@ -55,7 +55,7 @@ def state_reuse(target: Target, parameter: str) -> None:
     """
     precision, reduction = parameter.split("-")
     case, other = (about_tiles(n, ROWS, 3, 10.0) for n in (COLUMNS, 130))
-    problem = target.whole_problem(case, reduction, precision)
+    problem = target.problem(case, reduction, precision, whole=True)
     asked = _Asked(target, problem, case)
     for start, stop in ((0, 67), (0, 67), (60, 61), (5, 66), (0, 67)):
         asked.rows("one state", start, stop)
@@ -70,7 +70,7 @@ def state_reuse(target: Target, parameter: str) -> None:
         has_format(nothing, target.reduce(nothing, none.queries, asked.state), case.points)
         asked.rows("after an empty query")
     case = about_tiles(130, 300, 3, 10.0)
-    problem = target.whole_problem(case, reduction, precision)
+    problem = target.problem(case, reduction, precision, whole=True)
     for m, same, extent in ((0, False, None), (7, False, None), (130, True, None), (300, False, 50.0)):
         told = replace(problem, m=m, same=same, extent=extent or problem.extent)
         asked, about = _Asked(target, problem, case, told), f"prepared for {m} rows within {told.extent:.3g}"
@@ -79,7 +79,7 @@ def state_reuse(target: Target, parameter: str) -> None:
         asked.points(about)
     with contextlib.suppress(NotDeclared):
         far = make("tails", COLUMNS, ROWS, 3, 100.0)
-        beside = _Asked(target, target.whole_problem(far, reduction, precision), far)
+        beside = _Asked(target, target.problem(far, reduction, precision, whole=True), far)
         for width in (67, 1, 13):
             for start in range(0, 67, width):
                 beside.rows(f"{width} at once", start, start + width)
@@ -89,7 +89,7 @@ def results_are_the_callers(target: Target, parameter: str) -> None:
     """A result stays as it is when others are asked for, and writing into it changes no other."""
     precision, reduction = parameter.split("-")
     case, other = about_tiles(COLUMNS, ROWS, 3, 10.0), about_tiles(COLUMNS, ROWS, 3, 10.0, seed=1)
-    problem = target.whole_problem(case, reduction, precision)
+    problem = target.problem(case, reduction, precision, whole=True)
     asked, others = _Asked(target, problem, case), target.prepare(problem, other)
     first = target.backend.reduce(problem, target.give(case.queries), asked.state)
     kept = each(first, lambda x: np.array(to_host(x)))
@@ -120,7 +120,7 @@ def many_alive(target: Target, parameter: str) -> None:
 
 def _farthest(target: Target, cases: list[Case], reduction: str, precision: str, **options: Any) -> Problem:
     """Return the problem of the case that reaches farthest."""
-    posed = [target.whole_problem(case, reduction, precision, **options) for case in cases]
+    posed = [target.problem(case, reduction, precision, whole=True, **options) for case in cases]
     return max(posed, key=lambda problem: problem.extent)
 
 

@@ -3,16 +3,6 @@
 A check is a function ``check(target, parameter)`` that returns, raises :class:`AssertionError`, or raises
 :class:`NotDeclared` where the backend declares that it does not take the problem. :data:`CHECKS` has them all with the
 parameters that suit a backend's declarations; names and parameters are stable within a protocol major.
-
-==========================================  ======================================================================
-:mod:`~sdkde_core.testing.formalities`      what is declared, the form of results
-:mod:`~sdkde_core.testing.accuracy`         tolerances by kind of data, extent, dimension and size
-:mod:`~sdkde_core.testing.calls`            one call after another, several at once, whose memory is whose
-:mod:`~sdkde_core.testing.surroundings`     settings, output, memory, threads, what a call leaves behind, the price
-:mod:`~sdkde_core.testing.broken_off`       calls that are interrupted, and those of a forked child
-:mod:`~sdkde_core.testing.featured`         ``exclude_self``, ``kernel``, ``range``, ``pairs``, ``grad``
-:mod:`~sdkde_core.testing.drawn`            random problems
-==========================================  ======================================================================
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def exclude_self(target: Target, parameter: str) -> None:
             target.check(case, reduction, precision, rows, same=same, exclude_self=True)
     plain, m = about_tiles(COLUMNS, ROWS, 3, 10.0), ROWS
     for case in (plain, weighted(plain)) if "weights" in target.info.features else (plain,):
-        problem = target.whole_problem(case, reduction, precision, exclude_self=True)
+        problem = target.problem(case, reduction, precision, exclude_self=True, whole=True)
         state, near = target.prepare(problem, case), case.points[20 : 20 + m]  # row i is column 20 + i
         # Rows begin anywhere: they may be a batch of all, and columns a shard.
         for offset in (20, 0, -1, -40, 1 - m, -m, -m - 9, COLUMNS - m, COLUMNS - 1, COLUMNS, COLUMNS + 9, 5 * COLUMNS):
@@ -150,7 +150,7 @@ def _states(target: Target, parameter: str, n: int) -> Any:
     mixes = dict.fromkeys([frozenset[str](), target.info.features & MIXED])  # ``drawn`` asks for others
     for features, strays in itertools.product(mixes, (False, True)):
         case = _points(n, features, strays)
-        problem = target.whole_problem(case, Reduction(reduction), precision, same=True, requires=features)
+        problem = target.problem(case, Reduction(reduction), precision, same=True, requires=features, whole=True)
         yield case, problem, target.prepare(problem, case), strays
 
 
@@ -200,45 +200,39 @@ def grad(target: Target, parameter: str) -> None:
     precision, reduction = parameter.split("-")
     allowed = 10.0 * TOLERANCES[precision][Reduction.LOG_SUM].absolute
     differentiated = {"log_sum": ["log_sum"], "mean": ["log_sum", "shift"], "laplace": ["signed"]}[reduction]
-    for kind in ("near", "weights", "apart", "far"):
-        case = _differentiable(kind)
-        if kind == "weights" and "weights" not in target.info.features:
+    kinds = ["near", "apart", "far"] + ["weights"] * ("weights" in target.info.features)
+    for kind, same, of in itertools.product(kinds, (False, True), differentiated):
+        if kind == "far" and of == "shift":  # there the distance multiplies what rounding makes of its shares
             continue
-        for same in (False, True):
-            problem = target.problem(case, reduction, precision, same=same, requires={"grad"})
-            leaves = ["points"] + ["queries"] * (not same) + ["weights"] * (kind == "weights")
-            for of in differentiated:
-                if kind == "far" and of == "shift":  # there the distance multiplies what rounding makes of its shares
-                    continue
-                want = _derivatives(target, problem, case, of, leaves, by_definition=True)[1]
-                for chosen in dict.fromkeys([(*leaves,), *((leaf,) for leaf in leaves)]):
-                    partial, got = _derivatives(target, problem, case, of, chosen)
-                    within(problem, partial, problems.truth(case, same=same), kind)
-                    for leaf in chosen:
-                        off = abs(got[leaf] - want[leaf]).max() / abs(want[leaf]).max()
-                        assert off <= allowed, (
-                            f"{kind}{', same' * same}: {of} by {leaf}, with grad of {', '.join(chosen)}: off by "
-                            f"{off:.3g} of the largest derivative, allowed {allowed:.3g}"
-                        )
+        case = _differentiable(kind)
+        problem = target.problem(case, reduction, precision, same=same, requires={"grad"})
+        leaves = ["points"] + ["queries"] * (not same) + ["weights"] * (kind == "weights")
+        want = _derivatives(target, problem, case, of, leaves, by_definition=True)[1]
+        for chosen in dict.fromkeys([(*leaves,), *((leaf,) for leaf in leaves)]):
+            partial, got = _derivatives(target, problem, case, of, chosen)
+            within(problem, partial, problems.truth(case, same=same), kind)
+            for leaf in chosen:
+                off = abs(got[leaf] - want[leaf]).max() / abs(want[leaf]).max()
+                assert off <= allowed, (
+                    f"{kind}{', same' * same}: {of} by {leaf}, with grad of {', '.join(chosen)}: off by {off:.3g} of "
+                    f"the largest derivative, allowed {allowed:.3g}"
+                )
 
 
-def _differentiable(kind: str, n: int = 61, m: int = 23, d: int = 3) -> Case:
-    """Make a case in which every row has many columns that matter.
-
-    ``"near"``: within a few bandwidths. ``"weights"``: a fifth of the weights zero. ``"apart"``: two clusters 10⁴
-    bandwidths apart, as nothing is split off. ``"far"``: points several times over, rows 10⁹ bandwidths from all.
-    """
-    case = problems.make("mixture", n, m, d, 4.0)
-    if kind == "weights":
-        weights = np.random.default_rng(0).gamma(1.0, size=n)
+@functools.cache
+def _differentiable(kind: str) -> Case:
+    """Make a case in which every row has many columns that matter."""
+    case = problems.make("mixture", 61, 23, 3, 4.0)
+    if kind == "weights":  # a fifth of them zero
+        weights = np.random.default_rng(0).gamma(1.0, size=61)
         weights[::5] = 0.0
         with np.errstate(divide="ignore"):
             return replace(case, log_weights=np.log(weights / weights.sum()))
-    if kind == "apart":
+    if kind == "apart":  # two clusters 10⁴ bandwidths apart, as nothing is split off
         for x in (case.points, case.queries):
             x[::2, 0] += 1e4
-    if kind == "far":
-        case.points[n // 4 :] = case.points[np.arange(n // 4, n) % (n // 4)]
+    if kind == "far":  # points several times over, rows 10⁹ bandwidths from all
+        case.points[15:] = case.points[np.arange(15, 61) % 15]
         case.queries[::4] *= 1e9
     return case
 

@@ -16,7 +16,7 @@ from sdkde_core.protocol import TOLERANCES, Backend, BackendInfo, Columns, Parti
 
 from . import reference
 
-__all__ = ["CASES", "Case", "Compared", "Truth", "answer", "compare", "errors", "far", "make", "truth", "worst_error"]
+__all__ = ["CASES", "Case", "Compared", "Truth", "answer", "compare", "errors", "far", "make", "truth"]
 
 Array = NDArray[np.float64]
 
@@ -210,13 +210,3 @@ def compare(problem: Problem, got: Partial, want: Truth) -> dict[str, Compared]:
 def errors(problem: Problem, got: Partial, want: Truth) -> Array:
     """Error of every row over its tolerance, (m,): at most 1 is within the contract; inf for a row that is NaN."""
     return np.max([field.over for field in compare(problem, got, want).values()], axis=0)
-
-
-def worst_error(
-    info: BackendInfo, backend: Backend, case: Case, precision: str, *, same: bool, exclude_self: bool = False
-) -> dict[Reduction, float]:
-    """The worst row of every reduction, over its tolerance."""
-    rows: dict[str, Any] = {"same": same, "exclude_self": exclude_self}
-    posed = [case.problem(reduction, precision, **rows) for reduction in Reduction]
-    found = [errors(problem, answer(info, backend, problem, case), truth(case, **rows)) for problem in posed]
-    return {reduction: float(rows.max(initial=0.0)) for reduction, rows in zip(Reduction, found)}

@@ -165,13 +165,13 @@ def thread_counts(target: Target, parameter: str) -> None:
     """Any number of threads that ``SDKDE_NUM_THREADS`` allows is right: one, more than cores, more than rows."""
     if target.device != "cpu":
         raise NotDeclared("for CPUs")
-    for count in (1, 3, (os.cpu_count() or 1) + 5):
-        for n, m in ((211, 67), (5, 2), (2, 5), (1025, 300)):
-            try:
-                with threads_set(count):
-                    target.check(about_tiles(n, m, 3, 10.0), parameter, target.info.precisions[-1])
-            except AssertionError as error:
-                raise AssertionError(f"SDKDE_NUM_THREADS={count}: {error}") from error
+    sizes = (211, 67), (5, 2), (2, 5), (1025, 300)
+    for count, (n, m) in itertools.product((1, 3, (os.cpu_count() or 1) + 5), sizes):
+        try:
+            with threads_set(count):
+                target.check(about_tiles(n, m, 3, 10.0), parameter, target.info.precisions[-1])
+        except AssertionError as error:
+            raise AssertionError(f"SDKDE_NUM_THREADS={count}: {error}") from error
 
 
 def _call(target: Target, problem: Problem, case: Case) -> Callable[[], object]:
@@ -192,7 +192,7 @@ def memory(target: Target, parameter: str) -> None:
 
     def peak(share: int) -> int:
         case = problems.make("mixture", n // share, m // share, d, 6.0)
-        return _peak(target, _call(target, target.whole_problem(case, name, precision), case))
+        return _peak(target, _call(target, target.problem(case, name, precision, whole=True), case))
 
     peak(64)  # compiles, and loads what is needed
     most = peak(1)
@@ -234,7 +234,7 @@ def leaks(target: Target, parameter: str) -> None:
 
     def left_by(calls: int) -> dict[str, int]:
         for case in cases * calls:
-            _call(target, target.whole_problem(case, Reduction.MEAN, target.info.precisions[0]), case)()
+            _call(target, target.problem(case, Reduction.MEAN, target.info.precisions[0], whole=True), case)()
         gc.collect()
         with suppress(AttributeError):  # another C library than GNU's
             ctypes.CDLL(None).malloc_trim(0)
@@ -263,7 +263,7 @@ def price(target: Target, parameter: str) -> None:
         raise NotDeclared("for CPUs, of backends with a price")
     case = make("mixture", 3000, 3000, int(parameter[1:]), 8.0)
     for reduction in Reduction:
-        problem = target.whole_problem(case, reduction, target.info.precisions[0])
+        problem = target.problem(case, reduction, target.info.precisions[0], whole=True)
         with threads_set(1):  # whose time is the same beside a load
             said, taken = cost.predict(target.info, problem, hardware.cpu()), _seconds(_call(target, problem, case))
         if said is not None:

@@ -66,10 +66,6 @@ class Target:
             raise NotDeclared(support.reason)
         return problem
 
-    def whole_problem(self, case: Case, reduction: str, precision: str, **options: Any) -> Problem:
-        """As :meth:`problem`, for a check that asks the backend itself."""
-        return self.problem(case, reduction, precision, whole=True, **options)
-
     def give(self, x: Any) -> Any:
         """Return an array as the backend takes it."""
         return None if x is None else convert(x, self.info.arrays, self.device)
