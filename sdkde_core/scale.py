@@ -15,14 +15,14 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from .arrays import Argument, Origin, check_shapes, is_dask, public, to_host
+from .arrays import Argument, Origin, check_shapes, is_dask, public, refuse_masked, to_host
 from .bandwidth.matrix import Bandwidth
 from .choice.select import named_backend
 from .estimator.blockwise import BlockPlan, Shape, Survey
 from .estimator.density import warn_of_negative
 from .estimator.progress import watched
 from .estimator.request import Goal, Options, Request, takes_options
-from .files import Source, Write, check_apart, filling, source, writing
+from .files import Source, Write, check_apart, check_order, filling, source, writing
 from .messages import brief
 from .spreading.checkpoint import Checkpoint, Chunks, Scratch
 from .spreading.disk import Job, resident_bytes, resident_shards
@@ -52,8 +52,7 @@ def _source(name: str, given: Any, kept: ExitStack) -> Source:
             raise TypeError(
                 f"{name} is a Dask array; pass it to sdkde_core.estimate or debias, or pass the path of its file here"
             )
-        if isinstance(given, np.ma.MaskedArray):
-            raise TypeError(f"{name} is a masked array; pass a plain array of the rows that count")
+        refuse_masked(name, given)
         if getattr(given, "shape", None) is None or getattr(given, "dtype", None) is None:
             given = np.asarray(given)
         reads = hasattr(given, "read") and not hasattr(given, "__getitem__")
@@ -109,16 +108,14 @@ def job(
     x = _source("train", train, kept)
     y = None if query is None else _source("query", query, kept)
     w = None if request.weights is None else _source("weights", request.weights, kept)
-    if not x.rows or not x.columns:
-        raise ValueError(f"train is empty (shape {(x.rows, x.columns)}); pass at least one point")
-    if y is not None and y.columns != x.columns:
-        raise ValueError(f"query has {y.columns} dimensions, but train has {x.columns}; pass shape (m, {x.columns})")
+    check_order(*(s for s in (x, y) if s is not None))
+    points, queries = x.shaped("train"), None if y is None else y.shaped("query")
+    check_shapes(points, queries, None)
     if w is not None and (w.rows, w.columns) != (x.rows, 1):
         raise ValueError(f"weights has shape {(w.rows, w.columns)}, but train has {x.rows} points; pass as many")
-    narrow = all(s.dtype.kind == "f" and s.dtype.itemsize <= 4 for s in (x, y) if s is not None)
     held = None if checkpoint is None else kept.enter_context(Checkpoint(checkpoint, resume))
-    m = None if y is None else y.rows
-    plan = _planned(request, Shape(x.rows, x.columns, m, "float32" if narrow else "float64", w is not None), x, y, w)
+    m, dtype = None if y is None else y.rows, max(points.dtype, (queries or points).dtype)  # "float64" > "float32"
+    plan = _planned(request, Shape(x.rows, x.columns, m, dtype, w is not None), x, y, w)
     resident = resident_shards(plan, allowed)
     if held is not None:
         held.belongs_to({**plan.identity(), "goal": request.goal.value, "log": bool(log)})

@@ -227,7 +227,8 @@ def test_parquet_without_pyarrow(monkeypatch):
 
 def test_columns_of_the_same_names_in_another_order_are_refused():
     train, query = save("x.csv", X, "abc"), save("y.csv", Y, "cab")
-    for command in (("estimate", train, query, "-o", "out.npy"), ("explain", train, query)):
+    estimate = "estimate", train, query, "-o", "out.npy"
+    for command in (estimate, (*estimate, "--memory", "4GB"), ("explain", train, query)):
         assert "query has the columns of train in another order: c, a, b, where train has a, b, c" in refused(*command)
     sdkde("estimate", train, save("y.npy", Y), "-o", "out.npy")
     sdkde("estimate", train, save("z.csv", Y, "def"), "-o", "out.npy")

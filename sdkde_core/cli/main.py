@@ -146,7 +146,7 @@ def _by_batches(
     request, points = Request(Goal.DENSITY, **options, calls=1), query or train
     check_order(train, points)
     x = Given.of("train", train.read())
-    y = Given.of("query", np.broadcast_to(np.zeros((), points.dtype), (points.rows, points.columns)))
+    y = points.shaped("query")
     dtype, negative = max(x.dtype, y.dtype), 0  # "float64" > "float32"
     points = query or Source.of(train.name, x.array)
     with (

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Argument
+
 Array = NDArray[Any]
 
 Write = Callable[[Array], Any]  #: Takes the next rows.
@@ -108,6 +110,10 @@ class Source:
         for batch in self.batches():
             write(batch)
         return result
+
+    def shaped(self, name: str) -> Argument:
+        """Return an argument of this shape and dtype, without its numbers."""
+        return Argument.of(name, np.broadcast_to(np.zeros((), self.dtype), (self.rows, self.columns)))
 
     def rows_at(self, start: int, stop: int) -> Array:
         """Return rows of an array that is read in any order."""
