@@ -123,9 +123,9 @@ def job(
     def parts(name: str, shape: tuple[int, ...], dtype: str) -> Chunks | Scratch:
         return kept.enter_context(Scratch(shape, dtype)) if held is None else held.parts(name, shape, dtype, plan.rows)
 
-    points = (x.rows, x.columns), "float64"
-    moved = parts("moved", *points) if len(plan.problems) > 1 else None
-    results = parts("results", *(points if plan.debiased else ((plan.problems[-1].m,), plan.shape.dtype)))
+    moved = parts("moved", points.shape, "float64") if len(plan.problems) > 1 else None
+    final = (points.shape, "float64") if plan.debiased else ((plan.problems[-1].m,), plan.shape.dtype)
+    results = parts("results", *final)
     return Job(plan, x, y, w, log, moved, results, resident)
 
 
