@@ -18,8 +18,6 @@ from ..files import FileError, no_folder
 from ..interop.plots import COLOURS, DARK, STYLE, contours, moves
 from ..storage import write_atomically
 
-Echo = Callable[[str], Any]
-
 
 class Score(NamedTuple):
     """What a method makes of the held-out digits at every factor, and last at its own bandwidth."""
@@ -31,7 +29,7 @@ class Score(NamedTuple):
     logs: Array  # (m,) at the method's own bandwidth
 
 
-def run_demo(output: Path, backend: str, echo: Echo) -> None:
+def run_demo(output: Path, backend: str, echo: Callable[[str], Any]) -> None:
     """Print errors, held-out likelihoods, the backend and the times; write the plot to ``output``."""
     try:
         import matplotlib
@@ -77,7 +75,7 @@ def _over(bandwidth: Bandwidth, base: Bandwidth) -> float:
     return float(np.exp((bandwidth.log_determinant - base.log_determinant) / base.d))
 
 
-def _example(axes: Any, backend: str, echo: Echo) -> None:
+def _example(axes: Any, backend: str, echo: Callable[[str], Any]) -> None:
     """Marron and Wand's separated bimodal density, two normals of standard deviation 0.5 at ±1.5, and its estimates."""
     rng = np.random.default_rng(0)
     samples = rng.choice([-1.5, 1.5], 4000) + 0.5 * rng.normal(size=4000)
@@ -110,7 +108,7 @@ def _example(axes: Any, backend: str, echo: Echo) -> None:
     lower.legend(frameon=False, fontsize=9, title=title, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=4)
 
 
-def _digits(axes: Any, train: Array, test: Array, backend: str, echo: Echo) -> dict[str, Score]:
+def _digits(axes: Any, train: Array, test: Array, backend: str, echo: Callable[[str], Any]) -> dict[str, Score]:
     """Score every method at multiples of Silverman's bandwidth and at its own."""
     factors, silverman, scores = np.geomspace(0.4, 2.4, 13), resolve("silverman", train), {}
     for method in METHODS:
@@ -151,7 +149,7 @@ def _digits(axes: Any, train: Array, test: Array, backend: str, echo: Echo) -> d
     return scores
 
 
-def _passes(train: Array, test: Array, scores: dict[str, Score], backend: str, echo: Echo) -> None:
+def _passes(train: Array, test: Array, scores: dict[str, Score], backend: str, echo: Callable[[str], Any]) -> None:
     """Print the backend and the times of each method at its own bandwidth."""
     for method, score in scores.items():
         e = explain(train, test, method=method, bandwidth=score.bandwidth, backend=backend, measure=True)

@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..arrays import Argument
-
-Array = NDArray[Any]
+from ..arrays import Argument, Array
 
 Write = Callable[[Array], Any]  #: Takes the next rows.
 

@@ -20,7 +20,7 @@ from sdkde_core.protocol import Columns, Partial, Problem
 
 from . import problems, reference
 from .accuracy import COLUMNS, ROWS, about_tiles
-from .formalities import has_format, overwrite
+from .formalities import has_format
 from .problems import Case, Truth
 from .target import MIXED, NotDeclared, Target, make, same_bits, weighted, within
 
@@ -94,14 +94,14 @@ def results_are_the_callers(target: Target, parameter: str) -> None:
     first = target.backend.reduce(problem, target.give(case.queries), asked.state)
     kept = each(first, lambda x: np.array(to_host(x)))
     within(problem, kept, problems.truth(case), case.name)
-    for m, told in ((ROWS, "rows as many"), (20, "fewer rows")):
-        for state, whose in ((asked.state, "of the same state"), (others, "of another state")):
+    for m in (ROWS, 20):
+        for state, whose in ((asked.state, "the same state"), (others, "another state")):
             target.reduce(replace(problem, m=m), other.queries[:m], state)
-            same_bits(first, kept, f"a call for {told} {whose} changed an earlier result")
+            same_bits(first, kept, f"a call for {m} rows of {whose} changed an earlier result")
     whole = replace(problem, m=COLUMNS, same=True)
     results = [first, *(target.backend.reduce(whole, None, asked.state) for _ in range(2))]
     for result in results:
-        each(result, overwrite)
+        each(result, lambda x: x.__setitem__(..., np.nan))
     asked.rows("after earlier results were written to")
     asked.points("after earlier results were written to")
 
@@ -114,8 +114,8 @@ def many_alive(target: Target, parameter: str) -> None:
     asked = [_Asked(target, problem, case) for case in cases] * 2
     results = [target.backend.reduce(problem, target.give(one.case.queries), one.state) for one in asked]
     for k, (one, result) in enumerate(zip(asked, results, strict=True)):
-        truth = problems.truth(one.case)
-        within(problem, each(result, to_host), truth, f"result {k} of {len(results)}, each of one of 20 states")
+        about = f"result {k} of {len(results)}, each of one of 20 states"
+        within(problem, each(result, to_host), problems.truth(one.case), about)
 
 
 def _farthest(target: Target, cases: list[Case], reduction: str, precision: str, **options: Any) -> Problem:

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +23,6 @@ from . import reference
 from .accuracy import about_tiles, boundaries
 from .problems import Case, Truth
 from .target import MIXED, NotDeclared, Profile, Target, weighted, within
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Drawn:
     cut: int  # the row at which the second of two batches begins
 
 
-def _deal(cards: Sequence[T], seed: int, salt: int) -> T:
+def _deal(cards: Sequence[Any], seed: int, salt: int) -> Any:
     hand, place = divmod(seed, len(cards))
     return cards[np.random.default_rng([hand, salt, 73]).permutation(len(cards))[place]]
 

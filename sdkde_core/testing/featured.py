@@ -176,7 +176,6 @@ def pairs(target: Target, parameter: str) -> None:
     backend, n = cast(PairsBackend, target.backend), 2 * cut if parameter.endswith("long") else cut + 1
     parts = [(0, cut), (cut, n)]
     for case, problem, state, strays in _states(target, parameter, n):
-        own = "exclude_self" in problem.requires
         if strays and not problem.requires:
             continue  # a point's own term is its largest, and blocks of others may count for nothing
         found = {}
@@ -184,7 +183,7 @@ def pairs(target: Target, parameter: str) -> None:
             block = backend.reduce_pairs(problem, state, parts[i], parts[j])
             found[i, j], found[j, i] = (each(side, lambda x: np.array(to_host(x))) for side in block)
         got = concatenate([merge([found[i, j] for j in (0, 1)]) for i in (0, 1)])
-        rows, truth = _truth(case, own, 0, n)
+        rows, truth = _truth(case, "exclude_self" in problem.requires, 0, n)
         within(problem, got, truth, f"{case.name}, pairs in blocks that meet at {cut}", rows)
         again = backend.reduce_pairs(problem, state, parts[1], parts[1])[1]
         same = np.array_equal(to_host(again.shift), found[1, 1].shift)

@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdkde_core.arrays import convert, to_host
 from sdkde_core.plugin import each, reduce_pass
 from sdkde_core.protocol import TOLERANCES, Backend, BackendInfo, Columns, Partial, Problem, Reduction
 
 from . import reference
+from .reference import Array
 
 __all__ = ["CASES", "Case", "Compared", "Truth", "answer", "compare", "errors", "far", "make", "truth"]
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
