@@ -63,19 +63,3 @@ def test_the_grid_and_the_closed_form_agree(study, name, method, shape):
     assert closed.negative == pytest.approx(grid.negative, rel=0.1)
     assert closed.likelihood == grid.likelihood
     assert (closed.negative > 0) == (method == "laplace")
-
-
-def test_the_plug_in_peer_is_near_the_best_for_normal_samples(study):
-    """Asymptotically that is (4/3n)^(1/5) standard deviations; and it has the data's units."""
-    samples = np.random.default_rng(0).normal(size=(20_000, 1))
-    found = study.bandwidth_peers.plug_in(samples)
-    assert found == pytest.approx((4 / 3 / 20_000) ** 0.2, rel=0.05)
-    assert study.bandwidth_peers.plug_in(7 - 30 * samples) == pytest.approx(30 * found, rel=1e-3)
-
-
-def test_real_sets_are_split_and_standardised(study):
-    for name, d in (("digits", study.bandwidth_data.COMPONENTS), ("iris", 4)):
-        train, test = study.bandwidth_data.split(name, np.random.default_rng(0))
-        assert train.shape[1] == test.shape[1] == d
-        assert len(test) == pytest.approx(len(train) / 4, rel=0.01)
-        assert np.ptp(train, axis=0).min() > 0

@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -46,17 +45,6 @@ def test_every_value_comes_equally_often_and_nothing_asks_too_much(choice):
     assert all(max(c.n, c.m) * c.d <= cases.NUMBERS for c in drawn)
     assert len({(c.n, c.m) for c in drawn}) > 5
     assert max(c.pairs for c in drawn) > 1e8  # not all fell to the smallest
-
-
-def test_what_is_hopeless(choice):
-    price, hopeless = choice.cases.Price, choice.cases.hopeless
-    gpu = price(0.01, 2.5)
-    assert not hopeless(gpu, [])
-    assert not hopeless(price(0.19, 0.0), [gpu])
-    assert not hopeless(price(4.9, 0.1), [gpu])  # 490 times as long, but it starts at once
-    assert hopeless(price(5.1, 0.1), [gpu])
-    assert hopeless(price(0.21, 0.0), [price(0.01, 0.0)])
-    assert not hopeless(price(0.19, 2.5), [price(0.01, 0.0)])  # warm it may still be the fastest
 
 
 @pytest.mark.parametrize(("spread", "kind"), [("silverman", "benign"), ("tenth", "benign"), ("silverman", "outliers")])
@@ -149,31 +137,6 @@ def test_scores_and_fits(choice):
     assert (fit.count, fit.worst) == (3, pytest.approx(0.25))  # 4 times too little is farther than twice too much
     assert fit.mean == pytest.approx(1.0)
     assert report.fit(records, "nobody") is None
-
-
-def test_tables_are_whole(choice, capsys):
-    beyond = record(
-        candidate("a", 4.0, chosen=True),
-        candidate("b", 0.2),
-        candidate("c", outcome="failed", device="cuda:0", why="it broke"),
-        d=1,
-    )
-    near = record(candidate("a", 0.3, chosen=True), candidate("b", outcome="skipped"), place="device")
-    records = [beyond | {"picks": {"whole": "a", "calls": "a", "warm": "b"}}, near]
-    saved = {"what": "grid", "machine": {"cpu": "one"}, "startups": STARTUPS, "declared": STARTUPS, "records": records}
-    choice.main.show(json.loads(json.dumps(saved)))
-    choice.main.show(saved | {"what": "headline"})
-    text = capsys.readouterr().out
-    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(tables) == 5
-    for table in tables:
-        assert len({line.count("|") for line in table}) == 1
-    assert "Data on the host, start-up whole, 1 cases: within 1.1 times the fastest in 0.0%" in text
-    assert "Data on the host, after warm_up, 1 cases: within 1.1 times the fastest in 100.0%" in text
-    assert "Data on the device, after warm_up, 1 cases: within 1.1 times the fastest in 100.0%" in text
-    assert "kde high, 10 × 5, d = 1, benign tenth, host: whole 3.42, calls 13.37, warm 1.00" in text
-    assert "| a 4.1 s, 3.42 times b 1.2 s |" in text
-    assert "c (cuda:0): it broke" in text
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------
