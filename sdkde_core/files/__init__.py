@@ -25,20 +25,8 @@ from .npy import check_archive, read_npy, read_npz, write_npy, write_npz
 from .tables import read_csv, read_parquet, write_csv, write_parquet
 from .zarrs import read_zarr, write_zarr, zarr_module
 
-__all__ = [
-    "EXTENSIONS",
-    "FileError",
-    "Source",
-    "Write",
-    "about",
-    "check_apart",
-    "check_order",
-    "filling",
-    "no_folder",
-    "source",
-    "writing",
-    "zarr_module",
-]
+__all__ = ["EXTENSIONS", "FileError", "Source", "Write", "about", "check_apart", "check_order", "filling", "no_folder"]
+__all__ += ["source", "writing", "zarr_module"]
 
 _FORMATS: dict[str, tuple[Callable[[str, Path, str], Source], Callable[..., AbstractContextManager[Write]]]] = {
     ".npy": (read_npy, write_npy),

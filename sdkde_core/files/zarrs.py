@@ -42,11 +42,10 @@ def write_zarr(path: Path, shape: tuple[int, ...], dtype: Any, name: str) -> Ite
     with write_folder(path, _check_ours) as folder:
         chunks = max(1, min(shape[0], (1 << 20) // math.prod(shape[1:]))), *shape[1:]
         zarr = zarr_module()
-        checked = {
-            "compressors": [zarr.codecs.ZstdCodec(), zarr.codecs.Crc32cCodec()],
-            "config": {"write_empty_chunks": True},  # a chunk that is not there is lost, and not zeros
-        }
-        yield filling(zarr.create_array(folder, shape=shape, chunks=chunks, dtype=dtype, attributes=OURS, **checked))
+        how = {"shape": shape, "chunks": chunks, "dtype": dtype, "attributes": OURS}
+        how["compressors"] = [zarr.codecs.ZstdCodec(), zarr.codecs.Crc32cCodec()]
+        how["config"] = {"write_empty_chunks": True}  # a chunk that is not there is lost, and not zeros
+        yield filling(zarr.create_array(folder, **how))
 
 
 def _check_ours(folder: Path) -> None:
