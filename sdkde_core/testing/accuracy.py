@@ -99,8 +99,8 @@ def _features_of_few(target: Target, reduction: str, precision: str, case: Case)
 def limits(target: Target, parameter: str) -> None:
     """Two clusters are right at every extent between those of ``tolerance``, and just within ``extent_limit``.
 
-    Beside each of these extents a backend's formula may have its limit. All coordinates are as large as the extent, so
-    what a formula loses there shows.
+    A backend's formula may have its limit near any of these extents. All coordinates are as large as the extent, so
+    what the formula loses there shows.
     """
     precision, reduction, d = numbers(parameter)
     problem = Problem(Reduction(reduction), ROWS, COLUMNS, d, precision=precision, device=target.device)
@@ -179,7 +179,7 @@ def _heap(n: int, d: int, out: float) -> tuple[Case, Truth]:
 
 
 def heap(target: Target, parameter: str) -> None:
-    """Rows beside tens of thousands of duplicates, each of whose terms is rounded alike, as is every sum so far.
+    """Rows beside tens of thousands of duplicates, whose terms and partial sums are all rounded alike.
 
     Rounding of ordinary data cancels, and a sum of 10⁵ numbers in float32 is right to six digits. Of equal numbers it
     is right to three.

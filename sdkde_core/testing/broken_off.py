@@ -52,7 +52,7 @@ def interrupts(target: Target, parameter: str) -> None:
 
 
 def _alarmed(call: Callable[[], Any], seconds: float) -> tuple[Any, int]:
-    """Call with an exception after so many seconds, another after PATIENCE; return the result and how many came."""
+    """Call, with an exception after ``seconds`` and one every PATIENCE; return the result and how many came."""
     raised, result = 0, None
 
     def alarm(number: int, frame: Any) -> None:
@@ -101,7 +101,7 @@ def forked_child(target: Target, parameter: str) -> None:
 
 
 def _status_of_child(call: Callable[[], None]) -> int | None:
-    """Call in a forked child; its status: 0 also where it raises, but AssertionError; None: it did not end."""
+    """Call in a forked child: 0, also if it raises what is no AssertionError; None if it does not end."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there are other threads
         child = os.fork()

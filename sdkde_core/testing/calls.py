@@ -48,7 +48,7 @@ class _Asked:
 
 
 def state_reuse(target: Target, parameter: str) -> None:
-    """A prepared state serves any calls, each as if it were the first, whatever it was prepared for, or else since.
+    """A prepared state serves any number of calls, each as if it were the first, whatever states were prepared since.
 
     A row's answer does not depend on the rows beside it, however far those are. The m, ``same`` and extent that
     ``prepare`` is told are what to expect, not what will come. An empty query gives empty results.
@@ -125,9 +125,9 @@ def _farthest(target: Target, cases: list[Case], reduction: str, precision: str,
 
 
 def new_contents(target: Target, parameter: str) -> None:
-    """Points, weights or queries that come in the memory of earlier ones are new: their addresses are no names.
+    """Points, weights or queries in the memory of earlier ones are new data: an address does not identify them.
 
-    The first and the last row and the sum of all rows are as before, so neither are those.
+    Their first and last rows and the sum of all rows are as before, so these do not identify them either.
     """
     precision, reduction = parameter.split("-")
     case, names = about_tiles(COLUMNS, ROWS, 3, 10.0), ["points", "queries"]

@@ -1,7 +1,7 @@
 """Random problems, each drawn from the seed that its name ends in: sizes, dimensions, features, offsets.
 
-What matters is dealt like cards: every run of as many seeds as there are values has each value once, in random order.
-So a few seeds go everywhere, and pairs of values come together by chance.
+Each property is dealt like cards: a run of as many seeds as it has values gets each value once, in random order. So a
+few seeds meet every value, and pairs of values meet by chance.
 """
 
 from __future__ import annotations

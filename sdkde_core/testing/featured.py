@@ -122,7 +122,7 @@ def _points(n: int, features: frozenset[str], strays: bool) -> Case:
     """Return n points.
 
     ``strays``: the first point, the last, and some between are 57 bandwidths from all others. Their own terms left out,
-    or their weights 1e-390 of the others', what is left has a log sum near −1650, which no float64 holds the sum of.
+    or their weights 1e-390 of the others', what is left has a log sum near −1650: float64 lacks its exponential.
     """
     case = about_tiles(n, 1, 3, 10.0)
     case = weighted(case) if "weights" in features else case

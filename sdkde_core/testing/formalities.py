@@ -126,7 +126,7 @@ def has_format(problem: Problem, got: Partial, like: Any) -> None:
 def repeat(target: Target, parameter: str) -> None:
     """The same call gives the same bits again, of 20,000 columns too, in whatever order its threads come to run.
 
-    The interpreter changes threads as often as it can, so what is joined as it is ready is joined in several orders.
+    The interpreter changes threads as often as it can: results that are joined as they come do so in several orders.
     """
     precision, reduction, *sizes = parameter.split("-")
     n, m = (int(x[1:]) for x in sizes or ("n1025", "m515"))

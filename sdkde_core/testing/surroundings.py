@@ -225,8 +225,8 @@ def _status(name: str) -> int:
 def leaks(target: Target, parameter: str) -> None:
     """Nothing of a call is left behind: no memory, no threads, no open files.
 
-    Sixteen calls lie between two looks: a number kept of each row is 12 MiB. Six looks in turn must find more, since
-    what is left behind grows every time, and a heap until it suffices.
+    Sixteen calls lie between two measurements: a number kept for each row is 12 MiB. Growth in six measurements in a
+    row is a failure: a leak grows every time, a heap only until it is large enough.
     """
     if not sys.platform.startswith("linux") or target.device != "cpu":
         raise NotDeclared("for CPUs, on Linux, which lists what a process has")
@@ -255,9 +255,9 @@ def leaks(target: Target, parameter: str) -> None:
 
 
 def price(target: Target, parameter: str) -> None:
-    """What ``work`` says is near the time taken: whoever is priced too low is chosen where it is slow.
+    """What ``work`` says is near the time taken: a backend that is priced too low is chosen where it is slow.
 
-    Load makes neither the wall's clock nor the processors' run less, and the lesser of the two is compared.
+    The lesser of wall time and processor time is compared: a busy machine makes neither of them less.
     """
     if target.info.work is None or target.device != "cpu":
         raise NotDeclared("for CPUs, of backends with a price")
