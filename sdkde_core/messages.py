@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import threading
 import warnings
 from collections.abc import Iterable
 from types import FrameType
+from typing import Any
 
 
 class SdkdeWarning(UserWarning):
@@ -48,6 +50,14 @@ def caller_level() -> int:
             ours = level
         frame = frame.f_back
     return ours + 1
+
+
+def optional(name: str, purpose: str, extra: str) -> Any:
+    """Import an optional library; ImportError says what it is for, and how to install it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{purpose}: pip install 'sdkde-core[{extra}]' ({error})") from error
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -129,14 +128,6 @@ def without_key(text: str) -> tuple[str, str]:
     """Path, and the key of an array in an archive ("" without)."""
     keyed = re.fullmatch(r"(.*\.npz):([^/\\]+)", text, re.IGNORECASE)
     return (keyed[1], keyed[2]) if keyed else (text, "")
-
-
-def module(name: str, purpose: str, extra: str) -> Any:
-    """Import an optional library; ImportError says what it is for, and how to install it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f"{purpose}: pip install 'sdkde-core[{extra}]' ({error})") from error
 
 
 def check_apart(out: Any, checkpoint: Any, **inputs: Any) -> None:

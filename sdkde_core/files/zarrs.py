@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..messages import SdkdeWarning, caller_level
+from ..messages import SdkdeWarning, caller_level, optional
 from ..storage import write_folder
-from .common import MOST, Source, Write, filling, module
+from .common import MOST, Source, Write, filling
 
 #: Attributes of an array that sdkde wrote, and may replace.
 OURS = {"written_by": "sdkde"}
@@ -33,7 +33,7 @@ def read_zarr(name: str, path: Path, key: str) -> Source:
 
 def zarr_module() -> Any:
     """Return the module zarr; ImportError says how to install it."""
-    return module("zarr", "zarr arrays and checkpoints need zarr", "zarr")
+    return optional("zarr", "zarr arrays and checkpoints need zarr", "zarr")
 
 
 @contextmanager
