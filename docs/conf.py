@@ -21,7 +21,7 @@ extensions = [
 root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",
-    "docs/reference/*.rst",
+    "docs/api/*.rst",
     "benchmarks/README.md",
     "benchmarks/notes/**.md",
     "benchmarks/recorded/**.md",
@@ -29,7 +29,9 @@ include_patterns = [
 ]
 exclude_patterns = ["build", "dist", ".*", "**/node_modules", "**/*.egg-info"]
 
-templates_path = ["templates"]  # a page a function: docs/reference, made by autosummary
+# A page a function: docs/api, made by autosummary. A page that somebody wrote there stays as it is.
+templates_path = ["templates"]
+autosummary_generate_overwrite = False
 
 html_theme = "furo"
 html_title = f"sdkde {release}"

@@ -80,10 +80,9 @@ def estimate(
     try:
         result = _estimate(ranks, local_train, local_query, log, options)
         ranks.agreed("the end", "")
-    except PeerFailed:
-        raise
     except Exception as error:
-        ranks.fail(error)
+        if not isinstance(error, PeerFailed):
+            ranks.fail(error)
         raise
     return result
 

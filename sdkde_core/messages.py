@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import threading
 import warnings
 from collections.abc import Iterable
 from types import FrameType
+from typing import Any
 
 
 class SdkdeWarning(UserWarning):
@@ -50,6 +52,14 @@ def caller_level() -> int:
     return ours + 1
 
 
+def optional(name: str, purpose: str, extra: str) -> Any:
+    """Import an optional library; ImportError says what it is for, and how to install it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{purpose}: pip install 'sdkde-core[{extra}]' ({error})") from error
+
+
 def did_you_mean(given: object, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'kde'?"``, or nothing if no known name is close to what was given."""
     import difflib  # takes a millisecond, and most calls have no mistake
@@ -69,13 +79,7 @@ def brief(value: object) -> str:
 
 
 def switched_off(variable: str) -> bool:
-    """Whether a variable that is on by default says off.
-
-    Raises
-    ------
-    ValueError
-        It says neither on nor off.
-    """
+    """Whether a variable that is on by default says off; ValueError if it says neither."""
     on, off = ("on", "1", "true", "yes"), ("off", "0", "false", "no")
     text = os.environ.get(variable, "").lower()
     if text and text not in (*on, *off):

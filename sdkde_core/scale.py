@@ -14,23 +14,20 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .arrays import Argument, Origin, check_shapes, is_dask, public, to_host
+from .arrays import Argument, Origin, check_shapes, is_dask, public, refuse_masked, to_host
 from .bandwidth.matrix import Bandwidth
 from .choice.select import named_backend
 from .estimator.blockwise import BlockPlan, Shape, Survey
 from .estimator.density import warn_of_negative
 from .estimator.progress import watched
 from .estimator.request import Goal, Options, Request, takes_options
-from .files import Source, Write, check_apart, source, writing
+from .files import Source, Write, check_apart, check_order, filling, source, writing
 from .messages import brief
 from .spreading.checkpoint import Checkpoint, Chunks, Scratch
 from .spreading.disk import Job, resident_bytes, resident_shards
 
 __all__ = ["debias", "estimate"]
-
-Array = NDArray[Any]
 
 
 def parse_size(text: int | float | str) -> int:
@@ -55,8 +52,7 @@ def _source(name: str, given: Any, kept: ExitStack) -> Source:
             raise TypeError(
                 f"{name} is a Dask array; pass it to sdkde_core.estimate or debias, or pass the path of its file here"
             )
-        if isinstance(given, np.ma.MaskedArray):
-            raise TypeError(f"{name} is a masked array; pass a plain array of the rows that count")
+        refuse_masked(name, given)
         if getattr(given, "shape", None) is None or getattr(given, "dtype", None) is None:
             given = np.asarray(given)
         reads = hasattr(given, "read") and not hasattr(given, "__getitem__")
@@ -112,16 +108,14 @@ def job(
     x = _source("train", train, kept)
     y = None if query is None else _source("query", query, kept)
     w = None if request.weights is None else _source("weights", request.weights, kept)
-    if not x.rows or not x.columns:
-        raise ValueError(f"train is empty (shape {(x.rows, x.columns)}); pass at least one point")
-    if y is not None and y.columns != x.columns:
-        raise ValueError(f"query has {y.columns} dimensions, but train has {x.columns}; pass shape (m, {x.columns})")
+    check_order(*(s for s in (x, y) if s is not None))
+    points, queries = x.shaped("train"), None if y is None else y.shaped("query")
+    check_shapes(points, queries, None)
     if w is not None and (w.rows, w.columns) != (x.rows, 1):
         raise ValueError(f"weights has shape {(w.rows, w.columns)}, but train has {x.rows} points; pass as many")
-    narrow = all(s.dtype.kind == "f" and s.dtype.itemsize <= 4 for s in (x, y) if s is not None)
     held = None if checkpoint is None else kept.enter_context(Checkpoint(checkpoint, resume))
-    m = None if y is None else y.rows
-    plan = _planned(request, Shape(x.rows, x.columns, m, "float32" if narrow else "float64", w is not None), x, y, w)
+    m, dtype = None if y is None else y.rows, max(points.dtype, (queries or points).dtype)  # "float64" > "float32"
+    plan = _planned(request, Shape(x.rows, x.columns, m, dtype, w is not None), x, y, w)
     resident = resident_shards(plan, allowed)
     if held is not None:
         held.belongs_to({**plan.identity(), "goal": request.goal.value, "log": bool(log)})
@@ -129,16 +123,16 @@ def job(
     def parts(name: str, shape: tuple[int, ...], dtype: str) -> Chunks | Scratch:
         return kept.enter_context(Scratch(shape, dtype)) if held is None else held.parts(name, shape, dtype, plan.rows)
 
-    points = (x.rows, x.columns), "float64"
-    moved = parts("moved", *points) if len(plan.problems) > 1 else None
-    results = parts("results", *(points if plan.debiased else ((plan.problems[-1].m,), plan.shape.dtype)))
+    moved = parts("moved", points.shape, "float64") if len(plan.problems) > 1 else None
+    final = (points.shape, "float64") if plan.debiased else ((plan.problems[-1].m,), plan.shape.dtype)
+    results = parts("results", *final)
     return Job(plan, x, y, w, log, moved, results, resident)
 
 
 def _sink(kept: ExitStack, task: Job, out: Any, name: str) -> tuple[Any, Write]:
     """What takes the results, and the function that brings it the next block of them."""
     width = (task.plan.shape.d,) if task.plan.debiased else ()
-    shape, dtype, done = (task.plan.problems[-1].m, *width), task.plan.shape.dtype, 0
+    shape, dtype = (task.plan.problems[-1].m, *width), task.plan.shape.dtype
     if isinstance(out, str | os.PathLike):
         return out, kept.enter_context(writing(os.fspath(out), shape, dtype, name))
     array = np.empty(shape, dtype) if out is None else out
@@ -149,13 +143,7 @@ def _sink(kept: ExitStack, task: Job, out: Any, name: str) -> tuple[Any, Write]:
         raise ValueError(f"out has shape {tuple(array.shape)}; pass one of shape {shape}")
     if (isinstance(array, np.ndarray) and not array.flags.writeable) or getattr(array, "read_only", False):
         raise ValueError("out is read-only; pass an array that can be written to")
-
-    def write(block: Array) -> None:
-        nonlocal done
-        array[done : done + len(block)] = block
-        done += len(block)
-
-    return array, write
+    return array, filling(array)
 
 
 def _run(

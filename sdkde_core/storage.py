@@ -187,10 +187,9 @@ def sync(path: Path) -> None:
 def remove_temporaries() -> None:
     """Remove the files and folders that are being written, for a process that ends without further ado."""
     for path in list(_temporaries):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            path.unlink()
 
 
 def _made(beside: Path, final: Path, before: os.stat_result | None) -> bool:

@@ -258,17 +258,6 @@ def test_an_empty_query_still_checks_the_backend():
         sdkde_core.estimate([[0.0], [1.0]], [], backend="nonsense")
 
 
-def test_the_callers_error_state_does_not_matter():
-    x, y, w = _data(n=100)
-    with np.errstate(all="raise"):
-        for method in METHODS:
-            for bandwidth in ("auto", "silverman", "scott"):
-                sdkde_core.estimate(x, y * 100, method=method, bandwidth=bandwidth, weights=w)
-        sdkde_core.grad_log_density(
-            x.astype("f4") * np.float32(1e-30), y[:1].astype("f4") * np.float32(1e-20), bandwidth=1e-30, method="kde"
-        )
-
-
 def test_explain():
     x, y, _ = _data(n=100)
     e = sdkde_core.explain(x, y)

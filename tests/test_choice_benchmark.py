@@ -2,18 +2,15 @@
 
 import functools
 import importlib
-import json
 import math
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from sdkde_core.choice import registry
-from sdkde_core.protocol import TOLERANCES, Reduction, Work
+from sdkde_core.protocol import TOLERANCES, Reduction
 from sdkde_core.testing import reference
 
 ROOT = Path(__file__).parent.parent
@@ -50,17 +47,6 @@ def test_every_value_comes_equally_often_and_nothing_asks_too_much(choice):
     assert max(c.pairs for c in drawn) > 1e8  # not all fell to the smallest
 
 
-def test_what_is_hopeless(choice):
-    price, hopeless = choice.cases.Price, choice.cases.hopeless
-    gpu = price(0.01, 2.5)
-    assert not hopeless(gpu, [])
-    assert not hopeless(price(0.19, 0.0), [gpu])
-    assert not hopeless(price(4.9, 0.1), [gpu])  # 490 times as long, but it starts at once
-    assert hopeless(price(5.1, 0.1), [gpu])
-    assert hopeless(price(0.21, 0.0), [price(0.01, 0.0)])
-    assert not hopeless(price(0.19, 2.5), [price(0.01, 0.0)])  # warm it may still be the fastest
-
-
 @pytest.mark.parametrize(("spread", "kind"), [("silverman", "benign"), ("tenth", "benign"), ("silverman", "outliers")])
 def test_data(choice, spread, kind):
     case = choice.cases.Case("kde", "fast", 3000, 500, 3, spread, kind=kind)
@@ -72,17 +58,6 @@ def test_data(choice, spread, kind):
     std = float(x[~out].std(axis=0).mean())
     silverman = 0.9 * std * 3000 ** (-1 / 7)
     assert h == pytest.approx(silverman * (0.1 if spread == "tenth" else 1.0), rel=0.01)
-
-
-def test_prices_without_data_are_those_with_data(choice):
-    """What the grid is planned by is near what auto sees."""
-    for spread in ("silverman", "tenth"):
-        case = choice.cases.Case("kde", "high", 4096, 512, 3, spread)
-        x, y, h = choice.cases.data(case)
-        seen = {c.name: c.seconds for c in choice.main.Bench("cpu").explain(case, x, y, h).candidates if c.ok}
-        planned = {c.name: c.seconds for c in choice.cases.priced(case, "cpu")}
-        assert planned.keys() == seen.keys()
-        assert planned["numpy"] == pytest.approx(seen["numpy"], rel=0.5)
 
 
 # --- verdicts -------------------------------------------------------------------------------------------------------
@@ -118,13 +93,6 @@ def test_start_up_counts_in_three_ways(choice):
     assert there["warm"].fastest_seconds == pytest.approx(0.1 + 20e-4)
 
 
-def test_older_records_are_judged_in_the_way_that_auto_chose_then(choice):
-    judge, both = choice.report.judge, (candidate("a", 0.6, chosen=True), candidate("b", 0.2))
-    assert judge(record(*both), STARTUPS, "whole").ratio == 1.0
-    assert judge(record(*both, place="device"), STARTUPS, "warm").ratio == pytest.approx(3.0)
-    assert judge(record(*both), STARTUPS, "warm") is judge(record(*both), STARTUPS, "calls") is None
-
-
 def test_what_was_not_measured_is_no_rival_and_what_was_given_up_a_bound(choice):
     judge = functools.partial(choice.report.judge, way="whole")
     skipped, failed = candidate("b", outcome="skipped"), candidate("c", outcome="failed", device="cuda:0", why="no")
@@ -158,31 +126,6 @@ def test_scores_and_fits(choice):
     assert (fit.count, fit.worst) == (3, pytest.approx(0.25))  # 4 times too little is farther than twice too much
     assert fit.mean == pytest.approx(1.0)
     assert report.fit(records, "nobody") is None
-
-
-def test_tables_are_whole(choice, capsys):
-    beyond = record(
-        candidate("a", 4.0, chosen=True),
-        candidate("b", 0.2),
-        candidate("c", outcome="failed", device="cuda:0", why="it broke"),
-        d=1,
-    )
-    near = record(candidate("a", 0.3, chosen=True), candidate("b", outcome="skipped"), place="device")
-    records = [beyond | {"picks": {"whole": "a", "calls": "a", "warm": "b"}}, near]
-    saved = {"what": "grid", "machine": {"cpu": "one"}, "startups": STARTUPS, "declared": STARTUPS, "records": records}
-    choice.main.show(json.loads(json.dumps(saved)))
-    choice.main.show(saved | {"what": "headline"})
-    text = capsys.readouterr().out
-    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(tables) == 5
-    for table in tables:
-        assert len({line.count("|") for line in table}) == 1
-    assert "Data on the host, start-up whole, 1 cases: within 1.1 times the fastest in 0.0%" in text
-    assert "Data on the host, after warm_up, 1 cases: within 1.1 times the fastest in 100.0%" in text
-    assert "Data on the device, after warm_up, 1 cases: within 1.1 times the fastest in 100.0%" in text
-    assert "kde high, 10 × 5, d = 1, benign tenth, host: whole 3.42, calls 13.37, warm 1.00" in text
-    assert "| a 4.1 s, 3.42 times b 1.2 s |" in text
-    assert "c (cuda:0): it broke" in text
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------
@@ -246,53 +189,3 @@ def test_a_backend_is_measured(choice, method):
     assert 0 < done["seconds"] < 10 and len(done["times"]) <= choice.cases.CALLS
     assert len(done["pass_seconds"]) == (2 if method == "sdkde" else 1)
     assert 0 <= done["error"] < 1
-
-
-def test_auto_and_who_was_faster_are_timed_in_turn(choice, monkeypatch):
-    """Of three, the first of which auto takes; the third comes in when the second turns out to be slower."""
-    bench, asked = choice.main.Bench("cpu"), []
-    again = {"a": [3.0, 3.2, 2.9], "b": [4.0, 4.2, 3.8], "c": [1.0, 1.1, 0.9]}
-
-    class Worker:
-        def __init__(self, name):
-            self.name = name
-
-        def run(self, job, limit):
-            asked.append(self.name)
-            assert job.again
-            assert job.backend == self.name
-            return {"outcome": "measured", "times": again[self.name]}
-
-    bench.workers = {name: Worker(name) for name in again}
-    monkeypatch.setattr(choice.main.Bench, "startup_of", lambda self, name, device: self.startups.setdefault(name, 0.0))
-    monkeypatch.setattr(choice.main, "LONG", 100.0)
-    candidates = [
-        {"name": name, "device": "cpu", "outcome": "measured", "seconds": seconds, "times": [seconds]}
-        for name, seconds in (("a", 3.0), ("b", 2.0), ("c", 2.5))
-    ]
-    record = {"case": {"place": "host"}, "picks": dict.fromkeys(choice.report.WAYS, "a"), "candidates": candidates}
-    bench.compare(choice.cases.Case("kde", "high", 300, 30, 2, "silverman"), record)
-    turns = choice.main.TURNS
-    assert asked == ["a", "b"] * turns + ["a", "c"] * turns
-    assert [c["seconds"] for c in candidates] == [3.0, 4.0, 1.0]
-    assert [c["times_before"] for c in candidates] == [[3.0], [2.0], [2.5]]
-    assert len(candidates[0]["times"]) == 3 * turns
-
-
-def test_what_auto_takes_in_every_way_is_measured(choice, monkeypatch):
-    """On as few cores and as small a problem as this the ways differ."""
-    infos = {r.name: r.info for r in registry.records() if r.ok}
-    odd = replace(infos["numpy"], name="odd", startup_seconds=1.0, work=lambda problem, config: Work(launches=0))
-    late = replace(odd, name="late", startup_seconds=1e-4, work=lambda problem, config: Work(launches=100))
-    kept = [registry.Record(i.name, "ok", "installed", "x", "1", "x:INFO", i) for i in (infos["numpy"], odd, late)]
-    monkeypatch.setattr(registry, "records", lambda: tuple(kept))
-    monkeypatch.setattr(choice.main.Worker, "run", lambda self, job, limit: {"outcome": "measured", "seconds": 1.0})
-    monkeypatch.setattr(choice.main.Bench, "startup_of", lambda self, name, device: 0.5)
-    monkeypatch.setattr(choice.main.Bench, "compare", lambda self, case, record: None)
-    bench = choice.main.Bench("cpu")
-    record = bench.measure(choice.cases.Case("kde", "high", 300, 30, 2, "silverman"))
-    assert record["picks"] == {"whole": "late", "calls": "late", "warm": "odd"}
-    assert {c["name"] for c in record["candidates"] if c["chosen"]} == {"late", "odd"}
-    assert {c["name"] for c in record["candidates"] if c["outcome"] == "measured"} >= {"late", "odd"}
-    assert not registry.warm
-    assert json.loads(json.dumps(record)) == record

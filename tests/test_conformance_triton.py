@@ -23,7 +23,7 @@ from some_of_all import some_of_all
 
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
-from sdkde_core.plugin import each, reduce_pass
+from sdkde_core.plugin import each
 from sdkde_core.protocol import Columns, Problem, Reduction
 from sdkde_core.testing import BackendConformance, problems, reference
 from sdkde_core.testing.problems import Case
@@ -137,7 +137,7 @@ class TestInterpreted(BackendConformance):
     def test_some_of_the_points_are_rows(self):
         """The check ``row_range`` in small."""
         (target,), case = self._targets(), problems.make("mixture", 90, 1, 5, 8.0)
-        problem = target.whole_problem(case, Reduction.MEAN, "fast", same=True)
+        problem = target.problem(case, Reduction.MEAN, "fast", same=True, whole=True)
         got = target.reduce(replace(problem, m=20), None, target.prepare(problem, case), 65)
         want = problems.truth(case, same=True, rows=np.arange(65, 85))
         assert problems.errors(problem, got, want).max() < 1.0
@@ -175,17 +175,12 @@ def _duplicates(d, extent):
 
 
 def _check(case, device, reductions=tuple(Reduction), rows=(False, True), precision="fast", most=0.9):
-    record = registry.find("triton")
-    backend = record.info.load()
-    for reduction in reductions:
-        for same in rows:
-            problem = case.problem(reduction, precision, same=same, device=device)
-            points, log_weights, queries = (
-                torch.tensor(x, device=device) for x in (case.points, case.log_weights, case.queries)
-            )
-            got = reduce_pass(backend, record.info, problem, Columns(points, log_weights), None if same else queries)
-            error = problems.errors(problem, each(got, to_host), problems.truth(case, same=same))
-            assert error.max() < most, (reduction, same, error.max())
+    info = registry.find("triton").info
+    for reduction, same in itertools.product(reductions, rows):
+        problem = case.problem(reduction, precision, same=same, device=device)
+        got = problems.answer(info, info.load(), problem, case)
+        error = problems.errors(problem, got, problems.truth(case, same=same))
+        assert error.max() < most, (reduction, same, error.max())
 
 
 @interpreted

@@ -4,6 +4,8 @@ import doctest
 import importlib
 import importlib.util
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -247,3 +249,22 @@ def test_the_architecture_page_names_what_there_is():
         value = importlib.import_module(module)
         for part in parts:
             value = getattr(value, part)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_making_the_site_removes_no_page_that_a_user_wrote(tmp_path):
+    """Pages of functions that are gone go; they begin with the line of the templates that they were made from."""
+    mark = {path.read_text().splitlines()[0] for path in (ROOT / "docs" / "templates" / "autosummary").iterdir()}
+    pages, python = tmp_path / "docs" / "api", tmp_path / "venv" / "bin" / "python"
+    for path, text in {
+        pages / "made.rst": f"{mark.pop()}\n\nx\n",
+        pages / "mine.rst": "mine\n",
+        python: "#!/bin/sh\n",
+    }.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    python.chmod(0o755)
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    subprocess.run(["make", "--old-file=venv/.docs", "docs", "VENV=venv"], cwd=tmp_path, check=True)
+    assert not mark
+    assert list(pages.iterdir()) == [pages / "mine.rst"]

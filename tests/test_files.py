@@ -9,35 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import HOW, X, command, in_a_folder, needs_zarr, refused  # noqa: F401 - fixtures too
 
 from sdkde_core import SdkdeWarning, scale
-from sdkde_core.cli.main import main
 from sdkde_core.files import source
-
-X = np.random.default_rng(0).normal(size=(2348, 3))
-HOW = {"bandwidth": 0.5, "backend": "numpy"}
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def zarr():
-    return pytest.importorskip("zarr")
-
-
-def command(*arguments):
-    return CliRunner().invoke(main, ["estimate", *arguments, "--bandwidth", "0.5", "--backend", "numpy", "-q"])
-
-
-def refused(*arguments):
-    """Run a command that must fail in one line; return that."""
-    result = command(*arguments)
-    assert result.exit_code == 2 and result.stderr.count("\n") == 1, (result.output, result.exception)
-    return result.stderr
 
 
 def array(zarr, name, x=X, **extra):

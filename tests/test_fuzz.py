@@ -1,7 +1,6 @@
 """benchmarks/fuzz.py: its oracle against the reference, and a few random problems."""
 
 import importlib.util
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -99,19 +98,3 @@ def test_errors_of_a_backend_are_seen(fuzz, monkeypatch):
     # A density that underflows; a sign; sums without the own column beside outliers, which are the core's.
     assert all("p itself" in r.text or r.task == "laplace" or "exclude_self" in r.text for r in unseen)
     assert sum(r.outcome == "missed" for r in records) > 50
-
-
-@pytest.mark.parametrize(("off", "status"), [(0.0, 0), (2.0, 1)])
-def test_the_command(fuzz, monkeypatch, capsys, tmp_path, off, status):
-    path = tmp_path / "records.json"
-    options = ["--problems", "6", "--largest", "40", "--precisions", "fast,high", "--json", str(path)]
-    monkeypatch.setattr(sys, "argv", ["fuzz.py", *options])
-    right = fuzz.errors
-    monkeypatch.setattr(fuzz, "errors", lambda *arguments: right(*arguments) + off)
-    with pytest.raises(SystemExit) as exit:
-        fuzz.main()
-    assert exit.value.code == status
-    output = capsys.readouterr().out
-    assert "6 of 6 problems" in output
-    assert ("--largest 40 --replay 0" in output) == bool(off)
-    assert len(json.loads(path.read_text())["records"]) == 6

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import sdkde_core
-from sdkde_core.protocol import BackendUnavailable, Problem, Reduction, Support
+from sdkde_core.protocol import BackendUnavailable, Problem, Reduction
 from sdkde_core.testing.checks import Target
 from sdkde_core.testing.problems import errors, make, truth
 
@@ -23,7 +23,6 @@ if importlib.util.find_spec("pykeops") is None:  # which reads its folder's name
 torch = pytest.importorskip("torch")
 
 import threadpoolctl  # noqa: E402
-from sdkde_keops import backend as implementation  # noqa: E402
 from sdkde_keops import bounds, formulas, library  # noqa: E402
 from sdkde_keops.backend import KeopsBackend  # noqa: E402
 from sdkde_keops.info import INFO  # noqa: E402
@@ -253,41 +252,6 @@ def test_what_it_cannot_take_is_declined():
     assert not INFO.supports(Problem(Reduction.LAPLACE, 10, 10, 257, device="cuda:0")).ok
     left_out = Problem(Reduction.LAPLACE, 10, 10, 200, device="cuda:0", requires=frozenset({"exclude_self"}))
     assert not INFO.supports(left_out).ok
-
-
-def _emulated(formula, arguments, scheme):
-    """What KeOps gives for a formula: the largest exponent of each row, and sums relative to it."""
-    x, y, *rest = arguments
-    step = y[None] - x[:, None]
-    r2 = (step**2).sum(-1)
-    exponent = -0.5 * r2
-    if formula.weighted:
-        exponent = exponent + rest.pop(0)[:, 0]
-    if formula.excludes:
-        own, index, absent = rest
-        exponent = exponent + (own == index[:, 0]) * absent
-    top = exponent.max(1, keepdim=True).values
-    phi = (exponent - top).exp()
-    others = {Reduction.MEAN: (phi[..., None] * step).sum(1), Reduction.LAPLACE: (phi * r2).sum(1, keepdim=True)}
-    total = phi.sum(1, keepdim=True)
-    return torch.cat([top, total, *([others[formula.reduction]] if formula.reduction in others else [])], 1)
-
-
-@pytest.mark.parametrize("exclude_self", [False, True])
-@pytest.mark.parametrize("same", [False, True])
-@pytest.mark.parametrize("kind", ["mixture", "weights", "tails", "outlier"])
-def test_what_is_made_of_its_sums(monkeypatch, kind, same, exclude_self):
-    """All reductions and features with the formulas emulated, since each would compile for ten seconds."""
-    monkeypatch.setattr(formulas, "_call", _emulated)
-    monkeypatch.setattr(formulas, "_ready", set())
-    monkeypatch.setattr(library, "works", lambda device: Support(True, "emulated"))
-    monkeypatch.setattr(implementation, "CALL", 90 * 11 * 7)  # blocks of a few rows
-    case = make(kind, 90, 30, 3)
-    want = truth(case, same=same, exclude_self=exclude_self)
-    target = Target(INFO, KeopsBackend(), "cpu")
-    for reduction in Reduction:
-        problem = case.problem(reduction, "float64", same=same, exclude_self=exclude_self, device="cpu")
-        assert errors(problem, target.answer(problem, case), want).max() <= 0.5
 
 
 @compiles

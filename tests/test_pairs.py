@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 from pairwise import covering
 
-from sdkde_core.arrays import convert, to_host
 from sdkde_core.choice import registry
-from sdkde_core.plugin import each, reduce_pass
-from sdkde_core.protocol import TOLERANCES, Columns, Reduction
-from sdkde_core.testing.problems import CASES, make
+from sdkde_core.protocol import Reduction
+from sdkde_core.testing.problems import CASES, Truth, answer, errors, make
 
 PRECISIONS = ("fast", "high", "float64")
 DIMENSIONS = (1, 2, 3, 5, 8, 16, 17, 33)
@@ -54,27 +52,14 @@ def _answer(name, problem, case):
     info, backend, _ = _backend(name)
     if problem.precision not in info.precisions or problem.requires - info.features or not info.supports(problem).ok:
         return None
-    columns, queries = (convert(x, info.arrays, "cpu") for x in (case.points, case.log_weights)), None
-    if not problem.same:
-        queries = convert(case.queries, info.arrays, "cpu")
-    return each(reduce_pass(backend, info, problem, Columns(*columns), queries), to_host)
+    return answer(info, backend, problem, case)
 
 
 def _off(problem, a, b):
     """How far two answers are apart, over twice the tolerance: each may be off by one."""
-    tolerance = TOLERANCES[problem.precision]
     with np.errstate(invalid="ignore"):
-        scale = np.where(np.isfinite(a.log_sum), a.log_sum, 0.0)
-        apart = np.where(a.log_sum == b.log_sum, 0.0, abs(a.log_sum - b.log_sum))
-    worst = apart / (2.0 * tolerance[Reduction.LOG_SUM].at(scale))
-    if a.shift is not None:
-        apart = np.sqrt(((a.shift - b.shift) ** 2).sum(1))
-        worst = np.maximum(worst, apart / (2.0 * tolerance[Reduction.MEAN].at(scale)))
-    if a.sign is not None:
-        with np.errstate(invalid="ignore"):
-            p, q = (x.sign * np.exp(np.where(x.sign == 0, 0.0, x.log_magnitude - a.log_sum)) for x in (a, b))
-        worst = np.maximum(worst, abs(p - q) / (2.0 * tolerance[Reduction.LAPLACE].at(scale)))
-    return worst
+        signed = None if b.sign is None else b.sign * np.exp(np.where(b.sign == 0, 0.0, b.log_magnitude - b.log_sum))
+    return errors(problem, a, Truth(b.log_sum, b.shift, signed, b.log_sum)) / 2.0
 
 
 def _case(kind, reduction, precision, d, extent, same, exclude_self):
@@ -92,7 +77,7 @@ def _who():
 
 def _agree(row, names):
     problem, case = _case(*row)
-    answers = {name: answer for name in names if (answer := _answer(name, problem, case)) is not None}
+    answers = {name: found for name in names if (found := _answer(name, problem, case)) is not None}
     for (one, a), (other, b) in itertools.combinations(answers.items(), 2):
         worst = _off(problem, a, b)
         row = int(np.argmax(worst)) if worst.size else 0

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -178,16 +177,6 @@ def test_weights_that_float32_has_no_room_for(pretend):
 
 
 # --- threads --------------------------------------------------------------------------------------------------------
-
-
-def test_threads_of_the_process_stay_what_they_were():
-    """Workers have one PyTorch thread each; the caller's own setting, and that of new threads, is another."""
-    before = torch.get_num_threads()
-    case = make("mixture", 900, 2000, 3)
-    _answer(TorchBackend(), case.problem(Reduction.LOG_SUM, "high"), case)
-    assert torch.get_num_threads() == before
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(torch.get_num_threads).result() == before
 
 
 def test_in_inference_mode_and_without_autograd():

@@ -10,11 +10,10 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
-from sdkde_triton import bounds, compiled, launch, products, space, tunables
+from sdkde_triton import bounds, compiled, products, space, tunables
 from sdkde_triton.backend import TritonBackend
 from sdkde_triton.grid import PARTIAL_BYTES, Processor, most_parts, slab_rows, splits
 from sdkde_triton.info import INFO
-from sdkde_triton.space import Config
 
 from sdkde_core import SdkdeWarning, tuning
 from sdkde_core.arrays import to_host
@@ -175,31 +174,6 @@ def test_what_is_tried_is_launched_or_refused():
     ):
         compiled.configuration("mean", problem("mean"), 128, processor)
     assert compiled.configuration("mean", problem("mean"), 16, processor) == space.default("mean", 16, 90)
-
-
-@pytest.mark.parametrize("d", [1, 2, 8, 16, 64, 128, 384])
-@pytest.mark.parametrize("precision", ["fast", "high"])
-@pytest.mark.parametrize("reduction", list(Reduction))
-@pytest.mark.parametrize("same", [False, True])
-def test_what_can_be_tuned_is_what_runs(reduction, precision, d, same, monkeypatch):
-    """The names, dimensions and configurations that the tuner sees are those that a reduction asks for."""
-    asked, real = {}, compiled.configuration
-
-    def note(kernel, problem, columns, processor, pieces=2):
-        query, _ = compiled._question(kernel, problem, columns, pieces, processor)
-        asked[query.kernel] = query.dimension, real(kernel, problem, columns, processor, pieces).to_dict()
-        return Config(**asked[query.kernel][1])
-
-    monkeypatch.setattr(launch, "configuration", note)
-    for name in ("launch", "copy"):  # kernels need a GPU, or an interpreter
-        monkeypatch.setattr(launch, name, lambda *arguments: None)
-    monkeypatch.setattr(launch, "reduce", lambda *arguments, **more: (torch.zeros(1), 1))
-    given = problem(reduction, m=30, n=30, d=d, precision=precision, same=same, extent=6.0)
-    x = torch.randn(30, d, dtype=torch.float64) * (3.0 / d**0.5)
-    backend, log_weights = TritonBackend(), torch.full((30,), -math.log(30.0), dtype=torch.float64)
-    backend.reduce(given, None if same else x, backend.prepare(given, Columns(x, log_weights)))
-    space = tunables.SPACE
-    assert asked == {k: (space.dimension(k, given), space.default(k, given, "sm_90")) for k in space.kernels(given)}
 
 
 # --- a machine without a compiler -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import re
@@ -139,13 +140,7 @@ class Argument(click.Argument):
 
 def together(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return several options as one decorator; ``--help`` lists them in this order."""
-
-    def decorate(command: Any) -> Any:
-        for decorator in reversed(decorators):
-            command = decorator(command)
-        return command
-
-    return decorate
+    return lambda command: functools.reduce(lambda made, decorator: decorator(made), reversed(decorators), command)
 
 
 def table(rows: Sequence[Sequence[str]], indent: str = "") -> str:

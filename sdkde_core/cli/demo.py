@@ -18,22 +18,18 @@ from ..files import FileError, no_folder
 from ..interop.plots import COLOURS, DARK, STYLE, contours, moves
 from ..storage import write_atomically
 
-Echo = Callable[[str], Any]
-
-FACTORS = np.geomspace(0.4, 2.4, 13)  # of Silverman's bandwidth
-
 
 class Score(NamedTuple):
-    """What a method makes of the held-out digits."""
+    """What a method makes of the held-out digits at every factor, and last at its own bandwidth."""
 
-    curve: Array  # mean log density for every factor; NaN where one is not positive
-    missed: Array  # for every factor, and last the own bandwidth, the share of images where the density is not positive
+    means: Array  # log densities; NaN where one density is not positive
+    missed: Array  # shares of images where the density is not positive
     bandwidth: Bandwidth  # the method's own
     multiple: float  # of Silverman's
-    logs: Array  # (m,) log densities at the method's own bandwidth, NaN where not positive
+    logs: Array  # (m,) at the method's own bandwidth
 
 
-def run_demo(output: Path, backend: str, echo: Echo) -> None:
+def run_demo(output: Path, backend: str, echo: Callable[[str], Any]) -> None:
     """Print errors, held-out likelihoods, the backend and the times; write the plot to ``output``."""
     try:
         import matplotlib
@@ -79,7 +75,7 @@ def _over(bandwidth: Bandwidth, base: Bandwidth) -> float:
     return float(np.exp((bandwidth.log_determinant - base.log_determinant) / base.d))
 
 
-def _example(axes: Any, backend: str, echo: Echo) -> None:
+def _example(axes: Any, backend: str, echo: Callable[[str], Any]) -> None:
     """Marron and Wand's separated bimodal density, two normals of standard deviation 0.5 at ±1.5, and its estimates."""
     rng = np.random.default_rng(0)
     samples = rng.choice([-1.5, 1.5], 4000) + 0.5 * rng.normal(size=4000)
@@ -90,8 +86,7 @@ def _example(axes: Any, backend: str, echo: Echo) -> None:
     rows = [("kde, Silverman's rule", "kde, Silverman's h", 1.0, silverman, {"color": DARK, "lw": 1.2, "ls": ":"})]
     for method in METHODS:
         fit = prepare(samples, method=method, bandwidth="auto", backend=backend)
-        line: dict[str, Any] = {"lw": 1.2, "ls": "--"} if method == "laplace" else {"lw": 2.2}
-        line["color"] = COLOURS[method]
+        line = {"color": COLOURS[method], **({"lw": 1.2, "ls": "--"} if method == "laplace" else {"lw": 2.2})}
         name = f"{method}, its own bandwidth"
         rows.append((name, method, _over(fit.bandwidth, base), fit.estimate(points), line))
     echo("Two normals, 4000 samples, the density known. h in units of Silverman's; ISE: integrated squared error.")
@@ -109,43 +104,42 @@ def _example(axes: Any, backend: str, echo: Echo) -> None:
     upper.legend(frameon=False, loc="upper right")
     lower.axhline(0, color="#adb5bd", lw=0.8, zorder=0)
     lower.set(ylabel="estimate − truth", xlim=(-4, 4))
-    place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.08), "ncols": 4}
-    lower.legend(frameon=False, fontsize=9, title="integrated squared error × 1000", **place)
+    title = "integrated squared error × 1000"
+    lower.legend(frameon=False, fontsize=9, title=title, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=4)
 
 
-def _digits(axes: Any, train: Array, test: Array, backend: str, echo: Echo) -> dict[str, Score]:
+def _digits(axes: Any, train: Array, test: Array, backend: str, echo: Callable[[str], Any]) -> dict[str, Score]:
     """Score every method at multiples of Silverman's bandwidth and at its own."""
-    silverman, scores = resolve("silverman", train), {}
+    factors, silverman, scores = np.geomspace(0.4, 2.4, 13), resolve("silverman", train), {}
     for method in METHODS:
         own = prepare(train, method=method, bandwidth="auto", backend=backend).bandwidth
-        asked = [*(silverman.scaled(factor) for factor in FACTORS), own]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # the table has Laplace's negative values
             how: Any = {"method": method, "log": True, "backend": backend}
+            asked = [*(silverman.scaled(factor) for factor in factors), own]
             logs = np.array([estimate(train, test, bandwidth=h, **how) for h in asked])
         missed = np.isnan(logs).mean(axis=1)
-        scores[method] = Score(logs[:-1].mean(axis=1), missed, own, _over(own, silverman), logs[-1])
+        scores[method] = Score(logs.mean(axis=1), missed, own, _over(own, silverman), logs[-1])
     kde, sdkde, laplace = (scores[method] for method in ("kde", "sdkde", "laplace"))
     n, d = train.shape
     echo(f"Handwritten digits: {n} training and {len(test)} held-out images in {d} principal dimensions.")
     echo("Mean held-out log-likelihood, nats per image; h in units of Silverman's. * with the method's own bandwidth,")
     echo("which may have another shape: its h is the mean over directions.")
     echo(f"{'h':>6}  {'kde':>8}  {'sdkde':>8}    laplace: images where its density is not positive")
-    for factor, left, right, missed in zip(FACTORS, kde.curve, sdkde.curve, laplace.missed):
+    for factor, left, right, missed in zip(factors, kde.means, sdkde.means, laplace.missed):
         echo(f"{factor:6.2f}  {left:8.2f}  {right:8.2f}    {missed:.1%}")
-    own_logs = (f"{m} {scores[m].logs.mean():.2f}* at {scores[m].multiple:.2f}" for m in ("kde", "sdkde"))
+    own_logs = (f"{m} {scores[m].means[-1]:.2f}* at {scores[m].multiple:.2f}" for m in ("kde", "sdkde"))
     echo(f"{', '.join(own_logs)}; laplace {laplace.missed[-1]:.1%} not positive at {laplace.multiple:.2f}\n")
     upper, lower = axes
-    for method in ("kde", "sdkde"):
-        score = scores[method]
-        upper.plot(FACTORS, score.curve, color=COLOURS[method], label=method, lw=2.2)
-        upper.plot(score.multiple, score.logs.mean(), "o", color=COLOURS[method], ms=9, mec="white")
+    for method, score in (("kde", kde), ("sdkde", sdkde)):
+        upper.plot(factors, score.means[:-1], color=COLOURS[method], label=method, lw=2.2)
+        upper.plot(score.multiple, score.means[-1], "o", color=COLOURS[method], ms=9, mec="white")
     upper.plot([], [], "o", color=DARK, ms=9, mec="white", label="its own bandwidth")
-    top = max(kde.curve.max(), sdkde.curve.max())
+    top = max(score.means[:-1].max() for score in (kde, sdkde))
     upper.set(ylim=(top - 7, top + 1), ylabel="nats per image", xscale="log")
     upper.set_title("Held-out log-likelihood of digits in 16 dimensions", loc="left", fontweight="bold")
     upper.legend(frameon=False, loc="lower center")
-    lower.plot(FACTORS, 100 * laplace.missed[:-1], color=COLOURS["laplace"], lw=2.2)
+    lower.plot(factors, 100 * laplace.missed[:-1], color=COLOURS["laplace"], lw=2.2)
     lower.plot(laplace.multiple, 100 * laplace.missed[-1], "o", color=COLOURS["laplace"], ms=9, mec="white")
     lower.set(xlabel="bandwidth / Silverman's", ylabel="% of the images", ylim=(0, None))
     lower.set_title("laplace is signed: not positive at", loc="left", fontsize=10, color=COLOURS["laplace"])
@@ -155,7 +149,7 @@ def _digits(axes: Any, train: Array, test: Array, backend: str, echo: Echo) -> d
     return scores
 
 
-def _passes(train: Array, test: Array, scores: dict[str, Score], backend: str, echo: Echo) -> None:
+def _passes(train: Array, test: Array, scores: dict[str, Score], backend: str, echo: Callable[[str], Any]) -> None:
     """Print the backend and the times of each method at its own bandwidth."""
     for method, score in scores.items():
         e = explain(train, test, method=method, bandwidth=score.bandwidth, backend=backend, measure=True)
@@ -175,6 +169,5 @@ def _ends(figure: Any, images: Array, log_density: Array) -> None:
     for place, (axes, i) in enumerate(zip(figure.subplots(6, 8).ravel(), [*order[:24], *order[-24:]])):
         axes.imshow(images[i], cmap="Reds" if place < 24 else "Greys")
         axes.set(xticks=[], yticks=[])
-        for spine in axes.spines.values():
-            spine.set_visible(False)
+        axes.spines[:].set_visible(False)
         axes.set_title(f"{log_density[i]:.0f}", fontsize=7, pad=1.5, color="#555555")

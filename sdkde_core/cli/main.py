@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,12 @@ import numpy as np
 
 from .. import __version__, api
 from ..arrays import Argument as Given
-from ..arrays import ingest
-from ..bandwidth.rules import RULES, resolve
+from ..bandwidth.rules import RULES
 from ..estimator.batches import in_batches
 from ..estimator.density import has_gaps, undefined
 from ..estimator.explanation import explained
 from ..estimator.progress import batch_rows
-from ..estimator.request import METHODS, NEGATIVE, Goal, Request, precision_for
+from ..estimator.request import METHODS, NEGATIVE, Goal, Request
 from ..files import EXTENSIONS, FileError, Source, about, check_apart, check_order, source, writing
 from ..messages import did_you_mean
 from ..protocol import KERNELS, PRECISIONS
@@ -147,28 +145,21 @@ def _by_batches(
     log = options.pop("log")
     request, points = Request(Goal.DENSITY, **options, calls=1), query or train
     check_order(train, points)
-    data = ingest(train.read(), np.empty((0, points.columns), points.dtype), request.weights, device="cpu")
-    means: dict[str, Any] = {"method": request.method, "kernel": request.kernel}
-    bandwidth = resolve(request.bandwidth, data.train, data.log_weights, **means)
-    request = replace(request, precision=precision_for(request.precision, data.dtype), bandwidth=bandwidth)
-    plan = explained(request, (data.n, data.d), (max(1, points.rows), data.d), measure=False)
-    seconds = sum(p.predicted_seconds or 0.0 for p in plan.passes)  # 0 where not known
-    steps = points.rows + (data.n if request.passes[0].moves else 0)
-    points, where, negative = Source.of(train.name, data.train) if query is None else query, "", 0
+    x = Given.of("train", train.read())
+    y = points.shaped("query")
+    dtype, negative = max(x.dtype, y.dtype), 0  # "float64" > "float32"
+    points = query or Source.of(train.name, x.array)
     with (
-        writing(output, (points.rows,), data.dtype, "log_density" if log else "density") as write,
-        _progress(steps, seconds, hidden=quiet) as advance,
+        writing(output, (points.rows,), dtype, "log_density" if log else "density") as write,
+        _progress(points.rows + (train.rows if request.passes[0].moves else 0), hidden=quiet) as advance,
     ):
-        if points.rows:
-            shape = np.broadcast_to(np.zeros((), points.dtype), (points.rows, points.columns))
-            ready = api.fitted(request, data.train, Given.of("query", shape), advance)
-            batches = _numbered(points.batches(batch_rows(points.rows, ready.problem)))
-            for part in in_batches(ready, batches, "log" if log else "density", advance):
-                negative += undefined(part) if has_gaps(request, log) else 0
-                write(part.astype(data.dtype))
-            where = f"{ready.choice.name} on {ready.choice.where}{' and others' * ready.has_second}"
+        ready = api.fitted(request, x.array, y, advance)
+        batches = _numbered(points.batches(batch_rows(points.rows, ready.problem)))
+        for part in in_batches(ready, batches, "log" if log else "density", advance):
+            negative += undefined(part) if has_gaps(request, log) else 0
+            write(part.astype(dtype))
     _warn_of_negative(negative, points.rows)
-    return points.rows, where
+    return points.rows, f"{ready.choice.name} on {ready.choice.where}{' and others' * ready.has_second}"
 
 
 def _numbered(batches: Iterator[Any]) -> Iterator[Given]:
@@ -188,7 +179,7 @@ def _by_shards(
         job = job_of(kept, Request(Goal.DENSITY, **options, calls=1), train, query, log=log, **how)
         plan, rows = job.plan, job.plan.problems[-1].m
         write = kept.enter_context(writing(output, (rows,), plan.shape.dtype, "log_density" if log else "density"))
-        with _progress(job.rows, 1.0, hidden=quiet) as advance:
+        with _progress(job.rows, hidden=quiet) as advance:
             job.run(advance)
         _warn_of_negative(job.deliver(write), rows)
         return f"{rows} rows, {plan.backend} on {', '.join(plan.devices) or plan.device}"
@@ -323,11 +314,8 @@ def _shape(text: str) -> tuple[int, ...] | None:
 
 
 @contextmanager
-def _progress(steps: int, predicted_seconds: float, *, hidden: bool) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with every number of rows done.
-
-    On a terminal it draws a bar on standard error, once the work takes longer than a second or is predicted to.
-    """
+def _progress(steps: int, *, hidden: bool) -> Iterator[Callable[[int], None]]:
+    """Yield a function to call with every number of rows done: on a terminal, after a second it draws a bar."""
     if hidden or not sys.stderr.isatty():
         yield lambda rows: None
         return
@@ -339,10 +327,9 @@ def _progress(steps: int, predicted_seconds: float, *, hidden: bool) -> Iterator
         done += rows
         if bar is not None:
             bar.update(rows)
-        elif max(predicted_seconds, time.perf_counter() - start) > 1:
+        elif time.perf_counter() - start > 1:
             bar = stack.enter_context(click.progressbar(length=steps, label="sdkde", file=sys.stderr, show_pos=True))
             bar.update(done)
 
     with ExitStack() as stack:
-        advance(0)
         yield advance

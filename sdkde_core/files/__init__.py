@@ -20,24 +20,13 @@ import numpy as np
 from ..arrays import check_names
 from ..messages import did_you_mean
 from ..storage import write_atomically
-from .common import MOST, FileError, Source, Write, check_apart, naming, without_key
+from .common import MOST, FileError, Source, Write, check_apart, filling, naming, without_key
 from .npy import check_archive, read_npy, read_npz, write_npy, write_npz
 from .tables import read_csv, read_parquet, write_csv, write_parquet
 from .zarrs import read_zarr, write_zarr, zarr_module
 
-__all__ = [
-    "EXTENSIONS",
-    "FileError",
-    "Source",
-    "Write",
-    "about",
-    "check_apart",
-    "check_order",
-    "no_folder",
-    "source",
-    "writing",
-    "zarr_module",
-]
+__all__ = ["EXTENSIONS", "FileError", "Source", "Write", "about", "check_apart", "check_order", "filling", "no_folder"]
+__all__ += ["source", "writing", "zarr_module"]
 
 _FORMATS: dict[str, tuple[Callable[[str, Path, str], Source], Callable[..., AbstractContextManager[Write]]]] = {
     ".npy": (read_npy, write_npy),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -12,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from ..arrays import Argument, Array
 
 Write = Callable[[Array], Any]  #: Takes the next rows.
 
@@ -28,17 +26,25 @@ class FileError(ValueError):
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Put the file's name before the message of an error in reading it."""
+    """Put the file's name before the message of an error in reading it, whatever a library raises for a damaged one."""
     try:
         yield
-    except (FileError, ImportError):
-        raise
-    except MemoryError as error:
-        raise MemoryError(f"{name}: {error}") from error
-    except Exception as error:  # what a library raises for a damaged file is its own affair
-        if isinstance(error, OSError) and error.filename:
-            raise  # it has the name
-        raise FileError(f"{name}: {error}") from error
+    except Exception as error:
+        if isinstance(error, FileError | ImportError) or getattr(error, "filename", None):  # an OSError has the name
+            raise
+        raise (MemoryError if isinstance(error, MemoryError) else FileError)(f"{name}: {error}") from error
+
+
+def filling(array: Any) -> Write:
+    """Return a function that writes the next rows of an array."""
+    done = 0
+
+    def write(batch: Array) -> None:
+        nonlocal done
+        array[done : done + len(batch)] = batch
+        done += len(batch)
+
+    return write
 
 
 @dataclass(frozen=True)
@@ -94,13 +100,16 @@ class Source:
 
     def read(self) -> Array:
         """Return the whole array, (rows, columns)."""
-        done = 0
         with naming(self.name):
             result = np.empty((self.rows, self.columns), self.dtype)
+        write = filling(result)
         for batch in self.batches():
-            result[done : done + len(batch)] = batch
-            done += len(batch)
+            write(batch)
         return result
+
+    def shaped(self, name: str) -> Argument:
+        """Return an argument of this shape and dtype, without its numbers."""
+        return Argument.of(name, np.broadcast_to(np.zeros((), self.dtype), (self.rows, self.columns)))
 
     def rows_at(self, start: int, stop: int) -> Array:
         """Return rows of an array that is read in any order."""
@@ -119,14 +128,6 @@ def without_key(text: str) -> tuple[str, str]:
     """Path, and the key of an array in an archive ("" without)."""
     keyed = re.fullmatch(r"(.*\.npz):([^/\\]+)", text, re.IGNORECASE)
     return (keyed[1], keyed[2]) if keyed else (text, "")
-
-
-def module(name: str, purpose: str, extra: str) -> Any:
-    """Import an optional library; ImportError says what it is for, and how to install it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f"{purpose}: pip install 'sdkde-core[{extra}]' ({error})") from error
 
 
 def check_apart(out: Any, checkpoint: Any, **inputs: Any) -> None:

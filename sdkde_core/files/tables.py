@@ -12,7 +12,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from .common import Array, Source, Write, module
+from ..messages import optional
+from .common import Array, Source, Write
 
 
 def read_csv(name: str, path: Path, key: str) -> Source:
@@ -118,7 +119,7 @@ def read_parquet(name: str, path: Path, key: str) -> Source:
 
 def _pyarrow() -> tuple[Any, Any]:
     how = "parquet files need pyarrow", "parquet"
-    return module("pyarrow", *how), module("pyarrow.parquet", *how)
+    return optional("pyarrow", *how), optional("pyarrow.parquet", *how)
 
 
 @contextmanager

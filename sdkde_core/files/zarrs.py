@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..messages import SdkdeWarning, caller_level
+from ..messages import SdkdeWarning, caller_level, optional
 from ..storage import write_folder
-from .common import MOST, Array, Source, Write, module
+from .common import MOST, Source, Write, filling
 
 #: Attributes of an array that sdkde wrote, and may replace.
 OURS = {"written_by": "sdkde"}
@@ -33,28 +33,19 @@ def read_zarr(name: str, path: Path, key: str) -> Source:
 
 def zarr_module() -> Any:
     """Return the module zarr; ImportError says how to install it."""
-    return module("zarr", "zarr arrays and checkpoints need zarr", "zarr")
+    return optional("zarr", "zarr arrays and checkpoints need zarr", "zarr")
 
 
 @contextmanager
 def write_zarr(path: Path, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
     """Write a zarr array with checksums, which takes its place at the end."""
     with write_folder(path, _check_ours) as folder:
-        rows, done = max(1, min(shape[0], (1 << 20) // math.prod(shape[1:]))), 0
-        chunks = (rows, *shape[1:])
+        chunks = max(1, min(shape[0], (1 << 20) // math.prod(shape[1:]))), *shape[1:]
         zarr = zarr_module()
-        checked = {
-            "compressors": [zarr.codecs.ZstdCodec(), zarr.codecs.Crc32cCodec()],
-            "config": {"write_empty_chunks": True},  # a chunk that is not there is lost, and not zeros
-        }
-        x = zarr.create_array(folder, shape=shape, chunks=chunks, dtype=dtype, attributes=OURS, **checked)
-
-        def write(batch: Array) -> None:
-            nonlocal done
-            x[done : done + len(batch)] = batch
-            done += len(batch)
-
-        yield write
+        how = {"shape": shape, "chunks": chunks, "dtype": dtype, "attributes": OURS}
+        how["compressors"] = [zarr.codecs.ZstdCodec(), zarr.codecs.Crc32cCodec()]
+        how["config"] = {"write_empty_chunks": True}  # a chunk that is not there is lost, and not zeros
+        yield filling(zarr.create_array(folder, **how))
 
 
 def _check_ours(folder: Path) -> None:

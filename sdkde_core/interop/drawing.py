@@ -10,6 +10,7 @@ import numpy as np
 from ..arrays import Array, numbers
 from ..estimator.mixture import components
 from ..estimator.prepared import Prepared
+from ..messages import optional
 
 #: A colour for each method. They stay apart where a kind of cone is missing; line styles help.
 COLOURS = {"kde": "#8d99ae", "sdkde": "#d1495b", "laplace": "#00798c"}
@@ -84,11 +85,7 @@ def limits_of(limits: Sequence[float] | None) -> tuple[float, float] | None:
 
 def style() -> Any:
     """:data:`STYLE`, for what is made within; ImportError without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError(f"plots need matplotlib: pip install 'sdkde-core[plot]' ({error})") from error
-    return matplotlib.rc_context(STYLE)
+    return optional("matplotlib", "plots need matplotlib", "plot").rc_context(STYLE)
 
 
 def axes_of(ax: Any) -> Any:

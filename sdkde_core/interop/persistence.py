@@ -14,13 +14,6 @@ from typing import Any
 from ..archive import read
 from ..arrays import public
 
-#: The modules of the classes, by kind: a file says which of these it is for, and no more.
-KINDS = {
-    "KernelDensity": "sdkde_core.interop.kernel_density",
-    "Prepared": "sdkde_core.estimator.prepared",
-    "gaussian_kde": "sdkde_core.interop.gaussian_kde",
-}
-
 
 @public
 def load(path: Path | str) -> Any:
@@ -58,10 +51,15 @@ def load(path: Path | str) -> Any:
     """
     kind, content, arrays = read(path)
     name = os.fspath(path)
-    if kind not in KINDS:
+    modules = {  # a file says which of these it is for, and no more
+        "KernelDensity": "sdkde_core.interop.kernel_density",
+        "Prepared": "sdkde_core.estimator.prepared",
+        "gaussian_kde": "sdkde_core.interop.gaussian_kde",
+    }
+    if kind not in modules:
         raise ValueError(f"{name!r} holds a {kind!r:.60}, which this version does not know; pip install -U sdkde-core")
     try:
-        return getattr(importlib.import_module(KINDS[kind]), kind).from_saved(content, arrays, name)
+        return getattr(importlib.import_module(modules[kind]), kind).from_saved(content, arrays, name)
     except KeyError as error:
         raise ValueError(f"{name!r} cannot be loaded: its {error.args[0]} is missing; save it anew") from error
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:  # forged

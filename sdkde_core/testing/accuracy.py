@@ -16,9 +16,7 @@ from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 
 from . import problems
 from .problems import Array, Case, Truth
-from .target import MIXED, NotDeclared, Target, frozen, make, take, weighted, within
-
-__all__ = ["about_tiles", "boundaries", "far_below", "heap", "limits", "not_a_number", "sizes", "some", "tolerance"]
+from .target import MIXED, NotDeclared, Target, make, weighted, within
 
 #: Rows and columns of most checks: sizes that divide nothing.
 COLUMNS, ROWS = 211, 67
@@ -90,19 +88,19 @@ def sizes(target: Target, parameter: str) -> None:
 def _features_of_few(target: Target, reduction: str, precision: str, case: Case) -> None:
     """Features mixed with one row or one column, which may be what is left of more: its weight is not 1 then."""
     mixed = sorted(target.info.features & MIXED)
-    case = replace(weighted(case), log_weights=weighted(case).log_weights - 0.7)
+    uneven = replace(case, log_weights=weighted(case).log_weights - 0.7)
     equal = replace(case, log_weights=np.full(len(case.points), -0.7 - math.log(len(case.points))))
     for k, same, dtype in itertools.product(range(2 ** len(mixed)), (False, True), ("float64", "float32")):
         features = {name for i, name in enumerate(mixed) if k >> i & 1}
-        asked = case if "weights" in features else equal
+        asked = uneven if "weights" in features else equal
         target.check(asked, reduction, precision, same=same, dtype=dtype, requires=features)
 
 
 def limits(target: Target, parameter: str) -> None:
     """Two clusters are right at every extent between those of ``tolerance``, and just within ``extent_limit``.
 
-    Beside each of these extents a backend's formula may have its limit. All coordinates are as large as the extent, so
-    what a formula loses there shows.
+    A backend's formula may have its limit near any of these extents. All coordinates are as large as the extent, so
+    what the formula loses there shows.
     """
     precision, reduction, d = numbers(parameter)
     problem = Problem(Reduction(reduction), ROWS, COLUMNS, d, precision=precision, device=target.device)
@@ -123,19 +121,6 @@ def _two_clusters(d: int, extent: float) -> Case:
     return replace(case, name=f"two clusters within {extent:.6g}", points=points * factor, queries=queries * factor)
 
 
-@functools.lru_cache(maxsize=64)
-def _far(n: int, d: int, distance: float, stray: bool, has_weights: bool = False) -> Case:
-    case = problems.far(n, 13, d, distance, stray=stray)
-    return frozen(weighted(case) if has_weights else case)
-
-
-@functools.lru_cache(maxsize=64)
-def _alone(case: Case) -> Case:
-    """The farthest row of a case."""
-    farthest = int(np.argmax(np.vecdot(case.queries, case.queries)))
-    return replace(case, name="one far row", queries=case.queries[farthest : farthest + 1])
-
-
 def far_below(target: Target, parameter: str) -> None:
     """Rows far from every point, among ordinary rows and alone, and a point that far from all others.
 
@@ -143,22 +128,21 @@ def far_below(target: Target, parameter: str) -> None:
     exponentiated must be a difference of the very numbers of which the largest was taken.
     """
     precision, reduction, d, distance, n = numbers(parameter)
-    case, few = _far(n, d, distance, False), _far(97, d, distance, True)
-    stray = _far(n, d, distance, True, "weights" in target.info.features)
-    asked: list[tuple[Case, dict[str, bool]]] = [(case, {}), (_alone(case), {}), (stray, {}), (few, {"same": True})]
+    case, few = problems.far(n, 13, d, distance, stray=False), problems.far(97, 13, d, distance, stray=True)
+    stray = problems.far(n, 13, d, distance, stray=True)
+    stray = weighted(stray) if "weights" in target.info.features else stray
+    farthest = int(np.argmax(np.vecdot(case.queries, case.queries)))
+    alone = replace(case, name="one far row", queries=case.queries[[farthest]])
+    asked: list[tuple[Case, dict[str, bool]]] = [(case, {}), (alone, {}), (stray, {}), (few, {"same": True})]
     if "exclude_self" in target.info.features:
         asked.append((few, {"same": True, "exclude_self": True}))
     for case, options in asked:
         truth = problems.truth(case, **options)
         problem = target.problem(case, reduction, precision, **options)
         _far_within(problem, target.answer(problem, case), truth, case.name)
-        try:  # without the core, which may sum them itself
-            problem = target.whole_problem(case, reduction, precision, **options)
-        except NotDeclared:
-            continue
-        queries = None if problem.same else case.queries
-        got = target.reduce(problem, queries, target.prepare(problem, case))
-        _far_within(problem, got, truth, f"{case.name}, without the core")
+        with contextlib.suppress(NotDeclared):  # without the core, which may sum them itself
+            problem = target.problem(case, reduction, precision, whole=True, **options)
+            _far_within(problem, target.direct(problem, case), truth, f"{case.name}, without the core")
 
 
 def _far_within(problem: Problem, got: Partial, want: Truth, about: str) -> None:
@@ -195,7 +179,7 @@ def _heap(n: int, d: int, out: float) -> tuple[Case, Truth]:
 
 
 def heap(target: Target, parameter: str) -> None:
-    """Rows beside tens of thousands of duplicates, each of whose terms is rounded alike, as is every sum so far.
+    """Rows beside tens of thousands of duplicates, whose terms and partial sums are all rounded alike.
 
     Rounding of ordinary data cancels, and a sum of 10⁵ numbers in float32 is right to six digits. Of equal numbers it
     is right to three.
@@ -205,7 +189,7 @@ def heap(target: Target, parameter: str) -> None:
     problem = target.problem(case, reduction, precision)
     within(problem, target.answer(problem, case), truth, case.name)
     if "range" in target.info.features:
-        whole = target.whole_problem(case, reduction, precision, same=True)
+        whole = target.problem(case, reduction, precision, same=True, whole=True)
         part = replace(whole, m=len(case.queries))
         got = target.reduce(part, None, target.prepare(whole, case))
         within(part, got, truth, f"{case.name}, rows that are points")
@@ -222,7 +206,8 @@ def not_a_number(target: Target, parameter: str) -> None:
         problem, truth = target.problem(case, reduction, precision), problems.truth(case)
         got = target.answer(problem, replace(case, queries=queries))
         assert _all_nan(each(got, lambda x: x[lost])), f"{kind}: rows with a NaN have a number"
-        within(problem, got, take(truth, others), f"{kind}, beside rows with a NaN", rows=others)
+        want = Truth._make(x[others] for x in truth)
+        within(problem, got, want, f"{kind}, beside rows with a NaN", rows=others)
         got = target.answer(problem, replace(case, points=points))
         assert _all_nan(got), f"{kind}: where a point has a NaN rows have a number"
 

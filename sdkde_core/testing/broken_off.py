@@ -17,8 +17,6 @@ from . import problems
 from .accuracy import COLUMNS, ROWS, about_tiles
 from .target import NotDeclared, Target, make, within
 
-__all__ = ["forked_child", "interrupts"]
-
 #: Seconds after which a call is taken for one that does not end.
 PATIENCE = 60.0
 
@@ -32,10 +30,10 @@ def interrupts(target: Target, parameter: str) -> None:
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         raise NotDeclared("needs timers in the main thread")
     case = about_tiles(COLUMNS, ROWS, 3, 10.0)
-    problem, truth = target.whole_problem(case, "log_sum", target.info.precisions[0]), problems.truth(case)
+    problem, truth = target.problem(case, "log_sum", target.info.precisions[0], whole=True), problems.truth(case)
 
     def call() -> Partial:
-        return target.reduce(problem, case.queries, target.prepare(problem, case))
+        return target.direct(problem, case)
 
     call()
     start = time.perf_counter()
@@ -54,7 +52,7 @@ def interrupts(target: Target, parameter: str) -> None:
 
 
 def _alarmed(call: Callable[[], Any], seconds: float) -> tuple[Any, int]:
-    """Call with an exception after so many seconds, another after PATIENCE; return the result and how many came."""
+    """Call, with an exception after ``seconds`` and one every PATIENCE; return the result and how many came."""
     raised, result = 0, None
 
     def alarm(number: int, frame: Any) -> None:
@@ -89,7 +87,7 @@ def forked_child(target: Target, parameter: str) -> None:
     if not sys.platform.startswith("linux") or target.device != "cpu":
         raise NotDeclared("for CPUs, where a process can go on after a fork")
     case = make("mixture", 11_000, 5, 3, 5.0)  # so many numbers that libraries share them out among threads
-    problem, truth = target.whole_problem(case, "log_sum", target.info.precisions[0]), problems.truth(case)
+    problem, truth = target.problem(case, "log_sum", target.info.precisions[0], whole=True), problems.truth(case)
     state = target.prepare(problem, case)
     target.reduce(problem, case.queries, state)
 
@@ -103,7 +101,7 @@ def forked_child(target: Target, parameter: str) -> None:
 
 
 def _status_of_child(call: Callable[[], None]) -> int | None:
-    """Call in a forked child; its status: 0 also where it raises, but AssertionError; None: it did not end."""
+    """Call in a forked child: 0, also if it raises what is no AssertionError; None if it does not end."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there are other threads
         child = os.fork()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +20,9 @@ from sdkde_core.protocol import Columns, Partial, Problem
 
 from . import problems, reference
 from .accuracy import COLUMNS, ROWS, about_tiles
-from .formalities import has_format, overwrite
+from .formalities import has_format
 from .problems import Case, Truth
-from .target import MIXED, NotDeclared, Target, make, same_bits, take, weighted, within
-
-__all__ = ["many_alive", "new_contents", "results_are_the_callers", "state_reuse", "threads"]
+from .target import MIXED, NotDeclared, Target, make, same_bits, weighted, within
 
 
 class _Asked:
@@ -30,15 +30,15 @@ class _Asked:
 
     def __init__(self, target: Target, problem: Problem, case: Case, expected: Problem | None = None) -> None:
         self.target, self.problem, self.case = target, problem, case
-        self.state, self.truth = target.prepare(expected or problem, case), problems.truth(case)
+        self.state = target.prepare(expected or problem, case)
 
     def rows(self, about: str, start: int = 0, stop: int | None = None) -> None:
         """Assert that a batch of the queries is right."""
-        batch = slice(start, len(self.case.queries) if stop is None else stop)
-        queries = self.case.queries[batch]
+        queries = self.case.queries[start:stop]
+        truth = Truth._make(x[start:stop] for x in problems.truth(self.case))
         problem = replace(self.problem, m=len(queries), same=False)
         got = self.target.reduce(problem, queries, self.state)
-        within(problem, got, take(self.truth, batch), f"{self.case.name}, {about}, rows from {start}")
+        within(problem, got, truth, f"{self.case.name}, {about}, rows from {start}")
 
     def points(self, about: str) -> None:
         """Assert that the points as rows are right."""
@@ -48,14 +48,14 @@ class _Asked:
 
 
 def state_reuse(target: Target, parameter: str) -> None:
-    """A prepared state serves any calls, each as if it were the first, whatever it was prepared for, or else since.
+    """A prepared state serves any number of calls, each as if it were the first, whatever states were prepared since.
 
     A row's answer does not depend on the rows beside it, however far those are. The m, ``same`` and extent that
     ``prepare`` is told are what to expect, not what will come. An empty query gives empty results.
     """
     precision, reduction = parameter.split("-")
     case, other = (about_tiles(n, ROWS, 3, 10.0) for n in (COLUMNS, 130))
-    problem = target.whole_problem(case, reduction, precision)
+    problem = target.problem(case, reduction, precision, whole=True)
     asked = _Asked(target, problem, case)
     for start, stop in ((0, 67), (0, 67), (60, 61), (5, 66), (0, 67)):
         asked.rows("one state", start, stop)
@@ -63,53 +63,45 @@ def state_reuse(target: Target, parameter: str) -> None:
     asked.rows("after another state was prepared")
     others.rows("another state")
     asked.rows("after another state was used")
-    _empty(target, asked)
-    _expected(target, precision, reduction)
-    with contextlib.suppress(NotDeclared):
-        far = make("tails", COLUMNS, ROWS, 3, 100.0)
-        beside = _Asked(target, target.whole_problem(far, reduction, precision), far)
-        for width in (67, 1, 13):
-            for start in range(0, 67, width):
-                beside.rows(f"{width} at once", start, min(start + width, 67))
-
-
-def _empty(target: Target, asked: _Asked) -> None:
-    nothing, none = replace(asked.problem, m=0), replace(asked.case, queries=asked.case.queries[:0])
-    has_format(nothing, target.answer(nothing, none), asked.case.points)
-    asked = _Asked(target, asked.problem, asked.case, expected=nothing)
+    nothing, none = replace(problem, m=0), replace(case, queries=case.queries[:0])
+    has_format(nothing, target.answer(nothing, none), case.points)
+    asked = _Asked(target, problem, case, expected=nothing)
     for _ in range(2):
-        has_format(nothing, target.reduce(nothing, none.queries, asked.state), asked.case.points)
+        has_format(nothing, target.reduce(nothing, none.queries, asked.state), case.points)
         asked.rows("after an empty query")
-
-
-def _expected(target: Target, precision: str, reduction: str) -> None:
     case = about_tiles(130, 300, 3, 10.0)
-    problem = target.whole_problem(case, reduction, precision)
+    problem = target.problem(case, reduction, precision, whole=True)
     for m, same, extent in ((0, False, None), (7, False, None), (130, True, None), (300, False, 50.0)):
         told = replace(problem, m=m, same=same, extent=extent or problem.extent)
         asked, about = _Asked(target, problem, case, told), f"prepared for {m} rows within {told.extent:.3g}"
         asked.rows(about)
         asked.rows(about, 0, 1)
         asked.points(about)
+    with contextlib.suppress(NotDeclared):
+        far = make("tails", COLUMNS, ROWS, 3, 100.0)
+        beside = _Asked(target, target.problem(far, reduction, precision, whole=True), far)
+        for width in (67, 1, 13):
+            for start in range(0, 67, width):
+                beside.rows(f"{width} at once", start, start + width)
 
 
 def results_are_the_callers(target: Target, parameter: str) -> None:
     """A result stays as it is when others are asked for, and writing into it changes no other."""
     precision, reduction = parameter.split("-")
     case, other = about_tiles(COLUMNS, ROWS, 3, 10.0), about_tiles(COLUMNS, ROWS, 3, 10.0, seed=1)
-    problem = target.whole_problem(case, reduction, precision)
+    problem = target.problem(case, reduction, precision, whole=True)
     asked, others = _Asked(target, problem, case), target.prepare(problem, other)
     first = target.backend.reduce(problem, target.give(case.queries), asked.state)
     kept = each(first, lambda x: np.array(to_host(x)))
-    within(problem, kept, asked.truth, case.name)
-    for m, told in ((ROWS, "rows as many"), (20, "fewer rows")):
-        for state, whose in ((asked.state, "of the same state"), (others, "of another state")):
+    within(problem, kept, problems.truth(case), case.name)
+    for m in (ROWS, 20):
+        for state, whose in ((asked.state, "the same state"), (others, "another state")):
             target.reduce(replace(problem, m=m), other.queries[:m], state)
-            same_bits(first, kept, f"a call for {told} {whose} changed an earlier result")
+            same_bits(first, kept, f"a call for {m} rows of {whose} changed an earlier result")
     whole = replace(problem, m=COLUMNS, same=True)
     results = [first, *(target.backend.reduce(whole, None, asked.state) for _ in range(2))]
     for result in results:
-        each(result, overwrite)
+        each(result, lambda x: x.__setitem__(..., np.nan))
     asked.rows("after earlier results were written to")
     asked.points("after earlier results were written to")
 
@@ -122,42 +114,45 @@ def many_alive(target: Target, parameter: str) -> None:
     asked = [_Asked(target, problem, case) for case in cases] * 2
     results = [target.backend.reduce(problem, target.give(one.case.queries), one.state) for one in asked]
     for k, (one, result) in enumerate(zip(asked, results, strict=True)):
-        within(problem, each(result, to_host), one.truth, f"result {k} of {len(results)}, each of one of 20 states")
+        about = f"result {k} of {len(results)}, each of one of 20 states"
+        within(problem, each(result, to_host), problems.truth(one.case), about)
 
 
 def _farthest(target: Target, cases: list[Case], reduction: str, precision: str, **options: Any) -> Problem:
     """Return the problem of the case that reaches farthest."""
-    posed = [target.whole_problem(case, reduction, precision, **options) for case in cases]
+    posed = [target.problem(case, reduction, precision, whole=True, **options) for case in cases]
     return max(posed, key=lambda problem: problem.extent)
 
 
 def new_contents(target: Target, parameter: str) -> None:
-    """Points, weights or queries that come in the memory of earlier ones are new: their addresses are no names.
+    """Points, weights or queries in the memory of earlier ones are new data: an address does not identify them.
 
-    The first and the last row and the sum of all rows are as before, so neither are those.
+    Their first and last rows and the sum of all rows are as before, so these do not identify them either.
     """
     precision, reduction = parameter.split("-")
-    has_weights = "weights" in target.info.features
-    case = weighted(about_tiles(COLUMNS, ROWS, 3, 10.0)) if has_weights else about_tiles(COLUMNS, ROWS, 3, 10.0)
-    names = ("points", "queries", *["log_weights"] * has_weights)
+    case, names = about_tiles(COLUMNS, ROWS, 3, 10.0), ["points", "queries"]
+    if "weights" in target.info.features:
+        case, names = weighted(case), [*names, "log_weights"]
     moved = {name: _turned(getattr(case, name)) for name in names}
     cases = [case, *(replace(case, **{name: new}) for name, new in moved.items())]
     problem = _farthest(target, cases, reduction, precision)
     given = {name: target.give(getattr(case, name).copy()) for name in ("points", "log_weights", "queries")}
 
-    def ask(state: Any, about: str) -> Any:
-        """Check the answer of a state, or of a new one."""
-        state = state or target.backend.prepare(problem, Columns(given["points"], given["log_weights"]))
+    def prepared() -> Any:
+        return target.backend.prepare(problem, Columns(given["points"], given["log_weights"]))
+
+    def ask(state: Any, about: str) -> None:
         got = each(target.backend.reduce(problem, given["queries"], state), to_host)
         within(problem, got, problems.truth(case), about)
-        return state
 
     for name, new in moved.items():
-        state = ask(None, case.name)
+        state = prepared()
+        ask(state, case.name)
         case = replace(case, **{name: new})
-        state = state if name == "queries" else None  # while a state lives, its columns stay as they are
+        if name != "queries":
+            state = None  # while a state lives, its columns stay as they are
         given[name][...] = target.give(new)
-        ask(state, f"{case.name}, after new {name} in the memory of the old")
+        ask(prepared() if state is None else state, f"{case.name}, after new {name} in the memory of the old")
 
 
 def _turned(x: Any) -> Any:
@@ -201,34 +196,27 @@ def _threads(target: Target, cases: list[Case], problem: Problem) -> None:
 
 def _at_once(ask: Callable[[int], Iterator[Any]], callers: int) -> list[Any]:
     """Run ``ask(k)`` in a thread for each k, all from the same moment; return what they yield."""
-    together, found, raised = threading.Barrier(callers), list[Any](), list[Exception]()
+    together = threading.Barrier(callers)
 
-    def run(k: int) -> None:
+    def run(k: int) -> list[Any]:
         together.wait()
-        try:
-            found.extend(ask(k))
-        except Exception as error:
-            raised.append(error)
+        return list(ask(k))
 
-    running = [threading.Thread(target=run, args=(k,)) for k in range(callers)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    if raised:
-        raise AssertionError(f"from several threads: {type(raised[0]).__name__}: {raised[0]}") from raised[0]
-    return found
+    with ThreadPoolExecutor(callers) as pool:
+        try:
+            return list(itertools.chain(*pool.map(run, range(callers))))
+        except Exception as error:
+            raise AssertionError(f"from several threads: {type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager
 def _pauses() -> Iterator[None]:
     """Let other threads run when this one enters or leaves functions: what they share is then overwritten."""
-    events, before = 0, sys.getprofile()
+    events, before = itertools.count(1), sys.getprofile()
 
     def pause(*event: Any) -> None:
-        nonlocal events
-        events += 1
-        if events % 7 == 1 and events < 280:
+        k = next(events)
+        if k % 7 == 1 and k < 280:
             time.sleep(1e-6)
 
     sys.setprofile(pause)

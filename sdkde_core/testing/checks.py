@@ -3,19 +3,6 @@
 A check is a function ``check(target, parameter)`` that returns, raises :class:`AssertionError`, or raises
 :class:`NotDeclared` where the backend declares that it does not take the problem. :data:`CHECKS` has them all with the
 parameters that suit a backend's declarations; names and parameters are stable within a protocol major.
-
-==========================================  ======================================================================
-:mod:`~sdkde_core.testing.formalities`      what is declared, the form of results
-:mod:`~sdkde_core.testing.accuracy`         tolerances by kind of data, extent, dimension and size
-:mod:`~sdkde_core.testing.calls`            one call after another, several at once, whose memory is whose
-:mod:`~sdkde_core.testing.surroundings`     what a call leaves as it was, and numbers of threads
-:mod:`~sdkde_core.testing.costs`            memory, what a call leaves behind, the price
-:mod:`~sdkde_core.testing.broken_off`       calls that are interrupted, and those of a forked child
-:mod:`~sdkde_core.testing.featured`         ``exclude_self``, ``kernel``
-:mod:`~sdkde_core.testing.derivatives`      ``grad``
-:mod:`~sdkde_core.testing.ranges`           ``range``, ``pairs``
-:mod:`~sdkde_core.testing.drawn`            random problems
-==========================================  ======================================================================
 """
 
 from __future__ import annotations
@@ -26,7 +13,7 @@ from typing import NamedTuple
 
 from sdkde_core.protocol import KERNELS, BackendInfo, Reduction
 
-from . import accuracy, broken_off, calls, costs, derivatives, drawn, featured, formalities, ranges, surroundings
+from . import accuracy, broken_off, calls, drawn, featured, formalities, surroundings
 from .target import NotDeclared, Profile, Target
 
 __all__ = ["CHECKS", "FIRST", "PROFILES", "Check", "NotDeclared", "Profile", "Target", "cases", "failures"]
@@ -60,11 +47,6 @@ def _these(*parameters: str) -> Parameters:
     return lambda info, profile: parameters
 
 
-def _where_fast(ends: Callable[[Profile], Iterable[str]]) -> Parameters:
-    """What follows from the profile, but nothing where a backend is slow."""
-    return lambda info, profile: ends(profile) if profile.pairs >= costs.MANY else ()
-
-
 def _each(
     ends: Callable[[Profile], Iterable[str]] = lambda profile: ("",),
     *,
@@ -96,11 +78,6 @@ def _tolerance(info: BackendInfo, profile: Profile) -> Iterable[str]:
     return _each(lambda profile: ends)(info, profile)
 
 
-def _sizes(profile: Profile) -> Iterable[str]:
-    """Every size within the profile's."""
-    return [f"n{n}-m{m}" for n, m in accuracy.SIZES if n * m <= profile.pairs]
-
-
 def _far(profile: Profile) -> Iterable[str]:
     """Distances from where float32 ends to what stands for missing values; nothing of what matters depends on d."""
     n = min(1100, profile.pairs // 13)
@@ -116,9 +93,16 @@ def _heap(profile: Profile) -> Iterable[str]:
 
 def _repeat(info: BackendInfo, profile: Profile) -> Iterable[str]:
     """Few rows and many columns too, where a backend is not slow; in full all points as rows, once."""
-    yield from _each(lambda profile: ("", *["n20000-m20"] * (profile.pairs >= costs.MANY)))(info, profile)
-    if profile.includes is not None and profile.pairs >= costs.MANY:
+    yield from _each(lambda profile: ("", *["n20000-m20"] * profile.is_fast))(info, profile)
+    if profile.includes is not None and profile.is_fast:
         yield f"{info.precisions[0]}-{Reduction.MEAN}-n20000-m20000"
+
+
+def _memory(info: BackendInfo, profile: Profile) -> Iterable[str]:
+    """Sums in the first dimension; in another, sums for which the differences of all pairs may come to be."""
+    first, *_, other = profile.dimensions[:1] + profile.dimensions[:3]
+    for reduction in Reduction if profile.is_fast else ():
+        yield f"{info.precisions[0]}-{reduction}-d{first if reduction is Reduction.LOG_SUM else other}"
 
 
 class Check(NamedTuple):
@@ -137,7 +121,10 @@ CHECKS: Mapping[str, Check] = {
         Check(formalities.options, _these("backend")),
         Check(formalities.result_format),
         Check(formalities.repeat, _repeat),
-        Check(accuracy.sizes, _each(_sizes, of=slice(-1, None))),
+        Check(
+            accuracy.sizes,
+            _each(lambda p: [f"n{n}-m{m}" for n, m in accuracy.SIZES if n * m <= p.pairs], of=slice(-1, None)),
+        ),
         Check(accuracy.limits, _each(lambda profile: [f"d{d}" for d in profile.dimensions[:3]])),
         Check(accuracy.far_below, _each(_far)),
         Check(accuracy.heap, _each(_heap)),
@@ -146,20 +133,22 @@ CHECKS: Mapping[str, Check] = {
         Check(calls.state_reuse),
         Check(calls.results_are_the_callers),
         Check(calls.new_contents, _each(of=slice(1))),
-        Check(calls.many_alive, _each(of=slice(1), reductions=(Reduction.MEAN,))),
+        Check(calls.many_alive, _each(of=slice(1), reductions=("mean",))),
         Check(calls.threads),
         Check(surroundings.surroundings, _these(*Reduction)),
         Check(surroundings.thread_counts, _these(*Reduction)),
-        Check(costs.memory, costs.memory_parameters),
-        Check(costs.leaks, _where_fast(lambda profile: ("backend",))),
-        Check(costs.price, _where_fast(lambda profile: [f"d{d}" for d in profile.dimensions[:2]])),
+        Check(surroundings.memory, _memory),
+        Check(surroundings.leaks, lambda info, profile: ["backend"] * profile.is_fast),
+        Check(surroundings.price, lambda info, profile: [f"d{d}" for d in profile.dimensions[:2] * profile.is_fast]),
         Check(broken_off.interrupts, _these("backend")),
         Check(broken_off.forked_child, _these("backend")),
         Check(featured.exclude_self, _each(feature="exclude_self")),
         Check(featured.kernel, _each(reductions=tuple(KERNELS)[1:], feature="kernel")),
-        Check(derivatives.grad, _each(feature="grad")),
-        Check(ranges.row_range, ranges.range_parameters),
-        Check(ranges.pairs, ranges.pairs_parameters),
+        Check(featured.grad, _each(feature="grad")),
+        Check(featured.row_range, _each(lambda p: ["", "long"][: 1 + p.is_fast], feature="range")),
+        Check(
+            featured.pairs, _each(lambda p: ["", "long"][: 1 + bool(p.includes)], reductions=("mean",), feature="pairs")
+        ),
         Check(drawn.drawn, drawn.parameters),
     )
 }
@@ -173,18 +162,10 @@ def cases(info: BackendInfo, profile: Profile) -> Iterator[tuple[str, str]]:
 
 
 def failures(target: Target, profile: Profile, only: Sequence[str] = (), most: int | None = None) -> dict[str, str]:
-    """Run the checks; return what failed and why: ``{"check[param]": message}``.
+    """Run the checks; return what failed and why: ``{"check[param]": message}``; where :data:`FIRST` fails, that alone.
 
-    Where :data:`FIRST` fails, that is all.
-
-    Parameters
-    ----------
-    target : Target
-    profile : Profile
-    only : sequence of str
-        Names of checks, in the order in which to run them; all by default.
-    most : int, optional
-        Stop after so many failures of a check.
+    ``only``: names of checks, in the order in which to run them; by default all. ``most``: failures of a check at
+    which to stop it.
     """
     found: dict[str, str] = {}
     for name in only or sorted(CHECKS, key=lambda name: name != FIRST):

@@ -14,7 +14,7 @@ except ImportError as error:
 
 from sdkde_core.choice import registry
 
-from .checks import CHECKS, FIRST, PROFILES, NotDeclared, Profile, Target
+from .checks import CHECKS, FIRST, PROFILES, NotDeclared, Profile, Target, cases
 
 __all__ = ["BackendConformance"]
 
@@ -61,6 +61,7 @@ class BackendConformance:
     pairs: ClassVar[int | None] = None
     slow: ClassVar[tuple[str, ...]] = ()
     xfail: ClassVar[Mapping[str, str]] = {}
+    _told: ClassVar[bool] = False
 
     @classmethod
     def _profile(cls) -> Profile:
@@ -80,8 +81,6 @@ class BackendConformance:
             reason = "not installed" if record is None else f"{record.status}: {record.reason}"
             pytest.fail(f"backend {cls.backend!r} is {reason}", pytrace=False)
         backend = record.info.load(cls.options)
-        if not callable(getattr(backend, "probe", None)):
-            pytest.fail(f"backend {cls.backend!r} has no method 'probe'", pytrace=False)
         places = [cls.device] if cls.device else ["cuda:0" if kind == "cuda" else kind for kind in record.info.devices]
         probed = {place: backend.probe(place) for place in places}
         usable = [Target(record.info, backend, place) for place, support in probed.items() if support.ok]
@@ -107,11 +106,8 @@ class BackendConformance:
         name = metafunc.function.__name__.removeprefix("test_")
         if name not in CHECKS:
             return
-        record = registry.find(self.backend)
-        info = record.info if record is not None else None
-        parameters: list[str] = ["backend"]
-        if info is not None and info.precisions:
-            parameters = list(CHECKS[name].parameters(info, self._profile()))
+        info = getattr(registry.find(self.backend), "info", None)
+        parameters = CHECKS[name].parameters(info, self._profile()) if info and info.precisions else ["backend"]
         given = [pytest.param(p, id=p, marks=self._marks(name, p)) for p in parameters]
         if not given:
             given = [pytest.param("", id="-", marks=pytest.mark.skip(f"the backend does not declare {name}"))]
@@ -125,28 +121,22 @@ class BackendConformance:
 
     def test_expected_failures_are_real_and_have_reasons(self) -> None:
         """Every key of ``xfail`` names a check that runs, with a reason."""
-        record = registry.find(self.backend)
         known = set(CHECKS)
-        if record is not None and record.info is not None:
+        if (info := getattr(registry.find(self.backend), "info", None)) is not None:
             profiles = (self._profile(), PROFILES["full"])
-            known |= {f"{c}[{p}]" for c in CHECKS for q in profiles for p in CHECKS[c].parameters(record.info, q)}
+            known |= {f"{name}[{parameter}]" for profile in profiles for name, parameter in cases(info, profile)}
         for key, reason in self.xfail.items():
             assert key in known, f"xfail names {key!r}, which is no check of this backend"
             assert isinstance(reason, str) and reason.strip(), f"xfail[{key!r}] has no reason"
 
 
-#: Classes of unusable backends: the first check that runs fails and says why, the others are skipped.
-_told: set[type[BackendConformance]] = set()
-
-
 def _test(name: str) -> Callable[..., None]:
     def test(self: BackendConformance, parameter: str) -> None:
-        cause = self._unusable()
-        if cause and type(self) not in _told:
-            _told.add(type(self))
+        if cause := self._unusable():  # the first check that runs fails and says why, the others are skipped
+            told, type(self)._told = self._told, True
+            if told:
+                pytest.skip(f"one check has failed for all: {cause}")
             pytest.fail(cause, pytrace=False)
-        if cause:
-            pytest.skip(f"one check has failed for all: {cause}")
         targets, skipped = self._targets(), []
         for target in targets:
             try:

@@ -1,20 +1,20 @@
 """Random problems, each drawn from the seed that its name ends in: sizes, dimensions, features, offsets.
 
-What matters is dealt like cards: every run of as many seeds as there are values has each value once, in random order.
-So a few seeds go everywhere, and pairs of values come together by chance.
+Each property is dealt like cards: a run of as many seeds as it has values gets each value once, in random order. So a
+few seeds meet every value, and pairs of values meet by chance.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdkde_core.plugin import concatenate
 from sdkde_core.protocol import BackendInfo, Problem, Reduction
@@ -23,11 +23,6 @@ from . import reference
 from .accuracy import about_tiles, boundaries
 from .problems import Case, Truth
 from .target import MIXED, NotDeclared, Profile, Target, weighted, within
-
-__all__ = ["Drawn", "draw", "drawn", "parameters"]
-
-Array = NDArray[Any]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,7 @@ class Drawn:
     cut: int  # the row at which the second of two batches begins
 
 
-def _deal(cards: Sequence[T], seed: int, salt: int) -> T:
+def _deal(cards: Sequence[Any], seed: int, salt: int) -> Any:
     hand, place = divmod(seed, len(cards))
     return cards[np.random.default_rng([hand, salt, 73]).permutation(len(cards))[place]]
 
@@ -64,17 +59,11 @@ def _sizes(rng: np.random.Generator, shape: str, tile: int, pairs: int) -> tuple
     return int(n), int(m)
 
 
-def _offset(rng: np.random.Generator, kind: str, n: int, m: int) -> int:
-    inside, beyond, below = (int(rng.integers(1, most + 1)) for most in (n, 2 * n, m))
-    return {"none": 0, "inside": inside, "negative": -below, "below all": -m, "n": n, "beyond n": n + beyond}[kind]
-
-
 def draw(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> Drawn:
     """Draw a problem in d dimensions of at most ``pairs`` pairs, with features of those that are allowed."""
     rng = np.random.default_rng([seed, 20])
-    features = (
-        _deal([frozenset(f) for k in range(3) for f in itertools.combinations(sorted(MIXED), k)], seed, 1) & allowed
-    )
+    mixes = [frozenset(f) for k in range(3) for f in itertools.combinations(sorted(MIXED), k)]
+    features = _deal(mixes, seed, 1) & allowed
     shapes = ("many columns", "many rows", "on tiles", "on tiles", "beside tiles", "any", "few")
     n, m = _sizes(rng, _deal(shapes, seed, 3), _deal((16, 32, 64, 128, 256, 512), seed, 2), pairs)
     same = _deal((False, True, False), seed, 4)
@@ -100,14 +89,14 @@ def draw(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> Drawn:
         case = replace(case, name=f"{case.name}, half the columns", log_weights=case.log_weights - 0.7)
     own_offset = 0
     if "exclude_self" in features and not same:
-        kinds = ("none", "inside", "negative", "below all", "n", "beyond n")
-        own_offset = _offset(rng, _deal(kinds, seed, 6), n, m)
+        inside, beyond, below = (int(rng.integers(1, most + 1)) for most in (n, 2 * n, m))
+        own_offset = _deal((0, inside, -below, -m, n, n + beyond), seed, 6)
     cut = int(rng.choice([*(i for i in boundaries(m) if i), int(rng.integers(1, m + 1))]))
     return Drawn(case, same, features, own_offset, int(rng.choice((0, 1, m, 4 * m))), cut)
 
 
 @functools.lru_cache(maxsize=128)
-def _answered(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> tuple[Drawn, Array, Truth]:
+def _answered(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> tuple[Drawn, Any, Truth]:
     """Return a problem, the rows of it that are checked, and the truth about these."""
     asked = draw(seed, d, pairs, allowed)
     case, given = asked.case, asked.case.points if asked.same else asked.case.queries
@@ -135,24 +124,22 @@ def drawn(target: Target, parameter: str) -> None:
     """
     seed, d, pairs = (int(x.lstrip("dp")) for x in parameter.split("-"))
     asked, rows, want = _answered(seed, d, pairs, target.info.features & MIXED)
-    declined: list[NotDeclared] = []
-    questions = list(itertools.product(enumerate(target.info.precisions), enumerate(Reduction)))
-    for (k, precision), (r, reduction) in questions:
-        options = {"same": asked.same, "requires": asked.features, "dtype": ("float64", "float32")[(k + r + seed) % 2]}
-        try:
+    answered = False
+    for (k, precision), (r, reduction) in itertools.product(enumerate(target.info.precisions), enumerate(Reduction)):
+        dtype = ("float64", "float32")[(k + r + seed) % 2]
+        with contextlib.suppress(NotDeclared):
+            options: dict[str, Any] = {"same": asked.same, "requires": asked.features, "dtype": dtype}
             problem = target.problem(asked.case, reduction, precision, **options)
-        except NotDeclared as reason:
-            declined.append(reason)
-            continue
-        if target.info.supports(problem).ok:
-            _ask(target, asked, problem, want, rows, as_range=seed % 2 == 1)
-        else:
-            within(problem, target.answer(problem, asked.case, asked.own_offset), want, asked.case.name, rows)
-    if len(declined) == len(questions):
-        raise declined[-1]
+            answered = True
+            if target.info.supports(problem).ok:
+                _ask(target, asked, problem, want, rows, as_range=seed % 2 == 1)
+            else:
+                within(problem, target.answer(problem, asked.case, asked.own_offset), want, asked.case.name, rows)
+    if not answered:
+        raise NotDeclared("takes the problem in no reduction and at no precision")
 
 
-def _ask(target: Target, asked: Drawn, problem: Problem, want: Truth, rows: Array, as_range: bool) -> None:
+def _ask(target: Target, asked: Drawn, problem: Problem, want: Truth, rows: Any, as_range: bool) -> None:
     """Ask for all rows at once, then in two batches; ``as_range``: of the points, where the backend takes those."""
     case, given = asked.case, asked.case.points if asked.same else asked.case.queries
     state = target.prepare(replace(problem, m=asked.expected, same=False), case)

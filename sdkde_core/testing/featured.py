@@ -1,22 +1,23 @@
-"""Checks of the features ``"exclude_self"``, a row's own column left out, and ``"kernel"``, other than the Gaussian."""
+"""Checks of features: ``"exclude_self"``, ``"kernel"``, ``"range"``, ``"pairs"`` and ``"grad"``."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
+from sdkde_core.arrays import detached, to_host
+from sdkde_core.plugin import concatenate, each, merge, reduce_pass
+from sdkde_core.protocol import TOLERANCES, Columns, PairsBackend, Partial, Problem, Reduction
 
 from . import problems, reference
-from .accuracy import COLUMNS, ROWS, about_tiles, some
+from .accuracy import COLUMNS, ROWS, about_tiles, boundaries, some
 from .formalities import has_format
-from .problems import Case
+from .problems import Array, Case, Truth
 from .target import MIXED, Target, make, same_bits, weighted, within
-
-__all__ = ["exclude_self", "kernel"]
 
 
 def exclude_self(target: Target, parameter: str) -> None:
@@ -27,33 +28,33 @@ def exclude_self(target: Target, parameter: str) -> None:
         for same in (True, False):
             rows = some(COLUMNS if same else ROWS, ROWS)
             target.check(case, reduction, precision, rows, same=same, exclude_self=True)
-    cases = [about_tiles(COLUMNS, ROWS, 3, 10.0)]
-    if "weights" in target.info.features:
-        cases.append(weighted(cases[0]))
-    for case in cases:
-        _offsets(target, case, reduction, precision)
+    plain, m = about_tiles(COLUMNS, ROWS, 3, 10.0), ROWS
+    for case in (plain, weighted(plain)) if "weights" in target.info.features else (plain,):
+        problem = target.problem(case, reduction, precision, exclude_self=True, whole=True)
+        state, near = target.prepare(problem, case), case.points[20 : 20 + m]  # row i is column 20 + i
+        # Rows begin anywhere: they may be a batch of all, and columns a shard.
+        for offset in (20, 0, -1, -40, 1 - m, -m, -m - 9, COLUMNS - m, COLUMNS - 1, COLUMNS, COLUMNS + 9, 5 * COLUMNS):
+            want = reference.near_sums(near, case.points, case.log_weights, np.arange(m) + offset)
+            within(problem, target.reduce(problem, near, state, offset), want, f"{case.name}, own_offset {offset}")
+    _check_empty_sum(target, reduction, precision)
+
+
+def _check_empty_sum(target: Target, reduction: str, precision: str, **options: Any) -> None:
     alone = make("mixture", 1, 1, 3, 10.0)
-    got = target.answer(target.problem(alone, reduction, precision, same=True, exclude_self=True), alone)
+    got = target.answer(target.problem(alone, reduction, precision, same=True, exclude_self=True, **options), alone)
     assert got.log_sum[0] == -np.inf, f"an empty sum has log sum −inf, not {got.log_sum[0]}"
     assert got.shift is None or not got.shift.any(), f"an empty sum has shift 0, not {got.shift[0]}"
     assert got.sign is None or got.sign[0] == 0, f"an empty sum has sign 0, not {got.sign[0]}"
 
 
-def _offsets(target: Target, case: Case, reduction: str, precision: str) -> None:
-    """Ask for rows that begin anywhere: such are batches of them, and shards of the columns."""
-    n, m = COLUMNS, ROWS
-    problem = target.whole_problem(case, reduction, precision, exclude_self=True)
-    state = target.prepare(problem, case)
-    near = case.points[20 : 20 + m]  # row i is column 20 + i
-    for offset in (20, 0, -1, -40, 1 - m, -m, -m - 9, n - m, n - 1, n, n + 9, 5 * n):
-        want = reference.near_sums(near, case.points, case.log_weights, np.arange(m) + offset)
-        within(problem, target.reduce(problem, near, state, offset), want, f"{case.name}, own_offset {offset}")
-
-
 def kernel(target: Target, parameter: str) -> None:
     """Another kernel: tolerances, weights, own columns, rows out of reach and far off, NaN."""
     precision, name = parameter.split("-")
-    asked = functools.partial(_problem, target, precision, name)
+
+    def asked(case: Case, *, requires: Any = (), **options: Any) -> Problem:
+        requires = {"kernel", *requires}
+        return target.problem(case, Reduction.LOG_SUM, precision, kernel=name, requires=requires, **options)
+
     for case in _cases():
         # Rows that reach none but columns of little weight are those columns themselves.
         for same in (False, True) if len(case.points) < 131 or case.name.startswith("weights") else (False,):
@@ -63,12 +64,19 @@ def kernel(target: Target, parameter: str) -> None:
     for distance in (1e9, 1e100):
         case = problems.far(29, 13, 2, distance, stray=True)
         problem = asked(case, whole=True)
-        _bounded(problem, target.reduce(problem, case.queries, target.prepare(problem, case)), case)
-    _mixed(target, asked)
-    if "exclude_self" in target.info.features:
-        alone = make("mixture", 1, 1, 3, 6.0)
-        got = target.answer(asked(alone, same=True, exclude_self=True), alone)
-        assert got.log_sum[0] == -np.inf, f"an empty sum has log sum −inf, not {got.log_sum[0]}"
+        _bounded(problem, target.direct(problem, case), case)
+    # All other features at once, at any offset.
+    features, case = target.info.features & MIXED, about_tiles(131, 23, 2, 5.0)
+    case = weighted(case) if "weights" in features else case
+    problem = asked(case, whole=True, requires=features - {"weights"})
+    state = target.prepare(problem, case)
+    for offset in (0, 40, -9, 134) if "exclude_self" in features else (0,):
+        got = target.reduce(problem, case.queries, state, offset)
+        has_format(problem, got, case.points)
+        _bounded(problem, got, case, offset)
+    same_bits(got, target.direct(problem, case, offset), "differs from one call to the next")
+    if "exclude_self" in features:
+        _check_empty_sum(target, "log_sum", precision, kernel=name, requires={"kernel"})
     case = make("mixture", 131, 11, 3, 6.0)
     problem, queries, points = asked(case), case.queries.copy(), case.points.copy()
     queries[2, 1] = points[65, 0] = np.nan
@@ -76,12 +84,6 @@ def kernel(target: Target, parameter: str) -> None:
     assert np.isnan(logs).tolist() == [i == 2 for i in range(11)], "rows with a NaN, and no others, have NaN"
     logs = target.answer(problem, replace(case, points=points)).log_sum
     assert np.isnan(logs).all(), "where a point has a NaN every row has"
-
-
-def _problem(target: Target, precision: str, name: str, case: Case, *, whole: bool = False, **options: Any) -> Problem:
-    ask = target.whole_problem if whole else target.problem
-    requires = {"kernel", *options.pop("requires", ())}
-    return ask(case, Reduction.LOG_SUM, precision, kernel=name, requires=requires, **options)
 
 
 @functools.cache
@@ -94,36 +96,15 @@ def _cases() -> list[Case]:
     return [*near, on_lattice, make("tails", 131, 23, 2, 100.0), make("weights", 131, 23, 2, 6.0)]
 
 
-def _mixed(target: Target, asked: Any) -> None:
-    """All other features at once, at any offset."""
-    features = target.info.features & MIXED
-    case = about_tiles(131, 23, 2, 5.0)
-    case = weighted(case) if "weights" in features else case
-    problem = asked(case, whole=True, requires=features - {"weights"})
-    state = target.prepare(problem, case)
-    for offset in (0, 40, -9, 134) if "exclude_self" in features else (0,):
-        got = target.reduce(problem, case.queries, state, offset)
-        has_format(problem, got, case.points)
-        _bounded(problem, got, case, offset)
-    again = target.reduce(problem, case.queries, target.prepare(problem, case), offset)
-    same_bits(got, again, "differs from one call to the next")
-
-
 def _bounded(problem: Problem, got: Partial, case: Case, own_offset: int = 0) -> None:
     """Assert that log sums lie between those of distances that are a little longer or shorter; see `KERNELS`."""
     rows = case.points if problem.same else case.queries
     own = np.arange(len(rows)) + own_offset if "exclude_self" in problem.requires else False
     absolute, relative = TOLERANCES[problem.precision][Reduction.LOG_SUM]
+    how: dict[str, Any] = {"log_weights": case.log_weights, "exclude_self": own}
     low, high = (
-        sign * -absolute
-        + reference.kernel_log_sum(
-            rows,
-            case.points,
-            problem.kernel,
-            1.0 / (1.0 + sign * relative),
-            log_weights=case.log_weights,
-            exclude_self=own,
-        )
+        reference.kernel_log_sum(rows, case.points, problem.kernel, 1.0 / (1.0 + sign * relative), **how)
+        - sign * absolute
         for sign in (1.0, -1.0)
     )
     right = (low <= got.log_sum) & (got.log_sum <= high)  # not NaN
@@ -134,3 +115,166 @@ def _bounded(problem: Problem, got: Partial, case: Case, own_offset: int = 0) ->
             f"m={problem.m} n={problem.n} d={problem.d}: row {i} is {got.log_sum[i]:.9g}, should be from {low[i]:.9g} "
             f"to {high[i]:.9g} ({int((~right).sum())} of {right.size} rows are not)"
         )
+
+
+@functools.lru_cache(maxsize=32)
+def _points(n: int, features: frozenset[str], strays: bool) -> Case:
+    """Return n points.
+
+    ``strays``: the first point, the last, and some between are 57 bandwidths from all others. Their own terms left out,
+    or their weights 1e-390 of the others', what is left has a log sum near −1650: float64 lacks its exponential.
+    """
+    case = about_tiles(n, 1, 3, 10.0)
+    case = weighted(case) if "weights" in features else case
+    if not strays:
+        return case
+    points, log_weights, far = 0.3 * case.points, case.log_weights.copy(), [0, 64, n // 2, n - 1]
+    points[far] = 57.0 * np.eye(4, 3) - 57.0 * (np.arange(4) == 3)[:, None] * np.eye(4, 3)[0]
+    if "weights" in features:
+        log_weights[far] = -900.0
+    return replace(case, name="some points far from all", points=points, log_weights=log_weights)
+
+
+@functools.lru_cache(maxsize=128)
+def _truth(case: Case, exclude_self: bool, start: int, stop: int) -> tuple[Any, Truth]:
+    """Return the rows of a range of points that are compared, those about boundaries and others, and the truth."""
+    rows = np.unique([*boundaries(stop - start), *some(stop - start, 60)])
+    picked = case.points[start + rows]
+    own = start + rows if exclude_self else False
+    return rows, reference.near_sums(picked, case.points, case.log_weights, own)
+
+
+def _states(target: Target, parameter: str, n: int) -> Any:
+    """Yield cases of n points, without features that go together and with all of them, their problems and states."""
+    precision, reduction = parameter.split("-")[:2]
+    mixes = dict.fromkeys([frozenset[str](), target.info.features & MIXED])  # ``drawn`` asks for others
+    for features, strays in itertools.product(mixes, (False, True)):
+        case = _points(n, features, strays)
+        problem = target.problem(case, Reduction(reduction), precision, same=True, requires=features, whole=True)
+        yield case, problem, target.prepare(problem, case), strays
+
+
+def row_range(target: Target, parameter: str) -> None:
+    """Some of the points as rows are within the tolerance, their own columns left out where that is asked."""
+    n, asked = COLUMNS, [(0, 40), (20, 60), (63, 66), (150, COLUMNS), (COLUMNS - 1, COLUMNS)]
+    if parameter.endswith("long"):
+        n, asked = 3077, [(1024, 3074)]
+    for case, problem, state, _ in _states(target, parameter, n):
+        for start, stop in asked:
+            part = replace(problem, m=stop - start)
+            rows, truth = _truth(case, "exclude_self" in problem.requires, start, stop)
+            got = target.reduce(part, None, state, start)
+            within(part, got, truth, f"{case.name}, the points from {start} to {stop}", rows)
+
+
+def pairs(target: Target, parameter: str) -> None:
+    """The sums of all blocks of pairs merge to the whole, whichever side comes first; a block again is the same.
+
+    Some points are far from all others.
+    """
+    cut = 3072 if parameter.endswith("long") else 2048
+    backend, n = cast(PairsBackend, target.backend), 2 * cut if parameter.endswith("long") else cut + 1
+    parts = [(0, cut), (cut, n)]
+    for case, problem, state, strays in _states(target, parameter, n):
+        if strays and not problem.requires:
+            continue  # a point's own term is its largest, and blocks of others may count for nothing
+        found = {}
+        for i, j in ((0, 0), (1, 0) if problem.requires else (0, 1), (1, 1)):
+            block = backend.reduce_pairs(problem, state, parts[i], parts[j])
+            found[i, j], found[j, i] = (each(side, lambda x: np.array(to_host(x))) for side in block)
+        got = concatenate([merge([found[i, j] for j in (0, 1)]) for i in (0, 1)])
+        rows, truth = _truth(case, "exclude_self" in problem.requires, 0, n)
+        within(problem, got, truth, f"{case.name}, pairs in blocks that meet at {cut}", rows)
+        again = backend.reduce_pairs(problem, state, parts[1], parts[1])[1]
+        same = np.array_equal(to_host(again.shift), found[1, 1].shift)
+        assert same, "a block's other side, or the block again, has other bits"
+
+
+def grad(target: Target, parameter: str) -> None:
+    """Derivatives by queries, points and weights, of zero weights too, whichever of them require grad.
+
+    Like a log sum a derivative is a sum of terms with the errors of their φ_ij, if of several with different signs: it
+    may be off by ten tolerances of a log sum, relative to the largest one.
+    """
+    precision, reduction = parameter.split("-")
+    allowed = 10.0 * TOLERANCES[precision][Reduction.LOG_SUM].absolute
+    differentiated = {"log_sum": ["log_sum"], "mean": ["log_sum", "shift"], "laplace": ["signed"]}[reduction]
+    kinds = ["near", "apart", "far"] + ["weights"] * ("weights" in target.info.features)
+    for kind, same, of in itertools.product(kinds, (False, True), differentiated):
+        if kind == "far" and of == "shift":  # there the distance multiplies what rounding makes of its shares
+            continue
+        case = _differentiable(kind)
+        problem = target.problem(case, reduction, precision, same=same, requires={"grad"})
+        leaves = ["points"] + ["queries"] * (not same) + ["weights"] * (kind == "weights")
+        want = _derivatives(target, problem, case, of, leaves, by_definition=True)[1]
+        for chosen in dict.fromkeys([(*leaves,), *((leaf,) for leaf in leaves)]):
+            partial, got = _derivatives(target, problem, case, of, chosen)
+            within(problem, partial, problems.truth(case, same=same), kind)
+            for leaf in chosen:
+                off = abs(got[leaf] - want[leaf]).max() / abs(want[leaf]).max()
+                assert off <= allowed, (
+                    f"{kind}{', same' * same}: {of} by {leaf}, with grad of {', '.join(chosen)}: off by {off:.3g} of "
+                    f"the largest derivative, allowed {allowed:.3g}"
+                )
+
+
+@functools.cache
+def _differentiable(kind: str) -> Case:
+    """Make a case in which every row has many columns that matter."""
+    case = problems.make("mixture", 61, 23, 3, 4.0)
+    if kind == "weights":  # a fifth of them zero
+        weights = np.random.default_rng(0).gamma(1.0, size=61)
+        weights[::5] = 0.0
+        with np.errstate(divide="ignore"):
+            return replace(case, log_weights=np.log(weights / weights.sum()))
+    if kind == "apart":  # two clusters 10⁴ bandwidths apart, as nothing is split off
+        for x in (case.points, case.queries):
+            x[::2, 0] += 1e4
+    if kind == "far":  # points several times over, rows 10⁹ bandwidths from all
+        case.points[15:] = case.points[np.arange(15, 61) % 15]
+        case.queries[::4] *= 1e9
+    return case
+
+
+def _derivatives(
+    target: Target, problem: Problem, case: Case, of: str, leaves: Any, by_definition: bool = False
+) -> tuple[Partial, dict[str, Array]]:
+    """Return a backend's result, and the derivatives of its sum with random factors by what requires grad.
+
+    ``by_definition``: those of direct differences. Of L_i / M_i the M_i are constants.
+    """
+    give = target.give
+    given = {"points": give(case.points.copy()), "queries": give(case.queries.copy())}
+    if "weights" in problem.requires:
+        given["weights"] = give(np.exp(case.log_weights))
+    for name in leaves:
+        given[name].requires_grad_()
+    rows = given["points"] if problem.same else given["queries"]
+    if by_definition:
+        partial, result = Partial(None), _definition(rows, given["points"], given.get("weights", 1.0), of)
+    else:
+        columns = Columns(given["points"], give(case.log_weights), weights=given.get("weights"))
+        partial = reduce_pass(target.backend, target.info, problem, columns, None if problem.same else rows)
+        result = getattr(partial, of, None)
+        if of == "signed":
+            result = partial.sign.detach() * (partial.log_magnitude - partial.log_sum.detach()).exp()
+    assert result is not None and result.requires_grad, f"{of} is not attached to {', '.join(leaves)}"
+    result = result.reshape(problem.m, -1)
+    factors = np.random.default_rng(1).uniform(0.5, 1.5, tuple(result.shape))
+    (result * give(factors)).sum().backward()
+    for name in leaves:
+        assert given[name].grad is not None, f"{of} has no derivative by {name}"
+    return each(partial, lambda x: to_host(detached(x))), {name: to_host(given[name].grad) for name in leaves}
+
+
+def _definition(rows: Any, points: Any, weights: Any, of: str) -> Any:
+    """ℓ_i up to a constant, the shift, or L_i / M_i, as PyTorch's tensors."""
+    away = points - rows[:, None, :]  # (m, n, d)
+    exponent = -0.5 * (away * away).sum(-1)
+    terms = (exponent - exponent.detach().amax(1, keepdim=True)).exp() * weights
+    if of == "log_sum":
+        return terms.sum(1).log()
+    if of == "shift":
+        return (terms[:, :, None] * away).sum(1) / terms.sum(1)[:, None]
+    half = 1.0 + 0.5 * points.shape[1]
+    return (terms * (half + exponent)).sum(1) / (terms * (half - exponent)).sum(1).detach()

@@ -4,41 +4,29 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdkde_core.arrays import convert, to_host
 from sdkde_core.plugin import each, reduce_pass
 from sdkde_core.protocol import TOLERANCES, Backend, BackendInfo, Columns, Partial, Problem, Reduction
 
 from . import reference
+from .reference import Array
 
-__all__ = ["CASES", "Case", "Compared", "Truth", "answer", "compare", "errors", "far", "make", "truth", "worst_error"]
-
-Array = NDArray[np.float64]
+__all__ = ["CASES", "Case", "Compared", "Truth", "answer", "compare", "errors", "far", "make", "truth"]
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Whitened data of one kind. What is made is not changed: answers about it are kept.
-
-    Parameters
-    ----------
-    name : str
-    points : (n, d) array
-    queries : (m, d) array
-    log_weights : (n,) array
-        Their exponentials sum to 1.
-    """
+    """Whitened data of one kind. What is made is not changed: answers about it are kept."""
 
     name: str
-    points: Array
-    queries: Array
-    log_weights: Array
+    points: Array  # (n, d)
+    queries: Array  # (m, d)
+    log_weights: Array  # (n,); their exponentials sum to 1
 
     def problem(
         self, reduction: str, precision: str, *, same: bool = False, exclude_self: bool = False, **more: Any
@@ -60,104 +48,72 @@ def _extent(x: Array) -> float:
     return float(np.sqrt(np.vecdot(x, x).max(initial=0.0)))
 
 
-def _uniform(n: int) -> Array:
-    return np.full(n, -math.log(n))
+#: Kinds of case, see `make`.
+CASES = ("mixture", "tails", "clusters", "outlier", "weights", "duplicates", "zero_tile", "muted_outlier", "light")
 
 
-def _normalised(log_weights: Array) -> Array:
-    top = log_weights.max()
-    return log_weights - top - math.log(math.fsum(np.exp(log_weights - top)))
-
-
-def _mixture(rng: np.random.Generator, n: int, m: int, d: int, extent: float) -> Case:
+def _mixture(rng: np.random.Generator, n: int, m: int, d: int, extent: float) -> tuple[Array, Array]:
     """Points and queries from one Gaussian mixture, its farthest point at ``extent``."""
     means = 2.0 * rng.normal(size=(8, d))
     x = means[rng.integers(0, 8, n)] + rng.normal(size=(n, d))
     y = means[rng.integers(0, 8, m)] + rng.normal(size=(m, d))
     scale = extent / np.sqrt((x**2).sum(1)).max()
-    return Case("mixture", x * scale, y * scale, _uniform(n))
-
-
-def _tails(rng: np.random.Generator, n: int, m: int, d: int, extent: float) -> Case:
-    """Points near the origin, queries on shells out to ``extent``, where exp underflows."""
-    y = rng.normal(size=(m, d))
-    y *= np.linspace(0.0, extent, m)[:, None] / np.sqrt((y**2).sum(1))[:, None]
-    return Case("tails", rng.normal(size=(n, d)), y, _uniform(n))
-
-
-def _clusters(rng: np.random.Generator, n: int, m: int, d: int, extent: float) -> Case:
-    """Two clusters ``2 · extent`` apart; queries in both, between them, and beyond."""
-    offset = np.zeros(d)
-    offset[0] = extent
-    x = rng.normal(size=(n, d)) + np.where(rng.random(n) < 0.5, -1.0, 1.0)[:, None] * offset
-    y = rng.normal(size=(m, d)) + rng.choice([-1.0, 0.0, 1.0, 1.001], m)[:, None] * offset
-    return Case("clusters", x, y, _uniform(n))
-
-
-def _outlier(rng: np.random.Generator, n: int, m: int, d: int, extent: float) -> Case:
-    """One point and one query at 1e7 bandwidths, the rest within ``extent``."""
-    case = _mixture(rng, n, m, d, extent)
-    case.points[n // 2, 0] = 1e7
-    if m:
-        case.queries[m // 2, 0] = -1e7
-    return replace(case, name="outlier")
-
-
-def _weights(rng: np.random.Generator, n: int, m: int, d: int, extent: float) -> Case:
-    """Weights over hundreds of orders of magnitude, and a run of zeros."""
-    case = _mixture(rng, n, m, d, extent)
-    log_w = rng.choice([-460.0, -3.0, 0.0, 460.0], n, p=[0.4, 0.2, 0.2, 0.2]) + rng.normal(size=n)
-    log_w[n // 4 : n // 2] = -np.inf
-    return replace(case, name="weights", log_weights=_normalised(log_w))
-
-
-def _duplicates(rng: np.random.Generator, n: int, m: int, d: int, extent: float) -> Case:
-    """Every point several times over, and queries on points."""
-    case = _mixture(rng, max(1, n // 5), m, d, extent)
-    x = case.points[rng.integers(0, len(case.points), n)]
-    return Case("duplicates", x, x[rng.integers(0, n, m)].copy(), _uniform(n))
-
-
-def _zero_tile(rng: np.random.Generator, n: int, m: int, d: int, extent: float) -> Case:
-    """Weight zero on all but the last columns: whole tiles of zeros."""
-    case = _mixture(rng, n, m, d, extent)
-    log_w = np.full(n, -np.inf)
-    log_w[-max(1, n // 50) :] = 0.0
-    return replace(case, name="zero_tile", log_weights=_normalised(log_w))
-
-
-def _muted_outlier(rng: np.random.Generator, n: int, m: int, d: int, extent: float) -> Case:
-    """A point at 1e7 bandwidths whose weight is zero: no column, but still a row."""
-    case = _outlier(rng, n, m, d, extent)
-    log_w = rng.normal(size=n)
-    log_w[n // 2] = -np.inf if n > 1 else 0.0
-    return replace(case, name="muted_outlier", log_weights=_normalised(log_w))
-
-
-def _light(rng: np.random.Generator, n: int, m: int, d: int, extent: float) -> Case:
-    """Two spots apart from the rest, with weights 1e-42 and 1e-390 of theirs: all that matters to the rows there."""
-    case = _mixture(rng, n, m, d, min(extent, 6.0))
-    log_w, towards = rng.normal(size=n), rng.normal(size=d)
-    towards /= np.linalg.norm(towards)
-    for k, (distance, log_weight) in enumerate(((22.0, -97.0), (-48.0, -900.0))):
-        for x in (case.points, case.queries):
-            x[k::4] = 0.3 * x[k::4] + distance * towards
-        log_w[k::4] += log_weight
-    return replace(case, name="light", log_weights=_normalised(log_w))
-
-
-#: Kinds of case: ``kind(rng, n, m, d, extent) -> Case``.
-CASES: dict[str, Callable[[np.random.Generator, int, int, int, float], Case]] = {
-    kind.__name__.removeprefix("_"): kind
-    for kind in (_mixture, _tails, _clusters, _outlier, _weights, _duplicates, _zero_tile, _muted_outlier, _light)
-}
+    return x * scale, y * scale
 
 
 def make(kind: str, n: int, m: int, d: int, extent: float = 10.0, seed: int = 0) -> Case:
-    """Make a case; the same arguments give the same data."""
-    return CASES[kind](np.random.default_rng([seed, n, m, d]), n, m, d, extent)
+    """Make a case of one of the kinds in :data:`CASES`; the same arguments give the same data."""
+    rng, log_w = np.random.default_rng([seed, n, m, d]), np.zeros(n)
+    if kind in ("tails", "clusters"):
+        x, y = np.empty((n, d)), np.empty((m, d))
+    else:
+        few = max(1, n // 5) if kind == "duplicates" else n
+        x, y = _mixture(rng, few, m, d, min(extent, 6.0) if kind == "light" else extent)
+    match kind:
+        case "mixture":
+            pass
+        case "tails":  # points near the origin, queries on shells out to ``extent``, where exp underflows
+            y[:], x[:] = rng.normal(size=(m, d)), rng.normal(size=(n, d))
+            y *= np.linspace(0.0, extent, m)[:, None] / np.sqrt((y**2).sum(1))[:, None]
+        case "clusters":  # two, ``2 · extent`` apart; queries in both, between them, and beyond
+            x[:] = rng.normal(size=(n, d))
+            x[:, 0] += extent * np.where(rng.random(n) < 0.5, -1.0, 1.0)
+            y[:] = rng.normal(size=(m, d))
+            y[:, 0] += extent * rng.choice([-1.0, 0.0, 1.0, 1.001], m)
+        case "outlier" | "muted_outlier":  # one point, whose weight may be zero, and one query at 1e7 bandwidths
+            x[n // 2, 0] = 1e7
+            y[m // 2 : m // 2 + 1, 0] = -1e7
+            if kind == "muted_outlier":
+                log_w = rng.normal(size=n)
+                log_w[n // 2] = -np.inf if n > 1 else 0.0
+        case "weights":  # over hundreds of orders of magnitude, and a run of zeros
+            log_w = rng.choice([-460.0, -3.0, 0.0, 460.0], n, p=[0.4, 0.2, 0.2, 0.2]) + rng.normal(size=n)
+            log_w[n // 4 : n // 2] = -np.inf
+        case "duplicates":  # every point several times over, and queries on points
+            x = x[rng.integers(0, len(x), n)]
+            y = x[rng.integers(0, n, m)]
+        case "zero_tile":  # weight zero on all but the last columns: whole tiles of zeros
+            log_w[: n - max(1, n // 50)] = -np.inf
+        case "light":  # two spots apart, with weights 1e-42 and 1e-390 of the others': all that matters to rows there
+            log_w, towards = rng.normal(size=n), rng.normal(size=d)
+            towards /= np.linalg.norm(towards)
+            for k, (distance, log_weight) in enumerate(((22.0, -97.0), (-48.0, -900.0))):
+                for rows in (x, y):
+                    rows[k::4] = 0.3 * rows[k::4] + distance * towards
+                log_w[k::4] += log_weight
+        case _:
+            raise ValueError(f"kind is {kind!r}; pass one of {', '.join(CASES)}")
+    return Case(kind, x, y, reference.normalised(log_w))
 
 
+def frozen(case: Case) -> Case:
+    """Return a case whose arrays are read-only, for checks that share it."""
+    for array in (case.points, case.queries, case.log_weights):
+        array.flags.writeable = False
+    return case
+
+
+@functools.lru_cache(maxsize=64)
 def far(n: int, m: int, d: int, distance: float, *, stray: bool, seed: int = 0) -> Case:
     """Points near the origin, and rows among which some are ``distance`` bandwidths from every point; m ≥ 8.
 
@@ -174,7 +130,7 @@ def far(n: int, m: int, d: int, distance: float, *, stray: bool, seed: int = 0) 
     else:
         rows = [*away, np.full(d, distance / math.sqrt(d)), -0.3 * away[0], 1e-3 * away[1]]
     y[rng.permutation(m)[: len(rows)]] = rows
-    return Case("a stray point" if stray else "far rows", x, y, _uniform(n))
+    return frozen(Case("a stray point" if stray else "far rows", x, y, np.full(n, -math.log(n))))
 
 
 Truth = reference.Sums
@@ -251,18 +207,4 @@ def compare(problem: Problem, got: Partial, want: Truth) -> dict[str, Compared]:
 
 def errors(problem: Problem, got: Partial, want: Truth) -> Array:
     """Error of every row over its tolerance, (m,): at most 1 is within the contract; inf for a row that is NaN."""
-    fields = [field.over for field in compare(problem, got, want).values()]
-    return np.max(fields, axis=0)
-
-
-def worst_error(
-    info: BackendInfo, backend: Backend, case: Case, precision: str, *, same: bool, exclude_self: bool = False
-) -> dict[Reduction, float]:
-    """The worst row of every reduction, over its tolerance."""
-    want = truth(case, same=same, exclude_self=exclude_self)
-    result = {}
-    for reduction in Reduction:
-        problem = case.problem(reduction, precision, same=same, exclude_self=exclude_self)
-        got = answer(info, backend, problem, case)
-        result[reduction] = float(errors(problem, got, want).max(initial=0.0))
-    return result
+    return np.max([field.over for field in compare(problem, got, want).values()], axis=0)

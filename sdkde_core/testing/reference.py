@@ -1,8 +1,7 @@
 """The oracle: every estimator by its definition, slowly, in float64.
 
 Direct differences and log-sum-exp, with Mahalanobis distances taken from the user's bandwidth matrix H itself, factored
-in decimal arithmetic: nothing here is shared with the core's whitening or with a backend. The paper's expanded formulas
-(`paper_*`) stand beside it: equal on benign data, less accurate elsewhere.
+in decimal arithmetic: nothing here is shared with the core's whitening or with a backend.
 
 Source of the formulas: Epstein, Dwaraknath and Winnicki, "Flash-SD-KDE: Accelerating SD-KDE with Tensor Cores".
 """
@@ -16,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Sums", "debias", "estimate", "grad_log_density", "kernel_log_norm", "kernel_log_sum", "near_sums"]
-__all__ += ["paper_kde", "paper_laplace", "paper_score", "sums"]
+__all__ = ["Sums", "debias", "estimate", "grad_log_density", "kernel_log_norm", "kernel_log_sum", "near_sums", "sums"]
 
 Array = NDArray[np.float64]
 
@@ -42,33 +40,16 @@ def sums(
 ) -> Sums:
     """Return the three reductions, row by row.
 
-    Parameters
-    ----------
-    query : (m, d) array_like
-    train : (n, d) array_like
-    bandwidth : float, (d,) or (d, d) array_like
-        h, per-dimension h_j, or the matrix H; in the units of the data.
-    weights : (n,) array_like, optional
-        Not negative; normalised here. 1/n each by default.
-    log_weights : (n,) array_like, optional
-        Used as they are, in place of ``weights``.
-    exclude_self : bool or (m,) array_like of int
-        True: row i leaves out column i. Numbers: the column that each row leaves out, where there is one.
+    ``bandwidth`` is h, one h_j per dimension, or the matrix H, in the units of the data. ``weights`` (n,) are not
+    negative, and normalised here; ``log_weights``, in their place, are used as they are. ``exclude_self``: True, row i
+    leaves out column i; numbers (m,), the column that each row leaves out, where there is one.
     """
-    y, x = _points(query), _points(train)
-    log_w = _log_weights(len(x), weights) if log_weights is None else np.asarray(log_weights, float)
+    y, x, h, log_w = _given(query, train, bandwidth, weights, log_weights)
     own = _own_columns(exclude_self, len(y))
-    full = np.ndim(bandwidth) == 2
-    if full:
-        y, x = _whitened(bandwidth, y, x)
-    rows = [_row(y_i, x, 1.0 if full else bandwidth, log_w, i) for y_i, i in zip(y, own)]
-    shift = np.array([r[1] for r in rows]).reshape(len(y), x.shape[1])
-    return Sums(
-        log_sum=np.array([r[0] for r in rows]),
-        shift=_stretched(bandwidth, shift) if full else shift,
-        signed=np.array([r[2] for r in rows]),
-        log_plus=np.array([r[3] for r in rows]),
-    )
+    rows = [_row(y_i, x, h, log_w, i) for y_i, i in zip(y, own)]
+    log_sum, shift, signed, log_plus = (np.array([row[k] for row in rows]) for k in range(4))
+    shift = shift.reshape(len(y), x.shape[1])
+    return Sums(log_sum, _stretched(bandwidth, shift) if np.ndim(bandwidth) == 2 else shift, signed, log_plus)
 
 
 def _own_columns(exclude_self: bool | ArrayLike, m: int) -> NDArray[np.int64]:
@@ -153,10 +134,7 @@ def kernel_log_sum(
     exclude_self: bool | ArrayLike = False,
 ) -> Array:
     """Return log Σ_j w_j K(r_ij) for every row, (m,), K one of ``protocol.KERNELS``; arguments as of `sums`."""
-    y, x = _points(query), _points(train)
-    log_w = _log_weights(len(x), weights) if log_weights is None else np.asarray(log_weights, float)
-    if np.ndim(bandwidth) == 2:
-        (y, x), bandwidth = _whitened(bandwidth, y, x), 1.0
+    y, x, bandwidth, log_w = _given(query, train, bandwidth, weights, log_weights)
     x, own, found = x.astype(np.longdouble), _own_columns(exclude_self, len(y)), [np.empty(0)]
     height = max(1, (1 << 18) // x.size)
     for start in range(0, len(y), height):
@@ -211,27 +189,23 @@ def estimate(
     exclude_self: bool = False,
 ) -> Array:
     """Return the density at ``query`` (default: at ``train``), or its log; Laplace's log is NaN where p̂ < 0."""
+    if method not in ("kde", "sdkde", "laplace"):
+        raise ValueError(f"method is {method!r}; pass 'kde', 'sdkde' or 'laplace'")
     x = _points(train)
-    y = x if query is None else _points(query)
+    y, d, sign = x if query is None else _points(query), x.shape[1], np.ones(())
+    constant = -kernel_log_norm(kernel, d) - 0.5 * _log_determinant(bandwidth, d)
     if kernel != "gaussian":
         log_sum = kernel_log_sum(y, x, kernel, bandwidth, weights=weights, exclude_self=exclude_self)
-        log_density = log_sum - kernel_log_norm(kernel, x.shape[1]) - 0.5 * _log_determinant(bandwidth, x.shape[1])
-        return log_density if log else np.exp(log_density)
-    constant = -0.5 * x.shape[1] * math.log(2 * math.pi) - 0.5 * _log_determinant(bandwidth, x.shape[1])
-    if np.ndim(bandwidth) == 2:  # moved samples would lose digits in the units of the data
-        y, x = (_points(a) for a in _whitened(bandwidth, y, x))
-        bandwidth = 1.0
-    centres = _moved(x, bandwidth, weights, exclude_self) if method == "sdkde" else x
-    result = sums(y, centres, bandwidth, weights=weights, exclude_self=exclude_self)
-    if method in ("kde", "sdkde"):
-        log_density = result.log_sum + constant
-        return log_density if log else np.exp(log_density)
-    if method == "laplace":
-        if not log:
-            return result.signed * np.exp(result.log_plus + constant)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.log(result.signed) + result.log_plus + constant
-    raise ValueError(f"method is {method!r}; pass 'kde', 'sdkde' or 'laplace'")
+    else:
+        if np.ndim(bandwidth) == 2:  # moved samples would lose digits in the units of the data
+            (y, x), bandwidth = _whitened(bandwidth, y, x), 1.0
+        centres = _moved(x, bandwidth, weights, exclude_self) if method == "sdkde" else x
+        result = sums(y, centres, bandwidth, weights=weights, exclude_self=exclude_self)
+        log_sum, sign = (result.log_plus, result.signed) if method == "laplace" else (result.log_sum, sign)
+    if not log:
+        return sign * np.exp(log_sum + constant)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.log(sign) + log_sum + constant
 
 
 def debias(
@@ -256,46 +230,27 @@ def grad_log_density(
     return shift / h**2 if h.ndim < 2 else np.linalg.solve(h, shift.T).T
 
 
-def paper_score(train: ArrayLike, h: float) -> Array:
-    """The paper's score ŝ(x_i) = (Σ_j φ_ij x_j − x_i Σ_j φ_ij) / (h² Σ_j φ_ij), (n, d), from matrix products."""
-    x = _points(train)
-    phi = _paper_phi(x, x, h)
-    return (phi @ x - x * phi.sum(1, keepdims=True)) / (h**2 * phi.sum(1, keepdims=True))
-
-
-def paper_kde(train: ArrayLike, query: ArrayLike, h: float) -> Array:
-    """The paper's density from ‖x‖² + ‖y‖² − 2 xᵀy, (m,)."""
-    x, y = _points(train), _points(query)
-    return _paper_phi(y, x, h).sum(1) / (len(x) * (h * math.sqrt(2 * math.pi)) ** x.shape[1])
-
-
-def paper_laplace(train: ArrayLike, query: ArrayLike, h: float) -> Array:
-    """The paper's Laplace-corrected density, (m,)."""
-    x, y = _points(train), _points(query)
-    phi = _paper_phi(y, x, h)
-    factor = 1 + x.shape[1] / 2 + np.log(np.maximum(phi, 1e-300))  # log φ = −½ r²
-    return (phi * factor).sum(1) / (len(x) * (h * math.sqrt(2 * math.pi)) ** x.shape[1])
-
-
-def _paper_phi(y: Array, x: Array, h: float) -> Array:
-    squared = (y**2).sum(1)[:, None] + (x**2).sum(1)[None, :] - 2 * y @ x.T
-    return np.exp(-np.maximum(squared, 0.0) / (2 * h**2))
-
-
 def _points(x: ArrayLike) -> Array:
     a = np.asarray(x)
     a = a if a.dtype == np.longdouble else a.astype(float)  # moved samples have more digits
     return a[:, None] if a.ndim == 1 else a
 
 
-def _log_weights(n: int, weights: ArrayLike | None) -> Array:
-    if weights is None:
-        return np.full(n, -math.log(n))
-    w = np.asarray(weights, float)
-    with np.errstate(divide="ignore"):
-        log_w = np.log(w)
-    top = log_w.max()
-    return log_w - top - math.log(math.fsum(np.exp(log_w - top)))
+def _given(query: ArrayLike, train: ArrayLike, bandwidth: ArrayLike, weights: Any, log_weights: Any) -> Any:
+    """Return rows and columns, whitened where the bandwidth is a matrix, the bandwidth, and logs of weights."""
+    y, x = _points(query), _points(train)
+    if np.ndim(bandwidth) == 2:
+        (y, x), bandwidth = _whitened(bandwidth, y, x), 1.0
+    if log_weights is None:
+        with np.errstate(divide="ignore"):
+            log_weights = normalised(np.zeros(len(x)) if weights is None else np.log(np.asarray(weights, float)))
+    return y, x, bandwidth, np.asarray(log_weights, float)
+
+
+def normalised(log_weights: Array) -> Array:
+    """Return logs of weights that sum to 1."""
+    top = log_weights.max()
+    return log_weights - top - math.log(math.fsum(np.exp(log_weights - top)))
 
 
 def _mahalanobis(a: Any, b: Any, bandwidth: ArrayLike) -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 
@@ -19,8 +18,7 @@ from sdkde_core.protocol import Backend, BackendInfo, Columns, Partial, Problem
 from . import problems
 from .problems import Case, Truth
 
-__all__ = ["MIXED", "NotDeclared", "Profile", "Target", "make", "same_bits", "take", "threads_set", "weighted"]
-__all__ += ["within"]
+__all__ = ["MIXED", "NotDeclared", "Profile", "Target", "make", "same_bits", "threads_set", "weighted", "within"]
 
 #: Features that go together in any number.
 MIXED = frozenset({"weights", "exclude_self"})
@@ -31,29 +29,19 @@ class NotDeclared(Exception):
 
 
 class Profile(NamedTuple):
-    """How much is checked.
+    """How much is checked."""
 
-    Parameters
-    ----------
-    dimensions : tuple of int
-        Of the check ``tolerance``, and of ``drawn`` where ``drawn_dimensions`` is None.
-    extents : tuple of float
-        Bandwidths.
-    draws : int
-        Random problems.
-    pairs : int
-        Rows times columns of a problem at most: of random ones, and of those about tiles.
-    drawn_dimensions : tuple of int, optional
-    includes : Profile, optional
-        Its random problems come first: what it catches this one catches too.
-    """
-
-    dimensions: tuple[int, ...]
-    extents: tuple[float, ...]
-    draws: int = 45
-    pairs: int = 400_000
+    dimensions: tuple[int, ...]  # of the check ``tolerance``, and of ``drawn`` where ``drawn_dimensions`` is None
+    extents: tuple[float, ...]  # bandwidths
+    draws: int = 45  # random problems
+    pairs: int = 400_000  # rows times columns at most, of random problems and of those about tiles
     drawn_dimensions: tuple[int, ...] | None = None
-    includes: Profile | None = None
+    includes: Profile | None = None  # its random problems come first: what it catches this one catches too
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether the backend is fast enough here for checks of memory, time and many columns: no simulator."""
+        return self.pairs >= 400_000
 
 
 @dataclass(frozen=True)
@@ -64,36 +52,23 @@ class Target:
     backend: Backend
     device: str
 
-    def problem(self, case: Case, reduction: str, precision: str, **options: Any) -> Problem:
+    def problem(self, case: Case, reduction: str, precision: str, *, whole: bool = False, **options: Any) -> Problem:
         """Describe a reduction of a case on this device; :class:`NotDeclared` where the backend declines it.
 
-        What lies beyond the extent at which the backend's formula holds does not count: the core splits that off.
+        Points beyond the extent at which the backend's formula holds do not count: the core sums them. With ``whole``
+        they do, for a check that asks the backend itself.
         """
         problem = case.problem(reduction, precision, device=self.device, **options)
-        lacking = problem.requires - self.info.features
-        if lacking:
+        if lacking := problem.requires - self.info.features:
             raise NotDeclared(f"lacks {', '.join(sorted(lacking))}")
-        self._ask(within_limit(self.info, problem, 1.0))
-        return problem
-
-    def whole_problem(self, case: Case, reduction: str, precision: str, **options: Any) -> Problem:
-        """As :meth:`problem`, for a check that asks the backend itself: nothing is split off."""
-        problem = self.problem(case, reduction, precision, **options)
-        self._ask(problem)
-        return problem
-
-    def _ask(self, problem: Problem) -> None:
-        support = self.info.supports(problem)
+        support = self.info.supports(problem if whole else within_limit(self.info, problem, 1.0))
         if not support.ok:
             raise NotDeclared(support.reason)
+        return problem
 
     def give(self, x: Any) -> Any:
         """Return an array as the backend takes it."""
         return None if x is None else convert(x, self.info.arrays, self.device)
-
-    def columns(self, case: Case) -> Columns:
-        """Return a case's columns as the backend takes them."""
-        return Columns(self.give(case.points), self.give(case.log_weights))
 
     def answer(self, problem: Problem, case: Case, own_offset: int = 0) -> Partial:
         """Return the backend's answer by way of the core, on the host."""
@@ -101,11 +76,16 @@ class Target:
 
     def prepare(self, problem: Problem, case: Case) -> Any:
         """Return the backend's state for a case whose weights are all positive."""
-        return self.backend.prepare(problem, self.columns(case))
+        return self.backend.prepare(problem, Columns(self.give(case.points), self.give(case.log_weights)))
 
     def reduce(self, problem: Problem, queries: Any, state: Any, own_offset: int = 0) -> Partial:
         """Return the backend's own answer, on the host."""
         return each(self.backend.reduce(problem, self.give(queries), state, own_offset), to_host)
+
+    def direct(self, problem: Problem, case: Case, own_offset: int = 0) -> Partial:
+        """Return the backend's own answer from a new state, on the host."""
+        queries = None if problem.same else case.queries
+        return self.reduce(problem, queries, self.prepare(problem, case), own_offset)
 
     def check(self, case: Case, reduction: str, precision: str, rows: Any = None, **options: Any) -> None:
         """Assert that the answer by way of the core keeps the tolerances; ``rows``: indices of those compared."""
@@ -114,32 +94,18 @@ class Target:
         within(problem, self.answer(problem, case), problems.truth(case, rows=rows, **asked), case.name, rows)
 
 
-@contextlib.contextmanager
-def threads_set(count: int) -> Iterator[None]:
-    """Set ``SDKDE_NUM_THREADS``, and restore it at the end."""
-    before = os.environ.get("SDKDE_NUM_THREADS")
-    os.environ["SDKDE_NUM_THREADS"] = str(count)
-    try:
-        yield
-    finally:
-        os.environ.pop("SDKDE_NUM_THREADS")
-        if before is not None:
-            os.environ["SDKDE_NUM_THREADS"] = before
+def threads_set(count: int) -> Any:
+    """Return a context in which ``SDKDE_NUM_THREADS`` is ``count``."""
+    return mock.patch.dict(os.environ, SDKDE_NUM_THREADS=str(count))
 
 
 @functools.lru_cache(maxsize=64)
 def make(kind: str, n: int, m: int, d: int, extent: float) -> Case:
     """Make a case; the arrays are read-only, since checks share them."""
-    return frozen(replace(problems.make(kind, n, m, d, extent), name=f"{kind} within {extent:g}"))
+    return problems.frozen(replace(problems.make(kind, n, m, d, extent), name=f"{kind} within {extent:g}"))
 
 
-def frozen(case: Case) -> Case:
-    """Return a case whose arrays are read-only."""
-    for array in (case.points, case.queries, case.log_weights):
-        array.flags.writeable = False
-    return case
-
-
+@functools.lru_cache(maxsize=64)
 def weighted(case: Case, spread: float = 2.0) -> Case:
     """Return a case with weights, none of them zero, whose logs differ by some ``spread`` nats."""
     log_w = spread * np.random.default_rng(len(case.points)).normal(size=len(case.points))
@@ -147,24 +113,11 @@ def weighted(case: Case, spread: float = 2.0) -> Case:
     return replace(case, name=f"{case.name} with weights", log_weights=log_w)
 
 
-def take(truth: Truth, rows: Any) -> Truth:
-    """Return the truth about some rows."""
-    return Truth(*(x[rows] for x in truth))
-
-
 def within(problem: Problem, got: Partial, want: Truth, about: str = "", rows: Any = None) -> None:
-    """Assert that rows are within the precision's tolerance.
+    """Assert that an answer on the host is within the precision's tolerance.
 
-    Parameters
-    ----------
-    problem : Problem
-    got : Partial
-        On the host.
-    want : Truth
-    about : str
-        The kind of case, for the message.
-    rows : (k,) array of int, optional
-        Indices of the rows that ``want`` has; all by default.
+    ``about`` is the kind of case, for the message; ``rows`` are the indices of the rows that ``want`` has, by default
+    all.
     """
     assert got.log_sum.shape[:1] == (problem.m,), f"log_sum has shape {got.log_sum.shape} for {problem.m} queries"
     if rows is not None:
@@ -188,7 +141,6 @@ def same_bits(first: Partial, other: Partial, message: str) -> None:
 
 
 def _words(problem: Problem, about: str) -> str:
-    """Say what was asked."""
     words = [f"{problem.reduction.name} at {problem.precision}", about or "a case"]
     words += [f"m={problem.m} n={problem.n} d={problem.d}", f"dtype {problem.dtype}"]
     words += ["with " + " and ".join(sorted(problem.requires))] * bool(problem.requires)
