@@ -23,6 +23,49 @@ pytestmark = [
 FOUND = {r.name for r in registry.records() if r.ok}
 BACKENDS = ["numpy", "numba", "torch", "keops", "fourier"]
 
+#: Interrupts small calls at random moments, as Ctrl-C does. A call that does not end is ended by faulthandler.
+SMALL = """
+import collections, faulthandler, os, signal, sys, threading, time
+import numpy as np
+import sdkde_core
+
+backend, count = sys.argv[1], int(sys.argv[2])
+random = np.random.default_rng(0)
+x = random.normal(size=(3000, 2) if backend == "fourier" else (400, 4))
+options = {"backend": backend, "bandwidth": 0.3}
+options["backend_options"] = {"always": True} if backend == "fourier" else None
+prepared = sdkde_core.prepare(x, **options)
+
+def run():
+    return sdkde_core.estimate(x, **options), prepared.estimate(x)
+
+def timed():
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+want = run()
+seconds, seen = min(timed() for _ in range(5)), collections.Counter()
+for _ in range(count):
+    faulthandler.dump_traceback_later(60, exit=True)
+
+    def interrupt(after=random.uniform(0, 1.2 * seconds)):
+        time.sleep(after)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    try:
+        thread.start()
+        run()
+        time.sleep(10)
+        seen["nothing"] += 1
+    except KeyboardInterrupt:
+        seen["KeyboardInterrupt"] += 1
+    thread.join()
+    assert all(np.array_equal(got, right) for got, right in zip(run(), want))
+assert seen["KeyboardInterrupt"] >= 0.98 * count, seen  # Python drops one that comes in a destructor
+"""
+
 #: Interrupts a call that would take minutes, and prints the CPU time that each of its threads used after that: on a
 #: busy machine the time itself says nothing.
 LARGE = """
@@ -54,6 +97,15 @@ os._exit(0)  # what was left behind may go on for seconds
 
 def _run(code, *arguments, **more):
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=900, **more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_many_interrupts_of_small_calls(backend):
+    if backend not in FOUND:
+        pytest.skip(f"{backend} is not here")
+    done = _run(SMALL, backend, "200")
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.slow
