@@ -81,8 +81,8 @@ _lines: dict[Any, _Line] = {}
 EXTENT = 8.0
 
 
-def _here(*given: Any) -> int | None:
-    """The CUDA device of tensors that the line takes, if they are all on the current one."""
+def place_of(*given: Any) -> str | None:
+    """Return the CUDA device of tensors that the line takes, if they are all on the current one."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
@@ -91,24 +91,24 @@ def _here(*given: Any) -> int | None:
             return None
         if x.dtype is not torch.float32 and x.dtype is not torch.float64:
             return None
-    device: int = torch.cuda.current_device()
+    device = torch.cuda.current_device()
     if any(x.get_device() != device for x in given) or torch.cuda.is_current_stream_capturing():
         return None
-    return device
+    return f"cuda:{device}"
 
 
-def _line(request: Request, x: Any, m: int | None, device: int) -> _Line:
+def _line(request: Request, x: Any, m: int | None, place: str) -> _Line:
     """The line of calls like this one; it is made anew where backends have come or failed since."""
     environment = [os.environ.get(name) for name in ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB")]
     options = [request.goal, request.method, request.precision, request.backend, request.device]
     state = *registry.aside, *registry.warm.items(), *request.without
-    key = (x.shape, x.dtype, m, device, *options, *environment, id(registry.records()), state)
+    key = (x.shape, x.dtype, m, place, *options, *environment, id(registry.records()), state)
     line = _lines.get(key)
     if line is None:
         if len(_lines) >= 32:  # each keeps n numbers on the device
             _lines.clear()
         kept = with_fields(request, weights=None, bandwidth="silverman")  # which may hold the user's arrays
-        line = _lines[key] = _Line(kept, x.shape, m, x.dtype, f"cuda:{device}")
+        line = _lines[key] = _Line(kept, x.shape, m, x.dtype, place)
     return line
 
 
@@ -120,9 +120,9 @@ def estimate(request: Request, train: Any, query: Any, log: bool = False) -> tup
     if type(train) is np.ndarray:
         return _of_arrays(request, train, query, log), request
     given, weights = (train,) if query is None else (train, query), request.weights
-    device = _here(*given) if weights is None else _here(*given, weights)
-    attached = device is not None and is_attached(request.bandwidth)
-    if device is None or attached or not _plain(request) or not _fits(train, query, weights):
+    place = place_of(*given) if weights is None else place_of(*given, weights)
+    attached = place is not None and is_attached(request.bandwidth)
+    if place is None or attached or not _plain(request) or not _fits(train, query, weights):
         return None, request
     if type(request.bandwidth) is float and 0.0 < request.bandwidth < math.inf:
         bandwidth = Bandwidth.of(request.bandwidth, train.shape[1])
@@ -133,7 +133,7 @@ def estimate(request: Request, train: Any, query: Any, log: bool = False) -> tup
         return None, request
 
     def compute() -> Any:
-        line = _line(request, train, None if query is None else query.shape[0], device)
+        line = _line(request, train, None if query is None else query.shape[0], place)
         log_weights = line.equal if weights is None else _log_weights(weights, line.equal)
         if line.whitening is None or log_weights is None:
             return None
@@ -185,9 +185,9 @@ def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> Any:
 def answer(fitted: Fitted, query: Argument, what: str) -> Any:
     """Return the ``"density"``, its ``"log"`` (m,) or the ``"score"`` (m, d) of prepared columns, or None."""
     x, request, choice = query.array, fitted.request, fitted.choice
-    device = _here(x)
+    place = place_of(x)
     laplace_score = what == "score" and request.method == "laplace"
-    if device is None or x.ndim != 2 or not x.shape[0] or choice.device != f"cuda:{device}" or choice.devices:
+    if place is None or x.ndim != 2 or not x.shape[0] or choice.device != place or choice.devices:
         return None
     if laplace_score or request.ranks or not _plain(request) or "line" not in choice.info.features:
         return None
@@ -239,7 +239,11 @@ def _plain(request: Request) -> bool:
     if request.kernel != "gaussian" or request.negative == "renormalise" or request.backend_options or request.ranks:
         return False
     laplace = request.goal is Goal.GRADIENT and request.passes[-1].reduction is Reduction.LAPLACE
-    return not laplace and not isinstance(request.device, tuple) and request.device != "cpu"
+    return not laplace and _device_asked(request)
+
+
+def _device_asked(request: Request) -> bool:
+    return not isinstance(request.device, tuple) and request.device != "cpu"
 
 
 def _log_weights(weights: Any, equal: Any) -> Any:

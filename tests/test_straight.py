@@ -1,0 +1,124 @@
+"""The straight line without a card: Triton's kernels are interpreted, and tensors on the CPU taken for a card's.
+
+On a card it is in test_gpu.py.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import torch
+
+import sdkde_core
+from sdkde_core.estimator import straight
+
+BACKEND = {"backend": "triton", "device": "cpu"}
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="test_in_the_interpreter runs it")
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is what the test starts")
+def test_in_the_interpreter():
+    """Triton decides when it is imported whether it interprets its kernels."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+@pytest.fixture
+def tensors(monkeypatch):
+    """What came of the line for tensors on the CPU: a result, or None."""
+    found, estimate = [], straight.estimate
+
+    def estimated(request, *arguments):
+        result = estimate(request, *arguments)
+        found.append(result[0])
+        return result
+
+    def place(*given):
+        plain = all(type(x) is torch.Tensor and x.is_contiguous() and x.is_floating_point() for x in given)
+        return "cpu" if plain and not any(x.requires_grad for x in given) else None
+
+    monkeypatch.setenv("SDKDE_CHECK", "1")  # what goes wrong in the line is raised
+    monkeypatch.setattr(straight, "place_of", place)
+    monkeypatch.setattr(straight, "_device_asked", lambda request: True)
+    monkeypatch.setattr(straight, "estimate", estimated)
+    return found
+
+
+def drawn(n, m, d, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(n)
+    return tuple(torch.randn(k, d, generator=generator, dtype=torch.float64).to(dtype) for k in (n, m))
+
+
+@interpreted
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("bandwidth", [0.5, "per column", "matrix", "silverman"])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_it_is_the_general_way_in_fewer_launches(method, bandwidth, weighted, log, tensors):
+    if method == "laplace" and log:
+        pytest.skip("the log of a negative estimate is NaN")
+    for n, m, d, dtype in ((70, 9, 3, torch.float32), (300, 20, 17, torch.float64)):
+        x, y = drawn(n, m, d, dtype)
+        h = {"per column": np.linspace(0.6, 0.9, d), "matrix": 0.4 * np.eye(d) + 0.1}.get(bandwidth, bandwidth)
+        options = {"method": method, "bandwidth": h, "log": log, **BACKEND}
+        weights = torch.linspace(1.0, 2.0, n, dtype=dtype) if weighted else None
+        got = sdkde_core.estimate(x, y, weights=weights, **options)
+        assert tensors.pop() is not None and got.dtype == dtype
+        arrays = [None if a is None else a.numpy() for a in (x, y, weights)]
+        want = sdkde_core.estimate(*arrays[:2], weights=arrays[2], **options)
+        np.testing.assert_allclose(got.numpy(), want, rtol=1e-6 if dtype == torch.float32 else 1e-12, atol=0)
+
+
+@interpreted
+def test_scores(tensors):
+    x, y = drawn(200, 31, 3)
+    got = sdkde_core.grad_log_density(x, y, bandwidth=0.5, **BACKEND)
+    assert tensors.pop() is not None
+    want = sdkde_core.grad_log_density(x.numpy(), y.numpy(), bandwidth=0.5, **BACKEND)
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
+
+
+@interpreted
+def test_what_it_leaves_to_the_general_way(tensors):
+    x, y = drawn(200, 31, 3)
+    options = {"bandwidth": 0.5, **BACKEND}
+    far = x.clone()
+    far[7] += 1e5
+    assert torch.isfinite(sdkde_core.estimate(far, y, **options)).all()
+    assert tensors.pop() is None
+    for value in (float("nan"), float("inf")):
+        wrong = x.clone()
+        wrong[7, 1] = value
+        with pytest.raises(ValueError, match=r"train has values that are not finite.*row 7, column 1"):
+            sdkde_core.estimate(wrong, y, **options)
+        assert tensors.pop() is None
+    weights = torch.ones(200)
+    weights[3:] = 0.0
+    got = sdkde_core.estimate(x, y, weights=weights, **options)
+    assert tensors.pop() is None
+    np.testing.assert_allclose(got.numpy(), sdkde_core.estimate(x[:3], y, **options).numpy(), rtol=1e-5)
+    assert tensors.pop() is not None
+    with pytest.raises(ValueError, match="query has 2 dimensions"):
+        sdkde_core.estimate(x, y[:, :2].contiguous(), **options)
+
+
+@interpreted
+def test_a_bandwidth_that_was_chosen_is_kept_for_the_general_way(tensors, monkeypatch):
+    x, y = drawn(300, 31, 2)
+    chosen = []
+    monkeypatch.setattr(straight, "read", lambda *a, real=straight.read: chosen.append(1) or real(*a))
+    x[7] += 1e6
+    got = sdkde_core.estimate(x, y, **BACKEND)
+    assert tensors.pop() is None and chosen == [1]
+    np.testing.assert_allclose(got.numpy(), sdkde_core.estimate(x.numpy(), y.numpy(), **BACKEND), rtol=1e-3)
