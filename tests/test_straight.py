@@ -25,10 +25,11 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="test_in_the_interprete
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is what the test starts")
-def test_in_the_interpreter():
+@pytest.mark.parametrize("marked", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_in_the_interpreter(marked):
     """Triton decides when it is imported whether it interprets its kernels."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-m", marked]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
@@ -61,14 +62,16 @@ def drawn(n, m, d, dtype=torch.float32):
 
 
 @interpreted
-@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("log", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("bandwidth", [0.5, "per column", "matrix", "silverman"])
+@pytest.mark.parametrize(
+    "bandwidth", [0.5, "matrix", *(pytest.param(h, marks=pytest.mark.slow) for h in ("per column", "silverman"))]
+)
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
 def test_it_is_the_general_way_in_fewer_launches(method, bandwidth, weighted, log, tensors):
     if method == "laplace" and log:
         pytest.skip("the log of a negative estimate is NaN")
-    for n, m, d, dtype in ((70, 9, 3, torch.float32), (300, 20, 17, torch.float64)):
+    for n, m, d, dtype in ((70, 9, 3, torch.float32), (130, 10, 17, torch.float64)):
         x, y = drawn(n, m, d, dtype)
         h = {"per column": np.linspace(0.6, 0.9, d), "matrix": 0.4 * np.eye(d) + 0.1}.get(bandwidth, bandwidth)
         options = {"method": method, "bandwidth": h, "log": log, **BACKEND}
