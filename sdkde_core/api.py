@@ -155,9 +155,10 @@ def estimate(
             return densities(ready, given, log, out, advance)
 
     def compute(request: Request) -> Any:
-        found, request = straight.estimate(request, train, query, log)
-        if found is not None:
-            return found
+        if "torch" in sys.modules:  # else nothing is on a device
+            found, request = straight.estimate(request, train, query, log)
+            if found is not None:
+                return found
         ready = autograd.plan(request, train, query)
         renormalised = request.negative == "renormalise"
         constant = Fitted.of(ready).log_constant if renormalised else log_constant(request.kernel, ready.bandwidth)

@@ -17,13 +17,13 @@ fresh processes    :func:`run_python`: with nothing imported from the working di
 PyTorch's devices  :func:`memory_errors`, :func:`in_slabs`, :func:`on_device`,
                    :class:`PerStream`, :class:`Slots`, :func:`current_stream`, :func:`without_grad`
 prices             the module :mod:`prices <sdkde_core.choice.cost>`: rates, what threads gain, the time that Work takes
-numbers there      :func:`look` reads some on a device at once; :func:`rounded`, so that the same is decided often
+numbers there      :func:`rounded`, so that the same is decided often
 =================  ===================================================================================================
 """
 
 from __future__ import annotations
 
-from .arrays import look, rounded
+from .arrays import rounded
 from .choice import cost as prices
 from .choice.hardware import cpu_threads
 from .engine import exponents
@@ -56,7 +56,6 @@ __all__ = [
     "exponents",
     "in_child",
     "in_slabs",
-    "look",
     "map_threads",
     "memory_errors",
     "merge",

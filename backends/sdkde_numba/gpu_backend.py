@@ -9,7 +9,7 @@ import torch
 from numba import cuda
 
 from sdkde_core.nearby import LEFT_OUT, Index, index, lists, order
-from sdkde_core.plugin import PerStream, each, empty, in_slabs, look, on_device, rounded
+from sdkde_core.plugin import PerStream, each, empty, in_slabs, on_device, rounded
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Support
 from sdkde_core.tuning import reject
 
@@ -110,7 +110,7 @@ class CudaBackend:
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""
         vary = "weights" in problem.requires
-        span = look(lambda least: rounded(max(-least, 0.0)), columns.log_weights.min()) if vary else 0.0
+        span = rounded(max(0.0, -float(columns.log_weights.min()))) if vary else 0.0
         uniform = torch.zeros_like(columns.log_weights[0]) if vary else columns.log_weights[0].clone()
         return _State(problem, columns.points, columns.log_weights, span, uniform)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, look, on_device, rounded
+from sdkde_core.plugin import PerStream, empty, in_slabs, on_device, rounded
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support, Whitened
 
 from . import bounds, launch, price, products
@@ -104,7 +104,7 @@ class TritonBackend:
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""
         vary = "weights" in problem.requires
-        span = look(lambda least: rounded(max(-least, 0.0)), columns.log_weights.min()) if vary else 0.0
+        span = rounded(max(0.0, -float(columns.log_weights.min()))) if vary else 0.0
         log_weights = columns.log_weights
         if log_weights.data_ptr() % 16:  # kernels are compiled for aligned pointers
             log_weights = log_weights.clone()
