@@ -42,13 +42,13 @@ class Slots(threading.local):
 
     def __init__(self) -> None:
         self.tensor: Any = None
-        self.awaited = False  # a kernel's numbers, which an interrupt may have left unread
+        self.awaited: Any = None  # the device of a kernel whose numbers an interrupt may have left unread
 
     def ready(self, count: int, like: Any) -> Any:
         """Return room for ``count`` numbers ≥ 0, float64; ``like``: a tensor on the kernel's device."""
-        if self.awaited:
-            sys.modules["torch"].cuda.synchronize()
-        self.awaited = like.is_cuda
+        if self.awaited is not None:
+            sys.modules["torch"].cuda.synchronize(self.awaited)
+        self.awaited = like.device if like.is_cuda else None
         if self.tensor is None or self.tensor.shape[0] < count:
             torch, size = sys.modules["torch"], 1 << max(count - 1, 1023).bit_length()
             self.tensor = torch.empty(size, dtype=torch.float64, pin_memory=like.is_cuda)
@@ -64,7 +64,7 @@ class Slots(threading.local):
                 break
         else:
             sys.modules["torch"].cuda.current_stream(device).synchronize()  # which lets other threads run
-        self.awaited = False
+        self.awaited = None
         return float(numbers.max())
 
 
