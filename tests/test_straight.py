@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 import torch
 
 import sdkde_core
+from sdkde_core.arrays import Argument
 from sdkde_core.estimator import straight
 
 BACKEND = {"backend": "triton", "device": "cpu"}
@@ -90,6 +91,21 @@ def test_scores(tensors):
     assert tensors.pop() is not None
     want = sdkde_core.grad_log_density(x.numpy(), y.numpy(), bandwidth=0.5, **BACKEND)
     np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
+
+
+@interpreted
+@pytest.mark.parametrize("what", ["density", "log", "score"])
+@pytest.mark.parametrize("method", ["kde", "sdkde"])
+def test_prepared_queries(method, what, tensors):
+    x, y = drawn(200, 31, 3)
+    options = {"method": method, "bandwidth": 0.5, **BACKEND}
+    fitted, query = sdkde_core.prepare(x, **options)._fitted, Argument.of("query", y)
+    fitted.centre = torch.from_numpy(np.asarray(fitted.centre))  # of a card's tensors it is one
+    got = straight.answer(fitted, query._replace(array=y), what)
+    want = fitted.answer(fitted.read(query), what)
+    np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-5, atol=1e-6)
+    far = torch.full((1, 3), 3e9)
+    assert straight.answer(fitted, query._replace(array=far), what) is None
 
 
 @interpreted

@@ -81,11 +81,11 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
         kernel("pack", f"centre_{kind}", 512)(d, first, -(-n // stride), stride, d, centre)
     points = [torch.empty(x.shape, dtype=torch.float64, device=device) for x in given]
     programs = -(-n // 128) - (-m // 128)
-    slots, factor = _slots.ready(programs, first), 1.0 / scale if isinstance(scale, float) else 0.0
+    (slots, time), factor = _slots.ready(programs, first), 1.0 / scale if isinstance(scale, float) else 0.0
     by = None if isinstance(scale, float) else scale
     end = int(by is not None and by.ndim == 2), centre, points[0], points[1] if m else None, slots
     kernel("pack", f"whiten_{kind}", 256)(programs, first, second, n, m, d, factor, by, *end)
-    return Whitened(tuple(points), centre, _slots.largest(programs, device))
+    return Whitened(tuple(points), centre, _slots.largest(programs, device, time))
 
 
 def pack_symmetric(points: torch.Tensor, step: float) -> Symmetric:

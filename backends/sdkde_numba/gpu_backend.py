@@ -77,8 +77,7 @@ class CudaBackend:
     Parameters
     ----------
     skip : bool, optional
-        Leave out tiles of pairs that cannot matter: in 2 to 16 dimensions, of all rows at once, and where no call is
-        being recorded.
+        Leave out tiles of pairs that cannot matter: in 2 to 16 dimensions, of all rows at once.
     """
 
     def __init__(self, skip: bool = False) -> None:

@@ -103,9 +103,9 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
     width = max(2, 1 << (d - 1).bit_length())
     block = min(_ROWS, max(2, 2048 // width))
     programs = -(-n // block) - (-m // block)
-    slots, number = _slots.ready(programs, first), isinstance(scale, float)
+    (slots, time), number = _slots.ready(programs, first), isinstance(scale, float)
     by: Any = centre if isinstance(scale, float) else scale
     sizes = n, m, d, bits(1.0 / scale if isinstance(scale, float) else 1.0)
     arguments = (first, second, by, centre, points[0], points[-1], slots, *sizes)
     copy(whiten_kernel, programs, arguments, (0 if number else by.ndim, width, block))
-    return Whitened(tuple(points), centre, _slots.largest(programs, device))
+    return Whitened(tuple(points), centre, _slots.largest(programs, device, time))

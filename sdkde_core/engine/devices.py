@@ -43,27 +43,35 @@ class Slots(threading.local):
     def __init__(self) -> None:
         self.tensor: Any = None
         self.awaited: Any = None  # the device of a kernel whose numbers an interrupt may have left unread
+        self.times = 0
 
-    def ready(self, count: int, like: Any) -> Any:
-        """Return room for ``count`` numbers ≥ 0, float64; ``like``: a tensor on the kernel's device."""
+    def ready(self, count: int, like: Any) -> tuple[Any, int]:
+        """Return room for ``count`` numbers ≥ 0, float64, and for which time; ``like``: a tensor on the device."""
+        torch = sys.modules["torch"]
         if self.awaited is not None:
-            sys.modules["torch"].cuda.synchronize(self.awaited)
-        self.awaited = like.device if like.is_cuda else None
+            torch.cuda.synchronize(self.awaited)
         if self.tensor is None or self.tensor.shape[0] < count:
-            torch, size = sys.modules["torch"], 1 << max(count - 1, 1023).bit_length()
-            self.tensor = torch.empty(size, dtype=torch.float64, pin_memory=like.is_cuda)
-            self.numbers = self.tensor.numpy()
+            size = 1 << max(count - 1, 1023).bit_length()
+            tensor = torch.empty(size, dtype=torch.float64, device="cpu", pin_memory=like.is_cuda)
+            self.numbers, self.tensor = tensor.numpy(), tensor
+        self.awaited = like.device if like.is_cuda else None
+        self.times += 1
         self.numbers[:count] = -1.0
-        return self.tensor
+        return self.tensor, self.times
 
-    def largest(self, count: int, device: Any) -> float:
-        """Wait for so many numbers, and return the largest of them."""
+    def largest(self, count: int, device: Any, time: int) -> float:
+        """Wait for so many numbers of that time, and return the largest of them.
+
+        RuntimeError where a signal handler has asked for numbers of its own meanwhile.
+        """
         numbers = self.numbers[:count]
         for _ in range(100):  # as a rule they take some ten microseconds
             if numbers.min() >= 0.0:
                 break
         else:
             sys.modules["torch"].cuda.current_stream(device).synchronize()  # which lets other threads run
+        if time != self.times:
+            raise RuntimeError("another kernel has written there")
         self.awaited = None
         return float(numbers.max())
 

@@ -59,18 +59,23 @@ def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *argumen
     except (MemoryError, BackendUnavailable, Warning):
         raise
     except (Exception, SystemExit) as error:
-        if _from_signal_handler(error):
-            raise
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, KeyboardInterrupt):
-            cause = cause.__context__
-        if cause is not None:  # a lock of Python's own that Ctrl-C broke off raises another error at its end
-            raise cause from None
+        raise_interrupt(error)
         raise BackendFailed(info, problem.device, f"{type(error).__name__}: {error}") from error
     wrote = any(x._version != count for x, count in counts)
     if wrote or any(not np.array_equal(to_host(detached(x)), copy, equal_nan=True) for x, copy in kept):
         raise BackendFailed(info, problem.device, "it wrote to its inputs", spoiled=True)
     return found
+
+
+def raise_interrupt(error: BaseException) -> None:
+    """Raise an error again that is not a backend's: a signal handler's, or the Ctrl-C that it came of."""
+    if _from_signal_handler(error):
+        raise error
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__context__
+    if cause is not None:  # a lock of Python's own that Ctrl-C broke off raises another error at its end
+        raise cause from None
 
 
 def _from_signal_handler(error: BaseException) -> bool:

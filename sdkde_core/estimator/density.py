@@ -24,7 +24,7 @@ from .request import Request
 
 
 def density(sums: Partial, constant: float, log: bool, clip: bool = False) -> Any:
-    """Return the density, or its log: NaN where it is negative. Nothing is read on the host, so it can be recorded.
+    """Return the density, or its log: NaN where it is negative. Nothing is read on the host.
 
     ``constant`` is the kernel's log normalising constant; ``clip``: zero where it is negative, and the log −inf.
     """

@@ -22,7 +22,8 @@ import numpy as np
 from ..arrays import Argument, is_attached, rounded
 from ..bandwidth.matrix import Bandwidth, like
 from ..choice import registry
-from ..engine.failures import checks_always
+from ..engine.devices import PerStream
+from ..engine.failures import checks_always, raise_interrupt
 from ..protocol import BackendUnavailable, Columns, LineBackend, Problem, Reduction, with_fields
 from .density import density, log_constant
 from .plan import choose_near, read
@@ -39,7 +40,6 @@ class _Passes(NamedTuple):
     """What is launched for an extent."""
 
     backend: Any
-    ends: bool  # it has the feature ``"line"`` itself
     problems: tuple[Problem, ...]
     packed: tuple[Problem, ...]  # for :meth:`Backend.prepare`, of each pass
 
@@ -50,7 +50,7 @@ class _Line:
     def __init__(self, request: Request, shape: tuple[int, int], m: int | None, dtype: Any, place: str) -> None:
         self.request, (self.n, self.d), self.m, self.place = request, shape, m, place
         self.dtype = str(dtype).removeprefix("torch.")
-        self.equal = sys.modules["torch"].full((self.n,), -math.log(self.n), dtype=float, device=place)
+        self._equal, self.records = PerStream(), registry.records()
         self.known: dict[tuple[float, bool], _Passes | None] = {}
         self.how: dict[str, Any] = {"data_device": place, "calls": request.calls}
         self.how |= {"without": request.without}
@@ -63,12 +63,20 @@ class _Line:
         key = extent, weighted
         if key not in self.known:
             problems = self._problems(extent, weighted)
-            choice = choose_near(self.request, problems, **self.how) if extent <= CLEAR else None
-            self.known[key] = None
-            if choice is not None and choice.device == self.place and choice.info.arrays == "torch":
-                packed = tuple(with_fields(p, same=False) for p in problems)
-                self.known[key] = _Passes(choice.backend, "line" in choice.info.features, problems, packed)
+            choice, found = choose_near(self.request, problems, **self.how) if extent <= CLEAR else None, None
+            if choice is not None and choice.device == self.place and "line" in choice.info.features:
+                found = _Passes(choice.backend, problems, tuple(with_fields(p, same=False) for p in problems))
+            self.known[key] = found
         return self.known[key]
+
+    def equal(self, like: Any) -> Any:
+        """Log weights (n,) that are all equal; ``like``: a tensor where they are to be."""
+        torch = sys.modules["torch"]
+
+        def make() -> Any:
+            return torch.full((self.n,), -math.log(self.n), dtype=torch.float64, device=like.device)
+
+        return self._equal.get("equal", make, like, lambda made: [made])
 
     def _problems(self, extent: float, weighted: bool) -> tuple[Problem, ...]:
         requires = frozenset(["weights"] * weighted)
@@ -100,11 +108,11 @@ def place_of(*given: Any) -> str | None:
 def _line(request: Request, x: Any, m: int | None, place: str) -> _Line:
     """The line of calls like this one; it is made anew where backends have come or failed since."""
     environment = [os.environ.get(name) for name in ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB")]
-    options = [request.goal, request.method, request.precision, request.backend, request.device]
+    options = [request.goal, request.method, request.precision, request.backend, request.device, request.calls]
     state = *registry.aside, *registry.warm.items(), *request.without
-    key = (x.shape, x.dtype, m, place, *options, *environment, id(registry.records()), state)
+    key = (x.shape, x.dtype, m, place, *options, *environment, state)
     line = _lines.get(key)
-    if line is None:
+    if line is None or line.records is not registry.records():
         if len(_lines) >= 32:  # each keeps n numbers on the device
             _lines.clear()
         kept = with_fields(request, weights=None, bandwidth="silverman")  # which may hold the user's arrays
@@ -118,7 +126,7 @@ def estimate(request: Request, train: Any, query: Any, log: bool = False) -> tup
     And the request, for the general way: where a bandwidth was chosen from the data, with that.
     """
     if type(train) is np.ndarray:
-        return _of_arrays(request, train, query, log), request
+        return _of_arrays(request, train, query, log)
     given, weights = (train,) if query is None else (train, query), request.weights
     place = place_of(*given) if weights is None else place_of(*given, weights)
     attached = place is not None and is_attached(request.bandwidth)
@@ -132,20 +140,23 @@ def estimate(request: Request, train: Any, query: Any, log: bool = False) -> tup
     if bandwidth.narrow or not isinstance(bandwidth.factor, np.ndarray):
         return None, request
 
+    def scale() -> Any:
+        factor = bandwidth.factor if bandwidth.factor.ndim == 1 else bandwidth.inverse
+        return like(factor, train)
+
     def compute() -> Any:
         line = _line(request, train, None if query is None else query.shape[0], place)
-        log_weights = line.equal if weights is None else _log_weights(weights, line.equal)
-        if line.whitening is None or log_weights is None:
-            return None
-        found = line.whitening.whiten(given, _scale(bandwidth, train))
-        passes = None if found is None else line.passes(rounded(found.extent), log_weights is not line.equal)
+        known = None if weights is None else _log_weights(weights)
+        found = None if line.whitening is None or known is False else line.whitening.whiten(given, scale())
+        passes = None if found is None else line.passes(rounded(found.extent), known is not None)
         if found is None or passes is None:
             return None
-        backend, _, problems, packed = passes
+        backend, problems, packed = passes
+        log_weights = line.equal(train) if known is None else known
         columns, queries = Columns(found.points[0], log_weights), found.points[-1]
         for problem, whole in zip(problems[:-1], packed):
             state = backend.prepare(whole, columns)
-            moved = backend.moved(problem, state) if passes.ends else None
+            moved = backend.moved(problem, state)
             if moved is None:
                 moved = columns.points.add(backend.reduce(problem, None, state).shift, alpha=0.5)
             columns = Columns(moved, log_weights)
@@ -153,33 +164,43 @@ def estimate(request: Request, train: Any, query: Any, log: bool = False) -> tup
         what = "score" if request.goal is Goal.GRADIENT else "log" if log else "density"
         asked = last, None if last.same else queries, state
         constant = log_constant("gaussian", bandwidth)
-        return _result(backend, passes.ends, asked, bandwidth, constant, request.negative, what, train.dtype)
+        return _result(backend, asked, bandwidth, constant, request.negative, what, train.dtype)
 
     return _attempt(compute), request
 
 
-def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> Any:
+def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> tuple[Any, Request]:
     """The same of NumPy's arrays, where PyTorch has made a GPU's context and a backend there seems to be the fastest.
 
     As if they lay at EXTENT bandwidths: how far they reach is known once they are there.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized() or not _plain(request) or is_attached(request.bandwidth):
-        return None
+    torch = sys.modules["torch"]
+    if not torch.cuda.is_initialized() or not _plain(request) or is_attached(request.bandwidth):
+        return None, request
     arrays = [x for x in (train, query, request.weights) if x is not None]
     floats = train.dtype in (np.float32, np.float64) and all(type(x) is np.ndarray for x in arrays)
-    if not floats or not all(x.dtype == train.dtype and x.flags.c_contiguous for x in arrays):
-        return None
-    if train.ndim != 2 or not train.size or (query is not None and (query.ndim != 2 or not query.size)):
-        return None
+    if not floats or any(x.dtype != train.dtype for x in arrays) or not _fits(train, query, request.weights):
+        return None, request
     (n, d), m, weighted = train.shape, None if query is None else query.shape[0], request.weights is not None
+    if (n + (m or 0)) * max(d, 16) > 1 << 23:  # to bring them there takes longer than launches
+        return None, request
     problems = request.problems(m, n, d, EXTENT, frozenset(["weights"] * weighted), str(train.dtype), "cpu")
     choice = choose_near(request, problems, data_device="cpu", calls=request.calls, without=request.without)
     if choice is None or choice.device != f"cuda:{torch.cuda.current_device()}" or "line" not in choice.info.features:
-        return None
-    there = [None if x is None else torch.tensor(x, device=choice.device) for x in (train, query, request.weights)]
-    found, _ = estimate(with_fields(request, weights=there[2]), there[0], there[1], log)
-    return None if found is None else found.cpu().numpy()
+        return None, request
+    chosen = request
+
+    def compute() -> Any:
+        nonlocal chosen
+        x, y, weights = (
+            None if x is None else torch.from_numpy(np.array(x, order="C")).to(choice.device)
+            for x in (train, query, request.weights)
+        )
+        found, inner = estimate(with_fields(request, weights=weights), x, y, log)
+        chosen = with_fields(request, bandwidth=inner.bandwidth)
+        return None if found is None else found.cpu().numpy()
+
+    return _attempt(compute), chosen
 
 
 def answer(fitted: Fitted, query: Argument, what: str) -> Any:
@@ -198,23 +219,23 @@ def answer(fitted: Fitted, query: Argument, what: str) -> Any:
             return None
         backend, problem, _, state = columns
         found = backend.whiten((x,), fitted.scale, fitted.centre)
-        if found is None or rounded(found.extent) > problem.extent:
+        if found is None or found.extent > CLEAR or rounded(found.extent) > problem.extent:
             return None
         asked = with_fields(problem, m=x.shape[0]), found.points[0], state
         dtype = max(query.dtype, fitted.problem.dtype)  # "float64" > "float32"
         rest = fitted.log_constant, request.negative, what, getattr(sys.modules["torch"], dtype)
-        return _result(backend, True, asked, fitted.bandwidth, *rest)
+        return _result(backend, asked, fitted.bandwidth, *rest)
 
     return _attempt(compute)
 
 
 def _result(
-    backend: Any, ends: bool, asked: Any, bandwidth: Bandwidth, constant: float, negative: str, what: str, dtype: Any
+    backend: Any, asked: Any, bandwidth: Bandwidth, constant: float, negative: str, what: str, dtype: Any
 ) -> Any:
     """Sum the last pass, ``asked``: its problem, queries and state; and return what is wanted, as the user wants it."""
     if what == "score":
         return bandwidth.pull_back(backend.reduce(*asked).shift).to(dtype)
-    if ends and asked[0].reduction is Reduction.LOG_SUM:
+    if asked[0].reduction is Reduction.LOG_SUM:
         found = backend.density(*asked, constant, what == "log", dtype)
         if found is not None:
             return found
@@ -222,16 +243,15 @@ def _result(
 
 
 def _fits(train: Any, query: Any, weights: Any) -> bool:
-    """Whether the shapes are what they should be, and the dtypes alike."""
-    if (
-        train.ndim != 2
-        or not 0 < train.numel() <= 1 << 24
-        or (weights is not None and weights.shape != train.shape[:1])
-    ):
+    """Whether the shapes are what they should be, and the dtypes of the points alike."""
+    if train.ndim != 2 or not 0 < math.prod(train.shape) <= 1 << 24:
+        return False
+    if weights is not None and weights.shape != train.shape[:1]:
         return False
     if query is None:
         return True
-    return query.ndim == 2 and query.shape[1:] == train.shape[1:] and query.numel() > 0 and query.dtype is train.dtype
+    alike = query.ndim == 2 and query.shape[1] == train.shape[1] and query.dtype == train.dtype
+    return alike and query.shape[0] > 0
 
 
 def _plain(request: Request) -> bool:
@@ -246,29 +266,25 @@ def _device_asked(request: Request) -> bool:
     return not isinstance(request.device, tuple) and request.device != "cpu"
 
 
-def _log_weights(weights: Any, equal: Any) -> Any:
-    """Normalised log weights (n,), float64; ``equal`` where they do not differ, None where one is not positive."""
+def _log_weights(weights: Any) -> Any:
+    """Normalised log weights (n,), float64; None where they do not differ, False where one is not positive."""
     weights = weights.double()
     least, most = sys.modules["torch"].stack(weights.aminmax()).tolist()
     if not 0.0 < least <= most < math.inf:
-        return None
-    return equal if least == most else weights.log().log_softmax(0)
-
-
-def _scale(bandwidth: Bandwidth, x: Any) -> Any:
-    """What :class:`LineBackend` takes for a bandwidth, where x is."""
-    if bandwidth.factor.ndim == 1:
-        return like(bandwidth.factor, x)
-    return like(bandwidth.inverse, x)
+        return False
+    return None if least == most else weights.log().log_softmax(0)
 
 
 def _attempt(compute: Callable[[], Any]) -> Any:
     """Return a result; None where the general way is to find out what is wrong, and to say it."""
     try:
         return compute()
-    except BackendUnavailable:
+    except (BackendUnavailable, MemoryError):  # it may have another backend, or fewer rows at a time
         return None
-    except Exception as error:  # a backend may raise anything, and where memory does not suffice rows are to be cut
+    except Warning:  # that the user has made an error
+        raise
+    except (Exception, SystemExit) as error:  # a backend may raise anything
+        raise_interrupt(error)
         if checks_always():
             raise
         _logger.debug("the straight line ended with %s: %s", type(error).__name__, error)
