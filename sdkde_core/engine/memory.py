@@ -120,24 +120,23 @@ def claim_memory(
         What the user may do, for the message.
     """
     mine = object()
-    with _lock:
-        claimed, together = sum(_claims.values()), tasks
-        # To read all limits takes some 0.2 ms.
-        for limit in limits() if size + tasks * each >= 64 << 20 else _address_space():
-            left = limit.free - claimed - limit.call - size
-            together = max(0, min(together, left // max(1, each + limit.thread)))
-            if together < fewest:
-                needed = limit.call + size + fewest * (each + limit.thread)
-                raise MemoryError(
-                    f"{purpose} takes {_text(needed)} of memory, and {_text(limit.free - claimed)} is free under "
-                    f"{limit.name}; {mend or 'free memory, or raise that limit'}"
-                )
-        _claims[mine] = size + together * each
-    try:
+    try:  # before the claim: Ctrl-C may come right after it
+        with _lock:
+            claimed, together = sum(list(_claims.values())), tasks
+            # To read all limits takes some 0.2 ms.
+            for limit in limits() if size + tasks * each >= 64 << 20 else _address_space():
+                left = limit.free - claimed - limit.call - size
+                together = max(0, min(together, left // max(1, each + limit.thread)))
+                if together < fewest:
+                    needed = limit.call + size + fewest * (each + limit.thread)
+                    raise MemoryError(
+                        f"{purpose} takes {_text(needed)} of memory, and {_text(limit.free - claimed)} is free under "
+                        f"{limit.name}; {mend or 'free memory, or raise that limit'}"
+                    )
+            _claims[mine] = size + together * each
         yield together
     finally:
-        with _lock:
-            _claims.pop(mine, None)
+        _claims.pop(mine, None)  # without the lock, for which a second Ctrl-C might come
 
 
 def _text(size: int) -> str:
