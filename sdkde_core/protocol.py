@@ -526,7 +526,7 @@ class AdvancedInfo(BackendInfo):
     Parameters
     ----------
     startup_seconds : float
-        Time from nothing imported to the first result of a tiny problem, of which nothing is to be compiled.
+        Time from nothing imported to the first result of a tiny problem whose kernels were compiled before.
     compile_seconds : callable
         ``compile_seconds(problem) -> float``: what compiling for a problem of this kind takes where that is not done
         yet, in seconds; it counts as start-up does. Not what is compiled once on a machine, whatever the problem.

@@ -31,8 +31,8 @@ def finish_log_sum_kernel(
 ):
     """Merge the splits in order, float64: ℓ, and for LAPLACE the sign and log |L| (then ℓ is log M), (1 or 3, m).
 
-    Without weights all columns have the first one's. END 1: a constant is added, of which the argument has the bits; 2:
-    and then its exponential taken. SINGLE: ``out`` is float32.
+    Without weights every column's log weight is that of the first. END 1 adds a constant, whose bits the argument
+    ``constant`` holds; END 2 also takes the exponential. SINGLE: ``out`` is float32.
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     size = wide(m) * splits
