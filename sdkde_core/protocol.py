@@ -24,6 +24,7 @@ import importlib.machinery
 import importlib.util
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -516,7 +517,24 @@ class BackendInfo:
         if unknown and len(known) == len(parameters):
             taken = f"pass some of {', '.join(known)}" if known else "there are none"
             raise TypeError(f"there is no option {unknown[0]!r}; {taken}{did_you_mean(unknown[0], known)}")
-        return factory(**(options or {}))
+        backend = factory(**(options or {}))
+        _call_functions_once()
+        return backend
+
+
+def _call_functions_once() -> None:
+    """Call PyTorch's elementary functions on a CPU once, before several threads may call them at the same time.
+
+    MKL, which computes them, looks for a function's kernel at its first call. Where two threads are the first at once,
+    one may compute with another kernel of 3e-9 or, in float32, 1e-4 relative error, without a word:
+    https://github.com/pytorch/pytorch/issues/188792.
+    """
+    if "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        for dtype in (torch.float32, torch.float64):
+            x = torch.ones(1, dtype=dtype, device="cpu")
+            for name in ("exp", "log", "log1p", "sqrt", "cos", "sin"):
+                getattr(x, name)()
 
 
 @dataclass(frozen=True)
