@@ -24,7 +24,8 @@ RATE = hardware.NOMINAL_CORE.scalar_flops
 
 @pytest.fixture
 def plugins(monkeypatch):
-    """``plugins(info, …)``: what is installed, that alone."""
+    """``plugins(info, …)``: what is installed, that alone; in a process that uses no GPU."""
+    monkeypatch.setattr(judge, "has_context", lambda device: False)
 
     def only(*infos):
         records = tuple(registry.Record(i.name, "ok", "installed", "x", "1", "x:INFO", i) for i in infos)
