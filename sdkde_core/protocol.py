@@ -386,7 +386,9 @@ class Whitened(NamedTuple):
 
     points: tuple[Any, ...]  # (k, d) float64 each, in C order
     centre: Any  # (d,) float64, data units
-    extent: float  # the largest distance from the centre; inf where a number is NaN or infinite
+    # The largest distance from the centre; inf where a number is NaN or infinite. While a CUDA graph is captured a
+    # tensor on the device.
+    extent: Any
 
 
 class LineBackend(Backend, TypingProtocol):

@@ -369,6 +369,53 @@ def test_streams_and_threads_have_results_of_their_own():
         list(pool.map(many, range(4)))
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_a_call_within_a_graph_of_the_user(method, weighted):
+    """A captured call reads new data at each replay; of data that reach further than any before it makes NaN."""
+    x, y = torch.randn(900, 5, device="cuda"), torch.randn(70, 5, device="cuda")
+    w = torch.rand(900, device="cuda") + 0.1
+    how = {"method": method, "bandwidth": 0.7, "precision": "fast", "weights": w if weighted else None}
+    prepared = sdkde_core.prepare(x, **how)
+
+    def call():
+        return sdkde_core.estimate(x, y, **how), sdkde_core.estimate(x, log=True, **how), prepared.estimate(y)
+
+    with torch.cuda.stream(torch.cuda.Stream()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sdkde_core.estimate(4.0 * x, y, **how)
+        before = call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    graph.replay()
+    # Another extent than the data's may have another formula chosen.
+    for got, want in zip(captured, before):
+        torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-6, equal_nan=True)
+    x.copy_(torch.randn(900, 5, device="cuda"))
+    y.copy_(torch.randn(70, 5, device="cuda"))
+    graph.replay()
+    got, _, at = (a.clone() for a in captured)
+    torch.testing.assert_close(got, sdkde_core.estimate(x, y, **how), rtol=2e-3, atol=2e-6)
+    torch.testing.assert_close(at, prepared.estimate(y), rtol=2e-3, atol=2e-6)
+    y[3] *= 1e3
+    graph.replay()
+    assert captured[0].isnan().all()
+    assert captured[2].isnan().all()
+
+
+def test_what_no_graph_can_capture_is_refused():
+    x = torch.randn(333, 7, device="cuda")
+    sdkde_core.estimate(x[:5], bandwidth=0.5)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        x + 1.0
+        for how, message in (({}, "bandwidth='auto' reads the data"), ({"bandwidth": 0.123}, "call once with data")):
+            with pytest.raises(RuntimeError, match=message):
+                sdkde_core.estimate(x, **how)
+
+
 def test_a_card_is_warmed_up():
     took = sdkde_core.warm_up("cuda")
     assert took.keys() == {"cuda:0"}

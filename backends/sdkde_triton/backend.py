@@ -156,6 +156,8 @@ class TritonBackend:
             return False
         if own or (own is None and "exclude_self" in problem.requires):
             return False
+        if rows.is_cuda and torch.cuda.is_current_stream_capturing():  # to look for pairs needs the host
+            return False
         if _way(problem, state.problem.extent, state.span, listed=True).formula != "packed":
             return False
         given = problem, rows, state.points, state.weights.log

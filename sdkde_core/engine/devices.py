@@ -33,11 +33,17 @@ def current_stream(device: int) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream if handle is None else handle(device))
 
 
+def captures(x: Any) -> bool:
+    """Whether x is a CUDA tensor, and its user captures a CUDA graph on the current stream."""
+    return bool(getattr(x, "is_cuda", False)) and bool(sys.modules["torch"].cuda.is_current_stream_capturing())
+
+
 class Slots(threading.local):
     """Numbers that a kernel's programs write to the host's memory, one each: read as soon as all are there.
 
     To copy a number from the device, and to wait for the copy, takes the host three times as long. Every thread has its
-    own, and waits for one kernel before it launches the next.
+    own, and waits for one kernel before it launches the next. While a CUDA graph is captured nothing can be waited for:
+    then the numbers stay on the device, and so does the largest.
     """
 
     def __init__(self) -> None:
@@ -48,6 +54,9 @@ class Slots(threading.local):
     def ready(self, count: int, like: Any) -> tuple[Any, int]:
         """Return room for ``count`` numbers ≥ 0, float64, and for which time; ``like``: a tensor on the device."""
         torch = sys.modules["torch"]
+        if captures(like):
+            self.captured = torch.empty(count, dtype=torch.float64, device=like.device)
+            return self.captured, 0
         if self.awaited is not None:
             torch.cuda.synchronize(self.awaited)
         if self.tensor is None or self.tensor.shape[0] < count:
@@ -59,11 +68,13 @@ class Slots(threading.local):
         self.numbers[:count] = -1.0
         return self.tensor, self.times
 
-    def largest(self, count: int, device: Any, time: int) -> float:
-        """Wait for so many numbers of that time, and return the largest of them.
+    def largest(self, count: int, device: Any, time: int) -> Any:
+        """Wait for so many numbers of that time, and return the largest of them: a tensor while a graph is captured.
 
         RuntimeError where a signal handler has asked for numbers of its own meanwhile.
         """
+        if not time:
+            return self.captured.amax()
         numbers = self.numbers[:count]
         for _ in range(100):  # as a rule they take some ten microseconds
             if numbers.min() >= 0.0:
@@ -143,6 +154,8 @@ class PerStream:
         """
         stream = current_stream(like.get_device()) if like.is_cuda else 0
         if key not in self._made:
+            if captures(like):
+                return make()  # in memory that is the graph's
             self._made[key] = make(), {stream}
         value, known = self._made[key]
         if stream not in known:

@@ -18,6 +18,7 @@ from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
 from ..bandwidth.matrix import Bandwidth
+from ..engine.devices import captures
 from ..messages import caller_level
 from ..protocol import Partial
 from .request import Request
@@ -45,7 +46,9 @@ def has_gaps(request: Request, log: bool) -> bool:
 
 
 def undefined(log_density: Any) -> int:
-    """Return of how many rows the log is NaN, once the device has computed it."""
+    """Return of how many rows the log is NaN, once the device has computed it; 0 while a CUDA graph is captured."""
+    if captures(log_density):
+        return 0
     xp = array_namespace(log_density)
     return int(xp.sum(xp.astype(xp.isnan(log_density), xp.int32)))  # of an array of the user's: any library, any device
 

@@ -6,6 +6,10 @@ and their extent are computed by two kernels (a backend's feature ``"line"``), t
 follows from it and from the shapes. That is kept, by the shapes and options of a call. Where the data ask for more,
 the functions here return None, and the general way answers: outliers, weights of zero, numbers that are not finite,
 input that requires grad, and errors, whose messages it makes.
+
+While the user captures a CUDA graph nothing can be read, and there is no other way. The passes are then those for the
+largest extent that calls of these shapes and options had before. Where a replay finds that its data reach further, or
+are not finite, it returns NaN.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import numpy as np
 from ..arrays import Argument, is_attached, rounded
 from ..bandwidth.matrix import Bandwidth, like
 from ..choice import registry
-from ..engine.devices import PerStream
+from ..engine.devices import PerStream, captures
 from ..engine.failures import checks_always, raise_interrupt
 from ..protocol import BackendUnavailable, Columns, LineBackend, Problem, Reduction, with_fields
 from .density import density, log_constant
@@ -51,6 +55,7 @@ class _Line:
         self.request, (self.n, self.d), self.m, self.place = request, shape, m, place
         self.dtype = str(dtype).removeprefix("torch.")
         self._equal, self.records = PerStream(), registry.records()
+        self.extent = 0.0  # the largest of the calls so far
         self.known: dict[tuple[float, bool], _Passes | None] = {}
         self.how: dict[str, Any] = {"data_device": place, "calls": request.calls}
         self.how |= {"without": request.without}
@@ -100,7 +105,7 @@ def place_of(*given: Any) -> str | None:
         if x.dtype is not torch.float32 and x.dtype is not torch.float64:
             return None
     device = torch.cuda.current_device()
-    if any(x.get_device() != device for x in given) or torch.cuda.is_current_stream_capturing():
+    if any(x.get_device() != device for x in given):
         return None
     return f"cuda:{device}"
 
@@ -127,6 +132,26 @@ def estimate(request: Request, train: Any, query: Any, log: bool = False) -> tup
     """
     if type(train) is np.ndarray:
         return _of_arrays(request, train, query, log)
+    captured = captures(train)
+    if captured and isinstance(request.bandwidth, str):
+        raise RuntimeError(
+            f"bandwidth={request.bandwidth!r} reads the data, which cannot be captured in a CUDA graph; pass numbers"
+        )
+    found, request = _of_tensors(request, train, query, log, captured)
+    if captured and found is None:
+        raise RuntimeError(_NOT_CAPTURED)
+    return found, request
+
+
+#: Why a call fails while a CUDA graph is captured, for one reason or another.
+_NOT_CAPTURED = (
+    "this call cannot be captured in a CUDA graph: call once with data of the same shapes and extent, and with the "
+    "same options, before the capture; train and query must be contiguous tensors of one dtype on one device, which "
+    "has backend 'triton' or 'hopper', and bandwidth one number"
+)
+
+
+def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: bool) -> tuple[Any, Request]:
     given, weights = (train,) if query is None else (train, query), request.weights
     place = place_of(*given) if weights is None else place_of(*given, weights)
     attached = place is not None and is_attached(request.bandwidth)
@@ -146,11 +171,15 @@ def estimate(request: Request, train: Any, query: Any, log: bool = False) -> tup
 
     def compute() -> Any:
         line = _line(request, train, None if query is None else query.shape[0], place)
-        known = None if weights is None else _log_weights(weights)
+        known, positive = (None, None) if weights is None else _log_weights(weights, captured)
         found = None if line.whitening is None or known is False else line.whitening.whiten(given, scale())
-        passes = None if found is None else line.passes(rounded(found.extent), known is not None)
-        if found is None or passes is None:
+        if found is None:
             return None
+        extent = line.extent if captured else rounded(found.extent)
+        passes = None if captured and not extent else line.passes(extent, known is not None)
+        if passes is None:
+            return None
+        line.extent = max(line.extent, extent)
         backend, problems, packed = passes
         log_weights = line.equal(train) if known is None else known
         columns, queries = Columns(found.points[0], log_weights), found.points[-1]
@@ -164,9 +193,16 @@ def estimate(request: Request, train: Any, query: Any, log: bool = False) -> tup
         what = "score" if request.goal is Goal.GRADIENT else "log" if log else "density"
         asked = last, None if last.same else queries, state
         constant = log_constant("gaussian", bandwidth)
-        return _result(backend, asked, bandwidth, constant, request.negative, what, train.dtype)
+        result = _result(backend, asked, bandwidth, constant, request.negative, what, train.dtype)
+        return _where(found.extent <= extent, positive, result) if captured else result
 
     return _attempt(compute), request
+
+
+def _where(within: Any, positive: Any, result: Any) -> Any:
+    """A captured result; NaN where the data of a replay are not what the passes were chosen for."""
+    within = within if positive is None else within & positive
+    return sys.modules["torch"].where(within, result, math.nan)
 
 
 def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> tuple[Any, Request]:
@@ -205,6 +241,13 @@ def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> tuple[Any
 
 def answer(fitted: Fitted, query: Argument, what: str) -> Any:
     """Return the ``"density"``, its ``"log"`` (m,) or the ``"score"`` (m, d) of prepared columns, or None."""
+    found = _answer(fitted, query, what)
+    if found is None and captures(query.array):
+        raise RuntimeError(_NOT_CAPTURED)
+    return found
+
+
+def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
     x, request, choice = query.array, fitted.request, fitted.choice
     place = place_of(x)
     laplace_score = what == "score" and request.method == "laplace"
@@ -218,13 +261,14 @@ def answer(fitted: Fitted, query: Argument, what: str) -> Any:
         if columns is None or fitted.bandwidth.narrow:
             return None
         backend, problem, _, state = columns
-        found = backend.whiten((x,), fitted.scale, fitted.centre)
-        if found is None or found.extent > CLEAR or rounded(found.extent) > problem.extent:
+        found, captured = backend.whiten((x,), fitted.scale, fitted.centre), captures(x)
+        if found is None or (not captured and (found.extent > CLEAR or rounded(found.extent) > problem.extent)):
             return None
         asked = with_fields(problem, m=x.shape[0]), found.points[0], state
         dtype = max(query.dtype, fitted.problem.dtype)  # "float64" > "float32"
         rest = fitted.log_constant, request.negative, what, getattr(sys.modules["torch"], dtype)
-        return _result(backend, asked, fitted.bandwidth, *rest)
+        result = _result(backend, asked, fitted.bandwidth, *rest)
+        return _where(found.extent <= min(CLEAR, problem.extent), None, result) if captured else result
 
     return _attempt(compute)
 
@@ -266,13 +310,19 @@ def _device_asked(request: Request) -> bool:
     return not isinstance(request.device, tuple) and request.device != "cpu"
 
 
-def _log_weights(weights: Any) -> Any:
-    """Normalised log weights (n,), float64; None where they do not differ, False where one is not positive."""
+def _log_weights(weights: Any, captured: bool) -> tuple[Any, Any]:
+    """Normalised log weights (n,), float64; None where they do not differ, False where one is not positive.
+
+    While a graph is captured the weights themselves, and on the device whether all of them are positive.
+    """
     weights = weights.double()
-    least, most = sys.modules["torch"].stack(weights.aminmax()).tolist()
+    least, most = weights.aminmax()
+    if captured:
+        return weights.log().log_softmax(0), (least > 0.0) & (most < math.inf)
+    least, most = sys.modules["torch"].stack((least, most)).tolist()
     if not 0.0 < least <= most < math.inf:
-        return False
-    return None if least == most else weights.log().log_softmax(0)
+        return False, None
+    return None if least == most else weights.log().log_softmax(0), None
 
 
 def _attempt(compute: Callable[[], Any]) -> Any:
