@@ -375,8 +375,8 @@ def test_a_call_within_a_graph_of_the_user(method, weighted):
     """A captured call reads new data at each replay; of data that reach further than any before it makes NaN."""
     x, y = torch.randn(900, 5, device="cuda"), torch.randn(70, 5, device="cuda")
     w = torch.rand(900, device="cuda") + 0.1
-    how = {"method": method, "bandwidth": 0.7, "precision": "fast", "weights": w if weighted else None}
-    prepared = sdkde_core.prepare(x, **how)
+    how = {"method": method, "bandwidth": 0.7, "precision": "fast"}
+    prepared = sdkde_core.prepare(x, weights=w if weighted else None, **how)
 
     def call():
         return sdkde_core.estimate(x, y, **how), sdkde_core.estimate(x, log=True, **how), prepared.estimate(y)
@@ -411,7 +411,12 @@ def test_what_no_graph_can_capture_is_refused():
     torch.cuda.synchronize()
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         x + 1.0
-        for how, message in (({}, "bandwidth='auto' reads the data"), ({"bandwidth": 0.123}, "call once with data")):
+        weights = torch.empty(333, device="cuda")
+        for how, message in (
+            ({}, "bandwidth='auto' reads the data"),
+            ({"bandwidth": 0.123}, "call once with data"),
+            ({"bandwidth": 0.5, "weights": weights}, "weights None"),
+        ):
             with pytest.raises(RuntimeError, match=message):
                 sdkde_core.estimate(x, **how)
 

@@ -147,7 +147,7 @@ def estimate(request: Request, train: Any, query: Any, log: bool = False) -> tup
 _NOT_CAPTURED = (
     "this call cannot be captured in a CUDA graph: call once with data of the same shapes and extent, and with the "
     "same options, before the capture; train and query must be contiguous tensors of one dtype on one device, which "
-    "has backend 'triton' or 'hopper', and bandwidth one number"
+    "has backend 'triton' or 'hopper'; bandwidth must be one number, and weights None but for prepared samples"
 )
 
 
@@ -171,12 +171,14 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
 
     def compute() -> Any:
         line = _line(request, train, None if query is None else query.shape[0], place)
-        known, positive = (None, None) if weights is None else _log_weights(weights, captured)
+        if captured and (weights is not None or not line.extent):  # weights have to be looked at
+            return None
+        known = None if weights is None else _log_weights(weights)
         found = None if line.whitening is None or known is False else line.whitening.whiten(given, scale())
         if found is None:
             return None
         extent = line.extent if captured else rounded(found.extent)
-        passes = None if captured and not extent else line.passes(extent, known is not None)
+        passes = line.passes(extent, known is not None)
         if passes is None:
             return None
         line.extent = max(line.extent, extent)
@@ -194,14 +196,13 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         asked = last, None if last.same else queries, state
         constant = log_constant("gaussian", bandwidth)
         result = _result(backend, asked, bandwidth, constant, request.negative, what, train.dtype)
-        return _where(found.extent <= extent, positive, result) if captured else result
+        return _where(found.extent <= extent, result) if captured else result
 
     return _attempt(compute), request
 
 
-def _where(within: Any, positive: Any, result: Any) -> Any:
+def _where(within: Any, result: Any) -> Any:
     """A captured result; NaN where the data of a replay are not what the passes were chosen for."""
-    within = within if positive is None else within & positive
     return sys.modules["torch"].where(within, result, math.nan)
 
 
@@ -268,7 +269,7 @@ def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
         dtype = max(query.dtype, fitted.problem.dtype)  # "float64" > "float32"
         rest = fitted.log_constant, request.negative, what, getattr(sys.modules["torch"], dtype)
         result = _result(backend, asked, fitted.bandwidth, *rest)
-        return _where(found.extent <= min(CLEAR, problem.extent), None, result) if captured else result
+        return _where(found.extent <= min(CLEAR, problem.extent), result) if captured else result
 
     return _attempt(compute)
 
@@ -310,19 +311,13 @@ def _device_asked(request: Request) -> bool:
     return not isinstance(request.device, tuple) and request.device != "cpu"
 
 
-def _log_weights(weights: Any, captured: bool) -> tuple[Any, Any]:
-    """Normalised log weights (n,), float64; None where they do not differ, False where one is not positive.
-
-    While a graph is captured the weights themselves, and on the device whether all of them are positive.
-    """
+def _log_weights(weights: Any) -> Any:
+    """Normalised log weights (n,), float64; None where they do not differ, False where one is not positive."""
     weights = weights.double()
-    least, most = weights.aminmax()
-    if captured:
-        return weights.log().log_softmax(0), (least > 0.0) & (most < math.inf)
-    least, most = sys.modules["torch"].stack((least, most)).tolist()
+    least, most = sys.modules["torch"].stack(weights.aminmax()).tolist()
     if not 0.0 < least <= most < math.inf:
-        return False, None
-    return None if least == most else weights.log().log_softmax(0), None
+        return False
+    return None if least == most else weights.log().log_softmax(0)
 
 
 def _attempt(compute: Callable[[], Any]) -> Any:
