@@ -57,6 +57,7 @@ class _Line:
         self._equal, self.records = PerStream(), registry.records()
         self.extent = 0.0  # the largest of the calls so far
         self.known: dict[tuple[float, bool], _Passes | None] = {}
+        self.choices: dict[tuple[float, bool], Any] = {}
         self.how: dict[str, Any] = {"data_device": place, "calls": request.calls}
         self.how |= {"without": request.without}
         near = choose_near(request, self._problems(1.0, False), **self.how)
@@ -64,15 +65,28 @@ class _Line:
         self.whitening: LineBackend | None = near.backend if near and able else None  # type: ignore[assignment]
 
     def passes(self, extent: float, weighted: bool) -> _Passes | None:
-        """Return the passes for points within the extent; None where some of them would be summed apart."""
+        """Return the passes for points within the extent; None where some of them would be summed apart.
+
+        To choose takes ten times as long as a small estimate, and the extent changes with the data. So the backend is
+        chosen for the next half power of two, if all is near within that too.
+        """
         key = extent, weighted
         if key not in self.known:
-            problems = self._problems(extent, weighted)
-            choice, found = choose_near(self.request, problems, **self.how) if extent <= CLEAR else None, None
+            found = choice = None
+            if extent <= CLEAR:
+                wide = 2.0 ** (math.ceil(2.0 * math.log2(max(extent, 1.0))) / 2.0)
+                choice = self._choice(wide, weighted) or self._choice(extent, weighted)
             if choice is not None and choice.device == self.place and "line" in choice.info.features:
+                problems = self._problems(extent, weighted)
                 found = _Passes(choice.backend, problems, tuple(with_fields(p, same=False) for p in problems))
             self.known[key] = found
         return self.known[key]
+
+    def _choice(self, extent: float, weighted: bool) -> Any:
+        key = extent, weighted
+        if key not in self.choices:
+            self.choices[key] = choose_near(self.request, self._problems(*key), **self.how)
+        return self.choices[key]
 
     def equal(self, like: Any) -> Any:
         """Log weights (n,) that are all equal; ``like``: a tensor where they are to be."""
