@@ -21,7 +21,7 @@ import torch
 
 from sdkde_core.plugin import cache_folder, current_stream, memory_errors, new_lock, on_device, write_atomically
 
-from .bounds import RAISED_BITS, SCALE_BITS, WEIGHT_BITS
+from .bounds import RAISED_BITS, SCALE_BITS
 from .plan import MEAN_SHARED, REGISTERS, TILES, WIDTHS, dense_ring, log_sum_ring, warpgroups
 from .wgmma import wgmma
 
@@ -85,10 +85,11 @@ def _mean(width: int) -> _Module:
 
 
 MODULES: Mapping[str, _Module] = {
+    # Weights are relative to the largest, times 2**10: a product with a coordinate is in half precision's range.
     "pack": _Module(
         (),
         ("pieces.cuh", "pack.cu", "whiten.cu"),
-        {"SCALE_BITS": SCALE_BITS, "RAISED_BITS": RAISED_BITS, "WEIGHT_BITS": WEIGHT_BITS},
+        {"SCALE_BITS": SCALE_BITS, "RAISED_BITS": RAISED_BITS, "WEIGHT_BITS": 10},
     ),
     "exact": _Module((), ("exact.cu",), {}),
     **{f"mean_{width}": _mean(width) for width in MEAN_SHARED},

@@ -109,7 +109,7 @@ def pack(
     mean, weighted, columns = reduction is Reduction.MEAN, log_weights is not None, role == "columns"
     size, copies = padded * (2 * width + 16) * 2, 1 + (mean and weighted)
     # Rows of a range begin anywhere: the last program's reach beyond the padding.
-    rows = size + plan.LOG_SUM_ROWS * (4 * width + 32) if mean or not columns else 0
+    rows = size + plan.ROWS * (4 * width + 32) if mean or not columns else 0
     sizes = rows, copies * size if columns else 0, 4 * padded if weighted and not mean else 0
     memory, found = _room(points.device, *sizes)
     at, tiles, logs = (address if size else 0 for address, size in zip(found, sizes))
@@ -135,8 +135,8 @@ def log_sum(
     """
     m, width, laplace = rows.count, columns.width, reduction is Reduction.LAPLACE
     device = rows.memory.device
-    tiles, blocks = -(-columns.count // 64), -(-m // plan.LOG_SUM_ROWS)
-    parts = plan.parts(-(-whole // plan.LOG_SUM_ROWS), tiles, _programs(device))
+    tiles, blocks = -(-columns.count // 64), -(-m // plan.ROWS)
+    parts = plan.parts(-(-whole // plan.ROWS), tiles, _programs(device))
     length = min(-(-tiles // parts), plan.LONGEST)
     parts = -(-tiles // length)
     out = torch.empty(parts * m * 3, dtype=torch.float32, device=device)

@@ -169,13 +169,13 @@ class _Way(NamedTuple):
     shifted: bool  # the rows, by their log sums
     columns: int  # that one program may take, about: its steps are told with its configuration
     step: float = 0.0  # the rest is of packed operands
-    form: int = bounds.SHORT
+    form: int = bounds.Form.SHORT
     mirrors: bool = False  # stored φ serves rows and columns
 
     @property
     def pieces(self) -> int:
         """Of every coordinate."""
-        return 3 if self.form == bounds.FULL else 2
+        return 3 if self.form == bounds.Form.FULL else 2
 
 
 @functools.lru_cache(maxsize=1024)
@@ -252,7 +252,7 @@ def _packed(
     log_sums = None
     if shifted:
         # An error of the log sums cancels, as they are added again: so the smaller corrections can be left out.
-        shift_form = corrections if bounds.packed_dimensions(problem.d) > bounds.MOST_FUSED else bounds.SHORT
+        shift_form = corrections if bounds.in_blocks(problem.d) else bounds.Form.SHORT
         plain = replace(problem, reduction=Reduction.LOG_SUM)
         log_sums = launch.log_sum(plain, rows, columns, weights, shift_form, own).log_sum
         rows = launch.pack(points, step, weights, count, scaled=True, log_sums=log_sums)

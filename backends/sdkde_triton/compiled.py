@@ -23,7 +23,7 @@ from sdkde_core.tuning import Query, reject, tuned
 
 from . import kernels
 from .bounds import merges
-from .grid import INTERPRETER, Processor, most_parts, resident, slab_rows, splits
+from .grid import Processor, most_parts, resident, slab_rows, splits
 from .space import Config, default, fits
 from .tunables import CONFIG_VERSION, dimension
 
@@ -135,7 +135,7 @@ def _question(kernel: str, problem: Problem, columns: int, pieces: int, processo
     All numbers arrive as float64, and all sums are deterministic.
     """
     name = kernel + ("_full" if pieces == 3 else "")
-    architecture = f"sm_{processor.capability}" if processor.name != INTERPRETER else "interpreted"
+    architecture = f"sm_{processor.capability}" if processor.name != "CPU" else "interpreted"
     number = dimension(kernel, columns, problem.d)
     query = Query("triton", name, CONFIG_VERSION, number, processor.name, architecture)
     asked = replace(problem, dtype="float32" if problem.precision == "fast" else "float64")

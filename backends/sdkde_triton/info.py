@@ -11,9 +11,6 @@ from .bounds import MOST_EXTENT, arithmetic, formula, packed_limit
 
 __all__ = ["INFO"]
 
-#: Dimensions that are taken, as many as the tests go to: kernels are compiled anew for every 64 more.
-MOST_DIMENSIONS = 4096
-
 
 def _interpreted() -> bool:
     """As Triton reads it when it is imported."""
@@ -21,8 +18,8 @@ def _interpreted() -> bool:
 
 
 def _supports(problem: Problem) -> Support:
-    if problem.d > MOST_DIMENSIONS:
-        return Support(False, f"has kernels for up to {MOST_DIMENSIONS} dimensions, not {problem.d}")
+    if problem.d > 4096:  # as many as the tests go to: kernels are compiled anew for every 64 more
+        return Support(False, f"has kernels for up to 4096 dimensions, not {problem.d}")
     if problem.device.startswith("cpu") and not _interpreted():
         return Support(False, "Triton compiles for GPUs; TRITON_INTERPRET=1 interprets its kernels on a CPU")
     if problem.extent > MOST_EXTENT:

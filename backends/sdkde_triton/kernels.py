@@ -38,12 +38,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bounds import MOST_COMPENSATED
+from .bounds import Form
 
-SHORT = tl.constexpr(0)
-PAIRED = tl.constexpr(1)
-LONG = tl.constexpr(2)
-FULL = tl.constexpr(3)
+LONG, FULL = tl.constexpr(Form.LONG), tl.constexpr(Form.FULL)
 
 #: Units of a coordinate in three pieces to one of v; fp16 then ends at 426 bandwidths, beyond any packed extent.
 UNITS = tl.constexpr(128.0)
@@ -52,23 +49,18 @@ UNITS = tl.constexpr(128.0)
 #: the rows' constants do that; with three it follows exp2, as exponents near 14 are rounded to 2⁻²¹.
 SCALE_BITS = tl.constexpr(14)
 
-#: Dimensions D up to which sums at "high" come with what they round off.
-COMPENSATED = tl.constexpr(MOST_COMPENSATED)
-
-#: Where running maxima start, in log2 units: finite, below any exponent; in the direct kernel above any
+#: Where running maxima of fp32 start, in log2 units: finite, below any exponent; in the direct kernel above any
 #: padding column's. Every split has a column that is none.
 FLOOR = tl.constexpr(-1.0e30)
-FLOOR64 = tl.constexpr(-1.0e303)
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
+
 SQRT_LOG2E = tl.constexpr(1.2011224087864498)
 
-
-_SIZES = """
-n m d own padded row_padded column_padded columns_per_split splits first top height tile_rows tile_columns length
-leaf_count node_count none factor constant
-"""
-sized = triton.jit(do_not_specialize=_SIZES.split())
+sized = triton.jit(
+    do_not_specialize=[
+        *("n", "m", "d", "own", "padded", "row_padded", "column_padded", "columns_per_split", "splits", "first", "top"),
+        *("height", "tile_rows", "tile_columns", "length", "leaf_count", "node_count", "none", "factor", "constant"),
+    ]
+)
 
 
 @triton.jit
@@ -80,6 +72,12 @@ def wide(x):
 @triton.jit
 def f64(value: tl.constexpr):
     return tl.full((), value, tl.float64)
+
+
+@triton.jit
+def to_log2(x):
+    """Nats in log2 units, float64."""
+    return x * f64(1.4426950408889634)
 
 
 @triton.jit
@@ -147,7 +145,7 @@ def pack_kernel(
     if COLUMNS:
         weighted = c
         if WEIGHTED:
-            weighted += tl.load(log_weights + index, mask=inside, other=0.0) * f64(LOG2E)
+            weighted += to_log2(tl.load(log_weights + index, mask=inside, other=0.0))
         c1, c2, c3 = _three_pieces(tl.where(inside, weighted, f64(-60000.0)), g)
         f = tl.arange(0, 16)[None, :]
         whole = _nearest(c3.to(tl.float64), g * g).to(tl.float32).to(tl.float16)
@@ -171,7 +169,7 @@ def pack_kernel(
         log_sum = tl.where(log_sum == float("-inf"), 0.0, log_sum)  # a row without columns
         if not WEIGHTED:  # then the columns' constants are without their weight
             log_sum -= tl.load(log_weights)
-        c -= log_sum * f64(LOG2E)
+        c -= to_log2(log_sum)
     if SCALED and PIECES == 2:
         c += SCALE_BITS
     c1, c2, c3 = _three_pieces(c, g)
@@ -275,7 +273,7 @@ def exponents(
     else:
         e = tl.dot(a_lo, tl.trans(b_hi), e)
         e = tl.dot(a_hi, tl.trans(b_lo), e)
-        if FORM == PAIRED:
+        if FORM == 1:  # PAIRED
             e = tl.dot(a_lo, tl.trans(b_lo), e)
     if PIECES == 3:
         e *= 1.0 / (UNITS * UNITS)
@@ -291,7 +289,7 @@ def accumulated(e, top, total, moment, log_weights, j, n, LAPLACE: tl.constexpr,
     decay = tl.exp2(top - highest)
     if LAPLACE:
         if WEIGHTED:
-            below -= (tl.load(log_weights + j, mask=j < n, other=0.0) * f64(LOG2E)).to(tl.float32)[None, :]
+            below -= to_log2(tl.load(log_weights + j, mask=j < n, other=0.0)).to(tl.float32)[None, :]
         # Σ 2^(e − μ') (x − μ') from sums at the old maximum μ: (moment + total (μ − μ')) 2^(μ − μ').
         # Before the first tile both are 0, but FLOOR − μ' times 0 is 0 as well.
         moment = (moment + total * (top - highest)) * decay + tl.sum(p * below, 1)
@@ -432,11 +430,11 @@ def exactly_weighted(p, b_hi, b_lo, b_rest, mean, rest, total, total_rest, SUMME
 
     φ is in three pieces, in units of the row's largest of the tile: φ of 2⁻²⁰ would use half of half precision's bits.
     The largest product is added to the first of a sum, and what that rounds off, with all else, to the second: beside
-    a heap of duplicates every tile rounds alike. Where registers do not hold all that, beyond COMPENSATED dimensions,
+    a heap of duplicates every tile rounds alike. Where registers do not hold all that, beyond 64 dimensions,
     programs take few tiles instead (:func:`sdkde_triton.bounds.steps_at_most`), and φ has one unit. The largest
     products last: every step after them is truncated.
     """
-    held: tl.constexpr = mean.shape[1] <= COMPENSATED
+    held: tl.constexpr = mean.shape[1] <= 64
     if held:
         power, inverse = leading_power(p)
         p_hi, p_lo, p_rest = three_halves(p * (inverse * 2.0**SCALE_BITS), 2.0**SCALE_BITS)

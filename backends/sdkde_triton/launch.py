@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -12,13 +11,11 @@ import torch
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import blocked, finish, kernels
-from .bounds import FAR, MOST_DIRECT, in_blocks, merges, mirrors, moves, packed_dimensions, steps_at_most, stores
+from .bounds import MOST_DIRECT, SQRT_LOG2E, in_blocks, merges, mirrors, moves, packed_dimensions, steps_at_most, stores
 from .compiled import configuration, copy, launch, reduce
 from .direct import direct_kernel
 from .grid import Processor, block_points
 from .space import COLUMN_PADDING, block_k, tiles_per_sum
-
-_SQRT_LOG2E = math.sqrt(math.log2(math.e))
 
 #: What becomes of a log sum: the constant that is added, whether the log is wanted, and the dtype. Of a shift: the
 #: points (n, d) to which half of it is added.
@@ -90,7 +87,7 @@ def transpose(points: torch.Tensor, arithmetic: str, padding: int = 1) -> torch.
     dtype = torch.float64 if arithmetic == "float64" else torch.float32
     shape = (2 if arithmetic == "doubled" else 1) * d, -(-n // padding) * padding
     v = torch.zeros(shape, dtype=dtype, device=points.device)
-    scaled = points.T * _SQRT_LOG2E
+    scaled = points.T * SQRT_LOG2E
     v[:d, :n] = scaled
     if arithmetic == "doubled":
         v[d:, :n] = scaled - v[:d, :n]
@@ -200,7 +197,7 @@ def _stored_mean(
     both = mirrors(problem) and m == columns.count
     across = -(-width // shape.block_n)
     most = block_points(shape.block_m, across * (1 + both), processor.multiprocessors)
-    if extent > FAR:  # one launch sums fewer columns in fp32, see steps_at_most
+    if extent > 25.0:  # one launch sums fewer columns in fp32, see steps_at_most
         most = most // 4 // COLUMN_PADDING * COLUMN_PADDING
     wide, tall = (min(most, -(-x // COLUMN_PADDING) * COLUMN_PADDING) for x in (columns.count, m))
     phi = torch.empty((3 if exact else 2) * tall * wide, dtype=torch.float16, device=device)

@@ -19,7 +19,7 @@ from sdkde_core.plugin import concatenate, each
 from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 
 from . import choose, launch, listed
-from .bounds import SHORT, merges, packed_dimensions, shifts_rows, steps_at_most
+from .bounds import Form, merges, packed_dimensions, shifts_rows, steps_at_most
 from .compiled import copy
 from .compiled import launch as run
 from .grid import MOST_PARTS, PARTIAL_BYTES, Processor
@@ -28,9 +28,8 @@ from .launch import Packed, Weights
 from .price import left_out
 from .space import HEIGHT, LEAF, LISTED, Config, default
 
-#: Leaves next to a tile of rows over which a row's sum is bounded from below, and by how much, in nats, sums at "fast"
-#: may exceed the truth, in whatever form: more than :data:`sdkde_core.protocol.TOLERANCES` has.
-BESIDE, ABOVE = 128, 0.01
+#: Leaves next to a tile of rows over which a row's sum is bounded from below.
+BESIDE = 128
 
 #: Leaves in lists that exist at once, and nodes that tiles of rows visit.
 ENTRIES, VISITED = 1 << 26, 1 << 26
@@ -180,11 +179,14 @@ class _Pass:
             copy(choose.near_kernel, some, (*before, *sizes, none, first), (problem.d, BESIDE))
         length, which = BESIDE * LEAF // LISTED, torch.arange(tiles + 1, dtype=torch.int32, device=device)
         over = Lists(beside, which * length, which, 0, length, 1)
-        found = self.log_sum(packed, rows.shape[0], over, SHORT if shifts_rows(problem) else self.form, False).log_sum
+        found = self.log_sum(
+            packed, rows.shape[0], over, Form.SHORT if shifts_rows(problem) else self.form, False
+        ).log_sum
         if scaled(problem) and self.columns.pieces == 2:
             found = found - SCALE_BITS.value * math.log(2.0)
         least = _tiles(found, HEIGHT, found[-1:]).amin(dim=1)
-        least = least - ABOVE - TOLERANCES["fast"][Reduction.LOG_SUM].relative * least.abs()
+        # 0.01 nats: more than sums at "fast" may exceed the truth by, in whatever form.
+        least = least - 0.01 - TOLERANCES["fast"][Reduction.LOG_SUM].relative * least.abs()
         least = torch.where(torch.isfinite(least), least, -math.inf)  # a row without columns
 
         # 0.97: what bounds may be off by rounding. 1e30 stands for infinity: nothing may be left out.
@@ -222,7 +224,7 @@ class _Pass:
             return self.log_sum(rows, m, over, self.form, problem.reduction is Reduction.LAPLACE)
         log_sums, weights, pieces = None, self.near.weights, self.columns.pieces
         if shifts_rows(problem):  # as in sdkde_triton.backend
-            log_sums = self.log_sum(rows, m, over, SHORT, False).log_sum
+            log_sums = self.log_sum(rows, m, over, Form.SHORT, False).log_sum
             rows = launch.pack(points, self.step, weights, pieces, scaled=True, log_sums=log_sums)
             own, over, top = None if own is None else own + top, over._replace(first=0), 0
         width = packed_dimensions(problem.d)

@@ -42,13 +42,6 @@ from .info import INFO
 
 __all__ = ["laplace", "log_sum", "mean"]
 
-_ARGUMENTS = "Tensor points, Tensor? queries, Tensor? log_weights, float? extent, str precision, bool exclude_self"
-_RESULTS = {
-    Reduction.LOG_SUM: "Tensor",
-    Reduction.MEAN: "(Tensor log_sum, Tensor shift)",
-    Reduction.LAPLACE: "(Tensor log_plus, Tensor sign, Tensor log_magnitude)",
-}
-
 
 def log_sum(
     points: torch.Tensor,
@@ -113,7 +106,11 @@ def _register(reduction: Reduction) -> None:
             return points.new_empty(m), points.new_empty(m), points.new_empty(m)
         return (points.new_empty(m), points.new_empty(m, d)) if mean else points.new_empty(m)
 
-    name, schema = f"sdkde::{reduction.value}", f"({_ARGUMENTS}) -> {_RESULTS[reduction]}"
+    arguments = "Tensor points, Tensor? queries, Tensor? log_weights, float? extent, str precision, bool exclude_self"
+    results = "(Tensor log_plus, Tensor sign, Tensor log_magnitude)" if laplace else "Tensor"
+    if mean:
+        results = "(Tensor log_sum, Tensor shift)"
+    name, schema = f"sdkde::{reduction.value}", f"({arguments}) -> {results}"
     # PyTorch must not record it as part of a CUDA graph by itself: depending on the arguments it reads numbers back.
     tags = (torch.Tag.cudagraph_unsafe,)
     torch.library.custom_op(name, compute, mutates_args=(), schema=schema, tags=tags).register_fake(shapes)
