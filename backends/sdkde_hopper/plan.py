@@ -30,13 +30,13 @@ MEAN_SHARED = {8: 161912, 16: 227448}
 #: Dimensions that the other kernels are compiled for; points of fewer are filled up with zeros.
 WIDTHS = (16, 32, 48, 64)
 
-#: Tiles of columns that a program of ``log_sum`` sums in fp32, at most: beside a heap of duplicates every addition rounds alike.
+#: Tiles of columns that a program of ``log_sum`` sums in fp32, at most: beside duplicates every addition rounds alike.
 LONGEST = 1024
 
 #: Units of a launch, at most.
 MOST_UNITS = 16384
 
-Ints = NDArray[np.int32]
+Ints = NDArray[np.integer]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,15 +100,7 @@ def rectangle(blocks: int, supers: int, programs: int, width: int = 16) -> Table
     return _deal(block, own, np.ones(len(own), np.int64), blocks, supers, programs, width)
 
 
-def _deal(
-    block: NDArray[np.integer],
-    own: NDArray[np.integer],
-    symmetric: NDArray[np.integer],
-    blocks: int,
-    supers: int,
-    programs: int,
-    width: int,
-) -> Tables:
+def _deal(block: Ints, own: Ints, symmetric: Ints, blocks: int, supers: int, programs: int, width: int) -> Tables:
     """Deal out groups of a block and a super, in the order of the supers ``own``, to programs by what they take."""
     quarters = TILES // 4  # what a group is cut into
     first = np.flatnonzero(np.diff(own)) + 1  # with the next super
@@ -192,7 +184,7 @@ def parts(blocks: int, tiles: int, programs: int) -> int:
     return min(waves)[1]
 
 
-def _lists(keys: NDArray[np.integer], values: NDArray[np.integer], size: int) -> tuple[Ints, Ints]:
+def _lists(keys: Ints, values: Ints, size: int) -> tuple[Ints, Ints]:
     """The values of every key, in their order: where each key's begin, and all of them."""
     begins = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=size))])
     return begins.astype(np.int32), values[np.argsort(keys, kind="stable")].astype(np.int32)

@@ -188,7 +188,7 @@ def _way(problem: Problem, extent: float, span: float, listed: bool = False) -> 
         columns = 1 << 16  # stored φ has no parts: this is of the rows' other buffers
     if not packed:
         return _Way(chosen, shifted, columns)
-    step = bounds.grid_of(problem, extent, span)
+    step = bounds.grid_step(problem, extent, span)
     both = bounds.in_blocks(problem.d) and bounds.mirrors(problem)
     return _Way(chosen, shifted, columns, step, bounds.form(problem, extent, step), both)
 
@@ -228,15 +228,15 @@ def _products(problem: Problem, way: _Way, points: torch.Tensor, state: _State, 
 
 
 def _direct(
-    problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None, end: launch.End | None = None
+    problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None, end: launch.End = None
 ) -> Any:
     kind = bounds.arithmetic(problem, state.problem.extent, state.span)
     rows, columns = launch.transpose(points, kind), state.transposed(kind)
-    return launch.direct(problem, rows, columns, state.weights, kind, own, end)
+    return launch.direct(problem, rows, columns, state.weights, own, end)
 
 
 def _packed(
-    problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None, end: launch.End | None = None
+    problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None, end: launch.End = None
 ) -> Any:
     step, corrections, count, weights, shifted = way.step, way.form, way.pieces, state.weights, way.shifted
     mean = problem.reduction is Reduction.MEAN

@@ -128,7 +128,13 @@ def packed_dimensions(d: int) -> int:
 
 
 def in_blocks(d: int) -> bool:
-    """Whether the dimensions come in blocks of 64: where one program cannot hold all of a tile's pieces."""
+    """Whether the dimensions come in blocks of 64: where one program cannot hold all of a tile's pieces.
+
+    Then every dimension is moved by a fraction of the grid of its own, which changes no difference. Equal coordinates
+    are rounded by the same amount. On a lattice (counts, pixels) so are all that differ by a step, and their errors add
+    up over the dimensions: to 2⁻¹³ g √d r in the exponent of a pair at distance r. Once moved by multiples of the
+    golden section they differ from dimension to dimension, as if drawn at random: some 2⁻¹³ g r.
+    """
     return d > 128
 
 
@@ -151,38 +157,22 @@ def mirrors(problem: Problem) -> bool:
     return problem.same and problem.precision == "fast" and not shifts_rows(problem)
 
 
-def moves(d: int) -> bool:
-    """Whether every dimension is moved by a fraction of the grid of its own, which changes no difference.
-
-    Equal coordinates are rounded by the same amount. On a lattice (counts, pixels) so are all that differ by a step,
-    and their errors add up over the dimensions: to 2⁻¹³ g √d r in the exponent of a pair at distance r. Once moved by
-    multiples of the golden section they differ from dimension to dimension, as if drawn at random: some 2⁻¹³ g r.
-    """
-    return in_blocks(d)
-
-
-def grid_step(d: int, extent: float, *, shifted: bool, log_weight_span: float = 0.0, full: bool = False) -> float:
-    """Return g, the grid of the leading pieces, a power of two; ``full``: of three.
+def grid_step(problem: Problem, extent: float, log_weight_span: float = 0.0) -> float:
+    """Return g, the grid of the leading pieces, a power of two.
 
     Sums of products of multiples of g are exact in 24 bits while below 2²⁴ g². The largest is ‖v‖² with the span of
     the log weights; where rows are shifted by their log sums, ‖v_i − v_j‖²/2 ≤ 2 R² of those. In up to 16 dimensions,
     where one step of a Tensor Core makes the largest sum, two pieces take one bit more up to 2⁻⁸: that step truncates
     by at most 2 g², which weighs less than what a coarser grid leaves to the smaller pieces.
     """
+    d, shifted = problem.d, shifts_rows(problem)
     radius = max(extent * SQRT_LOG2E, 1.0)
-    if moves(d):
+    if in_blocks(d):
         radius *= 1.0 + 2.0**-12 * math.sqrt(d)  # by g/2 at most a dimension
     largest = (2.5 if shifted else 1.0) * radius**2 + 2.0 * log_weight_span * SQRT_LOG2E**2
     step = 2.0 ** (math.ceil(0.5 * math.log2(largest)) - 12)
     tight = 2.0 ** (math.ceil(0.5 * math.log2(largest / 2.0)) - 12)
-    return tight if d <= 16 and tight <= 2.0**-8 and not full else step
-
-
-def grid_of(problem: Problem, extent: float, log_weight_span: float = 0.0) -> float:
-    """Return g for a problem, see :func:`grid_step`."""
-    shifted = shifts_rows(problem)
-    full = shifted or problem.precision == "high"
-    return grid_step(problem.d, extent, shifted=shifted, log_weight_span=log_weight_span, full=full)
+    return tight if d <= 16 and tight <= 2.0**-8 and not shifted and problem.precision == "fast" else step
 
 
 def form(problem: Problem, extent: float, step: float) -> int:
@@ -205,11 +195,11 @@ def form(problem: Problem, extent: float, step: float) -> int:
     Two pieces leave 2⁻¹³ g of a coordinate out. On a lattice (counts, pixels) equal coordinates are off by the same
     amount, so vectors by up to 2⁻¹³ g √d, and exponents at distance r by that times r: at most 5e-4 + 5e-7 r² for every
     r while 2⁻¹³ g √d is below 3e-5. In blocks of dimensions neither needs a third piece: every dimension is moved
-    (:func:`moves`), and MEAN sums columns rounded to 2⁻²² of a coordinate, by at most 2⁻²² R in all.
+    (:func:`in_blocks`), and MEAN sums columns rounded to 2⁻²² of a coordinate, by at most 2⁻²² R in all.
     """
     if problem.precision == "high" or shifts_rows(problem):
         return Form.FULL
-    if moves(problem.d):
+    if in_blocks(problem.d):
         return Form.LONG
     if problem.reduction is Reduction.MEAN and 2.0**-13 * step * math.sqrt(2.0 * problem.d / 3.0) > 2e-5:
         return Form.FULL

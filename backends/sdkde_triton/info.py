@@ -12,15 +12,12 @@ from .bounds import MOST_EXTENT, arithmetic, formula, packed_limit
 __all__ = ["INFO"]
 
 
-def _interpreted() -> bool:
-    """As Triton reads it when it is imported."""
-    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
-
-
 def _supports(problem: Problem) -> Support:
     if problem.d > 4096:  # as many as the tests go to: kernels are compiled anew for every 64 more
         return Support(False, f"has kernels for up to 4096 dimensions, not {problem.d}")
-    if problem.device.startswith("cpu") and not _interpreted():
+    # As Triton reads it when it is imported.
+    interpreted = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
+    if problem.device.startswith("cpu") and not interpreted:
         return Support(False, "Triton compiles for GPUs; TRITON_INTERPRET=1 interprets its kernels on a CPU")
     if problem.extent > MOST_EXTENT:
         return Support(False, f"has sums up to {MOST_EXTENT:g} bandwidths from the origin, not {problem.extent:g}")

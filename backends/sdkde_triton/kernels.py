@@ -114,7 +114,7 @@ def pack_kernel(
     rows' sums, so that the exponents are those of φ / Σφ; ``SCALED`` adds SCALE_BITS to rows of two pieces.
     ``ROUNDED``: columns are followed by v in two pieces, (2, padded, D), the first of eleven bits: 2⁻²² of a coordinate
     is lost, and the smaller one is smaller than lo. ``MOVED`` moves every dimension by a fraction of g, see
-    :func:`sdkde_triton.bounds.moves`.
+    :func:`sdkde_triton.bounds.in_blocks`.
     """
     units: tl.constexpr = UNITS if PIECES == 3 else 1.0
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -229,24 +229,14 @@ def alone(a, b):
 
 @triton.jit
 def exponents(
-    a_hi,
-    a_lo,
-    a_rest,
-    a_c,
-    a_c3,
-    columns,
-    column_padded,
-    j,
-    D: tl.constexpr,
-    PIECES: tl.constexpr,
-    FORM: tl.constexpr,
-    MERGE: tl.constexpr,
+    a, columns, column_padded, j, D: tl.constexpr, PIECES: tl.constexpr, FORM: tl.constexpr, MERGE: tl.constexpr
 ):
     """log2 φ of a tile, (BLOCK_M, BLOCK_N): what cancels first, and exactly; see the module's docstring.
 
-    LONG and FULL sum the corrections by themselves: next to a large exponent every step of theirs would be truncated.
-    Also returns the tiles of the columns' pieces.
+    ``a``: the rows, from :func:`load_rows`. LONG and FULL sum the corrections by themselves: next to a large exponent
+    every step of theirs would be truncated. Also returns the tiles of the columns' pieces.
     """
+    a_hi, a_lo, a_rest, a_c, a_c3 = a
     k = tl.arange(0, D)[None, :]
     f = tl.arange(0, 16)[None, :]
     column = j[:, None].to(tl.int64)
@@ -277,7 +267,7 @@ def exponents(
             e = tl.dot(a_lo, tl.trans(b_lo), e)
     if PIECES == 3:
         e *= 1.0 / (UNITS * UNITS)
-    return e, b_hi, b_lo, b_rest
+    return e, (b_hi, b_lo, b_rest)
 
 
 @triton.jit
@@ -352,14 +342,14 @@ def log_sum_kernel(
     softmax", 2018).
     """
     index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    a_hi, a_lo, a_rest, a_c, a_c3 = load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
+    a = load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
     top = tl.full((BLOCK_M,), FLOOR, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     moment = tl.zeros((BLOCK_M,), tl.float32)
     begin = tl.program_id(1) * columns_per_split
     for start in tl.range(begin, tl.minimum(begin + columns_per_split, n), BLOCK_N, num_stages=STAGES):
         j = start + tl.arange(0, BLOCK_N)
-        e, _, _, _ = exponents(a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE)
+        e, _ = exponents(a, columns, column_padded, j, D, PIECES, FORM, MERGE)
         if EXCLUDE:
             e = leave_out(e, index, j, own, n)
         top, total, moment = accumulated(e, top, total, moment, log_weights, j, n, LAPLACE, WEIGHTED)
@@ -403,15 +393,20 @@ def three_halves(p, power):
 
 
 @triton.jit
-def weighted(p, b_hi, b_lo, b_rest, part, PIECES: tl.constexpr):
-    """``part`` with φ b of a tile, φ in two pieces: the largest products last, see :func:`mean_kernel`."""
+def weighted(p, b, part, count, PIECES: tl.constexpr, SUMMED: tl.constexpr):
+    """``part`` with φ b of a tile, and ``count`` with φ; φ in two pieces: the largest products last."""
+    b_hi, b_lo, b_rest = b
+    if PIECES == 3:
+        p *= 2.0**SCALE_BITS
+    if not SUMMED:
+        count += tl.sum(p, 1)
     p_hi, p_lo = two_halves(p)
     if PIECES == 3:
         part = tl.dot(p_lo, b_lo, part)
         part = tl.dot(p_hi, b_rest, part)
     part = tl.dot(p_lo, b_hi, part)
     part = tl.dot(p_hi, b_lo, part)
-    return tl.dot(p_hi, b_hi, part)
+    return tl.dot(p_hi, b_hi, part), count
 
 
 @triton.jit
@@ -425,7 +420,7 @@ def added(a, b):
 
 
 @triton.jit
-def exactly_weighted(p, b_hi, b_lo, b_rest, mean, rest, total, total_rest, SUMMED: tl.constexpr):
+def exactly_weighted(p, b, mean, rest, total, total_rest, SUMMED: tl.constexpr):
     """Sums for "high" with those of a tile: of φ b in ``mean`` and ``rest``, of φ in ``total`` and ``total_rest``.
 
     φ is in three pieces, in units of the row's largest of the tile: φ of 2⁻²⁰ would use half of half precision's bits.
@@ -434,6 +429,7 @@ def exactly_weighted(p, b_hi, b_lo, b_rest, mean, rest, total, total_rest, SUMME
     programs take few tiles instead (:func:`sdkde_triton.bounds.steps_at_most`), and φ has one unit. The largest
     products last: every step after them is truncated.
     """
+    b_hi, b_lo, b_rest = b
     held: tl.constexpr = mean.shape[1] <= 64
     if held:
         power, inverse = leading_power(p)
@@ -500,7 +496,7 @@ def mean_kernel(
     tolerance in half of the rows.
     """
     index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    a_hi, a_lo, a_rest, a_c, a_c3 = load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
+    a = load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
     begin = tl.program_id(1) * columns_per_split
     end = tl.minimum(begin + columns_per_split, n)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -514,22 +510,14 @@ def mean_kernel(
         count = tl.zeros((BLOCK_M,), tl.float32)
         for tile in tl.static_range(TILES):
             j = start + tile * BLOCK_N + tl.arange(0, BLOCK_N)
-            e, b_hi, b_lo, b_rest = exponents(
-                a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE
-            )
+            e, b = exponents(a, columns, column_padded, j, D, PIECES, FORM, MERGE)
             if EXCLUDE:
                 e = leave_out(e, index, j, own, n)
             p = tl.exp2(e)
             if EXACT:
-                mean, rest, total, total_rest = exactly_weighted(
-                    p, b_hi, b_lo, b_rest, mean, rest, total, total_rest, SUMMED
-                )
+                mean, rest, total, total_rest = exactly_weighted(p, b, mean, rest, total, total_rest, SUMMED)
             else:
-                if PIECES == 3:
-                    p *= 2.0**SCALE_BITS
-                if not SUMMED:
-                    count += tl.sum(p, 1)
-                part = weighted(p, b_hi, b_lo, b_rest, part, PIECES)
+                part, count = weighted(p, b, part, count, PIECES, SUMMED)
         if not EXACT:
             mean += part
             total += count

@@ -11,15 +11,15 @@ import torch
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import blocked, finish, kernels
-from .bounds import MOST_DIRECT, SQRT_LOG2E, in_blocks, merges, mirrors, moves, packed_dimensions, steps_at_most, stores
+from .bounds import MOST_DIRECT, SQRT_LOG2E, in_blocks, merges, mirrors, packed_dimensions, steps_at_most, stores
 from .compiled import configuration, copy, launch, reduce
 from .direct import direct_kernel
 from .grid import Processor, block_points
 from .space import COLUMN_PADDING, block_k, tiles_per_sum
 
 #: What becomes of a log sum: the constant that is added, whether the log is wanted, and the dtype. Of a shift: the
-#: points (n, d) to which half of it is added.
-End: TypeAlias = tuple[float, bool, torch.dtype] | torch.Tensor
+#: points (n, d) to which half of it is added. None: a :class:`Partial`.
+End: TypeAlias = tuple[float, bool, torch.dtype] | torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def pack(
     shifts = weights.log if log_sums is None else log_sums
     arguments = (points, weights.log, shifts, buffer, n, padded, d, step)
     flags = (width, span, pieces, block, columns, merges(d), weights.vary, log_sums is not None, scaled)
-    copy(kernels.pack_kernel, -(-padded // block), arguments, (*flags, rounded, moves(d)))
+    copy(kernels.pack_kernel, -(-padded // block), arguments, (*flags, rounded, in_blocks(d)))
     return Packed(buffer, n, padded, pieces)
 
 
@@ -96,13 +96,7 @@ def transpose(points: torch.Tensor, arithmetic: str, padding: int = 1) -> torch.
 
 
 def log_sum(
-    problem: Problem,
-    rows: Packed,
-    columns: Packed,
-    weights: Weights,
-    form: int,
-    own: int | None = None,
-    end: End | None = None,
+    problem: Problem, rows: Packed, columns: Packed, weights: Weights, form: int, own: int | None, end: End = None
 ) -> Any:
     """LOG_SUM or LAPLACE on Tensor Cores, by a form of the exponents; row i leaves out column i + ``own``.
 
@@ -131,13 +125,7 @@ def log_sum(
 
 
 def finish_log_sum(
-    problem: Problem,
-    partial: torch.Tensor,
-    weights: Weights,
-    m: int,
-    parts: int,
-    laplace: bool,
-    end: End | None = None,
+    problem: Problem, partial: torch.Tensor, weights: Weights, m: int, parts: int, laplace: bool, end: End = None
 ) -> Any:
     """Merge the partial results of LOG_SUM, or of LAPLACE, for m rows; with ``end``, of LOG_SUM, the density."""
     constant, log, dtype = end if isinstance(end, tuple) else (0.0, False, torch.float64)
@@ -159,7 +147,7 @@ def mean(
     extent: float,
     log_sums: torch.Tensor | None = None,
     own: int | None = None,
-    end: End | None = None,
+    end: End = None,
 ) -> Any:
     """MEAN on Tensor Cores of columns within ``extent`` bandwidths of the origin; see :func:`log_sum`.
 
@@ -219,14 +207,9 @@ def _stored_mean(
             grid = height // config.block_m, here // config.block_n
             launch(blocked.blocked_kernel, grid, (*before, *after), flags, config)
             sizes = (columns.padded, m, columns.count, top, first, height, here, config.block_m, config.block_n)
+            given = phi, values, totals, sums, *sizes
             grid = -(-max(height, here * mirrored) // shape.block_m), across * (1 + mirrored)
-            launch(
-                blocked.weighted_sum_kernel,
-                grid,
-                (phi, values, totals, sums, *sizes),
-                (width, exact, both, *tile),
-                shape,
-            )
+            launch(blocked.weighted_sum_kernel, grid, given, (width, exact, both, *tile), shape)
     return sums
 
 
@@ -238,7 +221,7 @@ def finish_mean(
     log_sums: torch.Tensor | None,
     parts: int,
     summed: bool = False,
-    end: End | None = None,
+    end: End = None,
 ) -> Any:
     """Merge the partial results of MEAN for those rows, packed or as :func:`transpose` returns them.
 
@@ -262,23 +245,17 @@ def finish_mean(
 
 
 def direct(
-    problem: Problem,
-    rows: torch.Tensor,
-    columns: torch.Tensor,
-    weights: Weights,
-    arithmetic: str,
-    own: int | None = None,
-    end: End | None = None,
+    problem: Problem, rows: torch.Tensor, columns: torch.Tensor, weights: Weights, own: int | None, end: End = None
 ) -> Any:
     """Any reduction by direct differences of points from :func:`transpose`, the columns padded; see :func:`log_sum`."""
     d, m, n = problem.d, rows.shape[1], weights.log.shape[0]
     laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
-    exclude = own is not None
-    anchored = mean and problem.same and not weights.vary and not exclude and arithmetic != "float64"
+    exclude, doubled = own is not None, rows.shape[0] > d
+    anchored = mean and problem.same and not weights.vary and not exclude and rows.dtype is torch.float32
     name = "direct_mean" if anchored else "direct"
     config = configuration(name, problem, d, Processor.of(rows.device))
     before, after = (rows, columns, weights.log), (m, n, d, own or 0, columns.shape[1])
-    flags = (min(d, MOST_DIRECT + 1), arithmetic == "doubled", laplace, mean, weights.vary, exclude, anchored)
+    flags = (min(d, MOST_DIRECT + 1), doubled, laplace, mean, weights.vary, exclude, anchored)
     per_row = 2 + (d if mean else laplace)
     most = steps_at_most(problem, 0.0, packed=False)
     out, parts = reduce(

@@ -106,13 +106,7 @@ def _boxes(points: torch.Tensor, log_weights: torch.Tensor, size: int) -> torch.
 
 
 def reduce(
-    problem: Problem,
-    points: torch.Tensor | None,
-    near: Near,
-    columns: Packed,
-    step: float,
-    form: int,
-    most: float = 1.0,
+    problem: Problem, points: torch.Tensor | None, near: Near, columns: Packed, step: float, form: int, most: float
 ) -> Partial | None:
     """Reduce rows (m, d), or all columns as they came, over the columns that can matter to them.
 
@@ -179,9 +173,8 @@ class _Pass:
             copy(choose.near_kernel, some, (*before, *sizes, none, first), (problem.d, BESIDE))
         length, which = BESIDE * LEAF // LISTED, torch.arange(tiles + 1, dtype=torch.int32, device=device)
         over = Lists(beside, which * length, which, 0, length, 1)
-        found = self.log_sum(
-            packed, rows.shape[0], over, Form.SHORT if shifts_rows(problem) else self.form, False
-        ).log_sum
+        form = Form.SHORT if shifts_rows(problem) else self.form
+        found = self.log_sum(packed, rows.shape[0], over, form, False).log_sum
         if scaled(problem) and self.columns.pieces == 2:
             found = found - SCALE_BITS.value * math.log(2.0)
         least = _tiles(found, HEIGHT, found[-1:]).amin(dim=1)
@@ -230,32 +223,26 @@ class _Pass:
         width = packed_dimensions(problem.d)
         summed = problem.d < width
         flags = (width, pieces, self.form, merges(problem.d), summed, own is not None, problem.precision == "high")
-        out = self._launched("mean", listed.mean_listed_kernel, rows, m, over, (), flags, width + (not summed), own)
+        out = self._launched("mean", rows, m, over, flags, width + (not summed), own)
         here = Packed(rows.buffer[top * width :], m, rows.padded, pieces)
         return launch.finish_mean(problem, out, here, weights, log_sums, over.parts, summed)
 
     def log_sum(self, rows: Packed, m: int, over: Lists, form: int, laplace: bool) -> Partial:
         """LOG_SUM or LAPLACE of m rows, those of the lists' tiles; see :func:`sdkde_triton.launch.log_sum`."""
-        problem, weights, kernel = self.problem, self.near.weights, listed.log_sum_listed_kernel
+        problem, weights = self.problem, self.near.weights
         width, exclude = packed_dimensions(problem.d), self.own is not None
         flags = (width, rows.pieces, form, merges(problem.d), laplace, weights.vary, exclude)
-        out = self._launched("log_sum", kernel, rows, m, over, (weights.log,), flags, 2 + laplace, self.own)
+        out = self._launched("log_sum", rows, m, over, flags, 2 + laplace, self.own)
         return launch.finish_log_sum(problem, out, weights, m, over.parts, laplace)
 
     def _launched(
-        self,
-        name: str,
-        kernel: Any,
-        rows: Packed,
-        m: int,
-        over: Lists,
-        more: tuple[Any, ...],
-        flags: tuple[Any, ...],
-        per_row: int,
-        own: int | None,
+        self, name: str, rows: Packed, m: int, over: Lists, flags: tuple[Any, ...], per_row: int, own: int | None
     ) -> torch.Tensor:
         """Partial results of a kernel, (parts, m, per_row) in some order."""
         columns, config = self.columns, self.config(name)
+        log_sum = name == "log_sum"
+        kernel = listed.log_sum_listed_kernel if log_sum else listed.mean_listed_kernel
+        more = (self.near.weights.log,) if log_sum else ()
         out = torch.empty(over.parts * m * per_row, dtype=torch.float32, device=rows.buffer.device)
         sizes = (rows.padded, columns.padded, m, columns.count, self.problem.d, own or 0)
         before = (rows.buffer, columns.buffer, *more, over.leaves, over.which, over.ends, out, *sizes)

@@ -148,18 +148,12 @@ def _reduce(
     extent = _extent(points, queries) if extent is None else extent
     if not 0.0 <= extent <= 1e149:  # beyond, squares of distances are not finite
         raise ValueError(f"extent is {extent}; pass points and queries within 1e149 bandwidths of the origin")
-    requires = {name for name, has in (("weights", log_weights is not None), ("exclude_self", exclude_self)) if has}
-    problem = Problem(
-        reduction,
-        n if queries is None else queries.shape[0],
-        n,
-        d,
-        precision=precision,
-        device=device,
-        same=queries is None,
-        requires=frozenset(requires),
-        extent=extent,
+    asked, m = (
+        {"weights": log_weights is not None, "exclude_self": exclude_self},
+        n if queries is None else len(queries),
     )
+    requires, how = frozenset(name for name in asked if asked[name]), {"precision": precision, "device": device}
+    problem = Problem(reduction, m, n, d, same=queries is None, requires=requires, extent=extent, **how)
     support = INFO.supports(replace(problem, extent=min(extent, INFO.extent_limit(problem))))  # the core takes the rest
     if not support.ok:
         raise BackendUnavailable(f"backend 'triton' cannot do this: {support.reason}")

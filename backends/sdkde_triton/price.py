@@ -12,19 +12,7 @@ from typing import Any
 from sdkde_core.nearby import rough_share, typical_share
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Work
 
-from .bounds import (
-    MOST_DIRECT,
-    Form,
-    arithmetic,
-    form,
-    formula,
-    grid_of,
-    merges,
-    mirrors,
-    packed_dimensions,
-    shifts_rows,
-    stores,
-)
+from . import bounds
 from .space import HEIGHT, LEAF
 
 __all__ = ["SLOWER", "compile_seconds", "found_to_pay", "left_out", "listed_share", "looks", "pays", "takes", "work"]
@@ -72,7 +60,7 @@ def found_to_pay(problem: Problem, rows: Any, columns: Any, log_weights: Any) ->
 
 def listed_share(problem: Problem) -> float | None:
     """About what share of the pairs is summed; None: all."""
-    if not looks(problem, for_price=True) or formula(problem, problem.extent, listed=True) != "packed":
+    if not looks(problem, for_price=True) or bounds.formula(problem, problem.extent, listed=True) != "packed":
         return None
     share = typical_share(problem, LEAF, HEIGHT, left_out(problem))
     return share if pays(problem, share) else None
@@ -81,21 +69,21 @@ def listed_share(problem: Problem) -> float | None:
 def work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """What the kernels do per pair; the launch parameters change none of it."""
     pairs, d, mean = problem.pairs, problem.d, problem.reduction is Reduction.MEAN
-    two_passes, extent, share = shifts_rows(problem), problem.extent, listed_share(problem)
+    two_passes, extent, share = bounds.shifts_rows(problem), problem.extent, listed_share(problem)
     around = 12  # the host's time around a pass's kernels, in launches
-    if share is not None or formula(problem, extent) == "packed":
-        width = packed_dimensions(d)
+    if share is not None or bounds.formula(problem, extent) == "packed":
+        width = bounds.packed_dimensions(d)
         full = problem.precision == "high" or two_passes
-        corrections = form(problem, extent, grid_of(problem, extent))
+        corrections = bounds.form(problem, extent, bounds.grid_step(problem, extent))
         # Columns of the first product: hi·hi, lo·hi and hi·lo, then lo·lo, the rest, and the constants.
-        pieces = 3 + (corrections >= Form.PAIRED) + 2 * (corrections == Form.FULL)
-        exponent = pieces * width + 16 * ((not merges(d)) + (corrections >= Form.LONG))
+        pieces = 3 + (corrections >= bounds.Form.PAIRED) + 2 * (corrections == bounds.Form.FULL)
+        exponent = pieces * width + 16 * ((not bounds.merges(d)) + (corrections >= bounds.Form.LONG))
         first = (3 * width + 16) if two_passes else 0
         # Of the second: pieces of φ times pieces of what it is multiplied by, less what is small.
-        stored = stores(problem, corrections)
-        if stored and mirrors(problem):
+        stored = bounds.stores(problem, corrections)
+        if stored and bounds.mirrors(problem):
             exponent //= 2
-        products = 6 if problem.precision == "high" else 5 if corrections == Form.FULL and not stored else 3
+        products = 6 if problem.precision == "high" else 5 if corrections == bounds.Form.FULL and not stored else 3
         second = products * width * mean
         # Time of kernels over that of their products at the peak rate, where φ goes through memory 2.6 times, and over
         # that of their exponentials: units wait for each other. Measured on an H100 and an H200 with 32,768 points in 3
@@ -114,7 +102,7 @@ def work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
             bytes=read + 8.0 * pairs * stored + 8.0 * problem.m * (d + 1),
             launches=(2 if two_passes else 1) * around + besides,
         )
-    elif formula(problem, extent) == "products":
+    elif bounds.formula(problem, extent) == "products":
         found = Work(
             matrix_flops={"float64": 2.0 * d * (1 + mean) * pairs},
             scalar_flops=20.0 * pairs,
@@ -123,9 +111,9 @@ def work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
             launches=around + 12 * math.ceil(problem.m / 8192) * math.ceil(problem.n / 2048),
         )
     else:
-        kind = arithmetic(problem, extent)
+        kind = bounds.arithmetic(problem, extent)
         distance = (4.0 if kind == "doubled" else 2.0) * d + 3.0
-        many = d > MOST_DIRECT
+        many = d > bounds.MOST_DIRECT
         operations = (distance * (1 + (mean and many)) + (d if mean else 1.0)) * 2.0
         # Times for one instruction; more of them where many coordinates are read for every row of a tile. Measured on
         # an H200 in 1 to 256 dimensions, within a fifth; in float64 those of LAPLACE.
@@ -154,10 +142,10 @@ def compile_seconds(problem: Problem) -> float:
     0.6 s for a kernel with matrix products, as 152 configurations took two cores 46 s, and about half of it for others.
     """
     products, other = 0.6, 0.3
-    if problem.device.startswith("cpu") or formula(problem, problem.extent) == "products":
+    if problem.device.startswith("cpu") or bounds.formula(problem, problem.extent) == "products":
         return 0.0
-    if formula(problem, problem.extent) == "direct":
+    if bounds.formula(problem, problem.extent) == "direct":
         return 2 * other
-    passes = 1 + shifts_rows(problem)
+    passes = 1 + bounds.shifts_rows(problem)
     packings = passes + (not problem.same or problem.m < problem.n)
     return passes * (products + other) + packings * other

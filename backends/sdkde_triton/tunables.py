@@ -56,7 +56,7 @@ def launches(problem: Problem) -> tuple[Launch, ...]:
         kind = bounds.arithmetic(problem, extent)
         anchored = mean and not shifted and kind != "float64"
         return (Launch("direct_mean" if anchored else "direct", problem.d, arithmetic=kind),)
-    form, width = bounds.form(problem, extent, bounds.grid_of(problem, extent)), bounds.packed_dimensions(problem.d)
+    form, width = bounds.form(problem, extent, bounds.grid_step(problem, extent)), bounds.packed_dimensions(problem.d)
     pieces, suffix = (3, "_full") if form == Form.FULL else (2, "")
     sums = []
     if not mean or shifted:
