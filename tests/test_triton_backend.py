@@ -167,7 +167,7 @@ def test_what_is_tried_is_launched_or_refused():
     config = {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 2}
     processor = Processor(132, 90, 1 << 16, 227 << 10, 2048)
     with tuning.using({"mean": config}):
-        assert compiled.configuration("mean", problem("mean"), 16, processor).to_dict() == config
+        assert compiled.configuration("mean", problem("mean"), 16, processor)._asdict() == config
     with (
         tuning.using({"mean": config | {"block_m": 256, "block_n": 256}}),
         pytest.raises(ValueError, match="cannot be"),

@@ -246,16 +246,11 @@ def _module(name: str) -> ObjectCode:
     return ObjectCode.from_cubin(_code(name), name=name)
 
 
-_kernels: dict[tuple[str, str], Kernel] = {}
-
-
+@functools.cache
 def kernel(module: str, name: str, threads: int, shared: int = 0) -> Kernel:
     """Return a kernel, compiled the first time; see :class:`Kernel`."""
-    found = _kernels.get((module, name))
-    if found is None:
-        with _lock:
-            found = _kernels[module, name] = _kernels.get((module, name)) or Kernel(module, name, threads, shared)
-    return found
+    with _lock:  # another thread may be compiling the module
+        return Kernel(module, name, threads, shared)
 
 
 def _check(result: tuple[Any, ...]) -> None:

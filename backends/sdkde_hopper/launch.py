@@ -63,11 +63,6 @@ class Packed:
     logs: int
     top: torch.Tensor | None = None
 
-    @property
-    def weighted(self) -> bool:
-        """Whether the columns' weights differ."""
-        return self.top is not None
-
 
 def _sizes(width: int) -> tuple[int, int, int]:
     """Bytes of a point for the symmetric kernel: as a row, in a tile of columns, and in bytes."""
@@ -94,7 +89,7 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
 def pack_symmetric(points: torch.Tensor, step: float) -> Symmetric:
     """Pack float64 points (n, d) for :func:`symmetric_mean`, on a grid from :func:`sdkde_hopper.bounds.grid_step`."""
     n, d = points.shape
-    padded, width = -(-n // plan.COLUMNS) * plan.COLUMNS, plan.symmetric_width(d)
+    padded, width = -(-n // plan.COLUMNS) * plan.COLUMNS, plan.width(d, plan.MEAN_SHARED)
     memory, at = _room(points.device, *(padded * size for size in _sizes(width)))
     kernel(f"mean_{width}", "pack_symmetric", 256)(padded // 16, points, n, padded, d, step, *at)
     return Symmetric(n, padded, width, memory, *at)
@@ -135,7 +130,7 @@ def log_sum(
     out = torch.empty(parts * m * 3, dtype=torch.float32, device=device)
     constant, log, dtype = end or (0.0, False, torch.float64)
     result = torch.empty((3, m) if laplace else m, dtype=dtype, device=device)
-    name = f"{problem.reduction.value}_{width}" + columns.weighted * "_weighted"
+    name = f"{problem.reduction.value}_{width}" + (columns.top is not None) * "_weighted"
     reduce = kernel(name, "log_sum", 640, plan.log_sum_ring(width).shared)
     given = rows.rows, columns.tiles, columns.logs, out
     reduce(blocks * parts, *given, m, tiles, length, own or 0, int(own is not None))
@@ -161,21 +156,21 @@ def dense_mean(
     Columns start with a tile, and end with one or the points.
     """
     (start, stop), d, device, width = columns, points.shape[1], points.device, packed.width
-    groups = plan.warpgroups(width)
+    groups, weighted = plan.warpgroups(width), packed.top is not None
     n, high = rows[1] - rows[0], groups * 64
     blocks, tiles, programs = -(-n // high), -(-(stop - start) // 64), _programs(device)
     parts = plan.parts(blocks, tiles, programs)
     length = -(-tiles // parts)
     parts = -(-tiles // length)
     size = 4 * width + 32  # bytes of a point
-    row_pieces, column_pieces = packed.rows + rows[0] * size, packed.tiles + start * size * (1 + packed.weighted)
+    row_pieces, column_pieces = packed.rows + rows[0] * size, packed.tiles + start * size * (1 + weighted)
     out = torch.empty(parts * blocks * high * (width + 4), dtype=torch.float64, device=device)
-    name = f"dense_{width}" + packed.weighted * "_weighted"
-    reduce = kernel(name, "mean_dense", 128 * (groups + 1), plan.dense_ring(width, packed.weighted).shared)
+    name = f"dense_{width}" + weighted * "_weighted"
+    reduce = kernel(name, "mean_dense", 128 * (groups + 1), plan.dense_ring(width, weighted).shared)
     reduce(blocks * parts, row_pieces, column_pieces, out, blocks, tiles, length)
     log_sum = torch.empty(n, dtype=torch.float64, device=device)
     shift = torch.empty((n, d), dtype=torch.float64, device=device)
-    listed = torch.zeros(n + 1, dtype=torch.int32, device=device) if packed.weighted else None
+    listed = torch.zeros(n + 1, dtype=torch.int32, device=device) if weighted else None
     given = out, parts, blocks * high, width, row_pieces, log_weights, packed.top, n, d, log_sum, shift, listed
     kernel("pack", "finish_dense", 256)(-(-n // 8), *given)
     if listed is not None:

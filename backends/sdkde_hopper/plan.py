@@ -11,6 +11,7 @@ Partial sums take 20 KB a unit: so with many points supers come some at a time, 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -138,14 +139,9 @@ class Ring(NamedTuple):
     shared: int
 
 
-def symmetric_width(d: int) -> int:
-    """Return the least of :data:`MEAN_SHARED` that holds d dimensions."""
-    return next(x for x in MEAN_SHARED if x >= d)
-
-
-def width(d: int) -> int:
-    """Return the least of :data:`WIDTHS` that holds d dimensions."""
-    return next(x for x in WIDTHS if x >= d)
+def width(d: int, widths: Iterable[int] = WIDTHS) -> int:
+    """Return the least of some widths, :data:`WIDTHS` or those of :data:`MEAN_SHARED`, that holds d dimensions."""
+    return next(x for x in widths if x >= d)
 
 
 #: Registers of a thread of a program that has so many warpgroups besides the one that fetches, which has 24.

@@ -59,12 +59,10 @@ class _State:
 
 
 def _tensors(made: Any) -> list[torch.Tensor]:
-    """What has been made of the points, as far as it is on the device."""
+    """The tensors in what has been made of the points."""
     if isinstance(made, torch.Tensor):
         return [made]
-    if isinstance(made, nearby.Near):
-        return [made.order, made.points, made.weights.log, made.leaves, made.nodes]
-    return [made.buffer] if isinstance(made, Packed) else []
+    return [x for part in made for x in _tensors(part)] if isinstance(made, tuple) else []
 
 
 class TritonBackend:
@@ -170,12 +168,8 @@ class _Way(NamedTuple):
     columns: int  # that one program may take, about: its steps are told with its configuration
     step: float = 0.0  # the rest is of packed operands
     form: int = bounds.Form.SHORT
+    pieces: int = 2  # of every coordinate
     mirrors: bool = False  # stored φ serves rows and columns
-
-    @property
-    def pieces(self) -> int:
-        """Of every coordinate."""
-        return 3 if self.form == bounds.Form.FULL else 2
 
 
 @functools.lru_cache(maxsize=1024)
@@ -189,8 +183,8 @@ def _way(problem: Problem, extent: float, span: float, listed: bool = False) -> 
     if not packed:
         return _Way(chosen, shifted, columns)
     step = bounds.grid_step(problem, extent, span)
-    both = bounds.in_blocks(problem.d) and bounds.mirrors(problem)
-    return _Way(chosen, shifted, columns, step, bounds.form(problem, extent, step), both)
+    form, both = bounds.form(problem, extent, step), bounds.in_blocks(problem.d) and bounds.mirrors(problem)
+    return _Way(chosen, shifted, columns, step, form, 3 if form == bounds.Form.FULL else 2, both)
 
 
 def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: int) -> Partial:
@@ -245,7 +239,7 @@ def _packed(
     columns = state.packed(step, count, scaled=mean and not shifted, rounded=rounded)
     # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.
     masked = not bounds.in_blocks(problem.d) and not stored
-    whole = problem.same and points.shape[0] == columns.count and masked
+    whole = problem.same and points.shape[0] == columns.points and masked
     rows = columns if whole else launch.pack(points, step, weights, count, scaled=mean and not shifted)
     if not mean:
         return launch.log_sum(problem, rows, columns, weights, corrections, own, end)

@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from .kernels import (
-    FLOOR,
     FULL,
     SCALE_BITS,
     UNITS,
@@ -19,6 +18,7 @@ from .kernels import (
     alone,
     leading_power,
     leave_out,
+    no_columns,
     sized,
     store_sums,
     three_halves,
@@ -79,9 +79,7 @@ def blocked_kernel(
     size = wide(column_padded)
     constants = rows + row_size * (PIECES * D) + wide(top_row) * 32 + (row * 32 + f)
     rows += wide(top_row) * D
-    highest = tl.full((BLOCK_M,), FLOOR, tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
-    moment = tl.zeros((BLOCK_M,), tl.float32)
+    highest, total, moment = no_columns(BLOCK_M)
     if STORE:
         begin = first + tl.program_id(1) * BLOCK_N
         end = begin + BLOCK_N

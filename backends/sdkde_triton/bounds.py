@@ -60,11 +60,6 @@ def packed_limit(problem: Problem) -> float:
     return 100.0 if fast else 72.0
 
 
-def extent_limit(problem: Problem) -> float:
-    """Return the extent up to which the fast formula holds; beyond, direct differences answer."""
-    return MOST_EXTENT if prefers_direct(problem) else packed_limit(problem)
-
-
 def formula(problem: Problem, extent: float, log_weight_span: float = 0.0, listed: bool = False) -> str:
     """Return ``"packed"``, ``"products"`` (of float64) or ``"direct"``; ``listed``: of sums over lists.
 

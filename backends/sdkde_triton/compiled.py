@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,18 +166,17 @@ def reduce(
     before: Any,
     after: Any,
     flags: Any,
-    dtype: Any,
     most_steps: int,
-    last: tuple[int, ...] = (),
+    last: Sequence[int] = (),
 ) -> tuple[torch.Tensor, int]:
     """Launch a reduction of m rows over all splits of the columns; return their results, and how many.
 
-    There are ``per_row`` numbers for every row and split. The kernel's arguments are ``before``, the buffer of results,
-    ``after``, and the columns of a split; a program takes ``step`` of them at a time, at most ``most_steps`` times,
-    unless a grid has not that many programs. The number of splits follows from ``whole``, the rows of the problem:
-    however few of them come at a time, the bits are the same.
+    There are ``per_row`` numbers for every row and split, float64 if the columns are. The kernel's arguments are
+    ``before``, the buffer of results, ``after``, and the columns of a split; a program takes ``step`` of them at a
+    time, at most ``most_steps`` times, unless a grid has not that many programs. The number of splits follows from
+    ``whole``, the rows of the problem: however few of them come at a time, the bits are the same.
     """
-    device = before[0].device
+    device, dtype = before[0].device, torch.float64 if before[1].dtype is torch.float64 else torch.float32
     processor = Processor.of(device)
     flags = (*flags, config.block_m, config.block_n)
     if "STAGES" in kernel.arg_names:

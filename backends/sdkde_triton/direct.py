@@ -63,10 +63,7 @@ def direct_kernel(
     out_more = out + 2 * size
     low_rows = wide(d) * m
     low_columns = wide(d) * column_padded
-    if ANCHORED:
-        top = tl.zeros((BLOCK_M,), real)
-    else:
-        top = tl.full((BLOCK_M,), floor, real)
+    top = tl.zeros((BLOCK_M,), real) if ANCHORED else tl.full((BLOCK_M,), floor, real)
     total = tl.zeros((BLOCK_M,), real)
     moment = tl.zeros((BLOCK_M,), real)
     mean0 = tl.zeros((BLOCK_M,), real)

@@ -113,13 +113,8 @@ def finish_mean_kernel(
     """
     units: tl.constexpr = UNITS if PIECES == 3 else 1.0
     size = wide(m) * splits
-    if DIRECT:
-        totals = partial + size
-    else:
-        totals = partial
-    means = totals + size
-    if SUMMED:
-        means = partial
+    totals = partial + size if DIRECT else partial
+    means = partial if SUMMED else totals + size
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     k = tl.arange(0, WIDTH)
     inside = i < m
@@ -135,10 +130,7 @@ def finish_mean_kernel(
     total = tl.zeros((BLOCK,), tl.float64)
     mean = tl.zeros((BLOCK, WIDTH), tl.float64)
     at = i.to(tl.int64)
-    if DIRECT:
-        of = k[None, :].to(tl.int64) * m + row
-    else:
-        of = row * D + k[None, :]
+    of = k[None, :].to(tl.int64) * m + row if DIRECT else row * D + k[None, :]
     for _ in range(splits):
         if SUMMED:
             part = tl.load(means + at * D + d, mask=inside, other=1.0).to(tl.float64)

@@ -38,14 +38,10 @@ class Processor:
         if device.type != "cuda":
             return Processor(2, 90, 1 << 16, 227 << 10, 2048)
         found = torch.cuda.get_device_properties(device)
-        return Processor(
-            found.multi_processor_count,
-            10 * found.major + found.minor,
-            found.regs_per_multiprocessor,
-            found.shared_memory_per_multiprocessor,
-            found.max_threads_per_multi_processor,
-            card_name(found.name),
-        )
+        registers, threads = found.regs_per_multiprocessor, found.max_threads_per_multi_processor
+        limits = registers, found.shared_memory_per_multiprocessor, threads
+        name, capability = card_name(found.name), 10 * found.major + found.minor
+        return Processor(found.multi_processor_count, capability, *limits, name)
 
 
 def resident(compiled: Any, config: Config, processor: Processor) -> int:

@@ -6,8 +6,8 @@ import os
 
 from sdkde_core.protocol import AdvancedInfo, Problem, Support
 
-from . import bounds, price
-from .bounds import MOST_EXTENT, arithmetic, formula, packed_limit
+from . import price
+from .bounds import MOST_EXTENT, arithmetic, formula, packed_limit, prefers_direct
 
 __all__ = ["INFO"]
 
@@ -32,8 +32,9 @@ def _supports(problem: Problem) -> Support:
 
 
 def _extent_limit(problem: Problem) -> float:
-    """That of packed operands too where direct differences are faster than these, but not than lists."""
-    return packed_limit(problem) if price.looks(problem, for_price=True) else bounds.extent_limit(problem)
+    """That of the fast formula; of packed operands too where direct differences are faster, but not than lists."""
+    packed = price.looks(problem, for_price=True) or not prefers_direct(problem)
+    return packed_limit(problem) if packed else MOST_EXTENT
 
 
 INFO = AdvancedInfo(

@@ -271,6 +271,13 @@ def exponents(
 
 
 @triton.jit
+def no_columns(BLOCK_M: tl.constexpr):
+    """The rows' maximum, sum and moment before the first tile of columns."""
+    zero = tl.zeros((BLOCK_M,), tl.float32)
+    return tl.full((BLOCK_M,), FLOOR, tl.float32), zero, zero
+
+
+@triton.jit
 def accumulated(e, top, total, moment, log_weights, j, n, LAPLACE: tl.constexpr, WEIGHTED: tl.constexpr):
     """The rows' maximum, Σ 2^(e − μ) and LAPLACE's moment with those of another tile of columns j."""
     highest = tl.maximum(top, tl.max(e, 1))
@@ -343,9 +350,7 @@ def log_sum_kernel(
     """
     index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     a = load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
-    top = tl.full((BLOCK_M,), FLOOR, tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
-    moment = tl.zeros((BLOCK_M,), tl.float32)
+    top, total, moment = no_columns(BLOCK_M)
     begin = tl.program_id(1) * columns_per_split
     for start in tl.range(begin, tl.minimum(begin + columns_per_split, n), BLOCK_N, num_stages=STAGES):
         j = start + tl.arange(0, BLOCK_N)

@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 
 from .kernels import (
-    FLOOR,
     accumulated,
     added,
     exactly_weighted,
     exponents,
     leave_out,
     load_rows,
+    no_columns,
     sized,
     store_means,
     store_sums,
@@ -77,9 +77,7 @@ def log_sum_listed_kernel(
     local = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     index = first + local
     a = load_rows(rows, row_padded, index, first + m, d, D, PIECES, FORM, MERGE)
-    top = tl.full((BLOCK_M,), FLOOR, tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
-    moment = tl.zeros((BLOCK_M,), tl.float32)
+    top, total, moment = no_columns(BLOCK_M)
     for i in tl.range(begin, end, num_stages=STAGES):
         for part_of in tl.static_range(SIZE // BLOCK_N):
             j = _columns(leaves, i, part_of, SIZE, LEAF, BLOCK_N)

@@ -244,7 +244,7 @@ class _Pass:
         kernel = listed.log_sum_listed_kernel if log_sum else listed.mean_listed_kernel
         more = (self.near.weights.log,) if log_sum else ()
         out = torch.empty(over.parts * m * per_row, dtype=torch.float32, device=rows.buffer.device)
-        sizes = (rows.padded, columns.padded, m, columns.count, self.problem.d, own or 0)
+        sizes = (rows.padded, columns.padded, m, columns.points, self.problem.d, own or 0)
         before = (rows.buffer, columns.buffer, *more, over.leaves, over.which, over.ends, out, *sizes)
         last = (LISTED, LEAF, config.block_m, config.block_n, config.num_stages)
         grid, at = (-(-m // HEIGHT), over.parts), (over.first * HEIGHT, over.length)

@@ -15,8 +15,6 @@ from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Work
 from . import bounds
 from .space import HEIGHT, LEAF
 
-__all__ = ["SLOWER", "compile_seconds", "found_to_pay", "left_out", "listed_share", "looks", "pays", "takes", "work"]
-
 #: What a pair in a list takes over one of all pairs.
 SLOWER = 1.3
 

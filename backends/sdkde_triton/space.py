@@ -52,10 +52,6 @@ class Config(NamedTuple):
         """What the compiler is told. Fusing products and sums is asked for: its default changes between versions."""
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
 
-    def to_dict(self) -> dict[str, int]:
-        """Return the parameters by name."""
-        return self._asdict()
-
 
 def block_k(columns: int, pieces: int, capability: int) -> int:
     """Return how many dimensions a step of :mod:`sdkde_triton.blocked` takes; stored columns, if ``columns`` is 0."""

@@ -89,7 +89,7 @@ class TritonSpace:
     def default(self, kernel: str, problem: Problem, architecture: str) -> Config:
         launch = _find(kernel, problem)
         merged = bounds.merges(problem.d)
-        return space.default(launch.base, launch.columns, capability(architecture), merged, launch.pieces).to_dict()
+        return space.default(launch.base, launch.columns, capability(architecture), merged, launch.pieces)._asdict()
 
     def limit(self, kernel: str, config: Config, problem: Problem, architecture: str) -> str | None:
         try:
@@ -197,12 +197,11 @@ def _matrix_columns(launch: Launch, problem: Problem) -> float:
 
 def _scalar(launch: Launch, problem: Problem) -> float:
     """Instructions of a pair besides products and exponentials."""
-    if launch.base == "weighted_sum":
-        return 0.1
     if launch.base.startswith("direct"):
         per_dimension = {"float32": 2.0, "doubled": 4.0, "float64": 64.0}[launch.arithmetic]
         return per_dimension * problem.d * (2 if problem.reduction is Reduction.MEAN else 1) + 4.0
-    return (12.0 if problem.precision == "high" else 6.0) if launch.base in ("mean", "stored") else 4.0
+    plain = 0.1 if launch.base == "weighted_sum" else 4.0
+    return (12.0 if problem.precision == "high" else 6.0) if launch.base in ("mean", "stored") else plain
 
 
 def compiled_kernel(launch: Launch, config: space.Config, problem: Problem, capability: int) -> Any:
