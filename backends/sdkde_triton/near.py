@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sdkde_core.nearby import order
+from sdkde_core.nearby import by_tile, order
 from sdkde_core.plugin import concatenate, each
 from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 
@@ -83,25 +83,17 @@ def order_columns(points: torch.Tensor, weights: Weights) -> Near | None:
     return Near(where, points, Weights(log_weights, weights.vary), leaves, nodes, total)
 
 
-def _tiles(x: torch.Tensor, size: int, fill: torch.Tensor) -> torch.Tensor:
-    """(n, …) as (tiles, size, …), the last tile filled."""
-    missing = -x.shape[0] % size
-    if missing:
-        x = torch.cat([x, fill.expand(missing, *x.shape[1:])])
-    return x.reshape(-1, size, *x.shape[1:])
-
-
 def _ends(points: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Boxes of some points at a time, fp32, rounded outwards, (tiles, d) each."""
-    low, high = _tiles(points, size, points[-1:]).aminmax(dim=1)
+    low, high = by_tile(points, size).aminmax(dim=1)
     infinity = torch.tensor(math.inf, dtype=torch.float32, device=points.device)
     return torch.nextafter(low.float(), -infinity), torch.nextafter(high.float(), infinity)
 
 
 def _boxes(points: torch.Tensor, log_weights: torch.Tensor, size: int) -> torch.Tensor:
     low, high = _ends(points, size)
-    nothing = torch.full((1,), -math.inf, dtype=log_weights.dtype, device=points.device)
-    logs = torch.logsumexp(_tiles(log_weights, size, nothing), dim=1)
+    padded = torch.nn.functional.pad(log_weights, (0, -len(points) % size), value=-math.inf)
+    logs = padded.reshape(-1, size).logsumexp(1)
     return torch.cat([low.T, high.T, logs.float()[None]]).contiguous()
 
 
@@ -177,7 +169,7 @@ class _Pass:
         found = self.log_sum(packed, rows.shape[0], over, form, False).log_sum
         if scaled(problem) and self.columns.pieces == 2:
             found = found - SCALE_BITS.value * math.log(2.0)
-        least = _tiles(found, HEIGHT, found[-1:]).amin(dim=1)
+        least = by_tile(found, HEIGHT).amin(dim=1)
         # 0.01 nats: more than sums at "fast" may exceed the truth by, in whatever form.
         least = least - 0.01 - TOLERANCES["fast"][Reduction.LOG_SUM].relative * least.abs()
         least = torch.where(torch.isfinite(least), least, -math.inf)  # a row without columns
