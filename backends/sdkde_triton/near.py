@@ -28,15 +28,17 @@ from .launch import Packed, Weights
 from .price import left_out
 from .space import HEIGHT, LEAF, LISTED, Config, default
 
-#: Leaves next to a tile of rows over which a row's sum is bounded from below.
-BESIDE = 128
 
-#: Leaves in lists that exist at once, and nodes that tiles of rows visit.
-ENTRIES, VISITED = 1 << 26, 1 << 26
+class _Amounts(NamedTuple):
+    beside: int = 128  # leaves next to a tile of rows over which a row's sum is bounded from below
+    entries: int = 1 << 26  # leaves in lists that exist at once
+    visited: int = 1 << 26  # nodes that tiles of rows visit at once
+    shortest: int = 64  # SIZEs of columns that one program takes, at least
+    longest: int = 512  # at most, in MEAN, which sums what it rounds off
+    programs: int = 64  # that there are to be for every multiprocessor
 
-#: Columns that one program takes, in SIZEs, at least, and at most in MEAN, which sums what it rounds off; and programs
-#: that there are to be for every multiprocessor.
-SHORTEST, LONGEST, PROGRAMS = 64, 512, 64
+
+AMOUNTS = _Amounts()
 
 
 class Near(NamedTuple):
@@ -121,7 +123,7 @@ def reduce(
     counts = (-(-tiles.counts.to(torch.int64) * LEAF // LISTED)).cpu()  # in SIZEs
     if float(counts.sum()) * LISTED > most * float(len(counts)) * float(columns.padded):  # the last tile may be free
         return None
-    longest = LONGEST
+    longest = AMOUNTS.longest
     if problem.reduction is not Reduction.MEAN:
         block_n = way.config("log_sum").block_n
         longest = max(1, steps_at_most(problem, 0.0) * block_n // LISTED)
@@ -159,11 +161,11 @@ class _Pass:
         tiles, none = boxes.shape[0], self.columns.padded // LEAF - 1
         sizes = near.leaves.shape[1], near.nodes.shape[1]
 
-        beside = torch.empty((tiles, BESIDE), dtype=torch.int32, device=device)
+        beside = torch.empty((tiles, AMOUNTS.beside), dtype=torch.int32, device=device)
         for first, some, visited in _chunks(near, tiles):
             before = (boxes, near.leaves, near.nodes, visited, beside)
-            copy(choose.near_kernel, some, (*before, *sizes, none, first), (problem.d, BESIDE))
-        length, which = BESIDE * LEAF // LISTED, torch.arange(tiles + 1, dtype=torch.int32, device=device)
+            copy(choose.near_kernel, some, (*before, *sizes, none, first), (problem.d, AMOUNTS.beside))
+        length, which = AMOUNTS.beside * LEAF // LISTED, torch.arange(tiles + 1, dtype=torch.int32, device=device)
         over = Lists(beside, which * length, which, 0, length, 1)
         form = Form.SHORT if shifts_rows(problem) else self.form
         found = self.log_sum(packed, rows.shape[0], over, form, False).log_sum
@@ -252,7 +254,7 @@ class _Pass:
 def _chunks(near: Near, tiles: int) -> Iterator[tuple[int, int, torch.Tensor]]:
     """Tiles of rows to look at together: the first, how many, and room for the nodes that each visits."""
     nodes = near.nodes.shape[1]
-    most = max(1, VISITED // nodes)
+    most = max(1, AMOUNTS.visited // nodes)
     visited = torch.empty(min(tiles, most) * nodes, dtype=torch.int32, device=near.points.device)
     for first in range(0, tiles, most):
         yield first, min(most, tiles - first), visited
@@ -264,13 +266,13 @@ def _flags(problem: Problem) -> tuple[int, bool, bool]:
 
 def _plan(counts: torch.Tensor, device: torch.device, per_row: int, most: int) -> tuple[list[int], int]:
     """Where batches of tiles end, and how many SIZEs a program takes, up to ``most``, by what each list has."""
-    programs = PROGRAMS * Processor.of(device).multiprocessors
-    length = min(max(-(-int(counts.sum()) // programs), SHORTEST), most)
+    programs = AMOUNTS.programs * Processor.of(device).multiprocessors
+    length = min(max(-(-int(counts.sum()) // programs), AMOUNTS.shortest), most)
     length = max(length, -(-int(counts.max()) // MOST_PARTS))
     until, ends, first = counts.cumsum(0), [], 0
     while first < len(counts):
         before = int(until[first - 1]) if first else 0
-        last = int(torch.searchsorted(until, before + ENTRIES * LEAF // LISTED, right=True))
+        last = int(torch.searchsorted(until, before + AMOUNTS.entries * LEAF // LISTED, right=True))
         longest = int(counts[first : max(first + 1, last)].max())
         together = PARTIAL_BYTES // (per_row * HEIGHT * max(1, -(-longest // length)))
         first = min(max(first + 1, min(last, first + together)), len(counts))
