@@ -546,7 +546,7 @@ def test_a_card_that_is_not_here_end_to_end(tmp_path, monkeypatch):
     lookup.forget()
     problem = Problem(Reduction.LOG_SUM, 4096, 32768, 64, precision="fast", device="cuda:0", extent=15.0)
     card = Processor(84, 86, 1 << 16, 100 << 10, 1536, "RTX A6000")
-    assert configuration("log_sum", problem, 64, card).to_dict() == best.config
+    assert configuration("log_sum", problem, 64, card)._asdict() == best.config
     lookup.forget()
 
 

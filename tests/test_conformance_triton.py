@@ -66,13 +66,12 @@ def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeyp
 
     rng, looked = np.random.default_rng(3), []
     # Everything small, so that there are several nodes, batches of rows, chunks of these, and parts of lists.
-    small = {"LEAF": 8, "LISTED": 32, "BESIDE": 16, "VISITED": 5, "ENTRIES": 64, "SHORTEST": 2, "PROGRAMS": 64}
-    for name, value in small.items():
+    small = near.AMOUNTS._replace(beside=16, visited=5, entries=64, shortest=2, longest=2)
+    for name, value in {"LEAF": 8, "LISTED": 32, "AMOUNTS": small}.items():
         monkeypatch.setattr(near, name, value)
     monkeypatch.setattr(choose, "WIDE", tl.constexpr(8))
     monkeypatch.setattr(near, "default", lambda *_: Config(64, 32, 4, 1))
     monkeypatch.setattr(near, "steps_at_most", lambda *_: 2)
-    monkeypatch.setattr(near, "LONGEST", 2)
     plain = near._Pass.list
     monkeypatch.setattr(near._Pass, "list", lambda *arguments: looked.append(plain(*arguments)) or looked[-1])
     x = _two_clusters(rng)

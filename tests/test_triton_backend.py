@@ -50,7 +50,7 @@ def test_lists_are_priced_where_they_pay():
 @pytest.mark.parametrize("span", [0.0, 921.0])
 @pytest.mark.parametrize("d", [16, 17])
 def test_sums_on_the_grid_are_exact_in_24_bits(d, extent, shifted, span):
-    step = bounds.grid_step(d, extent, shifted=shifted, log_weight_span=span)
+    step = bounds.grid_step(problem("mean" if shifted else "log_sum", d=d), extent, span)
     assert math.log2(step).is_integer()
     largest = 1.4427 * (extent**2 + 2 * span)
     assert 2.0**25 * step**2 >= largest
@@ -167,7 +167,7 @@ def test_what_is_tried_is_launched_or_refused():
     config = {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 2}
     processor = Processor(132, 90, 1 << 16, 227 << 10, 2048)
     with tuning.using({"mean": config}):
-        assert compiled.configuration("mean", problem("mean"), 16, processor).to_dict() == config
+        assert compiled.configuration("mean", problem("mean"), 16, processor)._asdict() == config
     with (
         tuning.using({"mean": config | {"block_m": 256, "block_n": 256}}),
         pytest.raises(ValueError, match="cannot be"),

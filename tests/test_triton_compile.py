@@ -12,8 +12,8 @@ pytest.importorskip("triton")
 import triton
 from sdkde_autotune import records
 from sdkde_autotune.lookup import TABLES
-from sdkde_triton import bounds, choose, space, tunables
-from sdkde_triton.bounds import merges, packed_dimensions
+from sdkde_triton import choose, space, tunables
+from sdkde_triton.bounds import Form, merges, packed_dimensions
 from sdkde_triton.tunables import Launch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -36,7 +36,7 @@ def _on_all(*axes):
     """
     turns = itertools.cycle([80, None, 86, None])
     for row in itertools.product(*axes):
-        quick = {90} if row[0] in (1, 16, 17, 784) or row[:2] == (64, bounds.FULL) else set()
+        quick = {90} if row[0] in (1, 16, 17, 784) or row[:2] == (64, Form.FULL) else set()
         quick |= {next(turns)} if row[0] in (1, 16, 784) else set()
         for capability in ARCHITECTURES:
             yield pytest.param(*row, capability, marks=[] if capability in quick else [pytest.mark.slow])
@@ -56,13 +56,13 @@ def _check(launch, problem, capability):
 
 
 def _launch(kernel, d, form):
-    full = form == bounds.FULL
+    full = form == Form.FULL
     return Launch(kernel + "_full" * full, packed_dimensions(d), 3 if full else 2, form)
 
 
 def _problem(reduction, d, form, *requires):
     """A problem that takes every branch of a kernel's form."""
-    full = form == bounds.FULL
+    full = form == Form.FULL
     requires = {*requires, *(("exclude_self",) if full else ())}
     return Problem(
         Reduction(reduction), 1000, 1000, d, precision="high" if full else "fast", requires=frozenset(requires)
@@ -72,9 +72,9 @@ def _problem(reduction, d, form, *requires):
 @pytest.mark.parametrize(
     ("d", "form", "capability"),
     [
-        *_on_all((12, 15, 16, 32, 64, 128), (bounds.SHORT, bounds.PAIRED, bounds.LONG)),
-        *_on_all((12, 16, 32, 64), (bounds.FULL,)),
-        *(pytest.param(d, bounds.FULL, 90, marks=pytest.mark.slow) for d in (100, 128)),
+        *_on_all((12, 15, 16, 32, 64, 128), (Form.SHORT, Form.PAIRED, Form.LONG)),
+        *_on_all((12, 16, 32, 64), (Form.FULL,)),
+        *(pytest.param(d, Form.FULL, 90, marks=pytest.mark.slow) for d in (100, 128)),
     ],
 )
 def test_mean(d, form, capability):
@@ -84,8 +84,8 @@ def test_mean(d, form, capability):
 @pytest.mark.parametrize(
     ("d", "form", "laplace", "capability"),
     [
-        *_on_all((12, 16, 32, 64, 128), (bounds.SHORT, bounds.LONG), (False, True)),
-        *_on_all((12, 16, 32, 64, 128), (bounds.FULL,), (False, True)),
+        *_on_all((12, 16, 32, 64, 128), (Form.SHORT, Form.LONG), (False, True)),
+        *_on_all((12, 16, 32, 64, 128), (Form.FULL,), (False, True)),
     ],
 )
 def test_log_sum(d, form, laplace, capability):
@@ -95,11 +95,11 @@ def test_log_sum(d, form, laplace, capability):
 
 def _listed():
     """Every variant for the architectures that the README names; `make test` has four."""
-    quick = {("mean", 4, bounds.SHORT, 80), ("mean", 4, bounds.SHORT, 90), ("mean", 16, bounds.FULL, 90)}
-    quick |= {("log_sum", 4, bounds.SHORT, 90)}
+    quick = {("mean", 4, Form.SHORT, 80), ("mean", 4, Form.SHORT, 90), ("mean", 16, Form.FULL, 90)}
+    quick |= {("log_sum", 4, Form.SHORT, 90)}
     kernels = [("mean", 4), ("mean", 16), ("log_sum", 4), ("log_sum", 16), ("laplace", 16)]
     for (kernel, d), full, capability in itertools.product(kernels, (False, True), (80, 86, 90)):
-        row = kernel, d, bounds.FULL if full else bounds.SHORT if d == 4 else bounds.LONG, capability
+        row = kernel, d, Form.FULL if full else Form.SHORT if d == 4 else Form.LONG, capability
         yield pytest.param(*row, marks=[] if row in quick else [pytest.mark.slow])
 
 
@@ -142,8 +142,8 @@ def test_lists(kernel, constants, d, capability):
 @pytest.mark.parametrize(
     ("d", "form", "use", "capability"),
     [
-        *_on_all((784,), (bounds.LONG, bounds.FULL), ("log_sum", "laplace", "stored")),
-        *_on_all((128,), (bounds.FULL,), ("stored",)),
+        *_on_all((784,), (Form.LONG, Form.FULL), ("log_sum", "laplace", "stored")),
+        *_on_all((128,), (Form.FULL,), ("stored",)),
     ],
 )
 def test_blocked(d, form, use, capability):
@@ -154,10 +154,10 @@ def test_blocked(d, form, use, capability):
 
 @pytest.mark.parametrize(
     ("d", "form", "precision", "capability"),
-    [*_on_all((784,), (bounds.LONG, bounds.FULL), ("fast",)), *_on_all((784,), (bounds.FULL,), ("high",))],
+    [*_on_all((784,), (Form.LONG, Form.FULL), ("fast",)), *_on_all((784,), (Form.FULL,), ("high",))],
 )
 def test_weighted_sum(d, form, precision, capability):
-    problem = Problem(Reduction.MEAN, 1000, 1000, d, precision=precision, same=form == bounds.LONG)
+    problem = Problem(Reduction.MEAN, 1000, 1000, d, precision=precision, same=form == Form.LONG)
     compiled = _check(_launch("weighted_sum", d, form), problem, capability)
     # The compiler must not take what is added to a product for the start of its sum: see sdkde_triton.kernels.alone.
     ttir = compiled.asm["ttir"]

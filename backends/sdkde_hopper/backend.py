@@ -32,19 +32,13 @@ class _State:
 
     def symmetric(self) -> launch.Symmetric:
         """The points as the symmetric kernel of MEAN takes them."""
-
-        def make() -> launch.Symmetric:
-            return launch.pack_symmetric(self.points, self.step)
-
+        make = functools.partial(launch.pack_symmetric, self.points, self.step)
         return self.made.get("points", make, self.points, lambda made: [made.memory])
 
     def packed(self) -> launch.Packed:
         """The points as columns, and as rows of MEAN."""
         log_weights = self.log_weights if "weights" in self.problem.requires else None
-
-        def make() -> launch.Packed:
-            return launch.pack(self.points, self.step, "columns", self.problem.reduction, log_weights)
-
+        make = functools.partial(launch.pack, self.points, self.step, "columns", self.problem.reduction, log_weights)
         return self.made.get("packed", make, self.points, _memory)
 
 
@@ -89,14 +83,19 @@ class HopperBackend:
         own = own_offset if "exclude_self" in problem.requires else None
         with launching(points):
             if problem.reduction is not Reduction.MEAN:
-                some = functools.partial(_log_sum, problem, points, state, own, m)
-                return in_slabs(some, m, _most_rows(state))
+
+                def slab(start: int, stop: int) -> Partial:
+                    rows = points if stop - start == m else points[start:stop]
+                    found: Partial = _log_sum(problem, rows, state, None if own is None else own + start, m)
+                    return found
+
+                return in_slabs(slab, m, _most_rows(state))
             if queries is not None:  # ``supports`` declines them; but some of the points may come for lack of memory
                 return reduce_exact(problem, queries, Columns(state.points, state.log_weights))
             if symmetric(problem):
                 return launch.symmetric_mean(state.symmetric(), problem.d, state.log_weights)
             rows = (own_offset, own_offset + m) if a_range else (0, n)
-            return launch.dense_mean(state.packed(), state.points, state.log_weights, m, rows, (0, n))
+            return launch.dense_mean(state.packed(), state.points, state.log_weights, rows, (0, n))
 
     def whiten(self, given: tuple[Any, ...], scale: Any, centre: Any = None) -> Whitened | None:
         """Whiten by two launches; of so many points that it matters little, nothing."""
@@ -121,7 +120,7 @@ class HopperBackend:
         if points.shape[0] > _most_rows(state):
             return None
         with launching(points):
-            return _log_sum(problem, points, state, None, points.shape[0], 0, None, (constant, log, dtype))
+            return _log_sum(problem, points, state, None, points.shape[0], (constant, log, dtype))
 
     def reduce_pairs(
         self, problem: Problem, state: _State, rows: tuple[int, int], columns: tuple[int, int]
@@ -131,10 +130,10 @@ class HopperBackend:
             if symmetric(problem):
                 return launch.symmetric_block(state.symmetric(), problem.d, state.log_weights, rows, columns)
             packed, given = state.packed(), (state.points, state.log_weights)
-            one = launch.dense_mean(packed, *given, rows[1] - rows[0], rows, columns)
+            one = launch.dense_mean(packed, *given, rows, columns)
             if rows == columns:
                 return one, one
-            return one, launch.dense_mean(packed, *given, columns[1] - columns[0], columns, rows)
+            return one, launch.dense_mean(packed, *given, columns, rows)
 
 
 def _most_rows(state: _State) -> int:
@@ -143,17 +142,8 @@ def _most_rows(state: _State) -> int:
 
 
 def _log_sum(
-    problem: Problem,
-    points: torch.Tensor,
-    state: _State,
-    own: int | None,
-    whole: int,
-    start: int,
-    stop: int | None,
-    end: tuple[float, bool, torch.dtype] | None = None,
+    problem: Problem, points: torch.Tensor, state: _State, own: int | None, whole: int, end: launch.End = None
 ) -> Any:
     """LOG_SUM or LAPLACE of some rows; the parts of the columns follow from how many rows there are in all."""
-    points = points if start == 0 and stop in (None, points.shape[0]) else points[start:stop]
     rows = launch.pack(points, state.step, "rows", problem.reduction)
-    offset = None if own is None else own + start
-    return launch.log_sum(problem.reduction, rows, whole, state.packed(), problem.d, state.log_weights, offset, end)
+    return launch.log_sum(problem, rows, whole, state.packed(), state.log_weights, own, end)

@@ -6,22 +6,11 @@ import math
 
 from sdkde_core.protocol import Problem, Reduction, Support
 
-#: Dimensions that the kernels hold at once.
-MOST_DIMENSIONS = 64
-
 #: MEAN scales φ by two to this: φ ≤ 1 then uses the whole range of half precision.
 SCALE_BITS = 14
 
 #: LOG_SUM does by two to this: with φ from 2⁻²²² on, most rows need no running maximum.
 RAISED_BITS = 96
-
-#: Weights are relative to the largest, times two to this: a product with a coordinate is in half precision's range.
-WEIGHT_BITS = 10
-
-_SQRT_LOG2E = math.sqrt(math.log2(math.e))
-
-#: ‖v‖² ≤ 2 · 2²⁴ g² for the coarsest grid of which two constants' pieces leave little enough, see :func:`extent_limit`.
-MOST_EXTENT = math.sqrt(2.0 * 2.0**24) * 2.0**-8 / _SQRT_LOG2E
 
 
 def grid_step(extent: float) -> float:
@@ -32,7 +21,7 @@ def grid_step(extent: float) -> float:
     is one step. In more the constants are added half way, so that before and after sums of near points are a part of
     ‖v‖²: not both parts are above half of it, so two steps are, at most, in 64 dimensions.
     """
-    radius = max(extent * _SQRT_LOG2E, 1.0)
+    radius = max(extent * math.sqrt(math.log2(math.e)), 1.0)
     return 2.0 ** (math.ceil(0.5 * math.log2(radius**2 / 2.0)) - 12)
 
 
@@ -53,20 +42,21 @@ def extent_limit(problem: Problem) -> float:
 
     LOG_SUM and LAPLACE leave lo·lo out, ‖lo‖² ≤ d g²/4 + 2⁻²² R² for a row and its own column: 2e-4 in 64 dimensions.
     """
-    return MOST_EXTENT
+    # ‖v‖² ≤ 2 · 2²⁴ g² for the coarsest grid of which two constants' pieces leave little enough.
+    return math.sqrt(2.0 * 2.0**24) * 2.0**-8 / math.sqrt(math.log2(math.e))
 
 
 def supports(problem: Problem) -> Support:
     """Say whether the kernels take a problem."""
-    if problem.d > MOST_DIMENSIONS:
-        return Support(False, f"has kernels for up to {MOST_DIMENSIONS} dimensions, not {problem.d}")
+    if problem.d > 64:  # which the kernels hold at once
+        return Support(False, f"has kernels for up to 64 dimensions, not {problem.d}")
     mean = problem.reduction is Reduction.MEAN
     if mean and not problem.same:
         return Support(False, "its MEAN is of the points themselves, not of other rows")
     if mean and "exclude_self" in problem.requires:
         return Support(False, "its MEAN has a row's own column in it")
-    if problem.extent > MOST_EXTENT:
-        return Support(False, f"its formula holds up to {MOST_EXTENT:.1f} bandwidths, not {problem.extent:g}")
+    if problem.extent > (limit := extent_limit(problem)):
+        return Support(False, f"its formula holds up to {limit:.1f} bandwidths, not {problem.extent:g}")
     both = mean and symmetric(problem)
     return Support(True, "every φ once, for its row and its column" if both else "every φ once, for its row")
 

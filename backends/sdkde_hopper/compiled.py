@@ -21,7 +21,7 @@ import torch
 
 from sdkde_core.plugin import cache_folder, current_stream, memory_errors, new_lock, on_device, write_atomically
 
-from .bounds import RAISED_BITS, SCALE_BITS, WEIGHT_BITS
+from .bounds import RAISED_BITS, SCALE_BITS
 from .plan import MEAN_SHARED, REGISTERS, TILES, WIDTHS, dense_ring, log_sum_ring, warpgroups
 from .wgmma import wgmma
 
@@ -48,16 +48,10 @@ _EXPONENTS = wgmma("begin_n64", 64, begins=True), wgmma("add_n64", 64)
 
 
 def _log_sum(width: int, laplace: bool, weighted: bool) -> _Module:
-    ring = log_sum_ring(width)
-    constants = {
-        "WIDTH": width,
-        "LAPLACE": int(laplace),
-        "WEIGHTED": int(weighted),
-        "STAGES": ring.stages,
-        "LOG_SUM_SHARED": ring.shared,
-        "RAISED_BITS": RAISED_BITS,
-    }
-    return _Module(_EXPONENTS, ("exponents.cuh", "log_sum.cu"), constants | {"REGISTERS": REGISTERS[4]})
+    ring, which = log_sum_ring(width), {"WIDTH": width, "LAPLACE": int(laplace), "WEIGHTED": int(weighted)}
+    shared = {"STAGES": ring.stages, "LOG_SUM_SHARED": ring.shared}
+    constants = which | shared | {"RAISED_BITS": RAISED_BITS, "REGISTERS": REGISTERS[4]}
+    return _Module(_EXPONENTS, ("exponents.cuh", "log_sum.cu"), constants)
 
 
 def _dense(width: int, weighted: bool) -> _Module:
@@ -65,31 +59,30 @@ def _dense(width: int, weighted: bool) -> _Module:
     products = *_EXPONENTS, values("begin_values", begins=True), values("add_values")
     groups = warpgroups(width)
     constants = {"WIDTH": width, "WEIGHTED": int(weighted), "WARPGROUPS": groups, "REGISTERS": REGISTERS[groups]}
-    return _Module(
-        products, ("exponents.cuh", "dense.cu"), constants | {"STAGES": ring.stages, "DENSE_SHARED": ring.shared}
-    )
+    shared = {"STAGES": ring.stages, "DENSE_SHARED": ring.shared}
+    return _Module(products, ("exponents.cuh", "dense.cu"), constants | shared)
 
 
 def _mean(width: int) -> _Module:
-    values = 2 * width + 8
+    values = functools.partial(wgmma, n=2 * width + 8)
     products = (
-        *_EXPONENTS,
-        wgmma("add_hi", width + 8),
-        wgmma("add_values", values),
-        wgmma("begin_bytes", values, k=32, kind="e5m2", a="shared", begins=True),
-        wgmma("add_bytes", values, k=32, kind="e5m2", a="shared"),
-        wgmma("add_transposed", values, a="transposed"),
+        *(*_EXPONENTS, wgmma("add_hi", width + 8), values("add_values")),
+        values("begin_bytes", k=32, kind="e5m2", a="shared", begins=True),
+        values("add_bytes", k=32, kind="e5m2", a="shared"),
+        values("add_transposed", a="transposed"),
     )
     constants = {"WIDTH": width, "TILES": TILES, "MEAN_SHARED": MEAN_SHARED[width], "SCALE_BITS": SCALE_BITS}
     return _Module(products, ("symmetric.cuh", "pieces.cuh", "symmetric.cu", "mean.cu"), constants)
 
 
+def _pack() -> _Module:
+    # Weights are relative to the largest, times 2**10: a product with a coordinate is in half precision's range.
+    constants = {"SCALE_BITS": SCALE_BITS, "RAISED_BITS": RAISED_BITS, "WEIGHT_BITS": 10}
+    return _Module((), ("pieces.cuh", "pack.cu", "whiten.cu"), constants)
+
+
 MODULES: Mapping[str, _Module] = {
-    "pack": _Module(
-        (),
-        ("pieces.cuh", "pack.cu", "whiten.cu"),
-        {"SCALE_BITS": SCALE_BITS, "RAISED_BITS": RAISED_BITS, "WEIGHT_BITS": WEIGHT_BITS},
-    ),
+    "pack": _pack(),
     "exact": _Module((), ("exact.cu",), {}),
     **{f"mean_{width}": _mean(width) for width in MEAN_SHARED},
     **{f"log_sum_{width}{x}": _log_sum(width, False, bool(x)) for width in WIDTHS for x in ("", "_weighted")},
@@ -253,16 +246,11 @@ def _module(name: str) -> ObjectCode:
     return ObjectCode.from_cubin(_code(name), name=name)
 
 
-_kernels: dict[tuple[str, str], Kernel] = {}
-
-
+@functools.cache
 def kernel(module: str, name: str, threads: int, shared: int = 0) -> Kernel:
     """Return a kernel, compiled the first time; see :class:`Kernel`."""
-    found = _kernels.get((module, name))
-    if found is None:
-        with _lock:
-            found = _kernels[module, name] = _kernels.get((module, name)) or Kernel(module, name, threads, shared)
-    return found
+    with _lock:  # another thread may be compiling the module
+        return Kernel(module, name, threads, shared)
 
 
 def _check(result: tuple[Any, ...]) -> None:

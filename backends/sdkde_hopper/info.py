@@ -8,17 +8,10 @@ from typing import Any
 from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Work
 
 from .bounds import extent_limit, supports, symmetric
-from .plan import symmetric_width
+from .plan import MEAN_SHARED
+from .plan import width as least_width
 
 __all__ = ["INFO"]
-
-
-#: The host's time around a pass's kernels, in launches.
-LAUNCHES = 12
-
-#: Time of kernels over that of their products at the peak rate, and over that of their exponentials: the symmetric
-#: kernel, shifts by dense tiles, other sums. Measured on an H100 with 32,768 points in 3 to 64 dimensions.
-WAITS = {"symmetric": (2.0, 2.7), "shifts": (1.2, 1.4), "sums": (1.4, 1.45)}
 
 
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
@@ -27,21 +20,21 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     width, both = -(-d // 16) * 16, mean and symmetric(problem)
     # Columns of the products in half precision, of the exponents and of what φ is multiplied by; bytes count half.
     if both:
-        narrow = symmetric_width(d)
+        narrow = least_width(d, MEAN_SHARED)
         exponents = 5 * 16 if narrow == 16 else 3 * 16  # in eight dimensions two pieces fit into one product
         products = 0.5 * (exponents + (2 * narrow + 8) * 2.5 + narrow + 8)
     else:
         products = (4 * width + 16.0 + 3 * (width + 8.0)) if mean else 3 * width + 16.0
-    halves = 2 * (2 * width + 16.0)
-    slower, waits = WAITS["symmetric" if both else "shifts" if mean else "sums"]
+    halves = 4 * (2 * width + 16.0)  # bytes of a point in pieces, written and read
+    # Time of kernels over that of their products at the peak rate, and over that of their exponentials: the symmetric
+    # kernel, shifts by dense tiles, other sums. Measured on an H100 with 32,768 points in 3 to 64 dimensions.
+    slower, waits = (2.0, 2.7) if both else (1.2, 1.4) if mean else (1.4, 1.45)
     return Work(
         matrix_flops={"float16": slower * 2.0 * products * pairs},
         scalar_flops=waits * (8.0 if mean else 4.0) * pairs,
         exps=waits * (0.5 if both else 1.0) * pairs,
-        bytes=(problem.m + problem.n) * (8.0 * d + 2.0 * halves)
-        + 8.0 * problem.m * (d + 1)
-        + (0.08 * pairs if both else 0.0),
-        launches=LAUNCHES,
+        bytes=(problem.m + problem.n) * (8.0 * d + halves) + 8.0 * problem.m * (d + 1) + 0.08 * pairs * both,
+        launches=12,  # the host's time around a pass's kernels
     )
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from sdkde_core.plugin import Slots
-from sdkde_core.protocol import Partial, Reduction, Whitened
+from sdkde_core.protocol import Partial, Problem, Reduction, Whitened
 
 from . import plan
 from .bounds import RAISED_BITS, SCALE_BITS
 from .compiled import Kernel, kernel
 
 _slots = Slots()
+
+#: Of a density, which is returned instead of its log sums: the constant, whether the log is wanted, and the dtype.
+End: TypeAlias = tuple[float, bool, torch.dtype] | None
 
 
 def _room(device: torch.device, *sizes: int) -> tuple[torch.Tensor, list[int]]:
@@ -60,11 +63,6 @@ class Packed:
     logs: int
     top: torch.Tensor | None = None
 
-    @property
-    def weighted(self) -> bool:
-        """Whether the columns' weights differ."""
-        return self.top is not None
-
 
 def _sizes(width: int) -> tuple[int, int, int]:
     """Bytes of a point for the symmetric kernel: as a row, in a tile of columns, and in bytes."""
@@ -91,7 +89,7 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
 def pack_symmetric(points: torch.Tensor, step: float) -> Symmetric:
     """Pack float64 points (n, d) for :func:`symmetric_mean`, on a grid from :func:`sdkde_hopper.bounds.grid_step`."""
     n, d = points.shape
-    padded, width = -(-n // plan.COLUMNS) * plan.COLUMNS, plan.symmetric_width(d)
+    padded, width = -(-n // plan.COLUMNS) * plan.COLUMNS, plan.width(d, plan.MEAN_SHARED)
     memory, at = _room(points.device, *(padded * size for size in _sizes(width)))
     kernel(f"mean_{width}", "pack_symmetric", 256)(padded // 16, points, n, padded, d, step, *at)
     return Symmetric(n, padded, width, memory, *at)
@@ -109,7 +107,7 @@ def pack(
     mean, weighted, columns = reduction is Reduction.MEAN, log_weights is not None, role == "columns"
     size, copies = padded * (2 * width + 16) * 2, 1 + (mean and weighted)
     # Rows of a range begin anywhere: the last program's reach beyond the padding.
-    rows = size + plan.LOG_SUM_ROWS * (4 * width + 32) if mean or not columns else 0
+    rows = size + plan.ROWS * (4 * width + 32) if mean or not columns else 0
     sizes = rows, copies * size if columns else 0, 4 * padded if weighted and not mean else 0
     memory, found = _room(points.device, *sizes)
     at, tiles, logs = (address if size else 0 for address, size in zip(found, sizes))
@@ -120,29 +118,19 @@ def pack(
 
 
 def log_sum(
-    reduction: Reduction,
-    rows: Packed,
-    whole: int,
-    columns: Packed,
-    d: int,
-    log_weights: torch.Tensor,
-    own: int | None,
-    end: tuple[float, bool, torch.dtype] | None = None,
+    problem: Problem, rows: Packed, whole: int, columns: Packed, log_weights: torch.Tensor, own: int | None, end: End
 ) -> Any:
-    """LOG_SUM or LAPLACE of rows, of ``whole`` in all; row i leaves out column i + own.
-
-    ``end``, of LOG_SUM: the constant, whether the log is wanted, and the dtype of a density, which is returned.
-    """
-    m, width, laplace = rows.count, columns.width, reduction is Reduction.LAPLACE
+    """LOG_SUM or LAPLACE of rows, of ``whole`` in all; row i leaves out column i + own."""
+    m, width, laplace = rows.count, columns.width, problem.reduction is Reduction.LAPLACE
     device = rows.memory.device
-    tiles, blocks = -(-columns.count // 64), -(-m // plan.LOG_SUM_ROWS)
-    parts = plan.parts(-(-whole // plan.LOG_SUM_ROWS), tiles, _programs(device))
+    tiles, blocks = -(-columns.count // 64), -(-m // plan.ROWS)
+    parts = plan.parts(-(-whole // plan.ROWS), tiles, _programs(device))
     length = min(-(-tiles // parts), plan.LONGEST)
     parts = -(-tiles // length)
     out = torch.empty(parts * m * 3, dtype=torch.float32, device=device)
     constant, log, dtype = end or (0.0, False, torch.float64)
     result = torch.empty((3, m) if laplace else m, dtype=dtype, device=device)
-    name = f"{reduction.value}_{width}" + columns.weighted * "_weighted"
+    name = f"{problem.reduction.value}_{width}" + (columns.top is not None) * "_weighted"
     reduce = kernel(name, "log_sum", 640, plan.log_sum_ring(width).shared)
     given = rows.rows, columns.tiles, columns.logs, out
     reduce(blocks * parts, *given, m, tiles, length, own or 0, int(own is not None))
@@ -151,7 +139,7 @@ def log_sum(
     single = result if dtype == torch.float32 else None
     more = constant, (1 if log else 2) if end else 0, single
     finish = kernel("pack", "finish_log_sum", 128)
-    finish(-(-m // 128), out, top, m, d, parts, int(laplace), log_sums, sign, magnitude, *more)
+    finish(-(-m // 128), out, top, m, problem.d, parts, int(laplace), log_sums, sign, magnitude, *more)
     return result if end else Partial(log_sums, None, sign, magnitude)
 
 
@@ -161,33 +149,28 @@ def log_sum_bytes(n: int) -> int:
 
 
 def dense_mean(
-    packed: Packed,
-    points: torch.Tensor,
-    log_weights: torch.Tensor,
-    whole: int,
-    rows: tuple[int, int],
-    columns: tuple[int, int],
+    packed: Packed, points: torch.Tensor, log_weights: torch.Tensor, rows: tuple[int, int], columns: tuple[int, int]
 ) -> Partial:
     """MEAN of a range of the points over another, every φ for its row alone.
 
-    Columns start with a tile, and end with one or the points; they are cut as for ``whole`` rows, whatever comes.
+    Columns start with a tile, and end with one or the points.
     """
     (start, stop), d, device, width = columns, points.shape[1], points.device, packed.width
-    groups = plan.warpgroups(width)
+    groups, weighted = plan.warpgroups(width), packed.top is not None
     n, high = rows[1] - rows[0], groups * 64
     blocks, tiles, programs = -(-n // high), -(-(stop - start) // 64), _programs(device)
-    parts = plan.parts(-(-whole // high), tiles, programs)
+    parts = plan.parts(blocks, tiles, programs)
     length = -(-tiles // parts)
     parts = -(-tiles // length)
     size = 4 * width + 32  # bytes of a point
-    row_pieces, column_pieces = packed.rows + rows[0] * size, packed.tiles + start * size * (1 + packed.weighted)
+    row_pieces, column_pieces = packed.rows + rows[0] * size, packed.tiles + start * size * (1 + weighted)
     out = torch.empty(parts * blocks * high * (width + 4), dtype=torch.float64, device=device)
-    name = f"dense_{width}" + packed.weighted * "_weighted"
-    reduce = kernel(name, "mean_dense", 128 * (groups + 1), plan.dense_ring(width, packed.weighted).shared)
+    name = f"dense_{width}" + weighted * "_weighted"
+    reduce = kernel(name, "mean_dense", 128 * (groups + 1), plan.dense_ring(width, weighted).shared)
     reduce(blocks * parts, row_pieces, column_pieces, out, blocks, tiles, length)
     log_sum = torch.empty(n, dtype=torch.float64, device=device)
     shift = torch.empty((n, d), dtype=torch.float64, device=device)
-    listed = torch.zeros(n + 1, dtype=torch.int32, device=device) if packed.weighted else None
+    listed = torch.zeros(n + 1, dtype=torch.int32, device=device) if weighted else None
     given = out, parts, blocks * high, width, row_pieces, log_weights, packed.top, n, d, log_sum, shift, listed
     kernel("pack", "finish_dense", 256)(-(-n // 8), *given)
     if listed is not None:
@@ -204,29 +187,13 @@ def _programs(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-@dataclass(frozen=True)
-class _Tables:
-    """:class:`sdkde_hopper.plan.Tables` on a device."""
-
-    units: torch.Tensor
-    begins: torch.Tensor
-    lists: tuple[torch.Tensor, ...]
-    count: int
-    slots: int
-
-
-#: Tables by the plan's and the device. They stay: a recorded CUDA graph may read them again.
-_tables: dict[tuple[int, int], tuple[plan.Tables, _Tables]] = {}
-
-
-def _on_device(tables: plan.Tables, device: torch.device) -> _Tables:
-    key = id(tables), device.index or 0
-    if key not in _tables:
-        arrays = tables.row_begin, tables.row_units, tables.column_begin, tables.column_slots
-        units, begins, *lists = (torch.from_numpy(x).to(device) for x in (tables.units, tables.begins, *arrays))
-        torch.cuda.current_stream(device).synchronize()  # other streams find them there
-        _tables[key] = tables, _Tables(units, begins, tuple(lists), len(tables.units), tables.slots)
-    return _tables[key][1]
+@functools.cache
+def _on_device(tables: plan.Tables, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Units and their beginnings, then the lists of partial sums, on a device."""
+    lists = tables.row_begin, tables.row_units, tables.column_begin, tables.column_slots
+    found = tuple(torch.from_numpy(x).to(device) for x in (tables.units, tables.begins, *lists))
+    torch.cuda.current_stream(device).synchronize()  # other streams find them there
+    return found
 
 
 def symmetric_mean(
@@ -240,22 +207,22 @@ def symmetric_mean(
     supers, blocks = points.padded // plan.COLUMNS, points.padded // plan.ROWS
     programs = _programs(device)
     launches = plan.launches(supers, programs, points.width)
-    tables = [_on_device(x.tables, device) for x in launches]
     n = points.count
     log_sum = torch.empty(n, dtype=torch.float64, device=device)
     shift = torch.empty((n, d), dtype=torch.float64, device=device)
     carried = 8 * points.padded * points.sums if len(launches) > 1 else 0
-    most_units, most_slots = max(x.count for x in tables), max(x.slots for x in tables)
+    most_units, most_slots = max(len(x.tables.units) for x in launches), max(x.tables.slots for x in launches)
     sizes = 4 * most_units * plan.ROWS * points.sums, 4 * most_slots * plan.COLUMNS * points.sums
     memory, (out_rows, out_columns, sums) = _room(device, *sizes, carried)
     reduce, merge = _symmetric_kernels(points.width)
-    for i, (part, table) in enumerate(zip(launches, tables, strict=True)):
+    for i, part in enumerate(launches):
+        table = _on_device(part.tables, device)
         circle = part.first * (plan.COLUMNS // plan.ROWS), part.first, blocks, supers
-        given = points.rows, points.tiles, points.bytes, table.units, table.begins
+        given = points.rows, points.tiles, points.bytes, *table[:2]
         reduce(programs, *given, out_rows, out_columns, *circle)
         when = int(i == 0), int(i == len(launches) - 1)
         end = points.rows, log_weights, n, d, log_sum, shift
-        merge(points.padded // 32, out_rows, out_columns, *table.lists, *circle, sums, *when, *end, moved_from)
+        merge(points.padded // 32, out_rows, out_columns, *table[2:], *circle, sums, *when, *end, moved_from)
     del memory  # the launches are queued
     return Partial(log_sum, shift)
 
@@ -286,21 +253,20 @@ def symmetric_block(
     none = torch.zeros(max(here.padded, most) // plan.ROWS + 1, dtype=torch.int32, device=device)
     for start in starts:
         there = _some(points, (start, min(start + most, columns[1])))
-        table = _on_device(plan.rectangle(blocks, there.padded // plan.COLUMNS, programs, here.width), device)
-        out_rows = new(table.count * plan.ROWS * here.sums, dtype=torch.float32)
+        table = plan.rectangle(blocks, there.padded // plan.COLUMNS, programs, here.width)
+        units, begins, *lists = _on_device(table, device)
+        out_rows = new(len(units) * plan.ROWS * here.sums, dtype=torch.float32)
         out_columns = new(table.slots * plan.COLUMNS * here.sums, dtype=torch.float32)
-        given = points.rows, points.tiles, points.bytes, table.units, table.begins, out_rows, out_columns
+        given = points.rows, points.tiles, points.bytes, units, begins, out_rows, out_columns
         offsets = rows[0] // plan.ROWS, start // plan.COLUMNS
         reduce(programs, *given, *offsets, points.padded // plan.ROWS, points.padded // plan.COLUMNS)
-        row_begin, row_units, column_begin, column_slots = table.lists
-        when = int(start == starts[0]), int(start == starts[-1])
-        for side, lists, result, (begins, ends) in (
-            (here, (row_begin, row_units, none, none), results[0], when),
-            (there, (none, none, column_begin, column_slots), [x[start - columns[0] :] for x in results[1]], (1, 1)),
+        for side, of_side, result, when in (
+            (here, (*lists[:2], none, none), results[0], (int(start == starts[0]), int(start == starts[-1]))),
+            (there, (none, none, *lists[2:]), [x[start - columns[0] :] for x in results[1]], (1, 1)),
         ):
             circle = 0, 0, side.padded // plan.ROWS, side.padded // plan.COLUMNS
             end = side.rows, log_weights, side.count, d, *result
-            merge(-(-side.count // 32), out_rows, out_columns, *lists, *circle, sums, begins, ends, *end, None)
+            merge(-(-side.count // 32), out_rows, out_columns, *of_side, *circle, sums, *when, *end, None)
     return Partial(*results[0]), Partial(*results[1])
 
 

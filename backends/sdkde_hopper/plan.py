@@ -11,6 +11,7 @@ Partial sums take 20 KB a unit: so with many points supers come some at a time, 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 
 #: Tiles of 64 columns to a super.
 TILES = 16
+
+#: Rows of a program, of ``log_sum`` too, and columns of a super.
 ROWS, COLUMNS = 256, 64 * TILES
 
 #: Dimensions that ``mean_symmetric`` is compiled for, and bytes of shared memory of a program. The code says so where
@@ -28,31 +31,13 @@ MEAN_SHARED = {8: 161912, 16: 227448}
 #: Dimensions that the other kernels are compiled for; points of fewer are filled up with zeros.
 WIDTHS = (16, 32, 48, 64)
 
-#: Rows of a program of ``log_sum``.
-LOG_SUM_ROWS = 256
-
-#: Tiles of columns that such a program sums in fp32, at most: beside a heap of duplicates every addition rounds alike.
+#: Tiles of columns that a program of ``log_sum`` sums in fp32, at most: beside duplicates every addition rounds alike.
 LONGEST = 1024
-
-#: Units that add to a program's sums of columns in fp32, at most: beside a heap of duplicates all round alike.
-MOST_ADDED = 128
 
 #: Units of a launch, at most.
 MOST_UNITS = 16384
 
-
-class Costs(NamedTuple):
-    """What parts of a program take, in tiles whose φ is used twice."""
-
-    dense: float  # a tile whose φ is used once
-    unit: float  # the beginning of a unit
-    new_columns: float
-
-
-#: By the dimensions of ``mean_symmetric``, as measured.
-COSTS = {8: Costs(0.75, 1.0, 2.5), 16: Costs(0.63, 0.69, 2.5)}
-
-Ints = NDArray[np.int32]
+Ints = NDArray[np.integer]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +90,7 @@ def _tables(supers: int, count: int, programs: int, shorter: int, width: int) ->
     within = np.arange(len(own)) - starts[own]
     symmetric = (within >= per).astype(np.int64)
     block = (own * per + within) % (supers * per)
-    return _deal(block, own, symmetric, supers * per, supers, programs, COSTS[width])
+    return _deal(block, own, symmetric, supers * per, supers, programs, width)
 
 
 @functools.lru_cache(maxsize=64)
@@ -113,23 +98,18 @@ def rectangle(blocks: int, supers: int, programs: int, width: int = 16) -> Table
     """Plan all of some blocks of rows with all of some supers of columns that are others, every φ used twice."""
     own = np.repeat(np.arange(supers), blocks)
     block = np.tile(np.arange(blocks), supers)
-    return _deal(block, own, np.ones(len(own), np.int64), blocks, supers, programs, COSTS[width])
+    return _deal(block, own, np.ones(len(own), np.int64), blocks, supers, programs, width)
 
 
-def _deal(
-    block: NDArray[np.integer],
-    own: NDArray[np.integer],
-    symmetric: NDArray[np.integer],
-    blocks: int,
-    supers: int,
-    programs: int,
-    costs: Costs,
-) -> Tables:
+def _deal(block: Ints, own: Ints, symmetric: Ints, blocks: int, supers: int, programs: int, width: int) -> Tables:
     """Deal out groups of a block and a super, in the order of the supers ``own``, to programs by what they take."""
     quarters = TILES // 4  # what a group is cut into
     first = np.flatnonzero(np.diff(own)) + 1  # with the next super
-    cost = np.repeat(np.where(symmetric, 4.0, 4.0 * costs.dense) + costs.unit / quarters, quarters)
-    cost[first * quarters] += costs.new_columns
+    # What a tile whose φ is used once takes, and the beginning of a unit, in tiles whose φ is used twice, as measured;
+    # new columns take 2.5.
+    dense, unit = {8: (0.75, 1.0), 16: (0.63, 0.69)}[width]
+    cost = np.repeat(np.where(symmetric, 4.0, 4.0 * dense) + unit / quarters, quarters)
+    cost[first * quarters] += 2.5
     total = np.concatenate([[0.0], np.cumsum(cost)])
     cuts = np.searchsorted(total, np.linspace(0.0, total[-1], programs + 1) - 1e-9)
     cuts[-1] = len(cost)
@@ -141,7 +121,8 @@ def _deal(
     new = np.ones(len(begin), bool)
     new[1:] = (program[1:] != program[:-1]) | (own[group[1:]] != own[group[:-1]])
     place = np.arange(len(begin))
-    new |= (place - np.maximum.accumulate(np.where(new, place, 0))) % MOST_ADDED == 0
+    # At most 128 units add to a program's sums of columns in fp32: beside a heap of duplicates all round alike.
+    new |= (place - np.maximum.accumulate(np.where(new, place, 0))) % 128 == 0
     last = np.concatenate([new[1:], [True]])
     flags = symmetric[group] | new * 2 | last * 4 | (begin % quarters * 4) << 8 | ((end - 1) % quarters * 4 + 4) << 16
     slot = np.cumsum(new) - 1
@@ -158,14 +139,9 @@ class Ring(NamedTuple):
     shared: int
 
 
-def symmetric_width(d: int) -> int:
-    """Return the least of :data:`MEAN_SHARED` that holds d dimensions."""
-    return next(x for x in MEAN_SHARED if x >= d)
-
-
-def width(d: int) -> int:
-    """Return the least of :data:`WIDTHS` that holds d dimensions."""
-    return next(x for x in WIDTHS if x >= d)
+def width(d: int, widths: Iterable[int] = WIDTHS) -> int:
+    """Return the least of some widths, :data:`WIDTHS` or those of :data:`MEAN_SHARED`, that holds d dimensions."""
+    return next(x for x in widths if x >= d)
 
 
 #: Registers of a thread of a program that has so many warpgroups besides the one that fetches, which has 24.
@@ -204,7 +180,7 @@ def parts(blocks: int, tiles: int, programs: int) -> int:
     return min(waves)[1]
 
 
-def _lists(keys: NDArray[np.integer], values: NDArray[np.integer], size: int) -> tuple[Ints, Ints]:
+def _lists(keys: Ints, values: Ints, size: int) -> tuple[Ints, Ints]:
     """The values of every key, in their order: where each key's begin, and all of them."""
     begins = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=size))])
     return begins.astype(np.int32), values[np.argsort(keys, kind="stable")].astype(np.int32)

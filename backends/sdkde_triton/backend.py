@@ -59,12 +59,10 @@ class _State:
 
 
 def _tensors(made: Any) -> list[torch.Tensor]:
-    """What has been made of the points, as far as it is on the device."""
+    """The tensors in what has been made of the points."""
     if isinstance(made, torch.Tensor):
         return [made]
-    if isinstance(made, nearby.Near):
-        return [made.order, made.points, made.weights.log, made.leaves, made.nodes]
-    return [made.buffer] if isinstance(made, Packed) else []
+    return [x for part in made for x in _tensors(part)] if isinstance(made, tuple) else []
 
 
 class TritonBackend:
@@ -171,13 +169,9 @@ class _Way(NamedTuple):
     shifted: bool  # the rows, by their log sums
     columns: int  # that one program may take, about: its steps are told with its configuration
     step: float = 0.0  # the rest is of packed operands
-    form: int = bounds.SHORT
+    form: int = bounds.Form.SHORT
+    pieces: int = 2  # of every coordinate
     mirrors: bool = False  # stored φ serves rows and columns
-
-    @property
-    def pieces(self) -> int:
-        """Of every coordinate."""
-        return 3 if self.form == bounds.FULL else 2
 
 
 @functools.lru_cache(maxsize=1024)
@@ -190,9 +184,9 @@ def _way(problem: Problem, extent: float, span: float, listed: bool = False) -> 
         columns = 1 << 16  # stored φ has no parts: this is of the rows' other buffers
     if not packed:
         return _Way(chosen, shifted, columns)
-    step = bounds.grid_of(problem, extent, span)
-    both = bounds.in_blocks(problem.d) and bounds.mirrors(problem)
-    return _Way(chosen, shifted, columns, step, bounds.form(problem, extent, step), both)
+    step = bounds.grid_step(problem, extent, span)
+    form, both = bounds.form(problem, extent, step), bounds.in_blocks(problem.d) and bounds.mirrors(problem)
+    return _Way(chosen, shifted, columns, step, form, 3 if form == bounds.Form.FULL else 2, both)
 
 
 def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: int) -> Partial:
@@ -230,15 +224,15 @@ def _products(problem: Problem, way: _Way, points: torch.Tensor, state: _State, 
 
 
 def _direct(
-    problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None, end: launch.End | None = None
+    problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None, end: launch.End = None
 ) -> Any:
     kind = bounds.arithmetic(problem, state.problem.extent, state.span)
     rows, columns = launch.transpose(points, kind), state.transposed(kind)
-    return launch.direct(problem, rows, columns, state.weights, kind, own, end)
+    return launch.direct(problem, rows, columns, state.weights, own, end)
 
 
 def _packed(
-    problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None, end: launch.End | None = None
+    problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None, end: launch.End = None
 ) -> Any:
     step, corrections, count, weights, shifted = way.step, way.form, way.pieces, state.weights, way.shifted
     mean = problem.reduction is Reduction.MEAN
@@ -247,14 +241,14 @@ def _packed(
     columns = state.packed(step, count, scaled=mean and not shifted, rounded=rounded)
     # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.
     masked = not bounds.in_blocks(problem.d) and not stored
-    whole = problem.same and points.shape[0] == columns.count and masked
+    whole = problem.same and points.shape[0] == columns.points and masked
     rows = columns if whole else launch.pack(points, step, weights, count, scaled=mean and not shifted)
     if not mean:
         return launch.log_sum(problem, rows, columns, weights, corrections, own, end)
     log_sums = None
     if shifted:
         # An error of the log sums cancels, as they are added again: so the smaller corrections can be left out.
-        shift_form = corrections if bounds.packed_dimensions(problem.d) > bounds.MOST_FUSED else bounds.SHORT
+        shift_form = corrections if bounds.in_blocks(problem.d) else bounds.Form.SHORT
         plain = replace(problem, reduction=Reduction.LOG_SUM)
         log_sums = launch.log_sum(plain, rows, columns, weights, shift_form, own).log_sum
         rows = launch.pack(points, step, weights, count, scaled=True, log_sums=log_sums)

@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from .kernels import (
-    FLOOR,
     FULL,
     SCALE_BITS,
     UNITS,
@@ -19,16 +18,19 @@ from .kernels import (
     alone,
     leading_power,
     leave_out,
+    no_columns,
     sized,
     store_sums,
     three_halves,
     two_halves,
     wide,
 )
-from .space import COLUMN_PADDING
 
-#: Columns of stored φ are a multiple of this.
-PADDED = tl.constexpr(COLUMN_PADDING)
+
+@triton.jit
+def _padded(size):
+    """A size of stored φ, which :data:`sdkde_triton.space.COLUMN_PADDING` divides: so rows begin at whole vectors."""
+    return size // 256 * 256
 
 
 @sized
@@ -77,9 +79,7 @@ def blocked_kernel(
     size = wide(column_padded)
     constants = rows + row_size * (PIECES * D) + wide(top_row) * 32 + (row * 32 + f)
     rows += wide(top_row) * D
-    highest = tl.full((BLOCK_M,), FLOOR, tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
-    moment = tl.zeros((BLOCK_M,), tl.float32)
+    highest, total, moment = no_columns(BLOCK_M)
     if STORE:
         begin = first + tl.program_id(1) * BLOCK_N
         end = begin + BLOCK_N
@@ -131,7 +131,7 @@ def blocked_kernel(
             else:
                 p_hi, p_lo = two_halves(p)
             height = tl.num_programs(0) * BLOCK_M
-            stride = columns_per_split // PADDED * PADDED  # tells the compiler that rows begin at whole vectors
+            stride = _padded(columns_per_split)
             to = tl.arange(0, BLOCK_M)[:, None] * stride + (j - first)[None, :]
             place = tl.program_id(0) * BLOCK_M
             at = out + wide(place) * stride
@@ -249,8 +249,8 @@ def weighted_sum_kernel(
     place = tl.program_id(0) * BLOCK_M
     index = place + tl.arange(0, BLOCK_M)
     size = wide(column_padded) * D
-    stride = columns_per_split // PADDED * PADDED  # tells the compiler that rows begin at whole vectors
-    tall = height // PADDED * PADDED
+    stride = _padded(columns_per_split)
+    tall = _padded(height)
     low = wide(height) * stride
     origin = top
     splits = stride // tile_columns

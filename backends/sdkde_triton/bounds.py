@@ -9,31 +9,10 @@ import math
 
 from sdkde_core.protocol import Problem, Reduction
 
-#: Forms of the exponents, see :mod:`sdkde_triton.kernels`.
-SHORT, PAIRED, LONG, FULL = range(4)
-
-#: Dimensions that the fused kernels hold at once; more come in blocks of 64.
-MOST_FUSED = 128
-
-#: Extent (bandwidths) beyond which sums about the origin are shortest.
-FAR = 25.0
-
-#: Dimensions up to which MEAN at "high" sums what its sums round off.
-MOST_COMPENSATED = 64
-
 #: Largest magnitude of a log weight, in nats, that packed operands and fp32 take: 1e-200 has 461.
 MOST_SPAN = 2000.0
 
-_SQRT_LOG2E = math.sqrt(math.log2(math.e))
-
-#: Extents (bandwidths) up to which packed operands keep the tolerance, with a margin to where an H200 began to miss it.
-#: MEAN ends earlier: its sums Σ φ v carry rounding errors in proportion to ‖v‖, where the shift is small. Rows that are
-#: shifted by their log sums end earlier still: midway between clusters an error of the exponent moves the shift by its
-#: product with their distance.
-PACKED_LIMIT = {
-    "fast": {Reduction.LOG_SUM: 100.0, Reduction.LAPLACE: 100.0, Reduction.MEAN: 44.0, "shifted": 36.0},
-    "high": {Reduction.LOG_SUM: 72.0, Reduction.LAPLACE: 72.0, Reduction.MEAN: 36.0, "shifted": 15.0},
-}
+SQRT_LOG2E = math.sqrt(math.log2(math.e))
 
 #: Extent up to which float64 does: √(log2 e) u is rounded, by 2⁻⁵³ R, and with it the shift of a row beside a point
 #: that far out.
@@ -41,6 +20,12 @@ MOST_EXTENT = 1e10
 
 #: Dimensions whose differences a thread of the direct kernel holds.
 MOST_DIRECT = 4
+
+
+class Form:
+    """Forms of the exponents, see :mod:`sdkde_triton.kernels`."""
+
+    SHORT, PAIRED, LONG, FULL = range(4)
 
 
 def shifts_rows(problem: Problem) -> bool:
@@ -60,17 +45,19 @@ def prefers_direct(problem: Problem) -> bool:
 
 
 def packed_limit(problem: Problem) -> float:
-    """Return the extent up to which packed operands keep the tolerance."""
-    if not shifts_rows(problem):
-        return PACKED_LIMIT[problem.precision][problem.reduction]
-    # Between opposite corners of a lattice all products of many dimensions add up, and fp32 rounds their sum.
-    wide = problem.precision == "high" and problem.d > MOST_FUSED
-    return 8.0 if wide else PACKED_LIMIT[problem.precision]["shifted"]
+    """Return the extent up to which packed operands keep the tolerance, with a margin to where an H200 misses it.
 
-
-def extent_limit(problem: Problem) -> float:
-    """Return the extent up to which the fast formula holds; beyond, direct differences answer."""
-    return MOST_EXTENT if prefers_direct(problem) else packed_limit(problem)
+    MEAN ends earlier: its sums Σ φ v carry rounding errors in proportion to ‖v‖, where the shift is small. Rows that
+    are shifted by their log sums end earlier still: midway between clusters an error of the exponent moves the shift by
+    its product with their distance. Between opposite corners of a lattice all products of many dimensions add up, and
+    fp32 rounds their sum.
+    """
+    fast = problem.precision == "fast"
+    if shifts_rows(problem):
+        return 36.0 if fast else 8.0 if in_blocks(problem.d) else 15.0
+    if problem.reduction is Reduction.MEAN:
+        return 44.0 if fast else 36.0
+    return 100.0 if fast else 72.0
 
 
 def formula(problem: Problem, extent: float, log_weight_span: float = 0.0, listed: bool = False) -> str:
@@ -112,14 +99,14 @@ def steps_at_most(problem: Problem, extent: float, packed: bool = True) -> int:
     Steps round by 2⁻²⁵ of a sum at most, and all alike where columns are duplicates of one another: 512 move a log sum
     by 1.5e-5, 128 by 4e-6. Sums of differences come to a shift of a few times that. Packed coordinates count from the
     origin, so there what Σ φ v loses is R times as much, R the extent, beside Σ φ: 64 steps move a shift by 2e-5 at
-    R = 13. At "high" what they round off is summed too, up to :data:`MOST_COMPENSATED` dimensions.
+    R = 13. At "high" what they round off is summed too, up to 64 dimensions.
     """
     mean = problem.reduction is Reduction.MEAN
     if not packed or not mean:
         return 128 if problem.precision == "high" else 512
     if problem.precision == "high":
-        return 1024 if packed_dimensions(problem.d) <= MOST_COMPENSATED else 16
-    return 64 if extent <= 13.0 else 32 if extent <= FAR else 16
+        return 1024 if problem.d <= 64 else 16
+    return 64 if extent <= 13.0 else 32 if extent <= 25.0 else 16
 
 
 def merges(d: int) -> bool:
@@ -128,18 +115,22 @@ def merges(d: int) -> bool:
 
 
 def packed_dimensions(d: int) -> int:
-    """Return D, the columns of a packed operand: the power of two that holds d, at least what a Tensor Core takes.
+    """Return D, the columns of a packed operand.
 
-    Beyond :data:`MOST_FUSED`, a multiple of 64.
+    That is the power of two that holds d, at least what a Tensor Core takes; in blocks, a multiple of 64.
     """
-    if d > MOST_FUSED:
-        return -(-d // 64) * 64
-    return max(16, 1 << (d - 1).bit_length())
+    return -(-d // 64) * 64 if in_blocks(d) else max(16, 1 << (d - 1).bit_length())
 
 
 def in_blocks(d: int) -> bool:
-    """Whether the dimensions come in blocks: where one program cannot hold all of a tile's pieces."""
-    return d > MOST_FUSED
+    """Whether the dimensions come in blocks of 64: where one program cannot hold all of a tile's pieces.
+
+    Then every dimension is moved by a fraction of the grid of its own, which changes no difference. Equal coordinates
+    are rounded by the same amount. On a lattice (counts, pixels) so are all that differ by a step, and their errors add
+    up over the dimensions: to 2⁻¹³ g √d r in the exponent of a pair at distance r. Once moved by multiples of the
+    golden section they differ from dimension to dimension, as if drawn at random: some 2⁻¹³ g r.
+    """
+    return d > 128
 
 
 def stores(problem: Problem, corrections: int, capability: int = 90) -> bool:
@@ -149,7 +140,7 @@ def stores(problem: Problem, corrections: int, capability: int = 90) -> bool:
     """
     if problem.reduction is not Reduction.MEAN:
         return False
-    wide = packed_dimensions(problem.d) == MOST_FUSED and corrections == FULL
+    wide = packed_dimensions(problem.d) == 128 and corrections == Form.FULL
     return in_blocks(problem.d) or (wide and not 90 <= capability < 100)
 
 
@@ -161,38 +152,22 @@ def mirrors(problem: Problem) -> bool:
     return problem.same and problem.precision == "fast" and not shifts_rows(problem)
 
 
-def moves(d: int) -> bool:
-    """Whether every dimension is moved by a fraction of the grid of its own, which changes no difference.
-
-    Equal coordinates are rounded by the same amount. On a lattice (counts, pixels) so are all that differ by a step,
-    and their errors add up over the dimensions: to 2⁻¹³ g √d r in the exponent of a pair at distance r. Once moved by
-    multiples of the golden section they differ from dimension to dimension, as if drawn at random: some 2⁻¹³ g r.
-    """
-    return in_blocks(d)
-
-
-def grid_step(d: int, extent: float, *, shifted: bool, log_weight_span: float = 0.0, full: bool = False) -> float:
-    """Return g, the grid of the leading pieces, a power of two; ``full``: of three.
+def grid_step(problem: Problem, extent: float, log_weight_span: float = 0.0) -> float:
+    """Return g, the grid of the leading pieces, a power of two.
 
     Sums of products of multiples of g are exact in 24 bits while below 2²⁴ g². The largest is ‖v‖² with the span of
     the log weights; where rows are shifted by their log sums, ‖v_i − v_j‖²/2 ≤ 2 R² of those. In up to 16 dimensions,
     where one step of a Tensor Core makes the largest sum, two pieces take one bit more up to 2⁻⁸: that step truncates
     by at most 2 g², which weighs less than what a coarser grid leaves to the smaller pieces.
     """
-    radius = max(extent * _SQRT_LOG2E, 1.0)
-    if moves(d):
+    d, shifted = problem.d, shifts_rows(problem)
+    radius = max(extent * SQRT_LOG2E, 1.0)
+    if in_blocks(d):
         radius *= 1.0 + 2.0**-12 * math.sqrt(d)  # by g/2 at most a dimension
-    largest = (2.5 if shifted else 1.0) * radius**2 + 2.0 * log_weight_span * _SQRT_LOG2E**2
+    largest = (2.5 if shifted else 1.0) * radius**2 + 2.0 * log_weight_span * SQRT_LOG2E**2
     step = 2.0 ** (math.ceil(0.5 * math.log2(largest)) - 12)
     tight = 2.0 ** (math.ceil(0.5 * math.log2(largest / 2.0)) - 12)
-    return tight if d <= 16 and tight <= 2.0**-8 and not full else step
-
-
-def grid_of(problem: Problem, extent: float, log_weight_span: float = 0.0) -> float:
-    """Return g for a problem, see :func:`grid_step`."""
-    shifted = shifts_rows(problem)
-    full = shifted or problem.precision == "high"
-    return grid_step(problem.d, extent, shifted=shifted, log_weight_span=log_weight_span, full=full)
+    return tight if d <= 16 and tight <= 2.0**-8 and not shifted and problem.precision == "fast" else step
 
 
 def form(problem: Problem, extent: float, step: float) -> int:
@@ -214,20 +189,24 @@ def form(problem: Problem, extent: float, step: float) -> int:
 
     Two pieces leave 2⁻¹³ g of a coordinate out. On a lattice (counts, pixels) equal coordinates are off by the same
     amount, so vectors by up to 2⁻¹³ g √d, and exponents at distance r by that times r: at most 5e-4 + 5e-7 r² for every
-    r while 2⁻¹³ g √d is below 3e-5. Beyond :data:`MOST_FUSED` dimensions neither needs a third piece: every dimension
-    is moved (:func:`moves`), and MEAN sums columns rounded to 2⁻²² of a coordinate, by at most 2⁻²² R in all.
+    r while 2⁻¹³ g √d is below 3e-5. In blocks of dimensions neither needs a third piece: every dimension is moved
+    (:func:`in_blocks`), and MEAN sums columns rounded to 2⁻²² of a coordinate, by at most 2⁻²² R in all.
     """
     if problem.precision == "high" or shifts_rows(problem):
-        return FULL
-    if moves(problem.d):
-        return LONG
+        return Form.FULL
+    if in_blocks(problem.d):
+        return Form.LONG
     if problem.reduction is Reduction.MEAN and 2.0**-13 * step * math.sqrt(2.0 * problem.d / 3.0) > 2e-5:
-        return FULL
+        return Form.FULL
     if problem.reduction is not Reduction.MEAN and 2.0**-13 * step * math.sqrt(problem.d) > 3e-5:
-        return FULL
-    lost = math.log(2.0) * (0.25 * problem.d * step**2 + 2.0**-22 * (extent * _SQRT_LOG2E) ** 2)
+        return Form.FULL
+    lost = math.log(2.0) * (0.25 * problem.d * step**2 + 2.0**-22 * (extent * SQRT_LOG2E) ** 2)
     if problem.reduction is Reduction.MEAN:
         if step > 2.0**-8:
-            return LONG
-        return SHORT if lost <= 2e-5 else PAIRED
-    return SHORT if lost <= (1.2e-4 if problem.reduction is Reduction.LAPLACE else 2.5e-4) and step <= 2.0**-7 else LONG
+            return Form.LONG
+        return Form.SHORT if lost <= 2e-5 else Form.PAIRED
+    return (
+        Form.SHORT
+        if lost <= (1.2e-4 if problem.reduction is Reduction.LAPLACE else 2.5e-4) and step <= 2.0**-7
+        else Form.LONG
+    )

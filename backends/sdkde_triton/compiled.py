@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from sdkde_core.tuning import Query, reject, tuned
 
 from . import kernels
 from .bounds import merges
-from .grid import INTERPRETER, Processor, most_parts, resident, slab_rows, splits
+from .grid import Processor, most_parts, resident, slab_rows, splits
 from .space import Config, default, fits
 from .tunables import CONFIG_VERSION, dimension
 
@@ -135,7 +135,7 @@ def _question(kernel: str, problem: Problem, columns: int, pieces: int, processo
     All numbers arrive as float64, and all sums are deterministic.
     """
     name = kernel + ("_full" if pieces == 3 else "")
-    architecture = f"sm_{processor.capability}" if processor.name != INTERPRETER else "interpreted"
+    architecture = f"sm_{processor.capability}" if processor.name != "CPU" else "interpreted"
     number = dimension(kernel, columns, problem.d)
     query = Query("triton", name, CONFIG_VERSION, number, processor.name, architecture)
     asked = replace(problem, dtype="float32" if problem.precision == "fast" else "float64")
@@ -166,18 +166,17 @@ def reduce(
     before: Any,
     after: Any,
     flags: Any,
-    dtype: Any,
     most_steps: int,
-    last: tuple[int, ...] = (),
+    last: Sequence[int] = (),
 ) -> tuple[torch.Tensor, int]:
     """Launch a reduction of m rows over all splits of the columns; return their results, and how many.
 
-    There are ``per_row`` numbers for every row and split. The kernel's arguments are ``before``, the buffer of results,
-    ``after``, and the columns of a split; a program takes ``step`` of them at a time, at most ``most_steps`` times,
-    unless a grid has not that many programs. The number of splits follows from ``whole``, the rows of the problem:
-    however few of them come at a time, the bits are the same.
+    There are ``per_row`` numbers for every row and split, float64 if the columns are. The kernel's arguments are
+    ``before``, the buffer of results, ``after``, and the columns of a split; a program takes ``step`` of them at a
+    time, at most ``most_steps`` times, unless a grid has not that many programs. The number of splits follows from
+    ``whole``, the rows of the problem: however few of them come at a time, the bits are the same.
     """
-    device = before[0].device
+    device, dtype = before[0].device, torch.float64 if before[1].dtype is torch.float64 else torch.float32
     processor = Processor.of(device)
     flags = (*flags, config.block_m, config.block_n)
     if "STAGES" in kernel.arg_names:

@@ -5,11 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bounds import MOST_DIRECT
-from .kernels import FLOOR, FLOOR64, LOG2E, f64, sized, wide
-
-#: Dimensions whose differences a thread holds.
-MOST_HELD = tl.constexpr(MOST_DIRECT)
+from .kernels import FLOOR, sized, to_log2, wide
 
 
 @triton.jit
@@ -49,15 +45,17 @@ def direct_kernel(
     """As :func:`sdkde_triton.kernels.log_sum_kernel`, and for MEAN also Σ 2^(e − μ) (v_j − v_i), by direct differences.
 
     ``rows`` (d, m) and ``columns`` (d, column_padded) are v; all arithmetic is in their dtype, fp32 or float64.
-    ``DOUBLED``: as many rows of what fp32 leaves of every coordinate follow. D is d up to MOST_HELD, else one more. For
-    few dimensions, where Tensor Cores would multiply padding, and for extents at which expanded squares fail.
+    ``DOUBLED``: as many rows of what fp32 leaves of every coordinate follow. D is d up to
+    :data:`sdkde_triton.bounds.MOST_DIRECT`, whose differences a thread holds, else one more. For few dimensions, where
+    Tensor Cores would multiply padding, and for extents at which expanded squares fail.
     ``ANCHORED``: every row is a column too, so its largest φ is 1 and needs no search. ``EXCLUDE``: row i leaves out
     column i + own.
 
     Tiles are (columns, rows), so that a thread owns whole rows and sums without talking to its neighbours.
     """
     real = columns.dtype.element_ty
-    floor: tl.constexpr = FLOOR if real == tl.float32 else FLOOR64
+    floor: tl.constexpr = FLOOR if real == tl.float32 else -1.0e303
+    held: tl.constexpr = D <= 4
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = i < m
     split = tl.program_id(1).to(tl.int64)
@@ -65,17 +63,14 @@ def direct_kernel(
     out_more = out + 2 * size
     low_rows = wide(d) * m
     low_columns = wide(d) * column_padded
-    if ANCHORED:
-        top = tl.zeros((BLOCK_M,), real)
-    else:
-        top = tl.full((BLOCK_M,), floor, real)
+    top = tl.zeros((BLOCK_M,), real) if ANCHORED else tl.full((BLOCK_M,), floor, real)
     total = tl.zeros((BLOCK_M,), real)
     moment = tl.zeros((BLOCK_M,), real)
     mean0 = tl.zeros((BLOCK_M,), real)
     mean1 = tl.zeros((BLOCK_M,), real)
     mean2 = tl.zeros((BLOCK_M,), real)
     mean3 = tl.zeros((BLOCK_M,), real)
-    if D > MOST_HELD and MEAN:
+    if not held and MEAN:
         more_at = split * d * m + i
         for _ in range(d):
             tl.store(out_more + more_at, tl.zeros((BLOCK_M,), real), mask=inside)
@@ -83,7 +78,7 @@ def direct_kernel(
     begin = tl.program_id(1) * columns_per_split
     for start in range(begin, tl.minimum(begin + columns_per_split, n), BLOCK_N):
         j = start + tl.arange(0, BLOCK_N)
-        if D <= MOST_HELD:
+        if held:
             d0 = _differences(rows, columns, i, inside, j, low_rows, low_columns, DOUBLED)
             e = d0 * d0
             if D >= 2:
@@ -112,7 +107,7 @@ def direct_kernel(
                 e += part
         e = e * -0.5
         if WEIGHTED:
-            log2_w = (tl.load(log_weights + j, mask=j < n, other=0.0) * f64(LOG2E)).to(real)
+            log2_w = to_log2(tl.load(log_weights + j, mask=j < n, other=0.0)).to(real)
             e += log2_w[:, None]
         if EXCLUDE:
             e = tl.where(j[:, None] == i[None, :] + own, 2.0 * floor, e).to(real)
@@ -132,7 +127,7 @@ def direct_kernel(
             total = total * decay + tl.sum(p, 0)
             top = highest
         if MEAN:
-            if D <= MOST_HELD:
+            if held:
                 if not ANCHORED:
                     mean0 *= decay
                     mean1 *= decay
@@ -163,7 +158,7 @@ def direct_kernel(
     tl.store(out + size + to, total, mask=inside)
     if LAPLACE:
         tl.store(out_more + to, moment, mask=inside)
-    if MEAN and D <= MOST_HELD:
+    if MEAN and held:
         tl.store(out_more + split * D * m + i, mean0, mask=inside)
         if D >= 2:
             tl.store(out_more + (split * D + 1) * m + i, mean1, mask=inside)

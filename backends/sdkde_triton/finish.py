@@ -5,7 +5,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .kernels import FLOOR64, LN2, SCALE_BITS, SQRT_LOG2E, UNITS, f64, sized, wide
+from .kernels import SCALE_BITS, SQRT_LOG2E, UNITS, f64, sized, wide
+
+
+@triton.jit
+def _nats(x):
+    """Log2 units in nats, float64."""
+    return x * f64(0.6931471805599453)
 
 
 @triton.jit
@@ -37,7 +43,7 @@ def finish_log_sum_kernel(
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     size = wide(m) * splits
     inside = i < m
-    top = tl.full((BLOCK,), FLOOR64, tl.float64)
+    top = tl.full((BLOCK,), -1.0e303, tl.float64)  # where the direct kernel's maxima start in float64
     at = i.to(tl.int64)
     for _ in range(splits):
         top = tl.maximum(top, tl.load(partial + at, mask=inside, other=0.0).to(tl.float64))
@@ -53,12 +59,12 @@ def finish_log_sum_kernel(
         if LAPLACE:
             moment += (tl.load(partial + 2 * size + at, mask=inside, other=0.0).to(tl.float64) + part * away) * decay
         at += m
-    scale = top * f64(LN2)
+    scale = _nats(top)
     if not WEIGHTED:
         scale += tl.load(log_weights)
     if LAPLACE:
         # Σ φ (1 + d/2 ∓ ½r²) with ½r² = −ln 2 · log2 φ, in units of 2^top. The moment is Σ p (log2 φ − top).
-        half_square = -(moment + total * top) * f64(LN2)
+        half_square = _nats(-(moment + total * top))
         constant = total * (1.0 + 0.5 * d)
         signed = constant - half_square
         tl.store(out + i, _log(constant + half_square) + scale, mask=inside)
@@ -107,13 +113,8 @@ def finish_mean_kernel(
     """
     units: tl.constexpr = UNITS if PIECES == 3 else 1.0
     size = wide(m) * splits
-    if DIRECT:
-        totals = partial + size
-    else:
-        totals = partial
-    means = totals + size
-    if SUMMED:
-        means = partial
+    totals = partial + size if DIRECT else partial
+    means = partial if SUMMED else totals + size
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     k = tl.arange(0, WIDTH)
     inside = i < m
@@ -121,7 +122,7 @@ def finish_mean_kernel(
     both = inside[:, None] & (k[None, :] < d)
     top = tl.zeros((BLOCK,), tl.float64)
     if DIRECT:
-        top += FLOOR64
+        top += -1.0e303
         at = i.to(tl.int64)
         for _ in range(splits):
             top = tl.maximum(top, tl.load(partial + at, mask=inside, other=0.0).to(tl.float64))
@@ -129,10 +130,7 @@ def finish_mean_kernel(
     total = tl.zeros((BLOCK,), tl.float64)
     mean = tl.zeros((BLOCK, WIDTH), tl.float64)
     at = i.to(tl.int64)
-    if DIRECT:
-        of = k[None, :].to(tl.int64) * m + row
-    else:
-        of = row * D + k[None, :]
+    of = k[None, :].to(tl.int64) * m + row if DIRECT else row * D + k[None, :]
     for _ in range(splits):
         if SUMMED:
             part = tl.load(means + at * D + d, mask=inside, other=1.0).to(tl.float64)
@@ -163,7 +161,7 @@ def finish_mean_kernel(
     if MOVED:
         v = tl.load(moved_from + row * d + k[None, :], mask=both, other=0.0) + 0.5 * v
     tl.store(shift + row * d + k[None, :], v, mask=both)
-    result = _log(total) + top * f64(LN2)
+    result = _log(total) + _nats(top)
     if SHIFTED:  # the exponents had the log sums, with their weights, taken off
         given = tl.load(log_sums + i, mask=inside, other=0.0)
         result += tl.where(none, 0.0, given)

@@ -13,14 +13,8 @@ from sdkde_core.tuning import card_name
 
 from .space import COLUMN_PADDING, Config
 
-#: Rows that are taken at a time at least: of so many parts that fewer are asked for, they fill a card.
-LEAST_ROWS = 128
-
 #: Parts of the columns at most: the second dimension of a grid.
 MOST_PARTS = (1 << 16) - 1
-
-#: The name of a device that interprets kernels.
-INTERPRETER = "CPU"
 
 #: Bytes of partial results that may exist at once; more rows come in slabs.
 PARTIAL_BYTES = 256 << 20
@@ -35,7 +29,7 @@ class Processor:
     registers: int  # of one multiprocessor: 32-bit registers, bytes of shared memory, threads
     shared: int
     threads: int
-    name: str = INTERPRETER  # as :func:`sdkde_core.tuning.card_name` has it
+    name: str = "CPU"  # as :func:`sdkde_core.tuning.card_name` has it; that one interprets kernels
 
     @staticmethod
     @functools.cache
@@ -44,14 +38,10 @@ class Processor:
         if device.type != "cuda":
             return Processor(2, 90, 1 << 16, 227 << 10, 2048)
         found = torch.cuda.get_device_properties(device)
-        return Processor(
-            found.multi_processor_count,
-            10 * found.major + found.minor,
-            found.regs_per_multiprocessor,
-            found.shared_memory_per_multiprocessor,
-            found.max_threads_per_multi_processor,
-            card_name(found.name),
-        )
+        registers, threads = found.regs_per_multiprocessor, found.max_threads_per_multi_processor
+        limits = registers, found.shared_memory_per_multiprocessor, threads
+        name, capability = card_name(found.name), 10 * found.major + found.minor
+        return Processor(found.multi_processor_count, capability, *limits, name)
 
 
 def resident(compiled: Any, config: Config, processor: Processor) -> int:
@@ -113,6 +103,6 @@ def slab_rows(rows: int, n: int, bytes_per_row: int, columns: int) -> int:
     All slabs but the last have as many: none is left over that would not fill the card.
     """
     fewest = min(-(-n // columns), MOST_PARTS)
-    most = max(LEAST_ROWS, PARTIAL_BYTES // (bytes_per_row * fewest))
-    count, unit = -(-rows // most), 1024 if most >= 4096 else LEAST_ROWS
+    most = max(128, PARTIAL_BYTES // (bytes_per_row * fewest))  # fewer have so many parts that they fill a card
+    count, unit = -(-rows // most), 1024 if most >= 4096 else 128
     return min(rows, -(-rows // (count * unit)) * unit, max(most // unit, 1) * unit)

@@ -6,24 +6,18 @@ import os
 
 from sdkde_core.protocol import AdvancedInfo, Problem, Support
 
-from . import bounds, price
-from .bounds import MOST_EXTENT, arithmetic, formula, packed_limit
+from . import price
+from .bounds import MOST_EXTENT, arithmetic, formula, packed_limit, prefers_direct
 
 __all__ = ["INFO"]
 
-#: Dimensions that are taken, as many as the tests go to: kernels are compiled anew for every 64 more.
-MOST_DIMENSIONS = 4096
-
-
-def _interpreted() -> bool:
-    """As Triton reads it when it is imported."""
-    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
-
 
 def _supports(problem: Problem) -> Support:
-    if problem.d > MOST_DIMENSIONS:
-        return Support(False, f"has kernels for up to {MOST_DIMENSIONS} dimensions, not {problem.d}")
-    if problem.device.startswith("cpu") and not _interpreted():
+    if problem.d > 4096:  # as many as the tests go to: kernels are compiled anew for every 64 more
+        return Support(False, f"has kernels for up to 4096 dimensions, not {problem.d}")
+    # As Triton reads it when it is imported.
+    interpreted = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
+    if problem.device.startswith("cpu") and not interpreted:
         return Support(False, "Triton compiles for GPUs; TRITON_INTERPRET=1 interprets its kernels on a CPU")
     if problem.extent > MOST_EXTENT:
         return Support(False, f"has sums up to {MOST_EXTENT:g} bandwidths from the origin, not {problem.extent:g}")
@@ -38,8 +32,9 @@ def _supports(problem: Problem) -> Support:
 
 
 def _extent_limit(problem: Problem) -> float:
-    """That of packed operands too where direct differences are faster than these, but not than lists."""
-    return packed_limit(problem) if price.looks(problem, for_price=True) else bounds.extent_limit(problem)
+    """That of the fast formula; of packed operands too where direct differences are faster, but not than lists."""
+    packed = price.looks(problem, for_price=True) or not prefers_direct(problem)
+    return packed_limit(problem) if packed else MOST_EXTENT
 
 
 INFO = AdvancedInfo(

@@ -38,12 +38,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bounds import MOST_COMPENSATED
+from .bounds import Form
 
-SHORT = tl.constexpr(0)
-PAIRED = tl.constexpr(1)
-LONG = tl.constexpr(2)
-FULL = tl.constexpr(3)
+LONG, FULL = tl.constexpr(Form.LONG), tl.constexpr(Form.FULL)
 
 #: Units of a coordinate in three pieces to one of v; fp16 then ends at 426 bandwidths, beyond any packed extent.
 UNITS = tl.constexpr(128.0)
@@ -52,23 +49,18 @@ UNITS = tl.constexpr(128.0)
 #: the rows' constants do that; with three it follows exp2, as exponents near 14 are rounded to 2⁻²¹.
 SCALE_BITS = tl.constexpr(14)
 
-#: Dimensions D up to which sums at "high" come with what they round off.
-COMPENSATED = tl.constexpr(MOST_COMPENSATED)
-
-#: Where running maxima start, in log2 units: finite, below any exponent; in the direct kernel above any
+#: Where running maxima of fp32 start, in log2 units: finite, below any exponent; in the direct kernel above any
 #: padding column's. Every split has a column that is none.
 FLOOR = tl.constexpr(-1.0e30)
-FLOOR64 = tl.constexpr(-1.0e303)
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
+
 SQRT_LOG2E = tl.constexpr(1.2011224087864498)
 
-
-_SIZES = """
-n m d own padded row_padded column_padded columns_per_split splits first top height tile_rows tile_columns length
-leaf_count node_count none factor constant
-"""
-sized = triton.jit(do_not_specialize=_SIZES.split())
+sized = triton.jit(
+    do_not_specialize=[
+        *("n", "m", "d", "own", "padded", "row_padded", "column_padded", "columns_per_split", "splits", "first", "top"),
+        *("height", "tile_rows", "tile_columns", "length", "leaf_count", "node_count", "none", "factor", "constant"),
+    ]
+)
 
 
 @triton.jit
@@ -80,6 +72,12 @@ def wide(x):
 @triton.jit
 def f64(value: tl.constexpr):
     return tl.full((), value, tl.float64)
+
+
+@triton.jit
+def to_log2(x):
+    """Nats in log2 units, float64."""
+    return x * f64(1.4426950408889634)
 
 
 @triton.jit
@@ -116,7 +114,7 @@ def pack_kernel(
     rows' sums, so that the exponents are those of φ / Σφ; ``SCALED`` adds SCALE_BITS to rows of two pieces.
     ``ROUNDED``: columns are followed by v in two pieces, (2, padded, D), the first of eleven bits: 2⁻²² of a coordinate
     is lost, and the smaller one is smaller than lo. ``MOVED`` moves every dimension by a fraction of g, see
-    :func:`sdkde_triton.bounds.moves`.
+    :func:`sdkde_triton.bounds.in_blocks`.
     """
     units: tl.constexpr = UNITS if PIECES == 3 else 1.0
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -147,7 +145,7 @@ def pack_kernel(
     if COLUMNS:
         weighted = c
         if WEIGHTED:
-            weighted += tl.load(log_weights + index, mask=inside, other=0.0) * f64(LOG2E)
+            weighted += to_log2(tl.load(log_weights + index, mask=inside, other=0.0))
         c1, c2, c3 = _three_pieces(tl.where(inside, weighted, f64(-60000.0)), g)
         f = tl.arange(0, 16)[None, :]
         whole = _nearest(c3.to(tl.float64), g * g).to(tl.float32).to(tl.float16)
@@ -171,7 +169,7 @@ def pack_kernel(
         log_sum = tl.where(log_sum == float("-inf"), 0.0, log_sum)  # a row without columns
         if not WEIGHTED:  # then the columns' constants are without their weight
             log_sum -= tl.load(log_weights)
-        c -= log_sum * f64(LOG2E)
+        c -= to_log2(log_sum)
     if SCALED and PIECES == 2:
         c += SCALE_BITS
     c1, c2, c3 = _three_pieces(c, g)
@@ -231,24 +229,14 @@ def alone(a, b):
 
 @triton.jit
 def exponents(
-    a_hi,
-    a_lo,
-    a_rest,
-    a_c,
-    a_c3,
-    columns,
-    column_padded,
-    j,
-    D: tl.constexpr,
-    PIECES: tl.constexpr,
-    FORM: tl.constexpr,
-    MERGE: tl.constexpr,
+    a, columns, column_padded, j, D: tl.constexpr, PIECES: tl.constexpr, FORM: tl.constexpr, MERGE: tl.constexpr
 ):
     """log2 φ of a tile, (BLOCK_M, BLOCK_N): what cancels first, and exactly; see the module's docstring.
 
-    LONG and FULL sum the corrections by themselves: next to a large exponent every step of theirs would be truncated.
-    Also returns the tiles of the columns' pieces.
+    ``a``: the rows, from :func:`load_rows`. LONG and FULL sum the corrections by themselves: next to a large exponent
+    every step of theirs would be truncated. Also returns the tiles of the columns' pieces.
     """
+    a_hi, a_lo, a_rest, a_c, a_c3 = a
     k = tl.arange(0, D)[None, :]
     f = tl.arange(0, 16)[None, :]
     column = j[:, None].to(tl.int64)
@@ -275,11 +263,18 @@ def exponents(
     else:
         e = tl.dot(a_lo, tl.trans(b_hi), e)
         e = tl.dot(a_hi, tl.trans(b_lo), e)
-        if FORM == PAIRED:
+        if FORM == 1:  # PAIRED
             e = tl.dot(a_lo, tl.trans(b_lo), e)
     if PIECES == 3:
         e *= 1.0 / (UNITS * UNITS)
-    return e, b_hi, b_lo, b_rest
+    return e, (b_hi, b_lo, b_rest)
+
+
+@triton.jit
+def no_columns(BLOCK_M: tl.constexpr):
+    """The rows' maximum, sum and moment before the first tile of columns."""
+    zero = tl.zeros((BLOCK_M,), tl.float32)
+    return tl.full((BLOCK_M,), FLOOR, tl.float32), zero, zero
 
 
 @triton.jit
@@ -291,7 +286,7 @@ def accumulated(e, top, total, moment, log_weights, j, n, LAPLACE: tl.constexpr,
     decay = tl.exp2(top - highest)
     if LAPLACE:
         if WEIGHTED:
-            below -= (tl.load(log_weights + j, mask=j < n, other=0.0) * f64(LOG2E)).to(tl.float32)[None, :]
+            below -= to_log2(tl.load(log_weights + j, mask=j < n, other=0.0)).to(tl.float32)[None, :]
         # Σ 2^(e − μ') (x − μ') from sums at the old maximum μ: (moment + total (μ − μ')) 2^(μ − μ').
         # Before the first tile both are 0, but FLOOR − μ' times 0 is 0 as well.
         moment = (moment + total * (top - highest)) * decay + tl.sum(p * below, 1)
@@ -354,14 +349,12 @@ def log_sum_kernel(
     softmax", 2018).
     """
     index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    a_hi, a_lo, a_rest, a_c, a_c3 = load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
-    top = tl.full((BLOCK_M,), FLOOR, tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
-    moment = tl.zeros((BLOCK_M,), tl.float32)
+    a = load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
+    top, total, moment = no_columns(BLOCK_M)
     begin = tl.program_id(1) * columns_per_split
     for start in tl.range(begin, tl.minimum(begin + columns_per_split, n), BLOCK_N, num_stages=STAGES):
         j = start + tl.arange(0, BLOCK_N)
-        e, _, _, _ = exponents(a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE)
+        e, _ = exponents(a, columns, column_padded, j, D, PIECES, FORM, MERGE)
         if EXCLUDE:
             e = leave_out(e, index, j, own, n)
         top, total, moment = accumulated(e, top, total, moment, log_weights, j, n, LAPLACE, WEIGHTED)
@@ -405,15 +398,20 @@ def three_halves(p, power):
 
 
 @triton.jit
-def weighted(p, b_hi, b_lo, b_rest, part, PIECES: tl.constexpr):
-    """``part`` with φ b of a tile, φ in two pieces: the largest products last, see :func:`mean_kernel`."""
+def weighted(p, b, part, count, PIECES: tl.constexpr, SUMMED: tl.constexpr):
+    """``part`` with φ b of a tile, and ``count`` with φ; φ in two pieces: the largest products last."""
+    b_hi, b_lo, b_rest = b
+    if PIECES == 3:
+        p *= 2.0**SCALE_BITS
+    if not SUMMED:
+        count += tl.sum(p, 1)
     p_hi, p_lo = two_halves(p)
     if PIECES == 3:
         part = tl.dot(p_lo, b_lo, part)
         part = tl.dot(p_hi, b_rest, part)
     part = tl.dot(p_lo, b_hi, part)
     part = tl.dot(p_hi, b_lo, part)
-    return tl.dot(p_hi, b_hi, part)
+    return tl.dot(p_hi, b_hi, part), count
 
 
 @triton.jit
@@ -427,16 +425,17 @@ def added(a, b):
 
 
 @triton.jit
-def exactly_weighted(p, b_hi, b_lo, b_rest, mean, rest, total, total_rest, SUMMED: tl.constexpr):
+def exactly_weighted(p, b, mean, rest, total, total_rest, SUMMED: tl.constexpr):
     """Sums for "high" with those of a tile: of φ b in ``mean`` and ``rest``, of φ in ``total`` and ``total_rest``.
 
     φ is in three pieces, in units of the row's largest of the tile: φ of 2⁻²⁰ would use half of half precision's bits.
     The largest product is added to the first of a sum, and what that rounds off, with all else, to the second: beside
-    a heap of duplicates every tile rounds alike. Where registers do not hold all that, beyond COMPENSATED dimensions,
+    a heap of duplicates every tile rounds alike. Where registers do not hold all that, beyond 64 dimensions,
     programs take few tiles instead (:func:`sdkde_triton.bounds.steps_at_most`), and φ has one unit. The largest
     products last: every step after them is truncated.
     """
-    held: tl.constexpr = mean.shape[1] <= COMPENSATED
+    b_hi, b_lo, b_rest = b
+    held: tl.constexpr = mean.shape[1] <= 64
     if held:
         power, inverse = leading_power(p)
         p_hi, p_lo, p_rest = three_halves(p * (inverse * 2.0**SCALE_BITS), 2.0**SCALE_BITS)
@@ -502,7 +501,7 @@ def mean_kernel(
     tolerance in half of the rows.
     """
     index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    a_hi, a_lo, a_rest, a_c, a_c3 = load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
+    a = load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
     begin = tl.program_id(1) * columns_per_split
     end = tl.minimum(begin + columns_per_split, n)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -516,22 +515,14 @@ def mean_kernel(
         count = tl.zeros((BLOCK_M,), tl.float32)
         for tile in tl.static_range(TILES):
             j = start + tile * BLOCK_N + tl.arange(0, BLOCK_N)
-            e, b_hi, b_lo, b_rest = exponents(
-                a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE
-            )
+            e, b = exponents(a, columns, column_padded, j, D, PIECES, FORM, MERGE)
             if EXCLUDE:
                 e = leave_out(e, index, j, own, n)
             p = tl.exp2(e)
             if EXACT:
-                mean, rest, total, total_rest = exactly_weighted(
-                    p, b_hi, b_lo, b_rest, mean, rest, total, total_rest, SUMMED
-                )
+                mean, rest, total, total_rest = exactly_weighted(p, b, mean, rest, total, total_rest, SUMMED)
             else:
-                if PIECES == 3:
-                    p *= 2.0**SCALE_BITS
-                if not SUMMED:
-                    count += tl.sum(p, 1)
-                part = weighted(p, b_hi, b_lo, b_rest, part, PIECES)
+                part, count = weighted(p, b, part, count, PIECES, SUMMED)
         if not EXACT:
             mean += part
             total += count

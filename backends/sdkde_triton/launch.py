@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
-import math
 import struct
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import blocked, finish, kernels
-from .bounds import FAR, MOST_DIRECT, in_blocks, merges, mirrors, moves, packed_dimensions, steps_at_most, stores
+from .bounds import MOST_DIRECT, SQRT_LOG2E, in_blocks, merges, mirrors, packed_dimensions, steps_at_most, stores
 from .compiled import configuration, copy, launch, reduce
 from .direct import direct_kernel
 from .grid import Processor, block_points
 from .space import COLUMN_PADDING, block_k, tiles_per_sum
 
-_SQRT_LOG2E = math.sqrt(math.log2(math.e))
-
 #: What becomes of a log sum: the constant that is added, whether the log is wanted, and the dtype. Of a shift: the
-#: points (n, d) to which half of it is added.
-End: TypeAlias = tuple[float, bool, torch.dtype] | torch.Tensor
+#: points (n, d) to which half of it is added. None: a :class:`Partial`.
+End: TypeAlias = tuple[float, bool, torch.dtype] | torch.Tensor | None
 
 
-@dataclass(frozen=True)
-class Packed:
+class Packed(NamedTuple):
     """Points packed as rows, or as columns and rows; see :mod:`sdkde_triton.kernels` for the buffer's layout."""
 
     buffer: torch.Tensor
-    count: int
+    points: int
     padded: int
     pieces: int
 
 
-@dataclass(frozen=True)
-class Weights:
+class Weights(NamedTuple):
     """The columns' log weights (n,), float64, and whether they vary."""
 
     log: torch.Tensor
@@ -71,7 +65,7 @@ def pack(
     shifts = weights.log if log_sums is None else log_sums
     arguments = (points, weights.log, shifts, buffer, n, padded, d, step)
     flags = (width, span, pieces, block, columns, merges(d), weights.vary, log_sums is not None, scaled)
-    copy(kernels.pack_kernel, -(-padded // block), arguments, (*flags, rounded, moves(d)))
+    copy(kernels.pack_kernel, -(-padded // block), arguments, (*flags, rounded, in_blocks(d)))
     return Packed(buffer, n, padded, pieces)
 
 
@@ -90,7 +84,7 @@ def transpose(points: torch.Tensor, arithmetic: str, padding: int = 1) -> torch.
     dtype = torch.float64 if arithmetic == "float64" else torch.float32
     shape = (2 if arithmetic == "doubled" else 1) * d, -(-n // padding) * padding
     v = torch.zeros(shape, dtype=dtype, device=points.device)
-    scaled = points.T * _SQRT_LOG2E
+    scaled = points.T * SQRT_LOG2E
     v[:d, :n] = scaled
     if arithmetic == "doubled":
         v[d:, :n] = scaled - v[:d, :n]
@@ -99,48 +93,32 @@ def transpose(points: torch.Tensor, arithmetic: str, padding: int = 1) -> torch.
 
 
 def log_sum(
-    problem: Problem,
-    rows: Packed,
-    columns: Packed,
-    weights: Weights,
-    form: int,
-    own: int | None = None,
-    end: End | None = None,
+    problem: Problem, rows: Packed, columns: Packed, weights: Weights, form: int, own: int | None, end: End = None
 ) -> Any:
     """LOG_SUM or LAPLACE on Tensor Cores, by a form of the exponents; row i leaves out column i + ``own``.
 
     The problem's m is of all rows, of which these may be some.
     """
-    width, m, n = packed_dimensions(problem.d), rows.count, columns.count
+    width, m, n = packed_dimensions(problem.d), rows.points, columns.points
     laplace, exclude = problem.reduction is Reduction.LAPLACE, own is not None
     per_row, processor = 3 if laplace else 2, Processor.of(rows.buffer.device)
     before, sizes = (rows.buffer, columns.buffer, weights.log), (rows.padded, columns.padded, m, n)
-    name = "blocked" if in_blocks(problem.d) else "log_sum"
-    config = configuration(name, problem, width, processor, rows.pieces)
     kernel: Any = kernels.log_sum_kernel
-    after: tuple[Any, ...] = (*sizes, problem.d, own or 0)
-    flags: tuple[Any, ...] = (width, rows.pieces, form, merges(problem.d), laplace, weights.vary, exclude)
-    last: tuple[int, ...] = ()
+    name, after, last = "log_sum", [*sizes, problem.d, own or 0], list[int]()
+    flags: list[int] = [merges(problem.d), laplace, weights.vary, exclude]
     if in_blocks(problem.d):
-        kernel, after = blocked.blocked_kernel, (*sizes, own or 0, 0, 0)
-        high = problem.precision == "high"
-        flags = (width, rows.pieces, form, laplace, False, False, high, weights.vary, exclude)
-        last = (block_k(width, rows.pieces, processor.capability),)
+        kernel, name, after = blocked.blocked_kernel, "blocked", [*sizes, own or 0, 0, 0]
+        flags = [laplace, False, False, problem.precision == "high", weights.vary, exclude]
+        last = [block_k(width, rows.pieces, processor.capability)]
+    config = configuration(name, problem, width, processor, rows.pieces)
+    flags = [width, rows.pieces, form, *flags]
     most = steps_at_most(problem, 0.0)
-    out, parts = reduce(
-        kernel, config, config.block_n, problem.m, m, n, per_row, before, after, flags, torch.float32, most, last
-    )
+    out, parts = reduce(kernel, config, config.block_n, problem.m, m, n, per_row, before, after, flags, most, last)
     return finish_log_sum(problem, out, weights, m, parts, laplace, end)
 
 
 def finish_log_sum(
-    problem: Problem,
-    partial: torch.Tensor,
-    weights: Weights,
-    m: int,
-    parts: int,
-    laplace: bool,
-    end: End | None = None,
+    problem: Problem, partial: torch.Tensor, weights: Weights, m: int, parts: int, laplace: bool, end: End = None
 ) -> Any:
     """Merge the partial results of LOG_SUM, or of LAPLACE, for m rows; with ``end``, of LOG_SUM, the density."""
     constant, log, dtype = end if isinstance(end, tuple) else (0.0, False, torch.float64)
@@ -162,13 +140,13 @@ def mean(
     extent: float,
     log_sums: torch.Tensor | None = None,
     own: int | None = None,
-    end: End | None = None,
+    end: End = None,
 ) -> Any:
     """MEAN on Tensor Cores of columns within ``extent`` bandwidths of the origin; see :func:`log_sum`.
 
     ``log_sums`` (m,) are what the rows were shifted by, if they were.
     """
-    width, m, n = packed_dimensions(problem.d), rows.count, columns.count
+    width, m, n = packed_dimensions(problem.d), rows.points, columns.points
     processor = Processor.of(rows.buffer.device)
     if stores(problem, form, processor.capability):
         out = _stored_mean(problem, rows, columns, form, extent, own)
@@ -181,9 +159,7 @@ def mean(
     flags = (width, rows.pieces, form, merges(problem.d), summed, own is not None, exact, tiles)
     per_row, step = width if summed else width + 1, tiles * config.block_n
     most = steps_at_most(problem, extent)
-    out, parts = reduce(
-        kernels.mean_kernel, config, step, problem.m, m, n, per_row, before, after, flags, torch.float32, most
-    )
+    out, parts = reduce(kernels.mean_kernel, config, step, problem.m, m, n, per_row, before, after, flags, most)
     return finish_mean(problem, out, rows, weights, log_sums, parts, summed, end)
 
 
@@ -194,15 +170,15 @@ def _stored_mean(
 
     Rows and columns come in blocks. Where the rows are the columns, those of two blocks serve both.
     """
-    width, m, device = packed_dimensions(problem.d), rows.count, rows.buffer.device
+    width, m, device = packed_dimensions(problem.d), rows.points, rows.buffer.device
     processor, exact, pieces = Processor.of(device), problem.precision == "high", rows.pieces
     config, shape = (configuration(name, problem, width, processor, pieces) for name in ("stored", "weighted_sum"))
-    both = mirrors(problem) and m == columns.count
+    both = mirrors(problem) and m == columns.points
     across = -(-width // shape.block_n)
     most = block_points(shape.block_m, across * (1 + both), processor.multiprocessors)
-    if extent > FAR:  # one launch sums fewer columns in fp32, see steps_at_most
+    if extent > 25.0:  # one launch sums fewer columns in fp32, see steps_at_most
         most = most // 4 // COLUMN_PADDING * COLUMN_PADDING
-    wide, tall = (min(most, -(-x // COLUMN_PADDING) * COLUMN_PADDING) for x in (columns.count, m))
+    wide, tall = (min(most, -(-x // COLUMN_PADDING) * COLUMN_PADDING) for x in (columns.points, m))
     phi = torch.empty((3 if exact else 2) * tall * wide, dtype=torch.float16, device=device)
     tiles = tall * (wide // config.block_n) + wide * (tall // config.block_m)
     totals = torch.empty(tiles, dtype=torch.float64, device=device)
@@ -214,22 +190,17 @@ def _stored_mean(
     values = columns.buffer if exact else columns.buffer[columns.padded * (pieces * width + 48) :]
     for top in range(0, m, tall):
         height = min(tall, -(-(m - top) // COLUMN_PADDING) * COLUMN_PADDING)
-        for first in range(top if both else 0, columns.count, wide):
+        for first in range(top if both else 0, columns.points, wide):
             here = min(wide, columns.padded - first)
             mirrored = both and first > top
             before = (rows.buffer, columns.buffer, totals, phi, rows.padded, columns.padded)
-            after = (m, columns.count, own or 0, top, first, here)
+            after = (m, columns.points, own or 0, top, first, here)
             grid = height // config.block_m, here // config.block_n
             launch(blocked.blocked_kernel, grid, (*before, *after), flags, config)
-            sizes = (columns.padded, m, columns.count, top, first, height, here, config.block_m, config.block_n)
+            sizes = (columns.padded, m, columns.points, top, first, height, here, config.block_m, config.block_n)
+            given = phi, values, totals, sums, *sizes
             grid = -(-max(height, here * mirrored) // shape.block_m), across * (1 + mirrored)
-            launch(
-                blocked.weighted_sum_kernel,
-                grid,
-                (phi, values, totals, sums, *sizes),
-                (width, exact, both, *tile),
-                shape,
-            )
+            launch(blocked.weighted_sum_kernel, grid, given, (width, exact, both, *tile), shape)
     return sums
 
 
@@ -241,17 +212,14 @@ def finish_mean(
     log_sums: torch.Tensor | None,
     parts: int,
     summed: bool = False,
-    end: End | None = None,
+    end: End = None,
 ) -> Any:
     """Merge the partial results of MEAN for those rows, packed or as :func:`transpose` returns them.
 
     With ``end`` the moved points.
     """
     d, width, direct = problem.d, packed_dimensions(problem.d), isinstance(rows, torch.Tensor)
-    if isinstance(rows, torch.Tensor):
-        buffer, m, padded, pieces = rows, rows.shape[1], 0, 0
-    else:
-        buffer, m, padded, pieces = rows.buffer, rows.count, rows.padded, rows.pieces
+    buffer, m, padded, pieces = (rows, rows.shape[1], 0, 0) if isinstance(rows, torch.Tensor) else rows
     shift = torch.empty((m, d), dtype=torch.float64, device=buffer.device)
     result = torch.empty(m, dtype=torch.float64, device=buffer.device)
     span = _power_of_two(width)
@@ -265,28 +233,20 @@ def finish_mean(
 
 
 def direct(
-    problem: Problem,
-    rows: torch.Tensor,
-    columns: torch.Tensor,
-    weights: Weights,
-    arithmetic: str,
-    own: int | None = None,
-    end: End | None = None,
+    problem: Problem, rows: torch.Tensor, columns: torch.Tensor, weights: Weights, own: int | None, end: End = None
 ) -> Any:
     """Any reduction by direct differences of points from :func:`transpose`, the columns padded; see :func:`log_sum`."""
     d, m, n = problem.d, rows.shape[1], weights.log.shape[0]
     laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
-    exclude = own is not None
-    anchored = mean and problem.same and not weights.vary and not exclude and arithmetic != "float64"
+    exclude, doubled = own is not None, rows.shape[0] > d
+    anchored = mean and problem.same and not weights.vary and not exclude and rows.dtype is torch.float32
     name = "direct_mean" if anchored else "direct"
     config = configuration(name, problem, d, Processor.of(rows.device))
     before, after = (rows, columns, weights.log), (m, n, d, own or 0, columns.shape[1])
-    flags = (min(d, MOST_DIRECT + 1), arithmetic == "doubled", laplace, mean, weights.vary, exclude, anchored)
+    flags = (min(d, MOST_DIRECT + 1), doubled, laplace, mean, weights.vary, exclude, anchored)
     per_row = 2 + (d if mean else laplace)
     most = steps_at_most(problem, 0.0, packed=False)
-    out, parts = reduce(
-        direct_kernel, config, config.block_n, problem.m, m, n, per_row, before, after, flags, columns.dtype, most
-    )
+    out, parts = reduce(direct_kernel, config, config.block_n, problem.m, m, n, per_row, before, after, flags, most)
     if mean:
         return finish_mean(problem, out, rows, weights, None, parts, end=end)
     return finish_log_sum(problem, out, weights, m, parts, laplace, end)

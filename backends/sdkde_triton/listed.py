@@ -13,14 +13,13 @@ import triton
 import triton.language as tl
 
 from .kernels import (
-    FLOOR,
-    SCALE_BITS,
     accumulated,
     added,
     exactly_weighted,
     exponents,
     leave_out,
     load_rows,
+    no_columns,
     sized,
     store_means,
     store_sums,
@@ -77,14 +76,12 @@ def log_sum_listed_kernel(
     tile, begin, end = _part(which, ends, length)
     local = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     index = first + local
-    a_hi, a_lo, a_rest, a_c, a_c3 = load_rows(rows, row_padded, index, first + m, d, D, PIECES, FORM, MERGE)
-    top = tl.full((BLOCK_M,), FLOOR, tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
-    moment = tl.zeros((BLOCK_M,), tl.float32)
+    a = load_rows(rows, row_padded, index, first + m, d, D, PIECES, FORM, MERGE)
+    top, total, moment = no_columns(BLOCK_M)
     for i in tl.range(begin, end, num_stages=STAGES):
         for part_of in tl.static_range(SIZE // BLOCK_N):
             j = _columns(leaves, i, part_of, SIZE, LEAF, BLOCK_N)
-            e, _, _, _ = exponents(a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE)
+            e, _ = exponents(a, columns, column_padded, j, D, PIECES, FORM, MERGE)
             if EXCLUDE:
                 e = leave_out(e, index, j, own, n)
             top, total, moment = accumulated(e, top, total, moment, log_weights, j, n, LAPLACE, WEIGHTED)
@@ -128,7 +125,7 @@ def mean_listed_kernel(
     tile, begin, end = _part(which, ends, length)
     local = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     index = first + local
-    a_hi, a_lo, a_rest, a_c, a_c3 = load_rows(rows, row_padded, index, first + m, d, D, PIECES, FORM, MERGE)
+    a = load_rows(rows, row_padded, index, first + m, d, D, PIECES, FORM, MERGE)
     total = tl.zeros((BLOCK_M,), tl.float32)
     total_rest = tl.zeros((BLOCK_M,), tl.float32)
     mean = tl.zeros((BLOCK_M, D), tl.float32)
@@ -138,22 +135,14 @@ def mean_listed_kernel(
         count = tl.zeros((BLOCK_M,), tl.float32)
         for part_of in tl.static_range(SIZE // BLOCK_N):
             j = _columns(leaves, i, part_of, SIZE, LEAF, BLOCK_N)
-            e, b_hi, b_lo, b_rest = exponents(
-                a_hi, a_lo, a_rest, a_c, a_c3, columns, column_padded, j, D, PIECES, FORM, MERGE
-            )
+            e, b = exponents(a, columns, column_padded, j, D, PIECES, FORM, MERGE)
             if EXCLUDE:
                 e = leave_out(e, index, j, own, n)
             p = tl.exp2(e)
             if EXACT:
-                mean, rest, total, total_rest = exactly_weighted(
-                    p, b_hi, b_lo, b_rest, mean, rest, total, total_rest, SUMMED
-                )
+                mean, rest, total, total_rest = exactly_weighted(p, b, mean, rest, total, total_rest, SUMMED)
             else:
-                if PIECES == 3:
-                    p *= 2.0**SCALE_BITS
-                if not SUMMED:
-                    count += tl.sum(p, 1)
-                part = weighted(p, b_hi, b_lo, b_rest, part, PIECES)
+                part, count = weighted(p, b, part, count, PIECES, SUMMED)
         if not EXACT:
             mean, rounded = added(mean, part)
             rest += rounded

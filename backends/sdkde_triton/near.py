@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sdkde_core.nearby import order
+from sdkde_core.nearby import by_tile, order
 from sdkde_core.plugin import concatenate, each
 from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 
 from . import choose, launch, listed
-from .bounds import SHORT, merges, packed_dimensions, shifts_rows, steps_at_most
+from .bounds import Form, merges, packed_dimensions, shifts_rows, steps_at_most
 from .compiled import copy
 from .compiled import launch as run
 from .grid import MOST_PARTS, PARTIAL_BYTES, Processor
@@ -28,16 +28,17 @@ from .launch import Packed, Weights
 from .price import left_out
 from .space import HEIGHT, LEAF, LISTED, Config, default
 
-#: Leaves next to a tile of rows over which a row's sum is bounded from below, and by how much, in nats, sums at "fast"
-#: may exceed the truth, in whatever form: more than :data:`sdkde_core.protocol.TOLERANCES` has.
-BESIDE, ABOVE = 128, 0.01
 
-#: Leaves in lists that exist at once, and nodes that tiles of rows visit.
-ENTRIES, VISITED = 1 << 26, 1 << 26
+class _Amounts(NamedTuple):
+    beside: int = 128  # leaves next to a tile of rows over which a row's sum is bounded from below
+    entries: int = 1 << 26  # leaves in lists that exist at once
+    visited: int = 1 << 26  # nodes that tiles of rows visit at once
+    shortest: int = 64  # SIZEs of columns that one program takes, at least
+    longest: int = 512  # at most, in MEAN, which sums what it rounds off
+    programs: int = 64  # that there are to be for every multiprocessor
 
-#: Columns that one program takes, in SIZEs, at least, and at most in MEAN, which sums what it rounds off; and programs
-#: that there are to be for every multiprocessor.
-SHORTEST, LONGEST, PROGRAMS = 64, 512, 64
+
+AMOUNTS = _Amounts()
 
 
 class Near(NamedTuple):
@@ -84,36 +85,22 @@ def order_columns(points: torch.Tensor, weights: Weights) -> Near | None:
     return Near(where, points, Weights(log_weights, weights.vary), leaves, nodes, total)
 
 
-def _tiles(x: torch.Tensor, size: int, fill: torch.Tensor) -> torch.Tensor:
-    """(n, …) as (tiles, size, …), the last tile filled."""
-    missing = -x.shape[0] % size
-    if missing:
-        x = torch.cat([x, fill.expand(missing, *x.shape[1:])])
-    return x.reshape(-1, size, *x.shape[1:])
-
-
 def _ends(points: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Boxes of some points at a time, fp32, rounded outwards, (tiles, d) each."""
-    low, high = _tiles(points, size, points[-1:]).aminmax(dim=1)
+    low, high = by_tile(points, size).aminmax(dim=1)
     infinity = torch.tensor(math.inf, dtype=torch.float32, device=points.device)
     return torch.nextafter(low.float(), -infinity), torch.nextafter(high.float(), infinity)
 
 
 def _boxes(points: torch.Tensor, log_weights: torch.Tensor, size: int) -> torch.Tensor:
     low, high = _ends(points, size)
-    nothing = torch.full((1,), -math.inf, dtype=log_weights.dtype, device=points.device)
-    logs = torch.logsumexp(_tiles(log_weights, size, nothing), dim=1)
+    padded = torch.nn.functional.pad(log_weights, (0, -len(points) % size), value=-math.inf)
+    logs = padded.reshape(-1, size).logsumexp(1)
     return torch.cat([low.T, high.T, logs.float()[None]]).contiguous()
 
 
 def reduce(
-    problem: Problem,
-    points: torch.Tensor | None,
-    near: Near,
-    columns: Packed,
-    step: float,
-    form: int,
-    most: float = 1.0,
+    problem: Problem, points: torch.Tensor | None, near: Near, columns: Packed, step: float, form: int, most: float
 ) -> Partial | None:
     """Reduce rows (m, d), or all columns as they came, over the columns that can matter to them.
 
@@ -136,7 +123,7 @@ def reduce(
     counts = (-(-tiles.counts.to(torch.int64) * LEAF // LISTED)).cpu()  # in SIZEs
     if float(counts.sum()) * LISTED > most * float(len(counts)) * float(columns.padded):  # the last tile may be free
         return None
-    longest = LONGEST
+    longest = AMOUNTS.longest
     if problem.reduction is not Reduction.MEAN:
         block_n = way.config("log_sum").block_n
         longest = max(1, steps_at_most(problem, 0.0) * block_n // LISTED)
@@ -174,17 +161,19 @@ class _Pass:
         tiles, none = boxes.shape[0], self.columns.padded // LEAF - 1
         sizes = near.leaves.shape[1], near.nodes.shape[1]
 
-        beside = torch.empty((tiles, BESIDE), dtype=torch.int32, device=device)
+        beside = torch.empty((tiles, AMOUNTS.beside), dtype=torch.int32, device=device)
         for first, some, visited in _chunks(near, tiles):
             before = (boxes, near.leaves, near.nodes, visited, beside)
-            copy(choose.near_kernel, some, (*before, *sizes, none, first), (problem.d, BESIDE))
-        length, which = BESIDE * LEAF // LISTED, torch.arange(tiles + 1, dtype=torch.int32, device=device)
+            copy(choose.near_kernel, some, (*before, *sizes, none, first), (problem.d, AMOUNTS.beside))
+        length, which = AMOUNTS.beside * LEAF // LISTED, torch.arange(tiles + 1, dtype=torch.int32, device=device)
         over = Lists(beside, which * length, which, 0, length, 1)
-        found = self.log_sum(packed, rows.shape[0], over, SHORT if shifts_rows(problem) else self.form, False).log_sum
+        form = Form.SHORT if shifts_rows(problem) else self.form
+        found = self.log_sum(packed, rows.shape[0], over, form, False).log_sum
         if scaled(problem) and self.columns.pieces == 2:
             found = found - SCALE_BITS.value * math.log(2.0)
-        least = _tiles(found, HEIGHT, found[-1:]).amin(dim=1)
-        least = least - ABOVE - TOLERANCES["fast"][Reduction.LOG_SUM].relative * least.abs()
+        least = by_tile(found, HEIGHT).amin(dim=1)
+        # 0.01 nats: more than sums at "fast" may exceed the truth by, in whatever form.
+        least = least - 0.01 - TOLERANCES["fast"][Reduction.LOG_SUM].relative * least.abs()
         least = torch.where(torch.isfinite(least), least, -math.inf)  # a row without columns
 
         # 0.97: what bounds may be off by rounding. 1e30 stands for infinity: nothing may be left out.
@@ -222,40 +211,34 @@ class _Pass:
             return self.log_sum(rows, m, over, self.form, problem.reduction is Reduction.LAPLACE)
         log_sums, weights, pieces = None, self.near.weights, self.columns.pieces
         if shifts_rows(problem):  # as in sdkde_triton.backend
-            log_sums = self.log_sum(rows, m, over, SHORT, False).log_sum
+            log_sums = self.log_sum(rows, m, over, Form.SHORT, False).log_sum
             rows = launch.pack(points, self.step, weights, pieces, scaled=True, log_sums=log_sums)
             own, over, top = None if own is None else own + top, over._replace(first=0), 0
         width = packed_dimensions(problem.d)
         summed = problem.d < width
         flags = (width, pieces, self.form, merges(problem.d), summed, own is not None, problem.precision == "high")
-        out = self._launched("mean", listed.mean_listed_kernel, rows, m, over, (), flags, width + (not summed), own)
+        out = self._launched("mean", rows, m, over, flags, width + (not summed), own)
         here = Packed(rows.buffer[top * width :], m, rows.padded, pieces)
         return launch.finish_mean(problem, out, here, weights, log_sums, over.parts, summed)
 
     def log_sum(self, rows: Packed, m: int, over: Lists, form: int, laplace: bool) -> Partial:
         """LOG_SUM or LAPLACE of m rows, those of the lists' tiles; see :func:`sdkde_triton.launch.log_sum`."""
-        problem, weights, kernel = self.problem, self.near.weights, listed.log_sum_listed_kernel
+        problem, weights = self.problem, self.near.weights
         width, exclude = packed_dimensions(problem.d), self.own is not None
         flags = (width, rows.pieces, form, merges(problem.d), laplace, weights.vary, exclude)
-        out = self._launched("log_sum", kernel, rows, m, over, (weights.log,), flags, 2 + laplace, self.own)
+        out = self._launched("log_sum", rows, m, over, flags, 2 + laplace, self.own)
         return launch.finish_log_sum(problem, out, weights, m, over.parts, laplace)
 
     def _launched(
-        self,
-        name: str,
-        kernel: Any,
-        rows: Packed,
-        m: int,
-        over: Lists,
-        more: tuple[Any, ...],
-        flags: tuple[Any, ...],
-        per_row: int,
-        own: int | None,
+        self, name: str, rows: Packed, m: int, over: Lists, flags: tuple[Any, ...], per_row: int, own: int | None
     ) -> torch.Tensor:
         """Partial results of a kernel, (parts, m, per_row) in some order."""
         columns, config = self.columns, self.config(name)
+        log_sum = name == "log_sum"
+        kernel = listed.log_sum_listed_kernel if log_sum else listed.mean_listed_kernel
+        more = (self.near.weights.log,) if log_sum else ()
         out = torch.empty(over.parts * m * per_row, dtype=torch.float32, device=rows.buffer.device)
-        sizes = (rows.padded, columns.padded, m, columns.count, self.problem.d, own or 0)
+        sizes = (rows.padded, columns.padded, m, columns.points, self.problem.d, own or 0)
         before = (rows.buffer, columns.buffer, *more, over.leaves, over.which, over.ends, out, *sizes)
         last = (LISTED, LEAF, config.block_m, config.block_n, config.num_stages)
         grid, at = (-(-m // HEIGHT), over.parts), (over.first * HEIGHT, over.length)
@@ -271,7 +254,7 @@ class _Pass:
 def _chunks(near: Near, tiles: int) -> Iterator[tuple[int, int, torch.Tensor]]:
     """Tiles of rows to look at together: the first, how many, and room for the nodes that each visits."""
     nodes = near.nodes.shape[1]
-    most = max(1, VISITED // nodes)
+    most = max(1, AMOUNTS.visited // nodes)
     visited = torch.empty(min(tiles, most) * nodes, dtype=torch.int32, device=near.points.device)
     for first in range(0, tiles, most):
         yield first, min(most, tiles - first), visited
@@ -283,13 +266,13 @@ def _flags(problem: Problem) -> tuple[int, bool, bool]:
 
 def _plan(counts: torch.Tensor, device: torch.device, per_row: int, most: int) -> tuple[list[int], int]:
     """Where batches of tiles end, and how many SIZEs a program takes, up to ``most``, by what each list has."""
-    programs = PROGRAMS * Processor.of(device).multiprocessors
-    length = min(max(-(-int(counts.sum()) // programs), SHORTEST), most)
+    programs = AMOUNTS.programs * Processor.of(device).multiprocessors
+    length = min(max(-(-int(counts.sum()) // programs), AMOUNTS.shortest), most)
     length = max(length, -(-int(counts.max()) // MOST_PARTS))
     until, ends, first = counts.cumsum(0), [], 0
     while first < len(counts):
         before = int(until[first - 1]) if first else 0
-        last = int(torch.searchsorted(until, before + ENTRIES * LEAF // LISTED, right=True))
+        last = int(torch.searchsorted(until, before + AMOUNTS.entries * LEAF // LISTED, right=True))
         longest = int(counts[first : max(first + 1, last)].max())
         together = PARTIAL_BYTES // (per_row * HEIGHT * max(1, -(-longest // length)))
         first = min(max(first + 1, min(last, first + together)), len(counts))

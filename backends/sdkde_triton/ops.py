@@ -42,13 +42,6 @@ from .info import INFO
 
 __all__ = ["laplace", "log_sum", "mean"]
 
-_ARGUMENTS = "Tensor points, Tensor? queries, Tensor? log_weights, float? extent, str precision, bool exclude_self"
-_RESULTS = {
-    Reduction.LOG_SUM: "Tensor",
-    Reduction.MEAN: "(Tensor log_sum, Tensor shift)",
-    Reduction.LAPLACE: "(Tensor log_plus, Tensor sign, Tensor log_magnitude)",
-}
-
 
 def log_sum(
     points: torch.Tensor,
@@ -113,7 +106,11 @@ def _register(reduction: Reduction) -> None:
             return points.new_empty(m), points.new_empty(m), points.new_empty(m)
         return (points.new_empty(m), points.new_empty(m, d)) if mean else points.new_empty(m)
 
-    name, schema = f"sdkde::{reduction.value}", f"({_ARGUMENTS}) -> {_RESULTS[reduction]}"
+    arguments = "Tensor points, Tensor? queries, Tensor? log_weights, float? extent, str precision, bool exclude_self"
+    results = "(Tensor log_plus, Tensor sign, Tensor log_magnitude)" if laplace else "Tensor"
+    if mean:
+        results = "(Tensor log_sum, Tensor shift)"
+    name, schema = f"sdkde::{reduction.value}", f"({arguments}) -> {results}"
     # PyTorch must not record it as part of a CUDA graph by itself: depending on the arguments it reads numbers back.
     tags = (torch.Tag.cudagraph_unsafe,)
     torch.library.custom_op(name, compute, mutates_args=(), schema=schema, tags=tags).register_fake(shapes)
@@ -151,18 +148,12 @@ def _reduce(
     extent = _extent(points, queries) if extent is None else extent
     if not 0.0 <= extent <= 1e149:  # beyond, squares of distances are not finite
         raise ValueError(f"extent is {extent}; pass points and queries within 1e149 bandwidths of the origin")
-    requires = {name for name, has in (("weights", log_weights is not None), ("exclude_self", exclude_self)) if has}
-    problem = Problem(
-        reduction,
-        n if queries is None else queries.shape[0],
-        n,
-        d,
-        precision=precision,
-        device=device,
-        same=queries is None,
-        requires=frozenset(requires),
-        extent=extent,
+    asked, m = (
+        {"weights": log_weights is not None, "exclude_self": exclude_self},
+        n if queries is None else len(queries),
     )
+    requires, how = frozenset(name for name in asked if asked[name]), {"precision": precision, "device": device}
+    problem = Problem(reduction, m, n, d, same=queries is None, requires=requires, extent=extent, **how)
     support = INFO.supports(replace(problem, extent=min(extent, INFO.extent_limit(problem))))  # the core takes the rest
     if not support.ok:
         raise BackendUnavailable(f"backend 'triton' cannot do this: {support.reason}")

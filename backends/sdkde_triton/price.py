@@ -12,68 +12,23 @@ from typing import Any
 from sdkde_core.nearby import rough_share, typical_share
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Work
 
-from .bounds import (
-    FULL,
-    LONG,
-    MOST_DIRECT,
-    PAIRED,
-    arithmetic,
-    form,
-    formula,
-    grid_of,
-    merges,
-    mirrors,
-    packed_dimensions,
-    shifts_rows,
-    stores,
-)
+from . import bounds
 from .space import HEIGHT, LEAF
 
-__all__ = ["SLOWER", "compile_seconds", "found_to_pay", "left_out", "listed_share", "looks", "pays", "takes", "work"]
-
-#: The host's time around a pass's kernels, in launches.
-LAUNCHES = 12
-
-#: Time of kernels on Tensor Cores over that of their products at the peak rate, and over that of their exponentials, by
-#: precision and whether they sum shifts: units wait for each other. STORED: where φ goes through memory. Measured on an
-#: H100 and an H200 with 32,768 points in 3 to 384 dimensions (benchmarks/notes/choice.md).
-WAITS = {
-    ("fast", True): (1.5, 2.1),
-    ("fast", False): (1.8, 2.2),
-    ("high", True): (1.8, 4.9),
-    ("high", False): (2.0, 3.0),
-}
-STORED = 2.6
-
-#: Dimensions from which it can pay, and up to which a packed operand is as narrow as any.
-LEAST, MOST = 2, 16
-
-#: The share of the tolerance that is left out at most.
-LEFT_OUT = 0.3
-
-#: What a pair in a list takes over one of all pairs. What lists take besides, in pairs at "fast": the host's launches,
-#: and the order and the bounds, for every point.
-SLOWER, STARTS, EACH = 1.3, 2e10, 1e4
-
-#: What a pair takes over one at "fast".
-TAKES = {"fast": 1.0, "high": 2.0}
-
-#: Pairs at "fast" from which it is looked how many matter: by the backend, and by its price, for which the host looks.
-LOOK, PRICED = 4e10, 2e11
-
-#: Pairs a second at "fast", and launches a second of the host.
-RATE, LAUNCHED = 2e12, 2.5e5
+#: What a pair in a list takes over one of all pairs.
+SLOWER = 1.3
 
 
 def takes(problem: Problem) -> bool:
     """Whether a problem that can be computed from packed operands can be from lists."""
     knows_own = problem.same or "exclude_self" not in problem.requires
-    return problem.precision in TAKES and LEAST <= problem.d <= MOST and knows_own
+    # In one dimension it cannot pay; a packed operand of up to sixteen is as narrow as any.
+    return problem.precision in ("fast", "high") and 2 <= problem.d <= 16 and knows_own
 
 
 def looks(problem: Problem, *, for_price: bool = False) -> bool:
-    """Whether it may pay, and a look costs little."""
-    return takes(problem) and _pairs(problem) >= (PRICED if for_price else LOOK) and pays(problem, 0.0)
+    """Whether it may pay, and the backend's look at how many pairs matter costs little, or that of the host's price."""
+    return takes(problem) and _pairs(problem) >= (2e11 if for_price else 4e10) and pays(problem, 0.0)
 
 
 def pays(problem: Problem, share: float) -> bool:
@@ -83,16 +38,17 @@ def pays(problem: Problem, share: float) -> bool:
 
 def _pairs(problem: Problem) -> float:
     """As many pairs at "fast" take as long."""
-    return problem.pairs * TAKES[problem.precision]
+    return problem.pairs * (2.0 if problem.precision == "high" else 1.0)
 
 
 def _besides(problem: Problem) -> float:
-    return STARTS + EACH * (problem.m + problem.n)
+    """What lists take besides, in pairs at "fast": the host's launches; the order and the bounds, for every point."""
+    return 2e10 + 1e4 * (problem.m + problem.n)
 
 
 def left_out(problem: Problem) -> float:
     """What lists leave out of a row's sum at most, relative to that."""
-    return LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute
+    return 0.3 * TOLERANCES[problem.precision][problem.reduction].absolute
 
 
 def found_to_pay(problem: Problem, rows: Any, columns: Any, log_weights: Any) -> bool:
@@ -102,7 +58,7 @@ def found_to_pay(problem: Problem, rows: Any, columns: Any, log_weights: Any) ->
 
 def listed_share(problem: Problem) -> float | None:
     """About what share of the pairs is summed; None: all."""
-    if not looks(problem, for_price=True) or formula(problem, problem.extent, listed=True) != "packed":
+    if not looks(problem, for_price=True) or bounds.formula(problem, problem.extent, listed=True) != "packed":
         return None
     share = typical_share(problem, LEAF, HEIGHT, left_out(problem))
     return share if pays(problem, share) else None
@@ -111,45 +67,51 @@ def listed_share(problem: Problem) -> float | None:
 def work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """What the kernels do per pair; the launch parameters change none of it."""
     pairs, d, mean = problem.pairs, problem.d, problem.reduction is Reduction.MEAN
-    two_passes, extent, share = shifts_rows(problem), problem.extent, listed_share(problem)
-    if share is not None or formula(problem, extent) == "packed":
-        width = packed_dimensions(d)
+    two_passes, extent, share = bounds.shifts_rows(problem), problem.extent, listed_share(problem)
+    around = 12  # the host's time around a pass's kernels, in launches
+    if share is not None or bounds.formula(problem, extent) == "packed":
+        width = bounds.packed_dimensions(d)
         full = problem.precision == "high" or two_passes
-        corrections = form(problem, extent, grid_of(problem, extent))
+        corrections = bounds.form(problem, extent, bounds.grid_step(problem, extent))
         # Columns of the first product: hi·hi, lo·hi and hi·lo, then lo·lo, the rest, and the constants.
-        pieces = 3 + (corrections >= PAIRED) + 2 * (corrections == FULL)
-        exponent = pieces * width + 16 * ((not merges(d)) + (corrections >= LONG))
+        pieces = 3 + (corrections >= bounds.Form.PAIRED) + 2 * (corrections == bounds.Form.FULL)
+        exponent = pieces * width + 16 * ((not bounds.merges(d)) + (corrections >= bounds.Form.LONG))
         first = (3 * width + 16) if two_passes else 0
         # Of the second: pieces of φ times pieces of what it is multiplied by, less what is small.
-        stored = stores(problem, corrections)
-        if stored and mirrors(problem):
+        stored = bounds.stores(problem, corrections)
+        if stored and bounds.mirrors(problem):
             exponent //= 2
-        products = 6 if problem.precision == "high" else 5 if corrections == FULL and not stored else 3
+        products = 6 if problem.precision == "high" else 5 if corrections == bounds.Form.FULL and not stored else 3
         second = products * width * mean
-        slower, waits = WAITS[problem.precision, mean]
+        # Time of kernels over that of their products at the peak rate, where φ goes through memory 2.6 times, and over
+        # that of their exponentials: units wait for each other. Measured on an H100 and an H200 with 32,768 points in 3
+        # to 384 dimensions (benchmarks/notes/choice.md).
+        slower, waits = {"fast": ((1.8, 2.2), (1.5, 2.1)), "high": ((2.0, 3.0), (1.8, 4.9))}[problem.precision][mean]
+        slower = 2.6 if stored else slower
         scalar = 6.0 if mean else 4.0
         read = (problem.m + problem.n) * (8 * d + 4 * (2 + full) * width + 128)
-        besides = 0 if share is None else math.ceil(_besides(problem) / RATE * LAUNCHED)
+        # At 2e12 pairs and 2.5e5 launches a second.
+        besides = 0 if share is None else math.ceil(_besides(problem) / 2e12 * 2.5e5)
         summed = pairs * (1.0 if share is None else SLOWER * share)
         found = Work(
-            matrix_flops={"float16": (STORED if stored else slower) * 2.0 * (first + exponent + second) * summed},
+            matrix_flops={"float16": slower * 2.0 * (first + exponent + second) * summed},
             scalar_flops=waits * 2.0 * (scalar + (4.0 if two_passes else 0.0)) * summed,  # an instruction is an FMA
             exps=waits * (2.0 if two_passes else 1.0) * summed,
             bytes=read + 8.0 * pairs * stored + 8.0 * problem.m * (d + 1),
-            launches=(2 if two_passes else 1) * LAUNCHES + besides,
+            launches=(2 if two_passes else 1) * around + besides,
         )
-    elif formula(problem, extent) == "products":
+    elif bounds.formula(problem, extent) == "products":
         found = Work(
             matrix_flops={"float64": 2.0 * d * (1 + mean) * pairs},
             scalar_flops=20.0 * pairs,
             exps=float(pairs),
             bytes=120.0 * pairs,  # a tile is written and read some fifteen times
-            launches=LAUNCHES + 12 * math.ceil(problem.m / 8192) * math.ceil(problem.n / 2048),
+            launches=around + 12 * math.ceil(problem.m / 8192) * math.ceil(problem.n / 2048),
         )
     else:
-        kind = arithmetic(problem, extent)
+        kind = bounds.arithmetic(problem, extent)
         distance = (4.0 if kind == "doubled" else 2.0) * d + 3.0
-        many = d > MOST_DIRECT
+        many = d > bounds.MOST_DIRECT
         operations = (distance * (1 + (mean and many)) + (d if mean else 1.0)) * 2.0
         # Times for one instruction; more of them where many coordinates are read for every row of a tile. Measured on
         # an H200 in 1 to 256 dimensions, within a fifth; in float64 those of LAPLACE.
@@ -162,7 +124,7 @@ def work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
             scalar_flops=operations,
             exps=1.5 * pairs if kind == "float32" else float(pairs),
             bytes=32.0 * (problem.m + problem.n) * d + 8.0 * problem.m * (d + 1),
-            launches=LAUNCHES,
+            launches=around,
         )
     if problem.device.startswith("cpu"):
         total = 1e4 * (found.scalar_flops + sum(found.matrix_flops.values()))  # the interpreter takes so much longer
@@ -178,10 +140,10 @@ def compile_seconds(problem: Problem) -> float:
     0.6 s for a kernel with matrix products, as 152 configurations took two cores 46 s, and about half of it for others.
     """
     products, other = 0.6, 0.3
-    if problem.device.startswith("cpu") or formula(problem, problem.extent) == "products":
+    if problem.device.startswith("cpu") or bounds.formula(problem, problem.extent) == "products":
         return 0.0
-    if formula(problem, problem.extent) == "direct":
+    if bounds.formula(problem, problem.extent) == "direct":
         return 2 * other
-    passes = 1 + shifts_rows(problem)
+    passes = 1 + bounds.shifts_rows(problem)
     packings = passes + (not problem.same or problem.m < problem.n)
     return passes * (products + other) + packings * other

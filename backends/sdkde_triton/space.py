@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sdkde_core.tuning import checked
 
-from .bounds import LONG
+from .bounds import Form
 
 #: Kernels of :mod:`sdkde_triton.blocked`; the others are log_sum, mean, direct and direct_mean.
 BLOCKED = ("blocked", "stored", "weighted_sum")
@@ -29,10 +29,6 @@ HEIGHT, LEAF, LISTED = 64, 32, 128
 
 #: Ten times the compute capability that the kernels need: Tensor Cores that take asynchronous copies.
 LEAST_CAPABILITY = 80
-
-#: Shared memory that one program can have, by compute capability, in bytes (CUDA C++ Programming Guide, technical
-#: specifications per compute capability).
-SHARED = {80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
 #: What packed columns are padded to: a multiple of every BLOCK_N.
 COLUMN_PADDING = 256
@@ -55,10 +51,6 @@ class Config(NamedTuple):
     def options(self) -> dict[str, Any]:
         """What the compiler is told. Fusing products and sums is asked for: its default changes between versions."""
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
-
-    def to_dict(self) -> dict[str, int]:
-        """Return the parameters by name."""
-        return self._asdict()
 
 
 def block_k(columns: int, pieces: int, capability: int) -> int:
@@ -84,8 +76,12 @@ def shared_bytes(kernel: str, config: Config, columns: int, pieces: int = 2, cap
 
 
 def shared_limit(capability: int) -> int:
-    """Return the shared memory that one program can have, in bytes."""
-    return SHARED.get(capability) or SHARED[max(c for c in SHARED if c <= max(capability, LEAST_CAPABILITY))]
+    """Return the shared memory that one program can have, in bytes.
+
+    CUDA C++ Programming Guide, technical specifications per compute capability; of one unknown, that before it.
+    """
+    known = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 99}
+    return known[max(c for c in known if c <= max(capability, LEAST_CAPABILITY))] << 10
 
 
 def fits(kernel: str, config: Config, columns: int, capability: int, pieces: int = 2) -> bool:
@@ -103,25 +99,6 @@ def fits(kernel: str, config: Config, columns: int, capability: int, pieces: int
         shared_bytes(kernel, config, columns, pieces, capability) <= limit
         and accumulators <= 160 * 32 * config.num_warps
     )
-
-
-#: Defaults for compute capability 9.0, by kernel and D (0: 16 with merged constants); measured on an H200.
-HOPPER: Mapping[str, Mapping[int, tuple[int, int, int, int]]] = {
-    "mean": {
-        0: (64, 64, 4, 3),
-        16: (64, 64, 4, 3),
-        32: (64, 128, 4, 3),
-        64: (64, 64, 4, 2),
-        128: (128, 64, 8, 3),
-    },
-    "log_sum": {
-        0: (64, 128, 4, 3),
-        16: (64, 128, 4, 3),
-        32: (128, 128, 8, 2),
-        64: (128, 64, 8, 3),
-        128: (128, 64, 8, 3),
-    },
-}
 
 
 def default(kernel: str, columns: int, capability: int, merged: bool = False, pieces: int = 2) -> Config:
@@ -146,7 +123,10 @@ def default(kernel: str, columns: int, capability: int, merged: bool = False, pi
             return Config(64, 16, 8 if kernel == "mean" else 4, 2)
         return Config(64, 32, 4, 2) if columns <= 32 else Config(64, 16, 4, 2)
     if hopper:
-        return Config(*HOPPER[kernel][0 if merged else columns])
+        wide = Config(128, 64, 8, 3)
+        if kernel == "mean":
+            return {16: Config(64, 64, 4, 3), 32: Config(64, 128, 4, 3), 64: Config(64, 64, 4, 2)}.get(columns, wide)
+        return {16: Config(64, 128, 4, 3), 32: Config(128, 128, 8, 2)}.get(columns, wide)
     # Elsewhere the rows' operands stay in registers, or (10.0, Triton 3.6) more goes to shared memory: smaller tiles.
     if merged and kernel == "mean":
         return Config(64, 64, 4, 2)
@@ -160,4 +140,4 @@ def tiles_per_sum(columns: int, form: int, merged: bool, capability: int) -> int
 
     Two save 4 % where registers allow it; elsewhere they spill, or gain nothing.
     """
-    return 2 if 90 <= capability < 100 and columns == 16 and form < LONG and not merged else 1
+    return 2 if 90 <= capability < 100 and columns == 16 and form < Form.LONG and not merged else 1

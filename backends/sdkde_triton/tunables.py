@@ -17,7 +17,7 @@ from sdkde_core.protocol import Problem, Reduction
 from sdkde_core.tuning import GPU, Compiled, Config
 
 from . import bounds, space
-from .bounds import FULL, LONG, MOST_FUSED, PAIRED, SHORT
+from .bounds import Form
 from .space import LEAF, LEAST_CAPABILITY, LISTED
 
 #: Raised when a launch parameter changes its meaning: configurations stored under another version are not used.
@@ -34,7 +34,7 @@ class Launch:
     kernel: str
     columns: int
     pieces: int = 2
-    form: int = SHORT
+    form: int = Form.SHORT
     arithmetic: str = ""
 
     @property
@@ -56,12 +56,12 @@ def launches(problem: Problem) -> tuple[Launch, ...]:
         kind = bounds.arithmetic(problem, extent)
         anchored = mean and not shifted and kind != "float64"
         return (Launch("direct_mean" if anchored else "direct", problem.d, arithmetic=kind),)
-    form, width = bounds.form(problem, extent, bounds.grid_of(problem, extent)), bounds.packed_dimensions(problem.d)
-    pieces, suffix = (3, "_full") if form == FULL else (2, "")
+    form, width = bounds.form(problem, extent, bounds.grid_step(problem, extent)), bounds.packed_dimensions(problem.d)
+    pieces, suffix = (3, "_full") if form == Form.FULL else (2, "")
     sums = []
     if not mean or shifted:
-        plain = form if not shifted or width > MOST_FUSED else SHORT
         wide = bounds.in_blocks(problem.d)
+        plain = form if not shifted or wide else Form.SHORT
         sums = [Launch(("blocked" if wide else "log_sum") + suffix, width, pieces, plain)]
     if bounds.stores(problem, form):
         both = [Launch(name + suffix, width, pieces, form) for name in ("weighted_sum", "stored")]
@@ -89,7 +89,7 @@ class TritonSpace:
     def default(self, kernel: str, problem: Problem, architecture: str) -> Config:
         launch = _find(kernel, problem)
         merged = bounds.merges(problem.d)
-        return space.default(launch.base, launch.columns, capability(architecture), merged, launch.pieces).to_dict()
+        return space.default(launch.base, launch.columns, capability(architecture), merged, launch.pieces)._asdict()
 
     def limit(self, kernel: str, config: Config, problem: Problem, architecture: str) -> str | None:
         try:
@@ -188,8 +188,8 @@ def _matrix_columns(launch: Launch, problem: Problem) -> float:
     width, form, high = launch.columns, launch.form, problem.precision == "high"
     if launch.base == "weighted_sum":
         return (6 if high else 3) * float(width)
-    exponent = (3 + (form >= PAIRED) + 2 * (form == FULL)) * width + 16.0 * (
-        (not bounds.merges(problem.d)) + (form >= LONG)
+    exponent = (3 + (form >= Form.PAIRED) + 2 * (form == Form.FULL)) * width + 16.0 * (
+        (not bounds.merges(problem.d)) + (form >= Form.LONG)
     )
     second = (6 if high else 5 if launch.pieces == 3 else 3) * width if launch.base == "mean" else 0
     return exponent + second
@@ -197,12 +197,11 @@ def _matrix_columns(launch: Launch, problem: Problem) -> float:
 
 def _scalar(launch: Launch, problem: Problem) -> float:
     """Instructions of a pair besides products and exponentials."""
-    if launch.base == "weighted_sum":
-        return 0.1
     if launch.base.startswith("direct"):
         per_dimension = {"float32": 2.0, "doubled": 4.0, "float64": 64.0}[launch.arithmetic]
         return per_dimension * problem.d * (2 if problem.reduction is Reduction.MEAN else 1) + 4.0
-    return (12.0 if problem.precision == "high" else 6.0) if launch.base in ("mean", "stored") else 4.0
+    plain = 0.1 if launch.base == "weighted_sum" else 4.0
+    return (12.0 if problem.precision == "high" else 6.0) if launch.base in ("mean", "stored") else plain
 
 
 def compiled_kernel(launch: Launch, config: space.Config, problem: Problem, capability: int) -> Any:
@@ -213,8 +212,10 @@ def compiled_kernel(launch: Launch, config: space.Config, problem: Problem, capa
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    module, name = _CODE[launch.base]
-    kernel = getattr(importlib.import_module(f"sdkde_triton.{module}"), name)
+    base = launch.base.replace("stored", "blocked").replace("direct_mean", "direct")
+    plain = "kernels" if base in ("mean", "log_sum") else "blocked" if base in space.BLOCKED else "direct"
+    module = "listed" if base.endswith("_listed") else plain
+    kernel = getattr(importlib.import_module(f"sdkde_triton.{module}"), f"{base}_kernel")
     constants = _constants(launch, config, problem, capability)
     constants = {name: constants[name] for name in kernel.arg_names if name in constants}
     types = _types(launch, kernel.arg_names)
@@ -222,19 +223,6 @@ def compiled_kernel(launch: Launch, config: space.Config, problem: Problem, capa
     aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(signature.values()) if t.startswith("*")}
     source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=config.options)
-
-
-_CODE = {
-    "mean": ("kernels", "mean_kernel"),
-    "log_sum": ("kernels", "log_sum_kernel"),
-    "mean_listed": ("listed", "mean_listed_kernel"),  # launched with the defaults of the two above
-    "log_sum_listed": ("listed", "log_sum_listed_kernel"),
-    "blocked": ("blocked", "blocked_kernel"),
-    "stored": ("blocked", "blocked_kernel"),
-    "weighted_sum": ("blocked", "weighted_sum_kernel"),
-    "direct": ("direct", "direct_kernel"),
-    "direct_mean": ("direct", "direct_kernel"),
-}
 
 
 def _constants(launch: Launch, config: space.Config, problem: Problem, capability: int) -> dict[str, Any]:

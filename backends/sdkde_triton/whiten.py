@@ -14,8 +14,6 @@ from .compiled import copy
 from .kernels import sized
 from .launch import bits
 
-_ROWS = 128  # of a program
-
 _slots = Slots()
 
 
@@ -101,7 +99,7 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
         copy(centre_kernel, d, (first, centre, -(-n // apart), d, apart), (512, 32))
     points = [torch.empty(x.shape, dtype=torch.float64, device=device) for x in given]
     width = max(2, 1 << (d - 1).bit_length())
-    block = min(_ROWS, max(2, 2048 // width))
+    block = min(128, max(2, 2048 // width))
     programs = -(-n // block) - (-m // block)
     (slots, time), number = _slots.ready(programs, first), isinstance(scale, float)
     by: Any = centre if isinstance(scale, float) else scale

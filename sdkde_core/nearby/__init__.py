@@ -57,7 +57,7 @@ from __future__ import annotations
 
 from .forecast import rough_share, typical_share
 from .lists import LEFT_OUT, PARTS, Lists, lists
-from .order import order
+from .order import by_tile, order
 from .sums import Neighbours
 from .tiles import Index, Tiles, index
 
@@ -68,6 +68,7 @@ __all__ = [
     "Lists",
     "Neighbours",
     "Tiles",
+    "by_tile",
     "index",
     "lists",
     "order",
