@@ -531,8 +531,8 @@ def _call_functions_once() -> None:
     one may compute with another kernel of 3e-9 or, in float32, 1e-4 relative error, without a word:
     https://github.com/pytorch/pytorch/issues/188792.
     """
-    if "torch" in sys.modules:
-        torch = sys.modules["torch"]
+    torch = sys.modules.get("torch")
+    if torch is not None:
         for dtype in (torch.float32, torch.float64):
             x = torch.ones(1, dtype=dtype, device="cpu")
             for name in ("exp", "log", "log1p", "sqrt", "cos", "sin"):

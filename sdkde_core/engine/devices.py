@@ -35,7 +35,10 @@ def current_stream(device: int) -> int:
 
 def captures(x: Any) -> bool:
     """Whether x is a CUDA tensor, and its user captures a CUDA graph on the current stream."""
-    return bool(getattr(x, "is_cuda", False)) and bool(sys.modules["torch"].cuda.is_current_stream_capturing())
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor):
+        return False
+    return bool(x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 class Slots(threading.local):
