@@ -30,9 +30,8 @@ class TestFourierAlways(BackendConformance):
     dimensions = (2,)
     draws = 8
     slow = (
-        *("sizes", "result_format", "expected_rows", "exclude_self", "threads"),
-        *("surroundings", "thread_counts", "leaks", "new_contents", "many_alive", "repeat_many"),
-        *("column_chunks", "state_reuse"),  # states that serve many calls: query_chunks, results_are_the_callers
+        *("sizes", "result_format", "exclude_self", "threads", "surroundings", "thread_counts", "leaks"),
+        *("new_contents", "many_alive", "state_reuse"),
     )
 
     @pytest.mark.covering(2)

@@ -18,7 +18,7 @@ class TestFourierTorchAlways(BackendConformance):
     draws = 8
     slow = (
         *("sizes", "exclude_self", "threads"),
-        *("leaks", "repeat_many", "surroundings", "new_contents", "many_alive"),
+        *("leaks", "surroundings", "new_contents", "many_alive"),
     )
 
     @pytest.mark.covering(2)
