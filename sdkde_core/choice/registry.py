@@ -16,10 +16,8 @@ from typing import Any
 from ..engine.forks import in_child
 from ..protocol import FEATURES, PRECISIONS, PROTOCOL, Backend, BackendInfo, Support
 
-__all__ = ["GROUP", "Record", "as_support", "aside", "ask", "chosen", "find", "made", "records", "refresh", "start"]
+__all__ = ["Record", "as_support", "aside", "ask", "chosen", "find", "made", "records", "refresh", "start"]
 __all__ += ["warm"]
-
-GROUP = "sdkde.backends"
 
 #: By implementation, device and options: the backend, if it could be made, and what its probe said.
 made: dict[tuple[str, str, str], tuple[Backend | None, Support]] = {}
@@ -76,7 +74,7 @@ def records() -> tuple[Record, ...]:
     and value. The list is made once per process; :func:`refresh` forgets it.
     """
     points: dict[tuple[str, str, str], tuple[importlib.metadata.EntryPoint, str]] = {}
-    for point in importlib.metadata.entry_points(group=GROUP):
+    for point in importlib.metadata.entry_points(group="sdkde.backends"):
         by, version = (point.dist.name, point.dist.version) if point.dist is not None else ("unknown", "unknown")
         points[point.name, by, point.value] = point, version
     result: list[Record] = []

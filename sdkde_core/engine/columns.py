@@ -36,9 +36,6 @@ from .forks import new_lock
 from .merge import concatenate, each, marked_last, merge, take_columns, take_rows, undo
 from .outliers import Outliers, count, find_outliers, limit_of, pair_share, radii, within_limit
 
-#: States that are kept; each may be as large as the columns. A batch with outliers takes up to three.
-KEPT = 4
-
 
 class _Packed(NamedTuple):
     """Some of the columns as a backend holds them."""
@@ -285,7 +282,7 @@ class PackedColumns:
                 if self._shared:
                     to_host(columns.points[:1, :])  # waits for the device: other streams find everything there
             self._states[which, extent] = packed  # the last one used comes last
-            if len(self._states) > KEPT:
+            if len(self._states) > 4:  # each may be as large as the columns; a batch with outliers takes up to three
                 self._states.popitem(last=False)
             return packed
 

@@ -18,12 +18,11 @@ from array_api_compat import array_namespace, device
 
 from ..arrays import detached, to_host
 from ..choice.hardware import cpu_threads
+from ..engine.exact import BLOCK
 from ..engine.memory import claim_memory
 from ..engine.outliers import radii
 from ..engine.threads import checkpoint, map_threads
 from ..protocol import Columns, Partial
-
-BLOCK = 1 << 21  # numbers in the (rows, columns, d) block of differences: 16 MiB of float64
 
 
 def laplace_slope(queries: Any, columns: Columns) -> Any:

@@ -14,9 +14,6 @@ from .lists import added
 
 __all__ = ["rough_share", "typical_share"]
 
-#: Nearest points of a sample: their distances say how densely points lie, and in how many dimensions.
-NEAREST_OF, FARTHER_OF = 4, 16
-
 
 def _places(n: int, most: int) -> NDArray[np.int64]:
     """Indices of up to ``most`` of n points: one of each of as many stretches of equal length.
@@ -65,7 +62,7 @@ def rough_share(
     float
         1 where the sample is too small to tell, or a coordinate is not finite.
     """
-    if columns.shape[0] <= 4 * FARTHER_OF or not rows.shape[0] or not problem.m:
+    if columns.shape[0] <= 64 or not rows.shape[0] or not problem.m:
         return 1.0
     xp, on = array_namespace(columns), device(columns)
     some, thin = (xp.asarray(_places(x.shape[0], most), device=on) for x, most in zip((rows, columns), few))
@@ -86,14 +83,15 @@ def _roughly(
     for a in range(d):
         square = square + (rows[:, a, None] - columns[None, :, a]) ** 2
     others = xp.sort(xp.where(square > 0.0, square, xp.full_like(square, math.inf)), axis=1, stable=False)
-    near, far = (0.5 * xp.log(others[:, at - 1]) for at in (NEAREST_OF, FARTHER_OF))
+    # The distances to the 4 and 16 nearest of the sample say how densely points lie, and in how many dimensions.
+    near, far = (0.5 * xp.log(others[:, at - 1]) for at in (4, 16))
     apart = float(xp.sort(far - near, stable=False)[rows.shape[0] // 2])
     if not apart > 0.0:  # NaN too
         return 1.0
-    within = min(max(math.log(FARTHER_OF / NEAREST_OF) / apart, 1.0), float(d))
+    within = min(max(math.log(4.0) / apart, 1.0), float(d))
     ball = 0.5 * within * math.log(math.pi) - math.lgamma(0.5 * within + 1.0)  # log volume of a ball of radius 1
     many = math.log(problem.n / k)
-    wide = sum(math.exp((ball + math.log(points / NEAREST_OF) - many) / within) for points in (size, height))
+    wide = sum(math.exp((ball + math.log(points / 4) - many) / within) for points in (size, height))
     halved = math.log2(max(2.0, problem.n / max(size, height)))  # dimensions: in others a tile is as wide as all
     nearest = math.sqrt(min(1.0, halved / within)) * xp.sqrt(square) - (wide * xp.exp(near))[:, None]
     nearest = xp.where(nearest > 0.0, nearest, xp.zeros_like(nearest))

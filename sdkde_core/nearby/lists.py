@@ -13,8 +13,8 @@ from .tiles import TOGETHER, Index, Tiles
 
 __all__ = ["FINE", "LEFT_OUT", "PARTS", "Lists", "added", "lists", "threshold"]
 
-#: Shares of the tolerance: what is dropped as a tile of tiles, as a tile, and what a backend may drop by its terms.
-COARSE, FINE, TERMS = 0.01, 0.05, 0.04
+#: Shares of the tolerance: what is dropped as a tile of tiles, and as a tile.
+COARSE, FINE = 0.01, 0.05
 
 #: What lists leave out at most, of the tolerance.
 LEFT_OUT = COARSE + FINE
@@ -222,8 +222,8 @@ def threshold(xp: Any, mass: Any, allowed: float) -> Any:
 
 
 def _cuts(xp: Any, problem: Problem, columns: Index, floors: Any) -> Any:
-    """Logs of the terms that may be left out, (b,); see the package."""
-    cuts = math.log(TERMS * _allowed(problem) / (PARTS * columns.size)) + floors
+    """Logs of the terms that a backend may leave out, (b,), 4 % of the tolerance together; see the package."""
+    cuts = math.log(0.04 * _allowed(problem) / (PARTS * columns.size)) + floors
     depth = xp.maximum(columns.log_weight - cuts, xp.zeros_like(cuts))  # ½ r² of such a term at most
     if problem.reduction is Reduction.MEAN:
         cuts = cuts - xp.log(2.0 * (xp.sqrt(2.0 * depth) + _reach(xp, columns.log_weight, floors)))

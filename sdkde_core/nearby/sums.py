@@ -19,9 +19,6 @@ from .tiles import Index, index
 
 __all__ = ["Neighbours"]
 
-#: Rows up to which all columns are summed: to put these in order takes longer.
-FEW = 12
-
 #: Coordinates from which squares overflow.
 FARTHEST = 1e150
 
@@ -171,11 +168,12 @@ class Neighbours:
         m, n, on = rows.shape[0], self.names.shape[0], device(rows)
         # Columns and rows of a tile. Few rows are isolated ones, which have few neighbours in common.
         many, isolated = ((32, 8), (128, 2)) if is_numpy_array(rows) else ((256, 32), (256, 8))
-        if not self._finite or m < FEW:
+        few = 12  # for fewer rows all columns are summed: to put these in order takes longer
+        if not self._finite or m < few:
             columns = self._tiled(xp.arange(n, device=on), isolated[0])
             every = xp.arange(columns.names.shape[0] - 1, device=on)
-            for start in range(0, m, FEW):
-                yield xp.arange(start, min(m, start + FEW), device=on)[None, :], every[None, :], columns
+            for start in range(0, m, few):
+                yield xp.arange(start, min(m, start + few), device=on)[None, :], every[None, :], columns
             return
         size, height = many if 32 * m >= n else isolated
         found, columns = self._in_order(size)
