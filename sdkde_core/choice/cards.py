@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["ARCHITECTURES", "GPU", "GPUS", "PLAIN", "Processor", "Rates", "card_name", "derived", "gpu", "same_name"]
-
 
 @dataclass(frozen=True)
 class Processor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 import re
 from collections.abc import Iterator
@@ -14,23 +13,7 @@ from dataclasses import replace
 from .cards import GPU, Processor, card_name, derived, gpu, same_name
 from .driver import ListedGPU, ask_nvml, described, driver_version, visible_gpus
 
-__all__ = [
-    "ListedGPU",
-    "ask_nvml",
-    "busy",
-    "card",
-    "card_called",
-    "cpu",
-    "cpu_threads",
-    "driver_version",
-    "gpu_name",
-    "local_cards",
-    "one_thread",
-    "processor",
-    "speedup",
-    "visible_gpus",
-]
-
+__all__ = ["ListedGPU", "ask_nvml", "driver_version", "visible_gpus"]  # of the driver, for others
 
 _alone: ContextVar[bool] = ContextVar("sdkde_one_thread", default=False)
 
@@ -78,13 +61,9 @@ NOMINAL_CORE = Processor(
 )
 
 
-def cpu() -> Processor:
-    """Return the nominal rates of a CPU with :func:`cpu_threads` threads, which are those of all together."""
-    return _cores(cpu_threads())
-
-
 @functools.cache
-def _cores(threads: int) -> Processor:
+def cpu(threads: int) -> Processor:
+    """Return the nominal rates of a CPU with so many threads, which are those of all together."""
     core, cores = NOMINAL_CORE, speedup(threads)
     return replace(
         core,
@@ -105,16 +84,10 @@ def speedup(threads: float) -> float:
     return threads / (1 + (threads - 1) / 16)
 
 
-def busy(tasks: float, threads: int) -> float:
-    """Return how many of the threads work at a time, on average, on tasks of one length; a last one may be shorter."""
-    whole = int(tasks)
-    return tasks / (math.ceil(whole / threads) + (tasks - whole if whole % threads == 0 else 0.0))
-
-
 def processor(device: str) -> Processor | None:
     """Return the rates for ``"cpu"`` or ``"cuda:i"``; None where they are not known."""
     if device == "cpu":
-        return cpu()
+        return cpu(cpu_threads())
     found = card(device)
     return None if found is None else found.processor
 

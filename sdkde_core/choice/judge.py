@@ -11,8 +11,8 @@ from typing import NamedTuple
 from ..engine.outliers import SPLIT_SHARE, limit_of, within_limit
 from ..protocol import BackendInfo, Problem
 from . import cost, registry
-from .cards import PLAIN
-from .hardware import Processor, processor
+from .cards import PLAIN, Processor
+from .hardware import processor
 from .registry import as_support, ask
 
 #: ``share(step, limit)``: the share of a pass's pairs that have a point farther than ``limit`` from the origin.
@@ -102,11 +102,6 @@ def compile_seconds(info: BackendInfo, problems: Sequence[Problem]) -> float:
     return seconds if not failure and seconds >= 0.0 else math.inf  # not NaN
 
 
-def goes_straight(info: BackendInfo, device: str, data_device: str) -> bool:
-    """Whether an estimate of tensors on a CUDA device takes few launches: see :mod:`sdkde_core.estimator.straight`."""
-    return "line" in info.features and device == data_device and device.startswith("cuda")
-
-
 def judge(
     info: BackendInfo,
     problems: Sequence[Problem],
@@ -123,7 +118,8 @@ def judge(
     startup = startup or StartUp(info.startup_seconds, 0.0)
     on = processor(device) if priced else None
     rates = on or (PLAIN if priced else None)  # by what it would take on a plain GPU, where nobody knows the device's
-    straight = goes_straight(info, device, data_device)
+    # Whether an estimate of tensors on a CUDA device takes few launches: see sdkde_core.estimator.straight.
+    straight = "line" in info.features and device == data_device and device.startswith("cuda")
     answers: list[tuple[str, str]] = []  # reductions, and reasons
     passes: list[float | None] = []
     apart: list[tuple[float, float]] = []  # shares of the pairs, and the limits beyond which they are

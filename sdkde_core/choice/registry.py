@@ -16,9 +16,6 @@ from typing import Any
 from ..engine.forks import in_child
 from ..protocol import FEATURES, PRECISIONS, PROTOCOL, Backend, BackendInfo, Support
 
-__all__ = ["Record", "as_support", "aside", "ask", "chosen", "find", "made", "records", "refresh", "start"]
-__all__ += ["warm"]
-
 #: By implementation, device and options: the backend, if it could be made, and what its probe said.
 made: dict[tuple[str, str, str], tuple[Backend | None, Support]] = {}
 

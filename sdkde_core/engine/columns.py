@@ -102,7 +102,8 @@ class PackedColumns:
             return self._as_queries.reduce(queries, own_offset=own_offset, some=some, **known)
         excludes = "exclude_self" in self._problem.requires
         if max(extent, self._problem.extent) <= self._limit and (self._whole or not excludes):
-            return self._sum([self._packed("all", self._backend, self._stepped(extent))], rows, own_offset, own), 0
+            reach = self._stepped(extent) if extent > self._problem.extent else self._problem.extent
+            return self._sum([self._packed("all", self._backend, reach)], rows, own_offset, own), 0
         far, m_far, before = None, 0, 0
         if extent > self._limit and not own:
             far = (radii(rows) if distances is None else distances) > self._limit  # not a row with a NaN
@@ -238,25 +239,21 @@ class PackedColumns:
                 if self._far is not None and which != "all":
                     order = marked_last(self._far.mask)
                     columns = take_columns(columns, order[: self.n_near] if which == "near" else order[self.n_near :])
-                packed = self._pack(columns, backend, extent)
+                problem = with_fields(self._problem, n=columns.points.shape[0], extent=extent)
+                if backend is self._backend and (self._shared or extent > self._problem.extent):
+                    support = self._info.supports(problem)
+                    if not support.ok:
+                        raise OutOfReach(self._info, problem.device, support.reason)
+                columns = Columns(read_only(columns.points), read_only(columns.log_weights), columns.weights)
+                inputs = [columns.points, columns.log_weights]
+                state = call(self._info, problem, backend.prepare, columns, inputs=inputs)
+                packed = _Packed(backend, problem, columns, state)
                 if self._shared:
                     to_host(columns.points[:1, :])  # waits for the device: other streams find everything there
             self._states[which, extent] = packed  # the last one used comes last
             if len(self._states) > 4:  # each may be as large as the columns; a batch with outliers takes up to three
                 self._states.popitem(last=False)
             return packed
-
-    def _pack(self, columns: Columns, backend: Backend, extent: float) -> _Packed:
-        problem, n = self._problem, columns.points.shape[0]
-        if (n, extent) != (problem.n, problem.extent):
-            problem = with_fields(problem, n=n, extent=extent)
-        if backend is self._backend and (self._shared or extent > self._problem.extent):
-            support = self._info.supports(problem)
-            if not support.ok:
-                raise OutOfReach(self._info, problem.device, support.reason)
-        columns = Columns(read_only(columns.points), read_only(columns.log_weights), columns.weights)
-        state = call(self._info, problem, backend.prepare, columns, inputs=[columns.points, columns.log_weights])
-        return _Packed(backend, problem, columns, state)
 
     def _sum(self, states: list[_Packed], rows: Any, own_offset: int = 0, own: bool = False) -> Partial:
         """Reduce over the columns of all states; ``own``: the rows are the first's columns from ``own_offset`` on."""

@@ -18,8 +18,9 @@ from array_api_compat import array_namespace, device
 
 from ..arrays import detached, to_host
 from ..choice.hardware import cpu_threads
-from ..engine.exact import BLOCK
+from ..engine.exact import BLOCK, terms_of
 from ..engine.memory import claim_memory
+from ..engine.merge import take_columns
 from ..engine.outliers import radii
 from ..engine.threads import checkpoint, map_threads
 from ..protocol import Columns, Partial
@@ -30,6 +31,8 @@ def laplace_slope(queries: Any, columns: Columns) -> Any:
 
     ``queries``: whitened, float64, of any library on any device. Log weights may be −inf.
     """
+    with_weight = array_namespace(queries).nonzero(columns.log_weights > -math.inf)[0]
+    columns = take_columns(columns, with_weight)
     (m, d), n = queries.shape, columns.points.shape[0]
     width = max(1, min(n, BLOCK // d))
     height = max(1, BLOCK // (width * d))
@@ -48,35 +51,20 @@ def laplace_slope(queries: Any, columns: Columns) -> Any:
 
 
 def _rows(queries: Any, columns: Columns, width: int) -> Any:
-    """A block of rows over all columns.
-
-    Far from every column exponents are huge, and only their differences count: with k the column of the largest term,
-    r²_j − r²_k = δ_j·(δ_j + 2 (u_k − u)), δ_j = u_j − u_k, without the cancellation.
-    """
-    xp, half, blocks = array_namespace(queries), 1.0 + 0.5 * queries.shape[1], range(0, columns.points.shape[0], width)
-    best = nearest = None
-    for start in blocks:
+    """A block of rows over all columns."""
+    xp, half, n = array_namespace(queries), 1.0 + 0.5 * queries.shape[1], columns.points.shape[0]
+    signed, slope, top = xp.zeros_like(queries[:, 0]), xp.zeros_like(queries), xp.full_like(queries[:, 0], -math.inf)
+    for start in range(0, n, width):
         checkpoint()
-        points, log_weights = columns.points[start : start + width, :], columns.log_weights[start : start + width]
-        difference = points[None, :, :] - queries[:, None, :]  # (rows, columns, d)
-        terms = log_weights[None, :] - 0.5 * xp.sum(difference * difference, axis=-1)
-        peak, found = xp.max(terms, axis=1), xp.argmax(terms, axis=1) + start
-        better = peak >= peak if best is None else peak > best
-        best = peak if best is None else xp.where(better, peak, best)
-        nearest = found if nearest is None else xp.where(better, found, nearest)
-    largest, its_weight = xp.take(columns.points, nearest, axis=0), xp.take(columns.log_weights, nearest, axis=0)
-    away = largest - queries  # (rows, d)
-    its_exponent = -0.5 * xp.sum(away * away, axis=-1)
-    signed, slope = xp.zeros_like(its_exponent), xp.zeros_like(queries)
-    for start in blocks:
-        checkpoint()
-        points, log_weights = columns.points[start : start + width, :], columns.log_weights[start : start + width]
-        delta = points[None, :, :] - largest[:, None, :]
-        relative = -0.5 * xp.sum(delta * (delta + 2.0 * away[:, None, :]), axis=-1)
-        phi = xp.exp(relative + (log_weights[None, :] - its_weight[:, None]))
-        share = phi * (half + relative + its_exponent[:, None])
-        signed = signed + xp.sum(share, axis=1)
-        slope = slope + xp.sum((share + phi)[:, :, None] * delta, axis=1) + xp.sum(share + phi, axis=1)[:, None] * away
+        over = slice(start, start + width)
+        terms = terms_of(queries, Columns(columns.points[over, :], columns.log_weights[over]))
+        share = terms.phi * (half + terms.exponent)
+        both = share + terms.phi
+        there = xp.sum(both[:, :, None] * terms.delta, axis=1) + xp.sum(both, axis=1)[:, None] * terms.away
+        higher = xp.maximum(top, terms.top)
+        before, now = xp.exp(top - higher), xp.exp(terms.top - higher)
+        signed = before * signed + now * xp.sum(share, axis=1)
+        slope, top = before[:, None] * slope + now[:, None] * there, higher
     return xp.where((signed < 0)[:, None], xp.full_like(slope, math.nan), slope / signed[:, None])
 
 

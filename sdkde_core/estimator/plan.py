@@ -6,6 +6,7 @@ whether all of them are finite shows in it, and it bounds every pass.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -105,12 +106,14 @@ def plan(
     weighted = data.log_weights is not None or "weights" in grad  # equal ones have different derivatives
     requires = frozenset(["weights"] * weighted + ["grad"] * bool(grad))
     problems = request.problems(m, n, d, extent, requires, data.dtype, data.device)
-    shares: dict[tuple[int, float], float] = {}
 
+    @functools.cache
     def share(step: int, limit: float) -> float:
-        if (step, limit) not in shares:
-            shares[step, limit] = share_beyond(request, measured, step, limit)
-        return shares[step, limit]
+        """The share of a pass's pairs that have a point beyond the limit."""
+        columns = rows = measured.distances[:n]
+        if measured.query is not None and request.passes[step].rows != "train":
+            rows = measured.distances[n:]
+        return outlier_share(rows, columns, limit)
 
     how: dict[str, Any] = {"data_device": data.device, "came_from": data.came_from, "calls": request.calls}
     how |= {"options": request.backend_options, "explained": explained, "without": request.without}
@@ -176,15 +179,6 @@ def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float]:
         measured = measure(data, bandwidth, best)
         extent = read_extent(measured.largest, measured.distances, data, bandwidth)
     return measured, extent
-
-
-def share_beyond(request: Request, measured: Measured, step: int, limit: float) -> float:
-    """The share of a pass's pairs that have a point beyond ``limit``."""
-    n = measured.log_weights.shape[0]
-    columns = rows = measured.distances[:n]
-    if measured.query is not None and request.passes[step].rows != "train":
-        rows = measured.distances[n:]
-    return outlier_share(rows, columns, limit)
 
 
 def read_extent(largest: Any, distances: Any, points: Data, bandwidth: Bandwidth) -> float:

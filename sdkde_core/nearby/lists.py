@@ -11,8 +11,6 @@ from ..protocol import TOLERANCES, Problem, Reduction
 from .order import by_tile
 from .tiles import TOGETHER, Index, Tiles
 
-__all__ = ["FINE", "LEFT_OUT", "PARTS", "Lists", "added", "lists", "threshold"]
-
 #: Shares of the tolerance: what is dropped as a tile of tiles, and as a tile.
 COARSE, FINE = 0.01, 0.05
 

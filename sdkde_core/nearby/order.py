@@ -6,8 +6,6 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
-__all__ = ["by_tile", "in_blocks", "order"]
-
 
 def order(points: Any, size: int) -> Any:
     """Return the indices of points in the order of a k-d tree's leaves, which have ``size`` points each.

@@ -17,8 +17,6 @@ from .lists import COARSE, lists
 from .order import by_tile, order
 from .tiles import Index, index
 
-__all__ = ["Neighbours"]
-
 #: Coordinates from which squares overflow.
 FARTHEST = 1e150
 

@@ -9,8 +9,6 @@ from array_api_compat import array_namespace
 
 from .order import by_tile, in_blocks, order
 
-__all__ = ["TOGETHER", "Index", "Tiles", "index"]
-
 #: Tiles of columns that are first looked at together.
 TOGETHER = 16
 
