@@ -52,15 +52,6 @@ def test_serial_work_has_one_threads_share():
     assert alone == pytest.approx(hardware.speedup(8) * (cost.work_seconds(work, on) - 0.5))
 
 
-def test_plain_work_counts_pairs():
-    problem = Problem(Reduction.LOG_SUM, 100, 200, 16)
-    work = cost.plain_work(problem)
-    assert work.exps == 100 * 200
-    assert work.matrix_flops == {"float64": 2 * 18 * 100 * 200}
-    mean = cost.plain_work(Problem(Reduction.MEAN, 100, 200, 16, precision="fast"))
-    assert mean.matrix_flops == {"float32": 2 * (18 + 17) * 100 * 200}
-
-
 def test_a_processor_that_is_not_known_has_no_price():
     assert cost.predict(INFO, Problem(Reduction.MEAN, 10, 10, 2), None) is None
 

@@ -114,10 +114,10 @@ def test_blocks_of_pairs_are_dealt_where_a_backend_says_that_it_takes_each_pair_
     for features in (blocks.INFO.features, INFO.features):
         info = replace(blocks.INFO, supports=sdkde_hopper.info.INFO.supports, features=features)
         tasks = tasks_of(PackedColumns(blocks.NumpyBackend(), info, problem, columns), 4)
-        kind = kind if "pairs" in features else "rows"
-        assert {task.kind for task in tasks} == {kind}
+        pairs = kind == "pairs" and "pairs" in features
+        assert {task.kind for task in tasks} == {"pairs" if pairs else "rows"}
         shares = [sum(tasks[i].work for i in mine) for mine in dealt(tasks, 4)]
-        assert shares == [n * n / (8 if kind == "pairs" else 4)] * 4
+        assert shares == [n * n / (8 if pairs else 4)] * 4
 
 
 def test_a_backend_that_takes_host_arrays_needs_no_pytorch(points, queries, monkeypatch):

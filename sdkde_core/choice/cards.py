@@ -51,49 +51,24 @@ class Processor:
 
 @dataclass(frozen=True)
 class GPU:
-    """A GPU; dense rates, without sparsity, sums in fp32.
+    """A GPU; dense rates, without sparsity, sums in fp32."""
 
-    Parameters
-    ----------
-    name : str
-        As the driver writes it, without the vendor; with the variant where the driver leaves that out (``"H100 SXM"``).
-    aliases : tuple of str
-        Short names for the command line, and what else the driver writes.
-    architecture : str
-        ``"sm_86"``.
-    sms : int
-        Streaming multiprocessors.
-    clock_ghz : float
-        Boost clock.
-    matrix : mapping of str to int
-        Floating-point operations per clock and multiprocessor in Tensor Cores, by dtype; without what they do not have.
-    scalar, exps : int
-        fp32 operations (a fused multiply-add is two) and exponentials per clock and multiprocessor.
-    bandwidth, transfer : float
-        Bytes per second of its memory, and to the host.
-    source : str
-    """
-
-    name: str
-    aliases: tuple[str, ...]
-    architecture: str
-    sms: int
-    clock_ghz: float
-    matrix: Mapping[str, int]
-    bandwidth: float
-    transfer: float
+    name: str  # as the driver writes it, without the vendor; with the variant where that is left out ("H100 SXM")
+    aliases: tuple[str, ...]  # short names for the command line, and what else the driver writes
+    architecture: str  # "sm_86"
+    sms: int  # streaming multiprocessors
+    clock_ghz: float  # boost clock
+    matrix: Mapping[str, int]  # operations per clock and multiprocessor in Tensor Cores, by dtype; what they have
+    bandwidth: float  # bytes per second of its memory
+    transfer: float  # and to the host
     source: str
-    scalar: int = 256
-    exps: int = 16
+    scalar: int = 256  # fp32 operations per clock and multiprocessor; a fused multiply-add is two
+    exps: int = 16  # exponentials likewise
 
     @functools.cached_property
     def processor(self) -> Processor:
         """Its rates at the boost clock."""
-        return self.at()
-
-    def at(self, clock_ghz: float | None = None) -> Processor:
-        """Return its rates at a clock, by default the boost clock."""
-        clocks = self.sms * 1e9 * (clock_ghz or self.clock_ghz)
+        clocks = self.sms * 1e9 * self.clock_ghz
         return Processor(
             name=self.name,
             matrix_flops={dtype: rate * clocks for dtype, rate in {"float32": self.scalar, **self.matrix}.items()},
@@ -178,7 +153,7 @@ def derived(name: str, capability: int, sms: int, clock_ghz: float, bandwidth: f
 
 
 #: A GPU of no particular kind, to rank backends on devices whose rates nobody knows.
-PLAIN = _made("a plain GPU", (), 86, 40, 1.5, 400e9, "made up").at()
+PLAIN = _made("a plain GPU", (), 86, 40, 1.5, 400e9, "made up").processor
 
 
 # --- by data sheet ---------------------------------------------------------------------------------------------------

@@ -19,10 +19,6 @@ from ..protocol import BackendInfo, Columns, Problem
 #: save must pay for packing the columns twice. One that does not declines: array code takes a hundred times as long.
 SPLIT_SHARE = 0.5
 
-#: Nats below a row's largest term at which others add nothing: exp(−746) is 0 in float64, however many terms there are
-#: and whatever distance they are multiplied by.
-NEGLIGIBLE = 2000.0
-
 
 def limit_of(info: BackendInfo, problem: Problem) -> float:
     """Return the extent beyond which points are outliers for a backend; inf with ``"grad"`` and ``"kernel"``."""
@@ -86,8 +82,10 @@ def find_outliers(problem: Problem, columns: Columns, limit: float) -> Outliers 
 
     def decide(n: float, closest: float, most: float = 0.0, least: float = 0.0) -> tuple[int, bool]:
         # A row within the limit has every other column within twice that, and no outlier within closest − limit.
-        gap = 0.5 * ((closest - limit) ** 2 - (2.0 * limit) ** 2)  # nats
-        return int(n), gap - (most - least) > NEGLIGIBLE
+        # Terms that are 2000 nats below a row's largest add nothing: exp(−746) is 0 in float64, however many there are
+        # and whatever distance they are multiplied by.
+        gap = 0.5 * ((closest - limit) ** 2 - (2.0 * limit) ** 2)
+        return int(n), gap - (most - least) > 2000.0
 
     n, negligible = look(decide, *numbers)
     return Outliers(mask, n, negligible) if n else None

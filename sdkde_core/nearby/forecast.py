@@ -37,28 +37,12 @@ def rough_share(
 
     Tiles are taken to be as wide as cubes that hold a tile's points, and to lie nearer than their points by that
     width. How densely points lie beside a row, and in how many dimensions, is seen from its distances to the nearest of
-    the sample. A row's sum is that over the sample.
+    the sample. A row's sum is that over the sample. The share is 1 where the sample is too small to tell, or a number
+    is not finite.
 
-    Parameters
-    ----------
-    problem : Problem
-    rows : (r, d) array
-        All rows, or some.
-    columns : (k, d) array
-        All columns, or some.
-    log_weights : (k,) array
-        Of these among all n.
-    size, height : int
-        Columns and rows of a tile.
-    out : float
-        What may be left out of a row's sum, relative to that.
-    few : (int, int)
-        Rows and columns that are looked at, at most.
-
-    Returns
-    -------
-    float
-        1 where the sample is too small to tell, or a coordinate is not finite.
+    ``rows`` (r, d) and ``columns`` (k, d) are all, or some; ``log_weights`` (k,) are these columns' among all n.
+    ``size`` and ``height``: columns and rows of a tile. ``out``: what may be left out of a row's sum, relative to that.
+    ``few``: rows and columns that are looked at, at most.
     """
     if columns.shape[0] <= 64 or not rows.shape[0] or not problem.m:
         return 1.0

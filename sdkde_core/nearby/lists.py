@@ -25,24 +25,13 @@ SLACK = 1e-12
 
 
 class Lists(NamedTuple):
-    """The tiles of columns that rows need: b tiles of rows.
+    """The tiles of columns that b tiles of rows need."""
 
-    Parameters
-    ----------
-    tiles : (l,) array of int
-        Tiles of columns, tile of rows by tile of rows, in order.
-    ends : (b + 1,) array of int
-        Where those of each begin, and the end.
-    floors : (b,) array
-        What the log sums of a tile's rows are at least.
-    cuts : (b,) array
-        Of its listed tiles, a row may leave out those with no term above exp(cut), if the sum of
-        (their largest term / exp(cut))^0.9 is at most :data:`PARTS`.
-    """
-
-    tiles: Any
-    ends: Any
-    floors: Any
+    tiles: Any  # (l,), tiles of columns, tile of rows by tile of rows, in order
+    ends: Any  # (b + 1,), where those of each begin, and the end
+    floors: Any  # (b,), what the log sums of a tile's rows are at least
+    # (b,): of its listed tiles, a row may leave out those with no term above exp(cut), if the sum of
+    # (their largest term / exp(cut))^0.9 is at most PARTS.
     cuts: Any
 
 
