@@ -101,13 +101,8 @@ def refresh() -> None:
     chosen.clear()
 
 
-def _on_the_host_only() -> None:
-    """A forked child has its parent's modules and what they compiled, but no context on a device."""
-    for key in [key for key in warm if key[1] != "cpu"]:
-        del warm[key]
-
-
-in_child(_on_the_host_only)
+# A forked child has its parent's modules and what they compiled, but no context on a device.
+in_child(lambda: [warm.pop(key) for key in list(warm) if key[1] != "cpu"])
 
 
 def find(name: str) -> Record | None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 
-from ..arrays import Argument, Data, Origin, check_query, convert, detached, quiet, rounded, to_host
+from ..arrays import Argument, Data, Origin, check_query, convert, detached, look, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth, like
 from ..choice import registry, select
 from ..engine.columns import PackedColumns
@@ -26,7 +26,7 @@ from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction,
 from ..spreading.devices import Reducer, pack_on
 from .density import density, log_constant
 from .laplace import NegativeMass, laplace_slope, negative_mass
-from .plan import Plan, read_extent
+from .plan import Plan, checked_extent
 from .progress import Advance, batch_rows
 from .request import Request
 from .resolution import REACH, check_resolution
@@ -230,8 +230,8 @@ class Fitted:
             return query.origin.restore(np.empty((0, self.problem.d) if what == "score" else 0), dtype)
         points = self._whiten(query.train)
         distances = radii(points)
-        largest = array_namespace(distances).max(distances)
-        extent = read_extent(largest, distances, query, self.bandwidth)  # the one number that is waited for
+        largest = look(rounded, array_namespace(distances).max(distances))  # the one number that is waited for
+        extent = checked_extent(largest, distances, query, self.bandwidth)
         if min(extent, self.problem.extent) > REACH[self.problem.precision]:
             problem = replace(self.problem, reduction=self.reduction_for(what))
             check_resolution(problem, self.bandwidth, self.columns, points, query.first)

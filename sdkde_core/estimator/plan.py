@@ -167,7 +167,7 @@ def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float]:
     blurred = not bandwidth.narrow and look(
         lambda *centre: bool((abs(np.array(centre)) > CLEAR * _scale(bandwidth)).any()), measured.centre
     )
-    extent = _checked(bound, measured.distances, data, bandwidth)
+    extent = checked_extent(bound, measured.distances, data, bandwidth)
     if not blurred or extent <= CLEAR:
         return measured, extent
     here = to_host(measured.centre)
@@ -177,21 +177,15 @@ def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float]:
         if measured.centre is not here:
             best = array_namespace(measured.centre).asarray(best, device=device_of(measured.centre))
         measured = measure(data, bandwidth, best)
-        extent = read_extent(measured.largest, measured.distances, data, bandwidth)
+        extent = checked_extent(look(rounded, measured.largest), measured.distances, data, bandwidth)
     return measured, extent
 
 
-def read_extent(largest: Any, distances: Any, points: Data, bandwidth: Bandwidth) -> float:
-    """Return the extent, rounded up, having waited for the device.
+def checked_extent(extent: float, distances: Any, points: Data, bandwidth: Bandwidth) -> float:
+    """Return the extent, rounded up, of distances (k,) from the origin; NaN are left out where they are allowed.
 
-    ``largest`` () is that of the distances (k,) from the origin. ValueError where a point of ``points`` is not finite,
-    or so far that distances overflow.
+    ValueError where a point of ``points`` is not finite, or so far that a square of a distance overflows.
     """
-    return _checked(look(rounded, largest), distances, points, bandwidth)
-
-
-def _checked(extent: float, distances: Any, points: Data, bandwidth: Bandwidth) -> float:
-    """Return the extent, NaN left out where they are allowed; ValueError where a square of a distance overflows."""
     if extent < FARTHEST:
         return extent
     if not math.isfinite(extent):
