@@ -21,34 +21,16 @@ Share = Callable[[int, float], float]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plugin on a device, as it stands for the problems at hand.
-
-    Parameters
-    ----------
-    name, device : str
-    ok : bool
-        It can answer.
-    reason : str
-        Why, or why not.
-    seconds : float or None
-        Predicted time of all passes and of transfers; None where not known.
-    pass_seconds : tuple of float
-        Predicted time of each pass, where known.
-    startup_seconds : float
-        Starting and compiling, as if nothing were imported or compiled yet.
-    counted_seconds : float
-        What of that is added to ``seconds`` when ranking; see :func:`start_up`.
-    chosen : bool
-    """
+    """A plugin on a device, as it stands for the problems at hand."""
 
     name: str
     device: str
-    ok: bool
-    reason: str
-    seconds: float | None = None
-    startup_seconds: float = 0.0
-    counted_seconds: float = 0.0
-    pass_seconds: tuple[float, ...] = ()
+    ok: bool  # it can answer
+    reason: str  # why, or why not
+    seconds: float | None = None  # predicted, of all passes and of transfers; None where not known
+    startup_seconds: float = 0.0  # starting and compiling, as if nothing were imported or compiled yet
+    counted_seconds: float = 0.0  # what of that is added to ``seconds`` when ranking; see start_up
+    pass_seconds: tuple[float, ...] = ()  # predicted, of each pass, where known
     chosen: bool = False
 
     @property

@@ -31,41 +31,37 @@ def laplace_slope(queries: Any, columns: Columns) -> Any:
 
     ``queries``: whitened, float64, of any library on any device. Log weights may be −inf.
     """
-    with_weight = array_namespace(queries).nonzero(columns.log_weights > -math.inf)[0]
-    columns = take_columns(columns, with_weight)
+    xp = array_namespace(queries)
+    columns = take_columns(columns, xp.nonzero(columns.log_weights > -math.inf)[0])
     (m, d), n = queries.shape, columns.points.shape[0]
     width = max(1, min(n, BLOCK // d))
     height = max(1, BLOCK // (width * d))
 
-    def rows(start: int) -> Any:
+    def strip(start: int) -> Any:
+        """The slope at a block of rows, over all columns."""
+        rows = queries[start : start + height, :]
+        signed, slope, top = xp.zeros_like(rows[:, 0]), xp.zeros_like(rows), xp.full_like(rows[:, 0], -math.inf)
         with np.errstate(all="ignore"):
-            return _rows(queries[start : start + height, :], columns, width)
+            for first in range(0, n, width):
+                checkpoint()
+                over = slice(first, first + width)
+                terms = terms_of(rows, Columns(columns.points[over, :], columns.log_weights[over]))
+                share = terms.phi * (1.0 + 0.5 * d + terms.exponent)
+                both = share + terms.phi
+                there = xp.sum(both[:, :, None] * terms.delta, axis=1) + xp.sum(both, axis=1)[:, None] * terms.away
+                higher = xp.maximum(top, terms.top)
+                before, now = xp.exp(top - higher), xp.exp(terms.top - higher)
+                signed = before * signed + now * xp.sum(share, axis=1)
+                slope, top = before[:, None] * slope + now[:, None] * there, higher
+            return xp.where((signed < 0)[:, None], xp.full_like(slope, math.nan), slope / signed[:, None])
 
     starts = range(0, m, height)
     if isinstance(queries, np.ndarray):
         with claim_memory("a sum of differences", 6 * 8 * BLOCK, tasks=cpu_threads()) as threads:
-            strips = map_threads(rows, starts, threads)
+            strips = map_threads(strip, starts, threads)
     else:
-        strips = [rows(start) for start in starts]
-    return array_namespace(queries).concat(strips, axis=0) if len(strips) > 1 else strips[0]
-
-
-def _rows(queries: Any, columns: Columns, width: int) -> Any:
-    """A block of rows over all columns."""
-    xp, half, n = array_namespace(queries), 1.0 + 0.5 * queries.shape[1], columns.points.shape[0]
-    signed, slope, top = xp.zeros_like(queries[:, 0]), xp.zeros_like(queries), xp.full_like(queries[:, 0], -math.inf)
-    for start in range(0, n, width):
-        checkpoint()
-        over = slice(start, start + width)
-        terms = terms_of(queries, Columns(columns.points[over, :], columns.log_weights[over]))
-        share = terms.phi * (half + terms.exponent)
-        both = share + terms.phi
-        there = xp.sum(both[:, :, None] * terms.delta, axis=1) + xp.sum(both, axis=1)[:, None] * terms.away
-        higher = xp.maximum(top, terms.top)
-        before, now = xp.exp(top - higher), xp.exp(terms.top - higher)
-        signed = before * signed + now * xp.sum(share, axis=1)
-        slope, top = before[:, None] * slope + now[:, None] * there, higher
-    return xp.where((signed < 0)[:, None], xp.full_like(slope, math.nan), slope / signed[:, None])
+        strips = [strip(start) for start in starts]
+    return xp.concat(strips, axis=0) if len(strips) > 1 else strips[0]
 
 
 @dataclass(frozen=True)

@@ -145,12 +145,6 @@ class Neighbours:
         which = which if which.shape[0] else xp.arange(1, device=device(rows))  # adds nothing either
         return Neighbours(Columns(points[which, :], log_weights[which]), self.names[which])
 
-    def _in_order(self, size: int) -> tuple[Index, _Tiles]:
-        if size not in self._made:
-            found = index(self.columns.points, self.columns.log_weights, size)
-            self._made[size] = found, self._tiled(found.order, size)
-        return self._made[size]
-
     def _tiled(self, where: Any, size: int) -> _Tiles:
         xp, n = array_namespace(where), where.shape[0]
         places = by_tile(where, size)
@@ -174,7 +168,10 @@ class Neighbours:
                 yield xp.arange(start, min(m, start + few), device=on)[None, :], every[None, :], columns
             return
         size, height = many if 32 * m >= n else isolated
-        found, columns = self._in_order(size)
+        if size not in self._made:
+            found = index(self.columns.points, self.columns.log_weights, size)
+            self._made[size] = found, self._tiled(found.order, size)
+        found, columns = self._made[size]
         where, none = order(rows, max(height, 8)), columns.names.shape[0] - 1
         group = 32 * height  # rows that are first looked at together
         step = max(1, (1 << 17) // none) * group  # lists take 200 bytes a pair of tiles
