@@ -103,10 +103,8 @@ def test_pairs_of_points_are_taken_once(away):
     assert apart == (len(far) if away else 0)
 
 
-@pytest.mark.parametrize(
-    ("d", "requires", "kind"), [(16, set(), "pairs"), (17, set(), "rows"), (16, {"weights"}, "rows")]
-)
-def test_blocks_of_pairs_are_dealt_where_a_backend_says_that_it_takes_each_pair_once(d, requires, kind):
+@pytest.mark.parametrize(("d", "requires", "once"), [(16, set(), True), (17, set(), False), (16, {"weights"}, False)])
+def test_blocks_of_pairs_are_dealt_where_a_backend_says_that_it_takes_each_pair_once(d, requires, once):
     """As the Hopper backend says it: up to 16 dimensions, without weights."""
     n = 8192
     problem = Problem(Reduction.MEAN, n, n, d, precision="fast", same=True, requires=frozenset(requires), extent=8.0)
@@ -114,7 +112,7 @@ def test_blocks_of_pairs_are_dealt_where_a_backend_says_that_it_takes_each_pair_
     for features in (blocks.INFO.features, INFO.features):
         info = replace(blocks.INFO, supports=sdkde_hopper.info.INFO.supports, features=features)
         tasks = tasks_of(PackedColumns(blocks.NumpyBackend(), info, problem, columns), 4)
-        pairs = kind == "pairs" and "pairs" in features
+        pairs = once and "pairs" in features
         assert {task.kind for task in tasks} == {"pairs" if pairs else "rows"}
         shares = [sum(tasks[i].work for i in mine) for mine in dealt(tasks, 4)]
         assert shares == [n * n / (8 if pairs else 4)] * 4

@@ -47,7 +47,7 @@ def measure(setting: Setting, case: Case) -> dict[str, Any]:
     if record is None or record.info is None or not record.ok:
         raise Skipped(record.reason if record else f"no backend {case['backend']!r}")
     info, backend = record.info, record.info.load()
-    on = hardware.processor("cpu") if setting.option("rates") == "nominal" or setting.scale == "small" else rates()
+    on = hardware.cpu() if setting.option("rates") == "nominal" or setting.scale == "small" else rates()
     drawn = make("mixture", case["n"], case["m"], case["d"], extent=12.0)
     problem = drawn.problem(Reduction(case["reduction"]), case["precision"])
     points, log_weights, queries = (

@@ -61,9 +61,13 @@ NOMINAL_CORE = Processor(
 )
 
 
+def cpu() -> Processor:
+    """Return the nominal rates of a CPU with :func:`cpu_threads` threads, which are those of all together."""
+    return _cores(cpu_threads())
+
+
 @functools.cache
-def cpu(threads: int) -> Processor:
-    """Return the nominal rates of a CPU with so many threads, which are those of all together."""
+def _cores(threads: int) -> Processor:
     core, cores = NOMINAL_CORE, speedup(threads)
     return replace(
         core,
@@ -87,7 +91,7 @@ def speedup(threads: float) -> float:
 def processor(device: str) -> Processor | None:
     """Return the rates for ``"cpu"`` or ``"cuda:i"``; None where they are not known."""
     if device == "cpu":
-        return cpu(cpu_threads())
+        return cpu()
     found = card(device)
     return None if found is None else found.processor
 

@@ -62,7 +62,7 @@ def _backends() -> list[tuple[str, str, str, str]]:
 
 def _devices() -> list[tuple[str, str]]:
     """The CPU with its rates, and the GPUs that the driver lists."""
-    cpu, failure = ask(hardware.processor, "cpu")
+    cpu, failure = ask(hardware.cpu)
     if failure:  # SDKDE_NUM_THREADS
         return [("cpu", failure), *_gpus()]
     rates = f"{cpu.matrix_flops['float32'] / 1e9:.3g} GFLOP/s in float32, {cpu.exps / 1e9:.3g} G exp/s"
