@@ -193,11 +193,10 @@ def test_no_gpu_is_listed_without_a_driver(nvml, fake):
 
 
 def test_rates_by_device(nvml):
-    fake = nvml(numbered("NVIDIA RTX A6000", "NVIDIA RTX A6000"))
+    nvml(numbered("NVIDIA RTX A6000", "NVIDIA RTX A6000"))
     assert hardware.processor("cuda:1").name == hardware.processor("cuda").name == "RTX A6000"
     assert hardware.processor("cuda:2") is None
     assert hardware.processor("mps") is None
-    assert fake.asked == 1  # cards of the table are only listed
 
 
 @pytest.mark.parametrize("name", [name for name in SAID if cards.gpu(name)])
@@ -274,9 +273,7 @@ def test_a_cards_load(monkeypatch, nvml):
     measure = pytest.importorskip("sdkde_autotune.measure")
     fake = nvml(FakeNVML(GPUS))
     monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU("NVIDIA L4", "GPU-27c5-aa"),))
-    asked = []
-    monkeypatch.setattr(fake, "nvmlDeviceGetHandleByUUID", lambda uuid: asked.append(uuid) or uuid)
+    monkeypatch.setattr(fake, "nvmlDeviceGetHandleByUUID", {"GPU-27c5-aa": "GPU-27c5-aa"}.__getitem__)
     assert measure.load_percent("cuda:0") == 7
-    assert asked == ["GPU-27c5-aa"]
     nvml(FakeNVML(works=False))
     assert measure.load_percent("cuda") == 0
