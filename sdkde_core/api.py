@@ -254,9 +254,10 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
             return gradients(ready, given, advance)
 
     def compute(request: Request) -> Any:
-        found, request = straight.estimate(request, train, query)
-        if found is not None:
-            return found
+        if "torch" in sys.modules:  # else nothing is on a device
+            found, request = straight.estimate(request, train, query)
+            if found is not None:
+                return found
         ready = autograd.plan(request, train, query)
         score = ready.bandwidth.pull_back(_at_home(ready, slope(ready)))
         result = ready.data.origin.restore(score, ready.data.dtype)

@@ -70,14 +70,15 @@ PRECISIONS = ("fast", "high", "float64")
 ARRAYS = ("numpy", "torch")
 
 #: What a backend may have besides plain sums; it is only asked for what its ``features`` list. ``Problem.requires``
-#: carries those that the answer depends on: all but the last three, which are other ways to ask for the same.
+#: carries those that the answer depends on: all but the last three, which are other ways to ask for the same. With
+#: ``"pairs"`` in it ``supports`` is asked whether each φ is computed once for both of its points.
 FEATURES: Mapping[str, str] = {
     "weights": "the columns' log weights differ from one another (without it they are all equal)",
     "exclude_self": "row i leaves out column i (more generally i + own_offset)",
     "grad": "results attached to autograd: derivatives by queries, points and Columns.weights",
     "kernel": "φ_ij = K(r_ij), K the kernel that Problem.kernel names, another than the Gaussian; LOG_SUM only",
     "range": "the rows are some of the points: Problem.same with m < n, from the point own_offset on",
-    "pairs": "reduce_pairs: what two ranges of the points are to each other, both sums at once; MEAN only",
+    "pairs": "reduce_pairs: what two ranges of the points are to each other, each φ computed once; MEAN only",
     "line": "whiten, moved and density: what comes before and after the sums, by its own kernels; on CUDA devices",
 }
 
@@ -347,7 +348,8 @@ class PairsBackend(Backend, TypingProtocol):
     """A backend with the feature ``"pairs"``.
 
     φ_ij = φ_ji: a block of pairs of the points serves the rows on both of its sides for one exponential each, and
-    several devices that deal out the blocks I ≤ J among them compute each pair once.
+    several devices that deal out the blocks I ≤ J among them compute each pair once. Where a backend does not do so,
+    its ``supports`` declines the problem with ``"pairs"`` in ``requires``: then rows are dealt out.
     """
 
     def reduce_pairs(

@@ -1,6 +1,7 @@
 """The public face, end to end, against the reference and against the libraries that define the same estimators."""
 
 import logging
+import sys
 import warnings
 
 import numpy as np
@@ -301,3 +302,8 @@ def test_the_choice_is_logged(caplog):
     with caplog.at_level(logging.DEBUG, logger="sdkde"):
         sdkde_core.estimate(x, y)
     assert "backend numpy on cpu" in caplog.text
+
+
+def test_gradients_without_pytorch(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert sdkde_core.grad_log_density(np.eye(3), bandwidth=0.4, backend="numpy").shape == (3, 3)

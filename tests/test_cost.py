@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from sdkde_numpy.info import INFO
 
 from benchmarks.paper import paper_model
 from sdkde_core.choice import cards, cost, hardware
-from sdkde_core.protocol import Problem, Reduction, Work
+from sdkde_core.protocol import Work
 
 
 def test_the_papers_figures_by_pass_with_their_units():
@@ -39,30 +38,11 @@ def test_time_is_the_largest_roof_after_what_nothing_hides():
     assert cost.work_seconds(work, GPU) == 2.0 + 0.5 + 5.0  # both products on one unit
 
 
-def test_where_units_do_not_overlap_times_add():
-    work = Work({"float32": 20.0}, scalar_flops=20.0, exps=12.0, bytes=100.0)
-    on = cards.Processor("cpu", {"float32": 10.0}, 10.0, 4.0, 50.0, 0.5, overlaps=False)
-    assert cost.work_seconds(work, on) == 0.5 + 2.0 + 2.0 + 3.0 + 2.0
-
-
 def test_serial_work_has_one_threads_share():
     on = cards.Processor("cpu", {"float32": 10.0}, 10.0, 4.0, 50.0, 0.5, threads=8, overlaps=False)
     work = Work({"float32": 20.0}, exps=12.0)
     alone = cost.work_seconds(replace(work, parallel=False), on) - 0.5
     assert alone == pytest.approx(hardware.speedup(8) * (cost.work_seconds(work, on) - 0.5))
-
-
-def test_plain_work_counts_pairs():
-    problem = Problem(Reduction.LOG_SUM, 100, 200, 16)
-    work = cost.plain_work(problem)
-    assert work.exps == 100 * 200
-    assert work.matrix_flops == {"float64": 2 * 18 * 100 * 200}
-    mean = cost.plain_work(Problem(Reduction.MEAN, 100, 200, 16, precision="fast"))
-    assert mean.matrix_flops == {"float32": 2 * (18 + 17) * 100 * 200}
-
-
-def test_a_processor_that_is_not_known_has_no_price():
-    assert cost.predict(INFO, Problem(Reduction.MEAN, 10, 10, 2), None) is None
 
 
 @pytest.mark.parametrize(

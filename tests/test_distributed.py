@@ -1,5 +1,6 @@
 """Estimates among processes: the numbers of one process, whoever has which samples, and errors that name the rank."""
 
+import os
 import subprocess
 import sys
 
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import sdkde_core.distributed
+from sdkde_numpy.backend import NumpyBackend
 from sdkde_core.choice import select
 from sdkde_core.engine import columns
 from sdkde_core.engine.failures import BackendFailed
@@ -25,6 +27,8 @@ from sdkde_core.spreading.ranks import PeerFailed
 
 torch.set_num_threads(1)
 rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+sys.path.append(sys.argv[4])
+import blocks
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
 x, y, w = (np.load(f"{folder}/{name}.npy") for name in "xyw")
 here, there = slice(*{1: [(0, None)], 3: [(0, 700), (700, 700), (700, None)]}[size][rank]), slice(rank, None, size)
@@ -50,6 +54,7 @@ tensor = estimate(torch.from_numpy(x[here]), torch.from_numpy(y[there]).float(),
 assert tensor.dtype == torch.float64 and isinstance(plain, np.ndarray)
 none = estimate(x[here], y[:0] if rank == 0 else y, backend="numpy", bandwidth=0.7)
 assert len(none) == (0 if rank == 0 else len(y))
+NumpyBackend.reduce_pairs = blocks.NumpyBackend.reduce_pairs
 with mock.patch.object(columns.PackedColumns, "takes_pairs", True):
     pairs = estimate(x[here], backend="numpy")
 with mock.patch.object(columns.PackedColumns, "takes_pairs", True), \
@@ -93,9 +98,9 @@ def test_three_processes_have_the_numbers_of_one(tmp_path):
     found = {}
     for size in (1, 3):
         (tmp_path / "meet").unlink(missing_ok=True)
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        pipes, tests = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}, os.path.dirname(__file__)
         running = [
-            subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(size), str(tmp_path)], **pipes)
+            subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(size), str(tmp_path), tests], **pipes)
             for rank in range(size)
         ]
         for process in running:

@@ -22,9 +22,8 @@ import pytest
 pytest.importorskip("torch")
 
 import plain_torch
+from blocks import INFO, NumpyBackend
 from plain_torch import PlainTorch
-from sdkde_numpy.backend import NumpyBackend
-from sdkde_numpy.info import INFO
 from threadpoolctl import threadpool_limits
 
 from sdkde_core.plugin import cpu_threads, each, merge

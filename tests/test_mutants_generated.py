@@ -22,7 +22,7 @@ from sdkde_core.protocol import PRECISIONS
 from sdkde_core.testing.checks import CHECKS, PROFILES, Target, failures
 
 #: As of protocol 1.0: ranges of the points, of which every mutant would have to know, have mutants of their own.
-INFO = replace(info.INFO, protocol=(1, 0), features=info.INFO.features - {"range", "pairs"})
+INFO = replace(info.INFO, protocol=(1, 0), features=info.INFO.features - {"range"})
 
 TILES, LIMITS = (8, 16, 32, 64, 128, 256), (64, 128, 256, 512, 1024, 2048, 4096)
 KERNELS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 32, 64)

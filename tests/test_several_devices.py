@@ -3,15 +3,19 @@
 import sys
 from dataclasses import replace
 
+import blocks
 import numpy as np
 import pytest
+import sdkde_hopper.info
 from array_api_compat import is_torch_array
 
 import sdkde_core
 from sdkde_core.choice import registry, select
+from sdkde_core.engine.columns import PackedColumns
 from sdkde_core.estimator import request
 from sdkde_core.protocol import BackendUnavailable, Columns, Problem, Reduction, Support
 from sdkde_core.spreading.devices import OnDevices
+from sdkde_core.spreading.tasks import dealt, tasks_of
 from sdkde_core.testing import reference
 
 INFO = registry.find("numpy").info
@@ -67,15 +71,14 @@ def test_the_same_numbers_on_several_devices_beside_outliers(points, queries, re
 
 def by_pairs(x, extent, limit=np.inf):
     """All points as rows on 2, 3 and 5 devices, by a backend that takes each pair once; the bits are the same."""
-    problem = Problem(Reduction.MEAN, m=len(x), n=len(x), d=D, extent=extent, precision="high")
+    problem = Problem(Reduction.MEAN, m=len(x), n=len(x), d=D, extent=extent, precision="high", same=True)
     columns = Columns(x, np.full(len(x), -np.log(len(x))))
     info = replace(
-        INFO,
-        work=lambda problem, config: replace(INFO.work(problem, config), exps=0.5 * problem.pairs),
+        blocks.INFO,
         extent_limit=lambda problem: limit,
         supports=lambda problem: Support(problem.extent <= limit, "up to a limit"),  # beyond: exact sums
     )
-    backend = INFO.load()
+    backend = blocks.NumpyBackend()
     backend.reduce = None  # so that blocks of pairs are all that is asked for
     first, *others = (OnDevices(["cpu"] * k, backend, info, problem, columns).reduce() for k in (2, 3, 5))
     for other, _ in others:
@@ -98,6 +101,20 @@ def test_pairs_of_points_are_taken_once(away):
     got, apart = by_pairs(x, 2.0 * away, 10.0) if away else by_pairs(x, 8.0)
     is_right(got, x, np.r_[:9, 895:935, 1021:1027, N - 9 : N])
     assert apart == (len(far) if away else 0)
+
+
+@pytest.mark.parametrize(("d", "requires", "once"), [(16, set(), True), (17, set(), False), (16, {"weights"}, False)])
+def test_blocks_of_pairs_are_dealt_where_a_backend_says_that_it_takes_each_pair_once(d, requires, once):
+    n = 8192  # as the Hopper backend says it
+    problem = Problem(Reduction.MEAN, n, n, d, precision="fast", same=True, requires=frozenset(requires), extent=8.0)
+    columns = Columns(np.zeros((n, d)), np.full(n, -np.log(n)))
+    for features in (blocks.INFO.features, INFO.features):
+        info = replace(blocks.INFO, supports=sdkde_hopper.info.INFO.supports, features=features)
+        tasks = tasks_of(PackedColumns(blocks.NumpyBackend(), info, problem, columns), 4)
+        pairs = once and "pairs" in features
+        assert {task.kind for task in tasks} == {"pairs" if pairs else "rows"}
+        shares = [sum(tasks[i].work for i in mine) for mine in dealt(tasks, 4)]
+        assert shares == [n * n / (8 if pairs else 4)] * 4
 
 
 def test_a_backend_that_takes_host_arrays_needs_no_pytorch(points, queries, monkeypatch):

@@ -73,7 +73,6 @@ def test_start_up_is_spread_over_the_calls_of_a_process(plugins, calls, where, f
     assert ranked[0].name == first
     assert {c.name: c.counted_seconds for c in ranked} == pytest.approx(counted)
     assert {c.name: c.startup_seconds for c in ranked} == {"one": 0.0, "ten": 2.0, "many": 11.0}
-    assert all(c.total_seconds == c.seconds + c.counted_seconds for c in ranked)
     if where == "cpu":
         assert select.choose([PROBLEM], device=where, calls=calls).name == first
 

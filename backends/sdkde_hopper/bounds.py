@@ -58,6 +58,8 @@ def supports(problem: Problem) -> Support:
     if problem.extent > (limit := extent_limit(problem)):
         return Support(False, f"its formula holds up to {limit:.1f} bandwidths, not {problem.extent:g}")
     both = mean and symmetric(problem)
+    if "pairs" in problem.requires and not both:
+        return Support(False, "takes each pair once in up to 16 dimensions, without weights")
     return Support(True, "every φ once, for its row and its column" if both else "every φ once, for its row")
 
 

@@ -60,17 +60,6 @@ class NumpyBackend:
         rows = points[own_offset : own_offset + problem.m] if queries is None else queries
         return self._sums(problem, rows, state, own_offset, (0, len(points)))
 
-    def reduce_pairs(
-        self, problem: Problem, state: _State, rows: tuple[int, int], columns: tuple[int, int]
-    ) -> tuple[Partial, Partial]:
-        """Reduce both sides of a block, one after the other: right, but no faster than two calls."""
-
-        def side(some: tuple[int, int], over: tuple[int, int]) -> Partial:
-            return self._sums(problem, state.formula.points[slice(*some)], state, some[0], over)
-
-        first = side(rows, columns)
-        return first, first if rows == columns else side(columns, rows)
-
     def _sums(self, problem: Problem, rows: Any, state: _State, own_offset: int, columns: tuple[int, int]) -> Partial:
         """Reduce rows over a range of the columns."""
         m, (left, right) = len(rows), columns

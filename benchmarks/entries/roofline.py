@@ -47,7 +47,7 @@ def measure(setting: Setting, case: Case) -> dict[str, Any]:
         if setting.kind == "cuda":  # a pass of a tenth of a millisecond takes the host longer to launch
             found |= on_card(setting, case)
     else:
-        on, found = card(case["on"]).at(), {}
+        on, found = card(case["on"]).processor, {}
     n, m = case.get("n", 32768), case.get("m", 4096)
     for name in ("mean", "log_sum") if case["method"] == "sdkde" else ("laplace",):
         rows = n if name == "mean" else m

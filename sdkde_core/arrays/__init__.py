@@ -15,8 +15,19 @@ from .arguments import (
     refuse_masked,
     refuse_not_finite,
 )
-from .looks import look, rounded
-from .places import Array, Origin, c_order, convert, detached, device_name, grad_enabled, is_attached, to_host
+from .places import (
+    Array,
+    Origin,
+    c_order,
+    convert,
+    detached,
+    device_name,
+    grad_enabled,
+    is_attached,
+    look,
+    rounded,
+    to_host,
+)
 from .quiet import public, quiet
 
 __all__ = [

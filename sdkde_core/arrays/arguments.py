@@ -21,8 +21,18 @@ import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj, is_torch_array, to_device
 from array_api_compat import device as device_of
 
-from .looks import look
-from .places import Origin, detached, device_name, from_host, grad_enabled, has_float64, is_attached, to_host, with_room
+from .places import (
+    Origin,
+    detached,
+    device_name,
+    from_host,
+    grad_enabled,
+    has_float64,
+    is_attached,
+    look,
+    to_host,
+    with_room,
+)
 
 #: With at least so many numbers, host data are copied to the GPU that the caller named before they are validated.
 LARGE = 1 << 18
@@ -377,21 +387,11 @@ def check_weights(w: Any, first: int = 0) -> str:
     ValueError for the first that is negative or not finite; ``first`` is the number of the first one.
     """
     xp = array_namespace(w)
-    least, most = w.aminmax() if is_torch_array(w) else (xp.min(w), xp.max(w))
-    wrong: str = look(_judged, least, most)
-    if wrong == "not finite":
+    least, most = look(lambda *ends: ends, *(w.aminmax() if is_torch_array(w) else (xp.min(w), xp.max(w))))
+    if not (math.isfinite(least) and math.isfinite(most)):
         i = first + int(np.flatnonzero(~np.isfinite(to_host(w)))[0])
         raise ValueError(f"weights has values that are not finite, the first at index {i}; drop those points")
-    if wrong == "negative":
+    if least < 0:
         i = int(np.flatnonzero(to_host(w) < 0)[0])
         raise ValueError(f"weights has negative values, the first {float(w[i])} at index {first + i}; pass weights ≥ 0")
-    return wrong
-
-
-def _judged(least: float, most: float) -> str:
-    """What is to be said of weights with these ends, NaN if there is one."""
-    if not (math.isfinite(least) and math.isfinite(most)):
-        return "not finite"
-    if least < 0 or least == most or most == 0:
-        return "negative" if least < 0 else "zero" if most == 0 else "equal"
-    return ""
+    return "zero" if most == 0 else "equal" if least == most else ""

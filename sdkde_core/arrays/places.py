@@ -1,12 +1,14 @@
-"""Arrays of any library on any device: where they are, and how they get elsewhere."""
+"""Arrays of any library on any device: where they are, how they get elsewhere, and what the host reads of them."""
 
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from array_api_compat import array_namespace, is_cupy_array, is_jax_namespace, is_torch_array, to_device
@@ -14,6 +16,7 @@ from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -163,3 +166,23 @@ def has_float64(place: Origin) -> bool:
         except (TypeError, ValueError, RuntimeError):  # Apple's GPUs have none
             _float64[key] = False
     return _float64[key]
+
+
+def look(decide: Callable[..., R], *numbers: Any) -> R:
+    """Return ``decide(*numbers)``, a float for every entry of float64 arrays that may be on a device.
+
+    All are read at once, as the host waits for the device every time.
+    """
+    if isinstance(numbers[0], (np.ndarray, np.generic)):
+        return decide(*[float(x) for number in numbers for x in np.ravel(number)])
+    if len(numbers) == 1 and numbers[0].ndim == 0:
+        return decide(float(numbers[0]))
+    xp = array_namespace(numbers[0])
+    flat = [xp.reshape(x, (-1,)) for x in numbers]
+    together = flat[0] if len(flat) == 1 else xp.concat(flat)
+    return decide(*(together if is_torch_array(together) else to_host(together)).tolist())
+
+
+def rounded(x: float) -> float:
+    """Return a number ≥ 0 rounded up by at most a twelfth: what is decided from it changes rarely with the data."""
+    return 2.0 ** (math.ceil(8.0 * math.log2(x)) / 8.0) if 0.0 < x < math.inf else x

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["ARCHITECTURES", "GPU", "GPUS", "PLAIN", "Processor", "Rates", "card_name", "derived", "gpu", "same_name"]
-
 
 @dataclass(frozen=True)
 class Processor:
@@ -53,49 +51,24 @@ class Processor:
 
 @dataclass(frozen=True)
 class GPU:
-    """A GPU; dense rates, without sparsity, sums in fp32.
+    """A GPU; dense rates, without sparsity, sums in fp32."""
 
-    Parameters
-    ----------
-    name : str
-        As the driver writes it, without the vendor; with the variant where the driver leaves that out (``"H100 SXM"``).
-    aliases : tuple of str
-        Short names for the command line, and what else the driver writes.
-    architecture : str
-        ``"sm_86"``.
-    sms : int
-        Streaming multiprocessors.
-    clock_ghz : float
-        Boost clock.
-    matrix : mapping of str to int
-        Floating-point operations per clock and multiprocessor in Tensor Cores, by dtype; without what they do not have.
-    scalar, exps : int
-        fp32 operations (a fused multiply-add is two) and exponentials per clock and multiprocessor.
-    bandwidth, transfer : float
-        Bytes per second of its memory, and to the host.
-    source : str
-    """
-
-    name: str
-    aliases: tuple[str, ...]
-    architecture: str
-    sms: int
-    clock_ghz: float
-    matrix: Mapping[str, int]
-    bandwidth: float
-    transfer: float
+    name: str  # as the driver writes it, without the vendor; with the variant where that is left out ("H100 SXM")
+    aliases: tuple[str, ...]  # short names for the command line, and what else the driver writes
+    architecture: str  # "sm_86"
+    sms: int  # streaming multiprocessors
+    clock_ghz: float  # boost clock
+    matrix: Mapping[str, int]  # operations per clock and multiprocessor in Tensor Cores, by dtype; what they have
+    bandwidth: float  # bytes per second of its memory
+    transfer: float  # and to the host
     source: str
-    scalar: int = 256
-    exps: int = 16
+    scalar: int = 256  # fp32 operations per clock and multiprocessor; a fused multiply-add is two
+    exps: int = 16  # exponentials likewise
 
     @functools.cached_property
     def processor(self) -> Processor:
         """Its rates at the boost clock."""
-        return self.at()
-
-    def at(self, clock_ghz: float | None = None) -> Processor:
-        """Return its rates at a clock, by default the boost clock."""
-        clocks = self.sms * 1e9 * (clock_ghz or self.clock_ghz)
+        clocks = self.sms * 1e9 * self.clock_ghz
         return Processor(
             name=self.name,
             matrix_flops={dtype: rate * clocks for dtype, rate in {"float32": self.scalar, **self.matrix}.items()},
@@ -180,61 +153,66 @@ def derived(name: str, capability: int, sms: int, clock_ghz: float, bandwidth: f
 
 
 #: A GPU of no particular kind, to rank backends on devices whose rates nobody knows.
-PLAIN = _made("a plain GPU", (), 86, 40, 1.5, 400e9, "made up").at()
+PLAIN = _made("a plain GPU", (), 86, 40, 1.5, 400e9, "made up").processor
 
 
 # --- by data sheet ---------------------------------------------------------------------------------------------------
 
-_V100, _TURING = "NVIDIA V100 data sheet", "NVIDIA Turing GPU architecture whitepaper, appendix A"
-_A100, _GA102 = "NVIDIA A100 data sheet", "NVIDIA Ampere GA102 whitepaper, table 2"
-_ADA, _H100 = "NVIDIA Ada GPU architecture whitepaper, appendix A", "NVIDIA H100 data sheet (fp16 quoted at 1.83 GHz)"
-_RTX_6000 = "NVIDIA RTX 6000 Ada Generation data sheet"
-_B200 = "NVIDIA HGX B200 data sheet (2.25 PFLOP/s fp16 dense, at which the clock is taken)"
-_RTX_50 = "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix A"
+
+def _of_data_sheets() -> tuple[GPU, ...]:
+    v100, turing = "NVIDIA V100 data sheet", "NVIDIA Turing GPU architecture whitepaper, appendix A"
+    a100, ga102 = "NVIDIA A100 data sheet", "NVIDIA Ampere GA102 whitepaper, table 2"
+    ada, h100 = "NVIDIA Ada GPU architecture whitepaper, appendix A", "NVIDIA H100 data sheet (fp16 quoted at 1.83 GHz)"
+    rtx_6000 = "NVIDIA RTX 6000 Ada Generation data sheet"
+    b200 = "NVIDIA HGX B200 data sheet (2.25 PFLOP/s fp16 dense, at which the clock is taken)"
+    slow, rtx_50 = (
+        "data sheet (fp16 quoted at 1.545 GHz)",
+        "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix A",
+    )
+    return (
+        _made("V100 SXM2", ("v100", "V100-SXM2-16GB", "V100-SXM2-32GB"), 70, 80, 1.53, 900e9, v100),
+        _made("V100 PCIe", ("v100-pcie", "V100-PCIE-16GB", "V100-PCIE-32GB"), 70, 80, 1.38, 900e9, v100),
+        _made("T4", ("t4",), 75, 40, 1.59, 320e9, "NVIDIA T4 data sheet"),
+        _made("GeForce RTX 2080 Ti", ("rtx2080ti", "2080ti"), 75, 68, 1.545, 616e9, turing, halved=True),
+        _made("A100 80GB SXM", ("a100", "a100-80gb", "A100-SXM4-80GB"), 80, 108, 1.41, 2039e9, a100),
+        _made("A100 80GB PCIe", ("a100-80gb-pcie", "A100-PCIE-80GB"), 80, 108, 1.41, 1935e9, a100),
+        _made("A100 40GB SXM", ("a100-40gb", "A100-SXM4-40GB"), 80, 108, 1.41, 1555e9, a100),
+        _made("A100 40GB PCIe", ("a100-40gb-pcie", "A100-PCIE-40GB"), 80, 108, 1.41, 1555e9, a100),
+        _made("A30", ("a30",), 80, 56, 1.44, 933e9, "NVIDIA A30 data sheet"),
+        _made("A10", ("a10",), 86, 72, 1.695, 600e9, "NVIDIA A10 data sheet"),
+        _made("A10G", ("a10g",), 86, 80, 1.71, 600e9, "NVIDIA A10G data sheet (70 TFLOP/s in fp16)", halved=True),
+        _made("A40", ("a40",), 86, 84, 1.74, 696e9, "NVIDIA A40 data sheet"),
+        _made("RTX A6000", ("a6000",), 86, 84, 1.80, 768e9, f"NVIDIA RTX A6000 data sheet; {ga102}"),
+        _made("RTX A5000", ("a5000",), 86, 64, 1.695, 768e9, "NVIDIA RTX A5000 data sheet"),
+        _made("RTX A4000", ("a4000",), 86, 48, 1.56, 448e9, "NVIDIA RTX A4000 data sheet"),
+        _made("GeForce RTX 3090", ("rtx3090", "3090"), 86, 82, 1.695, 936e9, ga102, halved=True),
+        _made("GeForce RTX 3080", ("rtx3080", "3080"), 86, 68, 1.71, 760e9, f"{ga102}; with 10 GB", halved=True),
+        _made("L4", ("l4",), 89, 58, 2.04, 300e9, "NVIDIA L4 data sheet"),
+        _made("L40", ("l40",), 89, 142, 2.49, 864e9, "NVIDIA L40 data sheet (181 TFLOP/s in fp16)", halved=True),
+        _made("L40S", ("l40s",), 89, 142, 2.52, 864e9, "NVIDIA L40S data sheet"),
+        _made("RTX 6000 Ada Generation", ("rtx6000ada", "6000ada"), 89, 142, 2.505, 960e9, rtx_6000),
+        _made("GeForce RTX 4090", ("rtx4090", "4090"), 89, 128, 2.52, 1008e9, ada, halved=True),
+        _made("GeForce RTX 4080", ("rtx4080", "4080"), 89, 76, 2.505, 717e9, ada, halved=True),
+        _made("H100 SXM", ("h100", "H100 80GB HBM3"), 90, 132, 1.98, 3350e9, f"{h100}; NVIDIA H100 whitepaper"),
+        _made("H100 PCIe", ("h100-pcie",), 90, 114, 1.755, 2039e9, "NVIDIA H100 data sheet (fp16 quoted at 1.62 GHz)"),
+        _made("H100 NVL", ("h100-nvl",), 90, 132, 1.785, 3938e9, f"NVIDIA H100 NVL {slow}"),
+        _made("GH200", ("gh200", "GH200 480GB"), 90, 132, 1.98, 4000e9, "NVIDIA GH200 data sheet", transfer=360e9),
+        _made("H200 SXM", ("h200", "H200"), 90, 132, 1.98, 4800e9, "NVIDIA H200 data sheet (fp16 quoted at 1.83 GHz)"),
+        _made("H200 NVL", ("h200-nvl",), 90, 132, 1.785, 4800e9, f"NVIDIA H200 NVL {slow}"),
+        _made("B200", ("b200",), 100, 148, 1.85, 8000e9, b200),
+        _made("GeForce RTX 5090", ("rtx5090", "5090"), 120, 170, 2.407, 1792e9, rtx_50, halved=True),
+        _made("GeForce RTX 5080", ("rtx5080", "5080"), 120, 84, 2.617, 960e9, rtx_50, halved=True),
+    )
+
 
 #: The cards that are known without being here: multiprocessors, boost clock, bandwidth. Of a name that several variants
 #: share, such as a100, the first alias is the variant in most servers.
-GPUS = (
-    _made("V100 SXM2", ("v100", "V100-SXM2-16GB", "V100-SXM2-32GB"), 70, 80, 1.53, 900e9, _V100),
-    _made("V100 PCIe", ("v100-pcie", "V100-PCIE-16GB", "V100-PCIE-32GB"), 70, 80, 1.38, 900e9, _V100),
-    _made("T4", ("t4",), 75, 40, 1.59, 320e9, "NVIDIA T4 data sheet"),
-    _made("GeForce RTX 2080 Ti", ("rtx2080ti", "2080ti"), 75, 68, 1.545, 616e9, _TURING, halved=True),
-    _made("A100 80GB SXM", ("a100", "a100-80gb", "A100-SXM4-80GB"), 80, 108, 1.41, 2039e9, _A100),
-    _made("A100 80GB PCIe", ("a100-80gb-pcie", "A100-PCIE-80GB"), 80, 108, 1.41, 1935e9, _A100),
-    _made("A100 40GB SXM", ("a100-40gb", "A100-SXM4-40GB"), 80, 108, 1.41, 1555e9, _A100),
-    _made("A100 40GB PCIe", ("a100-40gb-pcie", "A100-PCIE-40GB"), 80, 108, 1.41, 1555e9, _A100),
-    _made("A30", ("a30",), 80, 56, 1.44, 933e9, "NVIDIA A30 data sheet"),
-    _made("A10", ("a10",), 86, 72, 1.695, 600e9, "NVIDIA A10 data sheet"),
-    _made("A10G", ("a10g",), 86, 80, 1.71, 600e9, "NVIDIA A10G data sheet (70 TFLOP/s in fp16)", halved=True),
-    _made("A40", ("a40",), 86, 84, 1.74, 696e9, "NVIDIA A40 data sheet"),
-    _made("RTX A6000", ("a6000",), 86, 84, 1.80, 768e9, f"NVIDIA RTX A6000 data sheet; {_GA102}"),
-    _made("RTX A5000", ("a5000",), 86, 64, 1.695, 768e9, "NVIDIA RTX A5000 data sheet"),
-    _made("RTX A4000", ("a4000",), 86, 48, 1.56, 448e9, "NVIDIA RTX A4000 data sheet"),
-    _made("GeForce RTX 3090", ("rtx3090", "3090"), 86, 82, 1.695, 936e9, _GA102, halved=True),
-    _made("GeForce RTX 3080", ("rtx3080", "3080"), 86, 68, 1.71, 760e9, f"{_GA102}; with 10 GB", halved=True),
-    _made("L4", ("l4",), 89, 58, 2.04, 300e9, "NVIDIA L4 data sheet"),
-    _made("L40", ("l40",), 89, 142, 2.49, 864e9, "NVIDIA L40 data sheet (181 TFLOP/s in fp16)", halved=True),
-    _made("L40S", ("l40s",), 89, 142, 2.52, 864e9, "NVIDIA L40S data sheet"),
-    _made("RTX 6000 Ada Generation", ("rtx6000ada", "6000ada"), 89, 142, 2.505, 960e9, _RTX_6000),
-    _made("GeForce RTX 4090", ("rtx4090", "4090"), 89, 128, 2.52, 1008e9, _ADA, halved=True),
-    _made("GeForce RTX 4080", ("rtx4080", "4080"), 89, 76, 2.505, 717e9, _ADA, halved=True),
-    _made("H100 SXM", ("h100", "H100 80GB HBM3"), 90, 132, 1.98, 3350e9, f"{_H100}; NVIDIA H100 whitepaper"),
-    _made("H100 PCIe", ("h100-pcie",), 90, 114, 1.755, 2039e9, "NVIDIA H100 data sheet (fp16 quoted at 1.62 GHz)"),
-    _made("H100 NVL", ("h100-nvl",), 90, 132, 1.785, 3938e9, "NVIDIA H100 NVL data sheet (fp16 quoted at 1.545 GHz)"),
-    _made("GH200", ("gh200", "GH200 480GB"), 90, 132, 1.98, 4000e9, "NVIDIA GH200 data sheet", transfer=360e9),
-    _made("H200 SXM", ("h200", "H200"), 90, 132, 1.98, 4800e9, "NVIDIA H200 data sheet (fp16 quoted at 1.83 GHz)"),
-    _made("H200 NVL", ("h200-nvl",), 90, 132, 1.785, 4800e9, "NVIDIA H200 NVL data sheet (fp16 quoted at 1.545 GHz)"),
-    _made("B200", ("b200",), 100, 148, 1.85, 8000e9, _B200),
-    _made("GeForce RTX 5090", ("rtx5090", "5090"), 120, 170, 2.407, 1792e9, _RTX_50, halved=True),
-    _made("GeForce RTX 5080", ("rtx5080", "5080"), 120, 84, 2.617, 960e9, _RTX_50, halved=True),
-)
-
-#: Words that a name may have or lack.
-_NOISE = {"nvidia", "geforce", "tesla", "generation", "gpu"}
+GPUS = _of_data_sheets()
 
 
 def _plain(name: str) -> str:
-    return "".join(word for word in re.findall("[a-z0-9]+", name.lower()) if word not in _NOISE)
+    needless = {"nvidia", "geforce", "tesla", "generation", "gpu"}  # words that a name may have or lack
+    return "".join(word for word in re.findall("[a-z0-9]+", name.lower()) if word not in needless)
 
 
 _BY_NAME = {_plain(name): card for card in GPUS for name in (card.name, *card.aliases)}

@@ -8,7 +8,7 @@ from ..engine.exact import BLOCK
 from ..engine.memory import total_memory
 from ..protocol import BackendInfo, Problem, Reduction, Work
 from .cards import Processor
-from .hardware import busy, processor, speedup
+from .hardware import processor, speedup
 
 __all__ = [
     "Processor",
@@ -47,8 +47,13 @@ def plain_work(problem: Problem) -> Work:
 
 
 def idle(threads: int, tasks: float, most: int) -> float:
-    """Return how many times as long work takes where up to ``most`` threads share so many tasks of one length."""
-    return speedup(threads) / speedup(busy(tasks, most))
+    """Return how many times as long work takes where up to ``most`` threads share so many tasks of one length.
+
+    The last task may be shorter.
+    """
+    whole = int(tasks)
+    busy = tasks / (math.ceil(whole / most) + (tasks - whole if whole % most == 0 else 0.0))  # threads, on average
+    return speedup(threads) / speedup(busy)
 
 
 def beyond_cache(d: int) -> float:

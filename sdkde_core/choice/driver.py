@@ -14,8 +14,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from .cards import cores
 
-__all__ = ["Described", "ListedGPU", "ask_nvml", "described", "driver_version", "may_have_driver", "visible_gpus"]
-
 _T = TypeVar("_T")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 import re
 from collections.abc import Iterator
@@ -14,23 +13,7 @@ from dataclasses import replace
 from .cards import GPU, Processor, card_name, derived, gpu, same_name
 from .driver import ListedGPU, ask_nvml, described, driver_version, visible_gpus
 
-__all__ = [
-    "ListedGPU",
-    "ask_nvml",
-    "busy",
-    "card",
-    "card_called",
-    "cpu",
-    "cpu_threads",
-    "driver_version",
-    "gpu_name",
-    "local_cards",
-    "one_thread",
-    "processor",
-    "speedup",
-    "visible_gpus",
-]
-
+__all__ = ["ListedGPU", "ask_nvml", "driver_version", "visible_gpus"]  # of the driver, for others
 
 _alone: ContextVar[bool] = ContextVar("sdkde_one_thread", default=False)
 
@@ -103,12 +86,6 @@ def speedup(threads: float) -> float:
     Measured with compiled loops on 16 virtual cores of a Xeon: 1.9 for 2, 3.5 for 4, 6.0 for 8, 7.5 for 16.
     """
     return threads / (1 + (threads - 1) / 16)
-
-
-def busy(tasks: float, threads: int) -> float:
-    """Return how many of the threads work at a time, on average, on tasks of one length; a last one may be shorter."""
-    whole = int(tasks)
-    return tasks / (math.ceil(whole / threads) + (tasks - whole if whole % threads == 0 else 0.0))
 
 
 def processor(device: str) -> Processor | None:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from ..engine.outliers import SPLIT_SHARE, limit_of, within_limit
 from ..protocol import BackendInfo, Problem
 from . import cost, registry
-from .cards import PLAIN
-from .hardware import Processor, processor
+from .cards import PLAIN, Processor
+from .hardware import processor
 from .registry import as_support, ask
 
 #: ``share(step, limit)``: the share of a pass's pairs that have a point farther than ``limit`` from the origin.
@@ -21,34 +21,16 @@ Share = Callable[[int, float], float]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plugin on a device, as it stands for the problems at hand.
-
-    Parameters
-    ----------
-    name, device : str
-    ok : bool
-        It can answer.
-    reason : str
-        Why, or why not.
-    seconds : float or None
-        Predicted time of all passes and of transfers; None where not known.
-    pass_seconds : tuple of float
-        Predicted time of each pass, where known.
-    startup_seconds : float
-        Starting and compiling, as if nothing were imported or compiled yet.
-    counted_seconds : float
-        What of that is added to ``seconds`` when ranking; see :func:`start_up`.
-    chosen : bool
-    """
+    """A plugin on a device, as it stands for the problems at hand."""
 
     name: str
     device: str
-    ok: bool
-    reason: str
-    seconds: float | None = None
-    startup_seconds: float = 0.0
-    counted_seconds: float = 0.0
-    pass_seconds: tuple[float, ...] = ()
+    ok: bool  # it can answer
+    reason: str  # why, or why not
+    seconds: float | None = None  # predicted, of all passes and of transfers; None where not known
+    startup_seconds: float = 0.0  # starting and compiling, as if nothing were imported or compiled yet
+    counted_seconds: float = 0.0  # what of that is added to ``seconds`` when ranking; see start_up
+    pass_seconds: tuple[float, ...] = ()  # predicted, of each pass, where known
     chosen: bool = False
 
     @property
@@ -102,11 +84,6 @@ def compile_seconds(info: BackendInfo, problems: Sequence[Problem]) -> float:
     return seconds if not failure and seconds >= 0.0 else math.inf  # not NaN
 
 
-def goes_straight(info: BackendInfo, device: str, data_device: str) -> bool:
-    """Whether an estimate of tensors on a CUDA device takes few launches: see :mod:`sdkde_core.estimator.straight`."""
-    return "line" in info.features and device == data_device and device.startswith("cuda")
-
-
 def judge(
     info: BackendInfo,
     problems: Sequence[Problem],
@@ -123,7 +100,8 @@ def judge(
     startup = startup or StartUp(info.startup_seconds, 0.0)
     on = processor(device) if priced else None
     rates = on or (PLAIN if priced else None)  # by what it would take on a plain GPU, where nobody knows the device's
-    straight = goes_straight(info, device, data_device)
+    # Whether an estimate of tensors on a CUDA device takes few launches: see sdkde_core.estimator.straight.
+    straight = "line" in info.features and device == data_device and device.startswith("cuda")
     answers: list[tuple[str, str]] = []  # reductions, and reasons
     passes: list[float | None] = []
     apart: list[tuple[float, float]] = []  # shares of the pairs, and the limits beyond which they are

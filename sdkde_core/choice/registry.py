@@ -16,11 +16,6 @@ from typing import Any
 from ..engine.forks import in_child
 from ..protocol import FEATURES, PRECISIONS, PROTOCOL, Backend, BackendInfo, Support
 
-__all__ = ["GROUP", "Record", "as_support", "aside", "ask", "chosen", "find", "made", "records", "refresh", "start"]
-__all__ += ["warm"]
-
-GROUP = "sdkde.backends"
-
 #: By implementation, device and options: the backend, if it could be made, and what its probe said.
 made: dict[tuple[str, str, str], tuple[Backend | None, Support]] = {}
 
@@ -76,7 +71,7 @@ def records() -> tuple[Record, ...]:
     and value. The list is made once per process; :func:`refresh` forgets it.
     """
     points: dict[tuple[str, str, str], tuple[importlib.metadata.EntryPoint, str]] = {}
-    for point in importlib.metadata.entry_points(group=GROUP):
+    for point in importlib.metadata.entry_points(group="sdkde.backends"):
         by, version = (point.dist.name, point.dist.version) if point.dist is not None else ("unknown", "unknown")
         points[point.name, by, point.value] = point, version
     result: list[Record] = []
@@ -106,13 +101,8 @@ def refresh() -> None:
     chosen.clear()
 
 
-def _on_the_host_only() -> None:
-    """A forked child has its parent's modules and what they compiled, but no context on a device."""
-    for key in [key for key in warm if key[1] != "cpu"]:
-        del warm[key]
-
-
-in_child(_on_the_host_only)
+# A forked child has its parent's modules and what they compiled, but no context on a device.
+in_child(lambda: [warm.pop(key) for key in list(warm) if key[1] != "cpu"])
 
 
 def find(name: str) -> Record | None:

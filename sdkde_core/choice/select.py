@@ -17,8 +17,6 @@ from . import registry
 from .hardware import cpu_threads, gpu_name, processor, visible_gpus
 from .judge import Candidate, Share, StartUp, calls_of, has_context, judge, start_up
 
-__all__ = ["Choice", "at", "check_environment", "choose", "named_backend", "parse_device", "rank", "require_known"]
-
 _logger = logging.getLogger("sdkde")
 
 

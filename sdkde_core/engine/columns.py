@@ -13,7 +13,6 @@ import functools
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -33,11 +32,10 @@ from ..protocol import (
 from .exact import Exact, reduce_exact
 from .failures import OutOfReach, call, checked, read_only
 from .forks import new_lock
-from .merge import concatenate, each, marked_last, merge, take_columns, take_rows, undo
+from .merge import concatenate, marked_last, merge, take_columns, take_rows, undo
 from .outliers import Outliers, count, find_outliers, limit_of, pair_share, radii, within_limit
 
-#: States that are kept; each may be as large as the columns. A batch with outliers takes up to three.
-KEPT = 4
+Range = tuple[int, int]
 
 
 class _Packed(NamedTuple):
@@ -63,26 +61,19 @@ class PackedColumns:
     ) -> None:
         self._all, self._points = columns, columns.points  # those of weight zero too, which are rows all the same
         self._backend, self._info, self._columns, self._shared = backend, info, columns, shared
-        self._kept: Any = None  # indices of the columns with weight; None: all
         if "weights" in problem.requires and "grad" not in problem.requires:
             nothing = columns.log_weights == -math.inf
             without = look(int, count(nothing))
             if without:
-                kept = marked_last(nothing)[: nothing.shape[0] - without]
-                self._kept, self._columns = kept, take_columns(columns, kept)
-        n = self._columns.points.shape[0]
-        self._problem = with_fields(problem, n=n, same=False) if problem.same or problem.n != n else problem
-        limit, self._for_own = limit_of(info, self._problem), False
-        if problem.same and not shared and self._kept is None and "exclude_self" not in problem.requires:
-            # Where the rows are to be the points, the limit is theirs, which may be farther out than that of others.
-            self._for_own = limit < problem.extent and limit < self._own_limit
-        self._limit = self._own_limit if self._for_own else limit
+                self._columns = take_columns(columns, marked_last(nothing)[: nothing.shape[0] - without])
+        n, self._whole = self._columns.points.shape[0], self._columns is columns
+        # Where the rows are the columns the limit is theirs, which may be farther out than that of others.
+        self._own = problem.same and self._whole and not shared
+        self._limit = limit_of(info, with_fields(problem, n=n, same=self._own))
+        self._problem = with_fields(problem, n=n, same=False)
         self._states: OrderedDict[tuple[str, float], _Packed] = OrderedDict()
         self._lock = new_lock() if shared else threading.Lock()  # one thread's, which has it in a forked child too
-        self._far: Outliers | None = None
-        self._searched = problem.extent <= self._limit
         if shared:  # what a batch without outliers needs is packed now
-            self._count(None)
             self._packed("all", backend, problem.extent) if self._takes_whole(0.0, 0, 1) else self._for_near()
 
     def reduce(
@@ -100,35 +91,29 @@ class PackedColumns:
         are the rows' from the origin, where known, and ``extent`` bounds them (None: the problem's).
         """
         same, rows, n = queries is None, queries, self._points.shape[0]
-        cut = same and some is not None and some != (0, n)
         if same:
             own_offset, stop = some or (0, n)
-            rows = self._points[own_offset:stop, :] if cut else self._points
+            rows = self._points[own_offset:stop, :] if stop - own_offset < n else self._points
         extent, m = self._problem.extent if extent is None else extent, rows.shape[0]
         # Whether the rows are the columns from own_offset on: some backends gain by that.
-        own = same and self._kept is None and (not cut or "range" in self._info.features)
-        if self._for_own and not own:
-            return self._as_queries.reduce(
-                queries, own_offset=own_offset, some=some, distances=distances, extent=extent
-            )
-        reach = max(extent, self._problem.extent)
+        own = same and self._whole and (m == n or "range" in self._info.features)
+        if self._own and not own:
+            known: Any = {"distances": distances, "extent": extent}
+            return self._as_queries.reduce(queries, own_offset=own_offset, some=some, **known)
         excludes = "exclude_self" in self._problem.requires
-        if (reach <= self._limit and not (excludes and self._kept is not None)) or (own and reach <= self._own_limit):
-            reach = reach if reach == self._problem.extent else self._stepped(extent)
+        if max(extent, self._problem.extent) <= self._limit and (self._whole or not excludes):
+            reach = self._stepped(extent) if extent > self._problem.extent else self._problem.extent
             return self._sum([self._packed("all", self._backend, reach)], rows, own_offset, own), 0
         far, m_far, before = None, 0, 0
-        if extent > self._limit:
-            if own and cut:
-                self._count(None)
-                if self._far is not None:
-                    far, ahead = self._far.mask[own_offset:stop], self._far.mask[:own_offset]
-                    m_far, before = look(lambda *numbers: tuple(map(int, numbers)), count(far), count(ahead))
-            else:
-                far = (radii(rows) if distances is None else distances) > self._limit  # not a row with a NaN
-                m_far = self._count(far)
+        if extent > self._limit and not own:
+            far = (radii(rows) if distances is None else distances) > self._limit  # not a row with a NaN
+            m_far = look(int, count(far))
+        elif self._far is not None and own:
+            far, ahead = self._far.mask[own_offset:stop], self._far.mask[:own_offset]
+            m_far, before = look(lambda *numbers: tuple(map(int, numbers)), count(far), count(ahead))
         together = self._takes_whole(extent, m_far, m)
         apart = 0 if together else max(m_far, self.n_far) if same else m_far + self.n_far
-        if excludes and (self._kept is not None or apart):
+        if excludes and (apart or not self._whole):
             # A row and its own column no longer stand at one offset. Nothing public asks for this, so it may be slow.
             return reduce_exact(self._problem, rows, self._all, own_offset), apart
         if together or not apart:
@@ -147,7 +132,7 @@ class PackedColumns:
     def whole(self) -> _Packed | None:
         """The columns as the backend has them, for rows within their extent; None where some are summed apart."""
         problem = self._problem
-        near = self._kept is None and problem.extent <= self._limit and "grad" not in problem.requires
+        near = self._whole and problem.extent <= self._limit and "grad" not in problem.requires
         return self._packed("all", self._backend, problem.extent) if near else None
 
     @property
@@ -157,32 +142,20 @@ class PackedColumns:
 
     @functools.cached_property
     def takes_pairs(self) -> bool:
-        """Whether :meth:`reduce_pairs` is to be called: of all points, it has less to do than :meth:`reduce`."""
-        problem, info = with_fields(self._problem, same=True, m=self._problem.n), self._info
-        plain = problem.reduction is Reduction.MEAN and not problem.requires - {"weights"} and self._kept is None
-        if "pairs" not in info.features or not plain or info.work is None:
+        """Whether all points are to be summed by blocks of pairs: the backend computes each pair once."""
+        n, requires = self._problem.n, self._problem.requires
+        if not self._own or self._problem.reduction is not Reduction.MEAN or requires - {"weights"} or not self.n_near:
             return False
-        near, cut = self.n_near, problem.extent > self._own_limit
-        if cut and (self._limit > self._own_limit or self._takes_whole(problem.extent, self.n_far, problem.n)):
-            return False
-        problem = with_fields(problem, m=near, n=near, extent=min(problem.extent, self._own_limit))
-        return near > 0 and info.work(problem, None).exps < 0.75 * problem.pairs
+        extent = min(self._problem.extent, self._limit)
+        asked = with_fields(self._problem, m=n, same=True, requires=requires | {"pairs"}, extent=extent)
+        able = "pairs" in self._info.features and self._info.supports(asked).ok
+        return able and not (self.n_far and self._takes_whole(self._problem.extent, self.n_far, n))
 
-    @functools.cached_property
-    def n_near(self) -> int:
-        """How many points blocks of pairs are of: all, or those within the limit."""
-        if self._problem.extent <= self._own_limit:
-            return self._problem.n
-        self._count(None)
-        return self._problem.n - self.n_far
-
-    def reduce_pairs(self, rows: tuple[int, int], columns: tuple[int, int]) -> tuple[Partial, Partial]:
+    def reduce_pairs(self, rows: Range, columns: Range) -> tuple[Partial, Partial]:
         """Reduce two ranges of the near points, each over the other; see :class:`~sdkde_core.protocol.PairsBackend`."""
         backend = cast(PairsBackend, self._backend)
-        if self.n_near < self._problem.n:
-            packed = self._packed("near", self._backend, self._limit)
-        else:
-            packed = self._packed("all", self._backend, min(self._problem.extent, self._own_limit))
+        which, extent = "near" if self.n_far else "all", min(self._problem.extent, self._limit)
+        packed = self._packed(which, self._backend, extent)
         problem, points = with_fields(packed.problem, m=packed.problem.n, same=True), packed.columns.points
         sides = call(self._info, problem, backend.reduce_pairs, packed.state, rows, columns, inputs=[points])
         found = [
@@ -191,56 +164,42 @@ class PackedColumns:
         ]
         return found[0], found[1]
 
-    @property
-    def left_out(self) -> tuple[int, int]:
-        """The points that :meth:`reduce_outliers` is for, (first, last): outliers, and near ones where they matter."""
-        n = self._problem.n
-        return (n if self.n_near == n or self._far is None else self.n_near if self._far.negligible else 0), n
+    def reduce_apart(self, rows: Range, columns: Range) -> Partial:
+        """Reduce a range of the points, near ones first: over the outliers, or over all columns, as the range says."""
+        assert self._far is not None
+        picked = take_rows(self._points, marked_last(self._far.mask)[slice(*rows)])
+        which, extent = ("far", 0.0) if columns[0] else ("all", self._problem.extent)
+        return self._sum([self._packed(which, *self._reaching(extent))], picked)
 
-    def reduce_outliers(self, start: int, stop: int) -> Partial:
-        """Reduce a range of the points, near ones first: near ones over the outliers, outliers over all columns."""
-        near = self.n_near  # finds the outliers
-        assert self._far is not None  # else nothing is left out
-        order = marked_last(self._far.mask)
-        rows, cut = take_rows(self._points, order[start:stop]), min(max(near - start, 0), stop - start)
-        parts = []
-        for some, which, extent in ((rows[:cut, :], "far", 0.0), (rows[cut:, :], "all", self._problem.extent)):
-            if some.shape[0]:
-                parts.append(self._sum([self._packed(which, *self._reaching(extent))], some))
-        return concatenate(parts)
-
-    def join_pairs(self, pairs: Sequence[Partial], outliers: Partial | None) -> Partial:
-        """Return the sums of all points, in order: of near ones by block, and what :meth:`reduce_outliers` found."""
-        near = concatenate(pairs)
-        if outliers is None or self._far is None:
-            return near
-        if not self._far.negligible:
-            near = merge([near, each(outliers, lambda x: x[: self.n_near])])
-            outliers = each(outliers, lambda x: x[self.n_near :])
-        return undo(concatenate([near, outliers]), marked_last(self._far.mask))
+    def in_order(self, near_first: Partial) -> Partial:
+        """Return sums of all points as the points came, of those with near ones first."""
+        return near_first if self._far is None else undo(near_first, marked_last(self._far.mask))
 
     @functools.cached_property
     def _as_queries(self) -> PackedColumns:
         """The same columns with the limit that holds for queries."""
-        return PackedColumns(self._backend, self._info, with_fields(self._problem, same=False), self._columns)
+        return PackedColumns(self._backend, self._info, self._problem, self._columns)
 
     @functools.cached_property
-    def _own_limit(self) -> float:
-        """The limit where the rows are the columns."""
-        return limit_of(self._info, with_fields(self._problem, same=True))
-
-    def _count(self, far: Any) -> int:
-        """How many rows a mask has; the first time the columns' outliers are found, and all numbers read at once."""
-        if not self._searched:
-            self._far, m_far = find_outliers(self._problem, self._columns, self._limit, far)
-            self._searched = True
-            return m_far
-        return 0 if far is None else look(int, count(far))
+    def _far(self) -> Outliers | None:
+        """The columns that are outliers; None where there is none."""
+        beyond = self._problem.extent > self._limit
+        return find_outliers(self._problem, self._columns, self._limit) if beyond else None
 
     @property
     def n_far(self) -> int:
-        """How many columns are outliers, as far as that was looked for."""
+        """How many columns are outliers."""
         return self._far.n if self._far else 0
+
+    @property
+    def n_near(self) -> int:
+        """How many columns are none."""
+        return self._problem.n - self.n_far
+
+    @property
+    def far_adds(self) -> bool:
+        """Whether outliers may add something to near rows."""
+        return self._far is not None and not self._far.negligible
 
     def _takes_whole(self, extent: float, m_far: int, m: int) -> bool:
         """Whether the backend is to sum all rows over all columns in one way."""
@@ -254,9 +213,8 @@ class PackedColumns:
         """What near rows are summed over: near columns, and outliers where these may add something."""
         if self._far is None:
             return [self._packed("all", self._backend, self._limit)]
-        any_near = self._far.n < self._problem.n
-        near = [self._packed("near", self._backend, self._limit)] if any_near else []
-        return near if any_near and self._far.negligible else [*near, self._packed("far", *self._reaching(0.0))]
+        near = [self._packed("near", self._backend, self._limit)] if self.n_near else []
+        return [*near, self._packed("far", *self._reaching(0.0))] if self.far_adds or not near else near
 
     def _reaching(self, extent: float) -> tuple[Backend, float]:
         """Who sums rows within ``extent``, and up to where: the backend if it reaches that far, else the exact path."""
@@ -279,27 +237,23 @@ class PackedColumns:
             if packed is None:
                 columns = self._columns
                 if self._far is not None and which != "all":
-                    order, n_near = marked_last(self._far.mask), self._problem.n - self._far.n
-                    columns = take_columns(columns, order[:n_near] if which == "near" else order[n_near:])
-                packed = self._pack(columns, backend, extent)
+                    order = marked_last(self._far.mask)
+                    columns = take_columns(columns, order[: self.n_near] if which == "near" else order[self.n_near :])
+                problem = with_fields(self._problem, n=columns.points.shape[0], extent=extent)
+                if backend is self._backend and (self._shared or extent > self._problem.extent):
+                    support = self._info.supports(problem)
+                    if not support.ok:
+                        raise OutOfReach(self._info, problem.device, support.reason)
+                columns = Columns(read_only(columns.points), read_only(columns.log_weights), columns.weights)
+                inputs = [columns.points, columns.log_weights]
+                state = call(self._info, problem, backend.prepare, columns, inputs=inputs)
+                packed = _Packed(backend, problem, columns, state)
                 if self._shared:
                     to_host(columns.points[:1, :])  # waits for the device: other streams find everything there
             self._states[which, extent] = packed  # the last one used comes last
-            if len(self._states) > KEPT:
+            if len(self._states) > 4:  # each may be as large as the columns; a batch with outliers takes up to three
                 self._states.popitem(last=False)
             return packed
-
-    def _pack(self, columns: Columns, backend: Backend, extent: float) -> _Packed:
-        problem, n = self._problem, columns.points.shape[0]
-        if (n, extent) != (problem.n, problem.extent):
-            problem = with_fields(problem, n=n, extent=extent)
-        if backend is self._backend and (self._shared or extent > self._problem.extent):
-            support = self._info.supports(problem)
-            if not support.ok:
-                raise OutOfReach(self._info, problem.device, support.reason)
-        columns = Columns(read_only(columns.points), read_only(columns.log_weights), columns.weights)
-        state = call(self._info, problem, backend.prepare, columns, inputs=[columns.points, columns.log_weights])
-        return _Packed(backend, problem, columns, state)
 
     def _sum(self, states: list[_Packed], rows: Any, own_offset: int = 0, own: bool = False) -> Partial:
         """Reduce over the columns of all states; ``own``: the rows are the first's columns from ``own_offset`` on."""

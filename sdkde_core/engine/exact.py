@@ -7,7 +7,7 @@ passes over many points belong to a backend.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from array_api_compat import array_namespace, device
 
@@ -61,19 +61,29 @@ def reduce_exact(problem: Problem, queries: Any, columns: Columns, own_offset: i
     return concatenate(strips)
 
 
-def _block(problem: Problem, query: Any, columns: Columns, own_offset: int) -> Partial:
+class Terms(NamedTuple):
+    """A block of rows over a block of columns, the terms relative to each row's largest, that of the column k."""
+
+    exponent: Any  # (rows, columns), −½ r²_j
+    phi: Any  # (rows, columns), w_j φ_j / e^top
+    top: Any  # (rows,)
+    away: Any  # (rows, d), u_k − u
+    delta: Any  # (rows, columns, d), u_j − u_k
+
+
+def terms_of(query: Any, columns: Columns, left_out: Any = None) -> Terms:
+    """Return the terms of a block; ``left_out`` (rows, columns) are none. Other columns have weight.
+
+    Far from every point exponents are huge, and only their differences count:
+    r²_j − r²_k = ‖u_j − u_k‖² + 2 (u_j − u_k)·(u_k − u), without the cancellation.
+    """
     xp = array_namespace(query)
     points, log_weights = columns.points, columns.log_weights
     difference = points[None, :, :] - query[:, None, :]  # (rows, columns, d)
     exponent = -0.5 * xp.sum(difference * difference, axis=-1)
     terms = exponent + log_weights[None, :]
-    left_out = None
-    if "exclude_self" in problem.requires:
-        row, column = (xp.arange(x.shape[0], device=device(points)) for x in (query, points))
-        left_out = (row[:, None] + own_offset == column[None, :]) | (log_weights == -math.inf)[None, :]
+    if left_out is not None:
         terms = xp.where(left_out, xp.full_like(terms, -math.inf), terms)
-    # Far from every point exponents are huge, and only their differences count: with k the largest term,
-    # r²_j − r²_k = ‖u_j − u_k‖² + 2 (u_j − u_k)·(u_k − u_i), without the cancellation.
     largest = xp.argmax(terms, axis=1)
     nearest = xp.take(points, largest, axis=0)  # (rows, d)
     away = nearest - query
@@ -88,6 +98,15 @@ def _block(problem: Problem, query: Any, columns: Columns, own_offset: int) -> P
     phi = xp.exp(relative - most[:, None])
     top = xp.max(terms, axis=1)
     top = xp.where(xp.isfinite(top), top, xp.zeros_like(top)) + most
+    return Terms(exponent, phi, top, away, delta)
+
+
+def _block(problem: Problem, query: Any, columns: Columns, own_offset: int) -> Partial:
+    xp, left_out = array_namespace(query), None
+    if "exclude_self" in problem.requires:
+        row, column = (xp.arange(x.shape[0], device=device(x)) for x in (query, columns.points))
+        left_out = (row[:, None] + own_offset == column[None, :]) | (columns.log_weights == -math.inf)[None, :]
+    exponent, phi, top, away, delta = terms_of(query, columns, left_out)
     total = xp.sum(phi, axis=1)
     if problem.reduction is Reduction.LAPLACE:
         half = 1.0 + 0.5 * problem.d

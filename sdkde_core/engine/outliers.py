@@ -19,10 +19,6 @@ from ..protocol import BackendInfo, Columns, Problem
 #: save must pay for packing the columns twice. One that does not declines: array code takes a hundred times as long.
 SPLIT_SHARE = 0.5
 
-#: Nats below a row's largest term at which others add nothing: exp(−746) is 0 in float64, however many terms there are
-#: and whatever distance they are multiplied by.
-NEGLIGIBLE = 2000.0
-
 
 def limit_of(info: BackendInfo, problem: Problem) -> float:
     """Return the extent beyond which points are outliers for a backend; inf with ``"grad"`` and ``"kernel"``."""
@@ -76,29 +72,23 @@ class Outliers(NamedTuple):
     negligible: bool  # they add nothing that float64 shows to rows within the limit, which have other columns
 
 
-def find_outliers(
-    problem: Problem, columns: Columns, limit: float, far_rows: Any = None
-) -> tuple[Outliers | None, int]:
-    """Return the columns beyond ``limit``, None where there is none, and how many rows there are.
-
-    ``far_rows``: a mask of the rows beyond it; None: the rows are the columns, or there are none yet.
-    """
+def find_outliers(problem: Problem, columns: Columns, limit: float) -> Outliers | None:
+    """Return the columns beyond ``limit``; None where there is none."""
     xp, distances = array_namespace(columns.points), radii(columns.points)
-    mask, only_columns = distances > limit, far_rows is None
+    mask = distances > limit
     numbers = [count(mask), xp.min(xp.where(mask, distances, xp.full_like(distances, math.inf)))]
-    if far_rows is not None:
-        numbers.append(count(far_rows))
-    if weighted := "weights" in problem.requires:
+    if "weights" in problem.requires:
         numbers += [xp.max(columns.log_weights), xp.min(columns.log_weights)]
 
-    def decide(n: float, closest: float, *others: float) -> tuple[int, bool, int]:
+    def decide(n: float, closest: float, most: float = 0.0, least: float = 0.0) -> tuple[int, bool]:
         # A row within the limit has every other column within twice that, and no outlier within closest − limit.
-        span = others[-2] - others[-1] if weighted else 0.0  # nats
+        # Terms that are 2000 nats below a row's largest add nothing: exp(−746) is 0 in float64, however many there are
+        # and whatever distance they are multiplied by.
         gap = 0.5 * ((closest - limit) ** 2 - (2.0 * limit) ** 2)
-        return int(n), gap - span > NEGLIGIBLE, int(n if only_columns else others[0])
+        return int(n), gap - (most - least) > 2000.0
 
-    n, negligible, m = look(decide, *numbers)
-    return (Outliers(mask, n, negligible) if n else None), m
+    n, negligible = look(decide, *numbers)
+    return Outliers(mask, n, negligible) if n else None
 
 
 def count(mask: Any) -> Any:

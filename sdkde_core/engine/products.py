@@ -21,7 +21,6 @@ Array = NDArray[Any]
 #: What OpenBLAS leaves on one thread: products of m · n · k up to 262,144 (on Arm's newer cores below 125,000), of a
 #: matrix and a vector below 9216 elements, of two vectors up to 10,000 (its interface/gemm.c, gemv.c, kernel/*/dot.c).
 PIECE = 120_000 if platform.machine().lower() in ("aarch64", "arm64") else 260_000
-MATRIX, VECTOR = 8192, 8192
 
 
 def product(a: Array, b: Array, out: Array | None = None, *, terms: int | None = None) -> Array:
@@ -30,16 +29,16 @@ def product(a: Array, b: Array, out: Array | None = None, *, terms: int | None =
     ``terms``: how many BLAS adds up at most; longer sums are made of these. Equal terms all round alike, so that the
     error grows with their number.
     """
-    (m, k), n = a.shape, b.shape[1]
+    (m, k), n, matrix = a.shape, b.shape[1], 8192
     out = np.empty((m, n), a.dtype) if out is None else out
     terms = k if terms is None else terms
-    if k <= terms and k * m * n <= PIECE and (min(m, n) > 1 or k * max(m, n) <= MATRIX):  # one piece
+    if k <= terms and k * m * n <= PIECE and (min(m, n) > 1 or k * max(m, n) <= matrix):  # one piece
         np.matmul(a, b, out=out)
         return out
     # Of 64 rows, and of sums of 80 terms: of several that were tried, the fastest with OpenBLAS.
-    depth = -(-k // -(-k // min(terms, max(80, MATRIX // n))))
-    height = min(64, MATRIX // depth)
-    width = min(MATRIX, PIECE // height) // depth
+    depth = -(-k // -(-k // min(terms, max(80, matrix // n))))
+    height = min(64, matrix // depth)
+    width = min(matrix, PIECE // height) // depth
     rest = np.empty((m, n), a.dtype) if depth < k else out
     for start in range(0, k, depth):
         into, over = rest if start else out, slice(start, start + depth)
@@ -64,9 +63,9 @@ def _blocks(x: Array, size: int) -> Iterator[tuple[int, Array]]:
 
 def dots(a: Array, b: Array) -> Array:
     """Return Σ_j a_ij b_ij, (m,), of arrays (m, n); b may be (n,)."""
-    total = np.vecdot(a[:, :VECTOR], b[..., :VECTOR])
-    for start in range(VECTOR, a.shape[1], VECTOR):
-        total += np.vecdot(a[:, start : start + VECTOR], b[..., start : start + VECTOR])
+    total, length = np.vecdot(a[:, :8192], b[..., :8192]), 8192
+    for start in range(length, a.shape[1], length):
+        total += np.vecdot(a[:, start : start + length], b[..., start : start + length])
     return total
 
 

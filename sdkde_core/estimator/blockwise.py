@@ -31,7 +31,7 @@ from .density import density, has_gaps, log_constant, undefined
 from .plan import FARTHEST, centre_of
 from .request import Goal, Request, precision_for
 from .resolution import CLEAR, REACH, clearest_centre
-from .survey import COUNTINGS, Counting, Moments, MomentsOf, Question, Reach, Summary, log_of, numbers
+from .survey import Counting, Moments, MomentsOf, Question, Reach, Summary, log_of, numbers
 
 Array = NDArray[Any]
 
@@ -201,7 +201,7 @@ class Survey:
     def abouts(self) -> list[str]:
         """Which points the questions are about, with room for all that there may be: "train" or "query"."""
         rule = self.request.bandwidth
-        counted = COUNTINGS if isinstance(rule, str) and rule not in FULL_RULES else 0
+        counted = Counting.most if isinstance(rule, str) and rule not in FULL_RULES else 0
         return ["train"] * (2 + counted) + ["query"] * bool(self.shape.m)
 
     @classmethod

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 
-from ..arrays import Argument, Data, Origin, check_query, convert, detached, quiet, rounded, to_host
+from ..arrays import Argument, Data, Origin, check_query, convert, detached, look, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth, like
 from ..choice import registry, select
 from ..engine.columns import PackedColumns
@@ -26,7 +26,7 @@ from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction,
 from ..spreading.devices import Reducer, pack_on
 from .density import density, log_constant
 from .laplace import NegativeMass, laplace_slope, negative_mass
-from .plan import Plan, read_extent
+from .plan import Plan, checked_extent
 from .progress import Advance, batch_rows
 from .request import Request
 from .resolution import REACH, check_resolution
@@ -219,47 +219,31 @@ class Fitted:
         """
         return self._packed_for(reduction or self.problem.reduction).reduce(queries, **known)[0]
 
-    def placed(self, query: Data, reduction: Reduction) -> tuple[Any, dict[str, Any]]:
-        """Return a query, whitened, and what is known of it, for :meth:`reduce` or :meth:`slope`.
-
-        The reduction that it is for decides how far rows may be.
-        """
-        points = self._whiten(query.train)
-        distances = radii(points)
-        largest = array_namespace(distances).max(distances)
-        extent = read_extent(largest, distances, query, self.bandwidth)  # the one number that is waited for
-        if min(extent, self.problem.extent) > REACH[self.problem.precision]:
-            problem = replace(self.problem, reduction=reduction)
-            check_resolution(problem, self.bandwidth, self.columns, points, query.first)
-        return points, {"distances": distances, "extent": extent}
-
-    def slope(self, queries: Any, **known: Any) -> Any:
-        """Return ∇ log p̂ for every row, m ≥ 1, (m, d), per bandwidth; arguments as for :meth:`reduce`."""
-        if self.problem.reduction is Reduction.LAPLACE:
-            return laplace_slope(queries, self.columns)
-        return self.reduce(queries, Reduction.MEAN, **known).shift
-
     def reduction_for(self, what: str) -> Reduction:
         """The reduction that the rows of a query are for."""
         return Reduction.MEAN if what == "score" else self.problem.reduction
 
-    def answer(self, rows: Data, what: str) -> Any:
+    def answer(self, query: Data, what: str) -> Any:
         """Return the ``"density"`` (m,), its ``"log"``, or the ``"score"`` (m, d) at a query, as the user wants it."""
-        if not rows.train.shape[0]:
-            return self.restored(np.empty((0, self.problem.d) if what == "score" else 0), rows)
-        points, known = self.placed(rows, self.reduction_for(what))
-        return self.restored(self.at(points, known, what), rows)
-
-    def at(self, points: Any, known: dict[str, Any], what: str) -> Any:
-        """Return the same where it is computed, of rows that have been :meth:`placed`."""
-        if what == "score":
-            return self.bandwidth.pull_back(self.slope(points, **known))
-        clip = self.request.negative != "keep"
-        return density(self.reduce(points, **known), self.log_constant, what == "log", clip)
-
-    def restored(self, x: Any, rows: Data) -> Any:
-        """Return a result as the user wants it."""
-        return rows.origin.restore(x, max(rows.dtype, self.problem.dtype))  # "float64" > "float32"
+        dtype = max(query.dtype, self.problem.dtype)  # "float64" > "float32"
+        if not query.train.shape[0]:
+            return query.origin.restore(np.empty((0, self.problem.d) if what == "score" else 0), dtype)
+        points = self._whiten(query.train)
+        distances = radii(points)
+        largest = look(rounded, array_namespace(distances).max(distances))  # the one number that is waited for
+        extent = checked_extent(largest, distances, query, self.bandwidth)
+        if min(extent, self.problem.extent) > REACH[self.problem.precision]:
+            problem = replace(self.problem, reduction=self.reduction_for(what))
+            check_resolution(problem, self.bandwidth, self.columns, points, query.first)
+        known: dict[str, Any] = {"distances": distances, "extent": extent}
+        if what != "score":
+            clip = self.request.negative != "keep"
+            result = density(self.reduce(points, **known), self.log_constant, what == "log", clip)
+        elif self.problem.reduction is Reduction.LAPLACE:
+            result = self.bandwidth.pull_back(laplace_slope(points, self.columns))
+        else:
+            result = self.bandwidth.pull_back(self.reduce(points, Reduction.MEAN, **known).shift)
+        return query.origin.restore(result, dtype)
 
     @property
     def on_host(self) -> tuple[Any, Any, Any]:

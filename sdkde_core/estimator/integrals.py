@@ -18,8 +18,6 @@ from ..messages import brief
 from .fitted import Fitted
 from .mixture import check_positive, marginal
 
-ABOVE = 38.6  # bandwidths above a row at which a sample no longer adds to its distribution function, in float64
-
 
 def probability(fitted: Fitted, lower: Any, upper: Any) -> float:
     """Return the probability of the box between two corners, which may be infinite."""
@@ -79,7 +77,7 @@ def distribution(fitted: Fitted) -> Callable[[Any], Array]:
             block = by_place[start : start + 256]
             rows = y[block]
             first = np.searchsorted(u, rows[0] - 9.4)  # those before add all that they have
-            last = np.searchsorted(u, rows[-1] + ABOVE)
+            last = np.searchsorted(u, rows[-1] + 38.6)  # those after add nothing in float64
             total = np.full(len(rows), reached[first])
             for left in range(first, last, 1 << 14):
                 t = rows[:, None] - u[None, left : min(left + (1 << 14), last)]
@@ -100,8 +98,8 @@ def quantiles(fitted: Fitted, q: Array) -> Array:
     points, log_weights, centre = fitted.on_host
     h = float(fitted.bandwidth.factor.reshape(-1)[0])
     carried = points[log_weights > -math.inf, 0]
-    low = np.full(q.shape, centre[0] + h * (carried.min() - ABOVE - 1.0))
-    high = np.full(q.shape, centre[0] + h * (carried.max() + ABOVE + 1.0))
+    low = np.full(q.shape, centre[0] + h * (carried.min() - 40.0))
+    high = np.full(q.shape, centre[0] + h * (carried.max() + 40.0))
     inside = (q > 0) & (q < 1)
     for _ in range(200):
         middle = 0.5 * low + 0.5 * high

@@ -18,12 +18,12 @@ from array_api_compat import array_namespace, device
 
 from ..arrays import detached, to_host
 from ..choice.hardware import cpu_threads
+from ..engine.exact import BLOCK, terms_of
 from ..engine.memory import claim_memory
+from ..engine.merge import take_columns
 from ..engine.outliers import radii
 from ..engine.threads import checkpoint, map_threads
 from ..protocol import Columns, Partial
-
-BLOCK = 1 << 21  # numbers in the (rows, columns, d) block of differences: 16 MiB of float64
 
 
 def laplace_slope(queries: Any, columns: Columns) -> Any:
@@ -31,54 +31,37 @@ def laplace_slope(queries: Any, columns: Columns) -> Any:
 
     ``queries``: whitened, float64, of any library on any device. Log weights may be −inf.
     """
+    xp = array_namespace(queries)
+    columns = take_columns(columns, xp.nonzero(columns.log_weights > -math.inf)[0])
     (m, d), n = queries.shape, columns.points.shape[0]
     width = max(1, min(n, BLOCK // d))
     height = max(1, BLOCK // (width * d))
 
-    def rows(start: int) -> Any:
+    def strip(start: int) -> Any:
+        """The slope at a block of rows, over all columns."""
+        rows = queries[start : start + height, :]
+        signed, slope, top = xp.zeros_like(rows[:, 0]), xp.zeros_like(rows), xp.full_like(rows[:, 0], -math.inf)
         with np.errstate(all="ignore"):
-            return _rows(queries[start : start + height, :], columns, width)
+            for first in range(0, n, width):
+                checkpoint()
+                over = slice(first, first + width)
+                terms = terms_of(rows, Columns(columns.points[over, :], columns.log_weights[over]))
+                share = terms.phi * (1.0 + 0.5 * d + terms.exponent)
+                both = share + terms.phi
+                there = xp.sum(both[:, :, None] * terms.delta, axis=1) + xp.sum(both, axis=1)[:, None] * terms.away
+                higher = xp.maximum(top, terms.top)
+                before, now = xp.exp(top - higher), xp.exp(terms.top - higher)
+                signed = before * signed + now * xp.sum(share, axis=1)
+                slope, top = before[:, None] * slope + now[:, None] * there, higher
+            return xp.where((signed < 0)[:, None], xp.full_like(slope, math.nan), slope / signed[:, None])
 
     starts = range(0, m, height)
     if isinstance(queries, np.ndarray):
         with claim_memory("a sum of differences", 6 * 8 * BLOCK, tasks=cpu_threads()) as threads:
-            strips = map_threads(rows, starts, threads)
+            strips = map_threads(strip, starts, threads)
     else:
-        strips = [rows(start) for start in starts]
-    return array_namespace(queries).concat(strips, axis=0) if len(strips) > 1 else strips[0]
-
-
-def _rows(queries: Any, columns: Columns, width: int) -> Any:
-    """A block of rows over all columns.
-
-    Far from every column exponents are huge, and only their differences count: with k the column of the largest term,
-    r²_j − r²_k = δ_j·(δ_j + 2 (u_k − u)), δ_j = u_j − u_k, without the cancellation.
-    """
-    xp, half, blocks = array_namespace(queries), 1.0 + 0.5 * queries.shape[1], range(0, columns.points.shape[0], width)
-    best = nearest = None
-    for start in blocks:
-        checkpoint()
-        points, log_weights = columns.points[start : start + width, :], columns.log_weights[start : start + width]
-        difference = points[None, :, :] - queries[:, None, :]  # (rows, columns, d)
-        terms = log_weights[None, :] - 0.5 * xp.sum(difference * difference, axis=-1)
-        peak, found = xp.max(terms, axis=1), xp.argmax(terms, axis=1) + start
-        better = peak >= peak if best is None else peak > best
-        best = peak if best is None else xp.where(better, peak, best)
-        nearest = found if nearest is None else xp.where(better, found, nearest)
-    largest, its_weight = xp.take(columns.points, nearest, axis=0), xp.take(columns.log_weights, nearest, axis=0)
-    away = largest - queries  # (rows, d)
-    its_exponent = -0.5 * xp.sum(away * away, axis=-1)
-    signed, slope = xp.zeros_like(its_exponent), xp.zeros_like(queries)
-    for start in blocks:
-        checkpoint()
-        points, log_weights = columns.points[start : start + width, :], columns.log_weights[start : start + width]
-        delta = points[None, :, :] - largest[:, None, :]
-        relative = -0.5 * xp.sum(delta * (delta + 2.0 * away[:, None, :]), axis=-1)
-        phi = xp.exp(relative + (log_weights[None, :] - its_weight[:, None]))
-        share = phi * (half + relative + its_exponent[:, None])
-        signed = signed + xp.sum(share, axis=1)
-        slope = slope + xp.sum((share + phi)[:, :, None] * delta, axis=1) + xp.sum(share + phi, axis=1)[:, None] * away
-    return xp.where((signed < 0)[:, None], xp.full_like(slope, math.nan), slope / signed[:, None])
+        strips = [strip(start) for start in starts]
+    return xp.concat(strips, axis=0) if len(strips) > 1 else strips[0]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ whether all of them are finite shows in it, and it bounds every pass.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -105,12 +106,14 @@ def plan(
     weighted = data.log_weights is not None or "weights" in grad  # equal ones have different derivatives
     requires = frozenset(["weights"] * weighted + ["grad"] * bool(grad))
     problems = request.problems(m, n, d, extent, requires, data.dtype, data.device)
-    shares: dict[tuple[int, float], float] = {}
 
+    @functools.cache
     def share(step: int, limit: float) -> float:
-        if (step, limit) not in shares:
-            shares[step, limit] = share_beyond(request, measured, step, limit)
-        return shares[step, limit]
+        """The share of a pass's pairs that have a point beyond the limit."""
+        columns = rows = measured.distances[:n]
+        if measured.query is not None and request.passes[step].rows != "train":
+            rows = measured.distances[n:]
+        return outlier_share(rows, columns, limit)
 
     how: dict[str, Any] = {"data_device": data.device, "came_from": data.came_from, "calls": request.calls}
     how |= {"options": request.backend_options, "explained": explained, "without": request.without}
@@ -164,7 +167,7 @@ def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float]:
     blurred = not bandwidth.narrow and look(
         lambda *centre: bool((abs(np.array(centre)) > CLEAR * _scale(bandwidth)).any()), measured.centre
     )
-    extent = _checked(bound, measured.distances, data, bandwidth)
+    extent = checked_extent(bound, measured.distances, data, bandwidth)
     if not blurred or extent <= CLEAR:
         return measured, extent
     here = to_host(measured.centre)
@@ -174,30 +177,15 @@ def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float]:
         if measured.centre is not here:
             best = array_namespace(measured.centre).asarray(best, device=device_of(measured.centre))
         measured = measure(data, bandwidth, best)
-        extent = read_extent(measured.largest, measured.distances, data, bandwidth)
+        extent = checked_extent(look(rounded, measured.largest), measured.distances, data, bandwidth)
     return measured, extent
 
 
-def share_beyond(request: Request, measured: Measured, step: int, limit: float) -> float:
-    """The share of a pass's pairs that have a point beyond ``limit``."""
-    n = measured.log_weights.shape[0]
-    columns = rows = measured.distances[:n]
-    if measured.query is not None and request.passes[step].rows != "train":
-        rows = measured.distances[n:]
-    return outlier_share(rows, columns, limit)
+def checked_extent(extent: float, distances: Any, points: Data, bandwidth: Bandwidth) -> float:
+    """Return the extent, rounded up, of distances (k,) from the origin; NaN are left out where they are allowed.
 
-
-def read_extent(largest: Any, distances: Any, points: Data, bandwidth: Bandwidth) -> float:
-    """Return the extent, rounded up, having waited for the device.
-
-    ``largest`` () is that of the distances (k,) from the origin. ValueError where a point of ``points`` is not finite,
-    or so far that distances overflow.
+    ValueError where a point of ``points`` is not finite, or so far that a square of a distance overflows.
     """
-    return _checked(look(rounded, largest), distances, points, bandwidth)
-
-
-def _checked(extent: float, distances: Any, points: Data, bandwidth: Bandwidth) -> float:
-    """Return the extent, NaN left out where they are allowed; ValueError where a square of a distance overflows."""
     if extent < FARTHEST:
         return extent
     if not math.isfinite(extent):

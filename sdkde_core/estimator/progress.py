@@ -38,11 +38,18 @@ def watched(progress: Any, *given: Argument | int | None) -> Iterator[Advance | 
     sizes = [x.shape[:1] if isinstance(x, Argument) else (x,) for x in given if x is not None]
     rows = sum(size[0] for size in sizes if size)
     if isinstance(progress, bool | np.bool_):
-        if progress:
-            with _bar(rows) as show:
-                yield show if rows else None
-        else:
+        if not progress:
             yield None
+            return
+        try:
+            from tqdm.auto import tqdm
+        except ImportError as error:
+            raise ImportError(
+                f"progress=True needs tqdm: pip install 'sdkde-core[progress]' ({error}); or pass a function of the "
+                "rows done and of all rows"
+            ) from error
+        with tqdm(total=rows, desc="sdkde", unit=" rows", unit_scale=True, disable=not rows) as bar:
+            yield (lambda k: bar.update(min(k, rows - bar.n))) if rows else None
     elif callable(progress):
         done = 0
 
@@ -54,16 +61,3 @@ def watched(progress: Any, *given: Argument | int | None) -> Iterator[Advance | 
         yield advance if rows else None
     else:
         raise TypeError(f"progress is {progress!r}; pass True for a bar, or a function of the rows done and all rows")
-
-
-@contextmanager
-def _bar(rows: int) -> Iterator[Advance]:
-    try:
-        from tqdm.auto import tqdm
-    except ImportError as error:
-        raise ImportError(
-            f"progress=True needs tqdm: pip install 'sdkde-core[progress]' ({error}); or pass a function of the rows "
-            "done and of all rows"
-        ) from error
-    with tqdm(total=rows, desc="sdkde", unit=" rows", unit_scale=True, disable=not rows) as bar:
-        yield lambda k: bar.update(min(k, rows - bar.n))

@@ -18,7 +18,6 @@ from ..bandwidth.matrix import Bandwidth
 from ..engine.outliers import radii
 from ..protocol import PRECISIONS, TOLERANCES, Columns, Problem, Reduction
 
-EPS = 2.0**-52
 #: Bandwidths from the centre within which nothing is refused: for the first two precisions √(a b / 2) / ε or less.
 #: At ``"float64"`` that is 1e4, by the worst rounding. Twice as far is where some rows begin to miss the tolerances:
 #: those that lie some 45 bandwidths from their nearest sample. That is of log sums with a bandwidth per column. A
@@ -26,8 +25,6 @@ EPS = 2.0**-52
 #: = 3e3 on; and a matrix that mixes columns, which plain float64 whitens up to 16 roundings, may double the
 #: error of a log sum.
 REACH = {"fast": 1e10, "high": 1e9, "float64": 1.5e4}
-
-SIGHT = 64.0  # bandwidths: a sample at √(r² + SIGHT²) adds nothing to a row that has one at r, whatever the weights
 
 CLEAR = 1e4  # bandwidths from the centre within which rounding does not matter at any precision
 
@@ -48,7 +45,7 @@ def clearest_centre(train: Any, query: Any, h: Array, centre: Array) -> Array:
             candidates.append(float(np.sort(smaller)[(len(smaller) - 1) // 2]))
         if len(candidates) > 1:
             values = np.unique(x if query is None else np.concatenate([x, query[:, k]]))
-            near = values[:-1][np.diff(values) < SIGHT * h[k]]
+            near = values[:-1][np.diff(values) < 64.0 * h[k]]  # others add nothing to each other, see _near_pair
             blurred = [int((abs(near - c) > CLEAR * h[k]).sum()) for c in candidates]
             best[k] = min(zip(blurred, map(abs, candidates), candidates))[2]
     return best
@@ -71,7 +68,7 @@ def check_resolution(
     mixed, relative = bandwidth.factor.ndim == 2, TOLERANCES[problem.precision][problem.reduction].relative
     most = 4.0 / relative if problem.reduction is Reduction.MEAN else math.inf  # no shift is wrong by more than 2 r
     same = here if rows is None else np.full(len(here), -1)
-    found = _near_pair(far_rows, far_columns, reach, (4.0 * EPS / relative, most), mixed, (same, there))
+    found = _near_pair(far_rows, far_columns, reach, (2.0**-50 / relative, most), mixed, (same, there))
     if found is None:
         return
     i, j, distance = found
@@ -82,7 +79,7 @@ def check_resolution(
     raise ValueError(
         f"precision={problem.precision!r} holds up to {reach:.2g} bandwidths from the median of train, but {row} is "
         f"{far:.1e} away, and {distance:.2g} from row {there[j]} of train: rounding to float64 blurs that by "
-        f"{far * EPS:.0e}; {hint}a larger bandwidth, or groups of points that are so far apart one by one"
+        f"{far * 2.0**-52:.0e}; {hint}a larger bandwidth, or groups of points that are so far apart one by one"
     )
 
 
@@ -115,8 +112,8 @@ def _near_pair(
             others = order[first[i] : last[i]]
             distances = np.linalg.vector_norm(columns[others] - rows[i], axis=1)
             far = np.linalg.vector_norm(rows[i]) if mixed else abs(v[i])
-            # What is farther than the nearest sample by more than SIGHT adds nothing to the row, right or wrong.
-            width_i = min(near[0] * far, near[1], math.hypot(distances.min(), SIGHT) + 16.0 * EPS * far)
+            # A sample at √(r² + 64²) bandwidths adds nothing to a row that has one at r, whatever the weights.
+            width_i = min(near[0] * far, near[1], math.hypot(distances.min(), 64.0) + 2.0**-48 * far)
             differ = points[1][others] != points[0][i] if mixed else columns[others, k] != v[i]
             found = np.flatnonzero(differ & (distances < width_i))
             if found.size:

@@ -104,9 +104,6 @@ class _Line:
 
 _lines: dict[Any, _Line] = {}
 
-#: Bandwidths from the centre to the farthest point, as is usual.
-EXTENT = 8.0
-
 
 def place_of(*given: Any) -> str | None:
     """Return the CUDA device of tensors that the line takes, if they are all on the current one."""
@@ -223,7 +220,7 @@ def _where(within: Any, result: Any) -> Any:
 def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> tuple[Any, Request]:
     """The same of NumPy's arrays, where PyTorch has made a GPU's context and a backend there seems to be the fastest.
 
-    As if they lay at EXTENT bandwidths: how far they reach is known once they are there.
+    As if they reached 8 bandwidths from the centre, as is usual: how far they reach is known once they are there.
     """
     torch = sys.modules["torch"]
     if not torch.cuda.is_initialized() or not _plain(request) or is_attached(request.bandwidth):
@@ -235,7 +232,7 @@ def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> tuple[Any
     (n, d), m, weighted = train.shape, None if query is None else query.shape[0], request.weights is not None
     if (n + (m or 0)) * max(d, 16) > 1 << 23:  # to bring them there takes longer than launches
         return None, request
-    problems = request.problems(m, n, d, EXTENT, frozenset(["weights"] * weighted), str(train.dtype), "cpu")
+    problems = request.problems(m, n, d, 8.0, frozenset(["weights"] * weighted), str(train.dtype), "cpu")
     choice = choose_near(request, problems, data_device="cpu", calls=request.calls, without=request.without)
     if choice is None or choice.device != f"cuda:{torch.cuda.current_device()}" or "line" not in choice.info.features:
         return None, request

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,8 @@ from ..engine.outliers import radii
 
 Array = NDArray[Any]
 
-#: Intervals that a column is cut into to find its quartiles, and values of all columns that are sorted at last.
-EDGES, SORTED = 128, 1 << 20
-
-#: How often quartiles are asked for at most, the values included. After the first time 0.1 % of the samples are left.
-COUNTINGS = 5
+#: Values of all columns that are sorted to find quartiles, at most.
+SORTED = 1 << 20
 
 
 def numbers(points: Any) -> Array:
@@ -185,8 +182,9 @@ class Counting:
     log_total: float | None  # of all weights; None: all are equal
     edges: tuple[Array, ...]  # by column and quartile, 2 d of them, ascending
     listed: bool = False  # ask for the values in the intervals
-    asked: int = 1  # the question's number, from 1 to COUNTINGS
+    asked: int = 1  # the question's number, from 1 to ``most``
     about: str = "train"
+    most: ClassVar[int] = 5  # such questions, the values included; after the first 0.1 % of the samples are left
 
     @classmethod
     def first(cls, sample: Array, low: Array, high: Array, n_eff: float, log_total: float | None) -> Counting:
@@ -194,7 +192,7 @@ class Counting:
         edges, error = [], 6.0 * math.sqrt(0.1875 / len(sample))
         for j in range(sample.shape[1]):
             for p in (0.25, 0.75):
-                shares = np.linspace(max(0.0, p - error), min(1.0, p + error), EDGES)
+                shares = np.linspace(max(0.0, p - error), min(1.0, p + error), 128)
                 inner = np.quantile(sample[:, j], shares, method="inverted_cdf")
                 edges.append(_edges(low[j], inner, high[j]))
         return cls(n_eff, log_total, tuple(edges))
@@ -241,9 +239,9 @@ class Counting:
             several = np.nextafter(ends[0], math.inf) < ends[1]
             most = max(most, int(counts[first : last + 1].sum()) if several else 1)
             half = ends[0] / 2 + ends[1] / 2  # the difference may overflow
-            inner = np.concatenate([np.linspace(ends[0], half, EDGES // 2), np.linspace(half, ends[1], EDGES // 2)])
+            inner = np.concatenate([np.linspace(ends[0], half, 64), np.linspace(half, ends[1], 64)])
             edges.append(_edges(ends[0], inner, ends[1]))
-        listed = most * len(edges) <= SORTED or self.asked == COUNTINGS - 1
+        listed = most * len(edges) <= SORTED or self.asked == self.most - 1
         return replace(self, edges=tuple(edges), listed=listed, asked=self.asked + 1)
 
     def quartiles(self, found: list[tuple[Array, ...]]) -> tuple[Array, Array]:

@@ -12,11 +12,6 @@ from numpy.typing import NDArray
 from ..protocol import Problem
 from .lists import added
 
-__all__ = ["rough_share", "typical_share"]
-
-#: Nearest points of a sample: their distances say how densely points lie, and in how many dimensions.
-NEAREST_OF, FARTHER_OF = 4, 16
-
 
 def _places(n: int, most: int) -> NDArray[np.int64]:
     """Indices of up to ``most`` of n points: one of each of as many stretches of equal length.
@@ -42,68 +37,47 @@ def rough_share(
 
     Tiles are taken to be as wide as cubes that hold a tile's points, and to lie nearer than their points by that
     width. How densely points lie beside a row, and in how many dimensions, is seen from its distances to the nearest of
-    the sample. A row's sum is that over the sample.
+    the sample. A row's sum is that over the sample. The share is 1 where the sample is too small to tell, or a number
+    is not finite.
 
-    Parameters
-    ----------
-    problem : Problem
-    rows : (r, d) array
-        All rows, or some.
-    columns : (k, d) array
-        All columns, or some.
-    log_weights : (k,) array
-        Of these among all n.
-    size, height : int
-        Columns and rows of a tile.
-    out : float
-        What may be left out of a row's sum, relative to that.
-    few : (int, int)
-        Rows and columns that are looked at, at most.
-
-    Returns
-    -------
-    float
-        1 where the sample is too small to tell, or a coordinate is not finite.
+    ``rows`` (r, d) and ``columns`` (k, d) are all, or some; ``log_weights`` (k,) are these columns' among all n.
+    ``size`` and ``height``: columns and rows of a tile. ``out``: what may be left out of a row's sum, relative to that.
+    ``few``: rows and columns that are looked at, at most.
     """
-    if columns.shape[0] <= 4 * FARTHER_OF or not rows.shape[0] or not problem.m:
+    if columns.shape[0] <= 64 or not rows.shape[0] or not problem.m:
         return 1.0
     xp, on = array_namespace(columns), device(columns)
     some, thin = (xp.asarray(_places(x.shape[0], most), device=on) for x, most in zip((rows, columns), few))
-    rows, columns, log_weights = (
-        xp.take(x, at, axis=0) for x, at in ((rows, some), (columns, thin), (log_weights, thin))
-    )
+    k, d = thin.shape[0], columns.shape[1]
+    tall = height * problem.n / problem.m  # of as many columns as lie where a tile of rows does
     with np.errstate(all="ignore"):
-        return _roughly(problem, rows, columns, log_weights, size, height * problem.n / problem.m, out)
-
-
-def _roughly(
-    problem: Problem, rows: Any, columns: Any, log_weights: Any, size: int, height: float, out: float
-) -> float:
-    """``height``: of as many columns as lie where a tile of rows does."""
-    xp, (k, d) = array_namespace(columns), columns.shape
-    rows, columns, log_weights = (xp.astype(x, xp.float32) for x in (rows, columns, log_weights))  # half the time
-    square = xp.zeros((rows.shape[0], k), dtype=columns.dtype, device=device(columns))
-    for a in range(d):
-        square = square + (rows[:, a, None] - columns[None, :, a]) ** 2
-    others = xp.sort(xp.where(square > 0.0, square, xp.full_like(square, math.inf)), axis=1, stable=False)
-    near, far = (0.5 * xp.log(others[:, at - 1]) for at in (NEAREST_OF, FARTHER_OF))
-    apart = float(xp.sort(far - near, stable=False)[rows.shape[0] // 2])
-    if not apart > 0.0:  # NaN too
-        return 1.0
-    within = min(max(math.log(FARTHER_OF / NEAREST_OF) / apart, 1.0), float(d))
-    ball = 0.5 * within * math.log(math.pi) - math.lgamma(0.5 * within + 1.0)  # log volume of a ball of radius 1
-    many = math.log(problem.n / k)
-    wide = sum(math.exp((ball + math.log(points / NEAREST_OF) - many) / within) for points in (size, height))
-    halved = math.log2(max(2.0, problem.n / max(size, height)))  # dimensions: in others a tile is as wide as all
-    nearest = math.sqrt(min(1.0, halved / within)) * xp.sqrt(square) - (wide * xp.exp(near))[:, None]
-    nearest = xp.where(nearest > 0.0, nearest, xp.zeros_like(nearest))
-    terms = log_weights + many - 0.5 * square
-    most = xp.max(terms, axis=1, keepdims=True)
-    log_sum = (most + xp.log(xp.sum(xp.exp(terms - most), axis=1, keepdims=True)))[:, 0]
-    total = many + float(xp.max(log_weights) + xp.log(xp.sum(xp.exp(log_weights - xp.max(log_weights)))))
-    mass = added(xp, problem, total, log_weights + many, nearest**2, log_sum)
-    left = xp.cumulative_sum(xp.sort(mass, axis=1, stable=False), axis=1) > out
-    return float(xp.mean(xp.astype(left, xp.float32)))
+        rows, columns, log_weights = (
+            xp.astype(xp.take(x, at, axis=0), xp.float32)  # half the time
+            for x, at in ((rows, some), (columns, thin), (log_weights, thin))
+        )
+        square = xp.zeros((rows.shape[0], k), dtype=columns.dtype, device=on)
+        for a in range(d):
+            square = square + (rows[:, a, None] - columns[None, :, a]) ** 2
+        others = xp.sort(xp.where(square > 0.0, square, xp.full_like(square, math.inf)), axis=1, stable=False)
+        # The distances to the 4 and 16 nearest of the sample say how densely points lie, and in how many dimensions.
+        near, far = (0.5 * xp.log(others[:, at - 1]) for at in (4, 16))
+        apart = float(xp.sort(far - near, stable=False)[rows.shape[0] // 2])
+        if not apart > 0.0:  # NaN too
+            return 1.0
+        within = min(max(math.log(4.0) / apart, 1.0), float(d))
+        ball = 0.5 * within * math.log(math.pi) - math.lgamma(0.5 * within + 1.0)  # log volume of a ball of radius 1
+        many = math.log(problem.n / k)
+        wide = sum(math.exp((ball + math.log(points / 4) - many) / within) for points in (size, tall))
+        halved = math.log2(max(2.0, problem.n / max(size, tall)))  # dimensions: in others a tile is as wide as all
+        nearest = math.sqrt(min(1.0, halved / within)) * xp.sqrt(square) - (wide * xp.exp(near))[:, None]
+        nearest = xp.where(nearest > 0.0, nearest, xp.zeros_like(nearest))
+        terms = log_weights + many - 0.5 * square
+        most = xp.max(terms, axis=1, keepdims=True)
+        log_sum = (most + xp.log(xp.sum(xp.exp(terms - most), axis=1, keepdims=True)))[:, 0]
+        total = many + float(xp.max(log_weights) + xp.log(xp.sum(xp.exp(log_weights - xp.max(log_weights)))))
+        mass = added(xp, problem, total, log_weights + many, nearest**2, log_sum)
+        left = xp.cumulative_sum(xp.sort(mass, axis=1, stable=False), axis=1) > out
+        return float(xp.mean(xp.astype(left, xp.float32)))
 
 
 def typical_share(problem: Problem, size: int, height: int, out: float) -> float:

@@ -11,10 +11,8 @@ from ..protocol import TOLERANCES, Problem, Reduction
 from .order import by_tile
 from .tiles import TOGETHER, Index, Tiles
 
-__all__ = ["FINE", "LEFT_OUT", "PARTS", "Lists", "added", "lists", "threshold"]
-
-#: Shares of the tolerance: what is dropped as a tile of tiles, as a tile, and what a backend may drop by its terms.
-COARSE, FINE, TERMS = 0.01, 0.05, 0.04
+#: Shares of the tolerance: what is dropped as a tile of tiles, and as a tile.
+COARSE, FINE = 0.01, 0.05
 
 #: What lists leave out at most, of the tolerance.
 LEFT_OUT = COARSE + FINE
@@ -27,24 +25,13 @@ SLACK = 1e-12
 
 
 class Lists(NamedTuple):
-    """The tiles of columns that rows need: b tiles of rows.
+    """The tiles of columns that b tiles of rows need."""
 
-    Parameters
-    ----------
-    tiles : (l,) array of int
-        Tiles of columns, tile of rows by tile of rows, in order.
-    ends : (b + 1,) array of int
-        Where those of each begin, and the end.
-    floors : (b,) array
-        What the log sums of a tile's rows are at least.
-    cuts : (b,) array
-        Of its listed tiles, a row may leave out those with no term above exp(cut), if the sum of
-        (their largest term / exp(cut))^0.9 is at most :data:`PARTS`.
-    """
-
-    tiles: Any
-    ends: Any
-    floors: Any
+    tiles: Any  # (l,), tiles of columns, tile of rows by tile of rows, in order
+    ends: Any  # (b + 1,), where those of each begin, and the end
+    floors: Any  # (b,), what the log sums of a tile's rows are at least
+    # (b,): of its listed tiles, a row may leave out those with no term above exp(cut), if the sum of
+    # (their largest term / exp(cut))^0.9 is at most PARTS.
     cuts: Any
 
 
@@ -222,8 +209,8 @@ def threshold(xp: Any, mass: Any, allowed: float) -> Any:
 
 
 def _cuts(xp: Any, problem: Problem, columns: Index, floors: Any) -> Any:
-    """Logs of the terms that may be left out, (b,); see the package."""
-    cuts = math.log(TERMS * _allowed(problem) / (PARTS * columns.size)) + floors
+    """Logs of the terms that a backend may leave out, (b,), 4 % of the tolerance together; see the package."""
+    cuts = math.log(0.04 * _allowed(problem) / (PARTS * columns.size)) + floors
     depth = xp.maximum(columns.log_weight - cuts, xp.zeros_like(cuts))  # ½ r² of such a term at most
     if problem.reduction is Reduction.MEAN:
         cuts = cuts - xp.log(2.0 * (xp.sqrt(2.0 * depth) + _reach(xp, columns.log_weight, floors)))

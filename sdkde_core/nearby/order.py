@@ -6,11 +6,6 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
-__all__ = ["by_tile", "in_blocks", "order"]
-
-#: Leaves of a part, a power of two. Larger nodes are whole parts; smaller ones are halves of others.
-PART = 128
-
 
 def order(points: Any, size: int) -> Any:
     """Return the indices of points in the order of a k-d tree's leaves, which have ``size`` points each.
@@ -63,23 +58,23 @@ def _split(xp: Any, nodes: Any, along: Any, at: int) -> tuple[Any, Any]:
 def _sorted(xp: Any, points: Any, size: int) -> Any:
     """The order of all leaves, by sorts of all points.
 
-    First nodes are stretches of whole parts, of :data:`PART` leaves each: node k of 2^level has those from
+    First nodes are stretches of whole parts, of 128 leaves each: node k of 2^level has those from
     ⌈k · parts / 2^level⌉ on. Then every part is split in halves. So tiles of leaves, by powers of two, are nodes too.
     Coordinates are kept one after the other, in the order so far: rows of a few numbers are gathered slowly on a GPU,
     and what has been put in order is nearly where it was.
     """
-    n, on = points.shape[0], device(points)
+    n, on, part = points.shape[0], device(points), 128  # a power of two
     where = xp.arange(n, device=on)
-    leaf, leaves, parts = where // size, -(-n // size), -(-n // (size * PART))
+    leaf, leaves, parts = where // size, -(-n // size), -(-n // (size * part))
     depth, level, along = (parts - 1).bit_length(), 0, xp.asarray(points.T, copy=True)
     while level < depth:  # the fewer sorts the better: here shapes do not matter yet
-        starts = ((xp.arange((1 << level) + 1, device=on) * parts + (1 << level) - 1) >> level) * PART
-        node = ((leaf // PART) << level) // parts
-        longest = -(-parts // (1 << level)) * PART
+        starts = ((xp.arange((1 << level) + 1, device=on) * parts + (1 << level) - 1) >> level) * part
+        node = ((leaf // part) << level) // parts
+        longest = -(-parts // (1 << level)) * part
         moved = _within(xp, along, starts, longest, node, size)
         where, along = where[moved], xp.take(along, moved, axis=1)
         level += min(2, depth - level)  # levels that are split at once, along one dimension
-    wide = PART
+    wide = part
     while wide > 1:
         if wide < 2 * leaves:
             starts = xp.arange(-(-leaves // wide) + 1, device=on) * wide

@@ -17,11 +17,6 @@ from .lists import COARSE, lists
 from .order import by_tile, order
 from .tiles import Index, index
 
-__all__ = ["Neighbours"]
-
-#: Rows up to which all columns are summed: to put these in order takes longer.
-FEW = 12
-
 #: Coordinates from which squares overflow.
 FARTHEST = 1e150
 
@@ -150,12 +145,6 @@ class Neighbours:
         which = which if which.shape[0] else xp.arange(1, device=device(rows))  # adds nothing either
         return Neighbours(Columns(points[which, :], log_weights[which]), self.names[which])
 
-    def _in_order(self, size: int) -> tuple[Index, _Tiles]:
-        if size not in self._made:
-            found = index(self.columns.points, self.columns.log_weights, size)
-            self._made[size] = found, self._tiled(found.order, size)
-        return self._made[size]
-
     def _tiled(self, where: Any, size: int) -> _Tiles:
         xp, n = array_namespace(where), where.shape[0]
         places = by_tile(where, size)
@@ -171,14 +160,18 @@ class Neighbours:
         m, n, on = rows.shape[0], self.names.shape[0], device(rows)
         # Columns and rows of a tile. Few rows are isolated ones, which have few neighbours in common.
         many, isolated = ((32, 8), (128, 2)) if is_numpy_array(rows) else ((256, 32), (256, 8))
-        if not self._finite or m < FEW:
+        few = 12  # for fewer rows all columns are summed: to put these in order takes longer
+        if not self._finite or m < few:
             columns = self._tiled(xp.arange(n, device=on), isolated[0])
             every = xp.arange(columns.names.shape[0] - 1, device=on)
-            for start in range(0, m, FEW):
-                yield xp.arange(start, min(m, start + FEW), device=on)[None, :], every[None, :], columns
+            for start in range(0, m, few):
+                yield xp.arange(start, min(m, start + few), device=on)[None, :], every[None, :], columns
             return
         size, height = many if 32 * m >= n else isolated
-        found, columns = self._in_order(size)
+        if size not in self._made:
+            found = index(self.columns.points, self.columns.log_weights, size)
+            self._made[size] = found, self._tiled(found.order, size)
+        found, columns = self._made[size]
         where, none = order(rows, max(height, 8)), columns.names.shape[0] - 1
         group = 32 * height  # rows that are first looked at together
         step = max(1, (1 << 17) // none) * group  # lists take 200 bytes a pair of tiles

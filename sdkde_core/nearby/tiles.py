@@ -9,8 +9,6 @@ from array_api_compat import array_namespace
 
 from .order import by_tile, in_blocks, order
 
-__all__ = ["TOGETHER", "Index", "Tiles", "index"]
-
 #: Tiles of columns that are first looked at together.
 TOGETHER = 16
 
@@ -28,25 +26,13 @@ class Tiles(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Columns in order.
+    """Columns in order."""
 
-    Parameters
-    ----------
-    order : (n,) array
-        Of the columns as they came.
-    size : int
-        Columns of a tile, but for the last one.
-    fine, coarse : Tiles
-        Tiles, and :data:`TOGETHER` of them at a time.
-    log_weight : float
-        Log of the weights' sum.
-    """
-
-    order: Any
-    size: int
+    order: Any  # (n,), of the columns as they came
+    size: int  # columns of a tile, but for the last one
     fine: Tiles
-    coarse: Tiles
-    log_weight: float
+    coarse: Tiles  # :data:`TOGETHER` tiles at a time
+    log_weight: float  # log of the weights' sum
 
 
 def index(points: Any, log_weights: Any, size: int, leaf: int = 0) -> Index:

@@ -13,11 +13,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from ..engine.columns import PackedColumns
+from ..engine.columns import PackedColumns, Range
 from ..engine.merge import concatenate, merge
 from ..protocol import Partial
-
-Range = tuple[int, int]
 
 
 class Task(NamedTuple):
@@ -25,8 +23,8 @@ class Task(NamedTuple):
 
     rows: Range
     columns: Range
-    # "pairs": both are near points, and the sums of the columns over the rows are a second result. "outliers": what
-    # blocks of pairs leave out, see PackedColumns.reduce_outliers.
+    # "pairs": both are near points, and the sums of the columns over the rows are a second result. "apart": what blocks
+    # of pairs leave out, as of PackedColumns.reduce_apart. Of both kinds points are numbered with near ones first.
     kind: str = "rows"
 
     @property
@@ -63,18 +61,19 @@ def tasks_of(packed: PackedColumns, parts: int, some: Range | None = None) -> li
     if some is not None or not packed.takes_pairs:
         first, last = some or (0, n)
         return [Task((first + a, first + b), (0, n)) for a, b in shares(last - first, parts)]
-    blocks = shares(packed.n_near, 8 if packed.n_near < 1 << 21 else 16)
+    near = packed.n_near
+    blocks = shares(near, 8 if near < 1 << 21 else 16)
     tasks = [Task(rows, columns, "pairs") for j, columns in enumerate(blocks) for rows in blocks[: j + 1]]
-    first, last = packed.left_out
-    return tasks + [Task((first + a, first + b), (0, n), "outliers") for a, b in shares(last - first, 8)]
+    tasks += [Task(rows, (near, n), "apart") for rows in blocks if packed.far_adds]
+    return tasks + [Task((near + a, near + b), (0, n), "apart") for a, b in shares(n - near, 8)]
 
 
 def run(packed: PackedColumns, task: Task) -> tuple[Sequence[Partial], int]:
     """Return the results of a task, one or two, and how many outliers were summed apart."""
     if task.kind == "pairs":
         return packed.reduce_pairs(task.rows, task.columns), packed.n_far
-    if task.kind == "outliers":
-        return [packed.reduce_outliers(*task.rows)], packed.n_far
+    if task.kind == "apart":
+        return [packed.reduce_apart(task.rows, task.columns)], packed.n_far
     partial, apart = packed.reduce(some=task.rows)
     return [partial], apart
 
@@ -82,18 +81,12 @@ def run(packed: PackedColumns, task: Task) -> tuple[Sequence[Partial], int]:
 def joined(packed: PackedColumns, tasks: Sequence[Task], results: Sequence[Sequence[Partial]]) -> Partial:
     """Return the sums of all rows, from the results of every task."""
     found: dict[Range, dict[Range, Partial]] = {}
-    outliers = []
     for task, result in zip(tasks, results, strict=True):
-        if task.kind == "outliers":
-            outliers.append(result[0])
-            continue
         found.setdefault(task.rows, {})[task.columns] = result[0]
         if task.kind == "pairs" and task.rows != task.columns:
             found.setdefault(task.columns, {})[task.rows] = result[1]
-    rows = [merge([found[here][there] for there in sorted(found[here])]) for here in sorted(found)]
-    if tasks[0].kind == "rows":
-        return concatenate(rows)
-    return packed.join_pairs(rows, concatenate(outliers) if outliers else None)
+    whole = concatenate([merge([found[here][there] for there in sorted(found[here])]) for here in sorted(found)])
+    return whole if tasks[0].kind == "rows" else packed.in_order(whole)
 
 
 def dealt(tasks: Sequence[Task], parts: int) -> list[list[int]]:
