@@ -66,7 +66,7 @@ SQRT_LOG2E = tl.constexpr(1.2011224087864498)
 
 _SIZES = """
 n m d own padded row_padded column_padded columns_per_split splits first top height tile_rows tile_columns length
-leaf_count node_count none factor constant
+leaf_count node_count none factor constant kind
 """
 sized = triton.jit(do_not_specialize=_SIZES.split())
 

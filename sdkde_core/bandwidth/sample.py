@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
 from ..arrays import Array, device_name, quiet, to_host
+from ..choice import registry
 from ..choice.hardware import cpu_threads
 from ..engine.threads import map_threads
 from .matrix import like
+
+
+class Kernels(NamedTuple):
+    """What :class:`~sdkde_core.protocol.CriteriaBackend` has, for a device."""
+
+    left_out: Callable[..., tuple[Array, Array, Array]]
+    climb: Callable[..., tuple[Array, Array, Array]]
 
 
 class Sample:
@@ -45,6 +55,18 @@ class Sample:
             return arrays
         xp = array_namespace(self.x)
         return tuple(xp.asarray(array, device=device(self.x)) for array in arrays)
+
+    @functools.cached_property
+    def kernels(self) -> Kernels | None:
+        """Those of a backend with the feature ``"criteria"``, if there is one for the samples' device."""
+        device = device_name(self.x)
+        for record in registry.records() if device.startswith("cuda") else ():
+            if record.ok and record.info is not None and "criteria" in record.info.features:
+                backend: Any
+                backend, support = registry.start(record.info, device)
+                if support.ok:
+                    return Kernels(*(functools.partial(f, device=device) for f in (backend.left_out, backend.climb)))
+        return None
 
     def thinned(self, most: int, rng: np.random.Generator) -> tuple[Array, Array | None]:
         """Return at most so many samples (k, d), in units of ``unit``, on the host; and their weights (k,) or None.

@@ -17,7 +17,7 @@ estimates too. The scale is each method's own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from ..arrays import Array, to_host
 from ..engine.products import on_this_thread, product
 from .normal import normal_reference
-from .recorded import recorded
-from .sample import Sample
+from .sample import Kernels, Sample
 
 #: How much longer than EM's the steps to the first scale are. There are few, as the likelihood alone would have kernels
 #: too narrow: where samples say little they stay near the normal reference, as wide as it is.
@@ -88,7 +87,8 @@ def find_shape(
         return None
     few = order[:most]
     w = weights[few] / weights[few].sum()
-    kernels, start = _Kernels(*sample.there(u[few], w)), normal_reference("kde", d, 1.0 / float(w @ w))
+    start = normal_reference("kde", d, 1.0 / float(w @ w))
+    kernels = _Kernels(*sample.there(u[few], w)) if sample.kernels is None else _Climber(u[few], w, sample.kernels)
     normal = kernels.distances(start * np.eye(d))
     kernels.without_the_far(normal)
     columns = kernels.scaled(normal, SCALE_LENGTHS)
@@ -123,7 +123,7 @@ class _Kernels:
     """Kernels of any covariance at samples.
 
     What products can sum is summed by them, and nothing else is of all pairs: on a CPU they are faster, and on a GPU
-    each operation costs its launch.
+    without a backend for it each operation costs its launch.
     """
 
     def __init__(self, u: Any, weights: Any) -> None:
@@ -136,8 +136,6 @@ class _Kernels:
         self.logs = xp.where(self.itself, xp.full_like(logs, -math.inf), logs)
         self.columns = xp.concat([ones, 2.0 * u], axis=1)
         self.weights = xp.astype(weights[:, None], xp.float32 if self.on_host else xp.float64)
-        self._responses: Callable[..., Any] | None = None  # as recorded, once it is asked for
-        self._near: Callable[..., Any] | None = None
         self.count(self.w)
 
     def count(self, rows: Array) -> None:
@@ -146,9 +144,7 @@ class _Kernels:
 
     def fit(self, factor: NDArray[Any], inverse: NDArray[Any]) -> _Fit:
         """What kernels of that factor say."""
-        given = self.u, self.logs, self.columns, self.shares, self._there(inverse.T)
-        self._responses = self._responses or recorded(_responses, *given)
-        moment, found = self._responses(*given)
+        moment, found = _responses(self.u, self.logs, self.columns, self.shares, self._there(inverse.T))
         moment = inverse @ to_host(moment) @ inverse.T
         return _Fit(factor, inverse, (moment + moment.T) / 2, found)
 
@@ -186,9 +182,13 @@ class _Kernels:
 
         Far samples would have the kernels reach as far.
         """
-        logs = np.log(self._sums(distances, 1.0)[0]) - distances.least - np.log1p(-self.w)
+        logs = self._logs(distances)
         rows = self.w * np.exp(np.minimum(logs - np.quantile(logs, 0.03), 0.0))
         self.count(rows / rows.sum())
+
+    def _logs(self, distances: _Distances) -> Array:
+        """Log p̂₋ᵢ(u_i) but for a constant."""
+        return np.log(self._sums(distances, 1.0)[0]) - distances.least - np.log1p(-self.w)
 
     def scaled(self, distances: _Distances, lengths: Sequence[float]) -> _Fit:
         """Raise the likelihood by the scale of kernels of that factor; one product is less than a :meth:`fit`."""
@@ -203,9 +203,7 @@ class _Kernels:
     def _sums(self, distances: _Distances, c: float) -> Array:
         """Each row's sums of w_j exp(−c q), and of that times q, q ≥ 0 beyond its least: (2, n)."""
         rate = self.xp.astype(self._there(np.array([-c])), self.weights.dtype)
-        given = distances.beyond, self.weights, rate
-        self._near = self._near or recorded(_near, *given)
-        return to_host(self._near(*given)).T.astype(np.float64)
+        return to_host(_near(distances.beyond, self.weights, rate)).T.astype(np.float64)
 
     def _there(self, x: Array) -> Any:
         """A small host array where the samples are."""
@@ -226,6 +224,44 @@ class _Kernels:
         mean = float(differences @ rows)
         error = math.sqrt(float(rows**2 @ (differences - mean) ** 2))
         return (mean - more * float(rows @ rows)) / error if error > 0 else 0.0
+
+
+class _Climber(_Kernels):
+    """The same by a backend's kernels: all steps of a scale, or of a scale per column, are launched at once."""
+
+    def __init__(self, u: Array, weights: Array, kernels: Kernels) -> None:
+        self.u, self.w, self.rows, self.d, self._by = u, weights, weights, u.shape[1], kernels
+
+    def count(self, rows: Array) -> None:
+        self.rows = rows
+
+    def fit(self, factor: NDArray[Any], inverse: NDArray[Any]) -> _Fit:
+        return self._climbed(factor, inverse, (), True)
+
+    def judged(self, fit: _Fit) -> _Fit:
+        return fit
+
+    def climb(self, fit: _Fit, free: str) -> _Fit:
+        if free == "matrix":  # whose moment is turned to its axes on the host
+            return super().climb(fit, free)
+        return self._climbed(fit.factor, fit.inverse, LENGTHS, free == "scale")
+
+    def distances(self, factor: NDArray[Any]) -> Any:
+        return factor
+
+    def _logs(self, distances: Any) -> Array:
+        return np.asarray(self.fit(distances, np.linalg.inv(distances)).logs)
+
+    def scaled(self, distances: Any, lengths: Sequence[float]) -> _Fit:
+        return self._climbed(distances, np.linalg.inv(distances), lengths, True)
+
+    def _climbed(self, factor: NDArray[Any], inverse: NDArray[Any], lengths: Sequence[float], common: bool) -> _Fit:
+        given = product(self.u, inverse.T), self.w, self.rows, lengths, LEAST, common
+        rates, moment, logs = self._by.climb(*given)
+        scale = np.sqrt(rates)
+        factor, inverse = factor / scale, inverse * scale[:, None]
+        logs = logs - np.log1p(-self.w) - np.linalg.slogdet(factor)[1]
+        return _Fit(factor, inverse, (moment + moment.T) / 2, None, logs)
 
 
 def _responses(u: Any, logs: Any, columns: Any, shares: Any, turned: Any) -> tuple[Any, Any]:
