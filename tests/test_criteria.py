@@ -66,8 +66,9 @@ def test_criteria_are_those_of_the_array_code(n, d, kind, method):
     for i, want in enumerate(Pairs(u, weights, method).at(bandwidths)):
         scale, expected = np.maximum(want.log_density, logs[i]), want.sign * np.ones(n)
         off = signs[i] * np.exp(logs[i] - scale) - expected * np.exp(want.log_density - scale)
-        # A Laplace estimate may cancel.
-        allowed = 1e-5 * (1 + abs(want.log_density)) * (1 if method != "laplace" else 100)
+        # A Laplace estimate may cancel, and coordinates of 20 are rounded to 1e-6, 1e-4 of the narrowest bandwidth.
+        rough = method == "laplace" or bandwidths[i] < 0.1
+        allowed = (1e-3 if rough else 1e-5) * (1 + abs(want.log_density))
         np.testing.assert_array_less(abs(off), allowed)
         assert squares[i] == pytest.approx(want.log_square, rel=1e-6, abs=1e-5)
 

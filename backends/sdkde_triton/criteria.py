@@ -130,8 +130,8 @@ def criteria_kernel(
                 moved += away * away
             everyone = tl.load(moves + d * size + j)[None, :]
             rest = everyone - own[:, None] * tl.exp(-rate * apart)
-            # Sample j itself stays: less than its weight is rounding.
-            t = 0.5 * everyone / tl.maximum(rest, tl.maximum(w, 1e-30))
+            # Sample j itself stays: less than its weight is rounding. A square of 1e8 does not overflow.
+            t = tl.minimum(0.5 * everyone / tl.maximum(rest, tl.maximum(w, 1e-30)), 1e8)
             p = t + 0.5
             far = p * (p * apart - 2.0 * t * along) + t * t * pulls[None, :]
             far = tl.where(others, far, FAR)
@@ -252,13 +252,14 @@ def climb(
     (n, d), rows = u.shape, 4
     most = max(512, 1 << (n - 1).bit_length())
     programs, head = -(-n // rows), int(HEAD.value)
-    given = np.zeros(head + most * (2 + d))
+    size = head + most * (2 + d)
+    given = np.zeros(size + d + d * d + n)
     given[: len(lengths)], given[head - 1] = lengths, least
     given[head : head + n], given[head + most : head + most + n] = np.log(weights), shares
-    given[head + 2 * most :].reshape(d, most)[:, :n] = u.T
+    given[head + 2 * most : size].reshape(d, most)[:, :n], given[size : size + d] = u.T, 1.0
     there = torch.from_numpy(given).to(device)
     with on_device(there):
-        out = torch.ones(d + d * d + n, dtype=torch.float64, device=there.device)
+        out = there[size:]  # as aligned as that
         partial = torch.empty(programs * d * d, dtype=torch.float64, device=there.device)
         for step, kind in [*enumerate([0 if common else 1] * len(lengths)), (0, 2)]:
             grid = programs, 1 if kind == 0 else d

@@ -123,13 +123,17 @@ class Sample:
             threads = cpu_threads() if self.x.size >= 1 << 18 else 1
             found = map_threads(quiet(lambda part: np.quantile(part, (0.25, 0.75), axis=0)), parts, threads)
             return tuple(np.concatenate(found, axis=1))
-        order = xp.argsort(self.x, axis=0)  # (n, d)
-        if self.weights is None:
-            weights = xp.full_like(self.x, 1.0 / self.n)
-        else:
-            weights = xp.reshape(xp.take(self.weights, xp.reshape(order, (-1,))), order.shape)
-        reached, ordered = xp.cumulative_sum(weights, axis=0), xp.take_along_axis(self.x, order, axis=0)
         result = []
+        if self.weights is None:
+            ordered = xp.sort(self.x, axis=0)
+            for place in (0.25 * (self.n - 1), 0.75 * (self.n - 1)):
+                k = int(place)
+                low, high = ordered[k, :], ordered[min(k + 1, self.n - 1), :]
+                result.append(low + (place - k) * (high - low))
+            return result[0], result[1]
+        order = xp.argsort(self.x, axis=0)  # (n, d)
+        weights = xp.reshape(xp.take(self.weights, xp.reshape(order, (-1,))), order.shape)
+        reached, ordered = xp.cumulative_sum(weights, axis=0), xp.take_along_axis(self.x, order, axis=0)
         for p in (0.25, 0.75):
             share = xp.clip(reached * self.n_eff - p * (self.n_eff - 1), 0.0, 1.0)
             share = xp.concat([share[:1, :], share[1:, :] - share[:-1, :]], axis=0)

@@ -169,7 +169,9 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
     rng = np.random.default_rng(SEED)
     x, counts = sample.thinned(most_of(sample.d), rng)
     u = np.clip(x / (spreads / sample.unit), -1e150, 1e150)  # the range of a column may overflow in them
-    u = _without_gaps(u - np.median(u, axis=0))
+    ordered = np.sort(u, axis=0)
+    middle = 0.5 * (ordered[(len(u) - 1) // 2] + ordered[len(u) // 2])
+    u = _without_gaps(u - middle, ordered[-1] - ordered[0])
     first = np.argsort(u[:, 0], kind="stable")
     if (np.diff(u[first, 0]) > 0).all():  # as nearly always: no two are equal, and they are sorted
         u, together = u[first], np.ones(len(u)) if counts is None else counts[first]
@@ -180,29 +182,29 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
     heard = together > 1e-16  # less adds nothing to sums of float32
     u, together = u[heard], together[heard]
     index = rng.permutation(len(u))
-    _spread_ties(u, together, rng)
+    _spread_ties(u, together, np.flatnonzero((ordered[1:] == ordered[:-1]).any(axis=0)), rng)
     return u, together, index
 
 
-def _spread_ties(u: Array, weights: Array, rng: np.random.Generator) -> None:
+def _spread_ties(u: Array, weights: Array, columns: NDArray[np.intp], rng: np.random.Generator) -> None:
     """Spread a value that several samples share, in a column, as widely as so many normal samples lie at their mode.
 
     Otherwise one column of categories, counts or mostly zeros, whose density is infinite, would have the criteria ask
     for the narrowest bandwidth in all columns.
     """
-    ordered = np.sort(u, axis=0)
-    for j in np.flatnonzero((ordered[1:] == ordered[:-1]).any(axis=0)):
+    for j in columns:
         _, inverse, counts = np.unique(u[:, j], return_inverse=True, return_counts=True)
-        share = np.where(counts > 1, np.bincount(inverse, weights=weights), 0.0)[inverse]
-        u[:, j] += math.sqrt(2 * math.pi) * share * (rng.random(len(u)) - 0.5)
+        if (counts > 1).any():  # not only in samples that are equal, and count as one
+            share = np.where(counts > 1, np.bincount(inverse, weights=weights), 0.0)[inverse]
+            u[:, j] += math.sqrt(2 * math.pi) * share * (rng.random(len(u)) - 0.5)
 
 
-def _without_gaps(u: Array, gap: float = 20.0) -> Array:
+def _without_gaps(u: Array, ranges: Array, gap: float = 20.0) -> Array:
     """Shorten the stretches of each column that have no samples to ``gap`` spreads: no bandwidth looks that far.
 
     Differences of coordinates then keep their digits in float32, and one sample far away does not rule the likelihood.
     """
-    for j in np.flatnonzero(np.ptp(u, axis=0) > gap):
+    for j in np.flatnonzero(ranges > gap):
         order = np.argsort(u[:, j], kind="stable")
         steps = np.diff(u[order, j], prepend=u[order[0], j])
         u[order, j] = np.cumsum(np.minimum(steps, gap))

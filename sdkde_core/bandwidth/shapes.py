@@ -54,7 +54,7 @@ class _Fit(NamedTuple):
     factor: NDArray[Any]  # L, (d, d), not triangular
     inverse: NDArray[Any]  # L⁻¹
     moment: Array  # (d, d) Σ_i a_i Σ_j r_ij v vᵀ, v = L⁻¹(u_i − u_j): the identity at the best H
-    found: Any  # (2, n) of each row the sum relative to its largest kernel, and the log of that; until the next fit
+    found: Any  # (2, n) of each row the sum relative to its largest kernel, and the log of that; by a backend its log
     logs: Any = None  # (n,) log p̂₋ᵢ(u_i), without (2π)^(−d/2), on the host; of the last fit of a climb
 
     @property
@@ -235,33 +235,33 @@ class _Climber(_Kernels):
     def count(self, rows: Array) -> None:
         self.rows = rows
 
-    def fit(self, factor: NDArray[Any], inverse: NDArray[Any]) -> _Fit:
-        return self._climbed(factor, inverse, (), True)
+    def fit(
+        self, factor: NDArray[Any], inverse: NDArray[Any], lengths: Sequence[float] = (), common: bool = True
+    ) -> _Fit:
+        """What kernels of that factor say, after steps of such lengths by the scales of its columns."""
+        u = product(self.u, inverse.T)
+        rates, moment, found = self._by.climb(u, self.w, self.rows, lengths, LEAST, common)
+        if lengths:
+            scale = np.sqrt(rates)
+            factor, inverse = factor / scale, inverse * scale[:, None]
+        return _Fit(factor, inverse, (moment + moment.T) / 2, found)
 
     def judged(self, fit: _Fit) -> _Fit:
-        return fit
+        return fit._replace(logs=fit.found - np.log1p(-self.w) - np.linalg.slogdet(fit.factor)[1])
 
     def climb(self, fit: _Fit, free: str) -> _Fit:
         if free == "matrix":  # whose moment is turned to its axes on the host
             return super().climb(fit, free)
-        return self._climbed(fit.factor, fit.inverse, LENGTHS, free == "scale")
+        return self.judged(self.fit(fit.factor, fit.inverse, LENGTHS, free == "scale"))
 
     def distances(self, factor: NDArray[Any]) -> Any:
         return factor
 
     def _logs(self, distances: Any) -> Array:
-        return np.asarray(self.fit(distances, np.linalg.inv(distances)).logs)
+        return np.asarray(self.judged(self.fit(distances, np.linalg.inv(distances))).logs)
 
     def scaled(self, distances: Any, lengths: Sequence[float]) -> _Fit:
-        return self._climbed(distances, np.linalg.inv(distances), lengths, True)
-
-    def _climbed(self, factor: NDArray[Any], inverse: NDArray[Any], lengths: Sequence[float], common: bool) -> _Fit:
-        given = product(self.u, inverse.T), self.w, self.rows, lengths, LEAST, common
-        rates, moment, logs = self._by.climb(*given)
-        scale = np.sqrt(rates)
-        factor, inverse = factor / scale, inverse * scale[:, None]
-        logs = logs - np.log1p(-self.w) - np.linalg.slogdet(factor)[1]
-        return _Fit(factor, inverse, (moment + moment.T) / 2, None, logs)
+        return self.judged(self.fit(distances, np.linalg.inv(distances), lengths))
 
 
 def _responses(u: Any, logs: Any, columns: Any, shares: Any, turned: Any) -> tuple[Any, Any]:
