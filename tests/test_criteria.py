@@ -122,7 +122,7 @@ def test_kernels_that_fail_are_done_without(monkeypatch):
 @pytest.mark.parametrize("d", [1, 2, 5, 16, 33, 64])
 def test_the_choice_on_a_card_is_that_on_the_cpu(monkeypatch, d, kind, method):
     monkeypatch.setenv("SDKDE_CHECK", "1")  # nothing else answers in the kernels' place
-    for n in (5, 200, 3000):
+    for n in (5, 200, 6000):
         x, weights = drawn(n, d, kind)
         weights = weights if kind == "weighted" else None
         on_card = torch.from_numpy(x).cuda()

@@ -98,7 +98,7 @@ def criteria_kernel(
 ):
     """At one bandwidth log |p̂₋ᵢ|, its sign for laplace, and a program's part of ∫p̂², without what is the host's.
 
-    Of each, ``length`` = 2 n + programs numbers.
+    ``length`` numbers of each bandwidth.
     """
     i, size = tl.program_id(0) * ROWS + tl.arange(0, ROWS), padded // BLOCK * BLOCK
     bandwidth = tl.program_id(1)
@@ -156,7 +156,7 @@ def criteria_kernel(
     if LAPLACE:
         tl.store(out + n + i, tl.where(sums > 0, 1.0, tl.where(sums < 0, -1.0, 0.0)), mask=i < n)
     parts = tl.load(weights + i) * (square + own).to(tl.float64)
-    tl.store(out + 2 * n + tl.program_id(0), tl.sum(parts, 0))
+    tl.store(out + length - tl.num_programs(0) + tl.program_id(0), tl.sum(parts, 0))
 
 
 def left_out(
@@ -164,8 +164,8 @@ def left_out(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """See :class:`sdkde_core.protocol.CriteriaBackend`."""
     (n, d), count, rows = u.shape, len(bandwidths), 32
-    padded, programs, moved = -(-n // 128) * 128, -(-n // rows), method == "sdkde"
-    sizes = n, d, padded
+    padded, programs, moved, laplace = -(-n // 128) * 128, -(-n // rows), method == "sdkde", method == "laplace"
+    sizes, length = (n, d, padded), n * (1 + laplace) + programs
     head: int = HEAD.value
     given = np.zeros(head + padded * (1 + d))
     given[:count], given[head - 1] = 0.5 / np.square(bandwidths), 1e-9 * weights.min()
@@ -176,19 +176,19 @@ def left_out(
     with on_device(there):
         squares = torch.empty(padded * (padded + 1 + d), **single)
         moves = torch.empty(count * (d + 1) * padded if moved else 1, **single)
-        out = torch.empty((count, 2 * n + programs), dtype=torch.float64, device=there.device)
+        out = torch.empty((count, length), dtype=torch.float64, device=there.device)
         launch(squares_kernel, (padded // 8, 1), (there, squares, *sizes), (8, 128), _CONFIG)
         if moved:
             splits = -(-d // 16)
             grid = padded // rows, count * splits
             launch(moves_kernel, grid, (there, squares, moves, *sizes, splits), (rows, 64), _CONFIG)
-        before, flags = (there, squares, moves, out), (moved, method == "laplace", rows, 64)
-        launch(criteria_kernel, (programs, count), (*before, *sizes, 2 * n + programs), flags, _CONFIG)
+        before, flags = (there, squares, moves, out), (moved, laplace, rows, 64)
+        launch(criteria_kernel, (programs, count), (*before, *sizes, length), flags, _CONFIG)
         found = out.cpu().numpy()
-    signs = found[:, n : 2 * n] if method == "laplace" else np.ones((count, n))
+    signs = found[:, n : 2 * n] if laplace else np.ones((count, n))
     dimensions = d * np.log(bandwidths)
     logs = found[:, :n] - np.log1p(-weights) - dimensions[:, None]
-    squared = np.log(np.maximum(found[:, 2 * n :].sum(1), 1e-300)) - dimensions - 0.5 * d * np.log(2.0)
+    squared = np.log(np.maximum(found[:, -programs:].sum(1), 1e-300)) - dimensions - 0.5 * d * np.log(2.0)
     return logs, signs, squared
 
 
