@@ -136,17 +136,23 @@ class _Kernels:
         self.logs = xp.where(self.itself, xp.full_like(logs, -math.inf), logs)
         self.columns = xp.concat([ones, 2.0 * u], axis=1)
         self.weights = xp.astype(weights[:, None], xp.float32 if self.on_host else xp.float64)
-        self.count(self.w)
-
-    def count(self, rows: Array) -> None:
-        """Take the samples' shares in the likelihood, Σ = 1."""
-        self.rows, self.shares = rows, self._there(rows[:, None])
+        self.rows = self.w  # the samples' shares in the likelihood
 
     def fit(self, factor: NDArray[Any], inverse: NDArray[Any]) -> _Fit:
         """What kernels of that factor say."""
-        moment, found = _responses(self.u, self.logs, self.columns, self.shares, self._there(inverse.T))
-        moment = inverse @ to_host(moment) @ inverse.T
-        return _Fit(factor, inverse, (moment + moment.T) / 2, found)
+        xp, shares = self.xp, self._there(self.rows[:, None])
+        v = _product(self.u, self._there(inverse.T))
+        norms = xp.sum(0.5 * v * v, axis=1)
+        logs = _product(v, v.T) + (self.logs - norms)  # less, in each row, its sample's norm
+        most = xp.max(logs, axis=1)
+        near = logs - most[:, None]
+        # Single precision takes a CPU half the time; on a GPU two conversions cost more.
+        near = xp.exp(near.astype(np.float32)).astype(np.float64) if self.on_host else xp.exp(near)
+        sums = _product(near, self.columns)
+        share = shares / sums[:, :1]
+        both = shares + _product(share.T, near).T
+        moment = inverse @ to_host(_product(self.u.T, both * self.u - share * sums[:, 1:])) @ inverse.T
+        return _Fit(factor, inverse, (moment + moment.T) / 2, xp.stack([sums[:, 0], most - norms]))
 
     def judged(self, fit: _Fit) -> _Fit:
         """The last fit, with what it says of every sample."""
@@ -184,7 +190,7 @@ class _Kernels:
         """
         logs = self._logs(distances)
         rows = self.w * np.exp(np.minimum(logs - np.quantile(logs, 0.03), 0.0))
-        self.count(rows / rows.sum())
+        self.rows = rows / rows.sum()
 
     def _logs(self, distances: _Distances) -> Array:
         """Log p̂₋ᵢ(u_i) but for a constant."""
@@ -202,8 +208,9 @@ class _Kernels:
 
     def _sums(self, distances: _Distances, c: float) -> Array:
         """Each row's sums of w_j exp(−c q), and of that times q, q ≥ 0 beyond its least: (2, n)."""
-        rate = self.xp.astype(self._there(np.array([-c])), self.weights.dtype)
-        return to_host(_near(distances.beyond, self.weights, rate)).T.astype(np.float64)
+        near = self.xp.exp(distances.beyond * -c)
+        sums = [_product(terms, self.weights) for terms in (near, near * distances.beyond)]
+        return to_host(self.xp.concat(sums, axis=1)).T.astype(np.float64)
 
     def _there(self, x: Array) -> Any:
         """A small host array where the samples are."""
@@ -232,9 +239,6 @@ class _Climber(_Kernels):
     def __init__(self, u: Array, weights: Array, kernels: Kernels) -> None:
         self.u, self.w, self.rows, self.d, self._by = u, weights, weights, u.shape[1], kernels
 
-    def count(self, rows: Array) -> None:
-        self.rows = rows
-
     def fit(
         self, factor: NDArray[Any], inverse: NDArray[Any], lengths: Sequence[float] = (), common: bool = True
     ) -> _Fit:
@@ -262,34 +266,6 @@ class _Climber(_Kernels):
 
     def scaled(self, distances: Any, lengths: Sequence[float]) -> _Fit:
         return self.judged(self.fit(distances, np.linalg.inv(distances), lengths))
-
-
-def _responses(u: Any, logs: Any, columns: Any, shares: Any, turned: Any) -> tuple[Any, Any]:
-    """The moment, and what the kernels say of left-out samples.
-
-    That is Σ_i a_i Σ_j r_ij (u_i − u_j)(u_i − u_j)ᵀ, (d, d), not symmetric yet; and each row's sum relative to its
-    largest kernel, and the log of that, (2, n). Arguments: u (n, d); ``logs`` of w_j (n, n), −∞ for j = i; ``columns``,
-    ones and 2 u, (n, 1 + d); ``shares`` a_i (n, 1); the transpose of L⁻¹ (d, d).
-    """
-    xp = array_namespace(u)
-    v = _product(u, turned)
-    norms = xp.sum(0.5 * v * v, axis=1)
-    logs = _product(v, v.T) + (logs - norms)  # less, in each row, its sample's norm
-    most = xp.max(logs, axis=1)
-    near = logs - most[:, None]
-    # Single precision takes a CPU half the time; on a GPU two conversions cost more.
-    near = xp.exp(near.astype(np.float32)).astype(np.float64) if isinstance(near, np.ndarray) else xp.exp(near)
-    sums = _product(near, columns)
-    share = shares / sums[:, :1]
-    both = shares + _product(share.T, near).T
-    return _product(u.T, both * u - share * sums[:, 1:]), xp.stack([sums[:, 0], most - norms])
-
-
-def _near(beyond: Any, weights: Any, rate: Any) -> Any:
-    """Each row's sums of exp(rate q) and of that times q, (n, 2)."""
-    xp = array_namespace(beyond)
-    near = xp.exp(beyond * rate)
-    return xp.concat([_product(terms, weights) for terms in (near, near * beyond)], axis=1)
 
 
 def _product(a: Any, b: Any) -> Any:
