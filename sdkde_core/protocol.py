@@ -25,7 +25,7 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -45,6 +45,7 @@ __all__ = [
     "BackendInfo",
     "BackendUnavailable",
     "Columns",
+    "CriteriaBackend",
     "DeviceOutOfMemory",
     "LineBackend",
     "PairsBackend",
@@ -70,7 +71,7 @@ PRECISIONS = ("fast", "high", "float64")
 ARRAYS = ("numpy", "torch")
 
 #: What a backend may have besides plain sums; it is only asked for what its ``features`` list. ``Problem.requires``
-#: carries those that the answer depends on: all but the last three, which are other ways to ask for the same. With
+#: carries those that the answer depends on: all but the last four, which are other ways to ask for the same. With
 #: ``"pairs"`` in it ``supports`` is asked whether each φ is computed once for both of its points.
 FEATURES: Mapping[str, str] = {
     "weights": "the columns' log weights differ from one another (without it they are all equal)",
@@ -80,6 +81,7 @@ FEATURES: Mapping[str, str] = {
     "range": "the rows are some of the points: Problem.same with m < n, from the point own_offset on",
     "pairs": "reduce_pairs: what two ranges of the points are to each other, each φ computed once; MEAN only",
     "line": "whiten, moved and density: what comes before and after the sums, by its own kernels; on CUDA devices",
+    "criteria": "left_out and climb: what bandwidths say of left-out samples, by its own kernels; on CUDA devices",
 }
 
 #: Names of kernels, as scikit-learn has them, and K(r), r in bandwidths. All are 1 at 0; ``"gaussian"`` and
@@ -419,6 +421,48 @@ class LineBackend(Backend, TypingProtocol):
         """Return exp(ℓ + constant), or ℓ + constant for ``log``, (m,) of a dtype of PyTorch's, float32 or float64.
 
         ℓ as :meth:`reduce` has it, of LOG_SUM; None where another way is to be taken.
+        """
+
+
+class CriteriaBackend(Backend, TypingProtocol):
+    """A backend with the feature ``"criteria"``: a bandwidth is chosen from samples on a CUDA device in a few launches.
+
+    Arrays are NumPy's, float64: at most some thousand samples (n, d), with positive weights (n,) that sum to 1. φ_ij is
+    exp(−r²_ij / 2h²). Six digits of every result are enough.
+    """
+
+    def left_out(
+        self, u: Any, weights: Any, bandwidths: Sequence[float], method: str, device: str
+    ) -> tuple[Any, Any, Any]:
+        """Return log |p̂₋ᵢ(u_i)| and its sign (k, n), and log ∫p̂² (k,), at k bandwidths, at most 60.
+
+        Without (2π)^(−d/2). For ``"kde"`` p̂₋ᵢ(u_i) = Σ_{j≠i} w_j φ_ij / (1 − w_i) h^−d, for ``"laplace"`` the same with
+        the factor 1 + d/2 − r²_ij / 2h²; for ``"sdkde"`` of the others, moved by half their shift, as if u_i were not
+        there. ∫p̂² is of all samples: a KDE of the (moved) samples at √2 h, for ``"laplace"`` with the factor
+        1 + d/2 − q/2 + (q² − 2(d+2) q + d(d+2))/16, q = r²/2h².
+        """
+
+    def climb(
+        self,
+        u: Any,
+        weights: Any,
+        shares: Any,
+        lengths: Sequence[float],
+        least: float,
+        common: bool,
+        device: str,
+    ) -> tuple[Any, Any, Any]:
+        """Raise Σ_i a_i log Σ_{j≠i} w_j exp(−½ Σ_k g_k (u_ik − u_jk)²) |g|^½ by its precisions g, of 1 before.
+
+        One step for each of ``lengths``: log g_k falls by that times log m_k, m_k at least ``least``, but by no more
+        than 5, nor by less than −5. m is the diagonal of the moment; if ``common``, its mean. ``shares`` (n,) are a.
+        Distances are float64. At most 32 lengths and 1,024 samples.
+
+        Returns
+        -------
+        tuple of arrays
+            g (d,); the moment there, Σ_i a_i Σ_j r_ij v_ij v_ijᵀ (d, d), v_ij = g^½ (u_i − u_j) and r_ij the share of
+            sample j in the sum; and the log of that sum, (n,), without g's determinant.
         """
 
 

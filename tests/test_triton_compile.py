@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import triton
 from sdkde_autotune import records
 from sdkde_autotune.lookup import TABLES
-from sdkde_triton import choose, space, tunables
+from sdkde_triton import choose, criteria, space, tunables
 from sdkde_triton.bounds import Form, merges, packed_dimensions
 from sdkde_triton.tunables import Launch
 from triton.backends.compiler import GPUTarget
@@ -136,6 +136,30 @@ def test_lists(kernel, constants, d, capability):
     compiled = triton.compile(
         source, target=GPUTarget("cuda", capability, 32), options=space.Config(1, 1, 4, 1).options
     )
+    assert tunables.usage(compiled.asm["cubin"])[1] <= tunables.SPILLS
+
+
+_FP64 = dict.fromkeys(("given", "out", "partial"), "*fp64") | dict.fromkeys(("squares", "moves"), "*fp32")
+
+
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
+@pytest.mark.parametrize(
+    ("kernel", "constants"),
+    [
+        ("squares_kernel", {"ROWS": 8, "BLOCK": 128}),
+        ("moves_kernel", {"ROWS": 32, "BLOCK": 64}),
+        ("criteria_kernel", {"MOVED": True, "LAPLACE": False, "ROWS": 32, "BLOCK": 64}),
+        ("criteria_kernel", {"MOVED": False, "LAPLACE": True, "ROWS": 32, "BLOCK": 64}),
+        ("climb_kernel", {"ROWS": 4, "MOST": 512}),
+        ("step_kernel", {"MOST": 512}),
+    ],
+)
+def test_criteria(kernel, constants, capability):
+    found = getattr(criteria, kernel)
+    signature = {name: "constexpr" if name in constants else _FP64.get(name, "i32") for name in found.arg_names}
+    source = ASTSource(found, signature=signature, constexprs=constants)
+    options = space.Config(1, 1, 4, 1).options
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     assert tunables.usage(compiled.asm["cubin"])[1] <= tunables.SPILLS
 
 

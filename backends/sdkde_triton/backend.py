@@ -12,7 +12,7 @@ import torch
 from sdkde_core.plugin import PerStream, empty, in_slabs, on_device, rounded
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support, Whitened
 
-from . import bounds, launch, price, products
+from . import bounds, criteria, launch, price, products
 from . import near as nearby
 from . import whiten as whitening
 from .compiled import INTERPRETED, LaunchFailed, no_compiler
@@ -120,6 +120,9 @@ class TritonBackend:
     def density(self, problem: Problem, queries: Any, state: _State, constant: float, log: bool, dtype: Any) -> Any:
         """Return the density in the user's dtype by LOG_SUM's launches."""
         return self._ended(problem, state.points if queries is None else queries, state, (constant, log, dtype))
+
+    left_out = staticmethod(criteria.left_out)
+    climb = staticmethod(criteria.climb)
 
     def _ended(self, problem: Problem, points: torch.Tensor, state: _State, end: launch.End) -> torch.Tensor | None:
         """Sum with another end, of rows that come at once over all columns."""

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, device, is_torch_array
 from numpy.typing import NDArray
 
 from ..arrays import Array, device_name, quiet, to_host
+from ..choice import registry
 from ..choice.hardware import cpu_threads
 from ..engine.threads import map_threads
 from .matrix import like
+
+
+class Kernels(NamedTuple):
+    """What :class:`~sdkde_core.protocol.CriteriaBackend` has, for a device."""
+
+    left_out: Callable[..., tuple[Array, Array, Array]]
+    climb: Callable[..., tuple[Array, Array, Array]]
 
 
 class Sample:
@@ -45,6 +55,18 @@ class Sample:
             return arrays
         xp = array_namespace(self.x)
         return tuple(xp.asarray(array, device=device(self.x)) for array in arrays)
+
+    @functools.cached_property
+    def kernels(self) -> Kernels | None:
+        """Those of a backend with the feature ``"criteria"``, if there is one for the samples' device."""
+        device = device_name(self.x)
+        for record in registry.records() if device.startswith("cuda") else ():
+            if record.ok and record.info is not None and "criteria" in record.info.features:
+                backend: Any
+                backend, support = registry.start(record.info, device)
+                if support.ok:
+                    return Kernels(*(functools.partial(f, device=device) for f in (backend.left_out, backend.climb)))
+        return None
 
     def thinned(self, most: int, rng: np.random.Generator) -> tuple[Array, Array | None]:
         """Return at most so many samples (k, d), in units of ``unit``, on the host; and their weights (k,) or None.
@@ -101,11 +123,12 @@ class Sample:
             threads = cpu_threads() if self.x.size >= 1 << 18 else 1
             found = map_threads(quiet(lambda part: np.quantile(part, (0.25, 0.75), axis=0)), parts, threads)
             return tuple(np.concatenate(found, axis=1))
-        order = xp.argsort(self.x, axis=0)  # (n, d)
         if self.weights is None:
-            weights = xp.full_like(self.x, 1.0 / self.n)
-        else:
-            weights = xp.reshape(xp.take(self.weights, xp.reshape(order, (-1,))), order.shape)
+            places = 0.25 * (self.n - 1), 0.75 * (self.n - 1)
+            around = _around(self.x, [int(place) for place in places])
+            return tuple(low + (place % 1.0) * (high - low) for place, (low, high) in zip(places, around))
+        order = xp.argsort(self.x, axis=0)  # (n, d)
+        weights = xp.reshape(xp.take(self.weights, xp.reshape(order, (-1,))), order.shape)
         reached, ordered = xp.cumulative_sum(weights, axis=0), xp.take_along_axis(self.x, order, axis=0)
         result = []
         for p in (0.25, 0.75):
@@ -113,6 +136,26 @@ class Sample:
             share = xp.concat([share[:1, :], share[1:, :] - share[:-1, :]], axis=0)
             result.append(xp.sum(share * ordered, axis=0))
         return result[0], result[1]
+
+
+def _around(x: Any, ranks: list[int]) -> list[tuple[Any, Any]]:
+    """Of all columns of x (n, d) the values of these ranks, and the next ones: pairs of (d,).
+
+    On a CUDA device PyTorch sorts fewer than 128 long columns one after the other. All are sorted at once as integers
+    that begin with the column's number; that takes the place of a number's last bits.
+    """
+    xp, n, d = array_namespace(x), int(x.shape[0]), int(x.shape[1])
+    if n <= 4096 or n * d > 1 << 26 or not is_torch_array(x) or not x.is_cuda:
+        ordered = xp.sort(x, axis=0)
+        return [(ordered[k, :], ordered[k + 1, :]) for k in ranks]
+    room, most = (d - 1).bit_length(), (1 << 63) - 1
+    bits = x.T.contiguous().view(xp.int64)
+    keys = bits ^ ((bits >> 63) & most)  # ordered as the numbers are
+    column = (2 * xp.arange(d, device=x.device)[:, None] + 1 - (1 << room)) << (63 - room)
+    ordered = ((keys >> room) + column).reshape(-1).sort().values.view(d, n)
+    keys = (xp.concat([ordered[:, k : k + 2] for k in ranks], axis=1) - column) << room
+    values = (keys ^ ((keys >> 63) & most)).view(xp.float64)
+    return [(values[:, 2 * i], values[:, 2 * i + 1]) for i in range(len(ranks))]
 
 
 def drawn(n: int, most: int, rng: np.random.Generator) -> NDArray[np.intp]:

@@ -20,6 +20,7 @@ a few samples count, it gets the upper bound.
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Array, quiet
+from ..engine.failures import checks_always, raise_interrupt
 from ..engine.products import product
 from .normal import normal_reference, widest
 from .pairs import Left, Pairs
@@ -40,6 +42,8 @@ SEED = 20261122  # of the draw of the samples that criteria are summed over
 #: The bandwidths that are looked at are multiples e^(STEP k) of the best one for normal samples: k from −31 to 0, for
 #: "lscv" and "lcv" to 5. A first search takes every third.
 STEP = 0.15
+
+_logger = logging.getLogger("sdkde")
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +103,19 @@ def choose(sample: Sample, rule: str, spreads: Array) -> Selection:
 
     ``spreads``: the columns' shares in the bandwidth (d,), data units, where no other shape is chosen.
     """
+    if sample.kernels is not None:
+        try:
+            return _choose(sample, rule, spreads)
+        except Exception as error:  # a backend may raise anything
+            raise_interrupt(error)
+            if checks_always():
+                raise
+            _logger.debug("the criteria's kernels ended with %s: %s", type(error).__name__, error)
+            sample.kernels = None
+    return _choose(sample, rule, spreads)
+
+
+def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     method = sample.method
     u, weights, index = _distinct(sample, spreads)
     n = len(u)
@@ -115,8 +132,8 @@ def choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     steps = np.arange(-31, 1 if rule == "auto" else 6)
     if n >= 1000:  # then a search by 500 of them pays
         few = index[:500]
-        steps = _Looks(sample, u[few], weights[few] / weights[few].sum()).narrowed(rule, steps, n)
-    looks = _Looks(sample, u, weights)
+        steps = _Looks(sample, u[few], weights[few] / weights[few].sum(), steps).narrowed(rule, steps, n)
+    looks = _Looks(sample, u, weights, steps)
     if len(steps) >= 10:
         steps = looks.closely(rule, steps)
     losses = looks.at(steps)
@@ -152,7 +169,9 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
     rng = np.random.default_rng(SEED)
     x, counts = sample.thinned(most_of(sample.d), rng)
     u = np.clip(x / (spreads / sample.unit), -1e150, 1e150)  # the range of a column may overflow in them
-    u = _without_gaps(u - np.median(u, axis=0))
+    ordered = np.sort(u, axis=0)
+    middle = 0.5 * (ordered[(len(u) - 1) // 2] + ordered[len(u) // 2])
+    u = _without_gaps(u - middle, ordered[-1] - ordered[0])
     first = np.argsort(u[:, 0], kind="stable")
     if (np.diff(u[first, 0]) > 0).all():  # as nearly always: no two are equal, and they are sorted
         u, together = u[first], np.ones(len(u)) if counts is None else counts[first]
@@ -163,29 +182,29 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
     heard = together > 1e-16  # less adds nothing to sums of float32
     u, together = u[heard], together[heard]
     index = rng.permutation(len(u))
-    _spread_ties(u, together, rng)
+    _spread_ties(u, together, np.flatnonzero((ordered[1:] == ordered[:-1]).any(axis=0)), rng)
     return u, together, index
 
 
-def _spread_ties(u: Array, weights: Array, rng: np.random.Generator) -> None:
+def _spread_ties(u: Array, weights: Array, columns: NDArray[np.intp], rng: np.random.Generator) -> None:
     """Spread a value that several samples share, in a column, as widely as so many normal samples lie at their mode.
 
     Otherwise one column of categories, counts or mostly zeros, whose density is infinite, would have the criteria ask
     for the narrowest bandwidth in all columns.
     """
-    ordered = np.sort(u, axis=0)
-    for j in np.flatnonzero((ordered[1:] == ordered[:-1]).any(axis=0)):
+    for j in columns:
         _, inverse, counts = np.unique(u[:, j], return_inverse=True, return_counts=True)
-        share = np.where(counts > 1, np.bincount(inverse, weights=weights), 0.0)[inverse]
-        u[:, j] += math.sqrt(2 * math.pi) * share * (rng.random(len(u)) - 0.5)
+        if (counts > 1).any():  # not only in samples that are equal, and count as one
+            share = np.where(counts > 1, np.bincount(inverse, weights=weights), 0.0)[inverse]
+            u[:, j] += math.sqrt(2 * math.pi) * share * (rng.random(len(u)) - 0.5)
 
 
-def _without_gaps(u: Array, gap: float = 20.0) -> Array:
+def _without_gaps(u: Array, ranges: Array, gap: float = 20.0) -> Array:
     """Shorten the stretches of each column that have no samples to ``gap`` spreads: no bandwidth looks that far.
 
     Differences of coordinates then keep their digits in float32, and one sample far away does not rule the likelihood.
     """
-    for j in np.flatnonzero(np.ptp(u, axis=0) > gap):
+    for j in np.flatnonzero(ranges > gap):
         order = np.argsort(u[:, j], kind="stable")
         steps = np.diff(u[order, j], prepend=u[order[0], j])
         u[order, j] = np.cumsum(np.minimum(steps, gap))
@@ -194,16 +213,28 @@ def _without_gaps(u: Array, gap: float = 20.0) -> Array:
 
 
 class _Looks:
-    """Samples, and the criteria's terms at every step so far: e^(STEP k) of the best bandwidth for normal samples."""
+    """Samples, and the criteria's terms at every step so far: e^(STEP k) of the best bandwidth for normal samples.
 
-    def __init__(self, sample: Sample, u: Array, weights: Array) -> None:
+    Kernels sum all of ``steps`` at once.
+    """
+
+    def __init__(self, sample: Sample, u: Array, weights: Array, steps: NDArray[np.intp]) -> None:
         self.method, self.weights = sample.method, weights
         self.share = float(weights @ weights)  # of one sample, effectively
         asked = sample.method, sample.d, 1.0 / self.share
         self.unit = normal_reference(*asked) * widest(*asked)  # in spreads
-        x, w = sample.there(u, weights)
-        self.pairs = Pairs(x, w, sample.method)
         self.known: dict[int, Left] = {}
+        self._losses: dict[tuple[int, ...], _Losses] = {}
+        if sample.kernels is None:
+            x, w = sample.there(u, weights)
+            self.pairs = Pairs(x, w, sample.method)
+        else:
+            every = [int(step) for step in np.union1d(steps, np.arange(1, 6))]  # these are what _of_both may ask for
+            found = sample.kernels.left_out(u, weights, [self._bandwidth(step) for step in every], self.method)
+            self.known = dict(zip(every, map(Left, *found)))
+
+    def _bandwidth(self, step: int) -> float:
+        return self.unit * math.exp(STEP * step)
 
     def narrowed(self, rule: str, steps: NDArray[np.intp], n: int) -> NDArray[np.intp]:
         """The steps that may be plausible for n samples, by a search among every third step."""
@@ -252,10 +283,17 @@ class _Looks:
         return np.flatnonzero(np.max(scores, axis=0) > -6.0)
 
     def at(self, steps: NDArray[np.intp]) -> _Losses:
-        """Return what every sample adds to the criteria at these steps; sums are kept."""
-        new = [int(step) for step in steps if int(step) not in self.known]
-        self.known.update(zip(new, self.pairs.at([self.unit * math.exp(STEP * step) for step in new])))
-        left = [self.known[int(step)] for step in steps]
+        """Return what every sample adds to the criteria at these steps, which is kept."""
+        key = tuple(map(int, steps))
+        if key not in self._losses:
+            self._losses[key] = self._at(key)
+        return self._losses[key]
+
+    def _at(self, steps: tuple[int, ...]) -> _Losses:
+        new = [step for step in steps if step not in self.known]
+        if new:
+            self.known.update(zip(new, self.pairs.at([self._bandwidth(step) for step in new])))
+        left = [self.known[step] for step in steps]
         logs = np.stack([one.log_density for one in left])
         squares = np.array([one.log_square for one in left])
         signs = np.stack([np.broadcast_to(one.sign, logs.shape[1:]) for one in left])

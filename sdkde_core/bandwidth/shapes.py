@@ -17,7 +17,7 @@ estimates too. The scale is each method's own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from ..arrays import Array, to_host
 from ..engine.products import on_this_thread, product
 from .normal import normal_reference
-from .recorded import recorded
-from .sample import Sample
+from .sample import Kernels, Sample
 
 #: How much longer than EM's the steps to the first scale are. There are few, as the likelihood alone would have kernels
 #: too narrow: where samples say little they stay near the normal reference, as wide as it is.
@@ -55,7 +54,7 @@ class _Fit(NamedTuple):
     factor: NDArray[Any]  # L, (d, d), not triangular
     inverse: NDArray[Any]  # L⁻¹
     moment: Array  # (d, d) Σ_i a_i Σ_j r_ij v vᵀ, v = L⁻¹(u_i − u_j): the identity at the best H
-    found: Any  # (2, n) of each row the sum relative to its largest kernel, and the log of that; until the next fit
+    found: Any  # (2, n) of each row the sum relative to its largest kernel, and the log of that; by a backend its log
     logs: Any = None  # (n,) log p̂₋ᵢ(u_i), without (2π)^(−d/2), on the host; of the last fit of a climb
 
     @property
@@ -88,7 +87,8 @@ def find_shape(
         return None
     few = order[:most]
     w = weights[few] / weights[few].sum()
-    kernels, start = _Kernels(*sample.there(u[few], w)), normal_reference("kde", d, 1.0 / float(w @ w))
+    start = normal_reference("kde", d, 1.0 / float(w @ w))
+    kernels = _Kernels(*sample.there(u[few], w)) if sample.kernels is None else _Climber(u[few], w, sample.kernels)
     normal = kernels.distances(start * np.eye(d))
     kernels.without_the_far(normal)
     columns = kernels.scaled(normal, SCALE_LENGTHS)
@@ -123,7 +123,7 @@ class _Kernels:
     """Kernels of any covariance at samples.
 
     What products can sum is summed by them, and nothing else is of all pairs: on a CPU they are faster, and on a GPU
-    each operation costs its launch.
+    without a backend for it each operation costs its launch.
     """
 
     def __init__(self, u: Any, weights: Any) -> None:
@@ -136,21 +136,23 @@ class _Kernels:
         self.logs = xp.where(self.itself, xp.full_like(logs, -math.inf), logs)
         self.columns = xp.concat([ones, 2.0 * u], axis=1)
         self.weights = xp.astype(weights[:, None], xp.float32 if self.on_host else xp.float64)
-        self._responses: Callable[..., Any] | None = None  # as recorded, once it is asked for
-        self._near: Callable[..., Any] | None = None
-        self.count(self.w)
-
-    def count(self, rows: Array) -> None:
-        """Take the samples' shares in the likelihood, Σ = 1."""
-        self.rows, self.shares = rows, self._there(rows[:, None])
+        self.rows = self.w  # the samples' shares in the likelihood
 
     def fit(self, factor: NDArray[Any], inverse: NDArray[Any]) -> _Fit:
         """What kernels of that factor say."""
-        given = self.u, self.logs, self.columns, self.shares, self._there(inverse.T)
-        self._responses = self._responses or recorded(_responses, *given)
-        moment, found = self._responses(*given)
-        moment = inverse @ to_host(moment) @ inverse.T
-        return _Fit(factor, inverse, (moment + moment.T) / 2, found)
+        xp, shares = self.xp, self._there(self.rows[:, None])
+        v = _product(self.u, self._there(inverse.T))
+        norms = xp.sum(0.5 * v * v, axis=1)
+        logs = _product(v, v.T) + (self.logs - norms)  # less, in each row, its sample's norm
+        most = xp.max(logs, axis=1)
+        near = logs - most[:, None]
+        # Single precision takes a CPU half the time; on a GPU two conversions cost more.
+        near = xp.exp(near.astype(np.float32)).astype(np.float64) if self.on_host else xp.exp(near)
+        sums = _product(near, self.columns)
+        share = shares / sums[:, :1]
+        both = shares + _product(share.T, near).T
+        moment = inverse @ to_host(_product(self.u.T, both * self.u - share * sums[:, 1:])) @ inverse.T
+        return _Fit(factor, inverse, (moment + moment.T) / 2, xp.stack([sums[:, 0], most - norms]))
 
     def judged(self, fit: _Fit) -> _Fit:
         """The last fit, with what it says of every sample."""
@@ -186,9 +188,13 @@ class _Kernels:
 
         Far samples would have the kernels reach as far.
         """
-        logs = np.log(self._sums(distances, 1.0)[0]) - distances.least - np.log1p(-self.w)
+        logs = self._logs(distances)
         rows = self.w * np.exp(np.minimum(logs - np.quantile(logs, 0.03), 0.0))
-        self.count(rows / rows.sum())
+        self.rows = rows / rows.sum()
+
+    def _logs(self, distances: _Distances) -> Array:
+        """Log p̂₋ᵢ(u_i) but for a constant."""
+        return np.log(self._sums(distances, 1.0)[0]) - distances.least - np.log1p(-self.w)
 
     def scaled(self, distances: _Distances, lengths: Sequence[float]) -> _Fit:
         """Raise the likelihood by the scale of kernels of that factor; one product is less than a :meth:`fit`."""
@@ -202,10 +208,9 @@ class _Kernels:
 
     def _sums(self, distances: _Distances, c: float) -> Array:
         """Each row's sums of w_j exp(−c q), and of that times q, q ≥ 0 beyond its least: (2, n)."""
-        rate = self.xp.astype(self._there(np.array([-c])), self.weights.dtype)
-        given = distances.beyond, self.weights, rate
-        self._near = self._near or recorded(_near, *given)
-        return to_host(self._near(*given)).T.astype(np.float64)
+        near = self.xp.exp(distances.beyond * -c)
+        sums = [_product(terms, self.weights) for terms in (near, near * distances.beyond)]
+        return to_host(self.xp.concat(sums, axis=1)).T.astype(np.float64)
 
     def _there(self, x: Array) -> Any:
         """A small host array where the samples are."""
@@ -228,32 +233,39 @@ class _Kernels:
         return (mean - more * float(rows @ rows)) / error if error > 0 else 0.0
 
 
-def _responses(u: Any, logs: Any, columns: Any, shares: Any, turned: Any) -> tuple[Any, Any]:
-    """The moment, and what the kernels say of left-out samples.
+class _Climber(_Kernels):
+    """The same by a backend's kernels: all steps of a scale, or of a scale per column, are launched at once."""
 
-    That is Σ_i a_i Σ_j r_ij (u_i − u_j)(u_i − u_j)ᵀ, (d, d), not symmetric yet; and each row's sum relative to its
-    largest kernel, and the log of that, (2, n). Arguments: u (n, d); ``logs`` of w_j (n, n), −∞ for j = i; ``columns``,
-    ones and 2 u, (n, 1 + d); ``shares`` a_i (n, 1); the transpose of L⁻¹ (d, d).
-    """
-    xp = array_namespace(u)
-    v = _product(u, turned)
-    norms = xp.sum(0.5 * v * v, axis=1)
-    logs = _product(v, v.T) + (logs - norms)  # less, in each row, its sample's norm
-    most = xp.max(logs, axis=1)
-    near = logs - most[:, None]
-    # Single precision takes a CPU half the time; on a GPU two conversions cost more.
-    near = xp.exp(near.astype(np.float32)).astype(np.float64) if isinstance(near, np.ndarray) else xp.exp(near)
-    sums = _product(near, columns)
-    share = shares / sums[:, :1]
-    both = shares + _product(share.T, near).T
-    return _product(u.T, both * u - share * sums[:, 1:]), xp.stack([sums[:, 0], most - norms])
+    def __init__(self, u: Array, weights: Array, kernels: Kernels) -> None:
+        self.u, self.w, self.rows, self.d, self._by = u, weights, weights, u.shape[1], kernels
 
+    def fit(
+        self, factor: NDArray[Any], inverse: NDArray[Any], lengths: Sequence[float] = (), common: bool = True
+    ) -> _Fit:
+        """What kernels of that factor say, after steps of such lengths by the scales of its columns."""
+        u = product(self.u, inverse.T)
+        rates, moment, found = self._by.climb(u, self.w, self.rows, lengths, LEAST, common)
+        if lengths:
+            scale = np.sqrt(rates)
+            factor, inverse = factor / scale, inverse * scale[:, None]
+        return _Fit(factor, inverse, (moment + moment.T) / 2, found)
 
-def _near(beyond: Any, weights: Any, rate: Any) -> Any:
-    """Each row's sums of exp(rate q) and of that times q, (n, 2)."""
-    xp = array_namespace(beyond)
-    near = xp.exp(beyond * rate)
-    return xp.concat([_product(terms, weights) for terms in (near, near * beyond)], axis=1)
+    def judged(self, fit: _Fit) -> _Fit:
+        return fit._replace(logs=fit.found - np.log1p(-self.w) - np.linalg.slogdet(fit.factor)[1])
+
+    def climb(self, fit: _Fit, free: str) -> _Fit:
+        if free == "matrix":  # whose moment is turned to its axes on the host
+            return super().climb(fit, free)
+        return self.judged(self.fit(fit.factor, fit.inverse, LENGTHS, free == "scale"))
+
+    def distances(self, factor: NDArray[Any]) -> Any:
+        return factor
+
+    def _logs(self, distances: Any) -> Array:
+        return np.asarray(self.judged(self.fit(distances, np.linalg.inv(distances))).logs)
+
+    def scaled(self, distances: Any, lengths: Sequence[float]) -> _Fit:
+        return self.judged(self.fit(distances, np.linalg.inv(distances), lengths))
 
 
 def _product(a: Any, b: Any) -> Any:

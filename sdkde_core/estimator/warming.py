@@ -54,7 +54,8 @@ def common(info: BackendInfo, device: str) -> list[tuple[Request, tuple[Problem,
     found = []
     for d, dtype, method in itertools.product((1, 2, 3, 16), ("float32", "float64"), METHODS):
         where = {"backend": info.name, "device": device}
-        request = Request(Goal.DENSITY, method, "silverman", **where)  # type: ignore[arg-type]
+        bandwidth = "silverman" if device == "cpu" else "auto"  # which has kernels of its own on a device
+        request = Request(Goal.DENSITY, method, bandwidth, **where)  # type: ignore[arg-type]
         problems = request.problems(m, n, d, typical_extent(n, d), frozenset(), dtype, device)
         if judge(info, problems, device, None, None).ok:
             found.append((request, problems))
