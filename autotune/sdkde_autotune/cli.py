@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, closing
@@ -90,7 +91,14 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: 
         doing = f"no {place.name} here: nothing is measured; {how_else}"
     if dry_run:
         click.echo(doing, err=True)
-        rows = [report.planned_row(task, space, trials) for task, space in tasks]
+        from .search import candidates  # imports Optuna
+
+        rows = []
+        for task, space in tasks:
+            able = len(candidates(task, space))
+            every = math.prod(map(len, space.parameters(task.query.kernel).values()))
+            counts = {"configurations": every, "can_run": able, "would_try": min(able, trials or able)}
+            rows.append({**Key.of(*task)._asdict(), **counts})
         report.show(rows, as_json, "configurations", "can_run", "would_try")
         return
     results: list[Result] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -97,16 +97,13 @@ def problems(
     """
     found, features = [], frozenset(requires)
     for reduction, d, n, precision in itertools.product(map(Reduction, reductions), dims, n_train, precisions):
-        same, dtype = reduction is Reduction.MEAN or "exclude_self" in features, _dtype(precision)
+        same = reduction is Reduction.MEAN or "exclude_self" in features
+        dtype = "float32" if precision == "fast" else "float64"
         extent = 1.2 * math.sqrt(d) + 6  # normal samples under Silverman's bandwidth, tails included
         for m in (n,) if same else n_query or (max(1, n // 8),):
             size = 2 ** octave(m), 2 ** octave(n), d
             found.append(Problem(reduction, *size, dtype, precision, device, same, features, extent))
     return list(dict.fromkeys(found))
-
-
-def _dtype(precision: str) -> str:
-    return "float32" if precision == "fast" else "float64"
 
 
 def task_of(key: Key) -> Task:
@@ -150,9 +147,10 @@ def tunables(
         space = space_of(info)
         assert space is not None
         for plain in wanted:
-            kernels = set[tuple[str, ...]]()
-            others = _variations(plain) if varied and plain.n == GRID["n_train"][0] else ()
-            for problem in (plain, *others):
+            kernels, wide = set[tuple[str, ...]](), varied and plain.n == GRID["n_train"][0]
+            weighted = replace(plain, requires=frozenset({"weights"}))
+            left_out = replace(plain, requires=frozenset({"exclude_self"}), m=plain.n, same=True)
+            for problem in (plain, weighted, left_out) if wide else (plain,):
                 reason = _refusal(info, problem)
                 if reason is None and space.kernels(problem) not in kernels:
                     kernels.add(space.kernels(problem))
@@ -177,11 +175,6 @@ def _nothing(able: Iterable[str]) -> str:
     could = [record.info for record in registry.records() if not record.ok and record.info and record.info.tuning]
     commands = "; or ".join(info.install for info in could if info.install)
     return f"no installed backend can be tuned{'; install one: ' if commands else ''}{commands}"
-
-
-def _variations(problem: Problem) -> Iterator[Problem]:
-    yield replace(problem, requires=frozenset({"weights"}))
-    yield replace(problem, requires=frozenset({"exclude_self"}), m=problem.n, same=True)
 
 
 def _named(name: str, able: dict[str, BackendInfo]) -> BackendInfo:
