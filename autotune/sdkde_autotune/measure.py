@@ -106,9 +106,6 @@ def _quantiles(times: Sequence[float]) -> tuple[float, float, float]:
     return ordered[round(0.2 * last)], statistics.median(ordered), ordered[round(0.8 * last)]
 
 
-# --- compiling --------------------------------------------------------------------------------------------------------
-
-
 def compiling(task: Task, config: Config) -> tuple[Any, ...]:
     """Return what a pool is asked for to compile a candidate; its resources are the answer.
 
