@@ -22,7 +22,7 @@ from sdkde_core.plugin import write_atomically
 
 from . import measure, options, report
 from .database import database
-from .problems import Tunable, by_value, place_of, task_of, tunables
+from .problems import Tunable, place_of, task_of, tunables
 from .records import Best, Key, Outcome, canonical
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: 
     """
     place = place_of(gpu)
     wanted, grid = options.problems_of(what, place, grid=True)
-    tasks = by_value(tunables(wanted, place, what["backend"], varied=grid))
+    tasks = tunables(wanted, place, what["backend"], varied=grid)
     trials, budget = what["trials"], 600.0 if grid and what["budget"] is None else what["budget"]
     if trials is None and (place.device is None or what["sampler"] != "grid"):
         trials = 60 if place.device else 16

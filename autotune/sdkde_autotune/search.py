@@ -150,7 +150,13 @@ def search(
             while batch and not spent():
                 outcome = runner.run(task, batch[0].params, slow)
                 learn(canonical(batch[0].params), outcome)
-                _tell(study, batch.pop(0), outcome)
+                for name in "status", "error":
+                    if value := getattr(outcome, name):
+                        batch[0].set_user_attr(name, value)
+                # One that did not run is pruned without a value, so it is worse than every other.
+                whole = outcome.status == "ok" and not batch[0].should_prune()
+                state = TrialState.COMPLETE if whole else TrialState.PRUNED
+                study.tell(batch.pop(0), outcome.median if whole else None, state)
                 progress(len(known), end, min(outcome.median for outcome in known.values()))
         finally:
             for trial in batch:  # the budget is spent, or Ctrl-C
@@ -194,11 +200,41 @@ def predict(
                 ranked = [] if chosen else ranking(task, space, card)
                 for config in ranked[:1]:  # the first candidates of a batch are compiled side by side
                     compilers.submit(*compiling(task, config))
-                batch.append((task, space, ranked, known))
-            for each in batch:
+                batch.append((task, space, known, ranked))
+            for task, space, known, ranked in batch:
                 if budget is not None and time.monotonic() - start >= budget:
                     return
-                yield _choose(*each, trials, card, store, compilers)
+                replayed, provenance = len(known), {**versions(task.query.backend), "driver": "", "card": card.source}
+                usual = space.default(task.query.kernel, task.problem, task.query.architecture)
+                for config, outcome in _compiled(task, space, ranked, trials, known, compilers):
+                    known[canonical(config)] = outcome
+                    default = config == usual
+                    store.add(Key.of(*task), config, outcome, "predicted", provenance, is_default=default)
+                yield Result(task, known, canonical(usual), len(known) - replayed)
+
+
+def _compiled(
+    task: Task, space: Space, ranked: list[Config], trials: int, known: Mapping[str, Outcome], compilers: Pool
+) -> Iterator[tuple[Config, Outcome]]:
+    """Yield candidates and their outcomes: up to the first that compiles cleanly, then the default for comparison."""
+    usual, tried = space.default(task.query.kernel, task.problem, task.query.architecture), ranked[:trials]
+    if usual in ranked[trials:]:
+        tried[-1] = usual  # the default is compiled at the latest as the last
+    for i, config in enumerate(tried):
+        if canonical(config) in known:
+            continue
+        for ahead in tried[i : i + (compilers.jobs if i else 1)]:  # where one is rejected, the next may be too
+            compilers.submit(*compiling(task, ahead))
+        found = compilers.result(*compiling(task, config))
+        if isinstance(found, Outcome):
+            yield config, found
+        elif reason := space.too_much(found, task.query.architecture):
+            yield config, Outcome("compile_error", error=reason)
+        else:
+            yield config, Outcome("ok", rank=ranked.index(config) + 1)
+            if usual in ranked and canonical(usual) not in known:  # it is not compiled
+                yield usual, Outcome("ok", rank=ranked.index(usual) + 1)
+            return
 
 
 def ranking(task: Task, space: Space, card: GPU) -> list[Config]:
@@ -216,45 +252,6 @@ def ranking(task: Task, space: Space, card: GPU) -> list[Config]:
 
     able: list[Config] = list(candidates(task, space))
     return sorted(able + [default] * (default not in able and _fits(task, space, default)), key=price)
-
-
-def _choose(
-    task: Task,
-    space: Space,
-    ranked: list[Config],
-    known: dict[str, Outcome],
-    trials: int,
-    card: GPU,
-    store: Store,
-    compilers: Pool,
-) -> Result:
-    """Compile candidates until one may win, and store the outcomes."""
-    provenance = {**versions(task.query.backend), "driver": "", "card": card.source}
-    usual = space.default(task.query.kernel, task.problem, task.query.architecture)
-    replayed, rank = len(known), {canonical(config): place for place, config in enumerate(ranked, 1)}
-    last = rank.get(canonical(usual), 0)  # the default is compiled at the latest as the last
-    tried = ranked[:trials] if last <= trials else [*ranked[: trials - 1], usual]
-
-    def learn(config: Config, outcome: Outcome) -> None:
-        known[canonical(config)] = outcome
-        store.add(Key.of(*task), config, outcome, "predicted", provenance, is_default=config == usual)
-
-    for i, config in enumerate(tried):
-        if canonical(config) in known:
-            continue
-        for ahead in tried[i : i + (compilers.jobs if i else 1)]:  # where one is rejected, the next may be too
-            compilers.submit(*compiling(task, ahead))
-        found = compilers.result(*compiling(task, config))
-        if isinstance(found, Outcome):
-            learn(config, found)
-        elif reason := space.too_much(found, task.query.architecture):
-            learn(config, Outcome("compile_error", error=reason))
-        else:
-            learn(config, Outcome("ok", rank=rank[canonical(config)]))
-            if last and canonical(usual) not in known:  # for comparison: not compiled
-                learn(usual, Outcome("ok", rank=last))
-            break
-    return Result(task, known, canonical(usual), len(known) - replayed)
 
 
 # --- Optuna -----------------------------------------------------------------------------------------------------------
@@ -314,12 +311,3 @@ def _study(key: Key, source: Any, chooser: _Chooser, storage: optuna.storages.Ba
     words = (key.kernel, key.reduction, key.precision, size, key.requires, key.gpu, key.backend, key.config_version)
     name, pruner = " ".join(str(word) for word in (*words, source or "") if word != ""), optuna.pruners.MedianPruner(4)
     return optuna.create_study(storage=storage, study_name=name, sampler=chooser, pruner=pruner, load_if_exists=True)
-
-
-def _tell(study: optuna.Study, trial: optuna.Trial, outcome: Outcome) -> None:
-    """Tell an outcome; one that did not run is pruned without a value, so worse than every other."""
-    for name in "status", "error":
-        if value := getattr(outcome, name):
-            trial.set_user_attr(name, value)
-    ran = outcome.status == "ok" and not trial.should_prune()
-    study.tell(trial, outcome.median if ran else None, TrialState.COMPLETE if ran else TrialState.PRUNED)
