@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, closing
@@ -21,7 +22,7 @@ from sdkde_core.plugin import write_atomically
 
 from . import measure, options, report
 from .database import database
-from .problems import Tunable, by_value, place_of, task_of, tunables
+from .problems import Tunable, place_of, task_of, tunables
 from .records import Best, Key, Outcome, canonical
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: 
     """
     place = place_of(gpu)
     wanted, grid = options.problems_of(what, place, grid=True)
-    tasks = by_value(tunables(wanted, place, what["backend"], varied=grid))
+    tasks = tunables(wanted, place, what["backend"], varied=grid)
     trials, budget = what["trials"], 600.0 if grid and what["budget"] is None else what["budget"]
     if trials is None and (place.device is None or what["sampler"] != "grid"):
         trials = 60 if place.device else 16
@@ -90,7 +91,14 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: 
         doing = f"no {place.name} here: nothing is measured; {how_else}"
     if dry_run:
         click.echo(doing, err=True)
-        rows = [report.planned_row(task, space, trials) for task, space in tasks]
+        from .search import candidates  # imports Optuna
+
+        rows = []
+        for task, space in tasks:
+            able = len(candidates(task, space))
+            every = math.prod(map(len, space.parameters(task.query.kernel).values()))
+            counts = {"configurations": every, "can_run": able, "would_try": min(able, trials or able)}
+            rows.append({**Key.of(*task)._asdict(), **counts})
         report.show(rows, as_json, "configurations", "can_run", "would_try")
         return
     results: list[Result] = []

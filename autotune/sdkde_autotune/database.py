@@ -80,7 +80,7 @@ def stamp(path: Path) -> tuple[int, ...] | None:
     return tuple(parts) if found.st_size else None
 
 
-def connect(path: Path, wait: float = 0.5) -> sqlite3.Connection | None:
+def connect(path: Path, wait: float = 0.5, mode: str = "ro") -> sqlite3.Connection | None:
     """Open a database to read it, and wait so many seconds for a lock; None if there is none, or it is empty.
 
     No file is made. If a tuner was killed within a transaction, the first who opens the file rolls that back. Raises
@@ -88,21 +88,15 @@ def connect(path: Path, wait: float = 0.5) -> sqlite3.Connection | None:
     """
     if stamp(path) is None:
         return None
-    try:
-        return _begun_or_none(open_file(path, "ro", wait))
-    except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_READONLY_ROLLBACK:
-            raise
-    return _begun_or_none(open_file(path, "rw", wait))
-
-
-def _begun_or_none(connection: sqlite3.Connection) -> sqlite3.Connection | None:
+    connection = open_file(path, mode, wait)
     try:
         with transaction(connection, "DEFERRED"):
             if begun(connection):
                 return connection
-    except BaseException:
+    except BaseException as error:
         connection.close()
+        if mode == "ro" and getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
+            return connect(path, wait, "rw")
         raise
     connection.close()
     return None

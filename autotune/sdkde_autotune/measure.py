@@ -30,7 +30,7 @@ from sdkde_core.tuning import Compiled, Config, Space, space_of
 
 from .records import Outcome, Task
 
-__all__ = ["MeasuringRunner", "Pool", "begin", "load_percent", "resources", "space_for", "versions"]
+__all__ = ["MeasuringRunner", "Pool", "compiling", "load_percent", "space_for", "versions"]
 
 
 class MeasuringRunner:
@@ -44,12 +44,12 @@ class MeasuringRunner:
     def prepare(self, task: Task, configs: Sequence[Config]) -> None:
         """Start to compile the candidates that will be run next."""
         for config in configs if self.device != "cpu" else ():
-            begin(self._compilers, task, config)
+            self._compilers.submit(*compiling(task, config))
 
     def run(self, task: Task, config: Config, slow: Callable[[int, float], bool]) -> Outcome:
         """Compile, check and time a candidate, until ``slow(number of timings, median so far)``, in milliseconds."""
         if self.device != "cpu":
-            compiled = resources(self._compilers, task, config)
+            compiled = self._compilers.result(*compiling(task, config))
             if isinstance(compiled, Outcome):
                 return compiled
             # Spilling is no reason here: the kernel may still be fast.
@@ -106,23 +106,14 @@ def _quantiles(times: Sequence[float]) -> tuple[float, float, float]:
     return ordered[round(0.2 * last)], statistics.median(ordered), ordered[round(0.8 * last)]
 
 
-# --- compiling --------------------------------------------------------------------------------------------------------
+def compiling(task: Task, config: Config) -> tuple[Any, ...]:
+    """Return what a pool is asked for to compile a candidate; its resources are the answer.
 
-
-def begin(compilers: Pool, task: Task, config: Config) -> None:
-    """Start to compile a candidate; problems that differ in their numbers of points share kernels."""
-    compilers.submit(_code(task, config), _compile, task, dict(config))
-
-
-def resources(compilers: Pool, task: Task, config: Config) -> Compiled | Outcome:
-    """Return a compiled candidate's resources; if it failed, the outcome."""
-    found: Compiled | Outcome = compilers.result(_code(task, config), _compile, task, dict(config))
-    return found
-
-
-def _code(task: Task, config: Config) -> Hashable:
+    The name is the same for problems that differ in their numbers of points: they share kernels.
+    """
     query = task.query
-    return query.backend, query.architecture, space_for(task).code(query.kernel, config, task.problem)
+    name = query.backend, query.architecture, space_for(task).code(query.kernel, config, task.problem)
+    return name, _compile, task, dict(config)
 
 
 # --- processes --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,10 +17,10 @@ from sdkde_core.tuning import Query, Space, space_of, this_cpu
 
 from .records import Key, Task, octave
 
-__all__ = ["GRID", "Place", "Tunable", "by_value", "place_of", "problems", "task_of", "tunables"]
+__all__ = ["GRID", "Place", "Tunable", "place_of", "problems", "task_of", "tunables"]
 
-#: What is tuned if no problem is named, the most valuable first: the most common precisions and dimensions; sizes that
-#: serve most others, as each serves those within three octaves.
+#: What is tuned if no problem is named, the most valuable first: sizes that serve most others, as each serves those
+#: within three octaves; the most common precisions and dimensions.
 GRID: dict[str, tuple[Any, ...]] = {
     "n_train": (32768, 131072, 8192, 1048576),
     "precisions": ("fast", "high"),
@@ -46,13 +46,7 @@ class Place(NamedTuple):
 
 
 def place_of(name: str) -> Place:
-    """Return the processor that a user names: ``"cpu"``, ``"auto"`` for the first GPU here, or a GPU by name.
-
-    Raises
-    ------
-    ValueError
-        No GPU is known by that name, or it has several names; or there is none here.
-    """
+    """Return the processor that a user names: ``"cpu"``, ``"auto"`` for the first GPU here, or a GPU by name."""
     if name.lower() == "cpu":
         return Place(*this_cpu(), "cpu", None)
     here = hardware.local_cards()
@@ -82,7 +76,7 @@ def _no_card(name: str, here: bool) -> str:
 
 
 def problems(
-    reductions: Iterable[str] = tuple(Reduction),
+    reductions: Iterable[str] = GRID["reductions"],
     dims: Iterable[int] = (2, 16, 64),
     n_train: Iterable[int] = (32768,),
     n_query: Sequence[int] = (),
@@ -90,23 +84,20 @@ def problems(
     requires: Iterable[str] = (),
     device: str = "cuda:0",
 ) -> list[Problem]:
-    """Return the cross product of the arguments as typical problems; sizes become the nearest powers of two.
+    """Return the cross product of the arguments as typical problems, by size first; sizes become powers of two.
 
     Queries are by default an eighth of the training points; those of MEAN and of ``"exclude_self"`` always the training
     points. ``requires`` has features: ``"weights"``, ``"exclude_self"``.
     """
     found, features = [], frozenset(requires)
-    for reduction, d, n, precision in itertools.product(map(Reduction, reductions), dims, n_train, precisions):
-        same, dtype = reduction is Reduction.MEAN or "exclude_self" in features, _dtype(precision)
+    for n, precision, d, reduction in itertools.product(n_train, precisions, dims, map(Reduction, reductions)):
+        same = reduction is Reduction.MEAN or "exclude_self" in features
+        dtype = "float32" if precision == "fast" else "float64"
         extent = 1.2 * math.sqrt(d) + 6  # normal samples under Silverman's bandwidth, tails included
         for m in (n,) if same else n_query or (max(1, n // 8),):
             size = 2 ** octave(m), 2 ** octave(n), d
             found.append(Problem(reduction, *size, dtype, precision, device, same, features, extent))
     return list(dict.fromkeys(found))
-
-
-def _dtype(precision: str) -> str:
-    return "float32" if precision == "fast" else "float64"
 
 
 def task_of(key: Key) -> Task:
@@ -117,57 +108,42 @@ def task_of(key: Key) -> Task:
     return Task(query, problem)
 
 
-def by_value(found: Sequence[Tunable]) -> list[Tunable]:
-    """Sort plain problems before others, then by the order of values in :data:`GRID`: by size first."""
-
-    def worth(tunable: Tunable) -> tuple[Any, ...]:
-        problem = tunable.task.problem
-        each = zip(GRID.values(), (problem.n, problem.precision, problem.d, problem.reduction))
-        return bool(problem.requires), *(known.index(x) if x in known else len(known) for known, x in each)
-
-    return sorted(found, key=worth)
-
-
 def tunables(
     wanted: Sequence[Problem], place: Place, backend: str | None = None, varied: bool = False
 ) -> list[Tunable]:
-    """Return the kernels to tune for the problems on a processor, one per key.
+    """Return the kernels to tune for the problems on a processor, one per key, in the order of the problems.
 
     Without a backend's name every installed one that can be tuned is. If ``varied``, problems with weights and
-    leave-one-out are tuned too where a backend runs other kernels for them: of the first size of :data:`GRID`, which
-    serves most others.
-
-    Raises
-    ------
-    BackendUnavailable, ValueError
-        The named backend is not available or cannot be tuned; or there is nothing to tune for any.
+    leave-one-out follow where a backend runs other kernels for them: of the first size of :data:`GRID`, which serves
+    most others. BackendUnavailable or ValueError: the named backend is not available or cannot be tuned; or there is
+    nothing to tune for any.
     """
     found: dict[Key, Tunable] = {}
     able = {record.name: record.info for record in registry.records() if record.ok and record.info}
     able = {name: info for name, info in able.items() if info.tuning}
+    spaces = [(info, space_of(info)) for info in (able.values() if backend is None else [_named(backend, able)])]
     refusals: list[str] = []
-    for info in able.values() if backend is None else [_named(backend, able)]:
-        space = space_of(info)
+    for plain, (info, space) in itertools.product(wanted, spaces):
         assert space is not None
-        for plain in wanted:
-            kernels = set[tuple[str, ...]]()
-            others = _variations(plain) if varied and plain.n == GRID["n_train"][0] else ()
-            for problem in (plain, *others):
-                reason = _refusal(info, problem)
-                if reason is None and space.kernels(problem) not in kernels:
-                    kernels.add(space.kernels(problem))
-                    for kernel in space.kernels(problem):
-                        default = space.default(kernel, problem, place.architecture)
-                        reason = space.limit(kernel, default, problem, place.architecture)
-                        if reason is None:  # else it cannot run there at all
-                            size = space.dimension(kernel, problem)
-                            query = Query(info.name, kernel, space.config_version, size, place.name, place.architecture)
-                            key = Key.of(query, problem)._replace(d=size)  # of dimensions padded alike the first
-                            found.setdefault(key, Tunable(Task(query, problem), space))
-                refusals += [] if reason is None else [f"{info.name}: {reason}"]
+        kernels, wide = set[tuple[str, ...]](), varied and plain.n == GRID["n_train"][0]
+        weighted = replace(plain, requires=frozenset({"weights"}))
+        left_out = replace(plain, requires=frozenset({"exclude_self"}), m=plain.n, same=True)
+        for problem in (plain, weighted, left_out) if wide else (plain,):
+            reason = _refusal(info, problem)
+            if reason is None and space.kernels(problem) not in kernels:
+                kernels.add(space.kernels(problem))
+                for kernel in space.kernels(problem):
+                    default = space.default(kernel, problem, place.architecture)
+                    reason = space.limit(kernel, default, problem, place.architecture)
+                    if reason is None:  # else it cannot run there at all
+                        size = space.dimension(kernel, problem)
+                        query = Query(info.name, kernel, space.config_version, size, place.name, place.architecture)
+                        key = Key.of(query, problem)._replace(d=size)  # of dimensions padded alike the first
+                        found.setdefault(key, Tunable(Task(query, problem), space))
+            refusals += [] if reason is None else [f"{info.name}: {reason}"]
     if not found:
         raise ValueError(f"nothing to tune: {'; '.join(dict.fromkeys(refusals)) or _nothing(able)}")
-    return list(found.values())
+    return sorted(found.values(), key=lambda tunable: bool(tunable.task.problem.requires))
 
 
 def _nothing(able: Iterable[str]) -> str:
@@ -177,11 +153,6 @@ def _nothing(able: Iterable[str]) -> str:
     could = [record.info for record in registry.records() if not record.ok and record.info and record.info.tuning]
     commands = "; or ".join(info.install for info in could if info.install)
     return f"no installed backend can be tuned{'; install one: ' if commands else ''}{commands}"
-
-
-def _variations(problem: Problem) -> Iterator[Problem]:
-    yield replace(problem, requires=frozenset({"weights"}))
-    yield replace(problem, requires=frozenset({"exclude_self"}), m=problem.n, same=True)
 
 
 def _named(name: str, able: dict[str, BackendInfo]) -> BackendInfo:

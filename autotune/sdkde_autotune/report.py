@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections import Counter
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sdkde_core.cli.console import table
-from sdkde_core.tuning import Space
 
 from . import lookup
 from .measure import versions
@@ -24,7 +22,7 @@ from .records import Best, Key, Outcome, Task
 if TYPE_CHECKING:
     from .search import Result
 
-__all__ = ["Progress", "best_row", "config_text", "explained", "planned_row", "result_row", "show"]
+__all__ = ["Progress", "best_row", "config_text", "explained", "result_row", "show"]
 
 
 def show(rows: Sequence[Mapping[str, Any]], as_json: bool, *columns: str) -> None:
@@ -65,16 +63,6 @@ def _took(outcome: Outcome | None) -> str:
         return f"rank {outcome.rank}"
     low, median, high = outcome.ms
     return f"{median:.4g} ms ±{(high - low) / median / 2:.0%}"
-
-
-def planned_row(task: Task, space: Space, trials: int | None) -> dict[str, Any]:
-    """Return the number of configurations in a task's space, that can run, and that would be tried."""
-    from .search import candidates  # imports Optuna
-
-    able = len(candidates(task, space))
-    every = math.prod(map(len, space.parameters(task.query.kernel).values()))
-    counts = {"configurations": every, "can_run": able, "would_try": min(able, trials or able)}
-    return {**Key.of(*task)._asdict(), **counts}
 
 
 def result_row(result: Result) -> dict[str, Any]:

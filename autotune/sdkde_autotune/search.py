@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import logging
@@ -22,7 +21,7 @@ from optuna.trial import TrialState
 from sdkde_core.choice.cards import GPU
 from sdkde_core.tuning import Config, Space
 
-from .measure import MeasuringRunner, Pool, begin, resources, versions
+from .measure import MeasuringRunner, Pool, compiling, versions
 from .records import Key, Outcome, Task, Trial, canonical, fastest
 
 if TYPE_CHECKING:
@@ -140,19 +139,32 @@ def search(
     def spent() -> bool:
         return budget is not None and len(known) > replayed and time.monotonic() - start >= budget
 
+    def slow(timings: int, median: float) -> bool:
+        batch[0].report(median, timings)
+        return batch[0].should_prune()
+
     while len(known) < end and not spent():
         batch = [study.ask(chooser.ranges) for _ in range(min(chooser.ahead, end - len(known)))]
         runner.prepare(task, [trial.params for trial in batch])
         try:
             while batch and not spent():
-                outcome = runner.run(task, batch[0].params, functools.partial(_slow, batch[0]))
+                outcome = runner.run(task, batch[0].params, slow)
                 learn(canonical(batch[0].params), outcome)
-                _tell(study, batch.pop(0), outcome)
+                for name in "status", "error":
+                    if value := getattr(outcome, name):
+                        batch[0].set_user_attr(name, value)
+                # One that did not run is pruned without a value, so it is worse than every other.
+                whole = outcome.status == "ok" and not batch[0].should_prune()
+                state = TrialState.COMPLETE if whole else TrialState.PRUNED
+                study.tell(batch.pop(0), outcome.median if whole else None, state)
                 progress(len(known), end, min(outcome.median for outcome in known.values()))
         finally:
             for trial in batch:  # the budget is spent, or Ctrl-C
                 study.tell(trial, state=TrialState.FAIL)
-    final = _finalists(known, usual)
+    # The three fastest, the winner of earlier finals, and the default, if they ran.
+    fast = sorted((name for name in known if known[name].status == "ok"), key=lambda name: known[name].median)
+    earlier = [name for name in fast if known[name].final]
+    final = list(dict.fromkeys([*fast[:3], *earlier[:1], *(name for name in fast if name == usual)]))
     if len(final) > 1 and (len(known) > replayed or not any(known[name].final for name in final)):
         outcomes = runner.finals(task, [json.loads(name) for name in final])
         if any(outcome.status == "ok" for outcome in outcomes):  # else one crashed all, and it is not known which
@@ -167,13 +179,6 @@ def _known(stored: list[Trial], source: str, code: Any) -> dict[str, Outcome]:
     return {canonical(trial.config): trial.outcome for trial in same}
 
 
-def _finalists(known: Mapping[str, Outcome], default: str) -> list[str]:
-    """Return the three fastest, the winner of earlier finals, and the default, if they ran."""
-    ran = sorted((name for name in known if known[name].status == "ok"), key=lambda name: known[name].median)
-    earlier = [name for name in ran if known[name].final]
-    return list(dict.fromkeys([*ran[:3], *earlier[:1], *(name for name in ran if name == default)]))
-
-
 # --- without the card -------------------------------------------------------------------------------------------------
 
 
@@ -185,8 +190,8 @@ def predict(
     Candidates are compiled in the order of :func:`ranking`, at most ``trials``, until one compiles cleanly; it wins.
     The budget is in seconds for all tasks.
     """
-    start, compilers = time.monotonic(), Pool(jobs)
-    try:
+    start = time.monotonic()
+    with closing(Pool(jobs)) as compilers:
         for first in range(0, len(tasks), 2 * jobs):
             batch = []
             for task, space in tasks[first : first + 2 * jobs]:
@@ -194,14 +199,42 @@ def predict(
                 chosen = any(outcome.status == "ok" for outcome in known.values())
                 ranked = [] if chosen else ranking(task, space, card)
                 for config in ranked[:1]:  # the first candidates of a batch are compiled side by side
-                    begin(compilers, task, config)
+                    compilers.submit(*compiling(task, config))
                 batch.append((task, space, known, ranked))
             for task, space, known, ranked in batch:
                 if budget is not None and time.monotonic() - start >= budget:
                     return
-                yield _choose(task, space, ranked, trials, known, card, store, compilers)
-    finally:
-        compilers.close()
+                replayed, provenance = len(known), {**versions(task.query.backend), "driver": "", "card": card.source}
+                usual = space.default(task.query.kernel, task.problem, task.query.architecture)
+                for config, outcome in _compiled(task, space, ranked, trials, known, compilers):
+                    known[canonical(config)] = outcome
+                    default = config == usual
+                    store.add(Key.of(*task), config, outcome, "predicted", provenance, is_default=default)
+                yield Result(task, known, canonical(usual), len(known) - replayed)
+
+
+def _compiled(
+    task: Task, space: Space, ranked: list[Config], trials: int, known: Mapping[str, Outcome], compilers: Pool
+) -> Iterator[tuple[Config, Outcome]]:
+    """Yield candidates and their outcomes: up to the first that compiles cleanly, then the default for comparison."""
+    usual, tried = space.default(task.query.kernel, task.problem, task.query.architecture), ranked[:trials]
+    if usual in ranked[trials:]:
+        tried[-1] = usual  # the default is compiled at the latest as the last
+    for i, config in enumerate(tried):
+        if canonical(config) in known:
+            continue
+        for ahead in tried[i : i + (compilers.jobs if i else 1)]:  # where one is rejected, the next may be too
+            compilers.submit(*compiling(task, ahead))
+        found = compilers.result(*compiling(task, config))
+        if isinstance(found, Outcome):
+            yield config, found
+        elif reason := space.too_much(found, task.query.architecture):
+            yield config, Outcome("compile_error", error=reason)
+        else:
+            yield config, Outcome("ok", rank=ranked.index(config) + 1)
+            if usual in ranked and canonical(usual) not in known:  # it is not compiled
+                yield usual, Outcome("ok", rank=ranked.index(usual) + 1)
+            return
 
 
 def ranking(task: Task, space: Space, card: GPU) -> list[Config]:
@@ -210,56 +243,15 @@ def ranking(task: Task, space: Space, card: GPU) -> list[Config]:
     The default stands before those that are predicted to be faster by at most 5 %: the model's error is larger, see
     benchmarks/notes/tuning.md.
     """
-    kernel, problem, architecture = task.query.kernel, task.problem, task.query.architecture
-    default = space.default(kernel, problem, architecture)
+    kernel, problem = task.query.kernel, task.problem
+    default = space.default(kernel, problem, task.query.architecture)
 
     def price(config: Config) -> tuple[float, int, str]:
         seconds = space.seconds(kernel, config, problem, card) * (0.95 if config == default else 1)
         return seconds, sum(default.get(name) != value for name, value in config.items()), canonical(config)
 
     able: list[Config] = list(candidates(task, space))
-    if default not in able and space.limit(kernel, default, problem, architecture) is None:
-        able.append(default)
-    return sorted(able, key=price)
-
-
-def _choose(
-    task: Task,
-    space: Space,
-    ranked: list[Config],
-    trials: int,
-    known: dict[str, Outcome],
-    card: GPU,
-    store: Store,
-    compilers: Pool,
-) -> Result:
-    """Compile candidates until one may win, and store the outcomes."""
-    provenance = {**versions(task.query.backend), "driver": "", "card": card.source}
-    usual = space.default(task.query.kernel, task.problem, task.query.architecture)
-    replayed, rank = len(known), {canonical(config): place for place, config in enumerate(ranked, 1)}
-    last = rank.get(canonical(usual), 0)  # the default is compiled at the latest as the last
-    tried = ranked[:trials] if last <= trials else [*ranked[: trials - 1], usual]
-
-    def learn(config: Config, outcome: Outcome) -> None:
-        known[canonical(config)] = outcome
-        store.add(Key.of(*task), config, outcome, "predicted", provenance, is_default=config == usual)
-
-    for i, config in enumerate(tried):
-        if canonical(config) in known:
-            continue
-        for ahead in tried[i : i + (compilers.jobs if i else 1)]:  # where one is rejected, the next may be too
-            begin(compilers, task, ahead)
-        found = resources(compilers, task, config)
-        if isinstance(found, Outcome):
-            learn(config, found)
-        elif reason := space.too_much(found, task.query.architecture):
-            learn(config, Outcome("compile_error", error=reason))
-        else:
-            learn(config, Outcome("ok", rank=rank[canonical(config)]))
-            if last and canonical(usual) not in known:  # for comparison: not compiled
-                learn(usual, Outcome("ok", rank=last))
-            break
-    return Result(task, known, canonical(usual), len(known) - replayed)
+    return sorted(able + [default] * (default not in able and _fits(task, space, default)), key=price)
 
 
 # --- Optuna -----------------------------------------------------------------------------------------------------------
@@ -317,25 +309,5 @@ def _study(key: Key, source: Any, chooser: _Chooser, storage: optuna.storages.Ba
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     size = f"d={key.d} n=2^{key.n_octave} m=2^{key.m_octave}"
     words = (key.kernel, key.reduction, key.precision, size, key.requires, key.gpu, key.backend, key.config_version)
-    return optuna.create_study(
-        storage=storage,
-        study_name=" ".join(str(word) for word in (*words, source or "") if word != ""),
-        sampler=chooser,
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
-        load_if_exists=True,
-    )
-
-
-def _slow(trial: optuna.Trial, timings: int, median: float) -> bool:
-    """Report a trial's median so far, and ask the pruner."""
-    trial.report(median, timings)
-    return trial.should_prune()
-
-
-def _tell(study: optuna.Study, trial: optuna.Trial, outcome: Outcome) -> None:
-    """Tell an outcome; one that did not run is pruned without a value, so worse than every other."""
-    for name in "status", "error":
-        if value := getattr(outcome, name):
-            trial.set_user_attr(name, value)
-    ran = outcome.status == "ok" and not trial.should_prune()
-    study.tell(trial, outcome.median if ran else None, TrialState.COMPLETE if ran else TrialState.PRUNED)
+    name, pruner = " ".join(str(word) for word in (*words, source or "") if word != ""), optuna.pruners.MedianPruner(4)
+    return optuna.create_study(storage=storage, study_name=name, sampler=chooser, pruner=pruner, load_if_exists=True)

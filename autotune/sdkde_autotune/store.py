@@ -16,20 +16,8 @@ from sdkde_core import __version__
 from sdkde_core.plugin import warn_once
 from sdkde_core.tuning import Config
 
-from . import lookup
-from .database import (
-    COLUMNS,
-    PRIMARY,
-    VERSION,
-    Refused,
-    connect,
-    create,
-    database,
-    open_file,
-    stamp,
-    transaction,
-    winning,
-)
+from . import database, lookup
+from .database import COLUMNS, VERSION
 from .records import SOURCES, Best, Key, Outcome, Trial, now, row_of, sound, trial_of, winners
 
 __all__ = ["Store", "StoreError"]
@@ -47,12 +35,12 @@ class Store:
     """
 
     def __init__(self, path: Path | str | None = None, *, write: bool = True, wait: float = 30.0) -> None:
-        self.path = Path(path) if path is not None else database()
+        self.path = Path(path) if path is not None else database.database()
         with _explained(self.path, "written" if write else "read"):
-            connection = _open(self.path, wait) if write else connect(self.path, wait)
+            connection = _open(self.path, wait) if write else database.connect(self.path, wait)
             if connection is None:
                 connection = sqlite3.connect(":memory:", isolation_level=None)
-                create(connection)
+                database.create(connection)
         self._db = Database(connection)
 
     def __enter__(self) -> Store:
@@ -64,7 +52,7 @@ class Store:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit all or nothing, alone: other processes that write wait."""
-        with _explained(self.path, "written"), transaction(self._db.conn):
+        with _explained(self.path, "written"), database.transaction(self._db.conn):
             yield
         lookup.forget()
 
@@ -125,7 +113,7 @@ class Store:
     def _put(self, rows: list[dict[str, Any]]) -> int:
         """Insert rows, and replace those of the same configuration that they supersede; return how many were."""
         names, marks = ", ".join(COLUMNS), ", ".join(f":{name}" for name in COLUMNS)
-        changes = ", ".join(f"{name} = excluded.{name}" for name in COLUMNS if name not in PRIMARY)
+        changes = ", ".join(f"{name} = excluded.{name}" for name in COLUMNS if name not in database.PRIMARY)
         rank = " ".join(reversed(SOURCES))
         query = f"""
             INSERT INTO trial ({names}) VALUES ({marks}) ON CONFLICT DO UPDATE SET {changes}
@@ -140,7 +128,7 @@ class Store:
         """Return the trials that can win their keys."""
         where, values = _where(filters)
         with _explained(self.path, "read"):
-            return sound(self._db.query(winning(where), [*values, *values]), f"a trial in {self.path}")
+            return sound(self._db.query(database.winning(where), [*values, *values]), f"a trial in {self.path}")
 
 
 def _where(filters: Mapping[str, Any]) -> tuple[str, list[Any]]:
@@ -187,7 +175,7 @@ def _read(path: Path) -> Any:
 def _left(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a damaged database that SQLite finds by their number."""
     found = []
-    with closing(open_file(path, "ro", 0.5)) as connection:
+    with closing(database.open_file(path, "ro", 0.5)) as connection:
         connection.row_factory = sqlite3.Row
         for rowid in range(1, path.stat().st_size // 64):  # a row takes more bytes
             with suppress(sqlite3.Error, ValueError):
@@ -220,14 +208,14 @@ def _checked(given: Any, name: str) -> list[dict[str, Any]]:
 
 def _open(path: Path, wait: float) -> sqlite3.Connection:
     """Open or create a database for writing; any number of processes may at once."""
-    stamp(path)  # raises if it is no regular file
+    database.stamp(path)  # raises if it is no regular file
     path.parent.mkdir(parents=True, exist_ok=True)
-    connection = open_file(path, "rwc", wait)
+    connection = database.open_file(path, "rwc", wait)
     try:
         # Commits survive the process, and nearly always a crash of the machine.
         connection.execute("PRAGMA synchronous = NORMAL")
-        with transaction(connection):
-            create(connection)
+        with database.transaction(connection):
+            database.create(connection)
             connection.execute("DELETE FROM trial WHERE 0")  # fails if the file is read-only; BEGIN does not
         found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
@@ -247,7 +235,7 @@ def _explained(path: Path, what: str) -> Iterator[None]:
         yield
     except sqlite3.ProgrammingError:  # a bug
         raise
-    except (sqlite3.Error, OSError, Refused) as error:
+    except (sqlite3.Error, OSError, database.Refused) as error:
         raise StoreError(f"{path} {_why(path, error, what)}") from error
 
 
