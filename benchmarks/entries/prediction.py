@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 from collections.abc import Iterator
 from typing import Any
@@ -27,15 +26,8 @@ def cases(setting: Setting) -> Iterator[Case]:
                            "reduction": str(reduction), "precision": precision}  # fmt: skip
 
 
-@functools.cache
-def rates() -> Any:
-    """The rates of this CPU, measured (kept, as by `sdkde doctor --measure`)."""
-    hardware.measure_cpu()
-    return hardware.cpu()
-
-
 def measure(setting: Setting, case: Case) -> dict[str, Any]:
-    """Predicted and measured milliseconds of a reduction on this CPU; with --set rates=nominal by the nominal rates."""
+    """Predicted and measured milliseconds of a reduction on this CPU."""
     from sdkde_core.arrays import convert
     from sdkde_core.plugin import reduce_pass
     from sdkde_core.protocol import Columns
@@ -47,7 +39,7 @@ def measure(setting: Setting, case: Case) -> dict[str, Any]:
     if record is None or record.info is None or not record.ok:
         raise Skipped(record.reason if record else f"no backend {case['backend']!r}")
     info, backend = record.info, record.info.load()
-    on = hardware.cpu() if setting.option("rates") == "nominal" or setting.scale == "small" else rates()
+    on = hardware.cpu()
     drawn = make("mixture", case["n"], case["m"], case["d"], extent=12.0)
     problem = drawn.problem(Reduction(case["reduction"]), case["precision"])
     points, log_weights, queries = (
