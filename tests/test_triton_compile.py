@@ -148,8 +148,8 @@ _FP64 = dict.fromkeys(("given", "out", "partial"), "*fp64") | dict.fromkeys(("sq
     [
         ("squares_kernel", {"ROWS": 8, "BLOCK": 128}),
         ("moves_kernel", {"ROWS": 32, "BLOCK": 64}),
-        ("criteria_kernel", {"MOVED": True, "LAPLACE": False, "ROWS": 32, "BLOCK": 64}),
-        ("criteria_kernel", {"MOVED": False, "LAPLACE": True, "ROWS": 32, "BLOCK": 64}),
+        ("criteria_kernel", {"MOVED": True, "LAPLACE": False, "ROWS": 16, "BLOCK": 128}),
+        ("criteria_kernel", {"MOVED": False, "LAPLACE": True, "ROWS": 16, "BLOCK": 128}),
         ("climb_kernel", {"ROWS": 4, "MOST": 512}),
         ("step_kernel", {"MOST": 512}),
     ],

@@ -163,7 +163,7 @@ def left_out(
     u: np.ndarray, weights: np.ndarray, bandwidths: Sequence[float], method: str, device: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """See :class:`sdkde_core.protocol.CriteriaBackend`."""
-    (n, d), count, rows = u.shape, len(bandwidths), 32
+    (n, d), count, rows = u.shape, len(bandwidths), 16
     padded, programs, moved, laplace = -(-n // 128) * 128, -(-n // rows), method == "sdkde", method == "laplace"
     sizes, length = (n, d, padded), n * (1 + laplace) + programs
     head: int = HEAD.value
@@ -180,9 +180,9 @@ def left_out(
         launch(squares_kernel, (padded // 8, 1), (there, squares, *sizes), (8, 128), _CONFIG)
         if moved:
             splits = -(-d // 16)
-            grid = padded // rows, count * splits
-            launch(moves_kernel, grid, (there, squares, moves, *sizes, splits), (rows, 64), _CONFIG)
-        before, flags = (there, squares, moves, out), (moved, laplace, rows, 64)
+            grid = padded // 32, count * splits
+            launch(moves_kernel, grid, (there, squares, moves, *sizes, splits), (32, 64), _CONFIG)
+        before, flags = (there, squares, moves, out), (moved, laplace, rows, 128)
         launch(criteria_kernel, (programs, count), (*before, *sizes, length), flags, _CONFIG)
         found = out.cpu().numpy()
     signs = found[:, n : 2 * n] if laplace else np.ones((count, n))
