@@ -30,7 +30,6 @@ from .storage import write_atomically
 Array = NDArray[Any]
 
 VERSION = 1  # of the format
-MARK = b"sdkde sha256 "  # what the comment begins with
 LONGEST = 1 << 22  # bytes of JSON
 DTYPES: dict[str, Any] = {"float64": np.dtype("<f8"), "float32": np.dtype("<f4"), "int64": np.dtype("<i8")}
 
@@ -82,7 +81,7 @@ def read(path: Path | str) -> Saved:
         try:
             if (begins := file.read(4)) != b"PK\x03\x04"[: len(begins)]:
                 raise ValueError("is no file that sdkde has saved; pass one that save() has written")
-            whole = file.seek(0, os.SEEK_END) - 2 - len(MARK) - 64
+            whole = file.seek(0, os.SEEK_END) - 79  # the comment and its length
             if whole < 0 or _comment(file, whole) != file.read():
                 raise ValueError("is cut off, altered or damaged, or another program wrote it; save it anew")
             return _parsed(file)
@@ -104,7 +103,7 @@ def _comment(file: IO[bytes], length: int) -> bytes:
     while left and (piece := file.read(min(left, 1 << 20))):
         digest.update(piece)
         left -= len(piece)
-    return struct.pack("<H", len(MARK) + 64) + MARK + digest.hexdigest().encode()
+    return struct.pack("<H", 77) + b"sdkde sha256 " + digest.hexdigest().encode()
 
 
 def _parsed(file: IO[bytes]) -> Saved:

@@ -15,12 +15,8 @@ from ..messages import optional
 #: A colour for each method. They stay apart where a kind of cone is missing; line styles help.
 COLOURS = {"kde": "#8d99ae", "sdkde": "#d1495b", "laplace": "#00798c"}
 DARK = "#2b2d42"
-OTHERS = ("#edae49", "#c77dff", DARK)  # of further densities of a method that is drawn already
 
 STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}  # of new figures, for rc_context
-LINES: dict[str, dict[str, Any]] = {"kde": {"lw": 2}, "sdkde": {"lw": 2}, "laplace": {"lw": 1.5, "ls": "--"}}
-
-SHARES = (0.5, 0.8, 0.95)  # of the probability, that contours enclose
 
 
 class Drawn(NamedTuple):
@@ -29,6 +25,10 @@ class Drawn(NamedTuple):
     label: str
     density: Prepared
     colour: str
+
+    @property
+    def line(self) -> dict[str, Any]:
+        return {"lw": 1.5, "ls": "--"} if self.density.method == "laplace" else {"lw": 2, "ls": "-"}
 
 
 def labelled(densities: Any, d: int | None = None, instead: str = "") -> list[Drawn]:
@@ -46,7 +46,8 @@ def labelled(densities: Any, d: int | None = None, instead: str = "") -> list[Dr
             instead = instead or "pass densities of the same samples"
             raise ValueError(f"densities[{label!r}] has {density.n_dimensions} dimensions instead of {d}; {instead}")
         taken = {one.colour for one in drawn}
-        free = (colour for colour in (COLOURS[density.method], *OTHERS, *COLOURS.values()) if colour not in taken)
+        known = COLOURS[density.method], "#edae49", "#c77dff", DARK, *COLOURS.values()
+        free = (colour for colour in known if colour not in taken)
         drawn.append(Drawn(str(label), density, next(free, DARK)))
     return drawn
 
@@ -69,7 +70,7 @@ def shares_of(shares: Sequence[float]) -> Array:
     """The shares, descending."""
     found = np.unique(np.asarray(shares, dtype=np.float64))[::-1]
     if not found.size or not (found > 0).all() or not (found < 1).all():
-        raise ValueError(f"shares is {shares!r}; pass numbers between 0 and 1, such as {SHARES}")
+        raise ValueError(f"shares is {shares!r}; pass numbers between 0 and 1, such as (0.5, 0.8, 0.95)")
     return found
 
 
@@ -137,7 +138,7 @@ def draw_curves(ax: Any, drawn: Sequence[Drawn], rug: Array | None, limits: tupl
     ax.margins(x=0)
     for one in drawn:
         y = one.density.estimate(x)
-        ax.plot(x, y, color=one.colour, label=one.label, **LINES[one.density.method])
+        ax.plot(x, y, color=one.colour, label=one.label, **one.line)
         if (y < 0).any():
             look = {"facecolor": "none", "edgecolor": one.colour, "hatch": "//////", "lw": 0}
             ax.fill_between(x, y, 0, where=y < 0, interpolate=True, label=f"{one.label} < 0", **look)
@@ -163,8 +164,7 @@ def draw_contours(ax: Any, drawn: Sequence[Drawn], dots: Array | None, shares: A
         if len(drawn) == 1:
             shades = [(one.colour, alpha) for alpha in np.linspace(0.2, 0.7, len(levels))]
             ax.contourf(x, y, values, [*levels, 2 * values.max()], colors=shades, zorder=1)
-        look = LINES[one.density.method].get("ls", "-")
-        lines = ax.contour(x, y, values, levels, colors=one.colour, linewidths=1.2, linestyles=look)
+        lines = ax.contour(x, y, values, levels, colors=one.colour, linewidths=1.2, linestyles=one.line["ls"])
         if labels and one is drawn[0]:  # those of the others lie beside them
             ax.clabel(lines, fmt={level: f"{100 * share:g}%" for level, share in zip(levels, shares)}, fontsize=8)
         floor = -1e-3 * values.max()  # far out all of laplace's is negative

@@ -350,8 +350,16 @@ class gaussian_kde:
         data, self.factor = self._data, factor
         self.covariance = data.matrix * self.factor**2
         self._computed = self.covariance
-        self.cho_cov = (data.factor * self.factor).astype(np.float64)
-        self.log_det = 2 * np.log(np.diag(self.cho_cov) * math.sqrt(2 * math.pi)).sum()
+        for name in ("cho_cov", "log_det"):  # follow from the factor, and most users never look
+            self.__dict__.pop(name, None)
+
+    @cached_property
+    def cho_cov(self) -> Array:
+        return (self._data.factor * self.factor).astype(np.float64)
+
+    @cached_property
+    def log_det(self) -> Any:
+        return 2 * np.log(np.diag(self.cho_cov) * math.sqrt(2 * math.pi)).sum()
 
     @cached_property
     def _data(self) -> Bandwidth:

@@ -18,7 +18,7 @@ from ..bandwidth.selection import Selection
 from ..estimator.mixture import indices
 from ..estimator.prepared import Prepared
 from . import drawing
-from .drawing import COLOURS, DARK, LINES, OTHERS, SHARES, STYLE
+from .drawing import COLOURS, DARK, STYLE
 
 __all__ = ["COLOURS", "DARK", "STYLE", "contours", "curves", "moves", "pairs", "selection"]
 
@@ -61,7 +61,7 @@ def curves(densities: Any, samples: Any = None, *, ax: Any = None, limits: tuple
     return ax
 
 
-def contours(densities: Any, samples: Any = None, *, ax: Any = None, shares: Sequence[float] = SHARES) -> Any:
+def contours(densities: Any, samples: Any = None, *, ax: Any = None, shares: Sequence[float] = (0.5, 0.8, 0.95)) -> Any:
     """Draw densities of two dimensions as contours that enclose given shares of the probability.
 
     A contour is the border of the smallest region with its share: of where the density is above one value, which is
@@ -95,7 +95,7 @@ def contours(densities: Any, samples: Any = None, *, ax: Any = None, shares: Seq
     drawing.draw_contours(ax, drawn, dots, enclosed, labels=True)
     if len(drawn) > 1:
         for one in drawn:
-            ax.plot([], [], color=one.colour, label=one.label, **LINES[one.density.method])
+            ax.plot([], [], color=one.colour, label=one.label, **one.line)
         ax.legend(frameon=False)
     return ax
 
@@ -141,7 +141,7 @@ def pairs(
     *,
     dims: Sequence[Any] | None = None,
     labels: Sequence[str] | None = None,
-    shares: Sequence[float] = SHARES,
+    shares: Sequence[float] = (0.5, 0.8, 0.95),
     figure: Any = None,
 ) -> Any:
     """Draw every marginal density of one dimension and of two: curves on the diagonal, contours below.
@@ -238,7 +238,7 @@ def selection(chosen: Any, *, ax: Any = None) -> Any:
     if not isinstance(found, Selection):
         raise TypeError(f"chosen is {drawing.kind(chosen)}; pass what sdkde_core.select_bandwidth or prepare returns")
     ax = drawing.axes_of(ax)
-    criteria = (("least squares", found.least_squares, DARK, "-"), ("likelihood", found.likelihood, OTHERS[0], "--"))
+    criteria = (("least squares", found.least_squares, DARK, "-"), ("likelihood", found.likelihood, "#edae49", "--"))
     for name, curve, colour, line in criteria:
         if np.isfinite(curve).any():
             ax.plot(found.multiples, curve / max(curve.max(), 1e-300), line, marker=".", color=colour, label=name)

@@ -1,4 +1,7 @@
-"""Checks of the tolerances: kinds of data, dimensions and extents, sizes about tiles, rows far off, heaps, NaN."""
+"""Checks of the tolerances: kinds of data, dimensions and extents, sizes about tiles, rows far off, heaps, NaN.
+
+Most checks have 211 columns and 67 rows, which divide nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,6 @@ from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 from . import problems
 from .problems import Array, Case, Truth
 from .target import MIXED, NotDeclared, Target, make, weighted, within
-
-#: Rows and columns of most checks: sizes that divide nothing.
-COLUMNS, ROWS = 211, 67
 
 #: n and m of the check ``sizes``: one, two, and what lies on and beside the edges of tiles.
 SIZES = (
@@ -61,7 +61,7 @@ def tolerance(target: Target, parameter: str) -> None:
     """Rows are within the precision's tolerance, with separate queries and with the points themselves."""
     precision, reduction, kind, dimension, reach = parameter.split("-", 4)
     d, extent = int(dimension[1:]), float(reach[1:])
-    n, m, most = (COLUMNS, ROWS, ROWS) if d < 200 else (67, 29, 15)  # fewer where the oracle is slow
+    n, m, most = (211, 67, 67) if d < 200 else (67, 29, 15)  # fewer where the oracle is slow
     if kind == "zero_tile":
         n, m = (2611, 19) if d < 64 else (1301, 5)
     case = make(kind, n, m, d, extent)
@@ -75,7 +75,7 @@ def sizes(target: Target, parameter: str) -> None:
     precision, reduction, n, m = numbers(parameter)
     case = about_tiles(n, m, 3, 10.0)
     for same in (False, True) if n <= 1025 else (False,):
-        rows, dtype = some(n, ROWS) if same else None, ("float64", "float32")[(SIZES.index((n, m)) + same) % 2]
+        rows, dtype = some(n, 67) if same else None, ("float64", "float32")[(SIZES.index((n, m)) + same) % 2]
         target.check(case, reduction, precision, rows, same=same, dtype=dtype)
         if same and n > 1000:
             mixed = weighted(case) if "weights" in target.info.features else case
@@ -103,7 +103,7 @@ def limits(target: Target, parameter: str) -> None:
     what the formula loses there shows.
     """
     precision, reduction, d = numbers(parameter)
-    problem = Problem(Reduction(reduction), ROWS, COLUMNS, d, precision=precision, device=target.device)
+    problem = Problem(Reduction(reduction), 67, 211, d, precision=precision, device=target.device)
     limit = float(target.info.extent_limit(problem))
     for extent in (14.0, 20.0, 28.0, 40.0, 56.0, 80.0, *([limit * (1.0 - 1e-9)] if 14.0 <= limit <= 1e5 else [])):
         with contextlib.suppress(NotDeclared):
@@ -112,7 +112,7 @@ def limits(target: Target, parameter: str) -> None:
 
 @functools.lru_cache(maxsize=32)
 def _two_clusters(d: int, extent: float) -> Case:
-    case, apart = make("mixture", COLUMNS, ROWS, d, 3.0), np.full(d, 1.0 / math.sqrt(d))
+    case, apart = make("mixture", 211, 67, d, 3.0), np.full(d, 1.0 / math.sqrt(d))
     points, queries = (
         x * (0.5, 2.0)[d == 1] + np.where(np.arange(len(x)) % 2, 1.0, -1.0)[:, None] * (extent - 4.0) * apart
         for x in (case.points, case.queries)
@@ -200,9 +200,9 @@ def not_a_number(target: Target, parameter: str) -> None:
     precision, reduction = parameter.split("-")
     lost, others = [2, 6, 10], [0, 1, 3, 4, 5, 7, 8, 9]
     for kind, extent in (("mixture", 10.0), ("clusters", 1e4)):
-        case = make(kind, COLUMNS, 11, 3, extent)
+        case = make(kind, 211, 11, 3, extent)
         queries, points = case.queries.copy(), case.points.copy()
-        queries[2] = queries[6, 1] = queries[10, 2] = points[COLUMNS // 2, 0] = np.nan
+        queries[2] = queries[6, 1] = queries[10, 2] = points[211 // 2, 0] = np.nan
         problem, truth = target.problem(case, reduction, precision), problems.truth(case)
         got = target.answer(problem, replace(case, queries=queries))
         assert _all_nan(each(got, lambda x: x[lost])), f"{kind}: rows with a NaN have a number"

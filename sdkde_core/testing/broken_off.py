@@ -14,7 +14,7 @@ from typing import Any
 from sdkde_core.protocol import Partial
 
 from . import problems
-from .accuracy import COLUMNS, ROWS, about_tiles
+from .accuracy import about_tiles
 from .target import NotDeclared, Target, make, within
 
 #: Seconds after which a call is taken for one that does not end.
@@ -29,7 +29,7 @@ def interrupts(target: Target, parameter: str) -> None:
     """A call that Ctrl-C interrupts ends, and so do later ones, whenever that comes; their answers are right."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         raise NotDeclared("needs timers in the main thread")
-    case = about_tiles(COLUMNS, ROWS, 3, 10.0)
+    case = about_tiles(211, 67, 3, 10.0)
     problem, truth = target.problem(case, "log_sum", target.info.precisions[0], whole=True), problems.truth(case)
 
     def call() -> Partial:

@@ -19,7 +19,7 @@ from sdkde_core.plugin import each
 from sdkde_core.protocol import Columns, Partial, Problem
 
 from . import problems, reference
-from .accuracy import COLUMNS, ROWS, about_tiles
+from .accuracy import about_tiles
 from .formalities import has_format
 from .problems import Case, Truth
 from .target import MIXED, NotDeclared, Target, make, same_bits, weighted, within
@@ -54,7 +54,7 @@ def state_reuse(target: Target, parameter: str) -> None:
     ``prepare`` is told are what to expect, not what will come. An empty query gives empty results.
     """
     precision, reduction = parameter.split("-")
-    case, other = (about_tiles(n, ROWS, 3, 10.0) for n in (COLUMNS, 130))
+    case, other = (about_tiles(n, 67, 3, 10.0) for n in (211, 130))
     problem = target.problem(case, reduction, precision, whole=True)
     asked = _Asked(target, problem, case)
     for start, stop in ((0, 67), (0, 67), (60, 61), (5, 66), (0, 67)):
@@ -78,7 +78,7 @@ def state_reuse(target: Target, parameter: str) -> None:
         asked.rows(about, 0, 1)
         asked.points(about)
     with contextlib.suppress(NotDeclared):
-        far = make("tails", COLUMNS, ROWS, 3, 100.0)
+        far = make("tails", 211, 67, 3, 100.0)
         beside = _Asked(target, target.problem(far, reduction, precision, whole=True), far)
         for width in (67, 1, 13):
             for start in range(0, 67, width):
@@ -88,17 +88,17 @@ def state_reuse(target: Target, parameter: str) -> None:
 def results_are_the_callers(target: Target, parameter: str) -> None:
     """A result stays as it is when others are asked for, and writing into it changes no other."""
     precision, reduction = parameter.split("-")
-    case, other = about_tiles(COLUMNS, ROWS, 3, 10.0), about_tiles(COLUMNS, ROWS, 3, 10.0, seed=1)
+    case, other = about_tiles(211, 67, 3, 10.0), about_tiles(211, 67, 3, 10.0, seed=1)
     problem = target.problem(case, reduction, precision, whole=True)
     asked, others = _Asked(target, problem, case), target.prepare(problem, other)
     first = target.backend.reduce(problem, target.give(case.queries), asked.state)
     kept = each(first, lambda x: np.array(to_host(x)))
     within(problem, kept, problems.truth(case), case.name)
-    for m in (ROWS, 20):
+    for m in (67, 20):
         for state, whose in ((asked.state, "the same state"), (others, "another state")):
             target.reduce(replace(problem, m=m), other.queries[:m], state)
             same_bits(first, kept, f"a call for {m} rows of {whose} changed an earlier result")
-    whole = replace(problem, m=COLUMNS, same=True)
+    whole = replace(problem, m=211, same=True)
     results = [first, *(target.backend.reduce(whole, None, asked.state) for _ in range(2))]
     for result in results:
         each(result, lambda x: x.__setitem__(..., np.nan))
@@ -130,7 +130,7 @@ def new_contents(target: Target, parameter: str) -> None:
     Their first and last rows and the sum of all rows are as before, so these do not identify them either.
     """
     precision, reduction = parameter.split("-")
-    case, names = about_tiles(COLUMNS, ROWS, 3, 10.0), ["points", "queries"]
+    case, names = about_tiles(211, 67, 3, 10.0), ["points", "queries"]
     if "weights" in target.info.features:
         case, names = weighted(case), [*names, "log_weights"]
     moved = {name: _turned(getattr(case, name)) for name in names}
@@ -164,7 +164,7 @@ def _turned(x: Any) -> Any:
 def threads(target: Target, parameter: str) -> None:
     """Calls from several threads at once, with one state and with a state each, are answered as if they were alone."""
     precision, reduction = parameter.split("-")
-    cases = [about_tiles(COLUMNS, ROWS, 3, 10.0, seed) for seed in range(4)]
+    cases = [about_tiles(211, 67, 3, 10.0, seed) for seed in range(4)]
     for requires in (frozenset[str](), target.info.features & MIXED):
         if "weights" in requires:
             cases = [weighted(case) for case in cases]

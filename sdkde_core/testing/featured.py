@@ -14,7 +14,7 @@ from sdkde_core.plugin import concatenate, each, merge, reduce_pass
 from sdkde_core.protocol import TOLERANCES, Columns, PairsBackend, Partial, Problem, Reduction
 
 from . import problems, reference
-from .accuracy import COLUMNS, ROWS, about_tiles, boundaries, some
+from .accuracy import about_tiles, boundaries, some
 from .formalities import has_format
 from .problems import Array, Case, Truth
 from .target import MIXED, Target, make, same_bits, weighted, within
@@ -24,16 +24,16 @@ def exclude_self(target: Target, parameter: str) -> None:
     """Row i leaves out column i + own_offset, where there is one: any offset, weights, empty sums."""
     precision, reduction = parameter.split("-")
     for kind, extent in (("mixture", 10.0), ("duplicates", 10.0), ("outlier", 10.0), ("clusters", 1e5)):
-        case = make(kind, COLUMNS, ROWS, 3, extent)
+        case = make(kind, 211, 67, 3, extent)
         for same in (True, False):
-            rows = some(COLUMNS if same else ROWS, ROWS)
+            rows = some(211 if same else 67, 67)
             target.check(case, reduction, precision, rows, same=same, exclude_self=True)
-    plain, m = about_tiles(COLUMNS, ROWS, 3, 10.0), ROWS
+    plain, m = about_tiles(211, 67, 3, 10.0), 67
     for case in (plain, weighted(plain)) if "weights" in target.info.features else (plain,):
         problem = target.problem(case, reduction, precision, exclude_self=True, whole=True)
         state, near = target.prepare(problem, case), case.points[20 : 20 + m]  # row i is column 20 + i
         # Rows begin anywhere: they may be a batch of all, and columns a shard.
-        for offset in (20, 0, -1, -40, 1 - m, -m, -m - 9, COLUMNS - m, COLUMNS - 1, COLUMNS, COLUMNS + 9, 5 * COLUMNS):
+        for offset in (20, 0, -1, -40, 1 - m, -m, -m - 9, 211 - m, 210, 211, 220, 1055):
             want = reference.near_sums(near, case.points, case.log_weights, np.arange(m) + offset)
             within(problem, target.reduce(problem, near, state, offset), want, f"{case.name}, own_offset {offset}")
     _check_empty_sum(target, reduction, precision)
@@ -156,7 +156,7 @@ def _states(target: Target, parameter: str, n: int) -> Any:
 
 def row_range(target: Target, parameter: str) -> None:
     """Some of the points as rows are within the tolerance, their own columns left out where that is asked."""
-    n, asked = COLUMNS, [(0, 40), (20, 60), (63, 66), (150, COLUMNS), (COLUMNS - 1, COLUMNS)]
+    n, asked = 211, [(0, 40), (20, 60), (63, 66), (150, 211), (210, 211)]
     if parameter.endswith("long"):
         n, asked = 3077, [(1024, 3074)]
     for case, problem, state, _ in _states(target, parameter, n):

@@ -32,7 +32,7 @@ from sdkde_core.protocol import Columns, Problem, Reduction
 from . import problems
 from .accuracy import about_tiles
 from .problems import Case
-from .target import NotDeclared, Target, make, threads_set, weighted
+from .target import NotDeclared, Target, make, weighted
 
 
 def surroundings(target: Target, parameter: str) -> None:
@@ -168,7 +168,7 @@ def thread_counts(target: Target, parameter: str) -> None:
     sizes = (211, 67), (5, 2), (2, 5), (1025, 300)
     for count, (n, m) in itertools.product((1, 3, (os.cpu_count() or 1) + 5), sizes):
         try:
-            with threads_set(count):
+            with mock.patch.dict(os.environ, SDKDE_NUM_THREADS=str(count)):
                 target.check(about_tiles(n, m, 3, 10.0), parameter, target.info.precisions[-1])
         except AssertionError as error:
             raise AssertionError(f"SDKDE_NUM_THREADS={count}: {error}") from error
@@ -242,7 +242,7 @@ def leaks(target: Target, parameter: str) -> None:
         return {"bytes": _status("VmRSS"), "threads": max(tasks, threading.active_count()), "open files": files}
 
     allowed = {"bytes": 8 << 20, "threads": 8, "open files": 8}
-    with threads_set(1):  # each has a heap of its own
+    with mock.patch.dict(os.environ, SDKDE_NUM_THREADS="1"):  # each has a heap of its own
         before = left_by(3)
         for _ in range(6):
             after = left_by(16)
@@ -264,7 +264,7 @@ def price(target: Target, parameter: str) -> None:
     case = make("mixture", 3000, 3000, int(parameter[1:]), 8.0)
     for reduction in Reduction:
         problem = target.problem(case, reduction, target.info.precisions[0], whole=True)
-        with threads_set(1):  # whose time is the same beside a load
+        with mock.patch.dict(os.environ, SDKDE_NUM_THREADS="1"):  # whose time is the same beside a load
             said, taken = cost.predict(target.info, problem, hardware.cpu()), _seconds(_call(target, problem, case))
         if said is not None:
             assert taken / 12.0 <= said <= 12.0 * taken, (

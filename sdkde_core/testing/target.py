@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy as np
 
@@ -18,7 +16,7 @@ from sdkde_core.protocol import Backend, BackendInfo, Columns, Partial, Problem
 from . import problems
 from .problems import Case, Truth
 
-__all__ = ["MIXED", "NotDeclared", "Profile", "Target", "make", "same_bits", "threads_set", "weighted", "within"]
+__all__ = ["MIXED", "NotDeclared", "Profile", "Target", "make", "same_bits", "weighted", "within"]
 
 #: Features that go together in any number.
 MIXED = frozenset({"weights", "exclude_self"})
@@ -92,11 +90,6 @@ class Target:
         problem = self.problem(case, reduction, precision, **options)
         asked = {"same": problem.same, "exclude_self": "exclude_self" in problem.requires}
         within(problem, self.answer(problem, case), problems.truth(case, rows=rows, **asked), case.name, rows)
-
-
-def threads_set(count: int) -> Any:
-    """Return a context in which ``SDKDE_NUM_THREADS`` is ``count``."""
-    return mock.patch.dict(os.environ, SDKDE_NUM_THREADS=str(count))
 
 
 @functools.lru_cache(maxsize=64)
