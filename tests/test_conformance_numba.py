@@ -21,9 +21,8 @@ class TestNumbaSkipping(BackendConformance):
     dimensions = (3,)
     draws = 6
     slow = (
-        *("declaration", "query_chunks", "column_chunks", "sizes", "result_format", "expected_rows"),
-        *("threads", "interrupts", "forked_child", "kernel", "state_reuse", "results_are_the_callers", "repeat"),
-        *("leaks", "repeat_many"),
+        *("declaration", "sizes", "result_format", "threads", "interrupts", "forked_child", "kernel"),
+        *("state_reuse", "results_are_the_callers", "repeat", "leaks"),
     )
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -37,21 +36,12 @@ PRECISIONS = ("fast", "high", "float64")
 simulated = pytest.mark.skipif(not SIMULATED, reason="runs in a process of its own, see test_in_the_simulator")
 
 
-def _answer(case, problem, device, info=None, backend=None):
-    """A problem's answer, by way of the core."""
+def _errors(case, problem, device):
+    """Errors of a problem over its tolerance, by way of the core."""
     record = registry.find(NAME)
     columns = Columns(*(torch.tensor(x, device=device) for x in (case.points, case.log_weights)))
     queries = None if problem.same else torch.tensor(case.queries, device=device)
-    return reduce_pass(backend or record.info.load(), info or record.info, problem, columns, queries)
-
-
-def _errors(case, problem, device, info=None, backend=None):
-    """Errors of a problem over its tolerance, by way of the core."""
-    return _compared(case, problem, _answer(case, problem, device, info, backend))
-
-
-def _compared(case, problem, got):
-    """Errors of an answer over its tolerance."""
+    got = reduce_pass(record.info.load(), record.info, problem, columns, queries)
     want = problems.truth(case, same=problem.same, exclude_self="exclude_self" in problem.requires)
     return problems.errors(problem, each(got, to_host), want)
 
@@ -134,50 +124,6 @@ def test_simulated_ranges_of_rows(reduction):
     assert problems.errors(problem, got, want).max() <= 1.0
 
 
-@simulated
-@pytest.mark.parametrize(
-    ("kind", "extent", "reduction", "precision", "same", "exclude"),
-    [
-        ("clusters", 5e3, "mean", "fast", True, False),
-        ("weights", 10.0, "log_sum", "high", True, True),
-        ("tails", 1e4, "laplace", "fast", False, False),
-        *(
-            pytest.param(*asked, marks=pytest.mark.slow)
-            for asked in [
-                ("clusters", 5.0, "mean", "high", True, False),
-                ("clusters", 5e3, "laplace", "float64", True, True),
-                ("duplicates", 30.0, "log_sum", "fast", True, False),
-                ("duplicates", 30.0, "laplace", "high", True, False),
-                ("weights", 20.0, "laplace", "high", False, False),
-                ("weights", 10.0, "mean", "float64", True, True),
-                ("tails", 1e4, "log_sum", "high", False, False),
-                ("tails", 100.0, "mean", "high", False, False),
-            ]
-        ),
-    ],
-)
-def test_simulated_tiles_are_left_out(kind, extent, reduction, precision, same, exclude, monkeypatch):
-    """Tiles are small, so that lists are shorter than all columns, and have several parts. No batch changes a bit."""
-    from sdkde_numba import gpu_backend, gpu_launch
-    from sdkde_numba.gpu_space import LaunchConfig
-
-    monkeypatch.setattr(gpu_backend, "listed", lambda *_: LaunchConfig(16, 1, 8, 4, 0))
-    monkeypatch.setattr(gpu_backend, "GROUP", 8)
-    monkeypatch.setattr(gpu_launch, "SHORTEST", 4)
-    case = problems.make(kind, 29, 13, 3, extent)
-    if kind == "tails":  # some together, far from all columns, some on the way there
-        case.queries[-8:] = case.queries[-1] + case.points[:8] / extent
-    case = replace(case, log_weights=np.maximum(case.log_weights, -600.0))  # of weight zero the core makes no columns
-    problem, found = case.problem(Reduction(reduction), precision, same=same, exclude_self=exclude, device="cpu"), []
-    for tiles in (1 << 20, 1):
-        monkeypatch.setattr(gpu_backend, "LOOKED", tiles)
-        found.append(_answer(case, problem, "cpu", backend=gpu_backend.CudaBackend(skip=True)))
-    assert _compared(case, problem, found[0]).max() <= 1.0
-    for name in ("log_sum", "shift", "sign", "log_magnitude"):
-        a, b = (getattr(x, name) for x in found)
-        assert a is b is None or torch.equal(a, b), name
-
-
 @pytest.mark.slow
 @simulated
 @pytest.mark.parametrize(
@@ -219,15 +165,6 @@ class TestNumbaCuda(BackendConformance):
     backend = NAME
     device = "cuda:0"
     dimensions = (1, 2, 3, 5, 8, 16, 17, 33, 64, 128, 784)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-class TestNumbaCudaByLists(BackendConformance):
-    backend = NAME
-    device = "cuda:0"
-    dimensions = (2, 3, 5, 8, 16)
-    options: ClassVar = {"skip": True}
 
 
 @pytest.mark.gpu

@@ -15,8 +15,7 @@ pytest.importorskip("torch")
 pytest.importorskip("numba_cuda")
 
 import torch
-from sdkde_numba import gpu_backend, gpu_bounds, gpu_info, gpu_kernels, gpu_launch, gpu_space
-from sdkde_numba.gpu_backend import CudaBackend
+from sdkde_numba import gpu_bounds, gpu_info, gpu_kernels, gpu_launch, gpu_space
 from sdkde_numba.gpu_info import INFO
 from sdkde_numba.gpu_space import LaunchConfig
 
@@ -73,15 +72,6 @@ def test_defaults_fit(kind, arithmetic, d):
     config = gpu_space.default(kind.value, d, arithmetic)
     assert LaunchConfig.of(config._asdict()) == config
     assert gpu_space.fits(config, kind.value, d, arithmetic)
-    listed = gpu_space.listed(kind.value, d, arithmetic)
-    assert d > 16 or gpu_space.fits(listed, kind.value, d, arithmetic)
-    assert d > 16 or gpu_backend.GROUP % gpu_launch.height_of(listed, d) == 0
-
-
-@pytest.mark.parametrize("skip", ["yes", None])
-def test_skip_is_a_switch(skip):
-    with pytest.raises(TypeError, match="skip is"):
-        CudaBackend(skip=skip)
 
 
 # --- what can be tuned ----------------------------------------------------------------------------------------------
@@ -113,26 +103,16 @@ def test_a_forced_configuration_that_cannot_run_is_refused():
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("reduction", "arithmetic", "d", "requires", "architecture", "listed"),
+    ("reduction", "arithmetic", "d", "requires", "architecture"),
     [
-        ("laplace", "doubled", 3, ("weights", "exclude_self"), "sm_86", False),
-        ("mean", "single", 4, (), "sm_90", True),
-        *(
-            pytest.param(*asked, marks=pytest.mark.slow)
-            for asked in [
-                ("mean", "single", 16, (), "sm_90", False),
-                ("log_sum", "expanded", 64, ("weights",), "sm_75", False),
-                ("mean", "float64", 16, ("weights",), "sm_80", False),
-                ("log_sum", "expanded", 6, ("weights",), "sm_90", True),
-                ("laplace", "doubled", 3, ("weights", "exclude_self"), "sm_75", True),
-                ("mean", "doubled", 16, (), "sm_86", True),
-                ("mean", "float64", 10, ("weights",), "sm_80", True),
-            ]
-        ),
+        ("laplace", "doubled", 3, ("weights", "exclude_self"), "sm_86"),
+        ("mean", "single", 4, (), "sm_90"),
+        pytest.param("log_sum", "expanded", 64, ("weights",), "sm_75", marks=pytest.mark.slow),
+        pytest.param("mean", "float64", 16, ("weights",), "sm_80", marks=pytest.mark.slow),
     ],
 )
-def test_kernels_compile_without_a_gpu(reduction, arithmetic, d, requires, architecture, listed):
-    _compiles(reduction, arithmetic, d, requires, architecture, listed)
+def test_kernels_compile_without_a_gpu(reduction, arithmetic, d, requires, architecture):
+    _compiles(reduction, arithmetic, d, requires, architecture)
 
 
 @needs_compiler
@@ -189,12 +169,12 @@ def test_every_default_compiles_without_a_gpu(reduction, arithmetic, d, architec
     _compiles(reduction, arithmetic, d, (), architecture)
 
 
-def _compiles(reduction, arithmetic, d, requires, architecture, listed=False):
+def _compiles(reduction, arithmetic, d, requires, architecture):
     """Compile a default as it is launched: what is in registers stays there, and vectors are loaded whole."""
     precision = {"expanded": "fast", "float64": "float64"}.get(arithmetic, "high")
     given = problem(reduction, d=d, precision=precision, same=True, requires=frozenset(requires))
-    config = (gpu_space.listed if listed else gpu_space.default)(reduction, d, arithmetic)
-    shape = gpu_launch.shape_of(given, arithmetic, config, listed)
+    config = gpu_space.default(reduction, d, arithmetic)
+    shape = gpu_launch.shape_of(given, arithmetic, config)
     text = gpu_space.ptx(shape, architecture)
     assert ".local" not in text, "a loop was not unrolled: its arrays are in memory"
     if arithmetic == "float64" and not shape.terms:

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from numba import cuda
 
-from sdkde_core.nearby import LEFT_OUT, Index, index, lists, order
-from sdkde_core.plugin import PerStream, each, empty, in_slabs, on_device, rounded
+from sdkde_core.plugin import PerStream, empty, in_slabs, on_device
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Support
 from sdkde_core.tuning import reject
 
 from . import gpu_launch as launch
-from .gpu_bounds import BUDGET, anchored, arithmetic
+from .gpu_bounds import anchored, arithmetic
 from .gpu_kernels import SIMULATED
 from .gpu_launch import Packed
-from .gpu_space import LaunchConfig, depth_of, listed
-
-#: Rows that share a first look at which tiles matter (:mod:`sdkde_core.nearby`), and pairs of tiles in one such look:
-#: a pair takes some 200 bytes.
-GROUP, LOOKED = 256, 1 << 25
-
-
-class _Near(NamedTuple):
-    """Columns in order: those of a tile, which is in shared memory at a time, are neighbours."""
-
-    tiles: Index
-    points: torch.Tensor  # (n, d)
-    log_weights: torch.Tensor  # (n,)
-
-    def tensors(self) -> list[torch.Tensor]:
-        return [self.tiles.order, self.points, self.log_weights, *self.tiles.fine, *self.tiles.coarse]
+from .gpu_space import LaunchConfig, depth_of
 
 
 @dataclass(frozen=True)
@@ -42,48 +26,23 @@ class _State:
     problem: Problem  # as given to prepare: its extent is the largest
     points: torch.Tensor  # (n, d) float64
     log_weights: torch.Tensor  # (n,)
-    span: float  # largest magnitude of a log weight, nats, rounded up
+    span: float  # largest magnitude of a log weight, nats
     uniform: torch.Tensor  # () what all log weights are, where they do not vary, else 0
     made: PerStream = field(default_factory=PerStream)
 
-    def packed(self, kind: str, width: int, tile: int, near: _Near | None) -> Packed:
-        """The points as columns, whole tiles of them; in order, if that is given."""
-        points, log_weights = (self.points, self.log_weights) if near is None else (near.points, near.log_weights)
-        weights = log_weights if "weights" in self.problem.requires else None
+    def packed(self, kind: str, width: int, tile: int) -> Packed:
+        """The points as columns, whole tiles of them."""
+        weights = self.log_weights if "weights" in self.problem.requires else None
         return self.made.get(
-            (kind, width, tile, near is None),
-            lambda: launch.pack(points, kind, width, weights, tile),
+            (kind, width, tile),
+            lambda: launch.pack(self.points, kind, width, weights, tile),
             self.points,
             Packed.tensors,
         )
 
-    def near(self, tile: int) -> _Near | None:
-        """The points in order, to leave tiles of them out; None where one is not finite."""
-
-        def order_columns() -> _Near | None:
-            if not bool(torch.isfinite(self.points).all() & torch.isfinite(self.log_weights).all()):
-                return None
-            found = index(self.points, self.log_weights, tile)
-            return _Near(found, self.points[found.order], self.log_weights[found.order])
-
-        return self.made.get(
-            ("near", tile), order_columns, self.points, lambda near: [] if near is None else near.tensors()
-        )
-
 
 class CudaBackend:
-    """Kernels that Numba compiles for any NVIDIA GPU, in the arithmetic of its ordinary cores.
-
-    Parameters
-    ----------
-    skip : bool, optional
-        Leave out tiles of pairs that cannot matter: in 2 to 16 dimensions, of all rows at once.
-    """
-
-    def __init__(self, skip: bool = False) -> None:
-        if skip not in (True, False):
-            raise TypeError(f"skip is {skip!r}; pass True or False")
-        self.skip = skip
+    """Kernels that Numba compiles for any NVIDIA GPU, in the arithmetic of its ordinary cores."""
 
     def probe(self, device: str) -> Support:
         """Look for a GPU, and for what Numba compiles with."""
@@ -109,7 +68,7 @@ class CudaBackend:
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""
         vary = "weights" in problem.requires
-        span = rounded(max(0.0, -float(columns.log_weights.min()))) if vary else 0.0
+        span = max(0.0, -float(columns.log_weights.min())) if vary else 0.0
         uniform = torch.zeros_like(columns.log_weights[0]) if vary else columns.log_weights[0].clone()
         return _State(problem, columns.points, columns.log_weights, span, uniform)
 
@@ -123,20 +82,19 @@ class CudaBackend:
         m = points.shape[0]
         if m == 0:
             return empty(problem, points)
-        # Only of all rows of a problem, where a row's own column is known, and where lists may be read back.
-        known = m == problem.n if queries is None else "exclude_self" not in problem.requires
-        if self.skip and known and 2 <= problem.d <= 16:
-            with on_device(points):
-                found = _listed(problem, queries, state)
-            if found is not None:
-                return found
         kind = arithmetic(replace(problem, extent=state.problem.extent), state.span)
         while True:
             config, tuned = launch.configuration(problem, kind, points.device)
 
             def slab(start: int, stop: int, config: LaunchConfig = config) -> Partial:
+                depth, group = depth_of(problem.d, config.depth)
+                columns = state.packed(kind, depth * group, config.columns)
+                if anchored(problem) and stop - start == columns.count:
+                    rows = columns  # the rows are the columns, packed alike
+                else:
+                    rows = launch.pack(points[start:stop], kind, depth * group)
                 own = own_offset + start if "exclude_self" in problem.requires else None
-                return _slab(problem, points, start, stop, state, kind, config, own)
+                return launch.reduce(problem, rows, columns, state.uniform, kind, config, own)
 
             try:
                 with on_device(points):
@@ -147,51 +105,3 @@ class CudaBackend:
                 if tuned is None or tuned[1].rung == "forced":
                     raise
                 reject(*tuned, error)
-
-
-def _slab(
-    problem: Problem,
-    points: torch.Tensor,
-    start: int,
-    stop: int,
-    state: _State,
-    kind: str,
-    config: LaunchConfig,
-    own: int | None,
-    near: _Near | None = None,
-) -> Partial:
-    depth, group = depth_of(problem.d, config.depth)
-    columns = state.packed(kind, depth * group, config.columns, near)
-    if anchored(problem) and stop - start == columns.count:
-        rows = columns  # the rows are the columns, packed alike
-    else:
-        rows = launch.pack(points[start:stop], kind, depth * group)
-    over = None
-    if near is not None:
-        height = launch.height_of(config, problem.d)
-        over = lists(problem, near.tiles, points[start:stop], height, GROUP), _rows_at_once(near, height)
-    return launch.reduce(problem, rows, columns, state.uniform, kind, config, own, over)
-
-
-def _rows_at_once(near: _Near, height: int) -> int:
-    """Return for how many rows to make lists at a time: whole groups, and halves of them are too."""
-    groups = LOOKED * height // (GROUP * near.tiles.fine.log_weight.shape[0])
-    return GROUP << max(0, groups.bit_length() - 1)
-
-
-def _listed(problem: Problem, queries: torch.Tensor | None, state: _State) -> Partial | None:
-    """Leave out what cannot matter; None where a point is not finite. ``queries``: None for the columns."""
-    kind = arithmetic(replace(problem, extent=state.problem.extent), state.span, BUDGET - LEFT_OUT)
-    config = launch.launched(listed(problem.reduction.value, problem.d, kind), problem)
-    near, height = state.near(config.columns), launch.height_of(config, problem.d)
-    if near is None or not (queries is None or bool(torch.isfinite(queries).all())):
-        return None
-    where = near.tiles.order if queries is None else order(queries, height)
-    rows = near.points if queries is None else queries[where]
-
-    def slab(start: int, stop: int) -> Partial:
-        own = start if "exclude_self" in problem.requires else None
-        return _slab(problem, rows, start, stop, state, kind, config, own, near)
-
-    found, back = in_slabs(slab, len(rows), _rows_at_once(near, height)), torch.argsort(where)
-    return each(found, lambda x: x[back])

@@ -8,7 +8,7 @@
 - by 4 ε (√d/3 + 3/2) R² where squares are **expanded**, as in :mod:`sdkde_torch.bounds`.
 
 Where coordinates are pairs of float32 numbers (**doubled**), 2⁻²⁴ of the first part is left. What remains of a
-tolerance after :data:`BUDGET` is for exponentials (two units in the last place) and sums (some 10⁻⁶ of themselves).
+tolerance after nine tenths is for exponentials (two units in the last place) and sums (some 10⁻⁶ of themselves).
 
 An exponent off by δ moves a log sum by δ at most, and a shift by δ times half the distance between the points that
 matter. In a row that is a column too, with all weights equal, the row's own φ is 1 and exact, so columns r away matter
@@ -25,9 +25,6 @@ from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Tolerance
 
 from .bounds import MOST_EXTENT
 
-#: Share of the tolerance that exponents may use.
-BUDGET = 0.9
-
 #: The most coordinates that a thread sums, in up to 512 dimensions, which 32 threads of a row hold so.
 DEPTH = 16
 
@@ -42,17 +39,17 @@ def anchored(problem: Problem) -> bool:
     return problem.same and not problem.requires & {"weights", "exclude_self"}
 
 
-def arithmetic(problem: Problem, log_weight_span: float = 0.0, budget: float = BUDGET) -> str:
+def arithmetic(problem: Problem, log_weight_span: float = 0.0) -> str:
     """Return the fastest arithmetic that keeps the precision: "expanded", "single", "doubled" or "float64".
 
     The problem's extent is the largest of all problems of the state, ``log_weight_span`` the largest magnitude of a log
-    weight in nats, ``budget`` the share of the tolerance that exponents may use.
+    weight in nats.
     """
     # float32 takes log weights up to a span: what is left out, and where maxima start, stays far below.
     if log_weight_span <= 1e5:
-        if problem.extent <= expanded_limit(problem, budget):
+        if problem.extent <= expanded_limit(problem):
             return "expanded"
-        if problem.extent <= single_limit(problem, budget):
+        if problem.extent <= single_limit(problem):
             return "single"
         if problem.extent <= extent_limit(problem) < MOST_EXTENT:
             return "doubled"
@@ -72,7 +69,7 @@ def extent_limit(problem: Problem) -> float:
     return 400.0 if problem.reduction is Reduction.LAPLACE else 1e7
 
 
-def expanded_limit(problem: Problem, budget: float = BUDGET) -> float:
+def expanded_limit(problem: Problem) -> float:
     """Return the extent up to which expanded squares keep "fast"; −inf where they are not taken.
 
     LAPLACE's factor needs r² without the log weights, which are part of expanded exponents. For shifts the error is too
@@ -82,10 +79,10 @@ def expanded_limit(problem: Problem, budget: float = BUDGET) -> float:
     kept = problem.precision == "fast" and problem.reduction is not Reduction.MEAN
     if not kept or (laplace and "weights" in problem.requires):
         return -math.inf
-    return math.sqrt(_budget(problem, budget).absolute / (4.0 * 2.0**-24 * (math.sqrt(problem.d) / 3.0 + 1.5)))
+    return math.sqrt(_budget(problem).absolute / (4.0 * 2.0**-24 * (math.sqrt(problem.d) / 3.0 + 1.5)))
 
 
-def single_limit(problem: Problem, budget: float = BUDGET) -> float:
+def single_limit(problem: Problem) -> float:
     """Return the extent up to which direct differences of float32 coordinates keep the precision; −inf where not at 0.
 
     Columns at a distance r matter only to rows with log sums as low as −r²/2, where the tolerance is A + b r²/2. The
@@ -97,13 +94,14 @@ def single_limit(problem: Problem, budget: float = BUDGET) -> float:
         # Both ends of a difference are rounded: by 0.6 ε R together, at most 2 ε R in few dimensions; that moves the
         # row's mean of the points around it, whose covariance is about 1, by as much again. 30 · 2 ε · 2 is 7e-6.
         return {"fast": 200.0, "high": 30.0}[problem.precision]
-    absolute, relative = _budget(problem, budget)
+    absolute, relative = _budget(problem)
     depth = min(problem.d, most_depth(problem.d))
     epsilon = 2.0**-24
     a = 4.0 * epsilon * (math.sqrt(depth) / 3.0 + (1.5 if problem.d > 8 else 1.0))
     return math.sqrt(2.0 * absolute * max(relative - a, 0.0)) / (2.0 * epsilon)
 
 
-def _budget(problem: Problem, budget: float) -> Tolerance:
-    tolerance, paid = TOLERANCES[problem.precision][problem.reduction], exponents.paid(problem)
-    return Tolerance(budget * tolerance.absolute / paid, budget * tolerance.relative / paid)
+def _budget(problem: Problem) -> Tolerance:
+    """What exponents may use of the tolerance."""
+    tolerance, share = TOLERANCES[problem.precision][problem.reduction], 0.9 / exponents.paid(problem)
+    return Tolerance(share * tolerance.absolute, share * tolerance.relative)

@@ -51,7 +51,6 @@ class Shape(NamedTuple):
     terms: bool = False  # there are t_j
     anchored: bool = False  # every row is a column too, so that its largest exponent is 0
     exclude: bool = False  # row i leaves out column i + own
-    listed: bool = False  # columns are those that lists name, see :func:`reduction`
 
     @property
     def width(self) -> int:
@@ -122,23 +121,20 @@ else:
 def signature(shape: Shape) -> Any:
     """Return the types of a kernel's arguments."""
     numbers = (float64 if shape.double else float32)[::1]
-    lists = int64[::1] if shape.listed else int64
-    return void(numbers, numbers, numbers, float64[::1], lists, lists, int64, int64, int64, int64, int64)
+    return void(numbers, numbers, numbers, float64[::1], int64, int64, int64, int64, int64)
 
 
 def reduction(shape: Shape) -> Any:
     """Return the kernel of a shape, not yet compiled.
 
     Its arguments are rows (m, width) and columns (padded, width) as packed, t_j (padded,) if columns have them,
-    ``results`` (parts, results, m), zeros, ``tiles`` and ``ends``, m, padded, own, the columns of a part, and how many
-    columns are summed in float32. If columns are listed, blocks ``(b, …)`` sum the tiles
-    ``tiles[ends[b]:ends[b + 1]]``; a tile is what is in shared memory at a time, and parts are parts of the list. A
-    part that is empty leaves its results as they were. If columns are not listed, tiles and ends are 0.
+    ``results`` (parts, results, m), zeros, m, padded, own, the columns of a part, and how many columns are summed in
+    float32.
 
     Kernels of one name share a file in Numba's cache, in which the limit on registers makes no difference, and of
     processes that compile at once only one leaves its kernel there. So every shape has a name.
     """
-    depth, group, rows, threads, tile, _, kind, double, doubled, expanded, terms, anchored, exclude, listed = shape
+    depth, group, rows, threads, tile, _, kind, double, doubled, expanded, terms, anchored, exclude = shape
     width, many, unrolled = shape.width, shape.results, shape.unrolled
     size, low, lanes, bits = tile * width, depth * group, threads // group, group.bit_length() - 1
     lazy = 20.0  # log2: an exponent may be that far above a row's running maximum before its sums are scaled to it
@@ -151,7 +147,7 @@ def reduction(shape: Shape) -> Any:
     half_square = -0.5 * np.log2(np.e)  # log2 of what a squared distance in bandwidths makes of a pair
     real, aligned = (float64 if double else float32), (None if SIMULATED else 16)  # bytes, for whole vectors
 
-    def kernel(packed_rows, packed_columns, packed_terms, results, tiles, ends, m, padded, own, part, chunk):
+    def kernel(packed_rows, packed_columns, packed_terms, results, m, padded, own, part, chunk):
         columns = cuda.shared.array(size, real, aligned)
         t_j = cuda.shared.array(kept_terms, real, aligned)
         x = cuda.local.array((rows, depth), real)
@@ -185,12 +181,8 @@ def reduction(shape: Shape) -> Any:
 
         begin = cuda.blockIdx.y * part
         end = min(begin + part, padded)
-        if listed:
-            begin += ends[cuda.blockIdx.x] * tile
-            end = min(begin + part, ends[cuda.blockIdx.x + 1] * tile)
         for first in range(begin, end, chunk):
-            for place in range(first, min(first + chunk, end), tile):
-                start = tiles[index(place // tile)] * tile if listed else place
+            for start in range(first, min(first + chunk, end), tile):
                 cuda.syncthreads()
                 for at in range(thread, size, threads):
                     columns[index(at)] = packed_columns[index(start * width + at)]

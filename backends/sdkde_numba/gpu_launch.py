@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from numba import cuda
 
-from sdkde_core.nearby import Lists
 from sdkde_core.plugin import current_stream, exponents, warn_once
 from sdkde_core.protocol import Partial, Problem, Reduction
 from sdkde_core.tuning import Query, Tuned, card_name, tuned
 
 from .bounds import LN2
 from .gpu_bounds import anchored
-from .gpu_kernels import ABSENT, FLOOR, SIMULATED, Shape, reduction, signature
+from .gpu_kernels import ABSENT, SIMULATED, Shape, reduction, signature
 from .gpu_space import CHUNK, SPACE, LaunchConfig, default, depth_of, fits, fitted
 from .kept import keep
 
@@ -29,9 +28,6 @@ _logger = logging.getLogger("sdkde")
 
 #: Bytes of partial results that may exist at once.
 PARTIAL_BYTES = 256 << 20
-
-#: Columns of a part of a list, at least.
-SHORTEST = 4096
 
 
 @dataclass(frozen=True)
@@ -81,11 +77,6 @@ def configuration(
     return launched(LaunchConfig.of(found.config), problem), (query, found)
 
 
-def height_of(config: LaunchConfig, d: int) -> int:
-    """Return the rows of a block."""
-    return config.threads // depth_of(d, config.depth)[1] * config.rows
-
-
 def launched(config: LaunchConfig, problem: Problem) -> LaunchConfig:
     """Return the configuration that is launched, or what the simulator is done with in time."""
     config = fitted(config, problem.precision)
@@ -95,7 +86,7 @@ def launched(config: LaunchConfig, problem: Problem) -> LaunchConfig:
     return config._replace(rows=min(config.rows, 2), threads=threads, columns=min(config.columns, 32))
 
 
-def shape_of(problem: Problem, arithmetic: str, config: LaunchConfig, listed: bool = False) -> Shape:
+def shape_of(problem: Problem, arithmetic: str, config: LaunchConfig) -> Shape:
     """Return what the kernel of a problem is compiled for."""
     depth, group = depth_of(problem.d, config.depth)
     weighted, expanded = "weights" in problem.requires, arithmetic == "expanded"
@@ -107,7 +98,6 @@ def shape_of(problem: Problem, arithmetic: str, config: LaunchConfig, listed: bo
         terms=weighted or expanded,
         anchored=anchored(problem) and not expanded,
         exclude="exclude_self" in problem.requires,
-        listed=listed,
     )
 
 
@@ -172,37 +162,24 @@ def reduce(
     arithmetic: str,
     config: LaunchConfig,
     own: int | None = None,
-    listed: tuple[Lists, int] | None = None,
 ) -> Partial:
     """Sum some or all rows of a problem over columns.
 
     ``log_weight`` is added to log sums: the columns' log weight where all have the same, else 0. Row i leaves out
-    column i + ``own``. ``listed`` has lists of tiles of ``config.columns`` columns, one for the rows of each block, and
-    the most rows that are summed at a time.
+    column i + ``own``.
     """
-    shape = shape_of(problem, arithmetic, config, listed is not None)
+    shape = shape_of(problem, arithmetic, config)
     (kernel, slots), m = compiled(shape, rows.numbers.device), rows.count
-    height = height_of(config, problem.d)
+    height = config.threads // shape.group * config.rows  # rows of a block
     # The number of parts follows from the problem and the card, not from the rows of this call.
-    slab = min(problem.n if problem.same else problem.m, listed[1] if listed else most_rows(problem))
+    slab = min(problem.n if problem.same else problem.m, most_rows(problem))
     limit = max(1, min(64, PARTIAL_BYTES // (8 * shape.results * slab)))
-    over: tuple[Any, Any] = (0, 0)
-    if listed is None:
-        part = part_size(problem.m, columns.padded, height, config.columns, slots, limit)
-        parts = -(-columns.padded // part)
-    else:
-        over = listed[0].tiles, listed[0].ends
-        part = max(-(-columns.padded // (1 << (limit.bit_length() - 1))), SHORTEST)
-        part = -(-part // config.columns)  # tiles
-        # A power of two, so that no bits follow from the longest list: further parts are zeros, added to others.
-        parts = 1 << max(0, -(-int(torch.diff(over[1]).max()) // part) - 1).bit_length()
-        part *= config.columns
+    part = part_size(problem.m, columns.padded, height, config.columns, slots, limit)
+    parts = -(-columns.padded // part)
     results = torch.zeros(parts, shape.results, m, dtype=torch.float64, device=rows.numbers.device)
-    if listed is not None and not shape.anchored:
-        results[:, 0] = FLOOR[shape.double]  # of parts that are empty
     chunk = CHUNK["float64" if shape.double else problem.precision]
     terms = columns.terms if shape.terms and columns.terms is not None else columns.numbers
-    arguments = (rows.numbers, columns.numbers, terms, results.view(-1), *over)
+    arguments = (rows.numbers, columns.numbers, terms, results.view(-1))
     counts = (m, columns.padded, -(1 << 62) if own is None else own, part, chunk)
     _launch(kernel, (-(-m // height), parts), config.threads, arguments, counts)
     base = -_half_squares(rows.numbers.view(-1, shape.width)[:m]) if shape.expanded else None
@@ -291,11 +268,11 @@ def _launch(kernel: Any, grid: tuple[int, int], threads: int, arguments: Any, co
     device = arguments[0].device
     if SIMULATED:
         with _lock:  # the simulator replaces parts of modules while it runs
-            kernel[grid, threads](*(x.numpy() if isinstance(x, torch.Tensor) else x for x in arguments), *counts)
+            kernel[grid, threads](*(x.numpy() for x in arguments), *counts)
         return
     handle = current_stream(device.index)
     with cuda.gpus[device.index]:
-        arrays = [cuda.as_cuda_array(x, sync=False) if isinstance(x, torch.Tensor) else x for x in arguments]
+        arrays = [cuda.as_cuda_array(x, sync=False) for x in arguments]
         _configured(kernel, grid, threads, _stream(handle))(*arrays, *counts)
 
 

@@ -97,15 +97,6 @@ def default(reduction: str, d: int, arithmetic: str) -> LaunchConfig:
     return config
 
 
-def listed(reduction: str, d: int, arithmetic: str) -> LaunchConfig:
-    """Return the configuration for sums over lists: the fewer rows and columns a tile has, the more is left out.
-
-    A block of one warp waits for no other at its barriers.
-    """
-    config = default(reduction, d, arithmetic)
-    return config._replace(rows=min(config.rows, 2), threads=32, columns=64)
-
-
 # --- what the autotuner needs ---------------------------------------------------------------------------------------
 
 
