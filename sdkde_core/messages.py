@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import threading
 import warnings
@@ -85,3 +86,16 @@ def switched_off(variable: str) -> bool:
     if text and text not in (*on, *off):
         raise ValueError(f"{variable} is {text!r}; set 'off' or 'on'{did_you_mean(text, (*on, *off))}")
     return text in off
+
+
+def parse_size(text: int | float | str) -> int:
+    """Return the bytes that a number, or a string such as ``"1.5 GB"`` or ``"512MiB"``, says."""
+    units = {"": 1, "b": 1}
+    for k, prefix in enumerate("kmgt", 1):
+        units |= {f"{prefix}b": 1000**k, f"{prefix}ib": 1024**k}
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-z]*)\s*", str(text).lower())
+    number, unit = found.groups() if found else ("0", "")
+    size = float(number) * units.get(unit, 0)
+    if size < 1.0 or (not unit and size % 1.0):
+        raise ValueError(f"memory is {brief(text)}; pass bytes, or a string such as '1.5 GB' or '512 MiB'")
+    return int(size)

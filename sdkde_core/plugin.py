@@ -6,24 +6,22 @@ threads            :func:`cpu_threads` (honours ``SDKDE_NUM_THREADS``), :func:`c
 forked children    :func:`new_lock`, :class:`Unforkable` libraries, :func:`in_child`
 the host's memory  :func:`claim_memory` before a library that ends the process without
 partial results    :func:`merge` over columns, :func:`concatenate` over rows,
-                   :func:`each` array, :func:`empty` for no rows, :func:`safe_log`
+                   :func:`each` array, :func:`empty` for no rows
 whole reductions   :func:`reduce_exact` by direct differences, for rows that a fast formula must not answer;
                    :func:`reduce_pass` as the core does it: weights of zero dropped, outliers summed apart
 exponents          :mod:`exponents <sdkde_core.engine.exponents>` of tiles: expanded squares, split squares, differences
 matrix products    :func:`product` and :func:`dots`, by BLAS on the calling thread alone within :func:`on_this_thread`
 files              :func:`cache_folder`, :func:`write_atomically`
+options            :func:`parse_size`, bytes such as ``"256 MiB"``
 messages           :func:`warn_once`, with ``SdkdeWarning``, about the user's line
-fresh processes    :func:`run_python`: with nothing imported from the working directory
 PyTorch's devices  :func:`memory_errors`, :func:`in_slabs`, :func:`on_device`,
                    :class:`PerStream`, :class:`Slots`, :func:`current_stream`, :func:`without_grad`
 prices             the module :mod:`prices <sdkde_core.choice.cost>`: rates, what threads gain, the time that Work takes
-numbers there      :func:`rounded`, so that the same is decided often
 =================  ===================================================================================================
 """
 
 from __future__ import annotations
 
-from .arrays import rounded
 from .choice import cost as prices
 from .choice.hardware import cpu_threads
 from .engine import exponents
@@ -32,11 +30,10 @@ from .engine.devices import PerStream, Slots, current_stream, in_slabs, memory_e
 from .engine.exact import reduce_exact
 from .engine.forks import Unforkable, in_child, new_lock
 from .engine.memory import claim_memory
-from .engine.merge import concatenate, each, empty, merge, safe_log
+from .engine.merge import concatenate, each, empty, merge
 from .engine.products import dots, on_this_thread, product
 from .engine.threads import check_threads, checkpoint, map_threads
-from .fresh import run_python
-from .messages import warn_once
+from .messages import parse_size, warn_once
 from .storage import cache_folder, write_atomically
 
 __all__ = [
@@ -62,13 +59,11 @@ __all__ = [
     "new_lock",
     "on_device",
     "on_this_thread",
+    "parse_size",
     "prices",
     "product",
     "reduce_exact",
     "reduce_pass",
-    "rounded",
-    "run_python",
-    "safe_log",
     "warn_once",
     "without_grad",
     "write_atomically",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-import re
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Unpack
@@ -23,22 +22,11 @@ from .estimator.density import warn_of_negative
 from .estimator.progress import watched
 from .estimator.request import Goal, Options, Request, takes_options
 from .files import Source, Write, check_apart, check_order, filling, source, writing
-from .messages import brief
+from .messages import parse_size
 from .spreading.checkpoint import Checkpoint, Chunks, Scratch
 from .spreading.disk import Job, resident_bytes, resident_shards
 
 __all__ = ["debias", "estimate"]
-
-
-def parse_size(text: int | float | str) -> int:
-    """Return the bytes that a number, or a string such as ``"1.5 GB"`` or ``"512MiB"``, says."""
-    units = {"": 1, "b": 1}
-    for k, prefix in enumerate("kmgt", 1):
-        units |= {f"{prefix}b": 1000**k, f"{prefix}ib": 1024**k}
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-z]*)\s*", str(text).lower())
-    if found is None or found[2] not in units or not float(found[1]):
-        raise ValueError(f"memory is {brief(text)}; pass bytes, or a string such as '1.5 GB' or '512 MiB'")
-    return int(float(found[1]) * units[found[2]])
 
 
 def _source(name: str, given: Any, kept: ExitStack) -> Source:

@@ -30,8 +30,8 @@ class TestFourierAlways(BackendConformance):
     dimensions = (2,)
     draws = 8
     slow = (
-        *("sizes", "result_format", "exclude_self", "threads", "surroundings", "thread_counts", "leaks"),
-        *("new_contents", "many_alive", "state_reuse"),
+        *("sizes", "result_format", "exclude_self", "threads", "surroundings", "thread_counts"),
+        *("leaks", "new_contents", "many_alive", "state_reuse"),
     )
 
     @pytest.mark.covering(2)
@@ -48,4 +48,4 @@ class TestFourierFull(BackendConformance):
     draws, pairs = 24, 60_000
 
     # The checks that do not depend on the profile are those of the class above.
-    test_exclude_self = test_expected_rows = test_result_format = test_sizes = test_threads = None
+    test_exclude_self = test_result_format = test_sizes = test_threads = None

@@ -21,8 +21,8 @@ class TestNumbaSkipping(BackendConformance):
     dimensions = (3,)
     draws = 6
     slow = (
-        *("declaration", "sizes", "result_format", "threads", "interrupts", "forked_child", "kernel", "state_reuse"),
-        *("results_are_the_callers", "repeat", "leaks"),
+        *("declaration", "sizes", "result_format", "threads", "interrupts", "forked_child", "kernel"),
+        *("state_reuse", "results_are_the_callers", "repeat", "leaks"),
     )
 
 

@@ -36,21 +36,12 @@ PRECISIONS = ("fast", "high", "float64")
 simulated = pytest.mark.skipif(not SIMULATED, reason="runs in a process of its own, see test_in_the_simulator")
 
 
-def _answer(case, problem, device, info=None, backend=None):
-    """A problem's answer, by way of the core."""
+def _errors(case, problem, device):
+    """Errors of a problem over its tolerance, by way of the core."""
     record = registry.find(NAME)
     columns = Columns(*(torch.tensor(x, device=device) for x in (case.points, case.log_weights)))
     queries = None if problem.same else torch.tensor(case.queries, device=device)
-    return reduce_pass(backend or record.info.load(), info or record.info, problem, columns, queries)
-
-
-def _errors(case, problem, device, info=None, backend=None):
-    """Errors of a problem over its tolerance, by way of the core."""
-    return _compared(case, problem, _answer(case, problem, device, info, backend))
-
-
-def _compared(case, problem, got):
-    """Errors of an answer over its tolerance."""
+    got = reduce_pass(record.info.load(), record.info, problem, columns, queries)
     want = problems.truth(case, same=problem.same, exclude_self="exclude_self" in problem.requires)
     return problems.errors(problem, each(got, to_host), want)
 

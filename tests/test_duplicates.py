@@ -91,11 +91,10 @@ def test_tolerances_hold_beside_a_heap(name, precision, d, away):
     assert (found - laplace).abs().max() <= tolerance[Reduction.LAPLACE].absolute
 
 
-@pytest.mark.parametrize("name", ["triton", "numba-cuda"])
 @pytest.mark.parametrize("precision", ["fast", "high"])
 @pytest.mark.parametrize("d", [3, 8])
-def test_tolerances_hold_beside_a_heap_in_lists(name, precision, d):
-    info, problem, columns, rows = _given(name, 131072, d, 12.0, precision)
+def test_tolerances_hold_beside_a_heap_in_lists(precision, d):
+    info, problem, columns, rows = _given("triton", 131072, d, 12.0, precision)
     _, shifts, _ = _exact(columns.points, rows)
     got = reduce_pass(info.load({"skip": True}), info, problem, columns)
     assert (got.shift[rows] - shifts).norm(dim=1).max() <= TOLERANCES[precision][Reduction.MEAN].absolute

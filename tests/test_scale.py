@@ -13,7 +13,7 @@ from sdkde_core.bandwidth.rules import RULES, resolve
 from sdkde_core.estimator import blockwise, survey
 from sdkde_core.estimator.request import Goal, Request
 from sdkde_core.files import source
-from sdkde_core.scale import parse_size
+from sdkde_core.messages import parse_size
 from sdkde_core.spreading import checkpoint as kept
 
 RNG = np.random.default_rng(0)

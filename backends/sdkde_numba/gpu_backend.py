@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from numba import cuda
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, on_device, rounded
+from sdkde_core.plugin import PerStream, empty, in_slabs, on_device
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Support
 from sdkde_core.tuning import reject
 
@@ -26,7 +26,7 @@ class _State:
     problem: Problem  # as given to prepare: its extent is the largest
     points: torch.Tensor  # (n, d) float64
     log_weights: torch.Tensor  # (n,)
-    span: float  # largest magnitude of a log weight, nats, rounded up
+    span: float  # largest magnitude of a log weight, nats
     uniform: torch.Tensor  # () what all log weights are, where they do not vary, else 0
     made: PerStream = field(default_factory=PerStream)
 
@@ -68,7 +68,7 @@ class CudaBackend:
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""
         vary = "weights" in problem.requires
-        span = rounded(max(0.0, -float(columns.log_weights.min()))) if vary else 0.0
+        span = max(0.0, -float(columns.log_weights.min())) if vary else 0.0
         uniform = torch.zeros_like(columns.log_weights[0]) if vary else columns.log_weights[0].clone()
         return _State(problem, columns.points, columns.log_weights, span, uniform)
 
@@ -87,8 +87,14 @@ class CudaBackend:
             config, tuned = launch.configuration(problem, kind, points.device)
 
             def slab(start: int, stop: int, config: LaunchConfig = config) -> Partial:
+                depth, group = depth_of(problem.d, config.depth)
+                columns = state.packed(kind, depth * group, config.columns)
+                if anchored(problem) and stop - start == columns.count:
+                    rows = columns  # the rows are the columns, packed alike
+                else:
+                    rows = launch.pack(points[start:stop], kind, depth * group)
                 own = own_offset + start if "exclude_self" in problem.requires else None
-                return _slab(problem, points, start, stop, state, kind, config, own)
+                return launch.reduce(problem, rows, columns, state.uniform, kind, config, own)
 
             try:
                 with on_device(points):
@@ -99,22 +105,3 @@ class CudaBackend:
                 if tuned is None or tuned[1].rung == "forced":
                     raise
                 reject(*tuned, error)
-
-
-def _slab(
-    problem: Problem,
-    points: torch.Tensor,
-    start: int,
-    stop: int,
-    state: _State,
-    kind: str,
-    config: LaunchConfig,
-    own: int | None,
-) -> Partial:
-    depth, group = depth_of(problem.d, config.depth)
-    columns = state.packed(kind, depth * group, config.columns)
-    if anchored(problem) and stop - start == columns.count:
-        rows = columns  # the rows are the columns, packed alike
-    else:
-        rows = launch.pack(points[start:stop], kind, depth * group)
-    return launch.reduce(problem, rows, columns, state.uniform, kind, config, own)

@@ -7,9 +7,8 @@
   deviations of independent roundings (Higham and Mary, 2019), of a difference, and of the exchange between threads;
 - by 4 ε (√d/3 + 3/2) R² where squares are **expanded**, as in :mod:`sdkde_torch.bounds`.
 
-Where coordinates are pairs of float32 numbers (**doubled**), 2⁻²⁴ of the first part is left. Exponents
-may use 0.9 of a tolerance: the rest is for exponentials (two units in the last place) and sums (some 10⁻⁶ of
-themselves).
+Where coordinates are pairs of float32 numbers (**doubled**), 2⁻²⁴ of the first part is left. What remains of a
+tolerance after nine tenths is for exponentials (two units in the last place) and sums (some 10⁻⁶ of themselves).
 
 An exponent off by δ moves a log sum by δ at most, and a shift by δ times half the distance between the points that
 matter. In a row that is a column too, with all weights equal, the row's own φ is 1 and exact, so columns r away matter
@@ -103,6 +102,6 @@ def single_limit(problem: Problem) -> float:
 
 
 def _budget(problem: Problem) -> Tolerance:
-    """What exponents may be off by: 0.9 of the tolerance."""
-    tolerance, paid = TOLERANCES[problem.precision][problem.reduction], exponents.paid(problem) / 0.9
-    return Tolerance(tolerance.absolute / paid, tolerance.relative / paid)
+    """What exponents may use of the tolerance."""
+    tolerance, share = TOLERANCES[problem.precision][problem.reduction], 0.9 / exponents.paid(problem)
+    return Tolerance(share * tolerance.absolute, share * tolerance.relative)

@@ -129,7 +129,7 @@ def reduction(shape: Shape) -> Any:
 
     Its arguments are rows (m, width) and columns (padded, width) as packed, t_j (padded,) if columns have them,
     ``results`` (parts, results, m), zeros, m, padded, own, the columns of a part, and how many columns are summed in
-    float32. A tile is what is in shared memory at a time.
+    float32.
 
     Kernels of one name share a file in Numba's cache, in which the limit on registers makes no difference, and of
     processes that compile at once only one leaves its kernel there. So every shape has a name.

@@ -170,7 +170,7 @@ def reduce(
     """
     shape = shape_of(problem, arithmetic, config)
     (kernel, slots), m = compiled(shape, rows.numbers.device), rows.count
-    height = config.threads // shape.group * config.rows  # of a block
+    height = config.threads // shape.group * config.rows  # rows of a block
     # The number of parts follows from the problem and the card, not from the rows of this call.
     slab = min(problem.n if problem.same else problem.m, most_rows(problem))
     limit = max(1, min(64, PARTIAL_BYTES // (8 * shape.results * slab)))
@@ -268,11 +268,11 @@ def _launch(kernel: Any, grid: tuple[int, int], threads: int, arguments: Any, co
     device = arguments[0].device
     if SIMULATED:
         with _lock:  # the simulator replaces parts of modules while it runs
-            kernel[grid, threads](*(x.numpy() if isinstance(x, torch.Tensor) else x for x in arguments), *counts)
+            kernel[grid, threads](*(x.numpy() for x in arguments), *counts)
         return
     handle = current_stream(device.index)
     with cuda.gpus[device.index]:
-        arrays = [cuda.as_cuda_array(x, sync=False) if isinstance(x, torch.Tensor) else x for x in arguments]
+        arrays = [cuda.as_cuda_array(x, sync=False) for x in arguments]
         _configured(kernel, grid, threads, _stream(handle))(*arrays, *counts)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import concatenate, exponents, memory_errors, without_grad
+from sdkde_core.plugin import concatenate, exponents, memory_errors, parse_size, without_grad
 from sdkde_core.protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, Support
 
 from . import gradients
@@ -44,7 +43,7 @@ class TorchBackend:
     """
 
     def __init__(self, memory: int | str = "256MiB", compile: bool = False) -> None:
-        self.memory = _bytes(memory)
+        self.memory = parse_size(memory)
         if not isinstance(compile, bool):
             raise ValueError(f"compile is {compile!r}; pass True or False")
         self.compile = compile
@@ -163,13 +162,3 @@ def _compiled() -> Callable[..., Tensor]:
             ) from error
 
     return compiled
-
-
-def _bytes(memory: int | str) -> int:
-    """Bytes of ``268435456`` or ``"256MiB"``."""
-    units = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?b)?\s*", str(memory).lower())
-    size = 0 if found is None or isinstance(memory, (bool, float)) else int(float(found[1]) * units[found[2] or ""])
-    if size < 1:
-        raise ValueError(f"memory is {memory!r}; pass bytes, or a size such as '256MiB'")
-    return size

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, on_device, rounded
+from sdkde_core.plugin import PerStream, empty, in_slabs, on_device
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support, Whitened
 
 from . import bounds, criteria, launch, price, products
@@ -33,7 +33,7 @@ class _State:
     problem: Problem  # as given to prepare: its extent is the largest
     points: torch.Tensor  # (n, d) float64
     weights: Weights
-    span: float  # largest magnitude of a log weight, nats, rounded up
+    span: float  # largest magnitude of a log weight, nats
     made: PerStream = field(default_factory=PerStream)
 
     def packed(self, step: float, pieces: int, **more: bool) -> Packed:
@@ -102,7 +102,7 @@ class TritonBackend:
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""
         vary = "weights" in problem.requires
-        span = rounded(max(0.0, -float(columns.log_weights.min()))) if vary else 0.0
+        span = max(0.0, -float(columns.log_weights.min())) if vary else 0.0
         log_weights = columns.log_weights
         if log_weights.data_ptr() % 16:  # kernels are compiled for aligned pointers
             log_weights = log_weights.clone()

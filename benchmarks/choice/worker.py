@@ -17,7 +17,7 @@ import numpy as np
 
 import sdkde_core
 from sdkde_core.arrays import to_host
-from sdkde_core.plugin import run_python
+from sdkde_core.fresh import run_python
 from sdkde_core.protocol import Partial, Problem, Reduction
 from sdkde_core.testing import reference
 from sdkde_core.testing.problems import errors

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sdkde_core.plugin import Unforkable, checkpoint, concatenate, cpu_threads, empty, map_threads, safe_log
+from sdkde_core.plugin import Unforkable, checkpoint, concatenate, cpu_threads, empty, exponents, map_threads
 from sdkde_core.protocol import DeviceOutOfMemory, Partial, Reduction, Support
 
 from .info import formula
@@ -136,12 +136,10 @@ def _partial(problem, sums, state):
     """Return the results of a block, float64, in arrays that are the caller's."""
     top, total, more = sums
     scale = top.astype(np.float64) + state.log_weight
-    if problem.reduction is Reduction.LAPLACE:
-        constant = (1.0 + 0.5 * problem.d) * total
-        signed = constant + more
-        magnitude = safe_log(abs(signed)) + scale
-        return Partial(safe_log(constant - more) + scale, sign=np.sign(signed), log_magnitude=magnitude)
-    shift = None
+    with np.errstate(divide="ignore"):  # log 0, of a row that no column is left for
+        if problem.reduction is Reduction.LAPLACE:
+            return exponents.laplace(problem.d, total, more, scale)
+        log_sum, shift = np.log(total) + scale, None
     if problem.reduction is Reduction.MEAN:
         shift = np.ascontiguousarray((more / np.where(total > 0, total, 1.0)).T)
-    return Partial(safe_log(total) + scale, shift=shift)
+    return Partial(log_sum, shift=shift)
