@@ -10,9 +10,10 @@ partial results    :func:`merge` over columns, :func:`concatenate` over rows,
 whole reductions   :func:`reduce_exact` by direct differences, for rows that a fast formula must not answer;
                    :func:`reduce_pass` as the core does it: weights of zero dropped, outliers summed apart
 exponents          :mod:`exponents <sdkde_core.engine.exponents>` of tiles: expanded squares, split squares, differences
-matrix products    :func:`product` and :func:`dots`, by BLAS on the calling thread alone within :func:`on_this_thread`
+matrix products    the module :mod:`products <sdkde_core.engine.products>`: by BLAS, on the calling thread alone
 files              :func:`cache_folder`, :func:`write_atomically`
 options            :func:`parse_size`, bytes such as ``"256 MiB"``
+fresh processes    :func:`run_python`: with nothing imported from the working directory
 messages           :func:`warn_once`, with ``SdkdeWarning``, about the user's line
 PyTorch's devices  :func:`memory_errors`, :func:`in_slabs`, :func:`on_device`,
                    :class:`PerStream`, :class:`Slots`, :func:`current_stream`, :func:`without_grad`
@@ -24,15 +25,15 @@ from __future__ import annotations
 
 from .choice import cost as prices
 from .choice.hardware import cpu_threads
-from .engine import exponents
+from .engine import exponents, products
 from .engine.columns import reduce_pass
 from .engine.devices import PerStream, Slots, current_stream, in_slabs, memory_errors, on_device, without_grad
 from .engine.exact import reduce_exact
 from .engine.forks import Unforkable, in_child, new_lock
 from .engine.memory import claim_memory
 from .engine.merge import concatenate, each, empty, merge
-from .engine.products import dots, on_this_thread, product
 from .engine.threads import check_threads, checkpoint, map_threads
+from .fresh import run_python
 from .messages import parse_size, warn_once
 from .storage import cache_folder, write_atomically
 
@@ -47,7 +48,6 @@ __all__ = [
     "concatenate",
     "cpu_threads",
     "current_stream",
-    "dots",
     "each",
     "empty",
     "exponents",
@@ -58,12 +58,12 @@ __all__ = [
     "merge",
     "new_lock",
     "on_device",
-    "on_this_thread",
     "parse_size",
     "prices",
-    "product",
+    "products",
     "reduce_exact",
     "reduce_pass",
+    "run_python",
     "warn_once",
     "without_grad",
     "write_atomically",

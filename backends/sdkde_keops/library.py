@@ -21,7 +21,7 @@ from typing import Any
 import filelock
 import torch
 
-from sdkde_core.plugin import cache_folder, in_child, new_lock
+from sdkde_core.plugin import cache_folder, in_child, new_lock, run_python
 from sdkde_core.protocol import Support
 
 __all__ = ["building", "compiler", "exclusive", "import_keops", "works"]
@@ -179,11 +179,10 @@ def _tried(device: str, compiler: str) -> Support:
     if kept.exists():
         return good
     loud = {k: v for k, v in os.environ.items() if k not in ("KEOPS_VERBOSE", "PYKEOPS_VERBOSE")}
-    loud["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    command = [sys.executable, "-P", "-c", f"from sdkde_keops import formulas; formulas.trial({device!r})"]
-    how: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace", "env": loud}
     try:
-        subprocess.run(command, timeout=240.0, check=True, errors="replace", env=loud, **how)  # machines may be busy
+        code = f"from sdkde_keops import formulas; formulas.trial({device!r})"
+        run_python(code, timeout=240.0, check=True, **how)  # on a machine that may be busy
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         said = error.output if isinstance(error.output, str) else ""
         last = [line.strip() for line in said.splitlines() if line.strip()][-4:]

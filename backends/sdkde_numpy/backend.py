@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import check_threads, claim_memory, concatenate, cpu_threads, empty, map_threads, on_this_thread
+from sdkde_core.plugin import check_threads, claim_memory, concatenate, cpu_threads, empty, map_threads, products
 from sdkde_core.protocol import Columns, Partial, Problem, Support
 
 from .bounds import COLUMNS, ROWS, columns_of_a_task
@@ -75,7 +75,7 @@ class NumpyBackend:
             r, c = where
             block, over = rows[r : r + ROWS], (c, min(c + chunk, right))
             # As in the calling thread: sums of exponentials underflow by design.
-            with np.errstate(all="ignore"), on_this_thread():
+            with np.errstate(all="ignore"), products.on_this_thread():
                 if isinstance(state.formula, Compact):
                     return reduce_compact(problem, state.formula, block, own_offset + r, over, width)
                 return reduce_block(problem, state.formula, block, own_offset + r, over, state.log_weights, width)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import checkpoint, exponents, product
+from sdkde_core.plugin import checkpoint, exponents, products
 from sdkde_core.protocol import Partial, Problem
 
 from .formulas import Tiles
@@ -71,7 +71,7 @@ def reduce_compact(
         _evaluate(problem.kernel, values)
         if own is not None:
             values[own] = 0.0
-        sums.total += product(values, formula.weights[left:right])
+        sums.total += products.product(values, formula.weights[left:right])
     return sums
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import checkpoint, dots, exponents, product
+from sdkde_core.plugin import checkpoint, exponents, products
 from sdkde_core.protocol import Problem
 
 from .bounds import formula, product_shift_limit, terms_at_once
@@ -30,10 +30,10 @@ class Tiles:
         return np.concatenate([p.reshape(n, -1) for p in parts], 1, dtype=self.dtype, casting="unsafe")
 
     def product(self, a: Array, b: Array, out: Array | None) -> Array:
-        return product(a, b.T, out)
+        return products.product(a, b.T, out)
 
     def add_product(self, tile: Array, a: Array, b: Array) -> Array:
-        return np.add(tile, product(a, b.T), out=tile)
+        return np.add(tile, products.product(a, b.T), out=tile)
 
     def empty(self, rows: Array, columns: Array) -> Array:
         return np.empty((len(rows), len(columns)), self.dtype)
@@ -47,7 +47,7 @@ class Tiles:
         np.add(tile, away, out=tile)
 
     def dot(self, phi: Array, away: Array) -> Array:
-        return dots(phi, away)
+        return products.dots(phi, away)
 
 
 class Prepared:
@@ -90,4 +90,4 @@ class Prepared:
         points = self.points[some]
         if self.terms is None:
             return exponents.displacement(self.tiles, phi, exponents.Packed(queries), exponents.Packed(points))
-        return product(phi, points, terms=self.terms) - total[:, None] * queries
+        return products.product(phi, points, terms=self.terms) - total[:, None] * queries

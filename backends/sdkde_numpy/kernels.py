@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdkde_core.plugin import checkpoint, dots, exponents
+from sdkde_core.plugin import checkpoint, exponents, products
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from .formulas import Own, Prepared
@@ -60,9 +60,9 @@ class Sums:
         total = np.add.reduce(phi, axis=1)
         self.total += total
         if self.exponent is not None:
-            self.exponent += dots(phi, terms) + (self.base + top) * total
+            self.exponent += products.dots(phi, terms) + (self.base + top) * total
             if log_weights is not None:
-                self.exponent -= dots(phi, log_weights)
+                self.exponent -= products.dots(phi, log_weights)
         return phi, total
 
     def join(self, other: Sums) -> None:
