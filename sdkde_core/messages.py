@@ -89,7 +89,7 @@ def switched_off(variable: str) -> bool:
 
 
 def parse_size(text: int | float | str) -> int:
-    """Return the bytes that a number, or a string such as ``"1.5 GB"`` or ``"512MiB"``, says."""
+    """Return the bytes that an option ``memory`` says: a number, or a string such as ``"1.5 GB"`` or ``"512MiB"``."""
     units = {"": 1, "b": 1}
     for k, prefix in enumerate("kmgt", 1):
         units |= {f"{prefix}b": 1000**k, f"{prefix}ib": 1024**k}

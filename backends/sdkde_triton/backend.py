@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ class _State:
     problem: Problem  # as given to prepare: its extent is the largest
     points: torch.Tensor  # (n, d) float64
     weights: Weights
-    span: float  # largest magnitude of a log weight, nats
+    span: float  # largest magnitude of a log weight, nats, rounded up
     made: PerStream = field(default_factory=PerStream)
 
     def packed(self, step: float, pieces: int, **more: bool) -> Packed:
@@ -103,6 +104,8 @@ class TritonBackend:
         """Keep the training points; they are packed when the first rows come."""
         vary = "weights" in problem.requires
         span = max(0.0, -float(columns.log_weights.min())) if vary else 0.0
+        if span < math.inf:  # a whole number: new weights hardly ever ask for new decisions, which are kept
+            span = float(math.ceil(span))
         log_weights = columns.log_weights
         if log_weights.data_ptr() % 16:  # kernels are compiled for aligned pointers
             log_weights = log_weights.clone()
