@@ -14,7 +14,6 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price
 from .duplicates import Distinct, spread
-from .memory import ROWS
 from .modes import Box, fields
 from .series import Fourier, Series, State
 from .transforms import to_modes, to_points
@@ -33,7 +32,7 @@ class FourierBackend(Fourier):
         Transform also where direct sums would be faster. For tests.
     """
 
-    rows_at_once, ways, sample = ROWS, price.CPU, price.SAMPLE
+    ways = price.CPU
 
     def __init__(self, threads: int | None = None, always: bool = False) -> None:
         super().__init__(always)

@@ -16,11 +16,10 @@ from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 #: and 6 where ε is 1e-14, rounding included.
 TRANSFORMS = 8.0
 
-#: Share of the tolerance that the transforms may use.
-BUDGET = 0.5
 
-#: Least of the largest sums that is transformed: of smaller ones the bounds on errors would underflow.
-SMALLEST = 1e-280
+def allowed(problem: Problem, reduction: Reduction) -> float:
+    """Return what the transforms may use of a reduction's tolerance."""
+    return 0.5 * TOLERANCES[problem.precision][reduction].absolute
 
 
 def cutoff(epsilon: float) -> float:
@@ -73,13 +72,12 @@ def relative_budget(problem: Problem, shift: float = 0.0) -> float:
     LAPLACE: L and M = (2 + d) S − L are relative to M, which is at least (1 + d/2) S; the modes of L, those of S times
     1 + κ²/2, sum to 1 + d/2. So 3 δS / S bounds both.
     """
-    tolerance = TOLERANCES[problem.precision]
-    budget = tolerance[Reduction.LOG_SUM].absolute
+    budget = allowed(problem, Reduction.LOG_SUM)
     if problem.reduction is Reduction.LAPLACE:
         budget /= 3.0
     if problem.reduction is Reduction.MEAN:
-        budget = min(budget, tolerance[Reduction.MEAN].absolute / (math.sqrt(problem.d) + shift))
-    return BUDGET * budget
+        budget = min(budget, allowed(problem, Reduction.MEAN) / (math.sqrt(problem.d) + shift))
+    return budget
 
 
 def error(epsilon: float, largest: float, period: float) -> float:

@@ -39,7 +39,7 @@ class TorchFourierBackend(Fourier):
         Transform also where direct sums would be faster. For tests.
     """
 
-    rows_at_once, ways, sample = 1 << 21, price.DEVICE, 1 << 13
+    ways = price.DEVICE
 
     def probe(self, device: str) -> Support:
         """Make a tensor in float64 on the device."""

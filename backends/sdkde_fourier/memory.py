@@ -2,7 +2,7 @@
 
 finufft works on a grid of complex numbers, finer than the modes, one for every transform at a time. Beside it are, on
 the way to modes, the part of the grid that a part of the points is spread to first; and in one dimension the tables of
-the FFT. Points have angles, a place in finufft's order, and values.
+the FFT. Points have angles, a place in finufft's order, and values. A real number takes 8 bytes, a complex one 16.
 """
 
 from __future__ import annotations
@@ -15,14 +15,8 @@ from sdkde_core.protocol import Problem, Reduction
 
 from .bounds import requested
 
-REAL = 8
-COMPLEX = 16
-
 #: finufft's widest kernel, in points of its grid.
 WIDEST = 16
-
-#: Rows at a time, which bounds the memory of angles and fields.
-ROWS = 1 << 20
 
 
 def fields_of(problem: Problem) -> int:
@@ -56,7 +50,7 @@ def _even(size: int) -> int:
 
 def _transform(shape: tuple[int, ...], epsilon: float) -> int:
     """The grid; in one dimension also the FFT's tables, at most as large, and the kernel's modes, half as many."""
-    return math.prod(_grid(shape, epsilon)) * (COMPLEX if len(shape) > 1 else 2 * COMPLEX + REAL // 2)
+    return math.prod(_grid(shape, epsilon)) * (16 if len(shape) > 1 else 2 * 16 + 4)
 
 
 def parts(count: int, shape: tuple[int, ...], epsilon: float) -> int:
@@ -73,13 +67,13 @@ def spreading(count: int, shape: tuple[int, ...], epsilon: float, extents: Seque
     The result is there from the beginning, although nothing is written to it until all is spread. And where a part is
     wider than those before, its grid is made twice as large as theirs, for more to come, while theirs is still there.
     """
-    many, modes = parts(count, shape, epsilon), math.prod(shape) * COMPLEX
-    spread = math.prod(int(share * k) + WIDEST for share, k in zip(extents, _grid(shape, epsilon))) * COMPLEX
-    copied = -(-count // many) * (REAL * len(shape) + COMPLEX)
-    fixed = _transform(shape, epsilon) + count * (COMPLEX + REAL)
+    many, modes = parts(count, shape, epsilon), math.prod(shape) * 16
+    spread = math.prod(int(share * k) + WIDEST for share, k in zip(extents, _grid(shape, epsilon))) * 16
+    copied = -(-count // many) * (8 * len(shape) + 16)
+    fixed = _transform(shape, epsilon) + count * (16 + 8)
     return fixed + spread * (3 if many > 1 else 1) + copied + modes
 
 
 def interpolation(count: int, shape: tuple[int, ...], epsilon: float) -> int:
     """Return what a transform to ``count`` points takes, beside its results."""
-    return _transform(shape, epsilon) + count * REAL
+    return _transform(shape, epsilon) + count * 8

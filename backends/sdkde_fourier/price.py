@@ -19,15 +19,12 @@ from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Work
 
 from . import bounds
 from .duplicates import distinct, many, merged_weights
-from .memory import COMPLEX, REAL, ROWS, blocks_to_modes, fields_of, interpolation
+from .memory import blocks_to_modes, fields_of, interpolation
 
 Array = NDArray[Any]
 
 #: Most modes of a box: with finufft's grid, twice as fine per dimension, 1 GiB in three dimensions.
 MOST_MODES = 1 << 23
-
-#: Points that boxes are chosen by on a CPU.
-SAMPLE = 1 << 15
 
 
 def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
@@ -56,7 +53,7 @@ def by_looking(problem: Problem, way: Work) -> Work:
 
     A box takes 40 ns a column and dimension, and a look at the lists 8 ms, if it :func:`looks` at these.
     """
-    box, lists = 160.0 * problem.d * min(problem.n, SAMPLE), 3.2e7 * min(1.0, problem.n / 2048.0)
+    box, lists = 160.0 * problem.d * min(problem.n, CPU.sample), 3.2e7 * min(1.0, problem.n / 2048.0)
     return Work(
         scalar_flops=prices.speedup(cpu_threads()) * (box + lists * looks(CPU, problem, seconds(way))), launches=60
     )
@@ -137,10 +134,26 @@ class Ways(NamedTuple):
     directly: Callable[[Problem, float, float, float | None], Work]  # of rows, columns left to each, columns
     tiles: tuple[int, int]  # columns and rows of one, see :class:`sdkde_core.nearby.Neighbours`
     merges: bool  # equal points are summed once, directly
+    rows: int  # at a time, which bounds the memory of angles and fields
+    sample: int  # points that boxes are chosen by, about
 
 
-CPU = Ways(lambda problem, shape, epsilon: by_modes(problem, math.prod(shape), epsilon), by_lists, (32, 8), True)
-DEVICE = Ways(lambda problem, shape, epsilon: by_products(problem, shape), by_tiles, (256, 32), False)
+CPU = Ways(
+    by_box=lambda problem, shape, epsilon: by_modes(problem, math.prod(shape), epsilon),
+    directly=by_lists,
+    tiles=(32, 8),
+    merges=True,
+    rows=1 << 20,
+    sample=1 << 15,
+)
+DEVICE = Ways(
+    by_box=lambda problem, shape, epsilon: by_products(problem, shape),
+    directly=by_tiles,
+    tiles=(256, 32),
+    merges=False,
+    rows=1 << 21,
+    sample=1 << 13,
+)
 
 
 def box_seconds(
@@ -217,8 +230,8 @@ def least_memory(problem: Problem) -> int:
     if modes > MOST_MODES or 200.0 * (modes + n + m) < 128 << 20:  # a mode and a point take no more
         return 0
     shape = (int(modes ** (1.0 / d)),) * d
-    fields = math.prod(shape) * COMPLEX * (1 + fields_of(problem))
-    return 2 * REAL * (n + m) * (d + 1) + fields + interpolation(min(m, ROWS), shape, USUAL)
+    fields = math.prod(shape) * 16 * (1 + fields_of(problem))
+    return 2 * 8 * (n + m) * (d + 1) + fields + interpolation(min(m, CPU.rows), shape, USUAL)
 
 
 def estimate_on_device(problem: Problem) -> tuple[str, Work]:

@@ -22,9 +22,6 @@ from sdkde_core.protocol import Problem, Reduction
 
 from .modes import Box
 
-#: Points of one of the products that are computed side by side, and summed in order.
-DEPTH = 2048
-
 
 @dataclass(frozen=True)
 class Basis:
@@ -33,6 +30,7 @@ class Basis:
     box: Box
     device: torch.device
     memory: int
+    depth: int = 2048  # points of one of the products that are computed side by side, and summed in order
 
     @property
     def waves(self) -> list[Tensor]:
@@ -56,7 +54,7 @@ class Basis:
         sizes = [2 * len(w) for w in self.waves]
         numbers = 3 * sum(sizes) + 2 * fields * math.prod(sizes[:-1])
         most = max(32, self.memory // (8 * numbers))
-        return most // DEPTH * DEPTH or most
+        return most // self.depth * self.depth or most
 
     def functions(self, points: Tensor) -> list[Tensor]:
         """Per factor cosines and sines of its waves at the points, (b, 2 waves − 1)."""
@@ -81,10 +79,10 @@ def to_modes(basis: Basis, points: Tensor, weights: Tensor) -> Tensor:
         if len(others) == 2:  # (b, N1 · N2)
             first = (first[:, :, None] * others.pop(0)[:, None, :]).flatten(1)
         last = others[0]
-        whole = len(first) // DEPTH * DEPTH
+        whole = len(first) // basis.depth * basis.depth
         part = first[whole:].T @ last[whole:]
         if whole:
-            left, right = (x[:whole].unflatten(0, (-1, DEPTH)) for x in (first, last))
+            left, right = (x[:whole].unflatten(0, (-1, basis.depth)) for x in (first, last))
             part = part + torch.bmm(left.mT, right).sum(0)
         total = part if total is None else total + part
     assert total is not None  # there is at least one column

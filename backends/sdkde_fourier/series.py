@@ -16,10 +16,10 @@ from array_api_compat import array_namespace, device, to_device
 
 from sdkde_core.nearby import Neighbours
 from sdkde_core.plugin import concatenate, empty
-from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
 from . import price
-from .bounds import BUDGET, SMALLEST, cutoff, error, tolerance
+from .bounds import allowed, cutoff, error, tolerance
 from .modes import Box, choose_box, density_bound
 
 
@@ -55,9 +55,7 @@ class Fourier:
         Transform also where direct sums would be faster. For tests.
     """
 
-    rows_at_once: int  # which bounds the memory of the fields
     ways: price.Ways
-    sample: int  # points that boxes are chosen by, about
 
     def __init__(self, always: bool = False) -> None:
         if not isinstance(always, bool):
@@ -67,13 +65,14 @@ class Fourier:
     def transform(self, problem: Problem, columns: Columns) -> Series | None:
         """Transform the columns to modes, if that is faster than direct sums."""
         xp, points, log_weights, d = array_namespace(columns.points), columns.points, columns.log_weights, problem.d
-        weights, step = xp.exp(log_weights), max(1, len(points) // self.sample)
+        weights, step = xp.exp(log_weights), max(1, len(points) // self.ways.sample)
         ends = [end(points[:, a]) for end in (xp.min, xp.max) for a in range(d)]
         few = [xp.reshape(x[::step, ...], (-1,)) for x in (log_weights, points)]
         known = xp.concat([xp.stack([*ends, xp.mean(log_weights), xp.sum(weights)]), *few])
         known = np.asarray(to_device(known, "cpu"))  # all at once, as the host waits for a device
         low, high, (mean, total), sample = known[:d], known[d : 2 * d], known[2 * d : 2 * d + 2], known[2 * d + 2 :]
-        if not (total > SMALLEST and np.isfinite(known[: 2 * d]).all()):
+        least = 1e-280  # of the largest sum: of smaller ones the bounds on errors would underflow
+        if not (total > least and np.isfinite(known[: 2 * d]).all()):
             return None
         sampled_weights, sample = sample[: len(few[0])], sample[len(few[0]) :].reshape(-1, d)
         # A point's own row has at least its own term; the largest sum is not known before the box is.
@@ -92,7 +91,7 @@ class Fourier:
         whole = bool(xp.all(inside))
         mine, w = (points, weights) if whole else (points[inside, :], weights[inside])
         largest = density_bound(box, mine, w)
-        if not largest > SMALLEST:
+        if not largest > least:
             return None
         epsilon = max(tolerance(problem, math.exp(mean), largest), usual)  # the box was made for that
         modes, bound = self.to_modes(box, mine, w, epsilon), error(epsilon, largest, float(box.period.max()))
@@ -122,8 +121,8 @@ class Fourier:
         rows, blocks = state.columns.points if queries is None else queries, []
         if not len(rows):
             return empty(problem, rows)
-        for start in range(0, len(rows), self.rows_at_once):
-            block, own = rows[start : start + self.rows_at_once], None
+        for start in range(0, len(rows), self.ways.rows):
+            block, own = rows[start : start + self.ways.rows], None
             if "exclude_self" in problem.requires:
                 own = array_namespace(rows).arange(len(block), device=device(rows)) + own_offset + start
             blocks.append(self._block(problem, block, own, state))
@@ -147,7 +146,7 @@ class Fourier:
             (near,) = xp.nonzero(held & ~series.box.holds(rows, np.where(series.beyond, reach, -np.inf)))
             if len(near):
                 mine = None if own is None else own[near]
-                least = math.log(series.error / _allowed(problem, Reduction.LOG_SUM))  # of smaller sums none is kept
+                least = math.log(series.error / allowed(problem, Reduction.LOG_SUM))  # of smaller sums none is kept
                 add(problem, self.sum_near(series.outside, problem, rows[near], mine, least), near, total, others)
         found, good = finish(problem, total, others, series.error)
         (redo,) = xp.nonzero(~(good & held))
@@ -158,11 +157,6 @@ class Fourier:
         return found
 
 
-def _allowed(problem: Problem, reduction: Reduction) -> float:
-    """What the transforms may use of a tolerance."""
-    return BUDGET * TOLERANCES[problem.precision][reduction].absolute
-
-
 def finish(problem: Problem, total: Any, others: list[Any], bound: float) -> tuple[Partial, Any]:
     """Return the answer, and which rows keep the tolerance.
 
@@ -170,18 +164,18 @@ def finish(problem: Problem, total: Any, others: list[Any], bound: float) -> tup
     """
     xp = array_namespace(total)
     log_sum = xp.log(total)
-    good = bound <= _allowed(problem, Reduction.LOG_SUM) * total  # False where NaN
+    good = bound <= allowed(problem, Reduction.LOG_SUM) * total  # False where NaN
     if problem.reduction is Reduction.LOG_SUM:
         return Partial(log_sum), good
     if problem.reduction is Reduction.MEAN:
         parts = [x / total for x in others]
         moved = math.sqrt(problem.d) + xp.sqrt(sum(x * x for x in parts))
         shift = xp.stack(parts, axis=1)
-        good &= bound * moved <= _allowed(problem, Reduction.MEAN) * total
+        good &= bound * moved <= allowed(problem, Reduction.MEAN) * total
         return Partial(log_sum, shift=shift), good
     signed = others[0]
     plus = (2.0 + problem.d) * total - signed
-    good &= 3.0 * bound <= _allowed(problem, Reduction.LAPLACE) * total
+    good &= 3.0 * bound <= allowed(problem, Reduction.LAPLACE) * total
     return Partial(xp.log(plus), sign=xp.sign(signed), log_magnitude=xp.log(xp.abs(signed))), good
 
 

@@ -16,9 +16,6 @@ from .formulas import Formula, evaluate
 #: What a row adds to the exponent of its own column to leave it out: far below every other exponent.
 ABSENT = {torch.float64: -1e300, torch.float32: -1e37}
 
-#: Terms of a call on a CPU for each thread, 0.1 to 0.3 s: KeOps holds Python's lock, so that an interrupt waits for it.
-CALL = 1 << 27
-
 
 @dataclass(frozen=True)
 class _State:
@@ -87,7 +84,8 @@ class KeopsBackend:
         """KeOps's scheme, and the rows of a call; neither depends on what memory is free."""
         columns, (n, d) = state.columns[0], state.points.shape
         if columns.device.type == "cpu":
-            return "CPU", max(1, CALL // (n * (d + 8))) * cpu_threads()
+            # A call takes 0.1 to 0.3 s: KeOps holds Python's lock, so that an interrupt waits for its end.
+            return "CPU", max(1, (1 << 27) // (n * (d + 8))) * cpu_threads()
         # Columns can be shared out among a GPU's processors too, in at most 65,535 blocks, which pays for large ones.
         width = bounds.block(d, columns.element_size())
         if self.scheme == "GPU_1D" or (self.scheme == "auto" and (width < 24 or n > 65535 * width)):

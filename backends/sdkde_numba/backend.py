@@ -27,19 +27,13 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from .bounds import LN2, Form, choose, double_limit, takes_leaves
 from .compiled import call
-from .cpu_kernels import ABSENT, CODES, FLOOR, ROWS, reduce_kernel_tiles, reduce_tiles
+from .cpu_kernels import ABSENT, ROWS, reduce_kernel_tiles, reduce_tiles
 from .leaf_kernels import GROUP
 from .near import Near, aligned, order_columns, sum_leaves
-from .price import HEIGHT, LEAF, SIZE, TASK, pays
+from .price import LEAF, TILE, pays
 from .tunables import configuration, width_of
 
 Array = NDArray[Any]
-
-#: Most work of a call of the kernel, some 20 ms: an interrupt waits for its end.
-CALL = 1 << 29
-
-#: The own column of a row that has none.
-NO_COLUMN = -(1 << 62)
 
 
 @dataclass(frozen=True)
@@ -94,7 +88,7 @@ class NumbaBackend:
             parts.append(-0.5 * np.vecdot(packed_points, packed_points)[:, None])
         many = sum(part.shape[1] for part in parts)
         tuned = configuration(problem)
-        width = SIZE if near else width_of(n, many, np.dtype(form.dtype).itemsize, tuned.get("width"))
+        width = TILE if near else width_of(n, many, np.dtype(form.dtype).itemsize, tuned.get("width"))
         packed = aligned((-(-n // width), many, width), form.dtype)
         weights = np.full((len(packed), width), ABSENT[form.dtype == "float64"], form.dtype)
         weights.reshape(-1)[:n] = (log_weights - uniform) / LN2 if weighted else 0.0
@@ -122,9 +116,9 @@ class NumbaBackend:
         own = np.arange(len(rows)) + own_offset
         if state.near is not None:
             there = (own >= 0) & (own < len(state.near.place))
-            own = np.where(there, state.near.place[np.where(there, own, 0)], NO_COLUMN)
+            own = np.where(there, state.near.place[np.where(there, own, 0)], -1)
         if "exclude_self" not in problem.requires:
-            own = np.full(len(rows), NO_COLUMN)
+            own = np.full(len(rows), -1)  # which no column is
         if state.near is None or not np.isfinite(rows).all():
             return self._over_all(problem, state, rows, own)
         return self._over_some(problem, state, rows, own, state.near.columns.order if queries is None else None)
@@ -135,8 +129,8 @@ class NumbaBackend:
         # Where rows are few, columns are shared out too, and joined in order: that must not depend on the threads.
         # Blocks of rows may, since a row's sums do not depend on the rows beside it.
         chunk = -(-max(1 << 14, tiles * width * -(-m // ROWS) // 64) // width)  # for 64 tasks
-        least = TASK // (min(chunk, tiles) * width * (many + 16))
-        most = CALL // (width * (many + 16))
+        least = (1 << 25) // (min(chunk, tiles) * width * (many + 16))
+        most = _of_a_call(width * (many + 16))
         height = ROWS * -(-max(1, least, min(most, -(-m // (4 * threads)))) // ROWS)
 
         def task(where: tuple[int, int]) -> Partial:
@@ -159,15 +153,15 @@ class NumbaBackend:
 
         # Tiles of rows of a task: at most 4096 rows, and 2¹⁹ pairs of tiles, 64 bytes each. But 16 tasks are aimed for:
         # what a task does in Python takes 2 ms, in which no other thread does anything in Python.
-        tiles = max(1, min(4096 // HEIGHT, (1 << 19) // len(state.columns), len(rows) // (16 * HEIGHT)))
-        group = HEIGHT * tiles
+        tiles = max(1, min(4096 // TILE, (1 << 19) // len(state.columns), len(rows) // (16 * TILE)))
+        group = TILE * tiles
 
         def task(first: int) -> Partial:
             here = places[first : first + group]
             return _some(problem, state, rows[here], own[here])
 
         leaves = len(state.near.heavy) if takes_leaves(problem) else 0  # as if all of them mattered
-        leaf_bytes = 4 * (problem.d + 1) * LEAF + 8 * problem.d + 16 + 12 * HEIGHT // GROUP
+        leaf_bytes = 4 * (problem.d + 1) * LEAF + 8 * problem.d + 16 + 12 * TILE // GROUP
         each_takes = 64 * tiles * len(state.columns) + leaf_bytes * leaves
         with claim_memory("a sum over tiles", each=each_takes, tasks=threads) as together:
             found = concatenate(map_threads(task, range(0, len(rows), group), together))
@@ -193,13 +187,13 @@ def _some(problem: Problem, state: _State, rows: Array, own: Array) -> Partial:
     By leaves, and by tiles the rows that those are not right for.
     """
     assert state.near is not None
-    found = lists(problem, state.near.columns, rows, HEIGHT, 512)
+    found = lists(problem, state.near.columns, rows, TILE, 512)
     parts, again = [], np.arange(len(rows))
     if takes_leaves(problem):
         some, again = sum_leaves(problem, state.near, state.columns, state.log_weights, rows, found)
         parts.append(some)
-    for b in np.unique(again // HEIGHT):
-        here, tiles = again[again // HEIGHT == b], found.tiles[found.ends[b] : found.ends[b + 1]]
+    for b in np.unique(again // TILE):
+        here, tiles = again[again // TILE == b], found.tiles[found.ends[b] : found.ends[b + 1]]
         parts.append(_reduce(problem, state, rows[here], own[here], tiles, float(found.cuts[b])))
     where = np.arange(len(rows))
     where[again] = sum(len(part.log_sum) for part in parts) - len(again) + np.arange(len(again))
@@ -216,22 +210,22 @@ def _reduce(
     """
     real, (b, d), (many, width) = np.dtype(state.form.dtype), queries.shape, state.columns.shape[1:]
     height = -(-b // ROWS) * ROWS
-    rows, mine = np.zeros((height, many), real), np.full(height, NO_COLUMN)
+    rows, mine = np.zeros((height, many), real), np.full(height, -1)
     rows[:b, :d] = queries
     rows[:, d:] = 1.0  # times −½‖u_j‖²
     mine[:b] = own
     base = _base(state, queries)
     cuts = np.full(height, 1e300)  # padding needs no tile, rows need all, or those above the cut
     cuts[:b] = -1e300 if cut is None else (cut - (base + state.uniform)) / LN2
-    left, tops = np.full(height, PARTS), np.full(height, FLOOR[real.itemsize == 8])
+    left, tops = np.full(height, PARTS), np.full(height, -1e28 if real.itemsize == 4 else -1e290)
     sums, moments = np.zeros((height, d if problem.reduction is Reduction.MEAN else 0)), np.zeros((2, height))
     room = *aligned((3, ROWS, width), real), np.empty(ROWS, real)  # for the numbers of ROWS rows and a tile
-    columns, step = (state.columns, state.log_weights), max(1, CALL // (height * width * (many + 16)))
+    columns, step = (state.columns, state.log_weights), _of_a_call(height * width * (many + 16))
     for first in range(0, len(tiles), step):  # the sums go on from one call to the next
         checkpoint()
         over = tiles[first : first + step]
-        if problem.kernel in CODES:
-            code = CODES[problem.kernel]
+        if problem.kernel != "gaussian":
+            code = ("exponential", "tophat", "epanechnikov", "linear", "cosine").index(problem.kernel)
             call(reduce_kernel_tiles, (), *columns, over, rows, code, mine, tops, moments, *room[1:])
         else:
             shifts = sums if real.itemsize == 8 else None  # MEAN is always summed in float64
@@ -241,6 +235,11 @@ def _reduce(
                 *(tops, shifts, moments, *room),
             )
     return _result(problem, state, base, LN2 * tops[:b], sums[:b], moments[:, :b])
+
+
+def _of_a_call(work: int) -> int:
+    """How many things to take in a call of the kernel, of so much work each: an interrupt waits for its end, 20 ms."""
+    return max(1, (1 << 29) // work)
 
 
 def _base(state: _State, queries: Array) -> Array:

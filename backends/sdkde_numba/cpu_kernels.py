@@ -20,17 +20,14 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from . import instructions as llvm
-from .instructions import FAST, exp2, larger
+from .instructions import exp2, larger, loop
 
 #: Query rows of a tile. Its columns are a multiple of 64: whole blocks of registers, whatever their width.
 ROWS = 4
 
-#: For float32 and float64, in log2 units, far below any exponent: where running maxima start, and the log weight of a
-#: column that is not there. The exponent of a row's own column, if it is left out, is between them.
-FLOOR, ABSENT = (-1e28, -1e290), (-1e30, -1e300)
-
-#: log2 of the least normal number: below it exponentials are 0.
-LEAST = (-126.0, -1022.0)
+#: The log weight of a column that is not there, log2, for float32 and float64. Running maxima start at -1e28 and
+#: -1e290, far below any exponent; that of a row's own column, if it is left out, is between them.
+ABSENT = (-1e30, -1e300)
 
 # --- exponents ------------------------------------------------------------------------------------------------------
 
@@ -158,7 +155,7 @@ def _exponentials(exponents, r, top, least, out):
 # --- the loop over tiles --------------------------------------------------------------------------------------------
 
 
-@njit(nogil=True, fastmath=FAST, error_model="numpy", no_cfunc_wrapper=True)
+@loop
 def reduce_tiles(
     columns, log_weights, tiles, rows, direct, own, laplace, cuts, left, tops, sums, moments, s, exponents, phi, peaks
 ):  # fmt: skip
@@ -183,14 +180,14 @@ def reduce_tiles(
         Four rows leave out a tile where no exponent e is above their cut and ``left`` is at least 1; 2^(0.9 (e − cut))
         is taken off from that.
     tops, sums, moments : (b,), (b, d) and (2, b) float64 arrays
-        Running maxima, from FLOOR on; Σ φ (columns − rows), (b, 0) or None where that is not wanted; Σ φ and Σ φ s.
+        Running maxima; Σ φ (columns − rows), (b, 0) or None where that is not wanted; Σ φ and Σ φ s.
     s, exponents, phi, peaks : (ROWS, width) and (ROWS,) arrays
         Room for a tile's numbers, which the caller allocates: allocation is slow to compile.
     """
     width, real = columns.shape[2], columns.dtype.type
     single = columns.itemsize == 4
     factor, zero = real(-0.7213475204444817 if direct else 1.4426950408889634), real(0.0)
-    least = real(LEAST[0]) if single else real(LEAST[1])
+    least = real(-126.0) if single else real(-1022.0)  # log2 of the least normal number
     own_exponent = real(-1e29) if single else real(-1e292)
     absent = real(ABSENT[0]) if single else real(ABSENT[1])
     for tile in tiles:
@@ -210,7 +207,7 @@ def reduce_tiles(
             if not seen:
                 for r in range(ROWS):
                     below = 0.9 * (peaks[r] - cuts[i + r])
-                    if LEAST[1] < below <= 0.0:
+                    if -1022.0 < below <= 0.0:
                         left[i + r] -= exp2(below)
                 continue
             for r in range(ROWS):
@@ -234,9 +231,6 @@ def reduce_tiles(
 
 
 # --- other kernels than the Gaussian --------------------------------------------------------------------------------
-
-#: What a kernel is to the loops.
-CODES = {"exponential": 0, "tophat": 1, "epanechnikov": 2, "linear": 3, "cosine": 4}
 
 
 @intrinsic
@@ -288,13 +282,13 @@ def _kernel_sum(s, phi, r, code):
     return total
 
 
-@njit(nogil=True, fastmath=FAST, error_model="numpy", no_cfunc_wrapper=True)
+@loop
 def reduce_kernel_tiles(columns, log_weights, tiles, rows, code, own, tops, moments, s, phi, peaks):
     """Add columns to the sums of some rows, as :func:`reduce_tiles`, of another kernel than the Gaussian.
 
-    Compiled when one is first asked for. ``columns`` are coordinates, float64, and ``code`` is one of :data:`CODES`.
-    A kernel of bounded support is no exponential: its columns within reach are summed relative to the largest of their
-    weights. ``moments`` gets Σ φ only.
+    Compiled when one is first asked for. ``columns`` are coordinates, float64; ``code`` is 0 for the exponential
+    kernel, then tophat, epanechnikov, linear, cosine. A kernel of bounded support is no exponential: its columns within
+    reach are summed relative to the largest of their weights. ``moments`` gets Σ φ only.
     """
     width, absent = columns.shape[2], ABSENT[1]
     for tile in tiles:
@@ -308,7 +302,7 @@ def reduce_kernel_tiles(columns, log_weights, tiles, rows, code, own, tops, mome
                     phi[r, own_column], peaks[r] = absent, absent
                     for j in range(width):
                         peaks[r] = max(peaks[r], phi[r, j])
-                seen |= peaks[r] - tops[i + r] > LEAST[1]
+                seen |= peaks[r] - tops[i + r] > -1022.0
             if not seen:
                 continue
             for r in range(ROWS):
@@ -316,5 +310,5 @@ def reduce_kernel_tiles(columns, log_weights, tiles, rows, code, own, tops, mome
                 if top > tops[i + r]:
                     moments[0, i + r] *= 2.0 ** (tops[i + r] - top)
                     tops[i + r] = top
-                total = _exponentials(phi, r, top, LEAST[1], phi)
+                total = _exponentials(phi, r, top, -1022.0, phi)
                 moments[0, i + r] += total if code < 2 else _kernel_sum(s, phi, r, code)

@@ -26,9 +26,8 @@ from numba import config, cuda, float32, float64, int64, uint64, void
 #: Whether kernels run in Numba's simulator, on the CPU.
 SIMULATED = bool(config.ENABLE_CUDASIM)
 
-#: For float32 and float64: where running maxima start, and the exponent of a column that is left out. Both are finite,
-#: so that their differences are, and far from each other and from any exponent.
-FLOOR = (-1e30, -1e290)
+#: The exponent of a column that is left out, for float32 and float64. Like the floor that running maxima start from it
+#: is finite, so that differences are, and far from that and from any exponent.
 ABSENT = (-1e34, -1e296)
 
 #: Unsigned indices: a signed one may count from an array's end, and the test for that takes longer than the load.
@@ -140,7 +139,7 @@ def reduction(shape: Shape) -> Any:
     lazy = 20.0  # log2: an exponent may be that far above a row's running maximum before its sums are scaled to it
     mean, laplace = kind == "mean", kind == "laplace"
     kept_low, kept_means, kept_terms = (depth if doubled else 1), (depth if mean else 1), (tile if terms else 1)
-    floor, absent = FLOOR[double], ABSENT[double]
+    floor, absent = (-1e290 if double else -1e30), ABSENT[double]
     # Of the coordinates a thread has some neighbours, then those after its row's other threads: whole vectors.
     shift = 2 if depth % 4 == 0 else 1 if depth % 2 == 0 else 0
     vector, gap = 1 << shift, (group - 1) << shift  # besides the vector itself, from one to the next

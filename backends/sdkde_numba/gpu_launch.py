@@ -21,13 +21,10 @@ from sdkde_core.tuning import Query, Tuned, card_name, tuned
 from .bounds import LN2
 from .gpu_bounds import anchored
 from .gpu_kernels import ABSENT, SIMULATED, Shape, reduction, signature
-from .gpu_space import CHUNK, SPACE, LaunchConfig, default, depth_of, fits, fitted
+from .gpu_space import SPACE, LaunchConfig, added_up, default, depth_of, fits, fitted
 from .kept import keep
 
 _logger = logging.getLogger("sdkde")
-
-#: Bytes of partial results that may exist at once.
-PARTIAL_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -122,7 +119,7 @@ def pack(points: torch.Tensor, arithmetic: str, width: int, log_weights: Any = N
     if pieces == 2:
         numbers[:n, width : width + d] = scaled - numbers[:n, :d]
     if arithmetic != "expanded":
-        numbers[n:, 0] = 1e150 if double else 1e18  # far from each other and from any exponent, as FLOOR and ABSENT
+        numbers[n:, 0] = 1e150 if double else 1e18  # far from each other and from any exponent, as ABSENT
     if not tile or (log_weights is None and arithmetic != "expanded"):
         return Packed(numbers.view(-1), n, padded)
     terms = torch.full((padded,), ABSENT[double], dtype=dtype, device=points.device)
@@ -151,7 +148,12 @@ def _added(x: torch.Tensor) -> torch.Tensor:
 
 def most_rows(problem: Problem) -> int:
     """Return how many rows to take at a time, for the memory of their partial results."""
-    return max(1024, PARTIAL_BYTES // (8 * (problem.d + 18)))
+    return max(1024, _in_memory(problem.d + 18))
+
+
+def _in_memory(numbers: int) -> int:
+    """How many partial results of so many float64 numbers may exist at once: 256 MiB of them."""
+    return (256 << 20) // (8 * numbers)
 
 
 def reduce(
@@ -173,11 +175,11 @@ def reduce(
     height = config.threads // shape.group * config.rows  # rows of a block
     # The number of parts follows from the problem and the card, not from the rows of this call.
     slab = min(problem.n if problem.same else problem.m, most_rows(problem))
-    limit = max(1, min(64, PARTIAL_BYTES // (8 * shape.results * slab)))
+    limit = max(1, min(64, _in_memory(shape.results * slab)))
     part = part_size(problem.m, columns.padded, height, config.columns, slots, limit)
     parts = -(-columns.padded // part)
     results = torch.zeros(parts, shape.results, m, dtype=torch.float64, device=rows.numbers.device)
-    chunk = CHUNK["float64" if shape.double else problem.precision]
+    chunk = added_up("float64" if shape.double else problem.precision)
     terms = columns.terms if shape.terms and columns.terms is not None else columns.numbers
     arguments = (rows.numbers, columns.numbers, terms, results.view(-1))
     counts = (m, columns.padded, -(1 << 62) if own is None else own, part, chunk)

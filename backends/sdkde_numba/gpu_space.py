@@ -25,10 +25,6 @@ VALUES: Mapping[str, tuple[int, ...]] = {
 #: Shared memory that a block can have without asking, on every card.
 SHARED = 48 << 10
 
-#: Columns that are added up at a time, by precision; those of the first two in float32. Beside a heap of duplicates
-#: every addition rounds alike, by 2⁻²⁵ of the sum at most: that is 1e-5 of it after 512.
-CHUNK = {"fast": 512, "high": 64, "float64": 4096}
-
 
 class LaunchConfig(NamedTuple):
     """Launch parameters."""
@@ -56,9 +52,17 @@ def depth_of(d: int, most: int) -> tuple[int, int]:
     return 2 * -(-d // (2 * group)), group
 
 
+def added_up(precision: str) -> int:
+    """Return how many columns are added up at a time, in float32 but for "float64".
+
+    Beside a heap of duplicates every addition rounds alike, by 2⁻²⁵ of the sum at most: that is 1e-5 of it after 512.
+    """
+    return {"fast": 512, "high": 64, "float64": 4096}[precision]
+
+
 def fitted(config: LaunchConfig, precision: str) -> LaunchConfig:
     """Return the configuration that is launched: with no more columns in shared memory than are added up."""
-    return config._replace(columns=min(config.columns, CHUNK[precision]))
+    return config._replace(columns=min(config.columns, added_up(precision)))
 
 
 def _shared_bytes(config: LaunchConfig, d: int, arithmetic: str) -> int:

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import numpy as np
 from llvmlite import ir
+from numba import njit
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-#: LLVM may reorder sums and take no number for NaN, so that it can vectorise maxima and sums. The caller sees to NaN.
-FAST = {"nnan", "ninf", "nsz", "contract", "reassoc"}
+
+def loop(function):
+    """Have Numba compile a loop over tiles, which holds no lock of Python's.
+
+    LLVM may reorder sums and take no number for NaN, so that it can vectorise maxima and sums. The caller sees to NaN.
+    """
+    fast = {"nnan", "ninf", "nsz", "contract", "reassoc"}
+    return njit(nogil=True, fastmath=fast, error_model="numpy", no_cfunc_wrapper=True)(function)
 
 
 def register_bytes(context):

@@ -27,7 +27,7 @@ from numba.extending import intrinsic
 
 from . import instructions as llvm
 from .bounds import BLOCK, LN2
-from .instructions import FAST, exp2, larger
+from .instructions import exp2, larger, loop
 from .price import LEAF
 
 #: Rows for which leaves are chosen together.
@@ -35,10 +35,6 @@ GROUP = 8
 
 #: Coordinates times this have squares of distances that are −log2 φ.
 UNIT = math.sqrt(0.5 / LN2)
-
-#: The largest coordinate of boxes.
-FARTHEST = 1e15
-
 
 # --- leaves in registers --------------------------------------------------------------------------------------------
 
@@ -129,7 +125,7 @@ def _move(typing_context, columns, tile, c, start, middle, x, k):
     return types.void(columns, tile, c, start, middle, x, k), generate
 
 
-@njit(nogil=True, fastmath=FAST, error_model="numpy", no_cfunc_wrapper=True)
+@loop
 def add_leaves(x, log_weights, chosen, ends, u, centre, totals, moments, shifts):
     """Add leaves to the sums of rows, group by group. Compiled for every d, which is the length of ``centre``.
 
@@ -174,15 +170,15 @@ def _halves(boxes, rows, first, last, count, out, g):
 
 @njit(inline="always")
 def _below(x):
-    """A float32 lower bound on x before it was rounded; its square is finite."""
-    return np.float32(-larger(-larger(x - 1e-6 * abs(x), -FARTHEST), -FARTHEST))
+    """A float32 lower bound on x before it was rounded, within ±1e15: its square is finite."""
+    return np.float32(-larger(-larger(x - 1e-6 * abs(x), -1e15), -1e15))
 
 
 @njit(inline="always")
 def _masses(halves, g, heavy, count, floor, whole, factor, d, out):
     """What leaves add to a result at most, relative to sums of 2^floor at least; right where that is below 1."""
     real = np.float32
-    reach, base = real(math.sqrt(2.0 * LN2 * max(whole - floor, 0.0))), real(max(floor, -FARTHEST))
+    reach, base = real(math.sqrt(2.0 * LN2 * max(whole - floor, 0.0))), real(max(floor, -1e15))
     for k in range(count):
         exponent = -larger(-larger(heavy[k] - halves[g, k] - base, real(-126.0)), real(0.0))
         out[k] = exp2(exponent) * real(1.001)  # room for its rounding
@@ -211,7 +207,7 @@ def _threshold(masses, count, allowed):
 @njit(inline="always")
 def _early(heavy, halves, g, count, which):
     """List in which[g] the leaves that may add most, to six bits; return how many. Their exponents become −1."""
-    nearest, number = np.float32(-2.0 * FARTHEST**2), 0
+    nearest, number = np.float32(-2e30), 0
     for k in range(count):
         nearest = larger(nearest, heavy[k] - halves[g, k])
     for k in range(count):  # without a branch, which could not be foreseen
@@ -222,7 +218,7 @@ def _early(heavy, halves, g, count, which):
     return number
 
 
-@njit(nogil=True, fastmath=FAST, error_model="numpy", no_cfunc_wrapper=True)
+@loop
 def list_leaves(
     columns, log_weights, low, high, heavy, tiles, rows, floor, whole, factor, allowed,
     x, weights, boxes, heavies, halves, masses, leaves, u, chosen, ends, middle,
@@ -294,7 +290,7 @@ def list_leaves(
     return count
 
 
-@njit(nogil=True, fastmath=FAST, error_model="numpy", no_cfunc_wrapper=True)
+@loop
 def choose_leaves(totals, heavies, halves, masses, count, d, whole, factor, allowed, chosen, ends):
     """Choose the leaves to be summed after the first ones, by what rows have from those: ``totals``.
 

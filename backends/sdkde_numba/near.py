@@ -17,7 +17,7 @@ from .bounds import LN2, LeafSums, leaf_errors
 from .compiled import call
 from .cpu_kernels import ABSENT
 from .leaf_kernels import GROUP, UNIT, add_leaves, choose_leaves, list_leaves
-from .price import HEIGHT, LEAF, SIZE
+from .price import LEAF, TILE
 
 Array = NDArray[Any]
 
@@ -39,7 +39,7 @@ def order_columns(columns: Columns, mean: bool, threads: int) -> Near:
     """Put finite columns in order; their leaves are those of the packed columns, tile by tile."""
     weights = columns.log_weights / LN2
     peak, lightest = float(weights.max()), float(weights.min())
-    (found,) = map_threads(lambda c: index(c.points, c.log_weights, SIZE, LEAF), [columns], 1, apart=True)
+    (found,) = map_threads(lambda c: index(c.points, c.log_weights, TILE, LEAF), [columns], 1, apart=True)
     points, shares = columns.points[found.order], np.exp2(weights[found.order] - peak)
     starts = np.arange(0, len(points), LEAF)
     low, high = (f.reduceat(points, starts, axis=0).T.copy() for f in (np.minimum, np.maximum))
@@ -51,9 +51,9 @@ def order_columns(columns: Columns, mean: bool, threads: int) -> Near:
 
 def _tie(x: Array, weights: Array) -> float:
     """The largest share that one value has in a tile of columns in order: these stand together in all coordinates."""
-    if len(x) < SIZE:
+    if len(x) < TILE:
         return 1.0
-    x, weights = (a[: len(a) // SIZE * SIZE].reshape(-1, SIZE) for a in (x, weights))
+    x, weights = (a[: len(a) // TILE * TILE].reshape(-1, TILE) for a in (x, weights))
     order = np.argsort(x, axis=1)
     x, weights = np.take_along_axis(x, order, axis=1), np.take_along_axis(weights, order, axis=1)
     first = np.ones(x.shape, bool)
@@ -71,12 +71,12 @@ def _summing(
     It takes the list, the rows (b, d) and log2 of what their sums are at least, and returns an array for each of
     :func:`_wanted`, (b, 0) where that is not.
     """
-    d, most, groups = problem.d, tiles * (SIZE // LEAF), HEIGHT // GROUP
-    x, weights, boxes, u = aligned((most, d, LEAF)), aligned((most, LEAF)), aligned((2, d, most)), aligned((HEIGHT, d))
+    d, most, groups = problem.d, tiles * (TILE // LEAF), TILE // GROUP
+    x, weights, boxes, u = aligned((most, d, LEAF)), aligned((most, LEAF)), aligned((2, d, most)), aligned((TILE, d))
     heavies, masses, halves = aligned((most,)), aligned((most,)), aligned((groups, most))
     leaves, chosen, ends = np.empty(most, np.intp), np.empty((groups, most + 1), np.intp), np.empty(groups, np.intp)
     wanted, middle = _wanted(problem), np.empty(d)
-    sums = [np.zeros((HEIGHT, many, LEAF)) if wish else None for many, wish in zip((1, 2, d), wanted)]
+    sums = [np.zeros((TILE, many, LEAF)) if wish else None for many, wish in zip((1, 2, d), wanted)]
     # The log weight of all columns of the problem: these may be a part of them.
     whole = float(max(near.columns.log_weight, 0.0) / LN2 - near.peak)
     counted = whole, {"log_sum": 0, "mean": 1, "laplace": 2}[problem.reduction.value]
@@ -123,7 +123,7 @@ def sum_leaves(
     """Sum neighbouring rows (m, d) over the leaves that can matter to them, in float32.
 
     ``columns`` and ``log_weights`` are as packed, the latter log2, over the heaviest; ``found`` has tiles of columns
-    for tiles of :data:`~sdkde_numba.price.HEIGHT` rows. The second result is (k,) array of int, the rows whose errors
+    for tiles of :data:`~sdkde_numba.price.TILE` rows. The second result is (k,) array of int, the rows whose errors
     may be beyond the tolerance.
     """
     (m, d), parts = rows.shape, []
@@ -131,15 +131,15 @@ def sum_leaves(
     for b, floor in enumerate(found.floors / LN2 - near.peak):
         checkpoint()
         listed = found.tiles[found.ends[b] : found.ends[b + 1]]
-        parts.append(sum_tile(listed, rows[b * HEIGHT : (b + 1) * HEIGHT], floor))
+        parts.append(sum_tile(listed, rows[b * TILE : (b + 1) * TILE], floor))
     totals, moments, shifts = (np.concatenate(k) for k in zip(*parts))
     total = totals[:, 0]
     log_sum = np.log(total) + LN2 * near.peak
     square, fourth = 2.0 * np.maximum(near.columns.log_weight - log_sum, 0.0), np.zeros(m)
     if moments.shape[1]:
         square, fourth = (2.0 * LN2) * moments[:, 0] / total, (2.0 * LN2) ** 2 * moments[:, 1] / total
-    across = np.array([np.linalg.norm(np.ptp(rows[i : i + HEIGHT], axis=0)) for i in range(0, m, HEIGHT)]) / 2.0
-    across = np.repeat(across, HEIGHT)[:m]
+    across = np.array([np.linalg.norm(np.ptp(rows[i : i + TILE], axis=0)) for i in range(0, m, TILE)]) / 2.0
+    across = np.repeat(across, TILE)[:m]
     shift = shifts / (UNIT * total[:, None]) if problem.reduction is Reduction.MEAN else None
     errors = leaf_errors(problem, LeafSums(log_sum, total, square, fourth, shift, across, near.tie, near.span))
     again = np.flatnonzero(~((total >= 2.0**-60) & (errors <= 1.0)))  # below that terms may have been lost

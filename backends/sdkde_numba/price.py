@@ -13,21 +13,18 @@ from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction, Work
 
 from .bounds import choose, takes_leaves
 
-#: Least work of a task, in multiplications.
-TASK = 1 << 25
-
 #: Where tiles are left out: columns and rows of a tile, and columns of a leaf, which stand together in their order.
-SIZE, HEIGHT, LEAF = 128, 128, 16
+TILE, LEAF = 128, 16
 
 
 def work(problem: Problem) -> tuple[Work, float | None]:
     """Return what the backend does, and the share of the pairs that it is likely to sum; None for all."""
     left = None
     if _looks(problem):
-        left = _if_it_pays(problem, typical_share(problem, SIZE, HEIGHT, _out(problem)))
+        left = _if_it_pays(problem, typical_share(problem, TILE, TILE, _out(problem)))
     some = _over_all(problem) if left is None else _over_some(problem, left)
     threads = cpu_threads()
-    tasks = min(max(1.0, problem.pairs * (problem.d + 16.0) / TASK), 4.0 * threads)
+    tasks = min(max(1.0, problem.pairs * (problem.d + 16.0) / 2**25), 4.0 * threads)  # as the backend deals them out
     idle = prices.idle(threads, tasks, threads)  # cores that are left alone
     sorting = 0.0 if left is None else prices.speedup(threads) * _sorting(problem)
     return (
@@ -49,7 +46,7 @@ def pays(problem: Problem, columns: Columns) -> bool:
         return False
     points, log_weights = columns.points, columns.log_weights
     looked = (48, 1 << 12)  # rows and columns
-    found = rough_share(problem, points, points, log_weights, SIZE, HEIGHT, _out(problem), looked)
+    found = rough_share(problem, points, points, log_weights, TILE, TILE, _out(problem), looked)
     return _if_it_pays(problem, found) is not None
 
 
@@ -66,7 +63,7 @@ def _if_it_pays(problem: Problem, share: float) -> float | None:
 def _looks(problem: Problem) -> bool:
     """Whether to look: of few rows the columns are shared out over threads, but not where tiles are left out."""
     least = 0.5 * max(1.0, problem.d / 16)  # seconds of one thread; a look takes 20 ms in up to sixteen dimensions
-    return problem.kernel == "gaussian" and problem.m >= 8 * HEIGHT and _seconds(_over_all(problem)) > least
+    return problem.kernel == "gaussian" and problem.m >= 8 * TILE and _seconds(_over_all(problem)) > least
 
 
 def _over_all(problem: Problem) -> Work:

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from sdkde_core.plugin import check_threads, claim_memory, concatenate, cpu_threads, empty, map_threads, on_this_thread
 from sdkde_core.protocol import Columns, Partial, Problem, Support
 
-from .bounds import COLUMNS
+from .bounds import COLUMNS, ROWS, columns_of_a_task
 from .compact import Compact, Totals, reduce_compact
 from .formulas import Prepared
-from .info import MOST_THREADS, ROWS, columns_of_a_task
+from .info import MOST_THREADS
 from .kernels import Sums, reduce_block
 
 Array = NDArray[Any]

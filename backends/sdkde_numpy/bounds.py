@@ -15,17 +15,17 @@ import math
 from sdkde_core.plugin import exponents
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
-__all__ = ["double_limit", "extent_limit", "formula", "product_shift_limit", "single_limit", "terms_at_once"]
-
 #: Share of the tolerance that the exponent may use; the rest is for exponentials and sums.
 BUDGET = 0.5
 
-#: Columns of a tile that has all of its rows; and terms of a shift that are added one after another where the bound
-#: does not allow a tile's.
-COLUMNS, PART = 960, 80
+#: Rows of a task, and columns of a tile that has all of them; and terms of a shift that are added one after another
+#: where the bound does not allow a tile's.
+ROWS, COLUMNS, PART = 256, 960, 80
 
-#: The fewest columns of a task, and how many tasks to aim for.
-CHUNK, TASKS = 1 << 14, 64
+
+def columns_of_a_task(m: int, n: int) -> int:
+    """Columns of a task: where rows are few, columns are shared out too, over some 64 tasks."""
+    return min(n, max(1 << 14, -(-n * -(-m // ROWS) // 64)))
 
 
 def exponent_error(dtype: str, d: int, extent: float) -> float:
@@ -106,7 +106,7 @@ def product_shift_limit(problem: Problem, terms: int = PART) -> float:
     average, and sums of φ and of φu in opposite directions. Added up are ``terms`` terms to a part, parts
     to a tile's sum, and tiles.
     """
-    widest = min(problem.n, max(CHUNK, problem.n / TASKS))  # a tile of few rows
+    widest = columns_of_a_task(1, problem.n)  # a tile of few rows
     additions = terms + widest / terms + problem.n / COLUMNS
     error = 0.7 * additions * exponents.UNIT_ROUNDOFF["float64"]
     return (1.0 - BUDGET) * TOLERANCES[problem.precision][Reduction.MEAN].absolute / error

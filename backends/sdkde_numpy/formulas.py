@@ -50,10 +50,6 @@ class Tiles:
         return dots(phi, away)
 
 
-TILES = {dtype: Tiles(dtype) for dtype in ("float32", "float64")}
-EXPANDED = {dtype: exponents.Expanded(tiles, based=True) for dtype, tiles in TILES.items()}
-
-
 class Prepared:
     """Columns packed for the fastest formula that keeps the precision; they serve any number of rows."""
 
@@ -61,9 +57,8 @@ class Prepared:
         self.points = points  # (n, d) float64
         self.exponential = problem.kernel == "exponential"  # by differences, as −r has no other way
         name = formula(problem, log_weight_span)
-        dtype = name.rpartition(" ")[2]
-        self.formula: exponents.Formula = EXPANDED[dtype]
-        self.tiles = TILES[dtype]
+        self.tiles = Tiles(name.rpartition(" ")[2])
+        self.formula: exponents.Formula = exponents.Expanded(self.tiles, based=True)
         #: Terms of a shift that are added one after another; None: the shift is summed by differences.
         self.terms: int | None = terms_at_once(problem)
         if name.startswith("split"):

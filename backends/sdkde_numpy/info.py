@@ -11,19 +11,11 @@ from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support, Work
 
 from . import bounds
 
-__all__ = ["INFO", "MOST_THREADS", "ROWS", "columns_of_a_task"]
+__all__ = ["INFO", "MOST_THREADS"]
 
 #: Threads beyond which they wait for the interpreter's lock: a KDE of 10,000² points in eight dimensions takes 472,
 #: 125, 76, 118 and 137 ms on 1, 4, 8, 12 and 16 virtual cores of a Xeon.
 MOST_THREADS = 8
-
-#: Rows of a task.
-ROWS = 256
-
-
-def columns_of_a_task(m: int, n: int) -> int:
-    """Columns of a task: where rows are few, columns are shared out too."""
-    return min(n, max(bounds.CHUNK, -(-n * -(-m // ROWS) // bounds.TASKS)))
 
 
 def _supports(problem: Problem) -> Support:
@@ -68,8 +60,8 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         passes, exps = passes - 5.0, 1.5 if problem.kernel == "cosine" else 0.0
     dtype = formula.rpartition(" ")[2]
     double = 1.0 if dtype == "float32" else 2.0
-    threads, chunk = cpu_threads(), columns_of_a_task(problem.m, problem.n)
-    tasks = max(1.0, problem.m / ROWS) * max(1.0, problem.n / chunk)
+    threads, chunk = cpu_threads(), bounds.columns_of_a_task(problem.m, problem.n)
+    tasks = max(1.0, problem.m / bounds.ROWS) * max(1.0, problem.n / chunk)
     idle = prices.idle(threads, tasks, min(threads, MOST_THREADS))  # cores that NumPy leaves alone
     return Work(
         matrix_flops={dtype: idle * 2.0 * columns * pairs},

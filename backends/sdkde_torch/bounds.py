@@ -19,12 +19,6 @@ from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
 __all__ = ["CHUNK", "PART", "expanded_limit", "extent_limit", "formula", "has_double", "refines", "terms_at_once"]
 
-#: Share of the tolerance that exponents may use; the rest is for exponentials and sums.
-BUDGET = 0.5
-
-#: Nats that log weights may span where squares are split: weights of 1e±200 do 921.
-SPAN = 1000.0
-
 #: Columns of a tile: sums in float32 are no longer, then added up in float64.
 CHUNK = 1024
 
@@ -57,13 +51,13 @@ def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
 def split_limit(problem: Problem, dtype: str) -> float:
     """Return the extent up to which split squares keep the tolerance; MEAN with a second pass where :func:`refines`.
 
-    The grid g is at most 2^(2 − bits/2) √(R² + s/2) for log weights that span s nats; weights may
-    span :data:`SPAN`. What it leaves of a coordinate is uniform below g/2, so the products that are rounded, 2 d terms
-    of both signs, sum to some 0.3 R g.
+    The grid g is at most 2^(2 − bits/2) √(R² + s/2) for log weights that span s nats, at most 1000: weights of 1e±200
+    span 921. What it leaves of a coordinate is uniform below g/2, so the products that are rounded, 2 d terms of both
+    signs, sum to some 0.3 R g.
     """
     if problem.precision == "float64" and dtype == "float32":
         return -math.inf
-    half = 0.5 * SPAN if "weights" in problem.requires else 0.0
+    half = 500.0 if "weights" in problem.requires else 0.0
     grid = 2.0 ** (2 - (24 if dtype == "float32" else 53) // 2)
     share = 4.0 * exponents.UNIT_ROUNDOFF[dtype] * math.sqrt(2.0 * problem.d) * 0.3 * grid
     most = _budget(problem) / share  # R √(R² + half), and for MEAN that times R, at most
@@ -87,7 +81,7 @@ def _shift_limit(problem: Problem, dtype: str, part: int = PART) -> float:
     tolerance = TOLERANCES[problem.precision][Reduction.MEAN].absolute
     additions = part + CHUNK / part
     if dtype == "float64":
-        return BUDGET * tolerance / (0.7 * (additions + problem.n / CHUNK) * exponents.UNIT_ROUNDOFF[dtype])
+        return 0.5 * tolerance / (0.7 * (additions + problem.n / CHUNK) * exponents.UNIT_ROUNDOFF[dtype])
     return 0.7 * tolerance / (exponents.UNIT_ROUNDOFF[dtype] * (0.7 * additions + 0.6 * math.sqrt(problem.d)))
 
 
@@ -122,7 +116,7 @@ def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double:
         return "expanded float32"
     # On a CPU split squares in float32 cost more than float64, which costs twice float32; and everywhere a second pass
     # costs more than float64.
-    wide, slow = span > SPAN, double and (problem.device == "cpu" or refines(problem, extent))
+    wide, slow = span > 1000.0, double and (problem.device == "cpu" or refines(problem, extent))
     if single and not wide and not slow and extent <= split_limit(problem, "float32"):
         return "split float32"
     if double:
@@ -152,7 +146,8 @@ def extent_limit(problem: Problem) -> float:
 
 
 def _budget(problem: Problem) -> float:
+    """What exponents may use of the tolerance; the rest is for exponentials and sums."""
     tolerance = TOLERANCES[problem.precision]
     if problem.reduction is Reduction.MEAN:
-        return BUDGET * min(tolerance[Reduction.LOG_SUM].absolute, tolerance[Reduction.MEAN].absolute)
-    return BUDGET * tolerance[Reduction.LOG_SUM].absolute / (2.0 if problem.reduction is Reduction.LAPLACE else 1.0)
+        return 0.5 * min(tolerance[Reduction.LOG_SUM].absolute, tolerance[Reduction.MEAN].absolute)
+    return tolerance[Reduction.LOG_SUM].absolute / (4.0 if problem.reduction is Reduction.LAPLACE else 2.0)

@@ -71,7 +71,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     # In few dimensions what is far apart is in clusters, more often than not, and neighbours are near.
     own = mean and problem.same and not problem.requires & {"weights", "exclude_self"}
     tiles_only = kind == "direct" or (kind == "expanded" and d < 16)
-    reaches = 71.0 if dtype == "float32" else 667.0  # nats below zero at which a row's sum is too small, `tiles.LEAST`
+    reaches = 71.0 if dtype == "float32" else 667.0  # nats below zero at which a row's sum is too small, see `tiles`
     again = 1.0 if own or tiles_only or _nearest(problem) < reaches else 6.0
     return Work(
         # PyTorch's products of such tiles take longer on a CPU than NumPy's.

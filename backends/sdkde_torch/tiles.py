@@ -26,11 +26,6 @@ __all__ = ["Prepared", "Summed", "tile_sums"]
 Formula = exponents.Formula
 Packed = exponents.Packed
 
-#: Rows whose sum is less than this times the number of columns are summed again relative to their largest exponent.
-#: Terms that underflow, or are clamped at exp(−87) = 1.6e-38 or exp(−700) = 1e-304, are below 2e-7 or 1e-14 of a larger
-#: sum. MEAN multiplies them by coordinates, as large as the extent: its threshold is as many times higher.
-LEAST = {torch.float32: 1e-31, torch.float64: 1e-290}
-
 
 class Summed(NamedTuple):
     """Sums of rows, float64: all relative to exp(log_scale)."""
@@ -93,8 +88,12 @@ class Prepared:
         result = self._summed(sums, torch.zeros_like(sums[:, 0]), torch.zeros_like(sums[:, 0]))
         if has_own_term:
             return result
+        # Rows with a smaller sum are summed again. Terms that underflow, or are clamped at exp(−87) = 1.6e-38 or
+        # exp(−700) = 1e-304, are below 2e-7 or 1e-14 of a larger sum. MEAN multiplies them by coordinates, as large as
+        # the extent: its threshold is as many times higher.
         mean = self.problem.reduction is Reduction.MEAN
-        least = LEAST[self.library.dtype] * self.count * (max(1.0, self.problem.extent) if mean else 1.0)
+        least = self.count * (1e-31 if self.library.dtype == torch.float32 else 1e-290)
+        least *= max(1.0, self.problem.extent) if mean else 1.0
         if mean and isinstance(self.formula, exponents.Split):
             least = max(least, 1e-8)  # its exponents are rounded in proportion to themselves, which moves a shift
         small = result.total < least
