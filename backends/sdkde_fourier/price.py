@@ -48,17 +48,6 @@ def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
     )
 
 
-def by_looking(problem: Problem, way: Work) -> Work:
-    """Return the Work of finding out which way is faster, from some of the columns, on one thread.
-
-    A box takes 40 ns a column and dimension, and a look at the lists 8 ms, if it :func:`looks` at these.
-    """
-    box, lists = 160.0 * problem.d * min(problem.n, CPU.sample), 3.2e7 * min(1.0, problem.n / 2048.0)
-    return Work(
-        scalar_flops=prices.speedup(cpu_threads()) * (box + lists * looks(CPU, problem, seconds(way))), launches=60
-    )
-
-
 def looks(ways: Ways, problem: Problem, modes: float) -> bool:
     """Whether direct sums may be faster than modes that take ``modes`` seconds, so that a backend looks at the data."""
     return modes > seconds(ways.directly(problem, problem.m, 1.0, None), problem.device)
@@ -215,9 +204,14 @@ USUAL = 1e-11
 
 
 def estimate(problem: Problem) -> tuple[str, Work]:
-    """Say which way is likely to be taken on the CPU, and its Work, from what is known before the points are."""
-    way, work = _likely(problem, CPU)
-    return way, plus(work, by_looking(problem, work))
+    """As :func:`likely` on the CPU; finding out which way is faster takes one thread, and some of the columns.
+
+    A box takes 40 ns a column and dimension, and a look at the lists 8 ms, if it :func:`looks` at these.
+    """
+    way, work = likely(problem, CPU)
+    box, lists = 160.0 * problem.d * min(problem.n, CPU.sample), 3.2e7 * min(1.0, problem.n / 2048.0)
+    looking = prices.speedup(cpu_threads()) * (box + lists * looks(CPU, problem, seconds(work)))
+    return way, plus(work, Work(scalar_flops=looking, launches=60))
 
 
 def least_memory(problem: Problem) -> int:
@@ -234,13 +228,8 @@ def least_memory(problem: Problem) -> int:
     return 2 * 8 * (n + m) * (d + 1) + fields + interpolation(min(m, CPU.rows), shape, USUAL)
 
 
-def estimate_on_device(problem: Problem) -> tuple[str, Work]:
-    """As :func:`estimate`, of products and a device's tiles."""
-    return _likely(problem, DEVICE)
-
-
-def _likely(problem: Problem, by: Ways) -> tuple[str, Work]:
-    """The cheapest way.
+def likely(problem: Problem, by: Ways) -> tuple[str, Work]:
+    """Say which way is likely to be taken, and its Work, from what is known before the points are.
 
     With Silverman's bandwidth the extent is about 5 n^(1/(d+4)), the usual extent. Where it is much larger, there are
     two possibilities. The bandwidth is small: then all neighbourhoods are. Or a few points are far out: then the others

@@ -21,8 +21,6 @@ from sdkde_core.protocol import BackendUnavailable, Reduction
 
 from . import library
 
-__all__ = ["Formula", "evaluate", "trial"]
-
 
 class Formula(NamedTuple):
     """What KeOps compiles; the arguments of a call are ``x, y``, then log weights, then indices with ``absent``."""

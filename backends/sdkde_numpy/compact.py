@@ -18,8 +18,6 @@ from sdkde_core.protocol import Partial, Problem
 from .formulas import Tiles
 from .kernels import own_entries
 
-__all__ = ["Compact", "Totals", "reduce_compact"]
-
 Array = NDArray[Any]
 
 

@@ -12,8 +12,6 @@ from sdkde_core.protocol import Problem
 
 from .bounds import formula, product_shift_limit, terms_at_once
 
-__all__ = ["Prepared", "Tiles"]
-
 Array = NDArray[Any]
 Own = tuple[Array, Array] | None
 

@@ -16,8 +16,6 @@ from sdkde_core.protocol import Partial, Problem, Reduction
 
 from .formulas import Own, Prepared
 
-__all__ = ["Sums", "own_entries", "reduce_block"]
-
 Array = NDArray[Any]
 
 

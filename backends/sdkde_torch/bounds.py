@@ -17,8 +17,6 @@ import math
 from sdkde_core.plugin import exponents
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
-__all__ = ["CHUNK", "PART", "expanded_limit", "extent_limit", "formula", "has_double", "refines", "terms_at_once"]
-
 #: Columns of a tile: sums in float32 are no longer, then added up in float64.
 CHUNK = 1024
 

@@ -29,8 +29,6 @@ from .bounds import CHUNK, expanded_limit
 from .devices import side_by_side
 from .formulas import NOTHING, Tensors, exponential, masked
 
-__all__ = ["reduce"]
-
 Formula = exponents.Formula
 Packed = exponents.Packed
 

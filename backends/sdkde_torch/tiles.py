@@ -21,8 +21,6 @@ from sdkde_core.protocol import Problem, Reduction
 from .bounds import CHUNK, terms_at_once
 from .formulas import CLAMP, NOTHING, Tensors, exponential, high_low, masked
 
-__all__ = ["Prepared", "Summed", "tile_sums"]
-
 Formula = exponents.Formula
 Packed = exponents.Packed
 
