@@ -44,10 +44,10 @@ class FourierBackend(Fourier):
 
         return Support(device == "cpu", f"finufft {finufft.__version__} runs on the CPU")
 
+    @np.errstate(all="ignore")
     def prepare(self, problem: Problem, columns: Columns) -> State:
         """Transform the columns to modes, if that is faster than direct sums."""
-        with np.errstate(all="ignore"):
-            return State(columns, self.transform(problem, columns), Distinct(columns, self._threads()).reduce)
+        return State(columns, self.transform(problem, columns), Distinct(columns, self._threads()).reduce)
 
     def _threads(self) -> int:
         return self.threads or cpu_threads()
@@ -55,10 +55,7 @@ class FourierBackend(Fourier):
     def to_modes(self, box: Box, points: Array, weights: Array, epsilon: float) -> Array:
         return to_modes(box.angles(points), weights, box.shape, epsilon, self._threads())
 
-    def reduce(self, problem: Problem, queries: Array | None, state: State, own_offset: int = 0) -> Partial:
-        """Sum by modes, then directly the rows whose sum is too small against the bound on its error."""
-        with np.errstate(all="ignore"):
-            return super().reduce(problem, queries, state, own_offset)
+    reduce = np.errstate(all="ignore")(Fourier.reduce)
 
     def evaluate(self, problem: Problem, series: Series, rows: Array) -> tuple[Array, list[Array]]:
         waves = fields(problem, series.box, series.modes, bounds.cutoff(series.epsilon))

@@ -27,17 +27,16 @@ Array = NDArray[Any]
 MOST_MODES = 1 << 23
 
 
-def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
+def by_modes(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Work:
     """Return the Work of the transforms: spreading and interpolation over width^d grid points, and the FFTs.
 
     Of few points the way to modes takes one thread. Sorting and double precision are in the figures.
     """
     d, width = problem.d, math.ceil(math.log10(1.0 / epsilon)) + 2
-    backs = fields_of(problem)
-    stencil = float(width**d)
+    backs, stencil, modes = fields_of(problem), float(width**d), float(math.prod(shape))
     grid = modes * bounds.requested(epsilon, d)[0] ** d
     threads = cpu_threads()
-    idle = prices.speedup(threads) / prices.speedup(blocks_to_modes(problem.n, (max(1, int(modes)),), threads))
+    idle = prices.speedup(threads) / prices.speedup(blocks_to_modes(problem.n, shape, threads))
     spread = idle * problem.n * (250.0 + 75.0 * d + 10.0 * stencil)
     interpolation = problem.m * backs * (300.0 + 150.0 * d + 8.0 * stencil)
     transforms = grid * (1 + backs) * (20.0 + 6.0 * math.log2(max(grid, 2.0)))
@@ -69,7 +68,7 @@ def by_lists(problem: Problem, rows: float, left: float, columns: float | None =
     return Work(scalar_flops=alone * sort + alone / min(alone, 1.2) * summed, launches=100)
 
 
-def by_products(problem: Problem, shape: tuple[float, ...]) -> Work:
+def by_products(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Work:
     """Return the Work of transforms as products of cosines and sines, in float64; see ``separable.py``.
 
     A cosine and its angle are some forty operations, and are written and read about three times; products as narrow as
@@ -127,22 +126,8 @@ class Ways(NamedTuple):
     sample: int  # points that boxes are chosen by, about
 
 
-CPU = Ways(
-    by_box=lambda problem, shape, epsilon: by_modes(problem, math.prod(shape), epsilon),
-    directly=by_lists,
-    tiles=(32, 8),
-    merges=True,
-    rows=1 << 20,
-    sample=1 << 15,
-)
-DEVICE = Ways(
-    by_box=lambda problem, shape, epsilon: by_products(problem, shape),
-    directly=by_tiles,
-    tiles=(256, 32),
-    merges=False,
-    rows=1 << 21,
-    sample=1 << 13,
-)
+CPU = Ways(by_modes, by_lists, tiles=(32, 8), merges=True, rows=1 << 20, sample=1 << 15)
+DEVICE = Ways(by_products, by_tiles, tiles=(256, 32), merges=False, rows=1 << 21, sample=1 << 13)
 
 
 def box_seconds(

@@ -13,9 +13,8 @@ from sdkde_core.protocol import Columns, Partial, Problem, Support
 
 from .bounds import COLUMNS, ROWS, columns_of_a_task
 from .compact import Compact, Totals, reduce_compact
-from .formulas import Prepared
 from .info import MOST_THREADS
-from .kernels import Sums, reduce_block
+from .kernels import Prepared, Sums, reduce_block
 
 Array = NDArray[Any]
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from sdkde_core.plugin import checkpoint, exponents, product
 from sdkde_core.protocol import Partial, Problem
 
-from .formulas import Tiles
-from .kernels import own_entries
+from .kernels import Tiles, own_entries
 
 Array = NDArray[Any]
 
