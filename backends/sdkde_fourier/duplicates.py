@@ -16,13 +16,7 @@ Array = NDArray[Any]
 
 
 class Distinct:
-    """All columns. Equal ones are merged, with the sum of their weights, where they are many; and so are equal rows.
-
-    Parameters
-    ----------
-    columns : Columns
-    threads : int
-    """
+    """All columns. Equal ones are merged, with the sum of their weights, where they are many; and so are equal rows."""
 
     def __init__(self, columns: Columns, threads: int) -> None:
         self._columns, self._threads, self._lock = columns, threads, new_lock()

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdkde_core.plugin import checkpoint, exponents, product
-from sdkde_core.protocol import Partial, Problem
+from sdkde_core.protocol import Columns, Partial, Problem
 
 from .kernels import Tiles, own_entries
 
@@ -23,10 +23,12 @@ Array = NDArray[Any]
 class Compact:
     """Columns packed for a kernel of bounded support."""
 
-    def __init__(self, points: Array, log_weights: Array | None) -> None:
-        self.points = points
-        self.tops, self.weights = np.zeros(1), np.ones((len(points), 1))  # (levels,), (n, levels): w / exp(top)
-        if log_weights is not None:
+    def __init__(self, problem: Problem, columns: Columns) -> None:
+        self.points, log_weights = columns.points, columns.log_weights
+        self.uniform = float(log_weights[0])  # the log weight of all, if it is
+        self.tops, self.weights = np.zeros(1), np.ones((len(self.points), 1))  # (levels,), (n, levels): w / exp(top)
+        if "weights" in problem.requires:
+            self.uniform = 0.0
             # Nats of a level: its least weight, times a K at the edge of the support, is still a normal number.
             top, span = float(log_weights.max()), 600.0
             level = np.floor((top - log_weights) / span)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdkde_core.plugin import checkpoint, dots, exponents, product
-from sdkde_core.protocol import Partial, Problem, Reduction
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
 from .bounds import formula, product_shift_limit, terms_at_once
 
@@ -55,11 +55,14 @@ class Tiles:
 class Prepared:
     """Columns packed for the fastest formula that keeps the precision; they serve any number of rows."""
 
-    def __init__(self, problem: Problem, points: Array, log_weight_span: float) -> None:
-        self.points = points  # (n, d) float64
+    def __init__(self, problem: Problem, columns: Columns) -> None:
+        self.points, log_weights, weighted = columns.points, columns.log_weights, "weights" in problem.requires
+        self.uniform = 0.0 if weighted else float(log_weights[0])
         self.exponential = problem.kernel == "exponential"  # by differences, as −r has no other way
-        name = formula(problem, log_weight_span)
+        name = formula(problem, float(np.max(-log_weights)) if weighted else 0.0)
         self.tiles = Tiles(name.rpartition(" ")[2])
+        # (n,), or None: all are ``uniform``
+        self.log_weights = log_weights.astype(self.tiles.dtype, copy=False) if weighted else None
         self.formula: exponents.Formula = exponents.Expanded(self.tiles, based=True)
         #: Terms of a shift that are added one after another; None: the shift is summed by differences.
         self.terms: int | None = terms_at_once(problem)
@@ -68,7 +71,7 @@ class Prepared:
             self.terms = self.terms if problem.extent <= product_shift_limit(problem) else None
         elif name.startswith("direct"):
             self.formula, self.terms = exponents.Direct(self.tiles), None
-        self.packed = self.formula.columns(points, None)
+        self.packed = self.formula.columns(self.points, None)
 
     def tile(self, rows: exponents.Packed, some: slice, out: Array, own: Own) -> tuple[Array, Array | None]:
         """Return exponents of some columns less a base of each row, and the base; None: 0, or −½‖u‖² as the rows have.
@@ -184,13 +187,11 @@ def reduce_block(
     queries: Array,
     own_offset: int,
     columns: tuple[int, int],
-    log_weights: Array | None,
     width: int,
 ) -> Sums:
     """Reduce a block of query rows (b, d) over a range of columns, in tiles of ``width`` columns.
 
-    With ``"exclude_self"``, row i of the block leaves out column i + own_offset. ``log_weights`` (n,) are in the
-    formula's dtype; None: 0.
+    With ``"exclude_self"``, row i of the block leaves out column i + own_offset.
     """
     b, (start, stop), dtype = len(queries), columns, prepared.tiles.dtype
     rows, sums = prepared.formula.rows(queries), Sums(problem, b, dtype)
@@ -204,7 +205,7 @@ def reduce_block(
         terms, phi = (x[:size].reshape(shape) for x in (term_buffer, phi_buffer))
         own = own_entries(own_offset, b, left, right) if "exclude_self" in problem.requires else None
         terms, own_base = prepared.tile(rows, some, terms, own)
-        weights = None if log_weights is None else log_weights[some]
+        weights = None if prepared.log_weights is None else prepared.log_weights[some]
         phi, total = sums.add(terms, base if own_base is None else own_base, phi, weights, own)
         if sums.shift is not None:
             sums.shift += prepared.displacement(queries, phi, total, some)
