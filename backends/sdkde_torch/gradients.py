@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,43 +75,34 @@ class _Reduction(torch.autograd.Function):
         points, queries, weights, log_weights, *results = ctx.saved_tensors
         rows = points if queries is None else queries
         wants, (problem, own_offset, memory) = ctx.needs_input_grad, ctx.how
-        g, by_shift = cotangents[0], None
-        if problem.reduction is Reduction.LAPLACE:
-            g = cotangents[2]
-        elif problem.reduction is Reduction.MEAN:
-            by_shift = cotangents[1]
+        g = cotangents[2 if problem.reduction is Reduction.LAPLACE else 0]
+        by_shift = cotangents[1] if problem.reduction is Reduction.MEAN else None
         nothing: tuple[None, ...] = (None,) * 8
         if g is None and by_shift is None:
             return nothing
         g = torch.zeros_like(rows[:, 0]) if g is None else g
-        by_rows = wants[0] if queries is None else wants[1]
-        asked = (by_rows, wants[0], wants[2])
+        asked = (wants[0] if queries is None else wants[1], wants[0], wants[2])
         backward = _Backward(problem, rows, points, weights, log_weights, own_offset, memory, asked)
         found = backward.run(results, g, by_shift)
         if torch.is_grad_enabled():  # create_graph=True
-            found = found.once(points, queries, weights, *cotangents)
+            given = (points, queries, weights, *cotangents)
+            found = _Found(*(None if x is None else _Once.apply(x, *given) for x in found))
         if queries is None:
             both = None if found.rows is None or found.columns is None else found.rows + found.columns
             return (both, None, found.weights, *nothing[3:])
         return (found.columns, found.rows, found.weights, *nothing[3:])
 
 
-@dataclass
-class _Found:
+class _Found(NamedTuple):
     """Derivatives, float64; None: not asked for."""
 
     rows: Tensor | None  # (m, d)
     columns: Tensor | None  # (n, d)
     weights: Tensor | None  # (n,)
 
-    def once(self, *given: Tensor | None) -> _Found:
-        """The same, attached to ``given`` by a node that raises on a second derivative."""
-        kept = (self.rows, self.columns, self.weights)
-        return _Found(*(None if x is None else _Once.apply(x, *given) for x in kept))
-
 
 class _Once(torch.autograd.Function):
-    """Raises on a second derivative, which would otherwise silently be that of a constant."""
+    """x, attached to what was given; raises on a second derivative, which would silently be that of a constant."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *given: Tensor | None) -> Tensor:
@@ -186,7 +177,7 @@ class _Backward:
             if light is not None:
                 by_light += self._by_light(formula, block, light)
         if found.weights is not None and self.weights is not None and light is not None:
-            found.weights = (found.weights / self.weights).index_copy_(0, light, by_light)
+            return found._replace(weights=(found.weights / self.weights).index_copy_(0, light, by_light))
         return found
 
     @property
