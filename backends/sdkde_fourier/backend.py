@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdkde_core.nearby import Neighbours
 from sdkde_core.plugin import check_threads, cpu_threads
@@ -14,11 +12,9 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price
 from .duplicates import Distinct, spread
-from .modes import Box, fields
+from .modes import Array, Box, fields
 from .series import Fourier, Series, State
 from .transforms import to_modes, to_points
-
-Array = NDArray[Any]
 
 
 class FourierBackend(Fourier):

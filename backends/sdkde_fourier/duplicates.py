@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdkde_core.nearby import Neighbours
 from sdkde_core.plugin import checkpoint, claim_memory, each, map_threads, new_lock
 from sdkde_core.protocol import Columns, Partial, Problem
 
-Array = NDArray[Any]
+from .modes import Array
 
 
 class Distinct:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdkde_core.nearby import LEFT_OUT, rough_share, typical_share
 from sdkde_core.plugin import cpu_threads, prices
@@ -20,8 +19,7 @@ from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Work
 from . import bounds
 from .duplicates import distinct, many, merged_weights
 from .memory import blocks_to_modes, fields_of, interpolation
-
-Array = NDArray[Any]
+from .modes import Array
 
 #: Most modes of a box: with finufft's grid, twice as fine per dimension, 1 GiB in three dimensions.
 MOST_MODES = 1 << 23

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numba import config
-from numpy.typing import NDArray
 
 from sdkde_core.nearby import PARTS, lists, order
 from sdkde_core.plugin import (
@@ -25,15 +23,13 @@ from sdkde_core.plugin import (
 )
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from .bounds import LN2, Form, choose, double_limit, takes_leaves
+from .bounds import LN2, Array, Form, choose, double_limit, takes_leaves
 from .compiled import call
 from .cpu_kernels import ABSENT, ROWS, reduce_kernel_tiles, reduce_tiles
 from .leaf_kernels import GROUP
 from .near import Near, aligned, order_columns, sum_leaves
 from .price import LEAF, TILE, pays
 from .tunables import configuration, width_of
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdkde_core.nearby import Index, Lists, index
 from sdkde_core.plugin import checkpoint, exponents, map_threads
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
-from .bounds import LN2, LeafSums, leaf_errors
+from .bounds import LN2, Array, LeafSums, leaf_errors
 from .compiled import call
 from .cpu_kernels import ABSENT
 from .leaf_kernels import GROUP, UNIT, add_leaves, choose_leaves, list_leaves
 from .price import LEAF, TILE
-
-Array = NDArray[Any]
 
 
 class Near(NamedTuple):

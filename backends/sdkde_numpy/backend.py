@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdkde_core.plugin import check_threads, claim_memory, concatenate, cpu_threads, empty, map_threads, on_this_thread
 from sdkde_core.protocol import Columns, Partial, Problem, Support
@@ -13,9 +12,7 @@ from sdkde_core.protocol import Columns, Partial, Problem, Support
 from .bounds import COLUMNS, ROWS, columns_of_a_task
 from .compact import Compact, Totals, reduce_compact
 from .info import MOST_THREADS
-from .kernels import Prepared, Sums, reduce_block
-
-Array = NDArray[Any]
+from .kernels import Array, Prepared, Sums, reduce_block
 
 
 class NumpyBackend:

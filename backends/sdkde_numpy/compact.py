@@ -7,17 +7,13 @@ and a tile of K times a matrix of weights, a column for each level, is the sum o
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdkde_core.plugin import checkpoint, exponents, product
 from sdkde_core.protocol import Columns, Partial, Problem
 
-from .kernels import Tiles, own_entries
-
-Array = NDArray[Any]
+from .kernels import Array, Tiles, own_entries
 
 
 class Compact:
