@@ -43,25 +43,21 @@ class FourierBackend(Fourier):
     @np.errstate(all="ignore")
     def prepare(self, problem: Problem, columns: Columns) -> State:
         """Transform the columns to modes, if that is faster than direct sums."""
-        return State(columns, self.transform(problem, columns), Distinct(columns, self._threads()).reduce)
-
-    def _threads(self) -> int:
-        return self.threads or cpu_threads()
+        return State(columns, self.transform(problem, columns), Distinct(columns, self.threads or cpu_threads()).reduce)
 
     def to_modes(self, box: Box, points: Array, weights: Array, epsilon: float) -> Array:
-        return to_modes(box.angles(points), weights, box.shape, epsilon, self._threads())
+        return to_modes(box.angles(points), weights, box.shape, epsilon, self.threads or cpu_threads())
 
     reduce = np.errstate(all="ignore")(Fourier.reduce)
 
     def evaluate(self, problem: Problem, series: Series, rows: Array) -> tuple[Array, list[Array]]:
         waves = fields(problem, series.box, series.modes, bounds.cutoff(series.epsilon))
-        packed = to_points(series.box.angles(rows), waves, series.epsilon, self._threads())
+        packed = to_points(series.box.angles(rows), waves, series.epsilon, self.threads or cpu_threads())
         total, *others = [part for field in packed for part in (field.real, field.imag)]
-        return total, others[
-            : {Reduction.LOG_SUM: 0, Reduction.LAPLACE: 1, Reduction.MEAN: problem.d}[problem.reduction]
-        ]
+        wanted = {Reduction.LOG_SUM: 0, Reduction.LAPLACE: 1, Reduction.MEAN: problem.d}[problem.reduction]
+        return total, others[:wanted]
 
     def sum_near(
         self, near: Neighbours, problem: Problem, rows: Array, own: Array | None, least: float = -math.inf
     ) -> Partial:
-        return spread(near, problem, rows, own, self._threads(), least)
+        return spread(near, problem, rows, own, self.threads or cpu_threads(), least)

@@ -28,9 +28,7 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 from .bounds import CHUNK, expanded_limit
 from .devices import side_by_side
 from .formulas import NOTHING, Tensors, exponential, masked
-
-Formula = exponents.Formula
-Packed = exponents.Packed
+from .tiles import Formula, Packed
 
 
 def reduce(
