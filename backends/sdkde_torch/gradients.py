@@ -259,20 +259,24 @@ class _Backward:
         return for_rows
 
     def _derivatives(
-        self, formula: Formula, block: _Block, columns: Packed, ones: Tensor, log_weights: Any, some: slice
+        self, formula: Formula, block: _Block, columns: Packed, ones: Tensor, log_weights: Any, some: slice | Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """q, p (of LAPLACE k), and of LAPLACE what the weight's derivative sums, (b, w); in fewer buffers."""
         tile = formula.first(block.packed, columns)
-        if not self._laplace:
-            p = masked(exponential(tile.sub_(block.scale), in_place=True), self._own(block, some))
-            if block.by_shift is None or block.middle is None:
-                return p.mul_(block.g), p, None
-            a = torch.addmm(block.g - block.middle, block.by_shift, ones[:, : self.problem.d].T)
-            return a.mul_(p), p, None
-        k = tile - block.scale if log_weights is None else (tile + log_weights).sub_(block.scale)
-        k = masked(exponential(k, in_place=True), self._own(block, some)).mul_(block.g)
-        by_weight = tile.add_(1.0 + 0.5 * self.problem.d).mul_(k)
-        return by_weight + k, k, by_weight
+        if self._laplace:
+            exponent = tile - block.scale if log_weights is None else (tile + log_weights).sub_(block.scale)
+        else:
+            exponent = tile.sub_(block.scale)
+        if isinstance(some, Tensor):  # of columns without their weights
+            exponent.clamp_(max=709.0)
+        p = masked(exponential(exponent, in_place=True), self._own(block, some))
+        if self._laplace:
+            by_weight = tile.add_(1.0 + 0.5 * self.problem.d).mul_(p.mul_(block.g))
+            return by_weight + p, p, by_weight
+        if block.by_shift is None or block.middle is None:
+            return p.mul_(block.g), p, None
+        a = torch.addmm(block.g - block.middle, block.by_shift, ones[:, : self.problem.d].T)
+        return a.mul_(p), p, None
 
     def _by_light(self, formula: Formula, block: _Block, light: Tensor) -> Tensor:
         """A block's share of the derivatives by some weights: by way of e^E / S, which may overflow."""
@@ -280,17 +284,8 @@ class _Backward:
         columns, ones = formula.columns(points, None), _with_one(points)
         sums = torch.empty_like(light, dtype=torch.float64)
         for some in _slices(len(light), CHUNK):
-            part = light[some]
-            tile = formula.first(block.packed, columns.at(some))
-            ratio = exponential((tile - block.scale).clamp_(max=709.0), in_place=True)
-            ratio = masked(ratio, self._own(block, part))
-            if self._laplace:
-                ratio.mul_(tile.add_(1.0 + 0.5 * self.problem.d))
-            if block.by_shift is None or block.middle is None:
-                sums[some] = ratio.mul_(block.g).sum(0)
-            else:
-                a = torch.addmm(block.g - block.middle, block.by_shift, ones[some, : self.problem.d].T)
-                sums[some] = a.mul_(ratio).sum(0)
+            q, _, by_weight = self._derivatives(formula, block, columns.at(some), ones[some], None, light[some])
+            sums[some] = (q if by_weight is None else by_weight).sum(0)
         return sums
 
     def _own(self, block: _Block, columns: slice | Tensor) -> Tensor | None:
