@@ -10,7 +10,7 @@ INFO = replace(info.INFO, features=info.INFO.features | {"pairs"})
 class NumpyBackend(backend.NumpyBackend):
     def reduce_pairs(self, problem, state, rows, columns):
         first, other = (
-            self._sums(problem, state.formula.points[slice(*some)], state, some[0], over)
+            self._sums(problem, state.points[slice(*some)], state, some[0], over)
             for some, over in ((rows, columns), (columns, rows))
         )
         return first, first if rows == columns else other

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdkde_core.nearby import Neighbours
 from sdkde_core.plugin import check_threads, cpu_threads
@@ -14,11 +12,9 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price
 from .duplicates import Distinct, spread
-from .modes import Box, fields
+from .modes import Array, Box, fields
 from .series import Fourier, Series, State
 from .transforms import to_modes, to_points
-
-Array = NDArray[Any]
 
 
 class FourierBackend(Fourier):
@@ -44,31 +40,24 @@ class FourierBackend(Fourier):
 
         return Support(device == "cpu", f"finufft {finufft.__version__} runs on the CPU")
 
+    @np.errstate(all="ignore")
     def prepare(self, problem: Problem, columns: Columns) -> State:
         """Transform the columns to modes, if that is faster than direct sums."""
-        with np.errstate(all="ignore"):
-            return State(columns, self.transform(problem, columns), Distinct(columns, self._threads()).reduce)
-
-    def _threads(self) -> int:
-        return self.threads or cpu_threads()
+        return State(columns, self.transform(problem, columns), Distinct(columns, self.threads or cpu_threads()).reduce)
 
     def to_modes(self, box: Box, points: Array, weights: Array, epsilon: float) -> Array:
-        return to_modes(box.angles(points), weights, box.shape, epsilon, self._threads())
+        return to_modes(box.angles(points), weights, box.shape, epsilon, self.threads or cpu_threads())
 
-    def reduce(self, problem: Problem, queries: Array | None, state: State, own_offset: int = 0) -> Partial:
-        """Sum by modes, then directly the rows whose sum is too small against the bound on its error."""
-        with np.errstate(all="ignore"):
-            return super().reduce(problem, queries, state, own_offset)
+    reduce = np.errstate(all="ignore")(Fourier.reduce)
 
     def evaluate(self, problem: Problem, series: Series, rows: Array) -> tuple[Array, list[Array]]:
         waves = fields(problem, series.box, series.modes, bounds.cutoff(series.epsilon))
-        packed = to_points(series.box.angles(rows), waves, series.epsilon, self._threads())
+        packed = to_points(series.box.angles(rows), waves, series.epsilon, self.threads or cpu_threads())
         total, *others = [part for field in packed for part in (field.real, field.imag)]
-        return total, others[
-            : {Reduction.LOG_SUM: 0, Reduction.LAPLACE: 1, Reduction.MEAN: problem.d}[problem.reduction]
-        ]
+        wanted = {Reduction.LOG_SUM: 0, Reduction.LAPLACE: 1, Reduction.MEAN: problem.d}[problem.reduction]
+        return total, others[:wanted]
 
     def sum_near(
         self, near: Neighbours, problem: Problem, rows: Array, own: Array | None, least: float = -math.inf
     ) -> Partial:
-        return spread(near, problem, rows, own, self._threads(), least)
+        return spread(near, problem, rows, own, self.threads or cpu_threads(), least)

@@ -30,8 +30,6 @@ def cutoff(epsilon: float) -> float:
 def around_a_cell(side: float, d: int) -> float:
     """Bound Σ_j w_j φ(y − u_j) at every y, over the largest weight in a cell of a grid with that side, in bandwidths.
 
-    Notes
-    -----
     In one dimension, with y at t in a cell of side a, the k-th cells on either side are t + (k − 1) a and
     a − t + (k − 1) a away. The nearest two add at most 2 φ(a/2), or φ(0) + φ(a); later ones at most 2 φ((k − 1) a).
     In d dimensions φ is a product, and the bound a power.
@@ -61,16 +59,9 @@ def requested(epsilon: float, d: int) -> tuple[float, float]:
 def relative_budget(problem: Problem, shift: float = 0.0) -> float:
     """Return the error of a sum, relative to it, that keeps the tolerance.
 
-    Parameters
-    ----------
-    problem : Problem
-    shift : float
-        Length of the shift, in bandwidths: MEAN's error is that of two sums, (δS′ + shift · δS) / S.
-
-    Notes
-    -----
-    LAPLACE: L and M = (2 + d) S − L are relative to M, which is at least (1 + d/2) S; the modes of L, those of S times
-    1 + κ²/2, sum to 1 + d/2. So 3 δS / S bounds both.
+    MEAN's error is that of two sums, (δS′ + ``shift`` · δS) / S, with the length of the shift in bandwidths. LAPLACE's
+    L and M = (2 + d) S − L are relative to M, which is at least (1 + d/2) S; the modes of L, those of S times 1 + κ²/2,
+    sum to 1 + d/2. So 3 δS / S bounds both.
     """
     budget = allowed(problem, Reduction.LOG_SUM)
     if problem.reduction is Reduction.LAPLACE:

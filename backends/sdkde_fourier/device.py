@@ -13,19 +13,6 @@ from . import price, separable
 from .modes import Box
 from .series import Fourier, Series, State
 
-
-class _Directly:
-    """Direct sums over all columns, which are put in order when the first row asks."""
-
-    def __init__(self, columns: Columns) -> None:
-        self._columns, self._made = columns, PerStream()
-
-    def __call__(self, problem: Problem, rows: Tensor, own: Tensor | None) -> Partial:
-        columns = self._columns
-        near = self._made.get("near", lambda: Neighbours(columns), columns.points, Neighbours.buffers)
-        return near.reduce(problem, rows, own)
-
-
 # In a forked child OpenMP would wait for threads that are not there.
 in_child(lambda: torch.set_num_threads(1))
 
@@ -53,8 +40,15 @@ class TorchFourierBackend(Fourier):
     @without_grad
     def prepare(self, problem: Problem, columns: Columns) -> State:
         """Transform the columns to modes, if that is faster than direct sums."""
+        made = PerStream()
+
+        def directly(problem: Problem, rows: Tensor, own: Tensor | None) -> Partial:
+            """Sum over all columns, which are put in order when the first row asks."""
+            near = made.get("near", lambda: Neighbours(columns), columns.points, Neighbours.buffers)
+            return near.reduce(problem, rows, own)
+
         with memory_errors():
-            return State(columns, self.transform(problem, columns), _Directly(columns))
+            return State(columns, self.transform(problem, columns), directly)
 
     def to_modes(self, box: Box, points: Tensor, weights: Tensor, epsilon: float) -> Tensor:
         return separable.to_modes(_basis(box, points.device), points, weights)

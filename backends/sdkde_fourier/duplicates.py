@@ -6,23 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdkde_core.nearby import Neighbours
 from sdkde_core.plugin import checkpoint, claim_memory, each, map_threads, new_lock
 from sdkde_core.protocol import Columns, Partial, Problem
 
-Array = NDArray[Any]
+from .modes import Array
 
 
 class Distinct:
-    """All columns. Equal ones are merged, with the sum of their weights, where they are many; and so are equal rows.
-
-    Parameters
-    ----------
-    columns : Columns
-    threads : int
-    """
+    """All columns. Equal ones are merged, with the sum of their weights, where they are many; and so are equal rows."""
 
     def __init__(self, columns: Columns, threads: int) -> None:
         self._columns, self._threads, self._lock = columns, threads, new_lock()
@@ -33,18 +26,17 @@ class Distinct:
         """Answer for some rows; see :meth:`sdkde_core.nearby.Neighbours.reduce`."""
         if own is not None:  # each row leaves out another column
             return spread(self._every, problem, rows, own, self._threads)
+        columns = self._columns
         with self._lock:
-            self._merged = self._merged or self._merge()
+            if self._merged is None and many(columns.points):
+                first, group = distinct(columns.points)
+                weights = merged_weights(columns.log_weights, first, group)
+                self._merged = Neighbours(Columns(columns.points[first], weights))
+            self._merged = self._merged or self._every
         if not many(rows):
             return spread(self._merged, problem, rows, None, self._threads)
         first, group = distinct(rows)
         return each(spread(self._merged, problem, rows[first], None, self._threads), lambda x: x[group])
-
-    def _merge(self) -> Neighbours:
-        if not many(self._columns.points):
-            return self._every
-        first, group = distinct(self._columns.points)
-        return Neighbours(Columns(self._columns.points[first], merged_weights(self._columns.log_weights, first, group)))
 
 
 def spread(

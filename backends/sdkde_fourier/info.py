@@ -5,9 +5,7 @@ from __future__ import annotations
 from sdkde_core.plugin import prices
 from sdkde_core.protocol import AdvancedInfo, Problem, Support
 
-from .price import estimate, estimate_on_device, least_memory
-
-__all__ = ["INFO", "TORCH"]
+from .price import DEVICE, estimate, least_memory, likely
 
 
 def _supports(problem: Problem) -> Support:
@@ -44,7 +42,7 @@ INFO = AdvancedInfo(
 def _torch_supports(problem: Problem) -> Support:
     if problem.d > 3:
         return Support(False, f"d = {problem.d}: modes grow with the power d, it takes at most 3")
-    return Support(True, f"Fourier sums in PyTorch, {estimate_on_device(problem)[0]}")
+    return Support(True, f"Fourier sums in PyTorch, {likely(problem, DEVICE)[0]}")
 
 
 TORCH = AdvancedInfo(
@@ -59,5 +57,5 @@ TORCH = AdvancedInfo(
     arrays="torch",
     startup_seconds=3.5,
     supports=_torch_supports,
-    work=lambda problem, config: estimate_on_device(problem)[1],
+    work=lambda problem, config: likely(problem, DEVICE)[1],
 )

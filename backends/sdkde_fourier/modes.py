@@ -130,18 +130,9 @@ def density_bound(box: Box, points: Any, weights: Any) -> float:
 def fields(problem: Problem, box: Box, modes: Array, last: float) -> list[Array]:
     """Return the modes of what a reduction needs, two real fields in one: a + i b from modes A + i B.
 
-    Parameters
-    ----------
-    modes : array of the box's shape
-        Σ_j w_j exp(−i k·θ_j).
-    last : float
-        The last wave number that the kernel exp(−½ r²) needs, whose transform is Π_a √(2π) exp(−½ κ_a²).
-
-    Returns
-    -------
-    list of arrays
-        LOG_SUM: S. MEAN: S + i G_1, then G_2 + i G_3: G = Σ w φ (u_j − y) = ∇S has the modes i κ_a.
-        LAPLACE: S + i L: Σ w φ (1 + d/2 − ½ r²) has those of S times 1 + ½ κ².
+    ``modes`` are Σ_j w_j exp(−i k·θ_j), in the box's shape; ``last`` is the last wave number that the kernel exp(−½ r²)
+    needs, whose transform is Π_a √(2π) exp(−½ κ_a²). LOG_SUM: S. MEAN: S + i G_1, then G_2 + i G_3: G = Σ w φ (u_j − y)
+    = ∇S has the modes i κ_a. LAPLACE: S + i L: Σ w φ (1 + d/2 − ½ r²) has those of S times 1 + ½ κ².
     """
     highest, d = [min(k, _highest(last, p)) for k, p in zip(box.highest, box.period)], len(box.highest)
     middle = tuple(slice(k - h, k + h + 1) for k, h in zip(box.highest, highest))

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdkde_core.nearby import LEFT_OUT, rough_share, typical_share
 from sdkde_core.plugin import cpu_threads, prices
@@ -20,24 +19,22 @@ from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Work
 from . import bounds
 from .duplicates import distinct, many, merged_weights
 from .memory import blocks_to_modes, fields_of, interpolation
-
-Array = NDArray[Any]
+from .modes import Array
 
 #: Most modes of a box: with finufft's grid, twice as fine per dimension, 1 GiB in three dimensions.
 MOST_MODES = 1 << 23
 
 
-def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
+def by_modes(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Work:
     """Return the Work of the transforms: spreading and interpolation over width^d grid points, and the FFTs.
 
     Of few points the way to modes takes one thread. Sorting and double precision are in the figures.
     """
     d, width = problem.d, math.ceil(math.log10(1.0 / epsilon)) + 2
-    backs = fields_of(problem)
-    stencil = float(width**d)
+    backs, stencil, modes = fields_of(problem), float(width**d), float(math.prod(shape))
     grid = modes * bounds.requested(epsilon, d)[0] ** d
     threads = cpu_threads()
-    idle = prices.speedup(threads) / prices.speedup(blocks_to_modes(problem.n, (max(1, int(modes)),), threads))
+    idle = prices.speedup(threads) / prices.speedup(blocks_to_modes(problem.n, shape, threads))
     spread = idle * problem.n * (250.0 + 75.0 * d + 10.0 * stencil)
     interpolation = problem.m * backs * (300.0 + 150.0 * d + 8.0 * stencil)
     transforms = grid * (1 + backs) * (20.0 + 6.0 * math.log2(max(grid, 2.0)))
@@ -45,17 +42,6 @@ def by_modes(problem: Problem, modes: float, epsilon: float) -> Work:
         scalar_flops=spread + interpolation + transforms,
         bytes=16.0 * grid * 6.0 * (1 + backs) + 64.0 * (problem.m + problem.n),
         launches=50 * (1 + backs),
-    )
-
-
-def by_looking(problem: Problem, way: Work) -> Work:
-    """Return the Work of finding out which way is faster, from some of the columns, on one thread.
-
-    A box takes 40 ns a column and dimension, and a look at the lists 8 ms, if it :func:`looks` at these.
-    """
-    box, lists = 160.0 * problem.d * min(problem.n, CPU.sample), 3.2e7 * min(1.0, problem.n / 2048.0)
-    return Work(
-        scalar_flops=prices.speedup(cpu_threads()) * (box + lists * looks(CPU, problem, seconds(way))), launches=60
     )
 
 
@@ -80,7 +66,7 @@ def by_lists(problem: Problem, rows: float, left: float, columns: float | None =
     return Work(scalar_flops=alone * sort + alone / min(alone, 1.2) * summed, launches=100)
 
 
-def by_products(problem: Problem, shape: tuple[float, ...]) -> Work:
+def by_products(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Work:
     """Return the Work of transforms as products of cosines and sines, in float64; see ``separable.py``.
 
     A cosine and its angle are some forty operations, and are written and read about three times; products as narrow as
@@ -138,22 +124,8 @@ class Ways(NamedTuple):
     sample: int  # points that boxes are chosen by, about
 
 
-CPU = Ways(
-    by_box=lambda problem, shape, epsilon: by_modes(problem, math.prod(shape), epsilon),
-    directly=by_lists,
-    tiles=(32, 8),
-    merges=True,
-    rows=1 << 20,
-    sample=1 << 15,
-)
-DEVICE = Ways(
-    by_box=lambda problem, shape, epsilon: by_products(problem, shape),
-    directly=by_tiles,
-    tiles=(256, 32),
-    merges=False,
-    rows=1 << 21,
-    sample=1 << 13,
-)
+CPU = Ways(by_modes, by_lists, tiles=(32, 8), merges=True, rows=1 << 20, sample=1 << 15)
+DEVICE = Ways(by_products, by_tiles, tiles=(256, 32), merges=False, rows=1 << 21, sample=1 << 13)
 
 
 def box_seconds(
@@ -215,9 +187,14 @@ USUAL = 1e-11
 
 
 def estimate(problem: Problem) -> tuple[str, Work]:
-    """Say which way is likely to be taken on the CPU, and its Work, from what is known before the points are."""
-    way, work = _likely(problem, CPU)
-    return way, plus(work, by_looking(problem, work))
+    """As :func:`likely` on the CPU; finding out which way is faster takes one thread, and some of the columns.
+
+    A box takes 40 ns a column and dimension, and a look at the lists 8 ms, if it :func:`looks` at these.
+    """
+    way, work = likely(problem, CPU)
+    box, lists = 160.0 * problem.d * min(problem.n, CPU.sample), 3.2e7 * min(1.0, problem.n / 2048.0)
+    looking = prices.speedup(cpu_threads()) * (box + lists * looks(CPU, problem, seconds(work)))
+    return way, plus(work, Work(scalar_flops=looking, launches=60))
 
 
 def least_memory(problem: Problem) -> int:
@@ -234,13 +211,8 @@ def least_memory(problem: Problem) -> int:
     return 2 * 8 * (n + m) * (d + 1) + fields + interpolation(min(m, CPU.rows), shape, USUAL)
 
 
-def estimate_on_device(problem: Problem) -> tuple[str, Work]:
-    """As :func:`estimate`, of products and a device's tiles."""
-    return _likely(problem, DEVICE)
-
-
-def _likely(problem: Problem, by: Ways) -> tuple[str, Work]:
-    """The cheapest way.
+def likely(problem: Problem, by: Ways) -> tuple[str, Work]:
+    """Say which way is likely to be taken, and its Work, from what is known before the points are.
 
     With Silverman's bandwidth the extent is about 5 n^(1/(d+4)), the usual extent. Where it is much larger, there are
     two possibilities. The bandwidth is small: then all neighbourhoods are. Or a few points are far out: then the others

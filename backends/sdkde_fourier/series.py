@@ -47,13 +47,7 @@ class State:
 
 
 class Fourier:
-    """Sums by modes, and direct sums for the rows that these leave.
-
-    Parameters
-    ----------
-    always : bool
-        Transform also where direct sums would be faster. For tests.
-    """
+    """Sums by modes, and direct sums for the rows that these leave; ``always``: also where those would be faster."""
 
     ways: price.Ways
 

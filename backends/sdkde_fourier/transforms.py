@@ -12,14 +12,12 @@ from typing import Any
 
 import finufft
 import numpy as np
-from numpy.typing import NDArray
 
 from sdkde_core.plugin import Unforkable, claim_memory, map_threads
 
 from . import memory
 from .bounds import requested
-
-Array = NDArray[Any]
+from .modes import Array
 
 #: Transforms of millions of points take seconds, so that none runs in the calling thread: see :func:`map_threads`. Nor
 #: does a forked child's calling thread have what finufft's OpenMP left there.

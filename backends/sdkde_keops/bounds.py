@@ -16,8 +16,6 @@ import math
 from sdkde_core.plugin import exponents
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
-__all__ = ["MOST_EXTENT", "block", "dtype", "extent_limit", "single_limit"]
-
 #: What float64 takes: squares of distances must not overflow.
 MOST_EXTENT = 1e140
 

@@ -21,8 +21,6 @@ from sdkde_core.protocol import BackendUnavailable, Reduction
 
 from . import library
 
-__all__ = ["Formula", "evaluate", "trial"]
-
 
 class Formula(NamedTuple):
     """What KeOps compiles; the arguments of a call are ``x, y``, then log weights, then indices with ``absent``."""
@@ -61,10 +59,7 @@ def _symbolic(formula: Formula) -> Any:
 def evaluate(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
     """Return (m, 1 + c): the largest exponent of each row, and its sums relative to that; (m, c) where that is 0.
 
-    Raises
-    ------
-    BackendUnavailable
-        KeOps could not compile the formula.
+    BackendUnavailable: KeOps could not compile the formula.
     """
     device = arguments[0].device
     key = (formula, arguments[0].dtype, scheme, device)

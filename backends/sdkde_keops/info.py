@@ -9,8 +9,6 @@ from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support, Work
 
 from .bounds import MOST_EXTENT, dtype, extent_limit
 
-__all__ = ["INFO"]
-
 
 def _supports(problem: Problem) -> Support:
     # Beyond some 140 dimensions KeOps sums in chunks of them on a GPU, for which it cannot generate shifts, and which

@@ -24,8 +24,6 @@ import torch
 from sdkde_core.plugin import cache_folder, in_child, new_lock, run_python
 from sdkde_core.protocol import Support
 
-__all__ = ["building", "compiler", "exclusive", "import_keops", "works"]
-
 #: KeOps keeps the arguments of a call in an object that all calls of a formula share.
 _calls, _trials = new_lock(threading.RLock), new_lock()
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numba import config
-from numpy.typing import NDArray
 
 from sdkde_core.nearby import PARTS, lists, order
 from sdkde_core.plugin import (
@@ -25,15 +23,13 @@ from sdkde_core.plugin import (
 )
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from .bounds import LN2, Form, choose, double_limit, takes_leaves
+from .bounds import LN2, Array, Form, choose, double_limit, takes_leaves
 from .compiled import call
 from .cpu_kernels import ABSENT, ROWS, reduce_kernel_tiles, reduce_tiles
 from .leaf_kernels import GROUP
 from .near import Near, aligned, order_columns, sum_leaves
 from .price import LEAF, TILE, pays
 from .tunables import configuration, width_of
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,10 @@ class NumbaBackend:
         points, log_weights = columns.points, columns.log_weights
         weighted = "weights" in problem.requires
         form = choose(problem, float(np.max(-log_weights)) if weighted else 0.0)
-        near = self._order(problem, columns)
+        near = None  # the columns in order, where it pays to leave tiles out
+        finite = self.skip is not False and problem.kernel == "gaussian" and bool(np.isfinite(points).all())
+        if finite and (self.skip or pays(problem, columns)):
+            near = order_columns(columns, problem.reduction is Reduction.MEAN, self.threads or cpu_threads())
         n, packed_points, uniform = len(points), points, 0.0 if weighted else float(log_weights[0])
         if near is not None:
             if takes_leaves(problem):
@@ -99,14 +98,6 @@ class NumbaBackend:
             )
         nan = 0.0 if math.isfinite(float(np.sum(points))) or not np.isnan(points).any() else math.nan
         return _State(form, points, packed, weights, uniform, nan, near, tuned.get("threads"))
-
-    def _order(self, problem: Problem, columns: Columns) -> Near | None:
-        """The columns in order, where it pays to leave tiles out."""
-        if self.skip is False or problem.kernel != "gaussian" or not np.isfinite(columns.points).all():
-            return None
-        if self.skip is None and not pays(problem, columns):
-            return None
-        return order_columns(columns, problem.reduction is Reduction.MEAN, self.threads or cpu_threads())
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
         """Reduce block by block; the pool of threads ends with the call."""

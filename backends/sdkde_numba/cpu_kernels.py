@@ -159,30 +159,18 @@ def _exponentials(exponents, r, top, least, out):
 def reduce_tiles(
     columns, log_weights, tiles, rows, direct, own, laplace, cuts, left, tops, sums, moments, s, exponents, phi, peaks
 ):  # fmt: skip
-    """Add columns to the sums of some rows, tile by tile, each row relative to its running maximum.
+    """Add columns to the sums of some rows, over the tiles ``tiles``, each row relative to its running maximum.
 
     Exponents, in log2 units, are e_ij = s_ij · factor + log_weights[j], with factor = −½ log2(e) for the squares of
-    differences and log2(e) for products.
+    differences (``direct``) and log2(e) for products. ``columns`` (tiles, c, width) are coordinates, and for products
+    −½‖u_j‖² after them, as 1 in ``rows`` (b, c); b is a multiple of :data:`ROWS`. ``log_weights`` (tiles, width) are
+    log2, :data:`ABSENT` where there is no column. Row i leaves out column own[i], where there is one.
 
-    Parameters
-    ----------
-    columns, log_weights : (tiles, c, width) and (tiles, width) arrays
-        Coordinates, and for products −½‖u_j‖² after them; log2, :data:`ABSENT` where there is no column.
-    tiles : (k,) array of int
-        Tiles to take.
-    rows : (b, c) array
-        b is a multiple of :data:`ROWS`. For products 1 after the coordinates.
-    direct, laplace : bool
-        Squares of differences, or products; whether ``moments`` gets Σ φ s.
-    own : (b,) array of int
-        Row i leaves out column own[i], where there is one.
-    cuts, left : (b,) float64 arrays
-        Four rows leave out a tile where no exponent e is above their cut and ``left`` is at least 1; 2^(0.9 (e − cut))
-        is taken off from that.
-    tops, sums, moments : (b,), (b, d) and (2, b) float64 arrays
-        Running maxima; Σ φ (columns − rows), (b, 0) or None where that is not wanted; Σ φ and Σ φ s.
-    s, exponents, phi, peaks : (ROWS, width) and (ROWS,) arrays
-        Room for a tile's numbers, which the caller allocates: allocation is slow to compile.
+    Four rows leave out a tile where no exponent e is above their ``cuts`` (b,) and ``left`` (b,) is at least 1;
+    2^(0.9 (e − cut)) is taken off from that. Written are, in float64, the running maxima ``tops`` (b,), ``sums``
+    (b, d), Σ φ (columns − rows), (b, 0) or None where that is not wanted, and ``moments`` (2, b), Σ φ and for
+    ``laplace`` Σ φ s. ``s``, ``exponents``, ``phi`` (ROWS, width) and ``peaks`` (ROWS,) are room for a tile's numbers,
+    which the caller allocates: allocation is slow to compile.
     """
     width, real = columns.shape[2], columns.dtype.type
     single = columns.itemsize == 4

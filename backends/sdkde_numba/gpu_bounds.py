@@ -83,22 +83,16 @@ def expanded_limit(problem: Problem) -> float:
 
 
 def single_limit(problem: Problem) -> float:
-    """Return the extent up to which direct differences of float32 coordinates keep the precision; −inf where not at 0.
-
-    Columns at a distance r matter only to rows with log sums as low as −r²/2, where the tolerance is A + b r²/2. The
-    error 2 ε R r + a r²/2 comes nearest to it at r = √(2 A / (b − a)), and reaches it at R = √(2 A (b − a)) / 2 ε.
-    """
+    """Return the extent up to which differences of float32 coordinates keep the precision; −inf where not at 0."""
     if problem.precision == "float64" or (problem.reduction is Reduction.MEAN and not anchored(problem)):
         return -math.inf
     if problem.reduction is Reduction.MEAN:
         # Both ends of a difference are rounded: by 0.6 ε R together, at most 2 ε R in few dimensions; that moves the
         # row's mean of the points around it, whose covariance is about 1, by as much again. 30 · 2 ε · 2 is 7e-6.
         return {"fast": 200.0, "high": 30.0}[problem.precision]
-    absolute, relative = _budget(problem)
     depth = min(problem.d, most_depth(problem.d))
-    epsilon = 2.0**-24
-    a = 4.0 * epsilon * (math.sqrt(depth) / 3.0 + (1.5 if problem.d > 8 else 1.0))
-    return math.sqrt(2.0 * absolute * max(relative - a, 0.0)) / (2.0 * epsilon)
+    summing = 4.0 * 2.0**-24 * (math.sqrt(depth) / 3.0 + (1.5 if problem.d > 8 else 1.0))
+    return exponents.squares_limit(*_budget(problem), summing)
 
 
 def _budget(problem: Problem) -> Tolerance:

@@ -66,11 +66,6 @@ class Shape(NamedTuple):
         """Columns whose exponents a thread has at once."""
         return 1 if self.reduction == "mean" and self.depth > 2 else 4
 
-    @property
-    def shared(self) -> int:
-        """Bytes of shared memory."""
-        return self.columns * (self.width + self.terms) * (8 if self.double else 4)
-
 
 if SIMULATED:
 

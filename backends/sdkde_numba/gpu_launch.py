@@ -255,11 +255,11 @@ def compiled(shape: Shape, device: torch.device) -> tuple[Any, int]:
         kernel.compile(types)
         kernel._specialized = True  # as of a kernel that is made with its types: calls do not look at their arguments'
         kernel.disable_compile()
-        registers = kernel.get_regs_per_thread(types)
+        registers, shared = kernel.get_regs_per_thread(types), kernel.get_shared_mem_per_block(types)
     card = torch.cuda.get_device_properties(device)
     resident = min(
         card.regs_per_multiprocessor // (shape.threads * (-(-registers // 8) * 8)),
-        card.shared_memory_per_multiprocessor // (shape.shared + 1024),  # the system keeps 1 KiB a block
+        card.shared_memory_per_multiprocessor // (shared + 1024),  # the system keeps 1 KiB a block
         card.max_threads_per_multi_processor // shape.threads,
     )
     return kernel, card.multi_processor_count * max(1, resident)

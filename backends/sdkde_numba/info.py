@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from sdkde_core.protocol import AdvancedInfo, Problem, Support, Work
+from sdkde_core.protocol import AdvancedInfo, Problem, Support
 
 from .bounds import MOST_EXTENT, choose, extent_limit, takes_leaves
 from .price import work
@@ -23,10 +20,6 @@ def _supports(problem: Problem) -> Support:
     return Support(True, f"compiled, {how}; about {min(100.0, 100.0 * found):.2g} % of the pairs matter")
 
 
-def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
-    return work(problem)[0]
-
-
 INFO = AdvancedInfo(
     name="numba",
     protocol=(1, 0),
@@ -39,7 +32,7 @@ INFO = AdvancedInfo(
     startup_seconds=0.7,
     supports=_supports,
     extent_limit=extent_limit,
-    work=_work,
+    work=lambda problem, config: work(problem)[0],
     tuning="sdkde_numba.tunables:SPACE",
     # No compile_seconds: kernels are compiled once on a machine (0.4 to 2 s) and kept. There is one for each dtype, one
     # for other kernels than the Gaussian, and three for leaves; one of these is compiled for each number of dimensions.

@@ -225,30 +225,18 @@ def list_leaves(
 ):  # fmt: skip
     """List the leaves that can matter to a tile of rows, move them to its middle, and choose those to be summed first.
 
-    The arguments from ``x`` on are written; arrays have room for ``k`` leaves. Returns how many leaves can matter.
+    ``columns`` (tiles, c, width) and ``log_weights`` (tiles, width) are as packed, in float64: d coordinates of columns
+    in order, then what follows them; log2 weights, none above 0, far below where there is no column. ``low``, ``high``
+    (d, leaves) are the leaves' boxes, ``heavy`` (leaves,) log2 of their weights. The ``rows`` (b, d) need the tiles
+    ``tiles``, ascending. ``floor`` and ``whole`` are log2 of a lower bound on the rows' sums, and of all weights
+    together. A leaf's mass is multiplied by ``factor`` for its part in a result (0 LOG_SUM, 1 MEAN, 2 LAPLACE), and
+    ``allowed`` is what may be left out of a result.
 
-    Parameters
-    ----------
-    columns, log_weights : (tiles, c, width) and (tiles, width) float64 arrays
-        As packed: d coordinates of columns in order, then what follows them; log2 weights, none above 0, far below
-        where there is no column. ``width`` is a multiple of :data:`LEAF`.
-    low, high, heavy : (d, leaves), (d, leaves) and (leaves,) float64 arrays
-        The leaves' boxes, and log2 of their weights.
-    tiles, rows : (l,) array of int, (b, d) float64 array
-        The tiles of columns, ascending, that the rows need.
-    floor, whole : float
-        log2 of a lower bound on the rows' sums, and of all weights together.
-    factor, allowed : int, float
-        What a leaf's mass is multiplied by for its part in a result (0 LOG_SUM, 1 MEAN, 2 LAPLACE); what may be left
-        out, of a result's tolerance.
-    x, weights, boxes, heavies : float32 arrays
-        The leaves times :data:`UNIT` from the rows' middle, as :func:`add_leaves` takes them; (2, d, k) their boxes;
-        (k,) their weights.
-    halves, masses : (groups, k) and (k,) float32 arrays
-        A lower bound on −log2 φ, −1 for leaves to be summed first; room.
-    leaves, u, chosen, ends, middle
-        (k,) array of int; rows, and each group's leaves to be summed first, as :func:`add_leaves` takes them; (d,), the
-        rows' middle. Rows that are missing are as the last.
+    The arguments from ``x`` on are written, with room for k leaves: ``x`` and ``weights`` as :func:`add_leaves` takes
+    them, times :data:`UNIT` from the rows' ``middle`` (d,); ``boxes`` (2, d, k) and ``heavies`` (k,) of these;
+    ``halves`` (groups, k), a lower bound on −log2 φ, −1 for leaves to be summed first; ``masses`` and ``leaves`` (k,);
+    the rows ``u``, where those that are missing are as the last, and ``chosen`` and ``ends``, each group's leaves to be
+    summed first, as :func:`add_leaves` takes them. Returns how many leaves can matter.
     """
     (b, d), per, count = rows.shape, columns.shape[2] // LEAF, 0
     for c in range(d):

@@ -7,19 +7,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdkde_core.nearby import Index, Lists, index
 from sdkde_core.plugin import checkpoint, exponents, map_threads
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
-from .bounds import LN2, LeafSums, leaf_errors
+from .bounds import LN2, Array, LeafSums, leaf_errors
 from .compiled import call
 from .cpu_kernels import ABSENT
 from .leaf_kernels import GROUP, UNIT, add_leaves, choose_leaves, list_leaves
 from .price import LEAF, TILE
-
-Array = NDArray[Any]
 
 
 class Near(NamedTuple):
@@ -68,14 +65,16 @@ def _summing(
 ) -> Callable[[Array, Array, float], list[Array]]:
     """Return what sums a tile of rows over the leaves of listed tiles of columns, at most so many ``tiles``.
 
-    It takes the list, the rows (b, d) and log2 of what their sums are at least, and returns an array for each of
-    :func:`_wanted`, (b, 0) where that is not.
+    It takes the list, the rows (b, d) and log2 of what their sums are at least, and returns Σ φ, then Σ φ r² and
+    Σ φ r⁴, then shifts; (b, 0) where these are not wanted.
     """
     d, most, groups = problem.d, tiles * (TILE // LEAF), TILE // GROUP
     x, weights, boxes, u = aligned((most, d, LEAF)), aligned((most, LEAF)), aligned((2, d, most)), aligned((TILE, d))
     heavies, masses, halves = aligned((most,)), aligned((most,)), aligned((groups, most))
     leaves, chosen, ends = np.empty(most, np.intp), np.empty((groups, most + 1), np.intp), np.empty(groups, np.intp)
-    wanted, middle = _wanted(problem), np.empty(d)
+    # Log sums in few dimensions need no moments: E[r²] ≤ 2 (log Σ w − ℓ), see sdkde_core.nearby.
+    wanted = True, problem.reduction is not Reduction.LOG_SUM or d > 8, problem.reduction is Reduction.MEAN
+    middle = np.empty(d)
     sums = [np.zeros((TILE, many, LEAF)) if wish else None for many, wish in zip((1, 2, d), wanted)]
     # The log weight of all columns of the problem: these may be a part of them.
     whole = float(max(near.columns.log_weight, 0.0) / LN2 - near.peak)
@@ -107,14 +106,6 @@ def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
     found = np.empty(size + line, np.uint8)
     start = -found.ctypes.data % line
     return found[start : start + size].view(dtype).reshape(shape)
-
-
-def _wanted(problem: Problem) -> tuple[bool, bool, bool]:
-    """Whether Σ φ is summed, Σ φ r² and Σ φ r⁴, and shifts.
-
-    Log sums in few dimensions need no moments: E[r²] ≤ 2 (log Σ w − ℓ), see :mod:`sdkde_core.nearby`.
-    """
-    return True, problem.reduction is not Reduction.LOG_SUM or problem.d > 8, problem.reduction is Reduction.MEAN
 
 
 def sum_leaves(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
-
 from sdkde_core.nearby import LEFT_OUT, rough_share, typical_share
 from sdkde_core.plugin import cpu_threads, prices
 from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction, Work
@@ -41,12 +39,11 @@ def work(problem: Problem) -> tuple[Work, float | None]:
 
 
 def pays(problem: Problem, columns: Columns) -> bool:
-    """Whether to leave pairs out of sums over these columns, by a sample of them."""
-    if not _looks(problem) or not np.isfinite(columns.points).all():
+    """Whether to leave pairs out of sums over these finite columns, by a sample of them."""
+    if not _looks(problem):
         return False
-    points, log_weights = columns.points, columns.log_weights
-    looked = (48, 1 << 12)  # rows and columns
-    found = rough_share(problem, points, points, log_weights, TILE, TILE, _out(problem), looked)
+    points, looked = columns.points, (48, 1 << 12)  # rows and columns
+    found = rough_share(problem, points, points, columns.log_weights, TILE, TILE, _out(problem), looked)
     return _if_it_pays(problem, found) is not None
 
 

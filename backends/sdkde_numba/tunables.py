@@ -12,6 +12,8 @@ from sdkde_core.plugin import cpu_threads
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Config, Query, this_cpu, tuned
 
+from .bounds import choose
+
 
 class TileSpace:
     """See :class:`sdkde_core.tuning.Space`. Nothing is compiled for a configuration."""
@@ -32,8 +34,6 @@ class TileSpace:
         return {"width": (64, 128, 256, 512, 1024, 2048), "threads": tuple(sorted(threads))}
 
     def default(self, kernel: str, problem: Problem, architecture: str) -> Config:
-        from .bounds import choose
-
         form = choose(problem)
         many = problem.d + (not form.direct)
         return {"width": width_of(problem.n, many, np.dtype(form.dtype).itemsize), "threads": cpu_threads()}

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdkde_core.plugin import check_threads, claim_memory, concatenate, cpu_threads, empty, map_threads, products
 from sdkde_core.protocol import Columns, Partial, Problem, Support
 
 from .bounds import COLUMNS, ROWS, columns_of_a_task
 from .compact import Compact, Totals, reduce_compact
-from .formulas import Prepared
 from .info import MOST_THREADS
-from .kernels import Sums, reduce_block
-
-Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class _State:
-    formula: Prepared | Compact
-    log_weights: Array | None  # (n,) in the formula's dtype, or None: all are ``uniform``
-    uniform: float
+from .kernels import Array, Prepared, Sums, reduce_block
 
 
 class NumpyBackend:
@@ -44,23 +32,22 @@ class NumpyBackend:
         """NumPy runs on any CPU."""
         return Support(device == "cpu", "NumPy runs on the CPU")
 
-    def prepare(self, problem: Problem, columns: Columns) -> _State:
+    def prepare(self, problem: Problem, columns: Columns) -> Prepared | Compact:
         """Choose the formula from the error bounds and pack the columns."""
-        weighted, log_weights = "weights" in problem.requires, columns.log_weights
-        uniform = 0.0 if weighted else float(log_weights[0])
-        if problem.kernel not in ("gaussian", "exponential"):
-            return _State(Compact(columns.points, log_weights if weighted else None), None, uniform)
-        formula = Prepared(problem, columns.points, float(np.max(-log_weights)) if weighted else 0.0)
-        packed = log_weights.astype(formula.tiles.dtype, copy=False) if weighted else None
-        return _State(formula, packed, uniform)
+        compact = problem.kernel not in ("gaussian", "exponential")
+        return Compact(problem, columns) if compact else Prepared(problem, columns)
 
-    def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
+    def reduce(
+        self, problem: Problem, queries: Array | None, state: Prepared | Compact, own_offset: int = 0
+    ) -> Partial:
         """Reduce block by block; the pool of threads ends with the call."""
-        points = state.formula.points
+        points = state.points
         rows = points[own_offset : own_offset + problem.m] if queries is None else queries
         return self._sums(problem, rows, state, own_offset, (0, len(points)))
 
-    def _sums(self, problem: Problem, rows: Any, state: _State, own_offset: int, columns: tuple[int, int]) -> Partial:
+    def _sums(
+        self, problem: Problem, rows: Any, state: Prepared | Compact, own_offset: int, columns: tuple[int, int]
+    ) -> Partial:
         """Reduce rows over a range of the columns."""
         m, (left, right) = len(rows), columns
         if m == 0:
@@ -76,9 +63,9 @@ class NumpyBackend:
             block, over = rows[r : r + ROWS], (c, min(c + chunk, right))
             # As in the calling thread: sums of exponentials underflow by design.
             with np.errstate(all="ignore"), products.on_this_thread():
-                if isinstance(state.formula, Compact):
-                    return reduce_compact(problem, state.formula, block, own_offset + r, over, width)
-                return reduce_block(problem, state.formula, block, own_offset + r, over, state.log_weights, width)
+                if isinstance(state, Compact):
+                    return reduce_compact(problem, state, block, own_offset + r, over, width)
+                return reduce_block(problem, state, block, own_offset + r, over, width)
 
         starts = range(left, right, chunk)
         tasks = [(r, c) for r in range(0, m, ROWS) for c in starts]
@@ -90,4 +77,4 @@ class NumpyBackend:
                 for other in parts[i + 1 : i + len(starts)]:
                     parts[i].join(other)
             strips = [sums.result(state.uniform) for sums in parts[:: len(starts)]]
-        return strips[0] if len(strips) == 1 else concatenate(strips)
+        return concatenate(strips)

@@ -7,29 +7,24 @@ and a tile of K times a matrix of weights, a column for each level, is the sum o
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdkde_core.plugin import checkpoint, exponents, products
-from sdkde_core.protocol import Partial, Problem
+from sdkde_core.protocol import Columns, Partial, Problem
 
-from .formulas import Tiles
-from .kernels import own_entries
-
-__all__ = ["Compact", "Totals", "reduce_compact"]
-
-Array = NDArray[Any]
+from .kernels import Array, Tiles, own_entries
 
 
 class Compact:
     """Columns packed for a kernel of bounded support."""
 
-    def __init__(self, points: Array, log_weights: Array | None) -> None:
-        self.points = points
-        self.tops, self.weights = np.zeros(1), np.ones((len(points), 1))  # (levels,), (n, levels): w / exp(top)
-        if log_weights is not None:
+    def __init__(self, problem: Problem, columns: Columns) -> None:
+        self.points, log_weights = columns.points, columns.log_weights
+        self.uniform = float(log_weights[0])  # the log weight of all, if it is
+        self.tops, self.weights = np.zeros(1), np.ones((len(self.points), 1))  # (levels,), (n, levels): w / exp(top)
+        if "weights" in problem.requires:
+            self.uniform = 0.0
             # Nats of a level: its least weight, times a K at the edge of the support, is still a normal number.
             top, span = float(log_weights.max()), 600.0
             level = np.floor((top - log_weights) / span)

@@ -11,8 +11,6 @@ from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support, Work
 
 from . import bounds
 
-__all__ = ["INFO", "MOST_THREADS"]
-
 #: Threads beyond which they wait for the interpreter's lock: a KDE of 10,000² points in eight dimensions takes 472,
 #: 125, 76, 118 and 137 ms on 1, 4, 8, 12 and 16 virtual cores of a Xeon.
 MOST_THREADS = 8

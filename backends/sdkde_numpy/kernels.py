@@ -1,4 +1,4 @@
-"""The streaming sums over tiles, and the loop that feeds them.
+"""Exponents by the fastest formula that keeps a precision (``bounds.py``), streaming sums over tiles, and their loop.
 
 A tile is a block of query rows by a block of columns, small enough to stay in cache while a handful of array operations
 pass over it, most of them into buffers made once per block of rows.
@@ -12,13 +12,90 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdkde_core.plugin import checkpoint, exponents, products
-from sdkde_core.protocol import Partial, Problem, Reduction
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
-from .formulas import Own, Prepared
-
-__all__ = ["Sums", "own_entries", "reduce_block"]
+from .bounds import formula, product_shift_limit, terms_at_once
 
 Array = NDArray[Any]
+Own = tuple[Array, Array] | None
+
+
+class Tiles:
+    """Operations on tiles of one dtype; see :class:`sdkde_core.engine.exponents.Library`."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = np.dtype(dtype)
+
+    def place(self, first: Array, *others: Array | float) -> Array:
+        n = len(first)
+        parts = [first, *(np.full(n, p) if isinstance(p, float) else p for p in others)]
+        return np.concatenate([p.reshape(n, -1) for p in parts], 1, dtype=self.dtype, casting="unsafe")
+
+    def product(self, a: Array, b: Array, out: Array | None) -> Array:
+        return products.product(a, b.T, out)
+
+    def add_product(self, tile: Array, a: Array, b: Array) -> Array:
+        return np.add(tile, products.product(a, b.T), out=tile)
+
+    def empty(self, rows: Array, columns: Array) -> Array:
+        return np.empty((len(rows), len(columns)), self.dtype)
+
+    def subtract(self, x: Array, u: Array, out: Array | None) -> Array:
+        checkpoint()
+        return np.subtract(x, u[:, None], out=out)
+
+    def add_square(self, tile: Array, away: Array) -> None:
+        np.multiply(away, away, out=away)
+        np.add(tile, away, out=tile)
+
+    def dot(self, phi: Array, away: Array) -> Array:
+        return products.dots(phi, away)
+
+
+class Prepared:
+    """Columns packed for the fastest formula that keeps the precision; they serve any number of rows."""
+
+    def __init__(self, problem: Problem, columns: Columns) -> None:
+        self.points, log_weights, weighted = columns.points, columns.log_weights, "weights" in problem.requires
+        self.uniform = 0.0 if weighted else float(log_weights[0])
+        self.exponential = problem.kernel == "exponential"  # by differences, as −r has no other way
+        name = formula(problem, float(np.max(-log_weights)) if weighted else 0.0)
+        self.tiles = Tiles(name.rpartition(" ")[2])
+        # (n,), or None: all are ``uniform``
+        self.log_weights = log_weights.astype(self.tiles.dtype, copy=False) if weighted else None
+        self.formula: exponents.Formula = exponents.Expanded(self.tiles, based=True)
+        #: Terms of a shift that are added one after another; None: the shift is summed by differences.
+        self.terms: int | None = terms_at_once(problem)
+        if name.startswith("split"):
+            self.formula = exponents.Split(self.tiles, exponents.grid(problem.extent))
+            self.terms = self.terms if problem.extent <= product_shift_limit(problem) else None
+        elif name.startswith("direct"):
+            self.formula, self.terms = exponents.Direct(self.tiles), None
+        self.packed = self.formula.columns(self.points, None)
+
+    def tile(self, rows: exponents.Packed, some: slice, out: Array, own: Own) -> tuple[Array, Array | None]:
+        """Return exponents of some columns less a base of each row, and the base; None: 0, or −½‖u‖² as the rows have.
+
+        ``own`` are indices of entries to leave out, as −inf.
+        """
+        base, n = None, len(self.points)
+        columns = self.packed if some.stop - some.start == n else self.packed.at(some)
+        tile = self.formula.first(rows, columns, out)
+        if self.exponential:
+            np.negative(np.sqrt(np.multiply(tile, -2.0, out=tile), out=tile), out=tile)
+        if own is not None:
+            tile[own] = -np.inf
+        if isinstance(self.formula, exponents.Split):
+            base = np.maximum(tile.max(axis=1), -1e300)  # finite where every entry is left out
+            tile = self.formula.second(np.subtract(tile, base[:, None], out=tile), rows, columns)
+        return tile, base
+
+    def displacement(self, queries: Array, phi: Array, total: Array, some: slice) -> Array:
+        """Return Σ_j φ_ij (u_j − u_i), (b, d); total is Σ_j φ_ij."""
+        points = self.points[some]
+        if self.terms is None:
+            return exponents.displacement(self.tiles, phi, exponents.Packed(queries), exponents.Packed(points))
+        return products.product(phi, points, terms=self.terms) - total[:, None] * queries
 
 
 class Sums:
@@ -110,13 +187,11 @@ def reduce_block(
     queries: Array,
     own_offset: int,
     columns: tuple[int, int],
-    log_weights: Array | None,
     width: int,
 ) -> Sums:
     """Reduce a block of query rows (b, d) over a range of columns, in tiles of ``width`` columns.
 
-    With ``"exclude_self"``, row i of the block leaves out column i + own_offset. ``log_weights`` (n,) are in the
-    formula's dtype; None: 0.
+    With ``"exclude_self"``, row i of the block leaves out column i + own_offset.
     """
     b, (start, stop), dtype = len(queries), columns, prepared.tiles.dtype
     rows, sums = prepared.formula.rows(queries), Sums(problem, b, dtype)
@@ -130,7 +205,7 @@ def reduce_block(
         terms, phi = (x[:size].reshape(shape) for x in (term_buffer, phi_buffer))
         own = own_entries(own_offset, b, left, right) if "exclude_self" in problem.requires else None
         terms, own_base = prepared.tile(rows, some, terms, own)
-        weights = None if log_weights is None else log_weights[some]
+        weights = None if prepared.log_weights is None else prepared.log_weights[some]
         phi, total = sums.add(terms, base if own_base is None else own_base, phi, weights, own)
         if sums.shift is not None:
             sums.shift += prepared.displacement(queries, phi, total, some)

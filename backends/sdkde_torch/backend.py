@@ -69,15 +69,12 @@ class TorchBackend:
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns, a block of rows at a time."""
-
-        @without_grad
-        def sums() -> Partial:
-            return self._sums(problem, queries, state, own_offset)
-
+        sums = functools.partial(self._sums, problem, queries, state, own_offset)
         if "grad" in problem.requires:
             return gradients.reduce(sums, problem, queries, state.columns, own_offset, self.memory)
         return sums()
 
+    @without_grad
     def _sums(self, problem: Problem, queries: Any, state: _State, own_offset: int) -> Partial:
         points = state.columns.points if queries is None else queries
         prepared = state.prepared

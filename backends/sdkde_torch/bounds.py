@@ -17,8 +17,6 @@ import math
 from sdkde_core.plugin import exponents
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
-__all__ = ["CHUNK", "PART", "expanded_limit", "extent_limit", "formula", "has_double", "refines", "terms_at_once"]
-
 #: Columns of a tile: sums in float32 are no longer, then added up in float64.
 CHUNK = 1024
 
@@ -102,13 +100,9 @@ def refines(problem: Problem, extent: float) -> bool:
 def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double: bool | None = None) -> str:
     """Return the fastest formula that keeps the tolerance.
 
-    ``span`` is the largest magnitude of a log weight, nats; ``single``, whether products of float32 are rounded to
-    float32 and no further; ``double``, whether the device has float64, by default where it is known to.
-
-    Returns
-    -------
-    {"expanded float32", "split float32", "expanded float64", "split float64", "direct float64", "direct pairs", ""}
-        Empty where none does.
+    It is "expanded", "split" or "direct", then "float32", "float64" or "pairs"; "" where none does. ``span`` is the
+    largest magnitude of a log weight, nats; ``single``, whether products of float32 are rounded to float32 and no
+    further; ``double``, whether the device has float64, by default where it is known to.
     """
     double = has_double(problem) if double is None else double
     extent = problem.extent

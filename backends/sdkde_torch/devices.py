@@ -13,8 +13,6 @@ import torch
 
 from sdkde_core.plugin import claim_memory, cpu_threads, in_child, map_threads, new_lock, without_grad
 
-__all__ = ["Place", "computes_float32_exactly", "place", "side_by_side"]
-
 A = TypeVar("A")
 R = TypeVar("R")
 
@@ -26,15 +24,11 @@ class Place(NamedTuple):
     double: bool
 
 
-_places: dict[str, Place] = {}
-
-
+@functools.cache
 def place(device: str) -> Place:
     """Return what ``device`` names; its float64 is tried once."""
-    if device not in _places:
-        found = torch.device(device)
-        _places[device] = Place(found, found.type in ("cpu", "cuda") or _adds_float64(found))
-    return _places[device]
+    found = torch.device(device)
+    return Place(found, found.type in ("cpu", "cuda") or _adds_float64(found))
 
 
 def _adds_float64(device: torch.device) -> bool:

@@ -8,8 +8,6 @@ from torch import Tensor
 from sdkde_core.plugin import exponents
 from sdkde_core.protocol import Problem
 
-__all__ = ["CLAMP", "NOTHING", "Pairs", "Tensors", "exponential", "high_low", "make", "masked"]
-
 #: Log weight of a column that is to add nothing, and the exponent of an entry left out: finite, since −inf − −inf would
 #: be NaN.
 NOTHING = {torch.float32: -1e30, torch.float64: -1e300}

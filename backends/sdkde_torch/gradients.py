@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,11 +28,7 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 from .bounds import CHUNK, expanded_limit
 from .devices import side_by_side
 from .formulas import NOTHING, Tensors, exponential, masked
-
-__all__ = ["reduce"]
-
-Formula = exponents.Formula
-Packed = exponents.Packed
+from .tiles import Formula, Packed
 
 
 def reduce(
@@ -77,43 +73,34 @@ class _Reduction(torch.autograd.Function):
         points, queries, weights, log_weights, *results = ctx.saved_tensors
         rows = points if queries is None else queries
         wants, (problem, own_offset, memory) = ctx.needs_input_grad, ctx.how
-        g, by_shift = cotangents[0], None
-        if problem.reduction is Reduction.LAPLACE:
-            g = cotangents[2]
-        elif problem.reduction is Reduction.MEAN:
-            by_shift = cotangents[1]
+        g = cotangents[2 if problem.reduction is Reduction.LAPLACE else 0]
+        by_shift = cotangents[1] if problem.reduction is Reduction.MEAN else None
         nothing: tuple[None, ...] = (None,) * 8
         if g is None and by_shift is None:
             return nothing
         g = torch.zeros_like(rows[:, 0]) if g is None else g
-        by_rows = wants[0] if queries is None else wants[1]
-        asked = (by_rows, wants[0], wants[2])
+        asked = (wants[0] if queries is None else wants[1], wants[0], wants[2])
         backward = _Backward(problem, rows, points, weights, log_weights, own_offset, memory, asked)
         found = backward.run(results, g, by_shift)
         if torch.is_grad_enabled():  # create_graph=True
-            found = found.once(points, queries, weights, *cotangents)
+            given = (points, queries, weights, *cotangents)
+            found = _Found(*(None if x is None else _Once.apply(x, *given) for x in found))
         if queries is None:
             both = None if found.rows is None or found.columns is None else found.rows + found.columns
             return (both, None, found.weights, *nothing[3:])
         return (found.columns, found.rows, found.weights, *nothing[3:])
 
 
-@dataclass
-class _Found:
+class _Found(NamedTuple):
     """Derivatives, float64; None: not asked for."""
 
     rows: Tensor | None  # (m, d)
     columns: Tensor | None  # (n, d)
     weights: Tensor | None  # (n,)
 
-    def once(self, *given: Tensor | None) -> _Found:
-        """The same, attached to ``given`` by a node that raises on a second derivative."""
-        kept = (self.rows, self.columns, self.weights)
-        return _Found(*(None if x is None else _Once.apply(x, *given) for x in kept))
-
 
 class _Once(torch.autograd.Function):
-    """Raises on a second derivative, which would otherwise silently be that of a constant."""
+    """x, attached to what was given; raises on a second derivative, which would silently be that of a constant."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *given: Tensor | None) -> Tensor:
@@ -188,7 +175,7 @@ class _Backward:
             if light is not None:
                 by_light += self._by_light(formula, block, light)
         if found.weights is not None and self.weights is not None and light is not None:
-            found.weights = (found.weights / self.weights).index_copy_(0, light, by_light)
+            return found._replace(weights=(found.weights / self.weights).index_copy_(0, light, by_light))
         return found
 
     @property
@@ -272,20 +259,24 @@ class _Backward:
         return for_rows
 
     def _derivatives(
-        self, formula: Formula, block: _Block, columns: Packed, ones: Tensor, log_weights: Any, some: slice
+        self, formula: Formula, block: _Block, columns: Packed, ones: Tensor, log_weights: Any, some: slice | Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """q, p (of LAPLACE k), and of LAPLACE what the weight's derivative sums, (b, w); in fewer buffers."""
         tile = formula.first(block.packed, columns)
-        if not self._laplace:
-            p = masked(exponential(tile.sub_(block.scale), in_place=True), self._own(block, some))
-            if block.by_shift is None or block.middle is None:
-                return p.mul_(block.g), p, None
-            a = torch.addmm(block.g - block.middle, block.by_shift, ones[:, : self.problem.d].T)
-            return a.mul_(p), p, None
-        k = tile - block.scale if log_weights is None else (tile + log_weights).sub_(block.scale)
-        k = masked(exponential(k, in_place=True), self._own(block, some)).mul_(block.g)
-        by_weight = tile.add_(1.0 + 0.5 * self.problem.d).mul_(k)
-        return by_weight + k, k, by_weight
+        if self._laplace:
+            exponent = tile - block.scale if log_weights is None else (tile + log_weights).sub_(block.scale)
+        else:
+            exponent = tile.sub_(block.scale)
+        if isinstance(some, Tensor):  # of columns without their weights
+            exponent.clamp_(max=709.0)
+        p = masked(exponential(exponent, in_place=True), self._own(block, some))
+        if self._laplace:
+            by_weight = tile.add_(1.0 + 0.5 * self.problem.d).mul_(p.mul_(block.g))
+            return by_weight + p, p, by_weight
+        if block.by_shift is None or block.middle is None:
+            return p.mul_(block.g), p, None
+        a = torch.addmm(block.g - block.middle, block.by_shift, ones[:, : self.problem.d].T)
+        return a.mul_(p), p, None
 
     def _by_light(self, formula: Formula, block: _Block, light: Tensor) -> Tensor:
         """A block's share of the derivatives by some weights: by way of e^E / S, which may overflow."""
@@ -293,17 +284,8 @@ class _Backward:
         columns, ones = formula.columns(points, None), _with_one(points)
         sums = torch.empty_like(light, dtype=torch.float64)
         for some in _slices(len(light), CHUNK):
-            part = light[some]
-            tile = formula.first(block.packed, columns.at(some))
-            ratio = exponential((tile - block.scale).clamp_(max=709.0), in_place=True)
-            ratio = masked(ratio, self._own(block, part))
-            if self._laplace:
-                ratio.mul_(tile.add_(1.0 + 0.5 * self.problem.d))
-            if block.by_shift is None or block.middle is None:
-                sums[some] = ratio.mul_(block.g).sum(0)
-            else:
-                a = torch.addmm(block.g - block.middle, block.by_shift, ones[some, : self.problem.d].T)
-                sums[some] = a.mul_(ratio).sum(0)
+            q, _, by_weight = self._derivatives(formula, block, columns.at(some), ones[some], None, light[some])
+            sums[some] = (q if by_weight is None else by_weight).sum(0)
         return sums
 
     def _own(self, block: _Block, columns: slice | Tensor) -> Tensor | None:

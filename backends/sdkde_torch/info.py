@@ -11,8 +11,6 @@ from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support, Work
 
 from .bounds import CHUNK, PART, extent_limit, formula, has_double
 
-__all__ = ["INFO"]
-
 
 def _supports(problem: Problem) -> Support:
     kind = problem.device.partition(":")[0]

@@ -21,8 +21,6 @@ from sdkde_core.protocol import Problem, Reduction
 from .bounds import CHUNK, terms_at_once
 from .formulas import CLAMP, NOTHING, Tensors, exponential, high_low, masked
 
-__all__ = ["Prepared", "Summed", "tile_sums"]
-
 Formula = exponents.Formula
 Packed = exponents.Packed
 
@@ -192,26 +190,22 @@ class _Total:
 
     def __init__(self, double: bool) -> None:
         self.double = double
-        self.high: Tensor | None = None
-        self.low: Tensor | None = None
+        self.high: Any = None
+        self.low: Any = None
 
     def add(self, x: Tensor) -> None:
-        if self.double:
-            self.high = x.double() if self.high is None else self.high.add_(x)
-            return
-        if self.high is None or self.low is None:
-            self.high, self.low = x, torch.zeros_like(x)
-            return
-        total = self.high + x  # the rounding error of a sum is a float32 number too
-        back = total - self.high
-        self.low = self.low + ((self.high - (total - back)) + (x - back))
-        self.high = total
+        if self.high is None:
+            self.high, self.low = (x.double(), None) if self.double else (x, torch.zeros_like(x))
+        elif self.double:
+            self.high.add_(x)
+        else:
+            total = self.high + x  # the rounding error of a sum is a float32 number too
+            back = total - self.high
+            self.low = self.low + ((self.high - (total - back)) + (x - back))
+            self.high = total
 
-    def result(self) -> Tensor:
-        assert self.high is not None  # there is at least one column
-        if self.double or self.low is None:
-            return self.high
-        return self.high.cpu().double() + self.low.cpu().double()
+    def result(self) -> Any:  # there is at least one column
+        return self.high if self.double else self.high.cpu().double() + self.low.cpu().double()
 
 
 def _relative(formula: Formula, rows: Packed, columns: Packed, base: Tensor | None, out: Tensor | None) -> Tensor:

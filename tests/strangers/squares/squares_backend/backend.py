@@ -30,6 +30,7 @@ class ExpandedSquares:
             self._block(problem, rows, state, own_offset, slice(start, start + height), answer)
         return answer
 
+    @np.errstate(divide="ignore")  # log 0, of a row that no column is left for
     def _block(self, problem, rows, state, own_offset, here, answer):
         points, column_terms, log_weights = state
         u = rows[here]  # (b, d)
