@@ -77,4 +77,4 @@ class NumpyBackend:
                 for other in parts[i + 1 : i + len(starts)]:
                     parts[i].join(other)
             strips = [sums.result(state.uniform) for sums in parts[:: len(starts)]]
-        return concatenate(strips)
+        return strips[0] if len(strips) == 1 else concatenate(strips)

@@ -52,6 +52,11 @@ class Tiles:
         return products.dots(phi, away)
 
 
+#: Made once: small calls would take longer to make them than to use them.
+TILES = {dtype: Tiles(dtype) for dtype in ("float32", "float64")}
+EXPANDED = {dtype: exponents.Expanded(tiles, based=True) for dtype, tiles in TILES.items()}
+
+
 class Prepared:
     """Columns packed for the fastest formula that keeps the precision; they serve any number of rows."""
 
@@ -60,10 +65,11 @@ class Prepared:
         self.uniform = 0.0 if weighted else float(log_weights[0])
         self.exponential = problem.kernel == "exponential"  # by differences, as −r has no other way
         name = formula(problem, float(np.max(-log_weights)) if weighted else 0.0)
-        self.tiles = Tiles(name.rpartition(" ")[2])
+        dtype = name.rpartition(" ")[2]
+        self.formula: exponents.Formula = EXPANDED[dtype]
+        self.tiles = TILES[dtype]
         # (n,), or None: all are ``uniform``
         self.log_weights = log_weights.astype(self.tiles.dtype, copy=False) if weighted else None
-        self.formula: exponents.Formula = exponents.Expanded(self.tiles, based=True)
         #: Terms of a shift that are added one after another; None: the shift is summed by differences.
         self.terms: int | None = terms_at_once(problem)
         if name.startswith("split"):

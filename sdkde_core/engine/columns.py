@@ -236,7 +236,7 @@ class PackedColumns:
             packed = self._states.pop((which, extent), None)
             if packed is None:
                 columns = self._columns
-                if self._far is not None and which != "all":
+                if which != "all" and self._far is not None:
                     order = marked_last(self._far.mask)
                     columns = take_columns(columns, order[: self.n_near] if which == "near" else order[self.n_near :])
                 problem = with_fields(self._problem, n=columns.points.shape[0], extent=extent)
