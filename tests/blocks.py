@@ -1,4 +1,4 @@
-"""The NumPy backend with the feature "pairs", of which it computes one side after the other."""
+"""The NumPy backend with the feature "pairs": it reduces one side of a block, then the other."""
 
 from dataclasses import replace
 

@@ -2,10 +2,8 @@
 
 import functools
 import os
-import subprocess
-import sys
-from pathlib import Path
 
+import interpreter
 import numpy as np
 import pytest
 
@@ -30,12 +28,7 @@ CPU = Kernels(*(functools.partial(f, device="cpu") for f in (criteria.left_out, 
 @pytest.mark.skipif(INTERPRETED, reason="this is what the test starts")
 @pytest.mark.parametrize("marked", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_in_the_interpreter(marked):
-    """Triton decides when it is imported whether it interprets its kernels."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-m", marked]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    interpreter.run(__file__, marked)
 
 
 def drawn(n, d, kind, seed=0):
@@ -50,15 +43,13 @@ def drawn(n, d, kind, seed=0):
     return x, weights / weights.sum()
 
 
-SLOW = [(300, 16), (140, 64)]
+SLOW = [(20, 17), (300, 16), (140, 64)]
 
 
 @interpreted
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", ["weighted", "apart", "rounded"])
-@pytest.mark.parametrize(
-    ("n", "d"), [(5, 1), (60, 2), (20, 17), *(pytest.param(*s, marks=pytest.mark.slow) for s in SLOW)]
-)
+@pytest.mark.parametrize(("n", "d"), [(5, 1), (60, 2), *(pytest.param(*s, marks=pytest.mark.slow) for s in SLOW)])
 def test_criteria_are_those_of_the_array_code(n, d, kind, method):
     u, weights = drawn(n, d, kind)
     bandwidths = [0.01, 0.3, 1.2]

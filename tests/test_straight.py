@@ -4,10 +4,8 @@ On a card it is in test_gpu.py.
 """
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
+import interpreter
 import numpy as np
 import pytest
 
@@ -28,12 +26,7 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="test_in_the_interprete
 @pytest.mark.skipif(INTERPRETED, reason="this is what the test starts")
 @pytest.mark.parametrize("marked", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_in_the_interpreter(marked):
-    """Triton decides when it is imported whether it interprets its kernels."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-m", marked]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    interpreter.run(__file__, marked)
 
 
 @pytest.fixture

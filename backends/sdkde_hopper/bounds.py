@@ -42,7 +42,8 @@ def extent_limit(problem: Problem) -> float:
 
     LOG_SUM and LAPLACE leave lo·lo out, ‖lo‖² ≤ d g²/4 + 2⁻²² R² for a row and its own column: 2e-4 in 64 dimensions.
     """
-    # ‖v‖² ≤ 2 · 2²⁴ g² for the coarsest grid of which two constants' pieces leave little enough.
+    # The grid step g is the coarsest at which the rounding of both constants stays within the tolerance, and
+    # ‖v‖² ≤ 2 · 2²⁴ g².
     return math.sqrt(2.0 * 2.0**24) * 2.0**-8 / math.sqrt(math.log2(math.e))
 
 

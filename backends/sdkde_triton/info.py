@@ -13,7 +13,7 @@ __all__ = ["INFO"]
 
 
 def _supports(problem: Problem) -> Support:
-    if problem.d > 4096:  # as many as the tests go to: kernels are compiled anew for every 64 more
+    if problem.d > 4096:  # no test has more dimensions; every 64 more need kernels of their own
         return Support(False, f"has kernels for up to 4096 dimensions, not {problem.d}")
     # As Triton reads it when it is imported.
     interpreted = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")

@@ -67,7 +67,7 @@ class PackedColumns:
             if without:
                 self._columns = take_columns(columns, marked_last(nothing)[: nothing.shape[0] - without])
         n, self._whole = self._columns.points.shape[0], self._columns is columns
-        # Where the rows are the columns the limit is theirs, which may be farther out than that of others.
+        # A backend may reach farther where the rows are the columns themselves: that limit is taken for them.
         self._own = problem.same and self._whole and not shared
         self._limit = limit_of(info, with_fields(problem, n=n, same=self._own))
         self._problem = with_fields(problem, n=n, same=False)

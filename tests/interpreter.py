@@ -1,0 +1,15 @@
+"""Tests of a file in a process of their own, whose Triton interprets kernels on the CPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run(file, marked):
+    """Run the tests with that marker; Triton decides when it is imported whether it interprets its kernels."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file, "-m", marked]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(file).parent.parent)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
