@@ -50,7 +50,7 @@ def _two_clusters(rng):
         pytest.param("mean", True, (), "fast", marks=pytest.mark.slow),
         pytest.param("mean", True, (), "high", marks=pytest.mark.slow),
         ("mean", False, ("weights",), "fast"),
-        ("log_sum", True, ("weights", "exclude_self"), "fast"),
+        pytest.param("log_sum", True, ("weights", "exclude_self"), "fast", marks=pytest.mark.slow),
         pytest.param("laplace", False, ("weights",), "fast", marks=pytest.mark.slow),
         pytest.param("mean", True, ("weights", "exclude_self"), "fast", marks=pytest.mark.slow),
         pytest.param("mean", True, ("weights", "exclude_self"), "high", marks=pytest.mark.slow),
@@ -207,8 +207,9 @@ def test_interpreted_rows_far_from_every_point(reduction, distance):
 
 
 @interpreted
-@pytest.mark.parametrize("d", [8, *(pytest.param(d, marks=pytest.mark.slow) for d in (15, 16, 32, 64, 128))])
-@pytest.mark.parametrize("extent", [6.0, pytest.param(10.0, marks=pytest.mark.slow), 17.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("d", [8, 15, 16, 32, 64, 128])
+@pytest.mark.parametrize("extent", [6.0, 10.0, 17.0])
 def test_interpreted_duplicates_keep_their_weight(d, extent):
     if d <= 16 and extent == 17.0:
         pytest.skip("takes one bit more than the CPU's sums are exact in; see grid_step")
@@ -321,6 +322,7 @@ def _same_bits_in_slabs(monkeypatch, case, device, precision, fit, every=1):
 
 
 @interpreted
+@pytest.mark.slow
 def test_interpreted_memory_changes_no_bits(monkeypatch):
     # One dimension, so without products: those of NumPy round by a row's place among the others.
     _same_bits_in_slabs(monkeypatch, problems.make("mixture", 600, 520, 1, 8.0), "cpu", "fast", 300, every=3)

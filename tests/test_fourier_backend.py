@@ -117,7 +117,7 @@ def test_rows_far_from_every_point_are_redone(d):
         assert got.log_sum.min() < -1e6
 
 
-@pytest.mark.parametrize("precision", ["high", "float64"])
+@pytest.mark.parametrize("precision", [pytest.param("high", marks=pytest.mark.slow), "float64"])
 def test_a_prepared_density_answers_far_rows_itself(precision):
     """Rows beyond the box of modes are summed over their neighbours, by the backend that was chosen."""
     x = np.random.default_rng(0).normal(size=(20_000, 2))

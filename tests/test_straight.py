@@ -55,17 +55,25 @@ def drawn(n, m, d, dtype=torch.float32):
     return tuple(torch.randn(k, d, generator=generator, dtype=torch.float64).to(dtype) for k in (n, m))
 
 
+OPTIONS = [
+    (bandwidth, weighted, log)
+    for bandwidth in (0.5, "matrix", "per column", "silverman")
+    for weighted in (False, True)
+    for log in (False, True)
+]
+FEW = [("matrix", True, False), (0.5, False, False)]
+
+
 @interpreted
-@pytest.mark.parametrize("log", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(
-    "bandwidth", [0.5, "matrix", *(pytest.param(h, marks=pytest.mark.slow) for h in ("per column", "silverman"))]
+    ("bandwidth", "weighted", "log"),
+    [pytest.param(*options, marks=() if options in FEW else pytest.mark.slow) for options in OPTIONS],
 )
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
 def test_it_is_the_general_way_in_fewer_launches(method, bandwidth, weighted, log, tensors):
     if method == "laplace" and log:
         pytest.skip("the log of a negative estimate is NaN")
-    for n, m, d, dtype in ((70, 9, 3, torch.float32), (130, 10, 17, torch.float64)):
+    for n, m, d, dtype in ((70, 9, 3, torch.float32), (66, 10, 17, torch.float64)):
         x, y = drawn(n, m, d, dtype)
         h = {"per column": np.linspace(0.6, 0.9, d), "matrix": 0.4 * np.eye(d) + 0.1}.get(bandwidth, bandwidth)
         options = {"method": method, "bandwidth": h, "log": log, **BACKEND}
