@@ -10,6 +10,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -101,8 +102,8 @@ def write_folder(path: Path | str, check: Callable[[Path], object]) -> Iterator[
     beside = _beside(final)
     check(final)
     try:
+        _temporaries.add(beside)  # before it is made: a signal may come as soon as it is there
         beside.mkdir()
-        _temporaries.add(beside)
         if final.exists():
             _check_exchange(beside, path)
         yield beside
@@ -129,9 +130,9 @@ def write_folder(path: Path | str, check: Callable[[Path], object]) -> Iterator[
             sync(final.parent)
     finally:
         if beside in _temporaries:
-            shutil.rmtree(beside, ignore_errors=True)
+            removed = _remove_folder(beside)
             _temporaries.discard(beside)
-            if beside.exists():
+            if not removed:
                 warnings.warn(f"{beside} cannot be removed", SdkdeWarning, stacklevel=caller_level())
 
 
@@ -187,9 +188,19 @@ def sync(path: Path) -> None:
 def remove_temporaries() -> None:
     """Remove the files and folders that are being written, for a process that ends without further ado."""
     for path in list(_temporaries):
-        shutil.rmtree(path, ignore_errors=True)
         with suppress(OSError):
             path.unlink()
+        _remove_folder(path)
+
+
+def _remove_folder(path: Path) -> bool:
+    """Remove a folder in which other threads may still be writing, as zarr's do after an interrupt; False if it stays."""
+    for _ in range(25):
+        shutil.rmtree(path, ignore_errors=True)
+        time.sleep(0.02)  # a thread makes the folder anew where it has a file to write
+        if not path.exists():
+            return True
+    return False
 
 
 def _made(beside: Path, final: Path, before: os.stat_result | None) -> bool:

@@ -6,11 +6,14 @@ import stat
 import sys
 import tempfile
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from sdkde_core.plugin import cache_folder, write_atomically
+from sdkde_core.storage import write_folder
 
 posix = pytest.mark.skipif(os.name != "posix", reason="modes, links and pipes of POSIX")
 
@@ -244,3 +247,35 @@ def test_a_file_that_is_mounted_is_written(tmp_path, monkeypatch):
     write(path, "new")
     assert (path.read_text(), path.stat().st_ino) == ("new", inode)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_signal_as_the_folder_is_made_leaves_none(tmp_path, monkeypatch):
+    made = Path.mkdir
+
+    def mkdir(self, *arguments, **options):
+        made(self, *arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(KeyboardInterrupt), write_folder(tmp_path / "x.zarr", lambda path: None):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_goes_in_which_a_thread_still_writes(tmp_path):
+    begun = threading.Event()
+
+    def write_on(folder):
+        for i in range(40):
+            with suppress(FileNotFoundError):
+                (folder / str(i)).touch()
+            begun.set()
+            time.sleep(0.005)
+
+    with pytest.raises(KeyboardInterrupt), write_folder(tmp_path / "x.zarr", lambda path: None) as folder:
+        thread = threading.Thread(target=write_on, args=(folder,))
+        thread.start()
+        assert begun.wait(60)
+        raise KeyboardInterrupt
+    thread.join()
+    assert not list(tmp_path.iterdir())
