@@ -194,7 +194,7 @@ def remove_temporaries() -> None:
 
 
 def _remove_folder(path: Path) -> bool:
-    """Remove a folder; False if it stays. Other threads may still write in it, as those of zarr do after an interrupt."""
+    """Remove a folder; False if it stays. Other threads may still write in it, as zarr's do after an interrupt."""
     for _ in range(25):
         shutil.rmtree(path, ignore_errors=True)
         time.sleep(0.02)  # a thread makes the folder anew where it has a file to write
