@@ -7,10 +7,10 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from triton import knobs
@@ -53,25 +53,84 @@ def no_compiler() -> str:
     )
 
 
-def _compile(
-    kernel: Any, first: torch.Tensor, arguments: Callable[[], tuple[Any, ...]], flags: tuple[Any, ...], config: Config
-) -> Any:
-    """Return the compiled kernel for its first argument, all arguments, and compile-time parameters, which come last.
+class Launch:
+    """A kernel with all but its pointers: what launches of one shape have in common.
 
-    None where it is interpreted. Triton itself looks at every argument of every launch to find the compiled code, which
-    takes longer than a small problem's kernels. No integer is specialised on, so what is left is in this key; a kernel
-    is one of the modules', and Triton takes a lock to hash it. ``first`` is the only pointer that may not be aligned:
-    the user's rows, from somewhere in an array.
+    Triton itself looks at every argument of every launch to find the compiled code, which takes longer than a small
+    problem's kernels. So the code is kept here.
+
+    Parameters
+    ----------
+    kernel : JITFunction
+        Its arguments are pointers, numbers, and compile-time parameters, in that order.
+    grid : (int, int)
+        Programs.
+    numbers : tuple
+        Numbers that follow the pointers; none of them is specialised on.
+    flags : tuple
+        The compile-time parameters.
+    config : Config
+        Warps and stages; None: four warps.
     """
-    if INTERPRETED:
-        return None
-    key = (id(kernel), flags, config, first.dtype, first.device.index, first.data_ptr() % 16)
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, int],
+        numbers: tuple[Any, ...],
+        flags: tuple[Any, ...],
+        config: Config | None = None,
+    ) -> None:
+        self.kernel, self.grid, self.numbers, self.flags = kernel, grid, numbers, flags
+        self.config = config or Config(1, 1, 4, 1)
+        self._kept: dict[Any, Any] = {}  # compiled code, by the device, and how the first pointer is aligned
+
+    def __call__(self, *pointers: torch.Tensor, last: tuple[Any, ...] = ()) -> None:
+        """Launch on the current stream; ``last`` are numbers that follow the others.
+
+        The first pointer is the only one that may not be aligned: the user's rows, from somewhere in an array.
+        """
+        if INTERPRETED:
+            with _interpreter:  # it replaces parts of Triton while it runs
+                arguments = *pointers, *self.numbers, *last, *self.flags
+                self.kernel[self.grid](*arguments, **self.config.options)
+            return
+        first = pointers[0]
+        device = first.get_device()
+        at = device, first.data_ptr() % 16
+        code = self._kept.get(at)
+        if code is None:
+            self._kept[at] = code = compiled(self.kernel, (*pointers, *self.numbers, *last), self.flags, self.config)
+        # code[grid] would prepare for a profiler's hooks, which takes as long as the launch
+        code.run(
+            *self.grid,
+            1,
+            current_stream(device),
+            code.function,
+            code.packed_metadata,
+            None,
+            None,
+            None,
+            *pointers,
+            *self.numbers,
+            *last,
+            *self.flags,
+        )
+
+
+def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config) -> Any:
+    """Return the compiled kernel for the current device, arguments, and compile-time parameters, which come last.
+
+    An argument that is a dtype stands for an aligned array of that.
+    """
+    first = arguments[0]
+    like = (first, 0) if isinstance(first, torch.dtype) else (first.dtype, first.data_ptr() % 16)
+    key = (id(kernel), flags, config, *like, torch.cuda.current_device())
     found, _ = _compiled.get(key, (None, None))
     if found is None:
-        given = arguments()
-        named = dict(zip(kernel.arg_names[len(given) :], flags, strict=True))
+        named = dict(zip(kernel.arg_names[len(arguments) :], flags, strict=True))
         try:
-            found = kernel.warmup(*given, grid=(1,), **named, **config.options)
+            found = kernel.warmup(*arguments, grid=(1,), **named, **config.options)
             found._init_handles()  # loads it, which tells its registers
         except TritonError as error:
             raise _tuned_only(error, config) or error from error
@@ -79,28 +138,16 @@ def _compile(
     return found
 
 
-def _run(
-    kernel: Any, compiled: Any, grid: tuple[int, int], arguments: tuple[Any, ...], flags: Any, config: Config
-) -> None:
-    if compiled is None:
-        with _interpreter:  # it replaces parts of Triton while it runs
-            kernel[grid](*arguments, *flags, **config.options)
-    else:  # compiled[grid] would prepare for a profiler's hooks, which takes as long as the launch
-        stream, hooks = current_stream(torch.cuda.current_device()), (None, None, None)
-        compiled.run(*grid, 1, stream, compiled.function, compiled.packed_metadata, *hooks, *arguments, *flags)
-
-
 def launch(
     kernel: Any, grid: tuple[int, int], arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config
 ) -> None:
-    """Launch a kernel: arguments, then compile-time parameters, in its order."""
-    compiled = _compile(kernel, arguments[0], lambda: arguments, flags, config)
-    _run(kernel, compiled, grid, arguments, flags, config)
+    """Launch a kernel once: arguments, then compile-time parameters, in its order."""
+    Launch(kernel, grid, (), flags, config)(*arguments)
 
 
 def copy(kernel: Any, programs: int, arguments: tuple[Any, ...], flags: tuple[Any, ...]) -> None:
     """Launch a kernel without launch parameters to choose."""
-    launch(kernel, (programs, 1), arguments, flags, Config(1, 1, 4, 1))
+    Launch(kernel, (programs, 1), (), flags)(*arguments)
 
 
 def configuration(kernel: str, problem: Problem, columns: int, processor: Processor, pieces: int = 2) -> Config:
@@ -155,38 +202,48 @@ def _tuned_only(error: Exception, config: Config) -> LaunchFailed | None:
     return None
 
 
-def reduce(
+class Splits(NamedTuple):
+    """How a kernel makes partial results, over all splits of the columns."""
+
+    launch: Launch
+    size: int  # of the buffer of results
+    parts: int
+    dtype: torch.dtype  # of the results
+
+    def __call__(self, *before: torch.Tensor) -> torch.Tensor:
+        """Launch the kernel, whose arguments are ``before``, the results, and numbers; return the results."""
+        out = torch.empty(self.size, dtype=self.dtype, device=before[0].device)
+        self.launch(*before, out)
+        return out
+
+
+def over_splits(
     kernel: Any,
     config: Config,
     step: int,
-    whole: int,
+    rows: int,
     m: int,
     n: int,
     per_row: int,
-    before: Any,
-    after: Any,
-    flags: Any,
+    before: tuple[torch.dtype, ...],
+    sizes: tuple[int, ...],
+    flags: tuple[Any, ...],
     most_steps: int,
-    last: Sequence[int] = (),
-) -> tuple[torch.Tensor, int]:
-    """Launch a reduction of m rows over all splits of the columns; return their results, and how many.
+    device: torch.device,
+) -> Splits:
+    """Return how m of some rows are reduced over all splits of n columns, on the current device.
 
-    There are ``per_row`` numbers for every row and split, float64 if the columns are. The kernel's arguments are
-    ``before``, the buffer of results, ``after``, and the columns of a split; a program takes ``step`` of them at a
-    time, at most ``most_steps`` times, unless a grid has not that many programs. The number of splits follows from
-    ``whole``, the rows of the problem: however few of them come at a time, the bits are the same.
+    There are ``per_row`` numbers for every row and split, float64 if the columns are. The kernel's arguments are arrays
+    of the dtypes ``before``, the results, ``sizes``, and the columns of a split; a program takes ``step`` of them at a
+    time, at most ``most_steps`` times, unless a grid has not that many programs. The number of splits follows from all
+    ``rows``: however few of them come at a time, the bits are the same.
     """
-    device, dtype = before[0].device, torch.float64 if before[1].dtype is torch.float64 else torch.float32
+    dtype = torch.float64 if before[1] is torch.float64 else torch.float32
     processor = Processor.of(device)
-    flags = (*flags, config.block_m, config.block_n)
-    if "STAGES" in kernel.arg_names:
-        flags = (*flags, config.num_stages, *last)
-    # The number of splits, and so the buffer's size, follows from the compiled kernel: a view stands in for the buffer.
-    compiled = _compile(kernel, before[0], lambda: (*before, before[0].view(dtype), *after, n), flags, config)
-    slots = processor.multiprocessors * resident(compiled, config, processor)
+    code = None if INTERPRETED else compiled(kernel, (*before, dtype, *sizes, n), flags, config)
+    slots = processor.multiprocessors * resident(code, config, processor)
     bytes_per_row, columns = per_row * dtype.itemsize, most_steps * step
-    most = most_parts(slab_rows(whole, n, bytes_per_row, columns), bytes_per_row)
-    parts, length = splits(whole, n, config.block_m, step, slots, most, columns)
-    out = torch.empty(parts * m * per_row, dtype=dtype, device=device)
-    _run(kernel, compiled, (-(-m // config.block_m), parts), (*before, out, *after, length), flags, config)
-    return out, parts
+    most = most_parts(slab_rows(rows, n, bytes_per_row, columns), bytes_per_row)
+    parts, length = splits(rows, n, config.block_m, step, slots, most, columns)
+    run = Launch(kernel, (-(-m // config.block_m), parts), (*sizes, length), flags, config)
+    return Splits(run, parts * m * per_row, parts, dtype)

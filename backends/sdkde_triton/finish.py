@@ -105,7 +105,7 @@ def finish_mean_kernel(
     MOVED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Merge the splits in order, float64: ℓ, and the shift in bandwidths; ``MOVED``: the points plus half of it.
+    """Merge the splits in order, float64: ℓ, and the shift in bandwidths; ``MOVED``: not ℓ, and the points plus half of it.
 
     WIDTH is a power of two ≥ D. ``DIRECT``: maxima, sums, and means (splits, d, m) of differences. Otherwise sums (with
     ``SUMMED`` they are column d of the means) and means (splits, m, D) of the packed columns, in their units; the
@@ -161,10 +161,11 @@ def finish_mean_kernel(
     if MOVED:
         v = tl.load(moved_from + row * d + k[None, :], mask=both, other=0.0) + 0.5 * v
     tl.store(shift + row * d + k[None, :], v, mask=both)
-    result = _log(total) + _nats(top)
-    if SHIFTED:  # the exponents had the log sums, with their weights, taken off
-        given = tl.load(log_sums + i, mask=inside, other=0.0)
-        result += tl.where(none, 0.0, given)
-    elif not WEIGHTED:
-        result += tl.load(log_weights)
-    tl.store(log_sum + i, result, mask=inside)
+    if not MOVED:
+        result = _log(total) + _nats(top)
+        if SHIFTED:  # the exponents had the log sums, with their weights, taken off
+            given = tl.load(log_sums + i, mask=inside, other=0.0)
+            result += tl.where(none, 0.0, given)
+        elif not WEIGHTED:
+            result += tl.load(log_weights)
+        tl.store(log_sum + i, result, mask=inside)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,10 +12,10 @@ from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import blocked, finish, kernels
 from .bounds import MOST_DIRECT, SQRT_LOG2E, in_blocks, merges, mirrors, packed_dimensions, steps_at_most, stores
-from .compiled import configuration, copy, launch, reduce
+from .compiled import Launch, Splits, configuration, launch, over_splits
 from .direct import direct_kernel
 from .grid import Processor, block_points
-from .space import COLUMN_PADDING, block_k, tiles_per_sum
+from .space import COLUMN_PADDING, Config, block_k, tiles_per_sum
 
 #: What becomes of a log sum: the constant that is added, whether the log is wanted, and the dtype. Of a shift: the
 #: points (n, d) to which half of it is added. None: a :class:`Partial`.
@@ -58,15 +59,31 @@ def pack(
     """
     n, d = points.shape
     padded = -(-(n + beyond) // COLUMN_PADDING) * COLUMN_PADDING if columns else n
-    width, span = packed_dimensions(d), _power_of_two(packed_dimensions(d))
-    halves = padded * (pieces * width + (48 if columns else 32) + 2 * width * rounded)
+    run, halves = _packing(n, padded, d, step, pieces, columns, weights.vary, log_sums is not None, scaled, rounded)
     buffer = torch.empty(halves, dtype=torch.float16, device=points.device)
-    block = max(2, 2048 // span)
-    shifts = weights.log if log_sums is None else log_sums
-    arguments = (points, weights.log, shifts, buffer, n, padded, d, step)
-    flags = (width, span, pieces, block, columns, merges(d), weights.vary, log_sums is not None, scaled)
-    copy(kernels.pack_kernel, -(-padded // block), arguments, (*flags, rounded, in_blocks(d)))
+    run(points, weights.log, weights.log if log_sums is None else log_sums, buffer)
     return Packed(buffer, n, padded, pieces)
+
+
+@functools.lru_cache(maxsize=1024)
+def _packing(
+    n: int,
+    padded: int,
+    d: int,
+    step: float,
+    pieces: int,
+    columns: bool,
+    vary: bool,
+    shifted: bool,
+    scaled: bool,
+    rounded: bool,
+) -> tuple[Launch, int]:
+    """Return the launch of :func:`pack`, and how many numbers the buffer has."""
+    width = packed_dimensions(d)
+    span, halves = _power_of_two(width), padded * (pieces * width + (48 if columns else 32) + 2 * width * rounded)
+    block = max(2, 2048 // span)
+    flags = (width, span, pieces, block, columns, merges(d), vary, shifted, scaled, rounded, in_blocks(d))
+    return Launch(kernels.pack_kernel, (-(-padded // block), 1), (n, padded, d, step), flags), halves
 
 
 def bits(x: float) -> int:
@@ -99,22 +116,44 @@ def log_sum(
 
     The problem's m is of all rows, of which these may be some.
     """
-    width, m, n = packed_dimensions(problem.d), rows.points, columns.points
-    laplace, exclude = problem.reduction is Reduction.LAPLACE, own is not None
-    per_row, processor = 3 if laplace else 2, Processor.of(rows.buffer.device)
-    before, sizes = (rows.buffer, columns.buffer, weights.log), (rows.padded, columns.padded, m, n)
-    kernel: Any = kernels.log_sum_kernel
-    name, after, last = "log_sum", [*sizes, problem.d, own or 0], list[int]()
-    flags: list[int] = [merges(problem.d), laplace, weights.vary, exclude]
+    processor = Processor.of(rows.buffer.device)
+    name = "blocked" if in_blocks(problem.d) else "log_sum"
+    config = configuration(name, problem, packed_dimensions(problem.d), processor, rows.pieces)
+    sizes = rows.padded, columns.padded, rows.points, columns.points
+    reduce = _log_sum(problem, *sizes, rows.pieces, form, weights.vary, own, config, rows.buffer.device)
+    out = reduce(rows.buffer, columns.buffer, weights.log)
+    laplace = problem.reduction is Reduction.LAPLACE
+    return finish_log_sum(problem, out, weights, rows.points, reduce.parts, laplace, end)
+
+
+@functools.lru_cache(maxsize=1024)
+def _log_sum(
+    problem: Problem,
+    row_padded: int,
+    column_padded: int,
+    m: int,
+    n: int,
+    pieces: int,
+    form: int,
+    vary: bool,
+    own: int | None,
+    config: Config,
+    device: torch.device,
+) -> Splits:
+    width, laplace, exclude = packed_dimensions(problem.d), problem.reduction is Reduction.LAPLACE, own is not None
+    sizes: tuple[int, ...] = (row_padded, column_padded, m, n)
+    tile = config.block_m, config.block_n, config.num_stages
+    flags: tuple[int, ...] = (width, pieces, form)
     if in_blocks(problem.d):
-        kernel, name, after = blocked.blocked_kernel, "blocked", [*sizes, own or 0, 0, 0]
-        flags = [laplace, False, False, problem.precision == "high", weights.vary, exclude]
-        last = [block_k(width, rows.pieces, processor.capability)]
-    config = configuration(name, problem, width, processor, rows.pieces)
-    flags = [width, rows.pieces, form, *flags]
-    most = steps_at_most(problem, 0.0)
-    out, parts = reduce(kernel, config, config.block_n, problem.m, m, n, per_row, before, after, flags, most, last)
-    return finish_log_sum(problem, out, weights, m, parts, laplace, end)
+        kernel, sizes = blocked.blocked_kernel, (*sizes, own or 0, 0, 0)
+        step = block_k(width, pieces, Processor.of(device).capability)
+        flags = (*flags, laplace, False, False, problem.precision == "high", vary, exclude, *tile, step)
+    else:
+        kernel, sizes = kernels.log_sum_kernel, (*sizes, problem.d, own or 0)
+        flags = (*flags, merges(problem.d), laplace, vary, exclude, *tile)
+    halves, most = (torch.float16, torch.float16, torch.float64), steps_at_most(problem, 0.0)
+    per_row = 3 if laplace else 2
+    return over_splits(kernel, config, config.block_n, problem.m, m, n, per_row, halves, sizes, flags, most, device)
 
 
 def finish_log_sum(
@@ -123,12 +162,17 @@ def finish_log_sum(
     """Merge the partial results of LOG_SUM, or of LAPLACE, for m rows; with ``end``, of LOG_SUM, the density."""
     constant, log, dtype = end if isinstance(end, tuple) else (0.0, False, torch.float64)
     result = torch.empty((3, m) if laplace else m, dtype=dtype, device=partial.device)
-    arguments = (partial, weights.log, result, m, parts, problem.d, bits(constant))
-    flags = laplace, weights.vary, 0 if end is None else 1 if log else 2, dtype == torch.float32, 128
-    copy(finish.finish_log_sum_kernel, -(-m // 128), arguments, flags)
+    ending = 0 if end is None else 1 if log else 2
+    run = _finish_log_sum(m, parts, problem.d, laplace, weights.vary, ending, dtype is torch.float32)
+    run(partial, weights.log, result, last=(bits(constant),))
     if end is not None:
         return result
     return Partial(result[0], None, result[1], result[2]) if laplace else Partial(result)
+
+
+@functools.lru_cache(maxsize=1024)
+def _finish_log_sum(m: int, parts: int, d: int, laplace: bool, vary: bool, ending: int, single: bool) -> Launch:
+    return Launch(finish.finish_log_sum_kernel, (-(-m // 128), 1), (m, parts, d), (laplace, vary, ending, single, 128))
 
 
 def mean(
@@ -146,21 +190,40 @@ def mean(
 
     ``log_sums`` (m,) are what the rows were shifted by, if they were.
     """
-    width, m, n = packed_dimensions(problem.d), rows.points, columns.points
     processor = Processor.of(rows.buffer.device)
     if stores(problem, form, processor.capability):
         out = _stored_mean(problem, rows, columns, form, extent, own)
         return finish_mean(problem, out, rows, weights, log_sums, 1, end=end)
-    config = configuration("mean", problem, width, processor, rows.pieces)
-    before, after = (rows.buffer, columns.buffer), (rows.padded, columns.padded, m, n, problem.d, own or 0)
-    summed = problem.d < width
-    tiles = tiles_per_sum(width, form, merges(problem.d), processor.capability) if config.block_n <= 128 else 1
-    exact = problem.precision == "high"
-    flags = (width, rows.pieces, form, merges(problem.d), summed, own is not None, exact, tiles)
-    per_row, step = width if summed else width + 1, tiles * config.block_n
-    most = steps_at_most(problem, extent)
-    out, parts = reduce(kernels.mean_kernel, config, step, problem.m, m, n, per_row, before, after, flags, most)
-    return finish_mean(problem, out, rows, weights, log_sums, parts, summed, end)
+    config = configuration("mean", problem, packed_dimensions(problem.d), processor, rows.pieces)
+    sizes = rows.padded, columns.padded, rows.points, columns.points
+    reduce = _mean(problem, *sizes, rows.pieces, form, steps_at_most(problem, extent), own, config, rows.buffer.device)
+    out, summed = reduce(rows.buffer, columns.buffer), problem.d < packed_dimensions(problem.d)
+    return finish_mean(problem, out, rows, weights, log_sums, reduce.parts, summed, end)
+
+
+@functools.lru_cache(maxsize=1024)
+def _mean(
+    problem: Problem,
+    row_padded: int,
+    column_padded: int,
+    m: int,
+    n: int,
+    pieces: int,
+    form: int,
+    most: int,
+    own: int | None,
+    config: Config,
+    device: torch.device,
+) -> Splits:
+    d, width, merged = problem.d, packed_dimensions(problem.d), merges(problem.d)
+    capability = Processor.of(device).capability
+    tiles = tiles_per_sum(width, form, merged, capability) if config.block_n <= 128 else 1
+    exclude, exact, tile = own is not None, problem.precision == "high", (config.block_m, config.block_n)
+    flags = (width, pieces, form, merged, d < width, exclude, exact, tiles, *tile, config.num_stages)
+    sizes, per_row, halves = (row_padded, column_padded, m, n, d, own or 0), max(width, d + 1), (torch.float16,) * 2
+    step = tiles * config.block_n
+    kernel = kernels.mean_kernel
+    return over_splits(kernel, config, step, problem.m, m, n, per_row, halves, sizes, flags, most, device)
 
 
 def _stored_mean(
@@ -218,38 +281,62 @@ def finish_mean(
 
     With ``end`` the moved points.
     """
-    d, width, direct = problem.d, packed_dimensions(problem.d), isinstance(rows, torch.Tensor)
+    d, direct = problem.d, isinstance(rows, torch.Tensor)
     buffer, m, padded, pieces = (rows, rows.shape[1], 0, 0) if isinstance(rows, torch.Tensor) else rows
     shift = torch.empty((m, d), dtype=torch.float64, device=buffer.device)
-    result = torch.empty(m, dtype=torch.float64, device=buffer.device)
-    span = _power_of_two(width)
-    block = max(1, 512 // span)
+    result = shift if end is not None else torch.empty(m, dtype=torch.float64, device=buffer.device)
     given = result if log_sums is None else log_sums
     points = end if isinstance(end, torch.Tensor) else shift
-    arguments = (partial, buffer, weights.log, given, result, shift, points, padded, m, parts, d)
-    flags = (width, span, pieces, direct, summed, log_sums is not None, weights.vary, end is not None, block)
-    copy(finish.finish_mean_kernel, -(-m // block), arguments, flags)
+    flags = (direct, summed, log_sums is not None, weights.vary, end is not None)
+    _finish_mean(padded, m, parts, d, pieces, *flags)(partial, buffer, weights.log, given, result, shift, points)
     return Partial(result, shift) if end is None else shift
+
+
+@functools.lru_cache(maxsize=1024)
+def _finish_mean(padded: int, m: int, parts: int, d: int, pieces: int, *flags: bool) -> Launch:
+    width = packed_dimensions(d)
+    span = _power_of_two(width)
+    block = max(1, 512 // span)
+    sizes, parameters = (padded, m, parts, d), (width, span, pieces, *flags, block)
+    return Launch(finish.finish_mean_kernel, (-(-m // block), 1), sizes, parameters)
 
 
 def direct(
     problem: Problem, rows: torch.Tensor, columns: torch.Tensor, weights: Weights, own: int | None, end: End = None
 ) -> Any:
     """Any reduction by direct differences of points from :func:`transpose`, the columns padded; see :func:`log_sum`."""
-    d, m, n = problem.d, rows.shape[1], weights.log.shape[0]
-    laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
-    exclude, doubled = own is not None, rows.shape[0] > d
-    anchored = mean and problem.same and not weights.vary and not exclude and rows.dtype is torch.float32
-    name = "direct_mean" if anchored else "direct"
-    config = configuration(name, problem, d, Processor.of(rows.device))
-    before, after = (rows, columns, weights.log), (m, n, d, own or 0, columns.shape[1])
-    flags = (min(d, MOST_DIRECT + 1), doubled, laplace, mean, weights.vary, exclude, anchored)
-    per_row = 2 + (d if mean else laplace)
-    most = steps_at_most(problem, 0.0, packed=False)
-    out, parts = reduce(direct_kernel, config, config.block_n, problem.m, m, n, per_row, before, after, flags, most)
+    m, n, mean = rows.shape[1], weights.log.shape[0], problem.reduction is Reduction.MEAN
+    anchored = mean and problem.same and not weights.vary and own is None and rows.dtype is torch.float32
+    config = configuration("direct_mean" if anchored else "direct", problem, problem.d, Processor.of(rows.device))
+    doubled, sizes = rows.shape[0] > problem.d, (m, n, columns.shape[1])
+    reduce = _direct(problem, *sizes, rows.dtype, doubled, anchored, weights.vary, own, config, rows.device)
+    out = reduce(rows, columns, weights.log)
     if mean:
-        return finish_mean(problem, out, rows, weights, None, parts, end=end)
-    return finish_log_sum(problem, out, weights, m, parts, laplace, end)
+        return finish_mean(problem, out, rows, weights, None, reduce.parts, end=end)
+    return finish_log_sum(problem, out, weights, m, reduce.parts, problem.reduction is Reduction.LAPLACE, end)
+
+
+@functools.lru_cache(maxsize=1024)
+def _direct(
+    problem: Problem,
+    m: int,
+    n: int,
+    padded: int,
+    dtype: torch.dtype,
+    doubled: bool,
+    anchored: bool,
+    vary: bool,
+    own: int | None,
+    config: Config,
+    device: torch.device,
+) -> Splits:
+    d, laplace, mean = problem.d, problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
+    flags = (min(d, MOST_DIRECT + 1), doubled, laplace, mean, vary, own is not None, anchored, config.block_m)
+    before, sizes, per_row = (dtype, dtype, torch.float64), (m, n, d, own or 0, padded), 2 + (d if mean else laplace)
+    most, step = steps_at_most(problem, 0.0, packed=False), config.block_n
+    return over_splits(
+        direct_kernel, config, step, problem.m, m, n, per_row, before, sizes, (*flags, step), most, device
+    )
 
 
 def _power_of_two(x: int) -> int:

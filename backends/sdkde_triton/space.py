@@ -6,6 +6,7 @@ Below, ``columns`` is D, of a packed operand (d for direct differences), ``piece
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -101,6 +102,7 @@ def fits(kernel: str, config: Config, columns: int, capability: int, pieces: int
     )
 
 
+@functools.lru_cache(maxsize=256)
 def default(kernel: str, columns: int, capability: int, merged: bool = False, pieces: int = 2) -> Config:
     """Return the default configuration; measured on an H200, and chosen elsewhere by what fits without spilling."""
     if kernel.startswith("direct"):

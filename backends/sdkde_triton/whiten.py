@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import triton.language as tl
 from sdkde_core.plugin import Slots
 from sdkde_core.protocol import Whitened
 
-from .compiled import copy
+from .compiled import Launch
 from .kernels import sized
 from .launch import bits
 
@@ -94,16 +95,23 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
     """See :class:`sdkde_core.protocol.LineBackend`."""
     first, second = given[0], given[-1]
     (n, d), m, device = first.shape, second.shape[0] if len(given) > 1 else 0, first.device
+    to_centre, to_whiten, programs = _launches(n, m, d, 0 if isinstance(scale, float) else scale.ndim)
     if centre is None:
-        centre, apart = torch.empty(d, dtype=torch.float64, device=device), max(1, n // 256)
-        copy(centre_kernel, d, (first, centre, -(-n // apart), d, apart), (512, 32))
+        centre = torch.empty(d, dtype=torch.float64, device=device)
+        to_centre(first, centre)
     points = [torch.empty(x.shape, dtype=torch.float64, device=device) for x in given]
-    width = max(2, 1 << (d - 1).bit_length())
+    slots, time = _slots.ready(programs, first)
+    by: Any = centre if isinstance(scale, float) else scale
+    factor = bits(1.0 / scale if isinstance(scale, float) else 1.0)
+    to_whiten(first, second, by, centre, points[0], points[-1], slots, last=(factor,))
+    return Whitened(tuple(points), centre, _slots.largest(programs, device, time))
+
+
+@functools.lru_cache(maxsize=1024)
+def _launches(n: int, m: int, d: int, kind: int) -> tuple[Launch, Launch, int]:
+    """Return the launches of :func:`whiten` for n and m rows, and how many programs the second has."""
+    apart, width = max(1, n // 256), max(2, 1 << (d - 1).bit_length())
     block = min(128, max(2, 2048 // width))
     programs = -(-n // block) - (-m // block)
-    (slots, time), number = _slots.ready(programs, first), isinstance(scale, float)
-    by: Any = centre if isinstance(scale, float) else scale
-    sizes = n, m, d, bits(1.0 / scale if isinstance(scale, float) else 1.0)
-    arguments = (first, second, by, centre, points[0], points[-1], slots, *sizes)
-    copy(whiten_kernel, programs, arguments, (0 if number else by.ndim, width, block))
-    return Whitened(tuple(points), centre, _slots.largest(programs, device, time))
+    to_centre = Launch(centre_kernel, (d, 1), (-(-n // apart), d, apart), (512, 32))
+    return to_centre, Launch(whiten_kernel, (programs, 1), (n, m, d), (kind, width, block)), programs
