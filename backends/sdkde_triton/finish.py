@@ -105,7 +105,7 @@ def finish_mean_kernel(
     MOVED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Merge the splits in order, float64: ℓ, and the shift in bandwidths; ``MOVED``: not ℓ, and the points plus half of it.
+    """Merge the splits in order, float64: ℓ and the shift in bandwidths; ``MOVED``: only the points plus half of that.
 
     WIDTH is a power of two ≥ D. ``DIRECT``: maxima, sums, and means (splits, d, m) of differences. Otherwise sums (with
     ``SUMMED`` they are column d of the means) and means (splits, m, D) of the packed columns, in their units; the
