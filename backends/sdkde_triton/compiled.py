@@ -83,7 +83,7 @@ class Launch:
     ) -> None:
         self.kernel, self.grid, self.numbers, self.flags = kernel, grid, numbers, flags
         self.config = config or Config(1, 1, 4, 1)
-        self._kept: dict[Any, Any] = {}  # compiled code, by the device, and how the first pointer is aligned
+        self._kept: dict[Any, Any] = {}  # compiled code, by the device, and the first pointer's dtype and alignment
 
     def __call__(self, *pointers: torch.Tensor, last: tuple[Any, ...] = ()) -> None:
         """Launch on the current stream; ``last`` are numbers that follow the others.
@@ -97,7 +97,7 @@ class Launch:
             return
         first = pointers[0]
         device = first.get_device()
-        at = device, first.data_ptr() % 16
+        at = device, first.dtype, first.data_ptr() % 16
         code = self._kept.get(at)
         if code is None:
             self._kept[at] = code = compiled(self.kernel, (*pointers, *self.numbers, *last), self.flags, self.config)
