@@ -219,15 +219,18 @@ class Kernel:
 
     def __call__(self, programs: int, *arguments: torch.Tensor | int | float | None) -> None:
         """Launch it, within :func:`launching`. None is a null pointer."""
-        if self._shared and _here.device not in self._allowed:
+        here, shared = _here, self._shared
+        if shared and here.device not in self._allowed:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _check(driver.cuKernelSetAttribute(attribute, self._shared, self._kernel.handle, _here.device))
-            self._allowed.add(_here.device)
+            _check(driver.cuKernelSetAttribute(attribute, shared, self._kernel.handle, here.device))
+            self._allowed.add(here.device)
         values = [x.data_ptr() if isinstance(x, torch.Tensor) else x or 0 for x in arguments]
-        self._layout.pack_into(_here.buffer, 0, *values)
-        _here.size.value = self._layout.size
-        grid, end = (programs, 1, 1, self._threads, 1, 1), (self._shared, _here.stream, 0, _here.extra)
-        _check(driver.cuLaunchKernel(self._function, *grid, *end))
+        self._layout.pack_into(here.buffer, 0, *values)
+        here.size.value = self._layout.size
+        stream, threads = here.stream, self._threads
+        found = driver.cuLaunchKernel(self._function, programs, 1, 1, threads, 1, 1, shared, stream, 0, here.extra)
+        if found[0]:  # CUDA_SUCCESS is 0
+            _check(found)
 
 
 def parameters(code: str, kernel: str) -> str:

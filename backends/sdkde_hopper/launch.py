@@ -24,10 +24,15 @@ End: TypeAlias = tuple[float, bool, torch.dtype] | None
 
 def _room(device: torch.device, *sizes: int) -> tuple[torch.Tensor, list[int]]:
     """Return memory for arrays of so many bytes, and their addresses: to make a tensor takes as long as a launch."""
-    ends = list(itertools.accumulate(-(-size // 256) * 256 for size in sizes))
-    memory = torch.empty(ends[-1], dtype=torch.uint8, device=device)
+    offsets = _offsets(sizes)
+    memory = torch.empty(offsets[-1], dtype=torch.uint8, device=device)
     begin = memory.data_ptr()
-    return memory, [begin, *(begin + end for end in ends[:-1])]
+    return memory, [begin + offset for offset in offsets[:-1]]
+
+
+@functools.lru_cache(maxsize=1024)
+def _offsets(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return 0, *itertools.accumulate(-(-size // 256) * 256 for size in sizes)
 
 
 @dataclass(frozen=True)
@@ -103,37 +108,41 @@ def pack(
     As ``"rows"`` or as ``"columns"``, which of MEAN are its rows too. Columns have log weights where these differ.
     """
     n, d = points.shape
+    width, padded, sizes, scale, copies = _packing(n, d, role, reduction, log_weights is not None)
+    memory, found = _room(points.device, *sizes)
+    at, tiles, logs = (address if size else 0 for address, size in zip(found, sizes))
+    top = None if log_weights is None else log_weights.max().reshape(1)
+    given = points, log_weights, top, n, padded, d, width, step, scale
+    kernel("pack", "pack_points", 256)(padded // 16, *given, at, tiles, logs, copies - 1)
+    return Packed(n, width, memory, at, tiles, logs, top)
+
+
+@functools.lru_cache(maxsize=1024)
+def _packing(
+    n: int, d: int, role: str, reduction: Reduction, weighted: bool
+) -> tuple[int, int, tuple[int, int, int], float, int]:
+    """Return, of :func:`pack`, the width, the padded number of points, the arrays' bytes, the scale, and the copies."""
     width, padded = plan.width(d), -(-n // 768) * 768  # of the rows of a program, be they 192 or 256
-    mean, weighted, columns = reduction is Reduction.MEAN, log_weights is not None, role == "columns"
+    mean, columns = reduction is Reduction.MEAN, role == "columns"
     size, copies = padded * (2 * width + 16) * 2, 1 + (mean and weighted)
     # Rows of a range begin anywhere: the last program's reach beyond the padding.
     rows = size + plan.ROWS * (4 * width + 32) if mean or not columns else 0
     sizes = rows, copies * size if columns else 0, 4 * padded if weighted and not mean else 0
-    memory, found = _room(points.device, *sizes)
-    at, tiles, logs = (address if size else 0 for address, size in zip(found, sizes))
-    top = None if log_weights is None else log_weights.max().reshape(1)
-    given = points, log_weights, top, n, padded, d, width, step, float(SCALE_BITS if mean else RAISED_BITS)
-    kernel("pack", "pack_points", 256)(padded // 16, *given, at, tiles, logs, copies - 1)
-    return Packed(n, width, memory, at, tiles, logs, top)
+    return width, padded, sizes, float(SCALE_BITS if mean else RAISED_BITS), copies
 
 
 def log_sum(
     problem: Problem, rows: Packed, whole: int, columns: Packed, log_weights: torch.Tensor, own: int | None, end: End
 ) -> Any:
     """LOG_SUM or LAPLACE of rows, of ``whole`` in all; row i leaves out column i + own."""
-    m, width, laplace = rows.count, columns.width, problem.reduction is Reduction.LAPLACE
-    device = rows.memory.device
-    tiles, blocks = -(-columns.count // 64), -(-m // plan.ROWS)
-    parts = plan.parts(-(-whole // plan.ROWS), tiles, _programs(device))
-    length = min(-(-tiles // parts), plan.LONGEST)
-    parts = -(-tiles // length)
+    m, laplace, device = rows.count, problem.reduction is Reduction.LAPLACE, rows.memory.device
+    weighted, given = columns.top is not None, (whole, columns.count, columns.width, problem.reduction)
+    tiles, parts, length, reduce = _over_splits(*given, weighted, _programs(device))
     out = torch.empty(parts * m * 3, dtype=torch.float32, device=device)
     constant, log, dtype = end or (0.0, False, torch.float64)
     result = torch.empty((3, m) if laplace else m, dtype=dtype, device=device)
-    name = f"{problem.reduction.value}_{width}" + (columns.top is not None) * "_weighted"
-    reduce = kernel(name, "log_sum", 640, plan.log_sum_ring(width).shared)
-    given = rows.rows, columns.tiles, columns.logs, out
-    reduce(blocks * parts, *given, m, tiles, length, own or 0, int(own is not None))
+    at, blocks = (rows.rows, columns.tiles, columns.logs, out), -(-m // plan.ROWS)
+    reduce(blocks * parts, *at, m, tiles, length, own or 0, int(own is not None))
     top = log_weights if columns.top is None else columns.top
     log_sums, sign, magnitude = (result[0], result[1], result[2]) if laplace else (result, None, None)
     single = result if dtype == torch.float32 else None
@@ -141,6 +150,17 @@ def log_sum(
     finish = kernel("pack", "finish_log_sum", 128)
     finish(-(-m // 128), out, top, m, problem.d, parts, int(laplace), log_sums, sign, magnitude, *more)
     return result if end else Partial(log_sums, None, sign, magnitude)
+
+
+@functools.lru_cache(maxsize=1024)
+def _over_splits(
+    rows: int, n: int, width: int, reduction: Reduction, weighted: bool, programs: int
+) -> tuple[int, int, int, Kernel]:
+    """Return how many tiles n columns have, in how many parts, the tiles of one, and the kernel that sums them."""
+    tiles = -(-n // 64)
+    length = min(-(-tiles // plan.parts(-(-rows // plan.ROWS), tiles, programs)), plan.LONGEST)
+    name = f"{reduction.value}_{width}" + weighted * "_weighted"
+    return tiles, -(-tiles // length), length, kernel(name, "log_sum", 640, plan.log_sum_ring(width).shared)
 
 
 def log_sum_bytes(n: int) -> int:
@@ -206,14 +226,11 @@ def symmetric_mean(
     device = points.memory.device
     supers, blocks = points.padded // plan.COLUMNS, points.padded // plan.ROWS
     programs = _programs(device)
-    launches = plan.launches(supers, programs, points.width)
+    launches, sizes = _symmetric(points.padded, points.width, programs)
     n = points.count
     log_sum = torch.empty(n, dtype=torch.float64, device=device)
     shift = torch.empty((n, d), dtype=torch.float64, device=device)
-    carried = 8 * points.padded * points.sums if len(launches) > 1 else 0
-    most_units, most_slots = max(len(x.tables.units) for x in launches), max(x.tables.slots for x in launches)
-    sizes = 4 * most_units * plan.ROWS * points.sums, 4 * most_slots * plan.COLUMNS * points.sums
-    memory, (out_rows, out_columns, sums) = _room(device, *sizes, carried)
+    memory, (out_rows, out_columns, sums) = _room(device, *sizes)
     reduce, merge = _symmetric_kernels(points.width)
     for i, part in enumerate(launches):
         table = _on_device(part.tables, device)
@@ -227,6 +244,16 @@ def symmetric_mean(
     return Partial(log_sum, shift)
 
 
+@functools.lru_cache(maxsize=256)
+def _symmetric(padded: int, width: int, programs: int) -> tuple[tuple[plan.Launch, ...], tuple[int, int, int]]:
+    """Return the launches of :func:`symmetric_mean`, and bytes: of sums of rows, of columns, and between launches."""
+    launches, sums = plan.launches(padded // plan.COLUMNS, programs, width), width + 4
+    units, slots = max(len(x.tables.units) for x in launches), max(x.tables.slots for x in launches)
+    carried = 8 * padded * sums if len(launches) > 1 else 0
+    return launches, (4 * units * plan.ROWS * sums, 4 * slots * plan.COLUMNS * sums, carried)
+
+
+@functools.cache
 def _symmetric_kernels(width: int) -> tuple[Kernel, Kernel]:
     """What makes partial sums, and what puts them together: 32 rows a program, a thread for four numbers."""
     module = f"mean_{width}"

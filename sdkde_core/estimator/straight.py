@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +25,7 @@ import numpy as np
 from ..arrays import Argument, is_attached, rounded
 from ..bandwidth.matrix import Bandwidth, like
 from ..choice import registry
+from ..choice.select import named_backend
 from ..engine.devices import PerStream, captures
 from ..engine.failures import checks_always, raise_interrupt
 from ..protocol import BackendUnavailable, Columns, LineBackend, Problem, Reduction, with_fields
@@ -56,6 +56,7 @@ class _Line:
         self.dtype = str(dtype).removeprefix("torch.")
         self._equal, self.records = PerStream(), registry.records()
         self.extent = 0.0  # the largest of the calls so far
+        self.state: tuple[Any, ...] = ()  # what the choice of a backend depends on, beside the request
         self.known: dict[tuple[float, bool], _Passes | None] = {}
         self.choices: dict[tuple[float, bool], Any] = {}
         self.how: dict[str, Any] = {"data_device": place, "calls": request.calls}
@@ -123,16 +124,17 @@ def place_of(*given: Any) -> str | None:
 
 def _line(request: Request, x: Any, m: int | None, place: str) -> _Line:
     """The line of calls like this one; it is made anew where backends have come or failed since."""
-    environment = [os.environ.get(name) for name in ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB")]
-    options = [request.goal, request.method, request.precision, request.backend, request.device, request.calls]
-    state = *registry.aside, *registry.warm.items(), *request.without
-    key = (x.shape, x.dtype, m, place, *options, *environment, state)
+    named = named_backend(request.backend)
+    key = (x.shape, x.dtype, m, place, named, request.goal, request.method, request.precision, request.device)
+    state = *registry.aside, *registry.warm.items(), *request.without, request.calls
     line = _lines.get(key)
-    if line is None or line.records is not registry.records():
+    if line is None or line.state != state or line.records is not registry.records():
         if len(_lines) >= 32:  # each keeps n numbers on the device
             _lines.clear()
         kept = with_fields(request, weights=None, bandwidth="silverman")  # which may hold the user's arrays
+        extent = line.extent if line else 0.0
         line = _lines[key] = _Line(kept, x.shape, m, x.dtype, place)
+        line.state, line.extent = state, extent
     return line
 
 
