@@ -12,6 +12,7 @@ import re
 import struct
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -26,8 +27,7 @@ from .plan import MEAN_SHARED, REGISTERS, TILES, WIDTHS, dense_ring, log_sum_rin
 from .wgmma import wgmma
 
 try:
-    from cuda.bindings import driver, nvrtc
-    from cuda.core import Device, ObjectCode, Program, ProgramOptions
+    from cuda.bindings import driver, nvrtc  # cuda.core takes four times as long, and compiles only
 except ModuleNotFoundError as error:  # PyTorch brings other packages whose name begins with ``cuda``
     raise ModuleNotFoundError(f"{error}: pip install 'sdkde-core[hopper]'") from error
 
@@ -121,6 +121,8 @@ def source(module: str) -> str:
 
 def compile_module(module: str, log: io.StringIO | None = None) -> bytes:
     """Compile a module, which needs no card; ``log`` is told registers, spills, and what the assembler warns of."""
+    from cuda.core import Program, ProgramOptions
+
     options = ProgramOptions(arch=ARCHITECTURE, std="c++17", ptxas_options=None if log is None else ["-v"])
     program = Program(source(module), "c++", options)
     try:
@@ -200,7 +202,7 @@ class launching(memory_errors):
         # PyTorch does not make it the driver's current device where a thread has only taken memory from its pool.
         error, device = driver.cuCtxGetDevice()
         if error != driver.CUresult.CUDA_SUCCESS or int(device) != _here.device:
-            Device(_here.device).set_current()
+            _check(driver.cuCtxSetCurrent(_check(driver.cuDevicePrimaryCtxRetain(_here.device))))
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._device.__exit__(kind, error, trace)
@@ -211,8 +213,8 @@ class Kernel:
     """A kernel of a module: so many threads a program, which takes so many bytes of shared memory beyond its own."""
 
     def __init__(self, module: str, name: str, threads: int, shared: int) -> None:
-        self._kernel = _module(module).get_kernel(name)
-        self._function = driver.CUfunction(int(self._kernel.handle))
+        self._kernel = _check(driver.cuLibraryGetKernel(_module(module), name.encode()))
+        self._function = driver.CUfunction(int(self._kernel))
         self._threads, self._shared = threads, shared
         self._layout = struct.Struct(parameters(source(module), name))
         self._allowed: set[int] = set()  # devices on which it may take that much
@@ -222,7 +224,7 @@ class Kernel:
         here, shared = _here, self._shared
         if shared and here.device not in self._allowed:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _check(driver.cuKernelSetAttribute(attribute, shared, self._kernel.handle, here.device))
+            _check(driver.cuKernelSetAttribute(attribute, shared, self._kernel, here.device))
             self._allowed.add(here.device)
         values = [x.data_ptr() if isinstance(x, torch.Tensor) else x or 0 for x in arguments]
         self._layout.pack_into(here.buffer, 0, *values)
@@ -245,8 +247,16 @@ _lock = new_lock()
 
 
 @functools.cache
-def _module(name: str) -> ObjectCode:
-    return ObjectCode.from_cubin(_code(name), name=name)
+def _module(name: str) -> Any:
+    """A module, loaded: a ``CUlibrary``."""
+    return _check(driver.cuLibraryLoadData(_code(name), [], [], 0, [], [], 0))
+
+
+@functools.cache
+def load(*names: str) -> None:
+    """Load modules, and compile those that are not kept at the same time: one takes a second."""
+    with _lock, ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(_module, names))
 
 
 @functools.cache
@@ -256,7 +266,9 @@ def kernel(module: str, name: str, threads: int, shared: int = 0) -> Kernel:
         return Kernel(module, name, threads, shared)
 
 
-def _check(result: tuple[Any, ...]) -> None:
+def _check(result: tuple[Any, ...]) -> Any:
+    """Return what the driver's function returned beside its status; RuntimeError where it failed."""
     if result[0] != driver.CUresult.CUDA_SUCCESS:
         message = driver.cuGetErrorString(result[0])[1]
         raise RuntimeError(f"CUDA: {message.decode() if message else result[0].name}")
+    return result[-1]

@@ -14,7 +14,7 @@ from sdkde_core.protocol import Partial, Problem, Reduction, Whitened
 
 from . import plan
 from .bounds import RAISED_BITS, SCALE_BITS
-from .compiled import Kernel, kernel
+from .compiled import Kernel, kernel, load
 
 _slots = Slots()
 
@@ -79,6 +79,7 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
     first, second = given[0], given[1] if len(given) > 1 else None
     (n, d), m, device = first.shape, 0 if second is None else second.shape[0], first.device
     kind = "float" if first.dtype == torch.float32 else "double"
+    _load(d)
     if centre is None:
         centre, stride = torch.empty(d, dtype=torch.float64, device=device), max(1, n // 256)
         kernel("pack", f"centre_{kind}", 512)(d, first, -(-n // stride), stride, d, centre)
@@ -89,6 +90,13 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
     end = int(by is not None and by.ndim == 2), centre, points[0], points[1] if m else None, slots
     kernel("pack", f"whiten_{kind}", 256)(programs, first, second, n, m, d, factor, by, *end)
     return Whitened(tuple(points), centre, _slots.largest(programs, device, time))
+
+
+@functools.cache
+def _load(d: int) -> None:
+    """Load the modules of an estimate in d dimensions, without weights."""
+    mean = f"mean_{plan.width(d, plan.MEAN_SHARED)}" if d <= 16 else f"dense_{plan.width(d)}"
+    load("pack", mean, f"log_sum_{plan.width(d)}")
 
 
 def pack_symmetric(points: torch.Tensor, step: float) -> Symmetric:
