@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import io
 import logging
 import os
@@ -27,7 +28,10 @@ from .plan import MEAN_SHARED, REGISTERS, TILES, WIDTHS, dense_ring, log_sum_rin
 from .wgmma import wgmma
 
 try:
-    from cuda.bindings import driver, nvrtc  # cuda.core takes four times as long, and compiles only
+    from cuda.bindings import driver, nvrtc
+
+    if importlib.util.find_spec("cuda.core") is None:  # to import it takes four times as long; compiling needs it
+        raise ModuleNotFoundError("No module named 'cuda.core'")
 except ModuleNotFoundError as error:  # PyTorch brings other packages whose name begins with ``cuda``
     raise ModuleNotFoundError(f"{error}: pip install 'sdkde-core[hopper]'") from error
 
