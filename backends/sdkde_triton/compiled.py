@@ -7,8 +7,8 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,69 +53,43 @@ def no_compiler() -> str:
     )
 
 
+#: Of kernels without launch parameters to choose.
+_WARPS = Config(1, 1, 4, 1)
+
+
+@dataclass(eq=False)
 class Launch:
     """A kernel with all but its pointers: what launches of one shape have in common.
 
     Triton itself looks at every argument of every launch to find the compiled code, which takes longer than a small
-    problem's kernels. So the code is kept here.
-
-    Parameters
-    ----------
-    kernel : JITFunction
-        Its arguments are pointers, numbers, and compile-time parameters, in that order.
-    grid : (int, int)
-        Programs.
-    numbers : tuple
-        Numbers that follow the pointers; none of them is specialised on.
-    flags : tuple
-        The compile-time parameters.
-    config : Config
-        Warps and stages; None: four warps.
+    problem's kernels. So the code is kept here. No integer is specialised on.
     """
 
-    def __init__(
-        self,
-        kernel: Any,
-        grid: tuple[int, int],
-        numbers: tuple[Any, ...],
-        flags: tuple[Any, ...],
-        config: Config | None = None,
-    ) -> None:
-        self.kernel, self.grid, self.numbers, self.flags = kernel, grid, numbers, flags
-        self.config = config or Config(1, 1, 4, 1)
-        self._kept: dict[Any, Any] = {}  # compiled code, by the device, and the first pointer's dtype and alignment
+    kernel: Any  # its arguments are pointers, numbers, and compile-time parameters
+    grid: tuple[int, int]
+    numbers: tuple[Any, ...]
+    flags: tuple[Any, ...]  # the compile-time parameters
+    config: Config = _WARPS
+    kept: dict[Any, Any] = field(default_factory=dict)  # code by the device, and the first pointer's dtype and place
 
     def __call__(self, *pointers: torch.Tensor, last: tuple[Any, ...] = ()) -> None:
         """Launch on the current stream; ``last`` are numbers that follow the others.
 
         The first pointer is the only one that may not be aligned: the user's rows, from somewhere in an array.
         """
+        numbers = *self.numbers, *last
         if INTERPRETED:
             with _interpreter:  # it replaces parts of Triton while it runs
-                arguments = *pointers, *self.numbers, *last, *self.flags
-                self.kernel[self.grid](*arguments, **self.config.options)
+                self.kernel[self.grid](*pointers, *numbers, *self.flags, **self.config.options)
             return
-        first = pointers[0]
-        device = first.get_device()
-        at = device, first.dtype, first.data_ptr() % 16
-        code = self._kept.get(at)
+        device = pointers[0].get_device()
+        at = device, pointers[0].dtype, pointers[0].data_ptr() % 16
+        code = self.kept.get(at)
         if code is None:
-            self._kept[at] = code = compiled(self.kernel, (*pointers, *self.numbers, *last), self.flags, self.config)
+            self.kept[at] = code = compiled(self.kernel, (*pointers, *numbers), self.flags, self.config)
         # code[grid] would prepare for a profiler's hooks, which takes as long as the launch
-        code.run(
-            *self.grid,
-            1,
-            current_stream(device),
-            code.function,
-            code.packed_metadata,
-            None,
-            None,
-            None,
-            *pointers,
-            *self.numbers,
-            *last,
-            *self.flags,
-        )
+        stream, hooks = current_stream(device), (None, None, None)
+        code.run(*self.grid, 1, stream, code.function, code.packed_metadata, *hooks, *pointers, *numbers, *self.flags)
 
 
 def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config) -> Any:
@@ -218,32 +192,29 @@ class Splits(NamedTuple):
 
 
 def over_splits(
-    kernel: Any,
-    config: Config,
+    launch: Launch,
     step: int,
     rows: int,
     m: int,
     n: int,
     per_row: int,
-    before: tuple[torch.dtype, ...],
-    sizes: tuple[int, ...],
-    flags: tuple[Any, ...],
-    most_steps: int,
-    device: torch.device,
+    before: Sequence[torch.dtype],
+    most: int,
+    on: Any,
 ) -> Splits:
-    """Return how m of some rows are reduced over all splits of n columns, on the current device.
+    """Return how m of some rows are reduced over all splits of n columns, on the current device, ``on``.
 
     There are ``per_row`` numbers for every row and split, float64 if the columns are. The kernel's arguments are arrays
-    of the dtypes ``before``, the results, ``sizes``, and the columns of a split; a program takes ``step`` of them at a
-    time, at most ``most_steps`` times, unless a grid has not that many programs. The number of splits follows from all
-    ``rows``: however few of them come at a time, the bits are the same.
+    of the dtypes ``before``, the results, the numbers of ``launch``, and the columns of a split; a program takes
+    ``step`` of them at a time, at most ``most`` times, unless a grid has not that many programs. The number of splits
+    follows from all ``rows``: however few of them come at a time, the bits are the same.
     """
-    dtype = torch.float64 if before[1] is torch.float64 else torch.float32
-    processor = Processor.of(device)
-    code = None if INTERPRETED else compiled(kernel, (*before, dtype, *sizes, n), flags, config)
+    kernel, numbers, flags, config = launch.kernel, launch.numbers, launch.flags, launch.config
+    dtype, processor = torch.float64 if before[1] is torch.float64 else torch.float32, Processor.of(on)
+    code = None if INTERPRETED else compiled(kernel, (*before, dtype, *numbers, n), flags, config)
     slots = processor.multiprocessors * resident(code, config, processor)
-    bytes_per_row, columns = per_row * dtype.itemsize, most_steps * step
-    most = most_parts(slab_rows(rows, n, bytes_per_row, columns), bytes_per_row)
-    parts, length = splits(rows, n, config.block_m, step, slots, most, columns)
-    run = Launch(kernel, (-(-m // config.block_m), parts), (*sizes, length), flags, config)
+    bytes_per_row, columns = per_row * dtype.itemsize, most * step
+    limit = most_parts(slab_rows(rows, n, bytes_per_row, columns), bytes_per_row)
+    parts, length = splits(rows, n, config.block_m, step, slots, limit, columns)
+    run = Launch(kernel, (-(-m // config.block_m), parts), (*numbers, length), flags, config)
     return Splits(run, parts * m * per_row, parts, dtype)

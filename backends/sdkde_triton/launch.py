@@ -22,6 +22,10 @@ from .space import COLUMN_PADDING, Config, block_k, tiles_per_sum
 End: TypeAlias = tuple[float, bool, torch.dtype] | torch.Tensor | None
 
 
+#: Of rows and columns: padded numbers, then numbers.
+Sizes: TypeAlias = tuple[int, int, int, int]
+
+
 class Packed(NamedTuple):
     """Points packed as rows, or as columns and rows; see :mod:`sdkde_triton.kernels` for the buffer's layout."""
 
@@ -66,24 +70,14 @@ def pack(
 
 
 @functools.lru_cache(maxsize=1024)
-def _packing(
-    n: int,
-    padded: int,
-    d: int,
-    step: float,
-    pieces: int,
-    columns: bool,
-    vary: bool,
-    shifted: bool,
-    scaled: bool,
-    rounded: bool,
-) -> tuple[Launch, int]:
+def _packing(n: int, padded: int, d: int, step: float, pieces: int, *flags: bool) -> tuple[Launch, int]:
     """Return the launch of :func:`pack`, and how many numbers the buffer has."""
+    columns, vary, shifted, scaled, rounded = flags
     width = packed_dimensions(d)
     span, halves = _power_of_two(width), padded * (pieces * width + (48 if columns else 32) + 2 * width * rounded)
     block = max(2, 2048 // span)
-    flags = (width, span, pieces, block, columns, merges(d), vary, shifted, scaled, rounded, in_blocks(d))
-    return Launch(kernels.pack_kernel, (-(-padded // block), 1), (n, padded, d, step), flags), halves
+    parameters = width, span, pieces, block, columns, merges(d), vary, shifted, scaled, rounded, in_blocks(d)
+    return Launch(kernels.pack_kernel, (-(-padded // block), 1), (n, padded, d, step), parameters), halves
 
 
 def bits(x: float) -> int:
@@ -120,7 +114,7 @@ def log_sum(
     name = "blocked" if in_blocks(problem.d) else "log_sum"
     config = configuration(name, problem, packed_dimensions(problem.d), processor, rows.pieces)
     sizes = rows.padded, columns.padded, rows.points, columns.points
-    reduce = _log_sum(problem, *sizes, rows.pieces, form, weights.vary, own, config, rows.buffer.device)
+    reduce = _log_sum(problem, sizes, rows.pieces, form, weights.vary, own, config, rows.buffer.device)
     out = reduce(rows.buffer, columns.buffer, weights.log)
     laplace = problem.reduction is Reduction.LAPLACE
     return finish_log_sum(problem, out, weights, rows.points, reduce.parts, laplace, end)
@@ -128,32 +122,22 @@ def log_sum(
 
 @functools.lru_cache(maxsize=1024)
 def _log_sum(
-    problem: Problem,
-    row_padded: int,
-    column_padded: int,
-    m: int,
-    n: int,
-    pieces: int,
-    form: int,
-    vary: bool,
-    own: int | None,
-    config: Config,
-    device: torch.device,
+    problem: Problem, sizes: Sizes, pieces: int, form: int, vary: bool, own: int | None, config: Config, on: Any
 ) -> Splits:
     width, laplace, exclude = packed_dimensions(problem.d), problem.reduction is Reduction.LAPLACE, own is not None
-    sizes: tuple[int, ...] = (row_padded, column_padded, m, n)
     tile = config.block_m, config.block_n, config.num_stages
+    numbers: tuple[int, ...]
     flags: tuple[int, ...] = (width, pieces, form)
     if in_blocks(problem.d):
-        kernel, sizes = blocked.blocked_kernel, (*sizes, own or 0, 0, 0)
-        step = block_k(width, pieces, Processor.of(device).capability)
-        flags = (*flags, laplace, False, False, problem.precision == "high", vary, exclude, *tile, step)
+        kernel, numbers = blocked.blocked_kernel, (*sizes, own or 0, 0, 0)
+        step = block_k(width, pieces, Processor.of(on).capability)
+        flags += laplace, False, False, problem.precision == "high", vary, exclude, *tile, step
     else:
-        kernel, sizes = kernels.log_sum_kernel, (*sizes, problem.d, own or 0)
-        flags = (*flags, merges(problem.d), laplace, vary, exclude, *tile)
-    halves, most = (torch.float16, torch.float16, torch.float64), steps_at_most(problem, 0.0)
-    per_row = 3 if laplace else 2
-    return over_splits(kernel, config, config.block_n, problem.m, m, n, per_row, halves, sizes, flags, most, device)
+        kernel, numbers = kernels.log_sum_kernel, (*sizes, problem.d, own or 0)
+        flags += merges(problem.d), laplace, vary, exclude, *tile
+    run, halves = Launch(kernel, (1, 1), numbers, flags, config), (torch.float16, torch.float16, torch.float64)
+    most = steps_at_most(problem, 0.0)
+    return over_splits(run, config.block_n, problem.m, *sizes[2:], 3 if laplace else 2, halves, most, on)
 
 
 def finish_log_sum(
@@ -196,34 +180,21 @@ def mean(
         return finish_mean(problem, out, rows, weights, log_sums, 1, end=end)
     config = configuration("mean", problem, packed_dimensions(problem.d), processor, rows.pieces)
     sizes = rows.padded, columns.padded, rows.points, columns.points
-    reduce = _mean(problem, *sizes, rows.pieces, form, steps_at_most(problem, extent), own, config, rows.buffer.device)
+    reduce = _mean(problem, sizes, rows.pieces, form, steps_at_most(problem, extent), own, config, rows.buffer.device)
     out, summed = reduce(rows.buffer, columns.buffer), problem.d < packed_dimensions(problem.d)
     return finish_mean(problem, out, rows, weights, log_sums, reduce.parts, summed, end)
 
 
 @functools.lru_cache(maxsize=1024)
 def _mean(
-    problem: Problem,
-    row_padded: int,
-    column_padded: int,
-    m: int,
-    n: int,
-    pieces: int,
-    form: int,
-    most: int,
-    own: int | None,
-    config: Config,
-    device: torch.device,
+    problem: Problem, sizes: Sizes, pieces: int, form: int, most: int, own: int | None, config: Config, on: Any
 ) -> Splits:
     d, width, merged = problem.d, packed_dimensions(problem.d), merges(problem.d)
-    capability = Processor.of(device).capability
-    tiles = tiles_per_sum(width, form, merged, capability) if config.block_n <= 128 else 1
+    tiles = tiles_per_sum(width, form, merged, Processor.of(on).capability) if config.block_n <= 128 else 1
     exclude, exact, tile = own is not None, problem.precision == "high", (config.block_m, config.block_n)
     flags = (width, pieces, form, merged, d < width, exclude, exact, tiles, *tile, config.num_stages)
-    sizes, per_row, halves = (row_padded, column_padded, m, n, d, own or 0), max(width, d + 1), (torch.float16,) * 2
-    step = tiles * config.block_n
-    kernel = kernels.mean_kernel
-    return over_splits(kernel, config, step, problem.m, m, n, per_row, halves, sizes, flags, most, device)
+    run, step = Launch(kernels.mean_kernel, (1, 1), (*sizes, d, own or 0), flags, config), tiles * config.block_n
+    return over_splits(run, step, problem.m, *sizes[2:], max(width, d + 1), (torch.float16,) * 2, most, on)
 
 
 def _stored_mean(
@@ -308,8 +279,8 @@ def direct(
     m, n, mean = rows.shape[1], weights.log.shape[0], problem.reduction is Reduction.MEAN
     anchored = mean and problem.same and not weights.vary and own is None and rows.dtype is torch.float32
     config = configuration("direct_mean" if anchored else "direct", problem, problem.d, Processor.of(rows.device))
-    doubled, sizes = rows.shape[0] > problem.d, (m, n, columns.shape[1])
-    reduce = _direct(problem, *sizes, rows.dtype, doubled, anchored, weights.vary, own, config, rows.device)
+    given = rows.dtype, rows.shape[0] > problem.d, anchored, weights.vary
+    reduce = _direct(problem, m, n, columns.shape[1], *given, own, config, rows.device)
     out = reduce(rows, columns, weights.log)
     if mean:
         return finish_mean(problem, out, rows, weights, None, reduce.parts, end=end)
@@ -317,26 +288,16 @@ def direct(
 
 
 @functools.lru_cache(maxsize=1024)
-def _direct(
-    problem: Problem,
-    m: int,
-    n: int,
-    padded: int,
-    dtype: torch.dtype,
-    doubled: bool,
-    anchored: bool,
-    vary: bool,
-    own: int | None,
-    config: Config,
-    device: torch.device,
-) -> Splits:
+def _direct(problem: Problem, m: int, n: int, padded: int, dtype: Any, *given: Any) -> Splits:
+    doubled, anchored, vary, own, config, on = given
     d, laplace, mean = problem.d, problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
-    flags = (min(d, MOST_DIRECT + 1), doubled, laplace, mean, vary, own is not None, anchored, config.block_m)
-    before, sizes, per_row = (dtype, dtype, torch.float64), (m, n, d, own or 0, padded), 2 + (d if mean else laplace)
-    most, step = steps_at_most(problem, 0.0, packed=False), config.block_n
-    return over_splits(
-        direct_kernel, config, step, problem.m, m, n, per_row, before, sizes, (*flags, step), most, device
+    flags = (min(d, MOST_DIRECT + 1), doubled, laplace, mean, vary, own is not None, anchored, *config[:2])
+    run, before = (
+        Launch(direct_kernel, (1, 1), (m, n, d, own or 0, padded), flags, config),
+        (dtype, dtype, torch.float64),
     )
+    most, per_row = steps_at_most(problem, 0.0, packed=False), 2 + (d if mean else laplace)
+    return over_splits(run, config.block_n, problem.m, m, n, per_row, before, most, on)
 
 
 def _power_of_two(x: int) -> int:
