@@ -98,8 +98,11 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], co
     An argument that is a dtype stands for an aligned array of that.
     """
     first = arguments[0]
-    like = (first, 0) if isinstance(first, torch.dtype) else (first.dtype, first.data_ptr() % 16)
-    key = (id(kernel), flags, config, *like, torch.cuda.current_device())
+    if isinstance(first, torch.dtype):
+        like = first, 0, torch.cuda.current_device()
+    else:
+        like = first.dtype, first.data_ptr() % 16, first.get_device()
+    key = (id(kernel), flags, config, *like)
     found, _ = _compiled.get(key, (None, None))
     if found is None:
         named = dict(zip(kernel.arg_names[len(arguments) :], flags, strict=True))

@@ -5,7 +5,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .kernels import FLOOR, sized, to_log2, wide
+from .kernels import FLOOR, SQRT_LOG2E, f64, sized, to_log2, wide
+
+
+@sized
+def transpose_kernel(points, out, n, padded, d, SINGLE: tl.constexpr, DOUBLED: tl.constexpr, BLOCK: tl.constexpr):
+    """v = √(log2 e) u of float64 points (n, d), as :func:`direct_kernel` reads it, (d, padded) in fp32 or float64.
+
+    Columns of padding lie far away. ``DOUBLED``: as many rows of what fp32 leaves of every coordinate follow.
+    """
+    j, k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
+    real: tl.constexpr = tl.float32 if SINGLE else tl.float64
+    v = tl.load(points + j.to(tl.int64) * d + k, mask=j < n, other=0.0) * f64(SQRT_LOG2E)
+    leading = v.to(real)
+    far: tl.constexpr = 1e17 if SINGLE else 1e152
+    tl.store(out + wide(k) * padded + j, tl.where(j < n, leading, far), mask=j < padded)
+    if DOUBLED:
+        tl.store(out + (wide(k) + d) * padded + j, (v - leading.to(tl.float64)).to(real), mask=j < padded)
 
 
 @triton.jit

@@ -11,9 +11,9 @@ import torch
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import blocked, finish, kernels
-from .bounds import MOST_DIRECT, SQRT_LOG2E, in_blocks, merges, mirrors, packed_dimensions, steps_at_most, stores
+from .bounds import MOST_DIRECT, in_blocks, merges, mirrors, packed_dimensions, steps_at_most, stores
 from .compiled import Launch, Splits, configuration, launch, over_splits
-from .direct import direct_kernel
+from .direct import direct_kernel, transpose_kernel
 from .grid import Processor, block_points
 from .space import COLUMN_PADDING, Config, block_k, tiles_per_sum
 
@@ -91,16 +91,17 @@ def transpose(points: torch.Tensor, arithmetic: str, padding: int = 1) -> torch.
 
     (d, n) in ``"float32"`` or ``"float64"``; ``"doubled"`` is (2 d, n), what fp32 leaves of every coordinate last.
     """
-    n, d = points.shape
-    dtype = torch.float64 if arithmetic == "float64" else torch.float32
-    shape = (2 if arithmetic == "doubled" else 1) * d, -(-n // padding) * padding
-    v = torch.zeros(shape, dtype=dtype, device=points.device)
-    scaled = points.T * SQRT_LOG2E
-    v[:d, :n] = scaled
-    if arithmetic == "doubled":
-        v[d:, :n] = scaled - v[:d, :n]
-    v[:d, n:] = 1e152 if dtype == torch.float64 else 1e17
+    (n, d), doubled = points.shape, arithmetic == "doubled"
+    shape = (1 + doubled) * d, -(-n // padding) * padding
+    single = arithmetic != "float64"
+    v = torch.empty(shape, dtype=torch.float32 if single else torch.float64, device=points.device)
+    _transposing(n, shape[1], d, single, doubled)(points, v)
     return v
+
+
+@functools.lru_cache(maxsize=1024)
+def _transposing(n: int, padded: int, d: int, *flags: bool) -> Launch:
+    return Launch(transpose_kernel, (-(-padded // 512), d), (n, padded, d), (*flags, 512))
 
 
 def log_sum(
