@@ -390,9 +390,9 @@ class Whitened(NamedTuple):
 
     points: tuple[Any, ...]  # (k, d) float64 each, in C order
     centre: Any  # (d,) float64, data units
-    # The largest distance from the centre; inf where a number is NaN or infinite. While a CUDA graph is captured a
-    # tensor on the device.
-    extent: Any
+    # Waits for the largest distance from the centre, and returns it; inf where a number is not finite. It is called
+    # before anything else is whitened. While a CUDA graph is captured it returns a tensor on the device.
+    extent: Callable[[], Any]
 
 
 class LineBackend(Backend, TypingProtocol):

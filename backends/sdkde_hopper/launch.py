@@ -89,7 +89,7 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
     by = None if isinstance(scale, float) else scale
     end = int(by is not None and by.ndim == 2), centre, points[0], points[1] if m else None, slots
     kernel("pack", f"whiten_{kind}", 256)(programs, first, second, n, m, d, factor, by, *end)
-    return Whitened(tuple(points), centre, _slots.largest(programs, device, time))
+    return Whitened(tuple(points), centre, functools.partial(_slots.largest, programs, device, time))
 
 
 @functools.cache

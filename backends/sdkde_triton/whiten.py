@@ -104,7 +104,7 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
     by: Any = centre if isinstance(scale, float) else scale
     factor = bits(1.0 / scale if isinstance(scale, float) else 1.0)
     to_whiten(first, second, by, centre, points[0], points[-1], slots, last=(factor,))
-    return Whitened(tuple(points), centre, _slots.largest(programs, device, time))
+    return Whitened(tuple(points), centre, functools.partial(_slots.largest, programs, device, time))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -190,13 +190,13 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         found = None if line.whitening is None or known is False else line.whitening.whiten(given, scale())
         if found is None:
             return None
-        extent = line.extent if captured else rounded(found.extent)
+        log_weights, constant = line.equal(train) if known is None else known, log_constant("gaussian", bandwidth)
+        extent = line.extent if captured else rounded(found.extent())
         passes = line.passes(extent, known is not None)
         if passes is None:
             return None
         line.extent = max(line.extent, extent)
         backend, problems, packed = passes
-        log_weights = line.equal(train) if known is None else known
         columns, queries = Columns(found.points[0], log_weights), found.points[-1]
         for problem, whole in zip(problems[:-1], packed):
             state = backend.prepare(whole, columns)
@@ -207,9 +207,8 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         last, state = problems[-1], backend.prepare(packed[-1], columns)
         what = "score" if request.goal is Goal.GRADIENT else "log" if log else "density"
         asked = last, None if last.same else queries, state
-        constant = log_constant("gaussian", bandwidth)
         result = _result(backend, asked, bandwidth, constant, request.negative, what, train.dtype)
-        return _where(found.extent <= extent, result) if captured else result
+        return _where(found.extent() <= extent, result) if captured else result
 
     return _attempt(compute), request
 
@@ -276,13 +275,15 @@ def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
             return None
         backend, problem, _, state = columns
         found, captured = backend.whiten((x,), fitted.scale, fitted.centre), captures(x)
-        if found is None or (not captured and (found.extent > CLEAR or rounded(found.extent) > problem.extent)):
+        if found is None:
             return None
         asked = with_fields(problem, m=x.shape[0]), found.points[0], state
         dtype = max(query.dtype, fitted.problem.dtype)  # "float64" > "float32"
         rest = fitted.log_constant, request.negative, what, getattr(sys.modules["torch"], dtype)
-        result = _result(backend, asked, fitted.bandwidth, *rest)
-        return _where(found.extent <= min(CLEAR, problem.extent), result) if captured else result
+        result, extent = _result(backend, asked, fitted.bandwidth, *rest), found.extent()
+        if captured:
+            return _where(extent <= min(CLEAR, problem.extent), result)
+        return result if extent <= CLEAR and rounded(extent) <= problem.extent else None
 
     return _attempt(compute)
 
