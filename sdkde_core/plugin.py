@@ -17,6 +17,7 @@ fresh processes    :func:`run_python`: with nothing imported from the working di
 messages           :func:`warn_once`, with ``SdkdeWarning``, about the user's line
 PyTorch's devices  :func:`memory_errors`, :func:`in_slabs`, :func:`on_device`,
                    :class:`PerStream`, :class:`Slots`, :func:`current_stream`, :func:`without_grad`
+kernels' grids     the module :mod:`grids <sdkde_core.choice.grids>`: CUDA cards, into how many parts columns go
 prices             the module :mod:`prices <sdkde_core.choice.cost>`: rates, what threads gain, the time that Work takes
 =================  ===================================================================================================
 """
@@ -24,6 +25,7 @@ prices             the module :mod:`prices <sdkde_core.choice.cost>`: rates, wha
 from __future__ import annotations
 
 from .choice import cost as prices
+from .choice import grids
 from .choice.hardware import cpu_threads
 from .engine import exponents, products
 from .engine.columns import reduce_pass
@@ -51,6 +53,7 @@ __all__ = [
     "each",
     "empty",
     "exponents",
+    "grids",
     "in_child",
     "in_slabs",
     "map_threads",

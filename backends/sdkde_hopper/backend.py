@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, reduce_exact
+from sdkde_core.plugin import PerStream, empty, grids, in_slabs, reduce_exact
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support, Whitened
 
 from . import launch
@@ -51,21 +51,15 @@ class HopperBackend:
 
     def probe(self, device: str) -> Support:
         """Look for such a GPU, and for what compiles for it."""
-        if not torch.cuda.is_available():
-            return Support(False, "PyTorch finds no CUDA device")
-        index = torch.device(device).index or 0
-        if index >= torch.cuda.device_count():
-            return Support(False, f"there are {torch.cuda.device_count()} CUDA devices, no {device}")
-        name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
-        if capability != (9, 0):
-            of = ".".join(map(str, capability))
-            return Support(False, f"{name} has compute capability {of}; the kernels are for 9.0 (H100, H200)")
+        found = grids.probe(device, [90], "the kernels are for 9.0 (H100, H200)")
+        if not found.ok:
+            return found
         try:
             check_driver()
         except Exception as error:  # whatever loading it raises
             said = str(error).partition("\n")[0]
             return Support(False, f"the kernels cannot be compiled or loaded: {said}")
-        return Support(True, f"{name}, NVRTC {nvrtc_version()}")
+        return Support(True, f"{found.reason}, NVRTC {nvrtc_version()}")
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from sdkde_core.plugin import Slots
+from sdkde_core.plugin import Slots, grids
 from sdkde_core.protocol import Partial, Problem, Reduction, Whitened
 
 from . import plan
@@ -124,8 +124,7 @@ def log_sum(
     m, width, laplace = rows.count, columns.width, problem.reduction is Reduction.LAPLACE
     device = rows.memory.device
     tiles, blocks = -(-columns.count // 64), -(-m // plan.ROWS)
-    parts = plan.parts(-(-whole // plan.ROWS), tiles, _programs(device))
-    length = min(-(-tiles // parts), plan.LONGEST)
+    length = min(plan.parts(-(-whole // plan.ROWS), tiles, _programs(device))[1], plan.LONGEST)
     parts = -(-tiles // length)
     out = torch.empty(parts * m * 3, dtype=torch.float32, device=device)
     constant, log, dtype = end or (0.0, False, torch.float64)
@@ -159,9 +158,7 @@ def dense_mean(
     groups, weighted = plan.warpgroups(width), packed.top is not None
     n, high = rows[1] - rows[0], groups * 64
     blocks, tiles, programs = -(-n // high), -(-(stop - start) // 64), _programs(device)
-    parts = plan.parts(blocks, tiles, programs)
-    length = -(-tiles // parts)
-    parts = -(-tiles // length)
+    parts, length = plan.parts(blocks, tiles, programs)
     size = 4 * width + 32  # bytes of a point
     row_pieces, column_pieces = packed.rows + rows[0] * size, packed.tiles + start * size * (1 + weighted)
     out = torch.empty(parts * blocks * high * (width + 4), dtype=torch.float64, device=device)
@@ -181,10 +178,9 @@ def dense_mean(
     return Partial(log_sum, shift)
 
 
-@functools.cache
 def _programs(device: torch.device) -> int:
     """How many programs run at a time, each on a multiprocessor of its own."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return grids.Card.of(device).multiprocessors
 
 
 @functools.cache

@@ -11,12 +11,15 @@ Partial sums take 20 KB a unit: so with many points supers come some at a time, 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sdkde_core.plugin import grids
 
 #: Tiles of 64 columns to a super.
 TILES = 16
@@ -167,17 +170,14 @@ def log_sum_ring(width: int) -> Ring:
     return Ring(stages, stages * (tile + 16) + 8)
 
 
-def parts(blocks: int, tiles: int, programs: int) -> int:
-    """Return into how many parts the columns are cut where every φ is for its row alone.
+def parts(blocks: int, tiles: int, programs: int) -> tuple[int, int]:
+    """Return into how many parts the columns are cut where every φ is for its row alone, and the tiles of each.
 
-    Those with the fewest tiles in turn, then the fewest parts; and not many more programs than run at a time, as every
-    part has partial sums.
-
-    A program of a part begins and ends, which takes about as long as two tiles.
+    A program has a multiprocessor to itself, and there are not many more than run at a time, as every part has partial
+    sums. It begins and ends in the time of about two tiles.
     """
     most = max(1, min(tiles // 8, -(-8 * programs // blocks)))
-    waves = [(-(-blocks * count // programs) * (-(-tiles // count) + 2), count) for count in range(1, most + 1)]
-    return min(waves)[1]
+    return grids.parts(blocks, tiles, programs, most, begins=2, together=math.inf)
 
 
 def _lists(keys: Ints, values: Ints, size: int) -> tuple[Ints, Ints]:
