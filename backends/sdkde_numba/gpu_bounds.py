@@ -72,12 +72,9 @@ def extent_limit(problem: Problem) -> float:
 def expanded_limit(problem: Problem) -> float:
     """Return the extent up to which expanded squares keep "fast"; −inf where they are not taken.
 
-    LAPLACE's factor needs r² without the log weights, which are part of expanded exponents. For shifts the error is too
-    large.
+    LAPLACE's factor needs r² without the log weights, which are part of expanded exponents.
     """
-    laplace = problem.reduction is Reduction.LAPLACE
-    kept = problem.precision == "fast" and problem.reduction is not Reduction.MEAN
-    if not kept or (laplace and "weights" in problem.requires):
+    if problem.reduction is Reduction.LAPLACE and "weights" in problem.requires:
         return -math.inf
     return exponents.expanded_limit(problem, "float32", _budget(problem).absolute, norms=1.5)
 

@@ -49,18 +49,8 @@ def extent_limit(problem: Problem) -> float:
 
 
 def single_limit(problem: Problem, log_weight_span: float = 0.0) -> float:
-    """Return the extent up to which expanded squares in float32 keep "fast"; −inf where not even at 0.
-
-    LAPLACE pays an error twice, in φ and in its factor. ``log_weight_span`` is the largest magnitude of a log weight,
-    which is added to the exponent, also where all points coincide. MEAN is never computed so: the bound on its shift
-    would leave a few bandwidths.
-    """
-    if problem.precision != "fast" or problem.reduction is Reduction.MEAN:
-        return -math.inf
-    budget = BUDGET * exponents.strictest(problem)
-    if problem.reduction is Reduction.LAPLACE:
-        budget /= 2.0
-    budget -= 4.0 * exponents.UNIT_ROUNDOFF["float32"] * log_weight_span
+    """Return the extent up to which expanded squares in float32 keep "fast"; −inf where not even at 0."""
+    budget = exponents.half_tolerance(problem, "float32", log_weight_span)
     return exponents.expanded_limit(problem, "float32", budget)
 
 

@@ -29,9 +29,7 @@ def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
 
     ``span`` is the largest magnitude of a log weight, nats: log weights are rounded with the squares.
     """
-    if dtype == "float32" and (problem.precision != "fast" or problem.reduction is Reduction.MEAN):
-        return -math.inf
-    budget = _budget(problem) - 4.0 * exponents.UNIT_ROUNDOFF[dtype] * span
+    budget = exponents.half_tolerance(problem, dtype, span)
     limit = exponents.expanded_limit(problem, dtype, budget, norms=1.5)
     return min(limit, _shift_limit(problem, dtype)) if problem.reduction is Reduction.MEAN else limit
 
@@ -49,7 +47,7 @@ def split_limit(problem: Problem, dtype: str) -> float:
     half = 500.0 if "weights" in problem.requires else 0.0
     grid = 2.0 ** (2 - (24 if dtype == "float32" else 53) // 2)
     share = 4.0 * exponents.UNIT_ROUNDOFF[dtype] * math.sqrt(2.0 * problem.d) * 0.3 * grid
-    most = _budget(problem) / share  # R √(R² + half), and for MEAN that times R, at most
+    most = exponents.half_tolerance(problem) / share  # R √(R² + half), and for MEAN that times R, at most
     limit = math.sqrt(0.5 * (math.sqrt(half**2 + 4.0 * most**2) - half))
     if problem.reduction is Reduction.MEAN:
         low, high = 0.0, limit
@@ -127,8 +125,3 @@ def extent_limit(problem: Problem) -> float:
     elif problem.device != "cpu" and problem.precision == "fast":
         limit = min(split_limit(problem, "float32"), _shift_limit(problem, "float32"))
     return limit if limit > 0 else expanded_limit(problem, "float64")
-
-
-def _budget(problem: Problem) -> float:
-    """What exponents may use of the tolerance; the rest is for exponentials and sums."""
-    return exponents.strictest(problem) / (4.0 if problem.reduction is Reduction.LAPLACE else 2.0)

@@ -159,17 +159,30 @@ def strictest(problem: Problem) -> float:
     return min(tolerance[r].absolute for r in (Reduction.LOG_SUM, *[Reduction.MEAN] * mean))
 
 
+def half_tolerance(problem: Problem, dtype: str = "", log_weight_span: float = 0.0) -> float:
+    """Return half of the tolerance, for exponents, the rest being for exponentials and sums.
+
+    LAPLACE has an error twice at most, see :func:`paid`. Less what rounding log weights costs, if they are added to the
+    exponents in that dtype; ``log_weight_span``: their largest magnitude, nats.
+    """
+    half = strictest(problem) / (4.0 if problem.reduction is Reduction.LAPLACE else 2.0)
+    return half - (4.0 * UNIT_ROUNDOFF[dtype] * log_weight_span if dtype else 0.0)
+
+
 def expanded_limit(problem: Problem, dtype: str, budget: float, norms: float = 1.0) -> float:
     """Return the extent R up to which expanded squares err by no more than ``budget``; −inf where not even at 0.
+
+    float32 is taken for sums at "fast" alone: the bound on MEAN's shift would leave a few bandwidths.
 
     u_i·u_j − ½‖u_i‖² − ½‖u_j‖² is a small difference of numbers up to R². Its error is a sum of roundings, of at most
     half a unit, of partial sums that grow to R² along d terms: the standard deviation is at most
     ε R² (√(d/3) / √3 + c), c being 1 for what the norms add or ``norms`` where they are summed otherwise.
     """
     ratio = budget / (4.0 * UNIT_ROUNDOFF[dtype] * (math.sqrt(problem.d) / 3.0 + norms))
-    if ratio <= 0:
+    mean = problem.reduction is Reduction.MEAN
+    if ratio <= 0 or (dtype == "float32" and (mean or problem.precision != "fast")):
         return -math.inf
-    return min(math.sqrt(ratio), ratio ** (1 / 3)) if problem.reduction is Reduction.MEAN else math.sqrt(ratio)
+    return min(math.sqrt(ratio), ratio ** (1 / 3)) if mean else math.sqrt(ratio)
 
 
 def shift_limit(problem: Problem, additions: float) -> float:
