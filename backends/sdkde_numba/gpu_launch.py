@@ -7,14 +7,13 @@ import logging
 import math
 import threading
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from numba import cuda
 
-from sdkde_core.plugin import current_stream, exponents, grids, warn_once
+from sdkde_core.plugin import current_stream, exponents, grids
 from sdkde_core.protocol import Partial, Problem, Reduction
 from sdkde_core.tuning import Query, Tuned, tuned
 
@@ -52,22 +51,11 @@ def configuration(
 ) -> tuple[LaunchConfig, tuple[Query, Tuned] | None]:
     """Return the launch parameters, and how they are known where they were tuned."""
     kind, d = problem.reduction.value, problem.d
-    name = f"{kind}_{arithmetic}"
-    query = Query("numba-cuda", name, SPACE.config_version, d, *card_of(device))
-
-    def accept(values: Mapping[str, Any]) -> bool:
-        try:
-            return fits(LaunchConfig.of(values), kind, d, arithmetic)
-        except (TypeError, ValueError) as error:
-            warn_once(f"a tuned configuration of {name} is ignored: {error}")
-            return False
-
+    query = Query("numba-cuda", f"{kind}_{arithmetic}", SPACE.config_version, d, *card_of(device))
     asked = replace(problem, dtype="float32" if problem.precision == "fast" else "float64")
-    found = tuned(query, asked, accept)
+    found = tuned(query, asked, lambda x: fits(LaunchConfig.of(x), kind, d, arithmetic))
     if found is None:
         return launched(default(kind, d, arithmetic), problem), None
-    if found.rung == "forced" and not accept(found.config):
-        raise ValueError(f"{name} cannot be launched with {dict(found.config)}")
     return launched(LaunchConfig.of(found.config), problem), (query, found)
 
 

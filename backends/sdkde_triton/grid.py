@@ -26,6 +26,7 @@ def resident(compiled: Any, config: Config, processor: Processor) -> int:
     return processor.resident(32 * config.num_warps, getattr(compiled, "n_regs", None) or 128, shared)
 
 
+@functools.lru_cache(maxsize=4096)
 def splits(rows: int, n: int, block_m: int, step: int, slots: int, limit: int, columns: int) -> tuple[int, int]:
     """Return in how many parts the columns are split, and the columns of each; see :func:`grids.parts`.
 
