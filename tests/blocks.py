@@ -12,14 +12,8 @@ INFO = replace(info.INFO, features=info.INFO.features | {"pairs"})
 
 class NumpyBackend(backend.NumpyBackend):
     def reduce_pairs(self, problem, state, rows, columns):
-        logs = np.full(problem.n, state.uniform) if state.log_weights is None else state.log_weights
-        first, other = (
-            backend.NumpyBackend.reduce(
-                self,
-                replace(problem, m=some[1] - some[0], n=over[1] - over[0], same=False),
-                state.points[slice(*some)],
-                self.prepare(problem, Columns(state.points[slice(*over)], logs[slice(*over)])),
-            )
-            for some, over in ((rows, columns), (columns, rows))
-        )
-        return first, first if rows == columns else other
+        points, logs = state.points, state.log_weights
+        logs = np.full(problem.n, state.uniform) if logs is None else logs
+        pairs = (slice(*rows), slice(*columns)), (slice(*columns), slice(*rows))
+        states = [self.prepare(problem, Columns(points[over], logs[over])) for _, over in pairs]
+        return tuple(backend.NumpyBackend.reduce(self, problem, points[some], s) for (some, _), s in zip(pairs, states))

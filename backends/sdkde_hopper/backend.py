@@ -14,6 +14,7 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support, W
 from . import launch
 from .bounds import grid_step, symmetric
 from .compiled import check_driver, launching, nvrtc_version
+from .plan import LONGEST
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,7 @@ class _State:
         """The points as columns, and as rows of MEAN."""
         log_weights = self.log_weights if "weights" in self.problem.requires else None
         make = functools.partial(launch.pack, self.points, self.step, "columns", self.problem.reduction, log_weights)
-        return self.made.get("packed", make, self.points, _memory)
-
-
-def _memory(made: launch.Packed) -> list[torch.Tensor]:
-    return [made.memory] if made.top is None else [made.memory, made.top]
+        return self.made.get("packed", make, self.points, lambda x: [x.memory] if x.top is None else [x.memory, x.top])
 
 
 class HopperBackend:
@@ -131,8 +128,9 @@ class HopperBackend:
 
 
 def _most_rows(state: _State) -> int:
-    """How many rows come at a time: some 200 bytes each, twice that in 64 dimensions, and their partial sums."""
-    return min(1 << 21, max(1 << 14, (512 << 20) // launch.log_sum_bytes(state.points.shape[0])))
+    """How many rows come at a time: some 200 bytes each, twice that in 64 dimensions, and 12 for each partial sum."""
+    parts = -(-state.points.shape[0] // (64 * LONGEST))
+    return min(1 << 21, max(1 << 14, (512 << 20) // (12 * parts)))
 
 
 def _log_sum(

@@ -142,11 +142,6 @@ def log_sum(
     return result if end else Partial(log_sums, None, sign, magnitude)
 
 
-def log_sum_bytes(n: int) -> int:
-    """Return how many bytes a row's partial sums over n columns take, where rows are many."""
-    return 12 * -(-n // (64 * plan.LONGEST))
-
-
 def dense_mean(
     packed: Packed, points: torch.Tensor, log_weights: torch.Tensor, rows: tuple[int, int], columns: tuple[int, int]
 ) -> Partial:

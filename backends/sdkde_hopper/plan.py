@@ -58,10 +58,9 @@ class Tables:
 
 @dataclass(frozen=True)
 class Launch:
-    """Some supers, ``count`` from ``first`` on."""
+    """Some supers, from ``first`` on."""
 
     first: int
-    count: int
     tables: Tables
 
 
@@ -69,7 +68,7 @@ def launches(supers: int, programs: int, width: int = 16) -> tuple[Launch, ...]:
     """Return how the units of so many supers are dealt out to programs of ``mean_symmetric`` in so many dimensions."""
     per, half = COLUMNS // ROWS, supers // 2
     if supers * per * (half + 1) <= MOST_UNITS:
-        return (Launch(0, supers, _tables(supers, supers, programs, 0, width)),)
+        return (Launch(0, _tables(supers, supers, programs, 0, width)),)
     found = []
     # An even number of supers: those of the second half do not meet the one that is opposite.
     for start, stop in ((0, half), (half, supers)):
@@ -77,7 +76,7 @@ def launches(supers: int, programs: int, width: int = 16) -> tuple[Launch, ...]:
         size = -(-(stop - start) // -(-(stop - start) // most))
         for first in range(start, stop, size):
             count, skips = min(size, stop - first), supers % 2 == 0 and start > 0
-            found.append(Launch(first, count, _tables(supers, count, programs, count if skips else 0, width)))
+            found.append(Launch(first, _tables(supers, count, programs, count if skips else 0, width)))
     return tuple(found)
 
 

@@ -155,8 +155,8 @@ def paid(problem: Problem) -> float:
 
 def strictest(problem: Problem) -> float:
     """Return the absolute tolerance of exponents: that of log sums, and for MEAN that of shifts if it is less."""
-    tolerance, mean = TOLERANCES[problem.precision], problem.reduction is Reduction.MEAN
-    return min(tolerance[r].absolute for r in (Reduction.LOG_SUM, *[Reduction.MEAN] * mean))
+    tolerance = TOLERANCES[problem.precision]
+    return min(tolerance[Reduction.LOG_SUM].absolute, tolerance[problem.reduction].absolute)
 
 
 def half_tolerance(problem: Problem, dtype: str = "", log_weight_span: float = 0.0) -> float:
