@@ -15,8 +15,9 @@ files              :func:`cache_folder`, :func:`write_atomically`
 options            :func:`parse_size`, bytes such as ``"256 MiB"``
 fresh processes    :func:`run_python`: with nothing imported from the working directory
 messages           :func:`warn_once`, with ``SdkdeWarning``, about the user's line
-PyTorch's devices  :func:`memory_errors`, :func:`in_slabs`, :func:`on_device`,
+PyTorch's devices  :func:`in_slabs`, :func:`on_device`,
                    :class:`PerStream`, :class:`Slots`, :func:`current_stream`, :func:`without_grad`
+kernels' grids     the module :mod:`grids <sdkde_core.choice.grids>`: CUDA cards, into how many parts columns go
 prices             the module :mod:`prices <sdkde_core.choice.cost>`: rates, what threads gain, the time that Work takes
 =================  ===================================================================================================
 """
@@ -24,10 +25,11 @@ prices             the module :mod:`prices <sdkde_core.choice.cost>`: rates, wha
 from __future__ import annotations
 
 from .choice import cost as prices
+from .choice import grids
 from .choice.hardware import cpu_threads
 from .engine import exponents, products
 from .engine.columns import reduce_pass
-from .engine.devices import PerStream, Slots, current_stream, in_slabs, memory_errors, on_device, without_grad
+from .engine.devices import PerStream, Slots, current_stream, in_slabs, on_device, without_grad
 from .engine.exact import reduce_exact
 from .engine.forks import Unforkable, in_child, new_lock
 from .engine.memory import claim_memory
@@ -51,10 +53,10 @@ __all__ = [
     "each",
     "empty",
     "exponents",
+    "grids",
     "in_child",
     "in_slabs",
     "map_threads",
-    "memory_errors",
     "merge",
     "new_lock",
     "on_device",

@@ -148,7 +148,8 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
     problem : Problem
     accept : callable, optional
         ``accept(config)``: whether the kernel can be launched so. If not, the next best configuration is tried. A
-        configuration may have been tuned for other sizes, for other features, or in nearby dimensions.
+        configuration may have been tuned for other sizes, for other features, or in nearby dimensions. ValueError or
+        TypeError: it is none at all, of which a warning says why.
 
     Returns
     -------
@@ -158,17 +159,27 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
     Raises
     ------
     ValueError
-        ``SDKDE_TUNING`` is neither on nor off.
+        ``SDKDE_TUNING`` is neither on nor off; or the configuration of :func:`using` is not accepted.
     """
+
+    def fits(config: Config) -> bool:
+        try:
+            return accept is None or accept(config)
+        except (TypeError, ValueError) as error:
+            warn_once(f"a tuned configuration of {query.kernel} is ignored: {error}")
+            return False
+
     forced = _forced.get().get(query.kernel)
     if forced is not None:
+        if not fits(forced):
+            raise ValueError(f"{query.kernel} cannot be launched with {dict(forced)} on {query.architecture}")
         return Tuned(forced, "forced")
     lookup = None if switched_off("SDKDE_TUNING") else _lookup()
     if lookup is None:
         return None
 
     def acceptable(config: Config) -> bool:
-        return (query, _frozen(config)) not in _rejected and (accept is None or accept(config))
+        return (query, _frozen(config)) not in _rejected and fits(config)
 
     try:
         found = lookup(query, problem, acceptable)

@@ -21,7 +21,6 @@ from sdkde_core.choice import cards, cost
 from sdkde_core.plugin import each
 from sdkde_core.protocol import Columns, Problem, Reduction
 from sdkde_core.testing import problems
-from sdkde_core.tuning import Tuned
 
 
 def problem(reduction="log_sum", m=1000, n=2000, d=16, precision="fast", **more):
@@ -154,9 +153,8 @@ def test_nothing_is_tuned_for_cards_that_it_does_not_run_on():
     "config", [{"block_m": 64}, {"block_m": 60, "block_n": 64, "num_warps": 4, "num_stages": 2}, {"colour": 1}]
 )
 def test_a_tuned_configuration_that_is_none_is_ignored(config, monkeypatch, untold):
-    monkeypatch.setattr(
-        compiled, "tuned", lambda query, problem, accept: Tuned(config, "exact") if accept(config) else None
-    )
+    lookup = lambda query, problem, accept: (config, "exact") if accept(config) else None  # noqa: E731
+    monkeypatch.setattr(tuning, "_lookup", lambda: lookup)
     processor = Processor(132, 90, 1 << 16, 227 << 10, 2048)
     with pytest.warns(SdkdeWarning, match="configuration of mean is ignored"):
         assert compiled.configuration("mean", problem("mean"), 16, processor) == space.default("mean", 16, 90)

@@ -40,10 +40,19 @@ def around_a_cell(side: float, d: int) -> float:
 
 
 def tolerance(problem: Problem, floor: float, largest: float) -> float:
-    """Return the ε with which rows whose sum is ``floor`` keep the tolerance."""
-    wanted = relative_budget(problem, 6.0) * floor / (TRANSFORMS * largest)
+    """Return the ε with which rows whose sum is ``floor`` keep the tolerance.
+
+    MEAN's error is that of two sums, (δS′ + r δS) / S, with the length r of the shift, here 6 bandwidths. LAPLACE's L
+    and M = (2 + d) S − L are relative to M, which is at least (1 + d/2) S; the modes of L, those of S times 1 + κ²/2,
+    sum to 1 + d/2. So 3 δS / S bounds both.
+    """
+    budget = allowed(problem, Reduction.LOG_SUM)
+    if problem.reduction is Reduction.LAPLACE:
+        budget /= 3.0
+    if problem.reduction is Reduction.MEAN:
+        budget = min(budget, allowed(problem, Reduction.MEAN) / (math.sqrt(problem.d) + 6.0))
     # What finufft can be asked for at least in float64, and the largest that saves time.
-    return min(max(wanted, 1e-14), 1e-7)
+    return min(max(budget * floor / (TRANSFORMS * largest), 1e-14), 1e-7)
 
 
 def requested(epsilon: float, d: int) -> tuple[float, float]:
@@ -54,21 +63,6 @@ def requested(epsilon: float, d: int) -> tuple[float, float]:
     if d == 3 and 10.0 * epsilon >= 1e-12:
         return 1.5, 10.0 * epsilon
     return 2.0, epsilon
-
-
-def relative_budget(problem: Problem, shift: float = 0.0) -> float:
-    """Return the error of a sum, relative to it, that keeps the tolerance.
-
-    MEAN's error is that of two sums, (δS′ + ``shift`` · δS) / S, with the length of the shift in bandwidths. LAPLACE's
-    L and M = (2 + d) S − L are relative to M, which is at least (1 + d/2) S; the modes of L, those of S times 1 + κ²/2,
-    sum to 1 + d/2. So 3 δS / S bounds both.
-    """
-    budget = allowed(problem, Reduction.LOG_SUM)
-    if problem.reduction is Reduction.LAPLACE:
-        budget /= 3.0
-    if problem.reduction is Reduction.MEAN:
-        budget = min(budget, allowed(problem, Reduction.MEAN) / (math.sqrt(problem.d) + shift))
-    return budget
 
 
 def error(epsilon: float, largest: float, period: float) -> float:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sdkde_core.nearby import Neighbours
-from sdkde_core.plugin import PerStream, in_child, memory_errors, without_grad
+from sdkde_core.plugin import PerStream, in_child, without_grad
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import price, separable
@@ -47,17 +47,12 @@ class TorchFourierBackend(Fourier):
             near = made.get("near", lambda: Neighbours(columns), columns.points, Neighbours.buffers)
             return near.reduce(problem, rows, own)
 
-        with memory_errors():
-            return State(columns, self.transform(problem, columns), directly)
+        return State(columns, self.transform(problem, columns), directly)
 
     def to_modes(self, box: Box, points: Tensor, weights: Tensor, epsilon: float) -> Tensor:
         return separable.to_modes(_basis(box, points.device), points, weights)
 
-    @without_grad
-    def reduce(self, problem: Problem, queries: Tensor | None, state: State, own_offset: int = 0) -> Partial:
-        """Sum by modes, then directly the rows whose sum is too small against the bound on its error."""
-        with memory_errors():
-            return super().reduce(problem, queries, state, own_offset)
+    reduce = without_grad(Fourier.reduce)
 
     def evaluate(self, problem: Problem, series: Series, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
         basis = _basis(series.box, rows.device)

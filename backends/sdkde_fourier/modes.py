@@ -52,8 +52,8 @@ def choose_box(
     sample: Array,
     epsilon: float,
     price: Callable[[tuple[int, ...], float, float, float], float],
-) -> tuple[Box, float, tuple[Any, ...]] | None:
-    """Return the cheapest box, its price and what that is the price of, of one around all points and some around most.
+) -> tuple[Box, float] | None:
+    """Return the cheapest box and its price, of one around all points and some around most.
 
     Columns that it leaves out are summed directly, over the rows near them.
 
@@ -62,8 +62,7 @@ def choose_box(
     average, and how many columns are outside; inf where there are too many modes.
     """
     box = _box(problem, *ends, epsilon, True)
-    whole = box.shape, 0.0, 0.0, 0.0
-    best: tuple[Box, float, tuple[Any, ...]] = box, price(*whole), whole
+    best = box, price(box.shape, 0.0, 0.0, 0.0)
     n, reach = problem.n, cutoff(epsilon)
     ordered = np.sort(sample, axis=0)
     # Shares of the sample that are left out at either end of the box, per dimension.
@@ -73,9 +72,8 @@ def choose_box(
             break
         box = _box(problem, ordered[skip], ordered[-1 - skip], epsilon, False)
         if price(box.shape, 0.0, 0.0, 0.0) < best[1]:
-            found = box.shape, *_in_reach(box, sample, n, reach)
-            cost = price(*found)
-            best = (box, cost, found) if cost < best[1] else best
+            cost = price(box.shape, *_in_reach(box, sample, n, reach))
+            best = (box, cost) if cost < best[1] else best
     return best if best[1] < math.inf else None
 
 

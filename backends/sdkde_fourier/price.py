@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sdkde_core.nearby import LEFT_OUT, rough_share, typical_share
+from sdkde_core.nearby import left_out, rough_share, typical_share
 from sdkde_core.plugin import cpu_threads, prices
-from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Work
+from sdkde_core.protocol import Problem, Reduction, Work
 
 from . import bounds
 from .duplicates import distinct, many, merged_weights
@@ -157,14 +157,9 @@ def direct_seconds(ways: Ways, problem: Problem, points: Array, log_weights: Arr
         # Equal points are found before, by one thread.
         equal = 20.0 * prices.speedup(cpu_threads()) * problem.d * (problem.n + problem.m) * math.log2(problem.n + 1.0)
         problem = replace(problem, **{name: math.ceil(share * getattr(problem, name)) for name in ("n", "m")})
-    share = rough_share(problem, points, points, log_weights, *ways.tiles, _out(problem))
+    share = rough_share(problem, points, points, log_weights, *ways.tiles, left_out(problem))
     work = ways.directly(problem, problem.m, share * problem.n, None)
     return seconds(plus(work, Work(scalar_flops=equal, launches=0)), problem.device)
-
-
-def _out(problem: Problem) -> float:
-    """What lists leave out of a row's sum, relative to that."""
-    return LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute
 
 
 def plus(a: Work, b: Work) -> Work:
@@ -242,7 +237,7 @@ def _ways(problem: Problem, by: Ways, extent: float) -> list[tuple[str, Work]]:
     """
     box = extent if by is CPU else min(extent, (extent**2 * _usual_extent(problem)) ** (1.0 / 3.0))
     modes = _usual_modes(problem, box)
-    left = problem.n * typical_share(replace(problem, extent=extent), *by.tiles, _out(problem))
+    left = problem.n * typical_share(replace(problem, extent=extent), *by.tiles, left_out(problem))
     ways = [("direct sums, few enough", by.directly(problem, problem.m, left, None))]
     if modes <= MOST_MODES:
         # Rows to be summed again are far out, and have a thousand neighbours at most, unless they lack digits alone.

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, reduce_exact
+from sdkde_core.plugin import PerStream, empty, grids, in_slabs, reduce_exact
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support, Whitened
 
 from . import launch
 from .bounds import grid_step, symmetric
 from .compiled import check_driver, launching, nvrtc_version
+from .plan import LONGEST
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,7 @@ class _State:
         """The points as columns, and as rows of MEAN."""
         log_weights = self.log_weights if "weights" in self.problem.requires else None
         make = functools.partial(launch.pack, self.points, self.step, "columns", self.problem.reduction, log_weights)
-        return self.made.get("packed", make, self.points, _memory)
-
-
-def _memory(made: launch.Packed) -> list[torch.Tensor]:
-    return [made.memory] if made.top is None else [made.memory, made.top]
+        return self.made.get("packed", make, self.points, lambda x: [x.memory] if x.top is None else [x.memory, x.top])
 
 
 class HopperBackend:
@@ -51,21 +48,15 @@ class HopperBackend:
 
     def probe(self, device: str) -> Support:
         """Look for such a GPU, and for what compiles for it."""
-        if not torch.cuda.is_available():
-            return Support(False, "PyTorch finds no CUDA device")
-        index = torch.device(device).index or 0
-        if index >= torch.cuda.device_count():
-            return Support(False, f"there are {torch.cuda.device_count()} CUDA devices, no {device}")
-        name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
-        if capability != (9, 0):
-            of = ".".join(map(str, capability))
-            return Support(False, f"{name} has compute capability {of}; the kernels are for 9.0 (H100, H200)")
+        found = grids.probe(device, [90], "the kernels are for 9.0 (H100, H200)")
+        if not found.ok:
+            return found
         try:
             check_driver()
         except Exception as error:  # whatever loading it raises
             said = str(error).partition("\n")[0]
             return Support(False, f"the kernels cannot be compiled or loaded: {said}")
-        return Support(True, f"{name}, NVRTC {nvrtc_version()}")
+        return Support(True, f"{found.reason}, NVRTC {nvrtc_version()}")
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""
@@ -137,8 +128,9 @@ class HopperBackend:
 
 
 def _most_rows(state: _State) -> int:
-    """How many rows come at a time: some 200 bytes each, twice that in 64 dimensions, and their partial sums."""
-    return min(1 << 21, max(1 << 14, (512 << 20) // launch.log_sum_bytes(state.points.shape[0])))
+    """How many rows come at a time: some 200 bytes each, twice that in 64 dimensions, and 12 for each partial sum."""
+    parts = -(-state.points.shape[0] // (64 * LONGEST))
+    return min(1 << 21, max(1 << 14, (512 << 20) // (12 * parts)))
 
 
 def _log_sum(

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sdkde_core.plugin import cache_folder, current_stream, memory_errors, new_lock, on_device, write_atomically
+from sdkde_core.plugin import cache_folder, current_stream, new_lock, on_device, write_atomically
 
 from .bounds import RAISED_BITS, SCALE_BITS
 from .plan import MEAN_SHARED, REGISTERS, TILES, WIDTHS, dense_ring, log_sum_ring, warpgroups
@@ -193,7 +193,7 @@ class _Here(threading.local):
 _here = _Here()
 
 
-class launching(memory_errors):
+class launching:
     """Launch what follows on a tensor's device, on its current stream. (A generator takes three times as long.)"""
 
     def __init__(self, x: torch.Tensor) -> None:
@@ -210,7 +210,6 @@ class launching(memory_errors):
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._device.__exit__(kind, error, trace)
-        super().__exit__(kind, error, trace)
 
 
 class Kernel:

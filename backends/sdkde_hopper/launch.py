@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from sdkde_core.plugin import Slots
+from sdkde_core.plugin import Slots, grids
 from sdkde_core.protocol import Partial, Problem, Reduction, Whitened
 
 from . import plan
@@ -166,14 +166,9 @@ def _over_splits(
 ) -> tuple[int, int, int, Kernel]:
     """Return how many tiles n columns have, in how many parts, the tiles of one, and the kernel that sums them."""
     tiles = -(-n // 64)
-    length = min(-(-tiles // plan.parts(-(-rows // plan.ROWS), tiles, programs)), plan.LONGEST)
+    length = min(plan.parts(-(-rows // plan.ROWS), tiles, programs)[1], plan.LONGEST)
     name = f"{reduction.value}_{width}" + weighted * "_weighted"
     return tiles, -(-tiles // length), length, kernel(name, "log_sum", 640, plan.log_sum_ring(width).shared)
-
-
-def log_sum_bytes(n: int) -> int:
-    """Return how many bytes a row's partial sums over n columns take, where rows are many."""
-    return 12 * -(-n // (64 * plan.LONGEST))
 
 
 def dense_mean(
@@ -187,9 +182,7 @@ def dense_mean(
     groups, weighted = plan.warpgroups(width), packed.top is not None
     n, high = rows[1] - rows[0], groups * 64
     blocks, tiles, programs = -(-n // high), -(-(stop - start) // 64), _programs(device)
-    parts = plan.parts(blocks, tiles, programs)
-    length = -(-tiles // parts)
-    parts = -(-tiles // length)
+    parts, length = plan.parts(blocks, tiles, programs)
     size = 4 * width + 32  # bytes of a point
     row_pieces, column_pieces = packed.rows + rows[0] * size, packed.tiles + start * size * (1 + weighted)
     out = torch.empty(parts * blocks * high * (width + 4), dtype=torch.float64, device=device)
@@ -209,10 +202,9 @@ def dense_mean(
     return Partial(log_sum, shift)
 
 
-@functools.cache
 def _programs(device: torch.device) -> int:
     """How many programs run at a time, each on a multiprocessor of its own."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return grids.Card.of(device).multiprocessors
 
 
 @functools.cache

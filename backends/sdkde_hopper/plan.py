@@ -11,12 +11,15 @@ Partial sums take 20 KB a unit: so with many points supers come some at a time, 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sdkde_core.plugin import grids
 
 #: Tiles of 64 columns to a super.
 TILES = 16
@@ -55,10 +58,9 @@ class Tables:
 
 @dataclass(frozen=True)
 class Launch:
-    """Some supers, ``count`` from ``first`` on."""
+    """Some supers, from ``first`` on."""
 
     first: int
-    count: int
     tables: Tables
 
 
@@ -66,7 +68,7 @@ def launches(supers: int, programs: int, width: int = 16) -> tuple[Launch, ...]:
     """Return how the units of so many supers are dealt out to programs of ``mean_symmetric`` in so many dimensions."""
     per, half = COLUMNS // ROWS, supers // 2
     if supers * per * (half + 1) <= MOST_UNITS:
-        return (Launch(0, supers, _tables(supers, supers, programs, 0, width)),)
+        return (Launch(0, _tables(supers, supers, programs, 0, width)),)
     found = []
     # An even number of supers: those of the second half do not meet the one that is opposite.
     for start, stop in ((0, half), (half, supers)):
@@ -74,7 +76,7 @@ def launches(supers: int, programs: int, width: int = 16) -> tuple[Launch, ...]:
         size = -(-(stop - start) // -(-(stop - start) // most))
         for first in range(start, stop, size):
             count, skips = min(size, stop - first), supers % 2 == 0 and start > 0
-            found.append(Launch(first, count, _tables(supers, count, programs, count if skips else 0, width)))
+            found.append(Launch(first, _tables(supers, count, programs, count if skips else 0, width)))
     return tuple(found)
 
 
@@ -167,17 +169,14 @@ def log_sum_ring(width: int) -> Ring:
     return Ring(stages, stages * (tile + 16) + 8)
 
 
-def parts(blocks: int, tiles: int, programs: int) -> int:
-    """Return into how many parts the columns are cut where every φ is for its row alone.
+def parts(blocks: int, tiles: int, programs: int) -> tuple[int, int]:
+    """Return into how many parts the columns are cut where every φ is for its row alone, and the tiles of each.
 
-    Those with the fewest tiles in turn, then the fewest parts; and not many more programs than run at a time, as every
-    part has partial sums.
-
-    A program of a part begins and ends, which takes about as long as two tiles.
+    A program has a multiprocessor to itself, and there are not many more than run at a time, as every part has partial
+    sums. It begins and ends in the time of about two tiles.
     """
     most = max(1, min(tiles // 8, -(-8 * programs // blocks)))
-    waves = [(-(-blocks * count // programs) * (-(-tiles // count) + 2), count) for count in range(1, most + 1)]
-    return min(waves)[1]
+    return grids.parts(blocks, tiles, programs, most, begins=2, together=math.inf)
 
 
 def _lists(keys: Ints, values: Ints, size: int) -> tuple[Ints, Ints]:

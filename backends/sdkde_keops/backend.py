@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import cpu_threads, empty, exponents, in_slabs, memory_errors
+from sdkde_core.plugin import cpu_threads, empty, exponents, in_slabs
 from sdkde_core.protocol import BackendUnavailable, Columns, DeviceOutOfMemory, Partial, Problem, Reduction, Support
 
 from . import bounds, library
@@ -51,8 +51,7 @@ class KeopsBackend:
         weighted = "weights" in problem.requires
         formula = Formula(problem.reduction, problem.d, weighted, "exclude_self" in problem.requires)
         arrays = [columns.points, columns.log_weights[:, None]] if weighted else [columns.points]
-        with memory_errors():
-            packed = [x.to(kind).contiguous() for x in arrays]
+        packed = [x.to(kind).contiguous() for x in arrays]
         return _State(formula, columns.points, packed, 0.0 if weighted else float(columns.log_weights[0]))
 
     def reduce(self, problem: Problem, queries: Tensor | None, state: _State, own_offset: int = 0) -> Partial:

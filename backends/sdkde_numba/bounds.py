@@ -1,10 +1,8 @@
 """Which arithmetic and which form of the exponents keep a precision, from error bounds.
 
-An exponent −½ r²_ij comes as u_i·u_j − ½‖u_j‖² (**products**), which loses ε R² (R the extent in bandwidths, ε the unit
-roundoff), or as a sum of squares of differences (**squares**), which loses ε r² and what rounding the coordinates to
-float32 costs. Sums of d terms with independent roundings are taken to err by four standard deviations,
-4 ε (√d/3 + 1) times the largest partial sum (Higham and Mary, "A new approach to probabilistic rounding error
-analysis", 2019).
+An exponent −½ r²_ij comes as u_i·u_j − ½‖u_j‖² (**products**), which loses ε R², or as a sum of squares of differences
+(**squares**), which loses ε r² and what rounding the coordinates to float32 costs; see
+:mod:`sdkde_core.engine.exponents`.
 """
 
 from __future__ import annotations
@@ -62,26 +60,18 @@ def single_limit(problem: Problem) -> float:
     """Return the extent up to which float32 keeps the precision, in either form; −inf where not even at 0."""
     if problem.precision != "fast" or problem.reduction is Reduction.MEAN:  # MEAN would end at a few bandwidths
         return -math.inf
-    squares = exponents.squares_limit(*_single_budget(problem), _of_sums("float32", problem.d))
-    return max(single_products(problem), squares)
+    summing = 4.0 * exponents.UNIT_ROUNDOFF["float32"] * (math.sqrt(problem.d) / 3.0 + 1.0)
+    return max(single_products(problem), exponents.squares_limit(*_single_budget(problem), summing))
 
 
 def single_products(problem: Problem) -> float:
     """Return the extent up to which products in float32 keep "fast"."""
-    return math.sqrt(_single_budget(problem)[0] / _of_sums("float32", problem.d))
+    return exponents.expanded_limit(problem, "float32", _single_budget(problem)[0])
 
 
 def double_limit(problem: Problem) -> float:
-    """Return the extent up to which products in float64 keep the problem's precision; squares have no limit.
-
-    An error δ in the exponents moves a log sum by at most δ. It moves a shift by at most δ times half the distance
-    between the points that matter to the row, so by δ R (a row midway between two clusters).
-    """
-    tolerance, mean = TOLERANCES[problem.precision], problem.reduction is Reduction.MEAN
-    absolute = tolerance[Reduction.LOG_SUM].absolute / exponents.paid(problem)
-    absolute = min(absolute, tolerance[Reduction.MEAN].absolute) if mean else absolute
-    squares = 0.5 * absolute / _of_sums("float64", problem.d)
-    return min(math.sqrt(squares), squares ** (1 / 3)) if mean else math.sqrt(squares)
+    """Return the extent up to which products in float64 keep the problem's precision; squares have no limit."""
+    return exponents.expanded_limit(problem, "float64", 0.5 * (exponents.strictest(problem) / exponents.paid(problem)))
 
 
 def takes_leaves(problem: Problem) -> bool:
@@ -158,11 +148,6 @@ def leaf_errors(problem: Problem, rows: LeafSums) -> Array:
         moved = moved + summing * (root + length)
         off = np.maximum(off, moved / (budget * tolerances[Reduction.MEAN].at(rows.log_sum)))
     return off
-
-
-def _of_sums(dtype: str, d: int) -> float:
-    """Error of a sum of d terms over the largest partial sum; of products these are at most R²."""
-    return 4.0 * exponents.UNIT_ROUNDOFF[dtype] * (math.sqrt(d) / 3.0 + 1.0)
 
 
 def _single_budget(problem: Problem) -> tuple[float, float]:

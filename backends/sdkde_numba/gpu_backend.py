@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from numba import cuda
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, on_device
+from sdkde_core.plugin import PerStream, empty, grids, in_slabs, on_device
 from sdkde_core.protocol import Columns, DeviceOutOfMemory, Partial, Problem, Support
 from sdkde_core.tuning import reject
 
@@ -50,20 +50,15 @@ class CudaBackend:
             return Support(device == "cpu", "Numba's simulator runs kernels on the CPU")
         if not device.startswith("cuda"):
             return Support(False, "compiles for GPUs; set NUMBA_ENABLE_CUDASIM=1 to simulate them on a CPU")
-        if not torch.cuda.is_available():
-            return Support(False, "PyTorch finds no CUDA device")
-        index = torch.device(device).index or 0
-        if index >= torch.cuda.device_count():
-            return Support(False, f"there are {torch.cuda.device_count()} CUDA devices, no {device}")
-        name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
-        if capability < (5, 0):
-            return Support(False, f"{name} has compute capability {capability[0]}.{capability[1]}; Numba needs 5.0")
-        try:
-            with cuda.gpus[index]:
-                cuda.current_context()
-        except Exception as error:  # whatever the driver or Numba miss
-            return Support(False, f"Numba cannot use {name}: {str(error).strip().partition(chr(10))[0]}")
-        return Support(True, f"{name}, compute capability {capability[0]}.{capability[1]}")
+        found = grids.probe(device, range(50, 1000), "Numba needs 5.0")
+        if found.ok:
+            try:
+                with cuda.gpus[torch.device(device).index or 0]:
+                    cuda.current_context()
+            except Exception as error:  # whatever the driver or Numba miss
+                name = torch.cuda.get_device_name(device)
+                return Support(False, f"Numba cannot use {name}: {str(error).strip().partition(chr(10))[0]}")
+        return found
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""

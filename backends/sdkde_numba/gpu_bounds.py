@@ -3,9 +3,9 @@
 ε is the unit roundoff of float32, R the extent, r the distance of a pair. An exponent is off
 
 - by 2 ε R r at most where coordinates are float32 (**single**): each point is at most ε R from where it was;
-- by a r²/2 where squares of differences are summed, a = 4 ε (√L/3 + 3/2) for L of them in a thread: four standard
-  deviations of independent roundings (Higham and Mary, 2019), of a difference, and of the exchange between threads;
-- by 4 ε (√d/3 + 3/2) R² where squares are **expanded**, as in :mod:`sdkde_torch.bounds`.
+- by a r²/2 where squares of differences are summed, a = 4 ε (√L/3 + 3/2) for L of them in a thread: roundings of the
+  sum, of a difference, and of the exchange between threads;
+- by 4 ε (√d/3 + 3/2) R² where squares are **expanded**, see :mod:`sdkde_core.engine.exponents`.
 
 Where coordinates are pairs of float32 numbers (**doubled**), 2⁻²⁴ of the first part is left. What remains of a
 tolerance after nine tenths is for exponentials (two units in the last place) and sums (some 10⁻⁶ of themselves).
@@ -72,14 +72,11 @@ def extent_limit(problem: Problem) -> float:
 def expanded_limit(problem: Problem) -> float:
     """Return the extent up to which expanded squares keep "fast"; −inf where they are not taken.
 
-    LAPLACE's factor needs r² without the log weights, which are part of expanded exponents. For shifts the error is too
-    large.
+    LAPLACE's factor needs r² without the log weights, which are part of expanded exponents.
     """
-    laplace = problem.reduction is Reduction.LAPLACE
-    kept = problem.precision == "fast" and problem.reduction is not Reduction.MEAN
-    if not kept or (laplace and "weights" in problem.requires):
+    if problem.reduction is Reduction.LAPLACE and "weights" in problem.requires:
         return -math.inf
-    return math.sqrt(_budget(problem).absolute / (4.0 * 2.0**-24 * (math.sqrt(problem.d) / 3.0 + 1.5)))
+    return exponents.expanded_limit(problem, "float32", _budget(problem).absolute, norms=1.5)
 
 
 def single_limit(problem: Problem) -> float:

@@ -7,16 +7,15 @@ import logging
 import math
 import threading
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from numba import cuda
 
-from sdkde_core.plugin import current_stream, exponents, warn_once
+from sdkde_core.plugin import current_stream, exponents, grids
 from sdkde_core.protocol import Partial, Problem, Reduction
-from sdkde_core.tuning import Query, Tuned, card_name, tuned
+from sdkde_core.tuning import Query, Tuned, tuned
 
 from .bounds import LN2
 from .gpu_bounds import anchored
@@ -41,13 +40,10 @@ class Packed:
         return [self.numbers] if self.terms is None else [self.numbers, self.terms]
 
 
-@functools.cache
 def card_of(device: torch.device) -> tuple[str, str]:
     """Return a device's name, as :func:`sdkde_core.tuning.card_name` has it, and its architecture, such as "sm_90"."""
-    if device.type != "cuda":
-        return "CPU", "simulated"
-    found = torch.cuda.get_device_properties(device)
-    return card_name(found.name), f"sm_{10 * found.major + found.minor}"
+    card = grids.Card.of(device)
+    return card.name, f"sm_{card.capability}" if device.type == "cuda" else "simulated"
 
 
 def configuration(
@@ -55,22 +51,11 @@ def configuration(
 ) -> tuple[LaunchConfig, tuple[Query, Tuned] | None]:
     """Return the launch parameters, and how they are known where they were tuned."""
     kind, d = problem.reduction.value, problem.d
-    name = f"{kind}_{arithmetic}"
-    query = Query("numba-cuda", name, SPACE.config_version, d, *card_of(device))
-
-    def accept(values: Mapping[str, Any]) -> bool:
-        try:
-            return fits(LaunchConfig.of(values), kind, d, arithmetic)
-        except (TypeError, ValueError) as error:
-            warn_once(f"a tuned configuration of {name} is ignored: {error}")
-            return False
-
+    query = Query("numba-cuda", f"{kind}_{arithmetic}", SPACE.config_version, d, *card_of(device))
     asked = replace(problem, dtype="float32" if problem.precision == "fast" else "float64")
-    found = tuned(query, asked, accept)
+    found = tuned(query, asked, lambda x: fits(LaunchConfig.of(x), kind, d, arithmetic))
     if found is None:
         return launched(default(kind, d, arithmetic), problem), None
-    if found.rung == "forced" and not accept(found.config):
-        raise ValueError(f"{name} cannot be launched with {dict(found.config)}")
     return launched(LaunchConfig.of(found.config), problem), (query, found)
 
 
@@ -176,35 +161,17 @@ def reduce(
     # The number of parts follows from the problem and the card, not from the rows of this call.
     slab = min(problem.n if problem.same else problem.m, most_rows(problem))
     limit = max(1, min(64, _in_memory(shape.results * slab)))
-    part = part_size(problem.m, columns.padded, height, config.columns, slots, limit)
-    parts = -(-columns.padded // part)
+    blocks, tiles = -(-problem.m // height), -(-columns.padded // config.columns)
+    most = min(tiles, limit, max(1, 8 * slots // blocks))
+    parts, length = grids.parts(blocks, tiles, slots, most, begins=1)
     results = torch.zeros(parts, shape.results, m, dtype=torch.float64, device=rows.numbers.device)
     chunk = added_up("float64" if shape.double else problem.precision)
     terms = columns.terms if shape.terms and columns.terms is not None else columns.numbers
     arguments = (rows.numbers, columns.numbers, terms, results.view(-1))
-    counts = (m, columns.padded, -(1 << 62) if own is None else own, part, chunk)
+    counts = (m, columns.padded, -(1 << 62) if own is None else own, length * config.columns, chunk)
     _launch(kernel, (-(-m // height), parts), config.threads, arguments, counts)
     base = -_half_squares(rows.numbers.view(-1, shape.width)[:m]) if shape.expanded else None
     return _joined(problem, shape, results, base, log_weight, _scale(arithmetic))
-
-
-@functools.lru_cache(maxsize=4096)
-def part_size(m: int, padded: int, height: int, tile: int, slots: int, limit: int) -> int:
-    """Return the columns of a part, for the number of parts with the least predicted time.
-
-    A block of ``height`` rows takes ``tile`` of the ``padded`` columns at a time. ``slots`` is how many blocks the card
-    holds at once, and ``limit`` the largest number of parts.
-    """
-    blocks, tiles = -(-m // height), -(-padded // tile)
-    best, best_time = tiles, math.inf
-    for count in range(1, min(tiles, limit, max(1, 8 * slots // blocks)) + 1):
-        length = -(-tiles // count)
-        waves = blocks * -(-tiles // length) / slots
-        # With a fraction of the slots filled the others run faster; after some waves blocks no longer start together.
-        time = (max(1.0, waves) if waves <= 1 else math.ceil(waves) if waves < 4 else waves + 0.5) * (length + 1)
-        if time < best_time:
-            best, best_time = length, time
-    return best * tile
 
 
 def _joined(problem: Problem, shape: Shape, results: Any, base: Any, log_weight: Any, scale: float) -> Partial:
@@ -256,13 +223,8 @@ def compiled(shape: Shape, device: torch.device) -> tuple[Any, int]:
         kernel._specialized = True  # as of a kernel that is made with its types: calls do not look at their arguments'
         kernel.disable_compile()
         registers, shared = kernel.get_regs_per_thread(types), kernel.get_shared_mem_per_block(types)
-    card = torch.cuda.get_device_properties(device)
-    resident = min(
-        card.regs_per_multiprocessor // (shape.threads * (-(-registers // 8) * 8)),
-        card.shared_memory_per_multiprocessor // (shared + 1024),  # the system keeps 1 KiB a block
-        card.max_threads_per_multi_processor // shape.threads,
-    )
-    return kernel, card.multi_processor_count * max(1, resident)
+    card = grids.Card.of(device)
+    return kernel, card.multiprocessors * card.resident(shape.threads, registers, shared)
 
 
 def _launch(kernel: Any, grid: tuple[int, int], threads: int, arguments: Any, counts: tuple[int, ...]) -> None:

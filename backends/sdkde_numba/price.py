@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from sdkde_core.nearby import LEFT_OUT, rough_share, typical_share
+from sdkde_core.nearby import left_out, rough_share, typical_share
 from sdkde_core.plugin import cpu_threads, prices
-from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction, Work
+from sdkde_core.protocol import Columns, Problem, Reduction, Work
 
 from .bounds import choose, takes_leaves
 
@@ -19,7 +19,7 @@ def work(problem: Problem) -> tuple[Work, float | None]:
     """Return what the backend does, and the share of the pairs that it is likely to sum; None for all."""
     left = None
     if _looks(problem):
-        left = _if_it_pays(problem, typical_share(problem, TILE, TILE, _out(problem)))
+        left = _if_it_pays(problem, typical_share(problem, TILE, TILE, left_out(problem)))
     some = _over_all(problem) if left is None else _over_some(problem, left)
     threads = cpu_threads()
     tasks = min(max(1.0, problem.pairs * (problem.d + 16.0) / 2**25), 4.0 * threads)  # as the backend deals them out
@@ -43,12 +43,8 @@ def pays(problem: Problem, columns: Columns) -> bool:
     if not _looks(problem):
         return False
     points, looked = columns.points, (48, 1 << 12)  # rows and columns
-    found = rough_share(problem, points, points, columns.log_weights, TILE, TILE, _out(problem), looked)
+    found = rough_share(problem, points, points, columns.log_weights, TILE, TILE, left_out(problem), looked)
     return _if_it_pays(problem, found) is not None
-
-
-def _out(problem: Problem) -> float:
-    return LEFT_OUT * TOLERANCES[problem.precision][problem.reduction].absolute
 
 
 def _if_it_pays(problem: Problem, share: float) -> float | None:

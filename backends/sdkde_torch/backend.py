@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import concatenate, exponents, memory_errors, parse_size, without_grad
+from sdkde_core.plugin import concatenate, exponents, parse_size, without_grad
 from sdkde_core.protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, Support
 
 from . import gradients
@@ -64,8 +64,7 @@ class TorchBackend:
         """Choose the formula from the error bounds, and pack the columns."""
         where = place(problem.device)
         single = computes_float32_exactly(where.device)
-        with memory_errors():
-            return _State(problem, columns, where, single, self._packed(problem, columns, where, single))
+        return _State(problem, columns, where, single, self._packed(problem, columns, where, single))
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns, a block of rows at a time."""
@@ -90,8 +89,7 @@ class TorchBackend:
             own = own_offset + start if "exclude_self" in problem.requires else None
             return _partial(problem, prepared, rows, prepared.sums(rows, own, has_own_term), uniform)
 
-        with memory_errors():
-            return concatenate(side_by_side(prepared.library.device, block, starts))
+        return concatenate(side_by_side(prepared.library.device, block, starts))
 
     def _packed(self, problem: Problem, columns: Columns, where: Place, single: bool) -> Prepared:
         points, log_weights = columns.points.detach(), columns.log_weights.detach()

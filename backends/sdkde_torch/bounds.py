@@ -1,12 +1,7 @@
-"""Which formula keeps a problem's tolerance, from error bounds; extents are in bandwidths.
+"""Which formula keeps a problem's tolerance; see :mod:`sdkde_core.engine.exponents` for the bounds.
 
-ε is the unit roundoff, R the extent. Expanded squares are a small difference of numbers up to R²: with independent
-roundings along d terms their standard deviation is at most ε R² (√d/3 + 3/2), the last part for both norms, and four
-times that is the bound taken. Split squares lose less: ε of the products that have a factor below the
-grid, and ε of the exponents once the row's largest is subtracted.
-
-An error δ of the exponents moves a log sum by δ, LAPLACE's sums by 2 δ, and a shift by δ R at most: half the distance
-of a row midway between two clusters from either.
+Split squares lose less than expanded ones: ε of the products that have a factor below the grid, and ε of the exponents
+once the row's largest is subtracted.
 """
 
 from __future__ import annotations
@@ -34,15 +29,9 @@ def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
 
     ``span`` is the largest magnitude of a log weight, nats: log weights are rounded with the squares.
     """
-    if dtype == "float32" and (problem.precision != "fast" or problem.reduction is Reduction.MEAN):
-        return -math.inf
-    budget = _budget(problem) - 4.0 * exponents.UNIT_ROUNDOFF[dtype] * span
-    per_square = 4.0 * exponents.UNIT_ROUNDOFF[dtype] * (math.sqrt(problem.d) / 3.0 + 1.5)
-    if budget <= 0:
-        return -math.inf
-    if problem.reduction is Reduction.MEAN:  # δ R, or for points close to each other δ
-        return min((budget / per_square) ** (1 / 3), math.sqrt(budget / per_square), _shift_limit(problem, dtype))
-    return math.sqrt(budget / per_square)
+    budget = exponents.half_tolerance(problem, dtype, span)
+    limit = exponents.expanded_limit(problem, dtype, budget, norms=1.5)
+    return min(limit, _shift_limit(problem, dtype)) if problem.reduction is Reduction.MEAN else limit
 
 
 @functools.lru_cache(maxsize=4096)
@@ -58,7 +47,7 @@ def split_limit(problem: Problem, dtype: str) -> float:
     half = 500.0 if "weights" in problem.requires else 0.0
     grid = 2.0 ** (2 - (24 if dtype == "float32" else 53) // 2)
     share = 4.0 * exponents.UNIT_ROUNDOFF[dtype] * math.sqrt(2.0 * problem.d) * 0.3 * grid
-    most = _budget(problem) / share  # R √(R² + half), and for MEAN that times R, at most
+    most = exponents.half_tolerance(problem) / share  # R √(R² + half), and for MEAN that times R, at most
     limit = math.sqrt(0.5 * (math.sqrt(half**2 + 4.0 * most**2) - half))
     if problem.reduction is Reduction.MEAN:
         low, high = 0.0, limit
@@ -72,14 +61,13 @@ def split_limit(problem: Problem, dtype: str) -> float:
 def _shift_limit(problem: Problem, dtype: str, part: int = PART) -> float:
     """Return the extent R up to which Σφx / Σφ − u keeps the shift, though it rounds numbers of size R.
 
-    Beside a heap of duplicates all additions round alike, each by up to ε of the sum so far: 0.35 ε of the whole sum on
-    average, and sums of φ and of φx in opposite directions. There are those of ``part`` terms one after another, of the
-    parts of a tile, and in float64 of tiles. float32 rounds the coordinates besides, by half a unit each.
+    Additions are those of ``part`` terms one after another, of the parts of a tile, and in float64 of tiles. float32
+    rounds the coordinates besides, by half a unit each.
     """
-    tolerance = TOLERANCES[problem.precision][Reduction.MEAN].absolute
     additions = part + CHUNK / part
     if dtype == "float64":
-        return 0.5 * tolerance / (0.7 * (additions + problem.n / CHUNK) * exponents.UNIT_ROUNDOFF[dtype])
+        return exponents.shift_limit(problem, additions + problem.n / CHUNK)
+    tolerance = TOLERANCES[problem.precision][Reduction.MEAN].absolute
     return 0.7 * tolerance / (exponents.UNIT_ROUNDOFF[dtype] * (0.7 * additions + 0.6 * math.sqrt(problem.d)))
 
 
@@ -137,11 +125,3 @@ def extent_limit(problem: Problem) -> float:
     elif problem.device != "cpu" and problem.precision == "fast":
         limit = min(split_limit(problem, "float32"), _shift_limit(problem, "float32"))
     return limit if limit > 0 else expanded_limit(problem, "float64")
-
-
-def _budget(problem: Problem) -> float:
-    """What exponents may use of the tolerance; the rest is for exponentials and sums."""
-    tolerance = TOLERANCES[problem.precision]
-    if problem.reduction is Reduction.MEAN:
-        return 0.5 * min(tolerance[Reduction.LOG_SUM].absolute, tolerance[Reduction.MEAN].absolute)
-    return tolerance[Reduction.LOG_SUM].absolute / (4.0 if problem.reduction is Reduction.LAPLACE else 2.0)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sdkde_core.plugin import PerStream, empty, in_slabs, on_device
+from sdkde_core.plugin import PerStream, empty, grids, in_slabs, on_device
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support, Whitened
 
 from . import bounds, criteria, launch, price, products
@@ -87,18 +87,9 @@ class TritonBackend:
             return Support(True, "Triton's interpreter")
         if not device.startswith("cuda"):
             return Support(False, "Triton compiles for GPUs; set TRITON_INTERPRET=1 to interpret its kernels on a CPU")
-        if not torch.cuda.is_available():
-            return Support(False, "PyTorch finds no CUDA device")
-        index = torch.device(device).index or 0
-        if index >= torch.cuda.device_count():
-            return Support(False, f"there are {torch.cuda.device_count()} CUDA devices, no {device}")
-        major, minor = torch.cuda.get_device_capability(index)
-        name = torch.cuda.get_device_name(index)
-        if 10 * major + minor < LEAST_CAPABILITY:
-            return Support(False, f"{name} has compute capability {major}.{minor}; the kernels need 8.0")
-        if lacking := no_compiler():
-            return Support(False, lacking)
-        return Support(True, f"{name}, compute capability {major}.{minor}")
+        found = grids.probe(device, range(LEAST_CAPABILITY, 1000), "the kernels need 8.0")
+        lacking = no_compiler() if found.ok else ""
+        return Support(False, lacking) if lacking else found
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from triton import knobs
 from triton.errors import TritonError
 from triton.runtime.interpreter import InterpretedFunction
 
-from sdkde_core.plugin import current_stream, warn_once
+from sdkde_core.plugin import current_stream
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Query, reject, tuned
 
@@ -130,18 +130,8 @@ def copy(kernel: Any, programs: int, arguments: tuple[Any, ...], flags: tuple[An
 def configuration(kernel: str, problem: Problem, columns: int, processor: Processor, pieces: int = 2) -> Config:
     """Return the tuned launch parameters of a kernel, or the default where none that suit it are known."""
     query, asked = _question(kernel, problem, columns, pieces, processor)
-
-    def accept(values: Mapping[str, Any]) -> bool:
-        try:
-            return fits(kernel, Config.of(values), columns, processor.capability, pieces)
-        except (TypeError, ValueError) as error:
-            warn_once(f"a tuned configuration of {kernel} is ignored: {error}")
-            return False
-
-    found = tuned(query, asked, accept)
+    found = tuned(query, asked, lambda x: fits(kernel, Config.of(x), columns, processor.capability, pieces))
     if found is not None:
-        if found.rung == "forced" and not accept(found.config):
-            raise ValueError(f"{kernel} cannot be launched with {dict(found.config)} on sm_{processor.capability}")
         config = Config.of(found.config)
         # The tuned configurations that this thread was given last, newest last.
         _in_use.tuned = [*getattr(_in_use, "tuned", [])[-7:], (query, found, config)]

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from sdkde_core.tuning import card_name
+from sdkde_core.plugin import grids
 
 from .space import COLUMN_PADDING, Config
 
@@ -20,62 +17,27 @@ MOST_PARTS = (1 << 16) - 1
 PARTIAL_BYTES = 256 << 20
 
 
-@dataclass(frozen=True)
-class Processor:
-    """What decides grids and configurations."""
-
-    multiprocessors: int
-    capability: int  # ten times the compute capability
-    registers: int  # of one multiprocessor: 32-bit registers, bytes of shared memory, threads
-    shared: int
-    threads: int
-    name: str = "CPU"  # as :func:`sdkde_core.tuning.card_name` has it; that one interprets kernels
-
-    @staticmethod
-    @functools.cache
-    def of(device: torch.device) -> Processor:
-        """Describe a device; the CPU, where kernels are interpreted, as a small one."""
-        if device.type != "cuda":
-            return Processor(2, 90, 1 << 16, 227 << 10, 2048)
-        found = torch.cuda.get_device_properties(device)
-        registers, threads = found.regs_per_multiprocessor, found.max_threads_per_multi_processor
-        limits = registers, found.shared_memory_per_multiprocessor, threads
-        name, capability = card_name(found.name), 10 * found.major + found.minor
-        return Processor(found.multi_processor_count, capability, *limits, name)
+Processor = grids.Card
 
 
 def resident(compiled: Any, config: Config, processor: Processor) -> int:
     """Return how many programs of a compiled kernel a multiprocessor holds at once; a guess where it is interpreted."""
-    threads = 32 * config.num_warps
-    registers = getattr(compiled, "n_regs", None) or 128
     shared = compiled.metadata.shared if hasattr(compiled, "metadata") else 0
-    by_registers = processor.registers // (threads * (-(-registers // 8) * 8))
-    by_shared = processor.shared // (shared + 1024)  # the system keeps 1 KiB a program
-    return max(1, min(by_registers, by_shared, processor.threads // threads))
+    return processor.resident(32 * config.num_warps, getattr(compiled, "n_regs", None) or 128, shared)
 
 
 @functools.lru_cache(maxsize=4096)
 def splits(rows: int, n: int, block_m: int, step: int, slots: int, limit: int, columns: int) -> tuple[int, int]:
-    """Return in how many parts the columns are split, and the columns of each.
+    """Return in how many parts the columns are split, and the columns of each; see :func:`grids.parts`.
 
-    Every part is a program of its own, so that few rows still fill the card and the last wave of many is nearly full:
-    the number is the one with the least predicted time. It follows from the problem and the card alone. A program has
-    ``block_m`` rows, takes ``step`` columns at a time and ``columns`` at most; the card holds ``slots`` programs. There
-    are ``limit`` parts at most, unless ``columns`` asks for more.
+    A program has ``block_m`` rows, takes ``step`` columns at a time and ``columns`` at most; the card holds ``slots``
+    programs. There are ``limit`` parts at most, unless ``columns`` asks for more.
     """
-    tiles, steps = -(-rows // block_m), -(-n // step)
-    best, best_time = steps, math.inf
+    blocks, steps = -(-rows // block_m), -(-n // step)
     fewest = min(-(-n // columns), MOST_PARTS)
-    most = max(fewest, min(steps, limit, -(-8 * slots // tiles)))
-    for count in range(fewest, most + 1):
-        length = -(-steps // count)
-        waves = tiles * -(-steps // length) / slots
-        # A program starts and ends in the time of about two steps. With a fraction of the slots filled, the others run
-        # faster; after some waves programs no longer start together, and what is lost is half a wave.
-        time = (max(1.0, waves) if waves <= 1 else math.ceil(waves) if waves < 4 else waves + 0.5) * (length + 2)
-        if time < best_time:
-            best, best_time = length, time
-    return -(-steps // best), best * step
+    most = max(fewest, min(steps, limit, -(-8 * slots // blocks)))
+    parts, length = grids.parts(blocks, steps, slots, most, begins=2, fewest=fewest)
+    return parts, length * step
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from sdkde_core.plugin import exponents
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 #: Rows and columns of a tile: 128 MiB of exponents.
@@ -50,7 +51,4 @@ def reduce(
         return Partial(log_sum, torch.where(none, 0.0, sums / torch.where(none, 1.0, total[:, None]) - rows))
     if not laplace:
         return Partial(log_sum)
-    half_square, constant = -(moment + of_rows * total), (1.0 + 0.5 * d) * total
-    signed = constant - half_square
-    scale = top + of_rows
-    return Partial((constant + half_square).log() + scale, None, signed.sign(), signed.abs().log() + scale)
+    return exponents.laplace(d, total, moment + of_rows * total, top + of_rows)

@@ -185,14 +185,11 @@ def predicted(launch: Launch, config: space.Config, problem: Problem, card: GPU)
 
 def _matrix_columns(launch: Launch, problem: Problem) -> float:
     """Columns of all products of a pair."""
-    width, form, high = launch.columns, launch.form, problem.precision == "high"
+    width, high = launch.columns, problem.precision == "high"
     if launch.base == "weighted_sum":
         return (6 if high else 3) * float(width)
-    exponent = (3 + (form >= Form.PAIRED) + 2 * (form == Form.FULL)) * width + 16.0 * (
-        (not bounds.merges(problem.d)) + (form >= Form.LONG)
-    )
     second = (6 if high else 5 if launch.pieces == 3 else 3) * width if launch.base == "mean" else 0
-    return exponent + second
+    return float(bounds.exponent_columns(problem.d, launch.form) + second)
 
 
 def _scalar(launch: Launch, problem: Problem) -> float:

@@ -3,6 +3,12 @@
 Points come as float64 arrays of any library. A formula packs them once, as rows and as columns, and makes tiles of
 some of both by the few operations that a backend has on its arrays (:class:`Library`). Which formula keeps a precision
 is the backend's to say: expanded squares lose R²·ε of the extent R, split squares 2⁻²⁵ of that, differences nothing.
+
+Of error bounds, extents are in bandwidths, ε is the unit roundoff, and sums of d terms with independent roundings are
+taken to err by four standard deviations: Higham and Mary, "A new approach to probabilistic rounding error analysis",
+2019, justify the square root; the factor makes it hold for every pair. An error δ of the exponents moves a log sum by
+δ at most, LAPLACE's sums by that as often as :func:`paid` says, and a shift by δ times half the distance between the
+points that matter to the row: by δ R at most, midway between two clusters, and by δ where they are close together.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ import math
 import sys
 from typing import Any, NamedTuple, Protocol
 
-from ..protocol import Partial, Problem, Reduction
+from ..protocol import TOLERANCES, Partial, Problem, Reduction
 
 Array = Any
 
@@ -145,6 +151,48 @@ def grid(extent: float, bits: int = 53, span: float = 0.0) -> float:
 def paid(problem: Problem) -> float:
     """How often an error of the exponent counts: LAPLACE has it in φ and in its factor, which is at least 1 + d/2."""
     return 1.0 + 1.0 / (1.0 + 0.5 * problem.d) if problem.reduction is Reduction.LAPLACE else 1.0
+
+
+def strictest(problem: Problem) -> float:
+    """Return the absolute tolerance of exponents: that of log sums, and for MEAN that of shifts if it is less."""
+    tolerance = TOLERANCES[problem.precision]
+    return min(tolerance[Reduction.LOG_SUM].absolute, tolerance[problem.reduction].absolute)
+
+
+def half_tolerance(problem: Problem, dtype: str = "", log_weight_span: float = 0.0) -> float:
+    """Return half of the tolerance, for exponents, the rest being for exponentials and sums.
+
+    LAPLACE has an error twice at most, see :func:`paid`. Less what rounding log weights costs, if they are added to the
+    exponents in that dtype; ``log_weight_span``: their largest magnitude, nats.
+    """
+    half = strictest(problem) / (4.0 if problem.reduction is Reduction.LAPLACE else 2.0)
+    return half - (4.0 * UNIT_ROUNDOFF[dtype] * log_weight_span if dtype else 0.0)
+
+
+def expanded_limit(problem: Problem, dtype: str, budget: float, norms: float = 1.0) -> float:
+    """Return the extent R up to which expanded squares err by no more than ``budget``; −inf where not even at 0.
+
+    float32 is taken for sums at "fast" alone: the bound on MEAN's shift would leave a few bandwidths.
+
+    u_i·u_j − ½‖u_i‖² − ½‖u_j‖² is a small difference of numbers up to R². Its error is a sum of roundings, of at most
+    half a unit, of partial sums that grow to R² along d terms: the standard deviation is at most
+    ε R² (√(d/3) / √3 + c), c being 1 for what the norms add or ``norms`` where they are summed otherwise.
+    """
+    ratio = budget / (4.0 * UNIT_ROUNDOFF[dtype] * (math.sqrt(problem.d) / 3.0 + norms))
+    mean = problem.reduction is Reduction.MEAN
+    if ratio <= 0 or (dtype == "float32" and (mean or problem.precision != "fast")):
+        return -math.inf
+    return min(math.sqrt(ratio), ratio ** (1 / 3)) if mean else math.sqrt(ratio)
+
+
+def shift_limit(problem: Problem, additions: float) -> float:
+    """Return the extent R up to which Σφx / Σφ − u in float64 keeps the shift, though it rounds numbers of size R.
+
+    Beside a heap of duplicates all ``additions`` round alike, each by up to ε of the sum so far: 0.35 ε of the whole
+    sum on average, and sums of φ and of φx in opposite directions. They may use half of the tolerance.
+    """
+    tolerance = TOLERANCES[problem.precision][Reduction.MEAN].absolute
+    return 0.5 * tolerance / (0.7 * additions * UNIT_ROUNDOFF["float64"])
 
 
 def squares_limit(absolute: float, relative: float, summing: float) -> float:

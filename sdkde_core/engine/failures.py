@@ -8,6 +8,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from array_api_compat import is_torch_array
 
 from ..arrays import detached, to_host
 from ..protocol import BackendInfo, BackendUnavailable, Columns, Partial, Problem, Reduction
+from .devices import memory_errors
 
 R = TypeVar("R")
 
@@ -46,7 +48,8 @@ def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *argumen
     place. Writing through a pointer shows with :func:`checks_always`.
 
     A SystemExit is a failure too: a plugin must not end the program. Others' errors pass: interrupts and what else a
-    signal handler raises, cancellation, memory that does not suffice, warnings that the user has made errors.
+    signal handler raises, cancellation, warnings that the user has made errors, memory that does not suffice: of a
+    backend of tensors that is a DeviceOutOfMemory, whatever library says so.
     """
     counts = [
         (x, x._version)
@@ -55,7 +58,8 @@ def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *argumen
     ]
     kept = [(x, to_host(detached(x)).copy()) for x in inputs if x is not None] if checks_always() else []
     try:
-        found = method(problem, *arguments)
+        with memory_errors() if info.arrays == "torch" else nullcontext():
+            found = method(problem, *arguments)
     except (MemoryError, BackendUnavailable, Warning):
         raise
     except (Exception, SystemExit) as error:

@@ -26,7 +26,7 @@ from ..arrays import Argument, is_attached, rounded
 from ..bandwidth.matrix import Bandwidth, like
 from ..choice import registry
 from ..choice.select import named_backend
-from ..engine.devices import PerStream, captures
+from ..engine.devices import PerStream, captures, memory_errors
 from ..engine.failures import checks_always, raise_interrupt
 from ..protocol import BackendUnavailable, Columns, LineBackend, Problem, Reduction, with_fields
 from .density import density, log_constant
@@ -337,7 +337,8 @@ def _log_weights(weights: Any) -> Any:
 def _attempt(compute: Callable[[], Any]) -> Any:
     """Return a result; None where the general way is to find out what is wrong, and to say it."""
     try:
-        return compute()
+        with memory_errors():
+            return compute()
     except (BackendUnavailable, MemoryError):  # it may have another backend, or fewer rows at a time
         return None
     except Warning:  # that the user has made an error

@@ -36,7 +36,7 @@ What a tile adds at most
     So a row of tiles may leave out tiles as long as Σ W_J f(m_J) exp(−½ m_J²) ≤ η τ exp(ℓ₀), with the level's tolerance
     τ (its absolute part) and a fixed share η. Tiles of tiles are left out where their part is at most the share of η τ
     that their weight, or their number, comes to. Of the others a threshold is found by bisection: all tiles below
-    together are within η τ. Both shares come to :data:`LEFT_OUT`.
+    together are within η τ. Both shares come to :func:`left_out`.
 
 What a backend may leave out besides
     It sees the terms t = w φ themselves. Of :data:`PARTS` tiles, the terms up to a cut t₀ with
@@ -56,13 +56,12 @@ rounding is carried along (:attr:`Tiles.slip`). Log sums far below −10¹² are
 from __future__ import annotations
 
 from .forecast import rough_share, typical_share
-from .lists import LEFT_OUT, PARTS, Lists, lists
+from .lists import PARTS, Lists, left_out, lists
 from .order import by_tile, order
 from .sums import Neighbours
 from .tiles import Index, Tiles, index
 
 __all__ = [
-    "LEFT_OUT",
     "PARTS",
     "Index",
     "Lists",
@@ -70,6 +69,7 @@ __all__ = [
     "Tiles",
     "by_tile",
     "index",
+    "left_out",
     "lists",
     "order",
     "rough_share",

@@ -14,14 +14,16 @@ from .tiles import TOGETHER, Index, Tiles
 #: Shares of the tolerance: what is dropped as a tile of tiles, and as a tile.
 COARSE, FINE = 0.01, 0.05
 
-#: What lists leave out at most, of the tolerance.
-LEFT_OUT = COARSE + FINE
-
 #: Tiles of terms at the cut that rows may leave out.
 PARTS = 32.0
 
 #: Relative rounding of squares of distances, with room.
 SLACK = 1e-12
+
+
+def left_out(problem: Problem) -> float:
+    """Return what lists leave out of a row's sum at most, relative to that."""
+    return (COARSE + FINE) * TOLERANCES[problem.precision][problem.reduction].absolute
 
 
 class Lists(NamedTuple):
