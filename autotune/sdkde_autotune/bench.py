@@ -63,9 +63,9 @@ class Bench:
         self.reduce(config)
         return 1e3 * (time.perf_counter() - start)
 
-    def failed(self, error: Exception) -> tuple[str, bool]:
-        """Return the status of a configuration that raised, and whether this process is of no more use."""
-        return "oom" if isinstance(error, MemoryError) else "invalid", False
+    def status(self, error: Exception) -> str:
+        """Return the status of a configuration that raised; after ``"crash"`` this process is of no more use."""
+        return "oom" if isinstance(error, MemoryError) else "invalid"
 
     def prepare(self, config: Config) -> None:
         """Pack the columns as the configuration has them."""
@@ -118,13 +118,13 @@ class CudaBench(Bench):
         end.synchronize()
         return float(start.elapsed_time(end))
 
-    def failed(self, error: Exception) -> tuple[str, bool]:
-        """Return the status, and whether the CUDA context is unusable."""
+    def status(self, error: Exception) -> str:
+        """Return the status; ``"crash"`` if the CUDA context is unusable."""
         try:
             self.torch.cuda.synchronize(self.device)
         except Exception:
-            return "crash", True
-        return "oom" if isinstance(error, self.torch.cuda.OutOfMemoryError | MemoryError) else "invalid", False
+            return "crash"
+        return "oom" if isinstance(error, self.torch.cuda.OutOfMemoryError | MemoryError) else "invalid"
 
     def _graph(self, config: Config) -> Any:
         key = self.task.query.kernel, tuple(sorted(config.items()))

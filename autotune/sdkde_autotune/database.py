@@ -13,15 +13,15 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from sdkde_core.plugin import cache_folder
 
-from .records import FAMILY, KEY, TIMES
+from .records import FAMILY, KEY
 
-__all__ = ["COLUMNS", "PRIMARY", "VERSION", "Refused", "connect", "create", "database", "open_file", "stamp"]
-__all__ += ["transaction", "winning"]
+__all__ = ["COLUMNS", "PRIMARY", "VERSION", "Refused", "connect", "create", "database", "filled", "open_file"]
+__all__ += ["transaction"]
 
 VERSION = 1
 
@@ -61,32 +61,27 @@ def database() -> Path:
         raise ValueError(f"SDKDE_DB is {named!r}: {error} Set the path of a file") from error
 
 
-def stamp(path: Path) -> tuple[int, ...] | None:
-    """Return what tells whether a database has changed; None if there is none, or it is empty.
+def filled(path: Path) -> bool:
+    """Return whether there is a file, and it is not empty.
 
     Refused if it is no regular file; OSError if it is in a loop of links, below a file or hidden by permissions.
     """
-    real = os.path.realpath(path)
     try:
-        found = os.stat(real)
+        found = os.stat(os.path.realpath(path))
     except FileNotFoundError:
-        return None
+        return False
     if not stat.S_ISREG(found.st_mode):
         raise Refused("it is a directory" if stat.S_ISDIR(found.st_mode) else "it is no regular file")
-    parts = [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
-    with suppress(OSError):
-        journal = os.stat(f"{real}-journal")
-        parts += [journal.st_size, journal.st_mtime_ns]
-    return tuple(parts) if found.st_size else None
+    return found.st_size > 0
 
 
 def connect(path: Path, wait: float = 0.5, mode: str = "ro") -> sqlite3.Connection | None:
     """Open a database to read it, and wait so many seconds for a lock; None if there is none, or it is empty.
 
     No file is made. If a tuner was killed within a transaction, the first who opens the file rolls that back. Raises
-    what :func:`stamp` and :func:`begun` do, and sqlite3.Error.
+    what :func:`filled` and :func:`begun` do, and sqlite3.Error.
     """
-    if stamp(path) is None:
+    if not filled(path):
         return None
     connection = open_file(path, mode, wait)
     try:
@@ -147,21 +142,3 @@ def create(connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA user_version = {VERSION}")
         listed = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
         connection.execute(f"CREATE TABLE trial ({listed}, PRIMARY KEY ({', '.join(PRIMARY)}))")
-
-
-def winning(where: str) -> str:
-    """Return the query for the trials that can win: the fastest of each key, and its default.
-
-    If there are finalists, the fastest is one of them. Ranks are not compared with times. The arguments of the
-    condition ``where`` are passed twice.
-    """
-    least, most = TIMES
-    ran = f"""FROM trial WHERE {where} AND status = 'ok'
-              AND (source = 'predicted' AND rank > 0 OR q50 BETWEEN {least} AND {most})"""
-    # Finalists first, predictions last. A window function, which can order by three columns, takes three times as long.
-    order = f"CASE source WHEN 'predicted' THEN {4 * most} + rank ELSE q50 + {2 * most} * (final = 0) END"
-    return f"""
-        SELECT * FROM trial WHERE rowid IN (
-            SELECT id FROM (SELECT rowid AS id, min({order}) {ran} GROUP BY {", ".join(PRIMARY[:-1])})
-            UNION ALL SELECT rowid {ran} AND is_default)
-    """
