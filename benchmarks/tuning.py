@@ -112,7 +112,7 @@ def _loss(task: Task, times: Mapping[str, float], default: str, trials: int, sam
         ms = times.get(canonical(config))
         return Trial(task.key, config, ms=(ms, ms, ms)) if ms else Trial(task.key, config, "crash", "not recorded")
 
-    runner: Any = SimpleNamespace(run=run, prepare=lambda *_: None, provenance=lambda task: {})
+    runner: Any = SimpleNamespace(run=run, prepare=lambda *_: None)
     runner.finals = lambda task, configs: [run(task, config, None) for config in configs]
     card = hardware.card_called(task.query.gpu)
     with TemporaryDirectory() as folder, Store(Path(folder) / "replay.sqlite") as store:

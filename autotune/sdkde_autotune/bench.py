@@ -18,6 +18,7 @@ from sdkde_core.testing.problems import Truth, errors, make
 from sdkde_core.testing.target import weighted
 from sdkde_core.tuning import Config, using
 
+from .measure import Failed
 from .records import Task
 
 __all__ = ["Bench", "CudaBench"]
@@ -42,19 +43,24 @@ class Bench:
         self.state: Any = None
         self.prepared: Any = None  # the configuration that the state is for
         rows = points if wanted.same else queries
-        starts = range(0, len(rows), 64)  # eight stretches of 64 rows, evenly spaced, are compared
-        some = sorted({starts[i] for i in np.linspace(0, len(starts) - 1, 8).round().astype(int)})
-        self.some = [slice(start, start + 64) for start in some]
+        starts = sorted(set(np.linspace(0, max(len(rows) - 64, 0), 8).astype(int).tolist()))
+        self.some = [slice(start, start + 64) for start in starts]  # stretches that are compared, evenly spaced
         exact = [reduce_exact(self.problem, rows[part], self.columns, part.start) for part in self.some]
         want = each(concatenate(exact), to_host)
         signed: Any = None if want.sign is None else want.sign * np.exp(want.log_magnitude - want.log_sum)
         self.want = Truth(want.log_sum, want.shift, signed, want.log_sum)
 
-    def check(self, config: Config) -> float:
-        """Return the worst row's error over its tolerance."""
+    def check(self, config: Config) -> None:
+        """Raise Failed if a row is beyond its tolerance."""
         got = self.reduce(config)
         some = concatenate([each(got, lambda x: to_host(x[part])) for part in self.some])  # noqa: B023
-        return float(errors(self.problem, some, self.want).max())
+        worst = float(errors(self.problem, some, self.want).max())
+        if not worst <= 1:
+            raise Failed("wrong", f"the worst row is off by {worst:.3g} of the tolerance")
+
+    def times(self, configs: list[Config], count: int) -> list[list[float]]:
+        """Return ``count`` times of each configuration in milliseconds, measured in turns."""
+        return list(map(list, zip(*([self.time(config) for config in configs] for _ in range(count)))))
 
     def time(self, config: Config) -> float:
         """Return the milliseconds of one reduction."""
@@ -101,11 +107,11 @@ class CudaBench(Bench):
     def prepare(self, config: Config) -> None:
         """Nothing: it is done."""
 
-    def check(self, config: Config) -> float:
-        """Return the worst row's error over its tolerance; the output's memory was filled with NaN before."""
+    def check(self, config: Config) -> None:
+        """Raise Failed if a row is beyond its tolerance; the output's memory was filled with NaN before."""
         poison = self.torch.full((32 << 20,), math.nan, dtype=self.torch.float64, device=self.device)
         del poison  # the reduction's next allocation reuses this memory
-        return super().check(config)
+        super().check(config)
 
     def time(self, config: Config) -> float:
         """Return the milliseconds of one reduction by CUDA events: a CUDA graph, replayed with empty caches."""

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Generator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,10 +85,9 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: 
     if trials is None and (place.device is None or what["sampler"] != "grid"):
         trials = 60 if place.device else 16
     limit = "no time limit" if budget is None else f"{budget:g} s at most"
-    doing = f"measuring on {place.device}"
-    if place.device is None:
-        how_else = f"ranking by the cost model and compiling for {place.architecture}"
-        doing = f"no {place.name} here: nothing is measured; {how_else}"
+    instead = f"ranking by the cost model and compiling for {place.architecture}"
+    predicted = f"no {place.name} here: nothing is measured; {instead}"
+    doing = f"measuring on {place.device}" if place.device else predicted
     if dry_run:
         click.echo(doing, err=True)
         from .search import candidates  # imports Optuna
@@ -104,20 +103,20 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: 
     results: list[Result] = []
     start, stopped, progress = time.monotonic(), "", report.Progress(len(todo), budget)
     try:
-        with _store(db) as store, ExitStack() as ending:
+        with _store(db) as store:
             click.echo(f"{doing}; problems: {len(todo)}; {limit} (--budget)", err=True)
             how = {"budget": budget, "trials": trials}
-            if place.card is not None and place.device is None:
+            if place.device is None and place.card is not None:
                 from .search import predict
 
                 searches = predict(todo, place.card, store, jobs=hardware.cpu_threads(), **how)
             else:
-                runner = ending.enter_context(closing(_runner(str(place.device))))
                 how |= {"sampler": what["sampler"], "card": place.card}
-                searches = _searches(todo, runner, store, how, not grid, progress)
-            for found in ending.enter_context(closing(searches)):  # after Ctrl-C the finished ones are reported
-                results.append(found)
-                progress.finished(found)
+                searches = _searches(todo, str(place.device), store, how, not grid, progress)
+            with closing(searches):
+                for found in searches:  # after Ctrl-C the finished ones are reported
+                    results.append(found)
+                    progress.finished(found)
         if len(results) < len(todo):
             stopped = f"the budget is spent: {len(todo) - len(results)} of {len(todo)} problems were not begun"
     except KeyboardInterrupt:
@@ -140,18 +139,13 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: 
 
 
 def _searches(
-    todo: list[Task],
-    runner: measure.MeasuringRunner,
-    store: Store,
-    how: dict[str, Any],
-    shared: bool,
-    progress: report.Progress,
+    todo: list[Task], device: str, store: Store, how: dict[str, Any], shared: bool, progress: report.Progress
 ) -> Generator[Result, None, None]:
     """Search in turn until the budget is spent; if it is shared, every problem gets a part of what is left."""
     from .search import search, studies
 
     start, budget = time.monotonic(), how["budget"]
-    with studies(store) as storage:
+    with closing(_runner(device)) as runner, studies(store) as storage:
         for i, task in enumerate(todo):
             left = None if budget is None else budget - (time.monotonic() - start)
             if left is not None and left <= 0:

@@ -20,7 +20,7 @@ from sdkde_core.plugin import cache_folder
 
 from .records import FAMILY, KEY
 
-__all__ = ["COLUMNS", "PRIMARY", "VERSION", "Refused", "connect", "create", "database", "filled", "open_file"]
+__all__ = ["COLUMNS", "PRIMARY", "VERSION", "Refused", "begun", "connect", "database", "open_file"]
 __all__ += ["transaction"]
 
 VERSION = 1
@@ -76,17 +76,22 @@ def filled(path: Path) -> bool:
 
 
 def connect(path: Path, wait: float = 0.5, mode: str = "ro") -> sqlite3.Connection | None:
-    """Open a database to read it, and wait so many seconds for a lock; None if there is none, or it is empty.
+    """Open a database, and wait so many seconds for a lock.
 
-    No file is made. If a tuner was killed within a transaction, the first who opens the file rolls that back. Raises
-    what :func:`filled` and :func:`begun` do, and sqlite3.Error.
+    With the mode ``"ro"`` it is read: no file is made, and None is returned if there is none, or it is empty. With
+    ``"rwc"`` it is written, and made if there is none; any number of processes may do so at once. If a tuner was killed
+    within a transaction, the first who opens the file rolls that back. Raises what :func:`filled` and :func:`begun` do,
+    and sqlite3.Error.
     """
-    if not filled(path):
+    make = mode == "rwc"
+    if not filled(path) and not make:
         return None
     connection = open_file(path, mode, wait)
     try:
-        with transaction(connection, "DEFERRED"):
-            if begun(connection):
+        with transaction(connection, "IMMEDIATE" if make else "DEFERRED"):
+            if begun(connection, make):
+                if make:
+                    _check(connection)
                 return connection
     except BaseException as error:
         connection.close()
@@ -95,6 +100,16 @@ def connect(path: Path, wait: float = 0.5, mode: str = "ro") -> sqlite3.Connecti
         raise
     connection.close()
     return None
+
+
+def _check(connection: sqlite3.Connection) -> None:
+    """Raise if a database cannot be written, or is corrupt."""
+    connection.execute("DELETE FROM trial WHERE 0")  # fails if the file is read-only; BEGIN does not
+    found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if found != "ok":
+        error = sqlite3.DatabaseError(found.splitlines()[-1])
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
 
 
 def open_file(path: Path, mode: str, wait: float) -> sqlite3.Connection:
@@ -118,27 +133,23 @@ def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iter
         raise
 
 
-def begun(connection: sqlite3.Connection) -> bool:
-    """Return whether a database has our table; False if it is empty. The connection must be in a transaction.
+def begun(connection: sqlite3.Connection, make: bool = False) -> bool:
+    """Return whether a database has our table; if it is empty, ``make`` it, or return False.
 
-    Refused if another program wrote it, or another version of sdkde.
+    Refused if another program wrote it, or another version of sdkde. The connection must be in a transaction.
     """
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if not (application or version or connection.execute("SELECT 1 FROM sqlite_master").fetchone()):
-        return False
+        if make:
+            connection.execute(f"PRAGMA application_id = {int.from_bytes(b'SDKE')}")
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+            listed = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+            connection.execute(f"CREATE TABLE trial ({listed}, PRIMARY KEY ({', '.join(PRIMARY)}))")
+        return make
     if application != int.from_bytes(b"SDKE"):
         raise Refused("it is another program's SQLite file")
     if version != VERSION:
         raise Refused(f"another version of sdkde wrote it (schema {version}, this one reads {VERSION})")
     connection.execute(f"SELECT {', '.join(COLUMNS)} FROM trial LIMIT 0")  # fails if a column is gone
     return True
-
-
-def create(connection: sqlite3.Connection) -> None:
-    """Make the table if the database is empty, in the transaction that the connection is in."""
-    if not begun(connection):
-        connection.execute(f"PRAGMA application_id = {int.from_bytes(b'SDKE')}")
-        connection.execute(f"PRAGMA user_version = {VERSION}")
-        listed = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
-        connection.execute(f"CREATE TABLE trial ({listed}, PRIMARY KEY ({', '.join(PRIMARY)}))")

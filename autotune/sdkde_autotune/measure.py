@@ -26,7 +26,7 @@ from typing import Any
 import sdkde_core
 from sdkde_core.choice import hardware, registry
 from sdkde_core.fresh import spawning
-from sdkde_core.tuning import Compiled, Config
+from sdkde_core.tuning import Config
 
 from .records import Task, Trial
 
@@ -59,33 +59,29 @@ class MeasuringRunner:
                 # Spilling is no reason here: the kernel may still be fast.
                 if reason := task.space.too_much(compiled._replace(spills=0), task.query.architecture):
                     raise Failed("compile_error", reason)
-            self._ask(_check, task, [config])
+            self._ask(task, "check", dict(config))
             for count in 3, 6, 12:
                 if times and slow(len(times), statistics.median(times)):
                     break
-                times += self._ask(_time, task, [config], count)[0]
+                times += self._ask(task, "times", [dict(config)], count)[0]
         except Failed as failed:
             return Trial(task.key, config, *failed.args)
         return Trial(task.key, config, ms=_quantiles(times))
 
     def finals(self, task: Task, configs: Sequence[Config]) -> list[Trial]:
         """Time finalists again, in turns, so that a drifting clock affects all alike; Failed if one does not run."""
-        every = self._ask(_time, task, configs, 25)
+        every = self._ask(task, "times", list(map(dict, configs)), 25)
         return [Trial(task.key, c, ms=_quantiles(times), final=True) for c, times in zip(configs, every)]
-
-    def provenance(self, task: Task) -> dict[str, Any]:
-        """Return the versions under which the task's backend runs."""
-        return versions(task.query.backend)
 
     def close(self) -> None:
         """Stop the compilers and the worker."""
         self._compilers.close()
         self._worker.close()
 
-    def _ask(self, what: Callable[..., Any], task: Task, configs: Sequence[Config], *more: int) -> Any:
-        """Return what the worker answers."""
+    def _ask(self, task: Task, method: str, *arguments: Any) -> Any:
+        """Return what a method of the worker's :class:`~sdkde_autotune.bench.Bench` gives."""
         self._worker.begun.clear()  # nothing is to be remembered
-        return self._worker.result("measured", _measure, what, self.device, task, list(map(dict, configs)), *more)
+        return self._worker.result("measured", _measure, self.device, task, method, *arguments)
 
 
 def _quantiles(times: Sequence[float]) -> tuple[float, float, float]:
@@ -101,7 +97,7 @@ def compiling(task: Task, config: Config) -> tuple[Any, ...]:
     """
     query = task.query
     name = query.backend, query.architecture, task.space.code(query.kernel, config, task.problem)
-    return name, _compile, task, dict(config)
+    return name, task.space.compile, query.kernel, dict(config), task.problem, query.architecture
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -184,12 +180,8 @@ def _outlive(parent: int) -> None:
 _bench: Any = None
 
 
-def _compile(task: Task, config: Config) -> Compiled:
-    return task.space.compile(task.query.kernel, config, task.problem, task.query.architecture)
-
-
-def _measure(what: Callable[..., Any], device: str, task: Task, configs: list[Config], *more: int) -> Any:
-    """Return the answer; keeps the problem's data."""
+def _measure(device: str, task: Task, method: str, *arguments: Any) -> Any:
+    """Return what a method of the bench gives; the bench keeps a problem's data."""
     from .bench import Bench, CudaBench
 
     global _bench
@@ -198,23 +190,11 @@ def _measure(what: Callable[..., Any], device: str, task: Task, configs: list[Co
         _bench = (Bench if device == "cpu" else CudaBench)(task, device)
     _bench.task = task
     try:
-        return what(_bench, configs, *more)
+        return getattr(_bench, method)(*arguments)
     except Failed:
         raise
     except Exception as error:
         raise Failed(_bench.status(error), _first_line(error)) from None
-
-
-def _check(bench: Any, configs: list[Config]) -> None:
-    worst = bench.check(configs[0])
-    if not worst <= 1:  # NaN, too
-        raise Failed("wrong", f"the worst row is off by {worst:.3g} of the tolerance")
-
-
-def _time(bench: Any, configs: list[Config], count: int) -> list[list[float]]:
-    """Return times of each configuration, measured in turns."""
-    rounds = [[bench.time(config) for config in configs] for _ in range(count)]
-    return [list(times) for times in zip(*rounds)]
 
 
 def _first_line(error: BaseException) -> str:

@@ -190,19 +190,10 @@ def trial_of(row: Mapping[str, Any]) -> Trial:
     if not config:
         raise ValueError("config is empty")
     error = "".join(letter if letter.isprintable() else " " for letter in error)
-    return Trial(
-        Key(*(row[name] for name in KEY)),
-        config,
-        status,
-        error,
-        _times(row) if ran and not guess else None,
-        bool(row.get("final")) and not guess,
-        rank if ran and guess else None,
-        source,
-        provenance,
-        _utc(row["created"]),
-        bool(row.get("is_default")),
-    )
+    key, times = Key(*(row[name] for name in KEY)), _times(row) if ran and not guess else None
+    final, default = bool(row.get("final")) and not guess, bool(row.get("is_default"))
+    place, created = rank if ran and guess else None, _utc(row["created"])
+    return Trial(key, config, status, error, times, final, place, source, provenance, created, default)
 
 
 def sound(rows: Iterable[Mapping[str, Any]], what: str) -> list[Trial]:

@@ -6,7 +6,6 @@ import itertools
 import json
 import logging
 import math
-import sqlite3
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -63,21 +62,13 @@ def studies(store: Store) -> Iterator[optuna.storages.RDBStorage]:
     """
     logging.getLogger("alembic").setLevel(logging.WARNING)
     path = store.path.with_name(f"{store.path.stem}-studies.sqlite")
-
-    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        """Open a file whose commits survive the process, without waiting for the disk a dozen times a candidate."""
-        connection = sqlite3.Connection(*arguments, **options)
-        connection.execute("PRAGMA synchronous = NORMAL")
-        return connection
-
     with store.transaction():  # Optuna makes its tables without a lock of its own
         try:
-            with closing(sqlite3.connect(path, timeout=30.0)) as connection:
-                connection.execute("PRAGMA journal_mode = WAL")
-            engine = {"connect_args": {"timeout": 30.0, "factory": connect}}
+            engine = {"connect_args": {"timeout": 30.0}}
             storage = optuna.storages.RDBStorage(f"sqlite:///{path.absolute()}", engine_kwargs=engine)
         except Exception as error:
-            raise ValueError(f"{path} cannot keep studies: {error}; move it away, or pass another --db") from error
+            why = getattr(error, "orig", error)
+            raise ValueError(f"{path} cannot keep studies: {why}; move it away, or pass another --db") from error
     try:
         yield storage
     finally:
@@ -110,8 +101,9 @@ def search(
     stored finalists are measured, and nothing else. ``progress(known, expected, best milliseconds)`` is called after
     every outcome.
     """
-    start, key, default, provenance = time.monotonic(), task.key, task.default(), runner.provenance(task)
-    usual, source, stored = canonical(default), provenance.get("source"), store.trials(key)
+    start, key, default = time.monotonic(), task.key, task.default()
+    provenance, usual, stored = versions(task.query.backend), canonical(default), store.trials(key)
+    source = provenance["source"]
     known = {} if again else _known(stored, "measured", source)
     ran = sorted((t for t in stored if t.status == "ok"), key=lambda t: (not t.final, t.median))
     early = [config for config in (default, *(dict(t.config) for t in ran[:5])) if task.limit(config) is None]

@@ -37,10 +37,12 @@ class Store:
     def __init__(self, path: Path | str | None = None, *, write: bool = True, wait: float = 30.0) -> None:
         self.path = Path(path) if path is not None else database.database()
         with _explained(self.path, "written" if write else "read"):
-            connection = _open(self.path, wait) if write else database.connect(self.path, wait)
+            if write:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            connection = database.connect(self.path, wait, "rwc" if write else "ro")
             if connection is None:
                 connection = sqlite3.connect(":memory:", isolation_level=None)
-                database.create(connection)
+                database.begun(connection, make=True)
         self._db = Database(connection)
 
     def __enter__(self) -> Store:
@@ -181,29 +183,7 @@ def _checked(given: Any, path: Path) -> list[Trial]:
     return found
 
 
-# --- opening ----------------------------------------------------------------------------------------------------------
-
-
-def _open(path: Path, wait: float) -> sqlite3.Connection:
-    """Open or create a database for writing; any number of processes may at once."""
-    database.filled(path)  # raises if it is no regular file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    connection = database.open_file(path, "rwc", wait)
-    try:
-        # Commits survive the process, and nearly always a crash of the machine.
-        connection.execute("PRAGMA synchronous = NORMAL")
-        with database.transaction(connection):
-            database.create(connection)
-            connection.execute("DELETE FROM trial WHERE 0")  # fails if the file is read-only; BEGIN does not
-        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if found != "ok":
-            error = sqlite3.DatabaseError(found.splitlines()[-1])
-            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-            raise error
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -214,22 +194,19 @@ def _explained(path: Path, what: str) -> Iterator[None]:
     except sqlite3.ProgrammingError:  # a bug
         raise
     except (sqlite3.Error, OSError, database.Refused) as error:
-        raise StoreError(f"{path} {_why(path, error, what)}") from error
-
-
-def _why(path: Path, error: Exception, what: str) -> str:
-    code, another = _code(error), "name another file with --db or SDKDE_DB"
-    denied = sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR
-    salvaged = f"sdkde-autotune import {shlex.quote(str(path))} --db {shlex.quote(f'{path}.new')}"
-    if isinstance(error, OSError) or code in denied:
-        return f"cannot be {what} ({getattr(error, 'strerror', None) or error}); make it so, or {another}"
-    known = {
-        sqlite3.SQLITE_BUSY: f"is locked by another process; wait for it or end it, or {another}",
-        sqlite3.SQLITE_NOTADB: f"is no database of the tuner, and is left alone; {another}",
-        sqlite3.SQLITE_CORRUPT: f"is corrupt ({error}) and is left as it is; `{salvaged}` keeps what can be read of it",
-        0: f"is not used: {error}",
-    }
-    return known.get(code, f"cannot be used ({error}); {another}")
+        code, another = _code(error), "name another file with --db or SDKDE_DB"
+        salvage = f"sdkde-autotune import {shlex.quote(str(path))} --db {shlex.quote(f'{path}.new')}"
+        denied = f"cannot be {what} ({getattr(error, 'strerror', None) or error}); make it so, or {another}"
+        known = {
+            **dict.fromkeys((sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN), denied),
+            **dict.fromkeys((sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR), denied),
+            sqlite3.SQLITE_BUSY: f"is locked by another process; wait for it or end it, or {another}",
+            sqlite3.SQLITE_NOTADB: f"is no database of the tuner, and is left alone; {another}",
+            sqlite3.SQLITE_CORRUPT: f"is corrupt ({error}) and is left as it is; `{salvage}` keeps what can be read",
+            0: denied if isinstance(error, OSError) else f"is not used: {error}",
+        }
+        why = known.get(code, f"cannot be used ({error}); {another}")
+        raise StoreError(f"{path} {why}") from error
 
 
 def _code(error: BaseException | None) -> int:
