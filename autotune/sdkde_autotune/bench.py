@@ -35,13 +35,10 @@ class Bench:
         case = weighted(case) if "weights" in wanted.requires else case
         extent = max(float(np.linalg.norm(x, axis=1).max()) for x in (case.points, case.queries))
         self.problem = replace(wanted, device=device, extent=extent)
-        points, queries, log_weights = (
-            convert(x, info.arrays, device) for x in (case.points, case.queries, case.log_weights)
-        )
+        arrays = case.points, case.queries, case.log_weights
+        points, queries, log_weights = (convert(x, info.arrays, device) for x in arrays)
         self.columns, self.queries = Columns(points, log_weights), None if wanted.same else queries
         self.backend: Any = info.load()
-        self.state: Any = None
-        self.prepared: Any = None  # the configuration that the state is for
         rows = points if wanted.same else queries
         starts = sorted(set(np.linspace(0, max(len(rows) - 64, 0), 8).astype(int).tolist()))
         self.some = [slice(start, start + 64) for start in starts]  # stretches that are compared, evenly spaced
@@ -52,7 +49,7 @@ class Bench:
 
     def check(self, config: Config) -> None:
         """Raise Failed if a row is beyond its tolerance."""
-        got = self.reduce(config)
+        got = self.reduce(config, self.prepare(config))
         some = concatenate([each(got, lambda x: to_host(x[part])) for part in self.some])  # noqa: B023
         worst = float(errors(self.problem, some, self.want).max())
         if not worst <= 1:
@@ -64,28 +61,23 @@ class Bench:
 
     def time(self, config: Config) -> float:
         """Return the milliseconds of one reduction."""
-        self.prepare(config)
-        start = time.perf_counter()
-        self.reduce(config)
+        state, start = self.prepare(config), time.perf_counter()
+        self.reduce(config, state)
         return 1e3 * (time.perf_counter() - start)
 
     def status(self, error: Exception) -> str:
         """Return the status of a configuration that raised; after ``"crash"`` this process is of no more use."""
         return "oom" if isinstance(error, MemoryError) else "invalid"
 
-    def prepare(self, config: Config) -> None:
-        """Pack the columns as the configuration has them."""
-        key = tuple(sorted(config.items()))
-        if self.prepared != key:
-            with using({self.task.query.kernel: config}):
-                self.state = self.backend.prepare(self.problem, self.columns)
-            self.prepared = key
-
-    def reduce(self, config: Config) -> Any:
-        """Return the reduction's Partial."""
-        self.prepare(config)
+    def prepare(self, config: Config) -> Any:
+        """Return the columns, packed as the configuration has them."""
         with using({self.task.query.kernel: config}):
-            return self.backend.reduce(self.problem, self.queries, self.state)
+            return self.backend.prepare(self.problem, self.columns)
+
+    def reduce(self, config: Config, state: Any) -> Any:
+        """Return the reduction's Partial."""
+        with using({self.task.query.kernel: config}):
+            return self.backend.reduce(self.problem, self.queries, state)
 
 
 class CudaBench(Bench):
@@ -104,8 +96,9 @@ class CudaBench(Bench):
         self.scratch = torch.empty(256 << 20, dtype=torch.uint8, device=device)
         self.graphs: dict[Any, Any] = {}
 
-    def prepare(self, config: Config) -> None:
-        """Nothing: it is done."""
+    def prepare(self, config: Config) -> Any:
+        """Return the columns, which are packed once."""
+        return self.state
 
     def check(self, config: Config) -> None:
         """Raise Failed if a row is beyond its tolerance; the output's memory was filled with NaN before."""
@@ -138,11 +131,11 @@ class CudaBench(Bench):
             if len(self.graphs) > 8:
                 self.graphs.clear()
             for _ in range(2):
-                self.reduce(config)
+                self.reduce(config, self.state)
             self.torch.cuda.synchronize()
             graph = self.torch.cuda.CUDAGraph()
             with self.torch.cuda.graph(graph, stream=self.torch.cuda.current_stream()):
-                self.reduce(config)
+                self.reduce(config, self.state)
             graph.replay()  # the first replay is slower
             self.graphs[key] = graph
         return self.graphs[key]

@@ -57,10 +57,8 @@ def _no_card(name: str, here: bool) -> str:
     if name.lower() == "auto":
         why = "no NVIDIA GPU is visible here"
         if here:
-            why = (
-                f"the rates of {hardware.visible_gpus()[0].name!r} are not known, as NVML does not answer, or the card "
-                "is older than compute capability 7.0"
-            )
+            why = f"the rates of {hardware.visible_gpus()[0].name!r} are not known, as NVML does not answer, or the "
+            why += "card is older than compute capability 7.0"
         return f"{why}; name one to predict for, such as --gpu a6000, or pass --gpu cpu"
     several = [found for word in re.split(r"[\s,;/+]+", name) if (found := gpu(word))]
     if len(several) > 1:

@@ -177,25 +177,27 @@ def predict(
     The budget is in seconds for all tasks.
     """
     start = time.monotonic()
+
+    def begin(task: Task) -> tuple[dict[str, Trial], list[Config]]:
+        """Return what is known; and the candidates in order, unless one was chosen before."""
+        known = _known(store.trials(task.key), "predicted", versions(task.query.backend)["source"])
+        return known, [] if any(trial.status == "ok" for trial in known.values()) else ranking(task, card)
+
     with closing(Pool(jobs)) as compilers:
-        for first in range(0, len(tasks), 2 * jobs):
-            batch = []
-            for task in tasks[first : first + 2 * jobs]:
-                known = _known(store.trials(task.key), "predicted", versions(task.query.backend)["source"])
-                chosen = any(trial.status == "ok" for trial in known.values())
-                ranked = [] if chosen else ranking(task, card)
-                for config in ranked[:1]:  # the first candidates of a batch are compiled side by side
-                    compilers.submit(*compiling(task, config))
-                batch.append((task, known, ranked))
-            for task, known, ranked in batch:
-                if budget is not None and time.monotonic() - start >= budget:
-                    return
-                replayed, provenance = len(known), {**versions(task.query.backend), "driver": "", "card": card.source}
-                for trial in _compiled(task, ranked, trials, known, compilers):
-                    default = trial.config == task.default()
-                    known[trial.name] = replace(trial, provenance=provenance, source="predicted", is_default=default)
-                    store.add(known[trial.name])
-                yield Result(task, known, len(known) - replayed)
+        for i, task in enumerate(tasks):
+            # The first candidates of several problems are compiled side by side.
+            for ahead in tasks[i : i + 2 * jobs] if i % (2 * jobs) == 0 else ():
+                for config in begin(ahead)[1][:1]:
+                    compilers.submit(*compiling(ahead, config))
+            if budget is not None and time.monotonic() - start >= budget:
+                return
+            known, ranked = begin(task)
+            replayed, provenance = len(known), {**versions(task.query.backend), "driver": "", "card": card.source}
+            for trial in _compiled(task, ranked, trials, known, compilers):
+                default = trial.config == task.default()
+                known[trial.name] = replace(trial, provenance=provenance, source="predicted", is_default=default)
+                store.add(known[trial.name])
+            yield Result(task, known, len(known) - replayed)
 
 
 def _compiled(
@@ -254,26 +256,26 @@ class _Chooser(optuna.samplers.TPESampler):
     ) -> None:
         super().__init__(multivariate=True, constant_liar=True, seed=0)
         order = left if sampler == "grid" else [left[i] for i in np.random.default_rng(0).permutation(len(left))]
-        self.sampler, self.left = sampler, {name: json.loads(name) for name in order}
-        self.queue = [name for name in dict.fromkeys(map(canonical, early)) if name in self.left]
+        first = [name for name in map(canonical, early) if name in left]
+        self.left = {name: json.loads(name) for name in (*first, *order)}
+        self.sampler, self.early = sampler, len(set(first))
         self.ranges = {name: _range({*values, default[name]}) for name, values in parameters.items()}
 
     @property
     def ahead(self) -> int:
         """How many candidates to ask for at a time, so that they compile side by side; TPE has not seen their times."""
-        return 4 if self.sampler == "tpe" and not self.queue else 16
+        return 4 if self.sampler == "tpe" and self.early <= 0 else 16
 
     def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, BaseDistribution]:
         return self.ranges
 
     def sample_relative(self, study: Any, trial: Any, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
-        chosen = self.queue.pop(0) if self.queue else ""
-        if not chosen and self.sampler == "tpe":
+        chosen, self.early = next(iter(self.left)), self.early - 1
+        if self.early < 0 and self.sampler == "tpe":
             free = {name: each for name, each in search_space.items() if not each.single()}
-            wish = super().sample_relative(study, trial, free)  # nothing while it knows few trials
-            if wish:
+            if wish := super().sample_relative(study, trial, free):  # nothing while it knows few trials
                 chosen = min(self.left, key=lambda name: _distance(self.left[name], wish))
-        return dict(self.left.pop(chosen or next(iter(self.left))))
+        return self.left.pop(chosen)
 
 
 def _distance(config: Config, wish: Mapping[str, Any]) -> float:
@@ -289,10 +291,10 @@ def _range(values: set[Any]) -> BaseDistribution:
     return CategoricalDistribution(sorted(values, key=str))
 
 
-def _study(key: Key, source: Any, chooser: _Chooser, storage: optuna.storages.BaseStorage | None) -> optuna.Study:
+def _study(key: Key, source: str, chooser: _Chooser, storage: optuna.storages.BaseStorage | None) -> optuna.Study:
     """Return the study of a problem and the backend's code."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    size = f"d={key.d} n=2^{key.n_octave} m=2^{key.m_octave}"
-    words = (key.kernel, key.reduction, key.precision, size, key.requires, key.gpu, key.backend, key.config_version)
-    name, pruner = " ".join(str(word) for word in (*words, source or "") if word != ""), optuna.pruners.MedianPruner(4)
-    return optuna.create_study(storage=storage, study_name=name, sampler=chooser, pruner=pruner, load_if_exists=True)
+    name = f"{key.kernel} {key.reduction} {key.precision} d={key.d} n=2^{key.n_octave} m=2^{key.m_octave}"
+    name += f" {key.requires} {key.gpu} {key.backend} {key.config_version} {source}"
+    named, pruner = " ".join(name.split()), optuna.pruners.MedianPruner(4)
+    return optuna.create_study(storage=storage, study_name=named, sampler=chooser, pruner=pruner, load_if_exists=True)
