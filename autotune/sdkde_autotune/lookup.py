@@ -1,15 +1,8 @@
 """Looks up stored launch configurations for backends: the entry point of group ``sdkde.tuning``.
 
 Imports the standard library only, never writes, and reads the database once for each question of a process. How closely
-a configuration was tuned for the problem is its rung, the best first:
-
-================  ==================================================================================================
-``exact``         on the same processor, for this problem: here, imported, or in a table that comes with sdkde
-``near``          on the same processor for a similar problem: n and m at most 3 octaves off each, other features
-                  (weights, leave-one-out), or dimensions at most a third off
-``architecture``  on another processor of the same architecture
-``predicted``     the cost model's choice for the card, not measured
-================  ==================================================================================================
+a configuration was tuned for the problem is its rung, from ``exact`` by ``near`` and ``architecture`` to ``predicted``;
+the table in docs/autotuning.md says what they are.
 
 On a rung the nearest comes first: features, then the dimension, then sizes; of equally near ones what was measured
 here. A configuration that the backend does not accept (it exceeds the card, it failed to launch) is skipped.
@@ -139,23 +132,23 @@ def _select(connection: sqlite3.Connection, key: Key) -> list[dict[str, Any]]:
 
     If there are finalists, the fastest is one of them. Ranks are not compared with times.
     """
-    where = " AND ".join(f"{name} = ?" for name in (*FAMILY, "architecture"))
+    where = " AND ".join(f"{name} = :{name}" for name in (*FAMILY, "architecture"))
     # The primary key begins so. Lists of octaves let SQLite search it by what follows them, too; a range would not.
     for name in "n_octave", "m_octave":
         size = getattr(key, name)
         where += f" AND {name} IN {tuple(range(size - OCTAVES, size + OCTAVES + 1))}"
     least, most = TIMES
+    ran = f"""FROM trial WHERE {where} AND dimension BETWEEN :low AND :high AND status = 'ok'
+              AND (source = 'predicted' AND rank > 0 OR q50 BETWEEN {least} AND {most})"""
     # Finalists first, predictions last. A window function, which can order by three columns, takes three times as long.
     order = f"CASE source WHEN 'predicted' THEN {4 * most} + rank ELSE q50 + {2 * most} * (final = 0) END"
     query = f"""
-        WITH ran AS (SELECT rowid AS id, * FROM trial WHERE {where} AND dimension BETWEEN ? AND ? AND status = 'ok'
-                     AND (source = 'predicted' AND rank > 0 OR q50 BETWEEN {least} AND {most}))
         SELECT * FROM trial WHERE rowid IN (
-            SELECT id FROM (SELECT id, min({order}) FROM ran GROUP BY {", ".join(PRIMARY[:-1])})
-            UNION ALL SELECT id FROM ran WHERE is_default)"""
-    low, high = math.ceil(key.dimension / DIMENSIONS), math.floor(key.dimension * DIMENSIONS)
+            SELECT id FROM (SELECT rowid AS id, min({order}) {ran} GROUP BY {", ".join(PRIMARY[:-1])})
+            UNION ALL SELECT rowid {ran} AND is_default)"""
+    sizes = {"low": math.ceil(key.dimension / DIMENSIONS), "high": math.floor(key.dimension * DIMENSIONS)}
     connection.row_factory = sqlite3.Row
-    return list(map(dict, connection.execute(query, (*key.family, key.architecture, low, high))))
+    return list(map(dict, connection.execute(query, key._asdict() | sizes)))
 
 
 @functools.cache
