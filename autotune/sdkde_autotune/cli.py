@@ -81,10 +81,10 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: 
     place = place_of(gpu)
     wanted, grid = options.problems_of(what, place, grid=True)
     todo = tasks(wanted, place, what["backend"], varied=grid)
-    trials, budget = what["trials"], 600.0 if grid and what["budget"] is None else what["budget"]
+    trials, budget = what["trials"], what["budget"] or (600.0 if grid else math.inf)
     if trials is None and (place.device is None or what["sampler"] != "grid"):
         trials = 60 if place.device else 16
-    limit = "no time limit" if budget is None else f"{budget:g} s at most"
+    limit = "no time limit" if math.isinf(budget) else f"{budget:g} s at most"
     instead = f"ranking by the cost model and compiling for {place.architecture}"
     predicted = f"no {place.name} here: nothing is measured; {instead}"
     doing = f"measuring on {place.device}" if place.device else predicted
@@ -147,12 +147,11 @@ def _searches(
     start, budget = time.monotonic(), how["budget"]
     with closing(_runner(device)) as runner, studies(store) as storage:
         for i, task in enumerate(todo):
-            left = None if budget is None else budget - (time.monotonic() - start)
-            if left is not None and left <= 0:
+            left = budget - (time.monotonic() - start)
+            if left <= 0:
                 return
-            own = {**how, "budget": left / (len(todo) - i) if left is not None and shared else left}
-            during = functools.partial(progress.during, task)
-            yield search(task, runner, store, storage=storage, progress=during, **own)
+            how["budget"] = left / (len(todo) - i) if shared else left
+            yield search(task, runner, store, storage=storage, progress=functools.partial(progress.during, task), **how)
 
 
 @main.command()

@@ -1,4 +1,4 @@
-"""What was tried: keys, configurations, outcomes; how rows of SQLite and JSON are checked; which trial wins.
+"""What was tried: keys and trials; how rows of SQLite and JSON are checked; which trial wins.
 
 Imports the standard library only, as look-ups do.
 """
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from sdkde_core.messages import brief, warn_once
 from sdkde_core.protocol import Problem
-from sdkde_core.tuning import Config, Query, Space
+from sdkde_core.tuning import GPU, Config, Query, Space
 
 __all__ = ["FAMILY", "KEY", "SOURCES", "Best", "Key", "Task", "Trial", "canonical", "fastest", "now"]
 __all__ += ["octave", "row_of", "sound", "trial_of", "winners"]
@@ -104,6 +104,10 @@ class Task(NamedTuple):
     def limit(self, config: Config) -> str | None:
         """Return why a configuration cannot run, as far as its parameters tell; None if it can."""
         return self.space.limit(self.query.kernel, config, self.problem, self.query.architecture)
+
+    def seconds(self, config: Config, card: GPU) -> float:
+        """Return the time that the cost model predicts for a configuration on a card."""
+        return self.space.seconds(self.query.kernel, config, self.problem, card)
 
 
 def now() -> str:

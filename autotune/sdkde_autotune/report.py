@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections import Counter
@@ -98,9 +99,9 @@ def _row(key: Key, best: Trial | None, default: Trial | None) -> dict[str, Any]:
 class Progress:
     """Lines on standard error: rewritten in place on a terminal; else one every ten seconds, and for every problem."""
 
-    def __init__(self, problems: int, budget: float | None) -> None:
+    def __init__(self, problems: int, budget: float) -> None:
         self.problems, self.done, self.start, self.last = problems, 0, time.monotonic(), 0.0
-        self.budget = "" if budget is None else f" of {_clock(budget)}"
+        self.budget = "" if math.isinf(budget) else f" of {_clock(budget)}"
 
     def during(self, task: Task, known: int, expected: int, best: float) -> None:
         """Show how far the search of a problem is."""

@@ -85,7 +85,7 @@ def search(
     card: GPU | None = None,
     sampler: str = "tpe",
     trials: int | None = 60,
-    budget: float | None = None,
+    budget: float = math.inf,
     again: bool = False,
     progress: Callable[[int, int, float], None] = lambda known, expected, best: None,
 ) -> Result:
@@ -99,7 +99,7 @@ def search(
     ``"random"``, or ``"grid"`` for all in order. ``trials`` is the number of trials at the end, stored ones included;
     None: all. After ``budget`` seconds no further candidate is run. With ``again`` the default and the five fastest
     stored finalists are measured, and nothing else. ``progress(known, expected, best milliseconds)`` is called after
-    every outcome.
+    every trial.
     """
     start, key, default = time.monotonic(), task.key, task.default()
     provenance, usual, stored = versions(task.query.backend), canonical(default), store.trials(key)
@@ -109,7 +109,7 @@ def search(
     early = [config for config in (default, *(dict(t.config) for t in ran[:5])) if task.limit(config) is None]
     able = [] if again else candidates(task)
     if card is not None and sampler == "tpe":
-        early += sorted(able, key=lambda config: _seconds(task, config, card))[:12]
+        early += sorted(able, key=lambda config: task.seconds(config, card))[:12]
     left = [name for name in dict.fromkeys(map(canonical, [*early, *able])) if name not in known]
     chooser = _Chooser(sampler, left, early, task.space.parameters(task.query.kernel), default)
     study, replayed = _study(key, source, chooser, storage), len(known)
@@ -120,7 +120,7 @@ def search(
         store.add(known[trial.name])
 
     def spent() -> bool:
-        return budget is not None and len(known) > replayed and time.monotonic() - start >= budget
+        return len(known) > replayed and time.monotonic() - start >= budget
 
     def slow(timings: int, median: float) -> bool:
         batch[0].report(median, timings)
@@ -161,15 +161,11 @@ def _known(stored: list[Trial], source: str, code: Any) -> dict[str, Trial]:
     return {trial.name: trial for trial in same}
 
 
-def _seconds(task: Task, config: Config, card: GPU) -> float:
-    return task.space.seconds(task.query.kernel, config, task.problem, card)
-
-
 # --- without the card -------------------------------------------------------------------------------------------------
 
 
 def predict(
-    tasks: Sequence[Task], card: GPU, store: Store, *, jobs: int = 1, trials: int = 16, budget: float | None = None
+    tasks: Sequence[Task], card: GPU, store: Store, *, jobs: int = 1, trials: int = 16, budget: float = math.inf
 ) -> Generator[Result, None, None]:
     """Choose configurations by the cost model, and store them with their ranks.
 
@@ -189,7 +185,7 @@ def predict(
             for ahead in tasks[i : i + 2 * jobs] if i % (2 * jobs) == 0 else ():
                 for config in begin(ahead)[1][:1]:
                     compilers.submit(*compiling(ahead, config))
-            if budget is not None and time.monotonic() - start >= budget:
+            if time.monotonic() - start >= budget:
                 return
             known, ranked = begin(task)
             replayed, provenance = len(known), {**versions(task.query.backend), "driver": "", "card": card.source}
@@ -234,7 +230,7 @@ def ranking(task: Task, card: GPU) -> list[Config]:
     default = task.default()
 
     def price(config: Config) -> tuple[float, int, str]:
-        seconds = _seconds(task, config, card) * (0.95 if config == default else 1)
+        seconds = task.seconds(config, card) * (0.95 if config == default else 1)
         return seconds, sum(default.get(name) != value for name, value in config.items()), canonical(config)
 
     able: list[Config] = list(candidates(task))

@@ -68,7 +68,7 @@ def cases(setting: Setting) -> Iterator[Case]:
 def measure(setting: Setting, case: Case) -> dict[str, Any]:
     """Milliseconds of one reduction, CUDA graphs and empty caches, after its rows were checked; and as priced."""
     task, configs, card = spaces(setting.device)[case["reduction"]]
-    result = {"predicted": 1e3 * task.space.seconds(task.query.kernel, case["config"], task.problem, card)}
+    result = {"predicted": 1e3 * task.seconds(case["config"], card)}
     result["default"] = case["config"] == task.default()
     if setting.device == "cpu":
         return result
