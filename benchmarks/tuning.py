@@ -73,7 +73,7 @@ def record(db: Path, backend: str) -> None:
     try:
         with Store(db) as store:
             for reduction, d, precision in (("mean", 16, "fast"), ("log_sum", 64, "fast"), ("laplace", 32, "high")):
-                for task in tasks(problems((reduction,), (d,), precisions=(precision,)), place, backend):
+                for task in tasks(problems((reduction,), (d,), precision=(precision,)), place, backend):
                     search(task, runner, store, sampler="grid", trials=None)
     finally:
         runner.close()

@@ -201,7 +201,7 @@ def test_problems_are_typical_calls():
 
 
 def test_a_key_is_tuned_once():
-    found = tasks(problems(dims=(2, 5, 16, 17), n_train=(32768, 33000)), place_of("a6000"))
+    found = tasks(problems(dim=(2, 5, 16, 17), n_train=(32768, 33000)), place_of("a6000"))
     keys = [task.key for task in found]
     assert len(keys) == len(set(keys)) == 6  # dimensions of 16 and less are one kernel's
     assert {key.architecture for key in keys} == {"sm_86"}

@@ -41,10 +41,7 @@ PRIMARY = tuple(dict.fromkeys((*FAMILY, "architecture", "n_octave", "m_octave", 
 
 
 class Refused(ValueError):
-    """A file is no database of the tuner, or one of another version; the message says why, and what to do."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"{why}; name another file with --db or SDKDE_DB")
+    """A file is no database of the tuner, or one of another version; the message says why."""
 
 
 def database() -> Path:

@@ -25,9 +25,9 @@ __all__ = ["GRID", "Place", "place_of", "problems", "task_of", "tasks"]
 #: within three octaves; the most common precisions and dimensions.
 GRID: dict[str, tuple[Any, ...]] = {
     "n_train": (32768, 131072, 8192, 1048576),
-    "precisions": ("fast", "high"),
-    "dims": (16, 2, 64, 1, 8, 32, 128, 3, 4),
-    "reductions": (Reduction.MEAN, Reduction.LOG_SUM, Reduction.LAPLACE),
+    "precision": ("fast", "high"),
+    "dim": (16, 2, 64, 1, 8, 32, 128, 3, 4),
+    "reduction": (Reduction.MEAN, Reduction.LOG_SUM, Reduction.LAPLACE),
 }
 
 
@@ -69,11 +69,11 @@ def _no_card(name: str, here: bool) -> str:
 
 
 def problems(
-    reductions: Iterable[str] = GRID["reductions"],
-    dims: Iterable[int] = (2, 16, 64),
+    reduction: Iterable[str] = GRID["reduction"],
+    dim: Iterable[int] = (2, 16, 64),
     n_train: Iterable[int] = (32768,),
     n_query: Sequence[int] = (),
-    precisions: Iterable[str] = ("fast",),
+    precision: Iterable[str] = ("fast",),
     requires: Iterable[str] = (),
     device: str = "cuda:0",
 ) -> list[Problem]:
@@ -83,13 +83,12 @@ def problems(
     points. ``requires`` has features: ``"weights"``, ``"exclude_self"``.
     """
     found, features = [], frozenset(requires)
-    for n, precision, d, reduction in itertools.product(n_train, precisions, dims, map(Reduction, reductions)):
-        same = reduction is Reduction.MEAN or "exclude_self" in features
-        dtype = "float32" if precision == "fast" else "float64"
+    for n, level, d, kind in itertools.product(n_train, precision, dim, map(Reduction, reduction)):
+        same, dtype = kind is Reduction.MEAN or "exclude_self" in features, "float32" if level == "fast" else "float64"
         extent = 1.2 * math.sqrt(d) + 6  # normal samples under Silverman's bandwidth, tails included
         for m in (n,) if same else n_query or (max(1, n // 8),):
             size = 2 ** octave(m), 2 ** octave(n), d
-            found.append(Problem(reduction, *size, dtype, precision, device, same, features, extent))
+            found.append(Problem(kind, *size, dtype, level, device, same, features, extent))
     return list(dict.fromkeys(found))
 
 

@@ -6,7 +6,7 @@ import json
 import shlex
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ class StoreError(ValueError):
     """A database or an import cannot be used; the message says which, why, and what to do."""
 
 
-class Store:
+class Store(AbstractContextManager["Store"]):
     """One SQLite database, by default the user's. Several processes may have it open; writes are committed at once.
 
     Nothing is ever moved or deleted. With ``write=False`` no file is made or changed. ``wait`` is in seconds, for other
@@ -44,9 +44,6 @@ class Store:
                 connection = sqlite3.connect(":memory:", isolation_level=None)
                 database.begun(connection, make=True)
         self._db = Database(connection)
-
-    def __enter__(self) -> Store:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self._db.conn.close()
@@ -200,7 +197,7 @@ def _explained(path: Path, what: str) -> Iterator[None]:
             sqlite3.SQLITE_BUSY: f"is locked by another process; wait for it or end it, or {another}",
             sqlite3.SQLITE_NOTADB: f"is no database of the tuner, and is left alone; {another}",
             sqlite3.SQLITE_CORRUPT: f"is corrupt ({error}) and is left as it is; `{salvage}` keeps what can be read",
-            0: denied if isinstance(error, OSError) else f"is not used: {error}",
+            0: denied if isinstance(error, OSError) else f"is not used: {error}; {another}",
         }
         why = known.get(code, f"cannot be used ({error}); {another}")
         raise StoreError(f"{path} {why}") from error
