@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-from sdkde_autotune.measure import MeasuringRunner, space_for
-from sdkde_autotune.problems import place_of, problems, task_of, tunables
-from sdkde_autotune.records import Outcome, Task, canonical
+from sdkde_autotune.measure import MeasuringRunner
+from sdkde_autotune.problems import place_of, problems, task_of, tasks
+from sdkde_autotune.records import Task, Trial, canonical
 from sdkde_autotune.search import ranking, search
 from sdkde_autotune.store import Store
 
@@ -51,8 +51,8 @@ def compare(gpu: str) -> None:
     try:
         for reduction, d, n in itertools.product(Reduction, (2, 16, 64), sizes):
             wanted = problems((reduction,), (d,), (n,), device="cuda:0" if place.card else "cpu")
-            task, space = tunables(wanted, place)[0]
-            default = dict(space.default(task.query.kernel, task.problem, task.query.architecture))
+            task = tasks(wanted, place)[0]
+            default = task.default()
             found = tuning.tuned(task.query, task.problem)
             configs = [default, dict(found.config) if found else default]
             runner.prepare(task, configs)
@@ -73,8 +73,8 @@ def record(db: Path, backend: str) -> None:
     try:
         with Store(db) as store:
             for reduction, d, precision in (("mean", 16, "fast"), ("log_sum", 64, "fast"), ("laplace", 32, "high")):
-                for task, space in tunables(problems((reduction,), (d,), precisions=(precision,)), place, backend):
-                    search(task, space, runner, store, sampler="grid", trials=None)
+                for task in tasks(problems((reduction,), (d,), precision=(precision,)), place, backend):
+                    search(task, runner, store, sampler="grid", trials=None)
     finally:
         runner.close()
 
@@ -84,14 +84,13 @@ def replay(files: list[Path]) -> None:
     print("problem, configurations: 16 trials tpe, random; 60 trials tpe, random; default; predicted")
     for file in files:
         for task, times in recorded(file):
-            space, best, kernel = space_for(task), min(times.values()), task.query.kernel
-            default = canonical(space.default(kernel, task.problem, task.query.architecture))
+            best, kernel, default = min(times.values()), task.query.kernel, canonical(task.default())
             cells = [
                 f"{_loss(task, times, default, *how):.1f}" for how in itertools.product((16, 60), ("tpe", "random"))
             ]
             card = hardware.card_called(task.query.gpu)
             assert card is not None
-            chosen = next(name for name in map(canonical, ranking(task, space, card)) if name in times)
+            chosen = next(name for name in map(canonical, ranking(task, card)) if name in times)
             ends = (100 * (times[name] / best - 1) for name in (default, chosen))
             print(f"{kernel} {task.problem.reduction} d = {task.problem.d}, {len(times)}:", *cells,
                   *(f"{end:.1f}" for end in ends), flush=True)  # fmt: skip
@@ -102,24 +101,24 @@ def recorded(path: Path) -> Iterator[tuple[Task, dict[str, float]]]:
     with TemporaryDirectory() as folder, Store(Path(folder) / "recorded.sqlite") as store:
         store.load(path)
         for best in store.best():
-            ran = [trial for trial in store.trials(best.key) if trial.outcome.ms]
-            yield task_of(best.key), {canonical(trial.config): trial.outcome.median for trial in ran}
+            ran = [trial for trial in store.trials(best.key) if trial.ms]
+            yield task_of(best.key), {trial.name: trial.median for trial in ran}
 
 
 def _loss(task: Task, times: Mapping[str, float], default: str, trials: int, sampler: str) -> float:
     """Search recorded times; one that was not recorded does not run."""
 
-    def run(task: Task, config: Any, slow: Any) -> Outcome:
+    def run(task: Task, config: Any, slow: Any) -> Trial:
         ms = times.get(canonical(config))
-        return Outcome("ok", (ms, ms, ms)) if ms else Outcome("crash", error="not recorded")
+        return Trial(task.key, config, ms=(ms, ms, ms)) if ms else Trial(task.key, config, "crash", "not recorded")
 
-    runner: Any = SimpleNamespace(run=run, prepare=lambda *_: None, provenance=lambda task: {})
+    runner: Any = SimpleNamespace(run=run, prepare=lambda *_: None)
     runner.finals = lambda task, configs: [run(task, config, None) for config in configs]
     card = hardware.card_called(task.query.gpu)
     with TemporaryDirectory() as folder, Store(Path(folder) / "replay.sqlite") as store:
-        found = search(task, space_for(task), runner, store, card=card, sampler=sampler, trials=trials)
-        assert found.outcome is not None
-        return 100 * (found.outcome.median / min(times.values()) - 1)
+        found = search(task, runner, store, card=card, sampler=sampler, trials=trials)
+        assert found.best is not None
+        return 100 * (found.best.median / min(times.values()) - 1)
 
 
 if __name__ == "__main__":

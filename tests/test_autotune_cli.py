@@ -20,10 +20,10 @@ import test_autotune_search
 from click.testing import CliRunner
 from sdkde_autotune import lookup, measure
 from sdkde_autotune.cli import main
-from sdkde_autotune.problems import place_of, problems, tunables
-from sdkde_autotune.records import Key, Outcome
+from sdkde_autotune.problems import place_of, problems, tasks
 from sdkde_autotune.store import Store
 from test_autotune_search import BEST, HILLS, Played, ms
+from tuning_files import add, failed, ok
 
 import sdkde_core
 from sdkde_core import tuning
@@ -78,12 +78,10 @@ def worker(monkeypatch):
     def make(*arguments):
         runner = Played(made.answer, made.again)
         runner.made_with = arguments
-        runner.provenance = lambda task: dict(measure.versions(task.query.backend))
         made.append(runner)
         return runner
 
     monkeypatch.setattr(measure, "MeasuringRunner", make)
-    monkeypatch.setattr(measure, "space_for", lambda task: HILLS)
     return made
 
 
@@ -141,10 +139,13 @@ def test_every_command_and_option_has_help_and_is_documented(name):
         (("--gpu", "a6000", "--reduction", "sum"), "'sum' is not one of"),
         (("--gpu", "a6000", "--dim", "0"), "0 is not in the range"),
         (("--gpu", "a6000", "--n-train", "many"), "'many' is not a valid integer"),
-        (("--gpu", "a6000", "--precision", "float64"), "nothing to tune: stranger: has no precision float64"),
+        (
+            ("--gpu", "a6000", "--precision", "float64"),
+            "stranger: has precisions fast, high, not float64",
+        ),
         (("--gpu", "a6000", "--dim", "101"), "stranger: takes up to 100 dimensions"),
         (("--gpu", "a6000", "--backend", "plain"), "'plain' has nothing to tune; backends that can be tuned: stranger"),
-        (("--gpu", "a6000", "--backend", "nope"), "'nope' is unknown; backends that can be tuned: stranger"),
+        (("--gpu", "a6000", "--backend", "nope"), "'nope' is unknown; installed: gone, plain, stranger"),
         (("--gpu", "a6000", "--backend", "gone"), "'gone' is missing: needs torch"),
         (("--gpu", "a6000", "--budget", "soon"), "'soon' is no time; pass one such as 90s, 10m or 1h"),
         (("--gpu", "a6000", "--budget", "0"), "'0' is no time"),
@@ -200,8 +201,8 @@ def test_problems_are_typical_calls():
 
 
 def test_a_key_is_tuned_once():
-    found = tunables(problems(dims=(2, 5, 16, 17), n_train=(32768, 33000)), place_of("a6000"))
-    keys = [Key.of(t.task.query, t.task.problem) for t in found]
+    found = tasks(problems(dim=(2, 5, 16, 17), n_train=(32768, 33000)), place_of("a6000"))
+    keys = [task.key for task in found]
     assert len(keys) == len(set(keys)) == 6  # dimensions of 16 and less are one kernel's
     assert {key.architecture for key in keys} == {"sm_86"}
 
@@ -374,7 +375,7 @@ def test_weights_and_leave_one_out(worker, monkeypatch):
     """Backends that take them; the default grid has them where other kernels run them."""
     monkeypatch.setattr(type(HILLS), "kernels", lambda self, p: ("weighted",) if "weights" in p.requires else ("sum",))
     listed_cards(monkeypatch, "NVIDIA RTX A6000")
-    assert "stranger: does not take weights" in refused(*ONE, "--weights", "--dry-run")
+    assert "stranger: lacks weights" in refused(*ONE, "--weights", "--dry-run")
     able = replace(STRANGER, features=frozenset({"weights", "exclude_self"}))
     record = registry.Record("stranger", "ok", "installed", "x", "1", "x:INFO", able)
     monkeypatch.setattr(registry, "records", lambda: (record,))
@@ -493,10 +494,9 @@ def test_explain(tuned, monkeypatch):
 
 
 def test_explain_says_what_has_changed(tmp_path):
-    (tunable, *_) = tunables(problems(["log_sum"], [16]), place_of("a6000"))
-    key = Key.of(tunable.task.query, tunable.task.problem)
+    (task, *_) = tasks(problems(["log_sum"], [16]), place_of("a6000"))
     with Store(tmp_path / "there.sqlite") as store:
-        store.add(key, BEST, Outcome("ok", (1.0, 1.0, 1.0)), "measured", {"source": "a", "triton": "2.0"})
+        add(store, task.key, BEST, ok(1.0), "measured", {"source": "a", "triton": "2.0"})
     output = run("explain", "--gpu", "a6000", *ONE, "--db", "there.sqlite").stdout
     assert re.search(r"exact .*measured; .*triton was 2.0, now ", output)
     assert "there" not in os.environ["SDKDE_DB"]
@@ -537,11 +537,11 @@ def test_a_card_that_is_not_here_end_to_end(tmp_path, monkeypatch):
     assert "no RTX A6000 here: nothing is measured" in done.stderr
     with Store(db) as store:
         (best,) = store.best(source="predicted")
-        statuses = {trial.outcome.status for trial in store.trials()}
+        statuses = {trial.status for trial in store.trials()}
     assert "ok" in statuses <= {"ok", "compile_error"}
     assert best.key.architecture == "sm_86"
-    assert best.outcome.ms is None
-    assert best.outcome.rank >= 1
+    assert best.ms is None
+    assert best.rank >= 1
     monkeypatch.setenv("SDKDE_DB", str(db))
     lookup.forget()
     problem = Problem(Reduction.LOG_SUM, 4096, 32768, 64, precision="fast", device="cuda:0", extent=15.0)
@@ -559,7 +559,7 @@ def test_verify_measures_winners_again(worker, tmp_path, monkeypatch):
     assert run("verify", "--db", db).output.count("holds") == 1
     assert before.config in made[-1].ran  # alone first, then beside the default
     assert before.config in made[-1].final
-    made.answer = lambda config: Outcome("wrong", error="off") if config == before.config else ms(config)
+    made.answer = lambda config: failed("wrong", "off") if config == before.config else ms(config)
     result = run("verify", "--db", db, code=1)
     assert "wrong: off" in result.output
     with Store(db) as store:
@@ -567,7 +567,7 @@ def test_verify_measures_winners_again(worker, tmp_path, monkeypatch):
     assert after.config != before.config
     key = before.key._replace(config_version=99)
     with Store(db) as store:
-        store.add(key, before.config, Outcome("ok", (1.0, 1.0, 1.0)), "measured", {})
+        add(store, key, before.config, ok(1.0))
     assert "stored for version" in run("verify", "--db", db, "--backend", "stranger").output
 
 

@@ -18,9 +18,10 @@ optuna = pytest.importorskip("optuna")
 
 from sdkde_autotune import lookup, measure  # noqa: E402
 from sdkde_autotune.problems import problems, task_of  # noqa: E402
-from sdkde_autotune.records import Key, Outcome, Task  # noqa: E402
+from sdkde_autotune.records import Key, Task, Trial  # noqa: E402
 from sdkde_autotune.search import candidates, predict, search, studies  # noqa: E402
 from sdkde_autotune.store import Store  # noqa: E402
+from tuning_files import add, failed, found, guess  # noqa: E402
 
 from sdkde_core.choice import cards, registry  # noqa: E402
 from sdkde_core.protocol import Problem, Reduction  # noqa: E402
@@ -87,7 +88,6 @@ class Played:
     answer: object = None
     again: object = None  # what finals give
     drift: float = 1.0
-    version: str = "a"
     ran: list = field(default_factory=list)
     told: list = field(default_factory=list)
     final: list = field(default_factory=list)
@@ -100,33 +100,32 @@ class Played:
         assert config in self.told  # nothing comes unannounced
         self.ran.append(dict(config))
         found = (self.answer or ms)(config)
-        if isinstance(found, Outcome):
-            return found
+        if isinstance(found, dict):
+            return Trial(task.key, config, **found)
         if slow(3, found):
             self.pruned.append(dict(config))
-        return Outcome("ok", (found, found, found * 1.01))
+        return Trial(task.key, config, ms=(found, found, found * 1.01))
 
     def finals(self, task, configs):
         self.final += map(dict, configs)
         times = [(self.again or ms)(config) * self.drift for config in configs]
-        return [Outcome("ok", (t, t, t), final=True) for t in times]
-
-    def provenance(self, task):
-        return {"source": self.version}
+        return [Trial(task.key, config, ms=(t, t, t), final=True) for config, t in zip(configs, times)]
 
     def close(self):
         pass
 
 
-def task(n=32768, m=4096, gpu="RTX A6000", architecture="sm_86"):
-    query = Query("stranger", "sum", 1, 16, gpu, architecture)
-    return Task(query, Problem(Reduction.LOG_SUM, m, n, 16, "float32", "fast", "cuda:0"))
-
-
 HILLS = Hills()
+
+
+def task(n=32768, space=HILLS):
+    query = Query("stranger", "sum", 1, 16, "RTX A6000", "sm_86")
+    return Task(query, Problem(Reduction.LOG_SUM, 4096, n, 16, "float32", "fast", "cuda:0"), space)
+
+
 TASK = task()
-KEY = Key.of(TASK.query, TASK.problem)
-ALL = candidates(TASK, Hills())
+KEY = TASK.key
+ALL = candidates(TASK)
 BEST = min(ALL, key=ms)
 
 
@@ -149,7 +148,6 @@ def compiled(monkeypatch):
         return Compiled(64, 1024, 0)
 
     monkeypatch.setattr(measure.Pool, "submit", submit)
-    monkeypatch.setattr(measure, "space_for", lambda task: HILLS)
     monkeypatch.setattr(Hills, "compile", compile_)
     return asked
 
@@ -164,16 +162,12 @@ def store(tmp_path):
 # --- finding the best ---------------------------------------------------------------------------------------------
 
 
-def _parts(found):
-    return found.query, found.problem
-
-
 @pytest.mark.parametrize(("sampler", "loss"), [("tpe", 0.06), ("random", 0.25)])
 def test_samplers_come_near_the_optimum(store, sampler, loss):
     """After 60 of the 217 configurations; the median pruner ends the timing of slow ones, and never of the best."""
     runner = Played()
-    result = search(TASK, Hills(), runner, store, sampler=sampler)
-    assert ms(result.best) <= (1 + loss) * ms(BEST)
+    result = search(TASK, runner, store, sampler=sampler)
+    assert ms(result.best.config) <= (1 + loss) * ms(BEST)
     assert len(runner.ran) == 60
     times = sorted(map(ms, runner.ran))
     assert runner.pruned
@@ -181,16 +175,16 @@ def test_samplers_come_near_the_optimum(store, sampler, loss):
 
 
 def test_a_study_is_kept_that_optuna_and_its_dashboard_open(store):
-    answer = lambda config: Outcome("crash", error="x") if config == ALL[100] else ms(config)  # noqa: E731
+    answer = lambda config: failed("crash", "x") if config == ALL[100] else ms(config)  # noqa: E731
     for trials in 60, 110:
         with studies(store) as storage:
-            search(TASK, Hills(), Played(answer), store, storage=storage, trials=trials, sampler="grid")
+            search(TASK, Played(answer), store, storage=storage, trials=trials, sampler="grid")
     url = f"sqlite:///{store.path.with_name('tuning-studies.sqlite')}"
     (name,) = optuna.get_all_study_names(url)
     assert "sum log_sum fast d=16 n=2^15 m=2^12 RTX A6000" in name
     study = optuna.load_study(study_name=name, storage=url)
     assert len(study.trials) == 110
-    kept = {json.dumps(t.config, sort_keys=True): t.outcome for t in store.trials(KEY)}
+    kept = {json.dumps(t.config, sort_keys=True): found(t) for t in store.trials(KEY)}
     assert {json.dumps(trial.params, sort_keys=True) for trial in study.trials} == kept.keys()
     assert set(study.trials[5].params) == set(Hills.values)
     states = {trial.state.name for trial in study.trials}
@@ -207,14 +201,14 @@ def test_a_study_is_kept_that_optuna_and_its_dashboard_open(store):
 def test_the_default_then_earlier_finalists_then_the_best_priced(store):
     """Of predictions too; a grid finds the best."""
     for i, config in enumerate((ALL[50], ALL[60])):
-        store.add(KEY, config, Outcome("ok", rank=i + 1), "predicted", {"source": "a"})
+        add(store, KEY, config, guess(i + 1), "predicted", {"source": "a"})
     runner = Played()
-    search(TASK, Hills(), runner, store, trials=12, card=CARD)
+    search(TASK, runner, store, trials=12, card=CARD)
     expected = [Hills.start, ALL[50], ALL[60], *PRICED[:12]]
     assert runner.ran == [config for i, config in enumerate(expected) if config not in expected[:i]][:12]
     assert store.best()[0].source == "measured"
-    result = search(TASK, Hills(), Played(), store, sampler="grid", trials=None)
-    assert (result.best, result.outcome.median) == (BEST, ms(BEST))
+    result = search(TASK, Played(), store, sampler="grid", trials=None)
+    assert (result.best.config, result.best.median) == (BEST, ms(BEST))
     assert result.tried == len(ALL) - 12
 
 
@@ -228,7 +222,7 @@ def test_a_file_that_holds_no_studies_is_said_and_left_alone(store):
 
 def test_nothing_is_run_twice_and_invalid_ones_never(store):
     runner = Played()
-    result = search(TASK, Hills(), runner, store, trials=150)
+    result = search(TASK, runner, store, trials=150)
     names = [json.dumps(config, sort_keys=True) for config in runner.ran]
     assert len(names) == len(set(names)) == result.tried == 150
     assert all(Hills().limit("sum", config, None, "") is None for config in runner.ran)
@@ -238,7 +232,7 @@ def test_a_default_outside_the_values_worth_trying_is_run(store):
     space = Hills()
     space.start = {"block_m": 64, "block_n": 96, "num_warps": 1, "num_stages": 2}
     runner = Played()
-    result = search(TASK, space, runner, store, trials=20)
+    result = search(task(space=space), runner, store, trials=20)
     assert runner.ran[0] == space.start
     assert result.tried == 20
 
@@ -247,24 +241,25 @@ def test_a_default_outside_the_values_worth_trying_is_run(store):
 
 
 def test_more_trials_go_on_where_fewer_ended(store):
-    search(TASK, Hills(), Played(), store, trials=20)
+    search(TASK, Played(), store, trials=20)
     runner = Played()
-    result = search(TASK, Hills(), runner, store, trials=45)
+    result = search(TASK, runner, store, trials=45)
     assert result.tried == len(runner.ran) == 25
     assert len(store.trials(KEY)) == 45
-    assert search(TASK, Hills(), Played(), store, trials=45).tried == 0
+    assert search(TASK, Played(), store, trials=45).tried == 0
 
 
-def test_other_code_is_measured_anew_and_the_earlier_finalists_with_it(store):
-    search(TASK, Hills(), Played(), store, trials=60)
-    final = {json.dumps(t.config) for t in store.trials(KEY) if t.outcome.final}
+def test_other_code_is_measured_anew_and_the_earlier_finalists_with_it(store, monkeypatch):
+    search(TASK, Played(), store, trials=60)
+    final = {json.dumps(t.config) for t in store.trials(KEY) if t.final}
     assert len(final) == 4
-    runner = Played(lambda config: 2 * ms(config), version="b", drift=2.0)
-    result = search(TASK, Hills(), runner, store, trials=10)
+    monkeypatch.setattr("sdkde_autotune.search.versions", lambda backend: {"source": "b"})
+    runner = Played(lambda config: 2 * ms(config), drift=2.0)
+    result = search(TASK, runner, store, trials=10)
     assert result.tried == 10
     assert final <= {json.dumps(config, sort_keys=True) for config in runner.ran}
     assert store.best()[0].provenance == {"source": "b"}
-    assert store.best()[0].outcome.median == pytest.approx(2 * ms(result.best))
+    assert store.best()[0].median == pytest.approx(2 * ms(result.best.config))
 
 
 # --- predictions --------------------------------------------------------------------------------------------------
@@ -274,19 +269,19 @@ PRICED = sorted(ALL, key=lambda config: HILLS.seconds("sum", config, None, CARD)
 
 
 def predicted(store, *tasks, **options):
-    return list(predict([(each, HILLS) for each in tasks or (TASK,)], CARD, store, **options))
+    return list(predict(tasks or (TASK,), CARD, store, **options))
 
 
 def test_the_best_priced_that_compiles_is_the_prediction_and_has_a_rank(store, compiled):
     (result,) = predicted(store)
-    assert compiled == PRICED[:1] == [result.best]
-    assert (result.outcome.rank, result.outcome.ms) == (1, None)
+    assert compiled == PRICED[:1] == [result.best.config]
+    assert (result.best.rank, result.best.ms) == (1, None)
     (best,) = store.best()
-    assert (best.config, best.source, best.outcome.rank) == (result.best, "predicted", 1)
-    assert best.default.outcome.rank > 1
+    assert (best.config, best.source, best.rank) == (result.best.config, "predicted", 1)
+    assert best.default.rank > 1
     compiled.clear()
     (again,) = predicted(store)
-    assert (again.tried, again.best, compiled) == (0, result.best, [])
+    assert (again.tried, again.best.config, compiled) == (0, result.best.config, [])
     assert predicted(store, budget=0.0) == []
 
 
@@ -299,9 +294,9 @@ def test_what_spills_or_fails_is_passed_over(store, compiled, monkeypatch):
     monkeypatch.setattr(Hills, "compile", compile_)
     monkeypatch.setattr(Hills, "too_much", lambda self, found, architecture: "spills" if found.spills else None)
     (result,) = predicted(store)
-    assert (result.best, result.outcome.rank) == (PRICED[2], 3)
-    assert [outcome.status for outcome in result.known.values()] == ["compile_error"] * 2 + ["ok", "ok"]
-    errors = [trial.outcome.error for trial in store.trials(KEY) if trial.outcome.status != "ok"]
+    assert (result.best.config, result.best.rank) == (PRICED[2], 3)
+    assert [trial.status for trial in result.known.values()] == ["compile_error"] * 2 + ["ok", "ok"]
+    errors = [trial.error for trial in store.trials(KEY) if trial.status != "ok"]
     assert sorted(errors) == ["RuntimeError: out of registers", "spills"]
 
 
@@ -318,7 +313,7 @@ def test_the_default_is_kept_unless_a_prediction_is_faster_by_the_margin(store, 
     for faster, expected in ((0.96, HILLS.start), (0.94, BEST)):
         prices = {json.dumps(HILLS.start): 1.0, json.dumps(BEST): faster}
         monkeypatch.setattr(Hills, "seconds", lambda self, k, config, p, c, at=prices: at.get(json.dumps(config), 2.0))
-        assert predicted(store, task(n=2**20 if faster > 0.95 else 2**10))[0].best == expected
+        assert predicted(store, task(n=2**20 if faster > 0.95 else 2**10))[0].best.config == expected
 
 
 def test_weights_and_leave_one_out_are_problems_of_their_own():
@@ -328,8 +323,7 @@ def test_weights_and_leave_one_out_are_problems_of_their_own():
     assert (weighted.requires, weighted.m, weighted.same) == ({"weights"}, plain.m, False)
     assert (left_out.requires, left_out.m, left_out.same) == ({"exclude_self"}, left_out.n, True)
     for problem in (plain, weighted, left_out):
-        key = Key.of(TASK.query, problem)
-        assert Key.of(*task_of(key)) == key
+        assert Key.of(TASK.query, problem).features == problem.requires
 
 
 @pytest.mark.parametrize("path", sorted(lookup.TABLES.glob("*.json")), ids=lambda path: path.stem)
@@ -342,11 +336,7 @@ def test_what_ships_is_what_the_tuner_would_search(path):
         key = Key._make(row[name] for name in Key._fields)
         record = registry.find(key.backend)
         if record is not None and record.ok:
-            found = task_of(key)
-            space = measure.space_for(found)
-            assert key.kernel in space.kernels(found.problem)
-            assert Key.of(*_parts(found)) == key
-            assert space.limit(key.kernel, row["config"], found.problem, key.architecture) is None
+            assert task_of(key).limit(row["config"]) is None
 
 
 # --- processes ----------------------------------------------------------------------------------------------------
@@ -386,7 +376,9 @@ def test_compilers_and_what_they_run_end_with_the_tuner(number, tmp_path):
 def test_a_process_that_dies_is_an_outcome_and_another_takes_its_place():
     pool = measure.Pool(1, failure="crash")
     try:
-        assert pool.result("dies", os._exit, 3) == Outcome("crash", error="its process died")
+        with pytest.raises(measure.Failed) as caught:
+            pool.result("dies", os._exit, 3)
+        assert caught.value.args == ("crash", "its process died")
         assert pool.result("works", len, [1, 2]) == 2
     finally:
         pool.close()
@@ -405,13 +397,14 @@ def test_what_is_measured_goes_through_a_worker_that_is_replaced(compiled, monke
         def check(self, config):
             if config["num_warps"] == 2:
                 raise RuntimeError("illegal access")
-            return 3.0 if config["num_warps"] == 4 else 0.5
+            if config["num_warps"] == 4:
+                raise measure.Failed("wrong", "off")
 
-        def time(self, config):
-            return 2.0
+        def times(self, configs, count):
+            return [[2.0] * count] * len(configs)
 
-        def failed(self, error):
-            return "crash", True
+        def status(self, error):
+            return "crash"
 
     monkeypatch.setitem(sys.modules, "sdkde_autotune.bench", types.SimpleNamespace(Bench=Bench, CudaBench=Bench))
     monkeypatch.setattr(measure, "_bench", None)
@@ -421,13 +414,14 @@ def test_what_is_measured_goes_through_a_worker_that_is_replaced(compiled, monke
         asked.append((timings, median))
         return timings == 9
 
-    outcomes = [runner.run(TASK, {**BEST, "num_warps": warps}, slow) for warps in (8, 4, 2)]
-    assert [outcome.status for outcome in outcomes] == ["ok", "wrong", "crash"]
-    assert outcomes[0].ms == (2.0, 2.0, 2.0)
+    trials = [runner.run(TASK, {**BEST, "num_warps": warps}, slow) for warps in (8, 4, 2)]
+    assert [trial.status for trial in trials] == ["ok", "wrong", "crash"]
+    assert trials[0].ms == (2.0, 2.0, 2.0)
     assert asked == [(3, 2.0), (9, 2.0)]
-    assert [outcome.status for outcome in runner.finals(task(n=65536), [BEST, Hills.start])] == ["ok", "ok"]
-    (outcome,) = runner.finals(task(n=1), [BEST])
-    assert (outcome.status, outcome.error) == ("crash", "MemoryError: too many points")
+    assert [trial.status for trial in runner.finals(task(n=65536), [BEST, Hills.start])] == ["ok", "ok"]
+    with pytest.raises(measure.Failed) as caught:
+        runner.finals(task(n=1), [BEST])
+    assert caught.value.args == ("crash", "MemoryError: too many points")
     assert Bench.made == ["cuda:0"] * 3
     runner.close()
 
@@ -441,19 +435,19 @@ def test_failures_are_outcomes_and_do_not_win(store):
     def rough(config):
         if config["num_warps"] == 8 or config["block_m"] == 16:
             status = next(statuses)
-            return Outcome(status, error=f"{status}, as it happens")
+            return failed(status, f"{status}, as it happens")
         return ms(config)
 
-    result = search(TASK, Hills(), Played(rough), store, trials=60)
-    ok = [config for config in ALL if config["num_warps"] != 8 and config["block_m"] != 16]
-    assert result.best in ok
-    assert result.outcome.median <= 1.1 * min(map(ms, ok))
+    result = search(TASK, Played(rough), store, trials=60)
+    possible = [config for config in ALL if config["num_warps"] != 8 and config["block_m"] != 16]
+    assert result.best.config in possible
+    assert result.best.median <= 1.1 * min(map(ms, possible))
     assert len(result.known) == 60
     rows = store.trials(KEY)
-    assert {row.outcome.status for row in rows} >= {"ok", "timeout", "crash", "wrong"}
-    assert all(row.outcome.error for row in rows if row.outcome.status != "ok")
+    assert {row.status for row in rows} >= {"ok", "timeout", "crash", "wrong"}
+    assert all(row.error for row in rows if row.status != "ok")
     runner = Played()
-    search(TASK, Hills(), runner, store, trials=60)
+    search(TASK, runner, store, trials=60)
     assert not runner.ran  # what failed is not tried again either
 
 
@@ -463,7 +457,7 @@ def test_a_space_in_which_nothing_can_run(store):
             return "closed"
 
     for sampler in ("tpe", "random", "grid"):
-        result = search(TASK, Closed(), Played(), store, sampler=sampler)
+        result = search(task(space=Closed()), Played(), store, sampler=sampler)
         assert (result.best, result.tried) == (None, 0)
 
 
@@ -481,7 +475,7 @@ def slow(config):
     return ms(config)
 
 with Store({str(path)!r}) as store:
-    search(TASK, Hills(), Played(slow), store, sampler="random", trials=200)
+    search(TASK, Played(slow), store, sampler="random", trials=200)
 """
     paths = os.pathsep.join(filter(None, [os.path.dirname(__file__), *sys.path]))
     process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": paths})
@@ -495,7 +489,7 @@ with Store({str(path)!r}) as store:
         assert kept in ([line.strip() for line in ended], [line.strip() for line in ended[:-1]])
         assert len(kept) >= 11
         runner = Played()
-        search(TASK, Hills(), runner, store, sampler="random", trials=60)
+        search(TASK, runner, store, sampler="random", trials=60)
         assert len(store.trials(KEY)) == 60
         assert not {json.dumps(config, sort_keys=True) for config in runner.ran} & set(kept)
 
@@ -505,10 +499,10 @@ def test_the_budget_ends_a_search(store):
         time.sleep(0.1)
         return ms(config)
 
-    result = search(TASK, Hills(), Played(slow), store, trials=200, budget=1.0)
+    result = search(TASK, Played(slow), store, trials=200, budget=1.0)
     assert 1 < result.tried < 20
     assert result.best is not None
-    assert search(TASK, Hills(), Played(slow), store, trials=200, budget=0.0).tried == 1
+    assert search(TASK, Played(slow), store, trials=200, budget=0.0).tried == 1
 
 
 # --- finals -------------------------------------------------------------------------------------------------------
@@ -522,20 +516,23 @@ def test_interleaved_finals_decide(store):
         return 0.6 * ms(config) if config == lucky else ms(config)
 
     runner = Played(noisy, drift=1.3)
-    result = search(TASK, Hills(), runner, store, trials=None, sampler="grid")
+    result = search(TASK, runner, store, trials=None, sampler="grid")
     assert runner.final[0] == lucky
     assert len(runner.final) == 4
     assert Hills.start in runner.final
-    assert result.best == BEST
+    assert result.best.config == BEST
     (best,) = store.best()
     assert best.config == BEST
-    assert best.outcome.median == result.outcome.median == pytest.approx(1.3 * ms(BEST))
-    assert best.default.outcome.median == pytest.approx(1.3 * ms(Hills.start))
+    assert best.median == result.best.median == pytest.approx(1.3 * ms(BEST))
+    assert best.default.median == pytest.approx(1.3 * ms(Hills.start))
 
 
 def test_finals_that_one_takes_down_change_nothing(store):
+    def crash(task, configs):
+        raise measure.Failed("crash", "gone")
+
     runner = Played()
-    runner.finals = lambda task, configs: [Outcome("crash", error="gone")] * len(configs)
-    result = search(TASK, Hills(), runner, store, trials=30)
-    assert result.outcome.status == "ok"
-    assert store.best()[0].outcome.median == result.outcome.median
+    runner.finals = crash
+    result = search(TASK, runner, store, trials=30)
+    assert result.best.status == "ok"
+    assert store.best()[0].median == result.best.median

@@ -15,10 +15,10 @@ import pytest
 pytest.importorskip("sqlite_utils")
 
 import tuning_files
-from sdkde_autotune import database, lookup, records
-from sdkde_autotune.records import FAMILY, Key, Outcome
+from sdkde_autotune import database, lookup
+from sdkde_autotune.records import FAMILY, Key, Trial
 from sdkde_autotune.store import Store
-from tuning_files import HOLD, cut_to, directory, edit, fifo, foreign, random, rotten, text
+from tuning_files import HOLD, add, cut_to, directory, edit, fifo, foreign, guess, ok, random, rotten, text
 
 import sdkde_core
 from sdkde_core import SdkdeWarning, tuning
@@ -49,8 +49,7 @@ def fill(path, *rows):
     with Store(path) as store:
         for name, changes, source, versions in rows:
             key = KEY._replace(**changes)
-            outcome = Outcome("ok", rank=1) if source == "predicted" else Outcome("ok", (1.0, 1.0, 1.0))
-            store.add(key, {"name": name}, outcome, source, {**NOW, **versions})
+            add(store, key, {"name": name}, guess(1) if source == "predicted" else ok(1.0), source, NOW | versions)
 
 
 def ask(accept=None, query=QUERY, problem=PROBLEM):
@@ -104,7 +103,7 @@ def test_every_rung(path, rung, row):
 
 def test_what_is_not_accepted_moves_down_the_ladder(path, tmp_path):
     with Store(tmp_path / "shipped.sqlite") as store:
-        store.add(KEY, {"name": "shipped"}, Outcome("ok", (1.0, 1.0, 1.0)), "measured", NOW)
+        add(store, KEY, {"name": "shipped"}, ok(1.0), "measured", NOW)
         lookup.TABLES.mkdir()
         (lookup.TABLES / "a6000.json").write_text(json.dumps(store.dump(only_winners=True)))
     fill(
@@ -276,20 +275,6 @@ def test_a_bad_file_counts_as_empty_and_is_reported_once(path, recwarn, spoil):
     assert sorted(path.parent.iterdir()) == before
 
 
-@pytest.mark.parametrize("spoil", [text, cut_to(5000), edit("PRAGMA user_version = 99")])
-def test_a_file_that_was_bad_is_used_once_it_is_mended(path, recwarn, spoil):
-    fill(path, ("x", {}, "measured", {}))
-    good = path.read_bytes()
-    spoil(path)
-    lookup.forget()
-    for _ in range(2):
-        assert ask() is None
-    path.write_bytes(good)
-    for _ in range(2):
-        assert ask() == ("x", "exact")
-    assert len(warnings(recwarn)) == 1
-
-
 @pytest.mark.parametrize("absent", ["nothing", "no folder", "empty file", "a file for a folder"])
 def test_a_missing_file_is_no_news(path, recwarn, monkeypatch, absent):
     if absent == "no folder":
@@ -327,11 +312,11 @@ def test_a_locked_file(path, recwarn, statements, readable, python):
 
 KILLED = """
 import os, signal, sys
-from sdkde_autotune.records import Key, Outcome
+from sdkde_autotune.records import Key, Trial
 from sdkde_autotune.store import Store
 store = Store()
 key = Key(*eval(sys.argv[1]))
-store.add(key, {"name": "x"}, Outcome("ok", (1., 1., 1.)), "measured", eval(sys.argv[2]))
+store.add(Trial(key, {"name": "x"}, ms=(1., 1., 1.), provenance=eval(sys.argv[2])))
 print("ready", flush=True)
 sys.stdin.readline()
 connection = store._db.conn
@@ -364,14 +349,14 @@ def test_read_while_tuners_come_and_go(path, recwarn, python):
     fill(path, ("x", {}, "measured", {}))
     code = """
 import sys, time
-from sdkde_autotune.records import Key, Outcome
+from sdkde_autotune.records import Key, Trial
 from sdkde_autotune.store import Store
 key = Key(*eval(sys.argv[1]))
 print("ready", flush=True)
 while True:
     with Store() as store:
         for i in range(50):
-            store.add(key, {"name": str(i)}, Outcome("ok", (2.0, 2.0, 2.0)), "measured", {})
+            store.add(Trial(key, {"name": str(i)}, ms=(2.0, 2.0, 2.0)))
             time.sleep(0.02)  # less than a candidate takes
 """
     process = python(code, tuple(KEY))
@@ -507,11 +492,8 @@ def test_a_million_rows_cost_a_look_up_little(path):
         return connection
 
     for keys in [KEY], far:
-        rows = [
-            records.Trial(key, {"name": "x"}, Outcome("ok", (1.0,) * 3), "measured", NOW, records.now()) for key in keys
-        ]
         with Store(path) as store:
-            store.load({"format": "sdkde-tuning", "schema": 1, "trial": [records.row_of(row) for row in rows]})
+            store.add(*(Trial(key, {"name": "x"}, ms=(1.0, 1.0, 1.0)) for key in keys))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sqlite3, "connect", counted)
             steps.clear()

@@ -1,12 +1,14 @@
-"""What spoils the tuner's file, and other processes that use it; for the tests of the store and of the look-up."""
+"""Trials, what spoils the tuner's file, and other processes that use it; for the tests of the tuner."""
 
 import contextlib
+import json
 import os
 import sqlite3
 import subprocess
 import sys
 
 import pytest
+from sdkde_autotune import records
 
 #: Executes statements and waits, with whatever locks that takes.
 HOLD = """
@@ -17,6 +19,34 @@ for statement in sys.argv[2:]:
 print("ready", flush=True)
 sys.stdin.read()
 """
+
+
+def ok(ms):
+    return {"ms": (0.9 * ms, ms, 1.2 * ms)}
+
+
+def guess(rank):
+    return {"rank": rank}
+
+
+def failed(status, error=""):
+    return {"status": status, **({"error": error} if error else {})}
+
+
+def add(store, key, config, found, source="measured", provenance=None, is_default=False):
+    more = {"source": source, "provenance": provenance or {}, "is_default": is_default}
+    store.add(records.Trial(key, config, **found, **more))
+
+
+def found(trial):
+    """What was found, as the functions above give it."""
+    fields = {name: getattr(trial, name) for name in ("status", "error", "ms", "rank")}
+    return {name: value for name, value in fields.items() if value and (name, value) != ("status", "ok")}
+
+
+def written(path, dump):
+    path.write_text(json.dumps(dump))
+    return path
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from sdkde_core.testing.problems import Truth, errors, make
 from sdkde_core.testing.target import weighted
 from sdkde_core.tuning import Config, using
 
+from .measure import Failed
 from .records import Task
 
 __all__ = ["Bench", "CudaBench"]
@@ -34,52 +35,49 @@ class Bench:
         case = weighted(case) if "weights" in wanted.requires else case
         extent = max(float(np.linalg.norm(x, axis=1).max()) for x in (case.points, case.queries))
         self.problem = replace(wanted, device=device, extent=extent)
-        points, queries, log_weights = (
-            convert(x, info.arrays, device) for x in (case.points, case.queries, case.log_weights)
-        )
+        arrays = case.points, case.queries, case.log_weights
+        points, queries, log_weights = (convert(x, info.arrays, device) for x in arrays)
         self.columns, self.queries = Columns(points, log_weights), None if wanted.same else queries
         self.backend: Any = info.load()
-        self.state: Any = None
-        self.prepared: Any = None  # the configuration that the state is for
         rows = points if wanted.same else queries
-        starts = range(0, len(rows), 64)  # eight stretches of 64 rows, evenly spaced, are compared
-        some = sorted({starts[i] for i in np.linspace(0, len(starts) - 1, 8).round().astype(int)})
-        self.some = [slice(start, start + 64) for start in some]
+        starts = sorted(set(np.linspace(0, max(len(rows) - 64, 0), 8).astype(int).tolist()))
+        self.some = [slice(start, start + 64) for start in starts]  # stretches that are compared, evenly spaced
         exact = [reduce_exact(self.problem, rows[part], self.columns, part.start) for part in self.some]
         want = each(concatenate(exact), to_host)
         signed: Any = None if want.sign is None else want.sign * np.exp(want.log_magnitude - want.log_sum)
         self.want = Truth(want.log_sum, want.shift, signed, want.log_sum)
 
-    def check(self, config: Config) -> float:
-        """Return the worst row's error over its tolerance."""
-        got = self.reduce(config)
+    def check(self, config: Config) -> None:
+        """Raise Failed if a row is beyond its tolerance."""
+        got = self.reduce(config, self.prepare(config))
         some = concatenate([each(got, lambda x: to_host(x[part])) for part in self.some])  # noqa: B023
-        return float(errors(self.problem, some, self.want).max())
+        worst = float(errors(self.problem, some, self.want).max())
+        if not worst <= 1:
+            raise Failed("wrong", f"the worst row is off by {worst:.3g} of the tolerance")
+
+    def times(self, configs: list[Config], count: int) -> list[list[float]]:
+        """Return ``count`` times of each configuration in milliseconds, measured in turns."""
+        return list(map(list, zip(*([self.time(config) for config in configs] for _ in range(count)))))
 
     def time(self, config: Config) -> float:
         """Return the milliseconds of one reduction."""
-        self.prepare(config)
-        start = time.perf_counter()
-        self.reduce(config)
+        state, start = self.prepare(config), time.perf_counter()
+        self.reduce(config, state)
         return 1e3 * (time.perf_counter() - start)
 
-    def failed(self, error: Exception) -> tuple[str, bool]:
-        """Return the status of a configuration that raised, and whether this process is of no more use."""
-        return "oom" if isinstance(error, MemoryError) else "invalid", False
+    def status(self, error: Exception) -> str:
+        """Return the status of a configuration that raised; after ``"crash"`` this process is of no more use."""
+        return "oom" if isinstance(error, MemoryError) else "invalid"
 
-    def prepare(self, config: Config) -> None:
-        """Pack the columns as the configuration has them."""
-        key = tuple(sorted(config.items()))
-        if self.prepared != key:
-            with using({self.task.query.kernel: config}):
-                self.state = self.backend.prepare(self.problem, self.columns)
-            self.prepared = key
-
-    def reduce(self, config: Config) -> Any:
-        """Return the reduction's Partial."""
-        self.prepare(config)
+    def prepare(self, config: Config) -> Any:
+        """Return the columns, packed as the configuration has them."""
         with using({self.task.query.kernel: config}):
-            return self.backend.reduce(self.problem, self.queries, self.state)
+            return self.backend.prepare(self.problem, self.columns)
+
+    def reduce(self, config: Config, state: Any) -> Any:
+        """Return the reduction's Partial."""
+        with using({self.task.query.kernel: config}):
+            return self.backend.reduce(self.problem, self.queries, state)
 
 
 class CudaBench(Bench):
@@ -98,14 +96,15 @@ class CudaBench(Bench):
         self.scratch = torch.empty(256 << 20, dtype=torch.uint8, device=device)
         self.graphs: dict[Any, Any] = {}
 
-    def prepare(self, config: Config) -> None:
-        """Nothing: it is done."""
+    def prepare(self, config: Config) -> Any:
+        """Return the columns, which are packed once."""
+        return self.state
 
-    def check(self, config: Config) -> float:
-        """Return the worst row's error over its tolerance; the output's memory was filled with NaN before."""
+    def check(self, config: Config) -> None:
+        """Raise Failed if a row is beyond its tolerance; the output's memory was filled with NaN before."""
         poison = self.torch.full((32 << 20,), math.nan, dtype=self.torch.float64, device=self.device)
         del poison  # the reduction's next allocation reuses this memory
-        return super().check(config)
+        super().check(config)
 
     def time(self, config: Config) -> float:
         """Return the milliseconds of one reduction by CUDA events: a CUDA graph, replayed with empty caches."""
@@ -118,13 +117,13 @@ class CudaBench(Bench):
         end.synchronize()
         return float(start.elapsed_time(end))
 
-    def failed(self, error: Exception) -> tuple[str, bool]:
-        """Return the status, and whether the CUDA context is unusable."""
+    def status(self, error: Exception) -> str:
+        """Return the status; ``"crash"`` if the CUDA context is unusable."""
         try:
             self.torch.cuda.synchronize(self.device)
         except Exception:
-            return "crash", True
-        return "oom" if isinstance(error, self.torch.cuda.OutOfMemoryError | MemoryError) else "invalid", False
+            return "crash"
+        return "oom" if isinstance(error, self.torch.cuda.OutOfMemoryError | MemoryError) else "invalid"
 
     def _graph(self, config: Config) -> Any:
         key = self.task.query.kernel, tuple(sorted(config.items()))
@@ -132,11 +131,11 @@ class CudaBench(Bench):
             if len(self.graphs) > 8:
                 self.graphs.clear()
             for _ in range(2):
-                self.reduce(config)
+                self.reduce(config, self.state)
             self.torch.cuda.synchronize()
             graph = self.torch.cuda.CUDAGraph()
             with self.torch.cuda.graph(graph, stream=self.torch.cuda.current_stream()):
-                self.reduce(config)
+                self.reduce(config, self.state)
             graph.replay()  # the first replay is slower
             self.graphs[key] = graph
         return self.graphs[key]

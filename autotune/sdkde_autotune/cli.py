@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Generator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,8 @@ from sdkde_core.plugin import write_atomically
 
 from . import measure, options, report
 from .database import database
-from .problems import Tunable, place_of, task_of, tunables
-from .records import Best, Key, Outcome, canonical
+from .problems import place_of, task_of, tasks
+from .records import Best, Task, Trial
 
 if TYPE_CHECKING:
     from .search import Result
@@ -80,46 +80,45 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: 
     """
     place = place_of(gpu)
     wanted, grid = options.problems_of(what, place, grid=True)
-    tasks = tunables(wanted, place, what["backend"], varied=grid)
-    trials, budget = what["trials"], 600.0 if grid and what["budget"] is None else what["budget"]
+    todo = tasks(wanted, place, what["backend"], varied=grid)
+    trials, budget = what["trials"], what["budget"] or (600.0 if grid else math.inf)
     if trials is None and (place.device is None or what["sampler"] != "grid"):
         trials = 60 if place.device else 16
-    limit = "no time limit" if budget is None else f"{budget:g} s at most"
-    doing = f"measuring on {place.device}"
-    if place.device is None:
-        how_else = f"ranking by the cost model and compiling for {place.architecture}"
-        doing = f"no {place.name} here: nothing is measured; {how_else}"
+    limit = "no time limit" if math.isinf(budget) else f"{budget:g} s at most"
+    instead = f"ranking by the cost model and compiling for {place.architecture}"
+    predicted = f"no {place.name} here: nothing is measured; {instead}"
+    doing = f"measuring on {place.device}" if place.device else predicted
     if dry_run:
         click.echo(doing, err=True)
         from .search import candidates  # imports Optuna
 
         rows = []
-        for task, space in tasks:
-            able = len(candidates(task, space))
-            every = math.prod(map(len, space.parameters(task.query.kernel).values()))
+        for task in todo:
+            able = len(candidates(task))
+            every = math.prod(map(len, task.space.parameters(task.query.kernel).values()))
             counts = {"configurations": every, "can_run": able, "would_try": min(able, trials or able)}
-            rows.append({**Key.of(*task)._asdict(), **counts})
+            rows.append({**task.key._asdict(), **counts})
         report.show(rows, as_json, "configurations", "can_run", "would_try")
         return
     results: list[Result] = []
-    start, stopped, progress = time.monotonic(), "", report.Progress(len(tasks), budget)
+    start, stopped, progress = time.monotonic(), "", report.Progress(len(todo), budget)
     try:
-        with _store(db) as store, ExitStack() as ending:
-            click.echo(f"{doing}; problems: {len(tasks)}; {limit} (--budget)", err=True)
+        with _store(db) as store:
+            click.echo(f"{doing}; problems: {len(todo)}; {limit} (--budget)", err=True)
             how = {"budget": budget, "trials": trials}
-            if place.card is not None and place.device is None:
+            if place.device is None and place.card is not None:
                 from .search import predict
 
-                searches = predict(tasks, place.card, store, jobs=hardware.cpu_threads(), **how)
+                searches = predict(todo, place.card, store, jobs=hardware.cpu_threads(), **how)
             else:
-                runner = ending.enter_context(closing(_runner(str(place.device))))
                 how |= {"sampler": what["sampler"], "card": place.card}
-                searches = _searches(tasks, runner, store, how, not grid, progress)
-            for found in ending.enter_context(closing(searches)):  # after Ctrl-C the finished ones are reported
-                results.append(found)
-                progress.finished(found)
-        if len(results) < len(tasks):
-            stopped = f"the budget is spent: {len(tasks) - len(results)} of {len(tasks)} problems were not begun"
+                searches = _searches(todo, str(place.device), store, how, not grid, progress)
+            with closing(searches):
+                for found in searches:  # after Ctrl-C the finished ones are reported
+                    results.append(found)
+                    progress.finished(found)
+        if len(results) < len(todo):
+            stopped = f"the budget is spent: {len(todo) - len(results)} of {len(todo)} problems were not begun"
     except KeyboardInterrupt:
         stopped = "stopped: what was tried is kept, and the same command goes on from there"
     source, where = "measured" if place.device else "predicted", db or database()
@@ -140,25 +139,19 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: 
 
 
 def _searches(
-    tasks: list[Tunable],
-    runner: measure.MeasuringRunner,
-    store: Store,
-    how: dict[str, Any],
-    shared: bool,
-    progress: report.Progress,
+    todo: list[Task], device: str, store: Store, how: dict[str, Any], shared: bool, progress: report.Progress
 ) -> Generator[Result, None, None]:
     """Search in turn until the budget is spent; if it is shared, every problem gets a part of what is left."""
     from .search import search, studies
 
     start, budget = time.monotonic(), how["budget"]
-    with studies(store) as storage:
-        for i, (task, space) in enumerate(tasks):
-            left = None if budget is None else budget - (time.monotonic() - start)
-            if left is not None and left <= 0:
+    with closing(_runner(device)) as runner, studies(store) as storage:
+        for i, task in enumerate(todo):
+            left = budget - (time.monotonic() - start)
+            if left <= 0:
                 return
-            own = {**how, "budget": left / (len(tasks) - i) if left is not None and shared else left}
-            during = functools.partial(progress.during, task)
-            yield search(task, space, runner, store, storage=storage, progress=during, **own)
+            how["budget"] = left / (len(todo) - i) if shared else left
+            yield search(task, runner, store, storage=storage, progress=functools.partial(progress.during, task), **how)
 
 
 @main.command()
@@ -185,24 +178,19 @@ def _verified(best: Best, runner: measure.MeasuringRunner, store: Store) -> dict
     """Measure a winner again, in turns with the default and the other finalists, and say what became of it."""
     from .search import search
 
-    row, task = report.best_row(best), task_of(best.key)
-    row |= {"holds": True, "stored": row["best"]}
+    row = {**report.best_row(best), "holds": True, "stored": report.took(best)}
     try:
-        space = measure.space_for(task)
-        if space.config_version != best.key.config_version:
-            raise ValueError(f"stored for version {best.key.config_version} of its parameters")
-        if best.key.kernel not in space.kernels(task.problem) or Key.of(*task) != best.key:
-            raise ValueError("this version of the tuner makes no such problem; another version or program stored it")
+        task = task_of(best.key)
     except ValueError as error:
         return {**row, "verdict": str(error)}
-    found = search(task, space, runner, store, again=True)
-    gone = Outcome("invalid", error="it is beyond the present limits of the card")
-    now, after = found.known.get(canonical(best.config), gone), found.outcome
+    found = search(task, runner, store, again=True)
+    gone = Trial(best.key, best.config, "invalid", "it is beyond the present limits of the card")
+    now, after = found.known.get(best.name, gone), found.best
     # As fast as the new winner within one percent, it is as good.
     holds = after is not None and now.median <= 1.01 * after.median
-    faster = "the default" if found.best == (best.default and best.default.config) else "another"
+    faster = "the default" if after and best.default and after.name == best.default.name else "another"
     why = f"{now.status}: {now.error}" if now.error else f"{faster} is faster"
-    new = {"now": now.median, "default": report.result_row(found)["default"], "holds": holds}
+    new = {"now": now.median, "default": report.took(found.default), "holds": holds}
     return {**row, **new, "verdict": "holds" if holds else why}
 
 
@@ -234,10 +222,10 @@ def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
 def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
     """Say which configuration each kernel of a problem gets, and why."""
     place = place_of(gpu)
-    tasks = tunables(options.problems_of(what, place)[0], place, what["backend"])
+    todo = tasks(options.problems_of(what, place)[0], place, what["backend"])
     if switched_off("SDKDE_TUNING"):
         click.echo("SDKDE_TUNING is off: until it is unset, backends use their defaults", err=True)
-    rows = [report.explained(tunable, db) for tunable in tasks]
+    rows = [report.explained(task, db) for task in todo]
     report.show(rows, as_json, "rung", "config", "why")
     for row in rows if not as_json else ():
         for over in row["passed_over"]:

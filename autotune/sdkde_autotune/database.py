@@ -13,15 +13,15 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from sdkde_core.plugin import cache_folder
 
-from .records import FAMILY, KEY, TIMES
+from .records import FAMILY, KEY
 
-__all__ = ["COLUMNS", "PRIMARY", "VERSION", "Refused", "connect", "create", "database", "open_file", "stamp"]
-__all__ += ["transaction", "winning"]
+__all__ = ["COLUMNS", "PRIMARY", "VERSION", "Refused", "begun", "connect", "database", "open_file"]
+__all__ += ["transaction"]
 
 VERSION = 1
 
@@ -41,10 +41,7 @@ PRIMARY = tuple(dict.fromkeys((*FAMILY, "architecture", "n_octave", "m_octave", 
 
 
 class Refused(ValueError):
-    """A file is no database of the tuner, or one of another version; the message says why, and what to do."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"{why}; name another file with --db or SDKDE_DB")
+    """A file is no database of the tuner, or one of another version; the message says why."""
 
 
 def database() -> Path:
@@ -61,37 +58,37 @@ def database() -> Path:
         raise ValueError(f"SDKDE_DB is {named!r}: {error} Set the path of a file") from error
 
 
-def stamp(path: Path) -> tuple[int, ...] | None:
-    """Return what tells whether a database has changed; None if there is none, or it is empty.
+def filled(path: Path) -> bool:
+    """Return whether there is a file, and it is not empty.
 
     Refused if it is no regular file; OSError if it is in a loop of links, below a file or hidden by permissions.
     """
-    real = os.path.realpath(path)
     try:
-        found = os.stat(real)
+        found = os.stat(os.path.realpath(path))
     except FileNotFoundError:
-        return None
+        return False
     if not stat.S_ISREG(found.st_mode):
         raise Refused("it is a directory" if stat.S_ISDIR(found.st_mode) else "it is no regular file")
-    parts = [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
-    with suppress(OSError):
-        journal = os.stat(f"{real}-journal")
-        parts += [journal.st_size, journal.st_mtime_ns]
-    return tuple(parts) if found.st_size else None
+    return found.st_size > 0
 
 
 def connect(path: Path, wait: float = 0.5, mode: str = "ro") -> sqlite3.Connection | None:
-    """Open a database to read it, and wait so many seconds for a lock; None if there is none, or it is empty.
+    """Open a database, and wait so many seconds for a lock.
 
-    No file is made. If a tuner was killed within a transaction, the first who opens the file rolls that back. Raises
-    what :func:`stamp` and :func:`begun` do, and sqlite3.Error.
+    With the mode ``"ro"`` it is read: no file is made, and None is returned if there is none, or it is empty. With
+    ``"rwc"`` it is written, and made if there is none; any number of processes may do so at once. If a tuner was killed
+    within a transaction, the first who opens the file rolls that back. Raises what :func:`filled` and :func:`begun` do,
+    and sqlite3.Error.
     """
-    if stamp(path) is None:
+    make = mode == "rwc"
+    if not filled(path) and not make:
         return None
     connection = open_file(path, mode, wait)
     try:
-        with transaction(connection, "DEFERRED"):
-            if begun(connection):
+        with transaction(connection, "IMMEDIATE" if make else "DEFERRED"):
+            if begun(connection, make):
+                if make:
+                    _check(connection)
                 return connection
     except BaseException as error:
         connection.close()
@@ -100,6 +97,16 @@ def connect(path: Path, wait: float = 0.5, mode: str = "ro") -> sqlite3.Connecti
         raise
     connection.close()
     return None
+
+
+def _check(connection: sqlite3.Connection) -> None:
+    """Raise if a database cannot be written, or is corrupt."""
+    connection.execute("DELETE FROM trial WHERE 0")  # fails if the file is read-only; BEGIN does not
+    found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if found != "ok":
+        error = sqlite3.DatabaseError(found.splitlines()[-1])
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
 
 
 def open_file(path: Path, mode: str, wait: float) -> sqlite3.Connection:
@@ -123,45 +130,23 @@ def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iter
         raise
 
 
-def begun(connection: sqlite3.Connection) -> bool:
-    """Return whether a database has our table; False if it is empty. The connection must be in a transaction.
+def begun(connection: sqlite3.Connection, make: bool = False) -> bool:
+    """Return whether a database has our table; if it is empty, ``make`` it, or return False.
 
-    Refused if another program wrote it, or another version of sdkde.
+    Refused if another program wrote it, or another version of sdkde. The connection must be in a transaction.
     """
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if not (application or version or connection.execute("SELECT 1 FROM sqlite_master").fetchone()):
-        return False
+        if make:
+            connection.execute(f"PRAGMA application_id = {int.from_bytes(b'SDKE')}")
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+            listed = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+            connection.execute(f"CREATE TABLE trial ({listed}, PRIMARY KEY ({', '.join(PRIMARY)}))")
+        return make
     if application != int.from_bytes(b"SDKE"):
         raise Refused("it is another program's SQLite file")
     if version != VERSION:
         raise Refused(f"another version of sdkde wrote it (schema {version}, this one reads {VERSION})")
     connection.execute(f"SELECT {', '.join(COLUMNS)} FROM trial LIMIT 0")  # fails if a column is gone
     return True
-
-
-def create(connection: sqlite3.Connection) -> None:
-    """Make the table if the database is empty, in the transaction that the connection is in."""
-    if not begun(connection):
-        connection.execute(f"PRAGMA application_id = {int.from_bytes(b'SDKE')}")
-        connection.execute(f"PRAGMA user_version = {VERSION}")
-        listed = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
-        connection.execute(f"CREATE TABLE trial ({listed}, PRIMARY KEY ({', '.join(PRIMARY)}))")
-
-
-def winning(where: str) -> str:
-    """Return the query for the trials that can win: the fastest of each key, and its default.
-
-    If there are finalists, the fastest is one of them. Ranks are not compared with times. The arguments of the
-    condition ``where`` are passed twice.
-    """
-    least, most = TIMES
-    ran = f"""FROM trial WHERE {where} AND status = 'ok'
-              AND (source = 'predicted' AND rank > 0 OR q50 BETWEEN {least} AND {most})"""
-    # Finalists first, predictions last. A window function, which can order by three columns, takes three times as long.
-    order = f"CASE source WHEN 'predicted' THEN {4 * most} + rank ELSE q50 + {2 * most} * (final = 0) END"
-    return f"""
-        SELECT * FROM trial WHERE rowid IN (
-            SELECT id FROM (SELECT rowid AS id, min({order}) {ran} GROUP BY {", ".join(PRIMARY[:-1])})
-            UNION ALL SELECT rowid {ran} AND is_default)
-    """

@@ -1,15 +1,8 @@
 """Looks up stored launch configurations for backends: the entry point of group ``sdkde.tuning``.
 
 Imports the standard library only, never writes, and reads the database once for each question of a process. How closely
-a configuration was tuned for the problem is its rung, the best first:
-
-================  ==================================================================================================
-``exact``         on the same processor, for this problem: here, imported, or in a table that comes with sdkde
-``near``          on the same processor for a similar problem: n and m at most 3 octaves off each, other features
-                  (weights, leave-one-out), or dimensions at most a third off
-``architecture``  on another processor of the same architecture
-``predicted``     the cost model's choice for the card, not measured
-================  ==================================================================================================
+a configuration was tuned for the problem is its rung, from ``exact`` by ``near`` and ``architecture`` to ``predicted``;
+the table in docs/autotuning.md says what they are.
 
 On a rung the nearest comes first: features, then the dimension, then sizes; of equally near ones what was measured
 here. A configuration that the backend does not accept (it exceeds the card, it failed to launch) is skipped.
@@ -17,6 +10,7 @@ here. A configuration that the backend does not accept (it exceeds the card, it 
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -30,8 +24,8 @@ from sdkde_core.plugin import warn_once
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Config, Query
 
-from .database import connect, database, stamp, winning
-from .records import FAMILY, Best, Key, octave, sound, winners
+from .database import PRIMARY, connect, database
+from .records import FAMILY, TIMES, Best, Key, octave, sound, winners
 
 __all__ = ["Found", "candidates", "forget", "lookup"]
 
@@ -53,8 +47,6 @@ class Found(NamedTuple):
 
 #: What this process was asked. Threads may find the same at once; there is no lock.
 _answers: dict[tuple[Any, ...], list[Found]] = {}
-_shipped: dict[tuple[object, ...], list[dict[str, Any]]] | None = None  # by family
-_refused: dict[str | None, object] = {}  # by SDKDE_DB: the stamp of a file that could not be read
 
 
 def lookup(
@@ -65,13 +57,10 @@ def lookup(
     ``accept(config)`` says whether the kernel can be launched so. It is asked on every call, for the best ones first.
     """
     try:
-        named = os.environ.get("SDKDE_DB")
-        if named in _refused and _refused[named] != _stamp():  # perhaps it is mended
-            forget()
         memory = _answers
         # The fields that Key.of reads, as making a Key takes longer than the rest of a look-up.
         kind = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.d
-        asked = named, query, *kind, octave(problem.n), octave(problem.m)
+        asked = os.environ.get("SDKDE_DB"), query, *kind, octave(problem.n), octave(problem.m)
         answers = memory.get(asked)
         if answers is None:
             memory[asked] = answers = candidates(query, problem)
@@ -115,8 +104,9 @@ def _rung(best: Best, key: Key, distance: tuple[float, ...]) -> str:
 
 def forget() -> None:
     """Let the next look-up read the database again, after it was written to."""
-    global _answers, _shipped, _refused
-    _answers, _shipped, _refused = {}, None, {}
+    global _answers
+    _answers = {}  # a look-up that is under way fills the old one
+    _tables.cache_clear()
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -124,7 +114,6 @@ def forget() -> None:
 
 def _stored(key: Key, path: Path | None) -> list[dict[str, Any]]:
     """Return what may serve a problem in a database, by default the user's; none, and a warning, if it is not read."""
-    own, before = path is None, _stamp()
     try:
         path = path or database()
         connection = connect(path)
@@ -133,47 +122,45 @@ def _stored(key: Key, path: Path | None) -> list[dict[str, Any]]:
         with closing(connection):
             return _select(connection, key)
     except Exception as error:
-        if path is None and isinstance(error, FileNotFoundError):  # without a home nobody has kept anything
-            return []
-        if own:
-            _refused[os.environ.get("SDKDE_DB")] = before
-        _warn(str(path or "the tuner's database"), str(error))
+        if path is not None or not isinstance(error, FileNotFoundError):  # without a home nobody has kept anything
+            _warn(str(path or "the tuner's database"), str(error))
         return []
 
 
-def _stamp() -> object:
-    """Return the stamp of the user's database, or why it has none."""
-    try:
-        return stamp(database())
-    except Exception as error:
-        return str(error)
-
-
 def _select(connection: sqlite3.Connection, key: Key) -> list[dict[str, Any]]:
-    """Return the winners that may serve a problem, and their defaults."""
-    where = " AND ".join(f"{name} = ?" for name in (*FAMILY, "architecture"))
+    """Return the trials that may serve a problem: the fastest of each key, and its default.
+
+    If there are finalists, the fastest is one of them. Ranks are not compared with times.
+    """
+    where = " AND ".join(f"{name} = :{name}" for name in (*FAMILY, "architecture"))
     # The primary key begins so. Lists of octaves let SQLite search it by what follows them, too; a range would not.
     for name in "n_octave", "m_octave":
         size = getattr(key, name)
         where += f" AND {name} IN {tuple(range(size - OCTAVES, size + OCTAVES + 1))}"
-    low, high = math.ceil(key.dimension / DIMENSIONS), math.floor(key.dimension * DIMENSIONS)
-    values = *key.family, key.architecture, low, high
+    least, most = TIMES
+    ran = f"""FROM trial WHERE {where} AND dimension BETWEEN :low AND :high AND status = 'ok'
+              AND (source = 'predicted' AND rank > 0 OR q50 BETWEEN {least} AND {most})"""
+    # Finalists first, predictions last. A window function, which can order by three columns, takes three times as long.
+    order = f"CASE source WHEN 'predicted' THEN {4 * most} + rank ELSE q50 + {2 * most} * (final = 0) END"
+    query = f"""
+        SELECT * FROM trial WHERE rowid IN (
+            SELECT id FROM (SELECT rowid AS id, min({order}) {ran} GROUP BY {", ".join(PRIMARY[:-1])})
+            UNION ALL SELECT rowid {ran} AND is_default)"""
+    sizes = {"low": math.ceil(key.dimension / DIMENSIONS), "high": math.floor(key.dimension * DIMENSIONS)}
     connection.row_factory = sqlite3.Row
-    return list(map(dict, connection.execute(winning(f"{where} AND dimension BETWEEN ? AND ?"), (*values, *values))))
+    return list(map(dict, connection.execute(query, key._asdict() | sizes)))
 
 
+@functools.cache
 def _tables() -> dict[tuple[object, ...], list[dict[str, Any]]]:
-    global _shipped
-    rows = _shipped
-    if rows is None:
-        rows = {}
-        for path in sorted(TABLES.glob("*.json")):
-            try:
-                for row in json.loads(path.read_text(encoding="utf-8"))["trial"]:
-                    rows.setdefault(tuple(row[name] for name in FAMILY), []).append(row)
-            except Exception as error:
-                _warn(str(path), f"{type(error).__name__}: {error}")
-        _shipped = rows
+    """Return the rows of the tables that come with sdkde, by family."""
+    rows: dict[tuple[object, ...], list[dict[str, Any]]] = {}
+    for path in sorted(TABLES.glob("*.json")):
+        try:
+            for row in json.loads(path.read_text(encoding="utf-8"))["trial"]:
+                rows.setdefault(tuple(row[name] for name in FAMILY), []).append(row)
+        except Exception as error:
+            _warn(str(path), f"{type(error).__name__}: {error}")
     return rows
 
 

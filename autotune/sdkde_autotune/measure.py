@@ -26,15 +26,19 @@ from typing import Any
 import sdkde_core
 from sdkde_core.choice import hardware, registry
 from sdkde_core.fresh import spawning
-from sdkde_core.tuning import Compiled, Config, Space, space_of
+from sdkde_core.tuning import Config
 
-from .records import Outcome, Task
+from .records import Task, Trial
 
-__all__ = ["MeasuringRunner", "Pool", "compiling", "load_percent", "space_for", "versions"]
+__all__ = ["Failed", "MeasuringRunner", "Pool", "compiling", "load_percent", "versions"]
+
+
+class Failed(Exception):
+    """A candidate did not run; the arguments are its status, see :class:`~sdkde_autotune.records.Trial`, and why."""
 
 
 class MeasuringRunner:
-    """Tries candidates on ``"cpu"`` or ``"cuda:0"``. A failing one is an outcome, never an exception."""
+    """Tries candidates on ``"cpu"`` or ``"cuda:0"``."""
 
     def __init__(self, device: str, compilers: int = 1) -> None:
         self.device, self._compilers = device, Pool(compilers)
@@ -46,58 +50,38 @@ class MeasuringRunner:
         for config in configs if self.device != "cpu" else ():
             self._compilers.submit(*compiling(task, config))
 
-    def run(self, task: Task, config: Config, slow: Callable[[int, float], bool]) -> Outcome:
+    def run(self, task: Task, config: Config, slow: Callable[[int, float], bool]) -> Trial:
         """Compile, check and time a candidate, until ``slow(number of timings, median so far)``, in milliseconds."""
-        if self.device != "cpu":
-            compiled = self._compilers.result(*compiling(task, config))
-            if isinstance(compiled, Outcome):
-                return compiled
-            # Spilling is no reason here: the kernel may still be fast.
-            reason = space_for(task).too_much(compiled._replace(spills=0), task.query.architecture)
-            if reason:
-                return Outcome("compile_error", error=reason)
-        found = self._ask(_check, task, [config])
         times: list[float] = []
-        for count in 3, 6, 12:
-            if isinstance(found, Outcome) or (times and slow(len(times), statistics.median(times))):
-                break
-            found = self._ask(_time, task, [config], count)
-            times += [] if isinstance(found, Outcome) else found[0]
-        return found if isinstance(found, Outcome) else Outcome("ok", _quantiles(times))
+        try:
+            if self.device != "cpu":
+                compiled = self._compilers.result(*compiling(task, config))
+                # Spilling is no reason here: the kernel may still be fast.
+                if reason := task.space.too_much(compiled._replace(spills=0), task.query.architecture):
+                    raise Failed("compile_error", reason)
+            self._ask(task, "check", dict(config))
+            for count in 3, 6, 12:
+                if times and slow(len(times), statistics.median(times)):
+                    break
+                times += self._ask(task, "times", [dict(config)], count)[0]
+        except Failed as failed:
+            return Trial(task.key, config, *failed.args)
+        return Trial(task.key, config, ms=_quantiles(times))
 
-    def finals(self, task: Task, configs: Sequence[Config]) -> list[Outcome]:
-        """Time finalists again, in turns, so that a drifting clock affects all alike; return them in order."""
-        found = self._ask(_time, task, configs, 25)
-        failed = isinstance(found, Outcome)
-        return [found] * len(configs) if failed else [Outcome("ok", _quantiles(times), final=True) for times in found]
-
-    def provenance(self, task: Task) -> dict[str, Any]:
-        """Return the versions under which the task's backend runs."""
-        return versions(task.query.backend)
+    def finals(self, task: Task, configs: Sequence[Config]) -> list[Trial]:
+        """Time finalists again, in turns, so that a drifting clock affects all alike; Failed if one does not run."""
+        every = self._ask(task, "times", list(map(dict, configs)), 25)
+        return [Trial(task.key, c, ms=_quantiles(times), final=True) for c, times in zip(configs, every)]
 
     def close(self) -> None:
         """Stop the compilers and the worker."""
         self._compilers.close()
         self._worker.close()
 
-    def _ask(self, what: Callable[..., Any], task: Task, configs: Sequence[Config], *more: int) -> Any:
-        """Return what the worker answers; the outcome of what failed there."""
+    def _ask(self, task: Task, method: str, *arguments: Any) -> Any:
+        """Return what a method of the worker's :class:`~sdkde_autotune.bench.Bench` gives."""
         self._worker.begun.clear()  # nothing is to be remembered
-        arguments = what, self.device, task, list(map(dict, configs)), *more
-        found = self._worker.result("measured", _measure, *arguments)
-        found, lost = (found, False) if isinstance(found, Outcome) else found
-        if lost:
-            self._worker.close()
-        return found
-
-
-def space_for(task: Task) -> Space:
-    """Return the search space of the task's backend."""
-    record = registry.find(task.query.backend)
-    space = space_of(record.info) if record and record.ok and record.info else None
-    if space is None:
-        raise ValueError(f"backend {task.query.backend!r} is not here, or has nothing to tune")
-    return space
+        return self._worker.result("measured", _measure, self.device, task, method, *arguments)
 
 
 def _quantiles(times: Sequence[float]) -> tuple[float, float, float]:
@@ -112,8 +96,8 @@ def compiling(task: Task, config: Config) -> tuple[Any, ...]:
     The name is the same for problems that differ in their numbers of points: they share kernels.
     """
     query = task.query
-    name = query.backend, query.architecture, space_for(task).code(query.kernel, config, task.problem)
-    return name, _compile, task, dict(config)
+    name = query.backend, query.architecture, task.space.code(query.kernel, config, task.problem)
+    return name, task.space.compile, query.kernel, dict(config), task.problem, query.architecture
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -122,7 +106,7 @@ def compiling(task: Task, config: Config) -> tuple[Any, ...]:
 class Pool:
     """Fresh interpreters side by side: this one may have PyTorch's threads, or Triton's interpreter, loaded.
 
-    Work is given up after ``patience`` seconds. If it raises, its outcome has the status ``failure``.
+    Work is given up after ``patience`` seconds. If it raises, the status is ``failure``.
     """
 
     def __init__(self, jobs: int, patience: float = 120.0, failure: str = "compile_error") -> None:
@@ -140,17 +124,20 @@ class Pool:
         return self.begun[name]
 
     def result(self, name: Hashable, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what work gives; if it failed, an :class:`~sdkde_autotune.records.Outcome`."""
+        """Return what work gives; raise Failed if it raises, takes too long, or its process dies."""
         try:
             return self.submit(name, work, *arguments).result(self.patience)
         except TimeoutError:
-            outcome = Outcome("timeout", error=f"took more than {self.patience:g} s")
+            failed = Failed("timeout", f"took more than {self.patience:g} s")
         except BrokenProcessPool:
-            outcome = Outcome("crash", error="its process died")
+            failed = Failed("crash", "its process died")
+        except Failed as error:
+            failed = error
         except Exception as error:  # whatever a compiler raises
-            return Outcome(self.failure, error=_first_line(error))
-        self.close()
-        return outcome
+            failed = Failed(self.failure, _first_line(error))
+        if failed.args[0] in ("timeout", "crash"):
+            self.close()
+        raise failed
 
     def close(self) -> None:
         """Kill the processes, and what they have started. Unfinished work is begun again when it is asked for."""
@@ -193,12 +180,8 @@ def _outlive(parent: int) -> None:
 _bench: Any = None
 
 
-def _compile(task: Task, config: Config) -> Compiled:
-    return space_for(task).compile(task.query.kernel, config, task.problem, task.query.architecture)
-
-
-def _measure(what: Callable[..., Any], device: str, task: Task, configs: list[Config], *more: int) -> Any:
-    """Return the answer, and whether the process is of no more use; keeps the problem's data."""
+def _measure(device: str, task: Task, method: str, *arguments: Any) -> Any:
+    """Return what a method of the bench gives; the bench keeps a problem's data."""
     from .bench import Bench, CudaBench
 
     global _bench
@@ -207,21 +190,11 @@ def _measure(what: Callable[..., Any], device: str, task: Task, configs: list[Co
         _bench = (Bench if device == "cpu" else CudaBench)(task, device)
     _bench.task = task
     try:
-        return what(_bench, configs, *more), False
+        return getattr(_bench, method)(*arguments)
+    except Failed:
+        raise
     except Exception as error:
-        status, lost = _bench.failed(error)
-        return Outcome(status, error=_first_line(error)), lost
-
-
-def _check(bench: Any, configs: list[Config]) -> Outcome | None:
-    worst = bench.check(configs[0])
-    return None if worst <= 1 else Outcome("wrong", error=f"the worst row is off by {worst:.3g} of the tolerance")
-
-
-def _time(bench: Any, configs: list[Config], count: int) -> list[list[float]]:
-    """Return times of each configuration, measured in turns."""
-    rounds = [[bench.time(config) for config in configs] for _ in range(count)]
-    return [list(times) for times in zip(*rounds)]
+        raise Failed(_bench.status(error), _first_line(error)) from None
 
 
 def _first_line(error: BaseException) -> str:

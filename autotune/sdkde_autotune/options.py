@@ -27,8 +27,6 @@ class _Duration(click.ParamType):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", str(value).strip())
         if not found or not float(found[1]):
             self.fail(f"{value!r} is no time; pass one such as 90s, 10m or 1h", param, ctx)
@@ -103,8 +101,7 @@ filter_options = together(
 
 def problems_of(what: Mapping[str, Any], place: Place, grid: bool = False) -> tuple[list[Problem], bool]:
     """Return the problems that the options describe, and whether they are the grid, as none describes any."""
-    names = {"dim": "dims", "reduction": "reductions", "precision": "precisions"}
-    given = {names.get(name, name): what[name] for name in (*names, "n_train", "n_query") if what[name]}
+    given = {name: what[name] for name in (*GRID, "n_query") if what[name]}
     features = [name for name, option in (("weights", "weights"), ("exclude_self", "leave_one_out")) if what[option]]
     grid = grid and not given and not features
     if grid:

@@ -11,29 +11,24 @@ from typing import Any, NamedTuple
 
 from sdkde_core.choice import hardware, registry
 from sdkde_core.choice.cards import GPU, GPUS, gpu
+from sdkde_core.choice.judge import judge
+from sdkde_core.choice.select import require_known
 from sdkde_core.messages import did_you_mean
-from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction
-from sdkde_core.tuning import Query, Space, space_of, this_cpu
+from sdkde_core.protocol import BackendInfo, Problem, Reduction
+from sdkde_core.tuning import Query, space_of, this_cpu
 
 from .records import Key, Task, octave
 
-__all__ = ["GRID", "Place", "Tunable", "place_of", "problems", "task_of", "tunables"]
+__all__ = ["GRID", "Place", "place_of", "problems", "task_of", "tasks"]
 
 #: What is tuned if no problem is named, the most valuable first: sizes that serve most others, as each serves those
 #: within three octaves; the most common precisions and dimensions.
 GRID: dict[str, tuple[Any, ...]] = {
     "n_train": (32768, 131072, 8192, 1048576),
-    "precisions": ("fast", "high"),
-    "dims": (16, 2, 64, 1, 8, 32, 128, 3, 4),
-    "reductions": (Reduction.MEAN, Reduction.LOG_SUM, Reduction.LAPLACE),
+    "precision": ("fast", "high"),
+    "dim": (16, 2, 64, 1, 8, 32, 128, 3, 4),
+    "reduction": (Reduction.MEAN, Reduction.LOG_SUM, Reduction.LAPLACE),
 }
-
-
-class Tunable(NamedTuple):
-    """A kernel to tune for a problem, and its search space."""
-
-    task: Task
-    space: Space
 
 
 class Place(NamedTuple):
@@ -62,10 +57,8 @@ def _no_card(name: str, here: bool) -> str:
     if name.lower() == "auto":
         why = "no NVIDIA GPU is visible here"
         if here:
-            why = (
-                f"the rates of {hardware.visible_gpus()[0].name!r} are not known, as NVML does not answer, or the card "
-                "is older than compute capability 7.0"
-            )
+            why = f"the rates of {hardware.visible_gpus()[0].name!r} are not known, as NVML does not answer, or the "
+            why += "card is older than compute capability 7.0"
         return f"{why}; name one to predict for, such as --gpu a6000, or pass --gpu cpu"
     several = [found for word in re.split(r"[\s,;/+]+", name) if (found := gpu(word))]
     if len(several) > 1:
@@ -76,11 +69,11 @@ def _no_card(name: str, here: bool) -> str:
 
 
 def problems(
-    reductions: Iterable[str] = GRID["reductions"],
-    dims: Iterable[int] = (2, 16, 64),
+    reduction: Iterable[str] = GRID["reduction"],
+    dim: Iterable[int] = (2, 16, 64),
     n_train: Iterable[int] = (32768,),
     n_query: Sequence[int] = (),
-    precisions: Iterable[str] = ("fast",),
+    precision: Iterable[str] = ("fast",),
     requires: Iterable[str] = (),
     device: str = "cuda:0",
 ) -> list[Problem]:
@@ -90,27 +83,33 @@ def problems(
     points. ``requires`` has features: ``"weights"``, ``"exclude_self"``.
     """
     found, features = [], frozenset(requires)
-    for n, precision, d, reduction in itertools.product(n_train, precisions, dims, map(Reduction, reductions)):
-        same = reduction is Reduction.MEAN or "exclude_self" in features
-        dtype = "float32" if precision == "fast" else "float64"
+    for n, level, d, kind in itertools.product(n_train, precision, dim, map(Reduction, reduction)):
+        same, dtype = kind is Reduction.MEAN or "exclude_self" in features, "float32" if level == "fast" else "float64"
         extent = 1.2 * math.sqrt(d) + 6  # normal samples under Silverman's bandwidth, tails included
         for m in (n,) if same else n_query or (max(1, n // 8),):
             size = 2 ** octave(m), 2 ** octave(n), d
-            found.append(Problem(reduction, *size, dtype, precision, device, same, features, extent))
+            found.append(Problem(kind, *size, dtype, level, device, same, features, extent))
     return list(dict.fromkeys(found))
 
 
 def task_of(key: Key) -> Task:
-    """Return a task that has the key, if this version of the tuner makes one of it."""
+    """Return the task that has the key; ValueError if this version of the tuner makes none."""
+    record = registry.find(key.backend)
+    space = space_of(record.info) if record and record.ok and record.info else None
+    if space is None:
+        raise ValueError(f"backend {key.backend!r} is not here, or has nothing to tune")
+    if space.config_version != key.config_version:
+        raise ValueError(f"stored for version {key.config_version} of its parameters")
     sizes, device = ((2**key.n_octave,), (2**key.m_octave,)), "cuda:0" if key.architecture.startswith("sm_") else "cpu"
     (problem,) = problems((key.reduction,), (key.d,), *sizes, (key.precision,), key.features, device)
     query = Query(key.backend, key.kernel, key.config_version, key.dimension, key.gpu, key.architecture)
-    return Task(query, problem)
+    task = Task(query, problem, space)
+    if key.kernel not in space.kernels(problem) or task.key != key:
+        raise ValueError("this version of the tuner makes no such problem; another version or program stored it")
+    return task
 
 
-def tunables(
-    wanted: Sequence[Problem], place: Place, backend: str | None = None, varied: bool = False
-) -> list[Tunable]:
+def tasks(wanted: Sequence[Problem], place: Place, backend: str | None = None, varied: bool = False) -> list[Task]:
     """Return the kernels to tune for the problems on a processor, one per key, in the order of the problems.
 
     Without a backend's name every installed one that can be tuned is. If ``varied``, problems with weights and
@@ -118,14 +117,17 @@ def tunables(
     most others. BackendUnavailable or ValueError: the named backend is not available or cannot be tuned; or there is
     nothing to tune for any.
     """
-    found: dict[Key, Tunable] = {}
     able = {record.name: record.info for record in registry.records() if record.ok and record.info}
     able = {name: info for name, info in able.items() if info.tuning}
-    spaces = [(info, space_of(info)) for info in (able.values() if backend is None else [_named(backend, able)])]
+    if backend is not None and backend not in able:
+        require_known(backend, "")
+        others = ", ".join(able) or "none is installed"
+        raise ValueError(f"backend {backend!r} has nothing to tune; backends that can be tuned: {others}")
+    found: dict[Key, Task] = {}
     refusals: list[str] = []
-    for plain, (info, space) in itertools.product(wanted, spaces):
+    for plain, info in itertools.product(wanted, able.values() if backend is None else [able[backend]]):
+        space, kernels, wide = space_of(info), set[tuple[str, ...]](), varied and plain.n == GRID["n_train"][0]
         assert space is not None
-        kernels, wide = set[tuple[str, ...]](), varied and plain.n == GRID["n_train"][0]
         weighted = replace(plain, requires=frozenset({"weights"}))
         left_out = replace(plain, requires=frozenset({"exclude_self"}), m=plain.n, same=True)
         for problem in (plain, weighted, left_out) if wide else (plain,):
@@ -133,17 +135,24 @@ def tunables(
             if reason is None and space.kernels(problem) not in kernels:
                 kernels.add(space.kernels(problem))
                 for kernel in space.kernels(problem):
-                    default = space.default(kernel, problem, place.architecture)
-                    reason = space.limit(kernel, default, problem, place.architecture)
+                    size = space.dimension(kernel, problem)
+                    query = Query(info.name, kernel, space.config_version, size, place.name, place.architecture)
+                    task = Task(query, problem, space)
+                    reason = task.limit(task.default())
                     if reason is None:  # else it cannot run there at all
-                        size = space.dimension(kernel, problem)
-                        query = Query(info.name, kernel, space.config_version, size, place.name, place.architecture)
-                        key = Key.of(query, problem)._replace(d=size)  # of dimensions padded alike the first
-                        found.setdefault(key, Tunable(Task(query, problem), space))
+                        found.setdefault(task.key._replace(d=size), task)  # of dimensions padded alike the first
             refusals += [] if reason is None else [f"{info.name}: {reason}"]
     if not found:
         raise ValueError(f"nothing to tune: {'; '.join(dict.fromkeys(refusals)) or _nothing(able)}")
-    return sorted(found.values(), key=lambda tunable: bool(tunable.task.problem.requires))
+    return sorted(found.values(), key=lambda task: bool(task.problem.requires))
+
+
+def _refusal(info: BackendInfo, problem: Problem) -> str | None:
+    kind = problem.device.partition(":")[0]
+    if kind not in info.devices:
+        return f"does not run on {kind}"
+    candidate = judge(info, (problem,), problem.device, None, None)
+    return None if candidate.ok else candidate.reason
 
 
 def _nothing(able: Iterable[str]) -> str:
@@ -153,27 +162,3 @@ def _nothing(able: Iterable[str]) -> str:
     could = [record.info for record in registry.records() if not record.ok and record.info and record.info.tuning]
     commands = "; or ".join(info.install for info in could if info.install)
     return f"no installed backend can be tuned{'; install one: ' if commands else ''}{commands}"
-
-
-def _named(name: str, able: dict[str, BackendInfo]) -> BackendInfo:
-    if name in able:
-        return able[name]
-    record = registry.find(name)
-    rest = f"; backends that can be tuned: {', '.join(able) or 'none is installed'}{did_you_mean(name, able)}"
-    if record is None:
-        raise BackendUnavailable(f"backend {name!r} is unknown{rest}")
-    if not record.ok:
-        raise BackendUnavailable(f"backend {name!r} is {record.status}: {record.reason}")
-    raise ValueError(f"backend {name!r} has nothing to tune{rest}")
-
-
-def _refusal(info: BackendInfo, problem: Problem) -> str | None:
-    kind, missing = problem.device.partition(":")[0], problem.requires - info.features
-    if kind not in info.devices:
-        return f"does not run on {kind}"
-    if problem.precision not in info.precisions:
-        return f"has no precision {problem.precision}"
-    if missing:
-        return f"does not take {', '.join(sorted(missing))}"
-    support = info.supports(problem)
-    return None if support.ok else support.reason

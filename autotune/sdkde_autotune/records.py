@@ -1,4 +1,4 @@
-"""What was tried: keys, configurations, outcomes; how rows of SQLite and JSON are checked; which trial wins.
+"""What was tried: keys and trials; how rows of SQLite and JSON are checked; which trial wins.
 
 Imports the standard library only, as look-ups do.
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, get_type_hints
 
 from sdkde_core.messages import brief, warn_once
 from sdkde_core.protocol import Problem
-from sdkde_core.tuning import Config, Query
+from sdkde_core.tuning import GPU, Config, Query, Space
 
-__all__ = ["FAMILY", "KEY", "SOURCES", "Best", "Key", "Outcome", "Task", "Trial", "canonical", "fastest", "now"]
+__all__ = ["FAMILY", "KEY", "SOURCES", "Best", "Key", "Task", "Trial", "canonical", "fastest", "now"]
 __all__ += ["octave", "row_of", "sound", "trial_of", "winners"]
 
 #: Columns of the key that a configuration shares with every problem it can serve.
@@ -86,50 +86,28 @@ KEY: dict[str, type] = get_type_hints(Key)
 
 
 class Task(NamedTuple):
-    """One kernel to tune for one problem, whose sizes are powers of two."""
+    """One kernel to tune for one problem, whose sizes are powers of two, and the backend's search space."""
 
     query: Query
     problem: Problem
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of trying a candidate.
-
-    Its status is ``"ok"`` (it ran), ``"invalid"`` (it cannot be launched), ``"compile_error"`` (it did not compile, or
-    spills), ``"timeout"``, ``"oom"`` (memory ran out), ``"crash"`` (its process died) or ``"wrong"`` (its results are).
-    """
-
-    status: str
-    ms: tuple[float, float, float] | None = None  # if measured: 20 %, 50 %, 80 % quantiles of its milliseconds
-    error: str = ""  # if it did not run: why, in one line
-    final: bool = False  # whether it was timed in turns with the other finalists
-    rank: int | None = None  # if predicted: its place among all candidates by the cost model, from 1
+    space: Space
 
     @property
-    def median(self) -> float:
-        """Median in milliseconds; of a prediction its rank; inf if it did not run."""
-        return self.ms[1] if self.ms else float(self.rank or math.inf)
+    def key(self) -> Key:
+        """The key of the results."""
+        return Key.of(self.query, self.problem)
 
+    def default(self) -> dict[str, Any]:
+        """Return the configuration that an untuned problem gets."""
+        return dict(self.space.default(self.query.kernel, self.problem, self.query.architecture))
 
-@dataclass(frozen=True)
-class Trial:
-    """A configuration that was tried for a key, and its outcome."""
+    def limit(self, config: Config) -> str | None:
+        """Return why a configuration cannot run, as far as its parameters tell; None if it can."""
+        return self.space.limit(self.query.kernel, config, self.problem, self.query.architecture)
 
-    key: Key
-    config: Config
-    outcome: Outcome
-    source: str  # one of SOURCES
-    provenance: Mapping[str, Any]  # versions; see :func:`sdkde_autotune.measure.versions`
-    created: str  # ISO 8601, UTC
-    is_default: bool = False  # whether it was the configuration that an untuned problem gets
-
-
-@dataclass(frozen=True)
-class Best(Trial):
-    """The trial that wins a key, and the default, if it ran and has the same kind of outcome."""
-
-    default: Trial | None = None
+    def seconds(self, config: Config, card: GPU) -> float:
+        """Return the time that the cost model predicts for a configuration on a card."""
+        return self.space.seconds(self.query.kernel, config, self.problem, card)
 
 
 def now() -> str:
@@ -137,13 +115,50 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A configuration that was tried for a key, and what became of it.
+
+    Its status is ``"ok"`` (it ran), ``"invalid"`` (it cannot be launched), ``"compile_error"`` (it did not compile, or
+    spills), ``"timeout"``, ``"oom"`` (memory ran out), ``"crash"`` (its process died) or ``"wrong"`` (its results are).
+    """
+
+    key: Key
+    config: Config
+    status: str = "ok"
+    error: str = ""  # if it did not run: why, in one line
+    ms: tuple[float, float, float] | None = None  # if measured: 20 %, 50 %, 80 % quantiles of its milliseconds
+    final: bool = False  # whether it was timed in turns with the other finalists
+    rank: int | None = None  # if predicted: its place among all candidates by the cost model, from 1
+    source: str = "measured"  # one of SOURCES
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # see :func:`sdkde_autotune.measure.versions`
+    created: str = field(default_factory=now)  # ISO 8601, UTC
+    is_default: bool = False  # whether it was the configuration that an untuned problem gets
+
+    @property
+    def median(self) -> float:
+        """Median in milliseconds; of a prediction its rank; inf if it did not run."""
+        return self.ms[1] if self.ms else float(self.rank or math.inf)
+
+    @property
+    def name(self) -> str:
+        """The configuration as text."""
+        return canonical(self.config)
+
+
+@dataclass(frozen=True)
+class Best(Trial):
+    """The trial that wins a key, and the default, if it ran and was measured, or predicted, as the winner was."""
+
+    default: Trial | None = None
+
+
 def row_of(trial: Trial) -> dict[str, Any]:
-    """Return a trial as a row of the database."""
-    outcome, (q20, q50, q80) = trial.outcome, trial.outcome.ms or (None, None, None)
-    row = {**trial.key._asdict(), "config": canonical(trial.config), "status": outcome.status, "error": outcome.error}
-    row |= {"q20": q20, "q50": q50, "q80": q80, "final": int(outcome.final), "rank": outcome.rank}
-    row |= {"source": trial.source, "provenance": canonical(trial.provenance), "created": trial.created}
-    return {**row, "is_default": int(trial.is_default)}
+    """Return a trial as a row of an export; the database has the configuration and the provenance as text."""
+    times = zip(("q20", "q50", "q80"), trial.ms or (None, None, None))
+    row = {**trial.key._asdict(), "config": dict(trial.config), "status": trial.status, "error": trial.error}
+    row |= {**dict(times), "final": int(trial.final), "rank": trial.rank, "source": trial.source}
+    return row | {"provenance": dict(trial.provenance), "created": trial.created, "is_default": int(trial.is_default)}
 
 
 def trial_of(row: Mapping[str, Any]) -> Trial:
@@ -179,9 +194,10 @@ def trial_of(row: Mapping[str, Any]) -> Trial:
     if not config:
         raise ValueError("config is empty")
     error = "".join(letter if letter.isprintable() else " " for letter in error)
-    times, final = _times(row) if ran and not guess else None, bool(row.get("final")) and not guess
-    outcome, key = Outcome(status, times, error, final, rank if ran and guess else None), Key(*(row[n] for n in KEY))
-    return Trial(key, config, outcome, source, provenance, _utc(row["created"]), bool(row.get("is_default")))
+    key, times = Key(*(row[name] for name in KEY)), _times(row) if ran and not guess else None
+    final, default = bool(row.get("final")) and not guess, bool(row.get("is_default"))
+    place, created = rank if ran and guess else None, _utc(row["created"])
+    return Trial(key, config, status, error, times, final, place, source, provenance, created, default)
 
 
 def sound(rows: Iterable[Mapping[str, Any]], what: str) -> list[Trial]:
@@ -233,18 +249,17 @@ def _utc(time: str) -> str:
         raise ValueError(f"created is {brief(time)}, which is no time") from error
 
 
-def fastest(outcomes: Mapping[str, Outcome], default: str | None, margin: float = 0.01) -> str | None:
-    """Return the name of the configuration to use; None if none ran.
+def fastest(trials: Iterable[Trial], default: str | None, margin: float = 0.01) -> Trial | None:
+    """Return the trial whose configuration is to be used; None if none ran.
 
-    If there are finalists, it is one of them: they were timed in turns, so no lucky time decides. The default is kept
-    unless another was measured to be faster by more than ``margin``, as clocks drift by as much.
+    If there are finalists, it is one of them: they were timed in turns, so no lucky time decides. The configuration
+    named ``default`` is kept unless another was measured to be faster by more than ``margin``: clocks drift by as much.
     """
-    ran = {name: outcome for name, outcome in outcomes.items() if outcome.status == "ok"}
-    final = {name: outcome for name, outcome in ran.items() if outcome.final} or ran
-    best = min(final, key=lambda name: (final[name].median, name), default=None)
-    if best is not None and default in final and final[default].ms:
-        return default if final[best].median >= (1 - margin) * final[default].median else best
-    return best
+    ran = [trial for trial in trials if trial.status == "ok"]
+    final = [trial for trial in ran if trial.final] or ran
+    best = min(final, key=lambda trial: (trial.median, trial.name), default=None)
+    usual = next((trial for trial in final if trial.ms and trial.name == default), None)
+    return usual if best and usual and best.median >= (1 - margin) * usual.median else best
 
 
 def winners(trials: Iterable[Trial]) -> list[Best]:
@@ -254,13 +269,12 @@ def winners(trials: Iterable[Trial]) -> list[Best]:
     """
     by_key: dict[Key, dict[str, Trial]] = {}
     for trial in trials:
-        if trial.outcome.status == "ok":
-            by_key.setdefault(trial.key, {})[canonical(trial.config)] = trial
+        if trial.status == "ok":
+            by_key.setdefault(trial.key, {})[trial.name] = trial
     found = []
     for _, every in sorted(by_key.items()):
         ran = {name: trial for name, trial in every.items() if trial.source != "predicted"} or every
-        latest = sorted((trial for trial in every.values() if trial.is_default), key=lambda trial: trial.created)
-        usual = canonical(latest[-1].config) if latest else None
-        best = ran[str(fastest({name: trial.outcome for name, trial in ran.items()}, usual))]
-        found.append(Best(**vars(best), default=ran.get(usual or "")))
+        defaults = [trial for trial in every.values() if trial.is_default]
+        usual = max(defaults, key=lambda trial: trial.created).name if defaults else None
+        found.append(Best(**vars(fastest(ran.values(), usual)), default=ran.get(usual or "")))
     return found

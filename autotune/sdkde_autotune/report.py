@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections import Counter
@@ -16,13 +17,12 @@ from sdkde_core.cli.console import table
 
 from . import lookup
 from .measure import versions
-from .problems import Tunable
-from .records import Best, Key, Outcome, Task
+from .records import Best, Key, Task, Trial
 
 if TYPE_CHECKING:
     from .search import Result
 
-__all__ = ["Progress", "best_row", "config_text", "explained", "result_row", "show"]
+__all__ = ["Progress", "best_row", "config_text", "explained", "result_row", "show", "took"]
 
 
 def show(rows: Sequence[Mapping[str, Any]], as_json: bool, *columns: str) -> None:
@@ -55,58 +55,53 @@ def _cell(name: str, value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _took(outcome: Outcome | None) -> str:
+def took(trial: Trial | None) -> str:
     """Return a time with its spread, or a prediction's rank."""
-    if outcome is None or outcome.status != "ok":
+    if trial is None or trial.status != "ok":
         return "-"
-    if outcome.ms is None:
-        return f"rank {outcome.rank}"
-    low, median, high = outcome.ms
+    if trial.ms is None:
+        return f"rank {trial.rank}"
+    low, median, high = trial.ms
     return f"{median:.4g} ms ±{(high - low) / median / 2:.0%}"
 
 
 def result_row(result: Result) -> dict[str, Any]:
     """Return a search's result as values for JSON."""
-    outcomes = list(result.known.values())
-    counts = Counter(outcome.status for outcome in outcomes)
-    errors = Counter(outcome.error for outcome in outcomes if outcome.status != "ok").most_common(1)
+    trials = list(result.known.values())
+    counts = Counter(trial.status for trial in trials)
+    errors = Counter(trial.error for trial in trials if trial.status != "ok").most_common(1)
     return {
-        **_row(Key.of(*result.task), result.best, result.outcome, result.known.get(result.default)),
+        **_row(result.task.key, result.best, result.default),
         "counts": dict(counts),
         "tried": result.tried,
-        "known before": len(outcomes) - result.tried,
-        "rejected": len(outcomes) - counts["ok"],
+        "known before": len(trials) - result.tried,
+        "rejected": len(trials) - counts["ok"],
         "reason": errors[0][0] if errors else "",
     }
 
 
 def best_row(best: Best) -> dict[str, Any]:
     """Return a winner as values for JSON."""
-    default = best.default
-    return {
-        **_row(best.key, best.config, best.outcome, default.outcome if default else None),
-        "default_config": dict(default.config) if default else None,
-        "source": best.source,
-        "provenance": dict(best.provenance),
-        "created": best.created,
-    }
+    more = {"source": best.source, "provenance": dict(best.provenance), "created": best.created}
+    default_config = dict(best.default.config) if best.default else None
+    return {**_row(best.key, best, best.default), "default_config": default_config, **more}
 
 
-def _row(key: Key, config: Mapping[str, Any] | None, found: Outcome | None, default: Outcome | None) -> dict[str, Any]:
+def _row(key: Key, best: Trial | None, default: Trial | None) -> dict[str, Any]:
     """Return a configuration's time or rank beside the default's."""
-    row = {**key._asdict(), "config": None if config is None else dict(config)}
-    for name, outcome in ("", found), ("default_", default):
-        row[f"{name}ms"] = outcome.ms[1] if outcome and outcome.ms else None
-        row[f"{name}rank"] = outcome.rank if outcome else None
-    return {**row, "best": _took(found), "default": _took(default)}
+    row = {**key._asdict(), "config": None if best is None else dict(best.config)}
+    for name, trial in ("", best), ("default_", default):
+        row[f"{name}ms"] = trial.ms[1] if trial and trial.ms else None
+        row[f"{name}rank"] = trial.rank if trial else None
+    return {**row, "best": took(best), "default": took(default)}
 
 
 class Progress:
     """Lines on standard error: rewritten in place on a terminal; else one every ten seconds, and for every problem."""
 
-    def __init__(self, problems: int, budget: float | None) -> None:
+    def __init__(self, problems: int, budget: float) -> None:
         self.problems, self.done, self.start, self.last = problems, 0, time.monotonic(), 0.0
-        self.budget = "" if budget is None else f" of {_clock(budget)}"
+        self.budget = "" if math.isinf(budget) else f" of {_clock(budget)}"
 
     def during(self, task: Task, known: int, expected: int, best: float) -> None:
         """Show how far the search of a problem is."""
@@ -116,7 +111,8 @@ class Progress:
     def finished(self, result: Result) -> None:
         """Show a problem's result."""
         self.done += 1
-        found = f"{_took(result.outcome)} by {config_text(result.best)}" if result.best else "nothing ran"
+        best = result.best
+        found = f"{took(best)} by {config_text(best.config)}" if best else "nothing ran"
         self._show(result.task, found, "\n")
 
     def _show(self, task: Task, text: str, end: str) -> None:
@@ -134,19 +130,17 @@ def _clock(seconds: float) -> str:
 # --- explain ----------------------------------------------------------------------------------------------------------
 
 
-def explained(tunable: Tunable, db: Path | None = None) -> dict[str, Any]:
+def explained(task: Task, db: Path | None = None) -> dict[str, Any]:
     """Return a problem's configuration, its rung and the reason, and the configurations that cannot run on the card."""
-    query, problem, space = tunable.task.query, tunable.task.problem, tunable.space
-    key, passed = Key.of(query, problem), list[dict[str, Any]]()
-    for found in lookup.candidates(query, problem, db):
-        limit = space.limit(query.kernel, found.config, problem, query.architecture)
+    key, passed = task.key, list[dict[str, Any]]()
+    for found in lookup.candidates(task.query, task.problem, db):
+        limit = task.limit(found.config)
         row = {"rung": found.rung, "config": dict(found.config), "why": limit or _why(found, key)}
         if limit is None:
             break
         passed.append(row)
     else:
-        default = dict(space.default(query.kernel, problem, query.architecture))
-        row = {"rung": "heuristic", "config": default, "why": "nothing is stored: the backend's default"}
+        row = {"rung": "heuristic", "config": task.default(), "why": "nothing is stored: the backend's default"}
     return {**key._asdict(), **row, "passed_over": passed}
 
 
@@ -155,7 +149,7 @@ def _why(found: lookup.Found, key: Key) -> str:
     origin, source = found.best.key, found.best.source
     parts = ["from a table that comes with sdkde" if found.shipped else source]
     if source == "predicted":
-        parts[0] = f"predicted, not measured: the cost model's choice (rank {found.best.outcome.rank}) that compiles"
+        parts[0] = f"predicted, not measured: the cost model's choice (rank {found.best.rank}) that compiles"
     if origin.gpu != key.gpu:
         parts.append(f"on the {origin.gpu}")
     if origin.features != key.features:

@@ -6,10 +6,9 @@ import itertools
 import json
 import logging
 import math
-import sqlite3
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,47 +18,40 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import TrialState
 
 from sdkde_core.choice.cards import GPU
-from sdkde_core.tuning import Config, Space
+from sdkde_core.tuning import Config
 
-from .measure import MeasuringRunner, Pool, compiling, versions
-from .records import Key, Outcome, Task, Trial, canonical, fastest
+from .measure import Failed, MeasuringRunner, Pool, compiling, versions
+from .records import Key, Task, Trial, canonical, fastest
 
 if TYPE_CHECKING:
-    from .problems import Tunable
     from .store import Store
 
 __all__ = ["Result", "candidates", "predict", "ranking", "search", "studies"]
 
 
 class Result(NamedTuple):
-    """The result of a search or of a prediction: outcomes by configuration, as canonical text."""
+    """The result of a search or of a prediction: trials by configuration, as text."""
 
     task: Task
-    known: Mapping[str, Outcome]
-    default: str
-    tried: int  # the other outcomes were in the store
+    known: Mapping[str, Trial]
+    tried: int  # the other trials were in the store
 
     @property
-    def best(self) -> Config | None:
-        """The fastest configuration; None if none ran."""
-        found = fastest(self.known, self.default)
-        return json.loads(found) if found else None
+    def default(self) -> Trial | None:
+        """The trial of the configuration that an untuned problem gets."""
+        return self.known.get(canonical(self.task.default()))
 
     @property
-    def outcome(self) -> Outcome | None:
-        """That of the fastest configuration."""
-        return self.known[canonical(self.best)] if self.best else None
+    def best(self) -> Trial | None:
+        """The fastest; None if none ran."""
+        return fastest(self.known.values(), canonical(self.task.default()))
 
 
-def candidates(task: Task, space: Space) -> list[dict[str, Any]]:
+def candidates(task: Task) -> list[dict[str, Any]]:
     """Return every configuration that can run as far as its parameters tell, in order."""
-    parameters = space.parameters(task.query.kernel)
+    parameters = task.space.parameters(task.query.kernel)
     every = (dict(zip(parameters, values)) for values in itertools.product(*parameters.values()))
-    return [config for config in every if _fits(task, space, config)]
-
-
-def _fits(task: Task, space: Space, config: Config) -> bool:
-    return space.limit(task.query.kernel, config, task.problem, task.query.architecture) is None
+    return [config for config in every if task.limit(config) is None]
 
 
 @contextmanager
@@ -70,21 +62,13 @@ def studies(store: Store) -> Iterator[optuna.storages.RDBStorage]:
     """
     logging.getLogger("alembic").setLevel(logging.WARNING)
     path = store.path.with_name(f"{store.path.stem}-studies.sqlite")
-
-    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        """Open a file whose commits survive the process, without waiting for the disk a dozen times a candidate."""
-        connection = sqlite3.Connection(*arguments, **options)
-        connection.execute("PRAGMA synchronous = NORMAL")
-        return connection
-
     with store.transaction():  # Optuna makes its tables without a lock of its own
         try:
-            with closing(sqlite3.connect(path, timeout=30.0)) as connection:
-                connection.execute("PRAGMA journal_mode = WAL")
-            engine = {"connect_args": {"timeout": 30.0, "factory": connect}}
+            engine = {"connect_args": {"timeout": 30.0}}
             storage = optuna.storages.RDBStorage(f"sqlite:///{path.absolute()}", engine_kwargs=engine)
         except Exception as error:
-            raise ValueError(f"{path} cannot keep studies: {error}; move it away, or pass another --db") from error
+            why = getattr(error, "orig", error)
+            raise ValueError(f"{path} cannot keep studies: {why}; move it away, or pass another --db") from error
     try:
         yield storage
     finally:
@@ -94,7 +78,6 @@ def studies(store: Store) -> Iterator[optuna.storages.RDBStorage]:
 
 def search(
     task: Task,
-    space: Space,
     runner: MeasuringRunner,
     store: Store,
     *,
@@ -102,42 +85,42 @@ def search(
     card: GPU | None = None,
     sampler: str = "tpe",
     trials: int | None = 60,
-    budget: float | None = None,
+    budget: float = math.inf,
     again: bool = False,
     progress: Callable[[int, int, float], None] = lambda known, expected, best: None,
 ) -> Result:
-    """Try configurations of one kernel for one problem, and store every outcome.
+    """Try configurations of one kernel for one problem, and store every trial.
 
     The default is tried first, then earlier finalists and the best-priced candidates, then the sampler's proposals. A
-    configuration beyond the card's limits is never run, and none is run twice: stored outcomes of the same source code
+    configuration beyond the card's limits is never run, and none is run twice: stored trials of the same source code
     count. Optuna's median pruner ends the timing of slow ones. Finalists are timed once more in turns; the best wins.
 
     ``storage`` keeps the study, by default memory does. A ``card`` prices candidates. ``sampler`` is ``"tpe"``,
-    ``"random"``, or ``"grid"`` for all in order. ``trials`` is the number of outcomes at the end, stored ones included;
+    ``"random"``, or ``"grid"`` for all in order. ``trials`` is the number of trials at the end, stored ones included;
     None: all. After ``budget`` seconds no further candidate is run. With ``again`` the default and the five fastest
     stored finalists are measured, and nothing else. ``progress(known, expected, best milliseconds)`` is called after
-    every outcome.
+    every trial.
     """
-    start, key, kernel, provenance = time.monotonic(), Key.of(*task), task.query.kernel, runner.provenance(task)
-    default = dict(space.default(kernel, task.problem, task.query.architecture))
-    usual, source, stored = canonical(default), provenance.get("source"), store.trials(key)
+    start, key, default = time.monotonic(), task.key, task.default()
+    provenance, usual, stored = versions(task.query.backend), canonical(default), store.trials(key)
+    source = provenance["source"]
     known = {} if again else _known(stored, "measured", source)
-    ran = sorted((t for t in stored if t.outcome.status == "ok"), key=lambda t: (not t.outcome.final, t.outcome.median))
-    early = [config for config in (default, *(dict(t.config) for t in ran[:5])) if _fits(task, space, config)]
-    able = [] if again else candidates(task, space)
+    ran = sorted((t for t in stored if t.status == "ok"), key=lambda t: (not t.final, t.median))
+    early = [config for config in (default, *(dict(t.config) for t in ran[:5])) if task.limit(config) is None]
+    able = [] if again else candidates(task)
     if card is not None and sampler == "tpe":
-        early += sorted(able, key=lambda config: space.seconds(kernel, config, task.problem, card))[:12]
+        early += sorted(able, key=lambda config: task.seconds(config, card))[:12]
     left = [name for name in dict.fromkeys(map(canonical, [*early, *able])) if name not in known]
-    chooser = _Chooser(sampler, left, early, space.parameters(kernel), default)
+    chooser = _Chooser(sampler, left, early, task.space.parameters(task.query.kernel), default)
     study, replayed = _study(key, source, chooser, storage), len(known)
     end = replayed + min(len(left), max(0, trials - replayed) if trials is not None and not again else len(left))
 
-    def learn(name: str, outcome: Outcome) -> None:
-        known[name] = outcome
-        store.add(key, json.loads(name), outcome, "measured", provenance, is_default=name == usual)
+    def learn(trial: Trial) -> None:
+        known[trial.name] = replace(trial, provenance=provenance, is_default=trial.name == usual)
+        store.add(known[trial.name])
 
     def spent() -> bool:
-        return budget is not None and len(known) > replayed and time.monotonic() - start >= budget
+        return len(known) > replayed and time.monotonic() - start >= budget
 
     def slow(timings: int, median: float) -> bool:
         batch[0].report(median, timings)
@@ -145,45 +128,44 @@ def search(
 
     while len(known) < end and not spent():
         batch = [study.ask(chooser.ranges) for _ in range(min(chooser.ahead, end - len(known)))]
-        runner.prepare(task, [trial.params for trial in batch])
+        runner.prepare(task, [asked.params for asked in batch])
         try:
             while batch and not spent():
-                outcome = runner.run(task, batch[0].params, slow)
-                learn(canonical(batch[0].params), outcome)
+                trial = runner.run(task, batch[0].params, slow)
+                learn(trial)
                 for name in "status", "error":
-                    if value := getattr(outcome, name):
+                    if value := getattr(trial, name):
                         batch[0].set_user_attr(name, value)
                 # One that did not run is pruned without a value, so it is worse than every other.
-                whole = outcome.status == "ok" and not batch[0].should_prune()
+                whole = trial.status == "ok" and not batch[0].should_prune()
                 state = TrialState.COMPLETE if whole else TrialState.PRUNED
-                study.tell(batch.pop(0), outcome.median if whole else None, state)
-                progress(len(known), end, min(outcome.median for outcome in known.values()))
+                study.tell(batch.pop(0), trial.median if whole else None, state)
+                progress(len(known), end, min(trial.median for trial in known.values()))
         finally:
-            for trial in batch:  # the budget is spent, or Ctrl-C
-                study.tell(trial, state=TrialState.FAIL)
+            for asked in batch:  # the budget is spent, or Ctrl-C
+                study.tell(asked, state=TrialState.FAIL)
     # The three fastest, the winner of earlier finals, and the default, if they ran.
-    fast = sorted((name for name in known if known[name].status == "ok"), key=lambda name: known[name].median)
-    earlier = [name for name in fast if known[name].final]
-    final = list(dict.fromkeys([*fast[:3], *earlier[:1], *(name for name in fast if name == usual)]))
-    if len(final) > 1 and (len(known) > replayed or not any(known[name].final for name in final)):
-        outcomes = runner.finals(task, [json.loads(name) for name in final])
-        if any(outcome.status == "ok" for outcome in outcomes):  # else one crashed all, and it is not known which
-            for name, outcome in zip(final, outcomes):
-                learn(name, replace(outcome, final=True))
-    return Result(task, known, usual, len(known) - replayed)
+    fast = sorted((trial for trial in known.values() if trial.status == "ok"), key=lambda trial: trial.median)
+    wanted = [*fast[:3], *[trial for trial in fast if trial.final][:1], *(t for t in fast if t.name == usual)]
+    final = {trial.name: trial for trial in wanted}
+    if len(final) > 1 and (len(known) > replayed or not any(trial.final for trial in wanted)):
+        with suppress(Failed):  # one crashed all, and it is not known which
+            for trial in runner.finals(task, [trial.config for trial in final.values()]):
+                learn(trial)
+    return Result(task, known, len(known) - replayed)
 
 
-def _known(stored: list[Trial], source: str, code: Any) -> dict[str, Outcome]:
-    """Return the outcomes that were measured or predicted with the present code, by configuration."""
+def _known(stored: list[Trial], source: str, code: Any) -> dict[str, Trial]:
+    """Return the trials that were measured or predicted with the present code, by configuration."""
     same = [trial for trial in stored if trial.source == source and trial.provenance.get("source") == code]
-    return {canonical(trial.config): trial.outcome for trial in same}
+    return {trial.name: trial for trial in same}
 
 
 # --- without the card -------------------------------------------------------------------------------------------------
 
 
 def predict(
-    tasks: Sequence[Tunable], card: GPU, store: Store, *, jobs: int = 1, trials: int = 16, budget: float | None = None
+    tasks: Sequence[Task], card: GPU, store: Store, *, jobs: int = 1, trials: int = 16, budget: float = math.inf
 ) -> Generator[Result, None, None]:
     """Choose configurations by the cost model, and store them with their ranks.
 
@@ -191,33 +173,34 @@ def predict(
     The budget is in seconds for all tasks.
     """
     start = time.monotonic()
+
+    def begin(task: Task) -> tuple[dict[str, Trial], list[Config]]:
+        """Return what is known; and the candidates in order, unless one was chosen before."""
+        known = _known(store.trials(task.key), "predicted", versions(task.query.backend)["source"])
+        return known, [] if any(trial.status == "ok" for trial in known.values()) else ranking(task, card)
+
     with closing(Pool(jobs)) as compilers:
-        for first in range(0, len(tasks), 2 * jobs):
-            batch = []
-            for task, space in tasks[first : first + 2 * jobs]:
-                known = _known(store.trials(Key.of(*task)), "predicted", versions(task.query.backend)["source"])
-                chosen = any(outcome.status == "ok" for outcome in known.values())
-                ranked = [] if chosen else ranking(task, space, card)
-                for config in ranked[:1]:  # the first candidates of a batch are compiled side by side
-                    compilers.submit(*compiling(task, config))
-                batch.append((task, space, known, ranked))
-            for task, space, known, ranked in batch:
-                if budget is not None and time.monotonic() - start >= budget:
-                    return
-                replayed, provenance = len(known), {**versions(task.query.backend), "driver": "", "card": card.source}
-                usual = space.default(task.query.kernel, task.problem, task.query.architecture)
-                for config, outcome in _compiled(task, space, ranked, trials, known, compilers):
-                    known[canonical(config)] = outcome
-                    default = config == usual
-                    store.add(Key.of(*task), config, outcome, "predicted", provenance, is_default=default)
-                yield Result(task, known, canonical(usual), len(known) - replayed)
+        for i, task in enumerate(tasks):
+            # The first candidates of several problems are compiled side by side.
+            for ahead in tasks[i : i + 2 * jobs] if i % (2 * jobs) == 0 else ():
+                for config in begin(ahead)[1][:1]:
+                    compilers.submit(*compiling(ahead, config))
+            if time.monotonic() - start >= budget:
+                return
+            known, ranked = begin(task)
+            replayed, provenance = len(known), {**versions(task.query.backend), "driver": "", "card": card.source}
+            for trial in _compiled(task, ranked, trials, known, compilers):
+                default = trial.config == task.default()
+                known[trial.name] = replace(trial, provenance=provenance, source="predicted", is_default=default)
+                store.add(known[trial.name])
+            yield Result(task, known, len(known) - replayed)
 
 
 def _compiled(
-    task: Task, space: Space, ranked: list[Config], trials: int, known: Mapping[str, Outcome], compilers: Pool
-) -> Iterator[tuple[Config, Outcome]]:
-    """Yield candidates and their outcomes: up to the first that compiles cleanly, then the default for comparison."""
-    usual, tried = space.default(task.query.kernel, task.problem, task.query.architecture), ranked[:trials]
+    task: Task, ranked: list[Config], trials: int, known: Mapping[str, Trial], compilers: Pool
+) -> Iterator[Trial]:
+    """Yield candidates that were compiled, up to the first that is clean, then the default for comparison."""
+    usual, tried = task.default(), ranked[:trials]
     if usual in ranked[trials:]:
         tried[-1] = usual  # the default is compiled at the latest as the last
     for i, config in enumerate(tried):
@@ -225,33 +208,33 @@ def _compiled(
             continue
         for ahead in tried[i : i + (compilers.jobs if i else 1)]:  # where one is rejected, the next may be too
             compilers.submit(*compiling(task, ahead))
-        found = compilers.result(*compiling(task, config))
-        if isinstance(found, Outcome):
-            yield config, found
-        elif reason := space.too_much(found, task.query.architecture):
-            yield config, Outcome("compile_error", error=reason)
-        else:
-            yield config, Outcome("ok", rank=ranked.index(config) + 1)
-            if usual in ranked and canonical(usual) not in known:  # it is not compiled
-                yield usual, Outcome("ok", rank=ranked.index(usual) + 1)
-            return
+        try:
+            found = compilers.result(*compiling(task, config))
+            if reason := task.space.too_much(found, task.query.architecture):
+                raise Failed("compile_error", reason)
+        except Failed as failed:
+            yield Trial(task.key, config, *failed.args)
+            continue
+        yield Trial(task.key, config, rank=ranked.index(config) + 1)
+        if usual in ranked and canonical(usual) not in known:  # it is not compiled
+            yield Trial(task.key, usual, rank=ranked.index(usual) + 1)
+        return
 
 
-def ranking(task: Task, space: Space, card: GPU) -> list[Config]:
+def ranking(task: Task, card: GPU) -> list[Config]:
     """Return the candidates by the time that the cost model predicts; of equal ones the nearest to the default first.
 
     The default stands before those that are predicted to be faster by at most 5 %: the model's error is larger, see
     benchmarks/notes/tuning.md.
     """
-    kernel, problem = task.query.kernel, task.problem
-    default = space.default(kernel, problem, task.query.architecture)
+    default = task.default()
 
     def price(config: Config) -> tuple[float, int, str]:
-        seconds = space.seconds(kernel, config, problem, card) * (0.95 if config == default else 1)
+        seconds = task.seconds(config, card) * (0.95 if config == default else 1)
         return seconds, sum(default.get(name) != value for name, value in config.items()), canonical(config)
 
-    able: list[Config] = list(candidates(task, space))
-    return sorted(able + [default] * (default not in able and _fits(task, space, default)), key=price)
+    able: list[Config] = list(candidates(task))
+    return sorted(able + [default] * (default not in able and task.limit(default) is None), key=price)
 
 
 # --- Optuna -----------------------------------------------------------------------------------------------------------
@@ -269,26 +252,26 @@ class _Chooser(optuna.samplers.TPESampler):
     ) -> None:
         super().__init__(multivariate=True, constant_liar=True, seed=0)
         order = left if sampler == "grid" else [left[i] for i in np.random.default_rng(0).permutation(len(left))]
-        self.sampler, self.left = sampler, {name: json.loads(name) for name in order}
-        self.queue = [name for name in dict.fromkeys(map(canonical, early)) if name in self.left]
+        first = [name for name in map(canonical, early) if name in left]
+        self.left = {name: json.loads(name) for name in (*first, *order)}
+        self.sampler, self.early = sampler, len(set(first))
         self.ranges = {name: _range({*values, default[name]}) for name, values in parameters.items()}
 
     @property
     def ahead(self) -> int:
         """How many candidates to ask for at a time, so that they compile side by side; TPE has not seen their times."""
-        return 4 if self.sampler == "tpe" and not self.queue else 16
+        return 4 if self.sampler == "tpe" and self.early <= 0 else 16
 
     def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, BaseDistribution]:
         return self.ranges
 
     def sample_relative(self, study: Any, trial: Any, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
-        chosen = self.queue.pop(0) if self.queue else ""
-        if not chosen and self.sampler == "tpe":
+        chosen, self.early = next(iter(self.left)), self.early - 1
+        if self.early < 0 and self.sampler == "tpe":
             free = {name: each for name, each in search_space.items() if not each.single()}
-            wish = super().sample_relative(study, trial, free)  # nothing while it knows few trials
-            if wish:
+            if wish := super().sample_relative(study, trial, free):  # nothing while it knows few trials
                 chosen = min(self.left, key=lambda name: _distance(self.left[name], wish))
-        return dict(self.left.pop(chosen or next(iter(self.left))))
+        return self.left.pop(chosen)
 
 
 def _distance(config: Config, wish: Mapping[str, Any]) -> float:
@@ -304,10 +287,10 @@ def _range(values: set[Any]) -> BaseDistribution:
     return CategoricalDistribution(sorted(values, key=str))
 
 
-def _study(key: Key, source: Any, chooser: _Chooser, storage: optuna.storages.BaseStorage | None) -> optuna.Study:
+def _study(key: Key, source: str, chooser: _Chooser, storage: optuna.storages.BaseStorage | None) -> optuna.Study:
     """Return the study of a problem and the backend's code."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    size = f"d={key.d} n=2^{key.n_octave} m=2^{key.m_octave}"
-    words = (key.kernel, key.reduction, key.precision, size, key.requires, key.gpu, key.backend, key.config_version)
-    name, pruner = " ".join(str(word) for word in (*words, source or "") if word != ""), optuna.pruners.MedianPruner(4)
-    return optuna.create_study(storage=storage, study_name=name, sampler=chooser, pruner=pruner, load_if_exists=True)
+    name = f"{key.kernel} {key.reduction} {key.precision} d={key.d} n=2^{key.n_octave} m=2^{key.m_octave}"
+    name += f" {key.requires} {key.gpu} {key.backend} {key.config_version} {source}"
+    named, pruner = " ".join(name.split()), optuna.pruners.MedianPruner(4)
+    return optuna.create_study(storage=storage, study_name=named, sampler=chooser, pruner=pruner, load_if_exists=True)

@@ -6,7 +6,8 @@ import json
 import shlex
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,10 @@ from sqlite_utils import Database
 
 from sdkde_core import __version__
 from sdkde_core.plugin import warn_once
-from sdkde_core.tuning import Config
 
 from . import database, lookup
 from .database import COLUMNS, VERSION
-from .records import SOURCES, Best, Key, Outcome, Trial, now, row_of, sound, trial_of, winners
+from .records import SOURCES, Best, Key, Trial, canonical, now, row_of, sound, trial_of, winners
 
 __all__ = ["Store", "StoreError"]
 
@@ -27,7 +27,7 @@ class StoreError(ValueError):
     """A database or an import cannot be used; the message says which, why, and what to do."""
 
 
-class Store:
+class Store(AbstractContextManager["Store"]):
     """One SQLite database, by default the user's. Several processes may have it open; writes are committed at once.
 
     Nothing is ever moved or deleted. With ``write=False`` no file is made or changed. ``wait`` is in seconds, for other
@@ -37,14 +37,13 @@ class Store:
     def __init__(self, path: Path | str | None = None, *, write: bool = True, wait: float = 30.0) -> None:
         self.path = Path(path) if path is not None else database.database()
         with _explained(self.path, "written" if write else "read"):
-            connection = _open(self.path, wait) if write else database.connect(self.path, wait)
+            if write:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            connection = database.connect(self.path, wait, "rwc" if write else "ro")
             if connection is None:
                 connection = sqlite3.connect(":memory:", isolation_level=None)
-                database.create(connection)
+                database.begun(connection, make=True)
         self._db = Database(connection)
-
-    def __enter__(self) -> Store:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self._db.conn.close()
@@ -56,20 +55,24 @@ class Store:
             yield
         lookup.forget()
 
-    def add(
-        self,
-        key: Key,
-        config: Config,
-        outcome: Outcome,
-        source: str,
-        provenance: Mapping[str, Any],
-        *,
-        is_default: bool = False,
-    ) -> None:
-        """Store a trial in place of one with the same key and configuration, unless that was measured and this not."""
-        if source not in SOURCES:
-            raise ValueError(f"source is {source!r}; pass one of {', '.join(SOURCES)}")
-        self._put([row_of(Trial(key, config, outcome, source, provenance, now(), is_default))])
+    def add(self, *trials: Trial) -> int:
+        """Store trials, and return how many are new or replace others.
+
+        Of trials with the same key and configuration the measured one stays, before the imported and the predicted one;
+        of two that were measured the last one, else the later one.
+        """
+        names, marks = ", ".join(COLUMNS), ", ".join(f":{name}" for name in COLUMNS)
+        changes = ", ".join(f"{name} = excluded.{name}" for name in COLUMNS if name not in database.PRIMARY)
+        rank = " ".join(reversed(SOURCES))
+        query = f"""
+            INSERT INTO trial ({names}) VALUES ({marks}) ON CONFLICT DO UPDATE SET {changes}
+            WHERE excluded.source = 'measured' OR (instr('{rank}', excluded.source), excluded.created)
+                                                > (instr('{rank}', trial.source), trial.created)"""
+        rows = [row_of(t) | {"config": t.name, "provenance": canonical(t.provenance)} for t in trials]
+        with self.transaction():
+            before = self._db.conn.total_changes
+            self._db.conn.executemany(query, rows)
+            return int(self._db.conn.total_changes - before)
 
     def trials(self, key: Key | None = None, **filters: Any) -> list[Trial]:
         """Return trials, by time; filters are by column a value, several, or None for any."""
@@ -80,63 +83,33 @@ class Store:
 
     def best(self, *, source: Any = None, **filters: Any) -> list[Best]:
         """Return winners, by key; filters as in :meth:`trials`."""
-        return [best for best in winners(self._winning(filters)) if source is None or best.source in _several(source)]
+        found = winners(self.trials(**filters))
+        return [best for best in found if source is None or best.source in _several(source)]
 
     def dump(self, *, only_winners: bool = False, **filters: Any) -> dict[str, Any]:
         """Return trials as values for JSON, filtered as by :meth:`trials`.
 
         With ``only_winners`` these are the winner and the default of each key.
         """
-        if only_winners:
-            wanted = {best.key for best in self.best(**filters)}
-            trials = [trial for trial in self._winning({**filters, "source": None}) if trial.key in wanted]
-        else:
-            trials = self.trials(**filters)
-        rows = [{**row_of(t), "config": dict(t.config), "provenance": dict(t.provenance)} for t in trials]
+        trials: list[Trial] = [] if only_winners else self.trials(**filters)
+        for best in self.best(**filters) if only_winners else ():
+            trials += [best] if best.default is None or best.default.name == best.name else [best, best.default]
+        rows = list(map(row_of, trials))
         return {"format": "sdkde-tuning", "schema": VERSION, "sdkde": __version__, "created": now(), "trial": rows}
 
-    def load(self, dump: Mapping[str, Any] | Path | str) -> int:
-        """Add what :meth:`dump` returned, a JSON file has, or another database; return how many rows are new.
+    def load(self, path: Path) -> int:
+        """Add what a JSON file has that :meth:`dump` gave, or another database; return how many rows are new.
 
-        The source of trials becomes ``"imported"``, unless they were predicted. What was measured here stays; of two
-        imports for a configuration the later one is kept. If a database is damaged, the rows that can be read are
-        added, and a warning says how many there are.
+        The source of trials becomes ``"imported"``, unless they were predicted. If a database is damaged, the rows that
+        can be read are added, and a warning says how many there are.
         """
-        given = dump if isinstance(dump, Mapping) else _read(Path(dump))
-        rows = _checked(given, "the import" if isinstance(dump, Mapping) else str(dump))
-        for row in rows:
-            row["source"] = "predicted" if row["source"] == "predicted" else "imported"
-        return self._put(rows)
-
-    # --- inside ---------------------------------------------------------------------------------------------------
-
-    def _put(self, rows: list[dict[str, Any]]) -> int:
-        """Insert rows, and replace those of the same configuration that they supersede; return how many were."""
-        names, marks = ", ".join(COLUMNS), ", ".join(f":{name}" for name in COLUMNS)
-        changes = ", ".join(f"{name} = excluded.{name}" for name in COLUMNS if name not in database.PRIMARY)
-        rank = " ".join(reversed(SOURCES))
-        query = f"""
-            INSERT INTO trial ({names}) VALUES ({marks}) ON CONFLICT DO UPDATE SET {changes}
-            WHERE excluded.source = 'measured' OR (instr('{rank}', excluded.source), excluded.created)
-                                                > (instr('{rank}', trial.source), trial.created)"""
-        with self.transaction():
-            before = self._db.conn.total_changes
-            self._db.conn.executemany(query, rows)
-            return int(self._db.conn.total_changes - before)
-
-    def _winning(self, filters: Mapping[str, Any]) -> list[Trial]:
-        """Return the trials that can win their keys."""
-        where, values = _where(filters)
-        with _explained(self.path, "read"):
-            return sound(self._db.query(database.winning(where), [*values, *values]), f"a trial in {self.path}")
+        found = _read(path)
+        return self.add(*(t if t.source == "predicted" else replace(t, source="imported") for t in found))
 
 
 def _where(filters: Mapping[str, Any]) -> tuple[str, list[Any]]:
     """Return the condition that columns have the values in ``filters``, or one of several, and its arguments."""
     wanted = {name: _several(values) for name, values in filters.items() if values is not None}
-    for name in filters:
-        if name not in COLUMNS:
-            raise StoreError(f"{name!r} is no column of trial; there are {', '.join(COLUMNS)}")
     parts = [f"[{name}] IN ({', '.join('?' * len(values))})" for name, values in wanted.items()]
     return " AND ".join(parts) or "1", [value for values in wanted.values() for value in values]
 
@@ -148,31 +121,32 @@ def _several(values: Any) -> list[Any]:
 # --- imports ----------------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> Any:
-    """Return the dump in a JSON file, or the dump of another database."""
+def _read(path: Path) -> list[Trial]:
+    """Return the trials in a JSON file, or in another database."""
     try:
         path.stat()
         with Store(path, write=False) as other:
-            return other.dump()
+            return other.trials()
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
     except StoreError as error:
         code, cause = _code(error.__cause__), error.__cause__
         if code == sqlite3.SQLITE_CORRUPT:
-            rows = _left(path)
-            if not rows:
+            found = _left(path)
+            if not found:
                 raise StoreError(f"{path} is corrupt ({cause}), and no row of it can be read") from error
-            warn_once(f"{path} cannot be read as a whole ({cause}); {len(rows)} rows of it can")
-            return {"format": "sdkde-tuning", "trial": rows}
+            warn_once(f"{path} cannot be read as a whole ({cause}); {len(found)} rows of it can")
+            return found
         if code != sqlite3.SQLITE_NOTADB:
             raise
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        given = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"{path} is neither a database nor JSON ({error})") from error
+    return _checked(given, path)
 
 
-def _left(path: Path) -> list[dict[str, Any]]:
+def _left(path: Path) -> list[Trial]:
     """Return the rows of a damaged database that SQLite finds by their number."""
     found = []
     with closing(database.open_file(path, "ro", 0.5)) as connection:
@@ -180,52 +154,30 @@ def _left(path: Path) -> list[dict[str, Any]]:
         for rowid in range(1, path.stat().st_size // 64):  # a row takes more bytes
             with suppress(sqlite3.Error, ValueError):
                 rows = connection.execute("SELECT * FROM trial WHERE rowid = ?", (rowid,)).fetchall()
-                found += [row_of(trial_of(dict(row))) for row in rows]
+                found += [trial_of(dict(row)) for row in rows]
     return found
 
 
-def _checked(given: Any, name: str) -> list[dict[str, Any]]:
-    """Return a dump's trials as rows; StoreError if it is none, or one of another version, or a row cannot be."""
+def _checked(given: Any, path: Path) -> list[Trial]:
+    """Return an export's trials; StoreError if it is none, or one of another version, or a row is unsound."""
     written = "pass what `sdkde-autotune export` wrote"
     if not isinstance(given, Mapping) or given.get("format") != "sdkde-tuning":
-        raise StoreError(f"{name} is no export of the tuner; {written}, or a database")
+        raise StoreError(f"{path} is no export of the tuner; {written}, or a database")
     version, rows, found = given.get("schema", VERSION), given.get("trial", []), []
     if version != VERSION:
         other = f"schema {version!r:.20}, this one reads {VERSION}"
-        raise StoreError(f"{name} was written by another version of sdkde ({other})")
+        raise StoreError(f"{path} was written by another version of sdkde ({other})")
     if not isinstance(rows, list):
-        raise StoreError(f"{name} has no list of rows as 'trial'; {written}")
+        raise StoreError(f"{path} has no list of rows as 'trial'; {written}")
     for number, row in enumerate(rows, 1):
         try:
-            found.append(row_of(trial_of(row)))
+            found.append(trial_of(row))
         except ValueError as error:
-            raise StoreError(f"{name}, row {number} of 'trial', is not imported, nor is the rest: {error}") from error
+            raise StoreError(f"{path}, row {number} of 'trial', is not imported, nor is the rest: {error}") from error
     return found
 
 
-# --- opening ----------------------------------------------------------------------------------------------------------
-
-
-def _open(path: Path, wait: float) -> sqlite3.Connection:
-    """Open or create a database for writing; any number of processes may at once."""
-    database.stamp(path)  # raises if it is no regular file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    connection = database.open_file(path, "rwc", wait)
-    try:
-        # Commits survive the process, and nearly always a crash of the machine.
-        connection.execute("PRAGMA synchronous = NORMAL")
-        with database.transaction(connection):
-            database.create(connection)
-            connection.execute("DELETE FROM trial WHERE 0")  # fails if the file is read-only; BEGIN does not
-        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if found != "ok":
-            error = sqlite3.DatabaseError(found.splitlines()[-1])
-            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-            raise error
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -236,22 +188,19 @@ def _explained(path: Path, what: str) -> Iterator[None]:
     except sqlite3.ProgrammingError:  # a bug
         raise
     except (sqlite3.Error, OSError, database.Refused) as error:
-        raise StoreError(f"{path} {_why(path, error, what)}") from error
-
-
-def _why(path: Path, error: Exception, what: str) -> str:
-    code, another = _code(error), "name another file with --db or SDKDE_DB"
-    denied = sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR
-    salvaged = f"sdkde-autotune import {shlex.quote(str(path))} --db {shlex.quote(f'{path}.new')}"
-    if isinstance(error, OSError) or code in denied:
-        return f"cannot be {what} ({getattr(error, 'strerror', None) or error}); make it so, or {another}"
-    known = {
-        sqlite3.SQLITE_BUSY: f"is locked by another process; wait for it or end it, or {another}",
-        sqlite3.SQLITE_NOTADB: f"is no database of the tuner, and is left alone; {another}",
-        sqlite3.SQLITE_CORRUPT: f"is corrupt ({error}) and is left as it is; `{salvaged}` keeps what can be read of it",
-        0: f"is not used: {error}",
-    }
-    return known.get(code, f"cannot be used ({error}); {another}")
+        code, another = _code(error), "name another file with --db or SDKDE_DB"
+        salvage = f"sdkde-autotune import {shlex.quote(str(path))} --db {shlex.quote(f'{path}.new')}"
+        denied = f"cannot be {what} ({getattr(error, 'strerror', None) or error}); make it so, or {another}"
+        known = {
+            **dict.fromkeys((sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN), denied),
+            **dict.fromkeys((sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR), denied),
+            sqlite3.SQLITE_BUSY: f"is locked by another process; wait for it or end it, or {another}",
+            sqlite3.SQLITE_NOTADB: f"is no database of the tuner, and is left alone; {another}",
+            sqlite3.SQLITE_CORRUPT: f"is corrupt ({error}) and is left as it is; `{salvage}` keeps what can be read",
+            0: denied if isinstance(error, OSError) else f"is not used: {error}; {another}",
+        }
+        why = known.get(code, f"cannot be used ({error}); {another}")
+        raise StoreError(f"{path} {why}") from error
 
 
 def _code(error: BaseException | None) -> int:

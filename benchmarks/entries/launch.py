@@ -22,17 +22,17 @@ N, BATCH = 32768, 32  # points; configurations compiled at a time
 def spaces(device: str) -> dict[str, Any]:
     """A kernel to tune by name, with its configurations: the passes of sdkde, and laplace, in 16 dimensions."""
     try:
-        from sdkde_autotune.problems import place_of, problems, tunables
+        from sdkde_autotune.problems import place_of, problems, tasks
         from sdkde_autotune.search import candidates
     except ImportError as error:
         raise Skipped(f"{error.name} is missing: pip install 'sdkde-core[autotune]'") from None
     place = place_of("auto" if device != "cpu" else "h200")
     found = {}
     for reduction in (Reduction.MEAN, Reduction.LOG_SUM, Reduction.LAPLACE):
-        for task, space in tunables(problems((reduction,), (16,), (N,)), place, "triton"):
-            configs = candidates(task, space)
+        for task in tasks(problems((reduction,), (16,), (N,)), place, "triton"):
+            configs = candidates(task)
             random.Random(0).shuffle(configs)  # of a sweep that was cut short a fair sample is there
-            found[f"{reduction}"] = task, space, configs, place.card
+            found[f"{reduction}"] = task, configs, place.card
     return found
 
 
@@ -49,7 +49,7 @@ def runner(device: str) -> Any:
 @functools.cache
 def compiled(device: str, reduction: str, batch: int) -> None:
     """Compile a batch of configurations on all cores."""
-    task, _, configs, _ = spaces(device)[reduction]
+    task, configs, _ = spaces(device)[reduction]
     runner(device).prepare(task, configs[batch * BATCH : (batch + 1) * BATCH])
 
 
@@ -60,23 +60,23 @@ def cases(setting: Setting) -> Iterator[Case]:
     except Skipped:
         known = {}
         yield {"reduction": "mean"}
-    for reduction, (_, _, configs, _) in known.items():
+    for reduction, (_, configs, _) in known.items():
         for config in configs[: setting.at(3, None, None)]:
             yield {"subject": "triton", "reduction": reduction, "n": N, "d": 16, "config": config}
 
 
 def measure(setting: Setting, case: Case) -> dict[str, Any]:
     """Milliseconds of one reduction, CUDA graphs and empty caches, after its rows were checked; and as priced."""
-    task, space, configs, card = spaces(setting.device)[case["reduction"]]
-    result = {"predicted": 1e3 * space.seconds(task.query.kernel, case["config"], task.problem, card)}
-    result["default"] = case["config"] == dict(space.default(task.query.kernel, task.problem, card.architecture))
+    task, configs, card = spaces(setting.device)[case["reduction"]]
+    result = {"predicted": 1e3 * task.seconds(case["config"], card)}
+    result["default"] = case["config"] == task.default()
     if setting.device == "cpu":
         return result
     compiled(setting.device, case["reduction"], configs.index(case["config"]) // BATCH)
-    outcome = runner(setting.device).run(task, case["config"], lambda timings, median: False)
-    if outcome.status != "ok":
-        return result | {"failed": f"{outcome.status}: {outcome.error}"}
-    low, ms, high = outcome.ms
+    trial = runner(setting.device).run(task, case["config"], lambda timings, median: False)
+    if trial.ms is None:
+        return result | {"failed": f"{trial.status}: {trial.error}"}
+    low, ms, high = trial.ms
     return result | {"ms": ms, "ms_low": low, "ms_high": high, "calls": 1}
 
 
