@@ -47,6 +47,7 @@ class Found(NamedTuple):
 
 #: What this process was asked. Threads may find the same at once; there is no lock.
 _answers: dict[tuple[Any, ...], list[Found]] = {}
+_refused: dict[str | None, object] = {}  # by SDKDE_DB: the stamp of a file that could not be read
 
 
 def lookup(
@@ -57,10 +58,13 @@ def lookup(
     ``accept(config)`` says whether the kernel can be launched so. It is asked on every call, for the best ones first.
     """
     try:
+        named = os.environ.get("SDKDE_DB")
+        if named in _refused and _refused[named] != _stamp():  # perhaps it is mended
+            forget()
         memory = _answers
         # The fields that Key.of reads, as making a Key takes longer than the rest of a look-up.
         kind = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.d
-        asked = os.environ.get("SDKDE_DB"), query, *kind, octave(problem.n), octave(problem.m)
+        asked = named, query, *kind, octave(problem.n), octave(problem.m)
         answers = memory.get(asked)
         if answers is None:
             memory[asked] = answers = candidates(query, problem)
@@ -106,6 +110,7 @@ def forget() -> None:
     """Let the next look-up read the database again, after it was written to."""
     global _answers
     _answers = {}  # a look-up that is under way fills the old one
+    _refused.clear()
     _tables.cache_clear()
 
 
@@ -114,6 +119,7 @@ def forget() -> None:
 
 def _stored(key: Key, path: Path | None) -> list[dict[str, Any]]:
     """Return what may serve a problem in a database, by default the user's; none, and a warning, if it is not read."""
+    own, before = path is None, _stamp()
     try:
         path = path or database()
         connection = connect(path)
@@ -122,9 +128,22 @@ def _stored(key: Key, path: Path | None) -> list[dict[str, Any]]:
         with closing(connection):
             return _select(connection, key)
     except Exception as error:
-        if path is not None or not isinstance(error, FileNotFoundError):  # without a home nobody has kept anything
-            _warn(str(path or "the tuner's database"), str(error))
+        if path is None and isinstance(error, FileNotFoundError):  # without a home nobody has kept anything
+            return []
+        if own:
+            _refused[os.environ.get("SDKDE_DB")] = before
+        _warn(str(path or "the tuner's database"), str(error))
         return []
+
+
+def _stamp() -> object:
+    """Return what changes as the user's database is mended, or a lock on it is left."""
+    try:
+        path = os.path.realpath(database())
+        found = os.stat(path)
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, os.path.exists(f"{path}-journal")
+    except Exception as error:
+        return str(error)
 
 
 def _select(connection: sqlite3.Connection, key: Key) -> list[dict[str, Any]]:
