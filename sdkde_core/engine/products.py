@@ -71,7 +71,7 @@ def dots(a: Array, b: Array) -> Array:
 
 @functools.cache
 def _setters() -> list[Callable[[int], int]]:
-    """Of each MKL that is loaded, what sets the calling thread's limit and returns the one before, 0 where none was."""
+    """For each loaded MKL, its function that sets this thread's limit; that returns the limit before, 0 for none."""
     from threadpoolctl import ThreadpoolController
 
     found = ThreadpoolController().select(internal_api="mkl").lib_controllers  # takes milliseconds, so once
