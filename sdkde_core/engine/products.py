@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -78,13 +78,9 @@ def _setters() -> list[Callable[[int], int]]:
     return [mkl.dynlib.MKL_Set_Num_Threads_Local for mkl in found]
 
 
-def on_this_thread() -> AbstractContextManager[None]:
-    """Keep MKL from sharing out the calling thread's products, within the context that is returned."""
-    return _limited() if _setters() else nullcontext()
-
-
 @contextmanager
-def _limited() -> Iterator[None]:
+def on_this_thread() -> Iterator[None]:
+    """Keep MKL from sharing out the calling thread's products, within this context."""
     before = [(limit, limit(1)) for limit in _setters()]
     try:
         yield
