@@ -61,8 +61,8 @@ def start_up(info: BackendInfo, problems: Sequence[Problem], calls: int) -> Star
     """Return what a backend's start costs: what is declared, and compiling. One of ``calls`` calls counts its share.
 
     A context that PyTorch has made already does not count, nor what :func:`sdkde_core.warm_up` has done; nothing else
-    that is imported or compiled matters, so that the choice does not depend on the calls before. Whole it is infinite
-    where the plugin gives no number of seconds for compiling.
+    that is imported or compiled matters, so that the choice does not depend on the calls before. The whole cost is
+    infinite where the plugin gives no number of seconds for compiling.
     """
     device, compiling = problems[0].device, compile_seconds(info, problems)
     compiled = registry.warm.get((info.name, device))
@@ -130,7 +130,10 @@ def judge(
     known = tuple(p for p in passes if p is not None)
     if rates is None or len(known) < len(passes):
         return Candidate(info.name, device, True, reason, None, *startup)
-    total = transfer_seconds(problems, data_device, rates) + sum(known)
+    total = sum(known)
+    if device != data_device:  # the points travel to the device, and the result travels back
+        first, last = problems[0], problems[-1]
+        total += 8.0 * (first.n * (first.d + 1) + last.m * (last.d + 1)) / rates.transfer
     if "cuda" in (data_device.partition(":")[0], device.partition(":")[0]):
         total += host_seconds(straight, bool(apart))
     return Candidate(info.name, device, True, reason, total, *startup, known)
@@ -187,11 +190,3 @@ def host_seconds(straight: bool, apart: bool) -> float:
     python -m benchmarks.choice.overheads.
     """
     return 0.06e-3 if straight and not apart else 0.5e-3 + 1.0e-3 * apart
-
-
-def transfer_seconds(problems: Sequence[Problem], data_device: str, on: Processor) -> float:
-    """Return the time to bring the points to the device and the result back."""
-    first, last = problems[0], problems[-1]
-    if first.device == data_device:
-        return 0.0
-    return 8.0 * (first.n * (first.d + 1) + last.m * (last.d + 1)) / on.transfer

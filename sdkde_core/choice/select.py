@@ -161,8 +161,8 @@ def choose(
 ) -> Choice:
     """Return the backend for the passes: the named one, or by :func:`rank` the best one that works here.
 
-    Of several devices it is the best one for the first that works on all, and rows are shared out where that is
-    predicted to be faster.
+    With several devices it is the best backend for the first device that works on all of them. Rows are shared out
+    where that is predicted to be faster.
 
     Without ``explained``, plugins that cannot rank first are left out, and a plugin without a competitor gets no price.
     A plugin is no candidate on a device that nobody named and that is not here. ``came_from``: where the user had the
@@ -213,7 +213,7 @@ def choose(
 def _unusable_on(
     devices: Sequence[str], choice: Choice, options: Mapping[str, Any] | None, without: Mapping[tuple[str, str], str]
 ) -> str:
-    """Why a backend does not work on one of the devices that are to help, or has failed there; nothing if it works."""
+    """Return why a backend does not work, or has failed, on one of the other devices; "" if it works on all."""
     for device in devices:
         reason = "" if choice.reason == "named" else (registry.aside | dict(without)).get((choice.name, device), "")
         implementation, support = registry.start(choice.info, device, options)
@@ -225,7 +225,7 @@ def _unusable_on(
 def _worth_sharing(
     choice: Choice, problems: Sequence[Problem], data_device: str, share: Share | None, devices: int
 ) -> int:
-    """How many of so many devices are predicted to be fastest: all, or one.
+    """Return the number of devices that is predicted to be fastest: all of them, or one.
 
     PCIe takes 20 GB a second between them. Threads that start, and what every device does for itself, take 2 ms.
     """

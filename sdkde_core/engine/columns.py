@@ -193,7 +193,7 @@ class PackedColumns:
 
     @property
     def n_near(self) -> int:
-        """How many columns are none."""
+        """How many columns are not outliers."""
         return self._problem.n - self.n_far
 
     @property
@@ -217,13 +217,13 @@ class PackedColumns:
         return [*near, self._packed("far", *self._reaching(0.0))] if self.far_adds or not near else near
 
     def _reaching(self, extent: float) -> tuple[Backend, float]:
-        """Who sums rows within ``extent``, and up to where: the backend if it reaches that far, else the exact path."""
+        """What sums rows within ``extent``, and the extent to pack for: the backend if it reaches so far, or Exact."""
         extent = self._stepped(extent)
         reached = self._info.supports(with_fields(self._problem, extent=extent)).ok
         return (self._backend, extent) if reached else (Exact(), math.inf)
 
     def _stepped(self, extent: float) -> float:
-        """The extent to pack columns for that is to serve rows within ``extent``."""
+        """The extent for which to pack columns, so that they serve rows within ``extent``."""
         if extent <= self._problem.extent:
             return self._problem.extent
         wider = 2.0 ** max(0, math.ceil(math.log2(extent)))

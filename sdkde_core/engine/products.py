@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -71,20 +71,16 @@ def dots(a: Array, b: Array) -> Array:
 
 @functools.cache
 def _setters() -> list[Callable[[int], int]]:
-    """Of each MKL that is loaded, what sets the calling thread's limit and returns the one before, 0 where none was."""
+    """For each loaded MKL, its function that sets this thread's limit; that returns the limit before, 0 for none."""
     from threadpoolctl import ThreadpoolController
 
     found = ThreadpoolController().select(internal_api="mkl").lib_controllers  # takes milliseconds, so once
     return [mkl.dynlib.MKL_Set_Num_Threads_Local for mkl in found]
 
 
-def on_this_thread() -> AbstractContextManager[None]:
-    """Keep MKL from sharing out the calling thread's products, within the context that is returned."""
-    return _limited() if _setters() else nullcontext()
-
-
 @contextmanager
-def _limited() -> Iterator[None]:
+def on_this_thread() -> Iterator[None]:
+    """Keep MKL from sharing out the calling thread's products, within this context."""
     before = [(limit, limit(1)) for limit in _setters()]
     try:
         yield

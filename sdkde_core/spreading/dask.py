@@ -93,7 +93,7 @@ def _task(function: Any) -> Any:
 
 @_task
 def _answer(survey: Any, points: Array, weights: Array | None = None, *, about: str, start: int) -> Any:
-    """The answer of a block; None where the question is about others, or none is left."""
+    """The answer of a block; None where the question is about other arrays, or no question is left."""
     question = getattr(survey, "question", None)
     return None if question is None or question.about != about else question.of(points, weights, start)
 

@@ -106,7 +106,7 @@ class OnRanks:
         size, me = self._ranks.size, self._ranks.rank
         tasks = tasks_of(self._packed, size)
         places = dealt(tasks, size)
-        # A process without a task joins in with no rows of one.
+        # A process without a task runs the first one and sends none of its rows: all processes must take part.
         done = [run(self._packed, tasks[i]) for i in places[me] or [0]]
         results = concatenate([partial for partials, _ in done for partial in partials])
         rows = slice(0, None if places[me] else 0)

@@ -24,12 +24,12 @@ class Task(NamedTuple):
     rows: Range
     columns: Range
     # "pairs": both are near points, and the sums of the columns over the rows are a second result. "apart": what blocks
-    # of pairs leave out, as of PackedColumns.reduce_apart. Of both kinds points are numbered with near ones first.
+    # of pairs leave out, as of PackedColumns.reduce_apart. In both kinds the near points have the first numbers.
     kind: str = "rows"
 
     @property
     def work(self) -> float:
-        """In pairs that are computed."""
+        """The number of pairs that are computed."""
         pairs = (self.rows[1] - self.rows[0]) * (self.columns[1] - self.columns[0])
         return 0.5 * pairs if self.kind == "pairs" and self.rows == self.columns else float(pairs)
 

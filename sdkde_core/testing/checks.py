@@ -84,7 +84,7 @@ def _far(profile: Profile) -> Iterable[str]:
 
 
 def _heap(profile: Profile) -> Iterable[str]:
-    """As many duplicates as the profile's pairs allow, in three dimensions at most of those that it has."""
+    """As many duplicates as the profile's pairs allow, in the first three of its dimensions."""
     n = min(120_000, profile.pairs // 12)
     return [f"d{d}-e{out}-n{n}" for d, out in itertools.product(profile.dimensions[:3], (7, 350))]
 

@@ -58,7 +58,7 @@ def surroundings(target: Target, parameter: str) -> None:
                         target.direct(problem, case)
             changed = ["the filters of warnings"] * (list(warnings.filters) != filters)
         after = _settings()
-    hidden = DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning  # but from developers
+    hidden = DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning  # developers alone see these
     shown = [w for w in warned if not issubclass(w.category, hidden)]
     assert not shown, f"a call warns: {shown[0].category.__name__}: {shown[0].message}"
     assert not output, f"a call prints: {output[0][:200]!r}"
@@ -264,7 +264,7 @@ def price(target: Target, parameter: str) -> None:
     case = make("mixture", 3000, 3000, int(parameter[1:]), 8.0)
     for reduction in Reduction:
         problem = target.problem(case, reduction, target.info.precisions[0], whole=True)
-        with mock.patch.dict(os.environ, SDKDE_NUM_THREADS="1"):  # whose time is the same beside a load
+        with mock.patch.dict(os.environ, SDKDE_NUM_THREADS="1"):  # a busy machine changes the time of one thread least
             said, taken = cost.predict(target.info, problem, hardware.cpu()), _seconds(_call(target, problem, case))
         if said is not None:
             assert taken / 12.0 <= said <= 12.0 * taken, (
