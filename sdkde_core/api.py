@@ -316,6 +316,7 @@ def select_bandwidth(
     check_rule(rule, method)
     request = Request(Goal.DENSITY, method=method, bandwidth=1.0 if base is None else base, weights=weights)
     data, shape = read(request, train)
+    data.check_finite()
     if base is None:
         return resolve(rule, data.train, data.log_weights, method=method)
     whitened = shape.whiten(data.train, data.train[:1, :])

@@ -43,36 +43,29 @@ class NumpyBackend:
         """Reduce block by block; the pool of threads ends with the call."""
         points = state.points
         rows = points[own_offset : own_offset + problem.m] if queries is None else queries
-        return self._sums(problem, rows, state, own_offset, (0, len(points)))
-
-    def _sums(
-        self, problem: Problem, rows: Any, state: Prepared | Compact, own_offset: int, columns: tuple[int, int]
-    ) -> Partial:
-        """Reduce rows over a range of the columns."""
-        m, (left, right) = len(rows), columns
+        m, n = len(rows), len(points)
         if m == 0:
             return empty(problem, rows)
         # Chunks of columns are joined in order. Nothing here depends on the threads.
-        chunk = columns_of_a_task(m, right - left)
+        chunk = columns_of_a_task(m, n)
         # A tile is 2 MiB of float64. The rows of a full one are no power of two apart: then they would share their
         # places in the cache, at twice the time a product.
         width = min(chunk, max(1, ROWS * COLUMNS // min(m, ROWS)))
 
         def task(where: tuple[int, int]) -> Sums | Totals:
             r, c = where
-            block, over = rows[r : r + ROWS], (c, min(c + chunk, right))
-            # As in the calling thread: sums of exponentials underflow by design.
-            with np.errstate(all="ignore"), products.on_this_thread():
+            block, over = rows[r : r + ROWS], (c, min(c + chunk, n))
+            with products.on_this_thread():
                 if isinstance(state, Compact):
                     return reduce_compact(problem, state, block, own_offset + r, over, width)
                 return reduce_block(problem, state, block, own_offset + r, over, width)
 
-        starts = range(left, right, chunk)
+        starts = range(0, n, chunk)
         tasks = [(r, c) for r in range(0, m, ROWS) for c in starts]
-        most = self.threads or min(cpu_threads(), MOST_THREADS)
-        with claim_memory("a sum over tiles", tasks=most) as threads:
-            parts: list[Any] = map_threads(task, tasks, threads)
-        with np.errstate(all="ignore"):
+        most = 1 if len(tasks) == 1 else self.threads or min(cpu_threads(), MOST_THREADS)
+        with np.errstate(all="ignore"):  # sums of exponentials underflow by design
+            with claim_memory("a sum over tiles", tasks=most) as threads:
+                parts: list[Any] = map_threads(task, tasks, threads)
             for i in range(0, len(parts), len(starts)):  # a block of rows over all chunks of columns
                 for other in parts[i + 1 : i + len(starts)]:
                     parts[i].join(other)

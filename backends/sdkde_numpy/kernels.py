@@ -71,7 +71,7 @@ class Prepared:
         # (n,), or None: all are ``uniform``
         self.log_weights = log_weights.astype(self.tiles.dtype, copy=False) if weighted else None
         #: Terms of a shift that are added one after another; None: the shift is summed by differences.
-        self.terms: int | None = terms_at_once(problem)
+        self.terms = terms_at_once(problem) if problem.reduction is Reduction.MEAN else None
         if name.startswith("split"):
             self.formula = exponents.Split(self.tiles, exponents.grid(problem.extent))
             self.terms = self.terms if problem.extent <= product_shift_limit(problem) else None
@@ -112,16 +112,15 @@ class Sums:
     kept as the formulas give them: their differences are exact.
     """
 
-    def __init__(self, problem: Problem, rows: int, dtype: np.dtype[Any]) -> None:
-        self.problem = problem
-        self.started = False
-        self.base = np.zeros(rows)
-        # A finite start, also in the formula's dtype, since −inf − −inf would be NaN.
-        self.top = np.full(rows, -1e30 if dtype == np.float32 else -1e300)
-        self.total = np.zeros(rows)  # Σ w φ
-        laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
-        self.exponent = np.zeros(rows) if laplace else None  # Σ w φ · (−½ r²)
-        self.shift = np.zeros((rows, problem.d)) if mean else None  # Σ w φ (u_j − u_i)
+    def __init__(self, problem: Problem, dtype: np.dtype[Any]) -> None:
+        self.problem, self.started = problem, False
+        # A finite start, also in the formula's dtype, since −inf − −inf would be NaN. The first tile makes arrays of
+        # these numbers, (b,), and of the shift, (b, d).
+        self.base: Any = 0.0
+        self.top: Any = -1e30 if dtype == np.float32 else -1e300
+        self.total: Any = 0.0  # Σ w φ
+        self.exponent: Any = 0.0 if problem.reduction is Reduction.LAPLACE else None  # Σ w φ · (−½ r²)
+        self.shift: Any = 0.0 if problem.reduction is Reduction.MEAN else None  # Σ w φ (u_j − u_i)
 
     def add(self, terms: Array, base: Array, phi: Array, log_weights: Array | None, own: Own) -> tuple[Array, Array]:
         """Add a tile, but for its share of the shift; return φ and Σ φ, relative to what ``shift`` now is.
@@ -131,19 +130,18 @@ class Sums:
         """
         if log_weights is not None:
             np.add(terms, log_weights, out=terms)
-        top = self._raise(base, terms.max(axis=1).astype(np.float64))
-        log_scale = top + (self.base - base)
-        np.subtract(terms, log_scale.astype(terms.dtype)[:, None], out=terms)
+        log_scale = self._raise(base, np.maximum.reduce(terms, axis=1))
+        np.subtract(terms, log_scale.astype(terms.dtype, copy=False)[:, None], out=terms)
         # Exponentials below the normal numbers cost several times as much, and add nothing to the largest term, exp(0).
         # No term is above 0; two bounds take NumPy's vector path.
-        np.clip(terms, -87.0 if terms.dtype == np.float32 else -700.0, 1.0, out=terms)
+        terms.clip(-87.0 if terms.dtype == np.float32 else -700.0, 1.0, terms)
         np.exp(terms, out=phi)
         if own is not None:
             phi[own] = 0.0
         total = np.add.reduce(phi, axis=1)
         self.total += total
         if self.exponent is not None:
-            self.exponent += products.dots(phi, terms) + (self.base + top) * total
+            self.exponent += products.dots(phi, terms) + (self.base + self.top) * total
             if log_weights is not None:
                 self.exponent -= products.dots(phi, log_weights)
         return phi, total
@@ -158,9 +156,9 @@ class Sums:
                 mine += theirs * (share if mine.ndim == 1 else share[:, None])
 
     def _raise(self, base: Array, top: Array) -> Array:
-        """Raise the running maximum to that of base and top where larger, and scale the sums down to it."""
+        """Raise the running maximum to base + top where larger, scale sums down to it, and return it less the base."""
         if not self.started:  # any sum is zero still
-            self.started, self.base, self.top = True, base, np.maximum(top, self.top)
+            self.started, self.base, self.top = True, base, np.maximum(top, self.top, dtype=np.float64)
             return self.top
         larger = (base - self.base) + (top - self.top) > 0
         new_base, new_top = np.where(larger, base, self.base), np.where(larger, top, self.top)
@@ -170,7 +168,7 @@ class Sums:
             sums = getattr(self, name)
             if sums is not None:
                 sums *= rescale if sums.ndim == 1 else rescale[:, None]
-        return new_top
+        return new_top + (new_base - base)
 
     def result(self, log_weight: float) -> Partial:
         """Return the log-domain results, every column's log weight raised by ``log_weight``.
@@ -178,13 +176,12 @@ class Sums:
         A row that every column was left out of has log sum −inf.
         """
         scale = self.base + self.top + log_weight
-        with np.errstate(divide="ignore"):
-            if self.exponent is not None:
-                return exponents.laplace(self.problem.d, self.total, self.exponent, scale)
-            log_sum = np.log(self.total) + scale
-        safe = np.where(self.total > 0, self.total, 1.0)[:, None]
-        shift = None if self.shift is None else self.shift / safe
-        return Partial(log_sum, shift=shift)
+        if self.exponent is not None:
+            return exponents.laplace(self.problem.d, self.total, self.exponent, scale)
+        log_sum = np.log(self.total) + scale
+        if self.shift is None:
+            return Partial(log_sum)
+        return Partial(log_sum, shift=self.shift / np.where(self.total > 0, self.total, 1.0)[:, None])
 
 
 def reduce_block(
@@ -200,7 +197,7 @@ def reduce_block(
     With ``"exclude_self"``, row i of the block leaves out column i + own_offset.
     """
     b, (start, stop), dtype = len(queries), columns, prepared.tiles.dtype
-    rows, sums = prepared.formula.rows(queries), Sums(problem, b, dtype)
+    rows, sums = prepared.formula.rows(queries), Sums(problem, dtype)
     base = exponents.norms(queries) if isinstance(prepared.formula, exponents.Expanded) else np.zeros(b)
     term_buffer = np.empty(b * width, dtype)
     phi_buffer = np.empty(b * width, dtype) if problem.reduction is Reduction.LAPLACE else term_buffer

@@ -3,8 +3,8 @@
 Host data of every kind becomes NumPy, without a copy where possible. Data on a device stays there, in its own array
 library, through the array API; a backend that wants another library or device gets a conversion from the core.
 
-Every look at a number on a device waits for the device, so there are few: the weights are looked at once, and whether
-points on a device are finite shows in their extent, which the plan reads anyway.
+Every look at a number on a device waits for the device, so there are few: the weights are looked at once. Whether all
+points are finite shows in their extent, on devices and on the host, and the plan reads that anyway.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace, is_array_api_obj, is_torch_array, to_device
 from array_api_compat import device as device_of
+from array_api_compat import is_array_api_obj, is_torch_array, to_device
 
 from .places import (
     Origin,
+    array_namespace,
     detached,
     device_name,
     from_host,
@@ -195,7 +196,7 @@ class Data:
     origin: Origin  # of the query, else of train: where results go
     device: str = "cpu"  # where the points are
     came_from: str = "cpu"  # where the user had them: host data may have been copied to a GPU
-    unchecked: bool = False  # NaN and inf are to be refused; on a device they have not been looked for
+    unchecked: bool = False  # NaN and inf are to be refused, and have not been looked for
     names: tuple[str, ...] = ()  # of train's columns; empty where it has none
     name: str = "train"  # the argument that the points are
     first: int = 0  # of a part of its rows, the first one's number in the whole
@@ -231,8 +232,8 @@ def ingest(
     enough free memory, host data of at least :data:`LARGE` numbers are copied there; ``"cpu"`` brings everything to the
     host.
 
-    TypeError or ValueError for data that cannot be right: their kind, shapes, names or weights, NaN or inf. Points on a
-    device are looked at when their extent is read.
+    TypeError or ValueError for data that cannot be right: their kind, shapes, names or weights. NaN and inf in the
+    points are found when their extent is read, see :meth:`Data.check_finite`.
     """
     x = Argument.of("train", train)
     q = None if query is None else Argument.of("query", query)
@@ -264,10 +265,6 @@ def ingest(
         unchecked=check_finite,
         names=x.names,
     )
-    if here and check_finite:
-        refuse_not_finite("train", train)
-        if q is not None:
-            refuse_not_finite("query", query)
     return data if w is None else replace(data, log_weights=_weighed(w.at(place)))
 
 

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import array_api_compat
+import array_api_compat.numpy
 import numpy as np
-from array_api_compat import array_namespace, is_cupy_array, is_jax_namespace, is_torch_array, to_device
 from array_api_compat import device as device_of
+from array_api_compat import is_cupy_array, is_jax_namespace, is_torch_array, to_device
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -63,6 +65,11 @@ class Origin:
         if dtype == "float64" and not has_float64(self):
             dtype = "float32"
         return to_device(self.xp.astype(x, getattr(self.xp, dtype), copy=False), self.device)
+
+
+def array_namespace(x: Any) -> Any:
+    """Return the array-API namespace of ``x``: of NumPy's arrays, which are most, at once."""
+    return array_api_compat.numpy if isinstance(x, np.ndarray) else array_api_compat.array_namespace(x)
 
 
 def device_name(x: Any) -> str:

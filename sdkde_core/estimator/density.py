@@ -14,9 +14,9 @@ import warnings
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
+from ..arrays import array_namespace
 from ..bandwidth.matrix import Bandwidth
 from ..engine.devices import captures
 from ..messages import caller_level

@@ -11,9 +11,21 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
-from array_api_compat import array_namespace, is_torch_array
+from array_api_compat import is_torch_array
 
-from ..arrays import Argument, Data, Origin, check_query, convert, detached, look, quiet, rounded, to_host
+from ..arrays import (
+    Argument,
+    Data,
+    Origin,
+    array_namespace,
+    check_query,
+    convert,
+    detached,
+    look,
+    quiet,
+    rounded,
+    to_host,
+)
 from ..bandwidth.matrix import Bandwidth, like
 from ..choice import registry, select
 from ..engine.columns import PackedColumns

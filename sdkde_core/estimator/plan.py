@@ -6,19 +6,19 @@ whether all of them are finite shows in it, and it bounds every pass.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
+from array_api_compat import is_torch_array
 
 from ..arrays import (
     Argument,
     Data,
+    array_namespace,
     check_query,
     convert,
     detached,
@@ -107,7 +107,6 @@ def plan(
     requires = frozenset(["weights"] * weighted + ["grad"] * bool(grad))
     problems = request.problems(m, n, d, extent, requires, data.dtype, data.device)
 
-    @functools.cache
     def share(step: int, limit: float) -> float:
         """The share of a pass's pairs that have a point beyond the limit."""
         columns = rows = measured.distances[:n]
@@ -115,25 +114,32 @@ def plan(
             rows = measured.distances[n:]
         return outlier_share(rows, columns, limit)
 
-    how: dict[str, Any] = {"data_device": data.device, "came_from": data.came_from, "calls": request.calls}
-    how |= {"options": request.backend_options, "explained": explained, "without": request.without}
-    choice = None if data.came_from == "cpu" else choose_near(request, problems, **how)
-    choice = choice or select.choose(problems, backend=request.backend, device=request.device, share=share, **how)
+    how: dict[str, Any] = {
+        "backend": request.backend,
+        "device": request.device,
+        "data_device": data.device,
+        "came_from": data.came_from,
+        "options": request.backend_options,
+        "calls": request.calls,
+        "explained": explained,
+        "without": request.without,
+    }
+    choice = None if data.came_from == "cpu" else choose_near(problems, **how)
+    choice = choice or select.choose(problems, share=share, **how)
     library, place = choice.info.arrays, choice.device
-    if data.device != place or array_namespace(points).__name__ != f"array_api_compat.{library}":
-        points, log_weights = convert(points, library, place), convert(log_weights, library, place)
-        rows = None if rows is None else convert(rows, library, place)
-    problems, columns = problems if place == data.device else select.at(problems, place), Columns(points, log_weights)
-    return Plan(request, data, bandwidth, measured.centre, columns, rows, problems, choice)
+    points, log_weights = convert(points, library, place), convert(log_weights, library, place)
+    rows = None if rows is None else convert(rows, library, place)
+    problems = problems if place == data.device else select.at(problems, place)
+    return Plan(request, data, bandwidth, measured.centre, Columns(points, log_weights), rows, problems, choice)
 
 
-def choose_near(request: Request, problems: Sequence[Problem], **how: Any) -> select.Choice | None:
+def choose_near(problems: Sequence[Problem], **how: Any) -> select.Choice | None:
     """Return the backend for points that are all within its limits, summed in one way; None where there is none.
 
     It is preferred for data on a device: to sum some points apart takes many launches.
     """
     try:
-        choice = select.choose(problems, backend=request.backend, device=request.device, **how)
+        choice = select.choose(problems, **how)
     except BackendUnavailable:
         return None
     near = all(p.extent <= limit_of(choice.info, p) for p in select.at(problems, choice.device))
@@ -142,17 +148,23 @@ def choose_near(request: Request, problems: Sequence[Problem], **how: Any) -> se
 
 def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
     """Whiten the data and measure their extent; by default from their median."""
-    xp, n, query = array_namespace(data.train), data.train.shape[0], data.query
-    centre, rows = centre_of(data.train, bandwidth) if centre is None else centre, None
-    if query is not None and isinstance(query, np.ndarray):  # not copied to stand together
-        points, rows = bandwidth.whiten(data.train, centre), bandwidth.whiten(query, centre)
-        distances = np.concatenate([radii(points), radii(rows)])
-    else:  # together they take half the kernels on a device
-        points = bandwidth.whiten(data.train if query is None else xp.concat([data.train, query]), centre)
+    n, query, log_weights, rows = data.train.shape[0], data.query, data.log_weights, None
+    centre = centre_of(data.train, bandwidth) if centre is None else centre
+    if isinstance(data.train, np.ndarray):
+        points = bandwidth.whiten(data.train, centre)
         distances = radii(points)
-        if query is not None:
-            points, rows = points[:n, :], points[n:, :]
-    log_weights = data.log_weights
+        if query is not None:  # not copied to stand together
+            rows = bandwidth.whiten(query, centre)
+            distances = np.concatenate((distances, radii(rows)))
+        if log_weights is None:
+            log_weights = np.full(n, -math.log(n))
+        return Measured(points, rows, distances, distances.max(), log_weights, centre)
+    xp = array_namespace(data.train)
+    # Together they take half the kernels.
+    points = bandwidth.whiten(data.train if query is None else xp.concat([data.train, query]), centre)
+    distances = radii(points)
+    if query is not None:
+        points, rows = points[:n, :], points[n:, :]
     if log_weights is None:
         log_weights = xp.full((n,), -math.log(n), dtype=xp.float64, device=device_of(data.train))
     return Measured(points, rows, distances, xp.max(distances), log_weights, centre)
@@ -222,7 +234,9 @@ def centre_of(points: Any, bandwidth: Bandwidth | None = None) -> Any:
     if is_torch_array(rows) and not xp.are_deterministic_algorithms_enabled():
         centre = xp.nanmedian(rows, dim=0).values  # one kernel for five; only its indices, unused, may vary
     else:
-        centre = xp.sort(rows, axis=0, stable=False)[(rows.shape[0] - 1) // 2, :]  # stable takes eight times as long
+        # Sorted in stable ways it takes eight times as long.
+        ordered = np.sort(rows, axis=0) if isinstance(rows, np.ndarray) else xp.sort(rows, axis=0, stable=False)
+        centre = ordered[(rows.shape[0] - 1) // 2, :]
     if bandwidth is not None and bandwidth.narrow:
         whitened = bandwidth.whiten(rows, centre)
         distances = radii(whitened - centre_of(whitened))
