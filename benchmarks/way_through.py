@@ -67,7 +67,7 @@ def print_times(backend: str) -> None:
     from sklearn import neighbors
 
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(100, 2)), rng.normal(size=(10, 2))
+    x, y = rng.normal(size=(100, 2)), 0.5 * rng.normal(size=(10, 2))
     how: dict[str, Any] = {"bandwidth": 0.3, "backend": backend}
     ours: dict[str, Callable[[], Any]] = {
         "estimate, kde": lambda: sdkde_core.estimate(x, y, method="kde", **how),

@@ -64,5 +64,6 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         module = importlib.import_module(_LATER[name], __name__)
-        return getattr(module, name, module)
+        globals()[name] = getattr(module, name, module)  # so that Python finds it by itself from now on
+        return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

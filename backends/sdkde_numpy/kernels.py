@@ -28,8 +28,9 @@ class Tiles:
 
     def place(self, first: Array, *others: Array | float) -> Array:
         n = len(first)
-        parts = [first, *(np.full(n, p) if isinstance(p, float) else p for p in others)]
-        return np.concatenate([p.reshape(n, -1) for p in parts], 1, dtype=self.dtype, casting="unsafe")
+        parts = [np.full((n, 1), p) if isinstance(p, float) else p if p.ndim == 2 else p[:, None] for p in others]
+        first = first if first.ndim == 2 else first[:, None]
+        return np.concatenate([first, *parts], 1, dtype=self.dtype, casting="unsafe")
 
     def product(self, a: Array, b: Array, out: Array | None) -> Array:
         return products.product(a, b.T, out)

@@ -180,10 +180,10 @@ def look(decide: Callable[..., R], *numbers: Any) -> R:
 
     All are read at once, as the host waits for the device every time.
     """
-    if isinstance(numbers[0], (np.ndarray, np.generic)):
-        return decide(*[float(x) for number in numbers for x in np.ravel(number)])
     if len(numbers) == 1 and numbers[0].ndim == 0:
         return decide(float(numbers[0]))
+    if isinstance(numbers[0], (np.ndarray, np.generic)):
+        return decide(*[float(x) for number in numbers for x in np.ravel(number)])
     xp = array_namespace(numbers[0])
     flat = [xp.reshape(x, (-1,)) for x in numbers]
     together = flat[0] if len(flat) == 1 else xp.concat(flat)

@@ -142,19 +142,20 @@ class Bandwidth:
     @quiet
     def scaled(self, scale: float) -> Bandwidth:
         """Return this bandwidth with L multiplied by ``scale``."""
-        return Bandwidth(self.d, self.factor * scale, self.rule)
+        plain = self._known is not None and self._known.low is None  # else scales are powers of two
+        known = self._known._replace(scale=self._known.scale * scale) if plain and self._known else None
+        return Bandwidth(self.d, self.factor * scale, self.rule, _known=known)
 
     def whiten(self, x: Any, centre: Any) -> Any:
         """Return L⁻¹(x − centre): (n, d) in bandwidths, float64, C order, in x's array library.
 
         ``centre`` is float64; x may be float32.
         """
-        with np.errstate(all="ignore"):
-            if isinstance(x, np.ndarray) and isinstance(self.factor, np.ndarray) and self.factor.ndim == 1:
-                scaled = np.subtract(x, centre, dtype=np.float64, order="C")
-                scaled /= self.factor
-                return scaled
-            return self.whitening(centre)(x)
+        if isinstance(x, np.ndarray) and isinstance(self.factor, np.ndarray) and self.factor.ndim == 1:
+            scaled = np.subtract(x, centre, dtype=np.float64, order="C")
+            scaled /= self.factor
+            return scaled
+        return self.whitening(centre)(x)
 
     def whitening(self, centre: Any) -> Callable[[Any], Any]:
         """Return :meth:`whiten` with that centre, for points that are where the centre is: nothing is sent there."""

@@ -86,10 +86,11 @@ class Request:
     def of(cls, goal: Goal, options: Options, *own: str) -> Request:
         """Make a request from a public function's keyword arguments; ``own``: those that only this function takes.
 
-        A request of plain values is kept: in a loop of small estimates to make it takes a tenth of a call.
+        A request of plain values is kept, without the bandwidth and the weights, which are validated with the data: in
+        a loop of small estimates to make it takes a tenth of a call.
         """
         # True equals 1 and is another option.
-        given = [(name, type(value), value) for name, value in options.items() if name != "weights"]
+        given = [(name, type(x), x) for name, x in options.items() if name not in ("bandwidth", "weights")]
         plain = {kind for _, kind, _ in given} <= {str, bool, int, float, type(None)} and options.get("device") is None
         key: Any = (goal, os.environ.get("SDKDE_PRECISION"), *given) if plain else None
         made = _kept.get(key)
@@ -106,9 +107,8 @@ class Request:
                 return made
             if len(_kept) >= 64:
                 _kept.clear()
-            _kept[key] = made if made.weights is None else with_fields(made, weights=None)
-        weights = options.get("weights")
-        return made if weights is made.weights else with_fields(made, weights=weights)
+            _kept[key] = with_fields(made, bandwidth="auto", weights=None)
+        return with_fields(made, bandwidth=options.get("bandwidth", "auto"), weights=options.get("weights"))
 
     def __post_init__(self) -> None:
         for name in ("method", "kernel", "negative", "precision", "backend"):
@@ -166,7 +166,7 @@ class Request:
         return _problems(self.passes, m, n, requires, self.kernel, self.precision, **shared)
 
 
-_kept: dict[Any, Request] = {}  # by goal, environment and options, weights left out
+_kept: dict[Any, Request] = {}  # by goal, environment and options
 
 
 def precision_for(precision: str, dtype: str) -> str:

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
-
 from ..api import estimate, prepare
 from ..archive import write
-from ..arrays import Argument, Array, Origin, numbers, public, quiet, to_host
+from ..arrays import Argument, Array, Origin, array_namespace, numbers, public, quiet, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import check_rule, resolve
 from ..bandwidth.sample import Sample
@@ -103,7 +101,7 @@ class gaussian_kde:
         device: str | Sequence[str] | None = None,
     ) -> None:
         self._options = {"precision": precision, "backend": backend, "device": device}
-        Request(Goal.DENSITY, method, **self._options)  # raises for what cannot be right
+        Request.of(Goal.DENSITY, {"method": method, **self._options})  # type: ignore[typeddict-item]  # or raises
         self.method = method
         self.dataset, self._origin = _columns("dataset", dataset)
         self.d, self.n = self.dataset.shape
@@ -390,7 +388,7 @@ def _columns(name: str, value: Any) -> tuple[Any, Origin]:
     x, xp = argument.array, array_namespace(argument.array)
     if x.ndim > 2:
         raise ValueError(f"{name} has shape {argument.shape}; pass (dimensions, points), or (points,) in one dimension")
-    if not bool(xp.all(xp.isfinite(x))):
+    if not (np.isfinite(x).all() if isinstance(x, np.ndarray) else bool(xp.all(xp.isfinite(x)))):
         raise ValueError(f"{name} has values that are not finite; drop or fill them")
     return (x if x.ndim == 2 else xp.reshape(x, (1, -1))), argument.origin
 
