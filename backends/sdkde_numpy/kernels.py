@@ -200,16 +200,16 @@ def reduce_block(
     b, (start, stop), dtype = len(queries), columns, prepared.tiles.dtype
     rows, sums = prepared.formula.rows(queries), Sums(problem, dtype)
     base = exponents.norms(queries) if isinstance(prepared.formula, exponents.Expanded) else np.zeros(b)
-    term_buffer = np.empty(b * width, dtype)
-    phi_buffer = np.empty(b * width, dtype) if problem.reduction is Reduction.LAPLACE else term_buffer
+    buffer = np.empty((b, width), dtype)
+    values = np.empty_like(buffer) if problem.reduction is Reduction.LAPLACE else None
     for left in range(start, stop, width):
         checkpoint()
         right = min(left + width, stop)
-        some, size, shape = slice(left, right), b * (right - left), (b, right - left)
-        terms, phi = (x[:size].reshape(shape) for x in (term_buffer, phi_buffer))
+        some, out = slice(left, right), buffer if right - left == width else np.empty((b, right - left), dtype)
         own = own_entries(own_offset, b, left, right) if "exclude_self" in problem.requires else None
-        terms, own_base = prepared.tile(rows, some, terms, own)
+        terms, own_base = prepared.tile(rows, some, out, own)
         weights = None if prepared.log_weights is None else prepared.log_weights[some]
+        phi = terms if values is None else values[:, : right - left]
         phi, total = sums.add(terms, base if own_base is None else own_base, phi, weights, own)
         if sums.shift is not None:
             sums.shift += prepared.displacement(queries, phi, total, some)

@@ -14,7 +14,6 @@ import functools
 import math
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -185,8 +184,7 @@ class Argument(NamedTuple):
         return x if place.xp.isdtype(x.dtype, "real floating") else place.xp.astype(x, place.xp.float64)
 
 
-@dataclass(frozen=True)
-class Data:
+class Data(NamedTuple):
     """Validated input, in one array library on one device."""
 
     train: Any  # (n, d) float64; on a device also float32
@@ -265,7 +263,7 @@ def ingest(
         unchecked=check_finite,
         names=x.names,
     )
-    return data if w is None else replace(data, log_weights=_weighed(w.at(place)))
+    return data if w is None else data._replace(log_weights=_weighed(w.at(place)))
 
 
 def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) -> None:

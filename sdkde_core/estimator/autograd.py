@@ -89,9 +89,8 @@ def _attach(ready: Plan, train: Any, query: Any, weights: Any, bandwidth: Any) -
         weights = weights / weights.sum()
     else:
         weights = columns.log_weights.exp()
-    return replace(
-        ready,
-        data=replace(data, train=train, query=query),
+    return ready._replace(
+        data=data._replace(train=train, query=query),
         bandwidth=h,
         columns=Columns(points, columns.log_weights, weights),
         query=None if query is None else _valued(whiten(query), ready.query),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,8 +38,7 @@ from .resolution import CLEAR, clearest_centre
 FARTHEST = 1e149
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(NamedTuple):
     """An estimate ready to run."""
 
     request: Request
@@ -97,7 +95,7 @@ def plan(
     data, bandwidth = read(request, train, query)
     if expected is not None:
         check_query(expected, data.n, data.d, data.names)
-        data = replace(data, dtype=max(data.dtype, expected.dtype))  # "float64" > "float32"
+        data = data._replace(dtype=max(data.dtype, expected.dtype))  # "float64" > "float32"
     measured, extent = located(data, bandwidth)
     points, rows, log_weights = measured.train, measured.query, measured.log_weights
     (n, d), m = points.shape, None if rows is None else rows.shape[0]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from ..api import estimate, prepare
 from ..archive import write
 from ..arrays import Argument, Array, Origin, array_namespace, numbers, public, quiet, to_host
