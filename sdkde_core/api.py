@@ -155,11 +155,11 @@ def estimate(
             return densities(ready, given, log, out, advance)
 
     def compute(request: Request) -> Any:
-        if "torch" in sys.modules:  # else nothing is on a device
+        if "torch" in sys.modules:  # else nothing is on a device or requires grad
             found, request = straight.estimate(request, train, query, log)
             if found is not None:
                 return found
-        ready = autograd.plan(request, train, query)
+        ready = (autograd.plan if "torch" in sys.modules else plan)(request, train, query)
         renormalised = request.negative == "renormalise"
         constant = Fitted.of(ready).log_constant if renormalised else log_constant(request.kernel, ready.bandwidth)
         values = density(run(ready), constant, log, clip=request.negative != "keep")
@@ -254,11 +254,11 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
             return gradients(ready, given, advance)
 
     def compute(request: Request) -> Any:
-        if "torch" in sys.modules:  # else nothing is on a device
+        if "torch" in sys.modules:  # else nothing is on a device or requires grad
             found, request = straight.estimate(request, train, query)
             if found is not None:
                 return found
-        ready = autograd.plan(request, train, query)
+        ready = (autograd.plan if "torch" in sys.modules else plan)(request, train, query)
         score = ready.bandwidth.pull_back(_at_home(ready, slope(ready)))
         result = ready.data.origin.restore(score, ready.data.dtype)
         return result if result.shape[0] else autograd.tie(result, train, query, request.weights, request.bandwidth)

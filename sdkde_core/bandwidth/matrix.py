@@ -126,7 +126,6 @@ class Bandwidth:
         return np.diag(factor**2) if factor.ndim == 1 else factor @ factor.T
 
     @functools.cached_property
-    @quiet
     def log_determinant(self) -> Any:
         """log det L = ½ log det H, a float; a () tensor where the factor is one."""
         if isinstance(self.factor, np.ndarray):
@@ -139,7 +138,6 @@ class Bandwidth:
         """Log of the Gaussian kernel's normalising constant, −½ d log 2π − log det L; as :attr:`log_determinant`."""
         return -0.5 * self.d * math.log(2 * math.pi) - self.log_determinant
 
-    @quiet
     def scaled(self, scale: float) -> Bandwidth:
         """Return this bandwidth with L multiplied by ``scale``."""
         plain = self._known is not None and self._known.low is None  # else scales are powers of two

@@ -125,8 +125,9 @@ def plan(
     choice = None if data.came_from == "cpu" else choose_near(problems, **how)
     choice = choice or select.choose(problems, share=share, **how)
     library, place = choice.info.arrays, choice.device
-    points, log_weights = convert(points, library, place), convert(log_weights, library, place)
-    rows = None if rows is None else convert(rows, library, place)
+    if library != "numpy" or not isinstance(points, np.ndarray):
+        points, log_weights = convert(points, library, place), convert(log_weights, library, place)
+        rows = None if rows is None else convert(rows, library, place)
     problems = problems if place == data.device else select.at(problems, place)
     return Plan(request, data, bandwidth, measured.centre, Columns(points, log_weights), rows, problems, choice)
 
