@@ -140,9 +140,7 @@ class Bandwidth:
 
     def scaled(self, scale: float) -> Bandwidth:
         """Return this bandwidth with L multiplied by ``scale``."""
-        plain = self._known is not None and self._known.low is None  # else scales are powers of two
-        known = self._known._replace(scale=self._known.scale * scale) if plain and self._known else None
-        return Bandwidth(self.d, self.factor * scale, self.rule, _known=known)
+        return Bandwidth(self.d, self.factor * scale, self.rule)
 
     def whiten(self, x: Any, centre: Any) -> Any:
         """Return L⁻¹(x − centre): (n, d) in bandwidths, float64, C order, in x's array library.

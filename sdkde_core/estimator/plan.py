@@ -112,18 +112,10 @@ def plan(
             rows = measured.distances[n:]
         return outlier_share(rows, columns, limit)
 
-    how: dict[str, Any] = {
-        "backend": request.backend,
-        "device": request.device,
-        "data_device": data.device,
-        "came_from": data.came_from,
-        "options": request.backend_options,
-        "calls": request.calls,
-        "explained": explained,
-        "without": request.without,
-    }
-    choice = None if data.came_from == "cpu" else choose_near(problems, **how)
-    choice = choice or select.choose(problems, share=share, **how)
+    how: dict[str, Any] = {"data_device": data.device, "came_from": data.came_from, "calls": request.calls}
+    how |= {"options": request.backend_options, "explained": explained, "without": request.without}
+    choice = None if data.came_from == "cpu" else choose_near(request, problems, **how)
+    choice = choice or select.choose(problems, backend=request.backend, device=request.device, share=share, **how)
     library, place = choice.info.arrays, choice.device
     if library != "numpy" or not isinstance(points, np.ndarray):
         points, log_weights = convert(points, library, place), convert(log_weights, library, place)
@@ -132,13 +124,13 @@ def plan(
     return Plan(request, data, bandwidth, measured.centre, Columns(points, log_weights), rows, problems, choice)
 
 
-def choose_near(problems: Sequence[Problem], **how: Any) -> select.Choice | None:
+def choose_near(request: Request, problems: Sequence[Problem], **how: Any) -> select.Choice | None:
     """Return the backend for points that are all within its limits, summed in one way; None where there is none.
 
     It is preferred for data on a device: to sum some points apart takes many launches.
     """
     try:
-        choice = select.choose(problems, **how)
+        choice = select.choose(problems, backend=request.backend, device=request.device, **how)
     except BackendUnavailable:
         return None
     near = all(p.extent <= limit_of(choice.info, p) for p in select.at(problems, choice.device))
