@@ -63,9 +63,9 @@ class NumpyBackend:
         starts = range(0, n, chunk)
         tasks = [(r, c) for r in range(0, m, ROWS) for c in starts]
         most = 1 if len(tasks) == 1 else self.threads or min(cpu_threads(), MOST_THREADS)
-        with np.errstate(all="ignore"):  # sums of exponentials underflow by design
-            with claim_memory("a sum over tiles", tasks=most) as threads:
-                parts: list[Any] = map_threads(task, tasks, threads)
+        # Sums of exponentials underflow by design.
+        with np.errstate(all="ignore"), claim_memory("a sum over tiles", tasks=most) as threads:
+            parts: list[Any] = map_threads(task, tasks, threads)
             for i in range(0, len(parts), len(starts)):  # a block of rows over all chunks of columns
                 for other in parts[i + 1 : i + len(starts)]:
                     parts[i].join(other)

@@ -38,9 +38,8 @@ class Sample:
     def __init__(self, x: Any, weights: Any, n_eff: float, method: str = "sdkde") -> None:
         self.weights, self.n_eff, self.d, self.method = weights, n_eff, int(x.shape[1]), method
         self.n, self.given, scaled = int(x.shape[0]), x, x - x[:1, :]
-        self.unit: Array  # (d,) data units
         if isinstance(x, np.ndarray):  # without arrays of the samples' size between: to get one takes as long
-            self.unit = np.maximum(scaled.max(axis=0), -scaled.min(axis=0))
+            self.unit = np.maximum(scaled.max(axis=0), -scaled.min(axis=0))  # (d,) data units
             scaled /= self.unit
             scaled -= scaled.sum(axis=0) / self.n if weights is None else weights @ scaled
             self.x = scaled

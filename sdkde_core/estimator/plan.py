@@ -139,26 +139,20 @@ def choose_near(request: Request, problems: Sequence[Problem], **how: Any) -> se
 
 def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
     """Whiten the data and measure their extent; by default from their median."""
-    n, query, log_weights, rows = data.train.shape[0], data.query, data.log_weights, None
-    centre = centre_of(data.train, bandwidth) if centre is None else centre
-    if isinstance(data.train, np.ndarray):
-        points = bandwidth.whiten(data.train, centre)
+    xp, n, query = array_namespace(data.train), data.train.shape[0], data.query
+    centre, rows = centre_of(data.train, bandwidth) if centre is None else centre, None
+    if query is not None and isinstance(query, np.ndarray):  # not copied to stand together
+        points, rows = bandwidth.whiten(data.train, centre), bandwidth.whiten(query, centre)
+        distances = np.concatenate((radii(points), radii(rows)))
+    else:  # together they take half the kernels on a device
+        points = bandwidth.whiten(data.train if query is None else xp.concat([data.train, query]), centre)
         distances = radii(points)
-        if query is not None:  # not copied to stand together
-            rows = bandwidth.whiten(query, centre)
-            distances = np.concatenate((distances, radii(rows)))
-        if log_weights is None:
-            log_weights = np.full(n, -math.log(n))
-        return Measured(points, rows, distances, distances.max(), log_weights, centre)
-    xp = array_namespace(data.train)
-    # Together they take half the kernels.
-    points = bandwidth.whiten(data.train if query is None else xp.concat([data.train, query]), centre)
-    distances = radii(points)
-    if query is not None:
-        points, rows = points[:n, :], points[n:, :]
+        if query is not None:
+            points, rows = points[:n, :], points[n:, :]
+    log_weights = data.log_weights
     if log_weights is None:
         log_weights = xp.full((n,), -math.log(n), dtype=xp.float64, device=device_of(data.train))
-    return Measured(points, rows, distances, xp.max(distances), log_weights, centre)
+    return Measured(points, rows, distances, distances.max(), log_weights, centre)
 
 
 def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float]:
