@@ -150,7 +150,9 @@ def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
         if query is not None:
             points, rows = points[:n, :], points[n:, :]
     log_weights = data.log_weights
-    if log_weights is None:
+    if log_weights is None and isinstance(points, np.ndarray):
+        log_weights = np.full(n, -math.log(n))
+    elif log_weights is None:
         log_weights = xp.full((n,), -math.log(n), dtype=xp.float64, device=device_of(data.train))
     return Measured(points, rows, distances, distances.max(), log_weights, centre)
 

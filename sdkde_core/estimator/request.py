@@ -81,6 +81,7 @@ class Request:
     calls: int | None = None  # over how many "auto" spreads start-up; None: by where the data are
     without: dict[tuple[str, str], str] = field(default_factory=dict)  # backends given up for this call, and why
     ranks: Any = None  # the processes that share the rows: spreading.ranks.Ranks
+    passes: tuple[Pass, ...] = field(init=False)  # in order
 
     @classmethod
     def of(cls, goal: Goal, options: Options, *own: str) -> Request:
@@ -143,20 +144,18 @@ class Request:
         if options is not None and not (isinstance(options, Mapping) and all(isinstance(k, str) for k in options)):
             raise TypeError(f"backend_options is {options!r}; pass a mapping from names to values")
         object.__setattr__(self, "device", parse_device(self.device))
+        if self.method == "laplace":  # of its gradient the sum is the core's own
+            passes: tuple[Pass, ...] = (Pass(Reduction.LAPLACE, "query"),)
+        elif self.goal is Goal.DEBIASED:
+            passes = (Pass(Reduction.MEAN, "train"),)
+        else:
+            last = Pass(Reduction.MEAN if self.goal is Goal.GRADIENT else Reduction.LOG_SUM, "query")
+            passes = (Pass(Reduction.MEAN, "train", moves=True), last) if self.method == "sdkde" else (last,)
+        object.__setattr__(self, "passes", passes)
 
     def options(self, *without: str) -> dict[str, Any]:
         """Return the shared options, as keyword arguments of the public functions."""
         return {name: getattr(self, name) for name in Options.__annotations__ if name not in without}
-
-    @functools.cached_property
-    def passes(self) -> tuple[Pass, ...]:
-        """The passes, in order."""
-        if self.goal is Goal.DEBIASED:
-            return (Pass(Reduction.MEAN, "train"),)
-        move = (Pass(Reduction.MEAN, "train", moves=True),) if self.method == "sdkde" else ()
-        if self.method == "laplace":  # of its gradient the sum is the core's own
-            return (Pass(Reduction.LAPLACE, "query"),)
-        return (*move, Pass(Reduction.MEAN if self.goal is Goal.GRADIENT else Reduction.LOG_SUM, "query"))
 
     def problems(
         self, m: int | None, n: int, d: int, extent: float, requires: frozenset[str], dtype: str, device: str
