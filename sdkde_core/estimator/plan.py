@@ -149,12 +149,13 @@ def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
         distances = radii(points)
         if query is not None:
             points, rows = points[:n, :], points[n:, :]
-    log_weights = data.log_weights
-    if log_weights is None and isinstance(points, np.ndarray):
-        log_weights = np.full(n, -math.log(n))
-    elif log_weights is None:
-        log_weights = xp.full((n,), -math.log(n), dtype=xp.float64, device=device_of(data.train))
-    return Measured(points, rows, distances, distances.max(), log_weights, centre)
+    log_weights, equal = data.log_weights, -math.log(n)
+    if isinstance(points, np.ndarray):  # whose own functions are faster
+        log_weights = np.full(n, equal) if log_weights is None else log_weights
+        return Measured(points, rows, distances, distances.max(), log_weights, centre)
+    if log_weights is None:
+        log_weights = xp.full((n,), equal, dtype=xp.float64, device=device_of(data.train))
+    return Measured(points, rows, distances, xp.max(distances), log_weights, centre)
 
 
 def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float]:
