@@ -14,7 +14,7 @@ from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
 from .estimator import autograd, straight, warming
 from .estimator.batches import check_out, densities, gradients
-from .estimator.density import density, has_gaps, log_constant, undefined, warn_of_negative
+from .estimator.density import density, log_constant, undefined, warn_of_negative
 from .estimator.explanation import Explanation, explained
 from .estimator.fitted import Fitted, run, slope, with_fallback
 from .estimator.plan import Plan, plan, read
@@ -167,8 +167,8 @@ def estimate(
         return result if result.shape[0] else autograd.tie(result, train, query, request.weights, request.bandwidth)
 
     result = with_fallback(request, compute)
-    if log and has_gaps(request, log):
-        warn_of_negative(undefined(result), result.shape[0], request.check_finite)
+    if log:
+        warn_of_negative(undefined(request, result, log), result.shape[0], request.check_finite)
     return result
 
 

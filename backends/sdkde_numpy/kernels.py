@@ -202,10 +202,10 @@ def reduce_block(
     With ``"exclude_self"``, row i of the block leaves out column i + own_offset.
     """
     b, (start, stop), dtype = len(queries), columns, prepared.tiles.dtype
-    expanded = isinstance(prepared.formula, exponents.Expanded)
-    plain = problem.same and expanded and dtype == np.float64 and not problem.requires
+    expanded, wide = isinstance(prepared.formula, exponents.Expanded), dtype == np.float64
+    plain = expanded and wide and problem.same and not problem.requires
     rows, sums = prepared.formula.rows(queries), Sums(problem, dtype, plain)
-    base = exponents.norms(queries) if expanded and prepared.formula.based else np.zeros(b)
+    base = exponents.norms(queries) if expanded and not wide else np.zeros(b)
     buffer = np.empty((b, width), dtype)
     values = np.empty_like(buffer) if problem.reduction is Reduction.LAPLACE else None
     for left in range(start, stop, width):
