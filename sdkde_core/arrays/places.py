@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import sys
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import array_api_compat
-import array_api_compat.numpy
 import numpy as np
 from array_api_compat import device as device_of
 from array_api_compat import is_cupy_array, is_jax_namespace, is_torch_array, to_device
@@ -67,9 +67,13 @@ class Origin:
         return to_device(self.xp.astype(x, getattr(self.xp, dtype), copy=False), self.device)
 
 
+#: Imported when a call first needs it, as it loads all of NumPy.
+_numpys = functools.cache(lambda: array_api_compat.array_namespace(np.empty(0)))
+
+
 def array_namespace(x: Any) -> Any:
     """Return the array-API namespace of ``x``: of NumPy's arrays, which are most, at once."""
-    return array_api_compat.numpy if isinstance(x, np.ndarray) else array_api_compat.array_namespace(x)
+    return _numpys() if isinstance(x, np.ndarray) else array_api_compat.array_namespace(x)
 
 
 def device_name(x: Any) -> str:
