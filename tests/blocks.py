@@ -2,15 +2,22 @@
 
 from dataclasses import replace
 
+import numpy as np
 from sdkde_numpy import backend, info
+
+from sdkde_core.protocol import Columns
 
 INFO = replace(info.INFO, features=info.INFO.features | {"pairs"})
 
 
 class NumpyBackend(backend.NumpyBackend):
     def reduce_pairs(self, problem, state, rows, columns):
-        first, other = (
-            self._sums(problem, state.points[slice(*some)], state, some[0], over)
-            for some, over in ((rows, columns), (columns, rows))
-        )
-        return first, first if rows == columns else other
+        weights = np.full(len(state.points), state.uniform) if state.log_weights is None else state.log_weights
+
+        def side(some, over):
+            block = Columns(state.points[slice(*over)], weights[slice(*over)])
+            asked = replace(problem, m=some[1] - some[0], n=over[1] - over[0], same=False)
+            return backend.NumpyBackend.reduce(self, asked, state.points[slice(*some)], self.prepare(asked, block))
+
+        first = side(rows, columns)
+        return first, first if rows == columns else side(columns, rows)
