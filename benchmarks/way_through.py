@@ -4,8 +4,8 @@ Counts the distinct functions of ``sdkde_*`` that ``estimate(x, y, bandwidth=.3)
 What runs while a module is imported does not count, nor does what nobody has to find in a file to follow the call:
 comprehensions, lambdas, and methods that dataclasses generate.
 
-``--times``: what 100 samples and 10 queries in two dimensions take the CPU, over what the same takes SciPy's
-``gaussian_kde`` or scikit-learn's ``KernelDensity``. Ours and theirs alternate, and the least time of each counts.
+``--times``: what 100 normal samples and 10 queries among them, in two dimensions, take the CPU, over what SciPy's
+``gaussian_kde`` or scikit-learn's ``KernelDensity`` takes. Ours and theirs alternate, and the least time counts.
 """
 
 from __future__ import annotations

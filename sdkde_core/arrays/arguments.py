@@ -17,12 +17,11 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
+from array_api_compat import array_namespace, is_array_api_obj, is_torch_array, to_device
 from array_api_compat import device as device_of
-from array_api_compat import is_array_api_obj, is_torch_array, to_device
 
 from .places import (
     Origin,
-    array_namespace,
     detached,
     device_name,
     from_host,
@@ -36,7 +35,6 @@ from .places import (
 
 #: With at least so many numbers, host data are copied to the GPU that the caller named before they are validated.
 LARGE = 1 << 18
-
 
 _HOST = Origin()
 
@@ -199,14 +197,6 @@ class Data(NamedTuple):
     name: str = "train"  # the argument that the points are
     first: int = 0  # of a part of its rows, the first one's number in the whole
 
-    @property
-    def n(self) -> int:
-        return int(self.train.shape[0])
-
-    @property
-    def d(self) -> int:
-        return int(self.train.shape[1])
-
     def check_finite(self) -> None:
         """Raise ValueError for the first NaN or inf, where they are to be refused."""
         if self.unchecked:
@@ -216,9 +206,10 @@ class Data(NamedTuple):
 
     def row(self, i: int) -> tuple[str, int, Any]:
         """Return a point, by its number among those of train and query: its argument, its number there, its values."""
-        if i < self.n:
+        n = self.train.shape[0]
+        if i < n:
             return self.name, self.first + i, to_host(self.train[i, :])
-        return "query", i - self.n, to_host(self.query[i - self.n, :])
+        return "query", i - n, to_host(self.query[i - n, :])
 
 
 def ingest(

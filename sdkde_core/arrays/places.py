@@ -67,8 +67,7 @@ class Origin:
         return to_device(self.xp.astype(x, getattr(self.xp, dtype), copy=False), self.device)
 
 
-#: Imported when a call first needs it, as it loads all of NumPy.
-_numpys = functools.cache(lambda: array_api_compat.array_namespace(np.empty(0)))
+_numpys = functools.cache(lambda: array_api_compat.array_namespace(np.empty(0)))  # which loads all of NumPy
 
 
 def array_namespace(x: Any) -> Any:

@@ -41,10 +41,7 @@ def density(sums: Partial, constant: float, log: bool, clip: bool = False) -> An
 
 
 def undefined(request: Request, result: Any, log: bool) -> int:
-    """Return of how many rows the log is NaN as the estimate is negative, once the device has computed it.
-
-    Users are warned of these. 0 while a CUDA graph is captured.
-    """
+    """Return at how many rows the log is NaN as the estimate is negative; 0 while a CUDA graph is captured."""
     if not log or request.method != "laplace" or request.negative != "keep" or captures(result):
         return 0
     xp = array_namespace(result)
