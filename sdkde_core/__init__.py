@@ -64,5 +64,5 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         module = importlib.import_module(_LATER[name], __name__)
-        return getattr(module, name, module)
+        return globals().setdefault(name, getattr(module, name, module))  # where Python finds it from now on
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

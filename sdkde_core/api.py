@@ -14,7 +14,7 @@ from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
 from .estimator import autograd, straight, warming
 from .estimator.batches import check_out, densities, gradients
-from .estimator.density import density, has_gaps, log_constant, undefined, warn_of_negative
+from .estimator.density import density, log_constant, undefined, warn_of_negative
 from .estimator.explanation import Explanation, explained
 from .estimator.fitted import Fitted, run, slope, with_fallback
 from .estimator.plan import Plan, plan, read
@@ -155,11 +155,11 @@ def estimate(
             return densities(ready, given, log, out, advance)
 
     def compute(request: Request) -> Any:
-        if "torch" in sys.modules:  # else nothing is on a device
+        if "torch" in sys.modules:  # else nothing is on a device or requires grad
             found, request = straight.estimate(request, train, query, log)
             if found is not None:
                 return found
-        ready = autograd.plan(request, train, query)
+        ready = (autograd.plan if "torch" in sys.modules else plan)(request, train, query)
         renormalised = request.negative == "renormalise"
         constant = Fitted.of(ready).log_constant if renormalised else log_constant(request.kernel, ready.bandwidth)
         values = density(run(ready), constant, log, clip=request.negative != "keep")
@@ -167,8 +167,8 @@ def estimate(
         return result if result.shape[0] else autograd.tie(result, train, query, request.weights, request.bandwidth)
 
     result = with_fallback(request, compute)
-    if log and has_gaps(request, log):
-        warn_of_negative(undefined(result), result.shape[0], request.check_finite)
+    if log:
+        warn_of_negative(undefined(request, result, log), result.shape[0], request.check_finite)
     return result
 
 
@@ -254,11 +254,11 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
             return gradients(ready, given, advance)
 
     def compute(request: Request) -> Any:
-        if "torch" in sys.modules:  # else nothing is on a device
+        if "torch" in sys.modules:  # else nothing is on a device or requires grad
             found, request = straight.estimate(request, train, query)
             if found is not None:
                 return found
-        ready = autograd.plan(request, train, query)
+        ready = (autograd.plan if "torch" in sys.modules else plan)(request, train, query)
         score = ready.bandwidth.pull_back(_at_home(ready, slope(ready)))
         result = ready.data.origin.restore(score, ready.data.dtype)
         return result if result.shape[0] else autograd.tie(result, train, query, request.weights, request.bandwidth)
@@ -316,6 +316,7 @@ def select_bandwidth(
     check_rule(rule, method)
     request = Request(Goal.DENSITY, method=method, bandwidth=1.0 if base is None else base, weights=weights)
     data, shape = read(request, train)
+    data.check_finite()
     if base is None:
         return resolve(rule, data.train, data.log_weights, method=method)
     whitened = shape.whiten(data.train, data.train[:1, :])

@@ -12,8 +12,12 @@ INFO = replace(info.INFO, features=info.INFO.features | {"pairs"})
 
 class NumpyBackend(backend.NumpyBackend):
     def reduce_pairs(self, problem, state, rows, columns):
-        points, logs = state.points, state.log_weights
-        logs = np.full(problem.n, state.uniform) if logs is None else logs
-        pairs = (slice(*rows), slice(*columns)), (slice(*columns), slice(*rows))
-        states = [self.prepare(problem, Columns(points[over], logs[over])) for _, over in pairs]
-        return tuple(backend.NumpyBackend.reduce(self, problem, points[some], s) for (some, _), s in zip(pairs, states))
+        weights = np.full(len(state.points), state.uniform) if state.log_weights is None else state.log_weights
+
+        def side(some, over):
+            block = Columns(state.points[slice(*over)], weights[slice(*over)])
+            asked = replace(problem, m=some[1] - some[0], n=over[1] - over[0], same=False)
+            return backend.NumpyBackend.reduce(self, asked, state.points[slice(*some)], self.prepare(asked, block))
+
+        first = side(rows, columns)
+        return first, first if rows == columns else side(columns, rows)

@@ -322,6 +322,7 @@ def test_what_cannot_be_sampled():
 
 def test_without_scikit_learn(monkeypatch):
     monkeypatch.delitem(sys.modules, "sdkde_core.interop.kernel_density")
+    monkeypatch.delitem(vars(sdkde_core), "KernelDensity", raising=False)  # found there from the first time on
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(ImportError, match=r"pip install 'sdkde-core\[sklearn\]'"):
         _ = sdkde_core.KernelDensity

@@ -54,18 +54,17 @@ class NumpyBackend:
         def task(where: tuple[int, int]) -> Sums | Totals:
             r, c = where
             block, over = rows[r : r + ROWS], (c, min(c + chunk, n))
-            # As in the calling thread: sums of exponentials underflow by design.
-            with np.errstate(all="ignore"), products.on_this_thread():
+            with products.on_this_thread():
                 if isinstance(state, Compact):
                     return reduce_compact(problem, state, block, own_offset + r, over, width)
                 return reduce_block(problem, state, block, own_offset + r, over, width)
 
         starts = range(0, n, chunk)
         tasks = [(r, c) for r in range(0, m, ROWS) for c in starts]
-        most = self.threads or min(cpu_threads(), MOST_THREADS)
-        with claim_memory("a sum over tiles", tasks=most) as threads:
+        most = 1 if len(tasks) == 1 else self.threads or min(cpu_threads(), MOST_THREADS)
+        # Sums of exponentials underflow by design.
+        with np.errstate(all="ignore"), claim_memory("a sum over tiles", tasks=most) as threads:
             parts: list[Any] = map_threads(task, tasks, threads)
-        with np.errstate(all="ignore"):
             for i in range(0, len(parts), len(starts)):  # a block of rows over all chunks of columns
                 for other in parts[i + 1 : i + len(starts)]:
                     parts[i].join(other)

@@ -47,8 +47,7 @@ class Totals:
 
     def result(self, log_weight: float) -> Partial:
         """Return the log sums, every column's log weight raised by ``log_weight``; −inf where no column is in reach."""
-        with np.errstate(divide="ignore"):
-            return Partial(np.logaddexp.reduce(np.log(self.total) + self.tops, axis=1) + log_weight)
+        return Partial(np.logaddexp.reduce(np.log(self.total) + self.tops, axis=1) + log_weight)
 
 
 def reduce_compact(

@@ -28,8 +28,9 @@ class Tiles:
 
     def place(self, first: Array, *others: Array | float) -> Array:
         n = len(first)
-        parts = [first, *(np.full(n, p) if isinstance(p, float) else p for p in others)]
-        return np.concatenate([p.reshape(n, -1) for p in parts], 1, dtype=self.dtype, casting="unsafe")
+        parts = [np.full((n, 1), p) if isinstance(p, float) else p if p.ndim == 2 else p[:, None] for p in others]
+        first = first if first.ndim == 2 else first[:, None]
+        return np.concatenate([first, *parts], 1, dtype=self.dtype, casting="unsafe")
 
     def product(self, a: Array, b: Array, out: Array | None) -> Array:
         return products.product(a, b.T, out)
@@ -54,7 +55,7 @@ class Tiles:
 
 #: Made once: small calls would take longer to make them than to use them.
 TILES = {dtype: Tiles(dtype) for dtype in ("float32", "float64")}
-EXPANDED = {dtype: exponents.Expanded(tiles, based=True) for dtype, tiles in TILES.items()}
+EXPANDED = {dtype: exponents.Expanded(tiles, based=dtype == "float32") for dtype, tiles in TILES.items()}
 
 
 class Prepared:
@@ -71,7 +72,7 @@ class Prepared:
         # (n,), or None: all are ``uniform``
         self.log_weights = log_weights.astype(self.tiles.dtype, copy=False) if weighted else None
         #: Terms of a shift that are added one after another; None: the shift is summed by differences.
-        self.terms: int | None = terms_at_once(problem)
+        self.terms = terms_at_once(problem) if problem.reduction is Reduction.MEAN else None
         if name.startswith("split"):
             self.formula = exponents.Split(self.tiles, exponents.grid(problem.extent))
             self.terms = self.terms if problem.extent <= product_shift_limit(problem) else None
@@ -109,19 +110,19 @@ class Sums:
 
     All are relative to exp(base + top), a running maximum in two parts: far from every point exponents are
     huge, and formulas give them relative to a base, so that their differences keep their digits. Bases are
-    kept as the formulas give them: their differences are exact.
+    kept as the formulas give them: their differences are exact. ``plain``: rows are columns, of equal weights, and
+    their bases are 0; to look for their maxima and to subtract these would take a quarter of the time.
     """
 
-    def __init__(self, problem: Problem, rows: int, dtype: np.dtype[Any]) -> None:
-        self.problem = problem
-        self.started = False
-        self.base = np.zeros(rows)
-        # A finite start, also in the formula's dtype, since −inf − −inf would be NaN.
-        self.top = np.full(rows, -1e30 if dtype == np.float32 else -1e300)
-        self.total = np.zeros(rows)  # Σ w φ
-        laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
-        self.exponent = np.zeros(rows) if laplace else None  # Σ w φ · (−½ r²)
-        self.shift = np.zeros((rows, problem.d)) if mean else None  # Σ w φ (u_j − u_i)
+    def __init__(self, problem: Problem, dtype: np.dtype[Any], plain: bool) -> None:
+        self.problem, self.started, self.plain = problem, False, plain
+        # A finite start, also in the formula's dtype, since −inf − −inf would be NaN. The first tile makes arrays of
+        # these numbers, (b,), and of the shift, (b, d).
+        self.base: Any = 0.0
+        self.top: Any = -1e30 if dtype == np.float32 else -1e300
+        self.total: Any = 0.0  # Σ w φ
+        self.exponent: Any = 0.0 if problem.reduction is Reduction.LAPLACE else None  # Σ w φ · (−½ r²)
+        self.shift: Any = 0.0 if problem.reduction is Reduction.MEAN else None  # Σ w φ (u_j − u_i)
 
     def add(self, terms: Array, base: Array, phi: Array, log_weights: Array | None, own: Own) -> tuple[Array, Array]:
         """Add a tile, but for its share of the shift; return φ and Σ φ, relative to what ``shift`` now is.
@@ -131,19 +132,21 @@ class Sums:
         """
         if log_weights is not None:
             np.add(terms, log_weights, out=terms)
-        top = self._raise(base, terms.max(axis=1).astype(np.float64))
-        log_scale = top + (self.base - base)
-        np.subtract(terms, log_scale.astype(terms.dtype)[:, None], out=terms)
+        if self.plain:  # relative to nothing: a row's largest term is its own, exp(0)
+            self.started, self.base, self.top = True, base, base
+        else:
+            log_scale = self._raise(base, np.maximum.reduce(terms, axis=1))
+            np.subtract(terms, log_scale.astype(terms.dtype, copy=False)[:, None], out=terms)
         # Exponentials below the normal numbers cost several times as much, and add nothing to the largest term, exp(0).
         # No term is above 0; two bounds take NumPy's vector path.
-        np.clip(terms, -87.0 if terms.dtype == np.float32 else -700.0, 1.0, out=terms)
+        terms.clip(-87.0 if terms.dtype == np.float32 else -700.0, 1.0, terms)
         np.exp(terms, out=phi)
         if own is not None:
             phi[own] = 0.0
         total = np.add.reduce(phi, axis=1)
         self.total += total
         if self.exponent is not None:
-            self.exponent += products.dots(phi, terms) + (self.base + top) * total
+            self.exponent += products.dots(phi, terms) + (self.base + self.top) * total
             if log_weights is not None:
                 self.exponent -= products.dots(phi, log_weights)
         return phi, total
@@ -158,9 +161,9 @@ class Sums:
                 mine += theirs * (share if mine.ndim == 1 else share[:, None])
 
     def _raise(self, base: Array, top: Array) -> Array:
-        """Raise the running maximum to that of base and top where larger, and scale the sums down to it."""
+        """Raise the running maximum to base + top where larger, scale sums down to it, and return it less the base."""
         if not self.started:  # any sum is zero still
-            self.started, self.base, self.top = True, base, np.maximum(top, self.top)
+            self.started, self.base, self.top = True, base, np.maximum(top, self.top, dtype=np.float64)
             return self.top
         larger = (base - self.base) + (top - self.top) > 0
         new_base, new_top = np.where(larger, base, self.base), np.where(larger, top, self.top)
@@ -170,7 +173,7 @@ class Sums:
             sums = getattr(self, name)
             if sums is not None:
                 sums *= rescale if sums.ndim == 1 else rescale[:, None]
-        return new_top
+        return new_top + (new_base - base)
 
     def result(self, log_weight: float) -> Partial:
         """Return the log-domain results, every column's log weight raised by ``log_weight``.
@@ -178,13 +181,12 @@ class Sums:
         A row that every column was left out of has log sum −inf.
         """
         scale = self.base + self.top + log_weight
-        with np.errstate(divide="ignore"):
-            if self.exponent is not None:
-                return exponents.laplace(self.problem.d, self.total, self.exponent, scale)
-            log_sum = np.log(self.total) + scale
-        safe = np.where(self.total > 0, self.total, 1.0)[:, None]
-        shift = None if self.shift is None else self.shift / safe
-        return Partial(log_sum, shift=shift)
+        if self.exponent is not None:
+            return exponents.laplace(self.problem.d, self.total, self.exponent, scale)
+        log_sum = np.log(self.total) + scale
+        if self.shift is None:
+            return Partial(log_sum)
+        return Partial(log_sum, shift=self.shift / np.where(self.total > 0, self.total, 1.0)[:, None])
 
 
 def reduce_block(
@@ -200,18 +202,20 @@ def reduce_block(
     With ``"exclude_self"``, row i of the block leaves out column i + own_offset.
     """
     b, (start, stop), dtype = len(queries), columns, prepared.tiles.dtype
-    rows, sums = prepared.formula.rows(queries), Sums(problem, b, dtype)
-    base = exponents.norms(queries) if isinstance(prepared.formula, exponents.Expanded) else np.zeros(b)
-    term_buffer = np.empty(b * width, dtype)
-    phi_buffer = np.empty(b * width, dtype) if problem.reduction is Reduction.LAPLACE else term_buffer
+    expanded, wide = isinstance(prepared.formula, exponents.Expanded), dtype == np.float64
+    plain = expanded and wide and problem.same and not problem.requires
+    rows, sums = prepared.formula.rows(queries), Sums(problem, dtype, plain)
+    base = exponents.norms(queries) if expanded and not wide else np.zeros(b)
+    buffer = np.empty((b, width), dtype)
+    values = np.empty_like(buffer) if problem.reduction is Reduction.LAPLACE else None
     for left in range(start, stop, width):
         checkpoint()
         right = min(left + width, stop)
-        some, size, shape = slice(left, right), b * (right - left), (b, right - left)
-        terms, phi = (x[:size].reshape(shape) for x in (term_buffer, phi_buffer))
+        some, out = slice(left, right), buffer if right - left == width else np.empty((b, right - left), dtype)
         own = own_entries(own_offset, b, left, right) if "exclude_self" in problem.requires else None
-        terms, own_base = prepared.tile(rows, some, terms, own)
+        terms, own_base = prepared.tile(rows, some, out, own)
         weights = None if prepared.log_weights is None else prepared.log_weights[some]
+        phi = terms if values is None else values[:, : right - left]
         phi, total = sums.add(terms, base if own_base is None else own_base, phi, weights, own)
         if sums.shift is not None:
             sums.shift += prepared.displacement(queries, phi, total, some)

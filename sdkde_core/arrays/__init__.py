@@ -18,6 +18,7 @@ from .arguments import (
 from .places import (
     Array,
     Origin,
+    array_namespace,
     c_order,
     convert,
     detached,
@@ -35,6 +36,7 @@ __all__ = [
     "Array",
     "Data",
     "Origin",
+    "array_namespace",
     "c_order",
     "check_names",
     "check_query",

@@ -3,8 +3,8 @@
 Host data of every kind becomes NumPy, without a copy where possible. Data on a device stays there, in its own array
 library, through the array API; a backend that wants another library or device gets a conversion from the core.
 
-Every look at a number on a device waits for the device, so there are few: the weights are looked at once, and whether
-points on a device are finite shows in their extent, which the plan reads anyway.
+Every look at a number on a device waits for the device, so there are few: the weights are looked at once. Whether all
+points are finite shows in their extent, on devices and on the host, and the plan reads that anyway.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import functools
 import math
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +35,6 @@ from .places import (
 
 #: With at least so many numbers, host data are copied to the GPU that the caller named before they are validated.
 LARGE = 1 << 18
-
 
 _HOST = Origin()
 
@@ -184,8 +182,7 @@ class Argument(NamedTuple):
         return x if place.xp.isdtype(x.dtype, "real floating") else place.xp.astype(x, place.xp.float64)
 
 
-@dataclass(frozen=True)
-class Data:
+class Data(NamedTuple):
     """Validated input, in one array library on one device."""
 
     train: Any  # (n, d) float64; on a device also float32
@@ -195,18 +192,10 @@ class Data:
     origin: Origin  # of the query, else of train: where results go
     device: str = "cpu"  # where the points are
     came_from: str = "cpu"  # where the user had them: host data may have been copied to a GPU
-    unchecked: bool = False  # NaN and inf are to be refused; on a device they have not been looked for
+    unchecked: bool = False  # NaN and inf are to be refused, and have not been looked for
     names: tuple[str, ...] = ()  # of train's columns; empty where it has none
     name: str = "train"  # the argument that the points are
     first: int = 0  # of a part of its rows, the first one's number in the whole
-
-    @property
-    def n(self) -> int:
-        return int(self.train.shape[0])
-
-    @property
-    def d(self) -> int:
-        return int(self.train.shape[1])
 
     def check_finite(self) -> None:
         """Raise ValueError for the first NaN or inf, where they are to be refused."""
@@ -217,9 +206,10 @@ class Data:
 
     def row(self, i: int) -> tuple[str, int, Any]:
         """Return a point, by its number among those of train and query: its argument, its number there, its values."""
-        if i < self.n:
+        n = self.train.shape[0]
+        if i < n:
             return self.name, self.first + i, to_host(self.train[i, :])
-        return "query", i - self.n, to_host(self.query[i - self.n, :])
+        return "query", i - n, to_host(self.query[i - n, :])
 
 
 def ingest(
@@ -231,8 +221,8 @@ def ingest(
     enough free memory, host data of at least :data:`LARGE` numbers are copied there; ``"cpu"`` brings everything to the
     host.
 
-    TypeError or ValueError for data that cannot be right: their kind, shapes, names or weights, NaN or inf. Points on a
-    device are looked at when their extent is read.
+    TypeError or ValueError for data that cannot be right: their kind, shapes, names or weights. NaN and inf in the
+    points are found when their extent is read, see :meth:`Data.check_finite`.
     """
     x = Argument.of("train", train)
     q = None if query is None else Argument.of("query", query)
@@ -264,11 +254,7 @@ def ingest(
         unchecked=check_finite,
         names=x.names,
     )
-    if here and check_finite:
-        refuse_not_finite("train", train)
-        if q is not None:
-            refuse_not_finite("query", query)
-    return data if w is None else replace(data, log_weights=_weighed(w.at(place)))
+    return data if w is None else data._replace(log_weights=_weighed(w.at(place)))
 
 
 def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import sys
@@ -10,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import array_api_compat
 import numpy as np
-from array_api_compat import array_namespace, is_cupy_array, is_jax_namespace, is_torch_array, to_device
 from array_api_compat import device as device_of
+from array_api_compat import is_cupy_array, is_jax_namespace, is_torch_array, to_device
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -63,6 +65,14 @@ class Origin:
         if dtype == "float64" and not has_float64(self):
             dtype = "float32"
         return to_device(self.xp.astype(x, getattr(self.xp, dtype), copy=False), self.device)
+
+
+_numpys = functools.cache(lambda: array_api_compat.array_namespace(np.empty(0)))  # which loads all of NumPy
+
+
+def array_namespace(x: Any) -> Any:
+    """Return the array-API namespace of ``x``: of NumPy's arrays, which are most, at once."""
+    return _numpys() if isinstance(x, np.ndarray) else array_api_compat.array_namespace(x)
 
 
 def device_name(x: Any) -> str:
@@ -173,10 +183,10 @@ def look(decide: Callable[..., R], *numbers: Any) -> R:
 
     All are read at once, as the host waits for the device every time.
     """
-    if isinstance(numbers[0], (np.ndarray, np.generic)):
-        return decide(*[float(x) for number in numbers for x in np.ravel(number)])
     if len(numbers) == 1 and numbers[0].ndim == 0:
         return decide(float(numbers[0]))
+    if isinstance(numbers[0], (np.ndarray, np.generic)):
+        return decide(*[float(x) for number in numbers for x in np.ravel(number)])
     xp = array_namespace(numbers[0])
     flat = [xp.reshape(x, (-1,)) for x in numbers]
     together = flat[0] if len(flat) == 1 else xp.concat(flat)

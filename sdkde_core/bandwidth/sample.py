@@ -36,17 +36,17 @@ class Sample:
     common = False
 
     def __init__(self, x: Any, weights: Any, n_eff: float, method: str = "sdkde") -> None:
-        xp = array_namespace(x)
         self.weights, self.n_eff, self.d, self.method = weights, n_eff, int(x.shape[1]), method
         self.n, self.given, scaled = int(x.shape[0]), x, x - x[:1, :]
-        self.unit = to_host(xp.maximum(xp.max(scaled, axis=0), -xp.min(scaled, axis=0)))  # (d,) data units
-        unit = like(self.unit, x)
         if isinstance(x, np.ndarray):  # without arrays of the samples' size between: to get one takes as long
-            scaled /= unit
-            scaled -= np.mean(scaled, axis=0) if weights is None else weights @ scaled
+            self.unit = np.maximum(scaled.max(axis=0), -scaled.min(axis=0))  # (d,) data units
+            scaled /= self.unit
+            scaled -= scaled.sum(axis=0) / self.n if weights is None else weights @ scaled
             self.x = scaled
         else:
-            scaled = scaled / unit
+            xp = array_namespace(x)
+            self.unit = to_host(xp.maximum(xp.max(scaled, axis=0), -xp.min(scaled, axis=0)))
+            scaled = scaled / like(self.unit, x)
             self.x = scaled - (xp.mean(scaled, axis=0) if weights is None else weights @ scaled)
 
     def there(self, *arrays: Array) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -257,6 +258,7 @@ def _choose(
         tried = registry.aside | dict(aside)
     looked: list[float] = []
 
+    @functools.cache  # several backends have one limit
     def noted(step: int, limit: float) -> float:
         looked.append(limit)
         return share(step, limit) if share else 1.0

@@ -18,7 +18,7 @@ from .. import __version__, api
 from ..arrays import Argument as Given
 from ..bandwidth.rules import RULES
 from ..estimator.batches import in_batches
-from ..estimator.density import has_gaps, undefined
+from ..estimator.density import undefined
 from ..estimator.explanation import explained
 from ..estimator.progress import batch_rows
 from ..estimator.request import METHODS, NEGATIVE, Goal, Request
@@ -156,7 +156,7 @@ def _by_batches(
         ready = api.fitted(request, x.array, y, advance)
         batches = _numbered(points.batches(batch_rows(points.rows, ready.problem)))
         for part in in_batches(ready, batches, "log" if log else "density", advance):
-            negative += undefined(part) if has_gaps(request, log) else 0
+            negative += undefined(request, part, log)
             write(part.astype(dtype))
     _warn_of_negative(negative, points.rows)
     return points.rows, f"{ready.choice.name} on {ready.choice.where}{' and others' * ready.has_second}"

@@ -17,6 +17,8 @@ import math
 import sys
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from ..protocol import TOLERANCES, Partial, Problem, Reduction
 
 Array = Any
@@ -252,7 +254,7 @@ def laplace(d: int, total: Array, exponent: Array, scale: Array | float) -> Part
 
 def norms(points: Array) -> Array:
     """−½‖u‖², (n,)."""
-    return -0.5 * (points * points).sum(1)
+    return -0.5 * (np.vecdot(points, points) if isinstance(points, np.ndarray) else (points * points).sum(1))
 
 
 def _norm_rest(a: Array, b: Array) -> Array:

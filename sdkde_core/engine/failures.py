@@ -65,8 +65,8 @@ def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *argumen
     except (Exception, SystemExit) as error:
         raise_interrupt(error)
         raise BackendFailed(info, problem.device, f"{type(error).__name__}: {error}") from error
-    wrote = any(x._version != count for x, count in counts)
-    if wrote or any(not np.array_equal(to_host(detached(x)), copy, equal_nan=True) for x, copy in kept):
+    wrote = [x for x, count in counts if x._version != count]
+    if wrote or [x for x, copy in kept if not np.array_equal(to_host(detached(x)), copy, equal_nan=True)]:
         raise BackendFailed(info, problem.device, "it wrote to its inputs", spoiled=True)
     return found
 

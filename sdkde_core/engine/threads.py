@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import numpy as np
+
 A = TypeVar("A")
 R = TypeVar("R")
 
@@ -102,7 +104,8 @@ class _Call:
                     i = self.left.popleft()
                 except IndexError:  # another thread was faster
                     break
-                self.results[i] = self.task(self.arguments[i])
+                with np.errstate(all="ignore"):  # as in the thread that calls: NumPy's state is a thread's own
+                    self.results[i] = self.task(self.arguments[i])
                 self.finished.append(i)
         except _Stopped:  # by a checkpoint: whoever stopped the call raises what did
             pass

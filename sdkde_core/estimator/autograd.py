@@ -11,7 +11,6 @@ samples, through quantiles, is not what people mean by the derivative of a densi
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,11 +28,10 @@ from .request import Goal, Request
 
 def plan(request: Request, train: Any, query: Any = None, *, explained: bool = False) -> Plan:
     """Plan as :func:`.plan.plan`, attached to the arguments that require grad."""
-    if "torch" in sys.modules:  # else nothing requires grad
-        given = {"train": train, "query": query, "weights": request.weights, "bandwidth": request.bandwidth}
-        attached = [name for name, x in given.items() if is_attached(x)]
-        if attached and grad_enabled():
-            return _planned(request, given, attached, explained)
+    given = {"train": train, "query": query, "weights": request.weights, "bandwidth": request.bandwidth}
+    attached = [name for name, x in given.items() if is_attached(x)]
+    if attached and grad_enabled():
+        return _planned(request, given, attached, explained)
     return plan_without(request, train, query, explained=explained)
 
 
@@ -89,9 +87,8 @@ def _attach(ready: Plan, train: Any, query: Any, weights: Any, bandwidth: Any) -
         weights = weights / weights.sum()
     else:
         weights = columns.log_weights.exp()
-    return replace(
-        ready,
-        data=replace(data, train=train, query=query),
+    return ready._replace(
+        data=data._replace(train=train, query=query),
         bandwidth=h,
         columns=Columns(points, columns.log_weights, weights),
         query=None if query is None else _valued(whiten(query), ready.query),

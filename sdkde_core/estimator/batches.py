@@ -15,7 +15,7 @@ from array_api_compat import array_namespace
 
 from ..arrays import Argument, to_host
 from . import straight
-from .density import has_gaps, undefined, warn_of_negative
+from .density import undefined, warn_of_negative
 from .fitted import Fitted
 from .progress import ROWS, Advance, batch_rows
 
@@ -49,9 +49,9 @@ def densities(fitted: Fitted, query: Argument, log: bool, out: Any = None, advan
     With ``out``, which takes the result, or with ``advance``, who watches, it is done by batches, else at once.
     """
     result, m = _answered(fitted, query, "log" if log else "density", out, advance), query.shape[0]
-    if has_gaps(fitted.request, log):
+    if log:
         size = m if out is None else ROWS  # what was too large for memory is read by batches
-        gaps = sum(undefined(result[k : k + size]) for k in range(0, m, max(size, 1)))
+        gaps = sum(undefined(fitted.request, result[k : k + size], log) for k in range(0, m, max(size, 1)))
         warn_of_negative(gaps, m, fitted.request.check_finite)
     return result
 

@@ -27,7 +27,7 @@ from ..engine.merge import each, merge
 from ..protocol import Columns, Partial, Problem, Reduction
 from ..spreading.devices import Reducer, pack_on
 from ..spreading.tasks import Task, cut
-from .density import density, has_gaps, log_constant, undefined
+from .density import density, log_constant, undefined
 from .plan import FARTHEST, centre_of
 from .request import Goal, Request, precision_for
 from .resolution import CLEAR, REACH, clearest_centre
@@ -157,7 +157,7 @@ class BlockPlan:
 
     def undefined(self, block: Array, log: bool) -> int:
         """Return how many results have no log, as the Laplace estimate is negative there."""
-        return undefined(block) if has_gaps(self.request, log) else 0
+        return undefined(self.request, block, log)
 
     def identity(self) -> dict[str, Any]:
         """Return what the bits of the result follow from, of what JSON has."""

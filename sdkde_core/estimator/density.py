@@ -14,9 +14,9 @@ import warnings
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
+from ..arrays import array_namespace
 from ..bandwidth.matrix import Bandwidth
 from ..engine.devices import captures
 from ..messages import caller_level
@@ -40,17 +40,12 @@ def density(sums: Partial, constant: float, log: bool, clip: bool = False) -> An
     return sums.sign * xp.exp(log_density)
 
 
-def has_gaps(request: Request, log: bool) -> bool:
-    """Whether results are NaN where the estimate is negative, which users are warned of."""
-    return log and request.method == "laplace" and request.negative == "keep"
-
-
-def undefined(log_density: Any) -> int:
-    """Return of how many rows the log is NaN, once the device has computed it; 0 while a CUDA graph is captured."""
-    if captures(log_density):
+def undefined(request: Request, result: Any, log: bool) -> int:
+    """Return at how many rows the log is NaN as the estimate is negative; 0 while a CUDA graph is captured."""
+    if not log or request.method != "laplace" or request.negative != "keep" or captures(result):
         return 0
-    xp = array_namespace(log_density)
-    return int(xp.sum(xp.astype(xp.isnan(log_density), xp.int32)))  # of an array of the user's: any library, any device
+    xp = array_namespace(result)
+    return int(xp.sum(xp.astype(xp.isnan(result), xp.int32)))  # of an array of the user's: any library, any device
 
 
 def warn_of_negative(undefined: int, rows: int, finite: bool = True) -> None:

@@ -230,7 +230,8 @@ class Fitted:
             return query.origin.restore(np.empty((0, self.problem.d) if what == "score" else 0), dtype)
         points = self._whiten(query.train)
         distances = radii(points)
-        largest = look(rounded, array_namespace(distances).max(distances))  # the one number that is waited for
+        largest = distances.max() if isinstance(distances, np.ndarray) else array_namespace(distances).max(distances)
+        largest = look(rounded, largest)  # the one number that is waited for
         extent = checked_extent(largest, distances, query, self.bandwidth)
         if min(extent, self.problem.extent) > REACH[self.problem.precision]:
             problem = replace(self.problem, reduction=self.reduction_for(what))

@@ -6,19 +6,18 @@ whether all of them are finite shows in it, and it bounds every pass.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
+from array_api_compat import is_torch_array
 
 from ..arrays import (
     Argument,
     Data,
+    array_namespace,
     check_query,
     convert,
     detached,
@@ -39,8 +38,7 @@ from .resolution import CLEAR, clearest_centre
 FARTHEST = 1e149
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(NamedTuple):
     """An estimate ready to run."""
 
     request: Request
@@ -96,8 +94,9 @@ def plan(
     """
     data, bandwidth = read(request, train, query)
     if expected is not None:
-        check_query(expected, data.n, data.d, data.names)
-        data = replace(data, dtype=max(data.dtype, expected.dtype))  # "float64" > "float32"
+        n, d = data.train.shape
+        check_query(expected, n, d, data.names)
+        data = data._replace(dtype=max(data.dtype, expected.dtype))  # "float64" > "float32"
     measured, extent = located(data, bandwidth)
     points, rows, log_weights = measured.train, measured.query, measured.log_weights
     (n, d), m = points.shape, None if rows is None else rows.shape[0]
@@ -107,7 +106,6 @@ def plan(
     requires = frozenset(["weights"] * weighted + ["grad"] * bool(grad))
     problems = request.problems(m, n, d, extent, requires, data.dtype, data.device)
 
-    @functools.cache
     def share(step: int, limit: float) -> float:
         """The share of a pass's pairs that have a point beyond the limit."""
         columns = rows = measured.distances[:n]
@@ -120,11 +118,11 @@ def plan(
     choice = None if data.came_from == "cpu" else choose_near(request, problems, **how)
     choice = choice or select.choose(problems, backend=request.backend, device=request.device, share=share, **how)
     library, place = choice.info.arrays, choice.device
-    if data.device != place or array_namespace(points).__name__ != f"array_api_compat.{library}":
+    if library != "numpy" or not isinstance(points, np.ndarray):
         points, log_weights = convert(points, library, place), convert(log_weights, library, place)
         rows = None if rows is None else convert(rows, library, place)
-    problems, columns = problems if place == data.device else select.at(problems, place), Columns(points, log_weights)
-    return Plan(request, data, bandwidth, measured.centre, columns, rows, problems, choice)
+    problems = problems if place == data.device else select.at(problems, place)
+    return Plan(request, data, bandwidth, measured.centre, Columns(points, log_weights), rows, problems, choice)
 
 
 def choose_near(request: Request, problems: Sequence[Problem], **how: Any) -> select.Choice | None:
@@ -146,15 +144,18 @@ def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
     centre, rows = centre_of(data.train, bandwidth) if centre is None else centre, None
     if query is not None and isinstance(query, np.ndarray):  # not copied to stand together
         points, rows = bandwidth.whiten(data.train, centre), bandwidth.whiten(query, centre)
-        distances = np.concatenate([radii(points), radii(rows)])
+        distances = np.concatenate((radii(points), radii(rows)))
     else:  # together they take half the kernels on a device
         points = bandwidth.whiten(data.train if query is None else xp.concat([data.train, query]), centre)
         distances = radii(points)
         if query is not None:
             points, rows = points[:n, :], points[n:, :]
-    log_weights = data.log_weights
+    log_weights, equal = data.log_weights, -math.log(n)
+    if isinstance(points, np.ndarray):  # whose own functions are faster
+        log_weights = np.full(n, equal) if log_weights is None else log_weights
+        return Measured(points, rows, distances, distances.max(), log_weights, centre)
     if log_weights is None:
-        log_weights = xp.full((n,), -math.log(n), dtype=xp.float64, device=device_of(data.train))
+        log_weights = xp.full((n,), equal, dtype=xp.float64, device=device_of(data.train))
     return Measured(points, rows, distances, xp.max(distances), log_weights, centre)
 
 

@@ -81,15 +81,17 @@ class Request:
     calls: int | None = None  # over how many "auto" spreads start-up; None: by where the data are
     without: dict[tuple[str, str], str] = field(default_factory=dict)  # backends given up for this call, and why
     ranks: Any = None  # the processes that share the rows: spreading.ranks.Ranks
+    passes: tuple[Pass, ...] = field(init=False)  # in order
 
     @classmethod
     def of(cls, goal: Goal, options: Options, *own: str) -> Request:
         """Make a request from a public function's keyword arguments; ``own``: those that only this function takes.
 
-        A request of plain values is kept: in a loop of small estimates to make it takes a tenth of a call.
+        A request of plain values is kept, without the bandwidth and the weights, which are validated with the data: in
+        a loop of small estimates to make it takes a tenth of a call.
         """
         # True equals 1 and is another option.
-        given = [(name, type(value), value) for name, value in options.items() if name != "weights"]
+        given = [(name, type(x), x) for name, x in options.items() if name not in ("bandwidth", "weights")]
         plain = {kind for _, kind, _ in given} <= {str, bool, int, float, type(None)} and options.get("device") is None
         key: Any = (goal, os.environ.get("SDKDE_PRECISION"), *given) if plain else None
         made = _kept.get(key)
@@ -106,9 +108,8 @@ class Request:
                 return made
             if len(_kept) >= 64:
                 _kept.clear()
-            _kept[key] = made if made.weights is None else with_fields(made, weights=None)
-        weights = options.get("weights")
-        return made if weights is made.weights else with_fields(made, weights=weights)
+            _kept[key] = with_fields(made, bandwidth="auto", weights=None)
+        return with_fields(made, bandwidth=options.get("bandwidth", "auto"), weights=options.get("weights"))
 
     def __post_init__(self) -> None:
         for name in ("method", "kernel", "negative", "precision", "backend"):
@@ -143,20 +144,18 @@ class Request:
         if options is not None and not (isinstance(options, Mapping) and all(isinstance(k, str) for k in options)):
             raise TypeError(f"backend_options is {options!r}; pass a mapping from names to values")
         object.__setattr__(self, "device", parse_device(self.device))
+        if self.method == "laplace":  # of its gradient the sum is the core's own
+            passes: tuple[Pass, ...] = (Pass(Reduction.LAPLACE, "query"),)
+        elif self.goal is Goal.DEBIASED:
+            passes = (Pass(Reduction.MEAN, "train"),)
+        else:
+            last = Pass(Reduction.MEAN if self.goal is Goal.GRADIENT else Reduction.LOG_SUM, "query")
+            passes = (Pass(Reduction.MEAN, "train", moves=True), last) if self.method == "sdkde" else (last,)
+        object.__setattr__(self, "passes", passes)
 
     def options(self, *without: str) -> dict[str, Any]:
         """Return the shared options, as keyword arguments of the public functions."""
         return {name: getattr(self, name) for name in Options.__annotations__ if name not in without}
-
-    @functools.cached_property
-    def passes(self) -> tuple[Pass, ...]:
-        """The passes, in order."""
-        if self.goal is Goal.DEBIASED:
-            return (Pass(Reduction.MEAN, "train"),)
-        move = (Pass(Reduction.MEAN, "train", moves=True),) if self.method == "sdkde" else ()
-        if self.method == "laplace":  # of its gradient the sum is the core's own
-            return (Pass(Reduction.LAPLACE, "query"),)
-        return (*move, Pass(Reduction.MEAN if self.goal is Goal.GRADIENT else Reduction.LOG_SUM, "query"))
 
     def problems(
         self, m: int | None, n: int, d: int, extent: float, requires: frozenset[str], dtype: str, device: str
@@ -166,7 +165,7 @@ class Request:
         return _problems(self.passes, m, n, requires, self.kernel, self.precision, **shared)
 
 
-_kept: dict[Any, Request] = {}  # by goal, environment and options, weights left out
+_kept: dict[Any, Request] = {}  # by goal, environment and options
 
 
 def precision_for(precision: str, dtype: str) -> str:

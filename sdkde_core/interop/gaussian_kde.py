@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 
 from ..api import estimate, prepare
 from ..archive import write
-from ..arrays import Argument, Array, Origin, numbers, public, quiet, to_host
+from ..arrays import Argument, Array, Origin, array_namespace, numbers, public, quiet, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import check_rule, resolve
 from ..bandwidth.sample import Sample
@@ -85,7 +84,7 @@ class gaussian_kde:
     _origin = Origin()
     _weights: Array | None = None
     _made: tuple[Any, Any, Prepared] | None = None
-    _computed: Any = None  # the covariance as it follows from the factor; subclasses and users may replace it
+    _computed: Any = None, None  # the covariance as it follows from the factor, which users may replace, and its root
 
     dataset: Any
     covariance: Array
@@ -103,7 +102,7 @@ class gaussian_kde:
         device: str | Sequence[str] | None = None,
     ) -> None:
         self._options = {"precision": precision, "backend": backend, "device": device}
-        Request(Goal.DENSITY, method, **self._options)  # raises for what cannot be right
+        Request.of(Goal.DENSITY, {"method": method, **self._options})  # type: ignore[typeddict-item]  # or raises
         self.method = method
         self.dataset, self._origin = _columns("dataset", dataset)
         self.d, self.n = self.dataset.shape
@@ -310,11 +309,11 @@ class gaussian_kde:
     def prepared(self) -> Prepared:
         made = self._made
         if made is None or made[0] is not self.dataset or made[1] is not self.covariance:
-            ours = self._computed is self.covariance and self.d > 1 and not self._data.narrow
+            computed, bandwidth = self._computed
             prepared = prepare(
                 self._samples if isinstance(self.dataset, np.ndarray) else self.dataset.T,
                 method=self.method,
-                bandwidth=self._data.scaled(abs(float(self.factor))) if ours else _bandwidth(self.covariance),
+                bandwidth=bandwidth if computed is self.covariance and self.d > 1 else _bandwidth(self.covariance),
                 weights=self._weights,
                 **self._options,
             )
@@ -347,29 +346,25 @@ class gaussian_kde:
         factor = self.covariance_factor()
         if not 0 < abs(factor) < math.inf:
             raise ValueError(f"bw_method gives the factor {factor}; pass what gives a positive number")
-        data, self.factor = self._data, factor
-        self.covariance = data.matrix * self.factor**2
-        self._computed = self.covariance
+        self.factor = factor
+        self.covariance = self._data * factor**2
+        self._computed = self.covariance, _definite(self.covariance, _SINGULAR)
         for name in ("cho_cov", "log_det"):  # follow from the factor, and most users never look
             self.__dict__.pop(name, None)
 
     @cached_property
     def cho_cov(self) -> Array:
-        return (self._data.factor * self.factor).astype(np.float64)
+        return _definite(self._data, _SINGULAR).factor * float(self.factor)
 
     @cached_property
     def log_det(self) -> Any:
         return 2 * np.log(np.diag(self.cho_cov) * math.sqrt(2 * math.pi)).sum()
 
     @cached_property
-    def _data(self) -> Bandwidth:
-        """The covariance of the data, and its factor."""
+    def _data(self) -> Array:
+        """The covariance of the data, (d, d)."""
         covariance = Sample(self._samples, self._weights, self.neff).covariance()
-        return _definite(
-            np.where(np.isnan(covariance), 0.0, covariance),  # 0/0 where a row is constant
-            "The data appears to lie in a lower-dimensional subspace of the space in which it is expressed, so that "
-            "its covariance is singular. Consider principal component analysis, and gaussian_kde of what that gives.",
-        )
+        return np.where(np.isnan(covariance), 0.0, covariance)  # 0/0 where a row is constant
 
     def _factor_by(self, rule: str) -> float:
         """The factor that a rule of ours chooses, of the data in units of their covariance."""
@@ -379,9 +374,15 @@ class gaussian_kde:
             raise ValueError(str(error).replace("bandwidth", "bw_method", 1)) from None
         x = self._samples
         log_weights = None if self._weights is None else np.log(self._weights)
-        whitened = self._data.whiten(x, x.mean(axis=0))
+        whitened = _definite(self._data, _SINGULAR).whiten(x, x.mean(axis=0))
         chosen = resolve(rule, whitened, log_weights, method=self.method, common=True)
         return math.exp(chosen.log_determinant / self.d)
+
+
+_SINGULAR = (
+    "The data appears to lie in a lower-dimensional subspace of the space in which it is expressed, so that its "
+    "covariance is singular. Consider principal component analysis, and gaussian_kde of what that gives."
+)
 
 
 def _columns(name: str, value: Any) -> tuple[Any, Origin]:
@@ -390,7 +391,7 @@ def _columns(name: str, value: Any) -> tuple[Any, Origin]:
     x, xp = argument.array, array_namespace(argument.array)
     if x.ndim > 2:
         raise ValueError(f"{name} has shape {argument.shape}; pass (dimensions, points), or (points,) in one dimension")
-    if not bool(xp.all(xp.isfinite(x))):
+    if not (np.isfinite(x).all() if isinstance(x, np.ndarray) else bool(xp.all(xp.isfinite(x)))):
         raise ValueError(f"{name} has values that are not finite; drop or fill them")
     return (x if x.ndim == 2 else xp.reshape(x, (1, -1))), argument.origin
 

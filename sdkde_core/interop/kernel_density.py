@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
@@ -228,6 +229,10 @@ class KernelDensity(neighbors.KernelDensity):
                 raise ValueError("its feature_names cannot be right")
             made.feature_names_in_ = np.array(names, dtype=object)
         return made
+
+
+# scikit-learn asks for the signature in every fit, and to make it takes a tenth of one.
+KernelDensity.__init__.__signature__ = inspect.signature(KernelDensity.__init__)  # type: ignore[attr-defined]
 
 
 def _bandwidth(given: Any, n: int, d: int) -> Any:
