@@ -106,7 +106,8 @@ def test_prepared_queries(method, what, tensors):
     want = fitted.answer(fitted.read(query), what)
     np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-5, atol=1e-6)
     far = torch.full((1, 3), 3e9)
-    assert straight.answer(fitted, query._replace(array=far), what) is None
+    with np.errstate(all="ignore"):  # as public functions have it: the kernels see them first
+        assert straight.answer(fitted, query._replace(array=far), what) is None
 
 
 @interpreted
