@@ -420,7 +420,8 @@ class LineBackend(Backend, TypingProtocol):
     def density(self, problem: Problem, queries: Any, state: Any, constant: float, log: bool, dtype: Any) -> Any:
         """Return exp(ℓ + constant), or ℓ + constant for ``log``, (m,) of a dtype of PyTorch's, float32 or float64.
 
-        ℓ as :meth:`reduce` has it, of LOG_SUM; None where another way is to be taken.
+        ℓ as :meth:`reduce` has it, of LOG_SUM. Of LAPLACE it is log |L|, the density has L's sign, and the log of a
+        negative one is NaN. None where another way is to be taken.
         """
 
 

@@ -108,7 +108,7 @@ class HopperBackend:
     ) -> torch.Tensor | None:
         """Return the density of few rows in the user's dtype by LOG_SUM's launches."""
         points = state.points if queries is None else queries
-        if points.shape[0] > _most_rows(state):
+        if points.shape[0] > _most_rows(state) or problem.reduction is not Reduction.LOG_SUM:
             return None
         with launching(points):
             return _log_sum(problem, points, state, None, points.shape[0], (constant, log, dtype))

@@ -112,7 +112,7 @@ class TritonBackend:
         return self._ended(problem, state.points, state, state.points)
 
     def density(self, problem: Problem, queries: Any, state: _State, constant: float, log: bool, dtype: Any) -> Any:
-        """Return the density in the user's dtype by LOG_SUM's launches."""
+        """Return the density in the user's dtype by the launches of LOG_SUM or LAPLACE."""
         return self._ended(problem, state.points if queries is None else queries, state, (constant, log, dtype))
 
     left_out = staticmethod(criteria.left_out)

@@ -37,8 +37,9 @@ def finish_log_sum_kernel(
 ):
     """Merge the splits in order, float64: ℓ, and for LAPLACE the sign and log |L| (then ℓ is log M), (1 or 3, m).
 
-    Without weights every column's log weight is that of the first. END 1 adds a constant, whose bits the argument
-    ``constant`` holds; END 2 also takes the exponential. SINGLE: ``out`` is float32.
+    Without weights every column's log weight is that of the first. With END there is one result, (m,), to whose log a
+    constant is added, the bits of the argument ``constant``: END 1 is that log, NaN where L is negative; END 2 its
+    exponential, with L's sign. SINGLE: ``out`` is float32.
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     size = wide(m) * splits
@@ -65,21 +66,26 @@ def finish_log_sum_kernel(
     if LAPLACE:
         # Σ φ (1 + d/2 ∓ ½r²) with ½r² = −ln 2 · log2 φ, in units of 2^top. The moment is Σ p (log2 φ − top).
         half_square = _nats(-(moment + total * top))
-        constant = total * (1.0 + 0.5 * d)
-        signed = constant - half_square
-        tl.store(out + i, _log(constant + half_square) + scale, mask=inside)
-        size = tl.abs(signed)
-        # NaN (in the data) stays NaN: no comparison with it is true.
-        sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, signed * 0.0)).to(tl.float64)
-        tl.store(out + wide(m) + i, sign, mask=inside)
-        tl.store(out + 2 * wide(m) + i, _log(size) + scale, mask=inside)
+        most = total * (1.0 + 0.5 * d)
+        signed = most - half_square
+        result = _log(tl.abs(signed)) + scale
+        if END == 0:
+            # NaN (in the data) stays NaN: no comparison with it is true.
+            sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, signed * 0.0)).to(tl.float64)
+            tl.store(out + wide(m) + i, sign, mask=inside)
+            tl.store(out + 2 * wide(m) + i, result, mask=inside)
+            result = _log(most + half_square) + scale
     else:
         result = _log(total) + scale
-        if END > 0:
-            result += (tl.zeros((), tl.int64) + constant).to(tl.float64, bitcast=True)
-        if END == 2:
-            result = tl.exp(result)
-        tl.store(out + i, result.to(tl.float32) if SINGLE else result, mask=inside)
+    if END > 0:
+        result += (tl.zeros((), tl.int64) + constant).to(tl.float64, bitcast=True)
+        if LAPLACE and END == 1:
+            result = tl.where(signed < 0, float("nan"), result)
+    if END == 2:
+        result = tl.exp(result)
+        if LAPLACE:
+            result = tl.where(signed < 0, -result, result)
+    tl.store(out + i, result.to(tl.float32) if SINGLE else result, mask=inside)
 
 
 @sized

@@ -144,9 +144,9 @@ def _log_sum(
 def finish_log_sum(
     problem: Problem, partial: torch.Tensor, weights: Weights, m: int, parts: int, laplace: bool, end: End = None
 ) -> Any:
-    """Merge the partial results of LOG_SUM, or of LAPLACE, for m rows; with ``end``, of LOG_SUM, the density."""
+    """Merge the partial results of LOG_SUM, or of LAPLACE, for m rows; with ``end`` the density."""
     constant, log, dtype = end if isinstance(end, tuple) else (0.0, False, torch.float64)
-    result = torch.empty((3, m) if laplace else m, dtype=dtype, device=partial.device)
+    result = torch.empty((3, m) if laplace and end is None else m, dtype=dtype, device=partial.device)
     ending = 0 if end is None else 1 if log else 2
     run = _finish_log_sum(m, parts, problem.d, laplace, weights.vary, ending, dtype is torch.float32)
     run(partial, weights.log, result, last=(bits(constant),))

@@ -294,7 +294,7 @@ def _result(
     """Sum the last pass, ``asked``: its problem, queries and state; and return what is wanted, as the user wants it."""
     if what == "score":
         return bandwidth.pull_back(backend.reduce(*asked).shift).to(dtype)
-    if asked[0].reduction is Reduction.LOG_SUM:
+    if asked[0].reduction is Reduction.LOG_SUM or negative == "keep":
         found = backend.density(*asked, constant, what == "log", dtype)
         if found is not None:
             return found
