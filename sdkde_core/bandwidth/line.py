@@ -1,0 +1,221 @@
+"""Criteria of one column over all samples, summed on grids by Fourier transforms.
+
+Samples are shared between the two bins around them, linearly, six bins to a bandwidth. That widens them by a variance
+which the kernels' is reduced by. Empty stretches are shortened to ten bandwidths, so that no outlier costs bins. A
+Gaussian sum of all bins is then a product of spectra, and so are ∫p̂² and Σ w_i p̂(x_i).
+
+* :meth:`Line.left_out` leaves out an eighth of the samples in turn. Least squares, ∫p̂² − 2 Σ w_i p̂(x_i), is ruled by
+  peaks and the likelihood by far samples. Between them, for any β > 0, is the density power divergence
+
+      ∫p̂^(1+β) − (1 + 1/β) Σ w_i p̂(x_i)^β
+
+  of Basu, Harris, Hjort and Jones, "Robust and efficient estimation by minimising a density power divergence",
+  Biometrika 85 (1998). At β = ¼ its best bandwidth is less noisy than that of either.
+* :meth:`Line.expected` is the error that is expected if an estimate, the pilot, were the density: its bias by the
+  method, as with any number of samples, and the variance to leading order. It is as smooth as the pilot is: the
+  smoothed bootstrap of Taylor, "Bootstrap choice of the smoothing parameter in kernel density estimation", Biometrika
+  76 (1989), without a draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arrays import Array
+from .normal import roughness
+
+BINS = 6  # to a bandwidth
+FOLDS = 8  # parts of the samples that are left out in turn; fewer where there are fewer samples
+
+
+class _Grid(NamedTuple):
+    """Bins on a circle, one wide, and samples shared between them."""
+
+    places: Array  # (n,) of the samples, in bins
+    frequencies: Array  # angular, to a bin
+    bins: int
+    h: float  # the bandwidth that it was made for, in bins
+
+
+class LeftOut(NamedTuple):
+    """Criteria by each fold of samples that are left out (folds,), to be averaged by the folds' weights."""
+
+    power: Array  # with β = ¼
+    least_squares: Array
+    likelihood: Array | None  # densities below some 1e-15 of the highest count as that; None for laplace
+
+
+class Line:
+    """The samples of one column: sorted (n,), with weights that sum to 1; for a method.
+
+    ``folds`` (n,): the numbers of the parts that are left out together.
+    """
+
+    def __init__(self, u: Array, weights: Array, folds: NDArray[np.intp], method: str) -> None:
+        self.u, self.w, self.folds, self.method = u, weights, folds, method
+        self.n_eff = 1.0 / float(weights @ weights)
+        self.gaps = np.diff(u, prepend=u[0])
+        self.held = np.bincount(folds, weights)
+
+    def _grid(self, h: float, finer: float = 1.0) -> _Grid:
+        """A grid for bandwidths about h, and down to h over ``finer``."""
+        width = h / (BINS * finer)
+        places = np.cumsum(np.minimum(self.gaps, 10.0 * finer * h)) / width
+        bins = _fast(int(places[-1]) + 2 + int(10 * BINS * finer**2))
+        return _Grid(places, 2.0 * np.pi * np.fft.rfftfreq(bins), bins, BINS * finer)
+
+    def _estimate(self, grid: _Grid, mass: Array, h: float, binned: float, method: str | None = None) -> Array:
+        """The spectrum of the method's estimate of mass in bins (…, bins), bandwidth h; ``binned``: see the caller."""
+        method = self.method if method is None else method
+        q = (h * grid.frequencies) ** 2
+        kernel = np.exp(-0.5 * q * (1.0 - binned / (6.0 * h * h)))
+        spectrum = np.fft.rfft(mass)
+        if method == "kde":
+            return spectrum * kernel
+        if method == "laplace":
+            return spectrum * (kernel * (1.0 + 0.5 * q))
+        near = spectrum * kernel
+        density = np.fft.irfft(near, grid.bins)
+        slope = np.fft.irfft(near * (1j * grid.frequencies), grid.bins)
+        # The mass of a bin counts in its own density: what is less is rounding.
+        shift = (0.5 * h * h) * slope / np.maximum(density, np.maximum(0.3 * mass / h, 1e-15))
+        kernel = np.exp(-0.5 * q * (1.0 - (binned + 1.0) / (6.0 * h * h)))
+        moved = _shared(np.arange(grid.bins) + np.clip(shift, -4.0 * h, 4.0 * h), mass, grid.bins)
+        return np.fft.rfft(moved) * kernel
+
+    def left_out(self, h: float) -> LeftOut:
+        """The criteria at a bandwidth."""
+        grid, parts, held = self._grid(h), len(self.held), self.held[:, None]
+        low = grid.places.astype(np.intp)
+        share, index = self.w * (grid.places - low), low + self.folds * grid.bins
+        size = parts * grid.bins
+        binned = np.bincount(index, self.w - share, size) + np.bincount(index + 1, share, size)
+        out = binned.reshape(parts, grid.bins)
+        rest = np.maximum(out.sum(0) - out, 0.0) / np.maximum(1.0 - held, 1e-12)
+        spectrum, unit = self._estimate(grid, rest, grid.h, 1.0), grid.h / h
+        seen = np.fft.rfft(out) * np.exp(grid.frequencies**2 / 12.0)  # as if these samples were not binned
+        squares = _inner(spectrum, spectrum, grid.bins) - 2.0 * _inner(seen, spectrum, grid.bins) / self.held
+        density = np.maximum(np.fft.irfft(spectrum, grid.bins), 1e-15) * unit
+        root, shares = np.sqrt(np.sqrt(density)), out / held
+        power = (density * root).sum(1) / unit - 5.0 * (shares * root).sum(1)
+        logs = None if self.method == "laplace" else -(shares * np.log(density)).sum(1)
+        return LeftOut(power, squares * unit, logs)
+
+    def expected(self, pilot: float) -> Expected:
+        """The error that is expected if the pilot, the debiased estimate of that bandwidth, were the density."""
+        return Expected(self, pilot)
+
+
+class Looks:
+    """What left-out samples say of the bandwidths unit · e^(step k) that were looked at, by a criterion's name.
+
+    They are looked at from k = ``last`` down to where the samples tell that nothing narrower is better.
+    """
+
+    def __init__(self, line: Line, criterion: str, unit: float, step: float, last: int) -> None:
+        self.line, self.unit, self.step, self.last = line, unit, step, last
+        self.known: dict[int, LeftOut] = {}
+
+        def at(k: int) -> Array:
+            if k not in self.known:
+                self.known[k] = line.left_out(self.width(k))
+            found: Array = getattr(self.known[k], criterion)
+            return found
+
+        def loss(k: int) -> float:
+            return float(line.held @ at(k))
+
+        for k in range(last, -32, -3):
+            best = min([*self.known, k], key=loss)
+            if best - k >= 9 and all(_worse(line, at(j), at(best)) for j in range(k, k + 9, 3)):
+                break
+        self.best = descend(loss, min(self.known, key=loss), -31, last)
+
+    def width(self, k: float) -> float:
+        """The bandwidth of a step."""
+        return self.unit * math.exp(self.step * k)
+
+    def expected(self) -> float:
+        """The step with the least expected error near the best one, which is the pilot's bandwidth."""
+        error, middle = self.line.expected(self.width(self.best)), round(self.best)
+        return descend(lambda k: error.at(self.width(k)), middle, middle - 4, min(middle + 4, self.last))
+
+
+def _worse(line: Line, fold: Array, best: Array) -> bool:
+    """Whether least squares is larger by three standard errors, as its folds differ."""
+    differences = fold - best
+    mean = float(line.held @ differences)
+    return mean > 3.0 * math.sqrt(float(line.held @ (differences - mean) ** 2) / (len(fold) - 1))
+
+
+def descend(loss: Callable[[int], float], k: int, first: int, last: int) -> float:
+    """The step of a local minimum, by a parabola through its neighbours."""
+    known: dict[int, float] = {}
+
+    def at(j: int) -> float:
+        if j not in known:
+            known[j] = loss(j)
+        return known[j]
+
+    while True:
+        near = [j for j in (k - 1, k, k + 1) if first <= j <= last]
+        best = min(near, key=at)
+        if best == k:
+            break
+        k = best
+    if len(near) < 3:
+        return float(k)
+    before, here, after = map(at, near)
+    curvature = before - 2.0 * here + after
+    return k + 0.5 * (before - after) / curvature if curvature > 0 else float(k)
+
+
+class Expected:
+    """The expected squared error of estimates if a pilot were the density, from half to twice its bandwidth."""
+
+    def __init__(self, line: Line, pilot: float) -> None:
+        self.line, self.grid = line, line._grid(pilot, 2.0)
+        grid = self.grid
+        mass = _shared(grid.places, line.w, grid.bins)
+        density = np.maximum(np.fft.irfft(line._estimate(grid, mass, grid.h, 1.0, "sdkde"), grid.bins), 0.0)
+        self.density, self.unit = density / density.sum(), grid.h / pilot
+        self.spectrum = np.fft.rfft(self.density)
+
+    def at(self, h: float) -> float:
+        """Of the bandwidth h."""
+        line, grid, wide = self.line, self.grid, h * self.unit
+        found = line._estimate(grid, self.density, wide, 0.0)
+        bias = found - self.spectrum
+        variance = roughness(line.method, 1) / (2.0 * math.sqrt(math.pi) * wide) - _inner(found, found, grid.bins)
+        return float(_inner(bias, bias, grid.bins) + variance / line.n_eff) * self.unit
+
+
+def _shared(places: Array, mass: Array, bins: int) -> Array:
+    """Mass at places (…, n), each shared between the two bins around it, on a circle: (…, bins)."""
+    low = np.floor(places)
+    share = mass * (places - low)
+    rows = math.prod(places.shape[:-1])
+    index = low.astype(np.intp) % bins
+    index = index.reshape(rows, -1) + np.arange(rows)[:, None] * bins
+    after = np.where(index % bins == bins - 1, index - (bins - 1), index + 1)
+    size = rows * bins
+    total = np.bincount(index.ravel(), (mass - share).ravel(), size) + np.bincount(after.ravel(), share.ravel(), size)
+    return total.reshape(*places.shape[:-1], bins)
+
+
+def _inner(a: Array, b: Array, bins: int) -> Array:
+    """Σ over bins of the products of what has these spectra, (…,)."""
+    products = a.real * b.real + a.imag * b.imag
+    ends = products[..., 0] + (products[..., -1] if bins % 2 == 0 else 0.0)
+    return (2.0 * products.sum(-1) - ends) / bins
+
+
+def _fast(bins: int) -> int:
+    """The least 2ᵏ, 3·2ᵏ or 5·2ᵏ that is not less."""
+    sizes = [odd << max(0, (-(-bins // odd) - 1).bit_length()) for odd in (4, 6, 10)]
+    return min(sizes)
