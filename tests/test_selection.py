@@ -7,6 +7,7 @@ import array_api_strict
 import numpy as np
 import pytest
 import torch
+from sklearn import datasets
 
 import sdkde_core
 from sdkde_core import select_bandwidth
@@ -127,6 +128,57 @@ def test_one_column_is_judged_from_all_samples(method):
     chosen = select_bandwidth(x, method=method)
     assert chosen.selection.used == 16_000
     assert over_best(chosen) < 1.15
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("unit", [0.02, 0.1])
+def test_rounding_costs_next_to_nothing(method, unit):
+    logs = 0.0
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        x = rng.choice((-1.5, 1.5), 1000) + 0.5 * rng.normal(size=1000)
+        errors = [
+            ise(y, lambda y: (normal(y, -1.5, 0.5) + normal(y, 1.5, 0.5)) / 2, method=method)
+            for y in (np.round(x / unit) * unit, x)
+        ]
+        logs += math.log(errors[0] / errors[1]) / 3
+    assert logs < math.log(1.15)
+
+
+def test_the_gap_between_petal_widths_shows():
+    widths = datasets.load_iris().data[:, 3]
+    chosen = select_bandwidth(widths)
+    assert "values are multiples of 0.1" in chosen.selection.reason
+    low, gap, high = sdkde_core.estimate(widths, [0.2, 0.75, 1.3])
+    assert gap < 0.03 * min(low, high)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+@pytest.mark.parametrize(
+    ("scale", "start", "said"),
+    [(0.1, 0.0, "are multiples of 0.1"), (1.0, 0.0, "of 1,"), (12.0, 5.0, "differ by multiples of 12")],
+)
+def test_units_are_found(scale, start, said, kind):
+    rng = np.random.default_rng(0)
+    x = np.c_[start + scale * np.round(4 * rng.normal(size=90)), rng.normal(size=90)].astype(kind)
+    for given, column in ((x[:, 0], ""), (x, "of column 0 ")):
+        chosen = select_bandwidth(given)
+        assert f"values {column}" in chosen.selection.reason and said in chosen.selection.reason
+        assert np.sqrt(chosen.matrix[0, 0]) >= 0.4999 * scale
+        assert chosen.selection.units[0] == pytest.approx(scale, rel=1e-6) and not chosen.selection.units[1:].any()
+    order = rng.permutation(90)
+    np.testing.assert_allclose(select_bandwidth(x[order]).matrix, select_bandwidth(x).matrix, 1e-6)
+    assert "multiples" not in select_bandwidth(x[:, 1]).selection.reason
+
+
+def test_columns_that_are_coarse_have_wide_kernels():
+    """As in unrounded data of that spread: half a unit at least, and no atom is taken for a peak."""
+    x = np.random.default_rng(0).normal(size=(2000, 2))
+    want = select_bandwidth(x).factor
+    for unit in (0.01, 0.1, 0.3):
+        got = np.sqrt(np.diagonal(select_bandwidth(np.round(x / unit) * unit).matrix))
+        np.testing.assert_allclose(got, want, 0.15)
+    assert (np.sqrt(np.diagonal(select_bandwidth(np.round(x / 2) * 2).matrix)) >= 1.0).all()
 
 
 def mise_of_normal(method, d, n, h):

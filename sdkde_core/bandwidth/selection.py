@@ -34,6 +34,7 @@ from ..engine.products import product
 from .line import FOLDS, Line, Looks
 from .normal import normal_reference, widest
 from .pairs import Left, Pairs
+from .rounding import spread_within, units_of
 from .sample import Sample
 from .shapes import find_shape
 
@@ -67,6 +68,9 @@ class Selection:
         Samples that the criteria were summed over.
     shape : (d, d) array or None
         Of the bandwidth in the columns' spreads, where the data ask for one: diagonal for a scale per column.
+    units : (d,) array
+        What the values of each column are multiples of, data units; 0 where they are not rounded. The bandwidth was
+        chosen for values spread within them, and is at least half a unit in every column.
     """
 
     method: str
@@ -78,6 +82,7 @@ class Selection:
     likelihood: Array
     used: int
     shape: Array | None = None
+    units: Array | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain lists, numbers and strings; the likelihood of laplace is None."""
@@ -118,14 +123,14 @@ def choose(sample: Sample, rule: str, spreads: Array) -> Selection:
 
 def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     method = sample.method
-    u, weights, index = _distinct(sample, spreads)
+    u, weights, index, units = _distinct(sample, spreads)
     n = len(u)
     if n < 5:
         empty = np.empty(0)
         reason = f"the normal reference: {n} distinct samples are too few to choose from"
-        return Selection(method, rule, 1.0, reason, empty, empty, empty, n)
+        return Selection(method, rule, 1.0, reason, empty, empty, empty, n, units=units)
     if sample.d == 1:
-        return _on_a_line(sample, rule, Line(u[:, 0], weights, index % min(FOLDS, n), method))
+        return _on_a_line(sample, rule, Line(u[:, 0], weights, index % min(FOLDS, n), method), units)
     shape = None
     if rule == "auto" and not sample.common:
         held = bool(spreads.min() > 1e-140 and spreads.max() < 1e140)  # by float64, squared
@@ -154,10 +159,11 @@ def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     curves = unit * np.exp(STEP * steps), _curve(squares, weights), likelihood
     if shape is not None:
         reason += f"; its shape is {shape.reason}"
-    return Selection(method, rule, multiple, reason, *curves, n, None if shape is None else shape.matrix)
+    reason += _rounded(sample, units)
+    return Selection(method, rule, multiple, reason, *curves, n, None if shape is None else shape.matrix, units)
 
 
-def _on_a_line(sample: Sample, rule: str, line: Line) -> Selection:
+def _on_a_line(sample: Sample, rule: str, line: Line, units: Array) -> Selection:
     """Choose from one column."""
     method, n, asked = line.method, len(line.u), (line.method, 1, line.n_eff)
     criterion = {"lscv": "least_squares", "lcv": "likelihood"}.get(rule, "power")
@@ -173,7 +179,20 @@ def _on_a_line(sample: Sample, rule: str, line: Line) -> Selection:
     squares = np.array([line.held @ left.least_squares for left in found])
     logs = np.array([math.nan if left.likelihood is None else line.held @ left.likelihood for left in found])
     curves = unit * np.exp(STEP * steps), squares - squares.min(), logs - logs.min()
-    return Selection(method, rule, multiple, reason, *curves, n)
+    return Selection(method, rule, multiple, reason + _rounded(sample, units), *curves, n, units=units)
+
+
+def _rounded(sample: Sample, units: Array) -> str:
+    """What a reason says of rounded columns."""
+    columns = np.flatnonzero(units)
+    if not columns.size:
+        return ""
+    j = columns[0]
+    places = float(sample.given[0, int(j)]) / units[j]
+    what = "are" if abs(places - round(places)) < 2e-3 else "differ by"
+    which = "" if sample.d == 1 else f" of column {j}"
+    more = f" (rounded as well: {columns.size - 1} more columns)" if columns.size > 1 else ""
+    return f"; values{which} {what} multiples of {units[j]:.4g}{more}, and h is at least half of that"
 
 
 def most_of(d: int) -> int:
@@ -186,17 +205,24 @@ def most_of(d: int) -> int:
     return min(1500, math.isqrt(1500**2 * 16 // max(d, 16)))
 
 
-def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.intp]]:
-    """Distinct samples, at most a few thousand, in spreads; their weights; and an order in which they may be cut short.
+def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.intp], Array]:
+    """Distinct samples in spreads, their weights, an order in which they may be cut short, and the columns' units.
 
-    Samples that are equal count as one with their weight together, and are left out together. Otherwise rounded data
-    would have no best bandwidth: each sample would find itself again. The same seed draws for the same n, so that the
+    Values of rounded columns are spread within their unit: what was rounded has a best bandwidth.
+
+    Samples that are equal all the same count as one with their weight together, and are left out together. Otherwise
+    each would find itself again. The same seed draws for the same n, so that the
     choice depends on nothing else; weighted samples are drawn in proportion to their weights.
     """
     rng = np.random.default_rng(SEED)
     x, counts = sample.thinned(most_of(sample.d), rng)
-    u = np.clip(x / (spreads / sample.unit), -1e150, 1e150)  # the range of a column may overflow in them
-    ordered = np.sort(u, axis=0)
+    ordered = np.sort(x, axis=0)
+    scale, units = spreads / sample.unit, units_of(ordered)
+    units[units > 100.0 * scale] = 0.0  # as of a group beside a far sample
+    if units.any():
+        x = spread_within(x, units, counts)
+        ordered = np.sort(x, axis=0)
+    u, ordered = (np.clip(some / scale, -1e150, 1e150) for some in (x, ordered))  # a column's range may overflow
     middle = 0.5 * (ordered[(len(u) - 1) // 2] + ordered[len(u) // 2])
     u = _without_gaps(u - middle, ordered[-1] - ordered[0])
     first = np.argsort(u[:, 0], kind="stable")
@@ -210,7 +236,7 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
     u, together = u[heard], together[heard]
     index = rng.permutation(len(u))
     _spread_ties(u, together, np.flatnonzero((ordered[1:] == ordered[:-1]).any(axis=0)), rng)
-    return u, together, index
+    return u, together, index, units * sample.unit
 
 
 def _spread_ties(u: Array, weights: Array, columns: NDArray[np.intp], rng: np.random.Generator) -> None:
