@@ -132,9 +132,11 @@ class Looks:
 
         for k in range(last, -32, -3):
             best = min([*self.known, k], key=loss)
-            if best - k >= 9 and all(_worse(line, at(j), at(best)) for j in range(k, k + 9, 3)):
+            if best - k >= 9 and all(_errors(line, at(j), at(best)) > 3.0 for j in range(k, k + 9, 3)):
                 break
-        self.best = descend(loss, min(self.known, key=loss), -31, last)
+        least = min(self.known, key=loss)
+        self.errors = _errors(line, at(last), at(least))  # standard errors by which the widest is worse
+        self.best = descend(loss, least, -31, last)
 
     def width(self, k: float) -> float:
         """The bandwidth of a step."""
@@ -146,11 +148,12 @@ class Looks:
         return descend(lambda k: error.at(self.width(k)), middle, middle - 4, min(middle + 4, self.last))
 
 
-def _worse(line: Line, fold: Array, best: Array) -> bool:
-    """Whether least squares is larger by three standard errors, as its folds differ."""
+def _errors(line: Line, fold: Array, best: Array) -> float:
+    """By how many standard errors a criterion is larger than the best, as its folds differ."""
     differences = fold - best
     mean = float(line.held @ differences)
-    return mean > 3.0 * math.sqrt(float(line.held @ (differences - mean) ** 2) / (len(fold) - 1))
+    variance = float(line.held @ (differences - mean) ** 2) / (len(fold) - 1)
+    return mean / math.sqrt(variance) if variance > 0.0 else 0.0
 
 
 def descend(loss: Callable[[int], float], k: int, first: int, last: int) -> float:

@@ -127,8 +127,10 @@ def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     n = len(u)
     if n < 5:
         empty = np.empty(0)
-        reason = f"the normal reference: {n} distinct samples are too few to choose from"
-        return Selection(method, rule, 1.0, reason, empty, empty, empty, n, units=units)
+        asked = method, sample.d, sample.n_eff
+        multiple = widest(*asked) * math.exp(STEP * _usual(method, n)) if sample.d == 1 and rule == "auto" else 1.0
+        reason = f"{multiple:.3g} of the normal reference: {n} distinct samples are too few to choose from"
+        return Selection(method, rule, multiple, reason, empty, empty, empty, n, units=units)
     if sample.d == 1:
         return _on_a_line(sample, rule, Line(u[:, 0], weights, index % min(FOLDS, n), method), units)
     shape = None
@@ -171,6 +173,12 @@ def _on_a_line(sample: Sample, rule: str, line: Line, units: Array) -> Selection
     best, what = looks.best, "the minimum of least squares" if rule == "lscv" else "the maximum of the likelihood"
     if rule == "auto":
         best, what = 0.5 * (best + looks.expected()), "between what left-out samples and the expected error say"
+        # Few samples say little: without evidence h is what is usual, and it never is far below.
+        usual, few = _usual(method, line.n_eff), (126.0 / line.n_eff) ** 3
+        share = looks.errors**2 / (looks.errors**2 + few)
+        best = min(0.0, max(usual + share * (best - usual), usual - line.n_eff**2 / 900.0))
+        if share < 0.5:
+            what = "near what is usual, as the samples say little"
     unit = widest(method, 1, sample.n_eff)
     multiple = unit * math.exp(STEP * best)
     reason = f"{multiple:.3g} of the normal reference, {what}, an eighth of {n} samples left out in turn"
@@ -180,6 +188,11 @@ def _on_a_line(sample: Sample, rule: str, line: Line, units: Array) -> Selection
     logs = np.array([math.nan if left.likelihood is None else line.held @ left.likelihood for left in found])
     curves = unit * np.exp(STEP * steps), squares - squares.min(), logs - logs.min()
     return Selection(method, rule, multiple, reason + _rounded(sample, units), *curves, n, units=units)
+
+
+def _usual(method: str, n_eff: float) -> float:
+    """The step, in one column, where samples tell nothing: so few that an estimate had better be like Silverman's."""
+    return (-1.8 if method == "kde" else -2.7) * min(1.0, 30.0 / n_eff)
 
 
 def _rounded(sample: Sample, units: Array) -> str:
