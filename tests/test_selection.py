@@ -407,3 +407,21 @@ def test_auto_is_better_than_silverman(method):
         normal_ones += math.log(ise(z, normal, method=method) / reference) / 3
     assert separated < math.log(0.6)
     assert normal_ones < math.log(1.4)
+
+
+@pytest.mark.parametrize("n", [3, 8, 30])
+def test_few_samples_do_not_mislead(n):
+    logs = []
+    for seed in range(40):
+        x = np.random.default_rng([seed, n]).normal(size=n)
+        logs.append(math.log(ise(x, normal) / ise(x, normal, method="kde", bandwidth="silverman")))
+    assert np.mean(logs) < 0 and max(logs) < math.log(2.5)
+
+
+@pytest.mark.parametrize("n", [200, 1000])
+def test_a_strong_correlation_is_never_missed(n):
+    for seed in range(12):
+        z = np.random.default_rng([seed, n]).normal(size=(n, 2))
+        h = select_bandwidth(np.c_[z[:, 0], 0.9 * z[:, 0] + math.sqrt(0.19) * z[:, 1]]).matrix
+        assert h[0, 1] > 0.8 * math.sqrt(h[0, 0] * h[1, 1])
+        assert select_bandwidth(z).selection.shape is None
