@@ -192,7 +192,7 @@ def _on_a_line(sample: Sample, rule: str, line: Line, units: Array) -> Selection
 
 def _usual(method: str, n_eff: float) -> float:
     """The step, in one column, where samples tell nothing: so few that an estimate had better be like Silverman's."""
-    return (-1.8 if method == "kde" else -2.7) * min(1.0, 30.0 / n_eff)
+    return (-1.8 if method == "kde" else -2.4) * min(1.0, 30.0 / n_eff)
 
 
 def _rounded(sample: Sample, units: Array) -> str:
