@@ -3,6 +3,8 @@
     python benchmarks/bandwidths.py run --seed 1 --save FILE.jsonl [--group report|develop|real] [--rules auto,lscv,…]
         [--dims 1,2] [--sizes 200,2000,16000] [--draws 20] [--device cpu|cuda] [--jobs N] [--seconds S]
     python benchmarks/bandwidths.py times --save TIMES.jsonl [--rules …] [--device cpu|cuda]
+    python benchmarks/bandwidths.py line --seed 1 [--group eleven|fresh|develop|few] [--sizes 200,2000] [--draws 20]
+        [--rounded .1]                                     one dimension, many draws, errors on a grid
     python benchmarks/bandwidths.py tables FILE.jsonl TIMES.jsonl … [--markdown] [--rules auto,kdepy]
     python benchmarks/bandwidths.py plot FILE.jsonl … --to FILE.png [--rules auto,normal-reference]
 
@@ -47,6 +49,7 @@ from typing import Any
 
 import numpy as np
 from bandwidth_data import REAL, split
+from bandwidth_line import GROUPS, line
 from bandwidth_peers import peers
 from bandwidth_plots import convergence, plot_errors
 from bandwidth_report import print_tables, read_lines
@@ -344,6 +347,15 @@ def main() -> None:
     command.add_argument("--repeat", type=int, default=5)
     command.add_argument("--save", type=Path, required=True, metavar="FILE.jsonl")
     command.add_argument("--device", default="cpu")
+    command = commands.add_parser("line", help="one dimension: errors of auto, fast")
+    command.set_defaults(call=line)
+    command.add_argument("--group", choices=GROUPS, default="fresh")
+    command.add_argument("--sizes", type=numbers, default=SIZES)
+    command.add_argument("--draws", type=int, default=20)
+    command.add_argument("--methods", type=words, default=METHODS)
+    command.add_argument("--rounded", type=float, default=0.0, help="to multiples of so many σ₁")
+    command.add_argument("--seed", type=int, required=True)
+    command.add_argument("--jobs", type=int, default=cores())
     command = commands.add_parser("tables", help="print what was recorded")
     command.set_defaults(
         call=lambda arguments: print_tables(read_lines(arguments.files), arguments.markdown, arguments.rules)

@@ -4,16 +4,21 @@ Two criteria judge a bandwidth by what it says of samples that are left out. Lea
 estimates the integrated squared error, less what does not depend on the bandwidth (Rudemo 1982, Bowman 1984). The
 likelihood is −Σ w_i log p̂₋ᵢ(x_i). ``"lscv"`` and ``"lcv"`` take their minima, which are noisy.
 
-``"auto"`` weights each bandwidth by exp(−2 z²), z the standard score of the samples' terms in least squares, paired
-with those at its minimum. (Of a criterion that is a likelihood, that is about the likelihood ratio.) The weights say
-which bandwidths the data do not tell apart. Of these the upper end is taken, their quantile 0.8: least squares errs
-towards narrow bandwidths, and a debiased estimate loses more by these. What would be best for normal samples is the
-upper bound.
+Of one column all samples are heard, by sums on grids: :mod:`.line` has those criteria, and what ``"auto"`` takes there.
+
+Of several columns ``"auto"`` weights each bandwidth by exp(−2 z²), z the standard score of the samples' terms in least
+squares, paired with those at its minimum. (Of a criterion that is a likelihood, that is about the likelihood ratio.)
+The weights say which bandwidths the data do not tell apart. Of these the upper end is taken, their quantile 0.8: least
+squares errs towards narrow bandwidths, and a debiased estimate loses more by these. What would be best for normal
+samples is the upper bound.
 
 In many dimensions a few samples make up all of least squares, as densities there differ by powers of ten. Where these
 are less than a fifth of the samples, effectively, the maximum of the likelihood is taken instead, unbounded, and about
 there a mean of both, so that the choice does not jump. A Laplace estimate is signed and has no likelihood: where only
 a few samples count, it gets the upper bound.
+
+Values of rounded columns are spread within their unit first (:mod:`.rounding`): the criteria would take each value that
+occurs often for a peak.
 
 ``"auto"`` has :mod:`.shapes` choose the bandwidth's shape first; the criteria are then summed in its units.
 """
@@ -63,7 +68,7 @@ class Selection:
         What was looked at, ascending.
     least_squares, likelihood : (k,) array
         The criteria there less their least, so that smaller is better: ∫p̂² − 2 Σ w_i p̂₋ᵢ(x_i), in a unit of its own;
-        −Σ w_i log p̂₋ᵢ(x_i), in nats, NaN for laplace.
+        −Σ w_i log p̂₋ᵢ(x_i), in nats, NaN for laplace. In one column ``"auto"`` chooses by another one between them.
     used : int
         Samples that the criteria were summed over.
     shape : (d, d) array or None
@@ -362,7 +367,7 @@ class _Looks:
         left = [self.known[step] for step in steps]
         logs = np.stack([one.log_density for one in left])
         squares = np.array([one.log_square for one in left])
-        signs = np.stack([np.broadcast_to(one.sign, logs.shape[1:]) for one in left])
+        signs = np.stack([one.sign for one in left]) if self.method == "laplace" else 1.0
 
         def terms(unit: Any) -> Array:
             return np.exp(np.minimum(squares[:, None] - unit, 300)) - 2.0 * signs * np.exp(np.minimum(logs - unit, 300))
