@@ -279,14 +279,6 @@ DEVELOP: tuple[Density, ...] = (
     *(_random(f"random {seed}-{d}", d, seed) for d in (1, 2, 5, 16) for seed in (1, 2, 3)),
     _ring(),
     _banana(),
-    _correlated(5),
-    _correlated(16),
-    _beside_normals(ELEVEN[0], 16),  # type: ignore[arg-type]
-    Product("t3-16", 16),
-)
-
-#: What the choice in one dimension is reported on beside the eleven.
-FRESH: tuple[Density, ...] = (
     _curve("exponential", "exponential", (), lambda y: _positive(y, np.exp(-np.abs(y)))),
     _curve("laplace", "laplace", (), lambda y: np.exp(-np.abs(y)) / 2),
     _curve("logistic", "logistic", (), lambda y: 0.25 / np.cosh(np.clip(y / 2, -300, 300)) ** 2),
@@ -301,6 +293,20 @@ FRESH: tuple[Density, ...] = (
         ),
     ),
     _curve("triangular", "triangular", (0.0, 0.5, 1.0), lambda y: np.clip(2 - 4 * np.abs(y - 0.5), 0, None)),
+    _correlated(5),
+    _correlated(16),
+    _beside_normals(ELEVEN[0], 16),  # type: ignore[arg-type]
+    Product("t3-16", 16),
+)
+
+#: What the choice in one dimension is reported on beside the eleven.
+FRESH: tuple[Density, ...] = (
+    *(_random(f"random {seed}-1", 1, seed) for seed in (11, 12, 13, 14, 15)),
+    _curve("rayleigh", "rayleigh", (), lambda y: np.clip(y, 0, None) * np.exp(-(y**2) / 2)),
+    _curve("symmetric beta", "beta", (3.0, 3.0), lambda y: 30 * (np.clip(y, 0, 1) * np.clip(1 - y, 0, 1)) ** 2),
+    _curve("weibull", "weibull", (3.0,), lambda y: 3 * y**2 * _positive(y, np.exp(-(np.clip(y, 0, 9) ** 3)))),
+    _curve("gamma 4", "gamma", (4.0,), lambda y: np.clip(y, 0, None) ** 3 * np.exp(-np.abs(y)) / 6),
+    _curve("sawtooth", "power", (2.0,), lambda y: np.where((y >= 0) & (y <= 1), 2 * y, 0.0)),
 )
 
 DENSITIES: tuple[Density, ...] = REPORT + DEVELOP + FRESH

@@ -177,7 +177,7 @@ def _on_a_line(sample: Sample, rule: str, line: Line, units: Array) -> Selection
     looks = Looks(line, criterion, normal_reference(*asked) * widest(*asked), STEP, 0 if rule == "auto" else 5)
     best, what = looks.best, "the minimum of least squares" if rule == "lscv" else "the maximum of the likelihood"
     if rule == "auto":
-        best, what = 0.5 * (best + looks.expected()), "between what left-out samples and the expected error say"
+        best, what = looks.plausible(), "the least expected error, from an estimate that left-out samples chose"
         # Few samples say little: without evidence h is what is usual, and it never is far below.
         usual, few = _usual(method, line.n_eff), (126.0 / line.n_eff) ** 3
         share = looks.errors**2 / (looks.errors**2 + few)
