@@ -11,7 +11,7 @@ Gaussian sum of all bins is then a product of spectra, and so are ∫p̂² and �
 
   of Basu, Harris, Hjort and Jones, "Robust and efficient estimation by minimising a density power divergence",
   Biometrika 85 (1998). At β = ¼ its best bandwidth is less noisy than that of either.
-* :meth:`Line.expected` is the error that is expected if an estimate, the pilot, were the density: its bias by the
+* :class:`Expected` has the error that is expected if an estimate, the pilot, were the density: its bias by the
   method, as with any number of samples, and the variance to leading order. It is as smooth as the pilot is: the
   smoothed bootstrap of Taylor, "Bootstrap choice of the smoothing parameter in kernel density estimation", Biometrika
   76 (1989), without a draw.
@@ -19,9 +19,10 @@ Gaussian sum of all bins is then a product of spectra, and so are ∫p̂² and �
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,7 @@ class LeftOut(NamedTuple):
 
     power: Array  # with β = ¼
     least_squares: Array
-    likelihood: Array | None  # densities below some 1e-15 of the highest count as that; None for laplace
+    likelihood: Array  # densities below some 1e-15 of the highest count as that; NaN for laplace
 
 
 class Line:
@@ -66,7 +67,8 @@ class Line:
         """A grid for bandwidths about h, and down to h over ``finer``."""
         width = h / (BINS * finer)
         places = np.cumsum(np.minimum(self.gaps, 10.0 * finer * h)) / width
-        bins = _fast(int(places[-1]) + 2 + int(10 * BINS * finer**2))
+        least = int(places[-1]) + 2 + int(10 * BINS * finer**2)
+        bins = min(odd << max(0, (-(-least // odd) - 1).bit_length()) for odd in (4, 6, 10))  # 2ᵏ, 3·2ᵏ or 5·2ᵏ
         return _Grid(places, 2.0 * np.pi * np.fft.rfftfreq(bins), bins, BINS * finer)
 
     def _estimate(self, grid: _Grid, mass: Array, h: float, binned: float, method: str | None = None) -> Array:
@@ -103,12 +105,8 @@ class Line:
         density = np.maximum(np.fft.irfft(spectrum, grid.bins), 1e-15) * unit
         root, shares = np.sqrt(np.sqrt(density)), out / held
         power = (density * root).sum(1) / unit - 5.0 * (shares * root).sum(1)
-        logs = None if self.method == "laplace" else -(shares * np.log(density)).sum(1)
-        return LeftOut(power, squares * unit, logs)
-
-    def expected(self, pilot: float) -> Expected:
-        """The error that is expected if the pilot, the debiased estimate of that bandwidth, were the density."""
-        return Expected(self, pilot)
+        logs = (shares * np.log(density)).sum(1) if self.method != "laplace" else math.nan * self.held
+        return LeftOut(power, squares * unit, -logs)
 
 
 class Looks:
@@ -121,11 +119,10 @@ class Looks:
         self.line, self.unit, self.step, self.last = line, unit, step, last
         self.known: dict[int, LeftOut] = {}
 
-        def at(k: int) -> Array:
+        def at(k: int) -> Any:
             if k not in self.known:
                 self.known[k] = line.left_out(self.width(k))
-            found: Array = getattr(self.known[k], criterion)
-            return found
+            return getattr(self.known[k], criterion)
 
         def loss(k: int) -> float:
             return float(line.held @ at(k))
@@ -145,15 +142,15 @@ class Looks:
     def plausible(self) -> float:
         """The step that both criteria speak for: the expected error's best, if its pilot's is that of left-out samples.
 
-        And once more with the pilot there, which takes away half of the noise that left-out samples brought. Laplace
-        estimates come out too wide of that: they get the mean of the first two.
+        And once more with the pilot there: half of the noise of left-out samples goes. Laplace estimates would come out
+        too wide of that: they get the mean of the first two.
         """
         once = self._expected(self.best)
         return 0.5 * (self.best + once) if self.line.method == "laplace" else self._expected(once)
 
     def _expected(self, pilot: float) -> float:
         """The step with the least expected error near that of the pilot's bandwidth."""
-        error, middle = self.line.expected(self.width(pilot)), round(pilot)
+        error, middle = Expected(self.line, self.width(pilot)), round(pilot)
         return descend(lambda k: error.at(self.width(k)), middle, middle - 4, min(middle + 4, self.last))
 
 
@@ -167,32 +164,22 @@ def _errors(line: Line, fold: Array, best: Array) -> float:
 
 def descend(loss: Callable[[int], float], k: int, first: int, last: int) -> float:
     """The step of a local minimum, by a parabola through its neighbours."""
-    known: dict[int, float] = {}
-
-    def at(j: int) -> float:
-        if j not in known:
-            known[j] = loss(j)
-        return known[j]
-
-    while True:
+    at, before = functools.cache(loss), first - 1
+    while k != before:
         near = [j for j in (k - 1, k, k + 1) if first <= j <= last]
-        best = min(near, key=at)
-        if best == k:
-            break
-        k = best
+        before, k = k, min(near, key=at)
     if len(near) < 3:
         return float(k)
-    before, here, after = map(at, near)
-    curvature = before - 2.0 * here + after
-    return k + 0.5 * (before - after) / curvature if curvature > 0 else float(k)
+    low, here, high = map(at, near)
+    curvature = low - 2.0 * here + high
+    return k + 0.5 * (low - high) / curvature if curvature > 0 else float(k)
 
 
 class Expected:
     """The expected squared error of estimates if a pilot were the density, from half to twice its bandwidth."""
 
     def __init__(self, line: Line, pilot: float) -> None:
-        self.line, self.grid = line, line._grid(pilot, 2.0)
-        grid = self.grid
+        self.line, self.grid = line, (grid := line._grid(pilot, 2.0))
         mass = _shared(grid.places, line.w, grid.bins)
         density = np.maximum(np.fft.irfft(line._estimate(grid, mass, grid.h, 1.0, "sdkde"), grid.bins), 0.0)
         self.density, self.unit = density / density.sum(), grid.h / pilot
@@ -209,25 +196,15 @@ class Expected:
 
 def _shared(places: Array, mass: Array, bins: int) -> Array:
     """Mass at places (…, n), each shared between the two bins around it, on a circle: (…, bins)."""
-    low = np.floor(places)
-    share = mass * (places - low)
-    rows = math.prod(places.shape[:-1])
-    index = low.astype(np.intp) % bins
-    index = index.reshape(rows, -1) + np.arange(rows)[:, None] * bins
-    after = np.where(index % bins == bins - 1, index - (bins - 1), index + 1)
-    size = rows * bins
-    total = np.bincount(index.ravel(), (mass - share).ravel(), size) + np.bincount(after.ravel(), share.ravel(), size)
-    return total.reshape(*places.shape[:-1], bins)
+    low, shape = np.floor(places), places.shape[:-1]
+    share, index, size = mass * (places - low), low.astype(np.intp), math.prod(shape) * bins
+    rows = np.arange(0, size, bins).reshape(*shape, 1)
+    parts = (index, mass - share), (index + 1, share)
+    total = np.add(*(np.bincount((at % bins + rows).ravel(), part.ravel(), size) for at, part in parts))
+    return np.reshape(total, (*shape, bins))
 
 
 def _inner(a: Array, b: Array, bins: int) -> Array:
-    """Σ over bins of the products of what has these spectra, (…,)."""
+    """Σ over bins, an even number, of the products of what has these spectra, (…,)."""
     products = a.real * b.real + a.imag * b.imag
-    ends = products[..., 0] + (products[..., -1] if bins % 2 == 0 else 0.0)
-    return (2.0 * products.sum(-1) - ends) / bins
-
-
-def _fast(bins: int) -> int:
-    """The least 2ᵏ, 3·2ᵏ or 5·2ᵏ that is not less."""
-    sizes = [odd << max(0, (-(-bins // odd) - 1).bit_length()) for odd in (4, 6, 10)]
-    return min(sizes)
+    return (2.0 * products.sum(-1) - products[..., 0] - products[..., -1]) / bins

@@ -17,8 +17,7 @@ are less than a fifth of the samples, effectively, the maximum of the likelihood
 there a mean of both, so that the choice does not jump. A Laplace estimate is signed and has no likelihood: where only
 a few samples count, it gets the upper bound.
 
-Values of rounded columns are spread within their unit first (:mod:`.rounding`): the criteria would take each value that
-occurs often for a peak.
+Values of rounded columns are spread within their unit first: :mod:`.rounding`.
 
 ``"auto"`` has :mod:`.shapes` choose the bandwidth's shape first; the criteria are then summed in its units.
 """
@@ -74,8 +73,7 @@ class Selection:
     shape : (d, d) array or None
         Of the bandwidth in the columns' spreads, where the data ask for one: diagonal for a scale per column.
     units : (d,) array
-        What the values of each column are multiples of, data units; 0 where they are not rounded. The bandwidth was
-        chosen for values spread within them, and is at least half a unit in every column.
+        What the values of each column are multiples of, data units; 0 where they are not rounded.
     """
 
     method: str
@@ -181,23 +179,21 @@ def _on_a_line(sample: Sample, rule: str, line: Line, units: Array) -> Selection
         # Few samples say little: without evidence h is what is usual, and it never is far below.
         usual, few = _usual(method, line.n_eff), (126.0 / line.n_eff) ** 3
         share = looks.errors**2 / (looks.errors**2 + few)
-        best = min(0.0, max(usual + share * (best - usual), usual - line.n_eff**2 / 900.0))
+        best = min(0.0, max(usual + share * (best - usual), usual - line.n_eff**2 / 1500.0))
         if share < 0.5:
             what = "near what is usual, as the samples say little"
-    unit = widest(method, 1, sample.n_eff)
-    multiple = unit * math.exp(STEP * best)
+    multiple = (unit := widest(method, 1, sample.n_eff)) * math.exp(STEP * best)
     reason = f"{multiple:.3g} of the normal reference, {what}, an eighth of {n} samples left out in turn"
-    steps = np.array(sorted(looks.known))
-    found = [looks.known[k] for k in sorted(looks.known)]
+    steps, found = zip(*sorted(looks.known.items()))
     squares = np.array([line.held @ left.least_squares for left in found])
-    logs = np.array([math.nan if left.likelihood is None else line.held @ left.likelihood for left in found])
-    curves = unit * np.exp(STEP * steps), squares - squares.min(), logs - logs.min()
+    logs = np.array([line.held @ left.likelihood for left in found])
+    curves = unit * np.exp(STEP * np.array(steps)), squares - squares.min(), logs - logs.min()
     return Selection(method, rule, multiple, reason + _rounded(sample, units), *curves, n, units=units)
 
 
 def _usual(method: str, n_eff: float) -> float:
     """The step, in one column, where samples tell nothing: so few that an estimate had better be like Silverman's."""
-    return (-1.8 if method == "kde" else -2.4) * min(1.0, 30.0 / n_eff)
+    return (-1.8 if method == "kde" else -2.6) * min(1.0, 60.0 / n_eff)
 
 
 def _rounded(sample: Sample, units: Array) -> str:
@@ -208,9 +204,9 @@ def _rounded(sample: Sample, units: Array) -> str:
     j = columns[0]
     places = float(sample.given[0, int(j)]) / units[j]
     what = "are" if abs(places - round(places)) < 2e-3 else "differ by"
-    which = "" if sample.d == 1 else f" of column {j}"
     more = f" (rounded as well: {columns.size - 1} more columns)" if columns.size > 1 else ""
-    return f"; values{which} {what} multiples of {units[j]:.4g}{more}, and h is at least half of that"
+    where = f" of column {j}" * (sample.d > 1)
+    return f"; values{where} {what} multiples of {units[j]:.4g}{more}, and h is at least half of that"
 
 
 def most_of(d: int) -> int:

@@ -175,10 +175,7 @@ class _Kernels:
         return self.judged(fit)
 
     def may_gain(self, fit: _Fit, free: str, more: float) -> bool:
-        """Whether a climb with ``more`` parameters may pay: not where the moment is all but a multiple of the identity.
-
-        Of samples whose best shape is another its logs differ by ten times as much, in the sum of squares.
-        """
+        """Whether a climb with ``more`` parameters may pay: not if the moment is all but a multiple of the identity."""
         values = np.linalg.eigvalsh(fit.moment) if free == "matrix" else np.diagonal(fit.moment)
         logs = np.log(np.maximum(values, LEAST))
         return bool(((logs - logs.mean()) ** 2).sum() > 0.2 * more * float(self.rows @ self.rows))
