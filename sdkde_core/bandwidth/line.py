@@ -110,10 +110,7 @@ class Line:
 
 
 class Looks:
-    """What left-out samples say of the bandwidths unit · e^(step k) that were looked at, by a criterion's name.
-
-    They are looked at from k = ``last`` down to where the samples tell that nothing narrower is better.
-    """
+    """What left-out samples say, by a criterion's name, of bandwidths unit · e^(step k) from k = ``last`` down."""
 
     def __init__(self, line: Line, criterion: str, unit: float, step: float, last: int) -> None:
         self.line, self.unit, self.step, self.last = line, unit, step, last

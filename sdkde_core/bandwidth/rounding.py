@@ -34,8 +34,7 @@ def units_of(ordered: Array) -> Array:
 def spread_within(x: Array, units: Array, weights: Array | None) -> Array:
     """Values (n, d) of rounded columns spread evenly within their unit, by ranks among those that are equal.
 
-    Which of the equal ones comes first follows from the rows and weights, not from their order, and is another in each
-    column: two that are rounded are as independent within a unit as they are beyond.
+    Which of the equal ones comes first follows from all rows, not from their order, and is another in each column.
     """
     rounded, result = np.flatnonzero(units), x.copy()
     low = x[:, rounded].min(axis=0)
