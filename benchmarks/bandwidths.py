@@ -3,6 +3,8 @@
     python benchmarks/bandwidths.py run --seed 1 --save FILE.jsonl [--group report|develop|real] [--rules auto,lscv,…]
         [--dims 1,2] [--sizes 200,2000,16000] [--draws 20] [--device cpu|cuda] [--jobs N] [--seconds S]
     python benchmarks/bandwidths.py times --save TIMES.jsonl [--rules …] [--device cpu|cuda]
+    python benchmarks/bandwidths.py line --seed 1 [--group eleven|fresh|develop|few] [--sizes 200,2000] [--draws 20]
+        [--rounded .1]                                     one dimension, many draws, errors on a grid
     python benchmarks/bandwidths.py tables FILE.jsonl TIMES.jsonl … [--markdown] [--rules auto,kdepy]
     python benchmarks/bandwidths.py plot FILE.jsonl … --to FILE.png [--rules auto,normal-reference]
 
@@ -47,10 +49,11 @@ from typing import Any
 
 import numpy as np
 from bandwidth_data import REAL, split
+from bandwidth_line import GROUPS, line
 from bandwidth_peers import peers
 from bandwidth_plots import convergence, plot_errors
 from bandwidth_report import print_tables, read_lines
-from densities import DEVELOP, REPORT, named
+from densities import DEVELOP, FRESH, REPORT, named
 from density_errors import HELD_OUT, HeldOut, errors_of
 from numpy.typing import NDArray
 
@@ -99,6 +102,9 @@ def draw(name: str, n: int, index: int, how: dict[str, Any]) -> dict[str, Any]:
     else:
         density = named(name)
         samples, held_out, judge = density.sample(rng, n), density.sample(rng, HELD_OUT), errors_of(density)
+        if how.get("rounded"):
+            unit = how["rounded"] * samples.std(axis=0)
+            samples = np.round(samples / unit) * unit
     x, d = there(samples, how["device"]), samples.shape[1]
     spread = choose(x, "kde", "silverman").scaled(1 / (0.9 * len(samples) ** (-1 / (d + 4))))  # σ₁ per column
 
@@ -161,7 +167,7 @@ def there(samples: Array, device: str) -> Any:
 
 def tasks(arguments: argparse.Namespace) -> Iterator[tuple[str, int, int]]:
     """Density, n (0: a real set) and number of every draw: the longest first, the draws in turn."""
-    groups = {"report": REPORT, "develop": DEVELOP}
+    groups = {"report": REPORT, "develop": DEVELOP, "fresh": FRESH}
     pairs = [(name, 0) for name in REAL] if "real" in arguments.group else []
     for density in itertools.chain.from_iterable(groups.get(group, ()) for group in arguments.group):
         if density.d in arguments.dims and (not arguments.densities or density.name in arguments.densities):
@@ -175,7 +181,7 @@ def tasks(arguments: argparse.Namespace) -> Iterator[tuple[str, int, int]]:
 def run(arguments: argparse.Namespace) -> None:
     """Take the draws that the file lacks, in processes of their own, until the time is up."""
     started, path = time.monotonic(), arguments.save
-    how = {name: getattr(arguments, name) for name in ("seed", "methods", "rules", "device")}
+    how = {name: getattr(arguments, name) for name in ("seed", "methods", "rules", "device", "rounded")}
     how = json.loads(json.dumps(how))  # as it is read back
     before = read_lines([path]) if path.exists() else []
     if before and not path.read_text(encoding="utf-8").endswith("\n"):  # a line was cut off
@@ -319,13 +325,14 @@ def main() -> None:
     commands = parser.add_subparsers(required=True, metavar="run | times | tables | plot | convergence")
     command = commands.add_parser("run", help="take draws")
     command.set_defaults(call=run)
-    command.add_argument("--group", type=words, default=("report", "real"), help="report, develop, real")
+    command.add_argument("--group", type=words, default=("report", "real"), help="report, fresh, develop, real")
     command.add_argument("--densities", type=words, default=(), help="of the groups, these only")
     command.add_argument("--dims", type=numbers, default=(1, 2, 5, 16))
     command.add_argument("--sizes", type=numbers, default=SIZES)
     command.add_argument("--draws", type=int, default=20)
     command.add_argument("--methods", type=words, default=METHODS)
     command.add_argument("--rules", type=words, default=None, help="default: all that the package has")
+    command.add_argument("--rounded", type=float, default=0.0, help="to multiples of so many standard deviations")
     command.add_argument("--seed", type=int, required=True)
     command.add_argument("--save", type=Path, required=True, metavar="FILE.jsonl")
     command.add_argument("--device", default="cpu")
@@ -340,6 +347,15 @@ def main() -> None:
     command.add_argument("--repeat", type=int, default=5)
     command.add_argument("--save", type=Path, required=True, metavar="FILE.jsonl")
     command.add_argument("--device", default="cpu")
+    command = commands.add_parser("line", help="one dimension: errors of auto, fast")
+    command.set_defaults(call=line)
+    command.add_argument("--group", choices=GROUPS, default="fresh")
+    command.add_argument("--sizes", type=numbers, default=SIZES)
+    command.add_argument("--draws", type=int, default=20)
+    command.add_argument("--methods", type=words, default=METHODS)
+    command.add_argument("--rounded", type=float, default=0.0, help="to multiples of so many σ₁")
+    command.add_argument("--seed", type=int, required=True)
+    command.add_argument("--jobs", type=int, default=cores())
     command = commands.add_parser("tables", help="print what was recorded")
     command.set_defaults(
         call=lambda arguments: print_tables(read_lines(arguments.files), arguments.markdown, arguments.rules)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DENSITIES", "DEVELOP", "ELEVEN", "REPORT", "Density", "Function", "Mixture", "Product", "named"]
+__all__ = ["DENSITIES", "DEVELOP", "ELEVEN", "FRESH", "REPORT", "Density", "Function", "Mixture", "Product", "named"]
 
 Array = NDArray[Any]
 
@@ -208,6 +208,20 @@ def _uniform() -> Function:
     return Function("uniform", 1, lambda rng, n: rng.uniform(size=(n, 1)), value)
 
 
+def _curve(name: str, draw: str, arguments: tuple[float, ...], value: Callable[[Array], Array]) -> Function:
+    """A density on a line: a method of NumPy's generator and its arguments, and the value."""
+    return Function(
+        name,
+        1,
+        lambda rng, n: getattr(rng, draw)(*arguments, size=(n, 1)),
+        lambda y: np.nan_to_num(value(y[:, 0])),
+    )
+
+
+def _positive(y: Array, value: Array) -> Array:
+    return np.where(y > 0, value, 0.0)
+
+
 _SEPARATED = _line("separated", (0.5, -1.5, 0.5), (0.5, 1.5, 0.5))
 
 ELEVEN: tuple[Density, ...] = (
@@ -265,13 +279,37 @@ DEVELOP: tuple[Density, ...] = (
     *(_random(f"random {seed}-{d}", d, seed) for d in (1, 2, 5, 16) for seed in (1, 2, 3)),
     _ring(),
     _banana(),
+    _curve("exponential", "exponential", (), lambda y: _positive(y, np.exp(-np.abs(y)))),
+    _curve("laplace", "laplace", (), lambda y: np.exp(-np.abs(y)) / 2),
+    _curve("logistic", "logistic", (), lambda y: 0.25 / np.cosh(np.clip(y / 2, -300, 300)) ** 2),
+    _curve("gumbel", "gumbel", (), lambda y: np.exp(-y - np.exp(np.clip(-y, None, 300)))),
+    _curve("beta", "beta", (2.0, 5.0), lambda y: 30 * np.clip(y, 0, 1) * np.clip(1 - y, 0, 1) ** 4),
+    _curve(
+        "lognormal",
+        "lognormal",
+        (0.0, 0.5),
+        lambda y: _positive(
+            y, np.exp(-2 * np.log(np.maximum(y, 1e-9)) ** 2) / (0.5 * np.maximum(y, 1e-9) * math.sqrt(2 * math.pi))
+        ),
+    ),
+    _curve("triangular", "triangular", (0.0, 0.5, 1.0), lambda y: np.clip(2 - 4 * np.abs(y - 0.5), 0, None)),
     _correlated(5),
     _correlated(16),
     _beside_normals(ELEVEN[0], 16),  # type: ignore[arg-type]
     Product("t3-16", 16),
 )
 
-DENSITIES: tuple[Density, ...] = REPORT + DEVELOP
+#: What the choice in one dimension is reported on beside the eleven.
+FRESH: tuple[Density, ...] = (
+    *(_random(f"random {seed}-1", 1, seed) for seed in (11, 12, 13, 14, 15)),
+    _curve("rayleigh", "rayleigh", (), lambda y: np.clip(y, 0, None) * np.exp(-(y**2) / 2)),
+    _curve("symmetric beta", "beta", (3.0, 3.0), lambda y: 30 * (np.clip(y, 0, 1) * np.clip(1 - y, 0, 1)) ** 2),
+    _curve("weibull", "weibull", (3.0,), lambda y: 3 * y**2 * _positive(y, np.exp(-(np.clip(y, 0, 9) ** 3)))),
+    _curve("gamma 4", "gamma", (4.0,), lambda y: np.clip(y, 0, None) ** 3 * np.exp(-np.abs(y)) / 6),
+    _curve("sawtooth", "power", (2.0,), lambda y: np.where((y >= 0) & (y <= 1), 2 * y, 0.0)),
+)
+
+DENSITIES: tuple[Density, ...] = REPORT + DEVELOP + FRESH
 
 
 def named(name: str) -> Density:

@@ -272,19 +272,23 @@ def select_bandwidth(
 ) -> Bandwidth:
     """Choose a bandwidth from the data, for the estimator: what ``bandwidth="auto"`` does, with more to say about it.
 
-    A bandwidth is judged by what it says of samples that are left out. The criteria are exact sums over up to 1,500
-    distinct samples, drawn by a fixed seed; a choice from fewer than all is brought to n by the method's rate.
+    A bandwidth is judged by what it says of samples that are left out. In one column these are all samples, up to
+    262,144, by sums on a grid; otherwise up to 1,500, drawn by a fixed seed, by exact sums. A choice from fewer is
+    brought to n by the method's rate. Values of a rounded column are spread within their unit for the choice, and
+    the bandwidth is at least half a unit.
 
     Parameters
     ----------
     train : (n, d) or (n,) array_like
-        As for :func:`estimate`. On a GPU the criteria are summed there.
+        As for :func:`estimate`. On a GPU the criteria of several columns are summed there.
     method : {"sdkde", "kde", "laplace"}
         The estimator that the bandwidth is for.
     rule : {"auto", "lscv", "lcv"}
         ``"lscv"``: the minimum of least squares, an estimate of the integrated squared error. ``"lcv"``: the maximum of
-        the likelihood; not for laplace, which is signed. ``"auto"``: the upper end of the bandwidths that least
-        squares does not tell apart, at most what is best for normal samples: less noisy. It chooses a shape first: a
+        the likelihood; not for laplace, which is signed. ``"auto"`` is less noisy: in one column between a criterion
+        that neither peaks nor far samples rule, and the error that is expected of the estimate; in several the upper
+        end of the bandwidths that least squares does not tell apart. It is at most what is best for normal samples,
+        and what is usual for few samples that tell nothing. In several columns it chooses a shape first: a
         scale per column or a full matrix, where the likelihood of a KDE is clearly better so. Any other rule's
         name of :func:`estimate` is its bandwidth.
     weights : (n,) array_like, optional

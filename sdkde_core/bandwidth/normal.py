@@ -16,9 +16,9 @@ def normal_reference(method: str, d: int, n: float) -> float:
     if method == "kde":
         power, rate = 4 / (d + 2), d + 4
     elif method == "sdkde":
-        power, rate = 1.28 * _roughness(method, d) / (d + 2), d + 8
+        power, rate = 1.28 * roughness(method, d) / (d + 2), d + 8
     else:
-        power, rate = 128 * _roughness(method, d) / ((d + 2) * (d + 4) * (d + 6)), d + 8
+        power, rate = 128 * roughness(method, d) / ((d + 2) * (d + 4) * (d + 6)), d + 8
     return float((power / n) ** (1 / rate))
 
 
@@ -43,11 +43,11 @@ def widest(method: str, d: int, n: float) -> float:
     else:
         variance = 1 + h2 if method == "kde" else (1 - 0.5 * h2 / (1 + h2)) ** 2 + h2
         square, product = g(2 * variance), g(1 + variance)
-    error = _roughness(method, d) * g(2 * h2) / n + (1 - 1 / n) * square - 2 * product
+    error = roughness(method, d) * g(2 * h2) / n + (1 - 1 / n) * square - 2 * product
     return float(over[np.argmin(error)])
 
 
-def _roughness(method: str, d: int) -> float:
+def roughness(method: str, d: int) -> float:
     """The integral of the squared kernel of a method over that of the normal kernel."""
     if method == "kde":
         return 1.0

@@ -51,10 +51,10 @@ def _chosen(rule: str, s: Sample) -> Array:
         spreads = np.full(s.d, np.exp(np.log(spreads).mean()))
     s.selection = choose(s, rule, spreads)
     h, shape = s.selection.multiple * normal_reference(s.method, s.d, s.n_eff) * spreads, s.selection.shape
-    if shape is None:
-        return h
-    scales = np.sqrt(np.diagonal(shape))
-    if (shape == np.diag(np.diagonal(shape))).all():
+    scales = 1.0 if shape is None else np.sqrt(np.diagonal(shape))
+    wider = np.maximum(1.0, 0.5 * s.selection.units / (h * scales))  # half a unit of rounded columns at least
+    h = h * (wider.max() if s.common else wider)
+    if shape is None or (shape == np.diag(np.diagonal(shape))).all():
         return h * scales
     return shape * h[:, None] * h
 

@@ -4,16 +4,20 @@ Two criteria judge a bandwidth by what it says of samples that are left out. Lea
 estimates the integrated squared error, less what does not depend on the bandwidth (Rudemo 1982, Bowman 1984). The
 likelihood is −Σ w_i log p̂₋ᵢ(x_i). ``"lscv"`` and ``"lcv"`` take their minima, which are noisy.
 
-``"auto"`` weights each bandwidth by exp(−2 z²), z the standard score of the samples' terms in least squares, paired
-with those at its minimum. (Of a criterion that is a likelihood, that is about the likelihood ratio.) The weights say
-which bandwidths the data do not tell apart. Of these the upper end is taken, their quantile 0.8: least squares errs
-towards narrow bandwidths, and a debiased estimate loses more by these. What would be best for normal samples is the
-upper bound.
+Of one column all samples are heard, by sums on grids: :mod:`.line` has those criteria, and what ``"auto"`` takes there.
+
+Of several columns ``"auto"`` weights each bandwidth by exp(−2 z²), z the standard score of the samples' terms in least
+squares, paired with those at its minimum. (Of a criterion that is a likelihood, that is about the likelihood ratio.)
+The weights say which bandwidths the data do not tell apart. Of these the upper end is taken, their quantile 0.8: least
+squares errs towards narrow bandwidths, and a debiased estimate loses more by these. What would be best for normal
+samples is the upper bound.
 
 In many dimensions a few samples make up all of least squares, as densities there differ by powers of ten. Where these
 are less than a fifth of the samples, effectively, the maximum of the likelihood is taken instead, unbounded, and about
 there a mean of both, so that the choice does not jump. A Laplace estimate is signed and has no likelihood: where only
 a few samples count, it gets the upper bound.
+
+Values of rounded columns are spread within their unit first: :mod:`.rounding`.
 
 ``"auto"`` has :mod:`.shapes` choose the bandwidth's shape first; the criteria are then summed in its units.
 """
@@ -31,8 +35,10 @@ from numpy.typing import NDArray
 from ..arrays import Array, quiet
 from ..engine.failures import checks_always, raise_interrupt
 from ..engine.products import product
+from .line import FOLDS, Line, Looks
 from .normal import normal_reference, widest
 from .pairs import Left, Pairs
+from .rounding import spread_within, units_of
 from .sample import Sample
 from .shapes import find_shape
 
@@ -61,11 +67,13 @@ class Selection:
         What was looked at, ascending.
     least_squares, likelihood : (k,) array
         The criteria there less their least, so that smaller is better: ∫p̂² − 2 Σ w_i p̂₋ᵢ(x_i), in a unit of its own;
-        −Σ w_i log p̂₋ᵢ(x_i), in nats, NaN for laplace.
+        −Σ w_i log p̂₋ᵢ(x_i), in nats, NaN for laplace. In one column ``"auto"`` chooses by another one between them.
     used : int
         Samples that the criteria were summed over.
     shape : (d, d) array or None
         Of the bandwidth in the columns' spreads, where the data ask for one: diagonal for a scale per column.
+    units : (d,) array
+        What the values of each column are multiples of, data units; 0 where they are not rounded.
     """
 
     method: str
@@ -77,6 +85,7 @@ class Selection:
     likelihood: Array
     used: int
     shape: Array | None = None
+    units: Array | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain lists, numbers and strings; the likelihood of laplace is None."""
@@ -103,7 +112,7 @@ def choose(sample: Sample, rule: str, spreads: Array) -> Selection:
 
     ``spreads``: the columns' shares in the bandwidth (d,), data units, where no other shape is chosen.
     """
-    if sample.kernels is not None:
+    if sample.d > 1 and sample.kernels is not None:
         try:
             return _choose(sample, rule, spreads)
         except Exception as error:  # a backend may raise anything
@@ -117,12 +126,16 @@ def choose(sample: Sample, rule: str, spreads: Array) -> Selection:
 
 def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     method = sample.method
-    u, weights, index = _distinct(sample, spreads)
+    u, weights, index, units = _distinct(sample, spreads)
     n = len(u)
     if n < 5:
         empty = np.empty(0)
-        reason = f"the normal reference: {n} distinct samples are too few to choose from"
-        return Selection(method, rule, 1.0, reason, empty, empty, empty, n)
+        asked = method, sample.d, sample.n_eff
+        multiple = widest(*asked) * math.exp(STEP * _usual(method, n)) if sample.d == 1 and rule == "auto" else 1.0
+        reason = f"{multiple:.3g} of the normal reference: {n} distinct samples are too few to choose from"
+        return Selection(method, rule, multiple, reason, empty, empty, empty, n, units=units)
+    if sample.d == 1:
+        return _on_a_line(sample, rule, Line(u[:, 0], weights, index % min(FOLDS, n), method), units)
     shape = None
     if rule == "auto" and not sample.common:
         held = bool(spreads.min() > 1e-140 and spreads.max() < 1e140)  # by float64, squared
@@ -151,25 +164,79 @@ def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     curves = unit * np.exp(STEP * steps), _curve(squares, weights), likelihood
     if shape is not None:
         reason += f"; its shape is {shape.reason}"
-    return Selection(method, rule, multiple, reason, *curves, n, None if shape is None else shape.matrix)
+    reason += _rounded(sample, units)
+    return Selection(method, rule, multiple, reason, *curves, n, None if shape is None else shape.matrix, units)
+
+
+def _on_a_line(sample: Sample, rule: str, line: Line, units: Array) -> Selection:
+    """Choose from one column."""
+    method, n, asked = line.method, len(line.u), (line.method, 1, line.n_eff)
+    criterion = {"lscv": "least_squares", "lcv": "likelihood"}.get(rule, "power")
+    looks = Looks(line, criterion, normal_reference(*asked) * widest(*asked), STEP, 0 if rule == "auto" else 5)
+    best, what = looks.best, "the minimum of least squares" if rule == "lscv" else "the maximum of the likelihood"
+    if rule == "auto":
+        best, what = looks.plausible(), "the least expected error, from an estimate that left-out samples chose"
+        # Few samples say little: without evidence h is what is usual, and it never is far below.
+        usual, few = _usual(method, line.n_eff), (126.0 / line.n_eff) ** 3
+        share = looks.errors**2 / (looks.errors**2 + few)
+        best = min(0.0, max(usual + share * (best - usual), usual - line.n_eff**2 / 1500.0))
+        if share < 0.5:
+            what = "near what is usual, as the samples say little"
+    multiple = (unit := widest(method, 1, sample.n_eff)) * math.exp(STEP * best)
+    reason = f"{multiple:.3g} of the normal reference, {what}, an eighth of {n} samples left out in turn"
+    steps, found = zip(*sorted(looks.known.items()))
+    squares = np.array([line.held @ left.least_squares for left in found])
+    logs = np.array([line.held @ left.likelihood for left in found])
+    curves = unit * np.exp(STEP * np.array(steps)), squares - squares.min(), logs - logs.min()
+    return Selection(method, rule, multiple, reason + _rounded(sample, units), *curves, n, units=units)
+
+
+def _usual(method: str, n_eff: float) -> float:
+    """The step, in one column, where samples tell nothing: so few that an estimate had better be like Silverman's."""
+    return (-1.8 if method == "kde" else -2.6) * min(1.0, 60.0 / n_eff)
+
+
+def _rounded(sample: Sample, units: Array) -> str:
+    """What a reason says of rounded columns."""
+    columns = np.flatnonzero(units)
+    if not columns.size:
+        return ""
+    j = columns[0]
+    places = float(sample.given[0, int(j)]) / units[j]
+    what = "are" if abs(places - round(places)) < 2e-3 else "differ by"
+    more = f" (rounded as well: {columns.size - 1} more columns)" if columns.size > 1 else ""
+    where = f" of column {j}" * (sample.d > 1)
+    return f"; values{where} {what} multiples of {units[j]:.4g}{more}, and h is at least half of that"
 
 
 def most_of(d: int) -> int:
-    """How many samples in d dimensions the criteria are summed over at most: 1,500, and fewer above 16 dimensions."""
+    """How many samples in d dimensions the criteria are summed over at most: 1,500, and fewer above 16 dimensions.
+
+    Sums of one column take as long as reading it, nearly.
+    """
+    if d == 1:
+        return 1 << 18
     return min(1500, math.isqrt(1500**2 * 16 // max(d, 16)))
 
 
-def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.intp]]:
-    """Distinct samples, at most a few thousand, in spreads; their weights; and an order in which they may be cut short.
+def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.intp], Array]:
+    """Distinct samples in spreads, their weights, an order in which they may be cut short, and the columns' units.
 
-    Samples that are equal count as one with their weight together, and are left out together. Otherwise rounded data
-    would have no best bandwidth: each sample would find itself again. The same seed draws for the same n, so that the
+    Values of rounded columns are spread within their unit: what was rounded has a best bandwidth.
+
+    Samples that are equal all the same count as one with their weight together, and are left out together. Otherwise
+    each would find itself again. The same seed draws for the same n, so that the
     choice depends on nothing else; weighted samples are drawn in proportion to their weights.
     """
     rng = np.random.default_rng(SEED)
     x, counts = sample.thinned(most_of(sample.d), rng)
-    u = np.clip(x / (spreads / sample.unit), -1e150, 1e150)  # the range of a column may overflow in them
-    ordered = np.sort(u, axis=0)
+    ordered = np.sort(x, axis=0)
+    scale, units = spreads / sample.unit, units_of(ordered)
+    units[units > 100.0 * scale] = 0.0  # as of a group beside a far sample
+    if units.any():
+        x = spread_within(x, units, counts)
+        ordered = np.sort(x, axis=0)
+    u, ordered = (np.clip(some / scale, -1e150, 1e150) for some in (x, ordered))  # a column's range may overflow
     middle = 0.5 * (ordered[(len(u) - 1) // 2] + ordered[len(u) // 2])
     u = _without_gaps(u - middle, ordered[-1] - ordered[0])
     first = np.argsort(u[:, 0], kind="stable")
@@ -183,7 +250,7 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
     u, together = u[heard], together[heard]
     index = rng.permutation(len(u))
     _spread_ties(u, together, np.flatnonzero((ordered[1:] == ordered[:-1]).any(axis=0)), rng)
-    return u, together, index
+    return u, together, index, units * sample.unit
 
 
 def _spread_ties(u: Array, weights: Array, columns: NDArray[np.intp], rng: np.random.Generator) -> None:
@@ -296,7 +363,7 @@ class _Looks:
         left = [self.known[step] for step in steps]
         logs = np.stack([one.log_density for one in left])
         squares = np.array([one.log_square for one in left])
-        signs = np.stack([np.broadcast_to(one.sign, logs.shape[1:]) for one in left])
+        signs = np.stack([one.sign for one in left]) if self.method == "laplace" else 1.0
 
         def terms(unit: Any) -> Array:
             return np.exp(np.minimum(squares[:, None] - unit, 300)) - 2.0 * signs * np.exp(np.minimum(logs - unit, 300))

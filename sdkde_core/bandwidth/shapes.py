@@ -78,8 +78,8 @@ def find_shape(
     A scale per column is tried first, then the samples' correlation, then any matrix, if ``mixed``. "Clearly": by the
     score of the differences of log p̂₋ᵢ, paired sample by sample, less what as many parameters gain by chance (Akaike).
     So where a choice is close the simpler shape is taken. The samples' correlation, where it is more than chance, is
-    not fitted to that likelihood: it need not be as clear. ``u`` (n, d): distinct samples in units of their spread;
-    ``order``: one in which they may be cut short.
+    not fitted to that likelihood: it need not be as clear, and a strong one is taken unless it is clearly worse.
+    ``u`` (n, d): distinct samples in units of their spread; ``order``: one in which they may be cut short.
     """
     n, d = u.shape
     most = min(n, 500, math.isqrt(500**2 * 16 // max(d, 16)))
@@ -93,7 +93,7 @@ def find_shape(
     kernels.without_the_far(normal)
     columns = kernels.scaled(normal, SCALE_LENGTHS)
     simple, freed, found = columns, "scale", None  # the best so far, and what it was climbed by
-    scales = kernels.climb(columns, "scales")
+    scales = kernels.climb(columns, "scales") if kernels.may_gain(columns, "scales", d - 1) else columns
     if kernels.better(scales, columns, "scale", d - 1):
         simple, freed, matrix = scales, "scales", np.diag(np.diagonal(scales.matrix))
         found = Shape(matrix / _size(matrix), f"a scale of its own per column, {_better(scales, columns)}")
@@ -106,10 +106,12 @@ def find_shape(
         factor = np.linalg.cholesky(correlation) * math.sqrt(_size(columns.matrix) / size)
         oriented = kernels.scaled(kernels.distances(factor), SCALE_LENGTHS)
         likeliest = max(simple, oriented, key=lambda fit: float(fit.logs @ kernels.rows))
-        if kernels.better(oriented, simple, freed, 0, errors=1.0):
+        if kernels.better(oriented, simple, freed, 0, errors=max(-1.5, 1.0 + 2.5 * math.log(size))):
             simple, freed = oriented, "scale"
             found = Shape(correlation, f"that of the samples' correlation, {_better(oriented, columns)}")
     if most < 3 * d * (d + 1) / 2:  # three samples for each parameter
+        return found
+    if not kernels.may_gain(likeliest, "matrix", d * (d + 1) / 2 - 1):
         return found
     full = kernels.climb(likeliest, "matrix")
     more += (d - 1) * (freed == "scale")
@@ -171,6 +173,12 @@ class _Kernels:
             stretch = np.exp(0.5 * np.clip(logs, -5.0, 5.0))
             fit = self.fit(fit.factor @ (vectors * stretch), (vectors / stretch).T @ fit.inverse)
         return self.judged(fit)
+
+    def may_gain(self, fit: _Fit, free: str, more: float) -> bool:
+        """Whether a climb with ``more`` parameters may pay: not if the moment is all but a multiple of the identity."""
+        values = np.linalg.eigvalsh(fit.moment) if free == "matrix" else np.diagonal(fit.moment)
+        logs = np.log(np.maximum(values, LEAST))
+        return bool(((logs - logs.mean()) ** 2).sum() > 0.2 * more * float(self.rows @ self.rows))
 
     def distances(self, factor: NDArray[Any]) -> _Distances:
         """Of samples in kernels of that factor."""

@@ -145,14 +145,15 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
 def _selection(content: Any, arrays: Mapping[str, Array], d: int) -> Selection | None:
     if content is None:
         return None
-    known = {"multiples", "least_squares", "likelihood"}
+    known = {"multiples", "least_squares", "likelihood", "units"}
     curves = {name.removeprefix("selection."): x for name, x in arrays.items() if name.startswith("selection.")}
     found: dict[str, Any] = {**content, **curves} if isinstance(content, dict) else {}
     k, shape = len(curves.get("multiples", ())), curves.get("shape")
     fits = found.pop("shape", None) is shape
     types = {"method": str, "rule": str, "multiple": float, "reason": str, "used": int}
     fits &= {name: type(x) for name, x in found.items() if name not in known} == types
-    fits &= all(x.shape == ((d, d) if name == "shape" else (k,)) and x.dtype == float for name, x in curves.items())
+    sizes = {"shape": (d, d), "units": (d,)}
+    fits &= all(x.shape == sizes.get(name, (k,)) and x.dtype == float for name, x in curves.items())
     if not fits or not known <= set(curves) or not (np.diff(curves["multiples"], prepend=0.0) > 0.0).all():
         raise ValueError("its selection of the bandwidth cannot be right")
     return Selection(**found, shape=shape)

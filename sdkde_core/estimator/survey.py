@@ -8,6 +8,7 @@ and answers pickle.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from dataclasses import dataclass, replace
@@ -96,7 +97,7 @@ class Moments:
         x, count = numbers(points), len(points)
         if self.checked:
             refuse_not_finite("train", x, start)
-        kept = np.union1d(self.centre(), self.drawn())
+        kept = _kept(self)
         index = kept[(kept >= start) & (kept < start + count)]
         equal, log_weights = True, np.zeros(count)
         drawn_here: tuple[Array, Array, Array] = np.empty(0), np.empty(0), np.empty((0, self.d))
@@ -160,6 +161,12 @@ class Moments:
         if len(rows) > most_of(self.d):  # each counts as its weight, and the lighter ones stand for others too
             logs, rows = np.maximum(logs, priority[-1])[:-1], rows[:-1]
         return rows, np.exp(logs - logs.max())
+
+
+@functools.lru_cache(maxsize=4)
+def _kept(asked: Moments) -> Array:
+    """Which samples are kept without weights, ascending: every block asks."""
+    return np.union1d(asked.centre(), asked.drawn())
 
 
 def _best(drawn: list[Array], most: int) -> tuple[Array, Array, Array]:
