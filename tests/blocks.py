@@ -17,7 +17,8 @@ class NumpyBackend(backend.NumpyBackend):
         def side(some, over):
             block = Columns(state.points[slice(*over)], weights[slice(*over)])
             asked = replace(problem, m=some[1] - some[0], n=over[1] - over[0], same=False)
-            return backend.NumpyBackend.reduce(self, asked, state.points[slice(*some)], self.prepare(asked, block))
+            packed = backend.NumpyBackend.prepare(self, asked, block)  # not a subclass's, whose states differ
+            return backend.NumpyBackend.reduce(self, asked, state.points[slice(*some)], packed, some[0] - over[0])
 
         first = side(rows, columns)
         return first, first if rows == columns else side(columns, rows)

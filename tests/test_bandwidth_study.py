@@ -33,7 +33,8 @@ def test_samples_are_of_the_density(study):
         closed = not isinstance(density, study.densities.Function)
         if density.d <= 2:
             grid = study.density_errors.errors_of(density)
-            assert grid.weights @ grid.truth == pytest.approx(1, abs=2e-4), density.name
+            jump = density.name == "exponential"  # half of a grid's step counts beyond it
+            assert grid.weights @ grid.truth == pytest.approx(1, abs=1e-3 if jump else 2e-4), density.name
             square = grid.weights @ grid.truth**2
             if closed:
                 assert density.square() == pytest.approx(square, rel=1e-6), density.name

@@ -128,7 +128,7 @@ def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     method = sample.method
     u, weights, index, units = _distinct(sample, spreads)
     n = len(u)
-    if n < 5:
+    if n < 5 or (sample.d == 1 and not np.isfinite(u).all()):  # differences overflow, which the caller finds
         empty = np.empty(0)
         asked = method, sample.d, sample.n_eff
         multiple = widest(*asked) * math.exp(STEP * _usual(method, n)) if sample.d == 1 and rule == "auto" else 1.0
