@@ -326,6 +326,13 @@ def test_differences_that_overflow_are_the_datas():
         sdkde_core.estimate(x)
     with pytest.raises(ValueError, match=r"would be 0.0 in column 0 of train, which goes from 0 to 9.88e-324"):
         sdkde_core.estimate(np.array([0.0, 1e-323]), bandwidth="scott")
+    far = np.array([[1e308, 1e308], [-1e308, -1e308], [-1e308, -1e308]])
+    for call in (sdkde_core.estimate, sdkde_core.debias):
+        with pytest.raises(ValueError, match=r"row 0 of train, 1e\+308 in column 0, is too far"):
+            call(far, bandwidth=np.eye(2))
+    line, how = np.linspace(-1, 1, 40), {"method": "kde", "bandwidth": "isj"}
+    one, large, small = (sdkde_core.prepare(s * line, **how).bandwidth.factor[0] for s in (1.0, 1e308, 1e-310))
+    np.testing.assert_allclose([large / 1e308, small / 1e-310], one, rtol=1e-10)
 
 
 @pytest.mark.parametrize(

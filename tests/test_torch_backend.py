@@ -218,3 +218,10 @@ def test_a_far_column_does_not_move_rows_whose_sums_are_small():
         columns = Columns(torch.tensor(case.points), torch.tensor(case.log_weights))
         got = each(reduce_pass(TorchBackend(), INFO, problem, columns, torch.tensor(case.queries)), to_host)
         assert errors(problem, got, truth(case)).max() <= 1.0
+
+
+def test_a_query_of_one_row_may_run_backwards_and_a_far_one_is_refused():
+    ready = sdkde_core.prepare(np.zeros((3, 2)), bandwidth=1.0, backend="torch", device="cpu")
+    assert ready.estimate(np.zeros((1, 2))[::-1]) == pytest.approx(0.5 / np.pi)
+    with pytest.raises(ValueError, match="row 0 of query"):
+        sdkde_core.prepare(np.zeros((2, 1)), bandwidth=1.0, backend="torch", device="cpu").estimate([[1.7e308]])

@@ -105,7 +105,8 @@ def from_host(x: np.ndarray, xp: Any, device: Any) -> Any:
 
     PyTorch has no tensors that run backwards, skip parts of numbers, or are read-only: it raises, or warns.
     """
-    plain, copied = x.flags.forc and x.flags.aligned, "cpu" not in str(device).lower()
+    plain = x.flags.forc and x.flags.aligned and min(x.strides, default=0) >= 0  # one row may run backwards too
+    copied = "cpu" not in str(device).lower()
     return xp.asarray(x if plain and (x.flags.writeable or copied) else np.array(x, order="C"), device=device)
 
 
@@ -195,4 +196,4 @@ def look(decide: Callable[..., R], *numbers: Any) -> R:
 
 def rounded(x: float) -> float:
     """Return a number ≥ 0 rounded up by at most a twelfth: what is decided from it changes rarely with the data."""
-    return 2.0 ** (math.ceil(8.0 * math.log2(x)) / 8.0) if 0.0 < x < math.inf else x
+    return 2.0 ** (math.ceil(8.0 * math.log2(x)) / 8.0) if 0.0 < x < 1e300 else x

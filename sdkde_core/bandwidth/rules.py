@@ -31,9 +31,11 @@ def _isj(s: Sample) -> Array:
     Silverman's for a column where that has no solution, with a warning.
     """
     x, weights = to_host(s.given), None if s.weights is None else to_host(s.weights)
+    powers = np.frexp(abs(x).max(axis=0))[1]  # of two: in units of those no length overflows
+    x = np.ldexp(x, -powers)
     found = [improved_sheather_jones(x[:, j], weights, s.n_eff) for j in range(s.d)]
     without = np.array([j for j, h in enumerate(found) if h is None])
-    result = np.array([h or 0.0 for h in found]) * s.n_eff ** (1 / 5 - 1 / (s.d + 4))
+    result = np.ldexp(np.array([h or 0.0 for h in found]) * s.n_eff ** (1 / 5 - 1 / (s.d + 4)), powers)
     if without.size:
         result[without] = _silverman(s)[without]
         s.note = f" (silverman in column {without[0]}{_others(without)})"

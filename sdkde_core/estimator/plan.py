@@ -192,7 +192,9 @@ def checked_extent(extent: float, distances: Any, points: Data, bandwidth: Bandw
     if not math.isfinite(extent):
         points.check_finite()
     xp = array_namespace(distances)
-    distances = xp.where(xp.isnan(distances), xp.zeros_like(distances), distances)
+    # Of finite points by a matrix NaN is ∞ − ∞.
+    instead = xp.full_like(distances, math.inf if points.unchecked else 0.0)
+    distances = xp.where(xp.isnan(distances), instead, distances)
     largest = float(xp.max(distances))
     if largest <= FARTHEST:
         return rounded(largest)
