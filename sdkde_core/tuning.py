@@ -148,8 +148,8 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
     problem : Problem
     accept : callable, optional
         ``accept(config)``: whether the kernel can be launched so. If not, the next best configuration is tried. A
-        configuration may have been tuned for other sizes, for other features, or in nearby dimensions. ValueError or
-        TypeError: it is none at all, of which a warning says why.
+        configuration may have been tuned for other sizes, for other features, or in nearby dimensions. If it raises
+        ValueError or TypeError, the stored values are no configuration, and a warning says why.
 
     Returns
     -------

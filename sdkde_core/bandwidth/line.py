@@ -10,7 +10,7 @@ Gaussian sum of all bins is then a product of spectra, and so are ∫p̂² and �
       ∫p̂^(1+β) − (1 + 1/β) Σ w_i p̂(x_i)^β
 
   of Basu, Harris, Hjort and Jones, "Robust and efficient estimation by minimising a density power divergence",
-  Biometrika 85 (1998). At β = ¼ its best bandwidth is less noisy than that of either.
+  Biometrika 85 (1998). At β = ¼ the best bandwidth is less noisy than by least squares or by the likelihood.
 * :class:`Expected` has the error that is expected if an estimate, the pilot, were the density: its bias by the
   method, as with any number of samples, and the variance to leading order. It is as smooth as the pilot is: the
   smoothed bootstrap of Taylor, "Bootstrap choice of the smoothing parameter in kernel density estimation", Biometrika
