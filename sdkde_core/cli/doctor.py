@@ -19,21 +19,27 @@ from ..choice.registry import ask
 
 def sections() -> Iterator[tuple[str, Sequence[Sequence[str]]]]:
     """Yield each section of the report: its title, and rows of cells."""
-    yield "environment", _environment()
-    yield "versions", list(_versions())
-    yield "devices", _devices()
-    yield "backends", _backends()
-
-
-def _environment() -> list[tuple[str, str]]:
-    """sdkde, Python, the platform, and the variables that sdkde reads."""
-    rows = [
-        ("sdkde", f"{__version__} in {Path(__file__).parent.parent}"),
-        ("python", f"{platform.python_version()} at {sys.executable}"),
-        ("platform", platform.platform()),
-    ]
     variables = [(name, value) for name, value in sorted(os.environ.items()) if name.startswith("SDKDE_")]
-    return rows + (variables or [("SDKDE_*", "no variable set")])
+    python = f"{platform.python_version()} at {sys.executable}"
+    here = [("sdkde", f"{__version__} in {Path(__file__).parent.parent}"), ("python", python)]
+    here += [("platform", platform.platform()), *(variables or [("SDKDE_*", "no variable set")])]
+    yield "environment", here
+    yield "versions", list(_versions())
+    cpu, failure = ask(hardware.cpu)
+    if failure:  # SDKDE_NUM_THREADS
+        yield "devices", [("cpu", failure), *_gpus()]
+    else:
+        rates = f"{cpu.matrix_flops['float32'] / 1e9:.3g} GFLOP/s in float32, {cpu.exps / 1e9:.3g} G exp/s"
+        rates += f", {cpu.bandwidth / 1e9:.3g} GB/s"
+        yield "devices", [("cpu", cpu.name), ("", rates), ("", cpu.source), *_gpus()]
+    rows = []
+    for record in registry.records():
+        rows.append((record.name, "-", record.status, record.reason))
+        if record.ok and record.info is not None:
+            for device in record.info.devices:
+                _, support = registry.start(record.info, device if device == "cpu" else f"{device}:0")
+                rows.append((record.name, device, "works" if support.ok else "no", support.reason))
+    yield "backends", rows
 
 
 def _versions() -> Iterator[tuple[str, str]]:
@@ -46,27 +52,6 @@ def _versions() -> Iterator[tuple[str, str]]:
             yield name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             yield name, "not installed"
-
-
-def _backends() -> list[tuple[str, str, str, str]]:
-    """Rows of name, device, status and reason: one for each plugin, and one for each device that it was probed on."""
-    rows = []
-    for record in registry.records():
-        rows.append((record.name, "-", record.status, record.reason))
-        if record.ok and record.info is not None:
-            for device in record.info.devices:
-                _, support = registry.start(record.info, device if device == "cpu" else f"{device}:0")
-                rows.append((record.name, device, "works" if support.ok else "no", support.reason))
-    return rows
-
-
-def _devices() -> list[tuple[str, str]]:
-    """The CPU with its rates, and the GPUs that the driver lists."""
-    cpu, failure = ask(hardware.cpu)
-    if failure:  # SDKDE_NUM_THREADS
-        return [("cpu", failure), *_gpus()]
-    rates = f"{cpu.matrix_flops['float32'] / 1e9:.3g} GFLOP/s in float32, {cpu.exps / 1e9:.3g} G exp/s"
-    return [("cpu", cpu.name), ("", f"{rates}, {cpu.bandwidth / 1e9:.3g} GB/s"), ("", cpu.source), *_gpus()]
 
 
 def _gpus() -> list[tuple[str, str]]:

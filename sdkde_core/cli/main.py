@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,14 @@ from ..scale import job as job_of
 from .console import Argument, Choice, Group, json_option, table, together
 from .doctor import sections
 
+
+def _one_of(name: str, known: Sequence[str], default: str, help: str) -> Callable[[Any], Any]:
+    return click.option(name, type=Choice(known), default=default, show_default=True, help=help)
+
+
 _backend = click.option("--backend", default="auto", show_default=True, help="A backend's name, or auto.")
 _estimator = together(
-    click.option("--method", type=Choice(METHODS), default="sdkde", show_default=True, help="Which density estimate."),
+    _one_of("--method", METHODS, "sdkde", "Which density estimate."),
     click.option(
         "--bandwidth",
         default="auto",
@@ -39,27 +44,18 @@ _estimator = together(
         help=f"A rule ({', '.join(RULES)}); a number; a number per column, separated by commas; or a file with (d,) "
         "numbers or a (d, d) covariance matrix.",
     ),
-    click.option(
-        "--kernel",
-        type=Choice(tuple(KERNELS)),
-        default="gaussian",
-        show_default=True,
-        help="Kernels other than the Gaussian need --method kde, and a bandwidth in numbers.",
+    _one_of(
+        *("--kernel", tuple(KERNELS), "gaussian"),
+        "Kernels other than the Gaussian need --method kde, and a bandwidth in numbers.",
     ),
-    click.option(
-        "--negative",
-        type=Choice(NEGATIVE),
-        default="keep",
-        show_default=True,
-        help="Values of the Laplace estimate below zero: kept, zero, or zero and the others divided by their integral.",
+    _one_of(
+        *("--negative", NEGATIVE, "keep"),
+        "Values of the Laplace estimate below zero: kept, zero, or zero and the others divided by their integral.",
     ),
     click.option("--weights", metavar="FILE", help="A file with one weight per training point. Default: all equal."),
-    click.option(
-        "--precision",
-        type=Choice(("auto", *PRECISIONS)),
-        default="auto",
-        show_default=True,
-        help="Bound on the error of every row; auto: fast for float32 files, else high.",
+    _one_of(
+        *("--precision", ("auto", *PRECISIONS), "auto"),
+        "Bound on the error of every row; auto: fast for float32 files, else high.",
     ),
     _backend,
     click.option(
@@ -123,17 +119,16 @@ def estimate(
     files = _files(train, query, bandwidth, weights)
     check_apart(output, checkpoint, **files)
     given = source(train), source(query) if query else None
-    if memory or checkpoint or resume or train.lower().endswith(".zarr"):
-        options |= {"bandwidth": _bandwidth(bandwidth), "weights": source(weights) if weights else None}
-        how = {"memory": memory, "checkpoint": checkpoint, "resume": resume}
+    options["bandwidth"] = _bandwidth(bandwidth)
+    how = {"memory": memory, "checkpoint": checkpoint, "resume": resume}
+    if any(how.values()) or train.lower().endswith(".zarr"):
+        options["weights"] = source(weights) if weights else None
         with about(**files):
-            where = _by_shards(*given, output, how, quiet, options)
-        if not quiet:
-            click.echo(f"{output}: {where}, {time.perf_counter() - start:.2f} s", err=True)
-        return
-    options |= {"bandwidth": _bandwidth(bandwidth), "weights": _weights(weights)}
-    with about(**files):
-        rows, where = _by_batches(*given, output, quiet, options)
+            rows, where = _by_shards(*given, output, how, quiet, options)
+    else:
+        options["weights"] = _weights(weights)
+        with about(**files):
+            rows, where = _by_batches(*given, output, quiet, options)
     if not quiet:
         click.echo(f"{output}: {rows} rows, {where}, {time.perf_counter() - start:.2f} s", err=True)
 
@@ -147,33 +142,27 @@ def _by_batches(
     check_order(train, points)
     x = Given.of("train", train.read())
     y = points.shaped("query")
-    dtype, negative = max(x.dtype, y.dtype), 0  # "float64" > "float32"
+    dtype, negative, done = max(x.dtype, y.dtype), 0, 0  # "float64" > "float32"
     points = query or Source.of(train.name, x.array)
     with (
         writing(output, (points.rows,), dtype, "log_density" if log else "density") as write,
         _progress(points.rows + (train.rows if request.passes[0].moves else 0), hidden=quiet) as advance,
     ):
         ready = api.fitted(request, x.array, y, advance)
-        batches = _numbered(points.batches(batch_rows(points.rows, ready.problem)))
-        for part in in_batches(ready, batches, "log" if log else "density", advance):
+        for rows in points.batches(batch_rows(points.rows, ready.problem)):
+            batch = Given.of("query", rows)._replace(first=done)
+            (part,) = in_batches(ready, [batch], "log" if log else "density", advance)
             negative += undefined(request, part, log)
             write(part.astype(dtype))
+            done += len(rows)
     _warn_of_negative(negative, points.rows)
     return points.rows, f"{ready.choice.name} on {ready.choice.where}{' and others' * ready.has_second}"
 
 
-def _numbered(batches: Iterator[Any]) -> Iterator[Given]:
-    """Yield batches of a query with the numbers of their first rows."""
-    done = 0
-    for batch in batches:
-        yield Given.of("query", batch)._replace(first=done)
-        done += len(batch)
-
-
 def _by_shards(
     train: Source, query: Source | None, output: str, how: dict[str, Any], quiet: bool, options: dict[str, Any]
-) -> str:
-    """Estimate from samples that are read shard by shard; return how many rows that were, and where."""
+) -> tuple[int, str]:
+    """The same from samples that are read shard by shard."""
     log = options.pop("log")
     with ExitStack() as kept:
         job = job_of(kept, Request(Goal.DENSITY, **options, calls=1), train, query, log=log, **how)
@@ -182,7 +171,7 @@ def _by_shards(
         with _progress(job.rows, hidden=quiet) as advance:
             job.run(advance)
         _warn_of_negative(job.deliver(write), rows)
-        return f"{rows} rows, {plan.backend} on {', '.join(plan.devices) or plan.device}"
+        return rows, f"{plan.backend} on {', '.join(plan.devices) or plan.device}"
 
 
 def _warn_of_negative(count: int, rows: int) -> None:

@@ -110,23 +110,10 @@ class KernelDensity(neighbors.KernelDensity):
         device: str | Sequence[str] | None = None,
         backend_options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(
-            bandwidth=bandwidth,
-            algorithm=algorithm,
-            kernel=kernel,
-            metric=metric,
-            atol=atol,
-            rtol=rtol,
-            breadth_first=breadth_first,
-            leaf_size=leaf_size,
-            metric_params=metric_params,
-        )
-        self.method = method
-        self.negative = negative
-        self.precision = precision
-        self.backend = backend
-        self.device = device
-        self.backend_options = backend_options
+        super().__init__(bandwidth=bandwidth, kernel=kernel, metric=metric, metric_params=metric_params, rtol=rtol)
+        self.algorithm, self.atol, self.breadth_first, self.leaf_size = algorithm, atol, breadth_first, leaf_size
+        self.method, self.negative, self.precision = method, negative, precision
+        self.backend, self.device, self.backend_options = backend, device, backend_options
 
     @_fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KernelDensity:
@@ -145,7 +132,14 @@ class KernelDensity(neighbors.KernelDensity):
         KernelDensity
             Itself.
         """
-        _check_metric(self.metric, self.metric_params)
+        params = {"p": 2, **(self.metric_params or {})}
+        if self.metric not in ("euclidean", "l2", "minkowski", "p") or params != {"p": 2}:
+            given = f" with metric_params={self.metric_params}" if self.metric_params else ""
+            raise ValueError(
+                f"invalid metric {self.metric!r}{given}: kernels are functions of the Euclidean distance here; pass "
+                "metric='euclidean', with numbers per dimension or a matrix as bandwidth for a scaled or Mahalanobis "
+                "distance, or take sklearn.neighbors.KernelDensity"
+            )
         refuse_dask("X", X)
         for name, value in {"X": X, "sample_weight": sample_weight}.items():
             refuse_masked(name, value)
@@ -248,13 +242,3 @@ def _plain(bandwidth: Bandwidth) -> Any:
     if h.ndim == 2:
         return bandwidth.matrix
     return float(h[0]) if (h == h[0]).all() else h
-
-
-def _check_metric(metric: str, params: Mapping[str, Any] | None) -> None:
-    """Raise ValueError unless it is the Euclidean distance, by whatever name scikit-learn knows that."""
-    if metric not in ("euclidean", "l2", "minkowski", "p") or {"p": 2, **(params or {})} != {"p": 2}:
-        raise ValueError(
-            f"invalid metric {metric!r}{f' with metric_params={params}' if params else ''}: kernels are functions of "
-            "the Euclidean distance here; pass metric='euclidean', with numbers per dimension or a matrix as bandwidth "
-            "for a scaled or Mahalanobis distance, or take sklearn.neighbors.KernelDensity"
-        )

@@ -7,7 +7,7 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from sdkde_core.arrays import to_host
 from sdkde_core.plugin import each
 from sdkde_core.protocol import Columns, Partial, Problem
 
-from . import problems, reference
+from . import problems
 from .accuracy import about_tiles
 from .formalities import has_format
 from .problems import Case, Truth
@@ -133,7 +133,10 @@ def new_contents(target: Target, parameter: str) -> None:
     case, names = about_tiles(211, 67, 3, 10.0), ["points", "queries"]
     if "weights" in target.info.features:
         case, names = weighted(case), [*names, "log_weights"]
-    moved = {name: _turned(getattr(case, name)) for name in names}
+    moved: dict[str, Any] = {}
+    for name in names:  # rows between the first and the last are turned about their middle
+        first, *between, last = getattr(case, name)
+        moved[name] = np.stack([first, *(2.0 * np.mean(between, axis=0) - between), last])
     cases = [case, *(replace(case, **{name: new}) for name, new in moved.items())]
     problem = _farthest(target, cases, reduction, precision)
     given = {name: target.give(getattr(case, name).copy()) for name in ("points", "log_weights", "queries")}
@@ -155,12 +158,6 @@ def new_contents(target: Target, parameter: str) -> None:
         ask(prepared() if state is None else state, f"{case.name}, after new {name} in the memory of the old")
 
 
-def _turned(x: Any) -> Any:
-    """Return rows of the same first and last one and the same sum: those between are turned about their middle."""
-    between = x[1:-1]
-    return np.concatenate([x[:1], 2.0 * between.mean(axis=0) - between, x[-1:]])
-
-
 def threads(target: Target, parameter: str) -> None:
     """Calls from several threads at once, with one state and with a state each, are answered as if they were alone."""
     precision, reduction = parameter.split("-")
@@ -173,40 +170,29 @@ def threads(target: Target, parameter: str) -> None:
 
 def _threads(target: Target, cases: list[Case], problem: Problem) -> None:
     queries, state = [target.give(case.queries) for case in cases], target.prepare(problem, cases[0])
-    own = "exclude_self" in problem.requires
+    together, own = threading.Barrier(len(cases)), "exclude_self" in problem.requires
 
-    def truth(rows: Case, columns: Case) -> Truth:
-        return reference.near_sums(rows.queries, columns.points, columns.log_weights, own)
-
-    shared, apart = [truth(case, cases[0]) for case in cases], [truth(case, case) for case in cases]
-
-    def ask(k: int) -> Iterator[tuple[Partial, Truth, str]]:
+    def ask(k: int) -> list[tuple[Partial, Case, str]]:
+        together.wait()
+        found = []
         for dtype in ("float64", "float32"):
             part = replace(problem, dtype=dtype)
             with _pauses():
                 got = target.backend.reduce(part, queries[k], state)
-            yield got, shared[k], "one state, several threads"
+            found.append((got, cases[0], "one state, several threads"))
             with _pauses():
                 got = target.backend.reduce(part, queries[k], target.prepare(part, cases[k]))
-            yield got, apart[k], "a state for each of several threads"
+            found.append((got, cases[k], "a state for each of several threads"))
+        return found
 
-    for got, want, about in _at_once(ask, len(cases)):
-        within(problem, each(got, to_host), want, about)
-
-
-def _at_once(ask: Callable[[int], Iterator[Any]], callers: int) -> list[Any]:
-    """Run ``ask(k)`` in a thread for each k, all from the same moment; return what they yield."""
-    together = threading.Barrier(callers)
-
-    def run(k: int) -> list[Any]:
-        together.wait()
-        return list(ask(k))
-
-    with ThreadPoolExecutor(callers) as pool:
+    with ThreadPoolExecutor(len(cases)) as pool:
         try:
-            return list(itertools.chain(*pool.map(run, range(callers))))
+            answers = list(pool.map(ask, range(len(cases))))
         except Exception as error:
             raise AssertionError(f"from several threads: {type(error).__name__}: {error}") from error
+    for case, found in zip(cases, answers):
+        for got, over, about in found:
+            within(problem, each(got, to_host), problems.true_sums(case.queries, over, own), about)
 
 
 @contextlib.contextmanager

@@ -19,9 +19,8 @@ import numpy as np
 from sdkde_core.plugin import concatenate
 from sdkde_core.protocol import BackendInfo, Problem, Reduction
 
-from . import reference
 from .accuracy import about_tiles, boundaries
-from .problems import Case, Truth
+from .problems import Case, Truth, true_sums
 from .target import MIXED, NotDeclared, Profile, Target, weighted, within
 
 
@@ -104,7 +103,7 @@ def _answered(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> tuple[D
     others = np.random.default_rng([seed, 21]).integers(0, m, most)
     rows = np.arange(m) if m <= most else np.unique([*boundaries(m), *others])
     own = rows + asked.own_offset if "exclude_self" in asked.features else False
-    return asked, rows, reference.near_sums(given[rows], case.points, case.log_weights, own)
+    return asked, rows, true_sums(given[rows], case, own)
 
 
 def parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:

@@ -34,7 +34,7 @@ def exclude_self(target: Target, parameter: str) -> None:
         state, near = target.prepare(problem, case), case.points[20 : 20 + m]  # row i is column 20 + i
         # Rows begin anywhere: they may be a batch of all, and columns a shard.
         for offset in (20, 0, -1, -40, 1 - m, -m, -m - 9, 211 - m, 210, 211, 220, 1055):
-            want = reference.near_sums(near, case.points, case.log_weights, np.arange(m) + offset)
+            want = problems.true_sums(near, case, np.arange(m) + offset)
             within(problem, target.reduce(problem, near, state, offset), want, f"{case.name}, own_offset {offset}")
     _check_empty_sum(target, reduction, precision)
 
@@ -135,13 +135,10 @@ def _points(n: int, features: frozenset[str], strays: bool) -> Case:
     return replace(case, name="some points far from all", points=points, log_weights=log_weights)
 
 
-@functools.lru_cache(maxsize=128)
 def _truth(case: Case, exclude_self: bool, start: int, stop: int) -> tuple[Any, Truth]:
     """Return the rows of a range of points that are compared, those about boundaries and others, and the truth."""
     rows = np.unique([*boundaries(stop - start), *some(stop - start, 60)])
-    picked = case.points[start + rows]
-    own = start + rows if exclude_self else False
-    return rows, reference.near_sums(picked, case.points, case.log_weights, own)
+    return rows, problems.truth(case, same=True, exclude_self=exclude_self, rows=start + rows)
 
 
 def _states(target: Target, parameter: str, n: int) -> Any:

@@ -146,13 +146,15 @@ def _truth(case: Case, same: bool, exclude_self: bool, rows: tuple[int, ...] | N
     given = case.points if same else case.queries
     which = np.arange(len(given)) if rows is None else np.array(rows, int)
     own, reach = which if exclude_self else False, max(_extent(case.points), _extent(given[which]))
-    if reach <= 12.0:  # plain float64 is right far within every tolerance; beyond, the oracle takes its time
-        found = reference.near_sums(given[which], case.points, case.log_weights, own)
-    else:
-        found = reference.sums(given[which], case.points, log_weights=case.log_weights, exclude_self=own)
+    found = true_sums(given[which], case, own, plain=reach <= 12.0)
     for array in found:
         array.flags.writeable = False  # whoever asks next gets the same arrays
     return found
+
+
+def true_sums(rows: Array, case: Case, own: Any = False, plain: bool = True) -> Truth:
+    """Return the oracle's answer for any rows over a case's points; see :func:`.reference.sums`."""
+    return reference.sums(rows, case.points, log_weights=case.log_weights, exclude_self=own, plain=plain)
 
 
 def answer(info: BackendInfo, backend: Backend, problem: Problem, case: Case, own_offset: int = 0) -> Partial:

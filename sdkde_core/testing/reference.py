@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import decimal
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Sums", "debias", "estimate", "grad_log_density", "kernel_log_norm", "kernel_log_sum", "near_sums", "sums"]
+__all__ = ["Sums", "debias", "estimate", "grad_log_density", "kernel_log_norm", "kernel_log_sum", "sums"]
 
 Array = NDArray[np.float64]
 
@@ -37,90 +38,54 @@ def sums(
     weights: ArrayLike | None = None,
     log_weights: ArrayLike | None = None,
     exclude_self: bool | ArrayLike = False,
+    plain: bool = False,
 ) -> Sums:
-    """Return the three reductions, row by row.
+    """Return the three reductions, some rows at a time.
 
     ``bandwidth`` is h, one h_j per dimension, or the matrix H, in the units of the data. ``weights`` (n,) are not
     negative, and normalised here; ``log_weights``, in their place, are used as they are. ``exclude_self``: True, row i
-    leaves out column i; numbers (m,), the column that each row leaves out, where there is one.
+    leaves out column i; numbers (m,), the column that each row leaves out, where there is one. ``plain`` computes in
+    float64 and not in extended precision, which takes less time: up to some ten bandwidths it is right far within every
+    tolerance.
     """
     y, x, h, log_w = _given(query, train, bandwidth, weights, log_weights)
-    own = _own_columns(exclude_self, len(y))
-    rows = [_row(y_i, x, h, log_w, i) for y_i, i in zip(y, own)]
-    log_sum, shift, signed, log_plus = (np.array([row[k] for row in rows]) for k in range(4))
-    shift = shift.reshape(len(y), x.shape[1])
+    y, x = (points.astype(np.float64 if plain else np.longdouble) for points in (y, x))
+    blocks = zip(*(_block(rows, x, h, w) for rows, w in _blocks(y, x, log_w, exclude_self)))
+    log_sum, shift, signed, log_plus = (np.concatenate(parts).astype(float) for parts in blocks)
     return Sums(log_sum, _stretched(bandwidth, shift) if np.ndim(bandwidth) == 2 else shift, signed, log_plus)
 
 
-def _own_columns(exclude_self: bool | ArrayLike, m: int) -> NDArray[np.int64]:
-    """Return the column that each row leaves out; −1: none."""
-    if isinstance(exclude_self, (bool, np.bool_)):
-        return np.arange(m) if exclude_self else np.full(m, -1)
-    return np.asarray(exclude_self, np.int64)
+def _blocks(y: Any, x: Any, log_w: Array, exclude_self: bool | ArrayLike) -> Iterator[tuple[Any, Array]]:
+    """Yield some rows (b, d), and the logs of the columns' weights for each (b, n), −inf where a row leaves one out."""
+    own, height = np.asarray(exclude_self), max(1, (1 << 17) // x.size)
+    if own.dtype == bool:
+        own = np.where(own, np.arange(len(y)), -1)
+    for start in range(0, max(1, len(y)), height):  # one block where there are no rows
+        left_out = own[start : start + height, None] == np.arange(len(x))
+        yield y[start : start + height], np.where(left_out, -np.inf, log_w)
 
 
-def _row(y: Any, x: Any, bandwidth: ArrayLike, log_w: Array, own: int) -> Any:
-    # Columns more than 746 nats below the largest term add exp(−746) = 0. Those that are clearly below, whatever
-    # float64 rounds, are left out of what follows, which is slow.
-    with np.errstate(over="ignore"):
-        away = x - y
-        terms = log_w - 0.5 * _mahalanobis(away, away, bandwidth).astype(float)
-    counts = log_w > -np.inf
-    if 0 <= own < len(x):
-        terms[own], counts[own] = -np.inf, False
-    if not counts.any():
-        return -np.inf, np.zeros(x.shape[1]), 0.0, -np.inf
-    top = terms.max()
-    if np.isfinite(top):  # otherwise all squares overflow in float64
-        counts &= terms >= top - (800.0 + 1e-12 * abs(top))
-
-    wide, log_w = x[counts].astype(np.longdouble), log_w[counts]  # extended precision where the platform has it
-    difference = wide - y
-    exponent = -0.5 * _mahalanobis(difference, difference, bandwidth)
+def _block(y: Any, x: Any, bandwidth: ArrayLike, log_w: Array) -> Any:
+    """Return the fields of :class:`Sums` for the rows of one block."""
+    rows, half, away = np.arange(len(y)), 1.0 + 0.5 * x.shape[1], x - y[:, None]  # (b, n, d)
+    exponent = -0.5 * _mahalanobis(away, away, bandwidth)  # (b, n)
     terms = exponent + log_w
-    nearest = int(terms.argmax())
+    nearest = terms.argmax(axis=1)
     # Far from every sample exponents are huge and only their differences count. With δ_j = x_j − x_k, k the largest
     # term: r²_j − r²_k = δ_jᵀ H⁻¹ δ_j + 2 δ_jᵀ H⁻¹ (x_k − y), without the cancellation.
-    delta = wide - wide[nearest]
-    farther = _mahalanobis(delta, delta + 2 * difference[nearest], bandwidth)
-    relative = -0.5 * farther + (log_w - log_w[nearest])
-    most = relative.max()  # 0, but for the rounding of huge exponents
-    top = float(terms[nearest] + most)
-    phi, exponent = np.exp((relative - most).astype(float)), exponent.astype(float)
-    total = math.fsum(phi)
-    half = 1.0 + 0.5 * x.shape[1]
-    plus = math.fsum(phi * (half - exponent))
-    signed = math.fsum(phi * (half + exponent))
-    shift = (difference[nearest] + (phi / total) @ delta).astype(float)
-    return top + math.log(total), shift, signed / plus, top + math.log(plus)
-
-
-def near_sums(query: Array, train: Array, log_weights: Array, exclude_self: bool | ArrayLike = False) -> Sums:
-    """Return the same of whitened points in plain float64, many rows at a time.
-
-    Right to about 1e-15 R³ for the shift and 1e-15 R² for the rest, R the distance of points from one another: far
-    within every tolerance up to some ten bandwidths.
-    """
-    own, blocks = _own_columns(exclude_self, len(query)), []
-    n, d = train.shape
-    height = max(1, (1 << 17) // (n * d))
-    for start in range(0, max(1, len(query)), height):  # one block where there are no rows
-        away = train - query[start : start + height, None]  # (b, n, d)
-        exponent = -0.5 * np.vecdot(away, away)  # (b, n)
-        terms = exponent + log_weights
-        mine = own[start : start + height]
-        left_out = np.flatnonzero((mine >= 0) & (mine < n))
-        terms[left_out, mine[left_out]] = -np.inf
-        top = np.maximum(terms.max(axis=1), -1e300)  # finite where no column is left
-        phi = np.exp(terms - top[:, None])
-        total, half = phi.sum(axis=1), 1.0 + 0.5 * d
-        some = np.where(total > 0, total, 1.0)
-        shift = np.matmul(phi[:, None, :], away)[:, 0, :] / some[:, None]
-        plus, signed = (phi * (half - exponent)).sum(axis=1), (phi * (half + exponent)).sum(axis=1)
-        with np.errstate(divide="ignore"):
-            log_sum, log_plus = np.log(total) + top, np.log(plus) + top
-        blocks.append(Sums(log_sum, shift, signed / np.where(total > 0, plus, 1.0), log_plus))
-    return Sums(*(np.concatenate(parts) for parts in zip(*blocks)))
+    delta, towards = x - x[nearest][:, None], away[rows, nearest]
+    farther = _mahalanobis(delta, delta + 2 * towards[:, None], bandwidth)
+    with np.errstate(divide="ignore", invalid="ignore"):  # of rows that no column is left for
+        relative = log_w - log_w[rows, nearest][:, None] - 0.5 * farther
+        most = relative.max(axis=1)  # 0, but for the rounding of huge exponents
+        top, phi = terms[rows, nearest] + most, np.exp((relative - most[:, None]).astype(float))
+        total, signed, plus = (phi.sum(axis=1), *((phi * (half + k * exponent)).sum(axis=1) for k in (1, -1)))
+        shift = towards + np.matmul((phi / total[:, None])[:, None, :], delta)[:, 0, :]
+        found = top + np.log(total), shift, signed / plus, top + np.log(plus)
+    empty = np.isneginf(log_w).all(axis=1)
+    for field, nothing in zip(found, (-np.inf, 0.0, 0.0, -np.inf)):
+        field[empty] = nothing
+    return found
 
 
 def kernel_log_sum(
@@ -135,12 +100,10 @@ def kernel_log_sum(
 ) -> Array:
     """Return log Σ_j w_j K(r_ij) for every row, (m,), K one of ``protocol.KERNELS``; arguments as of `sums`."""
     y, x, bandwidth, log_w = _given(query, train, bandwidth, weights, log_weights)
-    x, own, found = x.astype(np.longdouble), _own_columns(exclude_self, len(y)), [np.empty(0)]
-    height = max(1, (1 << 18) // x.size)
-    for start in range(0, len(y), height):
-        away = x - y[start : start + height, None]  # (b, n, d)
-        terms = _log_kernel(kernel, np.sqrt(_mahalanobis(away, away, bandwidth))) + log_w
-        terms[own[start : start + height, None] == np.arange(len(x))] = -np.inf
+    x, found = x.astype(np.longdouble), []
+    for rows, weighed in _blocks(y, x, log_w, exclude_self):
+        away = x - rows[:, None]  # (b, n, d)
+        terms = _log_kernel(kernel, np.sqrt(_mahalanobis(away, away, bandwidth))) + weighed
         top = terms.max(axis=1)
         with np.errstate(invalid="ignore"):  # −inf − −inf of a row that reaches no column
             total = np.log(np.exp(terms - top[:, None]).sum(axis=1)) + top
@@ -255,10 +218,8 @@ def normalised(log_weights: Array) -> Array:
 
 def _mahalanobis(a: Any, b: Any, bandwidth: ArrayLike) -> Any:
     """aᵀ H⁻¹ b for every row, in the precision of a and b; H is diagonal."""
-    h = np.asarray(bandwidth, float)
-    if h.ndim == 0:
-        return np.vecdot(a, b) / np.square(h, dtype=np.longdouble)
-    return (a * b / np.square(h, dtype=np.longdouble)).sum(axis=-1)
+    square = np.square(np.asarray(bandwidth, float), dtype=a.dtype)
+    return np.vecdot(a, b) / square if square.ndim == 0 else (a * b / square).sum(axis=-1)
 
 
 def _whitened(bandwidth: ArrayLike, y: Array, x: Array) -> Any:
