@@ -127,6 +127,7 @@ def _members(file: IO[bytes]) -> dict[str, Array]:
     """The arrays of a zip by their names; together they take no more memory than the file has bytes."""
     import zipfile
 
+    archive: Any
     with zipfile.ZipFile(file) as archive:
         infos, size = archive.infolist(), os.fstat(file.fileno()).st_size
         found = {info.filename.removesuffix(".npy"): info for info in infos}
@@ -135,18 +136,17 @@ def _members(file: IO[bytes]) -> dict[str, Array]:
             raise ValueError("its members do not fit it")
         if "sdkde" in found and found["sdkde"].file_size > LONGEST + 1000:
             raise ValueError("its member 'sdkde' is too long")
-        return {name: _array(archive, info) for name, info in found.items()}
-
-
-def _array(archive: Any, info: Any) -> Array:
-    with archive.open(info) as member:
-        version = np.lib.format.read_magic(member)
-        shape, by_columns, dtype = np.lib.format.read_array_header_1_0(member, max_header_size=1000)
-        taken = math.prod(shape) * dtype.itemsize
-        known = version == (1, 0) and dtype in (*DTYPES.values(), np.uint8) and not by_columns
-        if not known or min(shape, default=0) < 0 or len(shape) > 8 or member.tell() + taken != info.file_size:
-            raise ValueError(f"{info.filename} does not have the {dtype} numbers of the shape {shape}")
-        x = np.empty(shape, dtype)
-        if member.readinto(x.reshape(-1).view(np.uint8)) != taken:
-            raise ValueError(f"{info.filename} is cut off")
-    return x.astype(dtype.newbyteorder("="), copy=False)
+        arrays = {}
+        for name, info in found.items():
+            with archive.open(info) as member:
+                version = np.lib.format.read_magic(member)
+                shape, by_columns, dtype = np.lib.format.read_array_header_1_0(member, max_header_size=1000)
+                taken = math.prod(shape) * dtype.itemsize
+                known = version == (1, 0) and dtype in (*DTYPES.values(), np.uint8) and not by_columns
+                if not known or min(shape, default=0) < 0 or len(shape) > 8 or member.tell() + taken != info.file_size:
+                    raise ValueError(f"{info.filename} does not have the {dtype} numbers of the shape {shape}")
+                x = np.empty(shape, dtype)
+                if member.readinto(x.reshape(-1).view(np.uint8)) != taken:
+                    raise ValueError(f"{info.filename} is cut off")
+            arrays[name] = x.astype(dtype.newbyteorder("="), copy=False)
+        return arrays

@@ -107,10 +107,8 @@ def write_folder(path: Path | str, check: Callable[[Path], object]) -> Iterator[
         if final.exists():
             _check_exchange(beside, path)
         yield beside
-        for folder, _, names in os.walk(beside, topdown=False):
-            for name in names:
-                sync(Path(folder, name))
-            sync(Path(folder))
+        for one in (*beside.rglob("*"), beside):
+            sync(one)
         try:
             check(final)
             if final.exists():

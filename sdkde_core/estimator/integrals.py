@@ -22,7 +22,7 @@ from .mixture import check_positive, marginal
 def probability(fitted: Fitted, lower: Any, upper: Any) -> float:
     """Return the probability of the box between two corners, which may be infinite."""
     d = fitted.problem.d
-    low, high = _corner("lower", lower, d), _corner("upper", upper, d)
+    low, high = corner("lower", lower, d), corner("upper", upper, d)
     if (low > high).any():
         k = int(np.argmax(low > high))
         raise ValueError(f"lower is above upper in dimension {k}: {low[k]} > {high[k]}; swap them")
@@ -110,13 +110,14 @@ def quantiles(fitted: Fitted, q: Array) -> Array:
     return np.where(inside, 0.5 * low + 0.5 * high, np.where(q <= 0, -math.inf, math.inf))
 
 
-def _corner(name: str, value: Any, d: int) -> Array:
-    corner = numbers(name, value)
-    if corner.shape not in ((d,), (1,), ()) or np.isnan(corner).any():
+def corner(name: str, value: Any, d: int) -> Array:
+    """Return a corner of a box (d,), which may be infinite; ValueError for another shape or NaN."""
+    found = numbers(name, value)
+    if found.shape not in ((d,), (1,), ()) or np.isnan(found).any():
         raise ValueError(
             f"{name} is {brief(value)}; pass {d} numbers, or one for all dimensions, which may be infinite"
         )
-    return np.broadcast_to(corner, (d,)).copy()
+    return np.broadcast_to(found, (d,)).copy()
 
 
 def _normal() -> Any:

@@ -74,16 +74,6 @@ def shares_of(shares: Sequence[float]) -> Array:
     return found
 
 
-def limits_of(limits: Sequence[float] | None) -> tuple[float, float] | None:
-    """The limits as two floats."""
-    if limits is None:
-        return None
-    found = np.asarray(limits, dtype=np.float64)
-    if found.shape != (2,) or not np.isfinite(found).all() or found[0] >= found[1]:
-        raise ValueError(f"limits is {limits!r}; pass two finite numbers, the lower one first")
-    return float(found[0]), float(found[1])
-
-
 def style() -> Any:
     """:data:`STYLE`, for what is made within; ImportError without matplotlib."""
     return optional("matplotlib", "plots need matplotlib", "plot").rc_context(STYLE)

@@ -17,6 +17,7 @@ from ..arrays import Argument, Array, Origin, array_namespace, numbers, public, 
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import check_rule, resolve
 from ..bandwidth.sample import Sample
+from ..estimator.integrals import corner
 from ..estimator.mixture import check_count
 from ..estimator.prepared import Prepared
 from ..estimator.request import Goal, Request
@@ -177,11 +178,7 @@ class gaussian_kde:
         For laplace with bounds in one dimension only, others infinite. ``maxpts`` and ``rng`` are SciPy's, and change
         nothing: the sum is the same every time.
         """
-        low, high = numbers("low_bounds", low_bounds), numbers("high_bounds", high_bounds)
-        for name, bound in (("low_bounds", low), ("high_bounds", high)):
-            if bound.shape not in ((), (1,), (self.d,)):
-                raise ValueError(f"{name} has shape {bound.shape}; pass ({self.d},), or one number for all dimensions")
-        low, high = np.broadcast_to(low, (self.d,)), np.broadcast_to(high, (self.d,))
+        low, high = corner("low_bounds", low_bounds, self.d), corner("high_bounds", high_bounds, self.d)
         sign = (-1) ** int((low > high).sum())  # as for any integral
         return sign * self.prepared.probability(np.minimum(low, high), np.maximum(low, high))
 

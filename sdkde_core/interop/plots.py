@@ -53,9 +53,14 @@ def curves(densities: Any, samples: Any = None, *, ax: Any = None, limits: tuple
     drawn = drawing.labelled(
         densities, 1, "pass density.marginal(j) for dimension j, or draw them all with plots.pairs"
     )
-    rug, ends = None if samples is None else drawing.points_of(samples, 1), drawing.limits_of(limits)
+    rug = None if samples is None else drawing.points_of(samples, 1)
+    if limits is not None:
+        ends = np.asarray(limits, dtype=np.float64)
+        if ends.shape != (2,) or not np.isfinite(ends).all() or ends[0] >= ends[1]:
+            raise ValueError(f"limits is {limits!r}; pass two finite numbers, the lower one first")
+        limits = float(ends[0]), float(ends[1])
     ax = drawing.axes_of(ax)
-    drawing.draw_curves(ax, drawn, rug, ends)
+    drawing.draw_curves(ax, drawn, rug, limits)
     ax.set_ylabel("density")
     ax.legend(frameon=False)
     return ax

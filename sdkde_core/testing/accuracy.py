@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sdkde_core.plugin import each
-from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
+from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import problems
 from .problems import Array, Case, Truth
@@ -139,27 +139,10 @@ def far_below(target: Target, parameter: str) -> None:
     for case, options in asked:
         truth = problems.truth(case, **options)
         problem = target.problem(case, reduction, precision, **options)
-        _far_within(problem, target.answer(problem, case), truth, case.name)
+        within(problem, target.answer(problem, case), truth, case.name)
         with contextlib.suppress(NotDeclared):  # without the core, which may sum them itself
             problem = target.problem(case, reduction, precision, whole=True, **options)
-            _far_within(problem, target.direct(problem, case), truth, f"{case.name}, without the core")
-
-
-def _far_within(problem: Problem, got: Partial, want: Truth, about: str) -> None:
-    """Assert the tolerances, and that shifts are right to 1e-6 of themselves.
-
-    The tolerance's part relative to ℓ exceeds the distance from some 1e13 bandwidths on, where 0 would pass.
-    """
-    within(problem, got, want, about)
-    if got.shift is None:
-        return
-    off, size = (np.hypot.reduce(x, axis=1) for x in (got.shift - want.shift, want.shift))
-    allowed = TOLERANCES[problem.precision][Reduction.MEAN].absolute + 1e-6 * size
-    worst = int(np.argmax(off / allowed))
-    assert (off <= allowed).all(), (
-        f"{about} within {problem.extent:.0e}: shift {got.shift[worst]}, should be {want.shift[worst]}: "
-        f"off by more than 1e-6 of itself"
-    )
+            within(problem, target.direct(problem, case), truth, f"{case.name}, without the core")
 
 
 @functools.lru_cache(maxsize=16)
@@ -198,18 +181,22 @@ def heap(target: Target, parameter: str) -> None:
 def not_a_number(target: Target, parameter: str) -> None:
     """A row with a NaN is NaN and no other row; a point with a NaN makes every row NaN."""
     precision, reduction = parameter.split("-")
-    lost, others = [2, 6, 10], [0, 1, 3, 4, 5, 7, 8, 9]
     for kind, extent in (("mixture", 10.0), ("clusters", 1e4)):
         case = make(kind, 211, 11, 3, extent)
-        queries, points = case.queries.copy(), case.points.copy()
-        queries[2] = queries[6, 1] = queries[10, 2] = points[211 // 2, 0] = np.nan
-        problem, truth = target.problem(case, reduction, precision), problems.truth(case)
-        got = target.answer(problem, replace(case, queries=queries))
-        assert _all_nan(each(got, lambda x: x[lost])), f"{kind}: rows with a NaN have a number"
-        want = Truth._make(x[others] for x in truth)
-        within(problem, got, want, f"{kind}, beside rows with a NaN", rows=others)
-        got = target.answer(problem, replace(case, points=points))
-        assert _all_nan(got), f"{kind}: where a point has a NaN rows have a number"
+        problem = target.problem(case, reduction, precision)
+        others, got = with_not_a_number(target, problem, case)
+        within(problem, got, problems.truth(case, rows=others), f"{kind}, beside rows with a NaN", rows=others)
+
+
+def with_not_a_number(target: Target, problem: Problem, case: Case) -> tuple[Any, Partial]:
+    """Assert that rows with a NaN are NaN, and all rows where a point has one; return the other rows, and an answer."""
+    lost, queries, points = np.isin(np.arange(11), [2, 6, 10]), case.queries.copy(), case.points.copy()
+    queries[2] = queries[6, 1] = queries[10, 2] = points[len(points) // 2, 0] = np.nan
+    got = target.answer(problem, replace(case, queries=queries))
+    assert _all_nan(each(got, lambda x: x[lost])), f"{case.name}: rows with a NaN have a number"
+    everywhere = target.answer(problem, replace(case, points=points))
+    assert _all_nan(everywhere), f"{case.name}: where a point has a NaN rows have a number"
+    return np.flatnonzero(~lost), got
 
 
 def _all_nan(got: Partial) -> bool:

@@ -108,16 +108,15 @@ class BackendConformance:
             return
         info = getattr(registry.find(self.backend), "info", None)
         parameters = CHECKS[name].parameters(info, self._profile()) if info and info.precisions else ["backend"]
-        given = [pytest.param(p, id=p, marks=self._marks(name, p)) for p in parameters]
+        given = []
+        for parameter in parameters:
+            marks = [pytest.mark.slow] if {name, f"{name}[{parameter}]"} & set(self.slow) else []
+            if (reason := self.xfail.get(f"{name}[{parameter}]", self.xfail.get(name))) is not None:
+                marks.append(pytest.mark.xfail(strict=True, reason=reason))
+            given.append(pytest.param(parameter, id=parameter, marks=marks))
         if not given:
             given = [pytest.param("", id="-", marks=pytest.mark.skip(f"the backend does not declare {name}"))]
         metafunc.parametrize("parameter", given)
-
-    @classmethod
-    def _marks(cls, name: str, parameter: str) -> list[pytest.MarkDecorator]:
-        marks = [pytest.mark.slow] if {name, f"{name}[{parameter}]"} & set(cls.slow) else []
-        reason = cls.xfail.get(f"{name}[{parameter}]", cls.xfail.get(name))
-        return marks if reason is None else [*marks, pytest.mark.xfail(strict=True, reason=reason)]
 
     def test_expected_failures_are_real_and_have_reasons(self) -> None:
         """Every key of ``xfail`` names a check that runs, with a reason."""
