@@ -243,10 +243,10 @@ def ingest(
         query = q.at(place) if q.array.shape[0] else train[:0, :]
         query = query[:, None] if query.ndim == 1 else query
     device = "cpu" if here else device_name(train)
-    data = Data(
+    return Data(
         train=train,
         query=query,
-        log_weights=None,
+        log_weights=None if w is None else _weighed(w.at(place)),
         dtype=max(x.dtype, (q or x).dtype),  # "float64" > "float32"
         origin=(q or x).origin,
         device=device,
@@ -254,7 +254,6 @@ def ingest(
         unchecked=check_finite,
         names=x.names,
     )
-    return data if w is None else data._replace(log_weights=_weighed(w.at(place)))
 
 
 def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) -> None:

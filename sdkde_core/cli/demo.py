@@ -16,33 +16,27 @@ from ..bandwidth.rules import resolve
 from ..estimator.request import METHODS
 from ..files import FileError, no_folder
 from ..interop.plots import COLOURS, DARK, STYLE, contours, moves
+from ..messages import optional
 from ..storage import write_atomically
 
 
 class Score(NamedTuple):
     """What a method makes of the held-out digits at every factor, and last at its own bandwidth."""
 
-    means: Array  # log densities; NaN where one density is not positive
-    missed: Array  # shares of images where the density is not positive
+    logs: Array  # (bandwidths, images) log densities; NaN where one is not positive
     bandwidth: Bandwidth  # the method's own
     multiple: float  # of Silverman's
-    logs: Array  # (m,) at the method's own bandwidth
 
 
 def run_demo(output: Path, backend: str, echo: Callable[[str], Any]) -> None:
     """Print errors, held-out likelihoods, the backend and the times; write the plot to ``output``."""
-    try:
-        import matplotlib
-        from sklearn.datasets import load_digits
-        from sklearn.decomposition import PCA
-        from sklearn.model_selection import train_test_split
-    except ImportError as error:
-        raise ImportError(
-            f"the demo needs scikit-learn and matplotlib: pip install 'sdkde-core[demo]' ({error})"
-        ) from error
-    matplotlib.use("Agg")
+    needs = "the demo needs scikit-learn and matplotlib", "demo"
+    optional("sklearn", *needs), optional("matplotlib", *needs).use("Agg")
     from matplotlib import pyplot
     from matplotlib.backend_bases import FigureCanvasBase
+    from sklearn.datasets import load_digits
+    from sklearn.decomposition import PCA
+    from sklearn.model_selection import train_test_split
 
     if not output.parent.is_dir():
         raise no_folder(output)
@@ -63,7 +57,7 @@ def run_demo(output: Path, backend: str, echo: Callable[[str], Any]) -> None:
         axes = moves(fit, train[:, :2], ax=contours(fit, ax=plane.subplots()))
         axes.set(xlabel="first principal component of the digits", ylabel="second")
         axes.set_title("sdkde: each sample moves half a mean-shift step", loc="left", fontweight="bold")
-        _ends(ends, images, scores["sdkde"].logs)
+        _ends(ends, images, scores["sdkde"].logs[-1])
         with write_atomically(output) as temporary, temporary.open("wb") as file:
             figure.savefig(file, format=output.suffix.lstrip("."), dpi=120)
         pyplot.close(figure)
@@ -118,29 +112,31 @@ def _digits(axes: Any, train: Array, test: Array, backend: str, echo: Callable[[
             how: Any = {"method": method, "log": True, "backend": backend}
             asked = [*(silverman.scaled(factor) for factor in factors), own]
             logs = np.array([estimate(train, test, bandwidth=h, **how) for h in asked])
-        missed = np.isnan(logs).mean(axis=1)
-        scores[method] = Score(logs.mean(axis=1), missed, own, _over(own, silverman), logs[-1])
-    kde, sdkde, laplace = (scores[method] for method in ("kde", "sdkde", "laplace"))
+        scores[method] = Score(logs, own, _over(own, silverman))
+    kde, sdkde = (scores[method].logs.mean(axis=1) for method in ("kde", "sdkde"))
+    laplace, missed = scores["laplace"].multiple, np.isnan(scores["laplace"].logs).mean(axis=1)
     n, d = train.shape
     echo(f"Handwritten digits: {n} training and {len(test)} held-out images in {d} principal dimensions.")
     echo("Mean held-out log-likelihood, nats per image; h in units of Silverman's. * with the method's own bandwidth,")
     echo("which may have another shape: its h is the mean over directions.")
     echo(f"{'h':>6}  {'kde':>8}  {'sdkde':>8}    laplace: images where its density is not positive")
-    for factor, left, right, missed in zip(factors, kde.means, sdkde.means, laplace.missed):
-        echo(f"{factor:6.2f}  {left:8.2f}  {right:8.2f}    {missed:.1%}")
-    own_logs = (f"{m} {scores[m].means[-1]:.2f}* at {scores[m].multiple:.2f}" for m in ("kde", "sdkde"))
-    echo(f"{', '.join(own_logs)}; laplace {laplace.missed[-1]:.1%} not positive at {laplace.multiple:.2f}\n")
+    for factor, left, right, share in zip(factors, kde, sdkde, missed):
+        echo(f"{factor:6.2f}  {left:8.2f}  {right:8.2f}    {share:.1%}")
+    best = (
+        f"kde {kde[-1]:.2f}* at {scores['kde'].multiple:.2f}, sdkde {sdkde[-1]:.2f}* at {scores['sdkde'].multiple:.2f}"
+    )
+    echo(f"{best}; laplace {missed[-1]:.1%} not positive at {laplace:.2f}\n")
     upper, lower = axes
-    for method, score in (("kde", kde), ("sdkde", sdkde)):
-        upper.plot(factors, score.means[:-1], color=COLOURS[method], label=method, lw=2.2)
-        upper.plot(score.multiple, score.means[-1], "o", color=COLOURS[method], ms=9, mec="white")
+    for method, means in (("kde", kde), ("sdkde", sdkde)):
+        upper.plot(factors, means[:-1], color=COLOURS[method], label=method, lw=2.2)
+        upper.plot(scores[method].multiple, means[-1], "o", color=COLOURS[method], ms=9, mec="white")
     upper.plot([], [], "o", color=DARK, ms=9, mec="white", label="its own bandwidth")
-    top = max(score.means[:-1].max() for score in (kde, sdkde))
+    top = max(kde[:-1].max(), sdkde[:-1].max())
     upper.set(ylim=(top - 7, top + 1), ylabel="nats per image", xscale="log")
     upper.set_title("Held-out log-likelihood of digits in 16 dimensions", loc="left", fontweight="bold")
     upper.legend(frameon=False, loc="lower center")
-    lower.plot(factors, 100 * laplace.missed[:-1], color=COLOURS["laplace"], lw=2.2)
-    lower.plot(laplace.multiple, 100 * laplace.missed[-1], "o", color=COLOURS["laplace"], ms=9, mec="white")
+    lower.plot(factors, 100 * missed[:-1], color=COLOURS["laplace"], lw=2.2)
+    lower.plot(laplace, 100 * missed[-1], "o", color=COLOURS["laplace"], ms=9, mec="white")
     lower.set(xlabel="bandwidth / Silverman's", ylabel="% of the images", ylim=(0, None))
     lower.set_title("laplace is signed: not positive at", loc="left", fontsize=10, color=COLOURS["laplace"])
     lower.xaxis.set_major_formatter("{x:g}")

@@ -99,16 +99,7 @@ def main(ctx: click.Context) -> None:
 @click.option("--resume", is_flag=True, help="Go on with what the checkpoint has.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar, and no line at the end.")
 def estimate(
-    train: str,
-    query: str | None,
-    output: str,
-    bandwidth: str,
-    weights: str | None,
-    memory: str | None,
-    checkpoint: str | None,
-    resume: bool,
-    quiet: bool,
-    **options: Any,
+    train: str, query: str | None, output: str, bandwidth: str, weights: str | None, quiet: bool, **options: Any
 ) -> None:
     """Estimate the density of the samples in TRAIN at the points in QUERY.
 
@@ -116,11 +107,13 @@ def estimate(
     a zarr array, TRAIN need not either.
     """
     start = time.perf_counter()
-    files = _files(train, query, bandwidth, weights)
-    check_apart(output, checkpoint, **files)
+    files, how = (
+        _files(train, query, bandwidth, weights),
+        {k: options.pop(k) for k in ("memory", "checkpoint", "resume")},
+    )
+    check_apart(output, how["checkpoint"], **files)
     given = source(train), source(query) if query else None
     options["bandwidth"] = _bandwidth(bandwidth)
-    how = {"memory": memory, "checkpoint": checkpoint, "resume": resume}
     if any(how.values()) or train.lower().endswith(".zarr"):
         options["weights"] = source(weights) if weights else None
         with about(**files):
@@ -208,21 +201,15 @@ def explain(train: str, query: str | None, bandwidth: str, weights: str | None, 
 @json_option
 def backends(as_json: bool) -> None:
     """List the backends: what is installed, what each can do, and what is missing."""
-    rows: list[dict[str, Any]] = []
+    rows, cells = [], [["name", "status", "devices", "precisions", "features", "from", "reason"]]
     for record in api.backends():
-        row: dict[str, Any] = {"name": record.name, "status": record.status}
-        for name in ("devices", "precisions", "features"):
-            found = getattr(record.info, name, ())
-            row[name] = sorted(found) if name == "features" else list(found)
-        rows.append(row | {name: getattr(record, name) for name in ("distribution", "version", "reason")})
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
-    cells = [["name", "status", "devices", "precisions", "features", "from", "reason"]]
-    for row in rows:
-        lists = [", ".join(row[key]) or "-" for key in ("devices", "precisions", "features")]
-        cells.append([row["name"], row["status"], *lists, f"{row['distribution']} {row['version']}", row["reason"]])
-    click.echo(table(cells))
+        lists = {name: list(getattr(record.info, name, ())) for name in ("devices", "precisions")}
+        lists["features"] = sorted(getattr(record.info, "features", ()))
+        more = {name: getattr(record, name) for name in ("distribution", "version", "reason")}
+        rows.append({"name": record.name, "status": record.status, **lists, **more})
+        shown = [", ".join(found) or "-" for found in lists.values()]
+        cells.append([record.name, record.status, *shown, f"{record.distribution} {record.version}", record.reason])
+    click.echo(json.dumps(rows, indent=2) if as_json else table(cells))
 
 
 @main.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import zipfile
 from collections.abc import Iterator
@@ -82,8 +83,9 @@ def _check_length(shape: tuple[int, ...], dtype: Any, length: int) -> None:
 @contextmanager
 def write_npy(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
     """Write a .npy file; a full disk is found now."""
-    _write_head(file, shape, dtype)
-    reserve(file, file.tell() + math.prod(shape) * dtype.itemsize)
+    head = _npy_head(shape, dtype)
+    reserve(file, len(head) + math.prod(shape) * dtype.itemsize)
+    file.write(head)
     yield lambda batch: file.write(batch.tobytes())
 
 
@@ -91,13 +93,15 @@ def write_npy(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> 
 def write_npz(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
     """Write an archive with one array."""
     with zipfile.ZipFile(file, "w") as archive, archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-        _write_head(member, shape, dtype)
+        member.write(_npy_head(shape, dtype))
         yield lambda batch: member.write(batch.tobytes())
 
 
-def _write_head(file: Any, shape: tuple[int, ...], dtype: Any) -> None:
+def _npy_head(shape: tuple[int, ...], dtype: Any) -> bytes:
+    head = io.BytesIO()
     header = {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
-    np.lib.format.write_array_header_1_0(file, header)
+    np.lib.format.write_array_header_1_0(head, header)
+    return head.getvalue()
 
 
 def check_archive(path: Path, key: str) -> None:

@@ -148,19 +148,11 @@ class KernelDensity(neighbors.KernelDensity):
             sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         # The cheapest precision whose log densities keep ``rtol``.
         kept = "fast" if self.rtol >= 5e-4 else "high" if self.rtol >= 1e-5 else "float64"
-        self.density_: Prepared = prepare(
-            X,
-            method=self.method,
-            bandwidth=_bandwidth(self.bandwidth, *X.shape),
-            kernel=self.kernel,
-            weights=sample_weight,
-            negative=self.negative,
-            precision=kept if self.precision == "auto" else self.precision,
-            backend=self.backend,
-            device=self.device,
-            check_finite=False,  # scikit-learn has, or was told not to
-            backend_options=self.backend_options,
-        )
+        options = {name: getattr(self, name) for name in ("method", "kernel", "negative", "backend", "device")}
+        options |= {"bandwidth": _bandwidth(self.bandwidth, *X.shape), "backend_options": self.backend_options}
+        options |= {"precision": kept if self.precision == "auto" else self.precision, "weights": sample_weight}
+        # Whether all is finite scikit-learn has looked at, or was told not to.
+        self.density_: Prepared = prepare(X, check_finite=False, **options)
         self.bandwidth_ = _plain(self.density_.bandwidth)
         return self
 

@@ -77,17 +77,14 @@ class BackendConformance:
     def _targets(cls) -> list[Target]:
         """Return the backend on every device that it can use here; a failure where there is none."""
         record = registry.find(cls.backend)
-        if record is None or not record.ok or record.info is None:
-            reason = "not installed" if record is None else f"{record.status}: {record.reason}"
-            pytest.fail(f"backend {cls.backend!r} is {reason}", pytrace=False)
+        assert record is not None, f"backend {cls.backend!r} is not installed"
+        assert record.ok and record.info is not None, f"backend {cls.backend!r} is {record.status}: {record.reason}"
         backend = record.info.load(cls.options)
         places = [cls.device] if cls.device else ["cuda:0" if kind == "cuda" else kind for kind in record.info.devices]
         probed = {place: backend.probe(place) for place in places}
         usable = [Target(record.info, backend, place) for place, support in probed.items() if support.ok]
-        if not usable:
-            causes = "; ".join(f"{place}: {support.reason}" for place, support in probed.items())
-            message = f"backend {cls.backend!r} runs on no device here, so nothing was executed"
-            pytest.fail(f"{message} ({causes or 'declares no device'})", pytrace=False)
+        causes = "; ".join(f"{place}: {support.reason}" for place, support in probed.items()) or "declares no device"
+        assert usable, f"backend {cls.backend!r} runs on no device here, so nothing was executed ({causes})"
         return usable
 
     @classmethod
@@ -97,8 +94,8 @@ class BackendConformance:
         try:
             for target in cls._targets():
                 CHECKS[FIRST].run(target, "backend")
-        except (Exception, pytest.fail.Exception) as error:
-            return f"{type(error).__name__}: {error}" if isinstance(error, Exception) else str(error)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
         return ""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:

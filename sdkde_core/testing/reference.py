@@ -89,17 +89,10 @@ def _block(y: Any, x: Any, bandwidth: ArrayLike, log_w: Array) -> Any:
 
 
 def kernel_log_sum(
-    query: ArrayLike,
-    train: ArrayLike,
-    kernel: str,
-    bandwidth: ArrayLike = 1.0,
-    *,
-    weights: ArrayLike | None = None,
-    log_weights: ArrayLike | None = None,
-    exclude_self: bool | ArrayLike = False,
+    query: ArrayLike, train: ArrayLike, kernel: str, bandwidth: Any = 1.0, *, exclude_self: Any = False, **weights: Any
 ) -> Array:
-    """Return log Σ_j w_j K(r_ij) for every row, (m,), K one of ``protocol.KERNELS``; arguments as of `sums`."""
-    y, x, bandwidth, log_w = _given(query, train, bandwidth, weights, log_weights)
+    """Return log Σ_j w_j K(r_ij) for every row, (m,), K one of ``protocol.KERNELS``; other arguments as of `sums`."""
+    y, x, bandwidth, log_w = _given(query, train, bandwidth, **weights)
     x, found = x.astype(np.longdouble), []
     for rows, weighed in _blocks(y, x, log_w, exclude_self):
         away = x - rows[:, None]  # (b, n, d)
@@ -199,7 +192,7 @@ def _points(x: ArrayLike) -> Array:
     return a[:, None] if a.ndim == 1 else a
 
 
-def _given(query: ArrayLike, train: ArrayLike, bandwidth: ArrayLike, weights: Any, log_weights: Any) -> Any:
+def _given(query: ArrayLike, train: ArrayLike, bandwidth: Any, weights: Any = None, log_weights: Any = None) -> Any:
     """Return rows and columns, whitened where the bandwidth is a matrix, the bandwidth, and logs of weights."""
     y, x = _points(query), _points(train)
     if np.ndim(bandwidth) == 2:
