@@ -22,16 +22,7 @@ from .estimator.prepared import Prepared
 from .estimator.progress import Advance, watched
 from .estimator.request import Goal, Options, Request, takes_options
 
-__all__ = [
-    "backends",
-    "debias",
-    "estimate",
-    "explain",
-    "grad_log_density",
-    "prepare",
-    "select_bandwidth",
-    "warm_up",
-]
+__all__ = ["backends", "debias", "estimate", "explain", "grad_log_density", "prepare", "select_bandwidth", "warm_up"]
 
 
 @public
@@ -411,11 +402,7 @@ def warm_up(device: str | Sequence[str] | None = None) -> dict[str, dict[str, fl
 
 def fitted(request: Request, train: Any, query: Argument, advance: Advance | None = None) -> Fitted:
     """Return fitted columns for a query that is answered by batches, here and on the command line."""
-
-    def compute(request: Request) -> Fitted:
-        return Fitted.of(plan(request, train, expected=query), advance)
-
-    return with_fallback(request, compute)
+    return with_fallback(request, lambda tried: Fitted.of(plan(tried, train, expected=query), advance))
 
 
 def _lazy(

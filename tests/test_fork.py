@@ -10,7 +10,7 @@ import pytest
 import sdkde_core
 from sdkde_core.choice import registry
 from sdkde_core.plugin import Unforkable, new_lock
-from sdkde_core.testing.broken_off import _status_of_child
+from sdkde_core.testing.calls import _status_of_child
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes go on after a fork on Linux")
 
@@ -99,7 +99,7 @@ STORM = """
 import os, sys, threading, time, warnings
 import numpy as np
 import sdkde_core
-from sdkde_core.testing.broken_off import _status_of_child
+from sdkde_core.testing.calls import _status_of_child
 
 backend, forks = sys.argv[1], int(sys.argv[2])
 d, n = (2, 60_000) if backend == "fourier" else (4, 20_000)

@@ -28,7 +28,7 @@ from threadpoolctl import threadpool_limits
 
 from sdkde_core.plugin import cpu_threads, each, merge
 from sdkde_core.protocol import Partial, Reduction
-from sdkde_core.testing import broken_off
+from sdkde_core.testing import calls
 from sdkde_core.testing.checks import CHECKS, PROFILES, Profile, Target, cases, failures
 
 RNG = np.random.default_rng(0)
@@ -703,7 +703,7 @@ SLOW = ("memory", "leaks", "price")
     ],
 )
 def test_the_named_check_catches_it(check, mutant, monkeypatch):
-    monkeypatch.setattr(broken_off, "PATIENCE", 1.0)
+    monkeypatch.setattr(calls, "PATIENCE", 1.0)
     if check in ("leaks", "memory") and not sys.platform.startswith("linux"):
         pytest.skip("only Linux lists what a process has")
     make, info = mutant if isinstance(mutant, tuple) else (mutant, OLD)

@@ -16,7 +16,7 @@ from sdkde_core.choice import hardware, judge, registry, select
 from sdkde_core.cli.main import main
 from sdkde_core.estimator import warming
 from sdkde_core.protocol import AdvancedInfo, BackendUnavailable, Problem, Reduction, Support, Work
-from sdkde_core.testing.broken_off import _status_of_child
+from sdkde_core.testing.calls import _status_of_child
 
 X = np.random.default_rng(0).normal(size=(60, 2))
 RATE = hardware.NOMINAL_CORE.scalar_flops

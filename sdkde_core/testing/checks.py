@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sdkde_core.protocol import KERNELS, BackendInfo, Reduction
 
-from . import accuracy, broken_off, calls, drawn, featured, formalities, surroundings
+from . import accuracy, calls, drawn, featured, formalities, surroundings
 from .target import NotDeclared, Profile, Target
 
 __all__ = ["CHECKS", "FIRST", "PROFILES", "Check", "NotDeclared", "Profile", "Target", "cases", "failures"]
@@ -138,8 +138,8 @@ CHECKS: Mapping[str, Check] = {
         Check(surroundings.memory, _memory),
         Check(surroundings.leaks, lambda info, profile: ["backend"] * profile.is_fast),
         Check(surroundings.price, lambda info, profile: [f"d{d}" for d in profile.dimensions[:2] * profile.is_fast]),
-        Check(broken_off.interrupts, _these("backend")),
-        Check(broken_off.forked_child, _these("backend")),
+        Check(calls.interrupts, _these("backend")),
+        Check(calls.forked_child, _these("backend")),
         Check(featured.exclude_self, _each(feature="exclude_self")),
         Check(featured.kernel, _each(reductions=tuple(KERNELS)[1:], feature="kernel")),
         Check(featured.grad, _each(feature="grad")),
