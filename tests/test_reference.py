@@ -6,8 +6,8 @@ import pytest
 
 from sdkde_core.protocol import KERNELS
 from sdkde_core.testing import problems, reference
+from sdkde_core.testing.accuracy import draw, drawn_parameters
 from sdkde_core.testing.checks import PROFILES
-from sdkde_core.testing.drawn import draw, parameters
 
 
 def _mp_density(train, query, h_matrix, weights, method):
@@ -172,7 +172,7 @@ def test_gradient_is_the_derivative_of_the_log_density():
 @pytest.mark.parametrize("index", range(0, 39, 3))
 def test_plain_float64_is_right_for_the_suites_random_problems(index):
     """Their truths are plain sums: they must be exact far within every tolerance."""
-    seed, d = (int(x.lstrip("d")) for x in list(parameters(None, PROFILES["quick"]))[index].split("-")[:2])
+    seed, d = (int(x.lstrip("d")) for x in list(drawn_parameters(None, PROFILES["quick"]))[index].split("-")[:2])
     asked = draw(seed, d, 20_000, frozenset({"weights", "exclude_self"}))
     case, rows = asked.case, np.unique([0, len(asked.case.queries) // 2, len(asked.case.queries) - 1])
     own = rows + asked.own_offset if "exclude_self" in asked.features else False

@@ -13,18 +13,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def quiet(function: Callable[P, T]) -> Callable[P, T]:
-    """Have NumPy pass over underflow, overflow and NaN within ``function``.
-
-    Sums of exponentials underflow by design, and what must not overflow is checked.
-    """
-
-    @wraps(function)
-    def ignoring(*args: P.args, **kwargs: P.kwargs) -> T:
-        with np.errstate(all="ignore"):
-            return function(*args, **kwargs)
-
-    return ignoring
+#: Have NumPy pass over underflow, overflow and NaN within a function: a decorator. Sums of exponentials underflow by
+#: design, and what must not overflow is checked.
+quiet = np.errstate(all="ignore")
 
 
 def public(function: Callable[P, T]) -> Callable[P, T]:

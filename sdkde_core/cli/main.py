@@ -107,31 +107,28 @@ def estimate(
     a zarr array, TRAIN need not either.
     """
     start = time.perf_counter()
-    files, how = (
-        _files(train, query, bandwidth, weights),
-        {k: options.pop(k) for k in ("memory", "checkpoint", "resume")},
-    )
+    how = {name: options.pop(name) for name in ("memory", "checkpoint", "resume")}
+    files, log = _files(train, query, bandwidth, weights), options.pop("log")
     check_apart(output, how["checkpoint"], **files)
     given = source(train), source(query) if query else None
     options["bandwidth"] = _bandwidth(bandwidth)
-    if any(how.values()) or train.lower().endswith(".zarr"):
-        options["weights"] = source(weights) if weights else None
-        with about(**files):
-            rows, where = _by_shards(*given, output, how, quiet, options)
-    else:
-        options["weights"] = _weights(weights)
-        with about(**files):
-            rows, where = _by_batches(*given, output, quiet, options)
+    by_shards = any(how.values()) or train.lower().endswith(".zarr")
+    options["weights"] = (source if by_shards else _weights)(weights) if weights else None
+    with about(**files):
+        request = Request(Goal.DENSITY, **options, calls=1)
+        if by_shards:
+            rows, where = _by_shards(request, *given, output, log, quiet, **how)
+        else:
+            rows, where = _by_batches(request, *given, output, log, quiet)
     if not quiet:
         click.echo(f"{output}: {rows} rows, {where}, {time.perf_counter() - start:.2f} s", err=True)
 
 
 def _by_batches(
-    train: Source, query: Source | None, output: str, quiet: bool, options: dict[str, Any]
+    request: Request, train: Source, query: Source | None, output: str, log: bool, quiet: bool
 ) -> tuple[int, str]:
     """Estimate, with queries read and results written by batches; return how many rows that were, and where."""
-    log = options.pop("log")
-    request, points = Request(Goal.DENSITY, **options, calls=1), query or train
+    points = query or train
     check_order(train, points)
     x = Given.of("train", train.read())
     y = points.shaped("query")
@@ -153,12 +150,11 @@ def _by_batches(
 
 
 def _by_shards(
-    train: Source, query: Source | None, output: str, how: dict[str, Any], quiet: bool, options: dict[str, Any]
+    request: Request, train: Source, query: Source | None, output: str, log: bool, quiet: bool, **how: Any
 ) -> tuple[int, str]:
     """The same from samples that are read shard by shard."""
-    log = options.pop("log")
     with ExitStack() as kept:
-        job = job_of(kept, Request(Goal.DENSITY, **options, calls=1), train, query, log=log, **how)
+        job = job_of(kept, request, train, query, log=log, **how)
         plan, rows = job.plan, job.plan.problems[-1].m
         write = kept.enter_context(writing(output, (rows,), plan.shape.dtype, "log_density" if log else "density"))
         with _progress(job.rows, hidden=quiet) as advance:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sdkde_core.protocol import KERNELS, BackendInfo, Reduction
 
-from . import accuracy, calls, drawn, featured, formalities, surroundings
+from . import accuracy, calls, featured, formalities, surroundings
 from .target import NotDeclared, Profile, Target
 
 __all__ = ["CHECKS", "FIRST", "PROFILES", "Check", "NotDeclared", "Profile", "Target", "cases", "failures"]
@@ -147,7 +147,7 @@ CHECKS: Mapping[str, Check] = {
         Check(
             featured.pairs, _each(lambda p: ["", "long"][: 1 + bool(p.includes)], reductions=("mean",), feature="pairs")
         ),
-        Check(drawn.drawn, drawn.parameters),
+        Check(accuracy.drawn, accuracy.drawn_parameters),
     )
 }
 
