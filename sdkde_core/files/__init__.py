@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,21 +21,12 @@ from ..arrays import check_names
 from ..messages import did_you_mean
 from ..storage import write_atomically
 from .common import MOST, FileError, Source, Write, check_apart, filling, naming, without_key
-from .npy import check_archive, read_npy, read_npz, write_npy, write_npz
-from .tables import read_csv, read_parquet, write_csv, write_parquet
-from .zarrs import read_zarr, write_zarr, zarr_module
+from .formats import FORMATS, check_archive, zarr_module
 
 __all__ = ["EXTENSIONS", "FileError", "Source", "Write", "about", "check_apart", "check_order", "filling", "no_folder"]
 __all__ += ["source", "writing", "zarr_module"]
 
-_FORMATS: dict[str, tuple[Callable[[str, Path, str], Source], Callable[..., AbstractContextManager[Write]]]] = {
-    ".npy": (read_npy, write_npy),
-    ".npz": (read_npz, write_npz),
-    ".csv": (read_csv, write_csv),
-    ".parquet": (read_parquet, write_parquet),
-    ".zarr": (read_zarr, write_zarr),
-}
-EXTENSIONS = tuple(_FORMATS)
+EXTENSIONS = tuple(FORMATS)
 
 
 @contextmanager
@@ -66,7 +57,7 @@ def source(text: str) -> Source:
         raise OSError(code, os.strerror(code), str(path))
     with naming(text):
         before = _stamp(path)
-        found = _FORMATS[extension][0](text, path, key)
+        found = FORMATS[extension][0](text, path, key)
         if found.dtype.kind not in "iufbc":
             raise ValueError(f"the array is of dtype {found.dtype}; pass numbers")
         if not found.columns:
@@ -123,7 +114,7 @@ def writing(text: str, shape: tuple[int, ...], dtype: str, name: str) -> Iterato
         target: Any = path
         if extension != ".zarr":
             target = kept.enter_context(kept.enter_context(write_atomically(path)).open("wb"))
-        yield kept.enter_context(_FORMATS[extension][1](target, *shaped, key or name))
+        yield kept.enter_context(FORMATS[extension][1](target, *shaped, key or name))
 
 
 def no_folder(path: Path) -> FileNotFoundError:

@@ -1,0 +1,321 @@
+"""How each format is read and written: NumPy's .npy, in any order, and .npz; .csv and .parquet; folders of zarr's.
+
+``read(name, path, key)`` returns a :class:`Source`; ``write(file, shape, dtype, name)`` is a context that yields the
+function for the next rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import itertools
+import json
+import math
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ..messages import SdkdeWarning, caller_level, optional
+from ..storage import reserve, write_folder
+from .common import MOST, Array, FileError, Source, Write, filling, width_of
+
+
+def read_npy(name: str, path: Path, key: str) -> Source:
+    """Open a .npy file."""
+    with path.open("rb") as file:
+        shape, fortran, dtype = _npy_header(file)
+        first = file.tell()
+    _check_length(shape, dtype, path.stat().st_size - first)
+    if fortran and len(shape) > 1:
+        return Source.of(name, np.load(path, mmap_mode="r"))
+    row = math.prod(shape[1:])
+
+    def at(start: int, stop: int) -> Array:  # no map: what is read of one counts as this process's memory
+        count = (stop - start) * row
+        return np.fromfile(path, dtype, count, offset=first + start * row * dtype.itemsize).reshape(-1, *shape[1:])
+
+    return Source.reading(name, shape, dtype, at)
+
+
+def read_npz(name: str, path: Path, key: str) -> Source:
+    """Open one array of an archive: the one that there is, or ``key``."""
+    with zipfile.ZipFile(path) as archive:
+        arrays = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
+        if not key and len(arrays) != 1:
+            raise ValueError(f"holds {len(arrays)} arrays ({', '.join(arrays)}); name one, as in {path}:KEY")
+        key = key or arrays[0]
+        if key not in arrays:
+            raise ValueError(f"holds no {key!r}, only {', '.join(arrays)}")
+        with archive.open(f"{key}.npy") as member:
+            shape, fortran, dtype = _npy_header(member)
+            first = member.tell()
+            _check_length(shape, dtype, archive.getinfo(f"{key}.npy").file_size - first)
+            if fortran and len(shape) > 1:  # rows do not follow one another; read to the end, the checksum is compared
+                return Source.of(name, np.frombuffer(member.read(), dtype).reshape(shape, order="F"))
+    width = width_of(shape)
+
+    def batches(rows: int) -> Iterator[Array]:
+        with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as member:
+            _npy_header(member)
+            for start in range(0, shape[0], rows):
+                count = min(rows, shape[0] - start)
+                data = member.read(count * width * dtype.itemsize)
+                yield np.frombuffer(data, dtype).reshape(count, width)
+            member.read(1)  # at the end the checksum is compared
+
+    return Source(name, shape[0], width, dtype, batches)
+
+
+def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
+    """Shape, whether in Fortran order, and dtype of the .npy stream that follows."""
+    first = np.lib.format.read_magic(file) == (1, 0)
+    header = (np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0)(file)
+    if header[2].hasobject:
+        raise ValueError("the array is of Python objects; pass numbers")
+    if min(header[0], default=0) < 0:
+        raise ValueError(f"its header says shape {header[0]}, which is negative")
+    return header
+
+
+def _check_length(shape: tuple[int, ...], dtype: Any, length: int) -> None:
+    """Refuse an array with another number of bytes than its header says."""
+    if length != (wanted := math.prod(shape) * dtype.itemsize):
+        what = "is cut off" if length < wanted else "has more bytes than its array"
+        raise ValueError(f"{what}: its header says shape {shape}, {wanted} bytes, and there are {length}")
+
+
+@contextmanager
+def write_npy(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
+    """Write a .npy file; a full disk is found now."""
+    head = _npy_head(shape, dtype)
+    reserve(file, len(head) + math.prod(shape) * dtype.itemsize)
+    file.write(head)
+    yield lambda batch: file.write(batch.tobytes())
+
+
+@contextmanager
+def write_npz(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
+    """Write an archive with one array."""
+    with zipfile.ZipFile(file, "w") as archive, archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+        member.write(_npy_head(shape, dtype))
+        yield lambda batch: member.write(batch.tobytes())
+
+
+def _npy_head(shape: tuple[int, ...], dtype: Any) -> bytes:
+    head = io.BytesIO()
+    header = {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
+    np.lib.format.write_array_header_1_0(head, header)
+    return head.getvalue()
+
+
+def check_archive(path: Path, key: str) -> None:
+    """Refuse to write an array to an archive that has others: a file is replaced as a whole."""
+    if not path.is_file():
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            others = sorted({member.removesuffix(".npy") for member in archive.namelist()} - {key})
+    except zipfile.BadZipFile as error:
+        raise FileError(f"{path}: is there, and is no archive; name another, or remove it first") from error
+    if others:
+        raise FileError(f"{path}: also holds {', '.join(others)}, which would be lost; name another file")
+
+
+def read_csv(name: str, path: Path, key: str) -> Source:
+    """Open a .csv file; a first line without any number is a header. What looks like an index is refused."""
+    with path.open(encoding="utf-8-sig") as file:
+        skipped, first = 0, ""
+        for first in file:
+            if not first.isspace():
+                break
+            skipped += 1
+        fields = _fields(first)
+        header = not any(_is_number(f) for f in fields)
+        if len(fields) > 1 and fields == [str(k) for k in range(len(fields))]:
+            raise ValueError(
+                f"its first line, {first.strip()[:40]}, is a data frame's default header, or a sample; "
+                "write it with names, or without a header (pandas: header=False)"
+            )
+        if header and any(_is_number(part) for part in re.split(r"[;\s]+", first.strip())):
+            raise ValueError(f"values are separated by commas, but its first line is {first.strip()[:60]!r}")
+        if header and fields[0] == "" and len(fields) > 1:
+            raise ValueError(
+                "the first column has no name in the header: a data frame's index? "
+                "write the file without it (pandas: index=False), or name the column"
+            )
+        rows = sum(not line.isspace() for line in file) + (not header)
+    if not first.strip():
+        raise ValueError("the file is empty")
+    start = skipped + header  # lines before the first that may hold data
+
+    def batches(rows: int) -> Iterator[Array]:
+        with path.open(encoding="utf-8-sig") as file:
+            lines, number = itertools.islice(file, start, None), start + 1
+            while block := list(itertools.islice(lines, rows)):
+                yield _parse_lines(block, number, len(fields))
+                number += len(block)
+
+    return Source(name, rows, len(fields), np.dtype(np.float64), batches, tuple(fields) if header else ())
+
+
+def _fields(line: str) -> list[str]:
+    return [field.strip() for field in next(csv.reader([line], skipinitialspace=True))] or [""]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _parse_lines(lines: list[str], number: int, columns: int) -> Array:
+    """Return the numbers in ``lines``, the first of which is line ``number`` of its file; blank lines are skipped."""
+    filled = [line for line in lines if not line.isspace()]
+    if not filled:
+        return np.empty((0, columns))
+    try:
+        x = np.loadtxt(filled, delimiter=",", quotechar='"', comments=None, ndmin=2)
+        if x.shape[1] == columns:
+            return x
+    except ValueError:  # below, the line is named by its number, and what only Python takes for a number is read
+        pass
+    rows = []
+    for i, line in enumerate(lines, number):
+        fields = [] if line.isspace() else _fields(line)
+        for field in fields:
+            if not _is_number(field):
+                raise ValueError(f"line {i}: {field!r} is not a number (values are separated by commas)")
+        if fields and len(fields) != columns:
+            raise ValueError(f"line {i} has {len(fields)} values, the first line {columns}")
+        rows += [[float(field) for field in fields]] if fields else []
+    return np.array(rows)
+
+
+def read_parquet(name: str, path: Path, key: str) -> Source:
+    """Open a .parquet file of numbers."""
+    arrow, parquet = _pyarrow()
+    with parquet.ParquetFile(path) as file:
+        schema, rows = file.schema_arrow, file.metadata.num_rows
+    # pandas writes its index as a column of this name; it is no dimension
+    kept = [i for i, n in enumerate(schema.names) if not re.fullmatch(r"__index_level_\d+__", n)]
+    numbers = arrow.types.is_floating, arrow.types.is_integer, arrow.types.is_boolean
+    for i in kept:
+        kind = schema.field(i).type
+        if not any(is_one(kind) for is_one in numbers):
+            raise ValueError(f"column {schema.names[i]!r} is of type {kind}; pass real numbers only")
+    narrow = bool(kept) and all(schema.field(i).type in (arrow.float16(), arrow.float32()) for i in kept)
+    dtype = np.dtype(np.float32 if narrow else np.float64)
+
+    def batches(rows: int) -> Iterator[Array]:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            for batch in file.iter_batches(batch_size=rows):
+                x = np.empty((batch.num_rows, len(kept)), dtype)
+                for j, i in enumerate(kept):
+                    column = batch.column(i)
+                    if column.null_count:
+                        raise ValueError(f"column {schema.names[i]!r} has missing values; drop or fill them")
+                    x[:, j] = column.to_numpy(zero_copy_only=False)
+                yield x
+
+    return Source(name, rows, len(kept), dtype, batches, tuple(schema.names[i] for i in kept))
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    how = "parquet files need pyarrow", "parquet"
+    return optional("pyarrow", *how), optional("pyarrow.parquet", *how)
+
+
+@contextmanager
+def write_csv(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
+    """Write a .csv file with a header."""
+    file.write((",".join(_names(name, shape)) + "\n").encode())
+
+    def write(batch: Array) -> None:
+        if len(shape) == 1:
+            file.writelines(f"{value!s}\n".encode() for value in batch)  # the shortest that reads back
+        else:
+            file.writelines((",".join(map(str, row)) + "\n").encode() for row in batch)
+
+    yield write
+
+
+@contextmanager
+def write_parquet(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
+    """Write a .parquet file with checksums."""
+    arrow, parquet = _pyarrow()
+    schema = arrow.schema([(one, arrow.from_numpy_dtype(dtype)) for one in _names(name, shape)])
+
+    def write(batch: Array) -> None:
+        columns = [np.ascontiguousarray(column) for column in batch.reshape(len(batch), -1).T]
+        writer.write_batch(arrow.record_batch([arrow.array(column) for column in columns], schema=schema))
+
+    with parquet.ParquetWriter(file, schema, write_page_checksum=True) as writer:
+        yield write
+
+
+def _names(name: str, shape: tuple[int, ...]) -> list[str]:
+    return [name] if len(shape) == 1 else [f"{name}_{j}" for j in range(shape[1])]
+
+
+def read_zarr(name: str, path: Path, key: str) -> Source:
+    """Open a zarr array; warns of chunks that are not there."""
+    x = zarr_module().open_array(path, mode="r")
+    # zarr takes chunks that are not there for numbers; its own count looks for each one that could be.
+    known = (path / "zarr.json").is_file() and x.shards is None
+    missing = x.nchunks - sum(chunk.is_file() for chunk in (path / "c").rglob("*")) if known else 0
+    if missing > 0 and math.prod(x.shape) <= MOST:
+        message = f"{name}: {missing} of {x.nchunks} chunks are not there, and are read as {x.fill_value}"
+        warnings.warn(message, SdkdeWarning, stacklevel=caller_level())
+    return Source.reading(name, x.shape, x.dtype, lambda start, stop: x[start:stop])
+
+
+def zarr_module() -> Any:
+    """Return the module zarr; ImportError says how to install it."""
+    return optional("zarr", "zarr arrays and checkpoints need zarr", "zarr")
+
+
+@contextmanager
+def write_zarr(path: Path, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
+    """Write a zarr array with checksums, which takes its place at the end."""
+    with write_folder(path, _check_ours) as folder:
+        chunks = max(1, min(shape[0], (1 << 20) // math.prod(shape[1:]))), *shape[1:]
+        zarr = zarr_module()
+        how = {"shape": shape, "chunks": chunks, "dtype": dtype, "attributes": {"written_by": "sdkde"}}
+        how["compressors"] = [zarr.codecs.ZstdCodec(), zarr.codecs.Crc32cCodec()]
+        how["config"] = {"write_empty_chunks": True}  # a chunk that is not there is lost, and not zeros
+        yield filling(zarr.create_array(folder, **how))
+
+
+def _check_ours(folder: Path) -> None:
+    """Refuse to replace anything but an array of zarr's that sdkde wrote, with nothing else in its folder."""
+    if not folder.exists():
+        return
+    try:
+        metadata = json.loads((folder / "zarr.json").read_bytes())
+        ours = metadata["node_type"] == "array" and metadata["attributes"] == {"written_by": "sdkde"}
+        for path in folder.rglob("*"):
+            first, *rest = path.relative_to(folder).parts
+            ours = ours and ((first == "zarr.json" and not rest) or (first == "c" and all(map(str.isdecimal, rest))))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        ours = False
+    if not ours:
+        cause = "is there, and is no array that sdkde wrote; name another, or remove it first"
+        raise FileExistsError(errno.EEXIST, cause, str(folder))
+
+
+FORMATS: dict[str, tuple[Callable[[str, Path, str], Source], Callable[..., AbstractContextManager[Write]]]] = {
+    ".npy": (read_npy, write_npy),
+    ".npz": (read_npz, write_npz),
+    ".csv": (read_csv, write_csv),
+    ".parquet": (read_parquet, write_parquet),
+    ".zarr": (read_zarr, write_zarr),
+}
