@@ -288,10 +288,7 @@ def _shape(text: str) -> tuple[int, ...] | None:
 @contextmanager
 def _progress(steps: int, *, hidden: bool) -> Iterator[Callable[[int], None]]:
     """Yield a function to call with every number of rows done: on a terminal, after a second it draws a bar."""
-    if hidden or not sys.stderr.isatty():
-        yield lambda rows: None
-        return
-    start, done = time.perf_counter(), 0
+    start, done, shown = time.perf_counter(), 0, not hidden and sys.stderr.isatty()
     bar: Any = None
 
     def advance(rows: int) -> None:
@@ -299,7 +296,7 @@ def _progress(steps: int, *, hidden: bool) -> Iterator[Callable[[int], None]]:
         done += rows
         if bar is not None:
             bar.update(rows)
-        elif time.perf_counter() - start > 1:
+        elif shown and time.perf_counter() - start > 1:
             bar = stack.enter_context(click.progressbar(length=steps, label="sdkde", file=sys.stderr, show_pos=True))
             bar.update(done)
 

@@ -76,17 +76,14 @@ def _tolerance(info: BackendInfo, profile: Profile) -> Iterable[str]:
     return _each(lambda profile: ends)(info, profile)
 
 
-def _far(profile: Profile) -> Iterable[str]:
-    """Distances from where float32 ends to what stands for missing values; nothing of what matters depends on d."""
-    n = min(1100, profile.pairs // 13)
-    distances = (1e9, 1e12, 1e20, 1e100)
-    return [f"d{d}-e{distance:g}-n{n}" for d, distance in itertools.product(profile.dimensions[:2], distances)]
-
-
-def _heap(profile: Profile) -> Iterable[str]:
-    """As many duplicates as the profile's pairs allow, in the first three of its dimensions."""
-    n = min(120_000, profile.pairs // 12)
-    return [f"d{d}-e{out}-n{n}" for d, out in itertools.product(profile.dimensions[:3], (7, 350))]
+def _distances(dimensions: int, distances: Iterable[float], rows: int, most: int) -> Parameters:
+    """Some of the dimensions at each distance, with as many columns as the profile's pairs allow."""
+    return _each(
+        lambda profile: [
+            f"d{d}-e{distance:g}-n{min(most, profile.pairs // rows)}"
+            for d, distance in itertools.product(profile.dimensions[:dimensions], distances)
+        ]
+    )
 
 
 def _repeat(info: BackendInfo, profile: Profile) -> Iterable[str]:
@@ -124,8 +121,9 @@ CHECKS: Mapping[str, Check] = {
             _each(lambda p: [f"n{n}-m{m}" for n, m in accuracy.SIZES if n * m <= p.pairs], of=slice(-1, None)),
         ),
         Check(accuracy.limits, _each(lambda profile: [f"d{d}" for d in profile.dimensions[:3]])),
-        Check(accuracy.far_below, _each(_far)),
-        Check(accuracy.heap, _each(_heap)),
+        # From where float32 ends to what stands for missing values; nothing of what matters depends on d.
+        Check(accuracy.far_below, _distances(2, (1e9, 1e12, 1e20, 1e100), rows=13, most=1100)),
+        Check(accuracy.heap, _distances(3, (7, 350), rows=12, most=120_000)),
         Check(accuracy.not_a_number),
         Check(accuracy.tolerance, _tolerance),
         Check(calls.state_reuse),

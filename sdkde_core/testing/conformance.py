@@ -66,9 +66,8 @@ class BackendConformance:
     @classmethod
     def _profile(cls) -> Profile:
         chosen = PROFILES[cls.profile or os.environ.get("SDKDE_CONFORMANCE") or "quick"]
-        given: dict[str, Any] = {"draws": cls.draws, "pairs": cls.pairs}
-        if cls.dimensions is not None:
-            given |= {"dimensions": cls.dimensions, "drawn_dimensions": cls.dimensions}
+        given: dict[str, Any] = {name: getattr(cls, name) for name in ("draws", "pairs", "dimensions")}
+        given["drawn_dimensions"] = cls.dimensions
         changed = {name: value for name, value in given.items() if value is not None}
         return chosen._replace(**changed, includes=None) if changed else chosen
 
