@@ -8,19 +8,26 @@ figure has to be made: ``pip install 'sdkde-core[plot]'``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays import Array, numbers
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.selection import Selection
-from ..estimator.mixture import indices
+from ..estimator.mixture import components, indices
 from ..estimator.prepared import Prepared
-from . import drawing
-from .drawing import COLOURS, DARK, STYLE
+from ..messages import optional
 
 __all__ = ["COLOURS", "DARK", "STYLE", "contours", "curves", "moves", "pairs", "selection"]
+
+
+#: A colour for each method. They stay apart where a kind of cone is missing; line styles help.
+COLOURS = {"kde": "#8d99ae", "sdkde": "#d1495b", "laplace": "#00798c"}
+DARK = "#2b2d42"
+
+STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}  # of new figures, for rc_context
 
 
 def curves(densities: Any, samples: Any = None, *, ax: Any = None, limits: tuple[float, float] | None = None) -> Any:
@@ -50,17 +57,15 @@ def curves(densities: Any, samples: Any = None, *, ax: Any = None, limits: tuple
     TypeError, ValueError
         Not a prepared density, or not of one dimension.
     """
-    drawn = drawing.labelled(
-        densities, 1, "pass density.marginal(j) for dimension j, or draw them all with plots.pairs"
-    )
-    rug = None if samples is None else drawing.points_of(samples, 1)
+    drawn = _labelled(densities, 1, "pass density.marginal(j) for dimension j, or draw them all with plots.pairs")
+    rug = None if samples is None else _points_of(samples, 1)
     if limits is not None:
         ends = np.asarray(limits, dtype=np.float64)
         if ends.shape != (2,) or not np.isfinite(ends).all() or ends[0] >= ends[1]:
             raise ValueError(f"limits is {limits!r}; pass two finite numbers, the lower one first")
         limits = float(ends[0]), float(ends[1])
-    ax = drawing.axes_of(ax)
-    drawing.draw_curves(ax, drawn, rug, limits)
+    ax = _axes_of(ax)
+    _draw_curves(ax, drawn, rug, limits)
     ax.set_ylabel("density")
     ax.legend(frameon=False)
     return ax
@@ -93,11 +98,11 @@ def contours(densities: Any, samples: Any = None, *, ax: Any = None, shares: Seq
     TypeError, ValueError
         Not a prepared density, not of two dimensions, or shares that are not between 0 and 1.
     """
-    drawn = drawing.labelled(densities, 2, "pass density.marginal((i, j)), or draw all pairs with plots.pairs")
-    enclosed = drawing.shares_of(shares)
-    dots = None if samples is None else drawing.points_of(samples, 2)
-    ax = drawing.axes_of(ax)
-    drawing.draw_contours(ax, drawn, dots, enclosed, labels=True)
+    drawn = _labelled(densities, 2, "pass density.marginal((i, j)), or draw all pairs with plots.pairs")
+    enclosed = _shares_of(shares)
+    dots = None if samples is None else _points_of(samples, 2)
+    ax = _axes_of(ax)
+    _draw_contours(ax, drawn, dots, enclosed, labels=True)
     if len(drawn) > 1:
         for one in drawn:
             ax.plot([], [], color=one.colour, label=one.label, **one.line)
@@ -126,15 +131,15 @@ def moves(density: Prepared, samples: Any, *, ax: Any = None) -> Any:
     TypeError, ValueError
         Another method, other dimensions, or other samples than it was prepared from.
     """
-    drawing.labelled(density, 2, "pass density.marginal((i, j)) and samples[:, [i, j]]")
+    _labelled(density, 2, "pass density.marginal((i, j)) and samples[:, [i, j]]")
     if density.method != "sdkde":
         raise ValueError(f"density has method={density.method!r}, which moves no samples; prepare with method='sdkde'")
-    start = drawing.points_of(samples, 2)
+    start = _points_of(samples, 2)
     if len(start) != density.n_train:
         raise ValueError(f"samples are {len(start)}, but density was prepared from {density.n_train}: pass those")
     step = density.mixture().means - start
-    ax = drawing.axes_of(ax)
-    few = drawing.some(len(start))
+    ax = _axes_of(ax)
+    few = _some(len(start))
     look = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.0025, "color": DARK, "alpha": 0.75}
     ax.quiver(*start[few].T, *step[few].T, **look)
     return ax
@@ -174,7 +179,7 @@ def pairs(
     TypeError, ValueError
         Not prepared densities of the same dimensions, or ``dims``, ``labels`` or ``shares`` that do not fit.
     """
-    drawn = drawing.labelled(densities)
+    drawn = _labelled(densities)
     d = drawn[0].density.n_dimensions
     if dims is None and d > 8:
         raise ValueError(f"densities have {d} dimensions, too many to draw all pairs of; pass some as dims=[...]")
@@ -184,10 +189,10 @@ def pairs(
         labels = [fitted.names[j] if fitted.names else f"x{j}" for j in shown]
     if len(labels) != len(shown):
         raise ValueError(f"labels are {len(labels)}, but {len(shown)} dimensions are drawn: pass one for each")
-    enclosed = drawing.shares_of(shares)
-    points = None if samples is None else drawing.points_of(samples, d)
+    enclosed = _shares_of(shares)
+    points = None if samples is None else _points_of(samples, d)
     k = len(shown)
-    with drawing.style():
+    with _style():
         if figure is None:
             from matplotlib import pyplot
 
@@ -198,10 +203,10 @@ def pairs(
         marginals = [one._replace(density=one.density.marginal(kept)) for one in drawn]
         part = None if points is None else points[:, kept]
         if row == column:
-            drawing.draw_curves(ax, marginals, part, None)
+            _draw_curves(ax, marginals, part, None)
             ax.set_yticks([])
         else:
-            drawing.draw_contours(ax, marginals, part, enclosed, labels=False)
+            _draw_contours(ax, marginals, part, enclosed, labels=False)
             ax.tick_params(labelleft=column == 0)
     for place, name in enumerate(labels):
         panels[place, 0].set_ylabel(name)
@@ -241,8 +246,8 @@ def selection(chosen: Any, *, ax: Any = None) -> Any:
             )
         found = found.selection
     if not isinstance(found, Selection):
-        raise TypeError(f"chosen is {drawing.kind(chosen)}; pass what sdkde_core.select_bandwidth or prepare returns")
-    ax = drawing.axes_of(ax)
+        raise TypeError(f"chosen is {_kind(chosen)}; pass what sdkde_core.select_bandwidth or prepare returns")
+    ax = _axes_of(ax)
     criteria = (("least squares", found.least_squares, DARK, "-"), ("likelihood", found.likelihood, "#edae49", "--"))
     for name, curve, colour, line in criteria:
         if np.isfinite(curve).any():
@@ -252,3 +257,153 @@ def selection(chosen: Any, *, ax: Any = None) -> Any:
     ax.set_title(found.method, loc="left", fontweight="bold")
     ax.legend(frameon=False)
     return ax
+
+
+# --- what the functions above draw with: style, ranges, curves, and contours that enclose shares of the probability ---
+
+
+class _Drawn(NamedTuple):
+    """A density with its label and colour."""
+
+    label: str
+    density: Prepared
+    colour: str
+
+    @property
+    def line(self) -> dict[str, Any]:
+        return {"lw": 1.5, "ls": "--"} if self.density.method == "laplace" else {"lw": 2, "ls": "-"}
+
+
+def _labelled(densities: Any, d: int | None = None, instead: str = "") -> list[_Drawn]:
+    """The densities by label, with colours; of ``d`` dimensions, else of as many as the first."""
+    if isinstance(densities, Prepared):
+        densities = {densities.method: densities}
+    if not isinstance(densities, Mapping) or not densities:
+        raise TypeError(f"densities is {_kind(densities)}; pass what sdkde_core.prepare returns, or a dict of those")
+    drawn: list[_Drawn] = []
+    for label, density in densities.items():
+        if not isinstance(density, Prepared):
+            raise TypeError(f"densities[{label!r}] is {_kind(density)}; pass what sdkde_core.prepare returns")
+        d = d or density.n_dimensions
+        if density.n_dimensions != d:
+            instead = instead or "pass densities of the same samples"
+            raise ValueError(f"densities[{label!r}] has {density.n_dimensions} dimensions instead of {d}; {instead}")
+        taken = {one.colour for one in drawn}
+        known = COLOURS[density.method], "#edae49", "#c77dff", DARK, *COLOURS.values()
+        free = (colour for colour in known if colour not in taken)
+        drawn.append(_Drawn(str(label), density, next(free, DARK)))
+    return drawn
+
+
+def _kind(value: Any) -> str:
+    """What ``value`` is, for a message."""
+    return "an empty dict" if isinstance(value, Mapping) and not value else f"of type {type(value).__name__}"
+
+
+def _points_of(samples: Any, d: int) -> Array:
+    """The samples on the host, (n, d)."""
+    x = numbers("samples", samples)
+    x = x[:, None] if x.ndim == 1 and d == 1 else x
+    if x.ndim != 2 or x.shape[1] != d:
+        raise ValueError(f"samples has shape {x.shape}, but the density has {d} dimensions: pass shape (n, {d})")
+    return x
+
+
+def _shares_of(shares: Sequence[float]) -> Array:
+    """The shares, descending."""
+    found = np.unique(np.asarray(shares, dtype=np.float64))[::-1]
+    if not found.size or not (found > 0).all() or not (found < 1).all():
+        raise ValueError(f"shares is {shares!r}; pass numbers between 0 and 1, such as (0.5, 0.8, 0.95)")
+    return found
+
+
+def _style() -> Any:
+    """:data:`STYLE`, for what is made within; ImportError without matplotlib."""
+    return optional("matplotlib", "plots need matplotlib", "plot").rc_context(STYLE)
+
+
+def _axes_of(ax: Any) -> Any:
+    """The axes given, or those of a new figure."""
+    if ax is not None:
+        return ax
+    with _style():
+        from matplotlib import pyplot
+
+        return pyplot.subplots(layout="constrained")[1]
+
+
+def _grid(
+    drawn: Sequence[_Drawn],
+    j: int,
+    per_bandwidth: int,
+    fewest: int,
+    most: int,
+    tail: float = 0.005,
+    limits: tuple[float, float] | None = None,
+) -> Array:
+    """Points of dimension ``j`` to draw all densities at: so many for the smallest of their bandwidths.
+
+    By default they span the samples less the share ``tail`` at each end, a tenth more and four bandwidths.
+    """
+    ends, widths = [], []
+    for one in drawn:
+        means, weights, covariance = components(one.density._fitted)
+        means, weights = means[weights > 0], weights[weights > 0]
+        x, h = means[:, j], float(np.sqrt(covariance[j, j]))
+        low, high = np.quantile(x, [tail, 1 - tail], weights=weights, method="inverted_cdf")
+        more = 0.1 * (high - low) + 4.0 * h
+        ends.append((max(low - more, x.min() - 4.0 * h), min(high + more, x.max() + 4.0 * h)))
+        widths.append(h)
+    low, high = limits or (float(min(low for low, _ in ends)), float(max(high for _, high in ends)))
+    return np.linspace(low, high, int(np.clip(per_bandwidth * (high - low) / min(widths), fewest, most)))
+
+
+def _some(n: int) -> slice:
+    """Which of n samples to draw: at most 2,000, as more would be a black bar."""
+    return slice(None, None, -(-n // 2000) or 1)
+
+
+def _draw_curves(ax: Any, drawn: Sequence[_Drawn], rug: Array | None, limits: tuple[float, float] | None) -> None:
+    """Draw curves over what is in the axes; ``rug``: the samples for it, (n, 1)."""
+    x = _grid(drawn, 0, 8, 400, 4000, limits=limits)
+    baseline = ax.axhline(0, color="#adb5bd", lw=0.8, zorder=0)
+    baseline.sticky_edges.y.append(0)  # a density begins on the axis
+    ax.margins(x=0)
+    for one in drawn:
+        y = one.density.estimate(x)
+        ax.plot(x, y, color=one.colour, label=one.label, **one.line)
+        if (y < 0).any():
+            look = {"facecolor": "none", "edgecolor": one.colour, "hatch": "//////", "lw": 0}
+            ax.fill_between(x, y, 0, where=y < 0, interpolate=True, label=f"{one.label} < 0", **look)
+    if rug is not None:
+        there = rug[(rug >= x[0]) & (rug <= x[-1])]
+        there = there[_some(len(there))]
+        alpha = float(np.clip(100 / max(len(there), 1), 0.1, 0.5))
+        look = {"color": DARK, "alpha": alpha, "ms": 6, "transform": ax.get_xaxis_transform(), "label": "_samples"}
+        ax.plot(there, np.full(len(there), 0.015), "|", **look)  # at a height that is a part of the axes'
+
+
+def _draw_contours(ax: Any, drawn: Sequence[_Drawn], dots: Array | None, shares: Array, labels: bool) -> None:
+    """Draw contours over what is in the axes; ``dots`` are the samples, shares descend, and ``labels`` writes them."""
+    tail = min(0.005, (1 - shares[0]) / 8)  # so that the largest share is within
+    x, y = (_grid(drawn, j, 2, 80, 200, tail) for j in (0, 1))
+    where = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
+    cell = (x[1] - x[0]) * (y[1] - y[0])
+    for one in drawn:
+        values = one.density.estimate(where).reshape(len(y), len(x))
+        # The densities above which the shares lie; ascending, as the shares descend.
+        heights = np.sort(values, axis=None)[::-1]
+        levels = np.interp(shares, np.maximum.accumulate(np.cumsum(heights)) * cell, heights)
+        if len(drawn) == 1:
+            shades = [(one.colour, alpha) for alpha in np.linspace(0.2, 0.7, len(levels))]
+            ax.contourf(x, y, values, [*levels, 2 * values.max()], colors=shades, zorder=1)
+        lines = ax.contour(x, y, values, levels, colors=one.colour, linewidths=1.2, linestyles=one.line["ls"])
+        if labels and one is drawn[0]:  # those of the others lie beside them
+            ax.clabel(lines, fmt={level: f"{100 * share:g}%" for level, share in zip(levels, shares)}, fontsize=8)
+        floor = -1e-3 * values.max()  # far out all of laplace's is negative
+        if values.min() < floor:
+            below = ax.contourf(x, y, values, [2 * values.min(), floor], colors="none", hatches=["////"])
+            below.set(edgecolor=one.colour, linewidth=0)
+    if dots is not None:
+        there = dots[((dots >= [x[0], y[0]]) & (dots <= [x[-1], y[-1]])).all(axis=1)]
+        ax.plot(*there[_some(len(there))].T, ".", color=DARK, alpha=0.35, ms=2, mew=0, zorder=1.5, label="_samples")
