@@ -18,9 +18,9 @@ from .api import (
     select_bandwidth,
     warm_up,
 )
+from .archive import load
 from .bandwidth.matrix import Bandwidth
 from .estimator.prepared import Prepared
-from .interop.persistence import load
 from .messages import SdkdeWarning
 from .protocol import BackendUnavailable
 

@@ -138,12 +138,11 @@ def far_below(target: Target, parameter: str) -> None:
     if "exclude_self" in target.info.features:
         asked.append((few, {"same": True, "exclude_self": True}))
     for case, options in asked:
-        truth = problems.truth(case, **options)
-        problem = target.problem(case, reduction, precision, **options)
-        within(problem, target.answer(problem, case), truth, case.name)
+        target.check(case, reduction, precision, **options)
         with contextlib.suppress(NotDeclared):  # without the core, which may sum them itself
             problem = target.problem(case, reduction, precision, whole=True, **options)
-            within(problem, target.direct(problem, case), truth, f"{case.name}, without the core")
+            about = f"{case.name}, without the core"
+            within(problem, target.direct(problem, case), problems.truth(case, **options), about)
 
 
 @functools.lru_cache(maxsize=16)

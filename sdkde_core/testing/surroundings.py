@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -167,11 +168,9 @@ def thread_counts(target: Target, parameter: str) -> None:
         raise NotDeclared("for CPUs")
     sizes = (211, 67), (5, 2), (2, 5), (1025, 300)
     for count, (n, m) in itertools.product((1, 3, (os.cpu_count() or 1) + 5), sizes):
-        try:
-            with mock.patch.dict(os.environ, SDKDE_NUM_THREADS=str(count)):
-                target.check(about_tiles(n, m, 3, 10.0), parameter, target.info.precisions[-1])
-        except AssertionError as error:
-            raise AssertionError(f"SDKDE_NUM_THREADS={count}: {error}") from error
+        case = replace(about_tiles(n, m, 3, 10.0), name=f"about tiles, SDKDE_NUM_THREADS={count}")
+        with mock.patch.dict(os.environ, SDKDE_NUM_THREADS=str(count)):
+            target.check(case, parameter, target.info.precisions[-1])
 
 
 def _call(target: Target, problem: Problem, case: Case) -> Callable[[], object]:
