@@ -26,10 +26,11 @@ from .places import (
     grad_enabled,
     is_attached,
     look,
+    public,
+    quiet,
     rounded,
     to_host,
 )
-from .quiet import public, quiet
 
 __all__ = ["Argument", "Array", "Data", "Origin", "array_namespace", "c_order", "check_names", "check_query"]
 __all__ += ["check_shapes", "check_weights", "columns_are_points", "convert", "detached", "device_name"]

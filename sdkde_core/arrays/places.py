@@ -1,4 +1,4 @@
-"""Arrays of any library on any device: where they are, how they get elsewhere, and what the host reads of them."""
+"""Arrays of any library on any device: where they are, how they get elsewhere, what the host reads; NumPy's state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import array_api_compat
 import numpy as np
@@ -18,6 +18,7 @@ from array_api_compat import is_cupy_array, is_jax_namespace, is_torch_array, to
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -197,3 +198,29 @@ def look(decide: Callable[..., R], *numbers: Any) -> R:
 def rounded(x: float) -> float:
     """Return a number ≥ 0 rounded up by at most a twelfth: what is decided from it changes rarely with the data."""
     return 2.0 ** (math.ceil(8.0 * math.log2(x)) / 8.0) if 0.0 < x < 1e300 else x
+
+
+#: Have NumPy pass over underflow, overflow and NaN within a function: a decorator. Sums of exponentials underflow by
+#: design, and what must not overflow is checked.
+quiet = np.errstate(all="ignore")
+
+
+def public(function: Callable[P, R]) -> Callable[P, R]:
+    """Make ``function`` :func:`quiet`, and break PyTorch's graphs at its call: nothing within is traced.
+
+    Of an estimate PyTorch would compile some 250 frames, which takes it ten seconds, turn NumPy into tensors, warn of
+    caches, and fail in kernels. PyTorch is not imported for this: without its tracer nobody traces.
+    """
+    outside: Any = None
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        nonlocal outside
+        if "torch._dynamo" not in sys.modules:
+            with np.errstate(all="ignore"):
+                return function(*args, **kwargs)
+        if outside is None:
+            outside = sys.modules["torch"].compiler.disable(quiet(function))
+        return outside(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace(co_name=function.__name__)  # of its own: by it PyTorch counts recompilations
+    return functools.wraps(function)(call)

@@ -143,22 +143,21 @@ def new_contents(target: Target, parameter: str) -> None:
     cases = [case, *(replace(case, **{name: new}) for name, new in moved.items())]
     problem = _farthest(target, cases, reduction, precision)
     given = {name: target.give(getattr(case, name).copy()) for name in ("points", "log_weights", "queries")}
-
-    def prepared() -> Any:
-        return target.backend.prepare(problem, Columns(given["points"], given["log_weights"]))
+    columns = Columns(given["points"], given["log_weights"])
 
     def ask(state: Any, about: str) -> None:
         got = each(target.backend.reduce(problem, given["queries"], state), to_host)
         within(problem, got, problems.truth(case), about)
 
     for name, new in moved.items():
-        state = prepared()
+        state = target.backend.prepare(problem, columns)
         ask(state, case.name)
         case = replace(case, **{name: new})
         if name != "queries":
             state = None  # while a state lives, its columns stay as they are
         given[name][...] = target.give(new)
-        ask(prepared() if state is None else state, f"{case.name}, after new {name} in the memory of the old")
+        state = target.backend.prepare(problem, columns) if state is None else state
+        ask(state, f"{case.name}, after new {name} in the memory of the old")
 
 
 def threads(target: Target, parameter: str) -> None:
