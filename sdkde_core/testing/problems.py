@@ -190,7 +190,8 @@ def compare(problem: Problem, got: Partial, want: Truth) -> dict[str, Compared]:
         off = np.hypot.reduce(got.shift - want.shift, axis=-1)
         # Beyond 1e7 bandwidths the tolerance exceeds the distance, and 0 would pass: 1e-6 of the shift is allowed.
         most = tolerance[Reduction.MEAN].absolute + 1e-6 * np.hypot.reduce(want.shift, axis=-1)
-        found["shift"] = Compared(got.shift, want.shift, off, np.minimum(tolerance[Reduction.MEAN].at(size), most))
+        most = np.minimum(tolerance[Reduction.MEAN].at(size), np.where(size < -1e13, most, math.inf))
+        found["shift"] = Compared(got.shift, want.shift, off, most)
     if laplace:
         with np.errstate(over="ignore", invalid="ignore"):
             ratio = np.where(abs(got.sign) <= 1.0, got.sign * np.exp(got.log_magnitude - size), math.nan)
