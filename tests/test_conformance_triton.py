@@ -96,9 +96,7 @@ def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeyp
     assert max(found.parts for found in looked) > 1
     assert sum(len(found.leaves) for found in looked) < 0.9 * 38 * sum(len(found.which) for found in looked)
     own = np.arange(len(y)) if "exclude_self" in requires else False
-    assert (
-        problems.errors(problem, got, reference.sums(y, x, log_weights=log_w, exclude_self=own, plain=True)).max() < 1.0
-    )
+    assert problems.errors(problem, got, reference.sums(y, x, log_weights=log_w, exclude_self=own)).max() < 1.0
 
 
 @interpreted

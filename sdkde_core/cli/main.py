@@ -117,17 +117,23 @@ def estimate(
     with about(**files):
         request = Request(Goal.DENSITY, **options, calls=1)
         if by_shards:
-            rows, where = _by_shards(request, *given, output, log, quiet, **how)
+            rows, below, where = _by_shards(request, *given, output, log, quiet, **how)
         else:
-            rows, where = _by_batches(request, *given, output, log, quiet)
+            rows, below, where = _by_batches(request, *given, output, log, quiet)
+    if below:
+        click.echo(
+            f"Warning: the Laplace estimate is negative at {below} of {rows} points, where its log is NaN; leave out "
+            "--log for the signed values, or use --negative clip, or --method sdkde, never negative",
+            err=True,
+        )
     if not quiet:
         click.echo(f"{output}: {rows} rows, {where}, {time.perf_counter() - start:.2f} s", err=True)
 
 
 def _by_batches(
     request: Request, train: Source, query: Source | None, output: str, log: bool, quiet: bool
-) -> tuple[int, str]:
-    """Estimate, with queries read and results written by batches; return how many rows that were, and where."""
+) -> tuple[int, int, str]:
+    """Estimate, queries read and results written by batches; return the rows, how many are negative, and where."""
     points = query or train
     check_order(train, points)
     x = Given.of("train", train.read())
@@ -145,13 +151,12 @@ def _by_batches(
             negative += undefined(request, part, log)
             write(part.astype(dtype))
             done += len(rows)
-    _warn_of_negative(negative, points.rows)
-    return points.rows, f"{ready.choice.name} on {ready.choice.where}{' and others' * ready.has_second}"
+    return points.rows, negative, f"{ready.choice.name} on {ready.choice.where}{' and others' * ready.has_second}"
 
 
 def _by_shards(
     request: Request, train: Source, query: Source | None, output: str, log: bool, quiet: bool, **how: Any
-) -> tuple[int, str]:
+) -> tuple[int, int, str]:
     """The same from samples that are read shard by shard."""
     with ExitStack() as kept:
         job = job_of(kept, request, train, query, log=log, **how)
@@ -159,17 +164,7 @@ def _by_shards(
         write = kept.enter_context(writing(output, (rows,), plan.shape.dtype, "log_density" if log else "density"))
         with _progress(job.rows, hidden=quiet) as advance:
             job.run(advance)
-        _warn_of_negative(job.deliver(write), rows)
-        return rows, f"{plan.backend} on {', '.join(plan.devices) or plan.device}"
-
-
-def _warn_of_negative(count: int, rows: int) -> None:
-    if count:
-        click.echo(
-            f"Warning: the Laplace estimate is negative at {count} of {rows} points, where its log is NaN; leave out "
-            "--log for the signed values, or use --negative clip, or --method sdkde, never negative",
-            err=True,
-        )
+        return rows, job.deliver(write), f"{plan.backend} on {', '.join(plan.devices) or plan.device}"
 
 
 @main.command()
