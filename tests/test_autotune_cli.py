@@ -165,25 +165,6 @@ def test_errors_are_one_line(arguments, told):
     assert re.search(told, refused(*arguments))
 
 
-@pytest.mark.filterwarnings("default::sdkde_core.SdkdeWarning")
-def test_of_a_corrupt_database_what_is_left_is_imported(worker, monkeypatch, tmp_path, untold):
-    listed_cards(monkeypatch, "NVIDIA RTX A6000")
-    run(*ONE, "--trials", "30")
-    path = tmp_path / "tuning.sqlite"
-    data = path.read_bytes()
-    page = max(at for at in range(0, len(data), 4096) if data[at] == 0x0D)  # the last one with rows
-    path.write_bytes(data[:page] + b"\xa5" * 4096 + data[page + 4096 :])
-    before = path.read_bytes()
-    for words in ("show",), ("export", "x.json"), ("import", "tuning.sqlite"), (*ONE, "--trials", "40"):
-        told = re.search("`sdkde-autotune (.*?)` keeps what can be read", refused(*words))[1]
-    result = run(*told.split())
-    rows = len(json.loads(run("show", "--trials", "--json", "--db", told.split()[-1]).stdout))
-    assert 15 < rows < 30
-    assert f"{rows} new rows" in result.stdout
-    assert f"{rows} rows of it can" in result.stderr
-    assert path.read_bytes() == before
-
-
 # --- what there is to tune -------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("sqlite_utils")
 
 import tuning_files
 from sdkde_autotune import database, lookup
-from sdkde_autotune.records import FAMILY, Key, Trial
+from sdkde_autotune.records import FAMILY, Key, Trial, now
 from sdkde_autotune.store import Store
 from tuning_files import HOLD, add, cut_to, directory, edit, fifo, foreign, guess, ok, random, rotten, text
 
@@ -184,7 +184,7 @@ def test_nearby_dimensions_serve_each_other_the_nearest_first(path):
 
 def ship(name, *rows):
     lookup.TABLES.mkdir(exist_ok=True)
-    tried = {"status": "ok", "q20": 1, "q50": 1, "q80": 1, "rank": 1, "provenance": {}, "created": "2026-01-01"}
+    tried = {"status": "ok", "q20": 1, "q50": 1, "q80": 1, "rank": 1, "provenance": {}, "created": now()}
     trials = [
         {**KEY._replace(**changes)._asdict(), **tried, "config": {"name": row}, "source": source}
         for row, changes, source in rows

@@ -23,7 +23,7 @@ from sdkde_core.plugin import write_atomically
 from . import measure, options, report
 from .database import database
 from .problems import place_of, task_of, tasks
-from .records import Best, Task, Trial
+from .records import Task
 
 if TYPE_CHECKING:
     from .search import Result
@@ -34,8 +34,6 @@ try:
 except ImportError:
     click.echo("Error: the tuner needs more packages: pip install 'sdkde-core[autotune]'", err=True)
     raise SystemExit(2) from None
-
-__all__ = ["main"]
 
 
 class _Commands(OneLine, DefaultGroup):
@@ -164,34 +162,32 @@ def verify(ctx: click.Context, db: Path | None, **filters: Any) -> None:
     A winner that does not run, is wrong, or is slower than the default is replaced by the next best configuration. The
     exit status is 1 if any was replaced.
     """
-    place = place_of(filters["gpu"] or "auto")
-    if place.device is None:
-        raise ValueError(f"there is no {place.name} here; winners are measured again where they run")
-    wanted, where = options.columns({**filters, "gpu": place.name}), options.there(db)
-    with closing(_runner(place.device)) as runner, _store(where) as store:
-        rows = [_verified(best, runner, store) for best in store.best(**wanted)]
-    report.show(rows, False, "stored", "now", "default", "verdict", "config")
-    ctx.exit(0 if all(row["holds"] for row in rows) else 1)
-
-
-def _verified(best: Best, runner: measure.MeasuringRunner, store: Store) -> dict[str, Any]:
-    """Measure a winner again, in turns with the default and the other finalists, and say what became of it."""
     from .search import search
 
-    row = {**report.best_row(best), "holds": True, "stored": report.took(best)}
-    try:
-        task = task_of(best.key)
-    except ValueError as error:
-        return {**row, "verdict": str(error)}
-    found = search(task, runner, store, again=True)
-    gone = Trial(best.key, best.config, "invalid", "it is beyond the present limits of the card")
-    now, after = found.known.get(best.name, gone), found.best
-    # As fast as the new winner within one percent, it is as good.
-    holds = after is not None and now.median <= 1.01 * after.median
-    faster = "the default" if after and best.default and after.name == best.default.name else "another"
-    why = f"{now.status}: {now.error}" if now.error else f"{faster} is faster"
-    new = {"now": now.median, "default": report.took(found.default), "holds": holds}
-    return {**row, **new, "verdict": "holds" if holds else why}
+    place, rows, replaced = place_of(filters["gpu"] or "auto"), [], False
+    if place.device is None:
+        raise ValueError(f"there is no {place.name} here; winners are measured again where they run")
+    with _store(db, write=False) as store:
+        stored = store.best(**options.columns({**filters, "gpu": place.name}))
+    with closing(_runner(place.device)) as runner, _store(db) as store:
+        for best in stored:
+            rows.append({**report.row(best.key, best, None), "stored": report.took(best)})
+            try:
+                task = task_of(best.key)
+            except ValueError as error:
+                rows[-1]["verdict"] = str(error)
+                continue
+            found = search(task, runner, store, again=True)
+            now, after = found.known.get(best.name), found.best
+            rows[-1] |= {"now": report.took(now), "default": report.took(found.default)}
+            if now and after and now.median <= 1.01 * after.median:  # as fast as the new winner
+                rows[-1]["verdict"] = "holds"
+                continue
+            replaced, why = True, f"{report.config_text(after.config)} is faster" if after else "nothing runs"
+            beyond = f"invalid: {task.limit(best.config)}"
+            rows[-1]["verdict"] = beyond if now is None else f"{now.status}: {now.error}" if now.error else why
+    report.show(rows, False, "stored", "now", "default", "verdict", "config")
+    ctx.exit(1 if replaced else 0)
 
 
 @main.command()
@@ -201,16 +197,17 @@ def _verified(best: Best, runner: measure.MeasuringRunner, store: Store) -> dict
 @json_option
 def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
     """List the best configurations."""
-    where = db or database()
-    if not where.exists():
-        click.echo("[]" if as_json else f"nothing is tuned yet: there is no {where}")
-        return
-    with _store(where, write=False) as store:
+    wanted = options.columns(filters)
+    with _store(db, write=False) as store:
         if trials:
-            rows = [{**row, "ms": row["q50"]} for row in store.dump(**options.columns(filters))["trial"]]
+            rows = [{**row, "ms": row["q50"]} for row in store.dump(**wanted)["trial"]]
             columns = ["status", "ms", "rank", "source", "created", "config", "error"]
         else:
-            rows = list(map(report.best_row, store.best(**options.columns(filters))))
+            more = "source", "created", "provenance"
+            rows = [
+                {**report.row(best.key, best, best.default), **{name: getattr(best, name) for name in more}}
+                for best in store.best(**wanted)
+            ]
             columns = ["default", "best", "source", "created", "config"]
     report.show(rows, as_json, "gpu", *columns)
 
@@ -240,10 +237,10 @@ def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
 @options.db_option
 def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
     """Write trials as JSON, to be imported elsewhere."""
-    where, wanted = options.there(db), options.columns(filters)
-    if Path(file).exists() and Path(file).samefile(where):
-        raise ValueError(f"FILE and the database are one file, {file}; pass another FILE")
-    with _store(where, write=False) as store:
+    wanted = options.columns(filters)
+    with _store(db, write=False) as store:
+        if Path(file).exists() and Path(file).samefile(store.path):
+            raise ValueError(f"FILE and the database are one file, {file}; pass another FILE")
         dump, best = store.dump(only_winners=winners, **wanted), store.best(**wanted)
     text = json.dumps(dump, indent=1)
     if file == "-":
@@ -258,7 +255,7 @@ def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
 @click.argument("file", cls=Argument, help="A file that export wrote, or another database of the tuner.")
 @options.db_option
 def import_(file: str, db: Path | None) -> None:
-    """Add results of another machine to the database, or what is left in one that is corrupt."""
+    """Add results of another machine to the database."""
     if not Path(file).exists():
         raise ValueError(f"there is no file {file}; pass one that `sdkde-autotune export` wrote, or another database")
     with _store(db) as store:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,20 +20,16 @@ from sdkde_core.plugin import cache_folder
 
 from .records import FAMILY, KEY
 
-__all__ = ["COLUMNS", "PRIMARY", "VERSION", "Refused", "begun", "connect", "database", "open_file"]
-__all__ += ["transaction"]
-
 VERSION = 1
 
 #: The columns with their types, in order.
-COLUMNS = {
-    **{name: "INTEGER NOT NULL" if kind is int else "TEXT NOT NULL" for name, kind in KEY.items()},
-    **dict.fromkeys(("config", "status", "error"), "TEXT NOT NULL"),
-    **dict.fromkeys(("q20", "q50", "q80"), "REAL"),
-    "final": "INTEGER NOT NULL",
-    "rank": "INTEGER",
-    **dict.fromkeys(("source", "provenance", "created"), "TEXT NOT NULL"),
-    "is_default": "INTEGER NOT NULL",
+COLUMNS: dict[str, type] = {
+    **KEY,
+    **dict.fromkeys(("config", "status", "error"), str),
+    **dict.fromkeys(("q20", "q50", "q80"), float),
+    **dict.fromkeys(("final", "rank"), int),
+    **dict.fromkeys(("source", "provenance", "created"), str),
+    "is_default": int,
 }
 
 #: The primary key, in the order in which a look-up searches: what must agree, then what may be near.
@@ -58,64 +54,43 @@ def database() -> Path:
         raise ValueError(f"SDKDE_DB is {named!r}: {error} Set the path of a file") from error
 
 
-def filled(path: Path) -> bool:
-    """Return whether there is a file, and it is not empty.
-
-    Refused if it is no regular file; OSError if it is in a loop of links, below a file or hidden by permissions.
-    """
-    try:
-        found = os.stat(os.path.realpath(path))
-    except FileNotFoundError:
-        return False
-    if not stat.S_ISREG(found.st_mode):
-        raise Refused("it is a directory" if stat.S_ISDIR(found.st_mode) else "it is no regular file")
-    return found.st_size > 0
-
-
-def connect(path: Path, wait: float = 0.5, mode: str = "ro") -> sqlite3.Connection | None:
+def connect(
+    path: Path, wait: float = 0.5, prepare: Callable[[sqlite3.Connection, bool], None] | None = None, mode: str = "ro"
+) -> sqlite3.Connection | None:
     """Open a database, and wait so many seconds for a lock.
 
-    With the mode ``"ro"`` it is read: no file is made, and None is returned if there is none, or it is empty. With
-    ``"rwc"`` it is written, and made if there is none; any number of processes may do so at once. If a tuner was killed
-    within a transaction, the first who opens the file rolls that back. Raises what :func:`filled` and :func:`begun` do,
-    and sqlite3.Error.
+    Without ``prepare`` it is read: no file is made, and None is returned if there is none, or it is empty. With it the
+    file is written, by any number of processes at once; ``prepare(connection, empty)`` is called while the others
+    wait. If a tuner was killed within a transaction, the first who opens the file rolls that back.
+
+    Raises Refused if another program wrote the file, or another version of sdkde; OSError if it is in a loop of links,
+    below a file or hidden by permissions; sqlite3.Error, also if a column is gone.
     """
-    make = mode == "rwc"
-    if not filled(path) and not make:
-        return None
-    connection = open_file(path, mode, wait)
+    real = Path(os.path.realpath(path))
     try:
-        with transaction(connection, "IMMEDIATE" if make else "DEFERRED"):
-            if begun(connection, make):
-                if make:
-                    _check(connection)
-                return connection
+        found = real.stat()
+    except FileNotFoundError:
+        found = None
+    if found and not stat.S_ISREG(found.st_mode):
+        raise Refused("it is a directory" if stat.S_ISDIR(found.st_mode) else "it is no regular file")
+    if prepare is None and not (found and found.st_size):
+        return None
+    uri = f"{real.as_uri()}?mode={'rwc' if prepare else mode}"
+    connection = sqlite3.connect(uri, uri=True, timeout=wait, isolation_level=None)
+    try:
+        with transaction(connection, "IMMEDIATE" if prepare else "DEFERRED"):
+            empty = _is_empty(connection)
+            if prepare:
+                prepare(connection, empty)
+        if prepare or not empty:
+            return connection
     except BaseException as error:
         connection.close()
         if mode == "ro" and getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
-            return connect(path, wait, "rw")
+            return connect(path, wait, mode="rw")
         raise
     connection.close()
     return None
-
-
-def _check(connection: sqlite3.Connection) -> None:
-    """Raise if a database cannot be written, or is corrupt."""
-    connection.execute("DELETE FROM trial WHERE 0")  # fails if the file is read-only; BEGIN does not
-    found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if found != "ok":
-        error = sqlite3.DatabaseError(found.splitlines()[-1])
-        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-        raise error
-
-
-def open_file(path: Path, mode: str, wait: float) -> sqlite3.Connection:
-    """Open an SQLite file in a mode of SQLite's URIs."""
-    uri = f"{Path(os.path.realpath(path)).as_uri()}?mode={mode}"
-    connection = sqlite3.connect(uri, uri=True, timeout=wait, isolation_level=None)
-    # Text that is damaged is not printable then, which spoils its own row only.
-    connection.text_factory = lambda stored: stored.decode(errors="surrogateescape")
-    return connection
 
 
 @contextmanager
@@ -130,23 +105,14 @@ def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iter
         raise
 
 
-def begun(connection: sqlite3.Connection, make: bool = False) -> bool:
-    """Return whether a database has our table; if it is empty, ``make`` it, or return False.
-
-    Refused if another program wrote it, or another version of sdkde. The connection must be in a transaction.
-    """
-    application = connection.execute("PRAGMA application_id").fetchone()[0]
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
+def _is_empty(connection: sqlite3.Connection) -> bool:
+    """Return whether nothing is in a database; if it is not the tuner's, raise what :func:`connect` does."""
+    application, version = (connection.execute(f"PRAGMA {x}").fetchone()[0] for x in ("application_id", "user_version"))
     if not (application or version or connection.execute("SELECT 1 FROM sqlite_master").fetchone()):
-        if make:
-            connection.execute(f"PRAGMA application_id = {int.from_bytes(b'SDKE')}")
-            connection.execute(f"PRAGMA user_version = {VERSION}")
-            listed = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
-            connection.execute(f"CREATE TABLE trial ({listed}, PRIMARY KEY ({', '.join(PRIMARY)}))")
-        return make
+        return True
     if application != int.from_bytes(b"SDKE"):
         raise Refused("it is another program's SQLite file")
     if version != VERSION:
         raise Refused(f"another version of sdkde wrote it (schema {version}, this one reads {VERSION})")
-    connection.execute(f"SELECT {', '.join(COLUMNS)} FROM trial LIMIT 0")  # fails if a column is gone
-    return True
+    connection.execute(f"SELECT {', '.join(COLUMNS)} FROM trial LIMIT 0")
+    return False

@@ -25,9 +25,7 @@ from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Config, Query
 
 from .database import PRIMARY, connect, database
-from .records import FAMILY, TIMES, Best, Key, octave, sound, winners
-
-__all__ = ["Found", "candidates", "forget", "lookup"]
+from .records import FAMILY, Best, Key, octave, sound, winners
 
 #: A configuration serves problems whose sizes differ by at most so many octaves, and dimensions by a factor.
 OCTAVES, DIMENSIONS = 3, 4 / 3
@@ -147,24 +145,17 @@ def _stamp() -> object:
 
 
 def _select(connection: sqlite3.Connection, key: Key) -> list[dict[str, Any]]:
-    """Return the trials that may serve a problem: the fastest of each key, and its default.
-
-    If there are finalists, the fastest is one of them. Ranks are not compared with times.
-    """
+    """Return the trials that may serve a problem: of each key the fastest of those that :func:`winners` tells apart."""
     where = " AND ".join(f"{name} = :{name}" for name in (*FAMILY, "architecture"))
     # The primary key begins so. Lists of octaves let SQLite search it by what follows them, too; a range would not.
     for name in "n_octave", "m_octave":
         size = getattr(key, name)
         where += f" AND {name} IN {tuple(range(size - OCTAVES, size + OCTAVES + 1))}"
-    least, most = TIMES
-    ran = f"""FROM trial WHERE {where} AND dimension BETWEEN :low AND :high AND status = 'ok'
-              AND (source = 'predicted' AND rank > 0 OR q50 BETWEEN {least} AND {most})"""
-    # Finalists first, predictions last. A window function, which can order by three columns, takes three times as long.
-    order = f"CASE source WHEN 'predicted' THEN {4 * most} + rank ELSE q50 + {2 * most} * (final = 0) END"
+    # SQLite takes the other columns from the row that has the minimum.
     query = f"""
-        SELECT * FROM trial WHERE rowid IN (
-            SELECT id FROM (SELECT rowid AS id, min({order}) {ran} GROUP BY {", ".join(PRIMARY[:-1])})
-            UNION ALL SELECT rowid {ran} AND is_default)"""
+        SELECT *, min(iif(source = 'predicted', rank, q50)) FROM trial
+        WHERE {where} AND dimension BETWEEN :low AND :high AND status = 'ok'
+        GROUP BY {", ".join(PRIMARY[:-1])}, source = 'predicted', final, is_default"""
     sizes = {"low": math.ceil(key.dimension / DIMENSIONS), "high": math.floor(key.dimension * DIMENSIONS)}
     connection.row_factory = sqlite3.Row
     return list(map(dict, connection.execute(query, key._asdict() | sizes)))

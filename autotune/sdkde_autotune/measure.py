@@ -30,8 +30,6 @@ from sdkde_core.tuning import Config
 
 from .records import Task, Trial
 
-__all__ = ["Failed", "MeasuringRunner", "Pool", "compiling", "load_percent", "versions"]
-
 
 class Failed(Exception):
     """A candidate did not run; the arguments are its status, see :class:`~sdkde_autotune.records.Trial`, and why."""

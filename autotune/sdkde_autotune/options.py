@@ -14,11 +14,8 @@ from sdkde_core.cli.console import Choice, together
 from sdkde_core.protocol import PRECISIONS, Problem, Reduction
 from sdkde_core.tuning import this_cpu
 
-from .database import database
 from .problems import GRID, Place, problems
 from .records import SOURCES
-
-__all__ = ["columns", "db_option", "filter_options", "problem_options", "problems_of", "search_options", "there"]
 
 
 class _Duration(click.ParamType):
@@ -118,11 +115,3 @@ def columns(filters: Mapping[str, Any]) -> dict[str, Any]:
         card = hardware.card_called(wanted["gpu"])
         wanted["gpu"] = card.name if card else cards.card_name(wanted["gpu"])
     return wanted
-
-
-def there(db: Path | None) -> Path:
-    """Return the path of the database, which must exist."""
-    where = db or database()
-    if not where.exists():
-        raise ValueError(f"nothing is tuned yet: there is no {where}; run sdkde-autotune, or pass another --db")
-    return where

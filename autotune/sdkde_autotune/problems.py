@@ -19,8 +19,6 @@ from sdkde_core.tuning import Query, space_of, this_cpu
 
 from .records import Key, Task, octave
 
-__all__ = ["GRID", "Place", "place_of", "problems", "task_of", "tasks"]
-
 #: What is tuned if no problem is named, the most valuable first: sizes that serve most others, as each serves those
 #: within three octaves; the most common precisions and dimensions.
 GRID: dict[str, tuple[Any, ...]] = {

@@ -17,12 +17,10 @@ from sdkde_core.cli.console import table
 
 from . import lookup
 from .measure import versions
-from .records import Best, Key, Task, Trial
+from .records import Key, Task, Trial
 
 if TYPE_CHECKING:
     from .search import Result
-
-__all__ = ["Progress", "best_row", "config_text", "explained", "result_row", "show", "took"]
 
 
 def show(rows: Sequence[Mapping[str, Any]], as_json: bool, *columns: str) -> None:
@@ -30,17 +28,12 @@ def show(rows: Sequence[Mapping[str, Any]], as_json: bool, *columns: str) -> Non
     if as_json or not rows:
         click.echo(json.dumps(rows, indent=2) if as_json else "nothing matches")
         return
-    names = ("backend", "kernel", "reduction", "precision", "d", "n_octave", "m_octave", "requires", *columns)
+    names = ["backend", "kernel", "reduction", "precision", "d", "n_octave", "m_octave", "requires", *columns]
     if not any(row["requires"] for row in rows):
-        names = tuple(name for name in names if name != "requires")
+        names.remove("requires")
     headings = {"n_octave": "n", "m_octave": "m", "requires": "features", "created": "UTC", "config": "configuration"}
     first = [headings.get(name, name.replace("_", " ")) for name in names]
     click.echo(table([first, *([_cell(name, row.get(name, "")) for name in names] for row in rows)]))
-
-
-def config_text(config: Mapping[str, Any]) -> str:
-    """Return a configuration as ``block_m=64 num_warps=4``."""
-    return " ".join(f"{name}={value}" for name, value in config.items())
 
 
 def _cell(name: str, value: Any) -> str:
@@ -55,6 +48,11 @@ def _cell(name: str, value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def config_text(config: Mapping[str, Any]) -> str:
+    """Return a configuration as ``block_m=64 num_warps=4``."""
+    return " ".join(f"{name}={value}" for name, value in config.items())
+
+
 def took(trial: Trial | None) -> str:
     """Return a time with its spread, or a prediction's rank."""
     if trial is None or trial.status != "ok":
@@ -65,35 +63,28 @@ def took(trial: Trial | None) -> str:
     return f"{median:.4g} ms ±{(high - low) / median / 2:.0%}"
 
 
+def row(key: Key, best: Trial | None, default: Trial | None) -> dict[str, Any]:
+    """Return a winner and the default as values for JSON, and their times or ranks as text."""
+    found: dict[str, Any] = key._asdict()
+    for name, trial in ("", best), ("default_", default):
+        found[f"{name}config"] = dict(trial.config) if trial else None
+        found[f"{name}ms"] = trial.ms[1] if trial and trial.ms else None
+        found[f"{name}rank"] = trial.rank if trial else None
+    return {**found, "best": took(best), "default": took(default)}
+
+
 def result_row(result: Result) -> dict[str, Any]:
     """Return a search's result as values for JSON."""
-    trials = list(result.known.values())
+    trials = result.known.values()
     counts = Counter(trial.status for trial in trials)
     errors = Counter(trial.error for trial in trials if trial.status != "ok").most_common(1)
-    return {
-        **_row(result.task.key, result.best, result.default),
-        "counts": dict(counts),
+    numbers = {
         "tried": result.tried,
         "known before": len(trials) - result.tried,
         "rejected": len(trials) - counts["ok"],
-        "reason": errors[0][0] if errors else "",
     }
-
-
-def best_row(best: Best) -> dict[str, Any]:
-    """Return a winner as values for JSON."""
-    more = {"source": best.source, "provenance": dict(best.provenance), "created": best.created}
-    default_config = dict(best.default.config) if best.default else None
-    return {**_row(best.key, best, best.default), "default_config": default_config, **more}
-
-
-def _row(key: Key, best: Trial | None, default: Trial | None) -> dict[str, Any]:
-    """Return a configuration's time or rank beside the default's."""
-    row = {**key._asdict(), "config": None if best is None else dict(best.config)}
-    for name, trial in ("", best), ("default_", default):
-        row[f"{name}ms"] = trial.ms[1] if trial and trial.ms else None
-        row[f"{name}rank"] = trial.rank if trial else None
-    return {**row, "best": took(best), "default": took(default)}
+    more = {"counts": dict(counts), **numbers, "reason": errors[0][0] if errors else ""}
+    return {**row(result.task.key, result.best, result.default), **more}
 
 
 class Progress:

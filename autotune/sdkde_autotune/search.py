@@ -26,8 +26,6 @@ from .records import Key, Task, Trial, canonical, fastest
 if TYPE_CHECKING:
     from .store import Store
 
-__all__ = ["Result", "candidates", "predict", "ranking", "search", "studies"]
-
 
 class Result(NamedTuple):
     """The result of a search or of a prediction: trials by configuration, as text."""
