@@ -171,7 +171,7 @@ def verify(ctx: click.Context, db: Path | None, **filters: Any) -> None:
         stored = store.best(**options.columns({**filters, "gpu": place.name}))
     with closing(_runner(place.device)) as runner, _store(db) as store:
         for best in stored:
-            rows.append({**report.row(best.key, best, None), "stored": report.took(best)})
+            rows.append({**report.row(best.key, best), "stored": report.took(best)})
             try:
                 task = task_of(best.key)
             except ValueError as error:
@@ -179,7 +179,7 @@ def verify(ctx: click.Context, db: Path | None, **filters: Any) -> None:
                 continue
             found = search(task, runner, store, again=True)
             now, after = found.known.get(best.name), found.best
-            rows[-1] |= {"now": report.took(now), "default": report.took(found.default)}
+            rows[-1] |= {"now": report.took(now), "default": report.took(after.default if after else None)}
             if now and after and now.median <= 1.01 * after.median:  # as fast as the new winner
                 rows[-1]["verdict"] = "holds"
                 continue
@@ -203,11 +203,7 @@ def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
             rows = [{**row, "ms": row["q50"]} for row in store.dump(**wanted)["trial"]]
             columns = ["status", "ms", "rank", "source", "created", "config", "error"]
         else:
-            more = "source", "created", "provenance"
-            rows = [
-                {**report.row(best.key, best, best.default), **{name: getattr(best, name) for name in more}}
-                for best in store.best(**wanted)
-            ]
+            rows = [report.row(best.key, best) for best in store.best(**wanted)]
             columns = ["default", "best", "source", "created", "config"]
     report.show(rows, as_json, "gpu", *columns)
 

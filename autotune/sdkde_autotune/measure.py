@@ -53,10 +53,7 @@ class MeasuringRunner:
         times: list[float] = []
         try:
             if self.device != "cpu":
-                compiled = self._compilers.result(*compiling(task, config))
-                # Spilling is no reason here: the kernel may still be fast.
-                if reason := task.space.too_much(compiled._replace(spills=0), task.query.architecture):
-                    raise Failed("compile_error", reason)
+                self._compilers.compiled(task, config, spills=True)  # the kernel may still be fast
             self._ask(task, "check", dict(config))
             for count in 3, 6, 12:
                 if times and slow(len(times), statistics.median(times)):
@@ -136,6 +133,12 @@ class Pool:
         if failed.args[0] in ("timeout", "crash"):
             self.close()
         raise failed
+
+    def compiled(self, task: Task, config: Config, spills: bool = False) -> None:
+        """Compile a candidate; raise Failed if that fails, it needs too much, or spills and must not."""
+        found = self.result(*compiling(task, config))
+        if reason := task.space.too_much(found._replace(spills=0) if spills else found, task.query.architecture):
+            raise Failed("compile_error", reason)
 
     def close(self) -> None:
         """Kill the processes, and what they have started. Unfinished work is begun again when it is asked for."""

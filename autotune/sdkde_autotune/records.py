@@ -234,23 +234,12 @@ def _values(row: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def fastest(trials: Iterable[Trial], default: str | None, margin: float = 0.01) -> Trial | None:
-    """Return the trial whose configuration is to be used; None if none ran.
-
-    If there are finalists, it is one of them: they were timed in turns, so no lucky time decides. The configuration
-    named ``default`` is kept unless another was measured to be faster by more than ``margin``: clocks drift by as much.
-    """
-    ran = [trial for trial in trials if trial.status == "ok"]
-    final = [trial for trial in ran if trial.final] or ran
-    best = min(final, key=lambda trial: (trial.median, trial.name), default=None)
-    usual = next((trial for trial in final if trial.ms and trial.name == default), None)
-    return usual if best and usual and best.median >= (1 - margin) * usual.median else best
-
-
 def winners(trials: Iterable[Trial]) -> list[Best]:
     """Return the winners among trials, by key. A key has none if no trial ran.
 
-    A predicted one wins only if no other was measured or imported.
+    A predicted one wins only if no other was measured or imported. If there are finalists, the fastest of them wins:
+    they were timed in turns, so no lucky time decides. The default is kept unless another was measured to be faster by
+    more than one percent: clocks drift by as much.
     """
     by_key: dict[Key, dict[str, Trial]] = {}
     for trial in trials:
@@ -259,7 +248,11 @@ def winners(trials: Iterable[Trial]) -> list[Best]:
     found = []
     for _, every in sorted(by_key.items()):
         ran = {name: trial for name, trial in every.items() if trial.source != "predicted"} or every
-        defaults = [trial for trial in every.values() if trial.is_default]
-        usual = max(defaults, key=lambda trial: trial.created).name if defaults else None
-        found.append(Best(**vars(fastest(ran.values(), usual)), default=ran.get(usual or "")))
+        defaults = sorted((trial.created, trial.name) for trial in every.values() if trial.is_default)
+        usual = ran.get(defaults[-1][1]) if defaults else None
+        final = [trial for trial in ran.values() if trial.final] or list(ran.values())
+        best = min(final, key=lambda trial: (trial.median, trial.name))
+        if usual in final and usual.ms and best.median >= 0.99 * usual.median:
+            best = usual
+        found.append(Best(**vars(best), default=usual))
     return found

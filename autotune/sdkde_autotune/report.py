@@ -17,7 +17,7 @@ from sdkde_core.cli.console import table
 
 from . import lookup
 from .measure import versions
-from .records import Key, Task, Trial
+from .records import Best, Key, Task, Trial
 
 if TYPE_CHECKING:
     from .search import Result
@@ -63,13 +63,16 @@ def took(trial: Trial | None) -> str:
     return f"{median:.4g} ms ±{(high - low) / median / 2:.0%}"
 
 
-def row(key: Key, best: Trial | None, default: Trial | None) -> dict[str, Any]:
+def row(key: Key, best: Best | None) -> dict[str, Any]:
     """Return a winner and the default as values for JSON, and their times or ranks as text."""
     found: dict[str, Any] = key._asdict()
+    default = best.default if best else None
     for name, trial in ("", best), ("default_", default):
         found[f"{name}config"] = dict(trial.config) if trial else None
         found[f"{name}ms"] = trial.ms[1] if trial and trial.ms else None
         found[f"{name}rank"] = trial.rank if trial else None
+    for name in ("source", "created", "provenance") if best else ():
+        found[name] = getattr(best, name)
     return {**found, "best": took(best), "default": took(default)}
 
 
@@ -78,13 +81,9 @@ def result_row(result: Result) -> dict[str, Any]:
     trials = result.known.values()
     counts = Counter(trial.status for trial in trials)
     errors = Counter(trial.error for trial in trials if trial.status != "ok").most_common(1)
-    numbers = {
-        "tried": result.tried,
-        "known before": len(trials) - result.tried,
-        "rejected": len(trials) - counts["ok"],
-    }
-    more = {"counts": dict(counts), **numbers, "reason": errors[0][0] if errors else ""}
-    return {**row(result.task.key, result.best, result.default), **more}
+    tried, ran = {"tried": result.tried, "known before": len(trials) - result.tried}, counts["ok"]
+    more = {"rejected": len(trials) - ran, "counts": dict(counts), "reason": errors[0][0] if errors else ""}
+    return {**row(result.task.key, result.best), **tried, **more}
 
 
 class Progress:
