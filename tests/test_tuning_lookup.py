@@ -129,7 +129,7 @@ def test_a_configuration_that_failed_to_launch_is_passed_over(path, monkeypatch)
     fill(path, ("x", {}, "measured", {}), ("y", {"m_octave": 11}, "measured", {}))
     found = tuning.tuned(QUERY, PROBLEM)
     assert found == ({"name": "x"}, "exact")
-    with pytest.warns(SdkdeWarning, match="verify"):
+    with pytest.warns(SdkdeWarning, match="--again"):
         tuning.reject(QUERY, found, RuntimeError("out of resources"))
     assert tuning.tuned(QUERY, PROBLEM) == ({"name": "y"}, "near")
 

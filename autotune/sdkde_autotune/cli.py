@@ -22,7 +22,7 @@ from sdkde_core.plugin import write_atomically
 
 from . import measure, options, report
 from .database import database
-from .problems import place_of, task_of, tasks
+from .problems import Place, place_of, tasks
 from .records import Task
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def main(ctx: click.Context) -> None:
 @options.db_option
 @json_option
 @click.pass_context
-def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: bool, **what: Any) -> None:
+def tune(ctx: click.Context, gpu: str, db: Path | None, again: bool, dry_run: bool, as_json: bool, **what: Any) -> None:
     """Search launch configurations for a GPU, or for this CPU, and store the best.
 
     If the GPU is here, configurations are measured on it. If not, they are ranked by the cost model, the first that
@@ -83,35 +83,25 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: 
     if trials is None and (place.device is None or what["sampler"] != "grid"):
         trials = 60 if place.device else 16
     limit = "no time limit" if math.isinf(budget) else f"{budget:g} s at most"
-    instead = f"ranking by the cost model and compiling for {place.architecture}"
-    predicted = f"no {place.name} here: nothing is measured; {instead}"
-    doing = f"measuring on {place.device}" if place.device else predicted
+    predicted = f"nothing is measured; ranking by the cost model and compiling for {place.architecture}"
+    doing = f"measuring on {place.device}" if place.device else f"no {place.name} here: {predicted}"
+    if again and place.device is None:
+        raise ValueError(f"there is no {place.name} here; pass --again where its winners were measured")
     if dry_run:
         click.echo(doing, err=True)
-        from .search import candidates  # imports Optuna
-
-        rows = []
-        for task in todo:
-            able = len(candidates(task))
-            every = math.prod(map(len, task.space.parameters(task.query.kernel).values()))
-            counts = {"configurations": every, "can_run": able, "would_try": min(able, trials or able)}
-            rows.append({**task.key._asdict(), **counts})
-        report.show(rows, as_json, "configurations", "can_run", "would_try")
+        report.show(list(map(report.dry_row, todo)), as_json, "configurations", "can_run")
         return
     results: list[Result] = []
-    start, stopped, progress = time.monotonic(), "", report.Progress(len(todo), budget)
+    start, stopped = time.monotonic(), ""
     try:
         with _store(db) as store:
+            if again:
+                stored = {trial.key for trial in store.trials(gpu=place.name)}
+                todo = [task for task in todo if task.key in stored]
             click.echo(f"{doing}; problems: {len(todo)}; {limit} (--budget)", err=True)
-            how = {"budget": budget, "trials": trials}
-            if place.device is None and place.card is not None:
-                from .search import predict
-
-                searches = predict(todo, place.card, store, jobs=hardware.cpu_threads(), **how)
-            else:
-                how |= {"sampler": what["sampler"], "card": place.card}
-                searches = _searches(todo, str(place.device), store, how, not grid, progress)
-            with closing(searches):
+            progress = report.Progress(len(todo), budget)
+            how = {"trials": trials, "sampler": what["sampler"], "again": again}
+            with closing(_results(todo, place, store, budget, not grid, progress, how)) as searches:
                 for found in searches:  # after Ctrl-C the finished ones are reported
                     results.append(found)
                     progress.finished(found)
@@ -120,15 +110,11 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: 
     except KeyboardInterrupt:
         stopped = "stopped: what was tried is kept, and the same command goes on from there"
     source, where = "measured" if place.device else "predicted", db or database()
-    rows = [report.result_row(result) for result in results]
+    rows = list(map(report.result_row, results))
     if as_json:
         click.echo(json.dumps({"gpu": place.name, "source": source, "db": str(where), "tasks": rows}, indent=2))
-    elif results:
-        report.show(rows, False, "default", "best", "config", "tried", "known before", "rejected")
-        for row in rows:
-            if row["config"] is None:
-                why = row["reason"] or "nothing can"
-                click.echo(f"{row['kernel']}, d {row['d']}: nothing ran; most often: {why}")
+    else:
+        report.show(rows, False, "default", "best", "config", "tried", "known before", "rejected", "most often")
         click.echo(f"{source} for {place.name} in {time.monotonic() - start:.0f} s; kept in {where}")
     if stopped:
         click.echo(stopped, err=True)
@@ -136,58 +122,27 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: 
         ctx.exit(130)
 
 
-def _searches(
-    todo: list[Task], device: str, store: Store, how: dict[str, Any], shared: bool, progress: report.Progress
+def _results(
+    todo: list[Task], place: Place, store: Store, budget: float, shared: bool, progress: report.Progress, how: Any
 ) -> Generator[Result, None, None]:
-    """Search in turn until the budget is spent; if it is shared, every problem gets a part of what is left."""
-    from .search import search, studies
+    """Search or predict in turn until the budget is spent; if it is shared, a search gets a part of what is left."""
+    from .search import predict, search, studies  # imports Optuna
 
-    start, budget = time.monotonic(), how["budget"]
-    with closing(_runner(device)) as runner, studies(store) as storage:
+    if place.device is None:
+        assert place.card is not None
+        yield from predict(todo, place.card, store, jobs=hardware.cpu_threads(), trials=how["trials"], budget=budget)
+        return
+    if (load := measure.load_percent(place.device)) >= (50 if place.device == "cpu" else 5):
+        busy = f"{place.device} is busy ({load:.0f} % of its time)"
+        click.echo(f"{busy}: times measured meanwhile are unreliable", err=True)
+    start, runner = time.monotonic(), measure.MeasuringRunner(place.device, hardware.cpu_threads())
+    with closing(runner), studies(store) as storage:
         for i, task in enumerate(todo):
             left = budget - (time.monotonic() - start)
             if left <= 0:
                 return
-            how["budget"] = left / (len(todo) - i) if shared else left
-            yield search(task, runner, store, storage=storage, progress=functools.partial(progress.during, task), **how)
-
-
-@main.command()
-@options.filter_options
-@options.db_option
-@click.pass_context
-def verify(ctx: click.Context, db: Path | None, **filters: Any) -> None:
-    """Measure stored winners, the other finalists and the defaults again, on the processor that is here.
-
-    A winner that does not run, is wrong, or is slower than the default is replaced by the next best configuration. The
-    exit status is 1 if any was replaced.
-    """
-    from .search import search
-
-    place, rows, replaced = place_of(filters["gpu"] or "auto"), [], False
-    if place.device is None:
-        raise ValueError(f"there is no {place.name} here; winners are measured again where they run")
-    with _store(db, write=False) as store:
-        stored = store.best(**options.columns({**filters, "gpu": place.name}))
-    with closing(_runner(place.device)) as runner, _store(db) as store:
-        for best in stored:
-            rows.append({**report.row(best.key, best), "stored": report.took(best)})
-            try:
-                task = task_of(best.key)
-            except ValueError as error:
-                rows[-1]["verdict"] = str(error)
-                continue
-            found = search(task, runner, store, again=True)
-            now, after = found.known.get(best.name), found.best
-            rows[-1] |= {"now": report.took(now), "default": report.took(after.default if after else None)}
-            if now and after and now.median <= 1.01 * after.median:  # as fast as the new winner
-                rows[-1]["verdict"] = "holds"
-                continue
-            replaced, why = True, f"{report.config_text(after.config)} is faster" if after else "nothing runs"
-            beyond = f"invalid: {task.limit(best.config)}"
-            rows[-1]["verdict"] = beyond if now is None else f"{now.status}: {now.error}" if now.error else why
-    report.show(rows, False, "stored", "now", "default", "verdict", "config")
-    ctx.exit(1 if replaced else 0)
+            during, left = functools.partial(progress.during, task), left / (len(todo) - i) if shared else left
+            yield search(task, runner, store, storage=storage, card=place.card, budget=left, progress=during, **how)
 
 
 @main.command()
@@ -258,17 +213,7 @@ def import_(file: str, db: Path | None) -> None:
         click.echo(f"{file}: {store.load(Path(file))} new rows in {store.path}")
 
 
-# --- resources -------------------------------------------------------------------------------------------------------
-
-
 def _store(path: Path | None, write: bool = True) -> Store:
     from .store import Store  # sqlite-utils takes a while to import
 
     return Store(path, write=write)
-
-
-def _runner(device: str) -> measure.MeasuringRunner:
-    load = measure.load_percent(device)
-    if load >= (50 if device == "cpu" else 5):
-        click.echo(f"{device} is busy ({load:.0f} % of its time): times measured meanwhile are unreliable", err=True)
-    return measure.MeasuringRunner(device, hardware.cpu_threads())

@@ -83,6 +83,7 @@ search_options = together(
         show_default=True,
         help="Optuna's sampler that chooses the next configuration; without the GPU the cost model's order is taken.",
     ),
+    click.option("--again", is_flag=True, help="Only measure stored winners, other finalists and defaults again."),
     click.option("--dry-run", is_flag=True, help="Print the problems and their configurations; run nothing."),
 )
 filter_options = together(

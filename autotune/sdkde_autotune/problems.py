@@ -90,23 +90,6 @@ def problems(
     return list(dict.fromkeys(found))
 
 
-def task_of(key: Key) -> Task:
-    """Return the task that has the key; ValueError if this version of the tuner makes none."""
-    record = registry.find(key.backend)
-    space = space_of(record.info) if record and record.ok and record.info else None
-    if space is None:
-        raise ValueError(f"backend {key.backend!r} is not here, or has nothing to tune")
-    if space.config_version != key.config_version:
-        raise ValueError(f"stored for version {key.config_version} of its parameters")
-    sizes, device = ((2**key.n_octave,), (2**key.m_octave,)), "cuda:0" if key.architecture.startswith("sm_") else "cpu"
-    (problem,) = problems((key.reduction,), (key.d,), *sizes, (key.precision,), key.features, device)
-    query = Query(key.backend, key.kernel, key.config_version, key.dimension, key.gpu, key.architecture)
-    task = Task(query, problem, space)
-    if key.kernel not in space.kernels(problem) or task.key != key:
-        raise ValueError("this version of the tuner makes no such problem; another version or program stored it")
-    return task
-
-
 def tasks(wanted: Sequence[Problem], place: Place, backend: str | None = None, varied: bool = False) -> list[Task]:
     """Return the kernels to tune for the problems on a processor, one per key, in the order of the problems.
 

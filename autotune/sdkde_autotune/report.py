@@ -82,8 +82,16 @@ def result_row(result: Result) -> dict[str, Any]:
     counts = Counter(trial.status for trial in trials)
     errors = Counter(trial.error for trial in trials if trial.status != "ok").most_common(1)
     tried, ran = {"tried": result.tried, "known before": len(trials) - result.tried}, counts["ok"]
-    more = {"rejected": len(trials) - ran, "counts": dict(counts), "reason": errors[0][0] if errors else ""}
+    more = {"rejected": len(trials) - ran, "counts": dict(counts), "most often": errors[0][0] if errors else ""}
     return {**row(result.task.key, result.best), **tried, **more}
+
+
+def dry_row(task: Task) -> dict[str, Any]:
+    """Return how many configurations a kernel has, and how many of them can run, as values for JSON."""
+    from .search import candidates  # imports Optuna
+
+    every = math.prod(map(len, task.space.parameters(task.query.kernel).values()))
+    return {**task.key._asdict(), "configurations": every, "can_run": len(candidates(task))}
 
 
 class Progress:
