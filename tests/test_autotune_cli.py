@@ -153,7 +153,7 @@ def test_every_command_and_option_has_help_and_is_documented(name):
         (("--gpu", "a6000", "--trials", "0"), "0 is not in the range"),
         (("--gpu", "a6000", "show"), "unexpected extra argument"),
         (("--frobnicate",), "No such option"),
-        (("import", "absent.json"), "there is no file absent.json"),
+        (("import", "absent.json"), "absent.json cannot be read: No such file"),
         (("export", "out.json"), "nothing is tuned yet"),
         (("tuen", "--gpu", "a6000"), "no command 'tuen'.*did you mean 'tune'"),
         (("xyzzy",), "no command 'xyzzy'; pass one of tune, "),
@@ -285,8 +285,7 @@ def test_cards_are_named_as_people_do():
         assert place_of(name).name == card
     assert "did you mean 'a6000'?" in refused("--gpu", "a600")
     assert "did you mean 'rtx3090'?" in refused("--gpu", "rtx3099")
-    assert "'a6000 h100' names 2 GPUs; pass one, such as a6000" in refused("--gpu", "a6000 h100")
-    assert "names 3 GPUs" in refused("--gpu", "a6000,h100,t4")
+    assert "no GPU is known as 'a6000 h100'; pass auto, cpu, or one of" in refused("--gpu", "a6000 h100")
 
 
 def test_the_budget_is_shared_and_what_is_left_out_is_told(worker, monkeypatch):
@@ -457,10 +456,10 @@ def test_explain(tuned, monkeypatch):
     exact = r"exact +block_m=.* measured; 2\d\d\d-"
     assert re.search(exact, run(*arguments, "--dim", 16).stdout)
     other = run(*arguments, "--dim", 16, "--n-train", 131072).stdout
-    assert re.search(r" near .* measured; n 2\^15, m 2\^12; 2\d\d\d-", other)
+    assert re.search(r" near .* measured; n 2\^15; m 2\^12; 2\d\d\d-", other)
     assert re.search(r"heuristic .*the backend's default", run(*arguments, "--dim", 64).stdout)
     (row,) = json.loads(run(*arguments, "--dim", 16, "--json").stdout)
-    assert (row["rung"], row["passed_over"]) == ("exact", [])
+    assert row["rung"] == "exact"
 
     winner = row["config"]
     limit = type(HILLS).limit
@@ -469,9 +468,7 @@ def test_explain(tuned, monkeypatch):
         return "too large" if config == winner else limit(self, kernel, config, *rest)
 
     monkeypatch.setattr(type(HILLS), "limit", refuse)
-    output = run(*arguments, "--dim", 16).stdout
-    assert "heuristic" in output
-    assert re.search(r"not exact \(block_m=.*\): too large", output)
+    assert re.search(r" exact +block_m=.* not used: too large\n.* heuristic ", run(*arguments, "--dim", 16).stdout)
 
 
 def test_explain_says_what_has_changed(tmp_path):

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("sqlite_utils")
 
 import tuning_files
-from sdkde_autotune import database, lookup
+from sdkde_autotune import lookup
 from sdkde_autotune.records import FAMILY, Key, Trial, now
 from sdkde_autotune.store import Store
 from tuning_files import HOLD, add, cut_to, directory, edit, fifo, foreign, guess, ok, random, rotten, text
@@ -249,7 +249,7 @@ BAD = {
     "rotten": rotten,
     "foreign": foreign,
     "foreign id": edit("PRAGMA application_id = 1"),
-    "newer": edit(f"PRAGMA user_version = {database.VERSION + 1}"),
+    "newer": edit(f"PRAGMA user_version = {lookup.VERSION + 1}"),
     "no table": edit("DROP TABLE trial"),
     "no column": edit("ALTER TABLE trial DROP COLUMN rank"),
     "directory": directory,
@@ -428,7 +428,7 @@ def test_no_home_is_no_reason_to_fail(monkeypatch, recwarn, tmp_path):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(FileNotFoundError, match="the user has no home"):
-        database.database()
+        lookup.database()
     assert ask() is None
     assert sdkde_core.estimate([0.0, 1.0, 3.0], [1.0]).shape == (1,)
     assert not warnings(recwarn)  # nothing that was kept is passed over

@@ -540,14 +540,14 @@ def test_killed_while_it_begins(path, python):
     """At every statement of creation: the next process finds nothing, or everything."""
     code = """
 import os, sys
-from sdkde_autotune import database, store
+from sdkde_autotune import lookup, store
 left = 0
 def trace(statement):
     global left
     left -= 1
     if left < 0:
         os.kill(os.getpid(), 9)
-connect = database.sqlite3.connect
+connect = lookup.sqlite3.connect
 def traced(*args, **options):
     connection = connect(*args, **options)
     connection.set_trace_callback(trace)
@@ -557,7 +557,7 @@ while end:
     child = os.fork()
     if not child:
         os.environ["SDKDE_DB"] += str(left)
-        database.sqlite3.connect = traced
+        lookup.sqlite3.connect = traced
         store.Store()
         os._exit(0)
     end = os.waitpid(child, 0)[1]

@@ -21,7 +21,7 @@ from sdkde_core.messages import did_you_mean, switched_off
 from sdkde_core.plugin import write_atomically
 
 from . import measure, options, report
-from .database import database
+from .lookup import database
 from .problems import Place, place_of, tasks
 from .records import Task
 
@@ -168,17 +168,13 @@ def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
 @options.db_option
 @json_option
 def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
-    """Say which configuration each kernel of a problem gets, and why."""
+    """Say which configuration each kernel of a problem gets, and why: the last one of a problem."""
     place = place_of(gpu)
     todo = tasks(options.problems_of(what, place)[0], place, what["backend"])
     if switched_off("SDKDE_TUNING"):
         click.echo("SDKDE_TUNING is off: until it is unset, backends use their defaults", err=True)
-    rows = [report.explained(task, db) for task in todo]
+    rows = [row for task in todo for row in report.explained(task, db)]
     report.show(rows, as_json, "rung", "config", "why")
-    for row in rows if not as_json else ():
-        for over in row["passed_over"]:
-            config = report.config_text(over["config"])
-            click.echo(f"{row['kernel']}, d {row['d']}: not {over['rung']} ({config}): {over['why']}")
 
 
 @main.command()
@@ -207,8 +203,6 @@ def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
 @options.db_option
 def import_(file: str, db: Path | None) -> None:
     """Add results of another machine to the database."""
-    if not Path(file).exists():
-        raise ValueError(f"there is no file {file}; pass one that `sdkde-autotune export` wrote, or another database")
     with _store(db) as store:
         click.echo(f"{file}: {store.load(Path(file))} new rows in {store.path}")
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from sdkde_core.choice import hardware, registry
-from sdkde_core.choice.cards import GPU, GPUS, gpu
+from sdkde_core.choice.cards import GPU, GPUS
 from sdkde_core.choice.judge import judge
 from sdkde_core.choice.select import require_known
 from sdkde_core.messages import did_you_mean
-from sdkde_core.protocol import BackendInfo, Problem, Reduction
+from sdkde_core.protocol import Problem, Reduction
 from sdkde_core.tuning import Query, space_of, this_cpu
 
 from .records import Key, Task, octave
@@ -45,25 +44,17 @@ def place_of(name: str) -> Place:
     here = hardware.local_cards()
     card = hardware.card_called(name) if name.lower() != "auto" else here[0] if here else None
     if card is None:
-        raise ValueError(_no_card(name, bool(here)))
-    found = next((i for i, other in enumerate(here) if other is not None and other.name == card.name), None)
-    return Place(card.name, card.architecture, None if found is None else f"cuda:{found}", card)
-
-
-def _no_card(name: str, here: bool) -> str:
-    """Return why there is no card of that name, and what to pass instead."""
-    if name.lower() == "auto":
+        if name.lower() != "auto":
+            hint = did_you_mean(name, (word for card in GPUS for word in (*card.aliases, card.name)))
+            known = ", ".join(card.aliases[0] for card in GPUS)
+            raise ValueError(f"no GPU is known as {name!r}; pass auto, cpu, or one of {known}{hint}")
         why = "no NVIDIA GPU is visible here"
         if here:
             why = f"the rates of {hardware.visible_gpus()[0].name!r} are not known, as NVML does not answer, or the "
             why += "card is older than compute capability 7.0"
-        return f"{why}; name one to predict for, such as --gpu a6000, or pass --gpu cpu"
-    several = [found for word in re.split(r"[\s,;/+]+", name) if (found := gpu(word))]
-    if len(several) > 1:
-        return f"{name!r} names {len(several)} GPUs; pass one, such as {several[0].aliases[0]}"
-    hint = did_you_mean(name, (word for card in GPUS for word in (*card.aliases, card.name)))
-    known = ", ".join(card.aliases[0] for card in GPUS)
-    return f"no GPU is known as {name!r}; pass auto, cpu, or one of {known}{hint}"
+        raise ValueError(f"{why}; name one to predict for, such as --gpu a6000, or pass --gpu cpu")
+    found = next((i for i, other in enumerate(here) if other is not None and other.name == card.name), None)
+    return Place(card.name, card.architecture, None if found is None else f"cuda:{found}", card)
 
 
 def problems(
@@ -105,41 +96,34 @@ def tasks(wanted: Sequence[Problem], place: Place, backend: str | None = None, v
         others = ", ".join(able) or "none is installed"
         raise ValueError(f"backend {backend!r} has nothing to tune; backends that can be tuned: {others}")
     found: dict[Key, Task] = {}
-    refusals: list[str] = []
+    refusals = [] if able else [_nothing_installed()]
     for plain, info in itertools.product(wanted, able.values() if backend is None else [able[backend]]):
         space, kernels, wide = space_of(info), set[tuple[str, ...]](), varied and plain.n == GRID["n_train"][0]
         assert space is not None
         weighted = replace(plain, requires=frozenset({"weights"}))
         left_out = replace(plain, requires=frozenset({"exclude_self"}), m=plain.n, same=True)
         for problem in (plain, weighted, left_out) if wide else (plain,):
-            reason = _refusal(info, problem)
-            if reason is None and space.kernels(problem) not in kernels:
-                kernels.add(space.kernels(problem))
-                for kernel in space.kernels(problem):
+            kind = problem.device.partition(":")[0]
+            candidate = judge(info, (problem,), problem.device, None, None) if kind in info.devices else None
+            if candidate is None or not candidate.ok:
+                refusals.append(f"{info.name}: {candidate.reason if candidate else f'does not run on {kind}'}")
+            elif (names := space.kernels(problem)) not in kernels:
+                kernels.add(names)
+                for kernel in names:
                     size = space.dimension(kernel, problem)
                     query = Query(info.name, kernel, space.config_version, size, place.name, place.architecture)
                     task = Task(query, problem, space)
-                    reason = task.limit(task.default())
-                    if reason is None:  # else it cannot run there at all
+                    if reason := task.limit(task.default()):  # it cannot run there at all
+                        refusals.append(f"{info.name}: {reason}")
+                    else:
                         found.setdefault(task.key._replace(d=size), task)  # of dimensions padded alike the first
-            refusals += [] if reason is None else [f"{info.name}: {reason}"]
     if not found:
-        raise ValueError(f"nothing to tune: {'; '.join(dict.fromkeys(refusals)) or _nothing(able)}")
+        why = "; ".join(dict.fromkeys(refusals)) or f"{', '.join(able)} has no kernels for these problems"
+        raise ValueError(f"nothing to tune: {why}")
     return sorted(found.values(), key=lambda task: bool(task.problem.requires))
 
 
-def _refusal(info: BackendInfo, problem: Problem) -> str | None:
-    kind = problem.device.partition(":")[0]
-    if kind not in info.devices:
-        return f"does not run on {kind}"
-    candidate = judge(info, (problem,), problem.device, None, None)
-    return None if candidate.ok else candidate.reason
-
-
-def _nothing(able: Iterable[str]) -> str:
-    """Return why there are no kernels although no backend refused a problem, and what installs some."""
-    if names := ", ".join(able):
-        return f"{names} has no kernels for these problems"
+def _nothing_installed() -> str:
     could = [record.info for record in registry.records() if not record.ok and record.info and record.info.tuning]
     commands = "; or ".join(info.install for info in could if info.install)
     return f"no installed backend can be tuned{'; install one: ' if commands else ''}{commands}"

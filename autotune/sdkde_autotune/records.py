@@ -17,7 +17,7 @@ from sdkde_core.messages import brief, warn_once
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import GPU, Config, Query, Space
 
-#: Columns of the key that a configuration shares with every problem it can serve.
+#: The first columns of the key: a configuration shares them with every problem that it can serve.
 FAMILY = ("backend", "kernel", "config_version", "reduction", "precision", "dtype")
 
 #: Sources of results. A result replaces one of a later source for the same configuration.
@@ -48,11 +48,6 @@ class Key(NamedTuple):
         size = problem.d, query.dimension, octave(problem.n), octave(problem.m)
         kernel = query.backend, query.kernel, query.config_version
         return cls(*kernel, *kind, *size, query.gpu, query.architecture)
-
-    @property
-    def family(self) -> tuple[object, ...]:
-        """The columns of :data:`FAMILY`. A configuration can serve other problems of its family only."""
-        return tuple(getattr(self, name) for name in FAMILY)
 
     @property
     def features(self) -> frozenset[str]:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from .search import Result
 
 
+_HEADINGS = {"n_octave": "n", "m_octave": "m", "requires": "features", "created": "UTC", "config": "configuration"}
+
+
 def show(rows: Sequence[Mapping[str, Any]], as_json: bool, *columns: str) -> None:
     """Print rows as JSON; or columns of them as a table, those that name the problem first."""
     if as_json or not rows:
@@ -31,8 +34,7 @@ def show(rows: Sequence[Mapping[str, Any]], as_json: bool, *columns: str) -> Non
     names = ["backend", "kernel", "reduction", "precision", "d", "n_octave", "m_octave", "requires", *columns]
     if not any(row["requires"] for row in rows):
         names.remove("requires")
-    headings = {"n_octave": "n", "m_octave": "m", "requires": "features", "created": "UTC", "config": "configuration"}
-    first = [headings.get(name, name.replace("_", " ")) for name in names]
+    first = [_HEADINGS.get(name, name.replace("_", " ")) for name in names]
     click.echo(table([first, *([_cell(name, row.get(name, "")) for name in names] for row in rows)]))
 
 
@@ -125,39 +127,29 @@ def _clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
-# --- explain ----------------------------------------------------------------------------------------------------------
-
-
-def explained(task: Task, db: Path | None = None) -> dict[str, Any]:
-    """Return a problem's configuration, its rung and the reason, and the configurations that cannot run on the card."""
-    key, passed = task.key, list[dict[str, Any]]()
+def explained(task: Task, db: Path | None = None) -> list[dict[str, Any]]:
+    """Return the configurations that a look-up finds for a problem, and why; the last one is used, as it can run."""
+    key, rows = task.key, list[dict[str, Any]]()
     for found in lookup.candidates(task.query, task.problem, db):
         limit = task.limit(found.config)
-        row = {"rung": found.rung, "config": dict(found.config), "why": limit or _why(found, key)}
+        why = f"not used: {limit}" if limit else _why(found, key)
+        rows.append({**key._asdict(), "rung": found.rung, "config": dict(found.config), "why": why})
         if limit is None:
-            break
-        passed.append(row)
-    else:
-        row = {"rung": "heuristic", "config": task.default(), "why": "nothing is stored: the backend's default"}
-    return {**key._asdict(), **row, "passed_over": passed}
+            return rows
+    why = "nothing else is stored: the backend's default"
+    return [*rows, {**key._asdict(), "rung": "heuristic", "config": task.default(), "why": why}]
 
 
 def _why(found: lookup.Found, key: Key) -> str:
     """Return where a configuration comes from, in what its problem differs, and under which versions it was tuned."""
-    origin, source = found.best.key, found.best.source
-    parts = ["from a table that comes with sdkde" if found.shipped else source]
-    if source == "predicted":
-        parts[0] = f"predicted, not measured: the cost model's choice (rank {found.best.rank}) that compiles"
-    if origin.gpu != key.gpu:
-        parts.append(f"on the {origin.gpu}")
-    if origin.features != key.features:
-        parts.append(f"with {' and '.join(sorted(origin.features))}" if origin.features else "without features")
-    if origin.dimension != key.dimension:
-        parts.append(f"d {origin.d}")
-    if (origin.n_octave, origin.m_octave) != (key.n_octave, key.m_octave):
-        parts.append(f"n 2^{origin.n_octave}, m 2^{origin.m_octave}")
+    best, wanted = found.best, key._asdict()
+    parts = ["from a table that comes with sdkde" if found.shipped else best.source]
+    if best.source == "predicted":
+        parts[0] = f"predicted, not measured: the cost model's choice (rank {best.rank}) that compiles"
+    other = {name: value for name, value in best.key._asdict().items() if value != wanted[name]}
+    parts += [f"{_HEADINGS.get(name, name)} {_cell(name, value) or 'none'}" for name, value in other.items()]
     if not found.shipped:
-        then, now = found.best.provenance, versions(key.backend)
-        changed = [name for name in now if name in then and then[name] != now[name] and then[name]]
-        parts += [f"{name} was {then[name]}, now {now[name] or 'none'}" for name in changed]
-    return "; ".join([*parts, found.best.created[:10]])
+        for name, now in versions(key.backend).items():
+            then = best.provenance.get(name)
+            parts += [f"{name} was {then}, now {now or 'none'}"] if then and then != now else []
+    return "; ".join([*parts, best.created[:10]])

@@ -14,8 +14,8 @@ from sqlite_utils import Database
 
 from sdkde_core import __version__
 
-from . import database, lookup
-from .database import COLUMNS, PRIMARY, VERSION
+from . import lookup
+from .lookup import COLUMNS, PRIMARY, VERSION, Refused, connect, database, transaction
 from .records import SOURCES, Best, Key, Trial, canonical, now, row_of, sound, trial_of, winners
 
 
@@ -31,11 +31,11 @@ class Store(AbstractContextManager["Store"]):
     """
 
     def __init__(self, path: Path | str | None = None, *, write: bool = True, wait: float = 30.0) -> None:
-        self.path = Path(path) if path is not None else database.database()
+        self.path = Path(path) if path is not None else database()
         with _explained(self.path, "written" if write else "read"):
             if write:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            connection = database.connect(self.path, wait, _prepare if write else None)
+            connection = connect(self.path, wait, _prepare if write else None)
         if connection is None:
             why = f"nothing is tuned yet: there is nothing in {self.path}"
             raise StoreError(f"{why}; run sdkde-autotune, or name another file with --db or SDKDE_DB")
@@ -47,7 +47,7 @@ class Store(AbstractContextManager["Store"]):
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit all or nothing, alone: other processes that write wait."""
-        with _explained(self.path, "written"), database.transaction(self._db.conn):
+        with _explained(self.path, "written"), transaction(self._db.conn):
             yield
         lookup.forget()
 
@@ -139,7 +139,7 @@ def _read(path: Path) -> list[Trial]:
             stored = file.read(16) == b"SQLite format 3\0"
         given = None if stored else json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise StoreError(f"{path} cannot be read: {error.strerror or error}; {written}") from error
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path} is neither a database nor JSON ({error}); {written}") from error
     if stored:
@@ -168,12 +168,12 @@ def _explained(path: Path, what: str) -> Iterator[None]:
         yield
     except sqlite3.ProgrammingError:  # a bug
         raise
-    except (sqlite3.Error, OSError, database.Refused) as error:
+    except (sqlite3.Error, OSError, Refused) as error:
         code, another = int(getattr(error, "sqlite_errorcode", 0)) & 0xFF, "name another file with --db or SDKDE_DB"
         denied = sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR
         if isinstance(error, OSError) or code in denied:
             why = f"cannot be {what} ({getattr(error, 'strerror', None) or error}); make it so, or {another}"
-        elif isinstance(error, database.Refused):
+        elif isinstance(error, Refused):
             why = f"is not used: {error}; {another}"
         elif code == sqlite3.SQLITE_BUSY:
             why = f"is locked by another process; wait for it or end it, or {another}"
