@@ -41,9 +41,8 @@ class _Commands(OneLine, DefaultGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> Any:
         if cmd_name not in self.commands and not cmd_name.startswith("-"):
-            hint = did_you_mean(cmd_name, self.commands)
-            if cards.gpu(cmd_name):
-                hint = f"; did you mean --gpu {cmd_name}?"
+            gpu = f"; did you mean --gpu {cmd_name}?" if cards.gpu(cmd_name) else ""
+            hint = gpu or did_you_mean(cmd_name, self.commands)
             raise click.UsageError(f"there is no command {cmd_name!r}; pass one of {', '.join(self.commands)}{hint}")
         return super().get_command(ctx, cmd_name)
 
@@ -88,8 +87,11 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, again: bool, dry_run: bo
     if again and place.device is None:
         raise ValueError(f"there is no {place.name} here; pass --again where its winners were measured")
     if dry_run:
+        from .search import candidates  # imports Optuna
+
         click.echo(doing, err=True)
-        report.show(list(map(report.dry_row, todo)), as_json, "configurations", "can_run")
+        rows = [{**task.key._asdict(), "configurations": len(candidates(task))} for task in todo]
+        report.show(rows, as_json, "configurations")
         return
     results: list[Result] = []
     start, stopped = time.monotonic(), ""
@@ -133,8 +135,7 @@ def _results(
         yield from predict(todo, place.card, store, jobs=hardware.cpu_threads(), trials=how["trials"], budget=budget)
         return
     if (load := measure.load_percent(place.device)) >= (50 if place.device == "cpu" else 5):
-        busy = f"{place.device} is busy ({load:.0f} % of its time)"
-        click.echo(f"{busy}: times measured meanwhile are unreliable", err=True)
+        click.echo(f"{place.device} is busy ({load:.0f} % of its time): times taken now are unreliable", err=True)
     start, runner = time.monotonic(), measure.MeasuringRunner(place.device, hardware.cpu_threads())
     with closing(runner), studies(store) as storage:
         for i, task in enumerate(todo):
@@ -170,9 +171,9 @@ def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
 def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
     """Say which configuration each kernel of a problem gets, and why: the last one of a problem."""
     place = place_of(gpu)
-    todo = tasks(options.problems_of(what, place)[0], place, what["backend"])
     if switched_off("SDKDE_TUNING"):
         click.echo("SDKDE_TUNING is off: until it is unset, backends use their defaults", err=True)
+    todo = tasks(options.problems_of(what, place)[0], place, what["backend"])
     rows = [row for task in todo for row in report.explained(task, db)]
     report.show(rows, as_json, "rung", "config", "why")
 

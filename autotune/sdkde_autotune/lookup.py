@@ -102,8 +102,7 @@ def candidates(query: Query, problem: Problem, path: Path | None = None) -> list
     for ships, rows in (False, _stored(key, path)), (True, _tables().get(key[: len(FAMILY)], ())):
         for best in winners(sound(rows, f"a winner of {key.kernel}")):
             distance = key.distance(best.key)
-            rung = _rung(best, key, distance)
-            if rung:
+            if rung := _rung(best, key, distance):
                 place = ("exact", "near", "architecture", "predicted").index(rung), distance, ships
                 ranked.append(((*place, best.key, str(best.config)), Found(best.config, rung, best, ships)))
     return [found for _, found in sorted(ranked, key=lambda item: item[0])]
@@ -112,14 +111,12 @@ def candidates(query: Query, problem: Problem, path: Path | None = None) -> list
 def _rung(best: Best, key: Key, distance: tuple[float, ...]) -> str:
     """Return how closely a winner was tuned for a problem of its family; empty if it cannot serve it."""
     features, dimensions, octaves, most, _ = distance
-    same = best.key.gpu == key.gpu
-    if best.key.architecture != key.architecture or most > OCTAVES or dimensions > math.log2(DIMENSIONS) + 1e-9:
+    same, predicted = best.key.gpu == key.gpu, best.source == "predicted"
+    far = most > OCTAVES or dimensions > math.log2(DIMENSIONS) + 1e-9
+    if far or best.key.architecture != key.architecture or (predicted and not same):
         return ""
-    if best.source == "predicted":
-        return "predicted" if same else ""
-    if not same:
-        return "architecture"
-    return "near" if features or dimensions or octaves else "exact"
+    rung = "near" if features or dimensions or octaves else "exact"
+    return "predicted" if predicted else rung if same else "architecture"
 
 
 def forget() -> None:
@@ -192,11 +189,8 @@ def _warn(path: str, reason: str) -> None:
     warn_once(f"{path} is not used: {reason} (`sdkde-autotune show` says more)", path)
 
 
-# --- the file ---------------------------------------------------------------------------------------------------------
-
-
-class Refused(ValueError):
-    """A file is no database of the tuner, or one of another version; the message says why."""
+class StoreError(ValueError):
+    """A database or an import cannot be used; the message says why."""
 
 
 def database() -> Path:
@@ -222,8 +216,8 @@ def connect(
     file is written, by any number of processes at once; ``prepare(connection, empty)`` is called while the others
     wait. If a tuner was killed within a transaction, the first who opens the file rolls that back.
 
-    Raises Refused if another program wrote the file, or another version of sdkde; OSError if it is in a loop of links,
-    below a file or hidden by permissions; sqlite3.Error, also if a column is gone.
+    StoreError if another program, or another version of sdkde, wrote the file; OSError or sqlite3.Error if it cannot be
+    read, or a column is gone.
     """
     real = Path(os.path.realpath(path))
     try:
@@ -231,7 +225,7 @@ def connect(
     except FileNotFoundError:
         found = None
     if found and not stat.S_ISREG(found.st_mode):
-        raise Refused("it is a directory" if stat.S_ISDIR(found.st_mode) else "it is no regular file")
+        raise StoreError("it is a directory" if stat.S_ISDIR(found.st_mode) else "it is no regular file")
     if prepare is None and not (found and found.st_size):
         return None
     uri = f"{real.as_uri()}?mode={'rwc' if prepare else mode}"
@@ -270,8 +264,8 @@ def _is_empty(connection: sqlite3.Connection) -> bool:
     if not (application or version or connection.execute("SELECT 1 FROM sqlite_master").fetchone()):
         return True
     if application != int.from_bytes(b"SDKE"):
-        raise Refused("it is another program's SQLite file")
+        raise StoreError("it is another program's SQLite file")
     if version != VERSION:
-        raise Refused(f"another version of sdkde wrote it (schema {version}, this one reads {VERSION})")
+        raise StoreError(f"another version of sdkde wrote it (schema {version}, this one reads {VERSION})")
     connection.execute(f"SELECT {', '.join(COLUMNS)} FROM trial LIMIT 0")
     return False

@@ -96,7 +96,7 @@ def tasks(wanted: Sequence[Problem], place: Place, backend: str | None = None, v
         others = ", ".join(able) or "none is installed"
         raise ValueError(f"backend {backend!r} has nothing to tune; backends that can be tuned: {others}")
     found: dict[Key, Task] = {}
-    refusals = [] if able else [_nothing_installed()]
+    refusals: list[str] = []
     for plain, info in itertools.product(wanted, able.values() if backend is None else [able[backend]]):
         space, kernels, wide = space_of(info), set[tuple[str, ...]](), varied and plain.n == GRID["n_train"][0]
         assert space is not None
@@ -119,11 +119,9 @@ def tasks(wanted: Sequence[Problem], place: Place, backend: str | None = None, v
                         found.setdefault(task.key._replace(d=size), task)  # of dimensions padded alike the first
     if not found:
         why = "; ".join(dict.fromkeys(refusals)) or f"{', '.join(able)} has no kernels for these problems"
+        if not able:
+            could = [record.info for record in registry.records() if record.info and record.info.tuning]
+            commands = "; or ".join(info.install for info in could if info.install)
+            why = f"no installed backend can be tuned{'; install one: ' if commands else ''}{commands}"
         raise ValueError(f"nothing to tune: {why}")
     return sorted(found.values(), key=lambda task: bool(task.problem.requires))
-
-
-def _nothing_installed() -> str:
-    could = [record.info for record in registry.records() if not record.ok and record.info and record.info.tuning]
-    commands = "; or ".join(info.install for info in could if info.install)
-    return f"no installed backend can be tuned{'; install one: ' if commands else ''}{commands}"

@@ -88,14 +88,6 @@ def result_row(result: Result) -> dict[str, Any]:
     return {**row(result.task.key, result.best), **tried, **more}
 
 
-def dry_row(task: Task) -> dict[str, Any]:
-    """Return how many configurations a kernel has, and how many of them can run, as values for JSON."""
-    from .search import candidates  # imports Optuna
-
-    every = math.prod(map(len, task.space.parameters(task.query.kernel).values()))
-    return {**task.key._asdict(), "configurations": every, "can_run": len(candidates(task))}
-
-
 class Progress:
     """Lines on standard error: rewritten in place on a terminal; else one every ten seconds, and for every problem."""
 

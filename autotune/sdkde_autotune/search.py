@@ -58,8 +58,7 @@ def studies(store: Store) -> Iterator[optuna.storages.RDBStorage]:
     path = store.path.with_name(f"{store.path.stem}-studies.sqlite")
     with store.transaction():  # Optuna makes its tables without a lock of its own
         try:
-            engine = {"connect_args": {"timeout": 30.0}}
-            storage = optuna.storages.RDBStorage(f"sqlite:///{path.absolute()}", engine_kwargs=engine)
+            storage = optuna.storages.RDBStorage(f"sqlite:///{path.absolute()}", {"connect_args": {"timeout": 30.0}})
         except Exception as error:
             why = getattr(error, "orig", error)
             raise ValueError(f"{path} cannot keep studies: {why}; move it away, or pass another --db") from error
@@ -90,10 +89,9 @@ def search(
     count. Optuna's median pruner ends the timing of slow ones. Finalists are timed once more in turns; the best wins.
 
     ``storage`` keeps the study, by default memory does. A ``card`` prices candidates. ``sampler`` is ``"tpe"``,
-    ``"random"``, or ``"grid"`` for all in order. ``trials`` is the number of trials at the end, stored ones included;
-    None: all. After ``budget`` seconds no further candidate is run. With ``again`` the default and the five fastest
-    stored finalists are measured, and nothing else. ``progress(known, expected, best milliseconds)`` is called after
-    every trial.
+    ``"random"``, or ``"grid"`` for all in order. ``trials`` limits how many are known at the end, stored
+    ones included. After ``budget`` seconds no further one is run. With ``again`` only the default and the five fastest
+    stored ones are. ``progress(known, expected, best milliseconds)`` is called after every trial.
     """
     start, key, default = time.monotonic(), task.key, task.default()
     provenance, usual, stored = versions(task.query.backend), canonical(default), store.trials(key)
@@ -127,9 +125,8 @@ def search(
             while batch and not spent():
                 trial = runner.run(task, batch[0].params, slow)
                 learn(trial)
-                for name in "status", "error":
-                    if value := getattr(trial, name):
-                        batch[0].set_user_attr(name, value)
+                batch[0].set_user_attr("status", trial.status)
+                batch[0].set_user_attr("error", trial.error)
                 # One that did not run is pruned without a value, so it is worse than every other.
                 whole = trial.status == "ok" and not batch[0].should_prune()
                 state = TrialState.COMPLETE if whole else TrialState.PRUNED
@@ -153,9 +150,6 @@ def _known(stored: list[Trial], source: str, code: Any) -> dict[str, Trial]:
     """Return the trials that were measured or predicted with the present code, by configuration."""
     same = [trial for trial in stored if trial.source == source and trial.provenance.get("source") == code]
     return {trial.name: trial for trial in same}
-
-
-# --- without the card -------------------------------------------------------------------------------------------------
 
 
 def predict(
@@ -220,9 +214,6 @@ def ranking(task: Task, card: GPU) -> list[Config]:
 
     able: list[Config] = list(candidates(task))
     return sorted(able + [default] * (default not in able and task.limit(default) is None), key=price)
-
-
-# --- Optuna -----------------------------------------------------------------------------------------------------------
 
 
 class _Chooser(optuna.samplers.TPESampler):

@@ -15,12 +15,8 @@ from sqlite_utils import Database
 from sdkde_core import __version__
 
 from . import lookup
-from .lookup import COLUMNS, PRIMARY, VERSION, Refused, connect, database, transaction
+from .lookup import COLUMNS, PRIMARY, VERSION, StoreError, connect, database, transaction
 from .records import SOURCES, Best, Key, Trial, canonical, now, row_of, sound, trial_of, winners
-
-
-class StoreError(ValueError):
-    """A database or an import cannot be used; the message says which, why, and what to do."""
 
 
 class Store(AbstractContextManager["Store"]):
@@ -37,8 +33,7 @@ class Store(AbstractContextManager["Store"]):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             connection = connect(self.path, wait, _prepare if write else None)
         if connection is None:
-            why = f"nothing is tuned yet: there is nothing in {self.path}"
-            raise StoreError(f"{why}; run sdkde-autotune, or name another file with --db or SDKDE_DB")
+            raise StoreError(f"nothing is tuned yet: there is nothing in {self.path}; run sdkde-autotune, or pass --db")
         self._db = Database(connection)
 
     def __exit__(self, *exception: object) -> None:
@@ -71,16 +66,18 @@ class Store(AbstractContextManager["Store"]):
             return int(self._db.conn.total_changes - before)
 
     def trials(self, key: Key | None = None, **filters: Any) -> list[Trial]:
-        """Return trials, by time; filters are by column a value, several, or None for any."""
-        where, values = _where({**(key._asdict() if key else {}), **filters})
+        """Return trials, by time; filters are by column a value, or a tuple or list of several."""
+        wanted = {**(key._asdict() if key else {}), **filters}
+        several = {name: each if isinstance(each, tuple | list) else (each,) for name, each in wanted.items()}
+        where = " AND ".join(f"[{name}] IN ({', '.join('?' * len(each))})" for name, each in several.items())
+        values = [value for each in several.values() for value in each]
         with _explained(self.path, "read"):
-            rows = self._db.table("trial").rows_where(where, values, order_by="created, rowid")
+            rows = self._db.table("trial").rows_where(where or "1", values, order_by="created, rowid")
             return sound(rows, f"a trial in {self.path}")
 
-    def best(self, *, source: Any = None, **filters: Any) -> list[Best]:
-        """Return winners, by key; filters as in :meth:`trials`."""
-        found = winners(self.trials(**filters))
-        return [best for best in found if source is None or best.source in _several(source)]
+    def best(self, *, source: tuple[str, ...] = SOURCES, **filters: Any) -> list[Best]:
+        """Return winners of the named sources, by key; filters as in :meth:`trials`."""
+        return [best for best in winners(self.trials(**filters)) if best.source in source]
 
     def dump(self, *, only_winners: bool = False, **filters: Any) -> dict[str, Any]:
         """Return trials as values for JSON, filtered as by :meth:`trials`.
@@ -115,17 +112,6 @@ def _prepare(connection: sqlite3.Connection, empty: bool) -> None:
         error = sqlite3.DatabaseError(found.splitlines()[-1])
         error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
         raise error
-
-
-def _where(filters: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    """Return the condition that columns have the values in ``filters``, or one of several, and its arguments."""
-    wanted = {name: _several(values) for name, values in filters.items() if values is not None}
-    parts = [f"[{name}] IN ({', '.join('?' * len(values))})" for name, values in wanted.items()]
-    return " AND ".join(parts) or "1", [value for values in wanted.values() for value in values]
-
-
-def _several(values: Any) -> list[Any]:
-    return [values] if isinstance(values, (str, int, float)) else list(values)
 
 
 def _read(path: Path) -> list[Trial]:
@@ -168,19 +154,18 @@ def _explained(path: Path, what: str) -> Iterator[None]:
         yield
     except sqlite3.ProgrammingError:  # a bug
         raise
-    except (sqlite3.Error, OSError, Refused) as error:
-        code, another = int(getattr(error, "sqlite_errorcode", 0)) & 0xFF, "name another file with --db or SDKDE_DB"
+    except (sqlite3.Error, OSError, StoreError) as error:
+        code = int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+        reasons = {
+            sqlite3.SQLITE_BUSY: "is locked by another process; wait for it or end it, or",
+            sqlite3.SQLITE_NOTADB: "is no database of the tuner, and is left alone;",
+            sqlite3.SQLITE_CORRUPT: f"is corrupt ({error}) and is left as it is; move it away, or",
+        }
         denied = sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR
         if isinstance(error, OSError) or code in denied:
-            why = f"cannot be {what} ({getattr(error, 'strerror', None) or error}); make it so, or {another}"
-        elif isinstance(error, Refused):
-            why = f"is not used: {error}; {another}"
-        elif code == sqlite3.SQLITE_BUSY:
-            why = f"is locked by another process; wait for it or end it, or {another}"
-        elif code == sqlite3.SQLITE_NOTADB:
-            why = f"is no database of the tuner, and is left alone; {another}"
-        elif code == sqlite3.SQLITE_CORRUPT:
-            why = f"is corrupt ({error}) and is left as it is; move it away, or {another}"
+            why = f"cannot be {what} ({getattr(error, 'strerror', None) or error}); make it so, or"
+        elif isinstance(error, StoreError):
+            why = f"is not used: {error};"
         else:
-            why = f"cannot be used ({error}); {another}"
-        raise StoreError(f"{path} {why}") from error
+            why = reasons.get(code, f"cannot be used ({error});")
+        raise StoreError(f"{path} {why} name another file with --db or SDKDE_DB") from error
