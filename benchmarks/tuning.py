@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sdkde_autotune.measure import MeasuringRunner
-from sdkde_autotune.problems import place_of, problems, task_of, tasks
+from sdkde_autotune.problems import place_of, problems, tasks
 from sdkde_autotune.records import Task, Trial, canonical
 from sdkde_autotune.search import ranking, search
 from sdkde_autotune.store import Store
@@ -102,7 +102,10 @@ def recorded(path: Path) -> Iterator[tuple[Task, dict[str, float]]]:
         store.load(path)
         for best in store.best():
             ran = [trial for trial in store.trials(best.key) if trial.ms]
-            yield task_of(best.key), {trial.name: trial.median for trial in ran}
+            key, sizes = best.key, ([2**best.key.n_octave], [2**best.key.m_octave])
+            wanted = problems([key.reduction], [key.d], *sizes, [key.precision], key.features)
+            (task,) = (task for task in tasks(wanted, place_of(key.gpu), key.backend) if task.key == key)
+            yield task, {trial.name: trial.median for trial in ran}
 
 
 def _loss(task: Task, times: Mapping[str, float], default: str, trials: int, sampler: str) -> float:

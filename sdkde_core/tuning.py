@@ -202,7 +202,7 @@ def reject(query: Query, found: Tuned, error: BaseException) -> None:
         config, why = ", ".join(f"{k}={v}" for k, v in found.config.items()), str(error).partition("\n")[0]
         warn_once(
             f"{query.kernel} cannot run as tuned ({config}, rung {found.rung}): {why}; "
-            "`sdkde-autotune verify` measures stored configurations again"
+            "`sdkde-autotune --again` measures stored configurations again"
         )
 
 

@@ -17,7 +17,7 @@ import pytest
 optuna = pytest.importorskip("optuna")
 
 from sdkde_autotune import lookup, measure  # noqa: E402
-from sdkde_autotune.problems import problems, task_of  # noqa: E402
+from sdkde_autotune.problems import place_of, problems, tasks  # noqa: E402
 from sdkde_autotune.records import Key, Task, Trial  # noqa: E402
 from sdkde_autotune.search import candidates, predict, search, studies  # noqa: E402
 from sdkde_autotune.store import Store  # noqa: E402
@@ -336,7 +336,10 @@ def test_what_ships_is_what_the_tuner_would_search(path):
         key = Key._make(row[name] for name in Key._fields)
         record = registry.find(key.backend)
         if record is not None and record.ok:
-            assert task_of(key).limit(row["config"]) is None
+            sizes = [2**key.n_octave], [2**key.m_octave]
+            wanted = problems([key.reduction], [key.d], *sizes, [key.precision], key.features)
+            (found,) = [task for task in tasks(wanted, place_of(key.gpu), key.backend) if task.key == key]
+            assert found.limit(row["config"]) is None
 
 
 # --- processes ----------------------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ def test_the_tuner_imports_the_core_and_no_backend():
         "torch",
         "tqdm",
     }
-    light = {"__init__.py", "database.py", "lookup.py", "measure.py", "records.py"}
+    light = {"__init__.py", "lookup.py", "measure.py", "records.py"}
     only = {
         "sqlite_utils": {"store.py"},
         "optuna": {"search.py"},

@@ -316,7 +316,7 @@ def test_tuning_asks_the_entry_point(monkeypatch, untold):
     with pytest.warns(SdkdeWarning, match="database is locked"):
         assert tuning.tuned(replace(QUERY, kernel="bad"), problem) is None
     assert tuning.tuned(replace(QUERY, kernel="bad"), problem) is None
-    with pytest.warns(SdkdeWarning, match="sdkde-autotune verify"):
+    with pytest.warns(SdkdeWarning, match="sdkde-autotune --again"):
         tuning.reject(QUERY, found, RuntimeError("out of resource: shared memory\nmore"))
     tuning.reject(QUERY, found, RuntimeError("out of resource: shared memory\nmore"))
     assert tuning.tuned(QUERY, problem) == ({"BLOCK_M": 32}, "exact")

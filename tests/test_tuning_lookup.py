@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("sqlite_utils")
 
 import tuning_files
-from sdkde_autotune import database, lookup
-from sdkde_autotune.records import FAMILY, Key, Trial
+from sdkde_autotune import lookup
+from sdkde_autotune.records import FAMILY, Key, Trial, now
 from sdkde_autotune.store import Store
 from tuning_files import HOLD, add, cut_to, directory, edit, fifo, foreign, guess, ok, random, rotten, text
 
@@ -129,7 +129,7 @@ def test_a_configuration_that_failed_to_launch_is_passed_over(path, monkeypatch)
     fill(path, ("x", {}, "measured", {}), ("y", {"m_octave": 11}, "measured", {}))
     found = tuning.tuned(QUERY, PROBLEM)
     assert found == ({"name": "x"}, "exact")
-    with pytest.warns(SdkdeWarning, match="verify"):
+    with pytest.warns(SdkdeWarning, match="--again"):
         tuning.reject(QUERY, found, RuntimeError("out of resources"))
     assert tuning.tuned(QUERY, PROBLEM) == ({"name": "y"}, "near")
 
@@ -184,7 +184,7 @@ def test_nearby_dimensions_serve_each_other_the_nearest_first(path):
 
 def ship(name, *rows):
     lookup.TABLES.mkdir(exist_ok=True)
-    tried = {"status": "ok", "q20": 1, "q50": 1, "q80": 1, "rank": 1, "provenance": {}, "created": "2026-01-01"}
+    tried = {"status": "ok", "q20": 1, "q50": 1, "q80": 1, "rank": 1, "provenance": {}, "created": now()}
     trials = [
         {**KEY._replace(**changes)._asdict(), **tried, "config": {"name": row}, "source": source}
         for row, changes, source in rows
@@ -249,7 +249,7 @@ BAD = {
     "rotten": rotten,
     "foreign": foreign,
     "foreign id": edit("PRAGMA application_id = 1"),
-    "newer": edit(f"PRAGMA user_version = {database.VERSION + 1}"),
+    "newer": edit(f"PRAGMA user_version = {lookup.VERSION + 1}"),
     "no table": edit("DROP TABLE trial"),
     "no column": edit("ALTER TABLE trial DROP COLUMN rank"),
     "directory": directory,
@@ -428,7 +428,7 @@ def test_no_home_is_no_reason_to_fail(monkeypatch, recwarn, tmp_path):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(FileNotFoundError, match="the user has no home"):
-        database.database()
+        lookup.database()
     assert ask() is None
     assert sdkde_core.estimate([0.0, 1.0, 3.0], [1.0]).shape == (1,)
     assert not warnings(recwarn)  # nothing that was kept is passed over

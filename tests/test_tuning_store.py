@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 import signal
 import sqlite3
 import subprocess
@@ -61,7 +60,7 @@ def test_trials_come_back_as_they_went_in(path):
         assert [t.key for t in s.trials()] == [KEY, KEY, KEY, OTHER]
         assert [t.config for t in s.trials(status="ok", n_octave=15)] == [A]
         assert [t.config for t in s.trials(status=["timeout", "compile_error"])] == [B, C]
-        assert len(s.trials(gpu=None, source="measured")) == 3
+        assert len(s.trials(source="measured")) == 3
         assert s.trials(gpu="H200 SXM") == []
 
 
@@ -166,11 +165,11 @@ def test_of_two_imports_the_later_measured_counts(path, tmp_path):
     def one(ms, created):
         return written(tmp_path / f"{ms}", _row(q20=ms, q50=ms, q80=ms, source="imported", created=created))
 
-    files = [one(1.0, "2026-01-01T00:00:00Z"), one(2.0, "2026-01-02T01:00:00+02:00"), one(3.0, "2026-01-01T12:00")]
+    files = [one(float(day), f"2026-01-0{day}T00:00:00.000000+00:00") for day in (1, 3, 2)]
     for order in ((0, 1, 2), (2, 1, 0)):
         with Store(path.with_name(f"{order}")) as s:
             assert [s.load(files[i]) for i in order] == [1, 1, 0]
-            assert [t.median for t in s.trials(KEY)] == [2.0]
+            assert [t.median for t in s.trials(KEY)] == [3.0]
 
 
 def test_damaged_rows_are_passed_over_and_told(path, recwarn, untold):
@@ -190,7 +189,7 @@ def test_damaged_rows_are_passed_over_and_told(path, recwarn, untold):
 
 def _row(**changes):
     there = {**KEY._asdict(), "config": A, "status": "ok", "error": "", "q20": 1, "q50": 1, "q80": 1}
-    row = {**there, "source": "measured", "provenance": {}, "created": "2026-01-01T00:00:00", **changes}
+    row = {**there, "source": "measured", "provenance": {}, "created": "2026-01-01T00:00:00.000000+00:00", **changes}
     return {"format": "sdkde-tuning", "schema": 1, "trial": [row]}
 
 
@@ -208,7 +207,7 @@ def _row(**changes):
         (_row(status="fine"), "status is 'fine'"),
         (_row(source="rumour"), "source is 'rumour', not one of measured, imported, predicted"),
         (_row(config=[1]), "config is .1., not values by name"),
-        (_row(config={}), "config is empty"),
+        (_row(config={}), "config is {}, which is empty"),
         (_row(config={"a": [1]}), "a in config is .1., neither a number of at most 64 bits nor a name"),
         (_row(config={"a": 2**63}), "a in config is 9223372036854775808, neither"),
         (_row(config={"a": float("nan")}), "a in config is nan, neither"),
@@ -223,11 +222,11 @@ def _row(**changes):
         (_row(error=3), "error is 3, which is no text"),
         (_row(source="predicted"), "rank is None; a prediction has one"),
         (_row(source="predicted", rank=0), "rank is 0"),
-        *[(_row(q50=ms), "three, ascending, 1e-06 to 6.048e\\+08 milliseconds") for ms in ("1", None, -1, 0, 1e-300)],
+        *[(_row(q50=ms), "three, ascending, 1e-6 to 6e8 milliseconds") for ms in ("1", None, -1, 0, 1e-300)],
         *[(_row(q20=ms, q50=ms, q80=ms), "times are") for ms in (-1, 1e-300, 1e300, float("inf"), float("nan"))],
         (_row(created="yesterday"), "created is 'yesterday', which is no time"),
         (_row(created=3), "created is 3, which is no time"),
-        (_row(created="9999-12-31T23:59:59-23:59"), "which is no time"),
+        (_row(created="2026-01-01T00:00:00Z"), "which is no time like 20"),
         (_row(q80=10**400), "times are"),
         ('{"format": "sdkde-tuning", "trial": ' + "[" * 100_000, "neither a database nor JSON"),
         (json.dumps(_row(config={})).replace("{}", "{" + '"a": {' * 500 + "}" * 501, 1), "config"),
@@ -257,7 +256,7 @@ def test_winners_alone_come_back_whole(path, tmp_path, monkeypatch):
         add(s, OTHER._replace(reduction="laplace"), A, guess(1), "predicted", {})
         add(s, KEY._replace(n_octave=9), A, failed("crash"), "measured", {})
         before, dump = s.best(), s.dump(only_winners=True)
-        assert [row["config"] for row in s.dump(only_winners=True, source="predicted")["trial"]] == [A]
+        assert [row["config"] for row in s.dump(only_winners=True, source=("predicted",))["trial"]] == [A]
     assert len(dump["trial"]) == 5
     assert [json.loads(json.dumps(row)) for row in dump["trial"]] == dump["trial"]
     with Store(there) as s:
@@ -334,53 +333,26 @@ def test_a_users_view_is_nobodys_trouble(path, view):
 
 
 @pytest.mark.parametrize("spoil", [tuning_files.cut_to(6000), tuning_files.cut_to(100), tuning_files.rotten])
-def test_a_corrupt_file_is_left_as_it_is_and_what_salvages_it_is_named(path, spoil):
+def test_a_corrupt_file_is_refused_and_left_as_it_is(path, spoil):
     filled(path)
     spoil(path)
     spoilt = path.read_bytes()
     for write in True, False:
-        with pytest.raises(StoreError, match=r"is corrupt .* and is left as it is") as caught, Store(write=write) as s:
-            s.trials()
-        assert f"`sdkde-autotune import {path} --db {path}.new` keeps what can be read" in str(caught.value)
+        with pytest.raises(StoreError, match=r"is corrupt .* and is left as it is; move it away, or ") as caught:
+            Store(write=write).trials()
         assert "\n" not in str(caught.value)
+    with Store(path.with_name("other")) as s, pytest.raises(StoreError, match="is corrupt"):
+        s.load(path)
     assert path.read_bytes() == spoilt
-    assert list(path.parent.iterdir()) == [path]
+    assert sorted(path.parent.iterdir()) == [path.with_name("other"), path]
 
 
-def crowded(path):
-    """Many rows, one of which does not fit on a page."""
-    with Store(path) as s:
-        for i in range(150):
-            crash = failed("crash", "x" * 40 * i) if i % 50 == 49 else ok(1.0 + i)
-            add(s, KEY._replace(n_octave=i % 20), {"n": i}, crash, "measured", VERSIONS)
-        return s.trials()
-
-
-def test_of_a_database_with_a_bad_page_every_other_row_is_imported(path, tmp_path, recwarn, untold):
-    """Without the pages that lead to all others nothing can be read; every other page loses its own rows only."""
-    there = tmp_path / "there.sqlite"
-    whole = {(t.config["n"], t.ms) for t in crowded(there)}
-    data = there.read_bytes()
-    lost = []
-    for page in range(1, len(data) // 4096):
-        there.write_bytes(data[: 4096 * page] + b"\xa5" * 4096 + data[4096 * (page + 1) :])
-        bad = there.read_bytes()
-        with Store(tmp_path / f"{page}.sqlite") as s:
-            try:
-                new = s.load(there)
-            except StoreError as error:
-                assert f"{there} is corrupt" in str(error)
-                new = 0
-            left = {(t.config["n"], t.ms) for t in s.trials()}
-            assert new == len(left)
-        assert left <= whole
-        lost.append(len(whole) - len(left))
-        assert there.read_bytes() == bad
-    assert len(lost) > 10
-    assert sum(number == len(whole) for number in lost) == 1
-    assert all(number < 30 for number in lost if number < len(whole))  # what is on one page
-    assert f"{there} cannot be read as a whole (database disk image is malformed)" in str(recwarn[0].message)
-    assert re.search(r"; 1\d\d rows of it can$", str(recwarn[0].message))
+def test_where_nothing_is_there_is_nothing_to_read(path):
+    for make in lambda: None, lambda: path.parent.mkdir(), path.touch:
+        make()
+        with pytest.raises(StoreError, match=r"nothing is tuned yet: .*run sdkde-autotune, or pass --db"):
+            Store(write=False)
+    assert path.read_bytes() == b""
 
 
 @pytest.mark.parametrize(
@@ -568,14 +540,14 @@ def test_killed_while_it_begins(path, python):
     """At every statement of creation: the next process finds nothing, or everything."""
     code = """
 import os, sys
-from sdkde_autotune import database, store
+from sdkde_autotune import lookup, store
 left = 0
 def trace(statement):
     global left
     left -= 1
     if left < 0:
         os.kill(os.getpid(), 9)
-connect = database.sqlite3.connect
+connect = lookup.sqlite3.connect
 def traced(*args, **options):
     connection = connect(*args, **options)
     connection.set_trace_callback(trace)
@@ -585,7 +557,7 @@ while end:
     child = os.fork()
     if not child:
         os.environ["SDKDE_DB"] += str(left)
-        database.sqlite3.connect = traced
+        lookup.sqlite3.connect = traced
         store.Store()
         os._exit(0)
     end = os.waitpid(child, 0)[1]

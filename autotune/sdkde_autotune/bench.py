@@ -21,8 +21,6 @@ from sdkde_core.tuning import Config, using
 from .measure import Failed
 from .records import Task
 
-__all__ = ["Bench", "CudaBench"]
-
 
 class Bench:
     """Random data for a problem, and the backend's prepared state; on a CPU."""

@@ -21,9 +21,9 @@ from sdkde_core.messages import did_you_mean, switched_off
 from sdkde_core.plugin import write_atomically
 
 from . import measure, options, report
-from .database import database
-from .problems import place_of, task_of, tasks
-from .records import Best, Task, Trial
+from .lookup import database
+from .problems import Place, place_of, tasks
+from .records import Task
 
 if TYPE_CHECKING:
     from .search import Result
@@ -35,17 +35,14 @@ except ImportError:
     click.echo("Error: the tuner needs more packages: pip install 'sdkde-core[autotune]'", err=True)
     raise SystemExit(2) from None
 
-__all__ = ["main"]
-
 
 class _Commands(OneLine, DefaultGroup):
     """Options without a command are those of ``tune``; an unknown command is an error with a suggestion."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> Any:
         if cmd_name not in self.commands and not cmd_name.startswith("-"):
-            hint = did_you_mean(cmd_name, self.commands)
-            if cards.gpu(cmd_name):
-                hint = f"; did you mean --gpu {cmd_name}?"
+            gpu = f"; did you mean --gpu {cmd_name}?" if cards.gpu(cmd_name) else ""
+            hint = gpu or did_you_mean(cmd_name, self.commands)
             raise click.UsageError(f"there is no command {cmd_name!r}; pass one of {', '.join(self.commands)}{hint}")
         return super().get_command(ctx, cmd_name)
 
@@ -70,7 +67,7 @@ def main(ctx: click.Context) -> None:
 @options.db_option
 @json_option
 @click.pass_context
-def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: bool, **what: Any) -> None:
+def tune(ctx: click.Context, gpu: str, db: Path | None, again: bool, dry_run: bool, as_json: bool, **what: Any) -> None:
     """Search launch configurations for a GPU, or for this CPU, and store the best.
 
     If the GPU is here, configurations are measured on it. If not, they are ranked by the cost model, the first that
@@ -85,35 +82,28 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: 
     if trials is None and (place.device is None or what["sampler"] != "grid"):
         trials = 60 if place.device else 16
     limit = "no time limit" if math.isinf(budget) else f"{budget:g} s at most"
-    instead = f"ranking by the cost model and compiling for {place.architecture}"
-    predicted = f"no {place.name} here: nothing is measured; {instead}"
-    doing = f"measuring on {place.device}" if place.device else predicted
+    predicted = f"nothing is measured; ranking by the cost model and compiling for {place.architecture}"
+    doing = f"measuring on {place.device}" if place.device else f"no {place.name} here: {predicted}"
+    if again and place.device is None:
+        raise ValueError(f"there is no {place.name} here; pass --again where its winners were measured")
     if dry_run:
-        click.echo(doing, err=True)
         from .search import candidates  # imports Optuna
 
-        rows = []
-        for task in todo:
-            able = len(candidates(task))
-            every = math.prod(map(len, task.space.parameters(task.query.kernel).values()))
-            counts = {"configurations": every, "can_run": able, "would_try": min(able, trials or able)}
-            rows.append({**task.key._asdict(), **counts})
-        report.show(rows, as_json, "configurations", "can_run", "would_try")
+        click.echo(doing, err=True)
+        rows = [{**task.key._asdict(), "configurations": len(candidates(task))} for task in todo]
+        report.show(rows, as_json, "configurations")
         return
     results: list[Result] = []
-    start, stopped, progress = time.monotonic(), "", report.Progress(len(todo), budget)
+    start, stopped = time.monotonic(), ""
     try:
         with _store(db) as store:
+            if again:
+                stored = {trial.key for trial in store.trials(gpu=place.name)}
+                todo = [task for task in todo if task.key in stored]
             click.echo(f"{doing}; problems: {len(todo)}; {limit} (--budget)", err=True)
-            how = {"budget": budget, "trials": trials}
-            if place.device is None and place.card is not None:
-                from .search import predict
-
-                searches = predict(todo, place.card, store, jobs=hardware.cpu_threads(), **how)
-            else:
-                how |= {"sampler": what["sampler"], "card": place.card}
-                searches = _searches(todo, str(place.device), store, how, not grid, progress)
-            with closing(searches):
+            progress = report.Progress(len(todo), budget)
+            how = {"trials": trials, "sampler": what["sampler"], "again": again}
+            with closing(_results(todo, place, store, budget, not grid, progress, how)) as searches:
                 for found in searches:  # after Ctrl-C the finished ones are reported
                     results.append(found)
                     progress.finished(found)
@@ -122,15 +112,11 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: 
     except KeyboardInterrupt:
         stopped = "stopped: what was tried is kept, and the same command goes on from there"
     source, where = "measured" if place.device else "predicted", db or database()
-    rows = [report.result_row(result) for result in results]
+    rows = list(map(report.result_row, results))
     if as_json:
         click.echo(json.dumps({"gpu": place.name, "source": source, "db": str(where), "tasks": rows}, indent=2))
-    elif results:
-        report.show(rows, False, "default", "best", "config", "tried", "known before", "rejected")
-        for row in rows:
-            if row["config"] is None:
-                why = row["reason"] or "nothing can"
-                click.echo(f"{row['kernel']}, d {row['d']}: nothing ran; most often: {why}")
+    else:
+        report.show(rows, False, "default", "best", "config", "tried", "known before", "rejected", "most often")
         click.echo(f"{source} for {place.name} in {time.monotonic() - start:.0f} s; kept in {where}")
     if stopped:
         click.echo(stopped, err=True)
@@ -138,60 +124,26 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, dry_run: bool, as_json: 
         ctx.exit(130)
 
 
-def _searches(
-    todo: list[Task], device: str, store: Store, how: dict[str, Any], shared: bool, progress: report.Progress
+def _results(
+    todo: list[Task], place: Place, store: Store, budget: float, shared: bool, progress: report.Progress, how: Any
 ) -> Generator[Result, None, None]:
-    """Search in turn until the budget is spent; if it is shared, every problem gets a part of what is left."""
-    from .search import search, studies
+    """Search or predict in turn until the budget is spent; if it is shared, a search gets a part of what is left."""
+    from .search import predict, search, studies  # imports Optuna
 
-    start, budget = time.monotonic(), how["budget"]
-    with closing(_runner(device)) as runner, studies(store) as storage:
+    if place.device is None:
+        assert place.card is not None
+        yield from predict(todo, place.card, store, jobs=hardware.cpu_threads(), trials=how["trials"], budget=budget)
+        return
+    if (load := measure.load_percent(place.device)) >= (50 if place.device == "cpu" else 5):
+        click.echo(f"{place.device} is busy ({load:.0f} % of its time): times taken now are unreliable", err=True)
+    start, runner = time.monotonic(), measure.MeasuringRunner(place.device, hardware.cpu_threads())
+    with closing(runner), studies(store) as storage:
         for i, task in enumerate(todo):
             left = budget - (time.monotonic() - start)
             if left <= 0:
                 return
-            how["budget"] = left / (len(todo) - i) if shared else left
-            yield search(task, runner, store, storage=storage, progress=functools.partial(progress.during, task), **how)
-
-
-@main.command()
-@options.filter_options
-@options.db_option
-@click.pass_context
-def verify(ctx: click.Context, db: Path | None, **filters: Any) -> None:
-    """Measure stored winners, the other finalists and the defaults again, on the processor that is here.
-
-    A winner that does not run, is wrong, or is slower than the default is replaced by the next best configuration. The
-    exit status is 1 if any was replaced.
-    """
-    place = place_of(filters["gpu"] or "auto")
-    if place.device is None:
-        raise ValueError(f"there is no {place.name} here; winners are measured again where they run")
-    wanted, where = options.columns({**filters, "gpu": place.name}), options.there(db)
-    with closing(_runner(place.device)) as runner, _store(where) as store:
-        rows = [_verified(best, runner, store) for best in store.best(**wanted)]
-    report.show(rows, False, "stored", "now", "default", "verdict", "config")
-    ctx.exit(0 if all(row["holds"] for row in rows) else 1)
-
-
-def _verified(best: Best, runner: measure.MeasuringRunner, store: Store) -> dict[str, Any]:
-    """Measure a winner again, in turns with the default and the other finalists, and say what became of it."""
-    from .search import search
-
-    row = {**report.best_row(best), "holds": True, "stored": report.took(best)}
-    try:
-        task = task_of(best.key)
-    except ValueError as error:
-        return {**row, "verdict": str(error)}
-    found = search(task, runner, store, again=True)
-    gone = Trial(best.key, best.config, "invalid", "it is beyond the present limits of the card")
-    now, after = found.known.get(best.name, gone), found.best
-    # As fast as the new winner within one percent, it is as good.
-    holds = after is not None and now.median <= 1.01 * after.median
-    faster = "the default" if after and best.default and after.name == best.default.name else "another"
-    why = f"{now.status}: {now.error}" if now.error else f"{faster} is faster"
-    new = {"now": now.median, "default": report.took(found.default), "holds": holds}
-    return {**row, **new, "verdict": "holds" if holds else why}
+            during, left = functools.partial(progress.during, task), left / (len(todo) - i) if shared else left
+            yield search(task, runner, store, storage=storage, card=place.card, budget=left, progress=during, **how)
 
 
 @main.command()
@@ -201,16 +153,13 @@ def _verified(best: Best, runner: measure.MeasuringRunner, store: Store) -> dict
 @json_option
 def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
     """List the best configurations."""
-    where = db or database()
-    if not where.exists():
-        click.echo("[]" if as_json else f"nothing is tuned yet: there is no {where}")
-        return
-    with _store(where, write=False) as store:
+    wanted = options.columns(filters)
+    with _store(db, write=False) as store:
         if trials:
-            rows = [{**row, "ms": row["q50"]} for row in store.dump(**options.columns(filters))["trial"]]
+            rows = [{**row, "ms": row["q50"]} for row in store.dump(**wanted)["trial"]]
             columns = ["status", "ms", "rank", "source", "created", "config", "error"]
         else:
-            rows = list(map(report.best_row, store.best(**options.columns(filters))))
+            rows = [report.row(best.key, best) for best in store.best(**wanted)]
             columns = ["default", "best", "source", "created", "config"]
     report.show(rows, as_json, "gpu", *columns)
 
@@ -220,17 +169,13 @@ def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
 @options.db_option
 @json_option
 def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
-    """Say which configuration each kernel of a problem gets, and why."""
+    """Say which configuration each kernel of a problem gets, and why: the last one of a problem."""
     place = place_of(gpu)
-    todo = tasks(options.problems_of(what, place)[0], place, what["backend"])
     if switched_off("SDKDE_TUNING"):
         click.echo("SDKDE_TUNING is off: until it is unset, backends use their defaults", err=True)
-    rows = [report.explained(task, db) for task in todo]
+    todo = tasks(options.problems_of(what, place)[0], place, what["backend"])
+    rows = [row for task in todo for row in report.explained(task, db)]
     report.show(rows, as_json, "rung", "config", "why")
-    for row in rows if not as_json else ():
-        for over in row["passed_over"]:
-            config = report.config_text(over["config"])
-            click.echo(f"{row['kernel']}, d {row['d']}: not {over['rung']} ({config}): {over['why']}")
 
 
 @main.command()
@@ -240,10 +185,10 @@ def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
 @options.db_option
 def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
     """Write trials as JSON, to be imported elsewhere."""
-    where, wanted = options.there(db), options.columns(filters)
-    if Path(file).exists() and Path(file).samefile(where):
-        raise ValueError(f"FILE and the database are one file, {file}; pass another FILE")
-    with _store(where, write=False) as store:
+    wanted = options.columns(filters)
+    with _store(db, write=False) as store:
+        if Path(file).exists() and Path(file).samefile(store.path):
+            raise ValueError(f"FILE and the database are one file, {file}; pass another FILE")
         dump, best = store.dump(only_winners=winners, **wanted), store.best(**wanted)
     text = json.dumps(dump, indent=1)
     if file == "-":
@@ -258,24 +203,12 @@ def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
 @click.argument("file", cls=Argument, help="A file that export wrote, or another database of the tuner.")
 @options.db_option
 def import_(file: str, db: Path | None) -> None:
-    """Add results of another machine to the database, or what is left in one that is corrupt."""
-    if not Path(file).exists():
-        raise ValueError(f"there is no file {file}; pass one that `sdkde-autotune export` wrote, or another database")
+    """Add results of another machine to the database."""
     with _store(db) as store:
         click.echo(f"{file}: {store.load(Path(file))} new rows in {store.path}")
-
-
-# --- resources -------------------------------------------------------------------------------------------------------
 
 
 def _store(path: Path | None, write: bool = True) -> Store:
     from .store import Store  # sqlite-utils takes a while to import
 
     return Store(path, write=write)
-
-
-def _runner(device: str) -> measure.MeasuringRunner:
-    load = measure.load_percent(device)
-    if load >= (50 if device == "cpu" else 5):
-        click.echo(f"{device} is busy ({load:.0f} % of its time): times measured meanwhile are unreliable", err=True)
-    return measure.MeasuringRunner(device, hardware.cpu_threads())

@@ -2,10 +2,13 @@
 
 Imports the standard library only, never writes, and reads the database once for each question of a process. How closely
 a configuration was tuned for the problem is its rung, from ``exact`` by ``near`` and ``architecture`` to ``predicted``;
-the table in docs/autotuning.md says what they are.
+the table in docs/autotuning.md says what they are. On a rung the nearest comes first: features, then the dimension,
+then sizes; of equally near ones what was measured here.
 
-On a rung the nearest comes first: features, then the dimension, then sizes; of equally near ones what was measured
-here. A configuration that the backend does not accept (it exceeds the card, it failed to launch) is skipped.
+The database is one SQLite file. Its table ``trial`` has a row for each configuration tried; which wins is derived on
+reading. SQLite's ``user_version`` is the schema's, and the ``application_id`` tells our files from other programs'.
+The file has SQLite's rollback journal, not a write-ahead log. So readers make no files beside it, a file without write
+permission can be read, and the users' homes may be on a network file system, where a write-ahead log does not work.
 """
 
 from __future__ import annotations
@@ -15,25 +18,38 @@ import json
 import math
 import os
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sdkde_core.plugin import warn_once
+from sdkde_core.plugin import cache_folder, warn_once
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Config, Query
 
-from .database import PRIMARY, connect, database
-from .records import FAMILY, TIMES, Best, Key, octave, sound, winners
-
-__all__ = ["Found", "candidates", "forget", "lookup"]
+from .records import FAMILY, KEY, Best, Key, octave, sound, winners
 
 #: A configuration serves problems whose sizes differ by at most so many octaves, and dimensions by a factor.
 OCTAVES, DIMENSIONS = 3, 4 / 3
 
 #: Tables that come with sdkde, written by ``sdkde-autotune export --winners``.
 TABLES = Path(__file__).parent / "tables"
+
+VERSION = 1
+
+#: The columns with their types, in order.
+COLUMNS: dict[str, type] = {
+    **KEY,
+    **dict.fromkeys(("config", "status", "error"), str),
+    **dict.fromkeys(("q20", "q50", "q80"), float),
+    **dict.fromkeys(("final", "rank"), int),
+    **dict.fromkeys(("source", "provenance", "created"), str),
+    "is_default": int,
+}
+
+#: The primary key, in the order in which a look-up searches: what must agree, then what may be near.
+PRIMARY = tuple(dict.fromkeys((*FAMILY, "architecture", "n_octave", "m_octave", "dimension", *KEY, "config")))
 
 
 class Found(NamedTuple):
@@ -83,11 +99,10 @@ def lookup(
 def candidates(query: Query, problem: Problem, path: Path | None = None) -> list[Found]:
     """Return every configuration that can serve a problem, the most trusted first; of the database ``path``."""
     key, ranked = Key.of(query, problem), []
-    for ships, rows in (False, _stored(key, path)), (True, _tables().get(key.family, ())):
+    for ships, rows in (False, _stored(key, path)), (True, _tables().get(key[: len(FAMILY)], ())):
         for best in winners(sound(rows, f"a winner of {key.kernel}")):
             distance = key.distance(best.key)
-            rung = _rung(best, key, distance)
-            if rung:
+            if rung := _rung(best, key, distance):
                 place = ("exact", "near", "architecture", "predicted").index(rung), distance, ships
                 ranked.append(((*place, best.key, str(best.config)), Found(best.config, rung, best, ships)))
     return [found for _, found in sorted(ranked, key=lambda item: item[0])]
@@ -96,14 +111,12 @@ def candidates(query: Query, problem: Problem, path: Path | None = None) -> list
 def _rung(best: Best, key: Key, distance: tuple[float, ...]) -> str:
     """Return how closely a winner was tuned for a problem of its family; empty if it cannot serve it."""
     features, dimensions, octaves, most, _ = distance
-    same = best.key.gpu == key.gpu
-    if best.key.architecture != key.architecture or most > OCTAVES or dimensions > math.log2(DIMENSIONS) + 1e-9:
+    same, predicted = best.key.gpu == key.gpu, best.source == "predicted"
+    far = most > OCTAVES or dimensions > math.log2(DIMENSIONS) + 1e-9
+    if far or best.key.architecture != key.architecture or (predicted and not same):
         return ""
-    if best.source == "predicted":
-        return "predicted" if same else ""
-    if not same:
-        return "architecture"
-    return "near" if features or dimensions or octaves else "exact"
+    rung = "near" if features or dimensions or octaves else "exact"
+    return "predicted" if predicted else rung if same else "architecture"
 
 
 def forget() -> None:
@@ -114,12 +127,9 @@ def forget() -> None:
     _tables.cache_clear()
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def _stored(key: Key, path: Path | None) -> list[dict[str, Any]]:
     """Return what may serve a problem in a database, by default the user's; none, and a warning, if it is not read."""
-    own, before = path is None, _stamp()
+    before = _stamp()
     try:
         path = path or database()
         connection = connect(path)
@@ -130,8 +140,7 @@ def _stored(key: Key, path: Path | None) -> list[dict[str, Any]]:
     except Exception as error:
         if path is None and isinstance(error, FileNotFoundError):  # without a home nobody has kept anything
             return []
-        if own:
-            _refused[os.environ.get("SDKDE_DB")] = before
+        _refused[os.environ.get("SDKDE_DB")] = before
         _warn(str(path or "the tuner's database"), str(error))
         return []
 
@@ -147,24 +156,17 @@ def _stamp() -> object:
 
 
 def _select(connection: sqlite3.Connection, key: Key) -> list[dict[str, Any]]:
-    """Return the trials that may serve a problem: the fastest of each key, and its default.
-
-    If there are finalists, the fastest is one of them. Ranks are not compared with times.
-    """
+    """Return the trials that may serve a problem: of each key the fastest of those that :func:`winners` tells apart."""
     where = " AND ".join(f"{name} = :{name}" for name in (*FAMILY, "architecture"))
     # The primary key begins so. Lists of octaves let SQLite search it by what follows them, too; a range would not.
     for name in "n_octave", "m_octave":
         size = getattr(key, name)
         where += f" AND {name} IN {tuple(range(size - OCTAVES, size + OCTAVES + 1))}"
-    least, most = TIMES
-    ran = f"""FROM trial WHERE {where} AND dimension BETWEEN :low AND :high AND status = 'ok'
-              AND (source = 'predicted' AND rank > 0 OR q50 BETWEEN {least} AND {most})"""
-    # Finalists first, predictions last. A window function, which can order by three columns, takes three times as long.
-    order = f"CASE source WHEN 'predicted' THEN {4 * most} + rank ELSE q50 + {2 * most} * (final = 0) END"
+    # SQLite takes the other columns from the row that has the minimum.
     query = f"""
-        SELECT * FROM trial WHERE rowid IN (
-            SELECT id FROM (SELECT rowid AS id, min({order}) {ran} GROUP BY {", ".join(PRIMARY[:-1])})
-            UNION ALL SELECT rowid {ran} AND is_default)"""
+        SELECT *, min(iif(source = 'predicted', rank, q50)) FROM trial
+        WHERE {where} AND dimension BETWEEN :low AND :high AND status = 'ok'
+        GROUP BY {", ".join(PRIMARY[:-1])}, source = 'predicted', final, is_default"""
     sizes = {"low": math.ceil(key.dimension / DIMENSIONS), "high": math.floor(key.dimension * DIMENSIONS)}
     connection.row_factory = sqlite3.Row
     return list(map(dict, connection.execute(query, key._asdict() | sizes)))
@@ -185,3 +187,85 @@ def _tables() -> dict[tuple[object, ...], list[dict[str, Any]]]:
 
 def _warn(path: str, reason: str) -> None:
     warn_once(f"{path} is not used: {reason} (`sdkde-autotune show` says more)", path)
+
+
+class StoreError(ValueError):
+    """A database or an import cannot be used; the message says why."""
+
+
+def database() -> Path:
+    """Return the path of the tuner's database: ``SDKDE_DB``, else ``tuning.sqlite`` in the user's cache folder.
+
+    ValueError if ``SDKDE_DB`` is below a home that is not there; FileNotFoundError if the user has none.
+    """
+    named = os.environ.get("SDKDE_DB")
+    if not named:
+        return cache_folder() / "tuning.sqlite"
+    try:
+        return Path(named).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"SDKDE_DB is {named!r}: {error} Set the path of a file") from error
+
+
+def connect(
+    path: Path, wait: float = 0.5, prepare: Callable[[sqlite3.Connection, bool], None] | None = None, mode: str = "ro"
+) -> sqlite3.Connection | None:
+    """Open a database, and wait so many seconds for a lock.
+
+    Without ``prepare`` it is read: no file is made, and None is returned if there is none, or it is empty. With it the
+    file is written, by any number of processes at once; ``prepare(connection, empty)`` is called while the others
+    wait. If a tuner was killed within a transaction, the first who opens the file rolls that back.
+
+    StoreError if another program, or another version of sdkde, wrote the file; OSError or sqlite3.Error if it cannot be
+    read, or a column is gone.
+    """
+    real = Path(os.path.realpath(path))
+    try:
+        found = real.stat()
+    except FileNotFoundError:
+        found = None
+    if found and not stat.S_ISREG(found.st_mode):
+        raise StoreError("it is a directory" if stat.S_ISDIR(found.st_mode) else "it is no regular file")
+    if prepare is None and not (found and found.st_size):
+        return None
+    uri = f"{real.as_uri()}?mode={'rwc' if prepare else mode}"
+    connection = sqlite3.connect(uri, uri=True, timeout=wait, isolation_level=None)
+    try:
+        with transaction(connection, "IMMEDIATE" if prepare else "DEFERRED"):
+            empty = _is_empty(connection)
+            if prepare:
+                prepare(connection, empty)
+        if prepare or not empty:
+            return connection
+    except BaseException as error:
+        connection.close()
+        if mode == "ro" and getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
+            return connect(path, wait, mode="rw")
+        raise
+    connection.close()
+    return None
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+    """Commit all or nothing. An immediate one takes the write lock first: SQLite waits for it only then."""
+    connection.execute(f"BEGIN {kind}")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.rollback()
+        raise
+
+
+def _is_empty(connection: sqlite3.Connection) -> bool:
+    """Return whether nothing is in a database; if it is not the tuner's, raise what :func:`connect` does."""
+    application, version = (connection.execute(f"PRAGMA {x}").fetchone()[0] for x in ("application_id", "user_version"))
+    if not (application or version or connection.execute("SELECT 1 FROM sqlite_master").fetchone()):
+        return True
+    if application != int.from_bytes(b"SDKE"):
+        raise StoreError("it is another program's SQLite file")
+    if version != VERSION:
+        raise StoreError(f"another version of sdkde wrote it (schema {version}, this one reads {VERSION})")
+    connection.execute(f"SELECT {', '.join(COLUMNS)} FROM trial LIMIT 0")
+    return False

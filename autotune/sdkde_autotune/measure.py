@@ -30,8 +30,6 @@ from sdkde_core.tuning import Config
 
 from .records import Task, Trial
 
-__all__ = ["Failed", "MeasuringRunner", "Pool", "compiling", "load_percent", "versions"]
-
 
 class Failed(Exception):
     """A candidate did not run; the arguments are its status, see :class:`~sdkde_autotune.records.Trial`, and why."""
@@ -55,10 +53,7 @@ class MeasuringRunner:
         times: list[float] = []
         try:
             if self.device != "cpu":
-                compiled = self._compilers.result(*compiling(task, config))
-                # Spilling is no reason here: the kernel may still be fast.
-                if reason := task.space.too_much(compiled._replace(spills=0), task.query.architecture):
-                    raise Failed("compile_error", reason)
+                self._compilers.compiled(task, config, spills=True)  # the kernel may still be fast
             self._ask(task, "check", dict(config))
             for count in 3, 6, 12:
                 if times and slow(len(times), statistics.median(times)):
@@ -100,9 +95,6 @@ def compiling(task: Task, config: Config) -> tuple[Any, ...]:
     return name, task.space.compile, query.kernel, dict(config), task.problem, query.architecture
 
 
-# --- processes --------------------------------------------------------------------------------------------------------
-
-
 class Pool:
     """Fresh interpreters side by side: this one may have PyTorch's threads, or Triton's interpreter, loaded.
 
@@ -139,6 +131,12 @@ class Pool:
             self.close()
         raise failed
 
+    def compiled(self, task: Task, config: Config, spills: bool = False) -> None:
+        """Compile a candidate; raise Failed if that fails, it needs too much, or spills and must not."""
+        found = self.result(*compiling(task, config))
+        if reason := task.space.too_much(found._replace(spills=0) if spills else found, task.query.architecture):
+            raise Failed("compile_error", reason)
+
     def close(self) -> None:
         """Kill the processes, and what they have started. Unfinished work is begun again when it is asked for."""
         if self._pool:
@@ -164,18 +162,16 @@ def _enter() -> None:
         os.setpgid(0, 0)
     os.environ.pop("TRITON_INTERPRET", None)  # Triton reads it when it is imported, which is yet to come
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_outlive, args=(parent.sentinel,), daemon=True).start()
+    assert parent is not None
 
+    def outlive() -> None:
+        wait([parent.sentinel])
+        if hasattr(os, "killpg"):
+            os.killpg(os.getpid(), signal.SIGKILL)
+        os._exit(1)
 
-def _outlive(parent: int) -> None:
-    wait([parent])
-    if hasattr(os, "killpg"):
-        os.killpg(os.getpid(), signal.SIGKILL)
-    os._exit(1)
+    threading.Thread(target=outlive, daemon=True).start()
 
-
-# --- in other processes -----------------------------------------------------------------------------------------------
 
 _bench: Any = None
 
@@ -200,9 +196,6 @@ def _measure(device: str, task: Task, method: str, *arguments: Any) -> Any:
 def _first_line(error: BaseException) -> str:
     """Return an error as one line."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-
-
-# --- where a result comes from ----------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -236,8 +229,6 @@ def load_percent(device: str) -> float:
     if device == "cpu":
         return 100 * os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
     uuid = hardware.visible_gpus()[int(device.partition(":")[2] or 0)].uuid
-
-    def ask(nvml: Any) -> float:
-        return float(nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByUUID(uuid)).gpu)
-
-    return hardware.ask_nvml(ask, 0.0)
+    return hardware.ask_nvml(
+        lambda nvml: float(nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByUUID(uuid)).gpu), 0.0
+    )

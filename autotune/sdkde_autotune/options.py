@@ -14,11 +14,8 @@ from sdkde_core.cli.console import Choice, together
 from sdkde_core.protocol import PRECISIONS, Problem, Reduction
 from sdkde_core.tuning import this_cpu
 
-from .database import database
 from .problems import GRID, Place, problems
 from .records import SOURCES
-
-__all__ = ["columns", "db_option", "filter_options", "problem_options", "problems_of", "search_options", "there"]
 
 
 class _Duration(click.ParamType):
@@ -34,67 +31,50 @@ class _Duration(click.ParamType):
 
 
 def _several(name: str, kind: click.ParamType, metavar: str, help: str) -> Callable[[Any], Any]:
-    """Return an option that takes several values, separated by commas or repeated."""
+    """Return an option that takes several values, separated by commas or repeated, as its help says."""
 
     def split(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> tuple[Any, ...]:
         words = [word.strip() for text in given for word in text.split(",") if word.strip()]
         return tuple(dict.fromkeys(kind.convert(word, param, ctx) for word in words))
 
-    return click.option(name, multiple=True, callback=split, metavar=metavar, help=help)
+    return click.option(name, multiple=True, callback=split, metavar=f"{metavar},…", help=help)
 
 
-_positive, _precisions = click.IntRange(min=1), Choice(PRECISIONS)
-_reductions = Choice([str(reduction) for reduction in Reduction])
+_positive = click.IntRange(min=1)
 
 db_option = click.option(
     "--db",
     type=click.Path(dir_okay=False, path_type=Path),
     help="The tuner's database. Default: the one that SDKDE_DB names, else tuning.sqlite in the user's cache folder.",
 )
+_backend = click.option("--backend", help="A backend's name. Default: all.")
+_kinds = together(
+    _several("--reduction", Choice(list(map(str, Reduction))), "NAMES", "log_sum, mean, laplace. Default: all."),
+    _several("--dim", _positive, "D", "Dimensions. Default: 2,16,64; of results all."),
+    _several("--precision", Choice(PRECISIONS), "NAMES", f"{', '.join(PRECISIONS)}. Default: fast; of results all."),
+)
 problem_options = together(
-    click.option(
-        "--gpu",
-        metavar="NAME",
-        default="auto",
-        show_default=True,
-        help="A GPU's name or alias; auto: the first one here; cpu: no GPU, but this CPU.",
-    ),
-    click.option("--backend", help="A backend's name. Default: all that can be tuned."),
-    _several("--reduction", _reductions, "NAMES", "log_sum, mean, laplace; by commas, or repeated. Default: all."),
-    _several("--dim", _positive, "D", "Dimensions, also several. Default: 2,16,64."),
-    _several("--n-train", _positive, "N", "Training points, also several. Default: 32768."),
-    _several("--n-query", _positive, "M", "Query points, also several; not for mean. Default: an eighth of N."),
-    _several("--precision", _precisions, "PRECISIONS", f"{', '.join(PRECISIONS)}, also several. Default: fast."),
+    click.option("--gpu", metavar="NAME", default="auto", show_default=True, help="A GPU's name; auto; or cpu."),
+    _backend,
+    _kinds,
+    _several("--n-train", _positive, "N", "Training points. Default: 32768."),
+    _several("--n-query", _positive, "M", "Query points; not for mean. Default: an eighth of N."),
     click.option("--weights", is_flag=True, help="Problems with weights."),
     click.option("--leave-one-out", is_flag=True, help="Problems in which each point is left out of its own density."),
 )
+_samplers = Choice(("tpe", "random", "grid"))
 search_options = together(
-    click.option(
-        "--trials",
-        type=_positive,
-        help="Configurations to try for a problem. Default: 60; with grid all; if nothing is measured, 16 at most.",
-    ),
-    click.option(
-        "--budget",
-        type=_Duration(),
-        help="Time for the whole run: 90s, 10m, 1h. Default: no limit; if no problem is named, 10m.",
-    ),
-    click.option(
-        "--sampler",
-        type=Choice(("tpe", "random", "grid")),
-        default="tpe",
-        show_default=True,
-        help="Optuna's sampler that chooses the next configuration; without the GPU the cost model's order is taken.",
-    ),
+    click.option("--trials", type=_positive, help="Configurations a problem. Default: 60; grid: all; predicted: 16."),
+    click.option("--budget", type=_Duration(), help="Time for all problems: 90s, 10m. Default: none; of the grid 10m."),
+    click.option("--sampler", type=_samplers, default="tpe", show_default=True, help="Optuna's sampler, if measured."),
+    click.option("--again", is_flag=True, help="Only measure stored winners, other finalists and defaults again."),
     click.option("--dry-run", is_flag=True, help="Print the problems and their configurations; run nothing."),
 )
 filter_options = together(
     click.option("--gpu", metavar="NAME", help="Only results of this GPU; cpu: of this CPU."),
-    click.option("--backend", help="Only results of this backend."),
-    click.option("--kernel", help="Only results of this kernel."),
-    _several("--reduction", _reductions, "NAMES", "Only results of these reductions."),
-    _several("--dim", _positive, "D", "Only results of these dimensions."),
-    _several("--precision", _precisions, "PRECISIONS", "Only results of these precisions."),
+    _backend,
+    click.option("--kernel", help="A kernel's name. Default: all."),
+    _kinds,
     _several("--source", Choice(SOURCES), "NAMES", f"Only results that were {', '.join(SOURCES)}."),
 )
 
@@ -112,17 +92,7 @@ def problems_of(what: Mapping[str, Any], place: Place, grid: bool = False) -> tu
 def columns(filters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the filters by the names of the store's columns."""
     wanted = {{"dim": "d"}.get(name, name): value for name, value in filters.items() if value}
-    if wanted.get("gpu", "").lower() == "cpu":
-        wanted["gpu"] = this_cpu()[0]
-    elif "gpu" in wanted:
-        card = hardware.card_called(wanted["gpu"])
-        wanted["gpu"] = card.name if card else cards.card_name(wanted["gpu"])
+    if gpu := wanted.get("gpu"):
+        card = hardware.card_called(gpu)
+        wanted["gpu"] = this_cpu()[0] if gpu.lower() == "cpu" else card.name if card else cards.card_name(gpu)
     return wanted
-
-
-def there(db: Path | None) -> Path:
-    """Return the path of the database, which must exist."""
-    where = db or database()
-    if not where.exists():
-        raise ValueError(f"nothing is tuned yet: there is no {where}; run sdkde-autotune, or pass another --db")
-    return where

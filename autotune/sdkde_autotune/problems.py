@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from sdkde_core.choice import hardware, registry
-from sdkde_core.choice.cards import GPU, GPUS, gpu
+from sdkde_core.choice.cards import GPU, GPUS
 from sdkde_core.choice.judge import judge
 from sdkde_core.choice.select import require_known
 from sdkde_core.messages import did_you_mean
-from sdkde_core.protocol import BackendInfo, Problem, Reduction
+from sdkde_core.protocol import Problem, Reduction
 from sdkde_core.tuning import Query, space_of, this_cpu
 
 from .records import Key, Task, octave
-
-__all__ = ["GRID", "Place", "place_of", "problems", "task_of", "tasks"]
 
 #: What is tuned if no problem is named, the most valuable first: sizes that serve most others, as each serves those
 #: within three octaves; the most common precisions and dimensions.
@@ -47,25 +44,17 @@ def place_of(name: str) -> Place:
     here = hardware.local_cards()
     card = hardware.card_called(name) if name.lower() != "auto" else here[0] if here else None
     if card is None:
-        raise ValueError(_no_card(name, bool(here)))
-    found = next((i for i, other in enumerate(here) if other is not None and other.name == card.name), None)
-    return Place(card.name, card.architecture, None if found is None else f"cuda:{found}", card)
-
-
-def _no_card(name: str, here: bool) -> str:
-    """Return why there is no card of that name, and what to pass instead."""
-    if name.lower() == "auto":
+        if name.lower() != "auto":
+            hint = did_you_mean(name, (word for card in GPUS for word in (*card.aliases, card.name)))
+            known = ", ".join(card.aliases[0] for card in GPUS)
+            raise ValueError(f"no GPU is known as {name!r}; pass auto, cpu, or one of {known}{hint}")
         why = "no NVIDIA GPU is visible here"
         if here:
             why = f"the rates of {hardware.visible_gpus()[0].name!r} are not known, as NVML does not answer, or the "
             why += "card is older than compute capability 7.0"
-        return f"{why}; name one to predict for, such as --gpu a6000, or pass --gpu cpu"
-    several = [found for word in re.split(r"[\s,;/+]+", name) if (found := gpu(word))]
-    if len(several) > 1:
-        return f"{name!r} names {len(several)} GPUs; pass one, such as {several[0].aliases[0]}"
-    hint = did_you_mean(name, (word for card in GPUS for word in (*card.aliases, card.name)))
-    known = ", ".join(card.aliases[0] for card in GPUS)
-    return f"no GPU is known as {name!r}; pass auto, cpu, or one of {known}{hint}"
+        raise ValueError(f"{why}; name one to predict for, such as --gpu a6000, or pass --gpu cpu")
+    found = next((i for i, other in enumerate(here) if other is not None and other.name == card.name), None)
+    return Place(card.name, card.architecture, None if found is None else f"cuda:{found}", card)
 
 
 def problems(
@@ -92,23 +81,6 @@ def problems(
     return list(dict.fromkeys(found))
 
 
-def task_of(key: Key) -> Task:
-    """Return the task that has the key; ValueError if this version of the tuner makes none."""
-    record = registry.find(key.backend)
-    space = space_of(record.info) if record and record.ok and record.info else None
-    if space is None:
-        raise ValueError(f"backend {key.backend!r} is not here, or has nothing to tune")
-    if space.config_version != key.config_version:
-        raise ValueError(f"stored for version {key.config_version} of its parameters")
-    sizes, device = ((2**key.n_octave,), (2**key.m_octave,)), "cuda:0" if key.architecture.startswith("sm_") else "cpu"
-    (problem,) = problems((key.reduction,), (key.d,), *sizes, (key.precision,), key.features, device)
-    query = Query(key.backend, key.kernel, key.config_version, key.dimension, key.gpu, key.architecture)
-    task = Task(query, problem, space)
-    if key.kernel not in space.kernels(problem) or task.key != key:
-        raise ValueError("this version of the tuner makes no such problem; another version or program stored it")
-    return task
-
-
 def tasks(wanted: Sequence[Problem], place: Place, backend: str | None = None, varied: bool = False) -> list[Task]:
     """Return the kernels to tune for the problems on a processor, one per key, in the order of the problems.
 
@@ -131,34 +103,25 @@ def tasks(wanted: Sequence[Problem], place: Place, backend: str | None = None, v
         weighted = replace(plain, requires=frozenset({"weights"}))
         left_out = replace(plain, requires=frozenset({"exclude_self"}), m=plain.n, same=True)
         for problem in (plain, weighted, left_out) if wide else (plain,):
-            reason = _refusal(info, problem)
-            if reason is None and space.kernels(problem) not in kernels:
-                kernels.add(space.kernels(problem))
-                for kernel in space.kernels(problem):
+            kind = problem.device.partition(":")[0]
+            candidate = judge(info, (problem,), problem.device, None, None) if kind in info.devices else None
+            if candidate is None or not candidate.ok:
+                refusals.append(f"{info.name}: {candidate.reason if candidate else f'does not run on {kind}'}")
+            elif (names := space.kernels(problem)) not in kernels:
+                kernels.add(names)
+                for kernel in names:
                     size = space.dimension(kernel, problem)
                     query = Query(info.name, kernel, space.config_version, size, place.name, place.architecture)
                     task = Task(query, problem, space)
-                    reason = task.limit(task.default())
-                    if reason is None:  # else it cannot run there at all
+                    if reason := task.limit(task.default()):  # it cannot run there at all
+                        refusals.append(f"{info.name}: {reason}")
+                    else:
                         found.setdefault(task.key._replace(d=size), task)  # of dimensions padded alike the first
-            refusals += [] if reason is None else [f"{info.name}: {reason}"]
     if not found:
-        raise ValueError(f"nothing to tune: {'; '.join(dict.fromkeys(refusals)) or _nothing(able)}")
+        why = "; ".join(dict.fromkeys(refusals)) or f"{', '.join(able)} has no kernels for these problems"
+        if not able:
+            could = [record.info for record in registry.records() if record.info and record.info.tuning]
+            commands = "; or ".join(info.install for info in could if info.install)
+            why = f"no installed backend can be tuned{'; install one: ' if commands else ''}{commands}"
+        raise ValueError(f"nothing to tune: {why}")
     return sorted(found.values(), key=lambda task: bool(task.problem.requires))
-
-
-def _refusal(info: BackendInfo, problem: Problem) -> str | None:
-    kind = problem.device.partition(":")[0]
-    if kind not in info.devices:
-        return f"does not run on {kind}"
-    candidate = judge(info, (problem,), problem.device, None, None)
-    return None if candidate.ok else candidate.reason
-
-
-def _nothing(able: Iterable[str]) -> str:
-    """Return why there are no kernels although no backend refused a problem, and what installs some."""
-    if names := ", ".join(able):
-        return f"{names} has no kernels for these problems"
-    could = [record.info for record in registry.records() if not record.ok and record.info and record.info.tuning]
-    commands = "; or ".join(info.install for info in could if info.install)
-    return f"no installed backend can be tuned{'; install one: ' if commands else ''}{commands}"

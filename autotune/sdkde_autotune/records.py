@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,17 +17,11 @@ from sdkde_core.messages import brief, warn_once
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import GPU, Config, Query, Space
 
-__all__ = ["FAMILY", "KEY", "SOURCES", "Best", "Key", "Task", "Trial", "canonical", "fastest", "now"]
-__all__ += ["octave", "row_of", "sound", "trial_of", "winners"]
-
-#: Columns of the key that a configuration shares with every problem it can serve.
+#: The first columns of the key: a configuration shares them with every problem that it can serve.
 FAMILY = ("backend", "kernel", "config_version", "reduction", "precision", "dtype")
 
 #: Sources of results. A result replaces one of a later source for the same configuration.
 SOURCES = ("measured", "imported", "predicted")
-
-#: Milliseconds that a kernel may have taken: far less than any launch takes, and a week.
-TIMES = (1e-6, 7 * 86400e3)
 
 
 class Key(NamedTuple):
@@ -53,11 +48,6 @@ class Key(NamedTuple):
         size = problem.d, query.dimension, octave(problem.n), octave(problem.m)
         kernel = query.backend, query.kernel, query.config_version
         return cls(*kernel, *kind, *size, query.gpu, query.architecture)
-
-    @property
-    def family(self) -> tuple[object, ...]:
-        """The columns of :data:`FAMILY`. A configuration can serve other problems of its family only."""
-        return tuple(getattr(self, name) for name in FAMILY)
 
     @property
     def features(self) -> frozenset[str]:
@@ -168,8 +158,7 @@ def trial_of(row: Mapping[str, Any]) -> Trial:
     """
     if not isinstance(row, Mapping):
         raise ValueError(f"it is {brief(row)}, not values by name")
-    missing = [name for name in (*KEY, "config", "status", "source", "created") if name not in row]
-    if missing:
+    if missing := [name for name in (*KEY, "config", "status", "source", "created") if name not in row]:
         raise ValueError(f"it lacks {', '.join(missing)}")
 
     def check(name: str, right: bool, rule: str) -> None:
@@ -184,20 +173,29 @@ def trial_of(row: Mapping[str, Any]) -> Trial:
             check(name, type(value) is int and value in within, f", not an integer in {within}")
     statuses = ("ok", "invalid", "compile_error", "timeout", "oom", "crash", "wrong")
     status, source, error, rank = row["status"], row["source"], row.get("error") or "", row.get("rank")
-    ran, guess = status == "ok", source == "predicted"
+    created, predicted = row["created"], source == "predicted"
     check("status", status in statuses, f", not one of {', '.join(statuses)}")
     check("source", source in SOURCES, f", not one of {', '.join(SOURCES)}")
     check("error", isinstance(error, str), ", which is no text")
-    ranked = type(rank) is int and 0 < rank < 1 << 31
-    check("rank", ranked or not (ran and guess), "; a prediction has one, from 1")
-    config, provenance = _values(row, "config"), _values(row, "provenance")
-    if not config:
-        raise ValueError("config is empty")
     error = "".join(letter if letter.isprintable() else " " for letter in error)
-    key, times = Key(*(row[name] for name in KEY)), _times(row) if ran and not guess else None
-    final, default = bool(row.get("final")) and not guess, bool(row.get("is_default"))
-    place, created = rank if ran and guess else None, _utc(row["created"])
-    return Trial(key, config, status, error, times, final, place, source, provenance, created, default)
+    utc = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00"  # so that times compare as text
+    check("created", isinstance(created, str) and bool(re.fullmatch(utc, created)), f", which is no time like {now()}")
+    config, provenance = _values(row, "config"), _values(row, "provenance")
+    check("config", bool(config), ", which is empty")
+    times: Any = None
+    if status != "ok":
+        rank = None
+    elif predicted:
+        check("rank", type(rank) is int and 0 < rank < 1 << 31, "; a prediction has one, from 1")
+    else:
+        rank, times = None, tuple(row.get(name) for name in ("q20", "q50", "q80"))
+        # Far less than any launch takes, and a week. The comparison also turns NaN away.
+        numbers = all(isinstance(ms, (int, float)) for ms in times)
+        if not (numbers and 1e-6 <= times[0] <= times[1] <= times[2] <= 7 * 86400e3):
+            raise ValueError(f"times are {brief(times)}; they are three, ascending, 1e-6 to 6e8 milliseconds")
+    key, final = Key(*(row[name] for name in KEY)), bool(row.get("final")) and not predicted
+    is_default = bool(row.get("is_default"))
+    return Trial(key, config, status, error, times, final, rank, source, provenance, created, is_default)
 
 
 def sound(rows: Iterable[Mapping[str, Any]], what: str) -> list[Trial]:
@@ -231,41 +229,12 @@ def _values(row: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def _times(row: Mapping[str, Any]) -> tuple[float, float, float]:
-    found: Any = [row.get(name) for name in ("q20", "q50", "q80")]
-    low, median, high = found
-    least, most = TIMES
-    if not all(isinstance(ms, (int, float)) for ms in found) or not least <= low <= median <= high <= most:
-        raise ValueError(f"times are {brief(found)}; they are three, ascending, {least:g} to {most:g} milliseconds")
-    return low, median, high
-
-
-def _utc(time: str) -> str:
-    """Return a time as :func:`now` writes it, so that times compare as text."""
-    try:
-        when = datetime.fromisoformat(time)
-        return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC).isoformat(timespec="microseconds")
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"created is {brief(time)}, which is no time") from error
-
-
-def fastest(trials: Iterable[Trial], default: str | None, margin: float = 0.01) -> Trial | None:
-    """Return the trial whose configuration is to be used; None if none ran.
-
-    If there are finalists, it is one of them: they were timed in turns, so no lucky time decides. The configuration
-    named ``default`` is kept unless another was measured to be faster by more than ``margin``: clocks drift by as much.
-    """
-    ran = [trial for trial in trials if trial.status == "ok"]
-    final = [trial for trial in ran if trial.final] or ran
-    best = min(final, key=lambda trial: (trial.median, trial.name), default=None)
-    usual = next((trial for trial in final if trial.ms and trial.name == default), None)
-    return usual if best and usual and best.median >= (1 - margin) * usual.median else best
-
-
 def winners(trials: Iterable[Trial]) -> list[Best]:
     """Return the winners among trials, by key. A key has none if no trial ran.
 
-    A predicted one wins only if no other was measured or imported.
+    A predicted one wins only if no other was measured or imported. If there are finalists, the fastest of them wins:
+    they were timed in turns, so no lucky time decides. The default is kept unless another was measured to be faster by
+    more than one percent: clocks drift by as much.
     """
     by_key: dict[Key, dict[str, Trial]] = {}
     for trial in trials:
@@ -274,7 +243,11 @@ def winners(trials: Iterable[Trial]) -> list[Best]:
     found = []
     for _, every in sorted(by_key.items()):
         ran = {name: trial for name, trial in every.items() if trial.source != "predicted"} or every
-        defaults = [trial for trial in every.values() if trial.is_default]
-        usual = max(defaults, key=lambda trial: trial.created).name if defaults else None
-        found.append(Best(**vars(fastest(ran.values(), usual)), default=ran.get(usual or "")))
+        defaults = sorted((trial.created, trial.name) for trial in every.values() if trial.is_default)
+        usual = ran.get(defaults[-1][1]) if defaults else None
+        final = [trial for trial in ran.values() if trial.final] or list(ran.values())
+        best = min(final, key=lambda trial: (trial.median, trial.name))
+        if usual in final and usual.ms and best.median >= 0.99 * usual.median:
+            best = usual
+        found.append(Best(**vars(best), default=usual))
     return found

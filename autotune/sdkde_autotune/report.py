@@ -22,7 +22,8 @@ from .records import Best, Key, Task, Trial
 if TYPE_CHECKING:
     from .search import Result
 
-__all__ = ["Progress", "best_row", "config_text", "explained", "result_row", "show", "took"]
+
+_HEADINGS = {"n_octave": "n", "m_octave": "m", "requires": "features", "created": "UTC", "config": "configuration"}
 
 
 def show(rows: Sequence[Mapping[str, Any]], as_json: bool, *columns: str) -> None:
@@ -30,17 +31,11 @@ def show(rows: Sequence[Mapping[str, Any]], as_json: bool, *columns: str) -> Non
     if as_json or not rows:
         click.echo(json.dumps(rows, indent=2) if as_json else "nothing matches")
         return
-    names = ("backend", "kernel", "reduction", "precision", "d", "n_octave", "m_octave", "requires", *columns)
+    names = ["backend", "kernel", "reduction", "precision", "d", "n_octave", "m_octave", "requires", *columns]
     if not any(row["requires"] for row in rows):
-        names = tuple(name for name in names if name != "requires")
-    headings = {"n_octave": "n", "m_octave": "m", "requires": "features", "created": "UTC", "config": "configuration"}
-    first = [headings.get(name, name.replace("_", " ")) for name in names]
+        names.remove("requires")
+    first = [_HEADINGS.get(name, name.replace("_", " ")) for name in names]
     click.echo(table([first, *([_cell(name, row.get(name, "")) for name in names] for row in rows)]))
-
-
-def config_text(config: Mapping[str, Any]) -> str:
-    """Return a configuration as ``block_m=64 num_warps=4``."""
-    return " ".join(f"{name}={value}" for name, value in config.items())
 
 
 def _cell(name: str, value: Any) -> str:
@@ -55,6 +50,11 @@ def _cell(name: str, value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def config_text(config: Mapping[str, Any]) -> str:
+    """Return a configuration as ``block_m=64 num_warps=4``."""
+    return " ".join(f"{name}={value}" for name, value in config.items())
+
+
 def took(trial: Trial | None) -> str:
     """Return a time with its spread, or a prediction's rank."""
     if trial is None or trial.status != "ok":
@@ -65,35 +65,27 @@ def took(trial: Trial | None) -> str:
     return f"{median:.4g} ms ±{(high - low) / median / 2:.0%}"
 
 
+def row(key: Key, best: Best | None) -> dict[str, Any]:
+    """Return a winner and the default as values for JSON, and their times or ranks as text."""
+    found: dict[str, Any] = key._asdict()
+    default = best.default if best else None
+    for name, trial in ("", best), ("default_", default):
+        found[f"{name}config"] = dict(trial.config) if trial else None
+        found[f"{name}ms"] = trial.ms[1] if trial and trial.ms else None
+        found[f"{name}rank"] = trial.rank if trial else None
+    for name in ("source", "created", "provenance") if best else ():
+        found[name] = getattr(best, name)
+    return {**found, "best": took(best), "default": took(default)}
+
+
 def result_row(result: Result) -> dict[str, Any]:
     """Return a search's result as values for JSON."""
-    trials = list(result.known.values())
+    trials = result.known.values()
     counts = Counter(trial.status for trial in trials)
     errors = Counter(trial.error for trial in trials if trial.status != "ok").most_common(1)
-    return {
-        **_row(result.task.key, result.best, result.default),
-        "counts": dict(counts),
-        "tried": result.tried,
-        "known before": len(trials) - result.tried,
-        "rejected": len(trials) - counts["ok"],
-        "reason": errors[0][0] if errors else "",
-    }
-
-
-def best_row(best: Best) -> dict[str, Any]:
-    """Return a winner as values for JSON."""
-    more = {"source": best.source, "provenance": dict(best.provenance), "created": best.created}
-    default_config = dict(best.default.config) if best.default else None
-    return {**_row(best.key, best, best.default), "default_config": default_config, **more}
-
-
-def _row(key: Key, best: Trial | None, default: Trial | None) -> dict[str, Any]:
-    """Return a configuration's time or rank beside the default's."""
-    row = {**key._asdict(), "config": None if best is None else dict(best.config)}
-    for name, trial in ("", best), ("default_", default):
-        row[f"{name}ms"] = trial.ms[1] if trial and trial.ms else None
-        row[f"{name}rank"] = trial.rank if trial else None
-    return {**row, "best": took(best), "default": took(default)}
+    tried, ran = {"tried": result.tried, "known before": len(trials) - result.tried}, counts["ok"]
+    more = {"rejected": len(trials) - ran, "counts": dict(counts), "most often": errors[0][0] if errors else ""}
+    return {**row(result.task.key, result.best), **tried, **more}
 
 
 class Progress:
@@ -127,39 +119,29 @@ def _clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
-# --- explain ----------------------------------------------------------------------------------------------------------
-
-
-def explained(task: Task, db: Path | None = None) -> dict[str, Any]:
-    """Return a problem's configuration, its rung and the reason, and the configurations that cannot run on the card."""
-    key, passed = task.key, list[dict[str, Any]]()
+def explained(task: Task, db: Path | None = None) -> list[dict[str, Any]]:
+    """Return the configurations that a look-up finds for a problem, and why; the last one is used, as it can run."""
+    key, rows = task.key, list[dict[str, Any]]()
     for found in lookup.candidates(task.query, task.problem, db):
         limit = task.limit(found.config)
-        row = {"rung": found.rung, "config": dict(found.config), "why": limit or _why(found, key)}
+        why = f"not used: {limit}" if limit else _why(found, key)
+        rows.append({**key._asdict(), "rung": found.rung, "config": dict(found.config), "why": why})
         if limit is None:
-            break
-        passed.append(row)
-    else:
-        row = {"rung": "heuristic", "config": task.default(), "why": "nothing is stored: the backend's default"}
-    return {**key._asdict(), **row, "passed_over": passed}
+            return rows
+    why = "nothing else is stored: the backend's default"
+    return [*rows, {**key._asdict(), "rung": "heuristic", "config": task.default(), "why": why}]
 
 
 def _why(found: lookup.Found, key: Key) -> str:
     """Return where a configuration comes from, in what its problem differs, and under which versions it was tuned."""
-    origin, source = found.best.key, found.best.source
-    parts = ["from a table that comes with sdkde" if found.shipped else source]
-    if source == "predicted":
-        parts[0] = f"predicted, not measured: the cost model's choice (rank {found.best.rank}) that compiles"
-    if origin.gpu != key.gpu:
-        parts.append(f"on the {origin.gpu}")
-    if origin.features != key.features:
-        parts.append(f"with {' and '.join(sorted(origin.features))}" if origin.features else "without features")
-    if origin.dimension != key.dimension:
-        parts.append(f"d {origin.d}")
-    if (origin.n_octave, origin.m_octave) != (key.n_octave, key.m_octave):
-        parts.append(f"n 2^{origin.n_octave}, m 2^{origin.m_octave}")
+    best, wanted = found.best, key._asdict()
+    parts = ["from a table that comes with sdkde" if found.shipped else best.source]
+    if best.source == "predicted":
+        parts[0] = f"predicted, not measured: the cost model's choice (rank {best.rank}) that compiles"
+    other = {name: value for name, value in best.key._asdict().items() if value != wanted[name]}
+    parts += [f"{_HEADINGS.get(name, name)} {_cell(name, value) or 'none'}" for name, value in other.items()]
     if not found.shipped:
-        then, now = found.best.provenance, versions(key.backend)
-        changed = [name for name in now if name in then and then[name] != now[name] and then[name]]
-        parts += [f"{name} was {then[name]}, now {now[name] or 'none'}" for name in changed]
-    return "; ".join([*parts, found.best.created[:10]])
+        for name, now in versions(key.backend).items():
+            then = best.provenance.get(name)
+            parts += [f"{name} was {then}, now {now or 'none'}"] if then and then != now else []
+    return "; ".join([*parts, best.created[:10]])

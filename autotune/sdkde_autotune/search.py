@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import logging
@@ -21,12 +22,10 @@ from sdkde_core.choice.cards import GPU
 from sdkde_core.tuning import Config
 
 from .measure import Failed, MeasuringRunner, Pool, compiling, versions
-from .records import Key, Task, Trial, canonical, fastest
+from .records import Best, Key, Task, Trial, canonical, winners
 
 if TYPE_CHECKING:
     from .store import Store
-
-__all__ = ["Result", "candidates", "predict", "ranking", "search", "studies"]
 
 
 class Result(NamedTuple):
@@ -37,14 +36,9 @@ class Result(NamedTuple):
     tried: int  # the other trials were in the store
 
     @property
-    def default(self) -> Trial | None:
-        """The trial of the configuration that an untuned problem gets."""
-        return self.known.get(canonical(self.task.default()))
-
-    @property
-    def best(self) -> Trial | None:
-        """The fastest; None if none ran."""
-        return fastest(self.known.values(), canonical(self.task.default()))
+    def best(self) -> Best | None:
+        """The winner; None if none ran."""
+        return next(iter(winners(self.known.values())), None)
 
 
 def candidates(task: Task) -> list[dict[str, Any]]:
@@ -64,8 +58,7 @@ def studies(store: Store) -> Iterator[optuna.storages.RDBStorage]:
     path = store.path.with_name(f"{store.path.stem}-studies.sqlite")
     with store.transaction():  # Optuna makes its tables without a lock of its own
         try:
-            engine = {"connect_args": {"timeout": 30.0}}
-            storage = optuna.storages.RDBStorage(f"sqlite:///{path.absolute()}", engine_kwargs=engine)
+            storage = optuna.storages.RDBStorage(f"sqlite:///{path.absolute()}", {"connect_args": {"timeout": 30.0}})
         except Exception as error:
             why = getattr(error, "orig", error)
             raise ValueError(f"{path} cannot keep studies: {why}; move it away, or pass another --db") from error
@@ -96,10 +89,9 @@ def search(
     count. Optuna's median pruner ends the timing of slow ones. Finalists are timed once more in turns; the best wins.
 
     ``storage`` keeps the study, by default memory does. A ``card`` prices candidates. ``sampler`` is ``"tpe"``,
-    ``"random"``, or ``"grid"`` for all in order. ``trials`` is the number of trials at the end, stored ones included;
-    None: all. After ``budget`` seconds no further candidate is run. With ``again`` the default and the five fastest
-    stored finalists are measured, and nothing else. ``progress(known, expected, best milliseconds)`` is called after
-    every trial.
+    ``"random"``, or ``"grid"`` for all in order. ``trials`` limits how many are known at the end, stored
+    ones included. After ``budget`` seconds no further one is run. With ``again`` only the default and the five fastest
+    stored ones are. ``progress(known, expected, best milliseconds)`` is called after every trial.
     """
     start, key, default = time.monotonic(), task.key, task.default()
     provenance, usual, stored = versions(task.query.backend), canonical(default), store.trials(key)
@@ -133,9 +125,8 @@ def search(
             while batch and not spent():
                 trial = runner.run(task, batch[0].params, slow)
                 learn(trial)
-                for name in "status", "error":
-                    if value := getattr(trial, name):
-                        batch[0].set_user_attr(name, value)
+                batch[0].set_user_attr("status", trial.status)
+                batch[0].set_user_attr("error", trial.error)
                 # One that did not run is pruned without a value, so it is worse than every other.
                 whole = trial.status == "ok" and not batch[0].should_prune()
                 state = TrialState.COMPLETE if whole else TrialState.PRUNED
@@ -161,64 +152,52 @@ def _known(stored: list[Trial], source: str, code: Any) -> dict[str, Trial]:
     return {trial.name: trial for trial in same}
 
 
-# --- without the card -------------------------------------------------------------------------------------------------
-
-
 def predict(
     tasks: Sequence[Task], card: GPU, store: Store, *, jobs: int = 1, trials: int = 16, budget: float = math.inf
 ) -> Generator[Result, None, None]:
     """Choose configurations by the cost model, and store them with their ranks.
 
     Candidates are compiled in the order of :func:`ranking`, at most ``trials``, until one compiles cleanly; it wins.
-    The budget is in seconds for all tasks.
+    The default is among them. The budget is in seconds for all tasks.
     """
+
+    @functools.cache
+    def begin(i: int) -> tuple[dict[str, Trial], list[Config]]:
+        """Return what is known of a task; and the candidates in order, unless one was chosen before."""
+        known = _known(store.trials(tasks[i].key), "predicted", versions(tasks[i].query.backend)["source"])
+        return known, [] if any(t.status == "ok" for t in known.values()) else ranking(tasks[i], card)
+
     start = time.monotonic()
-
-    def begin(task: Task) -> tuple[dict[str, Trial], list[Config]]:
-        """Return what is known; and the candidates in order, unless one was chosen before."""
-        known = _known(store.trials(task.key), "predicted", versions(task.query.backend)["source"])
-        return known, [] if any(trial.status == "ok" for trial in known.values()) else ranking(task, card)
-
     with closing(Pool(jobs)) as compilers:
         for i, task in enumerate(tasks):
-            # The first candidates of several problems are compiled side by side.
-            for ahead in tasks[i : i + 2 * jobs] if i % (2 * jobs) == 0 else ():
-                for config in begin(ahead)[1][:1]:
-                    compilers.submit(*compiling(ahead, config))
             if time.monotonic() - start >= budget:
                 return
-            known, ranked = begin(task)
-            replayed, provenance = len(known), {**versions(task.query.backend), "driver": "", "card": card.source}
-            for trial in _compiled(task, ranked, trials, known, compilers):
-                default = trial.config == task.default()
-                known[trial.name] = replace(trial, provenance=provenance, source="predicted", is_default=default)
-                store.add(known[trial.name])
+            for j in range(i, min(i + jobs, len(tasks))):  # several problems are compiled side by side
+                for config in begin(j)[1][:1]:
+                    compilers.submit(*compiling(tasks[j], config))
+            known, ranked = begin(i)
+            usual, replayed = task.default(), len(known)
+            provenance = {**versions(task.query.backend), "driver": "", "card": card.source}
+            tried = [*ranked[: trials - 1], usual] if ranked else []
+            left = [config for config in tried if canonical(config) not in known]
+            for k, config in enumerate(left):
+                for ahead in left[k : k + (jobs if k else 1)]:  # where one is rejected, the next may be too
+                    compilers.submit(*compiling(task, ahead))
+                status, error = "ok", ""
+                try:
+                    compilers.compiled(task, config)
+                except Failed as failed:
+                    status, error = failed.args
+                for each in (config, usual) if status == "ok" else (config,):  # the default's rank is for comparison
+                    if canonical(each) in known or (status == "ok" and each not in ranked):
+                        continue
+                    rank = ranked.index(each) + 1 if status == "ok" else None
+                    trial = Trial(task.key, each, status, error, rank=rank, source="predicted", provenance=provenance)
+                    known[trial.name] = replace(trial, is_default=each == usual)
+                    store.add(known[trial.name])
+                if status == "ok":
+                    break
             yield Result(task, known, len(known) - replayed)
-
-
-def _compiled(
-    task: Task, ranked: list[Config], trials: int, known: Mapping[str, Trial], compilers: Pool
-) -> Iterator[Trial]:
-    """Yield candidates that were compiled, up to the first that is clean, then the default for comparison."""
-    usual, tried = task.default(), ranked[:trials]
-    if usual in ranked[trials:]:
-        tried[-1] = usual  # the default is compiled at the latest as the last
-    for i, config in enumerate(tried):
-        if canonical(config) in known:
-            continue
-        for ahead in tried[i : i + (compilers.jobs if i else 1)]:  # where one is rejected, the next may be too
-            compilers.submit(*compiling(task, ahead))
-        try:
-            found = compilers.result(*compiling(task, config))
-            if reason := task.space.too_much(found, task.query.architecture):
-                raise Failed("compile_error", reason)
-        except Failed as failed:
-            yield Trial(task.key, config, *failed.args)
-            continue
-        yield Trial(task.key, config, rank=ranked.index(config) + 1)
-        if usual in ranked and canonical(usual) not in known:  # it is not compiled
-            yield Trial(task.key, usual, rank=ranked.index(usual) + 1)
-        return
 
 
 def ranking(task: Task, card: GPU) -> list[Config]:
@@ -235,9 +214,6 @@ def ranking(task: Task, card: GPU) -> list[Config]:
 
     able: list[Config] = list(candidates(task))
     return sorted(able + [default] * (default not in able and task.limit(default) is None), key=price)
-
-
-# --- Optuna -----------------------------------------------------------------------------------------------------------
 
 
 class _Chooser(optuna.samplers.TPESampler):

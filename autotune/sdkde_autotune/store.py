@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,10 @@ from typing import Any
 from sqlite_utils import Database
 
 from sdkde_core import __version__
-from sdkde_core.plugin import warn_once
 
-from . import database, lookup
-from .database import COLUMNS, VERSION
+from . import lookup
+from .lookup import COLUMNS, PRIMARY, VERSION, StoreError, connect, database, transaction
 from .records import SOURCES, Best, Key, Trial, canonical, now, row_of, sound, trial_of, winners
-
-__all__ = ["Store", "StoreError"]
-
-
-class StoreError(ValueError):
-    """A database or an import cannot be used; the message says which, why, and what to do."""
 
 
 class Store(AbstractContextManager["Store"]):
@@ -35,23 +27,22 @@ class Store(AbstractContextManager["Store"]):
     """
 
     def __init__(self, path: Path | str | None = None, *, write: bool = True, wait: float = 30.0) -> None:
-        self.path = Path(path) if path is not None else database.database()
+        self.path = Path(path) if path is not None else database()
         with _explained(self.path, "written" if write else "read"):
             if write:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            connection = database.connect(self.path, wait, "rwc" if write else "ro")
-            if connection is None:
-                connection = sqlite3.connect(":memory:", isolation_level=None)
-                database.begun(connection, make=True)
+            connection = connect(self.path, wait, _prepare if write else None)
+        if connection is None:
+            raise StoreError(f"nothing is tuned yet: there is nothing in {self.path}; run sdkde-autotune, or pass --db")
         self._db = Database(connection)
 
     def __exit__(self, *exception: object) -> None:
-        self._db.conn.close()
+        self._db.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit all or nothing, alone: other processes that write wait."""
-        with _explained(self.path, "written"), database.transaction(self._db.conn):
+        with _explained(self.path, "written"), transaction(self._db.conn):
             yield
         lookup.forget()
 
@@ -62,7 +53,7 @@ class Store(AbstractContextManager["Store"]):
         of two that were measured the last one, else the later one.
         """
         names, marks = ", ".join(COLUMNS), ", ".join(f":{name}" for name in COLUMNS)
-        changes = ", ".join(f"{name} = excluded.{name}" for name in COLUMNS if name not in database.PRIMARY)
+        changes = ", ".join(f"{name} = excluded.{name}" for name in COLUMNS if name not in PRIMARY)
         rank = " ".join(reversed(SOURCES))
         query = f"""
             INSERT INTO trial ({names}) VALUES ({marks}) ON CONFLICT DO UPDATE SET {changes}
@@ -75,16 +66,18 @@ class Store(AbstractContextManager["Store"]):
             return int(self._db.conn.total_changes - before)
 
     def trials(self, key: Key | None = None, **filters: Any) -> list[Trial]:
-        """Return trials, by time; filters are by column a value, several, or None for any."""
-        where, values = _where({**(key._asdict() if key else {}), **filters})
+        """Return trials, by time; filters are by column a value, or a tuple or list of several."""
+        wanted = {**(key._asdict() if key else {}), **filters}
+        several = {name: each if isinstance(each, tuple | list) else (each,) for name, each in wanted.items()}
+        where = " AND ".join(f"[{name}] IN ({', '.join('?' * len(each))})" for name, each in several.items())
+        values = [value for each in several.values() for value in each]
         with _explained(self.path, "read"):
-            rows = self._db.table("trial").rows_where(where, values, order_by="created, rowid")
+            rows = self._db.table("trial").rows_where(where or "1", values, order_by="created, rowid")
             return sound(rows, f"a trial in {self.path}")
 
-    def best(self, *, source: Any = None, **filters: Any) -> list[Best]:
-        """Return winners, by key; filters as in :meth:`trials`."""
-        found = winners(self.trials(**filters))
-        return [best for best in found if source is None or best.source in _several(source)]
+    def best(self, *, source: tuple[str, ...] = SOURCES, **filters: Any) -> list[Best]:
+        """Return winners of the named sources, by key; filters as in :meth:`trials`."""
+        return [best for best in winners(self.trials(**filters)) if best.source in source]
 
     def dump(self, *, only_winners: bool = False, **filters: Any) -> dict[str, Any]:
         """Return trials as values for JSON, filtered as by :meth:`trials`.
@@ -100,73 +93,50 @@ class Store(AbstractContextManager["Store"]):
     def load(self, path: Path) -> int:
         """Add what a JSON file has that :meth:`dump` gave, or another database; return how many rows are new.
 
-        The source of trials becomes ``"imported"``, unless they were predicted. If a database is damaged, the rows that
-        can be read are added, and a warning says how many there are.
+        The source of trials becomes ``"imported"``, unless they were predicted.
         """
         found = _read(path)
         return self.add(*(t if t.source == "predicted" else replace(t, source="imported") for t in found))
 
 
-def _where(filters: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    """Return the condition that columns have the values in ``filters``, or one of several, and its arguments."""
-    wanted = {name: _several(values) for name, values in filters.items() if values is not None}
-    parts = [f"[{name}] IN ({', '.join('?' * len(values))})" for name, values in wanted.items()]
-    return " AND ".join(parts) or "1", [value for values in wanted.values() for value in values]
-
-
-def _several(values: Any) -> list[Any]:
-    return [values] if isinstance(values, (str, int, float)) else list(values)
-
-
-# --- imports ----------------------------------------------------------------------------------------------------------
+def _prepare(connection: sqlite3.Connection, empty: bool) -> None:
+    """Make the table in an empty database; raise if another one cannot be written, or is corrupt."""
+    if empty:
+        connection.execute(f"PRAGMA application_id = {int.from_bytes(b'SDKE')}")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        needed = COLUMNS.keys() - {"q20", "q50", "q80", "rank"}
+        Database(connection).table("trial").create(COLUMNS, pk=PRIMARY, not_null=needed)
+    connection.execute("DELETE FROM trial WHERE 0")  # fails if the file is read-only; BEGIN does not
+    found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if found != "ok":
+        error = sqlite3.DatabaseError(found.splitlines()[-1])
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
 
 
 def _read(path: Path) -> list[Trial]:
-    """Return the trials in a JSON file, or in another database."""
+    """Return the trials in another database, or in an export.
+
+    StoreError if the file is neither, or of another version, or a row of an export is unsound.
+    """
+    written = "pass what `sdkde-autotune export` wrote, or a database of the tuner"
     try:
-        path.stat()
+        with path.open("rb") as file:
+            stored = file.read(16) == b"SQLite format 3\0"
+        given = None if stored else json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror or error}; {written}") from error
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path} is neither a database nor JSON ({error}); {written}") from error
+    if stored:
         with Store(path, write=False) as other:
             return other.trials()
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
-    except StoreError as error:
-        code, cause = _code(error.__cause__), error.__cause__
-        if code == sqlite3.SQLITE_CORRUPT:
-            found = _left(path)
-            if not found:
-                raise StoreError(f"{path} is corrupt ({cause}), and no row of it can be read") from error
-            warn_once(f"{path} cannot be read as a whole ({cause}); {len(found)} rows of it can")
-            return found
-        if code != sqlite3.SQLITE_NOTADB:
-            raise
-    try:
-        given = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise StoreError(f"{path} is neither a database nor JSON ({error})") from error
-    return _checked(given, path)
-
-
-def _left(path: Path) -> list[Trial]:
-    """Return the rows of a damaged database that SQLite finds by their number."""
-    found = []
-    with closing(database.open_file(path, "ro", 0.5)) as connection:
-        connection.row_factory = sqlite3.Row
-        for rowid in range(1, path.stat().st_size // 64):  # a row takes more bytes
-            with suppress(sqlite3.Error, ValueError):
-                rows = connection.execute("SELECT * FROM trial WHERE rowid = ?", (rowid,)).fetchall()
-                found += [trial_of(dict(row)) for row in rows]
-    return found
-
-
-def _checked(given: Any, path: Path) -> list[Trial]:
-    """Return an export's trials; StoreError if it is none, or one of another version, or a row is unsound."""
-    written = "pass what `sdkde-autotune export` wrote"
     if not isinstance(given, Mapping) or given.get("format") != "sdkde-tuning":
-        raise StoreError(f"{path} is no export of the tuner; {written}, or a database")
+        raise StoreError(f"{path} is no export of the tuner; {written}")
     version, rows, found = given.get("schema", VERSION), given.get("trial", []), []
     if version != VERSION:
-        other = f"schema {version!r:.20}, this one reads {VERSION}"
-        raise StoreError(f"{path} was written by another version of sdkde ({other})")
+        other_version = f"schema {version!r:.20}, this one reads {VERSION}"
+        raise StoreError(f"{path} was written by another version of sdkde ({other_version})")
     if not isinstance(rows, list):
         raise StoreError(f"{path} has no list of rows as 'trial'; {written}")
     for number, row in enumerate(rows, 1):
@@ -177,9 +147,6 @@ def _checked(given: Any, path: Path) -> list[Trial]:
     return found
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _explained(path: Path, what: str) -> Iterator[None]:
     """Turn an error into a StoreError that says which file, why, and what to do."""
@@ -187,21 +154,18 @@ def _explained(path: Path, what: str) -> Iterator[None]:
         yield
     except sqlite3.ProgrammingError:  # a bug
         raise
-    except (sqlite3.Error, OSError, database.Refused) as error:
-        code, another = _code(error), "name another file with --db or SDKDE_DB"
-        salvage = f"sdkde-autotune import {shlex.quote(str(path))} --db {shlex.quote(f'{path}.new')}"
-        denied = f"cannot be {what} ({getattr(error, 'strerror', None) or error}); make it so, or {another}"
-        known = {
-            **dict.fromkeys((sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN), denied),
-            **dict.fromkeys((sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR), denied),
-            sqlite3.SQLITE_BUSY: f"is locked by another process; wait for it or end it, or {another}",
-            sqlite3.SQLITE_NOTADB: f"is no database of the tuner, and is left alone; {another}",
-            sqlite3.SQLITE_CORRUPT: f"is corrupt ({error}) and is left as it is; `{salvage}` keeps what can be read",
-            0: denied if isinstance(error, OSError) else f"is not used: {error}; {another}",
+    except (sqlite3.Error, OSError, StoreError) as error:
+        code = int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+        reasons = {
+            sqlite3.SQLITE_BUSY: "is locked by another process; wait for it or end it, or",
+            sqlite3.SQLITE_NOTADB: "is no database of the tuner, and is left alone;",
+            sqlite3.SQLITE_CORRUPT: f"is corrupt ({error}) and is left as it is; move it away, or",
         }
-        why = known.get(code, f"cannot be used ({error}); {another}")
-        raise StoreError(f"{path} {why}") from error
-
-
-def _code(error: BaseException | None) -> int:
-    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+        denied = sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR
+        if isinstance(error, OSError) or code in denied:
+            why = f"cannot be {what} ({getattr(error, 'strerror', None) or error}); make it so, or"
+        elif isinstance(error, StoreError):
+            why = f"is not used: {error};"
+        else:
+            why = reasons.get(code, f"cannot be used ({error});")
+        raise StoreError(f"{path} {why} name another file with --db or SDKDE_DB") from error
