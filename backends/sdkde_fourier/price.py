@@ -45,11 +45,6 @@ def by_modes(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Work:
     )
 
 
-def looks(ways: Ways, problem: Problem, modes: float) -> bool:
-    """Whether direct sums may be faster than modes that take ``modes`` seconds, so that a backend looks at the data."""
-    return modes > seconds(ways.directly(problem, problem.m, 1.0, None), problem.device)
-
-
 def by_lists(problem: Problem, rows: float, left: float, columns: float | None = None) -> Work:
     """Return the Work of summing ``rows`` on a CPU over lists of nearby tiles, which leave ``left`` columns to each.
 
@@ -179,17 +174,6 @@ def plus(a: Work, b: Work) -> Work:
 
 #: The transforms' tolerance, assumed before the data are known.
 USUAL = 1e-11
-
-
-def estimate(problem: Problem) -> tuple[str, Work]:
-    """As :func:`likely` on the CPU; finding out which way is faster takes one thread, and some of the columns.
-
-    A box takes 40 ns a column and dimension, and a look at the lists 8 ms, if it :func:`looks` at these.
-    """
-    way, work = likely(problem, CPU)
-    box, lists = 160.0 * problem.d * min(problem.n, CPU.sample), 3.2e7 * min(1.0, problem.n / 2048.0)
-    looking = prices.speedup(cpu_threads()) * (box + lists * looks(CPU, problem, seconds(work)))
-    return way, plus(work, Work(scalar_flops=looking, launches=60))
 
 
 def least_memory(problem: Problem) -> int:

@@ -92,7 +92,7 @@ class TorchBackend:
             carries = log_weights > NOTHING[torch.float32]  # with "grad" some are −inf
             span = float(-torch.where(carries, log_weights, 0.0).min())
         name = formula(problem, span, single=single, double=where.double)
-        if not name:  # log weights that span more than float32 has room for: the points are on the host, as float64
+        if not name:  # beyond float32: the points are on the host, as float64
             return self._packed(problem, columns, Place(points.device, True), single)
         how, library = make(name, problem, where.device, span)
         direct = isinstance(how, exponents.Direct)

@@ -169,8 +169,7 @@ class Prepared:
             return _in_parts(phi, self.right[some], self.part)
         sums = phi.sum(1, keepdim=True)
         if self.problem.reduction is Reduction.MEAN:
-            assert isinstance(self.formula, exponents.Direct)
-            moved = exponents.displacement(self.library, phi, rows, columns, self.formula.pieces)
+            moved = exponents.displacement(self.library, phi, rows, columns)
             sums = torch.cat([moved, sums], 1)
         return sums
 
