@@ -51,6 +51,10 @@ class Fourier:
 
     ways: price.Ways
     spread: Callable[..., Any] = map  # see Neighbours.reduce
+    # The modes of columns, from a box, points, weights and the transforms' tolerance.
+    to_modes: Callable[..., Any]
+    # Of a problem, a series and rows in its box: S, (b,), then MEAN's d sums Σ w φ (u_j − y), or LAPLACE's L, by modes.
+    evaluate: Callable[..., tuple[Any, list[Any]]]
 
     def __init__(self, always: bool = False) -> None:
         if not isinstance(always, bool):
@@ -99,14 +103,6 @@ class Fourier:
         beyond = ((far < box.low) | (far > box.high)).any(axis=0)
         outside = Neighbours(others, members)
         return Series(box, modes, epsilon, bound, inside, outside, beyond, float(xp.sum(weights[members])))
-
-    def to_modes(self, box: Box, points: Any, weights: Any, epsilon: float) -> Any:
-        """Return the modes of columns in the box, as :meth:`evaluate` takes them."""
-        raise NotImplementedError
-
-    def evaluate(self, problem: Problem, series: Series, rows: Any) -> tuple[Any, list[Any]]:
-        """Return S at rows in the box, (b,), then MEAN's d sums Σ w φ (u_j − y), or LAPLACE's L, by modes."""
-        raise NotImplementedError
 
     def reduce(self, problem: Problem, queries: Any, state: State, own_offset: int = 0) -> Partial:
         """Sum by modes, then directly the rows whose sum is too small against the bound on its error."""
