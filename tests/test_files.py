@@ -56,7 +56,7 @@ def inputs(zarr):
         ("link.zarr", "store.zarr", {}, "out contains train"),
         ("link.zarr", "store.zarr/x.zarr/p.zarr", {}, "out lies in train"),
         ("store.zarr/x.zarr", "link.zarr/c/p.npy", {}, "out lies in train"),
-        ("x.npy", "kept/results.zarr", {"checkpoint": "kept"}, "out lies in the checkpoint"),
+        ("x.npy", "kept/results/p.npy", {"checkpoint": "kept"}, "out lies in the checkpoint"),
         ("x.npy", "kept.zarr", {"checkpoint": "kept.zarr/c"}, "out contains the checkpoint"),
         ("link.zarr", "p.npy", {"checkpoint": "store.zarr/x.zarr"}, "the checkpoint lies in train"),
     ],

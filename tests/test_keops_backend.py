@@ -297,8 +297,3 @@ def test_threads_are_as_many_as_asked_for(monkeypatch, threads):
     assert np.array_equal(sdkde_core.estimate(x, y, **OPTIONS), want)
     assert seen == [{threads}]
     assert torch.get_num_threads() == before
-
-
-def test_options():
-    with pytest.raises(ValueError, match="pass 'auto', 'GPU_1D' or 'GPU_2D'"):
-        KeopsBackend(scheme="GPU")

@@ -82,7 +82,7 @@ def test_moved_samples_to_a_file_from_a_checkpoint(tmp_path, name, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
         _full_disk(patched)
         scale.debias(X, out=path, **how)
-    assert not (tmp_path / name).exists() and len(list((tmp_path / "checkpoint" / "results.zarr" / "c").iterdir())) == 1
+    assert not (tmp_path / name).exists() and len(list((tmp_path / "checkpoint" / "results").iterdir())) == 1
     with pytest.raises(ValueError, match="resume=True"):
         scale.debias(X, out=path, **how)
     assert scale.debias(X, out=path, resume=True, **how) == path
@@ -134,7 +134,6 @@ def test_too_little_memory_says_how_much_is_needed():
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    pytest.importorskip("zarr")
     return tmp_path / "checkpoint"
 
 
@@ -142,7 +141,7 @@ def test_what_is_gone_is_computed_again(checkpoint):
     """tests/test_checkpoints.py has what is damaged."""
     once = scale.estimate(X, Y, checkpoint=checkpoint, **HOW)
     assert np.array_equal(once, scale.estimate(X, Y, **HOW))
-    for name in ("moved.zarr/c/1/0", "results.zarr/c/1"):
+    for name in ("moved/1", "results/1"):
         (checkpoint / name).unlink()
     assert np.array_equal(scale.estimate(X, Y, checkpoint=checkpoint, resume=True, **HOW), once)
 

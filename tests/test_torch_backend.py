@@ -20,7 +20,7 @@ from sdkde_core.arrays import to_host
 from sdkde_core.plugin import each, reduce_pass
 from sdkde_core.protocol import PRECISIONS, BackendUnavailable, Columns, Problem, Reduction
 from sdkde_core.testing import reference
-from sdkde_core.testing.problems import errors, far, make, truth
+from sdkde_core.testing.problems import errors, make, truth
 
 CPU = torch.device("cpu")
 
@@ -56,9 +56,7 @@ def test_memory_is_bytes_or_a_size(memory, size):
     assert TorchBackend(memory=memory).memory == size
 
 
-@pytest.mark.parametrize(
-    "options", [{"memory": "much"}, {"memory": 0}, {"memory": -1}, {"memory": 1.5}, {"compile": 1}]
-)
+@pytest.mark.parametrize("options", [{"memory": "much"}, {"memory": 0}, {"memory": -1}, {"memory": 1.5}])
 def test_options_that_cannot_be(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         TorchBackend(**options)
@@ -74,19 +72,6 @@ def test_memory_changes_no_answer():
         for memory in ("256MiB", 1 << 16, 1):
             got = _answer(TorchBackend(memory=memory), problem, case)
             assert errors(problem, got, want).max() <= 1.0, (reduction, precision, memory)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # PyTorch's own, as its compiler is imported
-@pytest.mark.parametrize("reduction", Reduction)
-def test_compiled_tiles(reduction):
-    """Every kind of formula that takes products, compiled for this CPU."""
-    for case, precision in itertools.product(
-        (make("mixture", 1500, 80, 5), far(21, 13, 3, 1e12, stray=False)), PRECISIONS
-    ):
-        problem = case.problem(reduction, precision)
-        got = _answer(TorchBackend(compile=True), problem, case)
-        assert errors(problem, got, truth(case)).max() <= 1.0
 
 
 # --- formulas -------------------------------------------------------------------------------------------------------

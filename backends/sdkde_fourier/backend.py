@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from sdkde_core.nearby import Neighbours
-from sdkde_core.plugin import check_threads, cpu_threads
+from sdkde_core.plugin import check_threads, checkpoint, claim_memory, cpu_threads, map_threads
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price
-from .duplicates import Distinct, spread
+from .duplicates import Distinct
 from .modes import Array, Box, fields
 from .series import Fourier, Series, State
 from .transforms import to_modes, to_points
@@ -43,7 +43,7 @@ class FourierBackend(Fourier):
     @np.errstate(all="ignore")
     def prepare(self, problem: Problem, columns: Columns) -> State:
         """Transform the columns to modes, if that is faster than direct sums."""
-        return State(columns, self.transform(problem, columns), Distinct(columns, self.threads or cpu_threads()).reduce)
+        return State(columns, self.transform(problem, columns), Distinct(columns, self.spread).reduce)
 
     def to_modes(self, box: Box, points: Array, weights: Array, epsilon: float) -> Array:
         return to_modes(box.angles(points), weights, box.shape, epsilon, self.threads or cpu_threads())
@@ -57,7 +57,14 @@ class FourierBackend(Fourier):
         wanted = {Reduction.LOG_SUM: 0, Reduction.LAPLACE: 1, Reduction.MEAN: problem.d}[problem.reduction]
         return total, others[:wanted]
 
-    def sum_near(
-        self, near: Neighbours, problem: Problem, rows: Array, own: Array | None, least: float = -math.inf
-    ) -> Partial:
-        return spread(near, problem, rows, own, self.threads or cpu_threads(), least)
+    def spread(self, task: Callable[[Any], Partial], parts: Sequence[Any]) -> list[Partial]:
+        """Sum parts over neighbourhoods side by side."""
+
+        def one(part: Any) -> Partial:
+            checkpoint()
+            with np.errstate(all="ignore"):  # as in the calling thread: sums of exponentials underflow by design
+                return task(part)
+
+        tasks = min(self.threads or cpu_threads(), len(parts))
+        with claim_memory("a sum over neighbours", each=8 << 20, tasks=tasks) as together:
+            return map_threads(one, parts, together)

@@ -44,7 +44,7 @@ class TorchFourierBackend(Fourier):
 
         def directly(problem: Problem, rows: Tensor, own: Tensor | None) -> Partial:
             """Sum over all columns, which are put in order when the first row asks."""
-            near = made.get("near", lambda: Neighbours(columns), columns.points, Neighbours.buffers)
+            near = made.get("near", lambda: Neighbours(columns), columns.points)
             return near.reduce(problem, rows, own)
 
         return State(columns, self.transform(problem, columns), directly)

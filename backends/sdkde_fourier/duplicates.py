@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from sdkde_core.nearby import Neighbours
-from sdkde_core.plugin import checkpoint, claim_memory, each, map_threads, new_lock
+from sdkde_core.plugin import each, new_lock
 from sdkde_core.protocol import Columns, Partial, Problem
 
 from .modes import Array
@@ -17,15 +17,15 @@ from .modes import Array
 class Distinct:
     """All columns. Equal ones are merged, with the sum of their weights, where they are many; and so are equal rows."""
 
-    def __init__(self, columns: Columns, threads: int) -> None:
-        self._columns, self._threads, self._lock = columns, threads, new_lock()
+    def __init__(self, columns: Columns, spread: Callable[..., Any]) -> None:
+        self._columns, self._spread, self._lock = columns, spread, new_lock()
         self._every = Neighbours(columns)
         self._merged: Neighbours | None = None
 
     def reduce(self, problem: Problem, rows: Array, own: Array | None) -> Partial:
         """Answer for some rows; see :meth:`sdkde_core.nearby.Neighbours.reduce`."""
         if own is not None:  # each row leaves out another column
-            return spread(self._every, problem, rows, own, self._threads)
+            return self._every.reduce(problem, rows, own, spread=self._spread)
         columns = self._columns
         with self._lock:
             if self._merged is None and many(columns.points):
@@ -34,26 +34,9 @@ class Distinct:
                 self._merged = Neighbours(Columns(columns.points[first], weights))
             self._merged = self._merged or self._every
         if not many(rows):
-            return spread(self._merged, problem, rows, None, self._threads)
+            return self._merged.reduce(problem, rows, spread=self._spread)
         first, group = distinct(rows)
-        return each(spread(self._merged, problem, rows[first], None, self._threads), lambda x: x[group])
-
-
-def spread(
-    neighbours: Neighbours, problem: Problem, rows: Array, own: Array | None, threads: int, least: float = -np.inf
-) -> Partial:
-    """Reduce rows on up to ``threads`` threads; see :meth:`sdkde_core.nearby.Neighbours.reduce`."""
-
-    def on_threads(task: Callable[[Any], Partial], parts: Sequence[Any]) -> list[Partial]:
-        def one(part: Any) -> Partial:
-            checkpoint()
-            with np.errstate(all="ignore"):  # as in the calling thread: sums of exponentials underflow by design
-                return task(part)
-
-        with claim_memory("a sum over neighbours", each=8 << 20, tasks=min(threads, len(parts))) as together:
-            return map_threads(one, parts, together)
-
-    return neighbours.reduce(problem, rows, own, least, on_threads)
+        return each(self._merged.reduce(problem, rows[first], spread=self._spread), lambda x: x[group])
 
 
 def distinct(points: Array) -> tuple[Array, Array]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from sdkde_core.plugin import prices
-from sdkde_core.protocol import AdvancedInfo, Problem, Support
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from .price import DEVICE, estimate, least_memory, likely
+from sdkde_core.plugin import prices
+from sdkde_core.protocol import AdvancedInfo, Problem, Support, Work
+
+from .price import CPU, DEVICE, least_memory, likely
 
 
 def _supports(problem: Problem) -> Support:
@@ -21,7 +25,13 @@ def _supports(problem: Problem) -> Support:
         return Support(
             False, f"takes {least / 2**30:.2g} GiB of memory or more; this process may use {total / 2**30:.2g}"
         )
-    return Support(True, f"Fourier sums, {estimate(problem)[0]}")
+    return Support(True, f"Fourier sums, {likely(problem, CPU)[0]}")
+
+
+def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
+    """As predicted; to find out which way of summing is faster takes 3 ms."""
+    work = likely(problem, CPU)[1]
+    return replace(work, launches=work.launches + 300)
 
 
 INFO = AdvancedInfo(
@@ -35,7 +45,7 @@ INFO = AdvancedInfo(
     install="pip install 'sdkde-core[fourier]'",
     startup_seconds=0.15,
     supports=_supports,
-    work=lambda problem, config: estimate(problem)[1],
+    work=_work,
 )
 
 

@@ -45,11 +45,6 @@ def by_modes(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Work:
     )
 
 
-def looks(ways: Ways, problem: Problem, modes: float) -> bool:
-    """Whether direct sums may be faster than modes that take ``modes`` seconds, so that a backend looks at the data."""
-    return modes > seconds(ways.directly(problem, problem.m, 1.0, None), problem.device)
-
-
 def by_lists(problem: Problem, rows: float, left: float, columns: float | None = None) -> Work:
     """Return the Work of summing ``rows`` on a CPU over lists of nearby tiles, which leave ``left`` columns to each.
 
@@ -181,24 +176,13 @@ def plus(a: Work, b: Work) -> Work:
 USUAL = 1e-11
 
 
-def estimate(problem: Problem) -> tuple[str, Work]:
-    """As :func:`likely` on the CPU; finding out which way is faster takes one thread, and some of the columns.
-
-    A box takes 40 ns a column and dimension, and a look at the lists 8 ms, if it :func:`looks` at these.
-    """
-    way, work = likely(problem, CPU)
-    box, lists = 160.0 * problem.d * min(problem.n, CPU.sample), 3.2e7 * min(1.0, problem.n / 2048.0)
-    looking = prices.speedup(cpu_threads()) * (box + lists * looks(CPU, problem, seconds(work)))
-    return way, plus(work, Work(scalar_flops=looking, launches=60))
-
-
 def least_memory(problem: Problem) -> int:
     """Return the bytes that the CPU takes at least, one transform at a time; 0 where they are few, or none.
 
     At the usual extent, or the problem's if that is less: far points are left out of the box, and do not add to it.
     """
     n, m, d = problem.n, problem.m, problem.d
-    modes = _usual_modes(problem, min(problem.extent, _usual_extent(problem)))
+    modes = _usual_modes(problem, min(problem.extent, prices.typical_extent(n, d)))
     if modes > MOST_MODES or 200.0 * (modes + n + m) < 128 << 20:  # a mode and a point take no more
         return 0
     shape = (int(modes ** (1.0 / d)),) * d
@@ -209,16 +193,16 @@ def least_memory(problem: Problem) -> int:
 def likely(problem: Problem, by: Ways) -> tuple[str, Work]:
     """Say which way is likely to be taken, and its Work, from what is known before the points are.
 
-    With Silverman's bandwidth the extent is about 5 n^(1/(d+4)), the usual extent. Where it is much larger, there are
-    two possibilities. The bandwidth is small: then all neighbourhoods are. Or a few points are far out: then the others
-    cost what they do at the usual extent. The price lies a sixth of the way from the first to the second (in logs), at
-    "float64" half of it, or is that of the modes of the whole extent, if that is less.
+    Where the extent is much larger than the usual one, of Silverman's bandwidth, there are two possibilities. The
+    bandwidth is small: then all neighbourhoods are. Or a few points are far out: then the others cost what they do at
+    the usual extent. The price lies a sixth of the way from the first to the second (in logs), at "float64" half of it,
+    or is that of the modes of the whole extent, if that is less.
     """
 
     def price(way: tuple[str, Work]) -> float:
         return seconds(way[1], problem.device)
 
-    usual = _usual_extent(problem)
+    usual = prices.typical_extent(problem.n, problem.d)
     ways = _ways(problem, by, problem.extent)
     if problem.extent > 3.0 * usual:
         bulk, direct = min(_ways(problem, by, usual), key=price), ways[-1]
@@ -235,7 +219,7 @@ def _ways(problem: Problem, by: Ways, extent: float) -> list[tuple[str, Work]]:
     On a device boxes often leave out what is far out, for little: the modes are those of an extent a third of the way
     down to the usual one.
     """
-    box = extent if by is CPU else min(extent, (extent**2 * _usual_extent(problem)) ** (1.0 / 3.0))
+    box = extent if by is CPU else min(extent, (extent**2 * prices.typical_extent(problem.n, problem.d)) ** (1.0 / 3.0))
     modes = _usual_modes(problem, box)
     left = problem.n * typical_share(replace(problem, extent=extent), *by.tiles, left_out(problem))
     ways = [("direct sums, few enough", by.directly(problem, problem.m, left, None))]
@@ -251,11 +235,6 @@ def _ways(problem: Problem, by: Ways, extent: float) -> list[tuple[str, Work]]:
         transforms = by.by_box(problem, (round(modes ** (1.0 / problem.d)),) * problem.d, USUAL)
         ways.insert(0, (f"about {modes:.0f} modes at most", plus(transforms, again)))
     return ways
-
-
-def _usual_extent(problem: Problem) -> float:
-    """The extent that goes with Silverman's bandwidth."""
-    return 5.0 * problem.n ** (1.0 / (problem.d + 4.0))
 
 
 def _usual_modes(problem: Problem, extent: float) -> float:

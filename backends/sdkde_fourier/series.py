@@ -50,6 +50,11 @@ class Fourier:
     """Sums by modes, and direct sums for the rows that these leave; ``always``: also where those would be faster."""
 
     ways: price.Ways
+    spread: Callable[..., Any] = map  # see Neighbours.reduce
+    # The modes of columns, from a box, points, weights and the transforms' tolerance.
+    to_modes: Callable[..., Any]
+    # Of a problem, a series and rows in its box: S, (b,), then MEAN's d sums Σ w φ (u_j − y), or LAPLACE's L, by modes.
+    evaluate: Callable[..., tuple[Any, list[Any]]]
 
     def __init__(self, always: bool = False) -> None:
         if not isinstance(always, bool):
@@ -65,8 +70,8 @@ class Fourier:
         known = xp.concat([xp.stack([*ends, xp.mean(log_weights), xp.sum(weights)]), *few])
         known = np.asarray(to_device(known, "cpu"))  # all at once, as the host waits for a device
         low, high, (mean, total), sample = known[:d], known[d : 2 * d], known[2 * d : 2 * d + 2], known[2 * d + 2 :]
-        least = 1e-280  # of the largest sum: of smaller ones the bounds on errors would underflow
-        if not (total > least and np.isfinite(known[: 2 * d]).all()):
+        tiny = 1e-280  # of the largest sum: of smaller ones the bounds on errors would underflow
+        if not (total > tiny and np.isfinite(known[: 2 * d]).all()):
             return None
         sampled_weights, sample = sample[: len(few[0])], sample[len(few[0]) :].reshape(-1, d)
         # A point's own row has at least its own term; the largest sum is not known before the box is.
@@ -74,7 +79,8 @@ class Fourier:
         cost = functools.partial(price.box_seconds, self.ways, problem, usual)
         found = choose_box(problem, (low, high), sample, usual, cost)
         seconds = math.inf if found is None else found[1]
-        if not self.always and price.looks(self.ways, problem, seconds):
+        least = self.ways.directly(problem, problem.m, 1.0, None)
+        if not self.always and seconds > price.seconds(least, problem.device):  # direct sums may be faster
             thin = slice(None, None, max(1, len(sample) >> 13))
             if price.direct_seconds(self.ways, problem, sample[thin], sampled_weights[thin]) < seconds:
                 return None
@@ -85,7 +91,7 @@ class Fourier:
         whole = bool(xp.all(inside))
         mine, w = (points, weights) if whole else (points[inside, :], weights[inside])
         largest = density_bound(box, mine, w)
-        if not largest > least:
+        if not largest > tiny:
             return None
         epsilon = max(tolerance(problem, math.exp(mean), largest), usual)  # the box was made for that
         modes, bound = self.to_modes(box, mine, w, epsilon), error(epsilon, largest, float(box.period.max()))
@@ -97,18 +103,6 @@ class Fourier:
         beyond = ((far < box.low) | (far > box.high)).any(axis=0)
         outside = Neighbours(others, members)
         return Series(box, modes, epsilon, bound, inside, outside, beyond, float(xp.sum(weights[members])))
-
-    def to_modes(self, box: Box, points: Any, weights: Any, epsilon: float) -> Any:
-        """Return the modes of columns in the box, as :meth:`evaluate` takes them."""
-        raise NotImplementedError
-
-    def evaluate(self, problem: Problem, series: Series, rows: Any) -> tuple[Any, list[Any]]:
-        """Return S at rows in the box, (b,), then MEAN's d sums Σ w φ (u_j − y), or LAPLACE's L, by modes."""
-        raise NotImplementedError
-
-    def sum_near(self, near: Neighbours, problem: Problem, rows: Any, own: Any, least: float = -math.inf) -> Partial:
-        """See :meth:`sdkde_core.nearby.Neighbours.reduce`."""
-        return near.reduce(problem, rows, own, least)
 
     def reduce(self, problem: Problem, queries: Any, state: State, own_offset: int = 0) -> Partial:
         """Sum by modes, then directly the rows whose sum is too small against the bound on its error."""
@@ -141,7 +135,8 @@ class Fourier:
             if len(near):
                 mine = None if own is None else own[near]
                 least = math.log(series.error / allowed(problem, Reduction.LOG_SUM))  # of smaller sums none is kept
-                add(problem, self.sum_near(series.outside, problem, rows[near], mine, least), near, total, others)
+                more = series.outside.reduce(problem, rows[near], mine, least, self.spread)
+                add(problem, more, near, total, others)
         found, good = finish(problem, total, others, series.error)
         (redo,) = xp.nonzero(~(good & held))
         if len(redo):

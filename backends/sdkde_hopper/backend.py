@@ -34,13 +34,13 @@ class _State:
     def symmetric(self) -> launch.Symmetric:
         """The points as the symmetric kernel of MEAN takes them."""
         make = functools.partial(launch.pack_symmetric, self.points, self.step)
-        return self.made.get("points", make, self.points, lambda made: [made.memory])
+        return self.made.get("points", make, self.points)
 
     def packed(self) -> launch.Packed:
         """The points as columns, and as rows of MEAN."""
         log_weights = self.log_weights if "weights" in self.problem.requires else None
         make = functools.partial(launch.pack, self.points, self.step, "columns", self.problem.reduction, log_weights)
-        return self.made.get("packed", make, self.points, lambda x: [x.memory] if x.top is None else [x.memory, x.top])
+        return self.made.get("packed", make, self.points)
 
 
 class HopperBackend:

@@ -26,18 +26,7 @@ class _State:
 
 
 class KeopsBackend:
-    """Pairs that KeOps compiles into one loop: nothing of size (m, n) is ever stored.
-
-    Parameters
-    ----------
-    scheme : {"auto", "GPU_1D", "GPU_2D"}
-        How a GPU shares the work out: rows, or rows and columns.
-    """
-
-    def __init__(self, scheme: str = "auto") -> None:
-        if scheme not in ("auto", "GPU_1D", "GPU_2D"):
-            raise ValueError(f"scheme is {scheme!r}; pass 'auto', 'GPU_1D' or 'GPU_2D'")
-        self.scheme = scheme
+    """Pairs that KeOps compiles into one loop: nothing of size (m, n) is ever stored."""
 
     def probe(self, device: str) -> Support:
         """Say whether there are a compiler and the device, and whether KeOps works: in a process of its own, once."""
@@ -87,7 +76,7 @@ class KeopsBackend:
             return "CPU", max(1, (1 << 27) // (n * (d + 8))) * cpu_threads()
         # Columns can be shared out among a GPU's processors too, in at most 65,535 blocks, which pays for large ones.
         width = bounds.block(d, columns.element_size())
-        if self.scheme == "GPU_1D" or (self.scheme == "auto" and (width < 24 or n > 65535 * width)):
+        if width < 24 or n > 65535 * width:
             return "GPU_1D", 1 << 40
         results = d + 2 if state.formula.reduction is Reduction.MEAN else 3  # of a block and a row, which KeOps keeps
         memory = torch.cuda.get_device_properties(columns.device).total_memory

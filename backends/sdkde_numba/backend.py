@@ -25,7 +25,7 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from .bounds import LN2, Array, Form, choose, double_limit, takes_leaves
 from .compiled import call
-from .cpu_kernels import ABSENT, ROWS, reduce_kernel_tiles, reduce_tiles
+from .cpu_kernels import ABSENT, ROWS, reduce_tiles
 from .leaf_kernels import GROUP
 from .near import Near, aligned, order_columns, sum_leaves
 from .price import LEAF, TILE, pays
@@ -199,6 +199,9 @@ def _reduce(
 
     Tiles whose terms' logs are at most ``cut`` are left out; with None no tile is.
     """
+    kernels = ("exponential", "tophat", "epanechnikov", "linear", "cosine")
+    code = None if problem.kernel == "gaussian" else kernels.index(problem.kernel)
+    laplace = problem.reduction is Reduction.LAPLACE
     real, (b, d), (many, width) = np.dtype(state.form.dtype), queries.shape, state.columns.shape[1:]
     height = -(-b // ROWS) * ROWS
     rows, mine = np.zeros((height, many), real), np.full(height, -1)
@@ -212,19 +215,14 @@ def _reduce(
     sums, moments = np.zeros((height, d if problem.reduction is Reduction.MEAN else 0)), np.zeros((2, height))
     room = *aligned((3, ROWS, width), real), np.empty(ROWS, real)  # for the numbers of ROWS rows and a tile
     columns, step = (state.columns, state.log_weights), _of_a_call(height * width * (many + 16))
+    shifts = sums if real.itemsize == 8 and code is None else None  # MEAN is always summed in float64
     for first in range(0, len(tiles), step):  # the sums go on from one call to the next
         checkpoint()
         over = tiles[first : first + step]
-        if problem.kernel != "gaussian":
-            code = ("exponential", "tophat", "epanechnikov", "linear", "cosine").index(problem.kernel)
-            call(reduce_kernel_tiles, (), *columns, over, rows, code, mine, tops, moments, *room[1:])
-        else:
-            shifts = sums if real.itemsize == 8 else None  # MEAN is always summed in float64
-            laplace = problem.reduction is Reduction.LAPLACE
-            call(
-                *(reduce_tiles, (real,), *columns, over, rows, state.form.direct, mine, laplace, cuts, left),
-                *(tops, shifts, moments, *room),
-            )
+        call(
+            *(reduce_tiles, (real, code is None), *columns, over, rows, state.form.direct, mine, laplace, code, cuts),
+            *(left, tops, shifts, moments, *room),
+        )
     return _result(problem, state, base, LN2 * tops[:b], sums[:b], moments[:, :b])
 
 

@@ -11,7 +11,7 @@ from numba import config, typeof
 
 from sdkde_core.plugin import Unforkable, claim_memory, new_lock
 
-from .cpu_kernels import reduce_kernel_tiles, reduce_tiles
+from .cpu_kernels import reduce_tiles
 from .kept import keep
 from .leaf_kernels import add_leaves, choose_leaves, list_leaves
 
@@ -21,7 +21,7 @@ _ready: set[tuple[Any, ...]] = set()
 
 try:
     if not config.DISABLE_JIT:  # else there is nothing to compile, and probe() says that the backend cannot run
-        for function in (reduce_tiles, reduce_kernel_tiles, list_leaves, add_leaves, choose_leaves):
+        for function in (reduce_tiles, list_leaves, add_leaves, choose_leaves):
             keep(function)
 except RuntimeError as error:  # nowhere to write: neither beside the package nor in the user's cache folder
     _logger.info("numba: compiled code cannot be kept for the next process: %s", error)

@@ -152,19 +152,83 @@ def _exponentials(exponents, r, top, least, out):
     return total
 
 
+# --- other kernels than the Gaussian --------------------------------------------------------------------------------
+
+
+@intrinsic
+def _cosine(typing_context, x):
+    """cos(π √x / 2), as a polynomial in x: its Taylor series, to 2e-17 of 1 on [0, 1]."""
+    coefficients = [(-1.0) ** k * (np.pi / 2.0) ** (2 * k) / math.factorial(2 * k) for k in range(11)]
+
+    def generate(context, builder, signature, arguments):
+        (value,) = arguments
+        *lower, power = (ir.Constant(value.type, c) for c in coefficients)
+        for c in reversed(lower):
+            power = llvm.times_plus(builder, power, value, c)
+        return power
+
+    return x(x), generate
+
+
+@njit(inline="always")
+def _kernel_exponents(s, r, log_weights, tile, code, own, absent, out):
+    """out[r, j] = log_weights[tile] − √s · log2(e) for the exponential kernel; for others log_weights within reach.
+
+    Return the largest, without column ``own`` if there is one. ``code`` is 0 for the exponential kernel, then tophat,
+    epanechnikov, linear, cosine. A kernel of bounded support is no exponential: its columns within reach are summed
+    relative to the largest of their weights.
+    """
+    top = absent
+    if code == 0:
+        for j in range(s.shape[1]):
+            exponent = log_weights[tile, j] - 1.4426950408889634 * math.sqrt(s[r, j])
+            out[r, j] = exponent
+            top = larger(top, exponent)
+    else:
+        for j in range(s.shape[1]):
+            exponent = log_weights[tile, j] if s[r, j] < 1.0 else absent
+            out[r, j] = exponent
+            top = larger(top, exponent)
+    if 0 <= own < s.shape[1]:
+        out[r, own], top = absent, absent
+        for j in range(s.shape[1]):
+            top = max(top, out[r, j])
+    return top
+
+
+@njit(inline="always")
+def _kernel_sum(s, phi, r, code, total):
+    """Σ_j phi[r, j] K(√s), of a kernel of bounded support; phi is 0 beyond it. Where phi has all of K, ``total``."""
+    if code >= 2:
+        total = 0.0
+    if code == 2:
+        for j in range(s.shape[1]):
+            total += phi[r, j] * larger(1.0 - s[r, j], 0.0)
+    elif code == 3:
+        for j in range(s.shape[1]):
+            total += phi[r, j] * larger(1.0 - math.sqrt(s[r, j]), 0.0)
+    elif code == 4:
+        for j in range(s.shape[1]):
+            x = s[r, j]
+            total += phi[r, j] * larger(_cosine(x if x < 1.0 else 1.0), 0.0)
+    return total
+
+
 # --- the loop over tiles --------------------------------------------------------------------------------------------
 
 
 @loop
 def reduce_tiles(
-    columns, log_weights, tiles, rows, direct, own, laplace, cuts, left, tops, sums, moments, s, exponents, phi, peaks
+    columns, log_weights, tiles, rows, direct, own, laplace, code, cuts, left, tops, sums, moments, s, exponents, phi,
+    peaks,
 ):  # fmt: skip
     """Add columns to the sums of some rows, over the tiles ``tiles``, each row relative to its running maximum.
 
     Exponents, in log2 units, are e_ij = s_ij · factor + log_weights[j], with factor = −½ log2(e) for the squares of
     differences (``direct``) and log2(e) for products. ``columns`` (tiles, c, width) are coordinates, and for products
     −½‖u_j‖² after them, as 1 in ``rows`` (b, c); b is a multiple of :data:`ROWS`. ``log_weights`` (tiles, width) are
-    log2, :data:`ABSENT` where there is no column. Row i leaves out column own[i], where there is one.
+    log2, :data:`ABSENT` where there is no column. Row i leaves out column own[i], where there is one. ``code`` is None
+    for the Gaussian, else that of :func:`_kernel_exponents`: then Σ φ alone is summed, of squares in float64.
 
     Four rows leave out a tile where no exponent e is above their ``cuts`` (b,) and ``left`` (b,) is at least 1;
     2^(0.9 (e − cut)) is taken off from that. Written are, in float64, the running maxima ``tops`` (b,), ``sums``
@@ -187,9 +251,12 @@ def reduce_tiles(
             seen = False
             for r in range(ROWS):
                 j = own[i + r] - tile * width
-                if 0 <= j < width:
-                    s[r, j] = own_exponent / factor
-                peaks[r] = _exponents(s, r, log_weights, tile, factor, absent, exponents)
+                if code is None:
+                    if 0 <= j < width:
+                        s[r, j] = own_exponent / factor
+                    peaks[r] = _exponents(s, r, log_weights, tile, factor, absent, exponents)
+                else:
+                    peaks[r] = _kernel_exponents(s, r, log_weights, tile, code, j, absent, exponents)
                 few = peaks[r] <= cuts[i + r] and left[i + r] >= 1.0
                 seen |= not few and peaks[r] > tops[i + r] + least
             if not seen:
@@ -208,7 +275,10 @@ def reduce_tiles(
                         for c in range(sums.shape[1]):
                             sums[i + r, c] *= shrink
                     tops[i + r] = top
-                moments[0, i + r] += _exponentials(exponents, r, real(top), least, phi)
+                total = _exponentials(exponents, r, real(top), least, phi)
+                if code is not None:
+                    total = _kernel_sum(s, phi, r, code, total)
+                moments[0, i + r] += total
                 if laplace:
                     moment = zero
                     for j in range(width):
@@ -216,87 +286,3 @@ def reduce_tiles(
                     moments[1, i + r] += moment
             if sums is not None:
                 _add_means(phi, rows, i, columns, tile, sums)
-
-
-# --- other kernels than the Gaussian --------------------------------------------------------------------------------
-
-
-@intrinsic
-def _cosine(typing_context, x):
-    """cos(π √x / 2), as a polynomial in x: its Taylor series, to 2e-17 of 1 on [0, 1]."""
-    coefficients = [(-1.0) ** k * (np.pi / 2.0) ** (2 * k) / math.factorial(2 * k) for k in range(11)]
-
-    def generate(context, builder, signature, arguments):
-        (value,) = arguments
-        *lower, power = (ir.Constant(value.type, c) for c in coefficients)
-        for c in reversed(lower):
-            power = llvm.times_plus(builder, power, value, c)
-        return power
-
-    return x(x), generate
-
-
-@njit(inline="always")
-def _kernel_exponents(s, r, log_weights, tile, code, absent, out):
-    """out[r, j] = log_weights[tile] − √s · log2(e) for the exponential kernel; for others log_weights within reach."""
-    top = absent
-    if code == 0:
-        for j in range(s.shape[1]):
-            exponent = log_weights[tile, j] - 1.4426950408889634 * math.sqrt(s[r, j])
-            out[r, j] = exponent
-            top = larger(top, exponent)
-    else:
-        for j in range(s.shape[1]):
-            exponent = log_weights[tile, j] if s[r, j] < 1.0 else absent
-            out[r, j] = exponent
-            top = larger(top, exponent)
-    return top
-
-
-@njit(inline="always")
-def _kernel_sum(s, phi, r, code):
-    """Σ_j phi[r, j] K(√s), of a kernel of bounded support; phi is 0 beyond it."""
-    total = 0.0
-    if code == 2:
-        for j in range(s.shape[1]):
-            total += phi[r, j] * larger(1.0 - s[r, j], 0.0)
-    elif code == 3:
-        for j in range(s.shape[1]):
-            total += phi[r, j] * larger(1.0 - math.sqrt(s[r, j]), 0.0)
-    elif code == 4:
-        for j in range(s.shape[1]):
-            x = s[r, j]
-            total += phi[r, j] * larger(_cosine(x if x < 1.0 else 1.0), 0.0)
-    return total
-
-
-@loop
-def reduce_kernel_tiles(columns, log_weights, tiles, rows, code, own, tops, moments, s, phi, peaks):
-    """Add columns to the sums of some rows, as :func:`reduce_tiles`, of another kernel than the Gaussian.
-
-    Compiled when one is first asked for. ``columns`` are coordinates, float64; ``code`` is 0 for the exponential
-    kernel, then tophat, epanechnikov, linear, cosine. A kernel of bounded support is no exponential: its columns within
-    reach are summed relative to the largest of their weights. ``moments`` gets Σ φ only.
-    """
-    width, absent = columns.shape[2], ABSENT[1]
-    for tile in tiles:
-        for i in range(0, rows.shape[0], ROWS):
-            _squares(rows, i, columns, tile, s)
-            seen = False
-            for r in range(ROWS):
-                peaks[r] = _kernel_exponents(s, r, log_weights, tile, code, absent, phi)
-                own_column = own[i + r] - tile * width
-                if 0 <= own_column < width:
-                    phi[r, own_column], peaks[r] = absent, absent
-                    for j in range(width):
-                        peaks[r] = max(peaks[r], phi[r, j])
-                seen |= peaks[r] - tops[i + r] > -1022.0
-            if not seen:
-                continue
-            for r in range(ROWS):
-                top = max(tops[i + r], peaks[r])
-                if top > tops[i + r]:
-                    moments[0, i + r] *= 2.0 ** (tops[i + r] - top)
-                    tops[i + r] = top
-                total = _exponentials(phi, r, top, -1022.0, phi)
-                moments[0, i + r] += total if code < 2 else _kernel_sum(s, phi, r, code)

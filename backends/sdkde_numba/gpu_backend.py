@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,12 +34,8 @@ class _State:
     def packed(self, kind: str, width: int, tile: int) -> Packed:
         """The points as columns, whole tiles of them."""
         weights = self.log_weights if "weights" in self.problem.requires else None
-        return self.made.get(
-            (kind, width, tile),
-            lambda: launch.pack(self.points, kind, width, weights, tile),
-            self.points,
-            Packed.tensors,
-        )
+        pack = functools.partial(launch.pack, self.points, kind, width, weights, tile)
+        return self.made.get((kind, width, tile), pack, self.points)
 
 
 class CudaBackend:

@@ -46,11 +46,9 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     # Twice as long in 256 dimensions as in 64, three times in 784.
     shared = 1.0 + 0.12 * max(0, math.ceil(math.log2(problem.d / DEPTH))) + max(0.0, math.log2(problem.d / 64.0)) / 2.0
     reached = (0.67 if problem.d <= DEPTH else 0.54) if double else 0.8
-    if kind == "doubled":  # measured in 1 to 256 dimensions; sums of more than four coordinates take more registers
-        shared *= 1.0 + (0.1 if mean else 0.07) * max(0.0, math.log2(problem.d / 16.0))
-        reached /= 1.4 if mean and problem.d > 4 else 1.0
-    if mean and problem.precision == "high" and not double:  # more goes to float64: 6, 7, 31, 35 % in 1, 3, 8, 16
-        reached /= 1.3 if problem.d > 4 else 1.06
+    if mean and problem.d > 4:
+        # What is doubled takes more registers, and at "high" more goes to float64: 6, 7, 31, 35 % in 1, 3, 8, 16.
+        reached /= (1.4 if kind == "doubled" else 1.0) * (1.3 if problem.precision == "high" and not double else 1.0)
     operations = 2.0 / reached * shared * instructions * pairs
     simulated = 1e4 if problem.device.startswith("cpu") else 1.0  # operations of a CPU for one of a simulated kernel
     return Work(

@@ -35,10 +35,6 @@ class Packed:
     padded: int
     terms: torch.Tensor | None = None  # (padded,), of columns that have t_j
 
-    def tensors(self) -> list[torch.Tensor]:
-        """Return what is on the device."""
-        return [self.numbers] if self.terms is None else [self.numbers, self.terms]
-
 
 def card_of(device: torch.device) -> tuple[str, str]:
     """Return a device's name, as :func:`sdkde_core.tuning.card_name` has it, and its architecture, such as "sm_90"."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,46 +59,6 @@ def _tie(x: Array, weights: Array) -> float:
     return float(np.max(sums / np.repeat(tiles, first.sum(axis=1))))
 
 
-def _summing(
-    problem: Problem, near: Near, columns: Array, log_weights: Array, tiles: int
-) -> Callable[[Array, Array, float], list[Array]]:
-    """Return what sums a tile of rows over the leaves of listed tiles of columns, at most so many ``tiles``.
-
-    It takes the list, the rows (b, d) and log2 of what their sums are at least, and returns Σ φ, then Σ φ r² and
-    Σ φ r⁴, then shifts; (b, 0) where these are not wanted.
-    """
-    d, most, groups = problem.d, tiles * (TILE // LEAF), TILE // GROUP
-    x, weights, boxes, u = aligned((most, d, LEAF)), aligned((most, LEAF)), aligned((2, d, most)), aligned((TILE, d))
-    heavies, masses, halves = aligned((most,)), aligned((most,)), aligned((groups, most))
-    leaves, chosen, ends = np.empty(most, np.intp), np.empty((groups, most + 1), np.intp), np.empty(groups, np.intp)
-    # Log sums in few dimensions need no moments: E[r²] ≤ 2 (log Σ w − ℓ), see sdkde_core.nearby.
-    wanted = True, problem.reduction is not Reduction.LOG_SUM or d > 8, problem.reduction is Reduction.MEAN
-    middle = np.empty(d)
-    sums = [np.zeros((TILE, many, LEAF)) if wish else None for many, wish in zip((1, 2, d), wanted)]
-    # The log weight of all columns of the problem: these may be a part of them.
-    whole = float(max(near.columns.log_weight, 0.0) / LN2 - near.peak)
-    counted = whole, {"log_sum": 0, "mean": 1, "laplace": 2}[problem.reduction.value]
-    # What leaves that are left out may add; the lists of tiles have a share of their own.
-    allowed = 0.15 * TOLERANCES[problem.precision][problem.reduction].absolute
-    of_tiles, of_groups = 0.1 * allowed, 0.9 * allowed  # for all rows together, and for GROUP of them
-    variant, add = (d, *wanted), (x, weights, chosen, ends, u, (0.0,) * d, *sums)
-
-    def sum_tile(listed: Array, rows: Array, floor: float) -> list[Array]:
-        for some in sums:
-            if some is not None:
-                some[:] = 0.0
-        count = call(
-            *(list_leaves, (), columns, log_weights, near.low, near.high, near.heavy, listed, rows, floor, *counted),
-            *(of_tiles, x, weights, boxes, heavies, halves, masses, leaves, u, chosen, ends, middle),
-        )
-        call(add_leaves, variant, *add)
-        call(choose_leaves, (), sums[0], heavies, halves, masses, count, d, *counted, of_groups, chosen, ends)
-        call(add_leaves, variant, *add)
-        return [np.empty((len(rows), 0)) if some is None else some[: len(rows)].sum(axis=2) for some in sums]
-
-    return sum_tile
-
-
 def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
     """An empty array that begins with a line of the cache: a vector that lies in two takes twice as long to read."""
     size, line = math.prod(shape) * np.dtype(dtype).itemsize, 64
@@ -117,12 +76,37 @@ def sum_leaves(
     for tiles of :data:`~sdkde_numba.price.TILE` rows. The second result is (k,) array of int, the rows whose errors
     may be beyond the tolerance.
     """
-    (m, d), parts = rows.shape, []
-    sum_tile = _summing(problem, near, columns, log_weights, int(np.max(np.diff(found.ends), initial=1)))
+    (m, d), parts, mean = rows.shape, [], problem.reduction is Reduction.MEAN
+    most = int(np.max(np.diff(found.ends), initial=1)) * (TILE // LEAF)  # leaves of a list
+    groups, middle = TILE // GROUP, np.empty(d)
+    x, weights, boxes, u = aligned((most, d, LEAF)), aligned((most, LEAF)), aligned((2, d, most)), aligned((TILE, d))
+    heavies, masses, halves = aligned((most,)), aligned((most,)), aligned((groups, most))
+    leaves, chosen, ends = np.empty(most, np.intp), np.empty((groups, most + 1), np.intp), np.empty(groups, np.intp)
+    # Σ φ, then Σ φ r² and Σ φ r⁴, then shifts. Log sums in few dimensions need no moments: E[r²] ≤ 2 (log Σ w − ℓ), see
+    # sdkde_core.nearby.
+    wanted = True, problem.reduction is not Reduction.LOG_SUM or d > 8, mean
+    sums = [np.zeros((TILE, many, LEAF)) if wish else None for many, wish in zip((1, 2, d), wanted)]
+    # The log weight of all columns of the problem: these may be a part of them.
+    whole = float(max(near.columns.log_weight, 0.0) / LN2 - near.peak)
+    counted = whole, {"log_sum": 0, "mean": 1, "laplace": 2}[problem.reduction.value]
+    # What leaves that are left out may add; the lists of tiles have a share of their own.
+    allowed = 0.15 * TOLERANCES[problem.precision][problem.reduction].absolute
+    of_tiles, of_groups = 0.1 * allowed, 0.9 * allowed  # for all rows together, and for GROUP of them
+    variant, add = (d, *wanted), (x, weights, chosen, ends, u, (0.0,) * d, *sums)
     for b, floor in enumerate(found.floors / LN2 - near.peak):
         checkpoint()
-        listed = found.tiles[found.ends[b] : found.ends[b + 1]]
-        parts.append(sum_tile(listed, rows[b * TILE : (b + 1) * TILE], floor))
+        listed, some = found.tiles[found.ends[b] : found.ends[b + 1]], rows[b * TILE : (b + 1) * TILE]
+        for kept in sums:
+            if kept is not None:
+                kept[:] = 0.0
+        count = call(
+            *(list_leaves, (), columns, log_weights, near.low, near.high, near.heavy, listed, some, floor, *counted),
+            *(of_tiles, x, weights, boxes, heavies, halves, masses, leaves, u, chosen, ends, middle),
+        )
+        call(add_leaves, variant, *add)
+        call(choose_leaves, (), sums[0], heavies, halves, masses, count, d, *counted, of_groups, chosen, ends)
+        call(add_leaves, variant, *add)
+        parts.append([np.empty((len(some), 0)) if k is None else k[: len(some)].sum(axis=2) for k in sums])
     totals, moments, shifts = (np.concatenate(k) for k in zip(*parts))
     total = totals[:, 0]
     log_sum = np.log(total) + LN2 * near.peak
@@ -131,7 +115,7 @@ def sum_leaves(
         square, fourth = (2.0 * LN2) * moments[:, 0] / total, (2.0 * LN2) ** 2 * moments[:, 1] / total
     across = np.array([np.linalg.norm(np.ptp(rows[i : i + TILE], axis=0)) for i in range(0, m, TILE)]) / 2.0
     across = np.repeat(across, TILE)[:m]
-    shift = shifts / (UNIT * total[:, None]) if problem.reduction is Reduction.MEAN else None
+    shift = shifts / (UNIT * total[:, None]) if mean else None
     errors = leaf_errors(problem, LeafSums(log_sum, total, square, fourth, shift, across, near.tie, near.span))
     again = np.flatnonzero(~((total >= 2.0**-60) & (errors <= 1.0)))  # below that terms may have been lost
     if problem.reduction is Reduction.LAPLACE:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +10,13 @@ import torch
 from torch import Tensor
 
 from sdkde_core.plugin import concatenate, exponents, parse_size, without_grad
-from sdkde_core.protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, Support
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import gradients
 from .bounds import formula, refines
 from .devices import Place, computes_float32_exactly, place, side_by_side
 from .formulas import NOTHING, high_low, make
-from .tiles import Prepared, Summed, tile_sums
+from .tiles import Prepared, Summed
 
 
 @dataclass(frozen=True)
@@ -38,15 +37,10 @@ class TorchBackend:
     ----------
     memory : int or str
         Bytes that temporaries may take at a time, ``"256MiB"``: at least a row of 1024 columns is computed.
-    compile : bool
-        Pass tiles through ``torch.compile``: fewer passes over memory, after a compilation that takes seconds.
     """
 
-    def __init__(self, memory: int | str = "256MiB", compile: bool = False) -> None:
+    def __init__(self, memory: int | str = "256MiB") -> None:
         self.memory = parse_size(memory)
-        if not isinstance(compile, bool):
-            raise ValueError(f"compile is {compile!r}; pass True or False")
-        self.compile = compile
 
     def probe(self, device: str) -> Support:
         """Make a tensor on the device, and say whether it has float64."""
@@ -98,7 +92,7 @@ class TorchBackend:
             carries = log_weights > NOTHING[torch.float32]  # with "grad" some are −inf
             span = float(-torch.where(carries, log_weights, 0.0).min())
         name = formula(problem, span, single=single, double=where.double)
-        if not name:  # log weights that span more than float32 has room for: the points are on the host, as float64
+        if not name:  # beyond float32: the points are on the host, as float64
             return self._packed(problem, columns, Place(points.device, True), single)
         how, library = make(name, problem, where.device, span)
         direct = isinstance(how, exponents.Direct)
@@ -118,7 +112,6 @@ class TorchBackend:
             pairs=exponents.Packed(library.place(*high_low(points))) if in_pairs else None,
             double=where.double,
             memory=self.memory,
-            tile=_compiled() if self.compile else tile_sums,
         )
 
 
@@ -136,24 +129,3 @@ def _partial(problem: Problem, prepared: Prepared, rows: Tensor, summed: Summed,
             shift = summed.mean - (rows if exact else rows.to(prepared.library.dtype).double())
         shift = torch.where(total[:, None] == 0, 0.0, shift)
     return Partial(total.log() + log_scale, shift=shift)
-
-
-@functools.cache
-def _compiled() -> Callable[..., Tensor]:
-    """Tiles through ``torch.compile``, which compiles as it is called, and needs a compiler of C++ for that."""
-    tile = torch.compile(tile_sums)
-
-    @functools.wraps(tile_sums)
-    def compiled(*args: Any, **kwargs: Any) -> Tensor:
-        try:
-            return tile(*args, **kwargs)
-        except RuntimeError as error:
-            if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-                raise
-            why = str(error).splitlines()[0].removesuffix(".")
-            raise BackendUnavailable(
-                f"backend 'torch' cannot do this: torch.compile failed: {why}. It needs a C++ compiler: install g++, "
-                "or set CXX to the one to take; or leave the option compile out"
-            ) from error
-
-    return compiled

@@ -88,9 +88,9 @@ def refines(problem: Problem, extent: float) -> bool:
 def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double: bool | None = None) -> str:
     """Return the fastest formula that keeps the tolerance.
 
-    It is "expanded", "split" or "direct", then "float32", "float64" or "pairs"; "" where none does. ``span`` is the
-    largest magnitude of a log weight, nats; ``single``, whether products of float32 are rounded to float32 and no
-    further; ``double``, whether the device has float64, by default where it is known to.
+    It is "expanded", "split" or "direct", then "float32" or "float64"; "" where none does: then the host has to.
+    ``span`` is the largest magnitude of a log weight, nats; ``single``, whether products of float32 are rounded to
+    float32 and no further; ``double``, whether the device has float64, by default where it is known to.
     """
     double = has_double(problem) if double is None else double
     extent = problem.extent
@@ -105,11 +105,6 @@ def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double:
         if extent <= expanded_limit(problem, "float64", span):
             return "expanded float64"
         return "split float64" if extent <= split_limit(problem, "float64") and not wide else "direct float64"
-    # Direct differences of float32 pairs. For LOG_SUM, what these leave of a coordinate, 2⁻⁴⁹ R, must be small beside a
-    # point that far out. For LAPLACE, the error of an exponent, some 3e-7 of itself, must be far below 1.
-    pairs = {Reduction.LOG_SUM: 2e9, Reduction.LAPLACE: 400.0}
-    if problem.precision != "float64" and extent <= pairs.get(problem.reduction, -math.inf):
-        return "direct pairs"
     return ""
 
 

@@ -123,13 +123,6 @@ def _prepare() -> None:
         other.join()
 
 
-def _begin_again() -> None:
-    """In a forked child, where none of the threads is there: neither those above nor those that OpenMP counts on.
-
-    OpenMP would wait for them, so that PyTorch does without, as in the workers of its data loaders.
-    """
-    _leave_threads()
-    torch.set_num_threads(1)
-
-
-in_child(_begin_again)
+# In a forked child none of the threads is there: neither those above nor those that OpenMP would wait for.
+in_child(_leave_threads)
+in_child(lambda: torch.set_num_threads(1))

@@ -47,27 +47,13 @@ class Tensors:
         return away.mul_(phi).sum(1)
 
 
-class Pairs(exponents.Direct):
-    """Differences of coordinates that are two float32 numbers each, for devices without float64.
-
-    The difference of the first numbers is right to rounding of itself, that of the second is added: r² is right to some
-    ε of itself, at any extent.
-    """
-
-    pieces = 2
-
-    def rows(self, points: Tensor) -> exponents.Packed:
-        return exponents.Packed(self.library.place(*high_low(points)))
-
-
 def make(name: str, problem: Problem, device: torch.device, span: float) -> tuple[exponents.Formula, Tensors]:
     """Return the formula that ``bounds.formula`` named, and its operations; log weights span ``span`` nats."""
     kind, _, dtype = name.partition(" ")
     library = Tensors(torch.float64 if dtype == "float64" else torch.float32, device)
     if kind == "split":
         return exponents.Split(library, exponents.grid(problem.extent, 24 if dtype == "float32" else 53, span)), library
-    kinds = {"expanded": exponents.Expanded, "direct": Pairs if dtype == "pairs" else exponents.Direct}
-    return kinds[kind](library), library
+    return (exponents.Expanded if kind == "expanded" else exponents.Direct)(library), library
 
 
 def exponential(tile: Tensor, in_place: bool) -> Tensor:

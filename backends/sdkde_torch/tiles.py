@@ -7,6 +7,7 @@ again relative to their largest exponent.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -47,7 +48,6 @@ class Prepared:
     pairs: Packed | None  # points as pairs, for a shift's second pass
     double: bool  # the device adds up in float64
     memory: int  # bytes that temporaries may take
-    tile: Callable[..., Tensor]  # :func:`tile_sums`, or what ``torch.compile`` made of it
 
     def height(self, m: int) -> int:
         """Rows of a block, of m; it follows from the problem, the options and the number of threads."""
@@ -63,7 +63,7 @@ class Prepared:
             return most
         return min(most, (1 << 18) // CHUNK, max(64, -(-m // 64)))  # a tile fits a core's cache; for 64 blocks
 
-    @property
+    @functools.cached_property
     def part(self) -> int:
         """Terms of a shift that are added one after another, see :func:`bounds.terms_at_once`."""
         return terms_at_once(self.problem, str(self.library.dtype).removeprefix("torch."))
@@ -117,7 +117,7 @@ class Prepared:
         result = self._summed(sums, at_base, log_scale)
         return result if self.pairs is None else self._refined(result, rows, own, base, top)
 
-    def _terms(self, rows: Packed, some: slice, base: Tensor, out: Tensor | None) -> Tensor:
+    def _terms(self, rows: Packed, some: slice, base: Tensor, out: Tensor) -> Tensor:
         tile = _relative(self.formula, rows, self.columns.at(some), base, out)
         return tile if self.log_weights is None else tile.add_(self.log_weights[some])
 
@@ -129,7 +129,7 @@ class Prepared:
             largest = torch.maximum(largest, masked(tile(some, out), mask, nothing).amax(1, keepdim=True))
         return largest
 
-    def _tiles(self, m: int, own: Tensor | None) -> Iterator[tuple[slice, Tensor | None, Tensor | None]]:
+    def _tiles(self, m: int, own: Tensor | None) -> Iterator[tuple[slice, Tensor | None, Tensor]]:
         """Columns, mask of the entries to leave out, and buffer, of every tile."""
         width = min(self.count, CHUNK)
         buffer = torch.empty(m * width, dtype=self.library.dtype, device=self.library.device)
@@ -143,20 +143,35 @@ class Prepared:
 
     def _add_up(self, rows: Packed, own: Tensor | None, base: Any = None, top: Any = None) -> Tensor:
         """Return the sums over all columns, (m, k), as :meth:`_to_result` has them."""
-        total, part = _Total(self.double), self.part
-        laplace, mean = (self.problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
-        # The base was found by what is not compiled. Compiled code rounds in another way: far from every column that
-        # moves direct differences by thousands.
-        direct = isinstance(self.formula, exponents.Direct)
-        plain = own is not None or (base is not None and direct)
+        total = _Total(self.double)
         for some, mask, out in self._tiles(len(rows.left), own):
-            right = None if self.right is None else self.right[some]
-            log_weights = None if self.log_weights is None else self.log_weights[some]
-            how = tile_sums if plain else self.tile
-            buffer = out if how is tile_sums else None
-            given = self.formula, rows, self.columns.at(some), right, log_weights, base, top, mask
-            total.add(how(*given, laplace=laplace, by_differences=mean and direct, part=part, out=buffer))
+            total.add(self._tile_sums(rows, some, base, top, mask, out))
         return self._to_result(total.result())
+
+    def _tile_sums(self, rows: Packed, some: slice, base: Any, top: Any, own: Tensor | None, out: Tensor) -> Tensor:
+        """Return the sums of a tile, (rows, k): Σφ times ``right``; LAPLACE: Σφ and Σφ (−½ r² − base).
+
+        φ is exp(exponent − base − top), both (rows, 1), and 0 at the entries ``own`` (rows, columns), which are left
+        out. By differences MEAN has Σφ (x − u), dimension by dimension, before Σφ. ``out`` is a buffer.
+        """
+        laplace, columns = self.problem.reduction is Reduction.LAPLACE, self.columns.at(some)
+        tile = masked(_relative(self.formula, rows, columns, base, out), own, NOTHING[self.library.dtype])
+        terms = tile if self.log_weights is None else tile + self.log_weights[some]
+        if top is not None:
+            terms = terms - top if laplace and terms is tile else terms.sub_(top)
+        phi = exponential(terms, in_place=not laplace or terms is not tile)
+        phi = masked(phi, own)  # where nothing is left, the base is that of what is left out
+        if laplace:
+            if tile.device.type == "cpu":  # what was clamped is next to nothing, but not times any exponent
+                phi = torch.nn.functional.threshold(phi, 1.001 * math.exp(CLAMP[tile.dtype]), 0.0)
+            return torch.stack([phi.sum(1), phi.mul_(tile).sum(1)], 1)
+        if self.right is not None:
+            return _in_parts(phi, self.right[some], self.part)
+        sums = phi.sum(1, keepdim=True)
+        if self.problem.reduction is Reduction.MEAN:
+            moved = exponents.displacement(self.library, phi, rows, columns)
+            sums = torch.cat([moved, sums], 1)
+        return sums
 
     def _summed(self, sums: Tensor, base: Tensor, log_scale: Tensor) -> Summed:
         """Take the columns of ``sums`` apart: points, one; LAPLACE: one, moment."""
@@ -208,51 +223,10 @@ class _Total:
         return self.high if self.double else self.high.cpu().double() + self.low.cpu().double()
 
 
-def _relative(formula: Formula, rows: Packed, columns: Packed, base: Tensor | None, out: Tensor | None) -> Tensor:
+def _relative(formula: Formula, rows: Packed, columns: Packed, base: Tensor | None, out: Tensor) -> Tensor:
     """A tile of exponents less their row's base, (m, 1), if any: with more digits where the formula has them."""
     tile = formula.first(rows, columns, out)
     return formula.second(tile if base is None else tile.sub_(base), rows, columns)
-
-
-def tile_sums(
-    formula: Formula,
-    rows: Packed,
-    columns: Packed,
-    right: Tensor | None,
-    log_weights: Tensor | None,
-    base: Tensor | None,
-    top: Tensor | None,
-    own: Tensor | None,
-    *,
-    laplace: bool,
-    by_differences: bool,
-    part: int,
-    out: Tensor | None,
-) -> Tensor:
-    """Return the sums of a tile, (rows, k): Σφ times the columns of ``right``; LAPLACE: Σφ and Σφ (−½ r² − base).
-
-    φ is exp(exponent − base − top), both (rows, 1), and 0 at the entries ``own`` (rows, columns), which are left out.
-    With ``by_differences`` Σφ (x − u), dimension by dimension, comes before the columns of ``right``. In the product
-    with these, ``part`` terms are added one after another. ``out`` is a buffer.
-    """
-    tile = _relative(formula, rows, columns, base, out)
-    tile = masked(tile, own, NOTHING[tile.dtype])
-    terms = tile if log_weights is None else tile + log_weights
-    if top is not None:
-        terms = terms - top if laplace and log_weights is None else terms.sub_(top)
-    phi = exponential(terms, in_place=not laplace or terms is not tile)
-    phi = masked(phi, own)  # where nothing is left, the base is that of what is left out
-    if laplace:
-        if tile.device.type == "cpu":  # what was clamped is next to nothing, but not times any exponent
-            phi = torch.nn.functional.threshold(phi, 1.001 * math.exp(CLAMP[tile.dtype]), 0.0)
-        total = phi.sum(1)
-        return torch.stack([total, (phi * tile if out is None else phi.mul_(tile)).sum(1)], 1)
-    sums = phi.sum(1, keepdim=True) if right is None else _in_parts(phi, right, part)
-    if by_differences:
-        assert isinstance(formula, exponents.Direct)
-        moved = exponents.displacement(formula.library, phi, rows, columns, formula.pieces)
-        sums = torch.cat([moved, sums], 1)
-    return sums
 
 
 def _in_parts(phi: Tensor, right: Tensor, part: int) -> Tensor:

@@ -56,14 +56,7 @@ class _State:
         return self._made(arithmetic, lambda: launch.transpose(self.points, arithmetic, COLUMN_PADDING))
 
     def _made(self, key: Any, make: Callable[[], Any]) -> Any:
-        return self.made.get(key, make, self.points, _tensors)
-
-
-def _tensors(made: Any) -> list[torch.Tensor]:
-    """The tensors in what has been made of the points."""
-    if isinstance(made, torch.Tensor):
-        return [made]
-    return [x for part in made for x in _tensors(part)] if isinstance(made, tuple) else []
+        return self.made.get(key, make, self.points)
 
 
 class TritonBackend:

@@ -210,12 +210,13 @@ def _of_data_sheets() -> tuple[GPU, ...]:
 GPUS = _of_data_sheets()
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+    """Return what counts of a name in :func:`gpu`."""
     needless = {"nvidia", "geforce", "tesla", "generation", "gpu"}  # words that a name may have or lack
     return "".join(word for word in re.findall("[a-z0-9]+", name.lower()) if word not in needless)
 
 
-_BY_NAME = {_plain(name): card for card in GPUS for name in (card.name, *card.aliases)}
+_BY_NAME = {plain(name): card for card in GPUS for name in (card.name, *card.aliases)}
 
 
 @functools.cache
@@ -225,12 +226,7 @@ def gpu(name: str) -> GPU | None:
     Neither case, spaces and dashes nor the vendor count, all else does: a variant under a card's name (PCIe, laptop, a
     MIG slice) has other rates. ``"a6000"`` is the RTX A6000, never the RTX 6000 Ada Generation.
     """
-    return _BY_NAME.get(_plain(name))
-
-
-def same_name(one: str, other: str) -> bool:
-    """Whether :func:`gpu` would take two names for one card, be it in :data:`GPUS` or not."""
-    return _plain(one) == _plain(other)
+    return _BY_NAME.get(plain(name))
 
 
 def card_name(name: str) -> str:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 
-from .cards import GPU, Processor, card_name, derived, gpu, same_name
+from .cards import GPU, Processor, card_name, derived, gpu, plain
 from .driver import ListedGPU, ask_nvml, described, driver_version, visible_gpus
 
 __all__ = ["ListedGPU", "ask_nvml", "driver_version", "visible_gpus"]  # of the driver, for others
@@ -126,7 +126,7 @@ def local_cards() -> tuple[GPU | None, ...]:
 
 def card_called(name: str) -> GPU | None:
     """Return the card that a user names: one of the table of data sheets, else one that is here."""
-    return gpu(name) or next((c for c in local_cards() if c is not None and same_name(c.name, name)), None)
+    return gpu(name) or next((c for c in local_cards() if c is not None and plain(c.name) == plain(name)), None)
 
 
 def _listed(device: str) -> ListedGPU | None:

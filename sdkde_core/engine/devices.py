@@ -5,11 +5,12 @@ PyTorch is not imported here: the tensors that come in have brought it.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
@@ -150,10 +151,10 @@ class PerStream:
     def __init__(self) -> None:
         self._made: dict[Any, tuple[Any, set[int]]] = {}  # values, and the streams that find them whole
 
-    def get(self, key: Any, make: Callable[[], Any], like: Any, buffers: Callable[[Any], Iterable[Any]]) -> Any:
-        """Return the value of a key, by ``make()`` the first time.
+    def get(self, key: Any, make: Callable[[], Any], like: Any) -> Any:
+        """Return the value of a key, by ``make()`` the first time; ``like``: a tensor on the value's device.
 
-        ``like`` is a tensor on the value's device, ``buffers(value)`` are the tensors that it holds.
+        The value is a tensor, or has its tensors in tuples, lists, dictionaries and dataclasses.
         """
         stream = current_stream(like.get_device()) if like.is_cuda else 0
         if key not in self._made:
@@ -166,7 +167,18 @@ class PerStream:
             if cuda.is_current_stream_capturing():  # which cannot wait; the caller's warming up has
                 return value
             cuda.synchronize(like.device)
-            for buffer in buffers(value):
+            for buffer in _tensors(value):
                 buffer.record_stream(cuda.current_stream(like.device))  # keeps the memory until that stream is through
             known.add(stream)
         return value
+
+
+def _tensors(x: Any) -> list[Any]:
+    """The CUDA tensors that a value of :class:`PerStream` holds."""
+    if getattr(x, "is_cuda", False):
+        return [x]
+    if dataclasses.is_dataclass(x):
+        x = vars(x)
+    if isinstance(x, dict):
+        x = [*x.values()]
+    return [tensor for part in x for tensor in _tensors(part)] if isinstance(x, tuple | list) else []

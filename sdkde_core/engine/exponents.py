@@ -129,11 +129,9 @@ class Split(Formula):
 class Direct(Formula):
     """Differences first, one dimension at a time: right to rounding of r² at any extent."""
 
-    pieces = 1  # numbers that a coordinate is the sum of, one after another
-
     def first(self, rows: Packed, columns: Packed, out: Array | None = None) -> Array:
         tile = self.library.empty(rows.left, columns.left) if out is None else out
-        squares(self.library, rows, columns, tile, self.pieces)
+        squares(self.library, rows, columns, tile)
         tile *= -0.5
         if columns.right is not None:
             tile += columns.right[:, 0]
@@ -210,16 +208,16 @@ def squares_limit(absolute: float, relative: float, summing: float) -> float:
     return min(at_vertex, math.sqrt(absolute / per_square) if per_square > 0 else math.inf)
 
 
-def squares(library: Library, rows: Packed, columns: Packed, out: Array, pieces: int = 1) -> None:
+def squares(library: Library, rows: Packed, columns: Packed, out: Array) -> None:
     """Write ‖u_i − x_j‖² to ``out``, by differences."""
-    d, away, block = rows.left.shape[1] // pieces, None, 32  # dimensions by themselves: sums of many terms lose digits
+    d, away, block = rows.left.shape[1], None, 32  # dimensions by themselves: sums of many terms lose digits
     out[...] = 0.0
     part = out if d <= block else library.empty(rows.left, columns.left)
     for start in range(0, d, block):
         if part is not out:
             part[...] = 0.0
         for k in range(start, min(start + block, d)):
-            away = _difference(library, rows, columns, k, away, pieces)
+            away = _difference(library, rows, columns, k, away)
             library.add_square(part, away)
         if part is not out:
             out += part
@@ -234,7 +232,7 @@ def displacement(library: Library, phi: Array, rows: Packed, columns: Packed, pi
     return library.place(*sums)
 
 
-def _difference(library: Library, rows: Packed, columns: Packed, k: int, out: Array | None, pieces: int) -> Array:
+def _difference(library: Library, rows: Packed, columns: Packed, k: int, out: Array | None, pieces: int = 1) -> Array:
     out = library.subtract(columns.left[:, k], rows.left[:, k], out)
     if pieces == 2:  # near points' first parts cancel exactly, and the second ones, each by itself, count
         low = k + rows.left.shape[1] // 2

@@ -96,7 +96,7 @@ class _Line:
         def make() -> Any:
             return torch.full((self.n,), -math.log(self.n), dtype=torch.float64, device=like.device)
 
-        return self._equal.get("equal", make, like, lambda made: [made])
+        return self._equal.get("equal", make, like)
 
     def _problems(self, extent: float, weighted: bool) -> tuple[Problem, ...]:
         requires = frozenset(["weights"] * weighted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ class _Tiles(NamedTuple):
     names: Any  # (tiles + 1, size)
 
 
+@dataclass(eq=False)
 class Neighbours:
     """Columns. Every row is summed over those that matter to it. They are put in order when rows come.
 
@@ -39,19 +40,14 @@ class Neighbours:
         What rows that leave out their own column call these. Default: 0 … n − 1.
     """
 
-    def __init__(self, columns: Columns, names: Any = None) -> None:
-        points, self.columns = columns.points, columns
-        xp = array_namespace(points)
-        self.names = xp.arange(points.shape[0], device=device(points)) if names is None else names
-        self._finite = bool(xp.all(xp.abs(points) < FARTHEST))
-        self._made: dict[int, tuple[Index, _Tiles]] = {}  # by size
+    columns: Columns
+    names: Any = None
+    _made: dict[int, tuple[Index, _Tiles]] = field(default_factory=dict, init=False)  # by size
 
-    def buffers(self) -> list[Any]:
-        """Return the arrays that are kept."""
-        made = [
-            x for found, tiles in self._made.values() for x in (*tiles.points, *tiles[1:], *found.fine, *found.coarse)
-        ]
-        return [self.names, *made]
+    def __post_init__(self) -> None:
+        points, xp = self.columns.points, array_namespace(self.columns.points)
+        self.names = xp.arange(points.shape[0], device=device(points)) if self.names is None else self.names
+        self._finite = bool(xp.all(xp.abs(points) < FARTHEST))
 
     def reduce(
         self,

@@ -1,29 +1,32 @@
-"""What is done of a long estimate, kept in a folder: a zarr array a pass, a chunk a block of rows.
+"""What is done of a long estimate, kept in a folder: a folder a pass, a file a block of rows.
 
-A chunk has a checksum, and is written under another name and then renamed: a process may end at any moment, a disk may
-be full, and the power may fail. A chunk whose checksum is wrong is computed again. ``checkpoint.json`` says what the
-bits follow from. To go on with anything else is refused. One process at a time has the folder.
+A file begins with a checksum, and is written under another name and then renamed: a process may end at any moment, a
+disk may be full, and the power may fail. A block whose checksum is wrong is computed again. ``checkpoint.json`` says
+what the bits follow from. To go on with anything else is refused. One process at a time has the folder.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import sqlite3
 import tempfile
 import warnings
+import zlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files import FileError, zarr_module
+from ..files import FileError
 from ..messages import SdkdeWarning, brief, caller_level
-from ..storage import sync, write_atomically
+from ..storage import write_atomically
 
 Array = NDArray[Any]
 
@@ -36,7 +39,6 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
 
     def __init__(self, folder: Path | str, resume: bool) -> None:
         self._folder = Path(folder)
-        zarr_module()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._note = self._folder / "checkpoint.json"
         if not (self._folder / "lock").exists() and any(self._folder.iterdir()):
@@ -48,8 +50,8 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
                     raise ValueError(
                         f"checkpoint {folder} is there already; pass resume=True (--resume) to go on, or another folder"
                     )
-            elif any(self._folder.glob("*.zarr")):
-                raise ValueError(f"checkpoint {folder} has arrays and no checkpoint.json; pass another folder")
+            elif any(path.is_dir() for path in self._folder.iterdir()):
+                raise ValueError(f"checkpoint {folder} has results and no checkpoint.json; pass another folder")
         except BaseException:
             self._lock.close()
             raise
@@ -73,24 +75,10 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
                 )
 
     def parts(self, name: str, shape: tuple[int, ...], dtype: str, rows: int) -> Chunks:
-        """Return the array of a pass, with a chunk for every so many rows; FileError if what is there is another."""
-        zarr, path = zarr_module(), self._folder / f"{name}.zarr"
-        draft: dict[str, Any] = {}  # in memory
-        checked = {"filters": None, "compressors": zarr.codecs.Crc32cCodec()}
-        zarr.create_array(draft, shape=shape, chunks=(rows, *shape[1:]), dtype=dtype, **checked)
-        metadata, note = draft["zarr.json"].to_bytes(), path / "zarr.json"
-        if not note.exists():
-            path.mkdir(exist_ok=True)
-            with write_atomically(note) as temporary:
-                temporary.write_bytes(metadata)
-        kept, wanted = _read_json(note), json.loads(metadata)
-        for field in wanted | kept:
-            if kept.get(field) != wanted.get(field):
-                raise FileError(
-                    f"{note}: {field} is {brief(kept.get(field))}, and should be {wanted.get(field)}; "
-                    f"remove {path}, which is then computed again, or pass another checkpoint"
-                )
-        return Chunks(path, zarr.open_array(path, mode="r+", zarr_format=3))
+        """Return the array of a pass, with a file for every so many rows."""
+        path = self._folder / name
+        path.mkdir(exist_ok=True)
+        return Chunks(path, shape, np.dtype(dtype), rows)
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -124,15 +112,17 @@ def _locked(folder: Path) -> sqlite3.Connection:
     return held
 
 
+@dataclass(frozen=True)
 class Chunks:
-    """An array of zarr's that is made block by block: its chunks are blocks of rows, each with a checksum."""
+    """An array that is made block by block: its blocks of rows are files, each with a checksum before the numbers."""
 
-    def __init__(self, path: Path, array: Any) -> None:
-        self._path, self._rows = path, array.chunks[0]
-        self._array = array.with_config({"write_empty_chunks": True})  # a chunk of zeros is done too
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    rows: int
 
     def has(self, start: int) -> bool:
-        """Whether the block that begins there is done; warns of a damaged chunk, which is not."""
+        """Whether the block that begins there is done; warns of a damaged one, which is not."""
         try:
             self._read(start, start + 1)
         except FileNotFoundError:
@@ -144,29 +134,32 @@ class Chunks:
 
     def write(self, start: int, block: Array) -> None:
         """Keep a block."""
-        file = self._file(start)
-        file.unlink(missing_ok=True)  # damaged, or it would be done
-        self._array[start : start + len(block)] = block
-        sync(file)  # zarr has renamed it already: if the power fails before this, the checksum is wrong
+        numbers = np.ascontiguousarray(block, self.dtype).data
+        with write_atomically(self._file(start)) as temporary, temporary.open("wb") as file:
+            file.write(zlib.crc32(numbers).to_bytes(8, "little"))
+            file.write(numbers)
 
     def read(self, start: int, stop: int) -> Array:
         """Return rows that are done."""
-        firsts = range(start // self._rows * self._rows, stop, self._rows)
-        return np.concatenate([self._read(max(start, k), min(stop, k + self._rows)) for k in firsts])
+        firsts = range(start // self.rows * self.rows, stop, self.rows)
+        return np.concatenate([self._read(max(start, k), min(stop, k + self.rows)) for k in firsts])
 
     def _read(self, start: int, stop: int) -> Array:
-        """Read rows of one chunk; zarr compares the checksum."""
-        file = self._file(start)
-        if not file.is_file():  # zarr would take it for zeros
-            raise FileNotFoundError(errno.ENOENT, "the chunk is gone; go on with resume=True (--resume)", str(file))
-        try:
-            return np.asarray(self._array[start:stop])
-        except Exception as error:  # a codec's own
-            raise FileError(f"{file}: the chunk is damaged ({error})") from error
+        """Read rows of one block."""
+        file, first = self._file(start), start // self.rows * self.rows
+        if not file.is_file():
+            raise FileNotFoundError(errno.ENOENT, "the block is gone; go on with resume=True (--resume)", str(file))
+        raw, shape = file.read_bytes(), (min(self.rows, self.shape[0] - first), *self.shape[1:])
+        numbers = memoryview(raw)[8:]
+        if (
+            len(numbers) != math.prod(shape) * self.dtype.itemsize
+            or zlib.crc32(numbers).to_bytes(8, "little") != raw[:8]
+        ):
+            raise FileError(f"{file}: the block is damaged (its checksum is wrong)")
+        return np.frombuffer(numbers, self.dtype).reshape(shape)[start - first : stop - first]
 
     def _file(self, start: int) -> Path:
-        key = (start // self._rows,) + (0,) * (self._array.ndim - 1)
-        return self._path / str(self._array.metadata.encode_chunk_key(key))
+        return self.path / str(start // self.rows)
 
 
 class Scratch(AbstractContextManager["Scratch"]):
