@@ -76,8 +76,9 @@ def _packing(n: int, padded: int, d: int, step: float, pieces: int, *flags: bool
     width = packed_dimensions(d)
     span, halves = _power_of_two(width), padded * (pieces * width + (48 if columns else 32) + 2 * width * rounded)
     block = max(2, 2048 // span)
-    parameters = width, span, pieces, block, columns, merges(d), vary, shifted, scaled, rounded, in_blocks(d)
-    return Launch(kernels.pack_kernel, (-(-padded // block), 1), (n, padded, d, step), parameters), halves
+    raised = kernels.SCALE_BITS.value if scaled and pieces == 2 else 0
+    parameters = width, span, pieces, block, columns, merges(d), vary, shifted, rounded, in_blocks(d)
+    return Launch(kernels.pack_kernel, (-(-padded // block), 1), (n, padded, d, step, raised), parameters), halves
 
 
 def bits(x: float) -> int:

@@ -167,7 +167,8 @@ class _Pass:
             copy(choose.near_kernel, some, (*before, *sizes, none, first), (problem.d, AMOUNTS.beside))
         length, which = AMOUNTS.beside * LEAF // LISTED, torch.arange(tiles + 1, dtype=torch.int32, device=device)
         over = Lists(beside, which * length, which, 0, length, 1)
-        form = Form.SHORT if shifts_rows(problem) else self.form
+        # PAIRED adds less than 1e-3 to an exponent, the allowance that follows is 0.01; SHORT serves the next pass too.
+        form = Form.SHORT if shifts_rows(problem) or self.form == Form.PAIRED else self.form
         found = self.log_sum(packed, rows.shape[0], over, form, False).log_sum
         if scaled(problem) and self.columns.pieces == 2:
             found = found - SCALE_BITS.value * math.log(2.0)
@@ -184,7 +185,7 @@ class _Pass:
         apart = (1.0 + 1e-6) * math.log(sizes[0]) / (choose.THRESHOLDS.value - 1)
         for first, some, visited in _chunks(near, tiles):
             arguments = (boxes, near.leaves, near.nodes, lowest, reaches, visited, limits, counts, *sizes, apart, first)
-            copy(choose.choose_kernel, some, arguments, _flags(problem))
+            copy(choose.choose_kernel, some, (*arguments, _kind(problem)), (problem.d,))
         return _Rows(boxes, limits, reaches, counts)
 
     def list(self, tiles: _Rows, counts: torch.Tensor, first: int, length: int) -> Lists:
@@ -201,7 +202,8 @@ class _Pass:
         sizes = near.leaves.shape[1], near.nodes.shape[1], self.columns.padded // LEAF - 1
         for begin, some, visited in _chunks(near, len(counts)):
             before = (tiles.boxes, near.leaves, near.nodes, tiles.limits, tiles.reaches, ends, visited, found)
-            copy(choose.list_kernel, some, (*before, *sizes, first + begin, first), (*_flags(self.problem), together))
+            arguments = (*before, *sizes, first + begin, first, _kind(self.problem))
+            copy(choose.list_kernel, some, arguments, (self.problem.d, together))
         return Lists(found, ends, which, first, length, max(1, -(-int(counts.max()) // length)))
 
     def sum(self, points: torch.Tensor, rows: Packed, over: Lists) -> Partial:
@@ -260,8 +262,8 @@ def _chunks(near: Near, tiles: int) -> Iterator[tuple[int, int, torch.Tensor]]:
         yield first, min(most, tiles - first), visited
 
 
-def _flags(problem: Problem) -> tuple[int, bool, bool]:
-    return problem.d, problem.reduction is Reduction.MEAN, problem.reduction is Reduction.LAPLACE
+def _kind(problem: Problem) -> int:
+    return (Reduction.LOG_SUM, Reduction.MEAN, Reduction.LAPLACE).index(problem.reduction)
 
 
 def _plan(counts: torch.Tensor, device: torch.device, per_row: int, most: int) -> tuple[list[int], int]:
