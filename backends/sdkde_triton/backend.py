@@ -16,8 +16,8 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support, W
 from . import bounds, criteria, launch, price, products
 from . import near as nearby
 from . import whiten as whitening
-from .compiled import INTERPRETED, LaunchFailed, no_compiler
-from .grid import Processor, slab_rows
+from .compiled import INTERPRETED, LaunchFailed, card, no_compiler, rehearsal
+from .grid import slab_rows
 from .launch import Packed, Weights
 from .price import SLOWER
 from .space import COLUMN_PADDING, LEAF, LEAST_CAPABILITY
@@ -125,8 +125,7 @@ class TritonBackend:
         if not whole or way.formula == "products" or price.looks(problem) or self.skip:
             return None
         with on_device(points):
-            compute = _packed if way.formula == "packed" else _direct
-            return compute(problem, way, points, state, None, end)
+            return _run(_FORMULAS[way.formula], problem, way, points, state, None, end)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns for every row.
@@ -140,7 +139,9 @@ class TritonBackend:
         whole = queries is None and not a_range
         with on_device(points):
             if self._skips(problem, state, points, own_offset if whole else None):
-                found = _listed(problem, None if whole else points, state, 1.0 if self.skip else 1.0 / SLOWER)
+                way, own = _way(problem, state.problem.extent, state.span, listed=True), 0 if whole else None
+                rows, most = state.points if whole else points, 1.0 if self.skip else 1.0 / SLOWER
+                found = _run(_listed, problem, way, rows, state, own, most)
                 if found is not None:
                     return found
             return _reduce(problem, points, state, own_offset)
@@ -169,6 +170,7 @@ class _Way(NamedTuple):
     form: int = bounds.Form.SHORT
     pieces: int = 2  # of every coordinate
     mirrors: bool = False  # stored φ serves rows and columns
+    arithmetic: str = ""  # of direct differences
 
 
 @functools.lru_cache(maxsize=1024)
@@ -180,7 +182,7 @@ def _way(problem: Problem, extent: float, span: float, listed: bool = False) -> 
     if packed and bounds.in_blocks(problem.d) and problem.reduction is Reduction.MEAN:
         columns = 1 << 16  # stored φ has no parts: this is of the rows' other buffers
     if not packed:
-        return _Way(chosen, shifted, columns)
+        return _Way(chosen, shifted, columns, arithmetic=bounds.arithmetic(problem, extent, span))
     step = bounds.grid_step(problem, extent, span)
     form, both = bounds.form(problem, extent, step), bounds.in_blocks(problem.d) and bounds.mirrors(problem)
     return _Way(chosen, shifted, columns, step, form, 3 if form == bounds.Form.FULL else 2, both)
@@ -188,7 +190,7 @@ def _way(problem: Problem, extent: float, span: float, listed: bool = False) -> 
 
 def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: int) -> Partial:
     way = _way(problem, state.problem.extent, state.span)
-    compute = {"packed": _packed, "products": _products, "direct": _direct}[way.formula]
+    compute = _FORMULAS[way.formula]
     rows = m = points.shape[0]
     if compute is _products:
         rows = products.ROWS
@@ -200,31 +202,63 @@ def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: i
         here = points if stop - start == m else points[start:stop]
         while True:
             try:
-                return compute(problem, way, here, state, own)
+                return _run(compute, problem, way, here, state, own)
             except LaunchFailed:
                 continue  # with the next best configuration
 
     return in_slabs(slab, m, rows)
 
 
-def _listed(problem: Problem, points: torch.Tensor | None, state: _State, most: float) -> Partial | None:
-    """Sum over lists, the columns for None; None where more than ``most`` matters, or a point is not finite."""
-    near, way = state.near(), _way(problem, state.problem.extent, state.span, listed=True)
+#: Of the passes whose kernels are compiled, or are being so: what these follow from.
+_seen = set[Any]()
+
+
+def _run(
+    compute: Any, problem: Problem, way: _Way, points: Any, state: _State, own: int | None, end: Any = None
+) -> Any:
+    """Return what a function computes; where its kernels are new to the process, compile them side by side before.
+
+    For that it is rehearsed with a few points on the CPU, and after a shift of the points themselves what as a rule
+    follows, the density, is too.
+    """
+    whole, moves = problem.same and points.shape[0] == state.points.shape[0], isinstance(end, torch.Tensor)
+    asked = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.same, problem.d, whole
+    ending = end[1:] if isinstance(end, tuple) else moves
+    key = compute, asked, way.form, way.arithmetic, state.weights.vary, ending, points.device
+    if not points.is_cuda or key in _seen or torch.cuda.is_current_stream_capturing():
+        return compute(problem, way, points, state, own, end)
+    _seen.add(key)
+    few = torch.zeros((2 * LEAF, problem.d), dtype=torch.float64, device="cpu")
+    like = replace(state, points=few, weights=Weights(few[:, 0], state.weights.vary), made=PerStream())
+    with rehearsal:
+        compute(problem, way, few if whole else few[:LEAF], like, own, few if moves else end)
+        if whole and problem.reduction is Reduction.MEAN and "exclude_self" not in problem.requires:
+            after = replace(problem, reduction=Reduction.LOG_SUM, same=False)
+            then = _way(after, state.problem.extent, state.span, compute is _listed)
+            density: Any = (0.0, False, getattr(torch, problem.dtype)) if moves else end
+            following = compute if compute is _listed else _FORMULAS[then.formula]
+            following(after, then, few[:LEAF], like, own, density)
+    return compute(problem, way, points, state, own, end)
+
+
+def _listed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, _: int | None, most: float) -> Any:
+    """Sum over lists; None where more than ``most`` matters, or a point is not finite."""
+    near = state.near()
     if near is None:
         return None
     columns = state.ordered(near, way.step, way.pieces, nearby.scaled(problem))
-    return nearby.reduce(problem, points, near, columns, way.step, way.form, most)
+    rows = None if points is state.points else points
+    return nearby.reduce(problem, rows, near, columns, way.step, way.form, most)
 
 
-def _products(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None) -> Partial:
+def _products(problem: Problem, way: _Way, points: Any, state: _State, own: int | None, _: Any = None) -> Partial:
     return products.reduce(problem, points, state.points, state.weights.log, own)
 
 
 def _direct(
     problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None, end: launch.End = None
 ) -> Any:
-    kind = bounds.arithmetic(problem, state.problem.extent, state.span)
-    rows, columns = launch.transpose(points, kind), state.transposed(kind)
+    rows, columns = launch.transpose(points, way.arithmetic), state.transposed(way.arithmetic)
     return launch.direct(problem, rows, columns, state.weights, own, end)
 
 
@@ -233,7 +267,7 @@ def _packed(
 ) -> Any:
     step, corrections, count, weights, shifted = way.step, way.form, way.pieces, state.weights, way.shifted
     mean = problem.reduction is Reduction.MEAN
-    stored = mean and bounds.stores(problem, corrections, Processor.of(points.device).capability)
+    stored = mean and bounds.stores(problem, corrections, card(points.device).capability)
     rounded = stored and problem.precision == "fast"
     columns = state.packed(step, count, scaled=mean and not shifted, rounded=rounded)
     # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.
@@ -250,3 +284,6 @@ def _packed(
         log_sums = launch.log_sum(plain, rows, columns, weights, shift_form, own).log_sum
         rows = launch.pack(points, step, weights, count, scaled=True, log_sums=log_sums)
     return launch.mean(problem, rows, columns, weights, corrections, state.problem.extent, log_sums, own, end)
+
+
+_FORMULAS = {"packed": _packed, "products": _products, "direct": _direct}

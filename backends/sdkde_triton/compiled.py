@@ -8,6 +8,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from triton import knobs
 from triton.errors import TritonError
+from triton.runtime.driver import driver
 from triton.runtime.interpreter import InterpretedFunction
 
-from sdkde_core.plugin import current_stream
+from sdkde_core.plugin import current_stream, new_lock
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Query, reject, tuned
 
@@ -35,6 +37,11 @@ _interpreter = threading.Lock()
 
 #: Compiled kernels by kernel, flags, configuration, element type, device, and whether all pointers are aligned.
 _compiled: dict[Any, Any] = {}
+
+#: Those that threads compile, by the same.
+_begun: dict[Any, Future[Any]] = {}
+
+_pool, _driver = ThreadPoolExecutor(thread_name_prefix="sdkde-triton"), new_lock()
 
 
 def no_compiler() -> str:
@@ -86,45 +93,74 @@ class Launch:
         at = device, pointers[0].dtype, pointers[0].data_ptr() % 16
         code = self.kept.get(at)
         if code is None:
-            self.kept[at] = code = compiled(self.kernel, (*pointers, *numbers), self.flags, self.config)
+            code = compiled(self.kernel, (*pointers, *numbers), self.flags, self.config, wait=not rehearsal.on)
+            if rehearsal.on:
+                return
+            self.kept[at] = code
         # code[grid] would prepare for a profiler's hooks, which takes as long as the launch
         stream, hooks = current_stream(device), (None, None, None)
         code.run(*self.grid, 1, stream, code.function, code.packed_metadata, *hooks, *pointers, *numbers, *self.flags)
 
 
-def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config) -> Any:
+def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config, wait: bool = True) -> Any:
     """Return the compiled kernel for the current device, arguments, and compile-time parameters, which come last.
 
-    An argument that is a dtype stands for an aligned array of that.
+    An argument that is a dtype stands for an aligned array of that. Without ``wait`` only begin to compile it.
     """
     first = arguments[0]
-    if isinstance(first, torch.dtype):
-        like = first, 0, torch.cuda.current_device()
-    else:
-        like = first.dtype, first.data_ptr() % 16, first.get_device()
-    key = (id(kernel), flags, config, *like)
+    like = (first, 0) if isinstance(first, torch.dtype) else (first.dtype, first.data_ptr() % 16)
+    key = (id(kernel), flags, config, *like, torch.cuda.current_device())
     found, _ = _compiled.get(key, (None, None))
     if found is None:
-        named = dict(zip(kernel.arg_names[len(arguments) :], flags, strict=True))
-        try:
-            found = kernel.warmup(*arguments, grid=(1,), **named, **config.options)
-            found._init_handles()  # loads it, which tells its registers
-        except TritonError as error:
-            raise _tuned_only(error, config) or error from error
-        _compiled[key] = found, kernel  # which keeps its number
+        begun = _begun.get(key)
+        if begun is None:
+            _begun[key] = begun = _pool.submit(_compile, key[-1], kernel, arguments, flags, config)
+        if wait:
+            try:
+                found = begun.result()
+                found._init_handles()  # loads it, which tells its registers
+            except TritonError as error:
+                raise _tuned_only(error, config) or error from error
+            finally:
+                _begun.pop(key, None)
+            _compiled[key] = found, kernel  # which keeps its number
     return found
 
 
-def launch(
-    kernel: Any, grid: tuple[int, int], arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config
-) -> None:
-    """Launch a kernel once: arguments, then compile-time parameters, in its order."""
-    Launch(kernel, grid, (), flags, config)(*arguments)
+def _compile(device: int, kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config) -> Any:
+    """Compile a kernel, in a thread: Triton holds Python's lock for a tenth of that time.
+
+    The code is not loaded there, which would end another thread's capture of a CUDA graph.
+    """
+    with torch.cuda.device(device):
+        with _driver:  # Triton makes it when it is first asked for, by the C compiler
+            launcher = driver.active.launcher_cls
+        named = dict(zip(kernel.arg_names[len(arguments) :], flags, strict=True))
+        found = kernel.warmup(*arguments, grid=(1,), **named, **config.options)
+        launcher(found.src, found.metadata)  # up to Triton 3.6 the C compiler makes it, which takes as long; it is kept
+        return found
 
 
-def copy(kernel: Any, programs: int, arguments: tuple[Any, ...], flags: tuple[Any, ...]) -> None:
-    """Launch a kernel without launch parameters to choose."""
-    Launch(kernel, (programs, 1), (), flags)(*arguments)
+class _Rehearsal(threading.local):
+    """Within it, launches only begin to compile, for the current GPU; their tensors may be on the CPU."""
+
+    on = False
+
+    def __enter__(self) -> None:
+        self.on = True
+
+    def __exit__(self, *error: Any) -> None:
+        self.on = False
+
+
+rehearsal = _Rehearsal()
+
+
+@functools.cache
+def card(device: torch.device) -> Processor:
+    """Describe a device; the CPU, if nothing is interpreted, as the current GPU."""
+    rehearses = device.type == "cpu" and not INTERPRETED and torch.cuda.is_available()
+    return Processor.of(torch.device("cuda", torch.cuda.current_device()) if rehearses else device)
 
 
 def configuration(kernel: str, problem: Problem, columns: int, processor: Processor, pieces: int = 2) -> Config:
@@ -203,8 +239,8 @@ def over_splits(
     follows from all ``rows``: however few of them come at a time, the bits are the same.
     """
     kernel, numbers, flags, config = launch.kernel, launch.numbers, launch.flags, launch.config
-    dtype, processor = torch.float64 if before[1] is torch.float64 else torch.float32, Processor.of(on)
-    code = None if INTERPRETED else compiled(kernel, (*before, dtype, *numbers, n), flags, config)
+    dtype, processor = torch.float64 if before[1] is torch.float64 else torch.float32, card(on)
+    code = compiled(kernel, (*before, dtype, *numbers, n), flags, config) if on.type == "cuda" else None
     slots = processor.multiprocessors * resident(code, config, processor)
     bytes_per_row, columns = per_row * dtype.itemsize, most * step
     limit = most_parts(slab_rows(rows, n, bytes_per_row, columns), bytes_per_row)

@@ -12,9 +12,9 @@ from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import blocked, finish, kernels
 from .bounds import MOST_DIRECT, in_blocks, merges, mirrors, packed_dimensions, steps_at_most, stores
-from .compiled import Launch, Splits, configuration, launch, over_splits
+from .compiled import Launch, Splits, card, configuration, over_splits
 from .direct import direct_kernel, transpose_kernel
-from .grid import Processor, block_points
+from .grid import block_points
 from .space import COLUMN_PADDING, Config, block_k, tiles_per_sum
 
 #: What becomes of a log sum: the constant that is added, whether the log is wanted, and the dtype. Of a shift: the
@@ -112,7 +112,7 @@ def log_sum(
 
     The problem's m is of all rows, of which these may be some.
     """
-    processor = Processor.of(rows.buffer.device)
+    processor = card(rows.buffer.device)
     name = "blocked" if in_blocks(problem.d) else "log_sum"
     config = configuration(name, problem, packed_dimensions(problem.d), processor, rows.pieces)
     sizes = rows.padded, columns.padded, rows.points, columns.points
@@ -132,7 +132,7 @@ def _log_sum(
     flags: tuple[int, ...] = (width, pieces, form)
     if in_blocks(problem.d):
         kernel, numbers = blocked.blocked_kernel, (*sizes, own or 0, 0, 0)
-        step = block_k(width, pieces, Processor.of(on).capability)
+        step = block_k(width, pieces, card(on).capability)
         flags += laplace, False, False, problem.precision == "high", vary, exclude, *tile, step
     else:
         kernel, numbers = kernels.log_sum_kernel, (*sizes, problem.d, own or 0)
@@ -176,7 +176,7 @@ def mean(
 
     ``log_sums`` (m,) are what the rows were shifted by, if they were.
     """
-    processor = Processor.of(rows.buffer.device)
+    processor = card(rows.buffer.device)
     if stores(problem, form, processor.capability):
         out = _stored_mean(problem, rows, columns, form, extent, own)
         return finish_mean(problem, out, rows, weights, log_sums, 1, end=end)
@@ -192,7 +192,7 @@ def _mean(
     problem: Problem, sizes: Sizes, pieces: int, form: int, most: int, own: int | None, config: Config, on: Any
 ) -> Splits:
     d, width, merged = problem.d, packed_dimensions(problem.d), merges(problem.d)
-    tiles = tiles_per_sum(width, form, merged, Processor.of(on).capability) if config.block_n <= 128 else 1
+    tiles = tiles_per_sum(width, form, merged, card(on).capability) if config.block_n <= 128 else 1
     exclude, exact, tile = own is not None, problem.precision == "high", (config.block_m, config.block_n)
     flags = (width, pieces, form, merged, d < width, exclude, exact, tiles, *tile, config.num_stages)
     run, step = Launch(kernels.mean_kernel, (1, 1), (*sizes, d, own or 0), flags, config), tiles * config.block_n
@@ -207,7 +207,7 @@ def _stored_mean(
     Rows and columns come in blocks. Where the rows are the columns, those of two blocks serve both.
     """
     width, m, device = packed_dimensions(problem.d), rows.points, rows.buffer.device
-    processor, exact, pieces = Processor.of(device), problem.precision == "high", rows.pieces
+    processor, exact, pieces = card(device), problem.precision == "high", rows.pieces
     config, shape = (configuration(name, problem, width, processor, pieces) for name in ("stored", "weighted_sum"))
     both = mirrors(problem) and m == columns.points
     across = -(-width // shape.block_n)
@@ -232,11 +232,11 @@ def _stored_mean(
             before = (rows.buffer, columns.buffer, totals, phi, rows.padded, columns.padded)
             after = (m, columns.points, own or 0, top, first, here)
             grid = height // config.block_m, here // config.block_n
-            launch(blocked.blocked_kernel, grid, (*before, *after), flags, config)
+            Launch(blocked.blocked_kernel, grid, (), flags, config)(*before, *after)
             sizes = (columns.padded, m, columns.points, top, first, height, here, config.block_m, config.block_n)
             given = phi, values, totals, sums, *sizes
             grid = -(-max(height, here * mirrored) // shape.block_m), across * (1 + mirrored)
-            launch(blocked.weighted_sum_kernel, grid, given, (width, exact, both, *tile), shape)
+            Launch(blocked.weighted_sum_kernel, grid, (), (width, exact, both, *tile), shape)(*given)
     return sums
 
 
@@ -280,7 +280,7 @@ def direct(
     """Any reduction by direct differences of points from :func:`transpose`, the columns padded; see :func:`log_sum`."""
     m, n, mean = rows.shape[1], weights.log.shape[0], problem.reduction is Reduction.MEAN
     anchored = mean and problem.same and not weights.vary and own is None and rows.dtype is torch.float32
-    config = configuration("direct_mean" if anchored else "direct", problem, problem.d, Processor.of(rows.device))
+    config = configuration("direct_mean" if anchored else "direct", problem, problem.d, card(rows.device))
     given = rows.dtype, rows.shape[0] > problem.d, anchored, weights.vary
     reduce = _direct(problem, m, n, columns.shape[1], *given, own, config, rows.device)
     out = reduce(rows, columns, weights.log)
