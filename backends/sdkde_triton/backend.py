@@ -139,9 +139,8 @@ class TritonBackend:
         whole = queries is None and not a_range
         with on_device(points):
             if self._skips(problem, state, points, own_offset if whole else None):
-                way, own = _way(problem, state.problem.extent, state.span, listed=True), 0 if whole else None
-                rows, most = state.points if whole else points, 1.0 if self.skip else 1.0 / SLOWER
-                found = _run(_listed, problem, way, rows, state, own, most)
+                way, rows = _way(problem, state.problem.extent, state.span, True), state.points if whole else points
+                found = _run(_listed, problem, way, rows, state, None, 1.0 if self.skip else 1.0 / SLOWER)
                 if found is not None:
                     return found
             return _reduce(problem, points, state, own_offset)
@@ -213,9 +212,7 @@ def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: i
 _seen = set[Any]()
 
 
-def _run(
-    compute: Any, problem: Problem, way: _Way, points: Any, state: _State, own: int | None, end: Any = None
-) -> Any:
+def _run(compute: Any, problem: Problem, way: _Way, points: Any, state: _State, own: Any, end: Any = None) -> Any:
     """Return what a function computes; where its kernels are new to the process, compile them side by side before.
 
     For that it is rehearsed with a few points on the CPU, and after a shift of the points themselves what as a rule

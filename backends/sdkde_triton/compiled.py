@@ -25,7 +25,7 @@ from sdkde_core.tuning import Query, reject, tuned
 
 from . import kernels
 from .bounds import merges
-from .grid import Processor, most_parts, resident, slab_rows, splits
+from .grid import Processor, most_parts, slab_rows, splits
 from .space import Config, default, fits
 from .tunables import CONFIG_VERSION, dimension
 
@@ -35,11 +35,8 @@ INTERPRETED = isinstance(kernels.mean_kernel, InterpretedFunction)
 
 _interpreter = threading.Lock()
 
-#: Compiled kernels by kernel, flags, configuration, element type, device, and whether all pointers are aligned.
-_compiled: dict[Any, Any] = {}
-
-#: Those that threads compile, by the same.
-_begun: dict[Any, Future[Any]] = {}
+#: Compiled kernels by kernel, flags, configuration, element type, whether all pointers are aligned, and device.
+_compiled: dict[Any, Future[Any]] = {}
 
 _pool, _driver = ThreadPoolExecutor(thread_name_prefix="sdkde-triton"), new_lock()
 
@@ -110,21 +107,18 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], co
     first = arguments[0]
     like = (first, 0) if isinstance(first, torch.dtype) else (first.dtype, first.data_ptr() % 16)
     key = (id(kernel), flags, config, *like, torch.cuda.current_device())
-    found, _ = _compiled.get(key, (None, None))
-    if found is None:
-        begun = _begun.get(key)
-        if begun is None:
-            _begun[key] = begun = _pool.submit(_compile, key[-1], kernel, arguments, flags, config)
-        if wait:
-            try:
-                found = begun.result()
-                found._init_handles()  # loads it, which tells its registers
-            except TritonError as error:
-                raise _tuned_only(error, config) or error from error
-            finally:
-                _begun.pop(key, None)
-            _compiled[key] = found, kernel  # which keeps its number
-    return found
+    begun = _compiled.get(key)
+    if begun is None:
+        begun = _compiled[key] = _pool.submit(_compile, key[-1], kernel, arguments, flags, config)
+    if not wait:
+        return None
+    try:
+        found = begun.result()
+        found._init_handles()  # loads it, which tells its registers
+        return found
+    except BaseException as error:
+        _compiled.pop(key, None)  # another time it may work
+        raise (_tuned_only(error, config) if isinstance(error, TritonError) else None) or error from error
 
 
 def _compile(device: int, kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config) -> Any:
@@ -241,7 +235,8 @@ def over_splits(
     kernel, numbers, flags, config = launch.kernel, launch.numbers, launch.flags, launch.config
     dtype, processor = torch.float64 if before[1] is torch.float64 else torch.float32, card(on)
     code = compiled(kernel, (*before, dtype, *numbers, n), flags, config) if on.type == "cuda" else None
-    slots = processor.multiprocessors * resident(code, config, processor)
+    used = (code.n_regs or 128, code.metadata.shared) if code else (128, 0)  # without it a guess
+    slots = processor.multiprocessors * processor.resident(32 * config.num_warps, *used)
     bytes_per_row, columns = per_row * dtype.itemsize, most * step
     limit = most_parts(slab_rows(rows, n, bytes_per_row, columns), bytes_per_row)
     parts, length = splits(rows, n, config.block_m, step, slots, limit, columns)

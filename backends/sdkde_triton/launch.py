@@ -127,16 +127,16 @@ def _log_sum(
     problem: Problem, sizes: Sizes, pieces: int, form: int, vary: bool, own: int | None, config: Config, on: Any
 ) -> Splits:
     width, laplace, exclude = packed_dimensions(problem.d), problem.reduction is Reduction.LAPLACE, own is not None
-    tile = config.block_m, config.block_n, config.num_stages
+    tile, weighted = (config.block_m, config.block_n, config.num_stages), vary and laplace  # others' are in the columns
     numbers: tuple[int, ...]
     flags: tuple[int, ...] = (width, pieces, form)
     if in_blocks(problem.d):
         kernel, numbers = blocked.blocked_kernel, (*sizes, own or 0, 0, 0)
         step = block_k(width, pieces, card(on).capability)
-        flags += laplace, False, False, problem.precision == "high", vary, exclude, *tile, step
+        flags += laplace, False, False, problem.precision == "high", weighted, exclude, *tile, step
     else:
         kernel, numbers = kernels.log_sum_kernel, (*sizes, problem.d, own or 0)
-        flags += merges(problem.d), laplace, vary, exclude, *tile
+        flags += merges(problem.d), laplace, weighted, exclude, *tile
     run, halves = Launch(kernel, (1, 1), numbers, flags, config), (torch.float16, torch.float16, torch.float64)
     most = steps_at_most(problem, 0.0)
     return over_splits(run, config.block_n, problem.m, *sizes[2:], 3 if laplace else 2, halves, most, on)

@@ -227,7 +227,7 @@ class _Pass:
         """LOG_SUM or LAPLACE of m rows, those of the lists' tiles; see :func:`sdkde_triton.launch.log_sum`."""
         problem, weights = self.problem, self.near.weights
         width, exclude = packed_dimensions(problem.d), self.own is not None
-        flags = (width, rows.pieces, form, merges(problem.d), laplace, weights.vary, exclude)
+        flags = (width, rows.pieces, form, merges(problem.d), laplace, weights.vary and laplace, exclude)
         out = self._launched("log_sum", rows, m, over, flags, 2 + laplace, self.own)
         return launch.finish_log_sum(problem, out, weights, m, over.parts, laplace)
 
