@@ -27,10 +27,7 @@ THRESHOLDS = tl.constexpr(16)
 
 @triton.jit
 def _scores(rows, tile, boxes, at, count, reach, kind, D: tl.constexpr):
-    """Scores of the boxes ``at``, of ``count``, beside a tile of rows: a number or a block; ∞ beyond the last.
-
-    ``kind``: 0 for LOG_SUM, 1 for MEAN, 2 for LAPLACE.
-    """
+    """Scores of the boxes ``at``, of ``count``, beside a tile of rows: a number or a block; ∞ beyond the last."""
     there = at < count
     rows += tile * (2 * D)
     total = tl.zeros_like(at).to(tl.float32)
@@ -41,9 +38,9 @@ def _scores(rows, tile, boxes, at, count, reach, kind, D: tl.constexpr):
         total += gap * gap
     half = total * (0.5 * (1.0 - 1e-6))  # lowered by its rounding, with room
     score = half - tl.load(boxes + 2 * D * count + at, mask=there, other=0.0)
-    if kind == 1:
+    if kind == 1:  # MEAN
         score -= tl.log(tl.maximum(tl.sqrt(2.0 * half), 1.0) + reach)
-    if kind == 2:
+    if kind == 2:  # LAPLACE
         score -= tl.log(1.0 + half / (1.0 + 0.5 * D))
     return tl.where(there, score, float("inf"))
 

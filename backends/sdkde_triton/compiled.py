@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -90,8 +90,9 @@ class Launch:
         at = device, pointers[0].dtype, pointers[0].data_ptr() % 16
         code = self.kept.get(at)
         if code is None:
-            code = compiled(self.kernel, (*pointers, *numbers), self.flags, self.config, wait=not rehearsal.on)
-            if rehearsal.on:
+            wait = not getattr(_in_use, "rehearses", False)
+            code = compiled(self.kernel, (*pointers, *numbers), self.flags, self.config, wait)
+            if not wait:
                 return
             self.kept[at] = code
         # code[grid] would prepare for a profiler's hooks, which takes as long as the launch
@@ -135,19 +136,13 @@ def _compile(device: int, kernel: Any, arguments: tuple[Any, ...], flags: tuple[
         return found
 
 
-class _Rehearsal(threading.local):
-    """Within it, launches only begin to compile, for the current GPU; their tensors may be on the CPU."""
-
-    on = False
-
-    def __enter__(self) -> None:
-        self.on = True
-
-    def __exit__(self, *error: Any) -> None:
-        self.on = False
-
-
-rehearsal = _Rehearsal()
+def rehearse(function: Callable[..., Any], *arguments: Any, **more: Any) -> None:
+    """Call a function whose launches only begin to compile, for the current GPU; their tensors may be on the CPU."""
+    _in_use.rehearses = True
+    try:
+        function(*arguments, **more)
+    finally:
+        _in_use.rehearses = False
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import struct
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+import triton
 
 from sdkde_core.protocol import Partial, Problem, Reduction
 
@@ -73,8 +74,8 @@ def pack(
 def _packing(n: int, padded: int, d: int, step: float, pieces: int, *flags: bool) -> tuple[Launch, int]:
     """Return the launch of :func:`pack`, and how many numbers the buffer has."""
     columns, vary, shifted, scaled, rounded = flags
-    width = packed_dimensions(d)
-    span, halves = _power_of_two(width), padded * (pieces * width + (48 if columns else 32) + 2 * width * rounded)
+    width, each = packed_dimensions(d), 48 if columns else 32
+    span, halves = triton.next_power_of_2(width), padded * (pieces * width + each + 2 * width * rounded)
     block = max(2, 2048 // span)
     raised = kernels.SCALE_BITS.value if scaled and pieces == 2 else 0
     parameters = width, span, pieces, block, columns, merges(d), vary, shifted, rounded, in_blocks(d)
@@ -268,7 +269,7 @@ def finish_mean(
 @functools.lru_cache(maxsize=1024)
 def _finish_mean(padded: int, m: int, parts: int, d: int, pieces: int, *flags: bool) -> Launch:
     width = packed_dimensions(d)
-    span = _power_of_two(width)
+    span = triton.next_power_of_2(width)
     block = max(1, 512 // span)
     sizes, parameters = (padded, m, parts, d), (width, span, pieces, *flags, block)
     return Launch(finish.finish_mean_kernel, (-(-m // block), 1), sizes, parameters)
@@ -300,7 +301,3 @@ def _direct(problem: Problem, m: int, n: int, padded: int, dtype: Any, *given: A
     )
     most, per_row = steps_at_most(problem, 0.0, packed=False), 2 + (d if mean else laplace)
     return over_splits(run, config.block_n, problem.m, m, n, per_row, before, most, on)
-
-
-def _power_of_two(x: int) -> int:
-    return 1 << (x - 1).bit_length()

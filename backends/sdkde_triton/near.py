@@ -183,7 +183,7 @@ class _Pass:
         limits, counts = torch.empty_like(lowest), torch.zeros(tiles, dtype=torch.int32, device=device)
         apart = (1.0 + 1e-6) * math.log(sizes[0]) / (choose.THRESHOLDS.value - 1)
         for first, some, visited in _chunks(near, tiles):
-            numbers = *sizes, apart, first, _kind(problem)
+            numbers = *sizes, apart, first, list(Reduction).index(problem.reduction)
             run = Launch(choose.choose_kernel, (some, 1), numbers, (problem.d,))
             run(boxes, near.leaves, near.nodes, lowest, reaches, visited, limits, counts)
         return _Rows(boxes, limits, reaches, counts)
@@ -201,7 +201,7 @@ class _Pass:
         ends = ends.to(device)
         sizes = near.leaves.shape[1], near.nodes.shape[1], self.columns.padded // LEAF - 1
         for begin, some, visited in _chunks(near, len(counts)):
-            numbers = *sizes, first + begin, first, _kind(self.problem)
+            numbers = *sizes, first + begin, first, list(Reduction).index(self.problem.reduction)
             run = Launch(choose.list_kernel, (some, 1), numbers, (self.problem.d, together))
             run(tiles.boxes, near.leaves, near.nodes, tiles.limits, tiles.reaches, ends, visited, found)
         return Lists(found, ends, which, first, length, max(1, -(-int(counts.max()) // length)))
@@ -260,10 +260,6 @@ def _chunks(near: Near, tiles: int) -> Iterator[tuple[int, int, torch.Tensor]]:
     visited = torch.empty(min(tiles, most) * nodes, dtype=torch.int32, device=near.points.device)
     for first in range(0, tiles, most):
         yield first, min(most, tiles - first), visited
-
-
-def _kind(problem: Problem) -> int:
-    return (Reduction.LOG_SUM, Reduction.MEAN, Reduction.LAPLACE).index(problem.reduction)
 
 
 def _plan(counts: torch.Tensor, device: torch.device, per_row: int, most: int) -> tuple[list[int], int]:

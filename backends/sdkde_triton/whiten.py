@@ -10,7 +10,7 @@ import triton.language as tl
 from sdkde_core.plugin import Slots
 from sdkde_core.protocol import Whitened
 
-from .compiled import INTERPRETED, Launch, rehearsal
+from .compiled import INTERPRETED, Launch, rehearse
 from .kernels import sized
 from .launch import bits
 
@@ -100,9 +100,8 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
     at = torch.empty(d, dtype=torch.float64, device=device) if centre is None else centre
     by, last = (at, (bits(1.0 / scale),)) if isinstance(scale, float) else (scale, (bits(1.0),))
     if centre is None:
-        if not (INTERPRETED or to_whiten.kept):
-            with rehearsal:  # it compiles beside the other
-                to_whiten(first, second, by, at, points[0], points[-1], slots, last=last)
+        if not (INTERPRETED or to_whiten.kept):  # both compile at the same time
+            rehearse(to_whiten, first, second, by, at, points[0], points[-1], slots, last=last)
         to_centre(first, at)
     to_whiten(first, second, by, at, points[0], points[-1], slots, last=last)
     return Whitened(tuple(points), at, functools.partial(_slots.largest, programs, device, time))
