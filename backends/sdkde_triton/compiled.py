@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from triton import knobs
 from triton.errors import TritonError
+from triton.runtime import cache
 from triton.runtime.driver import driver
 from triton.runtime.interpreter import InterpretedFunction
 
@@ -32,13 +33,14 @@ from .tunables import CONFIG_VERSION, dimension
 #: Whether kernels run in Triton's interpreter, on the CPU.
 INTERPRETED = isinstance(kernels.mean_kernel, InterpretedFunction)
 
-
 _interpreter = threading.Lock()
 
 #: Compiled kernels by kernel, flags, configuration, element type, whether all pointers are aligned, and device.
 _compiled: dict[Any, Future[Any]] = {}
 
 _pool, _driver = ThreadPoolExecutor(thread_name_prefix="sdkde-triton"), new_lock()
+#: Triton's hash of itself: once, not in every thread, as that takes half a second.
+_hash = functools.cache(lambda: _pool.submit(getattr(cache, "triton_key", str)))
 
 
 def no_compiler() -> str:
@@ -110,7 +112,7 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], co
     key = (id(kernel), flags, config, *like, torch.cuda.current_device())
     begun = _compiled.get(key)
     if begun is None:
-        begun = _compiled[key] = _pool.submit(_compile, key[-1], kernel, arguments, flags, config)
+        begun = _compiled[key] = _pool.submit(_compile, _hash(), key[-1], kernel, arguments, flags, config)
     if not wait:
         return None
     try:
@@ -122,7 +124,7 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], co
         raise (_tuned_only(error, config) if isinstance(error, TritonError) else None) or error from error
 
 
-def _compile(device: int, kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config) -> Any:
+def _compile(hashed: Future[str], device: int, kernel: Any, arguments: Any, flags: Any, config: Config) -> Any:
     """Compile a kernel, in a thread: Triton holds Python's lock for a tenth of that time.
 
     The code is not loaded there, which would end another thread's capture of a CUDA graph.
@@ -130,6 +132,7 @@ def _compile(device: int, kernel: Any, arguments: tuple[Any, ...], flags: tuple[
     with torch.cuda.device(device):
         with _driver:  # Triton makes it when it is first asked for, by the C compiler
             launcher = driver.active.launcher_cls
+        hashed.result()
         named = dict(zip(kernel.arg_names[len(arguments) :], flags, strict=True))
         found = kernel.warmup(*arguments, grid=(1,), **named, **config.options)
         launcher(found.src, found.metadata)  # up to Triton 3.6 the C compiler makes it, which takes as long; it is kept
