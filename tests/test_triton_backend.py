@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
-from sdkde_triton import bounds, compiled, products, space, tunables
+from sdkde_triton import backend, bounds, compiled, products, space, tunables
 from sdkde_triton.backend import TritonBackend
 from sdkde_triton.grid import PARTIAL_BYTES, Processor, most_parts, slab_rows, splits
 from sdkde_triton.info import INFO
@@ -196,3 +196,13 @@ def test_no_c_compiler_is_said_by_the_probe(monkeypatch, tmp_path):
     (tmp_path / "hash" / "cuda_utils.so").unlink()
     monkeypatch.setenv("CC", "cc")
     assert TritonBackend().probe("cuda:0").ok
+
+
+def test_a_rehearsed_pass_begins_to_compile_all_its_kernels(monkeypatch):
+    begun = set()
+    monkeypatch.setattr(compiled, "compiled", lambda *asked: begun.add((asked[0].__name__, asked[-1])))
+    given, points = problem("mean", m=64, n=64, d=4, same=True, extent=8.0), torch.zeros((64, 4), dtype=torch.float64)
+    state = TritonBackend().prepare(given, Columns(points, points[:, 0].contiguous()))
+    compiled.rehearse(backend._listed, given, backend._way(given, 8.0, 0.0, True), points, state, None, 1.0)
+    names = ("pack", "near", "log_sum_listed", "finish_log_sum", "choose", "list", "mean_listed", "finish_mean")
+    assert begun == {(f"{name}_kernel", False) for name in names}

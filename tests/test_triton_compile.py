@@ -124,8 +124,8 @@ _INT = dict.fromkeys(("visited", "counts", "ends", "out"), "*i32")
     ("kernel", "constants"),
     [
         ("near_kernel", {"MOST": 128}),
-        ("choose_kernel", {"MEAN": True, "LAPLACE": False}),
-        ("list_kernel", {"MEAN": False, "LAPLACE": True, "TOGETHER": 4}),
+        ("choose_kernel", {}),
+        ("list_kernel", {"TOGETHER": 4}),
     ],
 )
 def test_lists(kernel, constants, d, capability):

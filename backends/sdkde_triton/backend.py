@@ -16,8 +16,8 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support, W
 from . import bounds, criteria, launch, price, products
 from . import near as nearby
 from . import whiten as whitening
-from .compiled import INTERPRETED, LaunchFailed, no_compiler
-from .grid import Processor, slab_rows
+from .compiled import INTERPRETED, LaunchFailed, card, no_compiler, rehearse
+from .grid import slab_rows
 from .launch import Packed, Weights
 from .price import SLOWER
 from .space import COLUMN_PADDING, LEAF, LEAST_CAPABILITY
@@ -115,11 +115,10 @@ class TritonBackend:
         """Sum with another end, of rows that come at once over all columns."""
         way = _way(problem, state.problem.extent, state.span)
         whole = slab_rows(points.shape[0], state.points.shape[0], 8 * (problem.d + 3), way.columns) == points.shape[0]
-        if not whole or way.formula == "products" or price.looks(problem) or self.skip:
+        if not whole or way.compute is _products or price.looks(problem) or self.skip:
             return None
         with on_device(points):
-            compute = _packed if way.formula == "packed" else _direct
-            return compute(problem, way, points, state, None, end)
+            return _run(problem, way, points, state, None, end)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns for every row.
@@ -133,7 +132,8 @@ class TritonBackend:
         whole = queries is None and not a_range
         with on_device(points):
             if self._skips(problem, state, points, own_offset if whole else None):
-                found = _listed(problem, None if whole else points, state, 1.0 if self.skip else 1.0 / SLOWER)
+                way, rows = _way(problem, state.problem.extent, state.span, True), state.points if whole else points
+                found = _run(problem, way, rows, state, None, 1.0 if self.skip else 1.0 / SLOWER)
                 if found is not None:
                     return found
             return _reduce(problem, points, state, own_offset)
@@ -146,7 +146,7 @@ class TritonBackend:
             return False
         if rows.is_cuda and torch.cuda.is_current_stream_capturing():  # to look for pairs needs the host
             return False
-        if _way(problem, state.problem.extent, state.span, listed=True).formula != "packed":
+        if _way(problem, state.problem.extent, state.span, listed=True).compute is not _listed:
             return False
         given = problem, rows, state.points, state.weights.log
         return self.skip or (price.looks(problem) and price.found_to_pay(*given))
@@ -155,13 +155,14 @@ class TritonBackend:
 class _Way(NamedTuple):
     """How a problem is computed."""
 
-    formula: str
+    compute: Callable[..., Any]
     shifted: bool  # the rows, by their log sums
     columns: int  # that one program may take, about: its steps are told with its configuration
     step: float = 0.0  # the rest is of packed operands
     form: int = bounds.Form.SHORT
     pieces: int = 2  # of every coordinate
     mirrors: bool = False  # stored φ serves rows and columns
+    arithmetic: str = ""  # of direct differences
 
 
 @functools.lru_cache(maxsize=1024)
@@ -169,21 +170,21 @@ def _way(problem: Problem, extent: float, span: float, listed: bool = False) -> 
     """``listed``: over lists."""
     chosen, shifted = bounds.formula(problem, extent, span, listed), bounds.shifts_rows(problem)
     packed = chosen == "packed"
+    compute = {"packed": _listed if listed else _packed, "products": _products, "direct": _direct}[chosen]
     columns = (64 if packed else 16) * bounds.steps_at_most(problem, extent, packed)
     if packed and bounds.in_blocks(problem.d) and problem.reduction is Reduction.MEAN:
         columns = 1 << 16  # stored φ has no parts: this is of the rows' other buffers
     if not packed:
-        return _Way(chosen, shifted, columns)
+        return _Way(compute, shifted, columns, arithmetic=bounds.arithmetic(problem, extent, span))
     step = bounds.grid_step(problem, extent, span)
     form, both = bounds.form(problem, extent, step), bounds.in_blocks(problem.d) and bounds.mirrors(problem)
-    return _Way(chosen, shifted, columns, step, form, 3 if form == bounds.Form.FULL else 2, both)
+    return _Way(compute, shifted, columns, step, form, 3 if form == bounds.Form.FULL else 2, both)
 
 
 def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: int) -> Partial:
     way = _way(problem, state.problem.extent, state.span)
-    compute = {"packed": _packed, "products": _products, "direct": _direct}[way.formula]
     rows = m = points.shape[0]
-    if compute is _products:
+    if way.compute is _products:
         rows = products.ROWS
     elif not way.mirrors:
         rows = slab_rows(m, state.points.shape[0], 8 * (problem.d + 3), way.columns)
@@ -193,31 +194,60 @@ def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: i
         here = points if stop - start == m else points[start:stop]
         while True:
             try:
-                return compute(problem, way, here, state, own)
+                return _run(problem, way, here, state, own)
             except LaunchFailed:
                 continue  # with the next best configuration
 
     return in_slabs(slab, m, rows)
 
 
-def _listed(problem: Problem, points: torch.Tensor | None, state: _State, most: float) -> Partial | None:
-    """Sum over lists, the columns for None; None where more than ``most`` matters, or a point is not finite."""
-    near, way = state.near(), _way(problem, state.problem.extent, state.span, listed=True)
+#: What the kernels follow from of the passes whose kernels are compiled, or are being so.
+_seen = set[Any]()
+
+
+def _run(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None, end: Any = None) -> Any:
+    """Compute a way; where its kernels are new to the process, compile them side by side before.
+
+    For that it is rehearsed with a few points on the CPU, and after a shift of the points themselves what as a rule
+    follows, the density, is too.
+    """
+    whole, moves = problem.same and points.shape[0] == state.points.shape[0], isinstance(end, torch.Tensor)
+    asked = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.same, problem.d, whole
+    ending = end[1:] if isinstance(end, tuple) else moves
+    key = asked, way.compute, way.form, way.arithmetic, state.weights.vary, ending, points.device
+    if points.is_cuda and key not in _seen and not torch.cuda.is_current_stream_capturing():
+        _seen.add(key)
+        few = torch.zeros((2 * LEAF, problem.d), dtype=torch.float64, device="cpu")
+        like = replace(state, points=few, weights=Weights(few[:, 0], state.weights.vary), made=PerStream())
+        rows, to = few if whole else few[:LEAF], few if moves else end
+        rehearse(way.compute, problem, way, rows, like, own, to)
+        if whole and problem.reduction is Reduction.MEAN and "exclude_self" not in problem.requires:
+            after, to = replace(problem, reduction=Reduction.LOG_SUM, same=False), end
+            if moves:
+                to = 0.0, False, getattr(torch, problem.dtype)
+            then = _way(after, state.problem.extent, state.span, way.compute is _listed)
+            rehearse(then.compute, after, then, few[:LEAF], like, own, to)
+    return way.compute(problem, way, points, state, own, end)
+
+
+def _listed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, _: int | None, most: float) -> Any:
+    """Sum over lists; None where more than ``most`` matters, or a point is not finite."""
+    near = state.near()
     if near is None:
         return None
     columns = state.ordered(near, way.step, way.pieces, nearby.scaled(problem))
-    return nearby.reduce(problem, points, near, columns, way.step, way.form, most)
+    rows = None if points is state.points else points
+    return nearby.reduce(problem, rows, near, columns, way.step, way.form, most)
 
 
-def _products(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None) -> Partial:
+def _products(problem: Problem, way: _Way, points: Any, state: _State, own: int | None, _: Any = None) -> Partial:
     return products.reduce(problem, points, state.points, state.weights.log, own)
 
 
 def _direct(
     problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None, end: launch.End = None
 ) -> Any:
-    kind = bounds.arithmetic(problem, state.problem.extent, state.span)
-    rows, columns = launch.transpose(points, kind), state.transposed(kind)
+    rows, columns = launch.transpose(points, way.arithmetic), state.transposed(way.arithmetic)
     return launch.direct(problem, rows, columns, state.weights, own, end)
 
 
@@ -226,7 +256,7 @@ def _packed(
 ) -> Any:
     step, corrections, count, weights, shifted = way.step, way.form, way.pieces, state.weights, way.shifted
     mean = problem.reduction is Reduction.MEAN
-    stored = mean and bounds.stores(problem, corrections, Processor.of(points.device).capability)
+    stored = mean and bounds.stores(problem, corrections, card(points.device).capability)
     rounded = stored and problem.precision == "fast"
     columns = state.packed(step, count, scaled=mean and not shifted, rounded=rounded)
     # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.

@@ -26,21 +26,21 @@ THRESHOLDS = tl.constexpr(16)
 
 
 @triton.jit
-def _scores(rows, tile, boxes, at, count, reach, D: tl.constexpr, MEAN: tl.constexpr, LAPLACE: tl.constexpr):
+def _scores(rows, tile, boxes, at, count, reach, kind, D: tl.constexpr):
     """Scores of the boxes ``at``, of ``count``, beside a tile of rows: a number or a block; ∞ beyond the last."""
     there = at < count
     rows += tile * (2 * D)
     total = tl.zeros_like(at).to(tl.float32)
-    for a in tl.static_range(D):
+    for a in tl.range(0, D, loop_unroll_factor=min(D, 4)):  # all sixteen of them compile for 3 s
         below = tl.load(boxes + a * count + at, mask=there, other=0.0) - tl.load(rows + D + a)
         above = tl.load(rows + a) - tl.load(boxes + (D + a) * count + at, mask=there, other=0.0)
         gap = tl.maximum(tl.maximum(below, above), 0.0)
         total += gap * gap
     half = total * (0.5 * (1.0 - 1e-6))  # lowered by its rounding, with room
     score = half - tl.load(boxes + 2 * D * count + at, mask=there, other=0.0)
-    if MEAN:
+    if kind == 1:  # MEAN
         score -= tl.log(tl.maximum(tl.sqrt(2.0 * half), 1.0) + reach)
-    if LAPLACE:
+    if kind == 2:  # LAPLACE
         score -= tl.log(1.0 + half / (1.0 + 0.5 * D))
     return tl.where(there, score, float("inf"))
 
@@ -60,15 +60,13 @@ def _add(out, at, keep, offset, room):
 
 
 @triton.jit
-def _visit(
-    rows, tile, nodes, count, limit, least, reach, out, D: tl.constexpr, MEAN: tl.constexpr, LAPLACE: tl.constexpr
-):
+def _visit(rows, tile, nodes, count, limit, least, reach, out, kind, D: tl.constexpr):
     """Write the nodes whose scores are not above ``limit``; return how many, and Σ exp(least − score) of the others."""
     number = tl.zeros((), tl.int32)
     far = tl.zeros((WIDE,), tl.float32)
     for start in range(0, count, WIDE):
         at = start + tl.arange(0, WIDE)
-        s = _scores(rows, tile, nodes, at, count, reach, D, MEAN, LAPLACE)
+        s = _scores(rows, tile, nodes, at, count, reach, kind, D)
         far += tl.where(s > limit, tl.exp(tl.minimum(least - s, 0.0)), 0.0)
         number = _add(out, at, s <= limit, number, count)
     tl.debug_barrier()  # other threads read what these have written
@@ -89,17 +87,17 @@ def near_kernel(
     best = tl.full((), float("inf"), tl.float32)
     nearest = tl.zeros((), tl.int32)
     for start in range(0, node_count, WIDE):
-        s = _scores(rows, tile, nodes, start + tl.arange(0, WIDE), node_count, 0.0, D, False, False)
+        s = _scores(rows, tile, nodes, start + tl.arange(0, WIDE), node_count, 0.0, 0, D)
         least = tl.min(s, 0)
         nearest = tl.where(least < best, start + tl.argmin(s, 0), nearest)
         best = tl.minimum(best, least)
-    best = tl.min(_scores(rows, tile, leaves, _leaves(nearest), leaf_count, 0.0, D, False, False), 0)
+    best = tl.min(_scores(rows, tile, leaves, _leaves(nearest), leaf_count, 0.0, 0, D), 0)
     limits = best + tl.arange(0, THRESHOLDS).to(tl.float32) * 0.25
     last = best + (THRESHOLDS - 1) * 0.25
-    number, _ = _visit(rows, tile, nodes, node_count, last, last, 0.0, visited, D, False, False)
+    number, _ = _visit(rows, tile, nodes, node_count, last, last, 0.0, visited, 0, D)
     counts = tl.zeros((WIDE, THRESHOLDS), tl.int32)
     for i in range(number):
-        s = _scores(rows, tile, leaves, _leaves(tl.load(visited + i)), leaf_count, 0.0, D, False, False)
+        s = _scores(rows, tile, leaves, _leaves(tl.load(visited + i)), leaf_count, 0.0, 0, D)
         counts += (s[:, None] <= limits[None, :]).to(tl.int32)
     few = tl.sum((tl.sum(counts, 0) <= MOST).to(tl.int32), 0)
     limit = best + tl.maximum(few - 1, 0).to(tl.float32) * 0.25
@@ -107,7 +105,7 @@ def near_kernel(
     offset = tl.zeros((), tl.int32)
     for i in range(number):
         at = _leaves(tl.load(visited + i))
-        s = _scores(rows, tile, leaves, at, leaf_count, 0.0, D, False, False)
+        s = _scores(rows, tile, leaves, at, leaf_count, 0.0, 0, D)
         offset = _add(out, at, s <= limit, offset, MOST)
     k = tl.arange(0, MOST)
     tl.store(out + k, tl.zeros((MOST,), tl.int32) + none, mask=k >= offset)
@@ -127,9 +125,8 @@ def choose_kernel(
     node_count,
     step,
     first,
+    kind,
     D: tl.constexpr,
-    MEAN: tl.constexpr,
-    LAPLACE: tl.constexpr,
 ):
     """The threshold of tiles of rows above which scores are left out, and how many are not above it.
 
@@ -144,11 +141,11 @@ def choose_kernel(
     last = least + (THRESHOLDS - 1) * step
     # What two computations of a score may differ by: its terms come to 64 beside a threshold, about.
     same = 1e-5 * (tl.abs(last) + 64.0)
-    number, far = _visit(rows, tile, nodes, node_count, last + same, least, reach, visited, D, MEAN, LAPLACE)
+    number, far = _visit(rows, tile, nodes, node_count, last + same, least, reach, visited, kind, D)
     found = tl.zeros((WIDE, THRESHOLDS), tl.int32)
     out = tl.zeros((WIDE, THRESHOLDS), tl.float32)
     for i in range(number):
-        s = _scores(rows, tile, leaves, _leaves(tl.load(visited + i)), leaf_count, reach, D, MEAN, LAPLACE)
+        s = _scores(rows, tile, leaves, _leaves(tl.load(visited + i)), leaf_count, reach, kind, D)
         found += (s[:, None] <= tried[None, :] + same).to(tl.int32)
         mass = tl.exp(tl.minimum(least - s, 0.0))
         out += tl.where(s[:, None] > tried[None, :] - same, mass[:, None], 0.0)
@@ -173,9 +170,8 @@ def list_kernel(
     none,
     first,
     top,
+    kind,
     D: tl.constexpr,
-    MEAN: tl.constexpr,
-    LAPLACE: tl.constexpr,
     TOGETHER: tl.constexpr,
 ):
     """The leaves whose scores are not above the threshold, of the tiles of rows from ``first`` on.
@@ -189,10 +185,10 @@ def list_kernel(
     begin, end = tl.load(ends + tile - top), tl.load(ends + tile - top + 1)
     out += begin * TOGETHER
     room, offset = (end - begin) * TOGETHER, tl.zeros((), tl.int32)
-    number, _ = _visit(rows, tile, nodes, node_count, limit, limit, reach, visited, D, MEAN, LAPLACE)
+    number, _ = _visit(rows, tile, nodes, node_count, limit, limit, reach, visited, kind, D)
     for i in range(number):
         at = _leaves(tl.load(visited + i))
-        s = _scores(rows, tile, leaves, at, leaf_count, reach, D, MEAN, LAPLACE)
+        s = _scores(rows, tile, leaves, at, leaf_count, reach, kind, D)
         offset = _add(out, at, s <= limit, offset, room)
     for place in range(offset, room, WIDE):
         k = place + tl.arange(0, WIDE)

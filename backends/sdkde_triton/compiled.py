@@ -7,7 +7,8 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,26 +16,31 @@ from typing import Any, NamedTuple
 import torch
 from triton import knobs
 from triton.errors import TritonError
+from triton.runtime import cache
+from triton.runtime.driver import driver
 from triton.runtime.interpreter import InterpretedFunction
 
-from sdkde_core.plugin import current_stream
+from sdkde_core.plugin import current_stream, new_lock
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Query, reject, tuned
 
 from . import kernels
 from .bounds import merges
-from .grid import Processor, most_parts, resident, slab_rows, splits
+from .grid import Processor, most_parts, slab_rows, splits
 from .space import Config, default, fits
 from .tunables import CONFIG_VERSION, dimension
 
 #: Whether kernels run in Triton's interpreter, on the CPU.
 INTERPRETED = isinstance(kernels.mean_kernel, InterpretedFunction)
 
-
 _interpreter = threading.Lock()
 
-#: Compiled kernels by kernel, flags, configuration, element type, device, and whether all pointers are aligned.
-_compiled: dict[Any, Any] = {}
+#: Compiled kernels by kernel, flags, configuration, element type, whether all pointers are aligned, and device.
+_compiled: dict[Any, Future[Any]] = {}
+
+_pool, _driver = ThreadPoolExecutor(thread_name_prefix="sdkde-triton"), new_lock()
+#: Triton's hash of itself: once, not in every thread, as that takes half a second.
+_hash = functools.cache(lambda: _pool.submit(getattr(cache, "triton_key", str)))
 
 
 def no_compiler() -> str:
@@ -86,45 +92,67 @@ class Launch:
         at = device, pointers[0].dtype, pointers[0].data_ptr() % 16
         code = self.kept.get(at)
         if code is None:
-            self.kept[at] = code = compiled(self.kernel, (*pointers, *numbers), self.flags, self.config)
+            wait = not getattr(_in_use, "rehearses", False)
+            code = compiled(self.kernel, (*pointers, *numbers), self.flags, self.config, wait)
+            if not wait:
+                return
+            self.kept[at] = code
         # code[grid] would prepare for a profiler's hooks, which takes as long as the launch
         stream, hooks = current_stream(device), (None, None, None)
         code.run(*self.grid, 1, stream, code.function, code.packed_metadata, *hooks, *pointers, *numbers, *self.flags)
 
 
-def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config) -> Any:
+def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config, wait: bool = True) -> Any:
     """Return the compiled kernel for the current device, arguments, and compile-time parameters, which come last.
 
-    An argument that is a dtype stands for an aligned array of that.
+    An argument that is a dtype stands for an aligned array of that. Without ``wait`` only begin to compile it.
     """
     first = arguments[0]
-    if isinstance(first, torch.dtype):
-        like = first, 0, torch.cuda.current_device()
-    else:
-        like = first.dtype, first.data_ptr() % 16, first.get_device()
-    key = (id(kernel), flags, config, *like)
-    found, _ = _compiled.get(key, (None, None))
-    if found is None:
+    like = (first, 0) if isinstance(first, torch.dtype) else (first.dtype, first.data_ptr() % 16)
+    key = (id(kernel), flags, config, *like, torch.cuda.current_device())
+    begun = _compiled.get(key)
+    if begun is None:
+        begun = _compiled[key] = _pool.submit(_compile, _hash(), key[-1], kernel, arguments, flags, config)
+    if not wait:
+        return None
+    try:
+        found = begun.result()
+        found._init_handles()  # loads it, which tells its registers
+        return found
+    except BaseException as error:
+        _compiled.pop(key, None)  # another time it may work
+        raise (_tuned_only(error, config) if isinstance(error, TritonError) else None) or error from error
+
+
+def _compile(hashed: Future[str], device: int, kernel: Any, arguments: Any, flags: Any, config: Config) -> Any:
+    """Compile a kernel, in a thread: Triton holds Python's lock for a tenth of that time.
+
+    The code is not loaded there, which would end another thread's capture of a CUDA graph.
+    """
+    with torch.cuda.device(device):
+        with _driver:  # Triton makes it when it is first asked for, by the C compiler
+            launcher = driver.active.launcher_cls
+        hashed.result()
         named = dict(zip(kernel.arg_names[len(arguments) :], flags, strict=True))
-        try:
-            found = kernel.warmup(*arguments, grid=(1,), **named, **config.options)
-            found._init_handles()  # loads it, which tells its registers
-        except TritonError as error:
-            raise _tuned_only(error, config) or error from error
-        _compiled[key] = found, kernel  # which keeps its number
-    return found
+        found = kernel.warmup(*arguments, grid=(1,), **named, **config.options)
+        launcher(found.src, found.metadata)  # up to Triton 3.6 the C compiler makes it, which takes as long; it is kept
+        return found
 
 
-def launch(
-    kernel: Any, grid: tuple[int, int], arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config
-) -> None:
-    """Launch a kernel once: arguments, then compile-time parameters, in its order."""
-    Launch(kernel, grid, (), flags, config)(*arguments)
+def rehearse(function: Callable[..., Any], *arguments: Any, **more: Any) -> None:
+    """Call a function whose launches only begin to compile, for the current GPU; their tensors may be on the CPU."""
+    _in_use.rehearses = True
+    try:
+        function(*arguments, **more)
+    finally:
+        _in_use.rehearses = False
 
 
-def copy(kernel: Any, programs: int, arguments: tuple[Any, ...], flags: tuple[Any, ...]) -> None:
-    """Launch a kernel without launch parameters to choose."""
-    Launch(kernel, (programs, 1), (), flags)(*arguments)
+@functools.cache
+def card(device: torch.device) -> Processor:
+    """Describe a device; the CPU, if nothing is interpreted, as the current GPU."""
+    rehearses = device.type == "cpu" and not INTERPRETED and torch.cuda.is_available()
+    return Processor.of(torch.device("cuda", torch.cuda.current_device()) if rehearses else device)
 
 
 def configuration(kernel: str, problem: Problem, columns: int, processor: Processor, pieces: int = 2) -> Config:
@@ -203,9 +231,10 @@ def over_splits(
     follows from all ``rows``: however few of them come at a time, the bits are the same.
     """
     kernel, numbers, flags, config = launch.kernel, launch.numbers, launch.flags, launch.config
-    dtype, processor = torch.float64 if before[1] is torch.float64 else torch.float32, Processor.of(on)
-    code = None if INTERPRETED else compiled(kernel, (*before, dtype, *numbers, n), flags, config)
-    slots = processor.multiprocessors * resident(code, config, processor)
+    dtype, processor = torch.float64 if before[1] is torch.float64 else torch.float32, card(on)
+    code = compiled(kernel, (*before, dtype, *numbers, n), flags, config) if on.type == "cuda" else None
+    used = (code.n_regs or 128, code.metadata.shared) if code else (128, 0)  # without it a guess
+    slots = processor.multiprocessors * processor.resident(32 * config.num_warps, *used)
     bytes_per_row, columns = per_row * dtype.itemsize, most * step
     limit = most_parts(slab_rows(rows, n, bytes_per_row, columns), bytes_per_row)
     parts, length = splits(rows, n, config.block_m, step, slots, limit, columns)

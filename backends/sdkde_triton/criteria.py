@@ -14,11 +14,8 @@ import triton.language as tl
 
 from sdkde_core.plugin import on_device
 
-from .compiled import launch
+from .compiled import Launch
 from .kernels import f64, sized
-from .space import Config
-
-_CONFIG = Config(1, 1, 4, 1)  # four warps
 
 HEAD = tl.constexpr(64)
 
@@ -177,13 +174,13 @@ def left_out(
         squares = torch.empty(padded * (padded + 1 + d), **single)
         moves = torch.empty(count * (d + 1) * padded if moved else 1, **single)
         out = torch.empty((count, length), dtype=torch.float64, device=there.device)
-        launch(squares_kernel, (padded // 8, 1), (there, squares, *sizes), (8, 128), _CONFIG)
+        Launch(squares_kernel, (padded // 8, 1), (), (8, 128))(there, squares, *sizes)
         if moved:
             splits = -(-d // 16)
             grid = padded // 32, count * splits
-            launch(moves_kernel, grid, (there, squares, moves, *sizes, splits), (32, 64), _CONFIG)
-        before, flags = (there, squares, moves, out), (moved, laplace, rows, 128)
-        launch(criteria_kernel, (programs, count), (*before, *sizes, length), flags, _CONFIG)
+            Launch(moves_kernel, grid, (), (32, 64))(there, squares, moves, *sizes, splits)
+        run = Launch(criteria_kernel, (programs, count), (*sizes, length), (moved, laplace, rows, 128))
+        run(there, squares, moves, out)
         found = out.cpu().numpy()
     signs = found[:, n : 2 * n] if laplace else np.ones((count, n))
     dimensions = d * np.log(bandwidths)
@@ -263,9 +260,9 @@ def climb(
         partial = torch.empty(programs * d * d, dtype=torch.float64, device=there.device)
         for step, kind in [*enumerate([0 if common else 1] * len(lengths)), (0, 2)]:
             grid = programs, 1 if kind == 0 else d
-            launch(climb_kernel, grid, (there, out, partial, n, d, kind), (rows, most), _CONFIG)
+            Launch(climb_kernel, grid, (), (rows, most))(there, out, partial, n, d, kind)
             grid = d * d if kind == 2 else d, 1
-            launch(step_kernel, grid, (there, out, partial, programs, d, step, kind), (most,), _CONFIG)
+            Launch(step_kernel, grid, (), (most,))(there, out, partial, programs, d, step, kind)
         found = out.cpu().numpy()
     rates, moment, logs = found[:d], found[d : d + d * d].reshape(d, d), found[d + d * d :]
     return rates, moment * np.sqrt(rates[:, None] * rates), logs

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 from sdkde_core.plugin import grids
 
-from .space import COLUMN_PADDING, Config
+from .space import COLUMN_PADDING
 
 #: Parts of the columns at most: the second dimension of a grid.
 MOST_PARTS = (1 << 16) - 1
@@ -18,12 +17,6 @@ PARTIAL_BYTES = 256 << 20
 
 
 Processor = grids.Card
-
-
-def resident(compiled: Any, config: Config, processor: Processor) -> int:
-    """Return how many programs of a compiled kernel a multiprocessor holds at once; a guess where it is interpreted."""
-    shared = compiled.metadata.shared if hasattr(compiled, "metadata") else 0
-    return processor.resident(32 * config.num_warps, getattr(compiled, "n_regs", None) or 128, shared)
 
 
 @functools.lru_cache(maxsize=4096)

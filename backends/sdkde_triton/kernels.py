@@ -59,7 +59,7 @@ sized = triton.jit(
     do_not_specialize=[
         *("n", "m", "d", "own", "padded", "row_padded", "column_padded", "columns_per_split", "splits", "first", "top"),
         *("height", "tile_rows", "tile_columns", "length", "leaf_count", "node_count", "none", "factor", "constant"),
-        "kind",
+        *("kind", "raised"),
     ]
 )
 
@@ -97,6 +97,7 @@ def pack_kernel(
     padded,
     d,
     step,
+    raised,
     D: tl.constexpr,
     WIDTH: tl.constexpr,
     PIECES: tl.constexpr,
@@ -105,14 +106,13 @@ def pack_kernel(
     MERGE: tl.constexpr,
     WEIGHTED: tl.constexpr,
     SHIFTED: tl.constexpr,
-    SCALED: tl.constexpr,
     ROUNDED: tl.constexpr,
     MOVED: tl.constexpr,
 ):
     """Pack float64 points (n, d) as rows, or as columns and rows; the grid of hi is ``step``, WIDTH a power of two ≥ D.
 
     ``WEIGHTED``: the columns' weights vary, and log2 of them is in their constants. ``SHIFTED`` subtracts log2 of the
-    rows' sums, so that the exponents are those of φ / Σφ; ``SCALED`` adds SCALE_BITS to rows of two pieces.
+    rows' sums, so that the exponents are those of φ / Σφ; ``raised`` is added to the rows' constants.
     ``ROUNDED``: columns are followed by v in two pieces, (2, padded, D), the first of eleven bits: 2⁻²² of a coordinate
     is lost, and the smaller one is smaller than lo. ``MOVED`` moves every dimension by a fraction of g, see
     :func:`sdkde_triton.bounds.in_blocks`.
@@ -171,8 +171,7 @@ def pack_kernel(
         if not WEIGHTED:  # then the columns' constants are without their weight
             log_sum -= tl.load(log_weights)
         c -= to_log2(log_sum)
-    if SCALED and PIECES == 2:
-        c += SCALE_BITS
+    c += raised
     c1, c2, c3 = _three_pieces(c, g)
     f = tl.arange(0, 32)[None, :]
     block = tl.where(f == 0, c1[:, None], tl.where(f == 1, c2[:, None], tl.where(f == 16, c3[:, None], zero)))

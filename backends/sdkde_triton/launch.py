@@ -7,14 +7,15 @@ import struct
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+import triton
 
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import blocked, finish, kernels
 from .bounds import MOST_DIRECT, in_blocks, merges, mirrors, packed_dimensions, steps_at_most, stores
-from .compiled import Launch, Splits, configuration, launch, over_splits
+from .compiled import Launch, Splits, card, configuration, over_splits
 from .direct import direct_kernel, transpose_kernel
-from .grid import Processor, block_points
+from .grid import block_points
 from .space import COLUMN_PADDING, Config, block_k, tiles_per_sum
 
 #: What becomes of a log sum: the constant that is added, whether the log is wanted, and the dtype. Of a shift: the
@@ -73,11 +74,12 @@ def pack(
 def _packing(n: int, padded: int, d: int, step: float, pieces: int, *flags: bool) -> tuple[Launch, int]:
     """Return the launch of :func:`pack`, and how many numbers the buffer has."""
     columns, vary, shifted, scaled, rounded = flags
-    width = packed_dimensions(d)
-    span, halves = _power_of_two(width), padded * (pieces * width + (48 if columns else 32) + 2 * width * rounded)
+    width, each = packed_dimensions(d), 48 if columns else 32
+    span, halves = triton.next_power_of_2(width), padded * (pieces * width + each + 2 * width * rounded)
     block = max(2, 2048 // span)
-    parameters = width, span, pieces, block, columns, merges(d), vary, shifted, scaled, rounded, in_blocks(d)
-    return Launch(kernels.pack_kernel, (-(-padded // block), 1), (n, padded, d, step), parameters), halves
+    raised = kernels.SCALE_BITS.value if scaled and pieces == 2 else 0
+    parameters = width, span, pieces, block, columns, merges(d), vary, shifted, rounded, in_blocks(d)
+    return Launch(kernels.pack_kernel, (-(-padded // block), 1), (n, padded, d, step, raised), parameters), halves
 
 
 def bits(x: float) -> int:
@@ -111,7 +113,7 @@ def log_sum(
 
     The problem's m is of all rows, of which these may be some.
     """
-    processor = Processor.of(rows.buffer.device)
+    processor = card(rows.buffer.device)
     name = "blocked" if in_blocks(problem.d) else "log_sum"
     config = configuration(name, problem, packed_dimensions(problem.d), processor, rows.pieces)
     sizes = rows.padded, columns.padded, rows.points, columns.points
@@ -126,16 +128,16 @@ def _log_sum(
     problem: Problem, sizes: Sizes, pieces: int, form: int, vary: bool, own: int | None, config: Config, on: Any
 ) -> Splits:
     width, laplace, exclude = packed_dimensions(problem.d), problem.reduction is Reduction.LAPLACE, own is not None
-    tile = config.block_m, config.block_n, config.num_stages
+    tile, weighted = (config.block_m, config.block_n, config.num_stages), vary and laplace  # others' are in the columns
     numbers: tuple[int, ...]
     flags: tuple[int, ...] = (width, pieces, form)
     if in_blocks(problem.d):
         kernel, numbers = blocked.blocked_kernel, (*sizes, own or 0, 0, 0)
-        step = block_k(width, pieces, Processor.of(on).capability)
-        flags += laplace, False, False, problem.precision == "high", vary, exclude, *tile, step
+        step = block_k(width, pieces, card(on).capability)
+        flags += laplace, False, False, problem.precision == "high", weighted, exclude, *tile, step
     else:
         kernel, numbers = kernels.log_sum_kernel, (*sizes, problem.d, own or 0)
-        flags += merges(problem.d), laplace, vary, exclude, *tile
+        flags += merges(problem.d), laplace, weighted, exclude, *tile
     run, halves = Launch(kernel, (1, 1), numbers, flags, config), (torch.float16, torch.float16, torch.float64)
     most = steps_at_most(problem, 0.0)
     return over_splits(run, config.block_n, problem.m, *sizes[2:], 3 if laplace else 2, halves, most, on)
@@ -175,7 +177,7 @@ def mean(
 
     ``log_sums`` (m,) are what the rows were shifted by, if they were.
     """
-    processor = Processor.of(rows.buffer.device)
+    processor = card(rows.buffer.device)
     if stores(problem, form, processor.capability):
         out = _stored_mean(problem, rows, columns, form, extent, own)
         return finish_mean(problem, out, rows, weights, log_sums, 1, end=end)
@@ -191,7 +193,7 @@ def _mean(
     problem: Problem, sizes: Sizes, pieces: int, form: int, most: int, own: int | None, config: Config, on: Any
 ) -> Splits:
     d, width, merged = problem.d, packed_dimensions(problem.d), merges(problem.d)
-    tiles = tiles_per_sum(width, form, merged, Processor.of(on).capability) if config.block_n <= 128 else 1
+    tiles = tiles_per_sum(width, form, merged, card(on).capability) if config.block_n <= 128 else 1
     exclude, exact, tile = own is not None, problem.precision == "high", (config.block_m, config.block_n)
     flags = (width, pieces, form, merged, d < width, exclude, exact, tiles, *tile, config.num_stages)
     run, step = Launch(kernels.mean_kernel, (1, 1), (*sizes, d, own or 0), flags, config), tiles * config.block_n
@@ -206,7 +208,7 @@ def _stored_mean(
     Rows and columns come in blocks. Where the rows are the columns, those of two blocks serve both.
     """
     width, m, device = packed_dimensions(problem.d), rows.points, rows.buffer.device
-    processor, exact, pieces = Processor.of(device), problem.precision == "high", rows.pieces
+    processor, exact, pieces = card(device), problem.precision == "high", rows.pieces
     config, shape = (configuration(name, problem, width, processor, pieces) for name in ("stored", "weighted_sum"))
     both = mirrors(problem) and m == columns.points
     across = -(-width // shape.block_n)
@@ -231,11 +233,11 @@ def _stored_mean(
             before = (rows.buffer, columns.buffer, totals, phi, rows.padded, columns.padded)
             after = (m, columns.points, own or 0, top, first, here)
             grid = height // config.block_m, here // config.block_n
-            launch(blocked.blocked_kernel, grid, (*before, *after), flags, config)
+            Launch(blocked.blocked_kernel, grid, (), flags, config)(*before, *after)
             sizes = (columns.padded, m, columns.points, top, first, height, here, config.block_m, config.block_n)
             given = phi, values, totals, sums, *sizes
             grid = -(-max(height, here * mirrored) // shape.block_m), across * (1 + mirrored)
-            launch(blocked.weighted_sum_kernel, grid, given, (width, exact, both, *tile), shape)
+            Launch(blocked.weighted_sum_kernel, grid, (), (width, exact, both, *tile), shape)(*given)
     return sums
 
 
@@ -267,7 +269,7 @@ def finish_mean(
 @functools.lru_cache(maxsize=1024)
 def _finish_mean(padded: int, m: int, parts: int, d: int, pieces: int, *flags: bool) -> Launch:
     width = packed_dimensions(d)
-    span = _power_of_two(width)
+    span = triton.next_power_of_2(width)
     block = max(1, 512 // span)
     sizes, parameters = (padded, m, parts, d), (width, span, pieces, *flags, block)
     return Launch(finish.finish_mean_kernel, (-(-m // block), 1), sizes, parameters)
@@ -279,7 +281,7 @@ def direct(
     """Any reduction by direct differences of points from :func:`transpose`, the columns padded; see :func:`log_sum`."""
     m, n, mean = rows.shape[1], weights.log.shape[0], problem.reduction is Reduction.MEAN
     anchored = mean and problem.same and not weights.vary and own is None and rows.dtype is torch.float32
-    config = configuration("direct_mean" if anchored else "direct", problem, problem.d, Processor.of(rows.device))
+    config = configuration("direct_mean" if anchored else "direct", problem, problem.d, card(rows.device))
     given = rows.dtype, rows.shape[0] > problem.d, anchored, weights.vary
     reduce = _direct(problem, m, n, columns.shape[1], *given, own, config, rows.device)
     out = reduce(rows, columns, weights.log)
@@ -299,7 +301,3 @@ def _direct(problem: Problem, m: int, n: int, padded: int, dtype: Any, *given: A
     )
     most, per_row = steps_at_most(problem, 0.0, packed=False), 2 + (d if mean else laplace)
     return over_splits(run, config.block_n, problem.m, m, n, per_row, before, most, on)
-
-
-def _power_of_two(x: int) -> int:
-    return 1 << (x - 1).bit_length()

@@ -20,9 +20,8 @@ from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 
 from . import choose, launch, listed
 from .bounds import Form, merges, packed_dimensions, shifts_rows, steps_at_most
-from .compiled import copy
-from .compiled import launch as run
-from .grid import MOST_PARTS, PARTIAL_BYTES, Processor
+from .compiled import Launch, card
+from .grid import MOST_PARTS, PARTIAL_BYTES
 from .kernels import SCALE_BITS
 from .launch import Packed, Weights
 from .price import left_out
@@ -164,10 +163,11 @@ class _Pass:
         beside = torch.empty((tiles, AMOUNTS.beside), dtype=torch.int32, device=device)
         for first, some, visited in _chunks(near, tiles):
             before = (boxes, near.leaves, near.nodes, visited, beside)
-            copy(choose.near_kernel, some, (*before, *sizes, none, first), (problem.d, AMOUNTS.beside))
+            Launch(choose.near_kernel, (some, 1), (*sizes, none, first), (problem.d, AMOUNTS.beside))(*before)
         length, which = AMOUNTS.beside * LEAF // LISTED, torch.arange(tiles + 1, dtype=torch.int32, device=device)
         over = Lists(beside, which * length, which, 0, length, 1)
-        form = Form.SHORT if shifts_rows(problem) else self.form
+        # PAIRED adds less than 1e-3 to an exponent, the allowance that follows is 0.01; SHORT serves the next pass too.
+        form = Form.SHORT if shifts_rows(problem) or self.form == Form.PAIRED else self.form
         found = self.log_sum(packed, rows.shape[0], over, form, False).log_sum
         if scaled(problem) and self.columns.pieces == 2:
             found = found - SCALE_BITS.value * math.log(2.0)
@@ -180,11 +180,12 @@ class _Pass:
         lowest = (-math.log(0.97 * left_out(problem)) - least).float().clamp(max=1e30)
         whole = max(near.log_weight, 0.0)  # of all columns, of which these may be some
         reaches = (2.0 * (whole - least).clamp(min=0.0)).sqrt().float().clamp(max=1e30)
-        limits, counts = torch.empty_like(lowest), torch.empty(tiles, dtype=torch.int32, device=device)
+        limits, counts = torch.empty_like(lowest), torch.zeros(tiles, dtype=torch.int32, device=device)
         apart = (1.0 + 1e-6) * math.log(sizes[0]) / (choose.THRESHOLDS.value - 1)
         for first, some, visited in _chunks(near, tiles):
-            arguments = (boxes, near.leaves, near.nodes, lowest, reaches, visited, limits, counts, *sizes, apart, first)
-            copy(choose.choose_kernel, some, arguments, _flags(problem))
+            numbers = *sizes, apart, first, list(Reduction).index(problem.reduction)
+            run = Launch(choose.choose_kernel, (some, 1), numbers, (problem.d,))
+            run(boxes, near.leaves, near.nodes, lowest, reaches, visited, limits, counts)
         return _Rows(boxes, limits, reaches, counts)
 
     def list(self, tiles: _Rows, counts: torch.Tensor, first: int, length: int) -> Lists:
@@ -200,8 +201,9 @@ class _Pass:
         ends = ends.to(device)
         sizes = near.leaves.shape[1], near.nodes.shape[1], self.columns.padded // LEAF - 1
         for begin, some, visited in _chunks(near, len(counts)):
-            before = (tiles.boxes, near.leaves, near.nodes, tiles.limits, tiles.reaches, ends, visited, found)
-            copy(choose.list_kernel, some, (*before, *sizes, first + begin, first), (*_flags(self.problem), together))
+            numbers = *sizes, first + begin, first, list(Reduction).index(self.problem.reduction)
+            run = Launch(choose.list_kernel, (some, 1), numbers, (self.problem.d, together))
+            run(tiles.boxes, near.leaves, near.nodes, tiles.limits, tiles.reaches, ends, visited, found)
         return Lists(found, ends, which, first, length, max(1, -(-int(counts.max()) // length)))
 
     def sum(self, points: torch.Tensor, rows: Packed, over: Lists) -> Partial:
@@ -225,7 +227,7 @@ class _Pass:
         """LOG_SUM or LAPLACE of m rows, those of the lists' tiles; see :func:`sdkde_triton.launch.log_sum`."""
         problem, weights = self.problem, self.near.weights
         width, exclude = packed_dimensions(problem.d), self.own is not None
-        flags = (width, rows.pieces, form, merges(problem.d), laplace, weights.vary, exclude)
+        flags = (width, rows.pieces, form, merges(problem.d), laplace, weights.vary and laplace, exclude)
         out = self._launched("log_sum", rows, m, over, flags, 2 + laplace, self.own)
         return launch.finish_log_sum(problem, out, weights, m, over.parts, laplace)
 
@@ -238,16 +240,16 @@ class _Pass:
         kernel = listed.log_sum_listed_kernel if log_sum else listed.mean_listed_kernel
         more = (self.near.weights.log,) if log_sum else ()
         out = torch.empty(over.parts * m * per_row, dtype=torch.float32, device=rows.buffer.device)
-        sizes = (rows.padded, columns.padded, m, columns.points, self.problem.d, own or 0)
-        before = (rows.buffer, columns.buffer, *more, over.leaves, over.which, over.ends, out, *sizes)
-        last = (LISTED, LEAF, config.block_m, config.block_n, config.num_stages)
-        grid, at = (-(-m // HEIGHT), over.parts), (over.first * HEIGHT, over.length)
-        run(kernel, grid, (*before, *at), (*flags, *last), config)
+        sizes = rows.padded, columns.padded, m, columns.points, self.problem.d, own or 0
+        numbers, grid = (*sizes, over.first * HEIGHT, over.length), (-(-m // HEIGHT), over.parts)
+        last = LISTED, LEAF, config.block_m, config.block_n, config.num_stages
+        run = Launch(kernel, grid, numbers, (*flags, *last), config)
+        run(rows.buffer, columns.buffer, *more, over.leaves, over.which, over.ends, out)
         return out
 
     def config(self, name: str) -> Config:
         """The default launch parameters of a kernel."""
-        capability, d = Processor.of(self.near.points.device).capability, self.problem.d
+        capability, d = card(self.near.points.device).capability, self.problem.d
         return default(name, packed_dimensions(d), capability, merges(d), self.columns.pieces)
 
 
@@ -260,13 +262,9 @@ def _chunks(near: Near, tiles: int) -> Iterator[tuple[int, int, torch.Tensor]]:
         yield first, min(most, tiles - first), visited
 
 
-def _flags(problem: Problem) -> tuple[int, bool, bool]:
-    return problem.d, problem.reduction is Reduction.MEAN, problem.reduction is Reduction.LAPLACE
-
-
 def _plan(counts: torch.Tensor, device: torch.device, per_row: int, most: int) -> tuple[list[int], int]:
     """Where batches of tiles end, and how many SIZEs a program takes, up to ``most``, by what each list has."""
-    programs = AMOUNTS.programs * Processor.of(device).multiprocessors
+    programs = AMOUNTS.programs * card(device).multiprocessors
     length = min(max(-(-int(counts.sum()) // programs), AMOUNTS.shortest), most)
     length = max(length, -(-int(counts.max()) // MOST_PARTS))
     until, ends, first = counts.cumsum(0), [], 0

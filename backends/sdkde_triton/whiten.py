@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 import triton.language as tl
@@ -11,7 +10,7 @@ import triton.language as tl
 from sdkde_core.plugin import Slots
 from sdkde_core.protocol import Whitened
 
-from .compiled import Launch
+from .compiled import INTERPRETED, Launch, rehearse
 from .kernels import sized
 from .launch import bits
 
@@ -96,15 +95,16 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
     first, second = given[0], given[-1]
     (n, d), m, device = first.shape, second.shape[0] if len(given) > 1 else 0, first.device
     to_centre, to_whiten, programs = _launches(n, m, d, 0 if isinstance(scale, float) else scale.ndim)
-    if centre is None:
-        centre = torch.empty(d, dtype=torch.float64, device=device)
-        to_centre(first, centre)
     points = [torch.empty(x.shape, dtype=torch.float64, device=device) for x in given]
     slots, time = _slots.ready(programs, first)
-    by: Any = centre if isinstance(scale, float) else scale
-    factor = bits(1.0 / scale if isinstance(scale, float) else 1.0)
-    to_whiten(first, second, by, centre, points[0], points[-1], slots, last=(factor,))
-    return Whitened(tuple(points), centre, functools.partial(_slots.largest, programs, device, time))
+    at = torch.empty(d, dtype=torch.float64, device=device) if centre is None else centre
+    by, last = (at, (bits(1.0 / scale),)) if isinstance(scale, float) else (scale, (bits(1.0),))
+    if centre is None:
+        if not (INTERPRETED or to_whiten.kept):  # both compile at the same time
+            rehearse(to_whiten, first, second, by, at, points[0], points[-1], slots, last=last)
+        to_centre(first, at)
+    to_whiten(first, second, by, at, points[0], points[-1], slots, last=last)
+    return Whitened(tuple(points), at, functools.partial(_slots.largest, programs, device, time))
 
 
 @functools.lru_cache(maxsize=1024)
