@@ -45,14 +45,14 @@ def by_modes(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Work:
     )
 
 
-def by_lists(problem: Problem, rows: float, left: float, columns: float | None = None) -> Work:
+def by_lists(problem: Problem, rows: float, left: float, columns: float) -> Work:
     """Return the Work of summing ``rows`` on a CPU over lists of nearby tiles, which leave ``left`` columns to each.
 
     Fitted to 20,000 to 100,000 points in one to three dimensions, within a factor of 2.5, and to 200 to 10,000 columns
     outside a box. For few rows the columns near them are gathered instead of sorted. NumPy's passes over small arrays
     wait for the interpreter's lock: two threads or more save a sixth.
     """
-    columns, mean = problem.n if columns is None else columns, problem.reduction is Reduction.MEAN
+    mean = problem.reduction is Reduction.MEAN
     each = 75.0 * problem.d if 32 * rows < columns else (60.0 if problem.d == 1 else 300.0) * math.log2(columns + 1.0)
     sort = columns * each * (rows > 0)
     pairs, alone = rows * min(left, columns), prices.speedup(cpu_threads())
@@ -81,14 +81,13 @@ def by_products(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Wor
     )
 
 
-def by_tiles(problem: Problem, rows: float, left: float, columns: float | None = None) -> Work:
+def by_tiles(problem: Problem, rows: float, left: float, columns: float) -> Work:
     """As :func:`by_lists`, on a device.
 
     Every operation of a pair reads and writes float64 in memory, and 12 launches are those around the passes over four
     million pairs. Before, points are sorted, and tiles judged.
     """
-    d, columns = problem.d, problem.n if columns is None else columns
-    pairs, judged = rows * min(left, columns), rows / 32 * columns / 256
+    d, pairs, judged = problem.d, rows * min(left, columns), rows / 32 * columns / 256
     passes = 3.0 * d + (6.0 if problem.reduction is Reduction.LOG_SUM else 10.0)
     sorting = (650.0 + 150.0 * d) * judged + (450.0 if d == 1 else 2900.0) * (columns + rows) * (rows > 0)
     blocks = max(rows / 16384.0, judged / 4e6)
@@ -112,7 +111,7 @@ class Ways(NamedTuple):
     """The two ways of summing."""
 
     by_box: Callable[[Problem, tuple[int, ...], float], Work]  # of a shape in modes and the transforms' tolerance
-    directly: Callable[[Problem, float, float, float | None], Work]  # of rows, columns left to each, columns
+    directly: Callable[[Problem, float, float, float], Work]  # of rows, columns left to each, columns
     tiles: tuple[int, int]  # columns and rows of one, see :class:`sdkde_core.nearby.Neighbours`
     merges: bool  # equal points are summed once, directly
     rows: int  # at a time, which bounds the memory of angles and fields
@@ -153,7 +152,7 @@ def direct_seconds(ways: Ways, problem: Problem, points: Array, log_weights: Arr
         equal = 20.0 * prices.speedup(cpu_threads()) * problem.d * (problem.n + problem.m) * math.log2(problem.n + 1.0)
         problem = replace(problem, **{name: math.ceil(share * getattr(problem, name)) for name in ("n", "m")})
     share = rough_share(problem, points, points, log_weights, *ways.tiles, left_out(problem))
-    work = ways.directly(problem, problem.m, share * problem.n, None)
+    work = ways.directly(problem, problem.m, share * problem.n, problem.n)
     return seconds(plus(work, Work(scalar_flops=equal, launches=0)), problem.device)
 
 
@@ -222,7 +221,7 @@ def _ways(problem: Problem, by: Ways, extent: float) -> list[tuple[str, Work]]:
     box = extent if by is CPU else min(extent, (extent**2 * prices.typical_extent(problem.n, problem.d)) ** (1.0 / 3.0))
     modes = _usual_modes(problem, box)
     left = problem.n * typical_share(replace(problem, extent=extent), *by.tiles, left_out(problem))
-    ways = [("direct sums, few enough", by.directly(problem, problem.m, left, None))]
+    ways = [("direct sums, few enough", by.directly(problem, problem.m, left, problem.n))]
     if modes <= MOST_MODES:
         # Rows to be summed again are far out, and have a thousand neighbours at most, unless they lack digits alone.
         # Their share was measured with Silverman's bandwidth and a tenth of it.
@@ -231,7 +230,7 @@ def _ways(problem: Problem, by: Ways, extent: float) -> list[tuple[str, Work]]:
             share, near = {1: 0.01, 2: 0.4, 3: 0.7}[problem.d], left
         elif problem.precision == "float64":
             share = {1: 0.003, 2: 0.03, 3: 0.06}[problem.d]
-        again = by.directly(problem, share * problem.m, near, None)
+        again = by.directly(problem, share * problem.m, near, problem.n)
         transforms = by.by_box(problem, (round(modes ** (1.0 / problem.d)),) * problem.d, USUAL)
         ways.insert(0, (f"about {modes:.0f} modes at most", plus(transforms, again)))
     return ways

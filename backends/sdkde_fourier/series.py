@@ -79,7 +79,7 @@ class Fourier:
         cost = functools.partial(price.box_seconds, self.ways, problem, usual)
         found = choose_box(problem, (low, high), sample, usual, cost)
         seconds = math.inf if found is None else found[1]
-        least = self.ways.directly(problem, problem.m, 1.0, None)
+        least = self.ways.directly(problem, problem.m, 1.0, problem.n)
         if not self.always and seconds > price.seconds(least, problem.device):  # direct sums may be faster
             thin = slice(None, None, max(1, len(sample) >> 13))
             if price.direct_seconds(self.ways, problem, sample[thin], sampled_weights[thin]) < seconds:

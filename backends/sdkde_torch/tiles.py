@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -107,26 +107,27 @@ class Prepared:
 
     def _relative(self, rows: Packed, own: Tensor | None) -> Summed:
         """As :meth:`sums`, relative to each row's largest exponent, which two passes find before the sums."""
-        base = self._largest(lambda some, out: self.formula.first(rows, self.columns.at(some), out), own, rows)
+        base = self._largest(rows, own)
         top = None
         if self.log_weights is not None or isinstance(self.formula, exponents.Split):
-            top = self._largest(lambda some, out: self._terms(rows, some, base, out), own, rows)
+            top = self._largest(rows, own, base)
         sums = self._add_up(rows, own, base, top)
         at_base = self._to_result(base[:, 0])
         log_scale = at_base if top is None else at_base + self._to_result(top[:, 0])
         result = self._summed(sums, at_base, log_scale)
         return result if self.pairs is None else self._refined(result, rows, own, base, top)
 
-    def _terms(self, rows: Packed, some: slice, base: Tensor, out: Tensor) -> Tensor:
-        tile = _relative(self.formula, rows, self.columns.at(some), base, out)
-        return tile if self.log_weights is None else tile.add_(self.log_weights[some])
-
-    def _largest(self, tile: Callable[..., Tensor], own: Tensor | None, rows: Packed) -> Tensor:
-        """Largest of what ``tile`` returns for the columns' chunks, (m, 1), finite."""
+    def _largest(self, rows: Packed, own: Tensor | None, base: Tensor | None = None) -> Tensor:
+        """Each row's largest exponent, (m, 1): of the first products, or less the base, all of it."""
         nothing, m = NOTHING[self.library.dtype], len(rows.left)
         largest = torch.full((m, 1), nothing, dtype=self.library.dtype, device=self.library.device)
         for some, mask, out in self._tiles(m, own):
-            largest = torch.maximum(largest, masked(tile(some, out), mask, nothing).amax(1, keepdim=True))
+            if base is None:
+                tile = self.formula.first(rows, self.columns.at(some), out)
+            else:
+                tile = _relative(self.formula, rows, self.columns.at(some), base, out)
+                tile = tile if self.log_weights is None else tile.add_(self.log_weights[some])
+            largest = torch.maximum(largest, masked(tile, mask, nothing).amax(1, keepdim=True))
         return largest
 
     def _tiles(self, m: int, own: Tensor | None) -> Iterator[tuple[slice, Tensor | None, Tensor]]:

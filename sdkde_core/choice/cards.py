@@ -15,38 +15,20 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Processor:
-    """Rates of a processor, from which the cost model predicts times.
-
-    Parameters
-    ----------
-    name : str
-    matrix_flops : mapping of str to float
-        Floating-point operations per second in matrix products, by dtype.
-    scalar_flops, exps, bandwidth : float
-        Per second: other single-precision operations, single-precision exponentials, bytes to and from main memory.
-    launch_seconds : float
-        Seconds that starting a kernel takes.
-    transfer : float
-        Bytes per second between host and device; inf on the host.
-    threads : int
-        Of a CPU; the rates are those of all threads together.
-    overlaps : bool
-        Whether the units work side by side, so that the slowest decides. On a CPU that runs array operations one after
-        another the times add up.
-    source : str
-        Where the figures come from.
-    """
+    """Rates of a processor, per second, from which the cost model predicts times."""
 
     name: str
-    matrix_flops: Mapping[str, float]
-    scalar_flops: float
-    exps: float
-    bandwidth: float
-    launch_seconds: float
-    transfer: float = float("inf")
-    threads: int = 1
+    matrix_flops: Mapping[str, float]  # floating-point operations in matrix products, by dtype
+    scalar_flops: float  # other single-precision operations
+    exps: float  # single-precision exponentials
+    bandwidth: float  # bytes to and from main memory
+    launch_seconds: float  # that starting a kernel takes
+    transfer: float = float("inf")  # bytes between host and device; inf on the host
+    threads: int = 1  # of a CPU; the rates are those of all threads together
+    # Whether the units work side by side, so that the slowest decides. On a CPU that runs array operations one after
+    # another the times add up.
     overlaps: bool = True
-    source: str = ""
+    source: str = ""  # where the figures come from
 
 
 @dataclass(frozen=True)

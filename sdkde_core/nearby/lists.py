@@ -40,23 +40,12 @@ class Lists(NamedTuple):
 def lists(
     problem: Problem, columns: Index, rows: Any, height: int, together: int = 0, least: float = -math.inf
 ) -> Lists:
-    """Return for every tile of rows the tiles of columns that can matter.
+    """Return for every tile of rows the tiles of columns that can matter, by the problem's reduction and precision.
 
-    Parameters
-    ----------
-    problem : Problem
-        Its reduction, precision and features are used.
-    columns : Index
-    rows : (m, d) float64 array
-        Rows in an order that keeps neighbours together, finite.
-    height : int
-        Rows of a tile, but for the last one.
-    together : int, optional
-        Rows of a group, a multiple of ``height``: what is far from all of them is left out at once. Default: all are
-        one group. Some hundreds are best; with groups there may be as many rows as memory holds, some 200 bytes for
-        every tile of rows and column tile near its group.
-    least : float, optional
-        What rows' log sums are at least, or are to be taken for, where other columns add to them.
+    ``rows`` (m, d) float64 are finite, in an order that keeps neighbours together, ``height`` to a tile. What is far
+    from all rows of a group is left out at once; a group has ``together`` rows, a multiple of ``height``, or all. Some
+    hundreds are best. Memory is some 200 bytes for every tile of rows and column tile near its group. ``least``: what
+    rows' log sums are at least, or are to be taken for, where other columns add to them.
     """
     xp = array_namespace(rows)
     blocks = by_tile(rows, height)

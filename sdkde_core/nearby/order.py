@@ -8,19 +8,12 @@ from array_api_compat import array_namespace, device
 
 
 def order(points: Any, size: int) -> Any:
-    """Return the indices of points in the order of a k-d tree's leaves, which have ``size`` points each.
+    """Return the indices of finite points (n, d) in the order of a k-d tree's leaves, which have ``size`` points each.
 
     The widest dimension of a node is split in the middle, level by level. Where the library has a partition in linear
     time (NumPy), the nodes of a level are split side by side, as one array: for that the points are first cut into
     parts of ``size`` times powers of two, the largest first, and what is left is the last leaf. Other libraries sort
     all points of a level at once, by node and by where they are in it. The same points give the same order.
-
-    Parameters
-    ----------
-    points : (n, d) array
-        Finite.
-    size : int
-        Points of a leaf.
     """
     xp = array_namespace(points)
     if points.shape[1] == 1:

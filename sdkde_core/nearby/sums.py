@@ -31,17 +31,10 @@ class _Tiles(NamedTuple):
 
 @dataclass(eq=False)
 class Neighbours:
-    """Columns. Every row is summed over those that matter to it. They are put in order when rows come.
-
-    Parameters
-    ----------
-    columns : Columns
-    names : (n,) array of int, optional
-        What rows that leave out their own column call these. Default: 0 … n − 1.
-    """
+    """Columns. Every row is summed over those that matter to it. They are put in order when rows come."""
 
     columns: Columns
-    names: Any = None
+    names: Any = None  # (n,), what rows that leave out their own column call these; 0 … n − 1 by default
     _made: dict[int, tuple[Index, _Tiles]] = field(default_factory=dict, init=False)  # by size
 
     def __post_init__(self) -> None:
@@ -57,19 +50,12 @@ class Neighbours:
         least: float = -math.inf,
         spread: Callable[..., Any] = map,
     ) -> Partial:
-        """Answer for some rows.
+        """Answer for some rows, (m, d).
 
-        Parameters
-        ----------
-        problem : Problem
-        rows : (m, d) array
-            Those with a coordinate that is no number, or whose squares overflow, are summed over all columns.
-        own : (m,) array of int, optional
-            The column that a row leaves out; a number that is no column's leaves out none.
-        least : float, optional
-            The log of what a row's sum may be taken to be at least: what is left out is small beside that.
-        spread : callable, optional
-            ``spread(task, parts)`` returns the task's results for several parts, as ``map`` does.
+        Rows with a coordinate that is no number, or whose squares overflow, are summed over all columns. ``own`` (m,)
+        are the columns that rows leave out; a number that is no column's leaves out none. A row's sum may be taken to
+        be at least exp(``least``): what is left out is small beside that. ``spread(task, parts)`` returns the task's
+        results for several parts, as ``map`` does.
         """
         xp = array_namespace(rows)
         far = ~(xp.max(xp.abs(rows), axis=1) < FARTHEST)

@@ -36,18 +36,9 @@ class Index(NamedTuple):
 
 
 def index(points: Any, log_weights: Any, size: int, leaf: int = 0) -> Index:
-    """Return columns' order and tiles.
+    """Return the order of finite columns (n, d), and their tiles, of ``size`` columns each.
 
-    Parameters
-    ----------
-    points : (n, d) float64 array
-        Finite.
-    log_weights : (n,) float64 array
-        Finite.
-    size : int
-        Columns of a tile.
-    leaf : int, optional
-        Points that stand together in the order, if fewer than that; ``size`` is a multiple.
+    ``leaf`` points stand together in the order, by default ``size``, which is a multiple.
     """
     where = order(points, leaf or size)
     xp, weights = array_namespace(points), log_weights[where]

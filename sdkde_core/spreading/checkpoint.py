@@ -66,7 +66,10 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
             with write_atomically(self._note) as temporary:
                 temporary.write_text(json.dumps(wanted, indent=1), encoding="utf-8")
             return
-        kept = _read_json(self._note)
+        try:
+            kept = dict(json.loads(self._note.read_bytes()))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise FileError(f"{self._note}: cannot be read ({error}); pass another checkpoint") from error
         for name in wanted:
             if kept.get(name) != wanted[name]:
                 raise ValueError(
@@ -79,16 +82,6 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
         path = self._folder / name
         path.mkdir(exist_ok=True)
         return Chunks(path, shape, np.dtype(dtype), rows)
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_bytes())
-        if isinstance(found, dict):
-            return found
-        raise ValueError("no object")
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{file}: cannot be read ({error}); pass another checkpoint") from error
 
 
 def _locked(folder: Path) -> sqlite3.Connection:
