@@ -25,7 +25,7 @@ def test_equal_points_are_summed_once_and_right(d, reduction):
     points, rows = zeros(rng, 3000, d) / 0.01, zeros(rng, 200, d) / 0.01
     log_weights = np.log(rng.exponential(size=3000)) - math.log(3000)
     columns = Columns(points, log_weights)
-    search = duplicates.Distinct(columns, 1)
+    search = duplicates.Distinct(columns, map)
     problem = Problem(reduction, 200, 3000, d, requires=frozenset({"weights"}))
     got = search.reduce(problem, rows, None)
     assert errors(problem, got, reference.sums(rows, points, log_weights=log_weights)).max() <= 0.2
