@@ -125,17 +125,19 @@ def plan(
     return Plan(request, data, bandwidth, measured.centre, Columns(points, log_weights), rows, problems, choice)
 
 
-def choose_near(request: Request, problems: Sequence[Problem], **how: Any) -> select.Choice | None:
+def choose_near(request: Request, problems: Sequence[Problem], long: bool = False, **how: Any) -> select.Choice | None:
     """Return the backend for points that are all within its limits, summed in one way; None where there is none.
 
-    It is preferred for data on a device: to sum some points apart takes many launches.
+    It is preferred for data on a device: to sum some points apart takes many launches. Where it takes 20 ms they are
+    nothing, and None is returned but for ``long``: another backend may be several times as fast with a few points apart.
     """
     try:
         choice = select.choose(problems, backend=request.backend, device=request.device, **how)
     except BackendUnavailable:
         return None
     near = all(p.extent <= limit_of(choice.info, p) for p in select.at(problems, choice.device))
-    return choice if near else None
+    brief = any(c.name == choice.name and (c.seconds or 0.0) < 0.02 for c in choice.candidates)
+    return choice if near and (long or brief) else None
 
 
 def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:

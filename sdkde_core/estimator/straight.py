@@ -57,36 +57,36 @@ class _Line:
         self._equal, self.records = PerStream(), registry.records()
         self.extent = 0.0  # the largest of the calls so far
         self.state: tuple[Any, ...] = ()  # what the choice of a backend depends on, beside the request
-        self.known: dict[tuple[float, bool], _Passes | None] = {}
-        self.choices: dict[tuple[float, bool], Any] = {}
+        self.known: dict[tuple[float, bool, bool], _Passes | None] = {}
+        self.choices: dict[tuple[float, bool, bool], Any] = {}
         self.how: dict[str, Any] = {"data_device": place, "calls": request.calls}
         self.how |= {"without": request.without}
-        near = choose_near(request, self._problems(1.0, False), **self.how)
+        near = choose_near(request, self._problems(1.0, False), True, **self.how)
         able = near is not None and near.device == place and "line" in near.info.features
         self.whitening: LineBackend | None = near.backend if near and able else None  # type: ignore[assignment]
 
-    def passes(self, extent: float, weighted: bool) -> _Passes | None:
+    def passes(self, extent: float, weighted: bool, captured: bool = False) -> _Passes | None:
         """Return the passes for points within the extent; None where some of them would be summed apart.
 
         To choose takes ten times as long as a small estimate, and the extent changes with the data. So the backend is
         chosen for the next half power of two, if all is near within that too.
         """
-        key = extent, weighted
+        key = extent, weighted, captured
         if key not in self.known:
             found = choice = None
             if extent <= CLEAR:
                 wide = 2.0 ** (math.ceil(2.0 * math.log2(max(extent, 1.0))) / 2.0)
-                choice = self._choice(wide, weighted) or self._choice(extent, weighted)
+                choice = self._choice(wide, *key[1:]) or self._choice(*key)
             if choice is not None and choice.device == self.place and "line" in choice.info.features:
                 problems = self._problems(extent, weighted)
                 found = _Passes(choice.backend, problems, tuple(with_fields(p, same=False) for p in problems))
             self.known[key] = found
         return self.known[key]
 
-    def _choice(self, extent: float, weighted: bool) -> Any:
-        key = extent, weighted
+    def _choice(self, extent: float, weighted: bool, captured: bool) -> Any:
+        key = extent, weighted, captured  # for a capture there is no other way
         if key not in self.choices:
-            self.choices[key] = choose_near(self.request, self._problems(*key), **self.how)
+            self.choices[key] = choose_near(self.request, self._problems(extent, weighted), captured, **self.how)
         return self.choices[key]
 
     def equal(self, like: Any) -> Any:
@@ -192,7 +192,7 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
             return None
         log_weights, constant = line.equal(train) if known is None else known, log_constant("gaussian", bandwidth)
         extent = line.extent if captured else rounded(found.extent())
-        passes = line.passes(extent, known is not None)
+        passes = line.passes(extent, known is not None, captured)
         if passes is None:
             return None
         line.extent = max(line.extent, extent)
@@ -234,7 +234,7 @@ def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> tuple[Any
     if (n + (m or 0)) * max(d, 16) > 1 << 23:  # to bring them there takes longer than launches
         return None, request
     problems = request.problems(m, n, d, 8.0, frozenset(["weights"] * weighted), str(train.dtype), "cpu")
-    choice = choose_near(request, problems, data_device="cpu", calls=request.calls, without=request.without)
+    choice = choose_near(request, problems, True, data_device="cpu", calls=request.calls, without=request.without)
     if choice is None or choice.device != f"cuda:{torch.cuda.current_device()}" or "line" not in choice.info.features:
         return None, request
     chosen = request
