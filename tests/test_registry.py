@@ -335,3 +335,11 @@ def test_what_can_be_tuned_is_found_by_name():
     assert tuning.space_of(BackendInfo("x", (1, 0), "x:y", ("cpu",), ("high",))) is None
     info = AdvancedInfo("x", (1, 2), "x:y", ("cpu",), ("high",), tuning="sdkde_core.testing.problems:CASES")
     assert tuning.space_of(info) is problems.CASES
+
+
+def test_a_choice_made_without_the_data_s_outliers_is_not_taken_where_they_are_known():
+    far, shares = [Problem(Reduction.MEAN, 20_000, 20_000, 8, same=True, extent=5e3, precision="fast")], []
+    for share in (None, lambda step, limit: shares.append(limit) or 1e-6):
+        select.choose(far, backend="numpy", share=share)
+        select.choose(far, share=share)
+    assert shares

@@ -191,7 +191,7 @@ def choose(
         state = tuple(registry.aside.items()), tuple(registry.warm.items()), cpu_threads(), context
         cards = map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))  # the driver is asked once
         ours = map(os.environ.get, ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB"))
-        key = (tuple(problems), asked, *state, *cards, *ours)
+        key = (tuple(problems), asked, share is None, *state, *cards, *ours)
         known = registry.chosen.get(key)
         if known is not None and known[0] is registry.records() and known[1] is registry.made:  # else they changed
             return known[2]

@@ -129,7 +129,7 @@ def choose_near(request: Request, problems: Sequence[Problem], long: bool = Fals
     """Return the backend for points that are all within its limits, summed in one way; None where there is none.
 
     It is preferred for data on a device: to sum some points apart takes many launches. Where it takes 20 ms they are
-    nothing, and None is returned but for ``long``: another backend may be several times as fast with a few points apart.
+    nothing, and None is returned but for ``long``: another backend may be many times as fast, with a few points apart.
     """
     try:
         choice = select.choose(problems, backend=request.backend, device=request.device, **how)
