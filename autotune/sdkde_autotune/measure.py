@@ -86,10 +86,7 @@ def _quantiles(times: Sequence[float]) -> tuple[float, float, float]:
 
 
 def compiling(task: Task, config: Config) -> tuple[Any, ...]:
-    """Return what a pool is asked for to compile a candidate; its resources are the answer.
-
-    The name is the same for problems that differ in their numbers of points: they share kernels.
-    """
+    """Return a :class:`Pool`'s arguments that compile a candidate, by a name that problems of all sizes share."""
     query = task.query
     name = query.backend, query.architecture, task.space.code(query.kernel, config, task.problem)
     return name, task.space.compile, query.kernel, dict(config), task.problem, query.architecture
