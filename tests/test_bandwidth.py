@@ -279,3 +279,19 @@ def test_dependent_columns_are_named(x):
     x[:, 2] = x[:, 0] * 2
     with pytest.raises(ValueError, match=r"1 of 3 directions have no spread, the flattest [+-]0.707·x"):
         resolve("scott", x)
+
+
+@pytest.mark.parametrize("given", [0.5, [0.5, 2.0], [[0.25, 0.1], [0.1, 1.0]]])
+def test_it_is_the_array_that_it_was_made_of_and_has_products_with_numbers(given):
+    x, b = np.random.default_rng(3).normal(size=(50, 2)), Bandwidth.of(np.array(given), 2)
+    wide = np.broadcast_to(given, np.asarray(b).shape) * (1.5 if np.ndim(given) < 2 else 1.5**2)
+    for product in (b * 1.5, np.float64(1.5) * b):
+        np.testing.assert_allclose(np.asarray(product), wide, rtol=1e-13)
+        got = sdkde_core.estimate(x, bandwidth=product)
+        np.testing.assert_allclose(got, sdkde_core.estimate(x, bandwidth=np.asarray(product)), rtol=1e-5)
+    assert "× 1.5" in str(product)
+    for bad in (0, -1.0, np.nan):
+        with pytest.raises(ValueError, match="positive"):
+            b * bad
+    with pytest.raises(TypeError):
+        b * np.ones(2)

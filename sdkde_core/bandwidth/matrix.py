@@ -24,6 +24,9 @@ from .precise import Inverse, inverse_of, shifted_product
 class Bandwidth:
     """A bandwidth for d dimensions; immutable. Make one with :meth:`of`.
 
+    ``np.asarray`` gives the numbers that ``bandwidth=`` takes: h (d,), data units, or the matrix H (d, d). A product
+    with a number is the bandwidth that many times as wide: of a matrix, H times its square.
+
     Parameters
     ----------
     d : int
@@ -49,6 +52,21 @@ class Bandwidth:
                 array = np.array(array, dtype=np.float64)
                 array.flags.writeable = False
                 object.__setattr__(self, name, array)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        numbers = self.matrix if self.factor.ndim == 2 else to_host(detached(self.factor))
+        return np.array(numbers, dtype=dtype)
+
+    __array_ufunc__ = None  # so that a product with a number of NumPy's is the one below
+
+    def __mul__(self, times: Any) -> Bandwidth:
+        if not isinstance(times, (int, float, np.number)) or isinstance(times, bool):
+            return NotImplemented
+        if not 0.0 < times < math.inf:
+            raise ValueError(f"a bandwidth times {times} is none; pass a positive finite number")
+        return replace(self.scaled(float(times)), rule=f"{self.rule} × {float(times):.4g}")
+
+    __rmul__ = __mul__
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # pickled arrays come back writable
         self.__dict__.update(state)
