@@ -16,7 +16,8 @@ from .estimator import autograd, straight, warming
 from .estimator.batches import check_out, densities, gradients
 from .estimator.density import density, log_constant, undefined, warn_of_negative
 from .estimator.explanation import Explanation, explained
-from .estimator.fitted import Fitted, run, slope, with_fallback
+from .estimator.fitted import Fitted, run, scores, slope, with_fallback
+from .estimator.moving import displaced
 from .estimator.plan import Plan, plan, read
 from .estimator.prepared import Prepared
 from .estimator.progress import Advance, watched
@@ -50,6 +51,13 @@ def estimate(
     method : {"sdkde", "kde", "laplace"}
         ``"kde"`` is Σ_j w_j N(y; x_j, H); ``"sdkde"`` the same on samples moved by ½ H ∇log p̂(x_j), which removes the
         leading bias; ``"laplace"`` multiplies each kernel by 1 + d/2 − ½ r²_j: debiased too, but signed.
+    step : None, float or "moments"
+        The multiple of H ∇log p̂ by which samples move (sdkde). None: ½, the paper's. ``"moments"``: the step with which
+        the estimate has the samples' total variance in units of the bandwidth, between ½ and 1.2. It is ½ in the limit
+        of narrow bandwidths, and longer where these are wide, as beyond two dimensions (``docs/mathematics.md``).
+    score_bandwidth : None or float
+        The score is estimated at so many times the bandwidth (sdkde). None: 1, the paper's. Then ``"moments"`` is at
+        most 1.2 times its square, and may be less than ½.
     bandwidth : str, float, (d,) or (d, d) array_like, or Bandwidth
         A number h or one h_j per dimension, in the data's units; a matrix H in squared units (a covariance); or a rule.
         ``"auto"`` chooses from the data for the method, per dimension or a matrix, see :func:`select_bandwidth`;
@@ -217,8 +225,9 @@ def debias(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> 
 
     def compute(request: Request) -> Any:
         ready = autograd.plan(request, train)
-        shift = _at_home(ready, run(ready, advance=advance).shift)
-        return ready.data.origin.restore(ready.data.train + ready.bandwidth.stretch(0.5 * shift), ready.data.dtype)
+        shift = scores(ready, ready.problems[0], ready.columns, advance=advance)
+        away = ready.bandwidth.stretch(_at_home(ready, displaced(ready.columns, shift, request)))
+        return ready.data.origin.restore(ready.data.train + away, ready.data.dtype)
 
     moved = None if progress is False else Argument.of("train", detached(train))
     with watched(progress, moved) as advance:

@@ -34,6 +34,13 @@ def _one_of(name: str, known: Sequence[str], default: str, help: str) -> Callabl
     return click.option(name, type=Choice(known), default=default, show_default=True, help=help)
 
 
+def _step(context: click.Context, option: click.Parameter, value: str | None) -> float | str | None:
+    try:
+        return value if value in (None, "moments") else float(str(value))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no number; pass one, or moments") from None
+
+
 _backend = click.option("--backend", default="auto", show_default=True, help="A backend's name, or auto.")
 _estimator = together(
     _one_of("--method", METHODS, "sdkde", "Which density estimate."),
@@ -44,6 +51,13 @@ _estimator = together(
         help=f"A rule ({', '.join(RULES)}); a number; a number per column, separated by commas; or a file with (d,) "
         "numbers or a (d, d) covariance matrix.",
     ),
+    click.option(
+        "--step",
+        callback=_step,
+        help="How far samples move, a multiple of H times the score, or moments: the one that keeps the variance. "
+        "Default: 1/2. For --method sdkde.",
+    ),
+    click.option("--score-bandwidth", type=float, help="The score's, in bandwidths. Default: 1. For --method sdkde."),
     _one_of(
         *("--kernel", tuple(KERNELS), "gaussian"),
         "Kernels other than the Gaussian need --method kde, and a bandwidth in numbers.",

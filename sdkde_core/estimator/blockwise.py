@@ -146,8 +146,8 @@ class BlockPlan:
         return functools.reduce(lambda so_far, part: merge([so_far, part]), parts)
 
     def moved(self, rows: Array, sums: Partial) -> Array:
-        """Return whitened samples (k, d), moved by half their shift over all shards."""
-        return rows + 0.5 * sums.shift
+        """Return whitened samples (k, d), moved by the step times their shift over all shards."""
+        return rows + (self.request.step or 0.5) * sums.shift
 
     @quiet
     def density(self, sums: Partial, log: bool) -> Array:
@@ -176,6 +176,7 @@ class BlockPlan:
             "method": self.request.method,
             "kernel": self.request.kernel,
             "negative": self.request.negative,
+            "step": self.request.step,
             "bandwidth": named.hexdigest(),
             "precision": self.problems[-1].precision,
             "extent": self.problems[-1].extent,
@@ -210,6 +211,8 @@ class Survey:
         rule = request.bandwidth
         if request.negative == "renormalise":
             raise ValueError("negative='renormalise' needs all samples in memory; pass 'clip' or 'keep'")
+        if request.step == "moments" or request.score_bandwidth is not None:
+            raise ValueError("step='moments' and score_bandwidth need all samples in memory; pass step as a number")
         if isinstance(rule, str):
             check_rule(rule, request.method, request.kernel)
             if rule == "isj":

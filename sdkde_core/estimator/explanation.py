@@ -51,6 +51,8 @@ class Explanation:
     negative_mass: NegativeMass | None = None
     selection: Selection | None = field(default=None, compare=False)  # what it chose is the bandwidth
     kernel: str = "gaussian"
+    step: float | str | None = None
+    score_bandwidth: float | None = None
 
     @classmethod
     def of(
@@ -66,7 +68,15 @@ class Explanation:
             size = str(p.reduction), p.m, p.n, p.d, p.precision, p.extent
             lines.append(PassLine(*size, seconds[i] if seconds else None, *took))
         chosen = choice.name, choice.where, choice.reason, tuple(lines), choice.candidates, choice.calls
-        return cls(request.method, bandwidth, *chosen, kernel=request.kernel, **more)
+        return cls(
+            request.method,
+            bandwidth,
+            *chosen,
+            kernel=request.kernel,
+            step=request.step,
+            score_bandwidth=request.score_bandwidth,
+            **more,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dicts, lists, numbers and strings."""
@@ -85,7 +95,13 @@ class Explanation:
         lines.append(f"precision {last.precision}: errors of log p up to about {error:.0e}")
         lines += [f"the farthest point is {last.extent:.3g} bandwidths from the origin", "", "passes (rows × samples)"]
         for p in self.passes:
-            purpose = "how samples move"
+            by = (
+                f"{self.step} of H times the score"
+                if isinstance(self.step, float)
+                else "the step that keeps their variance"
+            )
+            purpose = "how samples move" + f", by {by}" * (self.step is not None)
+            purpose += f", at {self.score_bandwidth} bandwidths" * (self.score_bandwidth is not None)
             if p is last:
                 purpose = "the density" if self.method != "laplace" else "the signed density"
             took = "" if p.measured_seconds is None else f", took {_time(p.measured_seconds)}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
-from array_api_compat import array_namespace, is_torch_array
+from array_api_compat import array_namespace
 
 from ..arrays import Argument, Data, Origin, check_query, convert, detached, look, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth, like
@@ -26,6 +26,7 @@ from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction,
 from ..spreading.devices import Reducer, pack_on
 from .density import density, log_constant
 from .laplace import NegativeMass, laplace_slope, negative_mass
+from .moving import moved
 from .plan import Plan, checked_extent
 from .progress import Advance, batch_rows
 from .request import Request
@@ -71,16 +72,27 @@ def slope(plan: Plan) -> Any:
 
 
 def _moved(plan: Plan, report: Callable[[PassReport], None] | None = None, advance: Advance | None = None) -> Columns:
-    """Run all passes but the last: each moves the samples by half a mean-shift step, in float64."""
+    """Run all passes but the last: each moves the samples, in float64."""
     columns = plan.columns
     for problem in plan.problems[:-1]:
-        if problem.extent > REACH[problem.precision]:
-            check_resolution(problem, plan.bandwidth, columns)
-        points, shift = columns.points, _pass(plan, problem, columns, None, report, advance).shift
-        # PyTorch adds a multiple in one kernel.
-        points = points.add(shift, alpha=0.5) if is_torch_array(points) else points + 0.5 * shift
+        points = moved(columns, scores(plan, problem, columns, report, advance), plan.request)
         columns = Columns(points, columns.log_weights, columns.weights)
     return columns
+
+
+def scores(
+    plan: Plan,
+    problem: Problem,
+    columns: Columns,
+    report: Callable[[PassReport], None] | None = None,
+    advance: Advance | None = None,
+) -> Any:
+    """The shift (n, d) of the samples, in the bandwidth of their score."""
+    if problem.extent > REACH[problem.precision]:
+        check_resolution(problem, plan.bandwidth, columns)
+    c = plan.request.score_bandwidth
+    columns = columns if c is None else replace(columns, points=columns.points / c)
+    return _pass(plan, problem, columns, None, report, advance).shift
 
 
 def _pass(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -18,6 +19,8 @@ from ..messages import did_you_mean
 from ..protocol import KERNELS, PRECISIONS, TOLERANCES, Problem, Reduction, with_fields
 
 METHODS = ("kde", "sdkde", "laplace")
+
+MOST = 1.2  # the largest step of "moments", for a score at the bandwidth itself
 
 NEGATIVE = ("keep", "clip", "renormalise")  # what becomes of negative values of a signed density
 
@@ -43,6 +46,8 @@ class Options(TypedDict, total=False):
 
     method: str
     bandwidth: Any
+    step: float | str | None
+    score_bandwidth: float | None
     kernel: str
     weights: Any
     negative: str
@@ -69,6 +74,8 @@ class Request:
     goal: Goal
     method: str = "sdkde"
     bandwidth: Any = "auto"
+    step: float | str | None = None
+    score_bandwidth: float | None = None
     kernel: str = "gaussian"
     weights: Any = None
     negative: str = "keep"
@@ -127,6 +134,18 @@ class Request:
                 f"kernel={self.kernel!r} is for densities, not for their gradients; leave kernel out: those are of "
                 "the Gaussian kernel"
             )
+        for name, words in (("step", ("moments",)), ("score_bandwidth", ())):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if self.method != "sdkde":
+                raise ValueError(f"{name}={value!r} is for method='sdkde'; method={self.method!r} moves no samples")
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0.0 < value < math.inf
+            if not number and not (isinstance(value, str) and value in words):
+                raise ValueError(
+                    f"{name} is {value!r}; pass a positive number, {''.join(f'{word!r}, ' for word in words)}or None"
+                )
+            object.__setattr__(self, name, float(value) if number else value)
         if self.negative != "keep" and self.method != "laplace":
             raise ValueError(
                 f"negative={self.negative!r} is for method='laplace', but method={self.method!r} is never negative; "
@@ -162,7 +181,11 @@ class Request:
     ) -> tuple[Problem, ...]:
         """Describe each pass; ``m``: query rows, None: the samples. The extent is that before samples have moved."""
         shared = {"d": d, "dtype": dtype, "device": device, "extent": extent}
-        return _problems(self.passes, m, n, requires, self.kernel, self.precision, **shared)
+        c = self.score_bandwidth or 1.0
+        step = MOST if isinstance(self.step, str) else (self.step or 0.5) / c**2
+        # By a step of c² a sample moves to a mean of samples, and by twice that as far beyond as it was from there.
+        reach = max(1.0, 2.0 * step - 1.0)
+        return _problems(self.passes, m, n, requires, self.kernel, self.precision, reach, c, **shared)
 
 
 _kept: dict[Any, Request] = {}  # by goal, environment and options
@@ -175,20 +198,33 @@ def precision_for(precision: str, dtype: str) -> str:
 
 @functools.lru_cache(maxsize=256)  # in a loop all calls describe the same passes
 def _problems(
-    passes: tuple[Pass, ...], m: int | None, n: int, requires: frozenset[str], kernel: str, asked: str, **shared: Any
+    passes: tuple[Pass, ...],
+    m: int | None,
+    n: int,
+    requires: frozenset[str],
+    kernel: str,
+    asked: str,
+    reach: float,
+    c: float,
+    **shared: Any,
 ) -> tuple[Problem, ...]:
-    """Describe passes; ``asked``: the user's precision, ``shared``: other fields that the passes have in common."""
+    """Describe passes; ``asked``: the user's precision, ``shared``: other fields that the passes have in common.
+
+    ``reach``: how much farther out samples may move; ``c``: of the score's bandwidth.
+    """
     moved, result = False, []
     shared |= {"kernel": kernel, "precision": precision_for(asked, shared["dtype"])}
     shared["requires"] = requires if kernel == "gaussian" else requires | {"kernel"}
     if passes[0].moves:
-        # Halfway to means of samples, which lie among the samples, but for rounding and the tolerance of the shift: so
-        # nothing needs to be measured again.
-        shared["extent"] = (1.0 + 1e-6) * shared["extent"] + TOLERANCES["fast"][Reduction.MEAN].absolute
+        # Halfway to means of samples, which lie among the samples, but for rounding and the tolerance of the shift; by
+        # longer steps to ``reach`` times as far from the centre: so nothing needs to be measured again.
+        shared["extent"] = (reach + 1e-6) * shared["extent"] + TOLERANCES["fast"][Reduction.MEAN].absolute
     for step in passes:
         at_train = step.rows == "train" or m is None
         same = at_train and not moved
         result.append(Problem(step.reduction, n if at_train or m is None else m, n, same=same, **shared))
+        if c != 1.0 and step.rows == "train":  # in the bandwidth of the score
+            result[-1] = with_fields(result[-1], extent=shared["extent"] / c)
         moved = moved or step.moves
     return tuple(result)
 

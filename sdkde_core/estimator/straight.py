@@ -160,7 +160,8 @@ def estimate(request: Request, train: Any, query: Any, log: bool = False) -> tup
 _NOT_CAPTURED = (
     "this call cannot be captured in a CUDA graph: call once with data of the same shapes and extent, and with the "
     "same options, before the capture; train and query must be contiguous tensors of one dtype on one device, which "
-    "has backend 'triton' or 'hopper'; bandwidth must be one number, and weights None but for prepared samples"
+    "has backend 'triton' or 'hopper'; bandwidth must be one number, and step, score_bandwidth and weights None but "
+    "for prepared samples"
 )
 
 
@@ -168,7 +169,7 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
     given, weights = (train,) if query is None else (train, query), request.weights
     place = place_of(*given) if weights is None else place_of(*given, weights)
     attached = place is not None and is_attached(request.bandwidth)
-    if place is None or attached or not _plain(request) or not _fits(train, query, weights):
+    if place is None or attached or not _plain(request) or not _fits(train, query, weights) or not _half(request):
         return None, request
     if type(request.bandwidth) is float and 0.0 < request.bandwidth < math.inf:
         bandwidth = Bandwidth.of(request.bandwidth, train.shape[1])
@@ -224,7 +225,7 @@ def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> tuple[Any
     As if they reached 8 bandwidths from the centre, as is usual: how far they reach is known once they are there.
     """
     torch = sys.modules["torch"]
-    if not torch.cuda.is_initialized() or not _plain(request) or is_attached(request.bandwidth):
+    if not torch.cuda.is_initialized() or not _plain(request) or not _half(request) or is_attached(request.bandwidth):
         return None, request
     arrays = [x for x in (train, query, request.weights) if x is not None]
     floats = train.dtype in (np.float32, np.float64) and all(type(x) is np.ndarray for x in arrays)
@@ -319,6 +320,11 @@ def _plain(request: Request) -> bool:
         return False
     laplace = request.goal is Goal.GRADIENT and request.passes[-1].reduction is Reduction.LAPLACE
     return not laplace and _device_asked(request)
+
+
+def _half(request: Request) -> bool:
+    """Whether samples move by half a step, which is a kernel's; else the general way moves them."""
+    return request.step is None and request.score_bandwidth is None
 
 
 def _device_asked(request: Request) -> bool:

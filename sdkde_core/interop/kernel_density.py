@@ -53,6 +53,8 @@ class KernelDensity(neighbors.KernelDensity):
         As scikit-learn's. There is no tree here, and they change nothing.
     method : {"kde", "sdkde", "laplace"}
         ``"sdkde"`` moves the samples once, in :meth:`fit`. ``"laplace"`` is signed: see ``negative``.
+    step, score_bandwidth
+        As for :func:`sdkde_core.estimate`; for ``"sdkde"``.
     negative : {"keep", "clip", "renormalise"}
         What becomes of values of ``"laplace"`` below zero: log densities of NaN, of −inf, or of −inf with the others
         divided by their integral.
@@ -84,6 +86,8 @@ class KernelDensity(neighbors.KernelDensity):
         **neighbors.KernelDensity._parameter_constraints,
         "bandwidth": [neighbors.KernelDensity._parameter_constraints["bandwidth"][0], str, "array-like", Bandwidth],
         "method": [StrOptions(set(METHODS))],
+        "step": [None, Real, StrOptions({"moments"})],
+        "score_bandwidth": [None, Real],
         "negative": [StrOptions(set(NEGATIVE))],
         "precision": [StrOptions({"auto", *PRECISIONS})],
         "backend": [str],
@@ -104,6 +108,8 @@ class KernelDensity(neighbors.KernelDensity):
         leaf_size: int = 40,
         metric_params: dict[str, Any] | None = None,
         method: str = "kde",
+        step: float | str | None = None,
+        score_bandwidth: float | None = None,
         negative: str = "keep",
         precision: str = "auto",
         backend: str = "auto",
@@ -112,7 +118,8 @@ class KernelDensity(neighbors.KernelDensity):
     ) -> None:
         super().__init__(bandwidth=bandwidth, kernel=kernel, metric=metric, metric_params=metric_params, rtol=rtol)
         self.algorithm, self.atol, self.breadth_first, self.leaf_size = algorithm, atol, breadth_first, leaf_size
-        self.method, self.negative, self.precision = method, negative, precision
+        self.method, self.step, self.score_bandwidth = method, step, score_bandwidth
+        self.negative, self.precision = negative, precision
         self.backend, self.device, self.backend_options = backend, device, backend_options
 
     @_fit_context(prefer_skip_nested_validation=True)
@@ -148,7 +155,8 @@ class KernelDensity(neighbors.KernelDensity):
             sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         # The cheapest precision whose log densities keep ``rtol``.
         kept = "fast" if self.rtol >= 5e-4 else "high" if self.rtol >= 1e-5 else "float64"
-        options = {name: getattr(self, name) for name in ("method", "kernel", "negative", "backend", "device")}
+        own = "method", "step", "score_bandwidth", "kernel", "negative", "backend", "device"
+        options = {name: getattr(self, name) for name in own}
         options |= {"bandwidth": _bandwidth(self.bandwidth, *X.shape), "backend_options": self.backend_options}
         options |= {"precision": kept if self.precision == "auto" else self.precision, "weights": sample_weight}
         # Whether all is finite scikit-learn has looked at, or was told not to.

@@ -1,0 +1,108 @@
+"""How far samples of SD-KDE move: the step, in numbers or by moments, and the bandwidth of the score."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import sdkde_core
+from sdkde_core.bandwidth.matrix import Bandwidth
+
+RNG = np.random.default_rng(5)
+X, Y, W = RNG.normal(size=(300, 3)) * [1.0, 2.0, 0.5], RNG.normal(size=(7, 3)), RNG.random(300)
+H = [[0.3, 0.1, 0.0], [0.1, 1.5, 0.0], [0.0, 0.0, 0.1]]
+
+
+def score_steps(x, h, c=1.0, weights=None):
+    """H times the score, from the paper's half step at c times the bandwidth."""
+    wide = Bandwidth.of(np.array(h), x.shape[1]) * c
+    moved = sdkde_core.debias(x, bandwidth=wide, weights=weights, precision="float64")
+    return 2.0 * (moved - x) / c**2
+
+
+@pytest.mark.parametrize("weights", [None, W])
+@pytest.mark.parametrize("h", [0.4, [0.4, 0.8, 0.2], H])
+def test_steps_are_multiples_of_the_score_at_its_bandwidth(h, weights):
+    options = {"bandwidth": h, "weights": weights, "precision": "float64"}
+    half = sdkde_core.estimate(X, Y, **options)
+    np.testing.assert_array_equal(sdkde_core.estimate(X, Y, step=0.5, **options), half)
+    for step, c in ((0.9, None), (0.5, 2.0), (1.3, 0.7)):
+        want = X + step * score_steps(X, h, c or 1.0, weights)
+        got = sdkde_core.debias(X, step=step, score_bandwidth=c, **options)
+        np.testing.assert_allclose(got, want, atol=1e-8)
+        given = sdkde_core.estimate(want, Y, method="kde", **options)
+        np.testing.assert_allclose(sdkde_core.estimate(X, Y, step=step, score_bandwidth=c, **options), given, rtol=1e-7)
+
+
+@pytest.mark.parametrize("weights", [None, W])
+@pytest.mark.parametrize("c", [None, 1.5])
+def test_moments_keep_the_total_variance_in_bandwidths(c, weights):
+    options = {"weights": weights, "precision": "float64", "step": "moments", "score_bandwidth": c}
+    shares, precision = (np.ones(300) if weights is None else weights), np.linalg.inv(H)
+
+    def variance(z):
+        z = z - np.average(z, axis=0, weights=shares)
+        return np.average(np.einsum("ij,jk,ik->i", z, precision, z), weights=shares)
+
+    mixture = sdkde_core.prepare(X, bandwidth=np.array(H), **options).mixture()
+    np.testing.assert_allclose(variance(mixture.means) + 3.0, variance(X), rtol=1e-9)
+    moved = sdkde_core.debias(X, bandwidth=np.array(H), **options)
+    np.testing.assert_allclose(moved, mixture.means, atol=1e-9)
+
+
+def test_moments_are_clipped_between_the_papers_step_and_the_longest():
+    options = {"precision": "float64", "step": "moments"}
+    for h, step in ((1e-3, 0.5), (1.5, 1.2)):  # samples that do not see each other; too wide to keep the variance
+        want = X + step * score_steps(X, h)
+        np.testing.assert_allclose(sdkde_core.debias(X, bandwidth=h, **options), want, atol=1e-8)
+
+
+def test_they_are_kept_by_files_pickles_and_kinds_of_arrays(tmp_path):
+    torch = pytest.importorskip("torch")
+    options = {"bandwidth": 0.5, "step": "moments", "score_bandwidth": 1.5}
+    want, ready = sdkde_core.estimate(X, Y, **options), sdkde_core.prepare(X, **options)
+    ready.save(tmp_path / "a.sdkde")
+    for one in (ready, pickle.loads(pickle.dumps(ready)), sdkde_core.load(tmp_path / "a.sdkde")):
+        np.testing.assert_allclose(one.estimate(Y), want, rtol=1e-4)
+    got = sdkde_core.estimate(torch.tensor(X), torch.tensor(Y), **options)
+    np.testing.assert_allclose(got, want, rtol=1e-4)
+    model = sdkde_core.KernelDensity(method="sdkde", **options).fit(X)
+    np.testing.assert_allclose(model.score_samples(Y), np.log(want), rtol=1e-4)
+    said = str(sdkde_core.explain(X, Y, **options))
+    assert "keeps their variance" in said and "at 1.5 bandwidths" in said
+
+
+@pytest.mark.parametrize("options", [{"step": "moments"}, {"step": 0.8, "score_bandwidth": 1.3}])
+def test_derivatives_go_through_the_step(options):
+    torch = pytest.importorskip("torch")
+    x, y = torch.tensor(X[:12, :2]), torch.tensor(Y[:3, :2])
+    h = torch.tensor([0.6, 1.0], dtype=torch.float64)
+
+    def estimate(x, h):
+        return sdkde_core.estimate(x, y, bandwidth=h, log=True, precision="float64", **options)
+
+    assert torch.autograd.gradcheck(estimate, (x.requires_grad_(), h.requires_grad_()), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"step": "mean"}, "pass a positive number, 'moments', or None"),
+        ({"step": -1.0}, "pass a positive number"),
+        ({"step": True}, "pass a positive number"),
+        ({"score_bandwidth": 0}, "pass a positive number, or None"),
+        ({"step": 0.7, "method": "kde"}, "for method='sdkde'"),
+    ],
+)
+def test_what_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        sdkde_core.estimate(X, Y, **options)
+
+
+def test_out_of_memory_numbers_work_and_moments_are_refused():
+    da = pytest.importorskip("dask.array")
+    x = da.from_array(X, chunks=100)
+    got = sdkde_core.estimate(x, Y, bandwidth=0.5, step=0.8).compute()
+    np.testing.assert_allclose(got, sdkde_core.estimate(X, Y, bandwidth=0.5, step=0.8), rtol=1e-4)
+    with pytest.raises(ValueError, match="pass step as a number"):
+        sdkde_core.estimate(x, Y, bandwidth=0.5, step="moments").compute()
