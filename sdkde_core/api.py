@@ -52,12 +52,14 @@ def estimate(
         ``"kde"`` is Σ_j w_j N(y; x_j, H); ``"sdkde"`` the same on samples moved by ½ H ∇log p̂(x_j), which removes the
         leading bias; ``"laplace"`` multiplies each kernel by 1 + d/2 − ½ r²_j: debiased too, but signed.
     step : None, float or "moments"
-        The multiple of H ∇log p̂ by which samples move (sdkde). None: ½, the paper's. ``"moments"``: the step with which
-        the estimate has the samples' total variance in units of the bandwidth, between ½ and 1.2. It is ½ in the limit
-        of narrow bandwidths, and longer where these are wide, as beyond two dimensions (``docs/mathematics.md``).
+        The multiple of H ∇log p̂ by which samples move (sdkde). ``"moments"``: the one with which the estimate has the
+        samples' total variance in units of the bandwidth, between ½ and 1.2. It is ½ in the limit of narrow bandwidths,
+        and longer where these are wide, as beyond two dimensions (``docs/mathematics.md``). None: ½, the paper's; with
+        ``bandwidth="auto"`` in three dimensions or more ``"moments"``, for which a wider bandwidth is chosen.
     score_bandwidth : None or float
-        The score is estimated at so many times the bandwidth (sdkde). None: 1, the paper's. Then ``"moments"`` is at
-        most 1.2 times its square, and may be less than ½.
+        The score is estimated at so many times the bandwidth (sdkde). ``"moments"`` is then at most 1.2 times its
+        square, and may be less than ½. None: 1, the paper's; with ``"auto"`` and ``step=None`` in three to five
+        dimensions 1.4, in more 2.
     bandwidth : str, float, (d,) or (d, d) array_like, or Bandwidth
         A number h or one h_j per dimension, in the data's units; a matrix H in squared units (a covariance); or a rule.
         ``"auto"`` chooses from the data for the method, per dimension or a matrix, see :func:`select_bandwidth`;
@@ -226,7 +228,7 @@ def debias(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> 
     def compute(request: Request) -> Any:
         ready = autograd.plan(request, train)
         shift = scores(ready, ready.problems[0], ready.columns, advance=advance)
-        away = ready.bandwidth.stretch(_at_home(ready, displaced(ready.columns, shift, request)))
+        away = ready.bandwidth.stretch(_at_home(ready, displaced(ready.columns, shift, ready.request)))
         return ready.data.origin.restore(ready.data.train + away, ready.data.dtype)
 
     moved = None if progress is False else Argument.of("train", detached(train))
@@ -289,8 +291,9 @@ def select_bandwidth(
         that neither peaks nor far samples rule, and the error that is expected of the estimate; in several the upper
         end of the bandwidths that least squares does not tell apart. It is at most what is best for normal samples,
         and what is usual for few samples that tell nothing. In several columns it chooses a shape first: a
-        scale per column or a full matrix, where the likelihood of a KDE is clearly better so. Any other rule's
-        name of :func:`estimate` is its bandwidth.
+        scale per column or a full matrix, where the likelihood of a KDE is clearly better so. For sdkde in three
+        columns or more the bandwidth is for ``step="moments"``, which it remembers, unless there is a ``base``. Any
+        other rule's name of :func:`estimate` is its bandwidth.
     weights : (n,) array_like, optional
     base : str, float, (d,) or (d, d) array_like, or Bandwidth, optional
         The shape of the bandwidth; a multiple of it is chosen. ``"scott"`` is the shape of the covariance.

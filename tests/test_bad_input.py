@@ -121,6 +121,7 @@ def compare(train, query, options, log):
     how = {"bandwidth": h.bandwidth.matrix, "method": options.get("method", "sdkde"), "kernel": h.kernel}
     if h.bandwidth.factor.ndim == 1:
         how["bandwidth"] = h.bandwidth.factor
+    how |= {"step": h.bandwidth.step, "score_bandwidth": h.bandwidth.score_bandwidth}
     with np.errstate(all="ignore"):
         want = reference.estimate(x, y, weights=None if weights is None else plain(weights)[:, 0], log=True, **how)
     got = plain(result)[:, 0]

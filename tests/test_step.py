@@ -106,3 +106,19 @@ def test_out_of_memory_numbers_work_and_moments_are_refused():
     np.testing.assert_allclose(got, sdkde_core.estimate(X, Y, bandwidth=0.5, step=0.8), rtol=1e-4)
     with pytest.raises(ValueError, match="pass step as a number"):
         sdkde_core.estimate(x, Y, bandwidth=0.5, step="moments").compute()
+
+
+def test_auto_chooses_a_step_in_three_columns_and_more():
+    rng, d = np.random.default_rng(8), 6
+    x, y = rng.normal(size=(400, d)), rng.normal(size=(1000, d))
+    found = sdkde_core.select_bandwidth(x)
+    default = sdkde_core.estimate(x, y, log=True)
+    np.testing.assert_allclose(sdkde_core.estimate(x, y, bandwidth=found, log=True), default, rtol=1e-5)
+    said = {"bandwidth": np.asarray(found), "step": "moments", "score_bandwidth": 2.0}
+    np.testing.assert_allclose(sdkde_core.estimate(x, y, log=True, **said), default, rtol=1e-4)
+    half = sdkde_core.estimate(x, y, step=0.5, log=True)
+    truth = -0.5 * (y**2).sum(1) - 0.5 * d * np.log(2 * np.pi)
+    assert (truth - default).mean() < 0.7 * (truth - half).mean()
+    lazy = sdkde_core.estimate(pytest.importorskip("dask.array").from_array(x), y, log=True, bandwidth=found)
+    np.testing.assert_allclose(lazy.compute(), half, rtol=1e-4)
+    assert sdkde_core.select_bandwidth(x[:, :2]).step is None

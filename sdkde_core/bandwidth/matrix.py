@@ -19,6 +19,9 @@ from array_api_compat import array_namespace, device
 from ..arrays import Argument, Array, c_order, detached, is_attached, quiet, to_host
 from .precise import Inverse, inverse_of, shifted_product
 
+#: How much wider "auto" chooses a bandwidth for the step that keeps the variance: benchmarks/step.py.
+WIDER = 1.15
+
 
 @dataclass(frozen=True, eq=False)
 class Bandwidth:
@@ -37,12 +40,16 @@ class Bandwidth:
         Where it came from: a rule's name, or ``"given"``.
     selection : Selection or None
         How it was chosen, where that was from the data.
+    step, score_bandwidth
+        The options of :func:`sdkde_core.estimate` that it was chosen for, where these are not named there.
     """
 
     d: int
     factor: Any
     rule: str = "given"
     selection: Any = field(default=None, repr=False)
+    step: float | str | None = None
+    score_bandwidth: float | None = None
     _matrix: Any = field(default=None, repr=False)  # H, where it was given
     _known: Inverse | None = field(default=None, repr=False)  # of the factor of that H
 
@@ -103,7 +110,7 @@ class Bandwidth:
             if h.shape != (d, d):
                 raise ValueError(f"bandwidth has shape {h.shape}, but train has {d} dimensions: pass shape ({d}, {d})")
             factor, inverse = _factored(h)
-            return cls(d, factor, rule, None, h, inverse)
+            return cls(d, factor, rule, _matrix=h, _known=inverse)
         if h.shape not in ((), (1,), (d,)):
             raise ValueError(
                 f"bandwidth has shape {h.shape}, but train has {d} dimensions: pass one number, {d} numbers, "
@@ -158,7 +165,11 @@ class Bandwidth:
 
     def scaled(self, scale: float) -> Bandwidth:
         """Return this bandwidth with L multiplied by ``scale``."""
-        return Bandwidth(self.d, self.factor * scale, self.rule)
+        return Bandwidth(self.d, self.factor * scale, self.rule, None, self.step, self.score_bandwidth)
+
+    def for_half_a_step(self) -> Bandwidth:
+        """Return what would have been chosen for the paper's step, of a bandwidth that was chosen for a longer one."""
+        return self if self.step is None else replace(self.scaled(1.0 / WIDER), step=None, score_bandwidth=None)
 
     def whiten(self, x: Any, centre: Any) -> Any:
         """Return L⁻¹(x − centre): (n, d) in bandwidths, float64, C order, in x's array library.
@@ -223,9 +234,10 @@ class Bandwidth:
         return Inverse(scale, linalg.inv(self.factor / scale[:, None]))
 
     def __str__(self) -> str:
+        moves = "" if self.step is None else f", step {self.step}, score at {self.score_bandwidth} bandwidths"
         if self.factor.ndim == 2:
-            return f"{self.rule}: full matrix, sqrt(diag H) {_span(np.sqrt(np.diagonal(self.matrix)))}"
-        return f"{self.rule}: h {_span(to_host(detached(self.factor)))}"
+            return f"{self.rule}: full matrix, sqrt(diag H) {_span(np.sqrt(np.diagonal(self.matrix)))}{moves}"
+        return f"{self.rule}: h {_span(to_host(detached(self.factor)))}{moves}"
 
 
 def _divided(h: Any, centre: Any, x: Any) -> Any:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..arrays import Array, columns_are_points, to_host
 from ..messages import did_you_mean, warn_once
 from .isj import improved_sheather_jones
-from .matrix import Bandwidth
+from .matrix import WIDER, Bandwidth
 from .normal import normal_reference
 from .sample import Sample
 from .selection import CHOOSERS, choose
@@ -52,6 +52,10 @@ def _chosen(rule: str, s: Sample) -> Array:
     if s.common:
         spreads = np.full(s.d, np.exp(np.log(spreads).mean()))
     s.selection = choose(s, rule, spreads)
+    if rule == "auto" and s.steps and s.method == "sdkde" and s.d >= 3:
+        chosen, s.moves = s.selection, ("moments", 1.4 if s.d <= 5 else 2.0)
+        reason = f"{chosen.reason}; {WIDER} times that, for the step that keeps the samples' variance"
+        s.selection = replace(chosen, multiple=WIDER * chosen.multiple, reason=reason)
     h, shape = s.selection.multiple * normal_reference(s.method, s.d, s.n_eff) * spreads, s.selection.shape
     scales = 1.0 if shape is None else np.sqrt(np.diagonal(shape))
     wider = np.maximum(1.0, 0.5 * s.selection.units / (h * scales))  # half a unit of rounded columns at least
@@ -108,11 +112,13 @@ def resolve(
     method: str = "sdkde",
     kernel: str = "gaussian",
     common: bool = False,
+    steps: bool = True,
 ) -> Bandwidth:
     """Return the bandwidth that ``bandwidth`` means for ``train``: a rule's name, or values in the data's units.
 
     ``train`` (n, d) is of any library, log weights (n,) are normalised, −inf for weight zero. ``common``: a rule that
-    chooses from the data chooses one number for all columns. Errors are those of :meth:`Bandwidth.of`; a rule's are
+    chooses from the data chooses one number for all columns. ``steps``: it may choose a step and the score's bandwidth,
+    too. Errors are those of :meth:`Bandwidth.of`; a rule's are
     also for an unknown name, a single sample, or a constant column.
     """
     n, d = int(train.shape[0]), int(train.shape[1])
@@ -146,6 +152,7 @@ def resolve(
         )
     check_spread(bandwidth, int(train.shape[0]), n_eff, low, high, turned)
     sample = Sample(train, weights, n_eff, method)
+    sample.steps = steps and not common
     sample.common = common
     return by_rule(bandwidth, sample, low, high)
 
@@ -182,7 +189,8 @@ def by_rule(rule: str, sample: Sample, low: Array, high: Array) -> Bandwidth:
             f"{high[j]:.3g}: float64 does not hold it; rescale that column, or pass bandwidth as numbers"
         )
     result = Bandwidth.of(value, d, rule=rule + sample.note)
-    return result if sample.selection is None else replace(result, selection=sample.selection)
+    step, score_bandwidth = sample.moves
+    return replace(result, selection=sample.selection, step=step, score_bandwidth=score_bandwidth)
 
 
 def _others(indices: NDArray[Any]) -> str:

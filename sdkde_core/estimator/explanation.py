@@ -144,7 +144,7 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
         if measure:
             run(ready, reports.append)
         return Explanation.of(
-            request,
+            ready.request,
             ready.problems,
             ready.choice,
             str(ready.bandwidth),

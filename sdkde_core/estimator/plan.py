@@ -70,7 +70,8 @@ def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwid
     data = ingest(train, query, request.weights, check_finite=request.check_finite, device=device)
     bandwidth, method, kernel = request.bandwidth, request.method, request.kernel
     try:
-        return data, resolve(bandwidth, data.train, data.log_weights, method=method, kernel=kernel)
+        steps = request.step is None and request.score_bandwidth is None
+        return data, resolve(bandwidth, data.train, data.log_weights, method=method, kernel=kernel, steps=steps)
     except (TypeError, ValueError):
         data.check_finite()  # a better message
         raise
@@ -93,6 +94,7 @@ def plan(
     with one row for each sample.
     """
     data, bandwidth = read(request, train, query)
+    request = request.moving(bandwidth)
     if expected is not None:
         n, d = data.train.shape
         check_query(expected, n, d, data.names)

@@ -176,6 +176,17 @@ class Request:
         """Return the shared options, as keyword arguments of the public functions."""
         return {name: getattr(self, name) for name in Options.__annotations__ if name not in without}
 
+    def moving(self, bandwidth: Any) -> Request:
+        """Return the request with the step that a bandwidth was chosen for, unless the user has named one."""
+        if (
+            bandwidth.step is None
+            or self.method != "sdkde"
+            or self.step is not None
+            or self.score_bandwidth is not None
+        ):
+            return self
+        return with_fields(self, step=bandwidth.step, score_bandwidth=bandwidth.score_bandwidth)
+
     def problems(
         self, m: int | None, n: int, d: int, extent: float, requires: frozenset[str], dtype: str, device: str
     ) -> tuple[Problem, ...]:

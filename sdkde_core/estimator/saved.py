@@ -88,6 +88,8 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
     n, d = points.shape
     selection = _selection(content.get("selection"), arrays, d)
     bandwidth = Bandwidth.from_arrays(arrays, _checked(content, "rule", str), selection)
+    if selection is not None:
+        bandwidth = replace(bandwidth, step=request.step, score_bandwidth=request.score_bandwidth)
     if bandwidth.d != d or len(log_weights) != n or len(centre) != d or not n:
         raise ValueError("its arrays do not fit one another")
     weighted, rows = _checked(content, "weighted", bool), _checked(content, "rows", int)

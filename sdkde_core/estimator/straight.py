@@ -30,6 +30,7 @@ from ..engine.devices import PerStream, captures, memory_errors
 from ..engine.failures import checks_always, raise_interrupt
 from ..protocol import BackendUnavailable, Columns, LineBackend, Problem, Reduction, with_fields
 from .density import density, log_constant
+from .moving import moved
 from .plan import choose_near, read
 from .request import Goal, Request
 from .resolution import CLEAR
@@ -125,7 +126,8 @@ def place_of(*given: Any) -> str | None:
 def _line(request: Request, x: Any, m: int | None, place: str) -> _Line:
     """The line of calls like this one; it is made anew where backends have come or failed since."""
     named = named_backend(request.backend)
-    key = (x.shape, x.dtype, m, place, named, request.goal, request.method, request.precision, request.device)
+    how = request.goal, request.method, request.step, request.score_bandwidth, request.precision, request.device
+    key = (x.shape, x.dtype, m, place, named, *how)
     state = *registry.aside, *registry.warm.items(), *request.without, request.calls
     line = _lines.get(key)
     if line is None or line.state != state or line.records is not registry.records():
@@ -160,8 +162,7 @@ def estimate(request: Request, train: Any, query: Any, log: bool = False) -> tup
 _NOT_CAPTURED = (
     "this call cannot be captured in a CUDA graph: call once with data of the same shapes and extent, and with the "
     "same options, before the capture; train and query must be contiguous tensors of one dtype on one device, which "
-    "has backend 'triton' or 'hopper'; bandwidth must be one number, and step, score_bandwidth and weights None but "
-    "for prepared samples"
+    "has backend 'triton' or 'hopper'; bandwidth must be one number, and weights None but for prepared samples"
 )
 
 
@@ -169,13 +170,14 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
     given, weights = (train,) if query is None else (train, query), request.weights
     place = place_of(*given) if weights is None else place_of(*given, weights)
     attached = place is not None and is_attached(request.bandwidth)
-    if place is None or attached or not _plain(request) or not _fits(train, query, weights) or not _half(request):
+    if place is None or attached or not _plain(request) or not _fits(train, query, weights):
         return None, request
     if type(request.bandwidth) is float and 0.0 < request.bandwidth < math.inf:
         bandwidth = Bandwidth.of(request.bandwidth, train.shape[1])
     else:
         bandwidth = read(request, train, query)[1]
         request = with_fields(request, bandwidth=bandwidth)
+    moving = request.moving(bandwidth)
     if bandwidth.narrow or not isinstance(bandwidth.factor, np.ndarray):
         return None, request
 
@@ -184,7 +186,7 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         return like(factor, train)
 
     def compute() -> Any:
-        line = _line(request, train, None if query is None else query.shape[0], place)
+        line = _line(moving, train, None if query is None else query.shape[0], place)
         if captured and (weights is not None or not line.extent):  # weights have to be looked at
             return None
         known = None if weights is None else _log_weights(weights)
@@ -200,11 +202,12 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         backend, problems, packed = passes
         columns, queries = Columns(found.points[0], log_weights), found.points[-1]
         for problem, whole in zip(problems[:-1], packed):
-            state = backend.prepare(whole, columns)
-            moved = backend.moved(problem, state)
-            if moved is None:
-                moved = columns.points.add(backend.reduce(problem, None, state).shift, alpha=0.5)
-            columns = Columns(moved, log_weights)
+            wide = moving.score_bandwidth
+            state = backend.prepare(whole, columns if wide is None else Columns(columns.points / wide, log_weights))
+            points = backend.moved(problem, state) if moving.step is None and wide is None else None
+            if points is None:
+                points = moved(columns, backend.reduce(problem, None, state).shift, moving)
+            columns = Columns(points, log_weights)
         last, state = problems[-1], backend.prepare(packed[-1], columns)
         what = "score" if request.goal is Goal.GRADIENT else "log" if log else "density"
         asked = last, None if last.same else queries, state
@@ -225,7 +228,7 @@ def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> tuple[Any
     As if they reached 8 bandwidths from the centre, as is usual: how far they reach is known once they are there.
     """
     torch = sys.modules["torch"]
-    if not torch.cuda.is_initialized() or not _plain(request) or not _half(request) or is_attached(request.bandwidth):
+    if not torch.cuda.is_initialized() or not _plain(request) or is_attached(request.bandwidth):
         return None, request
     arrays = [x for x in (train, query, request.weights) if x is not None]
     floats = train.dtype in (np.float32, np.float64) and all(type(x) is np.ndarray for x in arrays)
@@ -320,11 +323,6 @@ def _plain(request: Request) -> bool:
         return False
     laplace = request.goal is Goal.GRADIENT and request.passes[-1].reduction is Reduction.LAPLACE
     return not laplace and _device_asked(request)
-
-
-def _half(request: Request) -> bool:
-    """Whether samples move by half a step, which is a kernel's; else the general way moves them."""
-    return request.step is None and request.score_bandwidth is None
 
 
 def _device_asked(request: Request) -> bool:

@@ -143,6 +143,8 @@ def estimate(
     weights: ArrayLike | None = None,
     log: bool = False,
     exclude_self: bool = False,
+    step: float | str | None = None,
+    score_bandwidth: float | None = None,
 ) -> Array:
     """Return the density at ``query`` (default: at ``train``), or its log; Laplace's log is NaN where p̂ < 0."""
     if method not in ("kde", "sdkde", "laplace"):
@@ -155,7 +157,8 @@ def estimate(
     else:
         if np.ndim(bandwidth) == 2:  # moved samples would lose digits in the units of the data
             (y, x), bandwidth = _whitened(bandwidth, y, x), 1.0
-        centres = _moved(x, bandwidth, weights, exclude_self) if method == "sdkde" else x
+        moves = step, score_bandwidth or 1.0
+        centres = _moved(x, bandwidth, weights, exclude_self, *moves) if method == "sdkde" else x
         result = sums(y, centres, bandwidth, weights=weights, exclude_self=exclude_self)
         log_sum, sign = (result.log_plus, result.signed) if method == "laplace" else (result.log_sum, sign)
     if not log:
@@ -171,10 +174,28 @@ def debias(
     return _moved(_points(train), bandwidth, weights, exclude_self).astype(float)
 
 
-def _moved(x: Array, bandwidth: ArrayLike, weights: ArrayLike | None, exclude_self: bool) -> Any:
-    """Moved samples in extended precision: far from 0, float64 has too few digits in bandwidths."""
-    shift = sums(x, x, bandwidth, weights=weights, exclude_self=exclude_self).shift
-    return x.astype(np.longdouble) + 0.5 * shift
+def _moved(
+    x: Array,
+    bandwidth: ArrayLike,
+    weights: ArrayLike | None,
+    exclude_self: bool,
+    step: float | str | None = None,
+    c: float = 1.0,
+) -> Any:
+    """Moved samples in extended precision: far from 0, float64 has too few digits in bandwidths.
+
+    ``step``: see :func:`sdkde_core.estimate`; ``c``: the score's bandwidth, in those of the estimate.
+    """
+    h = np.asarray(bandwidth, dtype=float)
+    shift = sums(x, x, h * (c if h.ndim < 2 else c**2), weights=weights, exclude_self=exclude_self).shift / c**2
+    if step == "moments":  # the smallest root of a τ² − 2 b τ + d, of covariances in bandwidths
+        inverse = np.linalg.inv(np.linalg.cholesky(h)) if h.ndim == 2 else np.eye(x.shape[1]) / h
+        u, s, w = x @ inverse.T, shift @ inverse.T, np.ones(len(x)) if weights is None else np.asarray(weights)
+        u, s = (z - np.average(z, axis=0, weights=w) for z in (u, s))
+        a, b = (float(np.average((z * s).sum(1), weights=w)) for z in (s, -u))
+        root = (b - np.sqrt(max(b * b - a * x.shape[1], 0.0))) / max(a, 1e-300)
+        step = min(max(root, 0.5 if c == 1.0 else 0.0), 1.2 * c * c)
+    return x.astype(np.longdouble) + (0.5 if step is None else float(step)) * shift
 
 
 def grad_log_density(
