@@ -30,8 +30,9 @@ def displaced(columns: Columns, shift: Any, request: Request) -> Any:
 
 def moved(columns: Columns, shift: Any, request: Request) -> Any:
     """The samples (n, d) where they have moved to, in bandwidths."""
-    if is_torch_array(shift) and request.step != "moments" and request.score_bandwidth is None:
-        return columns.points.add(shift, alpha=request.step or 0.5)  # one kernel
+    if request.step != "moments" and request.score_bandwidth is None:
+        step = request.step or 0.5  # PyTorch adds a multiple in one kernel
+        return columns.points.add(shift, alpha=step) if is_torch_array(shift) else columns.points + step * shift
     return columns.points + displaced(columns, shift, request)
 
 
