@@ -1,11 +1,11 @@
-"""What a longer step and a wider score are worth in several dimensions, over the default's half step.
+"""What a longer step and a wider score are worth in several dimensions, over half a step.
 
     python benchmarks/step.py [--samples 1000] [--dims 2,3,5,8,16,32] [--seed 2]
 
 On ten densities, one draw each: the divergence KL(p, p̂), and the integrated squared error. Both are means over fresh
-points of p; for the error half of them are of the default's estimate, and it is the mean of (p̂ − p)² / q, q the density
+points of p; for the error half of them are of that estimate, and it is the mean of (p̂ − p)² / q, q the density
 of both. Printed are geometric means over the
-densities of the ratio to the default, and the largest ratio. The multiples of the bandwidth are those of the default's.
+densities of the ratio to half a step, and the largest ratio. Bandwidths are multiples of that chosen for half a step.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def densities(d):
 def errors(draw, log_density, n, rng):
     """The divergence and the squared error of every case."""
     x, fresh = draw(rng, n), draw(rng, 4000)
-    found, h = [], sdkde_core.select_bandwidth(x)
+    found, h = [], sdkde_core.select_bandwidth(x).for_half_a_step()
     both = np.concatenate([fresh, sdkde_core.prepare(x, bandwidth=h).sample(4000, random_state=rng)])
     with np.errstate(divide="ignore"):
         logs, default = log_density(both), sdkde_core.estimate(x, both, bandwidth=h, log=True)
