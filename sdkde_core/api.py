@@ -213,7 +213,8 @@ def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) ->
 def debias(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> Any:
     """Return the samples moved by ½ H ∇log p̂(x_j), half a mean-shift step: the samples whose KDE is the SD-KDE.
 
-    Parameters as for :func:`estimate`; the samples must be evaluated with the bandwidth that moved them.
+    Parameters as for :func:`estimate`, whose ``step`` and ``score_bandwidth`` are other multiples, and the score at
+    another bandwidth than the source's; the samples must be evaluated with the bandwidth that moved them.
 
     Returns
     -------
@@ -375,7 +376,7 @@ def warm_up(device: str | Sequence[str] | None = None) -> dict[str, dict[str, fl
     """Start every backend that works on a device and compile its common kernels, so that neither counts any more.
 
     ``backend="auto"`` counts a tenth of a backend's start-up in every call, as a process seldom makes one alone, and
-    does not look at what has run: the same call takes the same backend. A process that makes many calls says so here,
+    looks at nothing that has run but whether PyTorch has used a GPU. A process that makes many calls says so here,
     first. From then on it takes what is fastest once started, on that device; with data on the host too.
 
     Each backend estimates a few normal samples: by every method, of float32 and float64, in 1, 2, 3 and 16 dimensions.

@@ -68,8 +68,16 @@ def test_they_are_kept_by_files_pickles_and_kinds_of_arrays(tmp_path):
     np.testing.assert_allclose(got, want, rtol=1e-4)
     model = sdkde_core.KernelDensity(method="sdkde", **options).fit(X)
     np.testing.assert_allclose(model.score_samples(Y), np.log(want), rtol=1e-4)
-    said = str(sdkde_core.explain(X, Y, **options))
-    assert "keeps their variance" in said and "at 1.5 bandwidths" in said
+    kde = sdkde_core.gaussian_kde(X.T, method="sdkde", step="moments", score_bandwidth=1.5)
+    want = sdkde_core.estimate(X, Y, **options | {"bandwidth": kde.covariance, "precision": "float64"})
+    kde.save(tmp_path / "b.sdkde")
+    for one in (kde, sdkde_core.load(tmp_path / "b.sdkde")):
+        np.testing.assert_allclose(one(Y.T), want)
+    plain = sdkde_core.gaussian_kde(kde._means().T, lambda _: 1.0)
+    plain.covariance = kde.covariance
+    np.testing.assert_allclose(kde.integrate_kde(kde), plain.integrate_kde(plain))
+    assert "step moments, score at 1.5 bandwidths" in repr(kde.prepared)
+    assert "step moments, score at 1.5 bandwidths" in str(sdkde_core.explain(X, Y, **options))
 
 
 @pytest.mark.parametrize("options", [{"step": "moments"}, {"step": 0.8, "score_bandwidth": 1.3}])
@@ -91,12 +99,16 @@ def test_derivatives_go_through_the_step(options):
         ({"step": -1.0}, "pass a positive number"),
         ({"step": True}, "pass a positive number"),
         ({"score_bandwidth": 0}, "pass a positive number, or None"),
+        ({"step": 10**400}, "pass a positive number"),
         ({"step": 0.7, "method": "kde"}, "for method='sdkde'"),
+        *[({name: x}, "nearer to 1") for name, x in (("step", 1e200), ("score_bandwidth", 1e-200))],
+        ({"step": "moments", "score_bandwidth": 1e-308}, "nearer to 1"),
     ],
 )
 def test_what_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        sdkde_core.estimate(X, Y, **options)
+        sdkde_core.estimate(X, Y, **{"bandwidth": 0.4} | options)
+    assert sdkde_core.estimate(X, Y, bandwidth=0.4, step=np.float32(0.5), score_bandwidth=1e160).all()
 
 
 def test_out_of_memory_numbers_work_and_moments_are_refused():
@@ -121,4 +133,7 @@ def test_auto_chooses_a_step_in_three_columns_and_more():
     assert (truth - default).mean() < 0.7 * (truth - half).mean()
     lazy = sdkde_core.estimate(pytest.importorskip("dask.array").from_array(x), y, log=True, bandwidth=found)
     np.testing.assert_allclose(lazy.compute(), half, rtol=1e-4)
+    for how in ({"step": 0.9}, {"method": "kde"}):  # what is named leaves the bandwidth as it is, here and there
+        lazy = sdkde_core.estimate(pytest.importorskip("dask.array").from_array(x), y, bandwidth=found, **how)
+        np.testing.assert_allclose(lazy.compute(), sdkde_core.estimate(x, y, bandwidth=found, **how), rtol=1e-4)
     assert sdkde_core.select_bandwidth(x[:, :2]).step is None

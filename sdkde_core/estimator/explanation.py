@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..arrays import Argument
@@ -51,8 +51,6 @@ class Explanation:
     negative_mass: NegativeMass | None = None
     selection: Selection | None = field(default=None, compare=False)  # what it chose is the bandwidth
     kernel: str = "gaussian"
-    step: float | str | None = None
-    score_bandwidth: float | None = None
 
     @classmethod
     def of(
@@ -68,15 +66,7 @@ class Explanation:
             size = str(p.reduction), p.m, p.n, p.d, p.precision, p.extent
             lines.append(PassLine(*size, seconds[i] if seconds else None, *took))
         chosen = choice.name, choice.where, choice.reason, tuple(lines), choice.candidates, choice.calls
-        return cls(
-            request.method,
-            bandwidth,
-            *chosen,
-            kernel=request.kernel,
-            step=request.step,
-            score_bandwidth=request.score_bandwidth,
-            **more,
-        )
+        return cls(request.method, bandwidth, *chosen, kernel=request.kernel, **more)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dicts, lists, numbers and strings."""
@@ -95,13 +85,7 @@ class Explanation:
         lines.append(f"precision {last.precision}: errors of log p up to about {error:.0e}")
         lines += [f"the farthest point is {last.extent:.3g} bandwidths from the origin", "", "passes (rows × samples)"]
         for p in self.passes:
-            by = (
-                f"{self.step} of H times the score"
-                if isinstance(self.step, float)
-                else "the step that keeps their variance"
-            )
-            purpose = "how samples move" + f", by {by}" * (self.step is not None)
-            purpose += f", at {self.score_bandwidth} bandwidths" * (self.score_bandwidth is not None)
+            purpose = "how samples move"
             if p is last:
                 purpose = "the density" if self.method != "laplace" else "the signed density"
             took = "" if p.measured_seconds is None else f", took {_time(p.measured_seconds)}"
@@ -143,11 +127,12 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
         reports: list[PassReport] = []
         if measure:
             run(ready, reports.append)
+        how, h = ready.request, ready.bandwidth
         return Explanation.of(
-            ready.request,
+            how,
             ready.problems,
             ready.choice,
-            str(ready.bandwidth),
+            str(replace(h, step=how.step, score_bandwidth=how.score_bandwidth)),
             reports=reports,
             data_device=ready.data.came_from,
             negative_mass=Fitted.of(ready).negative_mass if measure and request.method == "laplace" else None,

@@ -43,8 +43,10 @@ def moments(columns: Columns, s: Any, c: float = 1.0) -> Any:
     weights = weights / xp.sum(weights)
     away = columns.points - xp.sum(weights * columns.points, axis=0)
     s = s - xp.sum(weights * s, axis=0)
-    towards, squares = -xp.sum(weights * away * s), xp.sum(weights * s * s)
-    rest = towards * towards - squares * s.shape[1]
-    # 1e-300: where no sample moves, every step is the same.
-    root = (towards - xp.sqrt(xp.clip(rest, min=0.0))) / xp.clip(squares, min=1e-300)
+    towards, squares = xp.clip(-xp.sum(weights * away * s), min=0.0), xp.sum(weights * s * s)
+    rest = xp.clip(towards * towards - squares * s.shape[1], min=0.0)
+    # The root as d / (A + sqrt(A² − B d)), where no digits cancel; A / B where there is none. 1e-300: where no sample
+    # moves, every step is the same.
+    above = xp.clip(towards * towards / xp.clip(squares, min=1e-300), max=float(s.shape[1]))
+    root = above / xp.clip(towards + xp.sqrt(rest), min=1e-300)
     return xp.clip(root, min=0.5 if c == 1.0 else 0.0, max=MOST * c * c)

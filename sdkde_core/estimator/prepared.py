@@ -323,4 +323,6 @@ class Prepared:
     def __repr__(self) -> str:
         size = f"{self.n_train} × {self.n_dimensions}"
         how = self.method if self.kernel == "gaussian" else f"{self.method}, {self.kernel} kernel"
-        return f"Prepared({how}, {size}, {self.bandwidth}, {self.precision}, {self.backend} on {self.device})"
+        r = self._fitted.request
+        h = replace(self.bandwidth, step=r.step, score_bandwidth=r.score_bandwidth)
+        return f"Prepared({how}, {size}, {h}, {self.precision}, {self.backend} on {self.device})"

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from numbers import Real
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from ..choice.select import parse_device
@@ -140,7 +140,7 @@ class Request:
                 continue
             if self.method != "sdkde":
                 raise ValueError(f"{name}={value!r} is for method='sdkde'; method={self.method!r} moves no samples")
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0.0 < value < math.inf
+            number = isinstance(value, Real) and not isinstance(value, bool) and 0.0 < value < 1e308  # type: ignore[operator]
             if not number and not (isinstance(value, str) and value in words):
                 raise ValueError(
                     f"{name} is {value!r}; pass a positive number, {''.join(f'{word!r}, ' for word in words)}or None"
@@ -178,12 +178,7 @@ class Request:
 
     def moving(self, bandwidth: Any) -> Request:
         """Return the request with the step that a bandwidth was chosen for, unless the user has named one."""
-        if (
-            bandwidth.step is None
-            or self.method != "sdkde"
-            or self.step is not None
-            or self.score_bandwidth is not None
-        ):
+        if bandwidth.step is None or self.method != "sdkde" or self.step or self.score_bandwidth:
             return self
         return with_fields(self, step=bandwidth.step, score_bandwidth=bandwidth.score_bandwidth)
 
@@ -193,10 +188,16 @@ class Request:
         """Describe each pass; ``m``: query rows, None: the samples. The extent is that before samples have moved."""
         shared = {"d": d, "dtype": dtype, "device": device, "extent": extent}
         c = self.score_bandwidth or 1.0
-        step = MOST if isinstance(self.step, str) else (self.step or 0.5) / c**2
+        step = MOST if isinstance(self.step, str) else (self.step or 0.5) / c / c
         # By a step of c² a sample moves to a mean of samples, and by twice that as far beyond as it was from there.
         reach = max(1.0, 2.0 * step - 1.0)
-        return _problems(self.passes, m, n, requires, self.kernel, self.precision, reach, c, **shared)
+        found = _problems(self.passes, m, n, requires, self.kernel, self.precision, reach, c, **shared)
+        if (self.step or self.score_bandwidth) and not max(p.extent for p in found) < 1e149:  # for NaN too
+            raise ValueError(
+                f"step={self.step!r} and score_bandwidth={self.score_bandwidth!r} put points beyond 1e149 bandwidths, "
+                "where distances overflow; pass numbers nearer to 1"
+            )
+        return found
 
 
 _kept: dict[Any, Request] = {}  # by goal, environment and options

@@ -204,7 +204,8 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         for problem, whole in zip(problems[:-1], packed):
             wide = moving.score_bandwidth
             state = backend.prepare(whole, columns if wide is None else Columns(columns.points / wide, log_weights))
-            points = backend.moved(problem, state) if moving.step is None and wide is None else None
+            half = moving.step in (None, 0.5) and wide in (None, 1.0)
+            points = backend.moved(problem, state) if half else None
             if points is None:
                 points = moved(columns, backend.reduce(problem, None, state).shift, moving)
             columns = Columns(points, log_weights)

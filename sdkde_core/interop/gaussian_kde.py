@@ -44,7 +44,7 @@ class gaussian_kde:
         Not negative; need not sum to 1.
     method : {"kde", "sdkde", "laplace"}
         ``"sdkde"`` moves the samples to remove the leading bias. ``"laplace"`` is debiased too, but signed.
-    precision, backend, device
+    step, score_bandwidth, precision, backend, device
         As for :func:`sdkde_core.estimate`.
 
     Attributes
@@ -98,11 +98,14 @@ class gaussian_kde:
         weights: Any = None,
         *,
         method: str = "kde",
+        step: float | str | None = None,
+        score_bandwidth: float | None = None,
         precision: str = "float64",
         backend: str = "auto",
         device: str | Sequence[str] | None = None,
     ) -> None:
-        self._options = {"precision": precision, "backend": backend, "device": device}
+        moves = {"step": step, "score_bandwidth": score_bandwidth}
+        self._options = {"precision": precision, "backend": backend, "device": device, **moves}
         Request.of(Goal.DENSITY, {"method": method, **self._options})  # type: ignore[typeddict-item]  # or raises
         self.method = method
         self.dataset, self._origin = _columns("dataset", dataset)
@@ -193,7 +196,8 @@ class gaussian_kde:
             if getattr(kde, "method", "kde") == "laplace":
                 raise ValueError("integrate_kde is not for method='laplace', which is signed; pass 'sdkde' or 'kde'")
         means = other._means() if isinstance(other, gaussian_kde) else other.dataset.T
-        how = {"bandwidth": _bandwidth(self.covariance + other.covariance), "weights": self._weights, **self._options}
+        how = {**self._options, "step": None, "score_bandwidth": None, "weights": self._weights}
+        how["bandwidth"] = _bandwidth(self.covariance + other.covariance)
         return float(other.weights @ estimate(self._means(), means, method="kde", **how))
 
     @public
