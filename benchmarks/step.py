@@ -1,23 +1,32 @@
 """What a longer step and a wider score are worth in several dimensions, over half a step.
 
-    python benchmarks/step.py [--samples 1000] [--dims 2,3,5,8,16,32] [--seed 2]
+    python benchmarks/step.py [--samples 1000] [--dims 2,3,5,8,16,32] [--seed 2]    the ten densities of the choice
+    python benchmarks/step.py --report --dims 3,5,8,10,16 --samples 400 --seed 99   the default, on other densities
+    python benchmarks/step.py --study --dims 5,16      the default and half a step over KDE with Silverman's rule
+    python benchmarks/step.py --real                                                the default, on scikit-learn's sets
 
-On ten densities, one draw each: the divergence KL(p, p̂), and the integrated squared error. Both are means over fresh
-points of p; for the error half of them are of that estimate, and it is the mean of (p̂ − p)² / q, q the density
-of both. Printed are geometric means over the
-densities of the ratio to half a step, and the largest ratio. Bandwidths are multiples of that chosen for half a step.
+One draw of each density: the divergence KL(p, p̂), and the integrated squared error. Both are means over fresh points of
+p. For the error half of the points are of the estimate with half a step instead: it is the mean of (p̂ − p)² / q, q the
+density of both halves. Printed are geometric means over the densities of the ratio to half a step with the bandwidth
+that is chosen for it, and the largest ratio. Cases are multiples of that bandwidth. The sets: held-out log density per
+sample, less that with half a step: the mean of five folds, and the least fold.
 """
 
 import argparse
 import math
 
 import numpy as np
+from densities import DEVELOP, REPORT, Product, _clusters, _random
+from density_errors import errors_of
 from scipy import stats
+from sklearn import datasets
 
 import sdkde_core
+from sdkde_core.bandwidth.rules import resolve
 
 CASES = [(1.0, 0.5, None), (1.15, 0.5, None)]  # a multiple, a step, and the score's bandwidth
 CASES += [(g, "moments", c) for g in (0.9, 1.0, 1.15, 1.3) for c in (None, 1.4, 2.0)]
+DEFAULT = [(1.0, 0.5, None), (None, None, None)]  # the second: what "auto" chooses
 
 
 def clusters(k, d):
@@ -64,19 +73,61 @@ def densities(d):
     return found | {"two": clusters(2, d), "four": clusters(4, d), "two scales": two_scales(d)}
 
 
-def errors(draw, log_density, n, rng):
+def others(d):
+    """Densities that the factors were not chosen on."""
+    found = [density for density in REPORT + DEVELOP if density.d == d]
+    found += [_clusters(f"clusters {k}", d, k, std, seed) for k, std, seed in ((4, 0.8, 11), (10, 0.6, 12))]
+    found += [_random("random", d, 21), Product("t3", d)]
+    return {i: (density.sample, lambda y, of=density: np.log(of.pdf(y))) for i, density in enumerate(found)}
+
+
+def errors(draw, log_density, n, rng, cases):
     """The divergence and the squared error of every case."""
     x, fresh = draw(rng, n), draw(rng, 4000)
-    found, h = [], sdkde_core.select_bandwidth(x).for_half_a_step()
+    chosen = sdkde_core.select_bandwidth(x)
+    found, h = [], chosen.for_half_a_step()
     both = np.concatenate([fresh, sdkde_core.prepare(x, bandwidth=h).sample(4000, random_state=rng)])
     with np.errstate(divide="ignore"):
         logs, default = log_density(both), sdkde_core.estimate(x, both, bandwidth=h, log=True)
     p, q = np.exp(logs), 0.5 * np.exp(np.logaddexp(logs, default))
-    for g, step, c in CASES:
-        got = sdkde_core.estimate(x, both, bandwidth=g * h, step=step, score_bandwidth=c, log=True)
+    for g, step, c in cases:
+        bandwidth = chosen if g is None else g * h
+        got = sdkde_core.estimate(x, both, bandwidth=bandwidth, step=step, score_bandwidth=c, log=True)
         divergence = float((logs - np.maximum(got, -700.0))[:4000].mean())
         found.append((divergence, float(((np.exp(got) - p) ** 2 / q).mean())))
     return np.array(found)
+
+
+def study(d, draws=4):
+    """The integrated squared errors of kde, sdkde and half a step of it, on the densities of the study."""
+    for n in (200, 2000, 16000):
+        found = {}
+        for density in (density for density in REPORT if density.d == d):
+            loss = errors_of(density).loss
+            for draw in range(draws if n < 16000 else draws // 2):
+                x = density.sample(np.random.default_rng((31415, draw, n, d, len(density.name))), n)
+                kde, sdkde = (sdkde_core.select_bandwidth(x, method=method) for method in ("kde", "sdkde"))
+                rules = ("kde", kde), ("sdkde", sdkde), ("sdkde", sdkde.for_half_a_step())
+                errors = [loss(x, *rule) for rule in (("kde", resolve("silverman", x, method="kde")), *rules)]
+                found.setdefault(density.name, []).append(np.log(errors[1:]) - math.log(errors[0]))
+        logs = np.array([np.mean(draws, axis=0) for draws in found.values()])
+        means, worst = np.exp(logs.mean(0)), np.exp(logs.max(0))
+        print(f"d = {d}, n = {n}: kde, sdkde, half a step: {means.round(3)}, worst {worst.round(2)}", flush=True)
+
+
+def real():
+    """Held-out nats per sample over half a step, of the columns with more than ten values."""
+    for name in ("iris", "wine", "breast_cancer", "diabetes"):
+        x = getattr(datasets, f"load_{name}")().data
+        x = x[:, [len(np.unique(column)) > 10 for column in x.T]]
+        order, gains = np.random.default_rng(1).permutation(len(x)), []
+        for fold in range(5):
+            out = order[fold::5]
+            kept = np.setdiff1d(order, out)
+            h = sdkde_core.select_bandwidth(x[kept])
+            logs = [sdkde_core.estimate(x[kept], x[out], bandwidth=b, log=True) for b in (h.for_half_a_step(), h)]
+            gains.append(np.subtract(*[np.maximum(values, -700.0).mean() for values in reversed(logs)]))
+        print(f"{name}, {x.shape[0]} × {x.shape[1]}: {np.mean(gains):+.3f}, {min(gains):+.3f}", flush=True)
 
 
 def main():
@@ -84,18 +135,27 @@ def main():
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--dims", type=lambda text: [int(d) for d in text.split(",")], default=[2, 3, 5, 8, 16, 32])
     parser.add_argument("--seed", type=int, default=2)
+    parser.add_argument("--report", action="store_true")
+    parser.add_argument("--real", action="store_true")
+    parser.add_argument("--study", action="store_true")
     given = parser.parse_args()
+    if given.real:
+        real()
+        return
+    if given.study:
+        for d in given.dims:
+            study(d)
+        return
+    cases, laws = (DEFAULT, others) if given.report else (CASES, densities)
     for d in given.dims:
         rng = np.random.default_rng((given.seed, d, given.samples))
-        found = np.array([errors(*density, given.samples, rng) for density in densities(d).values()])
+        found = np.array([errors(*density, given.samples, rng, cases) for density in laws(d).values()])
         ratios = found / found[:, :1]
         means, worst = np.exp(np.log(ratios).mean(0)), ratios.max(0)
-        print(f"d = {d}, n = {given.samples}: KL, worst; ISE, worst, over the default")
-        for (g, step, c), (kl, ise), (kl_worst, ise_worst) in zip(CASES, means, worst):
-            print(
-                f"  {g:4} h, step {step}, score at {c or 1.0}: {kl:.2f}, {kl_worst:.2f}; {ise:.2f}, {ise_worst:.2f}",
-                flush=True,
-            )
+        print(f"d = {d}, n = {given.samples}, {len(found)} densities: KL, worst; ISE, worst, over half a step")
+        for (g, step, c), (kl, ise), (kl_worst, ise_worst) in zip(cases, means, worst):
+            what = "the default" if g is None else f"{g:4} h, step {step}, score at {c or 1.0}"
+            print(f"  {what}: {kl:.2f}, {kl_worst:.2f}; {ise:.2f}, {ise_worst:.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,10 @@ from array_api_compat import array_namespace, device
 from ..arrays import Argument, Array, c_order, detached, is_attached, quiet, to_host
 from .precise import Inverse, inverse_of, shifted_product
 
-#: How much wider "auto" chooses a bandwidth for the step that keeps the variance: benchmarks/step.py.
-WIDER = 1.15
+
+def widening(d: int) -> float:
+    """How much wider "auto" chooses a bandwidth for the step that keeps the variance: benchmarks/step.py."""
+    return 1.15 if d <= 10 else 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +171,8 @@ class Bandwidth:
 
     def for_half_a_step(self) -> Bandwidth:
         """Return what would have been chosen for the paper's step, of a bandwidth that was chosen for a longer one."""
-        return self if self.step is None else replace(self.scaled(1.0 / WIDER), step=None, score_bandwidth=None)
+        half = self.scaled(1.0 / widening(self.d))
+        return self if self.step is None else replace(half, step=None, score_bandwidth=None)
 
     def whiten(self, x: Any, centre: Any) -> Any:
         """Return L⁻¹(x − centre): (n, d) in bandwidths, float64, C order, in x's array library.
@@ -234,7 +237,8 @@ class Bandwidth:
         return Inverse(scale, linalg.inv(self.factor / scale[:, None]))
 
     def __str__(self) -> str:
-        moves = "" if self.step is None else f", step {self.step}, score at {self.score_bandwidth} bandwidths"
+        moves = "" if self.step is None else f", step {self.step}"
+        moves += "" if self.score_bandwidth is None else f", score at {self.score_bandwidth} bandwidths"
         if self.factor.ndim == 2:
             return f"{self.rule}: full matrix, sqrt(diag H) {_span(np.sqrt(np.diagonal(self.matrix)))}{moves}"
         return f"{self.rule}: h {_span(to_host(detached(self.factor)))}{moves}"

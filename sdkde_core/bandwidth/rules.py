@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..arrays import Array, columns_are_points, to_host
 from ..messages import did_you_mean, warn_once
 from .isj import improved_sheather_jones
-from .matrix import WIDER, Bandwidth
+from .matrix import Bandwidth, widening
 from .normal import normal_reference
 from .sample import Sample
 from .selection import CHOOSERS, choose
@@ -54,8 +54,8 @@ def _chosen(rule: str, s: Sample) -> Array:
     s.selection = choose(s, rule, spreads)
     if rule == "auto" and s.steps and s.method == "sdkde" and s.d >= 3:
         chosen, s.moves = s.selection, ("moments", 1.4 if s.d <= 5 else 2.0)
-        reason = f"{chosen.reason}; {WIDER} times that, for the step that keeps the samples' variance"
-        s.selection = replace(chosen, multiple=WIDER * chosen.multiple, reason=reason)
+        reason = f"{chosen.reason}; times {widening(s.d)}, for the step that keeps the samples' variance"
+        s.selection = replace(chosen, multiple=widening(s.d) * chosen.multiple, reason=reason)
     h, shape = s.selection.multiple * normal_reference(s.method, s.d, s.n_eff) * spreads, s.selection.shape
     scales = 1.0 if shape is None else np.sqrt(np.diagonal(shape))
     wider = np.maximum(1.0, 0.5 * s.selection.units / (h * scales))  # half a unit of rounded columns at least
