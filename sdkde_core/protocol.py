@@ -71,8 +71,8 @@ PRECISIONS = ("fast", "high", "float64")
 ARRAYS = ("numpy", "torch")
 
 #: What a backend may have besides plain sums; it is only asked for what its ``features`` list. ``Problem.requires``
-#: carries those that the answer depends on: all but the last four, which are other ways to ask for the same. With
-#: ``"pairs"`` in it ``supports`` is asked whether each φ is computed once for both of its points.
+#: carries those that the answer depends on: all but range, pairs, line and criteria, other ways to ask for the same.
+#: With ``"pairs"`` in it ``supports`` is asked whether each φ is computed once for both of its points.
 FEATURES: Mapping[str, str] = {
     "weights": "the columns' log weights differ from one another (without it they are all equal)",
     "exclude_self": "row i leaves out column i (more generally i + own_offset)",

@@ -156,7 +156,7 @@ def _stamp() -> object:
 
 
 def _select(connection: sqlite3.Connection, key: Key) -> list[dict[str, Any]]:
-    """Return the trials that may serve a problem: of each key the fastest of those that :func:`winners` tells apart."""
+    """Return the trials that may serve a problem: for each key the fastest. :func:`winners` names the keys."""
     where = " AND ".join(f"{name} = :{name}" for name in (*FAMILY, "architecture"))
     # The primary key begins so. Lists of octaves let SQLite search it by what follows them, too; a range would not.
     for name in "n_octave", "m_octave":

@@ -60,8 +60,9 @@ def calls_of(calls: int | None, data_device: str) -> int:
 def start_up(info: BackendInfo, problems: Sequence[Problem], calls: int) -> StartUp:
     """Return what a backend's start costs: what is declared, and compiling. One of ``calls`` calls counts its share.
 
-    A context that PyTorch has made already does not count, nor what :func:`sdkde_core.warm_up` has done; nothing else
-    that is imported or compiled matters, so that the choice does not depend on the calls before. The whole cost is
+    Where PyTorch has made the GPU's context the declared start-up does not count, and after
+    :func:`sdkde_core.warm_up` what that has done does not. No other import or compilation matters, so that the choice
+    does not depend on the calls before. The whole cost is
     infinite where the plugin gives no number of seconds for compiling.
     """
     device, compiling = problems[0].device, compile_seconds(info, problems)

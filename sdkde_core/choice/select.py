@@ -139,6 +139,9 @@ def rank(
     after :func:`sdkde_core.warm_up` of the device   nothing; of a backend that it leaves to compile later, compiling
     ===============================================  ====================================================
 
+    For data on a device :func:`.plan.choose_near` asks first, as if no point were split off, and takes the answer where
+    all points are within that backend's limit and it takes less than 20 ms.
+
     Devices in question: the one named; else the data's, and for data on the host the plugin's other devices too.
 
     ``device`` is as the user named it. ``share`` gives the share of the pairs beyond an extent, by which the core

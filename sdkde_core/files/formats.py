@@ -178,7 +178,7 @@ def _is_number(text: str) -> bool:
 
 
 def _parse_lines(lines: list[str], number: int, columns: int) -> Array:
-    """Return the numbers in ``lines``, the first of which is line ``number`` of its file; blank lines are skipped."""
+    """Return the numbers in ``lines``, which begin at line ``number`` of a file; blank lines are skipped."""
     filled = [line for line in lines if not line.isspace()]
     if not filled:
         return np.empty((0, columns))

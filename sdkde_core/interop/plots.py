@@ -275,7 +275,7 @@ class _Drawn(NamedTuple):
 
 
 def _labelled(densities: Any, d: int | None = None, instead: str = "") -> list[_Drawn]:
-    """The densities by label, with colours; of ``d`` dimensions, else of as many as the first."""
+    """The densities by label, with colours. All have ``d`` dimensions; None: the number that the first has."""
     if isinstance(densities, Prepared):
         densities = {densities.method: densities}
     if not isinstance(densities, Mapping) or not densities:

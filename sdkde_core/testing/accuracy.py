@@ -244,7 +244,7 @@ def _sizes(rng: np.random.Generator, shape: str, tile: int, pairs: int) -> tuple
 
 
 def draw(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> Drawn:
-    """Draw a problem in d dimensions of at most ``pairs`` pairs, with features of those that are allowed."""
+    """Draw a problem in d dimensions: at most ``pairs`` pairs, some of the allowed features."""
     rng = np.random.default_rng([seed, 20])
     mixes = [frozenset(f) for k in range(3) for f in itertools.combinations(sorted(MIXED), k)]
     features = _deal(mixes, seed, 1) & allowed
