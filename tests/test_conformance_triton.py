@@ -278,14 +278,14 @@ def test_interpreted_rows_midway_between_corners_of_a_lattice(extent):
     _check(_between_corners(48, extent), "cpu", (Reduction.MEAN,), (False,), precision="high", most=0.5)
 
 
-def _crowded(compute, fit, sizes):
-    """``compute`` on a device whose memory suffices for ``fit`` rows; notes how many were asked for."""
+def _crowded(run, fit, sizes):
+    """``run`` on a device whose memory suffices for ``fit`` rows; notes how many were asked for."""
 
-    def within(problem, way, points, state, own):
+    def within(problem, way, points, *others):
         sizes.append(points.shape[0])
         if points.shape[0] > fit:
             raise torch.cuda.OutOfMemoryError("out of memory")
-        return compute(problem, way, points, state, own)
+        return run(problem, way, points, *others)
 
     return within
 
@@ -307,8 +307,7 @@ def _same_bits_in_slabs(monkeypatch, case, device, precision, fit, every=1):
         whole = backend.reduce(problem, queries, backend.prepare(problem, columns))
         sizes: list[int] = []
         with monkeypatch.context() as patch:
-            patch.setattr(module, "_packed", _crowded(module._packed, fit, sizes))
-            patch.setattr(module, "_direct", _crowded(module._direct, fit, sizes))
+            patch.setattr(module, "_run", _crowded(module._run, fit, sizes))
             parts = backend.reduce(problem, queries, backend.prepare(problem, columns))
         if d > 128 and precision == "fast" and same and not weighted and reduction is Reduction.MEAN:
             continue  # φ of rows and columns at once: fewer rows have no columns among them
