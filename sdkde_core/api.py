@@ -60,6 +60,11 @@ def estimate(
         The score is estimated at so many times the bandwidth (sdkde). ``"moments"`` is then at most 1.2 times its
         square, and may be less than ½. None: 1, the paper's; with ``"auto"`` and ``step=None`` in three to five
         dimensions 1.4, in more 2.
+    tails : None, "guard", "plain" or float
+        The part of the weight, 0.02 for ``"guard"``, in a second group of kernels at the same places that are four
+        times as wide: so that the density falls no faster than these beyond the samples. Up to 4,096 samples have
+        one, evenly spaced. For sdkde and kde. None: ``"plain"``, without; with ``bandwidth="auto"``, sdkde and two
+        dimensions or more what the bandwidth was chosen for.
     bandwidth : str, float, (d,) or (d, d) array_like, or Bandwidth
         A number h or one h_j per dimension, in the data's units; a matrix H in squared units (a covariance); or a rule.
         ``"auto"`` chooses from the data for the method, per dimension or a matrix, see :func:`select_bandwidth`;

@@ -122,6 +122,7 @@ def compare(train, query, options, log):
     if h.bandwidth.factor.ndim == 1:
         how["bandwidth"] = h.bandwidth.factor
     how |= {"step": h.bandwidth.step, "score_bandwidth": h.bandwidth.score_bandwidth}
+    how |= {"tails": h.bandwidth.tails}
     with np.errstate(all="ignore"):
         want = reference.estimate(x, y, weights=None if weights is None else plain(weights)[:, 0], log=True, **how)
     got = plain(result)[:, 0]

@@ -92,7 +92,7 @@ def test_the_mixture(method):
 def test_draws_have_the_mixtures_moments(shape):
     whole, n = prepared("sdkde", shape), 40_000
     y = whole.sample(n, random_state=1)
-    means, weights, covariance = whole.mixture()
+    means, weights, covariance, _ = whole.mixture()
     want = covariance + np.cov(means.T, aweights=weights, ddof=0)
     error = np.sqrt(np.diag(want) / n)
     assert (abs(y.mean(axis=0) - weights @ means) < 5 * error).all()
@@ -151,7 +151,7 @@ def test_probabilities_of_boxes(method):
 def test_probabilities_in_more_dimensions_under_a_matrix():
     whole = prepared("sdkde")
     low, high = np.array([-2.0, 98.0, -7.0]), np.array([2.0, np.inf, -4.0])
-    means, weights, covariance = whole.mixture()
+    means, weights, covariance, _ = whole.mixture()
     each = [stats.multivariate_normal(m, covariance).cdf(high, lower_limit=low) for m in means]
     assert whole.probability(low, high) == pytest.approx(weights @ each, abs=3e-4)
 

@@ -452,7 +452,7 @@ def test_draws_on_a_device():
     there = sdkde_core.prepare(_cuda(X), weights=_cuda(W), bandwidth=[0.3, 0.5, 0.7])
     y = there.sample(100_000, random_state=3)
     assert y.device.type == "cuda" and torch.equal(y, there.sample(100_000, random_state=3))
-    means, weights, covariance = there.mixture()
+    means, weights, covariance, _ = there.mixture()
     np.testing.assert_allclose(y.cpu().numpy().mean(axis=0), weights @ means, atol=0.02)
     want = covariance + np.cov(means.T, aweights=weights, ddof=0)
     np.testing.assert_allclose(np.cov(y.cpu().numpy().T), want, atol=0.03)

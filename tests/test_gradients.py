@@ -216,9 +216,10 @@ def test_a_rule_is_a_constant(rule):
     method = "kde" if rule == "isj" else "sdkde"
     with torch.no_grad():
         h = sdkde_core.bandwidth.rules.resolve(rule, x.numpy(), torch.log(w / w.sum()).numpy(), method=method)
-    got = sdkde_core.estimate(x, y, weights=w, bandwidth=rule, precision="float64", method=method)
+    plain = {"weights": w, "precision": "float64", "method": method, "tails": "plain"}
+    got = sdkde_core.estimate(x, y, bandwidth=rule, **plain)
     same_derivatives(got, textbook(x, y, w, torch.tensor(h.matrix), method), (x, y, w), rtol=1e-7)
-    fixed = sdkde_core.estimate(x, y, weights=w, bandwidth=h, precision="float64", method=method)
+    fixed = sdkde_core.estimate(x, y, bandwidth=h, **plain)
     for a, b in zip(*(torch.autograd.grad(v.sum(), (x, y, w), retain_graph=True) for v in (got, fixed))):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
 

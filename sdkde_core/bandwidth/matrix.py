@@ -42,7 +42,7 @@ class Bandwidth:
         Where it came from: a rule's name, or ``"given"``.
     selection : Selection or None
         How it was chosen, where that was from the data.
-    step, score_bandwidth
+    step, score_bandwidth, tails
         The options of :func:`sdkde_core.estimate` that it was chosen for, where these are not named there.
     """
 
@@ -52,6 +52,7 @@ class Bandwidth:
     selection: Any = field(default=None, repr=False)
     step: float | str | None = None
     score_bandwidth: float | None = None
+    tails: float | None = None
     _matrix: Any = field(default=None, repr=False)  # H, where it was given
     _known: Inverse | None = field(default=None, repr=False)  # of the factor of that H
 
@@ -167,12 +168,12 @@ class Bandwidth:
 
     def scaled(self, scale: float) -> Bandwidth:
         """Return this bandwidth with L multiplied by ``scale``."""
-        return Bandwidth(self.d, self.factor * scale, self.rule, None, self.step, self.score_bandwidth)
+        return Bandwidth(self.d, self.factor * scale, self.rule, None, self.step, self.score_bandwidth, self.tails)
 
     def for_half_a_step(self) -> Bandwidth:
         """Return what would have been chosen for the paper's step, of a bandwidth that was chosen for a longer one."""
-        half = self.scaled(1.0 / widening(self.d))
-        return self if self.step is None else replace(half, step=None, score_bandwidth=None)
+        half = self if self.step is None else self.scaled(1.0 / widening(self.d))
+        return replace(half, step=None, score_bandwidth=None, tails=None)
 
     def whiten(self, x: Any, centre: Any) -> Any:
         """Return L⁻¹(x − centre): (n, d) in bandwidths, float64, C order, in x's array library.
@@ -239,6 +240,7 @@ class Bandwidth:
     def __str__(self) -> str:
         moves = "" if self.step is None else f", step {self.step}"
         moves += "" if self.score_bandwidth is None else f", score at {self.score_bandwidth} bandwidths"
+        moves += f", {100.0 * self.tails:.2g} % of the weight a guard of the tails" if self.tails else ""
         if self.factor.ndim == 2:
             return f"{self.rule}: full matrix, sqrt(diag H) {_span(np.sqrt(np.diagonal(self.matrix)))}{moves}"
         return f"{self.rule}: h {_span(to_host(detached(self.factor)))}{moves}"

@@ -190,7 +190,9 @@ def by_rule(rule: str, sample: Sample, low: Array, high: Array) -> Bandwidth:
         )
     result = Bandwidth.of(value, d, rule=rule + sample.note)
     step, score_bandwidth = sample.moves
-    return replace(result, selection=sample.selection, step=step, score_bandwidth=score_bandwidth)
+    guards = rule == "auto" and sample.method == "sdkde" and not sample.common and d >= 2
+    tails = 0.02 if guards else None
+    return replace(result, selection=sample.selection, step=step, score_bandwidth=score_bandwidth, tails=tails)
 
 
 def _others(indices: NDArray[Any]) -> str:

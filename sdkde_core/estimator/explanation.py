@@ -22,8 +22,9 @@ from .request import Request
 
 @dataclass(frozen=True)
 class PassLine:
-    """One pass: what is summed, over how much, and how long that takes (seconds; None where not known)."""
+    """One pass: what for, over how much, and how long that takes (seconds; None where not known)."""
 
+    purpose: str
     reduction: str
     m: int
     n: int
@@ -60,11 +61,13 @@ class Explanation:
         seconds = next(c for c in choice.candidates if c.chosen).pass_seconds
         reports: list[PassReport] = more.pop("reports", [])
         lines = []
-        for i, problem in enumerate(problems):
+        density = "the density" if request.method != "laplace" else "the signed density"
+        for i, (problem, step) in enumerate(zip(problems, request.passes)):
+            purpose = "how samples move" if step.moves else density if step.most is None else "the guard of its tails"
             p = reports[i].problem if reports else problem
             took = (reports[i].seconds, reports[i].far_points) if reports else ()
             size = str(p.reduction), p.m, p.n, p.d, p.precision, p.extent
-            lines.append(PassLine(*size, seconds[i] if seconds else None, *took))
+            lines.append(PassLine(purpose, *size, seconds[i] if seconds else None, *took))
         chosen = choice.name, choice.where, choice.reason, tuple(lines), choice.candidates, choice.calls
         return cls(request.method, bandwidth, *chosen, kernel=request.kernel, **more)
 
@@ -76,7 +79,7 @@ class Explanation:
         return result
 
     def __str__(self) -> str:
-        last = self.passes[-1]
+        last = next(p for p in self.passes if p.purpose != "how samples move")
         error = TOLERANCES[last.precision][Reduction.LOG_SUM].absolute
         how = self.method if self.kernel == "gaussian" else f"{self.method} with the {self.kernel} kernel"
         lines = [f"{how} of {last.n} samples at {last.m} points, d = {last.d}", f"bandwidth {self.bandwidth}"]
@@ -85,13 +88,10 @@ class Explanation:
         lines.append(f"precision {last.precision}: errors of log p up to about {error:.0e}")
         lines += [f"the farthest point is {last.extent:.3g} bandwidths from the origin", "", "passes (rows × samples)"]
         for p in self.passes:
-            purpose = "how samples move"
-            if p is last:
-                purpose = "the density" if self.method != "laplace" else "the signed density"
             took = "" if p.measured_seconds is None else f", took {_time(p.measured_seconds)}"
             far = f", {p.far_points} far points summed apart" if p.far_points else ""
             times = f"predicted {_time(p.predicted_seconds)}{took}{far}"
-            lines.append(f"  {p.reduction:8} {p.m} × {p.n}, d = {p.d}: {purpose}, {times}")
+            lines.append(f"  {p.reduction:8} {p.m} × {p.n}, d = {p.d}: {p.purpose}, {times}")
         if self.negative_mass is not None:
             lines.append(f"the density is negative somewhere: its integral there is −{self.negative_mass}")
         counted = f"a ten-thousandth, for one of many calls with data on {self.data_device}"
@@ -132,7 +132,7 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
             how,
             ready.problems,
             ready.choice,
-            str(replace(h, step=how.step, score_bandwidth=how.score_bandwidth)),
+            str(replace(h, step=how.step, score_bandwidth=how.score_bandwidth, tails=how.tails)),
             reports=reports,
             data_device=ready.data.came_from,
             negative_mass=Fitted.of(ready).negative_mass if measure and request.method == "laplace" else None,

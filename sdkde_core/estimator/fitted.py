@@ -6,9 +6,9 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -16,10 +16,10 @@ from array_api_compat import array_namespace
 from ..arrays import Argument, Data, Origin, check_query, convert, detached, look, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth, like
 from ..choice import registry, select
-from ..engine.columns import PackedColumns
 from ..engine.failures import BackendFailed, OutOfReach
 from ..engine.forks import new_lock
-from ..engine.merge import concatenate, empty
+from ..engine.groups import Group, GroupedColumns
+from ..engine.merge import concatenate, empty, merge
 from ..engine.outliers import radii
 from ..messages import warn_once
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, with_fields
@@ -37,6 +37,15 @@ _logger = logging.getLogger("sdkde")
 R = TypeVar("R")
 
 
+class Components(NamedTuple):
+    """A density's kernels: where, in bandwidths from the centre, their log weights and widths, and the centre (d,)."""
+
+    points: Any  # (n, d)
+    log_weights: Any  # (n,)
+    scales: Any  # (n,) bandwidths
+    centre: Any  # (d,) data units
+
+
 @dataclass(frozen=True)
 class PassReport:
     """What a pass was, and the time it took on the clock."""
@@ -51,18 +60,18 @@ def run(plan: Plan, report: Callable[[PassReport], None] | None = None, advance:
 
     ``report`` is called after each pass, ``advance`` with samples done by passes over the samples themselves.
     """
-    last = plan.problems[-1]
+    last = plan.last
     if not last.m:
         return empty(last, plan.columns.points)
     if last.extent > REACH[last.precision]:
         check_resolution(last, plan.bandwidth, plan.columns, plan.query)
     queries = None if last.same else plan.columns.points if plan.query is None else plan.query  # before they moved
-    return _pass(plan, last, _moved(plan, report), queries, report, advance)
+    return _pass(plan, last, plan.request.groups(_moved(plan, report)), queries, report, advance)
 
 
 def slope(plan: Plan) -> Any:
     """Run all passes of a plan whose goal is the gradient, and return it, per bandwidth."""
-    last = plan.problems[-1]
+    last = plan.last
     if not last.m:
         return plan.columns.points[:0, :]
     if last.reduction is not Reduction.LAPLACE:
@@ -72,9 +81,9 @@ def slope(plan: Plan) -> Any:
 
 
 def _moved(plan: Plan, report: Callable[[PassReport], None] | None = None, advance: Advance | None = None) -> Columns:
-    """Run all passes but the last: each moves the samples, in float64."""
+    """Run the passes that move the samples, in float64."""
     columns = plan.columns
-    for problem in plan.problems[:-1]:
+    for problem in plan.problems[: plan.request.answering]:
         points = moved(columns, scores(plan, problem, columns, report, advance), plan.request)
         columns = Columns(points, columns.log_weights, columns.weights)
     return columns
@@ -92,27 +101,30 @@ def scores(
         check_resolution(problem, plan.bandwidth, columns)
     c = plan.request.score_bandwidth
     columns = columns if c is None else replace(columns, points=columns.points / c)
-    return _pass(plan, problem, columns, None, report, advance).shift
+    return _pass(plan, problem, (Group(columns),), None, report, advance).shift
 
 
 def _pass(
     plan: Plan,
     problem: Problem,
-    columns: Columns,
+    groups: Sequence[Group],
     queries: Any,
     report: Callable[[PassReport], None] | None,
     advance: Advance | None,
 ) -> Partial:
     """Pack the columns and reduce all rows; the samples themselves by batches where somebody watches."""
-    where, given = plan.request.ranks or plan.choice.devices, (plan.choice.backend, plan.choice.info, problem, columns)
-    packed = pack_on(where, *given) if where else PackedColumns(*given)
+    packed = _pack(plan.request, plan.choice, problem, groups)
     if advance is None or queries is not None:
+        if report is None:
+            return packed.reduce(queries)[0]
+        parts, done = list[Partial](), packed.each(queries) if len(groups) > 1 else map(packed.reduce, (queries,))
         start = time.perf_counter()
-        result, outliers = packed.reduce(queries)
-        if report is not None:
-            to_host(detached(result.log_sum[:1]))  # waits for the device
-            report(PassReport(problem, time.perf_counter() - start, outliers))
-        return result
+        for group, (sums, outliers) in zip(groups, done):
+            parts.append(sums)
+            to_host(detached(sums.log_sum[:1]))  # waits for the device
+            report(PassReport(group.problem(problem), time.perf_counter() - start, outliers))
+            start = time.perf_counter()
+        return merge(parts)
     batches, size = list[Partial](), batch_rows(problem.n, problem)
     for first in range(0, problem.n, size):
         stop = min(first + size, problem.n)
@@ -120,6 +132,17 @@ def _pass(
         to_host(detached(batches[-1].log_sum[:1]))  # waits for the device
         advance(stop - first)
     return concatenate(batches)
+
+
+def _pack(
+    request: Request, choice: select.Choice, problem: Problem, groups: Sequence[Group], shared: bool = False
+) -> Reducer:
+    """Make groups ready for rows, on several devices or ranks where the request or the choice names them."""
+    where = request.ranks or choice.devices
+    one = functools.partial(pack_on, where, choice.backend, choice.info, shared=shared)
+    if len(groups) == 1 and groups[0].scale == 1.0:
+        return one(problem, groups[0].columns)
+    return GroupedColumns(groups, one, problem)
 
 
 class Fitted:
@@ -138,11 +161,11 @@ class Fitted:
         problem: Problem,
         choice: select.Choice,
         centre: Any,
-        columns: Columns,
+        groups: tuple[Group, ...],
         names: tuple[str, ...] = (),
     ) -> None:
         self.request, self.bandwidth, self.problem, self.choice = request, bandwidth, problem, choice
-        self.centre, self.columns, self.names = centre, columns, names
+        self.centre, self.groups, self.names = centre, groups, names
         self._packed: dict[Reduction, Reducer] = {}
         self._lock = new_lock()
         self._successor: Fitted | None = None
@@ -158,7 +181,7 @@ class Fitted:
         # The columns and the bandwidth have what the user's arrays say.
         request = with_fields(plan.request, weights=None, bandwidth="silverman")
         centre = convert(plan.centre, choice.info.arrays, choice.device)
-        return cls(request, plan.bandwidth, plan.problems[-1], choice, centre, columns, plan.data.names)
+        return cls(request, plan.bandwidth, plan.last, choice, centre, request.groups(columns), plan.data.names)
 
     @property
     def current(self) -> Fitted:
@@ -203,6 +226,11 @@ class Fitted:
     def negative_mass(self) -> NegativeMass:
         """Of the Laplace estimate."""
         return negative_mass(self.columns, self.reduce)
+
+    @property
+    def columns(self) -> Columns:
+        """The samples, as they have moved."""
+        return self.groups[0].columns
 
     @property
     def log_constant(self) -> Any:
@@ -259,20 +287,43 @@ class Fitted:
         return query.origin.restore(result, dtype)
 
     @property
-    def on_host(self) -> tuple[Any, Any, Any]:
-        """The columns' points (n, d), in bandwidths, their log weights (n,), and the centre (d,), in data units."""
-        return to_host(self.columns.points), to_host(self.columns.log_weights), to_host(self.centre)
+    def components(self) -> Components:
+        """The kernels of all groups, where the columns are."""
+        columns, xp = [g.columns for g in self.groups], array_namespace(self.columns.points)
+        points, logs = [c.points for c in columns], [c.log_weights + g.log_share for c, g in zip(columns, self.groups)]
+        scales = [xp.full_like(c.log_weights, g.scale) for c, g in zip(columns, self.groups)]
+        joined = (x[0] if len(x) == 1 else xp.concat(x, axis=0) for x in (points, logs, scales))
+        return Components(*joined, self.centre)
+
+    @property
+    def on_host(self) -> Components:
+        """The kernels of all groups, on the host."""
+        return Components(*map(to_host, self.components))
 
     def derived(
         self, bandwidth: Bandwidth, centre: Any, points: Any, log_weights: Any, names: tuple[str, ...]
     ) -> Fitted:
-        """Return other columns for the same request: points (n, d) in bandwidths from the centre, all on the host."""
-        weighted = bool((log_weights != log_weights[0]).any())
-        n, d = points.shape
+        """Return the density of other components for the same request, as many of each group, all on the host.
+
+        Points (n, d) are in bandwidths from the centre.
+        """
+        groups, start = list[Group](), 0
+        for group in self.groups:
+            here, start = slice(start, start + group.n), start + group.n
+            logs, total = log_weights[here], 0.0
+            if len(self.groups) > 1:
+                top = logs.max()
+                if top == -math.inf:  # none of the group has weight there
+                    continue
+                total = float(top + math.log(np.exp(logs - top).sum()))
+            columns = Columns(np.ascontiguousarray(points[here]), logs - total if total else logs)
+            groups.append(Group(columns, group.scale, total))
+        n, d = groups[0].columns.points.shape
+        weighted = any(bool((g.columns.log_weights != g.columns.log_weights[0]).any()) for g in groups)
         requires = self.problem.requires - {"weights"} | ({"weights"} if weighted else set())
         extent = rounded(float(radii(points).max()))
         asked = replace(self.problem, n=n, m=n, d=d, requires=requires, extent=extent)
-        return loaded(self.request, bandwidth, asked, "auto", centre, Columns(points, log_weights), names)
+        return loaded(self.request, bandwidth, asked, "auto", centre, tuple(groups), names)
 
     @functools.cached_property
     def scale(self) -> Any:
@@ -280,9 +331,10 @@ class Fitted:
         factor = self.bandwidth.factor
         return like(factor if factor.ndim == 1 else self.bandwidth.inverse, self.columns.points)
 
-    def whole(self, reduction: Reduction) -> Any:
-        """The columns as their backend has them for that reduction, see :attr:`.PackedColumns.whole`."""
-        return self._packed_for(reduction).whole
+    def whole(self, reduction: Reduction) -> list[Any]:
+        """Each group's columns as their backend has them for that reduction, see :attr:`.PackedColumns.whole`."""
+        packed = self._packed_for(reduction)
+        return [one.whole for one in getattr(packed, "packed", (packed,))]
 
     def _packed_for(self, reduction: Reduction) -> Reducer:
         with self._lock:
@@ -290,9 +342,7 @@ class Fitted:
                 problem = self.problem
                 if reduction is not problem.reduction:
                     problem = replace(problem, reduction=reduction)
-                where, choice = self.request.ranks or self.choice.devices, self.choice
-                packed = pack_on(where, choice.backend, choice.info, problem, self.columns, shared=True)
-                self._packed[reduction] = packed
+                self._packed[reduction] = _pack(self.request, self.choice, problem, self.groups, shared=True)
             return self._packed[reduction]
 
     def __reduce__(self) -> Any:
@@ -300,9 +350,8 @@ class Fitted:
 
     def state(self, backend: str) -> tuple[Any, ...]:
         """The arguments of :func:`loaded` for the same columns, on the host, with the backend that is preferred."""
-        points, log_weights, centre = self.on_host
-        columns = Columns(points, log_weights)
-        return self.request, self.bandwidth, self.problem, backend, centre, columns, self.names
+        groups = tuple(group.at(to_host) for group in self.groups)
+        return self.request, self.bandwidth, self.problem, backend, to_host(self.centre), groups, self.names
 
 
 @quiet
@@ -312,7 +361,7 @@ def loaded(
     problem: Problem,
     backend: str,
     centre: Any,
-    columns: Columns,
+    groups: tuple[Group, ...],
     names: tuple[str, ...],
 ) -> Fitted:
     """Make fitted columns from what was pickled or saved, with a backend that is here."""
@@ -327,9 +376,8 @@ def loaded(
         choice = select.choose([problem], **where)
     (problem,) = select.at([problem], choice.device)
     library, place = choice.info.arrays, choice.device
-    there = Columns(convert(columns.points, library, place), convert(columns.log_weights, library, place))
-    centre = convert(centre, library, place)
-    return Fitted(request, bandwidth, problem, choice, centre, there, names)
+    there = tuple(group.at(lambda x: convert(x, library, place)) for group in groups)
+    return Fitted(request, bandwidth, problem, choice, convert(centre, library, place), there, names)
 
 
 def with_fallback(request: Request, compute: Callable[[Request], R]) -> R:

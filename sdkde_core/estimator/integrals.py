@@ -33,7 +33,7 @@ def probability(fitted: Fitted, lower: Any, upper: Any) -> float:
         fitted, low, high = marginal(fitted, bounded), low[bounded], high[bounded]
     if fitted.request.negative != "keep":
         raise ValueError(f"negative={fitted.request.negative!r} has no probabilities in closed form; pass 'keep'")
-    points, log_weights, centre = fitted.on_host
+    points, log_weights, scales, centre = fitted.on_host
     weights, factor = np.exp(log_weights), fitted.bandwidth.factor
     if factor.ndim == 2:
         if fitted.problem.reduction.name == "LAPLACE":
@@ -41,10 +41,10 @@ def probability(fitted: Fitted, lower: Any, upper: Any) -> float:
                 "method='laplace' has no probabilities in closed form with a full matrix; pass bandwidth as numbers"
             )
         displacement = fitted.bandwidth.stretch(points)
-        sides = low - centre - displacement, high - centre - displacement
+        sides = ((side - centre - displacement) / scales[:, None] for side in (low, high))
         each = _plane(factor, *sides) if len(factor) == 2 else _sequential(factor, *sides)
         return float(weights @ each / weights.sum())
-    a, b = ((side - centre) / factor - points for side in (low, high))  # (n, d), bandwidths
+    a, b = (((side - centre) / factor - points) / scales[:, None] for side in (low, high))  # (n, d), bandwidths
     normal = _between(a, b)
     total = normal.prod(axis=1)
     if fitted.request.method == "laplace":
@@ -63,9 +63,9 @@ def distribution(fitted: Fitted) -> Callable[[Any], Array]:
         )
     if fitted.request.negative != "keep":
         raise ValueError(f"negative={fitted.request.negative!r} has no integral in closed form; pass negative='keep'")
-    points, log_weights, centre = fitted.on_host
-    order = np.argsort(points[:, 0], kind="stable")
-    u, w = points[order, 0], np.exp(log_weights[order])
+    points, log_weights, scales, centre = fitted.on_host
+    order, widest = np.argsort(points[:, 0], kind="stable"), scales.max()
+    u, w, scales = points[order, 0], np.exp(log_weights[order]), scales[order]
     reached = np.concatenate([[0.0], np.cumsum(w)])
     h, laplace = float(fitted.bandwidth.factor.reshape(-1)[0]), fitted.request.method == "laplace"
     cumulative = _normal()
@@ -76,11 +76,12 @@ def distribution(fitted: Fitted) -> Callable[[Any], Array]:
         for start in range(0, len(y), 256):
             block = by_place[start : start + 256]
             rows = y[block]
-            first = np.searchsorted(u, rows[0] - 9.4)  # those before add all that they have
-            last = np.searchsorted(u, rows[-1] + 38.6)  # those after add nothing in float64
+            first = np.searchsorted(u, rows[0] - 9.4 * widest)  # those before add all that they have
+            last = np.searchsorted(u, rows[-1] + 38.6 * widest)  # those after add nothing in float64
             total = np.full(len(rows), reached[first])
             for left in range(first, last, 1 << 14):
-                t = rows[:, None] - u[None, left : min(left + (1 << 14), last)]
+                some = slice(left, min(left + (1 << 14), last))
+                t = (rows[:, None] - u[None, some]) / scales[None, some]
                 share = cumulative(t)
                 if laplace:
                     share += 0.5 * _times_density(t)
@@ -95,8 +96,8 @@ def quantiles(fitted: Fitted, q: Array) -> Array:
     """Return the values (m,) where the distribution function is q, by bisection to neighbouring numbers."""
     check_positive(fitted, "has no quantiles")
     function = distribution(fitted)
-    points, log_weights, centre = fitted.on_host
-    h = float(fitted.bandwidth.factor.reshape(-1)[0])
+    points, log_weights, scales, centre = fitted.on_host
+    h = scales.max() * float(fitted.bandwidth.factor.reshape(-1)[0])
     carried = points[log_weights > -math.inf, 0]
     low = np.full(q.shape, centre[0] + h * (carried.min() - 40.0))
     high = np.full(q.shape, centre[0] + h * (carried.max() + 40.0))

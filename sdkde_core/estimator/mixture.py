@@ -11,7 +11,8 @@ there.
 
 Modes are found by mean shift (Comaniciu and Meer, "Mean shift: a robust approach toward feature space analysis", 2002).
 A row moves by the shift that MEAN gives, to the mean of the samples under its kernel weights, which never lowers a
-density of normal kernels.
+density of normal kernels. Of kernels of several widths that is a shorter step on the same way, where all are at least
+as wide as the bandwidth.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from .fitted import Fitted
 
 
 class Mixture(NamedTuple):
-    """Σ_j weights_j N(y; means_j, covariance), on the host, float64.
+    """Σ_j weights_j N(y; means_j, scales_j² covariance), on the host, float64.
 
     Parameters
     ----------
@@ -44,17 +45,21 @@ class Mixture(NamedTuple):
         They sum to 1.
     covariance : (d, d) array
         The bandwidth's matrix H, in squared data units.
+    scales : (n,) array
+        Widths in bandwidths: 1, and others of a guard.
     """
 
     means: Array
     weights: Array
     covariance: Array
+    scales: Array
 
 
 def components(fitted: Fitted) -> Mixture:
     """Return where the kernels are, their weights and their covariance, of the signed method too."""
-    points, log_weights, centre = fitted.on_host
-    return Mixture(centre + fitted.bandwidth.stretch(points), np.exp(log_weights), np.array(fitted.bandwidth.matrix))
+    points, log_weights, scales, centre = fitted.on_host
+    means, covariance = centre + fitted.bandwidth.stretch(points), np.array(fitted.bandwidth.matrix)
+    return Mixture(means, np.exp(log_weights), covariance, scales)
 
 
 def check_positive(fitted: Fitted, lacks: str) -> None:
@@ -93,21 +98,23 @@ def draws(fitted: Fitted, n: int, random_state: Any = None) -> Any:
     """
     check_positive(fitted, "cannot be sampled")
     rng, d = generator(random_state), fitted.problem.d
-    points, bandwidth = fitted.columns.points, fitted.bandwidth
+    (points, log_weights, scales, centre), bandwidth = fitted.components, fitted.bandwidth
     if is_torch_array(points) and points.is_cuda:
         torch = sys.modules["torch"]
         there = torch.Generator(points.device)
         there.manual_seed(int(rng.integers(1 << 62) if hasattr(rng, "integers") else rng.randint(1 << 31)))
-        reached = torch.cumsum(fitted.columns.log_weights.exp(), 0)
+        reached = torch.cumsum(log_weights.exp(), 0)
         uniform = torch.rand(n, dtype=torch.float64, device=points.device, generator=there) * reached[-1]
         which = torch.searchsorted(reached, uniform, right=True).clamp_(max=len(reached) - 1)
         normal = torch.randn(n, d, dtype=torch.float64, device=points.device, generator=there)
-        return bandwidth.stretch(points.index_select(0, which) + normal) + torch.asarray(fitted.centre).to(points)
-    host, log_weights, centre = fitted.on_host
+        normal *= scales.index_select(0, which)[:, None]
+        return bandwidth.stretch(points.index_select(0, which) + normal) + torch.asarray(centre).to(points)
+    points, log_weights, scales, centre = map(to_host, (points, log_weights, scales, centre))
     reached = np.cumsum(np.exp(log_weights))
     uniform = rng.random_sample(n) if hasattr(rng, "random_sample") else rng.random(n)
     which = np.searchsorted(reached, reached[-1] * uniform, side="right")
-    return centre + bandwidth.stretch(host[which] + kernel_draws(fitted.request.kernel, n, d, rng))
+    drawn = kernel_draws(fitted.request.kernel, n, d, rng) * scales[which][:, None]
+    return centre + bandwidth.stretch(points[which] + drawn)
 
 
 def marginal(fitted: Fitted, dims: Any) -> Fitted:
@@ -117,7 +124,7 @@ def marginal(fitted: Fitted, dims: Any) -> Fitted:
         raise ValueError(
             f"negative={fitted.request.negative!r} has no marginal in closed form; pass negative='keep' to prepare"
         )
-    points, log_weights, centre = fitted.on_host
+    points, log_weights, _, centre = fitted.on_host
     names = tuple(fitted.names[k] for k in kept) if fitted.names else ()
     whole = fitted.bandwidth
     if whole.factor.ndim == 1:
@@ -125,7 +132,7 @@ def marginal(fitted: Fitted, dims: Any) -> Fitted:
     else:
         bandwidth = _of_matrix(whole.matrix[np.ix_(kept, kept)], whole.rule)
         points = bandwidth.whiten(whole.stretch(points)[:, kept], np.zeros(len(kept)))
-    return fitted.derived(bandwidth, centre[kept], np.ascontiguousarray(points), log_weights, names)
+    return fitted.derived(bandwidth, centre[kept], points, log_weights, names)
 
 
 def conditional(fitted: Fitted, given: Mapping[Any, Any]) -> Fitted:
@@ -144,7 +151,7 @@ def conditional(fitted: Fitted, given: Mapping[Any, Any]) -> Fitted:
         raise ValueError(f"given is {brief(dict(given))}; pass finite values")
     others = [k for k in range(fitted.problem.d) if k not in first]
     order, k, whole = [*first, *others], len(first), fitted.bandwidth
-    points, log_weights, centre = fitted.on_host
+    points, log_weights, scales, centre = fitted.on_host
     away = values - centre[first]
     if whole.factor.ndim == 1:
         points, value, moved = points[:, order], away / whole.factor[first], np.zeros(len(others))
@@ -156,13 +163,14 @@ def conditional(fitted: Fitted, given: Mapping[Any, Any]) -> Fitted:
         value = Bandwidth(k, factor[:k, :k]).whiten(away[None, :], np.zeros(k))[0]
         moved, bandwidth = factor[k:, :k] @ value, Bandwidth(len(others), factor[k:, k:], whole.rule)
     with np.errstate(over="ignore"):
-        log_weights = log_weights - 0.5 * np.square(points[:, :k] - value).sum(axis=1)
+        log_weights = log_weights - 0.5 * np.square((points[:, :k] - value) / scales[:, None]).sum(axis=1)
+    log_weights = log_weights - k * np.log(scales)
     log_weights = log_weights - log_weights.max()
     if not math.isfinite(log_weights.sum()) and not np.isfinite(log_weights).any():
         raise ValueError(f"given is {brief(dict(given))}, too far from every sample: squared distances overflow")
     log_weights = log_weights - math.log(np.exp(log_weights).sum())
     names = tuple(fitted.names[j] for j in others) if fitted.names else ()
-    return fitted.derived(bandwidth, centre[others] + moved, np.ascontiguousarray(points[:, k:]), log_weights, names)
+    return fitted.derived(bandwidth, centre[others] + moved, points[:, k:], log_weights, names)
 
 
 def _of_matrix(matrix: Array, rule: str) -> Bandwidth:
@@ -203,7 +211,7 @@ def modes(fitted: Fitted, starts: Array | None = None) -> Array:
     ``starts``: (m, d), in bandwidths from the centre; by default up to 512 samples, drawn by a fixed seed.
     """
     check_positive(fitted, "mean shift may lower it")
-    points, log_weights, centre = fitted.on_host
+    points, log_weights, centre = *map(to_host, (fitted.columns.points, fitted.columns.log_weights)), fitted.on_host[3]
     if starts is None:
         carried = np.flatnonzero(log_weights > -math.inf)
         if len(carried) > 512:

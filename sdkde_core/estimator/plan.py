@@ -50,6 +50,11 @@ class Plan(NamedTuple):
     problems: tuple[Problem, ...]  # the passes
     choice: select.Choice
 
+    @property
+    def last(self) -> Problem:
+        """The pass that answers."""
+        return self.problems[self.request.answering]
+
 
 class Measured(NamedTuple):
     """Whitened points and what decides how to sum them; nothing of it has been read back from a device."""
@@ -113,7 +118,7 @@ def plan(
         columns = rows = measured.distances[:n]
         if measured.query is not None and request.passes[step].rows != "train":
             rows = measured.distances[n:]
-        return outlier_share(rows, columns, limit)
+        return outlier_share(rows, columns, limit * request.passes[step].scale)
 
     how: dict[str, Any] = {"data_device": data.device, "came_from": data.came_from, "calls": request.calls}
     how |= {"options": request.backend_options, "explained": explained, "without": request.without}

@@ -15,12 +15,17 @@ from numbers import Real
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from ..choice.select import parse_device
+from ..engine.groups import Group, guarded
 from ..messages import did_you_mean
-from ..protocol import KERNELS, PRECISIONS, TOLERANCES, Problem, Reduction, with_fields
+from ..protocol import KERNELS, PRECISIONS, TOLERANCES, Columns, Problem, Reduction, with_fields
 
 METHODS = ("kde", "sdkde", "laplace")
 
 MOST = 1.2  # the largest step of "moments", for a score at the bandwidth itself
+
+TAILS = {"guard": 0.02, "plain": 0.0}  # the guard's part of the whole
+
+GUARD = 4.0, 4096  # its width in bandwidths, and how many samples it has at most
 
 NEGATIVE = ("keep", "clip", "renormalise")  # what becomes of negative values of a signed density
 
@@ -39,6 +44,8 @@ class Pass(NamedTuple):
     reduction: Reduction
     rows: str  # "train" or "query"
     moves: bool = False  # the result moves the training points of the passes that follow
+    scale: float = 1.0  # of the kernels, in bandwidths
+    most: int | None = None  # columns, at most; None: all samples
 
 
 class Options(TypedDict, total=False):
@@ -48,6 +55,7 @@ class Options(TypedDict, total=False):
     bandwidth: Any
     step: float | str | None
     score_bandwidth: float | None
+    tails: float | str | None
     kernel: str
     weights: Any
     negative: str
@@ -76,6 +84,7 @@ class Request:
     bandwidth: Any = "auto"
     step: float | str | None = None
     score_bandwidth: float | None = None
+    tails: float | str | None = None
     kernel: str = "gaussian"
     weights: Any = None
     negative: str = "keep"
@@ -146,6 +155,15 @@ class Request:
                     f"{name} is {value!r}; pass a positive number, {''.join(f'{word!r}, ' for word in words)}or None"
                 )
             object.__setattr__(self, name, float(value) if number else value)
+        if self.tails is not None:
+            share = TAILS.get(self.tails) if isinstance(self.tails, str) else self.tails
+            if not isinstance(share, Real) or isinstance(share, bool) or not 0.0 <= share < 1.0:  # type: ignore[operator]
+                raise ValueError(f"tails is {self.tails!r}; pass 'guard', 'plain', a number from 0 to below 1, or None")
+            if share and (self.method == "laplace" or self.kernel != "gaussian"):
+                raise ValueError(
+                    f"tails={self.tails!r} is for method='sdkde' or 'kde' with the Gaussian kernel; leave tails out"
+                )
+            object.__setattr__(self, "tails", float(share))
         if self.negative != "keep" and self.method != "laplace":
             raise ValueError(
                 f"negative={self.negative!r} is for method='laplace', but method={self.method!r} is never negative; "
@@ -163,13 +181,10 @@ class Request:
         if options is not None and not (isinstance(options, Mapping) and all(isinstance(k, str) for k in options)):
             raise TypeError(f"backend_options is {options!r}; pass a mapping from names to values")
         object.__setattr__(self, "device", parse_device(self.device))
-        if self.method == "laplace":  # of its gradient the sum is the core's own
-            passes: tuple[Pass, ...] = (Pass(Reduction.LAPLACE, "query"),)
-        elif self.goal is Goal.DEBIASED:
-            passes = (Pass(Reduction.MEAN, "train"),)
-        else:
-            last = Pass(Reduction.MEAN if self.goal is Goal.GRADIENT else Reduction.LOG_SUM, "query")
-            passes = (Pass(Reduction.MEAN, "train", moves=True), last) if self.method == "sdkde" else (last,)
+        self._pass()
+
+    def _pass(self) -> None:
+        passes = _passes(self.goal, self.method, self.score_bandwidth or 1.0, bool(self.tails))
         object.__setattr__(self, "passes", passes)
 
     def options(self, *without: str) -> dict[str, Any]:
@@ -177,10 +192,28 @@ class Request:
         return {name: getattr(self, name) for name in Options.__annotations__ if name not in without}
 
     def moving(self, bandwidth: Any) -> Request:
-        """Return the request with the step that a bandwidth was chosen for, unless the user has named one."""
-        if bandwidth.step is None or self.method != "sdkde" or self.step or self.score_bandwidth:
+        """Return the request with the step and the tails that a bandwidth was chosen for, if no other is named."""
+        chosen: dict[str, Any] = {}
+        if self.method == "sdkde" and bandwidth.step is not None and not (self.step or self.score_bandwidth):
+            chosen = {"step": bandwidth.step, "score_bandwidth": bandwidth.score_bandwidth}
+        if self.method == "sdkde" and bandwidth.tails is not None and self.tails is None:
+            chosen["tails"] = bandwidth.tails
+        if not chosen:
             return self
-        return with_fields(self, step=bandwidth.step, score_bandwidth=bandwidth.score_bandwidth)
+        moving = with_fields(self, **chosen)
+        moving._pass()
+        return moving
+
+    @property
+    def answering(self) -> int:
+        """Which pass answers: the first that does not move the samples; a guard's follows it."""
+        return int(self.passes[0].moves)
+
+    def groups(self, columns: Columns) -> tuple[Group, ...]:
+        """Return the groups of the estimate, of its columns."""
+        return (
+            guarded(columns, self.tails, *GUARD) if isinstance(self.tails, float) and self.tails else (Group(columns),)
+        )
 
     def problems(
         self, m: int | None, n: int, d: int, extent: float, requires: frozenset[str], dtype: str, device: str
@@ -191,7 +224,7 @@ class Request:
         step = MOST if isinstance(self.step, str) else (self.step or 0.5) / c / c
         # By a step of c² a sample moves to a mean of samples, and by twice that as far beyond as it was from there.
         reach = max(1.0, 2.0 * step - 1.0)
-        found = _problems(self.passes, m, n, requires, self.kernel, self.precision, reach, c, **shared)
+        found = _problems(self.passes, m, n, requires, self.kernel, self.precision, reach, **shared)
         if (self.step or self.score_bandwidth) and not max(p.extent for p in found) < 1e149:  # for NaN too
             raise ValueError(
                 f"step={self.step!r} and score_bandwidth={self.score_bandwidth!r} put points beyond 1e149 bandwidths, "
@@ -217,12 +250,11 @@ def _problems(
     kernel: str,
     asked: str,
     reach: float,
-    c: float,
     **shared: Any,
 ) -> tuple[Problem, ...]:
     """Describe passes; ``asked``: the user's precision, ``shared``: other fields that the passes have in common.
 
-    ``reach``: how much farther out samples may move; ``c``: of the score's bandwidth.
+    ``reach``: how much farther out samples may move.
     """
     moved, result = False, []
     shared |= {"kernel": kernel, "precision": precision_for(asked, shared["dtype"])}
@@ -233,12 +265,27 @@ def _problems(
         shared["extent"] = (reach + 1e-6) * shared["extent"] + TOLERANCES["fast"][Reduction.MEAN].absolute
     for step in passes:
         at_train = step.rows == "train" or m is None
-        same = at_train and not moved
-        result.append(Problem(step.reduction, n if at_train or m is None else m, n, same=same, **shared))
-        if c != 1.0 and step.rows == "train":  # in the bandwidth of the score
-            result[-1] = with_fields(result[-1], extent=shared["extent"] / c)
+        same = at_train and not moved and step.most is None
+        columns, rows = n if step.most is None else min(n, step.most), n if at_train or m is None else m
+        fields = shared if step.scale == 1.0 else shared | {"extent": shared["extent"] / step.scale}
+        result.append(Problem(step.reduction, rows, columns, same=same, **fields))
         moved = moved or step.moves
     return tuple(result)
+
+
+@functools.cache
+def _passes(goal: Goal, method: str, c: float, guarded: bool) -> tuple[Pass, ...]:
+    """The passes of an estimate; ``c``: of the score's bandwidth."""
+    if method == "laplace":  # of its gradient the sum is the core's own
+        return (Pass(Reduction.LAPLACE, "query"),)
+    if goal is Goal.DEBIASED:
+        return (Pass(Reduction.MEAN, "train", scale=c),)
+    last = Pass(Reduction.MEAN if goal is Goal.GRADIENT else Reduction.LOG_SUM, "query")
+    passes = [Pass(Reduction.MEAN, "train", moves=True, scale=c)] if method == "sdkde" else []
+    passes.append(last)
+    if guarded:
+        passes.append(last._replace(scale=GUARD[0], most=GUARD[1]))
+    return tuple(passes)
 
 
 def _check_known(name: str, value: str, known: Sequence[str]) -> None:

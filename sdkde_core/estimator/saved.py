@@ -13,6 +13,7 @@ The content of a file of the kind ``"Prepared"``, see :mod:`sdkde_core.archive`:
 ``rows``        how many query rows were expected when the backend was chosen
 ``extent``      of the columns, in bandwidths
 ``backend``     what was chosen
+``groups``      of each group how many points it has, its scale and the log of its share
 ``origin``      array library and device of the samples, and whether that is the host; NumPy where they cannot be had
 ==============  ===================================================================================================
 
@@ -33,6 +34,7 @@ from ..archive import plain
 from ..arrays import Array, Origin
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.selection import Selection
+from ..engine.groups import Group
 from ..engine.outliers import radii
 from ..messages import brief, warn_once
 from ..protocol import BackendUnavailable, Columns
@@ -43,7 +45,7 @@ from .request import Goal, Options, Request
 def to_saved(fitted: Fitted, origin: Origin) -> tuple[dict[str, Any], dict[str, Array]]:
     """Return the content and the arrays of a file; TypeError for backend_options that JSON does not have."""
     fitted = fitted.current
-    request, bandwidth, problem, backend, centre, columns, names = fitted.state(fitted.choice.name)
+    request, bandwidth, problem, backend, centre, groups, names = fitted.state(fitted.choice.name)
     options = request.options("bandwidth", "weights") | {"precision": problem.precision}
     options["check_finite"] = bool(options["check_finite"])
     if request.backend_options is not None:
@@ -57,10 +59,12 @@ def to_saved(fitted: Fitted, origin: Origin) -> tuple[dict[str, Any], dict[str, 
         "weighted": "weights" in problem.requires,
         "rows": problem.m,
         "extent": problem.extent,
+        "groups": [[group.n, group.scale, group.log_share] for group in groups],
         "backend": backend,
         "origin": list(origin.address),
     }
-    arrays = {"points": columns.points, "log_weights": columns.log_weights, "centre": centre}
+    points, log_weights = ([getattr(group.columns, name) for group in groups] for name in ("points", "log_weights"))
+    arrays = {"points": np.concatenate(points), "log_weights": np.concatenate(log_weights), "centre": centre}
     arrays |= bandwidth.arrays()
     if bandwidth.selection is not None:
         chosen = {name: x.item() if isinstance(x, np.generic) else x for name, x in vars(bandwidth.selection).items()}
@@ -85,16 +89,19 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
         if x is None or x.ndim != ndim or x.dtype != np.float64:
             raise ValueError(f"its array {key!r} is missing, or is another")
     points, log_weights, centre = arrays["points"], arrays["log_weights"], arrays["centre"]
-    n, d = points.shape
+    d, groups = points.shape[1], _groups(content.get("groups"), points, log_weights)
+    n = groups[0].n
     selection = _selection(content.get("selection"), arrays, d)
     bandwidth = Bandwidth.from_arrays(arrays, _checked(content, "rule", str), selection)
     if selection is not None:
-        bandwidth = replace(bandwidth, step=request.step, score_bandwidth=request.score_bandwidth)
-    if bandwidth.d != d or len(log_weights) != n or len(centre) != d or not n:
+        how = request.step, request.score_bandwidth, request.tails
+        bandwidth = replace(bandwidth, **dict(zip(("step", "score_bandwidth", "tails"), how)))
+    if bandwidth.d != d or len(centre) != d:
         raise ValueError("its arrays do not fit one another")
     weighted, rows = _checked(content, "weighted", bool), _checked(content, "rows", int)
-    if not abs(np.exp(log_weights).sum() - 1.0) < 1e-6 or not (weighted or (log_weights == log_weights[0]).all()):
-        raise ValueError("its weights cannot be right")
+    for logs in (group.columns.log_weights for group in groups):
+        if not abs(np.exp(logs).sum() - 1.0) < 1e-6 or not (weighted or (logs == logs[0]).all()):
+            raise ValueError("its weights cannot be right")
     dtype, extent = _checked(content, "dtype", str), _checked(content, "extent", float)
     distances = radii(points)
     if request.check_finite and (np.isnan(distances).any() or not np.isfinite(centre).all()):
@@ -104,12 +111,12 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
     if dtype not in ("float32", "float64") or not 0 < rows < 1 << 63 or not extent < 1e150:
         raise ValueError("its fields cannot be right")
     asked = None if rows == n else rows, n, d, extent, frozenset(["weights"] * weighted), dtype, "cpu"
-    problem = replace(request.problems(*asked)[-1], extent=extent)
+    problem = replace(request.problems(*asked)[request.answering], extent=extent)
     names = _checked(content, "names", list)
     if len(names) not in (0, d) or not all(isinstance(name, str) for name in names):
         raise ValueError("its columns' names cannot be right")
     backend = _checked(content, "backend", str)
-    state = bandwidth, problem, backend, centre, Columns(points, log_weights), tuple(names)
+    state = bandwidth, problem, backend, centre, groups, tuple(names)
     try:
         return loaded(replace(request, **named), *state)
     except (BackendUnavailable, TypeError, ValueError) as error:
@@ -139,10 +146,26 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         if name not in defaults:
             raise ValueError(f"it has the option {name!r}, which this version does not know; pip install -U sdkde-core")
-        kinds = {"step": (float, str), "score_bandwidth": (float,)}.get(name, ())
+        kinds = {"step": (float, str), "score_bandwidth": (float,), "tails": (float,)}.get(name, ())
         if type(value) not in (type(defaults[name]), *kinds):
             raise ValueError(f"its option {name} is {brief(value)}")
     return options
+
+
+def _groups(content: Any, points: Array, log_weights: Array) -> tuple[Group, ...]:
+    """The groups, of arrays that have one after another."""
+    found, start = list[Group](), 0
+    for one in content if isinstance(content, list) else ():
+        match one:
+            case [int(n), float(scale), float(share)] if n > 0 and 0.0 < scale < math.inf and share < math.inf:
+                stop = start + n
+                found.append(Group(Columns(points[start:stop], log_weights[start:stop]), scale, share))
+                start = stop
+    if not found or len(found) != len(content) or not start == len(points) == len(log_weights):
+        raise ValueError("its groups do not fit its arrays")
+    if not abs(sum(math.exp(min(group.log_share, 1.0)) for group in found) - 1.0) < 1e-6:
+        raise ValueError("its groups' shares cannot be right")
+    return tuple(found)
 
 
 def _selection(content: Any, arrays: Mapping[str, Array], d: int) -> Selection | None:

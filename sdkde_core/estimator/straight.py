@@ -28,6 +28,7 @@ from ..choice import registry
 from ..choice.select import named_backend
 from ..engine.devices import PerStream, captures, memory_errors
 from ..engine.failures import checks_always, raise_interrupt
+from ..engine.merge import merge
 from ..protocol import BackendUnavailable, Columns, LineBackend, Problem, Reduction, with_fields
 from .density import density, log_constant
 from .moving import moved
@@ -126,7 +127,7 @@ def place_of(*given: Any) -> str | None:
 def _line(request: Request, x: Any, m: int | None, place: str) -> _Line:
     """The line of calls like this one; it is made anew where backends have come or failed since."""
     named = named_backend(request.backend)
-    how = request.goal, request.method, request.step, request.score_bandwidth, request.precision, request.device
+    how = request.goal, request.passes, request.step, request.precision, request.device
     key = (x.shape, x.dtype, m, place, named, *how)
     state = *registry.aside, *registry.warm.items(), *request.without, request.calls
     line = _lines.get(key)
@@ -200,8 +201,8 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
             return None
         line.extent = max(line.extent, extent)
         backend, problems, packed = passes
-        columns, queries = Columns(found.points[0], log_weights), found.points[-1]
-        for problem, whole in zip(problems[:-1], packed):
+        columns, queries, moves = Columns(found.points[0], log_weights), found.points[-1], moving.answering
+        for problem, whole in zip(problems[:moves], packed):
             wide = moving.score_bandwidth
             state = backend.prepare(whole, columns if wide is None else Columns(columns.points / wide, log_weights))
             half = moving.step in (None, 0.5) and wide in (None, 1.0)
@@ -209,9 +210,10 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
             if points is None:
                 points = moved(columns, backend.reduce(problem, None, state).shift, moving)
             columns = Columns(points, log_weights)
-        last, state = problems[-1], backend.prepare(packed[-1], columns)
-        what = "score" if request.goal is Goal.GRADIENT else "log" if log else "density"
-        asked = last, None if last.same else queries, state
+        what, asked = "score" if request.goal is Goal.GRADIENT else "log" if log else "density", list[Any]()
+        for group, problem, whole in zip(moving.groups(columns), problems[moves:], packed[moves:]):
+            state = backend.prepare(whole, group.scaled)
+            asked.append((group, problem, None if problem.same else queries, state))
         result = _result(backend, asked, bandwidth, constant, request.negative, what, train.dtype)
         return _where(found.extent() <= extent, result) if captured else result
 
@@ -275,14 +277,16 @@ def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
         return None
 
     def compute() -> Any:
-        columns = fitted.whole(fitted.reduction_for(what))
-        if columns is None or fitted.bandwidth.narrow:
+        packed = fitted.whole(fitted.reduction_for(what))
+        if any(one is None for one in packed) or fitted.bandwidth.narrow:
             return None
-        backend, problem, _, state = columns
+        backend, problem = packed[0][:2]
         found, captured = backend.whiten((x,), fitted.scale, fitted.centre), captures(x)
         if found is None:
             return None
-        asked = with_fields(problem, m=x.shape[0]), found.points[0], state
+        rows, asked = found.points[0], list[Any]()
+        for group, one in zip(fitted.groups, packed):
+            asked.append((group, with_fields(one.problem, m=x.shape[0]), rows, one.state))
         dtype = max(query.dtype, fitted.problem.dtype)  # "float64" > "float32"
         rest = fitted.log_constant, request.negative, what, getattr(sys.modules["torch"], dtype)
         result, extent = _result(backend, asked, fitted.bandwidth, *rest), found.extent()
@@ -296,14 +300,21 @@ def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
 def _result(
     backend: Any, asked: Any, bandwidth: Bandwidth, constant: float, negative: str, what: str, dtype: Any
 ) -> Any:
-    """Sum the last pass, ``asked``: its problem, queries and state; and return what is wanted, as the user wants it."""
-    if what == "score":
-        return bandwidth.pull_back(backend.reduce(*asked).shift).to(dtype)
-    if asked[0].reduction is Reduction.LOG_SUM or negative == "keep":
-        found = backend.density(*asked, constant, what == "log", dtype)
+    """Sum the groups, ``asked``: each, its problem, rows and state; and return what is wanted, as the user wants it."""
+    (_, first, queries, state), *others = asked
+    if what != "score" and not others and (first.reduction is Reduction.LOG_SUM or negative == "keep"):
+        found = backend.density(first, queries, state, constant, what == "log", dtype)
         if found is not None:
             return found
-    return density(backend.reduce(*asked), constant, what == "log", negative != "keep").to(dtype)
+    parts = [
+        backend.reduce(problem, rows if rows is None else group.unit(rows), s) for group, problem, rows, s in asked
+    ]
+    if others:
+        parts = [group.raised(sums, first.d) for (group, *_), sums in zip(asked, parts)]
+    sums = merge(parts)
+    if what == "score":
+        return bandwidth.pull_back(sums.shift).to(dtype)
+    return density(sums, constant, what == "log", negative != "keep").to(dtype)
 
 
 def _fits(train: Any, query: Any, weights: Any) -> bool:

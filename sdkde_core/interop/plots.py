@@ -137,7 +137,7 @@ def moves(density: Prepared, samples: Any, *, ax: Any = None) -> Any:
     start = _points_of(samples, 2)
     if len(start) != density.n_train:
         raise ValueError(f"samples are {len(start)}, but density was prepared from {density.n_train}: pass those")
-    step = density.mixture().means - start
+    step = density.mixture().means[: len(start)] - start
     ax = _axes_of(ax)
     few = _some(len(start))
     look = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.0025, "color": DARK, "alpha": 0.75}
@@ -347,7 +347,7 @@ def _grid(
     """
     ends, widths = [], []
     for one in drawn:
-        means, weights, covariance = components(one.density._fitted)
+        means, weights, covariance, _ = components(one.density._fitted)
         means, weights = means[weights > 0], weights[weights > 0]
         x, h = means[:, j], float(np.sqrt(covariance[j, j]))
         low, high = np.quantile(x, [tail, 1 - tail], weights=weights, method="inverted_cdf")

@@ -145,6 +145,7 @@ def estimate(
     exclude_self: bool = False,
     step: float | str | None = None,
     score_bandwidth: float | None = None,
+    tails: float | None = None,
 ) -> Array:
     """Return the density at ``query`` (default: at ``train``), or its log; Laplace's log is NaN where p̂ < 0."""
     if method not in ("kde", "sdkde", "laplace"):
@@ -161,6 +162,10 @@ def estimate(
         centres = _moved(x, bandwidth, weights, exclude_self, *moves) if method == "sdkde" else x
         result = sums(y, centres, bandwidth, weights=weights, exclude_self=exclude_self)
         log_sum, sign = (result.log_plus, result.signed) if method == "laplace" else (result.log_sum, sign)
+        if tails:  # a guard, of up to 4096 samples
+            h = np.asarray(bandwidth, dtype=float)
+            wide = sums(y, centres, h * (4.0 if h.ndim < 2 else 16.0), weights=weights).log_sum
+            log_sum = np.logaddexp(math.log1p(-tails) + log_sum, math.log(tails) - d * math.log(4.0) + wide)
     if not log:
         return sign * np.exp(log_sum + constant)
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -1,0 +1,117 @@
+"""An estimate as a list of groups: columns whose kernels have one width, and their part of the whole.
+
+With points u in bandwidths, weights w that sum to 1 in a group, kernels c bandwidths wide and parts π that sum to 1,
+
+    ℓ_i = log Σ_g π_g c_g^−d Σ_j∈g w_j φ(‖u_i − u_j‖ / c_g)
+
+A group is summed in its own unit, u / c, where the shift is c times its part of ∇ℓ_i: so :func:`.merge` joins groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays import array_namespace
+from ..protocol import Columns, Partial, Problem, with_fields
+from .merge import merge, take_rows
+
+Pack = Callable[[Problem, Columns], Any]  #: Columns made ready for rows, as PackedColumns has them.
+
+
+class Group(NamedTuple):
+    """Columns in bandwidths, with weights that sum to 1, how wide their kernels are, and log of their part π."""
+
+    columns: Columns
+    scale: float = 1.0
+    log_share: float = 0.0
+
+    @property
+    def n(self) -> int:
+        return int(self.columns.points.shape[0])
+
+    def problem(self, problem: Problem) -> Problem:
+        """The group's, of that of all; rows are its own columns only where kernels have the bandwidth's width."""
+        same = problem.same and self.scale == 1.0
+        return with_fields(problem, n=self.n, extent=problem.extent / self.scale, same=same)
+
+    def raised(self, sums: Partial, d: int) -> Partial:
+        """Return sums over the columns, in the group's unit, as its part of the whole."""
+        by, shift, magnitude = self.constant(d), sums.shift, sums.log_magnitude
+        shift = None if shift is None else shift / self.scale
+        return Partial(sums.log_sum + by, shift, sums.sign, None if magnitude is None else magnitude + by)
+
+    def at(self, move: Callable[[Any], Any]) -> Group:
+        """The group with its arrays brought elsewhere."""
+        return self._replace(columns=Columns(move(self.columns.points), move(self.columns.log_weights)))
+
+    def constant(self, d: int) -> float:
+        """What its log sums are raised by."""
+        return self.log_share - d * math.log(self.scale)
+
+    @property
+    def scaled(self) -> Columns:
+        """The columns in the group's unit."""
+        columns = self.columns
+        return columns if self.scale == 1.0 else replace(columns, points=columns.points / self.scale)
+
+    def unit(self, x: Any) -> Any:
+        """Points or distances, given in bandwidths, in the group's unit."""
+        return x if x is None or self.scale == 1.0 else x / self.scale
+
+
+def guarded(columns: Columns, share: float, scale: float, most: int) -> tuple[Group, Group]:
+    """Return the columns, and a guard of their tails: some of them again with kernels that are ``scale`` times as wide.
+
+    At most ``most`` of them: so few reach as far, and cost little beside sums over pairs that are near each other.
+    They are evenly spaced, by their number or by their weights.
+    """
+    return Group(columns, 1.0, math.log1p(-share)), Group(_some(columns, most), scale, math.log(share))
+
+
+def _some(columns: Columns, most: int) -> Columns:
+    n, points, logs = int(columns.points.shape[0]), columns.points, columns.log_weights
+    if n <= most:
+        return columns
+    xp = array_namespace(points)
+    if columns.weights is not None:  # derivatives by weights are wanted
+        kept = slice(None, None, -(-n // most))
+        weights = columns.weights[kept] / xp.sum(columns.weights[kept])
+        return Columns(points[kept, :], xp.log(weights), weights)
+    where = {} if isinstance(points, np.ndarray) else {"device": points.device}
+    reached = xp.cumulative_sum(xp.exp(logs))
+    at = (xp.arange(most, dtype=xp.float64, **where) + 0.5) / most * reached[-1]
+    which = xp.clip(xp.searchsorted(reached, at), max=n - 1)
+    return Columns(take_rows(points, which), xp.full((most,), -math.log(most), dtype=xp.float64, **where))
+
+
+class GroupedColumns:
+    """The groups of one reduction, each packed; it reduces as :class:`.PackedColumns` does."""
+
+    def __init__(self, groups: Sequence[Group], pack: Pack, problem: Problem) -> None:
+        self._groups, self._d = tuple(groups), problem.d
+        self.packed = [pack(group.problem(problem), group.scaled) for group in groups]
+
+    def each(
+        self, queries: Any = None, some: tuple[int, int] | None = None, distances: Any = None, extent: Any = None
+    ) -> Iterator[tuple[Partial, int]]:
+        """Yield every group's part of the sums, and how many points were summed apart."""
+        for group, packed in zip(self._groups, self.packed):
+            known = {"distances": group.unit(distances), "extent": group.unit(extent)}
+            if queries is not None:
+                sums, apart = packed.reduce(group.unit(queries), **known)
+            elif group.scale == 1.0:  # rows are the samples, which the first group is
+                sums, apart = packed.reduce(None, some=some, **known)
+            else:
+                rows = self._groups[0].columns.points
+                sums, apart = packed.reduce(group.unit(rows if some is None else rows[slice(*some), :]), **known)
+            yield group.raised(sums, self._d), apart
+
+    def reduce(self, queries: Any = None, **known: Any) -> tuple[Partial, int]:
+        """As :meth:`.PackedColumns.reduce`."""
+        partials, apart = zip(*self.each(queries, **known))
+        return merge(partials), max(apart)
