@@ -22,7 +22,7 @@ from .precise import Inverse, inverse_of, shifted_product
 
 def widening(d: int) -> float:
     """How much wider "auto" chooses a bandwidth for the step that keeps the variance: benchmarks/step.py."""
-    return 1.15 if d <= 10 else 1.0
+    return 1.08 if d <= 3 else 1.15 if d <= 10 else 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +171,7 @@ class Bandwidth:
         return Bandwidth(self.d, self.factor * scale, self.rule, None, self.step, self.score_bandwidth, self.tails)
 
     def for_half_a_step(self) -> Bandwidth:
-        """Return what would have been chosen for the paper's step, of a bandwidth that was chosen for a longer one."""
+        """Return what would have been chosen for the paper's estimate, of a bandwidth that was chosen for another."""
         half = self if self.step is None else self.scaled(1.0 / widening(self.d))
         return replace(half, step=None, score_bandwidth=None, tails=None)
 

@@ -52,8 +52,8 @@ def _chosen(rule: str, s: Sample) -> Array:
     if s.common:
         spreads = np.full(s.d, np.exp(np.log(spreads).mean()))
     s.selection = choose(s, rule, spreads)
-    if rule == "auto" and s.steps and s.method == "sdkde" and s.d >= 3:
-        chosen, s.moves = s.selection, ("moments", 1.4 if s.d <= 5 else 2.0)
+    if rule == "auto" and s.steps and s.method == "sdkde" and s.d >= 2:
+        chosen, s.moves = s.selection, ("moments", None if s.d == 2 else 1.4 if s.d <= 5 else 2.0)
         reason = f"{chosen.reason}; times {widening(s.d)}, for the step that keeps the samples' variance"
         s.selection = replace(chosen, multiple=widening(s.d) * chosen.multiple, reason=reason)
     h, shape = s.selection.multiple * normal_reference(s.method, s.d, s.n_eff) * spreads, s.selection.shape
@@ -190,8 +190,9 @@ def by_rule(rule: str, sample: Sample, low: Array, high: Array) -> Bandwidth:
         )
     result = Bandwidth.of(value, d, rule=rule + sample.note)
     step, score_bandwidth = sample.moves
-    guards = rule == "auto" and sample.method == "sdkde" and not sample.common and d >= 2
-    tails = 0.02 if guards else None
+    tails = None
+    if rule == "auto" and sample.method == "sdkde" and not sample.common and d >= 2:
+        tails = 0.02 * min(1.0, (100.0 / sample.n_eff) ** (4.0 / (d + 3.0)))  # benchmarks/step.py
     return replace(result, selection=sample.selection, step=step, score_bandwidth=score_bandwidth, tails=tails)
 
 

@@ -213,7 +213,10 @@ class Survey:
             raise ValueError("negative='renormalise' needs all samples in memory; pass 'clip' or 'keep'")
         if request.step == "moments" or request.score_bandwidth is not None:
             raise ValueError("step='moments' and score_bandwidth need all samples in memory; pass step as a number")
-        if isinstance(rule, Bandwidth) and request.moving(rule) is not request:  # here samples move by half a step
+        if request.tails:
+            raise ValueError("a guard of the tails needs all samples in memory; leave tails out, or pass 'plain'")
+        chosen = isinstance(rule, Bandwidth) and request.moving(rule).step != request.step
+        if chosen:  # here samples move by half a step
             request = replace(request, bandwidth=rule.for_half_a_step())
         if isinstance(rule, str):
             check_rule(rule, request.method, request.kernel)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..arrays import Argument
@@ -132,7 +132,7 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
             how,
             ready.problems,
             ready.choice,
-            str(replace(h, step=how.step, score_bandwidth=how.score_bandwidth, tails=how.tails)),
+            str(how.told(h)),
             reports=reports,
             data_device=ready.data.came_from,
             negative_mass=Fitted.of(ready).negative_mass if measure and request.method == "laplace" else None,

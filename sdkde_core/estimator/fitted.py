@@ -292,8 +292,8 @@ class Fitted:
         columns, xp = [g.columns for g in self.groups], array_namespace(self.columns.points)
         points, logs = [c.points for c in columns], [c.log_weights + g.log_share for c, g in zip(columns, self.groups)]
         scales = [xp.full_like(c.log_weights, g.scale) for c, g in zip(columns, self.groups)]
-        joined = (x[0] if len(x) == 1 else xp.concat(x, axis=0) for x in (points, logs, scales))
-        return Components(*joined, self.centre)
+        points, logs, scales = (x[0] if len(x) == 1 else xp.concat(x, axis=0) for x in (points, logs, scales))
+        return Components(points, logs, scales, self.centre)
 
     @property
     def on_host(self) -> Components:

@@ -323,6 +323,5 @@ class Prepared:
     def __repr__(self) -> str:
         size = f"{self.n_train} × {self.n_dimensions}"
         how = self.method if self.kernel == "gaussian" else f"{self.method}, {self.kernel} kernel"
-        r = self._fitted.request
-        h = replace(self.bandwidth, step=r.step, score_bandwidth=r.score_bandwidth, tails=r.tails)
+        h = self._fitted.request.told(self.bandwidth)
         return f"Prepared({how}, {size}, {h}, {self.precision}, {self.backend} on {self.device})"

@@ -9,11 +9,12 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from numbers import Real
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
+from ..bandwidth.matrix import Bandwidth
 from ..choice.select import parse_device
 from ..engine.groups import Group, guarded
 from ..messages import did_you_mean
@@ -157,7 +158,7 @@ class Request:
             object.__setattr__(self, name, float(value) if number else value)
         if self.tails is not None:
             share = TAILS.get(self.tails) if isinstance(self.tails, str) else self.tails
-            if not isinstance(share, Real) or isinstance(share, bool) or not 0.0 <= share < 1.0:  # type: ignore[operator]
+            if not isinstance(share, Real) or isinstance(share, bool) or not 0.0 <= share < 1.0:
                 raise ValueError(f"tails is {self.tails!r}; pass 'guard', 'plain', a number from 0 to below 1, or None")
             if share and (self.method == "laplace" or self.kernel != "gaussian"):
                 raise ValueError(
@@ -191,7 +192,7 @@ class Request:
         """Return the shared options, as keyword arguments of the public functions."""
         return {name: getattr(self, name) for name in Options.__annotations__ if name not in without}
 
-    def moving(self, bandwidth: Any) -> Request:
+    def moving(self, bandwidth: Bandwidth) -> Request:
         """Return the request with the step and the tails that a bandwidth was chosen for, if no other is named."""
         chosen: dict[str, Any] = {}
         if self.method == "sdkde" and bandwidth.step is not None and not (self.step or self.score_bandwidth):
@@ -203,6 +204,11 @@ class Request:
         moving = with_fields(self, **chosen)
         moving._pass()
         return moving
+
+    def told(self, bandwidth: Bandwidth) -> Bandwidth:
+        """The bandwidth with the step and the tails of this request."""
+        tails: Any = self.tails  # a number: __post_init__
+        return replace(bandwidth, step=self.step, score_bandwidth=self.score_bandwidth, tails=tails)
 
     @property
     def answering(self) -> int:
