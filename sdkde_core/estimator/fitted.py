@@ -16,13 +16,12 @@ from array_api_compat import array_namespace
 from ..arrays import Argument, Data, Origin, check_query, convert, detached, look, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth, like
 from ..choice import registry, select
-from ..engine.columns import PackedColumns
 from ..engine.failures import BackendFailed, OutOfReach
 from ..engine.forks import new_lock
 from ..engine.merge import concatenate, empty
 from ..engine.outliers import radii
 from ..messages import warn_once
-from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, with_fields
+from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from ..spreading.devices import Reducer, pack_on
 from .density import density, log_constant
 from .laplace import NegativeMass, laplace_slope, negative_mass
@@ -104,8 +103,8 @@ def _pass(
     advance: Advance | None,
 ) -> Partial:
     """Pack the columns and reduce all rows; the samples themselves by batches where somebody watches."""
-    where, given = plan.request.ranks or plan.choice.devices, (plan.choice.backend, plan.choice.info, problem, columns)
-    packed = pack_on(where, *given) if where else PackedColumns(*given)
+    choice = plan.choice
+    packed = pack_on(plan.request.ranks or choice.devices, choice.backend, choice.info, problem, columns)
     if advance is None or queries is not None:
         start = time.perf_counter()
         result, outliers = packed.reduce(queries)
@@ -155,10 +154,8 @@ class Fitted:
     def of(cls, plan: Plan, advance: Advance | None = None) -> Fitted:
         """Run all passes of a plan but the last, and pack the columns; ``advance`` is called with samples moved."""
         columns, choice = _moved(plan, advance=advance), plan.choice
-        # The columns and the bandwidth have what the user's arrays say.
-        request = with_fields(plan.request, weights=None, bandwidth="silverman")
         centre = convert(plan.centre, choice.info.arrays, choice.device)
-        return cls(request, plan.bandwidth, plan.problems[-1], choice, centre, columns, plan.data.names)
+        return cls(plan.request.settled, plan.bandwidth, plan.problems[-1], choice, centre, columns, plan.data.names)
 
     @property
     def current(self) -> Fitted:
@@ -282,7 +279,8 @@ class Fitted:
 
     def whole(self, reduction: Reduction) -> Any:
         """The columns as their backend has them for that reduction, see :attr:`.PackedColumns.whole`."""
-        return self._packed_for(reduction).whole
+        packed: Any = self._packed_for(reduction)  # PackedColumns: only those are asked
+        return packed.whole
 
     def _packed_for(self, reduction: Reduction) -> Reducer:
         with self._lock:

@@ -65,7 +65,8 @@ class Request:
     ``method`` is the estimator:
 
     * kde: p̂(y) = Σ_j w_j N(y; x_j, H).
-    * sdkde: kde on samples moved by ½ H ŝ(x_j), ŝ = ∇log p̂ the empirical score at the same H.
+    * sdkde: kde on samples moved by τ H ŝ(x_j), ŝ = ∇log p̂ the empirical score; by default τ is ½ and ŝ at the same
+      H, but in three or more columns with a bandwidth that is chosen (:meth:`moving`).
     * laplace: p̂(y) = Σ_j w_j N(y; x_j, H) (1 + d/2 − ½ r²_j); signed.
 
     TypeError or ValueError for an option that cannot be right, or a goal that is not the method's.
@@ -171,6 +172,11 @@ class Request:
             last = Pass(Reduction.MEAN if self.goal is Goal.GRADIENT else Reduction.LOG_SUM, "query")
             passes = (Pass(Reduction.MEAN, "train", moves=True), last) if self.method == "sdkde" else (last,)
         object.__setattr__(self, "passes", passes)
+
+    @property
+    def settled(self) -> Request:
+        """The request without the user's arrays, after these are read; its bandwidth is a rule that nobody looks at."""
+        return with_fields(self, weights=None, bandwidth="silverman")
 
     def options(self, *without: str) -> dict[str, Any]:
         """Return the shared options, as keyword arguments of the public functions."""
