@@ -221,17 +221,17 @@ def _problems(
     n: int,
     requires: frozenset[str],
     kernel: str,
-    asked: str,
+    precision: str,
     reach: float,
     c: float,
     **shared: Any,
 ) -> tuple[Problem, ...]:
-    """Describe passes; ``asked``: the user's precision, ``shared``: other fields that the passes have in common.
+    """Describe passes; ``precision`` as the user has it, ``shared``: other fields that the passes have in common.
 
     ``reach``: how much farther out samples may move; ``c``: of the score's bandwidth.
     """
     moved, result = False, []
-    shared |= {"kernel": kernel, "precision": precision_for(asked, shared["dtype"])}
+    shared |= {"kernel": kernel, "precision": precision_for(precision, shared["dtype"])}
     shared["requires"] = requires if kernel == "gaussian" else requires | {"kernel"}
     if passes[0].moves:
         # Halfway to means of samples, which lie among the samples, but for rounding and the tolerance of the shift; by
