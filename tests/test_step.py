@@ -120,7 +120,7 @@ def test_out_of_memory_numbers_work_and_moments_are_refused():
         sdkde_core.estimate(x, Y, bandwidth=0.5, step="moments").compute()
 
 
-def test_auto_chooses_a_step_in_three_columns_and_more():
+def test_auto_chooses_a_step_in_several_columns():
     rng, d = np.random.default_rng(8), 6
     x, y = rng.normal(size=(400, d)), rng.normal(size=(1000, d))
     found = sdkde_core.select_bandwidth(x)
@@ -138,4 +138,5 @@ def test_auto_chooses_a_step_in_three_columns_and_more():
         lazy = sdkde_core.estimate(pytest.importorskip("dask.array").from_array(x), y, bandwidth=found, **how)
         here = sdkde_core.estimate(x, y, bandwidth=found, tails="plain", **how)
         np.testing.assert_allclose(lazy.compute(), here, rtol=1e-4)
-    assert sdkde_core.select_bandwidth(x[:, :2]).step is None
+    assert sdkde_core.select_bandwidth(x[:, :2]).step == "moments"
+    assert sdkde_core.select_bandwidth(x[:, 0]).step is None

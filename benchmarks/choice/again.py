@@ -20,7 +20,7 @@ from typing import Any
 
 import sdkde_core
 from sdkde_core.choice import hardware, select
-from sdkde_core.choice.judge import Candidate
+from sdkde_core.choice.judge import Candidate, calls_of
 from sdkde_core.estimator import plan
 
 from .__main__ import as_if_warm
@@ -50,10 +50,9 @@ def ranked(case: Case, found: tuple[Any, Any], cpu_alone: bool, way: str) -> lis
     """Those that can, best first."""
     problems, share = found
     where = "cuda:0" if case.place == "device" else "cpu"
-    how = {"data_device": where, "share": share, "calls": 1 if way == "whole" else None}
-    how |= {"device": "cpu" if cpu_alone else None}
+    wanted = select.Wanted("auto", "cpu" if cpu_alone else None, where, calls_of(1 if way == "whole" else None, where))
     with as_if_warm() if way == "warm" else nullcontext():
-        return [c for c in select.rank(select.at(problems, where), **how) if c.ok and c.seconds is not None]
+        return [c for c in select.ranked(select.at(problems, where), share, wanted) if c.ok and c.seconds is not None]
 
 
 def seconds(c: dict[str, Any], place: str, startups: dict[str, float], way: str) -> float:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdkde_core.choice.cost import typical_extent
-from sdkde_core.choice.judge import Candidate
-from sdkde_core.choice.select import rank
+from sdkde_core.choice.judge import Candidate, calls_of
+from sdkde_core.choice.select import Wanted, ranked
 from sdkde_core.estimator.request import METHODS, Goal, Request
 from sdkde_core.protocol import PRECISIONS
 
@@ -145,8 +145,9 @@ def priced(case: Case, device: str | None = None) -> list[Candidate]:
     where = "cuda:0" if case.place == "device" else "cpu"
     request = Request(Goal.DENSITY, case.method, precision=case.precision)
     problems = request.problems(case.m, case.n, case.d, extent, frozenset(), case.dtype, where)
-    ranked = rank(problems, device=device, data_device=where, share=lambda step, limit: share)
-    return [c for c in ranked if c.ok and c.seconds is not None]
+    wanted = Wanted(device=device, data_device=where, calls=calls_of(None, where))
+    found = ranked(problems, lambda step, limit: share, wanted)
+    return [c for c in found if c.ok and c.seconds is not None]
 
 
 class Price(NamedTuple):

@@ -196,7 +196,7 @@ def look(decide: Callable[..., R], *numbers: Any) -> R:
 
 
 def rounded(x: float) -> float:
-    """Return a number ≥ 0 rounded up by at most a twelfth: what is decided from it changes rarely with the data."""
+    """Return a number ≥ 0 rounded up by at most an eleventh: what is decided from it changes rarely with the data."""
     return 2.0 ** (math.ceil(8.0 * math.log2(x)) / 8.0) if 0.0 < x < 1e300 else x
 
 

@@ -62,8 +62,7 @@ def start_up(info: BackendInfo, problems: Sequence[Problem], calls: int) -> Star
 
     Where PyTorch has made the GPU's context the declared start-up does not count, and after
     :func:`sdkde_core.warm_up` what that has done does not. No other import or compilation matters, so that the choice
-    does not depend on the calls before. The whole cost is
-    infinite where the plugin gives no number of seconds for compiling.
+    does not depend on the calls before. The whole cost is infinite where the plugin gives no number of seconds.
     """
     device, compiling = problems[0].device, compile_seconds(info, problems)
     compiled = registry.warm.get((info.name, device))
@@ -94,7 +93,7 @@ def judge(
 ) -> Candidate:
     """Return what becomes of a plugin for the passes of one estimate, on the device in question.
 
-    Other arguments are those of :func:`sdkde_core.choice.select.rank`. Without ``startup`` the price does not matter,
+    Other arguments are those of :func:`sdkde_core.choice.select.choose`. Without ``startup`` the price does not matter,
     and is not asked for.
     """
     device, priced = problems[0].device, startup is not None

@@ -22,8 +22,8 @@ made: dict[tuple[str, str, str], tuple[Backend | None, Support]] = {}
 #: By name and device: why ``"auto"`` does without a backend there.
 aside: dict[tuple[str, str], str] = {}
 
-#: By what was asked, and what else it depends on: :func:`records`, :data:`made`, and the choice that follows.
-chosen: dict[Any, tuple[Any, Any, Any]] = {}
+#: By what was asked, and what else it depends on: :func:`records`, and the choice that follows.
+chosen: dict[Any, tuple[Any, Any]] = {}
 
 #: By name and device, what :func:`sdkde_core.warm_up` has started there: whether it has compiled what is common, too.
 warm: dict[tuple[str, str], bool] = {}

@@ -47,14 +47,13 @@ class Choice:
         return ", ".join(self.devices) or self.device
 
 
-class _Asked(NamedTuple):
-    """What is asked for, besides the passes; ``device``: as the user named it."""
+class Wanted(NamedTuple):
+    """What is asked for, besides the passes: arguments of :func:`choose`."""
 
-    backend: str
-    device: str | None
-    data_device: str
-    came_from: str  # where the user had the data
-    calls: int | None
+    backend: str = "auto"
+    device: str | None = None
+    data_device: str = "cpu"
+    calls: int = 10  # over how many start-up is spread
 
     @property
     def named(self) -> str:
@@ -101,55 +100,6 @@ def _parsed_several(devices: Sequence[str]) -> tuple[str, ...]:
     return parsed  # type: ignore[return-value]
 
 
-def rank(
-    problems: Sequence[Problem],
-    *,
-    device: str | None = None,
-    data_device: str = "cpu",
-    share: Share | None = None,
-    calls: int | None = None,
-) -> list[Candidate]:
-    """Judge every plugin for the passes of one estimate, best first.
-
-    The decision, in order:
-
-    ===============================================  ====================================================
-    a plugin is broken, incompatible, or missing     not a candidate; the registry's reason
-    it runs on none of the devices in question       not a candidate
-    it lacks the precision or a feature of the       not a candidate; the plugin is not asked
-    problem
-    ``supports`` declines one of the passes          not a candidate; the plugin's reason
-    data on a device                                 plugins that work on that device first
-    all                                              by predicted time (``work`` at the rates of the processor),
-                                                     transfers included, plus what counts of start-up and compiling
-    no predicted time                                last, by name; a device whose rates nobody knows is priced as a
-                                                     plain GPU
-    ===============================================  ====================================================
-
-    Predicted times depend on the problems' fields and on the rates of the hardware, not on the data.
-
-    What counts of start-up and compiling:
-
-    ===============================================  ====================================================
-    the command line                                 all: it makes one call
-    data on the host                                 a tenth: a process makes ten calls
-    data on a device, or a GPU whose context         a ten-thousandth: they are in loops
-    PyTorch has made
-    on a GPU whose context PyTorch has made          of start-up nothing
-    after :func:`sdkde_core.warm_up` of the device   nothing; of a backend that it leaves to compile later, compiling
-    ===============================================  ====================================================
-
-    For data on a device :func:`.plan.choose_near` asks first, as if no point were split off, and takes the answer where
-    all points are within that backend's limit and it takes less than 20 ms.
-
-    Devices in question: the one named; else the data's, and for data on the host the plugin's other devices too.
-
-    ``device`` is as the user named it. ``share`` gives the share of the pairs beyond an extent, by which the core
-    splits points off. ``calls``: over how many start-up is spread; None: by where the data are.
-    """
-    return _ranked(problems, share, _Asked("auto", device, data_device, data_device, calls), {}, True)
-
-
 def choose(
     problems: Sequence[Problem],
     *,
@@ -163,15 +113,48 @@ def choose(
     explained: bool = False,
     without: Mapping[tuple[str, str], str] | None = None,
 ) -> Choice:
-    """Return the backend for the passes: the named one, or by :func:`rank` the best one that works here.
+    """Return the backend for the passes: the named one, or the best one that works here.
 
-    With several devices it is the best backend for the first device that works on all of them. Rows are shared out
-    where that is predicted to be faster.
+    The decision, in order, for every plugin on each device in question: the one named; else the data's, and for data on
+    the host the plugin's other devices too:
 
-    Without ``explained``, plugins that cannot rank first are left out, and a plugin without a competitor gets no price.
-    A plugin is no candidate on a device that nobody named and that is not here. ``came_from``: where the user had the
-    data, if they have been copied to ``data_device``. ``without``: those that ``"auto"`` is not to take, by name and
-    device, and why.
+    ===================================  ===============================================================================
+    the same was asked before            the choice is kept, unless it followed from ``share``; not with several
+                                         devices, options or ``explained``
+    a plugin is broken, or missing       not a candidate; the registry's reason
+    it runs on none of the devices       not a candidate; nor where the device is not here and nobody named it
+    it lacks the precision or a feature  not a candidate; the plugin is not asked
+    points beyond its ``extent_limit``   up to half of the pairs are summed apart, at their own price; of more the
+                                         backend gets all pairs if it supports the full extent, else it is not a
+                                         candidate
+    ``supports`` declines a pass         not a candidate; the plugin's reason
+    data on a device                     plugins that work on that device first
+    all                                  by predicted time (``work`` at the rates of the processor), transfers included,
+                                         plus what counts of start-up and compiling
+    no predicted time                    last, by name; a device whose rates nobody knows is priced as a plain GPU
+    it does not start, or has failed     the next one
+    ===================================  ===============================================================================
+
+    Without ``explained`` what cannot come first is left out: plugins whose start-up alone counts for longer than the
+    best one takes; and one without a competitor gets no price. For data on a device :func:`.plan.choose_near` asks
+    first, as if no point were split off, and takes the answer where all points are within that backend's limit and it
+    takes less than 20 ms. What counts of start-up and compiling:
+
+    ================================  ==================================================================================
+    the command line                  all: it makes one call
+    data on the host                  a tenth: a process makes ten calls
+    data on a device                  a ten-thousandth: they are in loops; so where PyTorch has made a GPU's context
+    on a GPU with such a context      of start-up nothing
+    after :func:`sdkde_core.warm_up`  nothing; of a backend that it leaves to compile later, compiling
+    ================================  ==================================================================================
+
+    Predicted times depend on the problems' fields and on the rates of the hardware, not on the data. Of several devices
+    it is the best backend for the first that works on all of them; rows are shared out where that is predicted to be
+    faster.
+
+    ``device``: as the user named it. ``came_from``: where the user had the data, if they have been copied to
+    ``data_device``. ``share``: the share of the pairs beyond an extent. ``calls``: over how many start-up is spread;
+    None: by where the data are. ``without``: what ``"auto"`` is not to take, by name and device, and why.
 
     A named backend never falls back to another. ``"auto"`` reads the environment variable ``SDKDE_BACKEND``.
 
@@ -185,29 +168,29 @@ def choose(
     """
     aside, several = dict(without or {}), None if isinstance(device, str) or device is None else device
     first = device if device is None or isinstance(device, str) else device[0]
-    asked = _Asked(backend, first, data_device, came_from or data_device, calls)
-    # In a loop all calls ask for the same, and to judge takes half of a call: what was chosen before is kept, unless it
-    # followed from more than these, the share of the pairs beyond an extent.
+    wanted = Wanted(backend, first, data_device, calls_of(calls, came_from or data_device))
+    # In a loop all calls ask for the same, and to judge takes half of a call: what was chosen before is kept, but not
+    # if the share of far pairs was asked for.
     key: Any = None
     if not (several or explained or options or aside):
         context = "torch" in sys.modules and has_context("cuda")
         state = tuple(registry.aside.items()), tuple(registry.warm.items()), cpu_threads(), context
         cards = map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))  # the driver is asked once
         ours = map(os.environ.get, ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB"))
-        key = (tuple(problems), asked, share is None, *state, *cards, *ours)
+        key = (tuple(problems), wanted, share is None, *state, *cards, *ours)
         known = registry.chosen.get(key)
-        if known is not None and known[0] is registry.records() and known[1] is registry.made:  # else they changed
-            return known[2]
+        if known is not None and known[0] is registry.records():
+            return known[1]
     if several is None:
-        return _choose(problems, share, asked, options, explained, aside, key)
+        return _choose(problems, share, wanted, options, explained, aside, key)
     if "grad" in problems[0].requires:
         raise ValueError("the input requires grad, for which one device computes; pass one, or detached tensors")
     while True:
-        choice = _choose(problems, share, asked, options, explained, aside)
+        choice = _choose(problems, share, wanted, options, explained, aside)
         reason = _unusable_on(several[1:], choice, options, aside)
         if not reason:
             break
-        if asked.named != "auto":
+        if wanted.named != "auto":
             raise BackendUnavailable(f"backend {choice.name!r} {reason}; leave it out")
         aside[choice.name, choice.device] = reason  # one that works on all of them is to be found
     shared = _worth_sharing(choice, problems, data_device, share, len(several))
@@ -243,7 +226,7 @@ def _worth_sharing(
 def _choose(
     problems: Sequence[Problem],
     share: Share | None,
-    asked: _Asked,
+    wanted: Wanted,
     options: Mapping[str, Any] | None,
     explained: bool,
     aside: Mapping[tuple[str, str], str],
@@ -251,8 +234,8 @@ def _choose(
 ) -> Choice:
     """The choice for one device, kept by ``key``: first among those that may rank first, then among all."""
     check_environment()
-    named, tried = asked.named, dict[tuple[str, str], str]()
-    named_by = f"SDKDE_BACKEND is {named!r}: " if named != asked.backend else ""
+    named, tried = wanted.named, dict[tuple[str, str], str]()
+    named_by = f"SDKDE_BACKEND is {named!r}: " if named != wanted.backend else ""
     if named != "auto":
         require_known(named, named_by)
     elif options:
@@ -267,17 +250,17 @@ def _choose(
         return share(step, limit) if share else 1.0
 
     for everything in (True,) if explained else (False, True):
-        candidates = _ranked(problems, None if share is None else noted, asked, tried, everything)
+        candidates = ranked(problems, None if share is None else noted, wanted, tried, everything)
         for candidate in candidates if everything else candidates[:1]:
             if candidate.ok and named in ("auto", candidate.name) and (candidate.name, candidate.device) not in tried:
                 reason = "named" if named != "auto" else _why(candidate, candidates) if everything else "ranked first"
-                choice = _start(candidate, candidates, options, tried, reason, calls_of(asked.calls, asked.came_from))
+                choice = _start(candidate, candidates, options, tried, reason, wanted.calls)
                 if choice:
                     _logger.debug("backend %s on %s: %s", choice.name, choice.device, choice.reason)
                     if key is not None and not looked:
                         if len(registry.chosen) >= 256:
                             registry.chosen.clear()
-                        registry.chosen[key] = registry.records(), registry.made, choice
+                        registry.chosen[key] = registry.records(), choice
                     return choice
     failures = [_settle(c, None, tried) for c in candidates if named in ("auto", c.name)]
     if named != "auto":
@@ -316,15 +299,18 @@ def _mend(problems: Sequence[Problem], how: str) -> str:
 # --- candidates ---
 
 
-def _ranked(
+def ranked(
     problems: Sequence[Problem],
     share: Share | None,
-    asked: _Asked,
-    tried: Mapping[tuple[str, str], str],
-    everything: bool,
+    wanted: Wanted,
+    tried: Mapping[tuple[str, str], str] | None = None,
+    everything: bool = True,
 ) -> list[Candidate]:
-    """All candidates, best first; or, unless ``everything`` is asked for, those of them that may be first."""
-    records = registry.records() if everything or asked.named == "auto" else (registry.find(asked.named),)
+    """Return the candidates of :func:`choose`, best first; with ``everything`` also those that cannot be first.
+
+    No backend is started.
+    """
+    records = registry.records() if everything or wanted.named == "auto" else (registry.find(wanted.named),)
     found: list[Candidate] = []
     places: list[tuple[BackendInfo, str]] = []
     for record in records:
@@ -332,40 +318,39 @@ def _ranked(
             if record is not None:
                 found.append(Candidate(record.name, "-", False, f"{record.status}: {record.reason}"))
             continue
-        there = _devices(record.info, asked.device, asked.data_device)
+        there = _devices(record.info, wanted.device, wanted.data_device)
         places += [(record.info, place) for place in there]
         if not there:
-            where = f"runs on {', '.join(record.info.devices)}, not on {asked.device or asked.data_device}"
+            where = f"runs on {', '.join(record.info.devices)}, not on {wanted.device or wanted.data_device}"
             found.append(Candidate(record.name, "-", False, where))
     if not everything:
-        found, places = [], [(info, place) for info, place in places if (info.name, place) not in tried]
-        if asked.data_device != "cpu":
-            places = [p for p in places if p[1] == asked.data_device] or places
+        found, places = [], [(info, place) for info, place in places if (info.name, place) not in (tried or {})]
+        if wanted.data_device != "cpu":
+            places = [p for p in places if p[1] == wanted.data_device] or places
     posed = {place: at(problems, place) for _, place in places}  # what all plugins on a device share is asked once
     if not everything and len(places) < 2:
         starts: list[tuple[StartUp | None, BackendInfo, str]] = [(None, *p) for p in places]
     else:
-        calls = calls_of(asked.calls, asked.came_from)
-        starts = [(start_up(info, posed[place], calls), info, place) for info, place in places]
+        starts = [(start_up(info, posed[place], wanted.calls), info, place) for info, place in places]
         starts.sort(key=lambda s: s[0].counted if s[0] else 0.0)
     least = math.inf
     for startup, info, place in starts:
         if not everything and startup is not None and startup.counted > least:
             break  # later candidates start up for longer
-        candidate = judge(info, posed[place], asked.data_device, share, startup)
+        candidate = judge(info, posed[place], wanted.data_device, share, startup)
         # A plugin without a CPU has a device that was not asked for; it is tried if it was named. Of other devices than
         # CUDA's nobody knows here whether there is one.
         absent = place.startswith("cuda") and gpu_name(place) is None
-        if candidate.ok and asked.device is None and info.name != asked.named and absent:
+        if candidate.ok and wanted.device is None and info.name != wanted.named and absent:
             candidate = replace(candidate, ok=False, reason=f"no {place} is here", seconds=None, pass_seconds=())
-        if candidate.ok and asked.device is None and place != asked.data_device and processor(place) is None:
+        if candidate.ok and wanted.device is None and place != wanted.data_device and processor(place) is None:
             candidate = replace(candidate, seconds=None, pass_seconds=())  # nobody knows that data gain by going there
         if candidate.ok:
             least = min(least, candidate.total_seconds)
         found.append(candidate)
 
     def order(c: Candidate) -> tuple[Any, ...]:
-        return not c.ok, asked.data_device not in ("cpu", c.device), c.total_seconds, c.name, c.device
+        return not c.ok, wanted.data_device not in ("cpu", c.device), c.total_seconds, c.name, c.device
 
     return sorted(found, key=order)
 

@@ -1,4 +1,6 @@
-"""One reduction over fixed columns, for any rows: the only place that hands a problem to a backend.
+"""One reduction over fixed columns, for any rows.
+
+Besides, ``estimator.straight`` (tensors on CUDA devices) and ``bandwidth.sample`` (left-out sums) call backends.
 
 Columns of weight zero are dropped (and stay rows). Outliers are summed apart: by the backend's slower formula where it
 has one, else by direct differences. Where the device's memory does not suffice, the rows are cut.
@@ -13,22 +15,12 @@ import functools
 import math
 import threading
 from collections import OrderedDict
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..arrays import look, to_host
-from ..protocol import (
-    Backend,
-    BackendInfo,
-    Columns,
-    DeviceOutOfMemory,
-    PairsBackend,
-    Partial,
-    Problem,
-    Reduction,
-    with_fields,
-)
+from ..protocol import Backend, BackendInfo, Columns, DeviceOutOfMemory, Partial, Problem, Reduction, with_fields
 from .exact import Exact, reduce_exact
 from .failures import OutOfReach, call, checked, read_only
 from .forks import new_lock
@@ -66,15 +58,15 @@ class PackedColumns:
             without = look(int, count(nothing))
             if without:
                 self._columns = take_columns(columns, marked_last(nothing)[: nothing.shape[0] - without])
-        n, self._whole = self._columns.points.shape[0], self._columns is columns
-        # A backend may reach farther where the rows are the columns themselves: that limit is taken for them.
-        self._own = problem.same and self._whole and not shared
-        self._limit = limit_of(info, with_fields(problem, n=n, same=self._own))
+        n, self._all_carry = self._columns.points.shape[0], self._columns is columns
+        # A backend may reach farther where the rows are the columns themselves: then the limit is that one.
+        self._limit_of_own = problem.same and self._all_carry and not shared
+        self._limit = limit_of(info, with_fields(problem, n=n, same=self._limit_of_own))
         self._problem = with_fields(problem, n=n, same=False)
         self._states: OrderedDict[tuple[str, float], _Packed] = OrderedDict()
         self._lock = new_lock() if shared else threading.Lock()  # one thread's, which has it in a forked child too
         if shared:  # what a batch without outliers needs is packed now
-            self._packed("all", backend, problem.extent) if self._takes_whole(0.0, 0, 1) else self._for_near()
+            self._packed("all", backend, problem.extent) if self._in_one(0.0, 0, 1) else self._for_near()
 
     def reduce(
         self,
@@ -90,49 +82,47 @@ class PackedColumns:
         Rows are ``queries`` (m, d) float64, or the points, or those from ``some[0]`` to ``some[1]``. ``distances`` (m,)
         are the rows' from the origin, where known, and ``extent`` bounds them (None: the problem's).
         """
-        same, rows, n = queries is None, queries, self._points.shape[0]
+        same, rows, n = queries is None, queries, self.n
         if same:
             own_offset, stop = some or (0, n)
             rows = self._points[own_offset:stop, :] if stop - own_offset < n else self._points
         extent, m = self._problem.extent if extent is None else extent, rows.shape[0]
         # Whether the rows are the columns from own_offset on: some backends gain by that.
-        own = same and self._whole and (m == n or "range" in self._info.features)
-        if self._own and not own:
-            known: Any = {"distances": distances, "extent": extent}
-            return self._as_queries.reduce(queries, own_offset=own_offset, some=some, **known)
-        excludes = "exclude_self" in self._problem.requires
-        if max(extent, self._problem.extent) <= self._limit and (self._whole or not excludes):
-            reach = self._stepped(extent) if extent > self._problem.extent else self._problem.extent
-            return self._sum([self._packed("all", self._backend, reach)], rows, own_offset, own), 0
-        far, m_far, before = None, 0, 0
-        if extent > self._limit and not own:
-            far = (radii(rows) if distances is None else distances) > self._limit  # not a row with a NaN
-            m_far = look(int, count(far))
-        elif self._far is not None and own:
-            far, ahead = self._far.mask[own_offset:stop], self._far.mask[:own_offset]
-            m_far, before = look(lambda *numbers: tuple(map(int, numbers)), count(far), count(ahead))
-        together = self._takes_whole(extent, m_far, m)
+        own = same and self._all_carry and (m == n or "range" in self._info.features)
+        if self._limit_of_own and not own:
+            return self._as_query.reduce(queries, own_offset=own_offset, some=some, distances=distances, extent=extent)
+        far, m_far, before = self._far_rows(rows, distances, extent, own_offset if own else None)
+        together = self._in_one(extent, m_far, m)
         apart = 0 if together else max(m_far, self.n_far) if same else m_far + self.n_far
-        if excludes and (apart or not self._whole):
+        if "exclude_self" in self._problem.requires and (apart or not self._all_carry):
             # A row and its own column no longer stand at one offset. Nothing public asks for this, so it may be slow.
             return reduce_exact(self._problem, rows, self._all, own_offset), apart
-        if together or not apart:
-            packed = self._packed("all", self._backend, self._stepped(extent) if together else self._limit)
-            return self._sum([packed], rows, own_offset, own), apart
+        if together:
+            return self._sum([self._packed("all", self._backend, self._stepped(extent))], rows, own_offset, own), 0
         if not m_far:
             return self._sum(self._for_near(), rows, own_offset - before, own), apart
-        order, blocks = marked_last(far), []
+        order, m_near, blocks = marked_last(far), m - m_far, []
         rows = take_rows(rows, order)
-        if m > m_far:
-            blocks.append(self._sum(self._for_near(), rows[: m - m_far, :], own_offset - before, own))
-        blocks.append(self._sum([self._packed("all", *self._reaching(extent))], rows[m - m_far :, :]))
+        if m_near:
+            blocks.append(self._sum(self._for_near(), rows[:m_near, :], own_offset - before, own))
+        blocks.append(self._sum([self._packed("all", *self._reaching(extent))], rows[m_near:, :]))
         return undo(concatenate(blocks), order), apart
+
+    def _far_rows(self, rows: Any, distances: Any, extent: float, start: int | None) -> tuple[Any, int, int]:
+        """Which rows are far (None: none), how many, and how many far columns come before the first row, ``start``."""
+        if start is not None and self._far is not None:
+            far, ahead = self._far.mask[start : start + rows.shape[0]], self._far.mask[:start]
+            return far, *look(lambda *numbers: (int(numbers[0]), int(numbers[1])), count(far), count(ahead))
+        if start is not None or extent <= self._limit:
+            return None, 0, 0
+        far = (radii(rows) if distances is None else distances) > self._limit  # not a row with a NaN
+        return far, look(int, count(far)), 0
 
     @property
     def whole(self) -> _Packed | None:
         """The columns as the backend has them, for rows within their extent; None where some are summed apart."""
         problem = self._problem
-        near = self._whole and problem.extent <= self._limit and "grad" not in problem.requires
+        near = self._all_carry and problem.extent <= self._limit and "grad" not in problem.requires
         return self._packed("all", self._backend, problem.extent) if near else None
 
     @property
@@ -143,17 +133,17 @@ class PackedColumns:
     @functools.cached_property
     def takes_pairs(self) -> bool:
         """Whether all points are to be summed by blocks of pairs: the backend computes each pair once."""
-        n, requires = self._problem.n, self._problem.requires
-        if not self._own or self._problem.reduction is not Reduction.MEAN or requires - {"weights"} or not self.n_near:
+        n, requires, mean = self._problem.n, self._problem.requires, self._problem.reduction is Reduction.MEAN
+        if not self._limit_of_own or not mean or requires - {"weights"} or not self.n_near:
             return False
         extent = min(self._problem.extent, self._limit)
         asked = with_fields(self._problem, m=n, same=True, requires=requires | {"pairs"}, extent=extent)
         able = "pairs" in self._info.features and self._info.supports(asked).ok
-        return able and not (self.n_far and self._takes_whole(self._problem.extent, self.n_far, n))
+        return able and not (self.n_far and self._in_one(self._problem.extent, self.n_far, n))
 
     def reduce_pairs(self, rows: Range, columns: Range) -> tuple[Partial, Partial]:
         """Reduce two ranges of the near points, each over the other; see :class:`~sdkde_core.protocol.PairsBackend`."""
-        backend = cast(PairsBackend, self._backend)
+        backend: Any = self._backend  # which is a PairsBackend
         which, extent = "near" if self.n_far else "all", min(self._problem.extent, self._limit)
         packed = self._packed(which, self._backend, extent)
         problem, points = with_fields(packed.problem, m=packed.problem.n, same=True), packed.columns.points
@@ -176,7 +166,7 @@ class PackedColumns:
         return near_first if self._far is None else undo(near_first, marked_last(self._far.mask))
 
     @functools.cached_property
-    def _as_queries(self) -> PackedColumns:
+    def _as_query(self) -> PackedColumns:
         """The same columns with the limit that holds for queries."""
         return PackedColumns(self._backend, self._info, self._problem, self._columns)
 
@@ -201,8 +191,8 @@ class PackedColumns:
         """Whether outliers may add something to near rows."""
         return self._far is not None and not self._far.negligible
 
-    def _takes_whole(self, extent: float, m_far: int, m: int) -> bool:
-        """Whether the backend is to sum all rows over all columns in one way."""
+    def _in_one(self, extent: float, m_far: int, m: int) -> bool:
+        """Whether the backend is to sum all rows over all columns at once, none of them apart."""
         reach = max(extent, self._problem.extent)
         if reach <= self._limit:
             return True

@@ -15,8 +15,8 @@ from array_api_compat import array_namespace, is_torch_array
 from ..arrays import look
 from ..protocol import BackendInfo, Columns, Problem
 
-#: Largest share of the pairs that is taken off a backend. One that also takes the whole is given that: what the others
-#: save must pay for packing the columns twice. One that does not declines: array code takes a hundred times as long.
+#: Largest share of the pairs that is taken off a backend. Above it, a backend that supports the full extent gets all
+#: pairs: columns are packed once. Another is no candidate: the core's array code takes a hundred times as long.
 SPLIT_SHARE = 0.5
 
 

@@ -290,10 +290,9 @@ class Survey:
         problems = tuple(replace(p, same=False) for p in problems)  # rows and columns are cut apart
         how: dict[str, Any] = {"backend": request.backend, "device": request.device, "calls": request.calls}
         choice = select.choose(problems, options=request.backend_options, **how)
-        request = replace(request, bandwidth="silverman")  # the bandwidth is what was found
         chosen = choice.name, choice.device, choice.devices, tuple(replace(p, device=choice.device) for p in problems)
         digests = f"{found.digest:032x} {digest:032x}"
-        return BlockPlan(request, shape, asked.bandwidth, asked.centre, log_total, *chosen, digests)
+        return BlockPlan(request.settled, shape, asked.bandwidth, asked.centre, log_total, *chosen, digests)
 
 
 def _checked(largest: float, name: str, bandwidth: Bandwidth, precision: str) -> float:

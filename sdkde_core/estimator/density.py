@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,14 +72,21 @@ def log_norm(kernel: str, d: int) -> float:
     """Return log ∫K(‖u‖) du over d dimensions, of one of ``protocol.KERNELS``, K(0) = 1."""
     if kernel == "gaussian":
         return 0.5 * d * math.log(2.0 * math.pi)
-    radial = {
-        "tophat": lambda: -math.log(d),
-        "epanechnikov": lambda: math.log(2.0 / d / (d + 2)),
-        "exponential": lambda: math.lgamma(d),
-        "linear": lambda: -math.log(d) - math.log(d + 1),
-        "cosine": lambda: _cosine(d),
+    return math.log(2.0) + 0.5 * d * math.log(math.pi) - math.lgamma(0.5 * d) + float(_radial(kernel)[0](d))
+
+
+def _radial(kernel: str) -> Sequence[Callable[..., Any]]:
+    """Two functions: log ∫ r^(d−1) K(r) dr, of d; and radii (n,) drawn by r^(d−1) K(r), of n, d and rng."""
+    known: dict[str, Sequence[Callable[..., Any]]] = {
+        "tophat": (lambda d: -math.log(d), lambda n, d, rng: rng.beta(d, 1, n)),
+        "epanechnikov": (lambda d: math.log(2.0 / d / (d + 2)), lambda n, d, rng: np.sqrt(rng.beta(0.5 * d, 2, n))),
+        "exponential": (math.lgamma, lambda n, d, rng: rng.gamma(d, size=n)),
+        "linear": (lambda d: -math.log(d) - math.log(d + 1), lambda n, d, rng: rng.beta(d, 2, n)),
+        "cosine": (_cosine, _cosine_radii),
     }
-    return math.log(2.0) + 0.5 * d * math.log(math.pi) - math.lgamma(0.5 * d) + radial[kernel]()
+    if kernel not in known:
+        raise NotImplementedError(f"kernel {kernel!r} is only a name; docs/architecture.md says what a kernel needs")
+    return known[kernel]
 
 
 def _cosine(d: int) -> float:
@@ -104,14 +112,7 @@ def kernel_draws(kernel: str, n: int, d: int, rng: Any) -> NDArray[np.float64]:
     normal = rng.standard_normal((n, d))
     if kernel == "gaussian":
         return normal
-    radius = {
-        "tophat": lambda: rng.beta(d, 1, n),
-        "epanechnikov": lambda: np.sqrt(rng.beta(0.5 * d, 2, n)),
-        "exponential": lambda: rng.gamma(d, size=n),
-        "linear": lambda: rng.beta(d, 2, n),
-        "cosine": lambda: _cosine_radii(n, d, rng),
-    }
-    return normal * (radius[kernel]() / np.linalg.vector_norm(normal, axis=1))[:, None]
+    return normal * (_radial(kernel)[1](n, d, rng) / np.linalg.vector_norm(normal, axis=1))[:, None]
 
 
 def _cosine_radii(n: int, d: int, rng: Any) -> NDArray[np.float64]:

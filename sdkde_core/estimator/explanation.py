@@ -86,7 +86,7 @@ class Explanation:
         if self.selection is not None:
             lines.append(f"chosen from the data: {self.selection.reason}")
         lines.append(f"precision {last.precision}: errors of log p up to about {error:.0e}")
-        lines += [f"the farthest point is {last.extent:.3g} bandwidths from the origin", "", "passes (rows × samples)"]
+        lines += [f"the farthest point is {last.extent:.3g} bandwidths from the centre", "", "passes (rows × samples)"]
         for p in self.passes:
             took = "" if p.measured_seconds is None else f", took {_time(p.measured_seconds)}"
             far = f", {p.far_points} far points summed apart" if p.far_points else ""
@@ -94,9 +94,8 @@ class Explanation:
             lines.append(f"  {p.reduction:8} {p.m} × {p.n}, d = {p.d}: {p.purpose}, {times}")
         if self.negative_mass is not None:
             lines.append(f"the density is negative somewhere: its integral there is −{self.negative_mass}")
-        counted = f"a ten-thousandth, for one of many calls with data on {self.data_device}"
-        if self.calls == 1 or self.data_device == "cpu":
-            counted = "all of it, for the only call" if self.calls == 1 else "a tenth, for one of ten calls"
+        few = {1: "all of it, for the only call", 10: "a tenth, for one of ten calls"}
+        counted = few.get(self.calls, "a ten-thousandth, for one of many calls")
         lines += ["", f"backends that can, by predicted time + what counts of start-up: {counted}"]
         able, unable = ([c for c in self.candidates if c.ok is ok] for ok in (True, False))
         names = {c: f"{c.name} ({c.device})" if c.device != "-" else c.name for c in self.candidates}

@@ -22,7 +22,7 @@ from ..engine.groups import Group, GroupedColumns
 from ..engine.merge import concatenate, empty, merge
 from ..engine.outliers import radii
 from ..messages import warn_once
-from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, with_fields
+from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from ..spreading.devices import Reducer, pack_on
 from .density import density, log_constant
 from .laplace import NegativeMass, laplace_slope, negative_mass
@@ -113,7 +113,7 @@ def _pass(
     advance: Advance | None,
 ) -> Partial:
     """Pack the columns and reduce all rows; the samples themselves by batches where somebody watches."""
-    packed = _pack(plan.request, plan.choice, problem, groups)
+    packed: Any = _pack(plan.request, plan.choice, problem, groups)
     if advance is None or queries is not None:
         if report is None:
             return packed.reduce(queries)[0]
@@ -178,10 +178,9 @@ class Fitted:
     def of(cls, plan: Plan, advance: Advance | None = None) -> Fitted:
         """Run all passes of a plan but the last, and pack the columns; ``advance`` is called with samples moved."""
         columns, choice = _moved(plan, advance=advance), plan.choice
-        # The columns and the bandwidth have what the user's arrays say.
-        request = with_fields(plan.request, weights=None, bandwidth="silverman")
         centre = convert(plan.centre, choice.info.arrays, choice.device)
-        return cls(request, plan.bandwidth, plan.last, choice, centre, request.groups(columns), plan.data.names)
+        groups = plan.request.groups(columns)
+        return cls(plan.request.settled, plan.bandwidth, plan.last, choice, centre, groups, plan.data.names)
 
     @property
     def current(self) -> Fitted:
@@ -333,7 +332,7 @@ class Fitted:
 
     def whole(self, reduction: Reduction) -> list[Any]:
         """Each group's columns as their backend has them for that reduction, see :attr:`.PackedColumns.whole`."""
-        packed = self._packed_for(reduction)
+        packed: Any = self._packed_for(reduction)  # on one device
         return [one.whole for one in getattr(packed, "packed", (packed,))]
 
     def _packed_for(self, reduction: Reduction) -> Reducer:

@@ -74,7 +74,8 @@ class Request:
     ``method`` is the estimator:
 
     * kde: p̂(y) = Σ_j w_j N(y; x_j, H).
-    * sdkde: kde on samples moved by ½ H ŝ(x_j), ŝ = ∇log p̂ the empirical score at the same H.
+    * sdkde: kde on samples moved by τ H ŝ(x_j), ŝ = ∇log p̂ the empirical score; by default τ is ½ and ŝ at the same
+      H, but in three or more columns with a bandwidth that is chosen (:meth:`moving`).
     * laplace: p̂(y) = Σ_j w_j N(y; x_j, H) (1 + d/2 − ½ r²_j); signed.
 
     TypeError or ValueError for an option that cannot be right, or a goal that is not the method's.
@@ -188,6 +189,11 @@ class Request:
         passes = _passes(self.goal, self.method, self.score_bandwidth or 1.0, bool(self.tails))
         object.__setattr__(self, "passes", passes)
 
+    @property
+    def settled(self) -> Request:
+        """The request without the user's arrays, after these are read; its bandwidth is a rule that nobody looks at."""
+        return with_fields(self, weights=None, bandwidth="silverman")
+
     def options(self, *without: str) -> dict[str, Any]:
         """Return the shared options, as keyword arguments of the public functions."""
         return {name: getattr(self, name) for name in Options.__annotations__ if name not in without}
@@ -254,16 +260,16 @@ def _problems(
     n: int,
     requires: frozenset[str],
     kernel: str,
-    asked: str,
+    precision: str,
     reach: float,
     **shared: Any,
 ) -> tuple[Problem, ...]:
-    """Describe passes; ``asked``: the user's precision, ``shared``: other fields that the passes have in common.
+    """Describe passes; ``precision`` as the user has it, ``shared``: other fields that the passes have in common.
 
     ``reach``: how much farther out samples may move.
     """
     moved, result = False, []
-    shared |= {"kernel": kernel, "precision": precision_for(asked, shared["dtype"])}
+    shared |= {"kernel": kernel, "precision": precision_for(precision, shared["dtype"])}
     shared["requires"] = requires if kernel == "gaussian" else requires | {"kernel"}
     if passes[0].moves:
         # Halfway to means of samples, which lie among the samples, but for rounding and the tolerance of the shift; by

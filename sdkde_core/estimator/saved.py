@@ -83,7 +83,7 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
     # What cannot be had where the file is loaded is done without.
     where = {key: options.pop(key, None) for key in ("backend", "device", "backend_options")}
     named = {key: value for key, value in where.items() if value not in (None, "auto")}
-    request = Request(Goal.DENSITY, bandwidth="silverman", **_options(options))
+    request = Request(Goal.DENSITY, **_options(options)).settled
     for key, ndim in (("points", 2), ("log_weights", 1), ("centre", 1)):
         x = arrays.get(key)
         if x is None or x.ndim != ndim or x.dtype != np.float64:

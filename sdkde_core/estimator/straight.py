@@ -134,9 +134,8 @@ def _line(request: Request, x: Any, m: int | None, place: str) -> _Line:
     if line is None or line.state != state or line.records is not registry.records():
         if len(_lines) >= 32:  # each keeps n numbers on the device
             _lines.clear()
-        kept = with_fields(request, weights=None, bandwidth="silverman")  # which may hold the user's arrays
         extent = line.extent if line else 0.0
-        line = _lines[key] = _Line(kept, x.shape, m, x.dtype, place)
+        line = _lines[key] = _Line(request.settled, x.shape, m, x.dtype, place)
         line.state, line.extent = state, extent
     return line
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,10 +21,26 @@ from ..engine.threads import map_threads
 from ..protocol import Backend, BackendInfo, Columns, Partial, Problem, with_fields
 from .tasks import Range, dealt, joined, run, shares, tasks_of
 
-Reducer = Any  #: What has :meth:`PackedColumns.reduce`.
+
+class Reducer(Protocol):
+    """The columns of one reduction, ready for rows."""
+
+    def reduce(
+        self, queries: Any = None, *, some: Range | None = None, distances: Any = None, extent: float | None = None
+    ) -> tuple[Partial, int]:
+        """As :meth:`PackedColumns.reduce`."""
 
 
-def pack_on(where: Any, *columns: Any, **how: Any) -> Reducer:
+class Executor(Protocol):
+    """Runs the tasks of passes whose columns are in memory; :class:`.ranks.Ranks` is one."""
+
+    def pack(
+        self, backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
+    ) -> Reducer:
+        """Return the columns ready for rows; arguments as of :class:`PackedColumns`."""
+
+
+def pack_on(where: Executor | tuple[str, ...], *columns: Any, **how: Any) -> Reducer:
     """Return columns ready for rows, on several devices or ranks, else on one; arguments as of PackedColumns."""
     if not isinstance(where, tuple):
         return where.pack(*columns, **how)

@@ -17,7 +17,7 @@ import numpy as np
 from ..engine.columns import PackedColumns
 from ..engine.merge import concatenate, each
 from ..protocol import Backend, BackendInfo, Columns, Partial, Problem
-from .tasks import dealt, joined, run, tasks_of
+from .tasks import Range, dealt, joined, run, tasks_of
 
 
 class PeerFailed(RuntimeError):
@@ -99,12 +99,12 @@ class OnRanks:
     def __init__(self, ranks: Ranks, packed: PackedColumns) -> None:
         self._ranks, self._packed = ranks, packed
 
-    def reduce(self, queries: Any = None, **known: Any) -> tuple[Partial, int]:
+    def reduce(self, queries: Any = None, *, some: Range | None = None, **known: Any) -> tuple[Partial, int]:
         """As :meth:`PackedColumns.reduce`; queries are this process's own, the points are shared out."""
         if queries is not None:
             return self._packed.reduce(queries, **known)
         size, me = self._ranks.size, self._ranks.rank
-        tasks = tasks_of(self._packed, size)
+        tasks = tasks_of(self._packed, size, some)
         places = dealt(tasks, size)
         # A process without a task runs the first one and sends none of its rows: all processes must take part.
         done = [run(self._packed, tasks[i]) for i in places[me] or [0]]

@@ -110,7 +110,7 @@ def _log_kernel(kernel: str, r: Any) -> Any:
     if kernel == "exponential":
         return -r
     inside = np.minimum(r, 1.0)
-    values = {
+    values = {  # those of bounded support, 0 from r = 1 on
         "tophat": np.ones_like(r),
         "epanechnikov": (1 - inside) * (1 + inside),
         "linear": 1 - inside,
@@ -127,6 +127,8 @@ def kernel_log_norm(kernel: str, d: int) -> float:
     surface = math.log(2) + 0.5 * d * math.log(math.pi) - math.lgamma(0.5 * d)
     if kernel == "exponential":
         return surface + math.lgamma(d)
+    if not np.isneginf(_log_kernel(kernel, np.array([1.0, 5.0]))).all():
+        raise NotImplementedError(f"kernel {kernel!r} is not 0 from r = 1 on; add its integral here")
     nodes, weights = np.polynomial.legendre.leggauss(d // 2 + 20)
     r = (1 + nodes) / 2
     terms = (d - 1) * np.log(r) + np.log(weights / 2) + _log_kernel(kernel, r)
