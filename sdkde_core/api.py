@@ -60,6 +60,10 @@ def estimate(
         The score is estimated at so many times the bandwidth (sdkde). ``"moments"`` is then at most 1.2 times its
         square, and may be less than ½. None: 1, the paper's; with ``"auto"`` and ``step=None`` in three to five
         dimensions 1.4, in more 2.
+    adaptive : None or float
+        The exponent α of kernels that are (p̂(x_i) / g)^−α bandwidths wide, p̂ the KDE with that bandwidth and g its
+        geometric mean over the samples: wide where samples are rare (Abramson's is ½). Widths are powers of √2, from ⅛
+        to 8. For sdkde samples move by ½ − α, or ``step``, times their squared width. Not for laplace and autograd.
     tails : None, "guard", "plain" or float
         The part of the weight, 0.02 for ``"guard"``, in a second group of kernels at the same places that are four
         times as wide: so that the density falls no faster than these beyond the samples. Up to 4,096 samples have
@@ -233,8 +237,8 @@ def debias(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> 
 
     def compute(request: Request) -> Any:
         ready = autograd.plan(request, train)
-        shift = scores(ready, ready.problems[0], ready.columns, advance=advance)
-        away = ready.bandwidth.stretch(_at_home(ready, displaced(ready.columns, shift, ready.request)))
+        away = displaced(ready.columns, scores(ready, advance=advance), ready.request)
+        away = ready.bandwidth.stretch(_at_home(ready, away))
         return ready.data.origin.restore(ready.data.train + away, ready.data.dtype)
 
     moved = None if progress is False else Argument.of("train", detached(train))

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import array_namespace
+from ..arrays import array_namespace, look, to_host
 from ..protocol import Columns, Partial, Problem, with_fields
-from .merge import merge, take_rows
+from .merge import merge, safe_log, take_rows
 
 Pack = Callable[[Problem, Columns], Any]  #: Columns made ready for rows, as PackedColumns has them.
 
@@ -64,13 +64,13 @@ class Group(NamedTuple):
         return x if x is None or self.scale == 1.0 else x / self.scale
 
 
-def guarded(columns: Columns, share: float, scale: float, most: int) -> tuple[Group, Group]:
-    """Return the columns, and a guard of their tails: some of them again with kernels that are ``scale`` times as wide.
+def guard(columns: Columns, share: float, scale: float, most: int) -> Group:
+    """Return a guard of the columns' tails: some of them with kernels that are ``scale`` bandwidths wide.
 
     At most ``most`` of them: so few reach as far, and cost little beside sums over pairs that are near each other.
     They are evenly spaced, by their number or by their weights.
     """
-    return Group(columns, 1.0, math.log1p(-share)), Group(_some(columns, most), scale, math.log(share))
+    return Group(_some(columns, most), scale, math.log(share))
 
 
 def _some(columns: Columns, most: int) -> Columns:
@@ -87,6 +87,31 @@ def _some(columns: Columns, most: int) -> Columns:
     at = (xp.arange(most, dtype=xp.float64, **where) + 0.5) / most * reached[-1]
     which = xp.clip(xp.searchsorted(reached, at), max=n - 1)
     return Columns(take_rows(points, which), xp.full((most,), -math.log(most), dtype=xp.float64, **where))
+
+
+def adapted(columns: Columns, logs: Any, exponent: float) -> tuple[Any, tuple[int, ...]]:
+    """Return which power of √2 each kernel's width is, in bandwidths (n,), and the powers there are.
+
+    The width is (p / g)^−exponent to the nearest power from 2^−3 to 2^3, with log p of the samples in ``logs`` (n,) and
+    g their geometric mean.
+    """
+    xp, weights = array_namespace(logs), columns.weights
+    weights = xp.exp(columns.log_weights) if weights is None else weights
+    middle = xp.sum(weights * xp.where(weights > 0, logs, xp.zeros_like(logs))) / xp.sum(weights)
+    powers = xp.clip(xp.round((-2.0 * exponent / math.log(2.0)) * (logs - middle)), -6, 6)
+    return powers, tuple(map(int, np.unique(to_host(powers))))
+
+
+def by_width(columns: Columns, powers: Any, some: Sequence[int]) -> tuple[Group, ...]:
+    """Return the groups of columns whose kernels are these powers of √2 wide, in bandwidths (n,)."""
+    xp, found = array_namespace(powers), list[Group]()
+    for power in some:
+        which = xp.nonzero(powers == power)[0]
+        points, logs = take_rows(columns.points, which), take_rows(columns.log_weights, which)
+        share = look(float, safe_log(xp.sum(xp.exp(logs))))
+        if share > -math.inf:
+            found.append(Group(Columns(points, logs - share), 2.0 ** (0.5 * power), share))
+    return tuple(found)
 
 
 class GroupedColumns:

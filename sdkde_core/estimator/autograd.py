@@ -42,6 +42,8 @@ def _planned(request: Request, given: Mapping[str, Any], attached: Sequence[str]
             f"{required} requires grad, but kernel={request.kernel!r} has no derivatives; leave kernel out, "
             "pass detached tensors, or call within torch.no_grad()"
         )
+    if request.adaptive:
+        raise ValueError("an adaptive estimate has no derivatives; leave adaptive out, or call within torch.no_grad()")
     if request.negative == "renormalise":
         raise ValueError(
             "negative='renormalise' has no derivatives, as the mass that it divides by is a sum over random points; "

@@ -213,8 +213,8 @@ class Survey:
             raise ValueError("negative='renormalise' needs all samples in memory; pass 'clip' or 'keep'")
         if request.step == "moments" or request.score_bandwidth is not None:
             raise ValueError("step='moments' and score_bandwidth need all samples in memory; pass step as a number")
-        if request.tails:
-            raise ValueError("a guard of the tails needs all samples in memory; leave tails out, or pass 'plain'")
+        if request.tails or request.adaptive:
+            raise ValueError("tails and adaptive need all samples in memory; leave them out")
         chosen = isinstance(rule, Bandwidth) and request.moving(rule).step != request.step
         if chosen:  # here samples move by half a step
             request = replace(request, bandwidth=rule.for_half_a_step())

@@ -26,7 +26,7 @@ from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from ..spreading.devices import Reducer, pack_on
 from .density import density, log_constant
 from .laplace import NegativeMass, laplace_slope, negative_mass
-from .moving import moved
+from .moving import groups_of
 from .plan import Plan, checked_extent
 from .progress import Advance, batch_rows
 from .request import Request
@@ -66,7 +66,8 @@ def run(plan: Plan, report: Callable[[PassReport], None] | None = None, advance:
     if last.extent > REACH[last.precision]:
         check_resolution(last, plan.bandwidth, plan.columns, plan.query)
     queries = None if last.same else plan.columns.points if plan.query is None else plan.query  # before they moved
-    return _pass(plan, last, plan.request.groups(_moved(plan, report)), queries, report, advance)
+    last, groups = _groups(plan, report)
+    return _pass(plan, last, groups, queries, report, advance)
 
 
 def slope(plan: Plan) -> Any:
@@ -80,28 +81,26 @@ def slope(plan: Plan) -> Any:
     return laplace_slope(plan.columns.points if plan.query is None else plan.query, plan.columns)
 
 
-def _moved(plan: Plan, report: Callable[[PassReport], None] | None = None, advance: Advance | None = None) -> Columns:
-    """Run the passes that move the samples, in float64."""
-    columns = plan.columns
-    for problem in plan.problems[: plan.request.answering]:
-        points = moved(columns, scores(plan, problem, columns, report, advance), plan.request)
-        columns = Columns(points, columns.log_weights, columns.weights)
-    return columns
+def _groups(
+    plan: Plan, report: Callable[[PassReport], None] | None = None, advance: Advance | None = None
+) -> tuple[Problem, tuple[Group, ...]]:
+    """Run the pass over the samples themselves, if there is one; return the last pass and its groups."""
+    sums = scores(plan, report, advance) if plan.request.answering else None
+    groups, last = groups_of(plan.columns, sums, plan.request), plan.last
+    if plan.request.adaptive:  # where kernels are wide samples move as much farther
+        farthest = max(look(float, radii(group.columns.points).max()) for group in groups)
+        last = replace(last, extent=max(last.extent, rounded(farthest)))
+    return last, groups
 
 
-def scores(
-    plan: Plan,
-    problem: Problem,
-    columns: Columns,
-    report: Callable[[PassReport], None] | None = None,
-    advance: Advance | None = None,
-) -> Any:
-    """The shift (n, d) of the samples, in the bandwidth of their score."""
+def scores(plan: Plan, report: Callable[[PassReport], None] | None = None, advance: Advance | None = None) -> Partial:
+    """The sums of the samples themselves, in the bandwidth of their score."""
+    problem, columns = plan.problems[0], plan.columns
     if problem.extent > REACH[problem.precision]:
         check_resolution(problem, plan.bandwidth, columns)
     c = plan.request.score_bandwidth
     columns = columns if c is None else replace(columns, points=columns.points / c)
-    return _pass(plan, problem, (Group(columns),), None, report, advance).shift
+    return _pass(plan, problem, (Group(columns),), None, report, advance)
 
 
 def _pass(
@@ -117,13 +116,17 @@ def _pass(
     if advance is None or queries is not None:
         if report is None:
             return packed.reduce(queries)[0]
-        parts, done = list[Partial](), packed.each(queries) if len(groups) > 1 else map(packed.reduce, (queries,))
-        start = time.perf_counter()
-        for group, (sums, outliers) in zip(groups, done):
+        several = isinstance(packed, GroupedColumns)
+        parts, done = list[Partial](), packed.each(queries) if several else map(packed.reduce, (queries,))
+        start, far, guards = time.perf_counter(), 0, several and plan.request.guard > 0.0
+        for k, (sums, outliers) in enumerate(done):
             parts.append(sums)
-            to_host(detached(sums.log_sum[:1]))  # waits for the device
-            report(PassReport(group.problem(problem), time.perf_counter() - start, outliers))
-            start = time.perf_counter()
+            far = max(far, outliers)
+            if k >= len(groups) - 1 - guards:  # the guard is a pass of its own
+                to_host(detached(sums.log_sum[:1]))  # waits for the device
+                one = groups[k].problem(problem) if k > len(groups) - 1 - guards else problem
+                report(PassReport(one, time.perf_counter() - start, far))
+                start, far = time.perf_counter(), 0
         return merge(parts)
     batches, size = list[Partial](), batch_rows(problem.n, problem)
     for first in range(0, problem.n, size):
@@ -177,10 +180,9 @@ class Fitted:
     @classmethod
     def of(cls, plan: Plan, advance: Advance | None = None) -> Fitted:
         """Run all passes of a plan but the last, and pack the columns; ``advance`` is called with samples moved."""
-        columns, choice = _moved(plan, advance=advance), plan.choice
+        (last, groups), choice = _groups(plan, advance=advance), plan.choice
         centre = convert(plan.centre, choice.info.arrays, choice.device)
-        groups = plan.request.groups(columns)
-        return cls(plan.request.settled, plan.bandwidth, plan.last, choice, centre, groups, plan.data.names)
+        return cls(plan.request.settled, plan.bandwidth, last, choice, centre, groups, plan.data.names)
 
     @property
     def current(self) -> Fitted:
@@ -228,7 +230,7 @@ class Fitted:
 
     @property
     def columns(self) -> Columns:
-        """The samples, as they have moved."""
+        """The samples of the first group, as they have moved: all, but for an adaptive estimate."""
         return self.groups[0].columns
 
     @property
@@ -317,7 +319,7 @@ class Fitted:
                 total = float(top + math.log(np.exp(logs - top).sum()))
             columns = Columns(np.ascontiguousarray(points[here]), logs - total if total else logs)
             groups.append(Group(columns, group.scale, total))
-        n, d = groups[0].columns.points.shape
+        n, d = self.problem.n, points.shape[1]
         weighted = any(bool((g.columns.log_weights != g.columns.log_weights[0]).any()) for g in groups)
         requires = self.problem.requires - {"weights"} | ({"weights"} if weighted else set())
         extent = rounded(float(radii(points).max()))

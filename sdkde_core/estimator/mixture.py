@@ -11,8 +11,8 @@ there.
 
 Modes are found by mean shift (Comaniciu and Meer, "Mean shift: a robust approach toward feature space analysis", 2002).
 A row moves by the shift that MEAN gives, to the mean of the samples under its kernel weights, which never lowers a
-density of normal kernels. Of kernels of several widths that is a shorter step on the same way, where all are at least
-as wide as the bandwidth.
+density of normal kernels. Of kernels of several widths a row moves by the gradient times the square of the narrowest: a
+shorter step on the same way.
 """
 
 from __future__ import annotations
@@ -211,7 +211,8 @@ def modes(fitted: Fitted, starts: Array | None = None) -> Array:
     ``starts``: (m, d), in bandwidths from the centre; by default up to 512 samples, drawn by a fixed seed.
     """
     check_positive(fitted, "mean shift may lower it")
-    points, log_weights, centre = *map(to_host, (fitted.columns.points, fitted.columns.log_weights)), fitted.on_host[3]
+    points, log_weights, scales, centre = fitted.on_host
+    narrowest = float(scales.min())
     if starts is None:
         carried = np.flatnonzero(log_weights > -math.inf)
         if len(carried) > 512:
@@ -220,8 +221,8 @@ def modes(fitted: Fitted, starts: Array | None = None) -> Array:
     rows, going = starts.copy(), np.arange(len(starts))
     for _ in range(5000):
         shift = to_host(_reduced(fitted, rows[going], rows, Reduction.MEAN).shift)
-        rows[going] += shift
-        going = going[np.sqrt(np.vecdot(shift, shift)) > 1e-7]
+        rows[going] += narrowest**2 * shift
+        going = going[np.sqrt(np.vecdot(shift, shift)) > 1e-7 / narrowest**2]
         if not going.size:
             break
     heights = to_host(_reduced(fitted, rows, rows, Reduction.LOG_SUM).log_sum)

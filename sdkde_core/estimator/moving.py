@@ -8,32 +8,57 @@ weighted samples, an estimate by samples that moved τ s has a total variance of
 
 where d is that of the kernel. The step ``"moments"`` is the smallest τ for which that is the samples' own, tr Cov(u):
 a root of τ² tr Cov(s) + 2τ tr Cov(u, s) + d. Where there is none it is the τ of the least variance.
+
+With kernels λ_i H^½ wide, λ_i = (p̂(x_i) / g)^−α, the leading bias is that of a step of (½ − α) λ_i² H times the score.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from array_api_compat import is_torch_array
 
 from ..arrays import array_namespace
-from ..protocol import Columns
-from .request import MOST, Request
+from ..engine.groups import Group, adapted, by_width, guard
+from ..protocol import Columns, Partial
+from .request import GUARD, MOST, Request
 
 
-def displaced(columns: Columns, shift: Any, request: Request) -> Any:
-    """How far the samples move (n, d), in bandwidths; ``shift``: as the first pass has returned it."""
-    c = request.score_bandwidth or 1.0
+def groups_of(columns: Columns, sums: Partial | None, request: Request) -> tuple[Group, ...]:
+    """The groups of the estimate; ``sums``: of the samples, as the first pass has returned them, if there was one."""
+    groups: tuple[Group, ...]
+    if sums is None:
+        groups = (Group(columns),)
+    else:
+        points = columns.points if sums.shift is None else moved(columns, sums, request)
+        there = Columns(points, columns.log_weights, columns.weights)
+        groups = (Group(there),)
+        if request.adaptive:
+            groups = by_width(there, *adapted(columns, sums.log_sum, request.adaptive))
+        columns = there
+    if not (share := request.guard):
+        return groups
+    rest = (g._replace(log_share=g.log_share + math.log1p(-share)) for g in groups)
+    return *rest, guard(columns, share, *GUARD)
+
+
+def displaced(columns: Columns, sums: Partial, request: Request) -> Any:
+    """How far the samples move (n, d), in bandwidths; ``sums``: as the first pass has returned them."""
+    c, shift = request.score_bandwidth or 1.0, sums.shift
     shift = shift if c == 1.0 else shift / c
+    if request.adaptive:
+        step = 0.5 - request.adaptive if request.step is None else request.step
+        return step * 2.0 ** adapted(columns, sums.log_sum, request.adaptive)[0][:, None] * shift
     return (moments(columns, shift, c) if request.step == "moments" else request.step or 0.5) * shift
 
 
-def moved(columns: Columns, shift: Any, request: Request) -> Any:
+def moved(columns: Columns, sums: Partial, request: Request) -> Any:
     """The samples (n, d) where they have moved to, in bandwidths."""
-    if request.step != "moments" and request.score_bandwidth is None:
-        step = request.step or 0.5  # PyTorch adds a multiple in one kernel
+    if request.step != "moments" and request.score_bandwidth is None and not request.adaptive:
+        step, shift = request.step or 0.5, sums.shift  # PyTorch adds a multiple in one kernel
         return columns.points.add(shift, alpha=step) if is_torch_array(shift) else columns.points + step * shift
-    return columns.points + displaced(columns, shift, request)
+    return columns.points + displaced(columns, sums, request)
 
 
 def moments(columns: Columns, s: Any, c: float = 1.0) -> Any:

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from ..bandwidth.matrix import Bandwidth
 from ..choice.select import parse_device
-from ..engine.groups import Group, guarded
 from ..messages import did_you_mean
-from ..protocol import KERNELS, PRECISIONS, TOLERANCES, Columns, Problem, Reduction, with_fields
+from ..protocol import KERNELS, PRECISIONS, TOLERANCES, Problem, Reduction, with_fields
 
 METHODS = ("kde", "sdkde", "laplace")
 
@@ -44,7 +43,7 @@ class Pass(NamedTuple):
 
     reduction: Reduction
     rows: str  # "train" or "query"
-    moves: bool = False  # the result moves the training points of the passes that follow
+    moves: bool = False  # the result moves the training points, or decides on their widths, for the passes that follow
     scale: float = 1.0  # of the kernels, in bandwidths
     most: int | None = None  # columns, at most; None: all samples
 
@@ -56,6 +55,7 @@ class Options(TypedDict, total=False):
     bandwidth: Any
     step: float | str | None
     score_bandwidth: float | None
+    adaptive: float | None
     tails: float | str | None
     kernel: str
     weights: Any
@@ -86,6 +86,7 @@ class Request:
     bandwidth: Any = "auto"
     step: float | str | None = None
     score_bandwidth: float | None = None
+    adaptive: float | None = None
     tails: float | str | None = None
     kernel: str = "gaussian"
     weights: Any = None
@@ -157,6 +158,16 @@ class Request:
                     f"{name} is {value!r}; pass a positive number, {''.join(f'{word!r}, ' for word in words)}or None"
                 )
             object.__setattr__(self, name, float(value) if number else value)
+        if self.adaptive is not None:
+            alpha = self.adaptive
+            if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0.0 <= alpha <= 1.0:
+                raise ValueError(f"adaptive is {alpha!r}; pass an exponent from 0 to 1, such as 0.5, or None")
+            if alpha and (self.method == "laplace" or self.kernel != "gaussian" or self.step == "moments"):
+                raise ValueError(
+                    f"adaptive={alpha!r} is for method='sdkde' or 'kde' with the Gaussian kernel, and its own step or "
+                    "a number; leave adaptive out"
+                )
+            object.__setattr__(self, "adaptive", float(alpha))
         if self.tails is not None:
             share = TAILS.get(self.tails) if isinstance(self.tails, str) else self.tails
             if not isinstance(share, Real) or isinstance(share, bool) or not 0.0 <= share < 1.0:
@@ -186,7 +197,7 @@ class Request:
         self._pass()
 
     def _pass(self) -> None:
-        passes = _passes(self.goal, self.method, self.score_bandwidth or 1.0, bool(self.tails))
+        passes = _passes(self.goal, self.method, self.score_bandwidth or 1.0, bool(self.adaptive), bool(self.tails))
         object.__setattr__(self, "passes", passes)
 
     @property
@@ -201,7 +212,8 @@ class Request:
     def moving(self, bandwidth: Bandwidth) -> Request:
         """Return the request with the step and the tails that a bandwidth was chosen for, if no other is named."""
         chosen: dict[str, Any] = {}
-        if self.method == "sdkde" and bandwidth.step is not None and not (self.step or self.score_bandwidth):
+        named = self.step or self.score_bandwidth or self.adaptive
+        if self.method == "sdkde" and bandwidth.step is not None and not named:
             chosen = {"step": bandwidth.step, "score_bandwidth": bandwidth.score_bandwidth}
         if self.method == "sdkde" and bandwidth.tails is not None and self.tails is None:
             chosen["tails"] = bandwidth.tails
@@ -221,11 +233,10 @@ class Request:
         """Which pass answers: the first that does not move the samples; a guard's follows it."""
         return int(self.passes[0].moves)
 
-    def groups(self, columns: Columns) -> tuple[Group, ...]:
-        """Return the groups of the estimate, of its columns."""
-        return (
-            guarded(columns, self.tails, *GUARD) if isinstance(self.tails, float) and self.tails else (Group(columns),)
-        )
+    @property
+    def guard(self) -> float:
+        """The part of the weight that guards the tails."""
+        return self.tails if isinstance(self.tails, float) else 0.0
 
     def problems(
         self, m: int | None, n: int, d: int, extent: float, requires: frozenset[str], dtype: str, device: str
@@ -286,15 +297,15 @@ def _problems(
 
 
 @functools.cache
-def _passes(goal: Goal, method: str, c: float, guarded: bool) -> tuple[Pass, ...]:
+def _passes(goal: Goal, method: str, c: float, adaptive: bool, guarded: bool) -> tuple[Pass, ...]:
     """The passes of an estimate; ``c``: of the score's bandwidth."""
     if method == "laplace":  # of its gradient the sum is the core's own
         return (Pass(Reduction.LAPLACE, "query"),)
     if goal is Goal.DEBIASED:
         return (Pass(Reduction.MEAN, "train", scale=c),)
     last = Pass(Reduction.MEAN if goal is Goal.GRADIENT else Reduction.LOG_SUM, "query")
-    passes = [Pass(Reduction.MEAN, "train", moves=True, scale=c)] if method == "sdkde" else []
-    passes.append(last)
+    first = Pass(Reduction.MEAN if method == "sdkde" else Reduction.LOG_SUM, "train", moves=True, scale=c)
+    passes = [first, last] if method == "sdkde" or adaptive else [last]
     if guarded:
         passes.append(last._replace(scale=GUARD[0], most=GUARD[1]))
     return tuple(passes)

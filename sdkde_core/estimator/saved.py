@@ -145,7 +145,9 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         if name not in defaults:
             raise ValueError(f"it has the option {name!r}, which this version does not know; pip install -U sdkde-core")
-        kinds = {"step": (float, str), "score_bandwidth": (float,), "tails": (float,)}.get(name, ())
+        kinds = {"step": (float, str), "score_bandwidth": (float,), "adaptive": (float,), "tails": (float,)}.get(
+            name, ()
+        )
         if type(value) not in (type(defaults[name]), *kinds):
             raise ValueError(f"its option {name} is {brief(value)}")
     return options

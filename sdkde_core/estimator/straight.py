@@ -31,7 +31,7 @@ from ..engine.failures import checks_always, raise_interrupt
 from ..engine.merge import merge
 from ..protocol import BackendUnavailable, Columns, LineBackend, Problem, Reduction, with_fields
 from .density import density, log_constant
-from .moving import moved
+from .moving import groups_of, moved
 from .plan import choose_near, read
 from .request import Goal, Request
 from .resolution import CLEAR
@@ -207,10 +207,10 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
             half = moving.step in (None, 0.5) and wide in (None, 1.0)
             points = backend.moved(problem, state) if half else None
             if points is None:
-                points = moved(columns, backend.reduce(problem, None, state).shift, moving)
+                points = moved(columns, backend.reduce(problem, None, state), moving)
             columns = Columns(points, log_weights)
         what, asked = "score" if request.goal is Goal.GRADIENT else "log" if log else "density", list[Any]()
-        for group, problem, whole in zip(moving.groups(columns), problems[moves:], packed[moves:]):
+        for group, problem, whole in zip(groups_of(columns, None, moving), problems[moves:], packed[moves:]):
             state = backend.prepare(whole, group.scaled)
             asked.append((group, problem, None if problem.same else queries, state))
         result = _result(backend, asked, bandwidth, constant, request.negative, what, train.dtype)
@@ -331,6 +331,8 @@ def _fits(train: Any, query: Any, weights: Any) -> bool:
 def _plain(request: Request) -> bool:
     """Whether the options are the line's."""
     if request.kernel != "gaussian" or request.negative == "renormalise" or request.backend_options or request.ranks:
+        return False
+    if request.adaptive:
         return False
     laplace = request.goal is Goal.GRADIENT and request.passes[-1].reduction is Reduction.LAPLACE
     return not laplace and _device_asked(request)

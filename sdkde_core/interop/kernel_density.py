@@ -53,7 +53,7 @@ class KernelDensity(neighbors.KernelDensity):
         As scikit-learn's. There is no tree here, and they change nothing.
     method : {"kde", "sdkde", "laplace"}
         ``"sdkde"`` moves the samples once, in :meth:`fit`. ``"laplace"`` is signed: see ``negative``.
-    step, score_bandwidth, tails
+    step, score_bandwidth, adaptive, tails
         As for :func:`sdkde_core.estimate`.
     negative : {"keep", "clip", "renormalise"}
         What becomes of values of ``"laplace"`` below zero: log densities of NaN, of −inf, or of −inf with the others
@@ -88,6 +88,7 @@ class KernelDensity(neighbors.KernelDensity):
         "method": [StrOptions(set(METHODS))],
         "step": [None, Real, StrOptions({"moments"})],
         "score_bandwidth": [None, Real],
+        "adaptive": [None, Real],
         "tails": [None, Real, StrOptions(set(TAILS))],
         "negative": [StrOptions(set(NEGATIVE))],
         "precision": [StrOptions({"auto", *PRECISIONS})],
@@ -111,6 +112,7 @@ class KernelDensity(neighbors.KernelDensity):
         method: str = "kde",
         step: float | str | None = None,
         score_bandwidth: float | None = None,
+        adaptive: float | None = None,
         tails: float | str | None = None,
         negative: str = "keep",
         precision: str = "auto",
@@ -120,7 +122,8 @@ class KernelDensity(neighbors.KernelDensity):
     ) -> None:
         super().__init__(bandwidth=bandwidth, kernel=kernel, metric=metric, metric_params=metric_params, rtol=rtol)
         self.algorithm, self.atol, self.breadth_first, self.leaf_size = algorithm, atol, breadth_first, leaf_size
-        self.method, self.step, self.score_bandwidth, self.tails = method, step, score_bandwidth, tails
+        self.method, self.step, self.score_bandwidth = method, step, score_bandwidth
+        self.adaptive, self.tails = adaptive, tails
         self.negative, self.precision = negative, precision
         self.backend, self.device, self.backend_options = backend, device, backend_options
 
@@ -157,7 +160,7 @@ class KernelDensity(neighbors.KernelDensity):
             sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         # The cheapest precision whose log densities keep ``rtol``.
         kept = "fast" if self.rtol >= 5e-4 else "high" if self.rtol >= 1e-5 else "float64"
-        own = "method", "step", "score_bandwidth", "tails", "kernel", "negative", "backend", "device"
+        own = "method", "step", "score_bandwidth", "adaptive", "tails", "kernel", "negative", "backend", "device"
         options = {name: getattr(self, name) for name in own}
         options |= {"bandwidth": _bandwidth(self.bandwidth, *X.shape), "backend_options": self.backend_options}
         options |= {"precision": kept if self.precision == "auto" else self.precision, "weights": sample_weight}
