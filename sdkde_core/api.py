@@ -66,9 +66,9 @@ def estimate(
         to 8. For sdkde samples move by ½ − α, or ``step``, times their squared width. Not for laplace and autograd.
     tails : None, "guard", "plain" or float
         The part of the weight, 0.02 for ``"guard"``, in a second group of kernels at the same places that are four
-        times as wide: so that the density falls no faster than these beyond the samples. Up to 4,096 samples have
-        one, evenly spaced. For sdkde and kde. None: ``"plain"``, without; with ``bandwidth="auto"``, sdkde and two
-        dimensions or more what the bandwidth was chosen for.
+        times as wide: beyond the samples the density falls no faster than these. Of more than 4,096 samples so many
+        have one, wider as they are farther apart. For sdkde and kde. None: ``"plain"``, without; with
+        ``bandwidth="auto"`` and sdkde 0.02, and less for more than 100 samples.
     bandwidth : str, float, (d,) or (d, d) array_like, or Bandwidth
         A number h or one h_j per dimension, in the data's units; a matrix H in squared units (a covariance); or a rule.
         ``"auto"`` chooses from the data for the method, per dimension or a matrix, see :func:`select_bandwidth`;

@@ -191,8 +191,8 @@ def by_rule(rule: str, sample: Sample, low: Array, high: Array) -> Bandwidth:
     result = Bandwidth.of(value, d, rule=rule + sample.note)
     step, score_bandwidth = sample.moves
     tails = None
-    if rule == "auto" and sample.method == "sdkde" and not sample.common and d >= 2:
-        tails = 0.02 * min(1.0, (100.0 / sample.n_eff) ** (4.0 / (d + 3.0)))  # benchmarks/step.py
+    if rule == "auto" and sample.method == "sdkde" and not sample.common:
+        tails = 0.02 * min(1.0, (100.0 / sample.n_eff) ** (4.0 / (d + 3.0)))  # benchmarks/notes/tails.md
     return replace(result, selection=sample.selection, step=step, score_bandwidth=score_bandwidth, tails=tails)
 
 

@@ -67,9 +67,12 @@ class Group(NamedTuple):
 def guard(columns: Columns, share: float, scale: float, most: int) -> Group:
     """Return a guard of the columns' tails: some of them with kernels that are ``scale`` bandwidths wide.
 
-    At most ``most`` of them: so few reach as far, and cost little beside sums over pairs that are near each other.
-    They are evenly spaced, by their number or by their weights.
+    At most ``most`` of them, evenly spaced by their number or by their weights: they cost little beside sums over pairs
+    that are near each other. Where they are fewer than the columns their kernels are wider by the factor by which they
+    are farther apart, up to 16 bandwidths: benchmarks/notes/tails.md.
     """
+    n, d = columns.points.shape
+    scale = min(16.0, scale * max(1.0, n / most) ** (1.0 / d))
     return Group(_some(columns, most), scale, math.log(share))
 
 
