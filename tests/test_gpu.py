@@ -483,3 +483,42 @@ def test_scipys_class_on_a_device(method):
     assert got.device.type == there.resample(5).device.type == "cuda"
     np.testing.assert_allclose(got.cpu().numpy(), here.logpdf(Y.T), rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(there.marginal(0)(0.5), here.marginal(0)(0.5), rtol=1e-9)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("method", ["kde", "sdkde"])
+def test_groups_on_a_device(method, weighted):
+    rng = np.random.default_rng(2)
+    x, y = rng.standard_t(3, size=(6000, 2)), rng.normal(size=(500, 2))
+    y[0] = 200.0
+    weights = rng.random(6000) if weighted else None
+    there = None if weights is None else _cuda(weights)
+    for groups in ({"tails": "guard"}, {"tails": 0.1, "adaptive": 0.25}, {"tails": 0.1, "step": "moments"}):
+        if method == "kde" and "step" in groups:
+            continue
+        how = {"bandwidth": 0.4, "method": method, **groups}
+        want = sdkde_core.estimate(x, y, weights=weights, log=True, precision="float64", device="cpu", **how)
+        for precision, most in (("fast", 2e-3), ("high", 4e-5), ("float64", 1e-8)):
+            own = how | {"weights": there, "precision": precision}
+            ready = sdkde_core.prepare(_cuda(x), **own)
+            for _ in range(2):
+                for got in (
+                    sdkde_core.estimate(_cuda(x), _cuda(y), log=True, **own),
+                    ready.estimate(_cuda(y), log=True),
+                ):
+                    np.testing.assert_allclose(got.cpu().numpy(), want, atol=most, rtol=3e-6)
+            score = sdkde_core.grad_log_density(_cuda(x), _cuda(y), **own).cpu().numpy()
+            np.testing.assert_allclose(score, ready.grad_log_density(_cuda(y)).cpu().numpy(), atol=50 * most)
+    assert ready.sample(10).is_cuda and len(ready.mixture().weights) == 10_096
+
+
+def test_a_guarded_call_is_captured():
+    x, y = _cuda(np.random.default_rng(3).normal(size=(5000, 3))), _cuda(np.random.default_rng(4).normal(size=(100, 3)))
+    how = {"bandwidth": 0.5, "tails": "guard", "precision": "fast", "backend": "triton"}
+    want = sdkde_core.estimate(x, y, **how)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = sdkde_core.estimate(x, y, **how)
+    got.zero_()
+    graph.replay()
+    np.testing.assert_allclose(got.cpu().numpy(), want.cpu().numpy(), rtol=1e-5)
