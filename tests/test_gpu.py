@@ -85,7 +85,7 @@ def test_large_data_of_the_host_are_worked_with_as_if_they_were_on_the_device(me
         ready = sdkde_core.prepare(x, weights=weights, device="cuda", **options)
         np.testing.assert_allclose(ready.estimate(x if query is None else query, log=True), got, rtol=1e-5, atol=1e-5)
     said = str(sdkde_core.explain(x, y, method=method, device="cuda"))
-    assert "one of ten calls" in said
+    assert "one of many calls" in said  # this process has a context
     x[7, 1] = np.nan
     with pytest.raises(ValueError, match="row 7, column 1"):
         sdkde_core.estimate(x, device="cuda", method=method)
