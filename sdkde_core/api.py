@@ -55,7 +55,7 @@ def estimate(
         The multiple of H ∇log p̂ by which samples move (sdkde). ``"moments"``: the one with which the estimate has the
         samples' total variance in units of the bandwidth, between ½ and 1.2. It is ½ in the limit of narrow bandwidths,
         and longer where these are wide, as beyond two dimensions (``docs/mathematics.md``). None: ½, the paper's; with
-        ``bandwidth="auto"`` in three dimensions or more ``"moments"``, for which a wider bandwidth is chosen.
+        ``bandwidth="auto"`` in two dimensions or more ``"moments"``, for which a wider bandwidth is chosen.
     score_bandwidth : None or float
         The score is estimated at so many times the bandwidth (sdkde). ``"moments"`` is then at most 1.2 times its
         square, and may be less than ½. None: 1, the paper's; with ``"auto"`` and ``step=None`` in three to five
