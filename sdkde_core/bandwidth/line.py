@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Array
+from ..engine.products import dots
 from .normal import roughness
 
 BINS = 6  # to a bandwidth
@@ -35,11 +36,10 @@ FOLDS = 8  # parts of the samples that are left out in turn; fewer where there a
 
 
 class _Grid(NamedTuple):
-    """Bins on a circle, one wide; those with samples stand together."""
+    """Bins on a circle, one wide."""
 
-    edges: Array  # (k,) where bins with samples begin, in the samples' units, each moved as its samples are
-    at: NDArray[np.intp]  # (k,) the first sample there
-    first: int  # the first of these bins
+    edges: Array  # (bins,) where they begin, in the samples' units, each moved as its samples are
+    at: NDArray[np.intp]  # (bins,) the first sample from there on
     width: float  # of a bin, in the samples' units
     frequencies: Array  # angular, to a bin
     bins: int
@@ -66,40 +66,36 @@ class Line:
         self.gaps = np.diff(u, prepend=u[0])
         self.held = np.bincount(folds, weights)
         order = np.argsort(folds.astype(np.int16), kind="stable")
-        self._parts = weights[order], (weights * u)[order]  # one fold after the other
-        mine = folds == np.arange(len(self.held))[:, None]
-        self._before = np.cumsum(np.append(False, mine), dtype=np.int32)  # where a fold's next sample stands there
+        self._parts = (weights * (1.0 + 1j * u))[order]  # one fold after the other; masses and moments
+        self._before = np.zeros(len(self.held) * len(u) + 1, np.int32)  # where a fold's next sample stands there
+        np.cumsum(folds == np.arange(len(self.held))[:, None], out=self._before[1:])
 
     def _grid(self, h: float, finer: float = 1.0) -> _Grid:
         """A grid for bandwidths about h, and down to h over ``finer``."""
         u, width, most, beside = self.u, h / (BINS * finer), 10.0 * finer * h, int(5 * BINS * finer**2)
         long = np.flatnonzero(self.gaps > most)
-        less = np.append(0.0, np.cumsum(self.gaps[long] - most))  # by which the stretches up to there are shorter
-        starts = (np.append(u[0], u[long]) - u[0] - less) / width
-        # Shortened stretches end where bins begin. Bins begin a little earlier, so that rounding does not matter.
-        early = 1e-6
-        k = int((u[-1] - u[0] - less[-1]) / width + early) + 1
-        least = k + 1 + 2 * beside
+        less = np.concatenate([[0.0], np.cumsum(self.gaps[long] - most)])  # by which the stretches so far are shorter
+        starts = (u[long] - u[0] - less[1:]) / width
+        least = int((u[-1] - u[0] - less[-1]) / width) + 3 + 2 * beside
         bins = min(odd << max(0, (-(-least // odd) - 1).bit_length()) for odd in (4, 6, 10))  # 2ᵏ, 3·2ᵏ or 5·2ᵏ
-        last = np.searchsorted(starts, np.arange(1, k + 1) - early) - 1  # stretch that begins before a bin ends
-        edges = np.arange(k) * width + (u[0] + less[last])
+        # Shortened stretches end where bins begin. Bins begin a little earlier, so that rounding does not matter.
+        index, early = np.arange(-beside, bins - beside), 1e-6
+        edges = index * width + (u[0] + less[np.searchsorted(starts, index + (1.0 - early))] if long.size else u[0])
         at = np.searchsorted(u, edges - early * width)
-        at[0] = 0
-        return _Grid(edges, at, beside, width, 2.0 * np.pi * np.fft.rfftfreq(bins), bins, BINS * finer)
+        return _Grid(edges, at, width, np.arange(bins // 2 + 1) * (2.0 * np.pi / bins), bins, BINS * finer)
 
     def _binned(self, grid: _Grid) -> Array:
         """Each fold's mass in bins (folds, bins): a sample's is shared between the two bins around it."""
-        folds, k, n = len(self.held), len(grid.at), len(self.u)
-        begin = self._before[np.append(grid.at + n * np.arange(folds)[:, None], n * folds)]
-        some = np.flatnonzero(np.diff(begin))  # bins of a fold that have samples
-        mass, moment = np.zeros((2, folds, k))
-        for sums, parts in zip((mass, moment), self._parts):
-            sums.reshape(-1)[some] = np.add.reduceat(parts, begin[some])
-        share = (moment - grid.edges * mass) / grid.width
-        result = np.zeros((folds, grid.bins))
-        result[:, grid.first : grid.first + k] = mass - share
-        result[:, grid.first + 1 : grid.first + 1 + k] += share
-        return result
+        folds, n = len(self.held), len(self.u)
+        begin = self._before[(grid.at + n * np.arange(folds)[:, None]).ravel()]
+        some = np.flatnonzero(begin[:-1] < begin[1:])  # bins of a fold that have samples; the last ones have none
+        sums = np.add.reduceat(self._parts, begin[some])
+        mass = sums.real
+        share = (sums.imag - grid.edges[some % grid.bins] * mass) / grid.width
+        result = np.zeros(folds * grid.bins)
+        result[some] = mass - share
+        result[some + 1] += share
+        return result.reshape(folds, grid.bins)
 
     def _estimate(
         self, grid: _Grid, mass: Array, spectrum: Array, h: float, binned: float, method: str | None = None
@@ -119,10 +115,11 @@ class Line:
         density = np.fft.irfft(near, grid.bins)
         slope = np.fft.irfft(near * (1j * grid.frequencies), grid.bins)
         # The mass of a bin counts in its own density: what is less is rounding.
-        shift = (0.5 * h * h) * slope / np.maximum(density, np.maximum(0.3 * mass / h, 1e-15))
+        shift = (0.5 * h * h) * slope / np.maximum(density, np.maximum((0.3 / h) * mass, 1e-15))
+        places = np.arange(grid.bins) + np.minimum(np.maximum(shift, -4.0 * h), 4.0 * h)
+        places = np.minimum(np.maximum(places, 0.0), grid.bins - 1.5)  # the ends have no mass
         kernel = np.exp(-0.5 * q * (1.0 - (binned + 1.0) / (6.0 * h * h)))
-        places = np.arange(grid.bins) + np.clip(shift, -4.0 * h, 4.0 * h)
-        moved = _shared(np.clip(places, 0.0, grid.bins - 1.5), mass, grid.bins)  # the ends have no mass
+        moved = _shared(places, mass, grid.bins)
         return np.fft.rfft(moved) * kernel
 
     def left_out(self, h: float) -> LeftOut:
@@ -135,9 +132,9 @@ class Line:
         seen *= np.exp(grid.frequencies**2 / 12.0)  # as if these samples were not binned
         squares = _inner(spectrum, spectrum, grid.bins) - 2.0 * _inner(seen, spectrum, grid.bins) / self.held
         density = np.maximum(np.fft.irfft(spectrum, grid.bins), 1e-15) * unit
-        root, shares = np.sqrt(np.sqrt(density)), out / held
-        power = (density * root).sum(1) / unit - 5.0 * (shares * root).sum(1)
-        logs = (shares * np.log(density)).sum(1) if self.method != "laplace" else math.nan * self.held
+        root = np.sqrt(np.sqrt(density))
+        power = dots(density, root) / unit - 5.0 * dots(out, root) / self.held
+        logs = dots(out, np.log(density)) / self.held if self.method != "laplace" else math.nan * self.held
         return LeftOut(power, squares * unit, -logs)
 
 
