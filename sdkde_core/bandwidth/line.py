@@ -113,11 +113,13 @@ class Line:
             return spectrum * (kernel * (1.0 + 0.5 * q))
         near = spectrum * kernel
         density = np.fft.irfft(near, grid.bins)
-        slope = np.fft.irfft(near * (1j * grid.frequencies), grid.bins)
+        places = np.fft.irfft(near * (1j * grid.frequencies), grid.bins)  # the slope, and in place what follows
         # The mass of a bin counts in its own density: what is less is rounding.
-        shift = (0.5 * h * h) * slope / np.maximum(density, np.maximum((0.3 / h) * mass, 1e-15))
-        places = np.arange(grid.bins) + np.minimum(np.maximum(shift, -4.0 * h), 4.0 * h)
-        places = np.minimum(np.maximum(places, 0.0), grid.bins - 1.5)  # the ends have no mass
+        places /= np.maximum(density, np.maximum((0.3 / h) * mass, 1e-15))
+        places *= 0.5 * h * h
+        np.clip(places, -4.0 * h, 4.0 * h, out=places)
+        places += np.arange(grid.bins)
+        np.clip(places, 0.0, grid.bins - 1.5, out=places)  # the ends have no mass
         kernel = np.exp(-0.5 * q * (1.0 - (binned + 1.0) / (6.0 * h * h)))
         moved = _shared(places, mass, grid.bins)
         return np.fft.rfft(moved) * kernel
