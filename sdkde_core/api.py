@@ -164,6 +164,9 @@ def estimate(
         with _long(request, train, query, out, progress) as (ready, given, advance):
             return densities(ready, given, log, out, advance)
 
+    if request.method == "stacked":
+        return _stacked(request, train).estimate(train if query is None else query, log=log)
+
     def compute(request: Request) -> Any:
         if "torch" in sys.modules:  # else nothing is on a device or requires grad
             found, request = straight.estimate(request, train, query, log)
@@ -207,6 +210,8 @@ def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) ->
     ((1,), (7,))
     """
     request = Request.of(Goal.DENSITY, options, "progress")
+    if request.method == "stacked":
+        return _stacked(request, train)
 
     def compute(request: Request) -> Prepared:
         ready = plan(request, train)  # which refuses tensors that require grad
@@ -264,6 +269,8 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
     if progress is not False:
         with _long(request, train, query, None, progress) as (ready, given, advance):
             return gradients(ready, given, advance)
+    if request.method == "stacked":
+        return _stacked(request, train).grad_log_density(train if query is None else query)
 
     def compute(request: Request) -> Any:
         if "torch" in sys.modules:  # else nothing is on a device or requires grad
@@ -331,6 +338,8 @@ def select_bandwidth(
     (500,)
     """
     check_rule(rule, method)
+    if method == "stacked":
+        raise ValueError("a stacked density has several bandwidths; pass method='sdkde' for that of its first part")
     request = Request(Goal.DENSITY, method=method, bandwidth=1.0 if base is None else base, weights=weights)
     data, shape = read(request, train)
     data.check_finite()
@@ -424,7 +433,16 @@ def warm_up(device: str | Sequence[str] | None = None) -> dict[str, dict[str, fl
 
 def fitted(request: Request, train: Any, query: Argument, advance: Advance | None = None) -> Fitted:
     """Return fitted columns for a query that is answered by batches, here and on the command line."""
+    if request.method == "stacked":
+        return _stacked(request, train)._fitted
     return with_fallback(request, lambda tried: Fitted.of(plan(tried, train, expected=query), advance))
+
+
+def _stacked(request: Request, train: Any) -> Prepared:
+    """A density whose parts are chosen and weighted by left-out samples."""
+    from .estimator.stacked import stacked
+
+    return Prepared(*with_fallback(request, lambda tried: stacked(tried, train)))
 
 
 def _lazy(

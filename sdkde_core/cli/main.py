@@ -21,7 +21,7 @@ from ..estimator.batches import in_batches
 from ..estimator.density import undefined
 from ..estimator.explanation import explained
 from ..estimator.progress import batch_rows
-from ..estimator.request import METHODS, NEGATIVE, Goal, Request
+from ..estimator.request import ALL_METHODS, NEGATIVE, Goal, Request
 from ..files import EXTENSIONS, FileError, Source, about, check_apart, check_order, source, writing
 from ..messages import did_you_mean
 from ..protocol import KERNELS, PRECISIONS
@@ -43,7 +43,7 @@ def _step(context: click.Context, option: click.Parameter, value: str | None) ->
 
 _backend = click.option("--backend", default="auto", show_default=True, help="A backend's name, or auto.")
 _estimator = together(
-    _one_of("--method", METHODS, "sdkde", "Which density estimate."),
+    _one_of("--method", ALL_METHODS, "sdkde", "Which density estimate."),
     click.option(
         "--bandwidth",
         default="auto",

@@ -209,6 +209,8 @@ class Survey:
     def of(cls, request: Request, shape: Shape) -> Survey:
         """Begin; raise what can be said without data."""
         rule = request.bandwidth
+        if request.method == "stacked":
+            raise ValueError("method='stacked' needs all samples in memory; pass another method")
         if request.negative == "renormalise":
             raise ValueError("negative='renormalise' needs all samples in memory; pass 'clip' or 'keep'")
         if request.step == "moments" or request.score_bandwidth is not None:

@@ -157,6 +157,8 @@ class Fitted:
     ``home``.
     """
 
+    parts: tuple[Any, ...] = ()  # of a list of densities: stacked.Stacked
+
     def __init__(
         self,
         request: Request,

@@ -21,6 +21,8 @@ from .mixture import check_positive, marginal
 
 def probability(fitted: Fitted, lower: Any, upper: Any) -> float:
     """Return the probability of the box between two corners, which may be infinite."""
+    if fitted.parts:
+        return sum(math.exp(part.log_share) * probability(part.fitted, lower, upper) for part in fitted.parts)
     d = fitted.problem.d
     low, high = corner("lower", lower, d), corner("upper", upper, d)
     if (low > high).any():
@@ -63,6 +65,9 @@ def distribution(fitted: Fitted) -> Callable[[Any], Array]:
         )
     if fitted.request.negative != "keep":
         raise ValueError(f"negative={fitted.request.negative!r} has no integral in closed form; pass negative='keep'")
+    if fitted.parts:
+        parts = [(math.exp(part.log_share), distribution(part.fitted)) for part in fitted.parts]
+        return lambda x: sum((share * function(x) for share, function in parts), np.zeros(len(x)))
     points, log_weights, scales, centre = fitted.on_host
     order, widest = np.argsort(points[:, 0], kind="stable"), scales.max()
     u, w, scales = points[order, 0], np.exp(log_weights[order]), scales[order]
@@ -96,11 +101,10 @@ def quantiles(fitted: Fitted, q: Array) -> Array:
     """Return the values (m,) where the distribution function is q, by bisection to neighbouring numbers."""
     check_positive(fitted, "has no quantiles")
     function = distribution(fitted)
-    points, log_weights, scales, centre = fitted.on_host
-    h = scales.max() * float(fitted.bandwidth.factor.reshape(-1)[0])
-    carried = points[log_weights > -math.inf, 0]
-    low = np.full(q.shape, centre[0] + h * (carried.min() - 40.0))
-    high = np.full(q.shape, centre[0] + h * (carried.max() + 40.0))
+    ends = [_ends(part.fitted) for part in fitted.parts] or [_ends(fitted)]
+    h = min(h for _, _, h in ends)
+    low = np.full(q.shape, min(low for low, _, _ in ends))
+    high = np.full(q.shape, max(high for _, high, _ in ends))
     inside = (q > 0) & (q < 1)
     for _ in range(200):
         middle = 0.5 * low + 0.5 * high
@@ -109,6 +113,14 @@ def quantiles(fitted: Fitted, q: Array) -> Array:
         if (np.nextafter(low, math.inf) >= high).all() or (high - low <= 1e-13 * h).all():
             break
     return np.where(inside, 0.5 * low + 0.5 * high, np.where(q <= 0, -math.inf, math.inf))
+
+
+def _ends(fitted: Fitted) -> tuple[float, float, float]:
+    """Between which values there is all of the density, and its bandwidth, in data units."""
+    points, log_weights, scales, centre = fitted.on_host
+    h, carried = float(fitted.bandwidth.factor.reshape(-1)[0]), points[log_weights > -math.inf, 0]
+    reach = 40.0 * scales.max()
+    return centre[0] + h * (carried.min() - reach), centre[0] + h * (carried.max() + reach), h
 
 
 def corner(name: str, value: Any, d: int) -> Array:

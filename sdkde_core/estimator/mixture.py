@@ -57,6 +57,10 @@ class Mixture(NamedTuple):
 
 def components(fitted: Fitted) -> Mixture:
     """Return where the kernels are, their weights and their covariance, of the signed method too."""
+    if fitted.parts:
+        raise ValueError(
+            "a stacked density has kernels of several covariances; take the mixture() of each of its parts"
+        )
     points, log_weights, scales, centre = fitted.on_host
     means, covariance = centre + fitted.bandwidth.stretch(points), np.array(fitted.bandwidth.matrix)
     return Mixture(means, np.exp(log_weights), covariance, scales)
@@ -91,13 +95,15 @@ def generator(random_state: Any) -> Any:
         ) from None
 
 
-def draws(fitted: Fitted, n: int, random_state: Any = None) -> Any:
+def draws(fitted: Any, n: int, random_state: Any = None) -> Any:
     """Return draws (n, d), float64: each a component's mean and a draw of its kernel: exact.
 
     They are made where the columns are: on a GPU by PyTorch's generator, with a seed from ``random_state``.
     """
     check_positive(fitted, "cannot be sampled")
     rng, d = generator(random_state), fitted.problem.d
+    if fitted.parts:
+        return fitted.draws(n, rng)
     (points, log_weights, scales, centre), bandwidth = fitted.components, fitted.bandwidth
     if is_torch_array(points) and points.is_cuda:
         torch = sys.modules["torch"]
@@ -117,9 +123,11 @@ def draws(fitted: Fitted, n: int, random_state: Any = None) -> Any:
     return centre + bandwidth.stretch(points[which] + drawn)
 
 
-def marginal(fitted: Fitted, dims: Any) -> Fitted:
+def marginal(fitted: Any, dims: Any) -> Any:
     """Return the density of the coordinates ``dims``, in that order."""
     kept = indices("dims", fitted, dims)
+    if fitted.parts:
+        return fitted.each(lambda part: marginal(part, kept))
     if fitted.request.negative != "keep":
         raise ValueError(
             f"negative={fitted.request.negative!r} has no marginal in closed form; pass negative='keep' to prepare"
@@ -135,7 +143,7 @@ def marginal(fitted: Fitted, dims: Any) -> Fitted:
     return fitted.derived(bandwidth, centre[kept], points, log_weights, names)
 
 
-def conditional(fitted: Fitted, given: Mapping[Any, Any]) -> Fitted:
+def conditional(fitted: Any, given: Mapping[Any, Any]) -> Any:
     """Return the density of the other coordinates where some have the values ``given``."""
     check_positive(fitted, "has no conditional density")
     if not isinstance(given, Mapping):
@@ -149,6 +157,8 @@ def conditional(fitted: Fitted, given: Mapping[Any, Any]) -> Fitted:
         raise TypeError(f"given is {brief(dict(given))}; pass a number for each dimension") from None
     if not np.isfinite(values).all():
         raise ValueError(f"given is {brief(dict(given))}; pass finite values")
+    if fitted.parts:
+        return fitted.each(lambda part: conditional(part, dict(zip(first, values))), fitted.logs_at(first, values))
     others = [k for k in range(fitted.problem.d) if k not in first]
     order, k, whole = [*first, *others], len(first), fitted.bandwidth
     points, log_weights, scales, centre = fitted.on_host
@@ -205,12 +215,14 @@ def indices(name: str, fitted: Fitted, dims: Any) -> list[int]:
     return found
 
 
-def modes(fitted: Fitted, starts: Array | None = None) -> Array:
+def modes(fitted: Any, starts: Array | None = None) -> Array:
     """Return the local maxima that mean shift finds (k, d), highest first, in data units, float64.
 
     ``starts``: (m, d), in bandwidths from the centre; by default up to 512 samples, drawn by a fixed seed.
     """
     check_positive(fitted, "mean shift may lower it")
+    if fitted.parts:
+        return fitted.modes(starts)
     points, log_weights, scales, centre = fitted.on_host
     narrowest = float(scales.min())
     if starts is None:

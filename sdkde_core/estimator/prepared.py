@@ -49,7 +49,7 @@ class Prepared:
         What was chosen.
     """
 
-    _fitted: Fitted
+    _fitted: Any  # Fitted, or of a stacked density Stacked
     _dtype: str
     _origin: Origin = field(default_factory=Origin)
 
@@ -246,6 +246,8 @@ class Prepared:
         """
         fitted, points = self._gaussian("modes"), None
         if starts is not None:
+            if fitted.parts:
+                return fitted.modes(to_host(fitted.asked(starts).array))
             rows = to_host(fitted.read(fitted.asked(starts)).train)
             points = to_host(self.bandwidth.whiten(rows, to_host(fitted.centre)))
             if not len(points) or not (abs(points) < 1e140).all():  # squares of distances must stay finite
@@ -312,7 +314,7 @@ class Prepared:
         fitted = from_saved(content, arrays, name)
         return cls(fitted, fitted.problem.dtype, origin_of(content))
 
-    def _gaussian(self, what: str) -> Fitted:
+    def _gaussian(self, what: str) -> Any:
         """The fitted density; ValueError unless its kernel is the Gaussian, the only one with ``what``."""
         if self.kernel != "gaussian":
             raise ValueError(
@@ -320,8 +322,16 @@ class Prepared:
             )
         return self._fitted.current
 
+    @property
+    def parts(self) -> tuple[tuple[str, float, Prepared], ...]:
+        """Of a stacked density what it is a weighted sum of: what each part is, its share, and its density."""
+        return tuple((p.label, math.exp(p.log_share), replace(self, _fitted=p.fitted)) for p in self._fitted.parts)
+
     def __repr__(self) -> str:
         size = f"{self.n_train} × {self.n_dimensions}"
+        if self._fitted.parts:
+            shares = ", ".join(f"{100.0 * share:.0f} % {label}" for label, share in self._fitted.shares().items())
+            return f"Prepared(stacked, {size}: {shares}; {self.precision}, {self.backend} on {self.device})"
         how = self.method if self.kernel == "gaussian" else f"{self.method}, {self.kernel} kernel"
         h = self._fitted.request.told(self.bandwidth)
         return f"Prepared({how}, {size}, {h}, {self.precision}, {self.backend} on {self.device})"

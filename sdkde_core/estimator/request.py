@@ -21,6 +21,8 @@ from ..protocol import KERNELS, PRECISIONS, TOLERANCES, Problem, Reduction, with
 
 METHODS = ("kde", "sdkde", "laplace")
 
+ALL_METHODS = (*METHODS, "stacked")  # the last: a list of fitted densities, each of its own method
+
 MOST = 1.2  # the largest step of "moments", for a score at the bandwidth itself
 
 TAILS = {"guard": 0.02, "plain": 0.0}  # the guard's part of the whole
@@ -77,6 +79,7 @@ class Request:
     * sdkde: kde on samples moved by τ H ŝ(x_j), ŝ = ∇log p̂ the empirical score; by default τ is ½ and ŝ at the same
       H, but in three or more columns with a bandwidth that is chosen (:meth:`moving`).
     * laplace: p̂(y) = Σ_j w_j N(y; x_j, H) (1 + d/2 − ½ r²_j); signed.
+    * stacked: a weighted sum of sdkde and smoothed mixtures: estimator.stacked.
 
     TypeError or ValueError for an option that cannot be right, or a goal that is not the method's.
     """
@@ -134,7 +137,7 @@ class Request:
         for name in ("method", "kernel", "negative", "precision", "backend"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} is {getattr(self, name)!r}; pass a string")
-        for name, known in (("method", METHODS), ("kernel", tuple(KERNELS)), ("negative", NEGATIVE)):
+        for name, known in (("method", ALL_METHODS), ("kernel", tuple(KERNELS)), ("negative", NEGATIVE)):
             _check_known(name, getattr(self, name), known)
         if self.kernel != "gaussian" and self.method != "kde":
             raise ValueError(
@@ -162,7 +165,7 @@ class Request:
             alpha = self.adaptive
             if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0.0 <= alpha <= 1.0:
                 raise ValueError(f"adaptive is {alpha!r}; pass an exponent from 0 to 1, such as 0.5, or None")
-            if alpha and (self.method == "laplace" or self.kernel != "gaussian" or self.step == "moments"):
+            if alpha and (self.method in ("laplace", "stacked") or self.kernel != "gaussian" or self.step == "moments"):
                 raise ValueError(
                     f"adaptive={alpha!r} is for method='sdkde' or 'kde' with the Gaussian kernel, and its own step or "
                     "a number; leave adaptive out"
@@ -172,7 +175,7 @@ class Request:
             share = TAILS.get(self.tails) if isinstance(self.tails, str) else self.tails
             if not isinstance(share, Real) or isinstance(share, bool) or not 0.0 <= share < 1.0:
                 raise ValueError(f"tails is {self.tails!r}; pass 'guard', 'plain', a number from 0 to below 1, or None")
-            if share and (self.method == "laplace" or self.kernel != "gaussian"):
+            if share and (self.method in ("laplace", "stacked") or self.kernel != "gaussian"):
                 raise ValueError(
                     f"tails={self.tails!r} is for method='sdkde' or 'kde' with the Gaussian kernel; leave tails out"
                 )

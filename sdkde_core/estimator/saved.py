@@ -17,6 +17,9 @@ The content of a file of the kind ``"Prepared"``, see :mod:`sdkde_core.archive`:
 ``origin``      array library and device of the samples, and whether that is the host; NumPy where they cannot be had
 ==============  ===================================================================================================
 
+Of a stacked density ``stacked`` is the list of its parts, for each what it is, the log of its share and such a content,
+and ``samples`` how many it was fitted to; its arrays are those of part 0, 1, … with ``part 0.`` and so on before them.
+
 Its arrays: ``points`` (n, d), moved and whitened; ``log_weights`` (n,); ``centre`` (d,), what whitening subtracts;
 those of :meth:`.Bandwidth.arrays`; and ``selection.multiples`` and so on, the arrays of the selection.
 """
@@ -45,6 +48,14 @@ from .request import Goal, Options, Request
 def to_saved(fitted: Fitted, origin: Origin) -> tuple[dict[str, Any], dict[str, Array]]:
     """Return the content and the arrays of a file; TypeError for backend_options that JSON does not have."""
     fitted = fitted.current
+    if fitted.parts:
+        content: dict[str, Any] = {"stacked": [], "samples": fitted.problem.n}
+        arrays: dict[str, Any] = {}
+        for k, (label, log_share, one) in enumerate(fitted.parts):
+            part, own = to_saved(one, origin)
+            content["stacked"].append([label, log_share, part])
+            arrays |= {f"part {k}.{name}": x for name, x in own.items()}
+        return content | {"origin": list(origin.address)}, arrays
     request, bandwidth, problem, backend, centre, groups, names = fitted.state(fitted.choice.name)
     options = request.options("bandwidth", "weights") | {"precision": problem.precision}
     options["check_finite"] = bool(options["check_finite"])
@@ -79,6 +90,8 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
     Where the user had named a backend or a device that cannot be had here, a warning says so, with the file's ``name``.
     Nothing in the file is trusted: ValueError where it cannot be right.
     """
+    if "stacked" in content:
+        return _stacked(content, arrays, name)
     options = dict(_checked(content, "request", dict))
     # What cannot be had where the file is loaded is done without.
     where = {key: options.pop(key, None) for key in ("backend", "device", "backend_options")}
@@ -125,6 +138,27 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
         wanted = ", ".join(f"{key}={brief(value)}" for key, value in named.items())
         warn_once(f"{name} was made with {wanted}, not to be had here ({error}); {fitted.choice.name} takes its place")
         return fitted
+
+
+def _stacked(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str) -> Any:
+    """The list of densities of a file."""
+    from .stacked import Part, Stacked
+
+    parts = list[Part]()
+    for k, one in enumerate(_checked(content, "stacked", list)):
+        match one:
+            case [str(label), float(log_share), dict(part)]:
+                start = f"part {k}."
+                own = {key.removeprefix(start): x for key, x in arrays.items() if key.startswith(start)}
+                parts.append(Part(label, log_share, from_saved(part, own, name)))
+    n = _checked(content, "samples", int)
+    if len(parts) != len(content["stacked"]) or not parts or not 0 < n < 1 << 63:
+        raise ValueError("its parts cannot be right")
+    alike = len({(part.fitted.problem.d, part.fitted.problem.dtype) for part in parts}) == 1
+    if not alike or not abs(sum(math.exp(min(part.log_share, 1.0)) for part in parts) - 1.0) < 1e-6:
+        raise ValueError("its parts do not fit one another")
+    first = parts[0].fitted.request
+    return Stacked(replace(first, method="stacked", step=None, score_bandwidth=None, tails=None), parts, n)
 
 
 def origin_of(content: Mapping[str, Any]) -> Origin:

@@ -270,6 +270,8 @@ def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
     x, request, choice = query.array, fitted.request, fitted.choice
     place = place_of(x)
     laplace_score = what == "score" and request.method == "laplace"
+    if not fitted.groups:  # a list of densities asks for each
+        return None
     if place is None or x.ndim != 2 or not x.shape[0] or choice.device != place or choice.devices:
         return None
     if laplace_score or request.ranks or not _plain(request) or "line" not in choice.info.features:

@@ -104,6 +104,8 @@ class gaussian_kde:
         backend: str = "auto",
         device: str | Sequence[str] | None = None,
     ) -> None:
+        if method == "stacked":
+            raise ValueError("method='stacked' has kernels of several covariances; fit it with sdkde_core.prepare")
         moves = {"step": step, "score_bandwidth": score_bandwidth}
         self._options = {"precision": precision, "backend": backend, "device": device, **moves}
         Request.of(Goal.DENSITY, {"method": method, **self._options})  # type: ignore[typeddict-item]  # or raises

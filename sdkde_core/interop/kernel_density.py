@@ -15,7 +15,7 @@ from ..archive import plain, write
 from ..arrays import Array, refuse_dask, refuse_masked
 from ..bandwidth.matrix import Bandwidth
 from ..estimator.prepared import Prepared
-from ..estimator.request import METHODS, NEGATIVE, TAILS
+from ..estimator.request import ALL_METHODS, NEGATIVE, TAILS
 from ..protocol import PRECISIONS
 
 try:
@@ -51,7 +51,7 @@ class KernelDensity(neighbors.KernelDensity):
         As far as they mean the Euclidean distance.
     algorithm, atol, breadth_first, leaf_size
         As scikit-learn's. There is no tree here, and they change nothing.
-    method : {"kde", "sdkde", "laplace"}
+    method : {"kde", "sdkde", "laplace", "stacked"}
         ``"sdkde"`` moves the samples once, in :meth:`fit`. ``"laplace"`` is signed: see ``negative``.
     step, score_bandwidth, adaptive, tails
         As for :func:`sdkde_core.estimate`.
@@ -85,7 +85,7 @@ class KernelDensity(neighbors.KernelDensity):
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **neighbors.KernelDensity._parameter_constraints,
         "bandwidth": [neighbors.KernelDensity._parameter_constraints["bandwidth"][0], str, "array-like", Bandwidth],
-        "method": [StrOptions(set(METHODS))],
+        "method": [StrOptions(set(ALL_METHODS))],
         "step": [None, Real, StrOptions({"moments"})],
         "score_bandwidth": [None, Real],
         "adaptive": [None, Real],

@@ -347,7 +347,10 @@ def _grid(
     """
     ends, widths = [], []
     for one in drawn:
-        means, weights, covariance, _ = components(one.density._fitted)
+        several = [part for _, _, part in one.density.parts] or [one.density]
+        found = [components(density._fitted) for density in several]
+        means, weights = (np.concatenate(x) for x in zip(*((f.means, f.weights) for f in found)))
+        covariance = min((f.covariance for f in found), key=lambda matrix: float(matrix[j, j]))
         means, weights = means[weights > 0], weights[weights > 0]
         x, h = means[:, j], float(np.sqrt(covariance[j, j]))
         low, high = np.quantile(x, [tail, 1 - tail], weights=weights, method="inverted_cdf")

@@ -1,0 +1,219 @@
+"""A density that is a weighted list of fitted ones, Σ_e π_e p̂_e, and all that a density answers, of the list.
+
+Parts have bandwidths and centres of their own; each is a :class:`.fitted.Fitted`. Logs are joined by log-sum-exp,
+scores by the softmax of the parts' logs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from array_api_compat import device
+
+from ..arrays import Argument, Array, array_namespace, quiet, rounded, to_host
+from ..bandwidth.matrix import Bandwidth
+from ..bandwidth.mixtures import choose, smoothed, stack
+from ..bandwidth.selection import SEED
+from ..engine.groups import Group
+from ..engine.merge import merge, take_rows
+from ..engine.outliers import radii
+from ..protocol import Columns, Partial
+from . import straight
+from .fitted import Fitted, loaded
+from .mixture import draws, marginal
+from .plan import plan
+from .request import Goal, Request
+
+
+class Part(NamedTuple):
+    """One density of the list: what it is a part of, for people, and the log of its share."""
+
+    label: str
+    log_share: float
+    fitted: Fitted
+
+
+class Stacked:
+    """Parts whose shares sum to 1, of n samples; immutable, pickles.
+
+    Where one number describes a density, as its bandwidth, it is the first part's.
+    """
+
+    has_second = False
+    groups = ()
+
+    def __init__(self, request: Request, parts: Iterable[Part], n: int) -> None:
+        self.request, self.parts = request, tuple(parts)
+        first = self.parts[0].fitted
+        self.problem = replace(first.problem, n=n, m=n)
+        self.bandwidth, self.names = first.bandwidth, first.names
+        self.home, self.centre = first.home, first.centre
+
+    @property
+    def choice(self) -> Any:
+        """The first part's backend."""
+        return self.parts[0].fitted.current.choice
+
+    @property
+    def current(self) -> Stacked:
+        return self
+
+    def each(self, change: Callable[[Fitted], Fitted], log_terms: Any = None) -> Stacked:
+        """Return the list of changed parts; ``log_terms``: added to the logs of their shares, which then sum to 1."""
+        logs = np.array([part.log_share for part in self.parts])
+        if log_terms is not None:
+            logs = logs + np.asarray(log_terms, dtype=float)
+            logs -= np.logaddexp.reduce(logs)
+        parts = (part._replace(log_share=float(log), fitted=change(part.fitted)) for log, part in zip(logs, self.parts))
+        return Stacked(self.request, [part for part in parts if part.log_share > -math.inf], self.problem.n)
+
+    def shares(self) -> dict[str, float]:
+        """The share of each label, largest first."""
+        found: dict[str, float] = {}
+        for part in self.parts:
+            found[part.label] = found.get(part.label, 0.0) + math.exp(part.log_share)
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def asked(self, query: Any) -> Argument:
+        """Recognise the user's query and validate its shape."""
+        return self.parts[0].fitted.asked(query)
+
+    def read(self, query: Argument) -> Argument:
+        """A query as :meth:`answer` takes it: parts read it themselves."""
+        return query
+
+    def serve(self, compute: Callable[[Stacked], Any]) -> Any:
+        """Return ``compute(self)``: parts whose backend fails go on with another one by themselves."""
+        return compute(self)
+
+    @quiet
+    def answer(self, query: Argument, what: str) -> Any:
+        """Return the ``"density"`` (m,), its ``"log"``, or the ``"score"`` (m, d), as :meth:`.Fitted.answer` does."""
+        logs, scores = self._terms(query, what == "score")
+        dtype, joined = max(query.dtype, self.problem.dtype), merge(list(map(Partial, logs, scores)))
+        if what == "score":
+            return query.origin.restore(joined.shift, dtype)
+        log_sum = joined.log_sum
+        return query.origin.restore(log_sum if what == "log" else array_namespace(log_sum).exp(log_sum), dtype)
+
+    def _terms(self, query: Argument, scored: bool) -> tuple[list[Any], list[Any]]:
+        """All parts' logs (m,) with their shares, and scores (m, d) or None, float64, where the query is."""
+        logs = [part.log_share + _of_part(part.fitted, query, "log") for part in self.parts]
+        return logs, [_of_part(part.fitted, query, "score") if scored else None for part in self.parts]
+
+    def logs_at(self, dims: Any, values: Array) -> list[float]:
+        """The logs of the parts' marginals of the coordinates ``dims`` at values (k,): a conditional's shares."""
+        query = Argument.of("given", values[None, :])
+        return [float(to_host(_of_part(marginal(part.fitted, dims), query, "log"))[0]) for part in self.parts]
+
+    def draws(self, n: int, rng: Any) -> Any:
+        """Return draws (n, d), in an order that says nothing."""
+        shares = np.exp([part.log_share for part in self.parts])
+        counts = rng.multinomial(n, shares / shares.sum())
+        drawn = [draws(part.fitted.current, int(k), rng) for part, k in zip(self.parts, counts)]
+        if not all(type(x) is type(drawn[0]) for x in drawn):  # backends on several devices
+            drawn = [to_host(x) for x in drawn]
+        xp = array_namespace(drawn[0])
+        return take_rows(xp.concat(drawn), xp.asarray(rng.permutation(n), device=device(drawn[0])))
+
+    def modes(self, starts: Array | None) -> Array:
+        """Return the local maxima (k, d), highest first, in data units; ``starts``: (m, d), in data units.
+
+        A row moves by ∇log p̂ in the unit Σ_e r_e H_e⁻¹, r_e the parts' shares there: with one part, to the mean of the
+        samples under its kernel weights; it never lowers the density.
+        """
+        if starts is None:
+            starts = to_host(self.draws(512, np.random.default_rng(0)))
+        rows, going = np.array(starts, dtype=float), np.arange(len(starts))
+        inverses = np.stack([np.linalg.inv(part.fitted.bandwidth.matrix) for part in self.parts])  # (e, d, d)
+        narrowest = min(float(group.scale) for part in self.parts for group in part.fitted.groups) ** 2
+        for _ in range(5000):
+            found, scores = self._terms(Argument.of("query", rows[going]), True)
+            logs = np.stack(found, axis=1)
+            shares = np.exp(logs - np.logaddexp.reduce(logs, axis=1)[:, None])  # (m, e)
+            slope = np.einsum("me,med->md", shares, np.stack(scores, axis=1))
+            unit = np.einsum("me,eij->mij", shares, inverses)
+            step = narrowest * np.linalg.solve(unit, slope[:, :, None])[:, :, 0]
+            rows[going] += step
+            going = going[np.sqrt(np.einsum("mi,mij,mj->m", step, unit, step)) > 1e-7]
+            if not going.size:
+                break
+        heights = to_host(self.answer(Argument.of("query", rows), "log"))
+        kept: list[Array] = []
+        for i in np.argsort(-heights, kind="stable"):
+            away = (rows[i] - other for other in kept)
+            if all(min(np.einsum("i,eij,j->e", v, inverses, v)) > 1e-4 for v in away):  # else it is the same mode
+                kept.append(rows[i])
+        return np.array(kept)
+
+
+def _of_part(fitted: Fitted, query: Argument, what: str) -> Any:
+    """What a part answers, float64, where the query is."""
+    found = straight.answer(fitted.current, query, what)
+    if found is None:
+        found = fitted.serve(lambda here: here.answer(here.read(query), what))
+    return array_namespace(found).astype(found, array_namespace(found).float64)
+
+
+def kernels(first: Fitted, request: Request, points: Array, weights: Array, factor: Array) -> Fitted:
+    """Return a KDE of weighted points (n, d), in data units on the host, with H = L Lᵀ, ``factor`` being L (d, d)."""
+    n, d = points.shape
+    bandwidth = Bandwidth.of(float(factor[0, 0]), 1) if d == 1 else Bandwidth.of(factor @ factor.T, d)
+    centre = weights @ points
+    whitened, logs = bandwidth.whiten(points, centre), np.log(weights)
+    equal = bool((logs == logs[0]).all())
+    requires = first.problem.requires - {"weights"} | (set() if equal else {"weights"})
+    fields = {"n": n, "m": n, "d": d, "requires": frozenset(requires), "extent": rounded(float(radii(whitened).max()))}
+    asked = replace(first.problem, device="cpu", **fields)
+    place = first.choice.device
+    request = replace(request, method="kde", device=request.device if place == "cpu" else place)
+    groups = (Group(Columns(np.ascontiguousarray(whitened), logs)),)
+    return loaded(request.settled, bandwidth, asked, "auto", centre, groups, first.names)
+
+
+FOLDS = 5
+
+
+def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
+    """Fit the parts of ``method="stacked"``; return them, the samples' dtype, and their origin.
+
+    All parts are judged by what they say of the same fifths of the samples that they were not fitted to: sdkde with the
+    bandwidth of all samples.
+    """
+    own = replace(request, goal=Goal.DENSITY, method="sdkde")
+    ready = plan(own, train)
+    whole, data = Fitted.of(ready), ready.data
+    x, logs = to_host(data.train).astype(np.float64), data.log_weights
+    weights = np.full(len(x), 1.0 / len(x)) if logs is None else np.exp(to_host(logs))
+    carrying = weights > 0.0
+    x, weights = x[carrying], weights[carrying]
+    n, settled = whole.problem.n, replace(request.settled, precision=whole.problem.precision)
+    only = Stacked(settled, [Part("sdkde", 0.0, whole)], n)
+    if len(x) < 10 * (x.shape[1] + 1):  # too few for a covariance in every fold
+        return only, data.dtype, data.origin
+    folds = np.random.default_rng(SEED).permutation(len(x)) % FOLDS
+    found = choose(x, weights, folds)
+    judged = [_left_out(own, ready.bandwidth, x, None if logs is None else weights, folds)]
+    judged += [one.left_out for one in found]
+    shares = stack(np.stack(judged, axis=1), weights)
+    parts = [Part("sdkde", math.log(shares[0]), whole)] if shares[0] else []
+    for share, one in zip(shares[1:], found):
+        for group in smoothed(x, weights, one.normals, one.h) if share else ():
+            fitted = kernels(whole, own, group.points, group.weights, group.factor)
+            parts.append(Part(one.reason, math.log(share * group.share), fitted))
+    return Stacked(settled, parts, n), data.dtype, data.origin
+
+
+def _left_out(request: Request, bandwidth: Bandwidth, x: Array, weights: Array | None, folds: Array) -> Array:
+    """The log density (n,) at every sample of the estimate from the other folds'."""
+    result = np.empty(len(x))
+    for fold in range(FOLDS):
+        out = folds == fold
+        given = replace(request, bandwidth=bandwidth, weights=None if weights is None else weights[~out])
+        fitted = Fitted.of(plan(given, x[~out]))
+        result[out] = _of_part(fitted, Argument.of("query", x[out]), "log")
+    return result

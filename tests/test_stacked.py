@@ -1,0 +1,137 @@
+"""A density that is a weighted list of fitted ones: sdkde and smoothed mixtures."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+
+import sdkde_core
+
+RNG = np.random.default_rng(21)
+A = np.array([[1.0, 0.0], [0.8, 0.4]])
+
+
+def two(n, rng=RNG):
+    """A correlated normal, and a narrow one beside it."""
+    near = rng.random(n) < 0.6
+    return np.where(near[:, None], rng.normal(size=(n, 2)) @ A.T, [5.0, 0.0] + 0.4 * rng.normal(size=(n, 2)))
+
+
+def log_density(y):
+    inverse = np.linalg.inv(A)
+    first = -0.5 * ((y @ inverse.T) ** 2).sum(1) - math.log(np.linalg.det(A)) + math.log(0.6)
+    second = -0.5 * (((y - [5.0, 0.0]) / 0.4) ** 2).sum(1) - 2 * math.log(0.4) + math.log(0.4)
+    return np.logaddexp(first, second) - math.log(2 * math.pi)
+
+
+X, Y = two(600), two(300)
+READY = sdkde_core.prepare(X, method="stacked")
+
+
+def test_it_is_the_sum_of_its_parts():
+    shares = np.array([share for _, share, _ in READY.parts])
+    assert shares.sum() == pytest.approx(1.0) and READY.method == "stacked" and READY.n_train == 600
+    want = sum(share * part.estimate(Y) for _, share, part in READY.parts)
+    np.testing.assert_allclose(READY.estimate(Y), want, rtol=1e-9)
+    np.testing.assert_allclose(READY.estimate(Y, log=True), np.log(want), rtol=1e-9)
+    np.testing.assert_allclose(sdkde_core.estimate(X, Y, method="stacked"), want, rtol=1e-9)
+    out = np.empty(300)
+    assert sdkde_core.estimate(X, Y, method="stacked", out=out) is out
+    np.testing.assert_allclose(out, want, rtol=1e-9)
+    assert all(label in repr(READY) for label, _, _ in READY.parts)
+
+
+def test_it_is_better_than_sdkde_where_a_mixture_is_right():
+    y, kl = two(4000, np.random.default_rng(5)), {}
+    for method in ("sdkde", "stacked"):
+        kl[method] = float(np.mean(log_density(y) - sdkde_core.estimate(X, y, method=method, log=True)))
+    assert kl["stacked"] < 0.6 * kl["sdkde"]
+
+
+def test_scores_are_derivatives_of_the_logs():
+    e = 1e-5
+    steps = [(READY.estimate(Y + e * k, log=True) - READY.estimate(Y - e * k, log=True)) / (2 * e) for k in np.eye(2)]
+    np.testing.assert_allclose(READY.grad_log_density(Y), np.stack(steps, axis=1), rtol=1e-5, atol=1e-6)
+    got = sdkde_core.grad_log_density(X, Y, method="stacked")
+    np.testing.assert_allclose(got, READY.grad_log_density(Y), rtol=1e-9)
+
+
+def test_what_a_density_gives_is_of_all_parts():
+    drawn = READY.sample(60_000, 0)
+    np.testing.assert_array_equal(drawn, READY.sample(60_000, 0))
+    inside = ((drawn > -1) & (drawn < 1)).all(axis=1).mean()
+    assert READY.probability(-1, 1) == pytest.approx(inside, abs=8e-3)
+    t = np.linspace(-30.0, 30.0, 6001)
+    sections = READY.estimate(np.stack([np.full(6001, 0.3), t], axis=1))
+    total = float(np.sum(sections) * (t[1] - t[0]))
+    assert READY.marginal(0).estimate([0.3])[0] == pytest.approx(total, rel=1e-4)
+    np.testing.assert_allclose(
+        READY.conditional({0: 0.3}).estimate(t[2500:3500:50]), sections[2500:3500:50] / total, rtol=1e-4
+    )
+    line = READY.marginal(1)
+    assert line.cdf(line.quantile(0.01)) == pytest.approx(0.01, rel=1e-9)
+    assert (line.sample(20_000, 1) < line.quantile(0.3)).mean() == pytest.approx(0.3, abs=0.02)
+    peaks = READY.modes()
+    np.testing.assert_allclose(READY.grad_log_density(peaks), 0.0, atol=1e-3)
+    assert abs(peaks - [5.0, 0.0]).sum(axis=1).min() < 0.3
+    np.testing.assert_allclose(
+        READY.modes([[4.5, 0.2]])[0], peaks[np.argmin(abs(peaks - [5.0, 0.0]).sum(axis=1))], atol=1e-3
+    )
+    assert READY.divergence(READY).mean == 0.0
+    with pytest.raises(ValueError, match="parts"):
+        READY.mixture()
+
+
+def test_files_pickles_and_classes_keep_it(tmp_path):
+    want = READY.estimate(Y)
+    READY.save(tmp_path / "a")
+    for one in (sdkde_core.load(tmp_path / "a"), pickle.loads(pickle.dumps(READY))):
+        np.testing.assert_array_equal(one.estimate(Y), want)
+        assert (repr(one), one.n_train) == (repr(READY), 600)
+    model = sdkde_core.KernelDensity(method="stacked", bandwidth="auto").fit(X)
+    np.testing.assert_allclose(model.score_samples(Y), np.log(want), atol=1e-4)
+    model.save(tmp_path / "b")
+    np.testing.assert_array_equal(sdkde_core.load(tmp_path / "b").score_samples(Y), model.score_samples(Y))
+
+
+def test_shifts_units_weights_and_copies_do_not_matter():
+    moved = sdkde_core.prepare(X * [1000.0, 0.01] + [5.0, -3.0], method="stacked")
+    want = READY.estimate(Y, log=True) - math.log(10.0)
+    np.testing.assert_allclose(moved.estimate(Y * [1000.0, 0.01] + [5.0, -3.0], log=True), want, atol=2e-3)
+    light = np.concatenate([X, X + 100.0])
+    weights = np.concatenate([np.full(600, 2.0), np.zeros(600)])
+    weighted = sdkde_core.prepare(light, weights=weights, method="stacked")
+    np.testing.assert_allclose(weighted.estimate(Y, log=True), READY.estimate(Y, log=True), atol=0.3)
+    assert weighted.estimate([[100.0, 100.0]])[0] < 1e-12
+
+
+def test_tensors_in_tensors_out():
+    torch = pytest.importorskip("torch")
+    got = sdkde_core.estimate(
+        torch.tensor(X, dtype=torch.float32), torch.tensor(Y, dtype=torch.float32), method="stacked"
+    )
+    assert got.dtype == torch.float32
+    np.testing.assert_allclose(np.log(got), READY.estimate(Y, log=True), atol=0.02)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_few_samples_are_sdkdes(n):
+    x = RNG.normal(size=(n, 2))
+    got = sdkde_core.estimate(x, Y[:5], method="stacked")
+    np.testing.assert_allclose(got, sdkde_core.estimate(x, Y[:5]), rtol=1e-9)
+
+
+def test_what_is_refused():
+    da = pytest.importorskip("dask.array")
+    for call in (
+        lambda: sdkde_core.debias(X, method="stacked"),
+        lambda: sdkde_core.select_bandwidth(X, method="stacked"),
+        lambda: sdkde_core.gaussian_kde(X.T, method="stacked"),
+        lambda: sdkde_core.estimate(X, method="stacked", tails="guard"),
+        lambda: sdkde_core.estimate(X, method="stacked", step=0.5),
+        lambda: sdkde_core.estimate(da.from_array(X), method="stacked").compute(),
+        lambda: sdkde_core.estimate(np.where(X > 3, np.nan, X), method="stacked"),
+    ):
+        with pytest.raises(ValueError, match=r"method|tails|step|finite|stacked"):
+            call()
