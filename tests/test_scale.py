@@ -291,9 +291,8 @@ def test_the_default_is_that_of_data_in_memory(d, n, weighted, tmp_path, monkeyp
 
     for name, array in (("x.npy", x), ("y.npy", y), ("w.npy", w)):
         np.save(name, array)
-    files = how if w is None else how | {"weights": "w.npy"}
     with pytest.raises(KeyError):
-        scale.estimate("x.npy", "y.npy", log=True, checkpoint="kept", progress=stop, **files)
+        scale.estimate(x, y, log=True, checkpoint="kept", progress=stop, **how)
     command += ["--checkpoint", "kept", "--memory", "4GB", "--precision", "float64", "--backend", "numpy"]
     done = CliRunner().invoke(main, command if w is None else [*command, "--weights", "w.npy"], catch_exceptions=False)
     assert done.exit_code == 0 and np.array_equal(np.load("p.npy"), got)

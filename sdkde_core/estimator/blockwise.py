@@ -170,9 +170,14 @@ class BlockPlan:
             return float(moments(functools.reduce(joined, found), self.request.score_bandwidth or 1.0))
         return self.request.step or 0.5
 
-    def moved(self, rows: Array, shift: Array, step: float) -> Array:
-        """Return whitened samples (k, d), moved by the step times their shift, in data units and the result's dtype."""
-        return (self.bandwidth.stretch(rows + step * shift) + self.centre).astype(self.shape.dtype, copy=False)
+    @quiet
+    def moved(self, columns: Columns, shift: Array, step: float) -> Columns:
+        """Return a shard's columns, moved by the step times their shift (k, d)."""
+        return replace(columns, points=columns.points + step * shift)
+
+    def unwhitened(self, columns: Columns) -> Array:
+        """Return where columns are (k, d), in data units, in the result's dtype."""
+        return (self.bandwidth.stretch(columns.points) + self.centre).astype(self.shape.dtype, copy=False)
 
     def guarding(self, columns: Columns, shard: int) -> Columns | None:
         """Return those of a shard's columns that guard the tails, as :func:`.groups.guard` has them; None: no guard.

@@ -7,11 +7,10 @@ Nothing is read when the graph is made: its tasks follow from the shapes and the
     rows        by block: the points that a pass takes as rows, whitened
     partial     by block of rows and shard: the sums
     folded      by block of rows: the sums of the shards from the first to the last
-    products    by shard: what the step follows from, if it does from all samples
-    step        the step
+    shifts      by shard: which way its samples move
+    products    by shard: what the step follows from, if it does from all samples; ``step``: of all shards
     shard       by shard: the samples moved
-    guarding    by shard: those that guard the tails
-    guard       these of all shards
+    guarding    by shard: those that guard the tails; ``guard``: of all shards
     result      by block of rows: in the user's units
 
 Blocks and shards are the same whatever chunks the arrays came in, so the bits are too. Between tasks there are host
@@ -23,7 +22,6 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from dataclasses import replace
 from typing import Any
 
 import dask.array as da
@@ -127,19 +125,8 @@ def _rows(shard: Columns, *, start: int, stop: int) -> Array:
     return shard.points[start:stop]
 
 
-@_task
-def _products(plan: Any, shard: Columns, sums: list[Partial]) -> Any:
-    return plan.products(shard, np.concatenate([one.shift for one in sums]))
-
-
-@_task
-def _moved_columns(shard: Columns, sums: list[Partial], step: float) -> Columns:
-    return replace(shard, points=shard.points + step * np.concatenate([one.shift for one in sums]))
-
-
-@_task
-def _moved(plan: Any, rows: Array, sums: Partial, step: float) -> Any:
-    return plan.moved(rows, sums.shift, step)
+def _shifts(sums: list[Partial]) -> Array:
+    return np.concatenate([one.shift for one in sums])
 
 
 def lazy_result(survey: Any, log: bool, x: Argument, q: Argument | None, w: Argument | None) -> da.Array:
@@ -183,21 +170,22 @@ class _Graph:
             [self.add("rows", (j, k), _rows, columns[j], start=a, stop=b) for k, (a, b) in enumerate(parts)]
             for j, parts in enumerate(self.parts if moves or self.q is None else ())
         ]
-        flat = list(itertools.chain(*rows))
         if moves:
             sums = [[self._sums(0, key, columns) for key in keys] for keys in rows]
-            products = [self.add("products", (j,), _products, self.plan, columns[j], x) for j, x in enumerate(sums)]
+            there = [(key, self.add("shifts", (j,), _shifts, x)) for j, (key, x) in enumerate(zip(columns, sums))]
+            products = [self.of("products", (j,), "products", *keys) for j, keys in enumerate(there)]
             step = self.of("step", (), "step", products)
+            columns = [self.of("shard", (j,), "moved", *keys, step) for j, keys in enumerate(there)]
             if self.request.goal == "debiased":
-                each = enumerate(zip(flat, itertools.chain(*sums)))
-                return self._array([self.add("result", (i, 0), _moved, self.plan, *keys, step) for i, keys in each])
-            columns = [self.add("shard", (j,), _moved_columns, columns[j], x, step) for j, x in enumerate(sums)]
+                return self._array([self.of("result", (j, 0), "unwhitened", key) for j, key in enumerate(columns)])
         if self.q is not None:
             flat = [self.of("queries", (i,), "whitened", (self.q.name, i, 0)) for i in range(len(self.queries))]
+        else:
+            flat = list(itertools.chain(*rows))
         guarding = [self.of("guarding", (j,), "guarding", key, shard=j) for j, key in enumerate(columns)]
-        guard, how = self.of("guard", (), "guard", guarding), {"method": "density", "log": self.log}
-        keys = ((self._sums(int(moves), key, columns), key, guard) for key in flat)
-        return self._array([self.add("result", (i,), _of, self.plan, *key, **how) for i, key in enumerate(keys)])
+        guard = self.of("guard", (), "guard", guarding)
+        keys = enumerate((self._sums(int(moves), key, columns), key, guard) for key in flat)
+        return self._array([self.of("result", (i,), "density", *three, log=self.log) for i, three in keys])
 
     def _samples(self, j: int) -> list[Key]:
         return [(self.x.name, j, 0)] + ([] if self.w is None else [(self.w.name, j)])
@@ -226,7 +214,7 @@ class _Graph:
     def _array(self, made: list[Key]) -> da.Array:
         """The array of the results of all blocks."""
         wide = (self.shape.d,) if self.request.goal == "debiased" else ()
-        ends = self.queries if self.q is not None else itertools.chain(*self.parts)
+        ends = self.shards if wide else self.queries or itertools.chain(*self.parts)
         chunks = (tuple(stop - start for start, stop in ends), *((k,) for k in wide))
         graph = HighLevelGraph.from_collections(made[0][0], self.tasks, dependencies=self.inputs)
         return da.Array(graph, made[0][0], chunks, meta=np.empty((0,) * (1 + len(wide)), self.shape.dtype))

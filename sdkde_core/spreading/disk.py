@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +78,9 @@ class Job:
         shards = self._ahead(step, [task.columns for task in tasks])
         sums = plan.folded(plan.partial(step, plan.packed(step, shard), rows) for shard in shards)
         result = plan.density(sums, rows, self._guard, self.log) if answers else sums.shift
-        self._check()
-        return result
-
-    def _check(self) -> None:
-        """Raise where what was read has changed."""
         for read in filter(None, (self.train, self.query, self.weights)):
             read.check()
+        return result
 
     @functools.cached_property
     def _step(self) -> Any:
@@ -118,7 +114,7 @@ class Job:
         weights = None if self.weights is None else self.weights.rows_at(*where)
         columns: Columns = self.plan.columns(self.train.rows_at(*where), weights)
         if step:
-            columns = replace(columns, points=columns.points + self._step * self.shifts.read(*where))
+            columns = self.plan.moved(columns, self.shifts.read(*where), self._step)
         self._kept = {k: v for k, v in self._kept.items() if k[0] == step}
         if len(self._kept) < self.resident:
             self._kept[key] = columns
@@ -130,8 +126,8 @@ class Job:
         for tasks in plan.tasks(plan.request.answering):
             block = self.results.read(*tasks[0].rows)
             if plan.debiased:
-                block = plan.moved(plan.whitened(self.train.rows_at(*tasks[0].rows)), block, self._step)
-                self._check()
+                block = plan.unwhitened(self._shard(1, tasks[0].rows))
+                self.train.check()
             write(block)
             undefined += plan.undefined(block, self.log)
         return undefined
