@@ -49,7 +49,7 @@ class Job:
     weights: Source | None
     log: bool
     shifts: Any  # Chunks or Scratch, of the samples; None where none moves
-    results: Chunks | Scratch  # where these are the samples, moved, their shifts
+    results: Chunks | Scratch  # the densities; of debias the shifts
     resident: int  # how many shards stay in memory
     _kept: dict[tuple[int, int], Columns] = field(default_factory=dict)
 
