@@ -222,7 +222,7 @@ def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) ->
 def debias(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> Any:
     """Return the samples moved by ``step`` times H ∇log p̂(x_j): the samples whose KDE is the SD-KDE.
 
-    By ½ in one and two columns and with a bandwidth in numbers, half a mean-shift step. Parameters as for
+    By ½ in one column and with a bandwidth in numbers, half a mean-shift step. Parameters as for
     :func:`estimate`; the samples must be evaluated with the bandwidth that moved them.
 
     Returns
