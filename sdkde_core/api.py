@@ -308,7 +308,7 @@ def select_bandwidth(
         that neither peaks nor far samples rule, and the error that is expected of the estimate; in several the upper
         end of the bandwidths that least squares does not tell apart. It is at most what is best for normal samples,
         and what is usual for few samples that tell nothing. In several columns it chooses a shape first: a
-        scale per column or a full matrix, where the likelihood of a KDE is clearly better so. For sdkde in three
+        scale per column or a full matrix, where the likelihood of a KDE is clearly better so. For sdkde in two
         columns or more the bandwidth is for ``step="moments"``, which it remembers, unless there is a ``base``. Any
         other rule's name of :func:`estimate` is its bandwidth.
     weights : (n,) array_like, optional
