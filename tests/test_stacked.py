@@ -39,7 +39,9 @@ def test_it_is_the_sum_of_its_parts():
     out = np.empty(300)
     assert sdkde_core.estimate(X, Y, method="stacked", out=out) is out
     np.testing.assert_allclose(out, want, rtol=1e-9)
-    assert all(label in repr(READY) for label, _, _ in READY.parts)
+    said = str(sdkde_core.explain(X, Y, method="stacked"))
+    assert all(label in repr(READY) and label in said for label, _, _ in READY.parts)
+    assert "left-out samples -" in said
 
 
 def test_it_is_better_than_sdkde_where_a_mixture_is_right():

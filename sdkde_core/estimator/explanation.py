@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..arrays import Argument
@@ -52,6 +52,7 @@ class Explanation:
     negative_mass: NegativeMass | None = None
     selection: Selection | None = field(default=None, compare=False)  # what it chose is the bandwidth
     kernel: str = "gaussian"
+    stack: dict[str, tuple[float, float | None]] | None = None  # by part its share, and mean log of left-out samples
 
     @classmethod
     def of(
@@ -82,7 +83,11 @@ class Explanation:
         last = next(p for p in self.passes if p.purpose != "how samples move")
         error = TOLERANCES[last.precision][Reduction.LOG_SUM].absolute
         how = self.method if self.kernel == "gaussian" else f"{self.method} with the {self.kernel} kernel"
-        lines = [f"{how} of {last.n} samples at {last.m} points, d = {last.d}", f"bandwidth {self.bandwidth}"]
+        lines = [f"{how} of {last.n} samples at {last.m} points, d = {last.d}"]
+        for label, (share, left_out) in (self.stack or {}).items():
+            said = "" if left_out is None else f", mean log density of left-out samples {left_out:.4g}"
+            lines.append(f"  {100.0 * share:.3g} % {label}{said}")
+        lines += ["what follows is of sdkde"] * (self.stack is not None) + [f"bandwidth {self.bandwidth}"]
         if self.selection is not None:
             lines.append(f"chosen from the data: {self.selection.reason}")
         lines.append(f"precision {last.precision}: errors of log p up to about {error:.0e}")
@@ -112,6 +117,12 @@ class Explanation:
 def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None, *, measure: bool) -> Explanation:
     """Explain a request; see :func:`sdkde_core.explain`."""
     shape = _shape_of("train", train_or_shape)
+    if request.method == "stacked":
+        from .stacked import stacked
+
+        first = explained(replace(request, method="sdkde"), train_or_shape, query_or_shape, measure=measure)
+        stack = {} if shape is not None else stacked(request, train_or_shape)[0].shares()
+        return replace(first, method="stacked", stack=stack)
     if shape is not None:
         if measure:
             raise ValueError("measure=True needs the data, not their shape")

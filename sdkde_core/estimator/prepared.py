@@ -15,7 +15,6 @@ from ..arrays import Origin, numbers, public, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
 from .batches import check_out, densities, gradients
-from .fitted import Fitted
 from .integrals import distribution, probability, quantiles
 from .laplace import NegativeMass
 from .mixture import Mixture, check_count, check_positive, components, conditional, draws, marginal, modes
@@ -330,7 +329,7 @@ class Prepared:
     def __repr__(self) -> str:
         size = f"{self.n_train} × {self.n_dimensions}"
         if self._fitted.parts:
-            shares = ", ".join(f"{100.0 * share:.0f} % {label}" for label, share in self._fitted.shares().items())
+            shares = ", ".join(f"{100.0 * share:.0f} % {label}" for label, (share, _) in self._fitted.shares().items())
             return f"Prepared(stacked, {size}: {shares}; {self.precision}, {self.backend} on {self.device})"
         how = self.method if self.kernel == "gaussian" else f"{self.method}, {self.kernel} kernel"
         h = self._fitted.request.told(self.bandwidth)

@@ -51,9 +51,9 @@ def to_saved(fitted: Fitted, origin: Origin) -> tuple[dict[str, Any], dict[str, 
     if fitted.parts:
         content: dict[str, Any] = {"stacked": [], "samples": fitted.problem.n}
         arrays: dict[str, Any] = {}
-        for k, (label, log_share, one) in enumerate(fitted.parts):
+        for k, (label, log_share, one, left_out) in enumerate(fitted.parts):
             part, own = to_saved(one, origin)
-            content["stacked"].append([label, log_share, part])
+            content["stacked"].append([label, log_share, part, left_out])
             arrays |= {f"part {k}.{name}": x for name, x in own.items()}
         return content | {"origin": list(origin.address)}, arrays
     request, bandwidth, problem, backend, centre, groups, names = fitted.state(fitted.choice.name)
@@ -147,10 +147,10 @@ def _stacked(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str)
     parts = list[Part]()
     for k, one in enumerate(_checked(content, "stacked", list)):
         match one:
-            case [str(label), float(log_share), dict(part)]:
+            case [str(label), float(log_share), dict(part), float(left_out) | (None as left_out)]:
                 start = f"part {k}."
                 own = {key.removeprefix(start): x for key, x in arrays.items() if key.startswith(start)}
-                parts.append(Part(label, log_share, from_saved(part, own, name)))
+                parts.append(Part(label, log_share, from_saved(part, own, name), left_out))
     n = _checked(content, "samples", int)
     if len(parts) != len(content["stacked"]) or not parts or not 0 < n < 1 << 63:
         raise ValueError("its parts cannot be right")

@@ -30,11 +30,15 @@ from .request import Goal, Request
 
 
 class Part(NamedTuple):
-    """One density of the list: what it is a part of, for people, and the log of its share."""
+    """One density of the list: what it is a part of, for people, and the log of its share.
+
+    ``left_out``: the mean log density of left-out samples under what it is a part of; None where that was not asked.
+    """
 
     label: str
     log_share: float
     fitted: Fitted
+    left_out: float | None = None
 
 
 class Stacked:
@@ -71,12 +75,13 @@ class Stacked:
         parts = (part._replace(log_share=float(log), fitted=change(part.fitted)) for log, part in zip(logs, self.parts))
         return Stacked(self.request, [part for part in parts if part.log_share > -math.inf], self.problem.n)
 
-    def shares(self) -> dict[str, float]:
-        """The share of each label, largest first."""
-        found: dict[str, float] = {}
+    def shares(self) -> dict[str, tuple[float, float | None]]:
+        """The share of each label, and its mean log density of left-out samples; largest first."""
+        found: dict[str, tuple[float, float | None]] = {}
         for part in self.parts:
-            found[part.label] = found.get(part.label, 0.0) + math.exp(part.log_share)
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+            share = found.get(part.label, (0.0, None))[0] + math.exp(part.log_share)
+            found[part.label] = share, part.left_out
+        return dict(sorted(found.items(), key=lambda item: -item[1][0]))
 
     def asked(self, query: Any) -> Argument:
         """Recognise the user's query and validate its shape."""
@@ -200,11 +205,12 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     judged = [_left_out(own, ready.bandwidth, x, None if logs is None else weights, folds)]
     judged += [one.left_out for one in found]
     shares = stack(np.stack(judged, axis=1), weights)
-    parts = [Part("sdkde", math.log(shares[0]), whole)] if shares[0] else []
-    for share, one in zip(shares[1:], found):
+    means = [float(weights @ logs) for logs in judged]
+    parts = [Part("sdkde", math.log(shares[0]), whole, means[0])] if shares[0] else []
+    for share, mean, one in zip(shares[1:], means[1:], found):
         for group in smoothed(x, weights, one.normals, one.h) if share else ():
             fitted = kernels(whole, own, group.points, group.weights, group.factor)
-            parts.append(Part(one.reason, math.log(share * group.share), fitted))
+            parts.append(Part(one.reason, math.log(share * group.share), fitted, mean))
     return Stacked(settled, parts, n), data.dtype, data.origin
 
 
