@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Unpack
 
-from .arrays import Argument, Origin, detached, is_dask, public
+import numpy as np
+
+from .arrays import Argument, Origin, detached, is_dask, public, to_host
 from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
@@ -22,6 +24,7 @@ from .estimator.plan import Plan, plan, read
 from .estimator.prepared import Prepared
 from .estimator.progress import Advance, watched
 from .estimator.request import Goal, Options, Request, takes_options
+from .protocol import Partial
 
 __all__ = ["backends", "debias", "estimate", "explain", "grad_log_density", "prepare", "select_bandwidth", "warm_up"]
 
@@ -224,11 +227,18 @@ def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) ->
 
 @public
 @takes_options
-def debias(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> Any:
+def debias(train: Any, *, score: Any = None, progress: Any = False, **options: Unpack[Options]) -> Any:
     """Return the samples moved by ``step`` times H ∇log p̂(x_j): the samples whose KDE is the SD-KDE.
 
-    By ½ in one column and with a bandwidth in numbers, half a mean-shift step. Parameters as for
+    By ½ in one column and with a bandwidth in numbers, half a mean-shift step. Other parameters as for
     :func:`estimate`; the samples must be evaluated with the bandwidth that moved them.
+
+    Parameters
+    ----------
+    train : (n, d) or (n,) array_like
+    score : callable or (n, d) array_like, optional
+        ∇log p at the samples, per data unit, from elsewhere: a network, a diffusion model, or the truth. A callable
+        gets ``train``. Default: that of the KDE.
 
     Returns
     -------
@@ -236,7 +246,9 @@ def debias(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> 
         In the units of ``train``, of its kind, on its device; (n, 1) for one-dimensional input. Of a Dask array a lazy
         one.
     """
-    request = Request.of(Goal.DEBIASED, options, "progress")
+    request = Request.of(Goal.DEBIASED, options, "score", "progress")
+    if score is not None:
+        return _debiased_by(score, request, train)
     if is_dask(train) or is_dask(request.weights):
         return _lazy(request, train, progress=progress)
 
@@ -249,6 +261,23 @@ def debias(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> 
     moved = None if progress is False else Argument.of("train", detached(train))
     with watched(progress, moved) as advance:
         return with_fallback(request, compute)
+
+
+def _debiased_by(score: Any, request: Request, train: Any) -> Any:
+    """The samples moved by a score from elsewhere."""
+    if request.score_bandwidth is not None or request.adaptive:
+        raise ValueError("score_bandwidth and adaptive are for the KDE's own score; leave them out beside score")
+    ready = plan(request, train)
+    given, (n, d) = Argument.of("score", score(train) if callable(score) else score), ready.data.train.shape
+    if given.shape != (n, d) and not (d == 1 and given.shape == (n,)):
+        raise ValueError(f"score has shape {given.shape}; pass one gradient for each sample: shape {(n, d)}")
+    slope = given.at(Origin.of(ready.columns.points))
+    if request.check_finite and not np.isfinite(to_host(slope)).all():
+        raise ValueError("score has values that are not finite; mend it, or pass check_finite=False")
+    shift = ready.bandwidth.pushed(slope[:, None] if slope.ndim == 1 else slope)
+    away = displaced(ready.columns, Partial(shift[:, 0], shift), replace(ready.request, score_bandwidth=None))
+    away = ready.bandwidth.stretch(_at_home(ready, away))
+    return ready.data.origin.restore(ready.data.train + away, ready.data.dtype)
 
 
 @public

@@ -137,3 +137,24 @@ def test_auto_chooses_a_step_in_several_columns():
         np.testing.assert_allclose(lazy.compute(), sdkde_core.estimate(x, y, bandwidth=found, **how), rtol=1e-4)
     assert sdkde_core.select_bandwidth(x[:, :2]).step == "moments"
     assert sdkde_core.select_bandwidth(x[:, 0]).step is None
+
+
+@pytest.mark.parametrize("h", [0.4, [0.4, 0.8, 0.2], H])
+def test_a_score_from_elsewhere_moves_samples(h):
+    torch = pytest.importorskip("torch")
+    own = sdkde_core.grad_log_density(X, method="kde", bandwidth=h, precision="float64")
+    for step in (None, 0.9, "moments"):
+        options = {"bandwidth": h, "precision": "float64", "step": step}
+        want = sdkde_core.debias(X, **options)
+        for score in (own, lambda x: sdkde_core.grad_log_density(x, method="kde", bandwidth=h, precision="float64")):
+            np.testing.assert_allclose(sdkde_core.debias(X, score=score, **options), want, atol=1e-9)
+        got = sdkde_core.debias(torch.tensor(X), score=torch.tensor(own), **options)
+        np.testing.assert_allclose(got.numpy(), want, atol=1e-9)
+    np.testing.assert_allclose(
+        sdkde_core.debias(X[:, 0], score=-X[:, 0], bandwidth=0.2)[:, 0], 0.98 * X[:, 0], rtol=1e-12
+    )
+    for score, message in ((own[:5], "one gradient for each sample"), (np.nan * own, "not finite")):
+        with pytest.raises(ValueError, match=message):
+            sdkde_core.debias(X, bandwidth=h, score=score)
+    with pytest.raises(ValueError, match="KDE's own score"):
+        sdkde_core.debias(X, bandwidth=h, score=own, score_bandwidth=1.4)

@@ -221,6 +221,12 @@ class Bandwidth:
         """Return L⁻ᵀ u for every row: a gradient with respect to whitened points, per data unit."""
         return u / like(self.factor, u) if self.factor.ndim == 1 else u @ like(self._inverse.whole, u)
 
+    @quiet
+    def pushed(self, gradient: Any) -> Any:
+        """Return Lᵀ g for every row: a gradient per data unit as a displacement by H g, in bandwidths."""
+        factor = like(self.factor, gradient)
+        return gradient * factor if self.factor.ndim == 1 else gradient @ factor
+
     @functools.cached_property
     def _inverse(self) -> Inverse:
         """The inverse of L, a matrix."""
