@@ -24,13 +24,14 @@ from ..bandwidth.rules import FULL_RULES, by_rule, check_rule, check_spread
 from ..choice import registry, select
 from ..choice.hardware import gpu_name
 from ..engine.merge import each, merge
+from ..engine.outliers import CLEAR
 from ..protocol import Columns, Partial, Problem, Reduction
 from ..spreading.devices import Reducer, pack_on
 from ..spreading.tasks import Task, cut
 from .density import density, log_constant, undefined
 from .plan import FARTHEST, centre_of
 from .request import Goal, Request, precision_for
-from .resolution import CLEAR, REACH, clearest_centre
+from .resolution import REACH, clearest_centre
 from .survey import Counting, Moments, MomentsOf, Question, Reach, Summary, log_of, numbers
 
 Array = NDArray[Any]
