@@ -25,6 +25,7 @@ from ..choice import registry, select
 from ..choice.hardware import gpu_name
 from ..engine.groups import Group, guard_scale
 from ..engine.merge import each, merge
+from ..engine.outliers import CLEAR
 from ..protocol import Columns, Partial, Problem, Reduction
 from ..spreading.devices import Reducer, pack_on
 from ..spreading.tasks import Task, cut
@@ -32,7 +33,7 @@ from .density import density, log_constant, undefined
 from .moving import Products, joined, moments, products
 from .plan import FARTHEST, centre_of
 from .request import GUARD, Goal, Request, precision_for
-from .resolution import CLEAR, REACH, clearest_centre
+from .resolution import REACH, clearest_centre
 from .survey import Counting, Moments, MomentsOf, Question, Reach, Summary, log_of, numbers
 
 Array = NDArray[Any]

@@ -29,10 +29,10 @@ from ..arrays import (
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..choice import select
-from ..engine.outliers import count, limit_of, outlier_share, radii
+from ..engine.outliers import CLEAR, count, limit_of, outlier_share, radii
 from ..protocol import BackendUnavailable, Columns, Problem
 from .request import Request
-from .resolution import CLEAR, clearest_centre
+from .resolution import clearest_centre
 
 #: Bandwidths: up to there squares of distances stay finite.
 FARTHEST = 1e149

@@ -15,7 +15,7 @@ from array_api_compat import array_namespace
 
 from ..arrays import Array, detached, to_host
 from ..bandwidth.matrix import Bandwidth
-from ..engine.outliers import radii
+from ..engine.outliers import CLEAR, radii
 from ..protocol import PRECISIONS, TOLERANCES, Columns, Problem, Reduction
 
 #: Bandwidths from the centre within which nothing is refused: for the first two precisions √(a b / 2) / ε or less. At
@@ -24,8 +24,6 @@ from ..protocol import PRECISIONS, TOLERANCES, Columns, Problem, Reduction
 #: two samples, r bandwidths from each, moves by up to ε ρ r², which passes its tolerance from ρ = 3e3 on; and a matrix
 #: that mixes columns, which plain float64 whitens up to 16 roundings, may double the error of a log sum.
 REACH = {"fast": 1e10, "high": 1e9, "float64": 1.5e4}
-
-CLEAR = 1e4  # bandwidths from the centre within which rounding does not matter at any precision
 
 
 def clearest_centre(train: Any, query: Any, h: Array, centre: Array) -> Array:
