@@ -50,12 +50,12 @@ def test_every_group_keeps_the_mean_and_covariance_of_its_component(h):
     x, weights = clusters(n=2000)
     normals = fitted(x, weights, 3)
     groups = mixtures.smoothed(x, weights, normals, h)
-    assert sum(group.share for group in groups) == pytest.approx(1.0)
-    for group, mean, factor in zip(groups, normals.means, normals.factors):
-        assert group.weights.sum() == pytest.approx(1.0)
-        centre = group.weights @ group.points
-        away = group.points - centre
-        covariance = (group.weights[:, None] * away).T @ away + group.factor @ group.factor.T
+    assert sum(share for *_, share in groups) == pytest.approx(1.0)
+    for (points, inside, kernel, _), mean, factor in zip(groups, normals.means, normals.factors):
+        assert inside.sum() == pytest.approx(1.0)
+        centre = inside @ points
+        away = points - centre
+        covariance = (inside[:, None] * away).T @ away + kernel @ kernel.T
         np.testing.assert_allclose(centre, mean, atol=0.05)
         np.testing.assert_allclose(covariance, factor @ factor.T, atol=0.05)
 

@@ -4,9 +4,9 @@ A mixture Σ_k π_k N(μ_k, Σ_k) is fitted by EM. Its smoothed form keeps the s
 
     p̂(y) = Σ_ik w_i r_ik N(y; μ_k + √(1 − h²) (x_i − μ_k), h² Σ_k),
 
-r_ik the share of component k in sample i. At the maximum of the likelihood every group k keeps the mean and covariance
-of its component, whatever h is. h = 1 is the mixture, and h → 0 a kernel estimate. The number of components and h are
-those that say most of samples that are left out.
+r_ik the share of component k in sample i. Each group k has the mean and covariance of its component whatever h is (at
+the maximum of the likelihood, and but for what is added to covariances). h = 1 is the mixture, and h → 0 a kernel
+estimate. The number of components, h and how far covariances are shrunk are those that say most of left-out samples.
 """
 
 from __future__ import annotations
@@ -20,38 +20,22 @@ from numpy.typing import NDArray
 
 from ..arrays import Array
 
+Group = tuple[Array, Array, Array, float]  # points (n, d), their weights (n,), the kernel's factor (d, d), its share
+
 
 class Normals(NamedTuple):
-    """A mixture of normals.
-
-    Parameters
-    ----------
-    shares : (k,) array
-        They sum to 1.
-    means : (k, d) array
-    factors : (k, d, d) array
-        Lower Cholesky factors of the covariances.
-    """
+    """A mixture: shares (k,) that sum to 1, means (k, d), lower Cholesky factors of the covariances (k, d, d)."""
 
     shares: Array
     means: Array
     factors: Array
 
 
-class Group(NamedTuple):
-    """A part of a smoothed mixture: points (n, d), weights (n,) that sum to 1, and a kernel's factor (d, d)."""
-
-    points: Array
-    weights: Array
-    factor: Array
-    share: float
-
-
 class Chosen(NamedTuple):
-    """A smoothed mixture that was chosen: h = 1 is the mixture itself.
+    """A smoothed mixture that was chosen; h = 1 is the mixture itself.
 
-    ``left_out`` (n,) are log densities at samples that were left out in turn, NaN at those that no fold has; ``share``
-    is the mixture's among those that were chosen.
+    ``left_out`` (n,) are log densities at samples that were left out in turn, NaN at those that no fold has. ``share``
+    is the mixture's among all that were looked at.
     """
 
     normals: Normals
@@ -83,41 +67,42 @@ def log_sum(logs: Array) -> Array:
 
 
 def fit(
-    x: Array, weights: Array, k: int, rng: np.random.Generator, *, start: Normals | None = None, most: int = 100
+    x: Array,
+    weights: Array,
+    k: int,
+    rng: np.random.Generator,
+    *,
+    shrink: float = 1.0,
+    start: Normals | None = None,
+    most: int = 100,
 ) -> Normals:
     """Fit k normals by EM; fewer where components have less than d + 1 samples, effectively.
 
-    Every covariance is shrunk towards the mean one within components, as if that were .3 (d + 1) more samples, and that
-    one towards its diagonal, as if by d more of all samples: few samples have a covariance too. Results do not depend
-    on the columns' units. ``start``: components to start from, instead of k-means.
+    Parameters
+    ----------
+    x, weights : (n, d) and (n,) arrays
+        The weights are positive and sum to 1.
+    rng : Generator
+        Of k-means++, which finds the first components.
+    shrink : float
+        Covariances are shrunk towards their mean, as if that were .3 shrink (d + 1) more samples, and the mean towards
+        its diagonal, as if by shrink² d more. To do so spoils data that are nearly in a plane, and mends few samples.
+    start : Normals, optional
+        Components to start from instead.
+    most : int
+        Steps at most. Fewer where one raises the mean log likelihood by less than 1e-3.
     """
-    centre, spread = weights @ x, spreads(x, weights)
-    z = (x - centre) / spread
-    if start is None:
-        shares = _nearest(z, weights, k, rng)
-    else:
-        shares = _shares(log_densities(start, x))[0]
-    last, n_eff = -math.inf, 1.0 / float(weights @ weights)
+    centre, last = weights @ x, -math.inf
+    z = x - centre
+    shares = _nearest(z, weights, k, rng) if start is None else _shares(log_densities(start, x))[0]
     for _ in range(most):
-        normals = _maximised(z, weights, shares, n_eff)
+        normals = _maximised(z, weights, shares, shrink)
         shares, logs = _shares(log_densities(normals, z))
         mean = float(weights @ logs)
         if mean - last < 1e-3:
             break
         last = mean
-    return Normals(normals.shares, centre + spread * normals.means, spread[:, None] * normals.factors)
-
-
-def spreads(x: Array, weights: Array) -> Array:
-    """The columns' standard deviations, or what quartiles say where that is less and not 0."""
-    order = np.argsort(x, axis=0)
-    below = np.cumsum(weights[order], axis=0)
-    low, high = (
-        x[order[(below < q).sum(0).clip(0, len(x) - 1), range(x.shape[1])], range(x.shape[1])] for q in (0.25, 0.75)
-    )
-    deviations, quartiles = np.sqrt(weights @ (x - weights @ x) ** 2), (high - low) / 1.349
-    found = np.where(quartiles > 0.0, np.minimum(deviations, quartiles), deviations)
-    return np.where(found > 0.0, found, 1.0)
+    return normals._replace(means=normals.means + centre)
 
 
 def _shares(logs: Array) -> tuple[Array, Array]:
@@ -127,54 +112,51 @@ def _shares(logs: Array) -> tuple[Array, Array]:
 
 
 def _nearest(z: Array, weights: Array, k: int, rng: np.random.Generator) -> Array:
-    """Shares (n, k) of 0 and 1: the nearest centres, by k-means++ and a few steps of k-means."""
+    """Shares (n, k) of 0 and 1: by k-means from k-means++, of ranks, where no sample is far out."""
+    z = np.argsort(np.argsort(z, axis=0, kind="stable"), axis=0) / len(z)
     centres = z[rng.choice(len(z), 1, p=weights)]
     near = ((z - centres) ** 2).sum(1)
     while len(centres) < k and near.max() > 0.0:
         chances = weights * near
         tried = rng.choice(len(z), 2 + int(math.log(k)), p=chances / chances.sum())
         nearer = [np.minimum(near, ((z - z[i]) ** 2).sum(1)) for i in tried]
-        best = int(np.argmin([weights @ some for some in nearer]))
-        near = nearer[best]
-        centres = np.concatenate([centres, z[tried[best]][None]])
+        best = int(np.argmin([weights @ distances for distances in nearer]))
+        near, centres = nearer[best], np.concatenate([centres, z[tried[best]][None]])
     for _ in range(20):
         which = np.argmin((centres**2).sum(1) - 2.0 * z @ centres.T, axis=1)
         shares = (which[:, None] == np.arange(len(centres))).astype(float)
-        totals = weights @ shares
-        kept = totals > 0.0
-        centres = (shares[:, kept].T @ (weights[:, None] * z)) / totals[kept, None]
-    return shares[:, kept]
+        shares = shares[:, shares.any(0)]
+        centres = (shares.T @ (weights[:, None] * z)) / (weights @ shares)[:, None]
+    return shares
 
 
-def _maximised(z: Array, weights: Array, shares: Array, n_eff: float) -> Normals:
-    """The components that samples with such shares are most likely from."""
-    d = z.shape[1]
+def _maximised(z: Array, weights: Array, shares: Array, shrink: float) -> Normals:
+    """The components that samples with such shares are most likely from, of covariances that are shrunk."""
+    d, n_eff = z.shape[1], 1.0 / float(weights @ weights)
     counts = n_eff * (weights @ shares)
     kept = counts >= min(d + 1, counts.max())
-    shares, counts = shares[:, kept], counts[kept]
-    k = len(counts)
-    means, covariances = np.empty((k, d)), np.empty((k, d, d))
-    for j in range(k):
-        rows = np.flatnonzero(shares[:, j] > 1e-9)
-        heard = weights[rows] * shares[rows, j]
+    shares, counts = shares[:, kept], counts[kept, None, None]
+    means, covariances = np.empty((len(counts), d)), np.empty((len(counts), d, d))
+    for j, share in enumerate(shares.T):
+        rows = np.flatnonzero(share > 1e-9)
+        heard = weights[rows] * share[rows]
         heard /= heard.sum()
         means[j] = heard @ z[rows]
         away = np.sqrt(heard)[:, None] * (z[rows] - means[j])
         covariances[j] = away.T @ away
-    within = np.einsum("k,kij->ij", counts / counts.sum(), covariances)
-    diagonal = np.diag(np.diagonal(within))
-    within = (n_eff * within + d * diagonal) / (n_eff + d)
-    added = 0.3 * (d + 1)
-    covariances = (counts[:, None, None] * covariances + added * within) / (counts[:, None, None] + added)
-    covariances += 1e-6 * np.eye(d)
-    return Normals(counts / counts.sum(), means, np.linalg.cholesky(covariances))
+    within = (counts * covariances).sum(0) / counts.sum()
+    few = shrink**2 * d
+    within = (n_eff * within + few * np.diag(np.diagonal(within))) / (n_eff + few)
+    added = 0.3 * shrink * (d + 1)
+    covariances = (counts * covariances + added * within) / (counts + added)
+    covariances += np.diag(1e-10 * (weights @ z**2))
+    return Normals(counts[:, 0, 0] / counts.sum(), means, np.linalg.cholesky(covariances))
 
 
 def smoothed(x: Array, weights: Array, normals: Normals, h: float) -> list[Group]:
     """The groups of a mixture that is smoothed with h; h = 1 has one point in each, its mean."""
     if h == 1.0:
-        one = np.ones(1)
-        return [Group(m[None], one, f, float(s)) for s, m, f in zip(*normals)]
+        return [(m[None], np.ones(1), f, float(s)) for s, m, f in zip(*normals)]
     shares = _shares(log_densities(normals, x))[0]
     shares[shares < 1e-3] = 0.0
     shares *= (weights / shares.sum(1))[:, None]
@@ -184,7 +166,7 @@ def smoothed(x: Array, weights: Array, normals: Normals, h: float) -> list[Group
         if rows.size:
             total = float(share[rows].sum())
             points = mean + math.sqrt(1.0 - h * h) * (x[rows] - mean)
-            groups.append(Group(points, share[rows] / total, h * factor, total))
+            groups.append((points, share[rows] / total, h * factor, total))
     return groups
 
 
@@ -197,8 +179,7 @@ def log_density_of(groups: list[Group], y: Array) -> Array:
         constant = math.log(share) - np.log(np.diagonal(factor)).sum() - 0.5 * y.shape[1] * math.log(2 * math.pi)
         columns = np.log(weights) - 0.5 * (v * v).sum(1)
         for rows in _blocks(len(y), len(points)):
-            logs = u[rows] @ v.T + columns
-            found = log_sum(logs) - 0.5 * (u[rows] * u[rows]).sum(1) + constant
+            found = log_sum(u[rows] @ v.T + columns) - 0.5 * (u[rows] * u[rows]).sum(1) + constant
             result[rows] = np.logaddexp(result[rows], found)
     return result
 
@@ -219,85 +200,50 @@ def choose(x: Array, weights: Array, folds: NDArray[np.intp], seed: int) -> list
     seed : int
         Of the starts of EM.
     """
-    centre, spread = weights @ x, spreads(x, weights)
-    z = (x - centre) / spread
     heard = np.flatnonzero(folds >= 0)
-    left = _Left(z[heard], weights[heard] / weights[heard].sum(), folds[heard], seed)
-    left.search()
-    parts = [(left.best, left.smooth[left.best])] + [((k, 1.0), plain) for k, plain in left.plain.items()]
-    found = stack(np.stack([logs for _, logs in parts], axis=1), left.weights)
-    result, constant = [], np.log(spread).sum()
-    for i in np.argsort(-found)[:4]:
-        (k, h), logs = parts[i]
-        if found[i] >= 0.05:
-            normals = fit(z, weights, k, np.random.default_rng(seed), start=left.nearest(z, weights, k))
-            normals = Normals(normals.shares, centre + spread * normals.means, spread[:, None] * normals.factors)
-            left_out = np.full(len(x), math.nan)
-            left_out[heard] = logs - constant
-            groups = len(normals.shares)
-            reason = f"{groups} group{'s' * (groups > 1)}, h = {h:g}: {left.weights @ left_out[heard]:.4g} nats"
-            result.append(Chosen(normals, h, left_out, float(found[i]), reason))
-    return result
+    z, parts, d = x[heard], weights[heard] / weights[heard].sum(), x.shape[1]
+    cuts = [(np.flatnonzero(folds[heard] != f), np.flatnonzero(folds[heard] == f)) for f in np.unique(folds[heard])]
+    few = cuts[: max(1, min(len(cuts), round(1000 * len(cuts) / len(z))))]  # enough to choose h by
+    judged = np.concatenate([left for _, left in few])
+    fits: dict[tuple[int, float], list[Normals]] = {}
+    plain: dict[tuple[int, float], Array] = {}
 
-
-class _Left:
-    """What fits to all folds but one say of that one."""
-
-    def __init__(self, z: Array, weights: Array, folds: NDArray[np.intp], seed: int) -> None:
-        self.z, self.weights, self.seed = z, weights, seed
-        self.folds = [(np.flatnonzero(folds != f), np.flatnonzero(folds == f)) for f in np.unique(folds)]
-        self.fits: dict[int, list[Normals]] = {}
-        self.plain: dict[int, Array] = {}
-        self.smooth: dict[tuple[int, float], Array] = {}
-        self.best = 1, 1.0
-
-    def search(self) -> None:
-        """Look at more and more components, each smoothed by about the h that was best before."""
-        (n, d), hs, at, worse = self.z.shape, (0.3, 0.5, 0.7, 0.85), 2, 0
-        few = max(1, min(len(self.folds), round(1000 * len(self.folds) / n)))
-        judged = np.concatenate([left for _, left in self.folds[:few]])
-        top = -math.inf
-        for k in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48):
-            if k > 1 and 0.8 * n < 2 * k * (d + 1):
-                break
-            self.fits[k] = [self._fit(rows, k) for rows, _ in self.folds]
-            self.plain[k] = self._left_out(k, 1.0, len(self.folds))
-            values: dict[int, float] = {}
-            while at not in values:  # climb: to the better neighbour, until there is none
-                for i in {max(at - 1, 0), at, min(at + 1, 3)} - set(values):
-                    logs = self._left_out(k, hs[i], few)
-                    values[i] = float(self.weights[judged] @ logs[judged])
-                at = max(values, key=lambda i: values[i])
-                if {max(at - 1, 0), min(at + 1, 3)} <= set(values):
-                    break
-            if values[at] > top:
-                top, self.best = values[at], (k, hs[at])
-            plain = max(self.plain, key=lambda j: float(self.weights @ self.plain[j]))
-            less = self.plain[k] - self.plain[plain]
-            mean = float(self.weights @ less)
-            error = math.sqrt(float(self.weights**2 @ (less - mean) ** 2))
-            worse = worse + 1 if mean < -2.0 * error else 0
-            if worse == 2:
-                break
-        self.smooth[self.best] = self._left_out(*self.best, len(self.folds))
-
-    def _fit(self, rows: NDArray[np.intp], k: int) -> Normals:
-        weights = self.weights[rows] / self.weights[rows].sum()
-        return fit(self.z[rows], weights, k, np.random.default_rng(self.seed), most=40)
-
-    def _left_out(self, k: int, h: float, folds: int) -> Array:
-        logs = np.full(len(self.z), -math.inf)
-        for normals, (rows, left) in zip(self.fits[k], self.folds[:folds]):
-            weights = self.weights[rows] / self.weights[rows].sum()
-            if h == 1.0:
-                logs[left] = log_sum(log_densities(normals, self.z[left]))
-            else:
-                logs[left] = log_density_of(smoothed(self.z[rows], weights, normals, h), self.z[left])
+    def left_out(key: tuple[int, float], h: float, cuts: list[tuple[Array, Array]]) -> Array:
+        logs = np.full(len(z), -math.inf)
+        for normals, (rows, left) in zip(fits[key], cuts):
+            groups = smoothed(z[rows], parts[rows] / parts[rows].sum(), normals, h)
+            logs[left] = log_density_of(groups, z[left]) if h < 1.0 else log_sum(log_densities(normals, z[left]))
         return logs
 
-    def nearest(self, z: Array, weights: Array, k: int) -> Normals:
-        """The fit of k components, of all that were made without a fold, that says most of all samples."""
-        return max(self.fits[k], key=lambda normals: float(weights @ log_sum(log_densities(normals, z))))
+    best, top, worse = ((1, 1.0), 1.0), -math.inf, {1.0: 0, 0.015: 0}
+    for k in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48):
+        going = [shrink for shrink in worse if worse[shrink] < 2 and (k == 1 or 0.8 * len(z) >= 2 * k * (d + 1))]
+        for shrink in going:
+            rng = np.random.default_rng(seed)
+            fits[k, shrink] = [fit(z[r], parts[r] / parts[r].sum(), k, rng, shrink=shrink, most=40) for r, _ in cuts]
+            plain[k, shrink] = left_out((k, shrink), 1.0, cuts)
+            less = plain[k, shrink] - max(plain.values(), key=lambda logs: float(parts @ logs))
+            error = math.sqrt(float(parts**2 @ (less - parts @ less) ** 2))
+            worse[shrink] = worse[shrink] + 1 if parts @ less < -2.0 * error else 0
+        if going:
+            key = k, max(going, key=lambda shrink: float(parts @ plain[k, shrink]))
+            for h in (0.3, 0.5, 0.7, 0.85):
+                value = float(parts[judged] @ left_out(key, h, few)[judged])
+                if value > top:
+                    best, top = (key, h), value
+    found = [(*best, left_out(*best, cuts)), *((key, 1.0, logs) for key, logs in plain.items())]
+    shares = stack(np.stack([logs for _, _, logs in found], axis=1), parts)
+    result = []
+    for i in np.argsort(-shares, kind="stable")[:4]:
+        if shares[i] >= 0.05:
+            (k, shrink), h, logs = found[i]
+            start = max(fits[k, shrink], key=lambda normals: float(parts @ log_sum(log_densities(normals, z))))
+            normals = fit(x, weights, k, np.random.default_rng(seed), shrink=shrink, start=start)
+            everywhere = np.full(len(x), math.nan)
+            everywhere[heard] = logs
+            reason = f"{len(normals.shares)} groups, h = {h:g}: {parts @ logs:.4g} nats of a left-out sample"
+            result.append(Chosen(normals, h, everywhere, float(shares[i]), reason))
+    return result
 
 
 def stack(logs: Array, weights: Array) -> Array:
@@ -305,9 +251,9 @@ def stack(logs: Array, weights: Array) -> Array:
 
     ``logs``: the parts' log densities at samples that they were not fitted to, (n, e).
     """
-    top = logs.max(1, keepdims=True)
-    densities = np.exp(logs - np.where(np.isfinite(top), top, 0.0))
-    densities[~np.isfinite(top[:, 0])] = 1.0
+    top = np.maximum(logs.max(1, keepdims=True), -1e300)
+    densities = np.exp(logs - top)
+    densities[~densities.any(1)] = 1.0
     shares = np.full(logs.shape[1], 1.0 / logs.shape[1])
     for _ in range(1000):
         last, shares = shares, shares * (densities.T @ (weights / (densities @ shares)))
