@@ -4,9 +4,9 @@ A mixture Σ_k π_k N(μ_k, Σ_k) is fitted by EM. Its smoothed form keeps the s
 
     p̂(y) = Σ_ik w_i r_ik N(y; μ_k + √(1 − h²) (x_i − μ_k), h² Σ_k),
 
-r_ik the share of component k in sample i. At the maximum of the likelihood every group k keeps the mean and covariance
-of its component, whatever h is. h = 1 is the mixture, and h → 0 a kernel estimate. The number of components and h are
-those that say most of samples that are left out.
+r_ik the share of component k in sample i. Each group k has the mean and covariance of its component whatever h is (at
+the maximum of the likelihood, and but for what is added to covariances). h = 1 is the mixture, and h → 0 a kernel
+estimate. The number of components, h and how far covariances are shrunk are those that say most of left-out samples.
 """
 
 from __future__ import annotations
@@ -16,34 +16,33 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..arrays import Array
 
+Group = tuple[Array, Array, Array, float]  # points (n, d), their weights (n,), the kernel's factor (d, d), its share
+
 
 class Normals(NamedTuple):
-    """A mixture of normals.
-
-    Parameters
-    ----------
-    shares : (k,) array
-        They sum to 1.
-    means : (k, d) array
-    factors : (k, d, d) array
-        Lower Cholesky factors of the covariances.
-    """
+    """A mixture: shares (k,) that sum to 1, means (k, d), lower Cholesky factors of the covariances (k, d, d)."""
 
     shares: Array
     means: Array
     factors: Array
 
 
-class Group(NamedTuple):
-    """A kernel estimate that is a part of a smoothed mixture: points (n, d), weights (n,) that sum to 1, factor (d, d)."""
+class Chosen(NamedTuple):
+    """A smoothed mixture that was chosen; h = 1 is the mixture itself.
 
-    points: Array
-    weights: Array
-    factor: Array
+    ``left_out`` (n,) are log densities at samples that were left out in turn, NaN at those that no fold has. ``share``
+    is the mixture's among all that were looked at.
+    """
+
+    normals: Normals
+    h: float
+    left_out: Array
     share: float
+    reason: str
 
 
 def log_densities(normals: Normals, y: Array) -> Array:
@@ -73,88 +72,92 @@ def fit(
     k: int,
     rng: np.random.Generator,
     *,
-    prior: float = 1.0,
+    shrink: float = 1.0,
+    start: Normals | None = None,
     most: int = 100,
-    loose: float = 1e-4,
-    least: float = 1.0,
 ) -> Normals:
     """Fit k normals by EM; fewer where components have less than d + 1 samples, effectively.
 
-    Every covariance is shrunk towards the mean one within components, as if that were ``prior`` (d + 1) more samples,
-    and that one towards its diagonal, as if by d of all samples. Results do not depend on the columns' units.
+    Parameters
+    ----------
+    x, weights : (n, d) and (n,) arrays
+        The weights are positive and sum to 1.
+    rng : Generator
+        Of k-means++, which finds the first components.
+    shrink : float
+        Covariances are shrunk towards their mean, as if that were .3 shrink (d + 1) more samples, and the mean towards
+        its diagonal, as if by shrink² d more. To do so spoils data that are nearly in a plane, and mends few samples.
+    start : Normals, optional
+        Components to start from instead.
+    most : int
+        Steps at most. Fewer where one raises the mean log likelihood by less than 1e-3.
     """
-    n, d = x.shape
-    centre = weights @ x
-    spread = np.sqrt(weights @ (x - centre) ** 2)
-    z = (x - centre) / spread
-    n_eff = 1.0 / float(weights @ weights)
-    shares = _start(z, weights, k, rng)
-    last = -math.inf
+    centre, last = weights @ x, -math.inf
+    z = x - centre
+    shares = _nearest(z, weights, k, rng) if start is None else _shares(log_densities(start, x))[0]
     for _ in range(most):
-        normals = _maximised(z, weights, shares, n_eff, prior, least)
-        logs = log_densities(normals, z)
-        found = log_sum(logs)
-        mean = float(weights @ found)
-        shares = np.exp(logs - found[:, None])
-        if mean - last < loose and len(normals.shares) == logs.shape[1]:
+        normals = _maximised(z, weights, shares, shrink)
+        shares, logs = _shares(log_densities(normals, z))
+        mean = float(weights @ logs)
+        if mean - last < 1e-3:
             break
         last = mean
-    return Normals(normals.shares, centre + spread * normals.means, spread[:, None] * normals.factors)
+    return normals._replace(means=normals.means + centre)
 
 
-def _start(z: Array, weights: Array, k: int, rng: np.random.Generator) -> Array:
-    """Shares (n, k) of 0 and 1: the nearest centres, by k-means++ and a few steps of k-means."""
+def _shares(logs: Array) -> tuple[Array, Array]:
+    """The components' shares in every sample (n, k), and the log of their sum, (n,)."""
+    total = log_sum(logs)
+    return np.exp(logs - total[:, None]), total
+
+
+def _nearest(z: Array, weights: Array, k: int, rng: np.random.Generator) -> Array:
+    """Shares (n, k) of 0 and 1: by k-means from k-means++, of ranks, where no sample is far out."""
+    z = np.argsort(np.argsort(z, axis=0, kind="stable"), axis=0) / len(z)
     centres = z[rng.choice(len(z), 1, p=weights)]
     near = ((z - centres) ** 2).sum(1)
     while len(centres) < k and near.max() > 0.0:
         chances = weights * near
         tried = rng.choice(len(z), 2 + int(math.log(k)), p=chances / chances.sum())
         nearer = [np.minimum(near, ((z - z[i]) ** 2).sum(1)) for i in tried]
-        best = int(np.argmin([weights @ some for some in nearer]))
-        near = nearer[best]
-        centres = np.concatenate([centres, z[tried[best]][None]])
+        best = int(np.argmin([weights @ distances for distances in nearer]))
+        near, centres = nearer[best], np.concatenate([centres, z[tried[best]][None]])
     for _ in range(20):
         which = np.argmin((centres**2).sum(1) - 2.0 * z @ centres.T, axis=1)
         shares = (which[:, None] == np.arange(len(centres))).astype(float)
-        totals = weights @ shares
-        kept = totals > 0.0
-        centres = (shares[:, kept].T @ (weights[:, None] * z)) / totals[kept, None]
-    return shares[:, kept]
+        shares = shares[:, shares.any(0)]
+        centres = (shares.T @ (weights[:, None] * z)) / (weights @ shares)[:, None]
+    return shares
 
 
-def _maximised(z: Array, weights: Array, shares: Array, n_eff: float, prior: float, least: float) -> Normals:
-    """The components that samples with such shares are most likely from."""
-    n, d = z.shape
+def _maximised(z: Array, weights: Array, shares: Array, shrink: float) -> Normals:
+    """The components that samples with such shares are most likely from, of covariances that are shrunk."""
+    d, n_eff = z.shape[1], 1.0 / float(weights @ weights)
     counts = n_eff * (weights @ shares)
-    kept = counts >= least * (d + 1) if shares.shape[1] > 1 else counts > 0
-    if not kept.any():
-        kept = counts == counts.max()
-    shares, counts = shares[:, kept], counts[kept]
-    k = len(counts)
-    means, covariances = np.empty((k, d)), np.empty((k, d, d))
-    for j in range(k):
-        rows = np.flatnonzero(shares[:, j] > 1e-9)
-        heard = weights[rows] * shares[rows, j]
+    kept = counts >= min(d + 1, counts.max())
+    shares, counts = shares[:, kept], counts[kept, None, None]
+    means, covariances = np.empty((len(counts), d)), np.empty((len(counts), d, d))
+    for j, share in enumerate(shares.T):
+        rows = np.flatnonzero(share > 1e-9)
+        heard = weights[rows] * share[rows]
         heard /= heard.sum()
         means[j] = heard @ z[rows]
         away = np.sqrt(heard)[:, None] * (z[rows] - means[j])
         covariances[j] = away.T @ away
-    within = np.einsum("k,kij->ij", counts / counts.sum(), covariances)
-    diagonal = np.diag(np.diagonal(within))
-    within = (n_eff * within + d * diagonal) / (n_eff + d)
-    added = prior * (d + 1)
-    covariances = (counts[:, None, None] * covariances + added * within) / (counts[:, None, None] + added)
-    covariances += 1e-6 * np.eye(d)
-    return Normals(counts / counts.sum(), means, np.linalg.cholesky(covariances))
+    within = (counts * covariances).sum(0) / counts.sum()
+    few = shrink**2 * d
+    within = (n_eff * within + few * np.diag(np.diagonal(within))) / (n_eff + few)
+    added = 0.3 * shrink * (d + 1)
+    covariances = (counts * covariances + added * within) / (counts + added)
+    covariances += np.diag(1e-10 * (weights @ z**2))
+    return Normals(counts[:, 0, 0] / counts.sum(), means, np.linalg.cholesky(covariances))
 
 
 def smoothed(x: Array, weights: Array, normals: Normals, h: float) -> list[Group]:
     """The groups of a mixture that is smoothed with h; h = 1 has one point in each, its mean."""
     if h == 1.0:
-        one = np.ones(1)
-        return [Group(m[None], one, f, float(s)) for s, m, f in zip(*normals)]
-    logs = log_densities(normals, x)
-    shares = np.exp(logs - log_sum(logs)[:, None])
+        return [(m[None], np.ones(1), f, float(s)) for s, m, f in zip(*normals)]
+    shares = _shares(log_densities(normals, x))[0]
     shares[shares < 1e-3] = 0.0
     shares *= (weights / shares.sum(1))[:, None]
     groups = []
@@ -163,7 +166,7 @@ def smoothed(x: Array, weights: Array, normals: Normals, h: float) -> list[Group
         if rows.size:
             total = float(share[rows].sum())
             points = mean + math.sqrt(1.0 - h * h) * (x[rows] - mean)
-            groups.append(Group(points, share[rows] / total, h * factor, total))
+            groups.append((points, share[rows] / total, h * factor, total))
     return groups
 
 
@@ -176,9 +179,70 @@ def log_density_of(groups: list[Group], y: Array) -> Array:
         constant = math.log(share) - np.log(np.diagonal(factor)).sum() - 0.5 * y.shape[1] * math.log(2 * math.pi)
         columns = np.log(weights) - 0.5 * (v * v).sum(1)
         for rows in _blocks(len(y), len(points)):
-            logs = u[rows] @ v.T + columns
-            found = log_sum(logs) - 0.5 * (u[rows] * u[rows]).sum(1) + constant
+            found = log_sum(u[rows] @ v.T + columns) - 0.5 * (u[rows] * u[rows]).sum(1) + constant
             result[rows] = np.logaddexp(result[rows], found)
+    return result
+
+
+def choose(x: Array, weights: Array, folds: NDArray[np.intp], seed: int) -> list[Chosen]:
+    """Choose the mixtures that say most of samples that are left out, the one with the largest share first.
+
+    Mixtures of more and more components are fitted, until more of them say clearly less. The best one that is smoothed
+    and those that are not are stacked. Of these the four with the largest shares are kept, where a share is at least
+    .05: in many columns several fits together are better than any of them.
+
+    Parameters
+    ----------
+    x, weights : (n, d) and (n,) arrays
+        The weights are positive and sum to 1.
+    folds : (n,) array of int
+        The samples of a fold are left out together; those of −1 are not heard in choosing, only in the last fit.
+    seed : int
+        Of the starts of EM.
+    """
+    heard = np.flatnonzero(folds >= 0)
+    z, parts, d = x[heard], weights[heard] / weights[heard].sum(), x.shape[1]
+    cuts = [(np.flatnonzero(folds[heard] != f), np.flatnonzero(folds[heard] == f)) for f in np.unique(folds[heard])]
+    few = cuts[: max(1, min(len(cuts), round(1000 * len(cuts) / len(z))))]  # enough to choose h by
+    judged = np.concatenate([left for _, left in few])
+    fits: dict[tuple[int, float], list[Normals]] = {}
+    plain: dict[tuple[int, float], Array] = {}
+
+    def left_out(key: tuple[int, float], h: float, cuts: list[tuple[Array, Array]]) -> Array:
+        logs = np.full(len(z), -math.inf)
+        for normals, (rows, left) in zip(fits[key], cuts):
+            groups = smoothed(z[rows], parts[rows] / parts[rows].sum(), normals, h)
+            logs[left] = log_density_of(groups, z[left]) if h < 1.0 else log_sum(log_densities(normals, z[left]))
+        return logs
+
+    best, top, worse = ((1, 1.0), 1.0), -math.inf, {1.0: 0, 0.015: 0}
+    for k in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48):
+        going = [shrink for shrink in worse if worse[shrink] < 2 and (k == 1 or 0.8 * len(z) >= 2 * k * (d + 1))]
+        for shrink in going:
+            rng = np.random.default_rng(seed)
+            fits[k, shrink] = [fit(z[r], parts[r] / parts[r].sum(), k, rng, shrink=shrink, most=40) for r, _ in cuts]
+            plain[k, shrink] = left_out((k, shrink), 1.0, cuts)
+            less = plain[k, shrink] - max(plain.values(), key=lambda logs: float(parts @ logs))
+            error = math.sqrt(float(parts**2 @ (less - parts @ less) ** 2))
+            worse[shrink] = worse[shrink] + 1 if parts @ less < -2.0 * error else 0
+        if going:
+            key = k, max(going, key=lambda shrink: float(parts @ plain[k, shrink]))
+            for h in (0.3, 0.5, 0.7, 0.85):
+                value = float(parts[judged] @ left_out(key, h, few)[judged])
+                if value > top:
+                    best, top = (key, h), value
+    found = [(*best, left_out(*best, cuts)), *((key, 1.0, logs) for key, logs in plain.items())]
+    shares = stack(np.stack([logs for _, _, logs in found], axis=1), parts)
+    result = []
+    for i in np.argsort(-shares, kind="stable")[:4]:
+        if shares[i] >= 0.05:
+            (k, shrink), h, logs = found[i]
+            start = max(fits[k, shrink], key=lambda normals: float(parts @ log_sum(log_densities(normals, z))))
+            normals = fit(x, weights, k, np.random.default_rng(seed), shrink=shrink, start=start)
+            everywhere = np.full(len(x), math.nan)
+            everywhere[heard] = logs
+            reason = f"{len(normals.shares)} groups, h = {h:g}: {parts @ logs:.4g} nats of a left-out sample"
+            result.append(Chosen(normals, h, everywhere, float(shares[i]), reason))
     return result
 
 
@@ -187,9 +251,9 @@ def stack(logs: Array, weights: Array) -> Array:
 
     ``logs``: the parts' log densities at samples that they were not fitted to, (n, e).
     """
-    top = logs.max(1, keepdims=True)
-    densities = np.exp(logs - np.where(np.isfinite(top), top, 0.0))
-    densities[~np.isfinite(top[:, 0])] = 1.0
+    top = np.maximum(logs.max(1, keepdims=True), -1e300)
+    densities = np.exp(logs - top)
+    densities[~densities.any(1)] = 1.0
     shares = np.full(logs.shape[1], 1.0 / logs.shape[1])
     for _ in range(1000):
         last, shares = shares, shares * (densities.T @ (weights / (densities @ shares)))
@@ -202,27 +266,3 @@ def stack(logs: Array, weights: Array) -> Array:
 def _blocks(n: int, width: int) -> Iterator[slice]:
     size = max(1, (1 << 18) // width)
     return (slice(i, i + size) for i in range(0, n, size))
-
-
-class Chosen(NamedTuple):
-    normals: Normals
-    h: float
-    left_out: Array
-    reason: str
-
-
-def choose(x: Array, weights: Array, folds: Array) -> list[Chosen]:
-    best = None
-    for k in (1, 2, 4, 8):
-        for h in (0.3, 0.5, 0.7, 1.0):
-            out = np.empty(len(x))
-            for f in np.unique(folds):
-                kept = folds != f
-                w = weights[kept] / weights[kept].sum()
-                normals = fit(x[kept], w, k, np.random.default_rng(0))
-                out[~kept] = log_density_of(smoothed(x[kept], w, normals, h), x[~kept])
-            score = weights @ out
-            if best is None or score > best[0]:
-                best = score, k, h, out
-    normals = fit(x, weights, best[1], np.random.default_rng(0))
-    return [Chosen(normals, best[2], best[3], f"mixture of {len(normals.shares)} groups")]

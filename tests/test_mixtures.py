@@ -1,0 +1,94 @@
+"""Normal mixtures, smoothed: what EM and the choice keep, whatever the data."""
+
+import numpy as np
+import pytest
+
+from sdkde_core.bandwidth import mixtures
+
+SEED = 3
+
+
+def clusters(n=300, d=2, k=3):
+    rng = np.random.default_rng(SEED)
+    x = 4.0 * rng.normal(size=(k, d))[rng.integers(k, size=n)] + rng.normal(size=(n, d))
+    weights = rng.uniform(0.5, 1.5, size=n)
+    return x, weights / weights.sum()
+
+
+def fitted(x, weights, k, **options):
+    return mixtures.fit(x, weights, k, np.random.default_rng(SEED), **options)
+
+
+def test_one_component_is_the_normal_of_the_samples():
+    x, weights = clusters(n=2000)
+    normals = fitted(x, weights, 1)
+    covariance = np.cov(x.T, aweights=weights, bias=True)
+    np.testing.assert_allclose(normals.means[0], weights @ x)
+    np.testing.assert_allclose(normals.factors[0] @ normals.factors[0].T, covariance, rtol=2e-3, atol=2e-3)
+
+
+def test_log_densities_are_those_of_the_components():
+    x, weights = clusters()
+    normals = fitted(x, weights, 3)
+    for j, (share, mean, factor) in enumerate(zip(*normals)):
+        u = np.linalg.solve(factor, (x - mean).T)
+        expected = np.log(share / np.linalg.det(factor)) - 0.5 * (u * u).sum(0) - np.log(2 * np.pi)
+        np.testing.assert_allclose(mixtures.log_densities(normals, x)[:, j], expected)
+
+
+def test_em_raises_the_likelihood():
+    x, weights = clusters(n=600, d=3, k=4)
+    values = []
+    for most in (1, 3, 10, 100):
+        logs = mixtures.log_densities(fitted(x, weights, 4, most=most), x)
+        values.append(weights @ mixtures.log_sum(logs))
+    assert values == sorted(values) and values[-1] > values[0]
+
+
+@pytest.mark.parametrize("h", [0.4, 0.8, 1.0])
+def test_every_group_keeps_the_mean_and_covariance_of_its_component(h):
+    x, weights = clusters(n=2000)
+    normals = fitted(x, weights, 3)
+    groups = mixtures.smoothed(x, weights, normals, h)
+    assert sum(share for *_, share in groups) == pytest.approx(1.0)
+    for (points, inside, kernel, _), mean, factor in zip(groups, normals.means, normals.factors):
+        assert inside.sum() == pytest.approx(1.0)
+        centre = inside @ points
+        away = points - centre
+        covariance = (inside[:, None] * away).T @ away + kernel @ kernel.T
+        np.testing.assert_allclose(centre, mean, atol=0.05)
+        np.testing.assert_allclose(covariance, factor @ factor.T, atol=0.05)
+
+
+def chosen(x, weights):
+    return mixtures.choose(x, weights, np.arange(len(x)) % 5, SEED)
+
+
+def test_the_choice_does_not_depend_on_units():
+    x, weights = clusters()
+    scales, shift = np.array([1e5, 3e-4]), np.array([7.0, -2.0])
+    ours, theirs = chosen(x, weights), chosen(x * scales + shift, weights)
+    assert [c.h for c in ours] == [c.h for c in theirs]
+    for one, other in zip(ours, theirs):
+        np.testing.assert_allclose(other.normals.means, one.normals.means * scales + shift, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(other.left_out, one.left_out - np.log(scales).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("n", "d"), [(4, 2), (10, 5), (200, 100), (60, 1)])
+def test_few_samples_and_repeated_ones_have_mixtures(n, d):
+    rng = np.random.default_rng(SEED)
+    x = rng.normal(size=(n, d))
+    for rows in (x, np.concatenate([x[:1], x, x[:1]]), np.round(x)):
+        parts = chosen(rows, np.full(len(rows), 1 / len(rows)))
+        assert parts and all(np.isfinite(part.left_out).all() for part in parts)
+        groups = [mixtures.smoothed(rows, np.full(len(rows), 1 / len(rows)), part.normals, part.h) for part in parts]
+        assert all(np.isfinite(mixtures.log_density_of(some, rows)).all() for some in groups)
+
+
+def test_the_stack_finds_the_shares_and_drops_what_no_sample_is_from():
+    rng = np.random.default_rng(SEED)
+    x = np.where(rng.uniform(size=20_000) < 0.3, -3.0, 1.0) + rng.normal(size=20_000)
+    logs = np.stack([-0.5 * (x - at) ** 2 for at in (-3.0, 1.0, 9.0)], axis=1)
+    shares = mixtures.stack(logs, np.full(len(x), 1 / len(x)))
+    assert shares[2] == 0.0 and shares.sum() == pytest.approx(1.0)
+    np.testing.assert_allclose(shares[:2], [0.3, 0.7], atol=0.02)
