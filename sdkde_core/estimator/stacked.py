@@ -180,14 +180,14 @@ def kernels(first: Fitted, request: Request, points: Array, weights: Array, fact
     return loaded(request.settled, bandwidth, asked, "auto", centre, groups, first.names)
 
 
-FOLDS = 5
+FOLDS, HEARD = 5, 4000  # folds, and how many samples the parts are judged by at most
 
 
 def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     """Fit the parts of ``method="stacked"``; return them, the samples' dtype, and their origin.
 
-    All parts are judged by what they say of the same fifths of the samples that they were not fitted to: sdkde with the
-    bandwidth of all samples.
+    All parts are judged by what they say of the same samples, when a fifth of these is left out: sdkde with the
+    bandwidth that is chosen from all samples, mixtures fitted to the other fifths.
     """
     own = replace(request, goal=Goal.DENSITY, method="sdkde")
     ready = plan(own, train)
@@ -197,26 +197,28 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     carrying = weights > 0.0
     x, weights = x[carrying], weights[carrying]
     n, settled = whole.problem.n, replace(request.settled, precision=whole.problem.precision)
-    only = Stacked(settled, [Part("sdkde", 0.0, whole)], n)
-    if len(x) < 10 * (x.shape[1] + 1):  # too few for a covariance in every fold
-        return only, data.dtype, data.origin
-    folds = np.random.default_rng(SEED).permutation(len(x)) % FOLDS
-    found = choose(x, weights, folds)
+    if 1.0 / float(weights @ weights) < 10 * (x.shape[1] + 1):  # too few for a covariance in every fold
+        return Stacked(settled, [Part("sdkde", 0.0, whole)], n), data.dtype, data.origin
+    place = np.random.default_rng(SEED).permutation(len(x))
+    folds = np.where(place < HEARD, place % FOLDS, -1)
+    heard = folds >= 0
+    found = choose(x, weights, folds, SEED)
     judged = [_left_out(own, ready.bandwidth, x, None if logs is None else weights, folds)]
     judged += [one.left_out for one in found]
-    shares = stack(np.stack(judged, axis=1), weights)
-    means = [float(weights @ logs) for logs in judged]
-    parts = [Part("sdkde", math.log(shares[0]), whole, means[0])] if shares[0] else []
+    table, counted = np.stack(judged, axis=1)[heard], weights[heard] / weights[heard].sum()
+    shares, means = stack(table, counted), counted @ table
+    parts = [Part("sdkde", math.log(shares[0]), whole, float(means[0]))] if shares[0] else []
     for share, mean, one in zip(shares[1:], means[1:], found):
-        for group in smoothed(x, weights, one.normals, one.h) if share else ():
-            fitted = kernels(whole, own, group.points, group.weights, group.factor)
-            parts.append(Part(one.reason, math.log(share * group.share), fitted, mean))
+        label = f"{'smoothed ' if one.h < 1.0 else ''}mixture of {len(one.normals.shares)}"
+        for points, w, factor, part in smoothed(x, weights, one.normals, one.h) if share else ():
+            fitted = kernels(whole, own, points, w, factor)
+            parts.append(Part(label, math.log(share * part), fitted, float(mean)))
     return Stacked(settled, parts, n), data.dtype, data.origin
 
 
 def _left_out(request: Request, bandwidth: Bandwidth, x: Array, weights: Array | None, folds: Array) -> Array:
-    """The log density (n,) at every sample of the estimate from the other folds'."""
-    result = np.empty(len(x))
+    """The log density (n,) at the samples of every fold of the estimate from all others; NaN at other samples."""
+    result = np.full(len(x), math.nan)
     for fold in range(FOLDS):
         out = folds == fold
         given = replace(request, bandwidth=bandwidth, weights=None if weights is None else weights[~out])
