@@ -2,7 +2,7 @@
 
     python benchmarks/estimates.py run --seed 4711 --save FILE.jsonl [--dims 1,2,3,5,8,16,32]
         [--sizes 20,50,200,2000,16000] [--draws 1] [--estimates "sdkde auto,kde auto"] [--jobs N] [--seconds S]
-    python benchmarks/estimates.py table FILE.jsonl
+    python benchmarks/estimates.py table FILE.jsonl [--short]
 
 In each number of columns ``laws`` makes thirteen laws of a seed: mixtures of normals, clusters, t, skewed and flat
 ones; fifteen in the plane. A draw is n samples of a law. Errors are means over 4,000 fresh points of the law p and
@@ -18,9 +18,9 @@ the same draw, and the worst law.
 
 Estimates are skipped where they are not for the data: KDEpy's improved Sheather-Jones (its bandwidth, our sums) and R's
 logspline beyond one column, R's ks beyond six or above 2,000 samples, scikit-learn's KernelDensity by cross-validation
-above 2,000, SciPy's where the covariance is singular, and mixtures by BIC where the fits take more than a minute. The
-record says what is not installed. FILE.jsonl is as that of bandwidths.py: one line a draw, and a run that was stopped
-goes on.
+above 2,000, SciPy's where the covariance is singular, and mixtures by BIC where the fits take more than a minute. Above
+2,000 samples SciPy's bandwidth is taken with our sums. The record says what is not installed. FILE.jsonl is as that of
+bandwidths.py: one line a draw, and a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import subprocess
 import tempfile
 import time
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,8 @@ def scipy(x: Array, rng: np.random.Generator) -> Any:
         fitted = stats.gaussian_kde(x.T)
     except (ValueError, np.linalg.LinAlgError):
         return "covariance is singular"
+    if len(x) > 2000:
+        return _of(x, "kde", fitted.covariance, rng)
     return lambda y: fitted.logpdf(y.T), lambda m: fitted.resample(m, seed=rng).T
 
 
@@ -257,14 +259,28 @@ def print_table(arguments: argparse.Namespace) -> None:
     lines = [line for line in read_lines([arguments.file]) if "name" in line]
     cells = sorted({(line["d"], line["n"]) for line in lines})
     names = [name for name in ESTIMATES if any(isinstance(line["errors"].get(name), list) for line in lines)]
+    others, ratios = [name for name in names if name != BASE], {}
+    for (d, n), k in itertools.product(cells, (0, 1)):
+        some = [line for line in lines if (line["d"], line["n"]) == (d, n)]
+        ratios[d, n, k] = [_ratios(some, name, BASE, k) for name in others] + [_ratios(some, DEFAULT, PAPER, k)]
+    heads, rows = [*others, "default over paper"], []
+    if arguments.short:
+        title("KL / ISE over those of KDE with Silverman's rule, geometric means; of the default the worst law", True)
+        for d, n in cells:
+            row = [f"{_mean(kl)} / {_mean(ise)}" for kl, ise in zip(ratios[d, n, 0], ratios[d, n, 1])]
+            worst = " / ".join(_short(max(ratios[d, n, k][others.index(DEFAULT)].values())) for k in (0, 1))
+            rows.append([str(d), f"{n:,}", *(cell.replace("– / –", "–") for cell in [row[0], worst, *row[1:]])])
+        table(["d", "n", heads[0], "worst law", *heads[1:]], rows, True)
+        return
     for k, what in enumerate(("KL", "ISE")):
         title(f"{what} over that of KDE with Silverman's rule: geometric mean (worst law)", True)
-        others, rows = [name for name in names if name != BASE], []
-        for d, n in cells:
-            some = [line for line in lines if (line["d"], line["n"]) == (d, n)]
-            row = [_cell(_ratios(some, name, BASE, k)) for name in others]
-            rows.append([f"{d}, {n:,} ({len(some)})", *row, _cell(_ratios(some, DEFAULT, PAPER, k))])
-        table(["d, n (draws)", *others, "default over paper"], rows, True)
+        table(["d, n", *heads], [[f"{d}, {n:,}", *map(_cell, ratios[d, n, k])] for d, n in cells], True)
+    title("Draws, and why estimates were skipped", True)
+    for d, n in cells:
+        some = [line["errors"] for line in lines if (line["d"], line["n"]) == (d, n)]
+        skipped = Counter(f"{name}: {why}" for one in some for name, why in one.items() if isinstance(why, str))
+        rows.append([f"{d}, {n:,}", str(len(some)), ", ".join(f"{why} ({k})" for why, k in skipped.items())])
+    table(["d, n", "draws", "skipped"], rows, True)
     title("Points of the law where log p̂ is less than −700, %, where there are any", True)
     rows = []
     for d, n in cells:
@@ -291,12 +307,16 @@ def _ratios(lines: list[dict[str, Any]], name: str, over: str, k: int) -> dict[s
     return {law: geometric(ratios) for law, ratios in found.items()}
 
 
+def _mean(ratios: dict[str, float]) -> str:
+    return _short(geometric(ratios.values()))
+
+
 def _cell(ratios: dict[str, float]) -> str:
-    return f"{_short(geometric(ratios.values()))} ({_short(max(ratios.values()))})" if ratios else "–"
+    return f"{_mean(ratios)} ({_short(max(ratios.values()))})" if ratios else "–"
 
 
 def _short(value: float) -> str:
-    return number(value) if value < 9999.5 else f"{value:.0e}"
+    return f"{value:.0e}" if value >= 999.5 else number(value)  # number() has a dash for NaN
 
 
 def _rounded(lines: list[dict[str, Any]], names: list[str]) -> None:
@@ -347,6 +367,7 @@ def main() -> None:
     command = commands.add_parser("table", help="print the tables of a record, as markdown")
     command.set_defaults(call=print_table)
     command.add_argument("file", type=Path)
+    command.add_argument("--short", action="store_true", help="one table, with the worst law of the default alone")
     arguments = parser.parse_args()
     arguments.call(arguments)
 
