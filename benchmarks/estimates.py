@@ -2,7 +2,7 @@
 
     python benchmarks/estimates.py run --seed 4711 --save FILE.jsonl [--dims 1,2,3,5,8,16,32]
         [--sizes 20,50,200,2000,16000] [--draws 1] [--estimates "sdkde auto,kde auto"] [--jobs N] [--seconds S]
-    python benchmarks/estimates.py table FILE.jsonl [--short]
+    python benchmarks/estimates.py table FILE.jsonl [--short] [--without mixture,clusters,normal]
 
 In each number of columns ``laws`` makes thirteen laws of a seed: mixtures of normals, clusters, t, skewed and flat
 ones; fifteen in the plane. A draw is n samples of a law. Errors are means over 4,000 fresh points of the law p and
@@ -257,6 +257,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def print_table(arguments: argparse.Namespace) -> None:
     lines = [line for line in read_lines([arguments.file]) if "name" in line]
+    lines = [line for line in lines if not line["name"].startswith(arguments.without)]
     cells = sorted({(line["d"], line["n"]) for line in lines})
     names = [name for name in ESTIMATES if any(isinstance(line["errors"].get(name), list) for line in lines)]
     others, ratios = [name for name in names if name != BASE], {}
@@ -368,6 +369,7 @@ def main() -> None:
     command.set_defaults(call=print_table)
     command.add_argument("file", type=Path)
     command.add_argument("--short", action="store_true", help="one table, with the worst law of the default alone")
+    command.add_argument("--without", type=words, default=(), help="laws whose names begin so are left out")
     arguments = parser.parse_args()
     arguments.call(arguments)
 
