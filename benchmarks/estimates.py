@@ -46,7 +46,7 @@ from bandwidths import cores, numbers, take, words
 from densities import _banana, _clusters, _random, _ring
 from numpy.typing import NDArray
 from scipy import stats
-from step import frozen, independent
+from step import for_half_a_step, frozen, independent
 
 import sdkde_core
 
@@ -101,7 +101,7 @@ def ours(method: str, rule: str, paper: bool = False) -> Callable[..., Any]:
 
 
 def _of(x: Array, method: str, bandwidth: Any, rng: np.random.Generator, paper: bool = False) -> Any:
-    bandwidth = bandwidth.for_half_a_step() if paper else bandwidth
+    bandwidth = for_half_a_step(bandwidth) if paper else bandwidth
     fitted = sdkde_core.prepare(x, method=method, bandwidth=bandwidth, device="cpu")
     return lambda y: fitted.estimate(y, log=True), lambda m: fitted.sample(m, random_state=rng)
 

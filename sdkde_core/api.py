@@ -136,9 +136,9 @@ def estimate(
     those without within the precision's bounds, and the same bits where the backend sums each row alone by one formula.
 
     Of Dask arrays the result, and that of :func:`debias`, is a lazy one (``docs/scaling-out.md``): tasks choose the
-    bandwidth too, ``"auto"`` one for half a step in any dimension, and values that cannot be right are an error where
-    the result is computed. With ``log=True`` the NaN of laplace come without a warning. ``bandwidth="isj"``,
-    ``negative="renormalise"``, ``out`` and ``progress`` are refused.
+    bandwidth too, and values that cannot be right are an error where the result is computed. With ``log=True`` the NaN
+    of laplace come without a warning. ``bandwidth="isj"``, ``adaptive``, ``negative="renormalise"``, ``out`` and
+    ``progress`` are refused.
 
     Where ``train``, ``query``, ``weights`` or ``bandwidth`` is a torch tensor that requires grad, the result is
     attached to autograd: for every method, by backends with the feature ``"grad"`` only, first derivatives, and not
@@ -222,7 +222,7 @@ def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) ->
 def debias(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> Any:
     """Return the samples moved by ``step`` times H ∇log p̂(x_j): the samples whose KDE is the SD-KDE.
 
-    By ½ in one and two columns and with a bandwidth in numbers, half a mean-shift step. Parameters as for
+    By ½ in one column and with a bandwidth in numbers, half a mean-shift step. Parameters as for
     :func:`estimate`; the samples must be evaluated with the bandwidth that moved them.
 
     Returns
@@ -301,7 +301,7 @@ def select_bandwidth(
         that neither peaks nor far samples rule, and the error that is expected of the estimate; in several the upper
         end of the bandwidths that least squares does not tell apart. It is at most what is best for normal samples,
         and what is usual for few samples that tell nothing. In several columns it chooses a shape first: a
-        scale per column or a full matrix, where the likelihood of a KDE is clearly better so. For sdkde in three
+        scale per column or a full matrix, where the likelihood of a KDE is clearly better so. For sdkde in two
         columns or more the bandwidth is for ``step="moments"``, which it remembers, unless there is a ``base``. Any
         other rule's name of :func:`estimate` is its bandwidth.
     weights : (n,) array_like, optional

@@ -111,16 +111,15 @@ def job(
     def parts(name: str, shape: tuple[int, ...], dtype: str) -> Chunks | Scratch:
         return kept.enter_context(Scratch(shape, dtype)) if held is None else held.parts(name, shape, dtype, plan.rows)
 
-    moved = parts("moved", points.shape, "float64") if len(plan.problems) > 1 else None
-    final = (points.shape, "float64") if plan.debiased else ((plan.problems[-1].m,), plan.shape.dtype)
-    results = parts("results", *final)
-    return Job(plan, x, y, w, log, moved, results, resident)
+    shifts = parts("shifts", points.shape, "float64") if request.method == "sdkde" else None
+    results = shifts if shifts is not None and plan.debiased else parts("results", (plan.last.m,), plan.shape.dtype)
+    return Job(plan, x, y, w, log, shifts, results, resident)
 
 
 def _sink(kept: ExitStack, task: Job, out: Any, name: str) -> tuple[Any, Write]:
     """What takes the results, and the function that brings it the next block of them."""
     width = (task.plan.shape.d,) if task.plan.debiased else ()
-    shape, dtype = (task.plan.problems[-1].m, *width), task.plan.shape.dtype
+    shape, dtype = (task.plan.last.m, *width), task.plan.shape.dtype
     if isinstance(out, str | os.PathLike):
         return out, kept.enter_context(writing(os.fspath(out), shape, dtype, name))
     array = np.empty(shape, dtype) if out is None else out
@@ -144,7 +143,7 @@ def _run(
         result, write = _sink(kept, task, out, name)
         with watched(progress, task.rows) as advance:
             task.run(advance)
-        warn_of_negative(task.deliver(write), task.plan.problems[-1].m)
+        warn_of_negative(task.deliver(write), task.plan.last.m)
     return result
 
 
@@ -225,8 +224,7 @@ def estimate(
     progress : bool or callable
         As for :func:`sdkde_core.estimate`.
 
-    Other parameters as for :func:`sdkde_core.estimate`; ``weights`` may be of the same kinds as ``train``. Samples move
-    by half a step unless ``step`` is a number, in three columns or more too.
+    Other parameters as for :func:`sdkde_core.estimate`; ``weights`` may be of the same kinds as ``train``.
 
     Returns
     -------
@@ -237,7 +235,7 @@ def estimate(
     TypeError, ValueError
         As :func:`sdkde_core.estimate`; too little memory; ``out`` is an input, contains one or lies in one; a
         checkpoint that is there already, is of another estimate, or is in use; ``resume`` without a checkpoint;
-        ``bandwidth="isj"`` and ``negative="renormalise"``, which need all samples together.
+        ``bandwidth="isj"``, ``adaptive`` and ``negative="renormalise"``, which need all samples together.
     OSError
         ``out`` is a folder that sdkde did not write.
     ImportError
@@ -260,7 +258,7 @@ def debias(
     progress: Any = False,
     **options: Unpack[Options],
 ) -> Any:
-    """Return the samples, moved by ``step``, ½ by default: :func:`sdkde_core.debias`, shard by shard.
+    """Return the samples, moved: :func:`sdkde_core.debias`, shard by shard.
 
     Parameters as for :func:`estimate`; ``out`` is a path, or takes (n, d).
     """

@@ -24,16 +24,16 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["moved", "results"])
+@pytest.mark.parametrize("name", ["shifts", "results"])
 def test_a_damaged_block_is_computed_again(damage, name):
     once = scale.estimate(X, checkpoint="kept", **HOW)
-    if name == "moved":
+    if name == "shifts":
         shutil.rmtree("kept/results")
     for chunk in list(Path(f"kept/{name}").iterdir()):
         chunk.write_bytes(DAMAGES[damage](chunk.read_bytes()))
         with pytest.warns(sdkde_core.SdkdeWarning, match=f"{chunk}: the block is damaged .*; it is computed again"):
             assert np.array_equal(scale.estimate(X, checkpoint="kept", resume=True, **HOW), once)
-        if name == "moved":
+        if name == "shifts":
             shutil.rmtree("kept/results")
     assert np.array_equal(scale.estimate(X, checkpoint="kept", resume=True, **HOW), once)
 

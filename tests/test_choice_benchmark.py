@@ -47,6 +47,21 @@ def test_every_value_comes_equally_often_and_nothing_asks_too_much(choice):
     assert max(c.pairs for c in drawn) > 1e8  # not all fell to the smallest
 
 
+def test_the_grid_does_not_depend_on_the_budget(choice):
+    asked = [SimpleNamespace(device="cpu", count=24, seed=3, largest=1e9, budget=budget) for budget in (10.0, 1000.0)]
+    one, other = (choice.main.cases_of(options, choice.main.Bench("cpu")) for options in asked)
+    assert one == other
+
+
+def test_auto_is_asked_for_host_data_as_if_no_gpu_had_been_used(choice, monkeypatch):
+    monkeypatch.setattr("sdkde_core.choice.judge.has_context", lambda device: True)
+    case = choice.cases.Case("kde", "high", 1000, 100, 2, "third")
+    asked = {way: choice.main.Bench("cuda").explain(case, *choice.cases.data(case), way) for way in ("whole", "calls")}
+    assert (asked["whole"].calls, asked["calls"].calls) == (1, 10)
+    counted = [next(c.counted_seconds for c in e.candidates if c.name == "numpy") for e in asked.values()]
+    assert counted == pytest.approx([0.12, 0.012])  # as it declares
+
+
 @pytest.mark.parametrize(("spread", "kind"), [("silverman", "benign"), ("tenth", "benign"), ("silverman", "outliers")])
 def test_data(choice, spread, kind):
     case = choice.cases.Case("kde", "fast", 3000, 500, 3, spread, kind=kind)

@@ -29,6 +29,7 @@ from sdkde_core.estimator import blockwise
 blockwise.NUMBERS = 1024 * 2
 train, query, out, bandwidth = sys.argv[1:]
 how = {"bandwidth": float(bandwidth), "backend": "numpy", "checkpoint": "kept", "resume": True}
+how |= {"step": "moments", "tails": "guard"}
 scale.estimate(train, query, out=out, **how)
 """
 

@@ -74,6 +74,20 @@ def test_what_a_matrix_mixes_is_refused():
     with pytest.raises(ValueError, match=r"row 3 of train is .* from row 4 of train: rounding .* pass a larger"):
         sdkde_core.estimate(x, bandwidth=FULL)
     assert np.isfinite(sdkde_core.estimate(x, bandwidth=0.5, log=True)).all()
+    x[3], x[4] = 1e4, 1e4 + 0.01  # beyond the reach of 15,000 bandwidths by three coordinates within it
+    with pytest.raises(ValueError, match=r"row 3 of train is 1.7e\+04 away, and 0.017 from row 4 of train"):
+        sdkde_core.estimate(x, bandwidth=np.eye(3), precision="float64")
+
+
+def test_far_by_many_coordinates_is_no_precision_lost_and_far_by_one_of_them_is():
+    """In 784 dimensions coordinates within the reach of 15,000 bandwidths add up to points beyond it."""
+    x = 1500.0 * np.random.default_rng(0).normal(size=(60, 784))
+    y, how = x[:20] + 0.01, {"method": "kde", "bandwidth": 1.0, "log": True}
+    want, got = reference.estimate(x, y, **how), sdkde_core.estimate(x, y, precision="float64", **how)
+    assert (abs(got - want) <= TOLERANCES["float64"][Reduction.LOG_SUM].at(want)).all()
+    x[7, 500], y[7, 500] = 2e4, 2e4 + 0.01
+    with pytest.raises(ValueError, match=r"row 7 of query is .* from row 7 of train: rounding"):
+        sdkde_core.estimate(x, y, precision="float64", **how)
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])

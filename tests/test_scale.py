@@ -82,7 +82,7 @@ def test_moved_samples_to_a_file_from_a_checkpoint(tmp_path, name, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
         _full_disk(patched)
         scale.debias(X, out=path, **how)
-    assert not (tmp_path / name).exists() and len(list((tmp_path / "checkpoint" / "results").iterdir())) == 1
+    assert not (tmp_path / name).exists() and len(list((tmp_path / "checkpoint" / "shifts").iterdir())) == 1
     with pytest.raises(ValueError, match="resume=True"):
         scale.debias(X, out=path, **how)
     assert scale.debias(X, out=path, resume=True, **how) == path
@@ -141,7 +141,7 @@ def test_what_is_gone_is_computed_again(checkpoint):
     """tests/test_checkpoints.py has what is damaged."""
     once = scale.estimate(X, Y, checkpoint=checkpoint, **HOW)
     assert np.array_equal(once, scale.estimate(X, Y, **HOW))
-    for name in ("moved/1", "results/1"):
+    for name in ("shifts/1", "results/1"):
         (checkpoint / name).unlink()
     assert np.array_equal(scale.estimate(X, Y, checkpoint=checkpoint, resume=True, **HOW), once)
 
@@ -160,6 +160,9 @@ def test_a_checkpoint_of_something_else_is_refused(checkpoint):
         ({"bandwidth": 0.6}, "bandwidth"),
         ({"precision": "high"}, "precision"),
         ({"method": "kde"}, "method"),
+        ({"step": "moments"}, "step"),
+        ({"score_bandwidth": 1.5}, "score_bandwidth"),
+        ({"tails": "guard"}, "tails"),
         ({"log": True}, "log"),
         ({"backend": "numpy", "backend_options": {"threads": 1}}, "backend"),
     ):
@@ -248,6 +251,7 @@ def test_what_cannot_be_is_said():
         ({"x": np.where([True, True, False], P, 4.0), "bandwidth": "silverman"}, "column 2 of train is constant"),
         ({"bandwidth": 1e-160}, "beyond 1e149 bandwidths"),
         ({"bandwidth": 1e-9, "precision": "float64"}, "holds up to 1.5e\\+04"),
+        ({"bandwidth": 0.5, "adaptive": 0.5}, "adaptive=0.5 needs all samples in memory"),
         ({"bandwidth": "isj", "method": "kde"}, "isj' needs all samples in memory"),
         ({"method": "laplace", "negative": "renormalise", "bandwidth": 1.0}, "negative='renormalise' needs all"),
     ]
@@ -256,10 +260,48 @@ def test_what_cannot_be_is_said():
             plan(**given)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("n", [1300, 4700])
+@pytest.mark.parametrize("d", [1, 2, 6])
+def test_the_default_is_that_of_data_in_memory(d, n, weighted, tmp_path, monkeypatch):
+    """From an array, a Dask array, and a command that goes on with a checkpoint from within the first pass."""
+    from click.testing import CliRunner
+
+    from sdkde_core.cli.main import main
+
+    da = pytest.importorskip("dask.array")
+    monkeypatch.setattr(blockwise, "NUMBERS", 1024 * d)
+    monkeypatch.chdir(tmp_path)
+    rng, command = np.random.default_rng(n + d), ["estimate", "x.npy", "y.npy", "-o", "p.npy", "--log", "--resume"]
+    x, w = rng.standard_t(4, size=(n, d)), rng.random(n) * (np.arange(n) % 3) if weighted else None
+    y, how = np.concatenate([x[:20], 8.0 * x[:3]]), {"weights": w, "precision": "float64", "backend": "numpy"}
+    chosen = plan(x, y, w, backend="numpy").bandwidth  # with weights from other samples than in memory
+    assert chosen.tails and chosen.step == (None if d == 1 else "moments")
+    expected = sdkde_core.estimate(x, y, log=True, **how | {"bandwidth": chosen})
+    got = scale.estimate(x, y, log=True, **how)
+    np.testing.assert_allclose(got, expected, rtol=1e-9)
+    lazy = da.from_array(x, chunks=(700, d))
+    np.testing.assert_allclose(sdkde_core.estimate(lazy, y, log=True, **how).compute(), expected, rtol=1e-9)
+    moved = sdkde_core.debias(x, **how | {"bandwidth": chosen})
+    for one in (scale.debias(x, **how), sdkde_core.debias(lazy, **how).compute()):
+        np.testing.assert_allclose(one, moved, atol=1e-9)
+
+    def stop(done, rows):
+        raise KeyError
+
+    for name, array in (("x.npy", x), ("y.npy", y), ("w.npy", w)):
+        np.save(name, array)
+    with pytest.raises(KeyError):
+        scale.estimate(x, y, log=True, checkpoint="kept", progress=stop, **how)
+    command += ["--checkpoint", "kept", "--memory", "4GB", "--precision", "float64", "--backend", "numpy"]
+    done = CliRunner().invoke(main, command if w is None else [*command, "--weights", "w.npy"], catch_exceptions=False)
+    assert done.exit_code == 0 and np.array_equal(np.load("p.npy"), got)
+
+
 def test_a_shard_without_weight_adds_nothing():
     w = np.where(np.arange(N) < 1024, 0.0, 1.0 + np.arange(N) / N)
-    for method in ("kde", "sdkde", "laplace"):
-        options = {"weights": w, "bandwidth": 0.7, "method": method, "backend": "numpy"}
+    for method, how in (("kde", {}), ("sdkde", {"step": "moments", "tails": "guard"}), ("laplace", {})):
+        options = {"weights": w, "bandwidth": 0.7, "method": method, "backend": "numpy", **how}
         expected = sdkde_core.estimate(P, Q, **options)
         np.testing.assert_allclose(scale.estimate(P, Q, **options), expected, rtol=1e-4, atol=1e-6 * expected.max())
 

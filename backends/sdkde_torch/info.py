@@ -32,8 +32,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
 
     A product writes a tile, the exponential reads and writes it, a sum or the second product reads it: four numbers a
     pair. Split squares add a product to the tile, LAPLACE multiplies a copy, direct differences pass over two tiles for
-    every dimension. Operations take turns with what PyTorch does around them: some 10 µs on a CPU, 0.8 ms a call on an
-    H200's host.
+    every dimension. Operations take turns with PyTorch's own work: 10 µs on a CPU, 0.8 ms a call on an H200's host.
     """
     pairs, d, on_cpu = problem.pairs, problem.d, problem.device == "cpu"
     mean, laplace = problem.reduction is Reduction.MEAN, problem.reduction is Reduction.LAPLACE
@@ -43,7 +42,12 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         passes, columns, operations = passes + (7.0 if mean else 5.0) * d, 1.0, 6.0 + (2.75 if on_cpu else 6.5) * d
     else:
         passes, columns = passes + 2.0 * (kind == "split"), columns + (3.0 * d + 5.0 if kind == "split" else d + 2.0)
-    width = 1.0 if dtype == "float32" else 2.0
+    # Sums below n e⁻⁷¹, in float64 n e⁻⁶⁶⁷, are formed again after a pass for the largest exponents: three products and
+    # two exponentials. ½ r² of two points in many dimensions is about R², R the extent; to the nearest of n columns it
+    # is n^(−2/d) of that. In few dimensions R says too little; a row that is a column has its own term.
+    width, far = (1.0, 8.4) if dtype == "float32" else (2.0, 25.8)  # √71, √667
+    again = d >= 8 and not problem.same and problem.extent > far * problem.n ** (1.0 / d)
+    passes, columns, operations = (3.0 * x if again else x for x in (passes, columns, operations))
     tiles = -(-problem.n // CHUNK) * max(1.0, problem.m / (256.0 if on_cpu else 16384.0))
     read = 16.0 * (problem.m + problem.n) * (d + 2)
     return Work(
@@ -51,9 +55,9 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         matrix_flops={dtype: (3.0 if on_cpu else 2.0) * columns * pairs},
         scalar_flops=width * (2.0 * passes + 2.0) * pairs,
         # In double precision an exponential is some thirty operations, and a GPU's unit for them is not used.
-        exps=width * (1.0 if on_cpu else 4.0 * width) * pairs if dtype == "float64" else pairs,
+        exps=(1.0 + again) * (width * (1.0 if on_cpu else 4.0 * width) if dtype == "float64" else 1.0) * pairs,
         bytes=read if on_cpu else read + 5.0 * width * passes * pairs,
-        launches=int((150 if on_cpu else 200) + operations * tiles / (cpu_threads() if on_cpu else 1)),
+        launches=int((1.0 + again) * (150 if on_cpu else 200) + operations * tiles / (cpu_threads() if on_cpu else 1)),
     )
 
 

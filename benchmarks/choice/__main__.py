@@ -14,13 +14,13 @@ too long is replaced by the next smaller one. --seed draws another grid: prices 
 another.
 
 Measured is estimate(..., log=True, backend=name) in a process of its own for every backend: the median of up to five
-calls after one that compiles and plans; where that takes more than a second it alone, its kernels compiled before. Not
-measured, but told: what is predicted to take more than 20 times the fastest so far and, where start-up counts, twice it
-with start-up in both; but such a prediction is put to the test, by a call that may take as long as the fastest with its
-start-up, or half a second, until one for that backend, precision and kind of data has proved right. Given up: a call
-that takes more than 10 times the fastest, twice that with start-up, and two seconds. Start-ups may be taken
-from an earlier record of the same machine, and what the grid needs on a GPU may be compiled beforehand, by a command of
-its own.
+calls after one that compiles and plans; where that takes more than a second, ten on a GPU, it alone, its kernels
+compiled before. Not measured, but told: what is predicted to take more than 20 times the fastest so far and, where
+start-up counts, twice it with start-up in both; but such a prediction is put to the test, by a call that may take as
+long as the fastest with its start-up, or half a second, until one for that backend, precision and kind of data has
+proved right. Given up: a call that takes more than 10 times the fastest, twice that with start-up, and two seconds.
+Start-ups may be taken from an earlier record of the same machine, and what the grid needs on a GPU may be compiled
+beforehand, by a command of its own: for the same --device, --seed, --count, --largest and --without.
 
 --beside names another checkout, whose auto is asked in every case, too: both are judged by the same times. The tables
 are of this one; the summary at the end has both. python -m benchmarks.choice.again judges a later commit by a saved
@@ -57,6 +57,7 @@ from typing import Any
 
 from sdkde_core.api import explained
 from sdkde_core.choice import hardware, registry
+from sdkde_core.choice import judge as judging
 from sdkde_core.choice.judge import Candidate, compile_seconds
 from sdkde_core.estimator.explanation import Explanation, PassLine
 from sdkde_core.estimator.request import Goal, Request
@@ -67,6 +68,7 @@ from sdkde_core.protocol import Problem, Reduction
 from ..records import machine
 from .cases import HOPELESS_IN_ALL, Case, Price, data, draw, headline, hopeless, price, priced
 from .report import (
+    CALLS_IN,
     WAYS_OF,
     Record,
     by_axis,
@@ -85,9 +87,9 @@ from .worker import Job, compile_ahead, placed, serve, startup, truth
 
 COUNT = {"cpu": 120, "cuda": 100}
 BUDGET = {"cpu": 720.0, "cuda": 240.0}  # seconds
-#: Seconds to measure a case, at most, over those that a case has on average. On a GPU's host few cases take long: those
-#: in which start-up makes a processor the better choice.
-SHARE = {"cpu": 1.0, "cuda": 2.5}
+#: Seconds that a case may take to measure, as predicted. The grid follows from this, the seed and the number of cases,
+#: not from the budget, so that `compile` draws the same one however long it may take.
+EFFORT = 6.0
 
 #: Seconds that a process may take to start, to make the data and to compile; times the fastest that a call may take.
 PATIENCE, TOO_SLOW = 120.0, 10.0
@@ -106,8 +108,11 @@ class Worker:
         self.process: Any = None
         self.connection: Any = None
 
-    def run(self, job: Job, limit: float) -> dict[str, Any]:
-        """Return the job's outcome; a call of more than ``limit`` seconds is given up."""
+    def run(self, job: Job, limit: float, compiling: float = 0.0) -> dict[str, Any]:
+        """Return the job's outcome; a call of more than ``limit`` seconds is given up.
+
+        The first call of a shape may compile, which is none of the time that counts: for ``compiling`` seconds.
+        """
         if self.process is None:
             context = multiprocessing.get_context("spawn")
             self.connection, there = context.Pipe()
@@ -115,8 +120,6 @@ class Worker:
             self.process.start()
             there.close()
         self.connection.send(job)
-        # On a GPU the first call of a shape may compile, which is none of the time that counts.
-        compiling = PATIENCE if job.device != "cpu" else 0.0
         waits = {"ready": PATIENCE, "first": limit + compiling, "done": PATIENCE + 20 * limit}
         for step, most in waits.items():
             if not self.connection.poll(most):
@@ -157,13 +160,14 @@ class Bench:
             set()
         )  # backends, precisions and kinds of data, of hopeless predictions
         self.doubts = DOUBT * budget  # seconds left to find out which are
+        self.compiled = False  # whether all kernels that the cases need on a GPU were compiled ahead
 
     def explain(self, case: Case, x: Any, y: Any, h: float, way: str = "calls") -> Explanation:
         device = self.device if case.place == "host" else None
         train, query = placed(x, case.place), placed(y, case.place)
         asked = Request(Goal.DENSITY, case.method, bandwidth=h, precision=case.precision, device=device)
-        asked = replace(asked, calls=1) if way == "whole" else asked
-        with as_if_warm() if way == "warm" else nullcontext():
+        asked = replace(asked, calls=1 if way == "whole" else CALLS_IN[case.place])
+        with as_if_at(case.place), as_if_warm() if way == "warm" else nullcontext():
             return explained(asked, train, query, measure=False)
 
     def measure(self, case: Case, most: float = math.inf, patient: bool = False) -> Record:
@@ -195,7 +199,8 @@ class Bench:
             limit = max(0.5, min(p.total for p in prices)) if doubtful else self.limit(prices)
             limit = 3 * most if patient else limit
             worker, start = self.workers.setdefault(label(entry), Worker()), time.perf_counter()
-            entry |= worker.run(Job(case, c.name, c.device, want, patient), limit)
+            compiling = 0.0 if c.device == "cpu" or self.compiled else PATIENCE
+            entry |= worker.run(Job(case, c.name, c.device, want, patient), limit, compiling)
             if doubtful and entry["outcome"] != "measured":
                 self.believed.add(kind)
                 self.doubts -= RESTART + time.perf_counter() - start
@@ -274,6 +279,7 @@ class Bench:
             _, left = wait(made, timeout=most)
             processes = list((pool._processes or {}).values())
             pool.shutdown(wait=not left, cancel_futures=True)
+            self.compiled = not left
             if left:
                 print(f"out of time: {len(left)} of {len(made)} are not compiled ahead", flush=True)
                 for process in processes:
@@ -364,6 +370,17 @@ def as_if_warm() -> Iterator[None]:
         registry.warm.update(before)
 
 
+@contextmanager
+def as_if_at(place: str) -> Iterator[None]:
+    """Have auto choose as in a process that has a GPU's context only if its data are there, whatever this one has."""
+    before = judging.has_context
+    judging.has_context = lambda device: place == "device" and device.startswith("cuda")
+    try:
+        yield
+    finally:
+        judging.has_context = before
+
+
 def about(kind: str) -> dict[str, Any]:
     """The machine, and the rates by which auto priced."""
     versions = {p: v for p in ("sdkde-core", "numba", "torch", "triton", "finufft", "jax") if (v := version(p))}
@@ -386,8 +403,7 @@ def cases_of(options: argparse.Namespace, bench: Bench) -> list[Case]:
         return [price(case, c) for c in bench.priced(case)]
 
     places = ("host",) if options.device == "cpu" else ("host", "device")
-    patience = SHARE[options.device] * options.budget / options.count
-    return draw(options.count, places, options.seed, patience, options.largest, prices)
+    return draw(options.count, places, options.seed, EFFORT, options.largest, prices)
 
 
 def line(record: Record, startups: dict[str, float]) -> str:
@@ -439,7 +455,7 @@ def main() -> None:
     parser.add_argument("--largest", type=float, default=math.inf, help="pairs of a pass at most")
     parser.add_argument("--precisions", default="fast,high", help="of headline")
     parser.add_argument("--startups", type=Path, metavar="FILE.json", help="take those that this record has")
-    parser.add_argument("--compiled", action="store_true", help="`compile` was run before, with the same options")
+    parser.add_argument("--compiled", action="store_true", help="`compile` was run before, for the same grid")
     parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="judge that one's auto by the same times, too")
     parser.add_argument("--without", default="", metavar="NAMES", help="leave these out, unless they are chosen")
     parser.add_argument("--seed", type=int, default=0)
@@ -467,6 +483,7 @@ def main() -> None:
     saved |= {"startups": bench.startups, "declared": bench.declared, "records": []}
     try:
         if options.what == "grid":
+            bench.compiled = options.compiled
             if not options.compiled:
                 bench.compile_ahead(cases, options.budget)
             bench.start_up(cases)
@@ -474,8 +491,9 @@ def main() -> None:
             if options.what == "grid" and time.perf_counter() - start > options.budget:
                 print(f"out of time: {len(cases) - done} of {len(cases)} cases, as drawn at random, are left out")
                 break
-            grid = options.what == "grid"
+            grid, began = options.what == "grid", time.perf_counter() - start
             record = bench.measure(case) if grid else bench.measure(case, most=call, patient=True)
+            record |= {"began": round(began, 2), "took": round(time.perf_counter() - start - began, 2)}  # seconds
             saved["records"].append(record)
             print(line(record, bench.startups) if grid else case.text, flush=True)
             if options.save:

@@ -20,12 +20,12 @@ from typing import Any
 
 import sdkde_core
 from sdkde_core.choice import hardware, select
-from sdkde_core.choice.judge import Candidate, calls_of
+from sdkde_core.choice.judge import Candidate
 from sdkde_core.estimator import plan
 
-from .__main__ import as_if_warm
+from .__main__ import as_if_at, as_if_warm
 from .cases import Case, data
-from .report import BAD, GOOD, WAYS, WAYS_OF, Record, counted, figures, label, pick_of, rows_of, time_text
+from .report import BAD, CALLS_IN, GOOD, WAYS, WAYS_OF, Record, counted, figures, label, pick_of, rows_of, time_text
 
 
 class _Asked(Exception):
@@ -50,8 +50,9 @@ def ranked(case: Case, found: tuple[Any, Any], cpu_alone: bool, way: str) -> lis
     """Those that can, best first."""
     problems, share = found
     where = "cuda:0" if case.place == "device" else "cpu"
-    wanted = select.Wanted("auto", "cpu" if cpu_alone else None, where, calls_of(1 if way == "whole" else None, where))
-    with as_if_warm() if way == "warm" else nullcontext():
+    calls = 1 if way == "whole" else CALLS_IN[case.place]
+    wanted = select.Wanted("auto", "cpu" if cpu_alone else None, where, calls)
+    with as_if_at(case.place), as_if_warm() if way == "warm" else nullcontext():
         return [c for c in select.ranked(select.at(problems, where), share, wanted) if c.ok and c.seconds is not None]
 
 

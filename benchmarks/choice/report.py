@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sdkde_core.choice.judge import calls_of
-
 from .cases import KINDS, SPREADS, Case
 
 #: How start-up counts, and auto chooses: as on the command line, as in one of a library's calls, or after warm_up.
 WAYS = {"whole": "start-up whole", "calls": "start-up as of one of many calls", "warm": "after warm_up"}
+
+#: Calls over which start-up is spread, by where the data are: what auto takes where no GPU is used but for those.
+CALLS_IN = {"host": 10, "device": 10_000}
 
 #: Those that occur, by where the data are: the command line has none on a device.
 WAYS_OF = {"host": ("whole", "calls", "warm"), "device": ("calls", "warm")}
@@ -19,8 +20,9 @@ WAYS_OF = {"host": ("whole", "calls", "warm"), "device": ("calls", "warm")}
 #: A record: {"case": fields of Case, "picks": auto's choice by way, as a label, "candidates": [...]}. A candidate has
 #: "name", "device", "predicted", "predicted_passes", "declared_startup", "compiling" (of that, seconds), "compiled" (by
 #: warm_up), "chosen" (in some way), "outcome" ("measured", "skipped", "over", "failed"), and by outcome "seconds",
-#: "pass_seconds", "error", "why"; "over" has in "seconds" what it took at least. Older ones have no picks: auto counted
-#: start-up whole for data on the host, and none for data on a device.
+#: "pass_seconds", "error", "why"; "over" has in "seconds" what it took at least. "began" and "took" are seconds of the
+#: run and of the case. Older ones have no picks: auto counted start-up whole for data on the host, and none for data on
+#: a device.
 Record = dict[str, Any]
 
 #: Goals: the ratio that GOOD_SHARE of the cases keep, and the one that all do.
@@ -53,7 +55,7 @@ def counted(c: dict[str, Any], place: str, startups: dict[str, float], way: str)
     if way == "warm" and c.get("compiled", True):
         return 0.0
     left = compiling if way == "warm" else startups[label(c)] + compiling
-    return left / (1 if way == "whole" else calls_of(None, "cpu" if place == "host" else "cuda:0"))
+    return left / (1 if way == "whole" else CALLS_IN[place])
 
 
 def pick_of(record: Record, way: str, whose: str = "picks") -> dict[str, Any] | None:

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Array
+from ..engine.products import dots
 from .normal import roughness
 
 BINS = 6  # to a bandwidth
@@ -35,9 +36,11 @@ FOLDS = 8  # parts of the samples that are left out in turn; fewer where there a
 
 
 class _Grid(NamedTuple):
-    """Bins on a circle, one wide, and samples shared between them."""
+    """Bins on a circle, one wide."""
 
-    places: Array  # (n,) of the samples, in bins
+    edges: Array  # (bins,) where they begin, in the samples' units, each moved as its samples are
+    at: NDArray[np.intp]  # (bins,) the first sample from there on
+    width: float  # of a bin, in the samples' units
     frequencies: Array  # angular, to a bin
     bins: int
     h: float  # the bandwidth that it was made for, in bins
@@ -58,54 +61,82 @@ class Line:
     """
 
     def __init__(self, u: Array, weights: Array, folds: NDArray[np.intp], method: str) -> None:
-        self.u, self.w, self.folds, self.method = u, weights, folds, method
+        self.u, self.method = u, method
         self.n_eff = 1.0 / float(weights @ weights)
         self.gaps = np.diff(u, prepend=u[0])
         self.held = np.bincount(folds, weights)
+        order = np.argsort(folds.astype(np.int16), kind="stable")
+        self._parts = (weights * (1.0 + 1j * u))[order]  # one fold after the other; masses and moments
+        self._before = np.zeros(len(self.held) * len(u) + 1, np.int32)  # where a fold's next sample stands there
+        np.cumsum(folds == np.arange(len(self.held))[:, None], out=self._before[1:])
 
     def _grid(self, h: float, finer: float = 1.0) -> _Grid:
         """A grid for bandwidths about h, and down to h over ``finer``."""
-        width = h / (BINS * finer)
-        places = np.cumsum(np.minimum(self.gaps, 10.0 * finer * h)) / width
-        least = int(places[-1]) + 2 + int(10 * BINS * finer**2)
+        u, width, most, beside = self.u, h / (BINS * finer), 10.0 * finer * h, int(5 * BINS * finer**2)
+        long = np.flatnonzero(self.gaps > most)
+        less = np.concatenate([[0.0], np.cumsum(self.gaps[long] - most)])  # by which the stretches so far are shorter
+        starts = (u[long] - u[0] - less[1:]) / width
+        least = int((u[-1] - u[0] - less[-1]) / width) + 3 + 2 * beside
         bins = min(odd << max(0, (-(-least // odd) - 1).bit_length()) for odd in (4, 6, 10))  # 2ᵏ, 3·2ᵏ or 5·2ᵏ
-        return _Grid(places, 2.0 * np.pi * np.fft.rfftfreq(bins), bins, BINS * finer)
+        # Shortened stretches end where bins begin. Bins begin a little earlier, so that rounding does not matter.
+        index, early = np.arange(-beside, bins - beside), 1e-6
+        edges = index * width + (u[0] + less[np.searchsorted(starts, index + (1.0 - early))] if long.size else u[0])
+        at = np.searchsorted(u, edges - early * width)
+        return _Grid(edges, at, width, np.arange(bins // 2 + 1) * (2.0 * np.pi / bins), bins, BINS * finer)
 
-    def _estimate(self, grid: _Grid, mass: Array, h: float, binned: float, method: str | None = None) -> Array:
-        """The spectrum of the method's estimate of mass in bins (…, bins), bandwidth h; ``binned``: see the caller."""
+    def _binned(self, grid: _Grid) -> Array:
+        """Each fold's mass in bins (folds, bins): a sample's is shared between the two bins around it."""
+        folds, n = len(self.held), len(self.u)
+        begin = self._before[(grid.at + n * np.arange(folds)[:, None]).ravel()]
+        some = np.flatnonzero(begin[:-1] < begin[1:])  # bins of a fold that have samples; the last ones have none
+        sums = np.add.reduceat(self._parts, begin[some])
+        mass = sums.real
+        share = (sums.imag - grid.edges[some % grid.bins] * mass) / grid.width
+        result = np.zeros(folds * grid.bins)
+        result[some] = mass - share
+        result[some + 1] += share
+        return result.reshape(folds, grid.bins)
+
+    def _estimate(
+        self, grid: _Grid, mass: Array, spectrum: Array, h: float, binned: float, method: str | None = None
+    ) -> Array:
+        """The spectrum of the method's estimate of mass in bins (…, bins), which has a spectrum itself; bandwidth h.
+
+        ``binned``: how often the mass has been shared between bins.
+        """
         method = self.method if method is None else method
         q = (h * grid.frequencies) ** 2
         kernel = np.exp(-0.5 * q * (1.0 - binned / (6.0 * h * h)))
-        spectrum = np.fft.rfft(mass)
         if method == "kde":
             return spectrum * kernel
         if method == "laplace":
             return spectrum * (kernel * (1.0 + 0.5 * q))
         near = spectrum * kernel
         density = np.fft.irfft(near, grid.bins)
-        slope = np.fft.irfft(near * (1j * grid.frequencies), grid.bins)
+        places = np.fft.irfft(near * (1j * grid.frequencies), grid.bins)  # the slope, and in place what follows
         # The mass of a bin counts in its own density: what is less is rounding.
-        shift = (0.5 * h * h) * slope / np.maximum(density, np.maximum(0.3 * mass / h, 1e-15))
+        places /= np.maximum(density, np.maximum((0.3 / h) * mass, 1e-15))
+        places *= 0.5 * h * h
+        np.clip(places, -4.0 * h, 4.0 * h, out=places)
+        places += np.arange(grid.bins)
+        np.clip(places, 0.0, grid.bins - 1.5, out=places)  # the ends have no mass
         kernel = np.exp(-0.5 * q * (1.0 - (binned + 1.0) / (6.0 * h * h)))
-        moved = _shared(np.arange(grid.bins) + np.clip(shift, -4.0 * h, 4.0 * h), mass, grid.bins)
+        moved = _shared(places, mass, grid.bins)
         return np.fft.rfft(moved) * kernel
 
     def left_out(self, h: float) -> LeftOut:
         """The criteria at a bandwidth."""
-        grid, parts, held = self._grid(h), len(self.held), self.held[:, None]
-        low = grid.places.astype(np.intp)
-        share, index = self.w * (grid.places - low), low + self.folds * grid.bins
-        size = parts * grid.bins
-        binned = np.bincount(index, self.w - share, size) + np.bincount(index + 1, share, size)
-        out = binned.reshape(parts, grid.bins)
-        rest = np.maximum(out.sum(0) - out, 0.0) / np.maximum(1.0 - held, 1e-12)
-        spectrum, unit = self._estimate(grid, rest, grid.h, 1.0), grid.h / h
-        seen = np.fft.rfft(out) * np.exp(grid.frequencies**2 / 12.0)  # as if these samples were not binned
+        grid, held = self._grid(h), self.held[:, None]
+        out = self._binned(grid)
+        seen, others = np.fft.rfft(out), np.maximum(1.0 - held, 1e-12)
+        rest, spectrum = np.maximum(out.sum(0) - out, 0.0) / others, (seen.sum(0) - seen) / others
+        spectrum, unit = self._estimate(grid, rest, spectrum, grid.h, 1.0), grid.h / h
+        seen *= np.exp(grid.frequencies**2 / 12.0)  # as if these samples were not binned
         squares = _inner(spectrum, spectrum, grid.bins) - 2.0 * _inner(seen, spectrum, grid.bins) / self.held
         density = np.maximum(np.fft.irfft(spectrum, grid.bins), 1e-15) * unit
-        root, shares = np.sqrt(np.sqrt(density)), out / held
-        power = (density * root).sum(1) / unit - 5.0 * (shares * root).sum(1)
-        logs = (shares * np.log(density)).sum(1) if self.method != "laplace" else math.nan * self.held
+        root = np.sqrt(np.sqrt(density))
+        power = dots(density, root) / unit - 5.0 * dots(out, root) / self.held
+        logs = dots(out, np.log(density)) / self.held if self.method != "laplace" else math.nan * self.held
         return LeftOut(power, squares * unit, -logs)
 
 
@@ -177,27 +208,27 @@ class Expected:
 
     def __init__(self, line: Line, pilot: float) -> None:
         self.line, self.grid = line, (grid := line._grid(pilot, 2.0))
-        mass = _shared(grid.places, line.w, grid.bins)
-        density = np.maximum(np.fft.irfft(line._estimate(grid, mass, grid.h, 1.0, "sdkde"), grid.bins), 0.0)
+        mass = line._binned(grid).sum(0)
+        found = line._estimate(grid, mass, np.fft.rfft(mass), grid.h, 1.0, "sdkde")
+        density = np.maximum(np.fft.irfft(found, grid.bins), 0.0)
         self.density, self.unit = density / density.sum(), grid.h / pilot
         self.spectrum = np.fft.rfft(self.density)
 
     def at(self, h: float) -> float:
         """Of the bandwidth h."""
         line, grid, wide = self.line, self.grid, h * self.unit
-        found = line._estimate(grid, self.density, wide, 0.0)
+        found = line._estimate(grid, self.density, self.spectrum, wide, 0.0)
         bias = found - self.spectrum
         variance = roughness(line.method, 1) / (2.0 * math.sqrt(math.pi) * wide) - _inner(found, found, grid.bins)
         return float(_inner(bias, bias, grid.bins) + variance / line.n_eff) * self.unit
 
 
 def _shared(places: Array, mass: Array, bins: int) -> Array:
-    """Mass at places (…, n), each shared between the two bins around it, on a circle: (…, bins)."""
+    """Mass at places (…, n) before the last bin, each shared between the two bins around it: (…, bins)."""
     low, shape = np.floor(places), places.shape[:-1]
-    share, index, size = mass * (places - low), low.astype(np.intp), math.prod(shape) * bins
-    rows = np.arange(0, size, bins).reshape(*shape, 1)
-    parts = (index, mass - share), (index + 1, share)
-    total = np.add(*(np.bincount((at % bins + rows).ravel(), part.ravel(), size) for at, part in parts))
+    share, size = mass * (places - low), math.prod(shape) * bins
+    index = (low.astype(np.intp) + np.arange(0, size, bins).reshape(*shape, 1)).ravel()
+    total = np.bincount(index, (mass - share).ravel(), size) + np.bincount(index + 1, share.ravel(), size)
     return np.reshape(total, (*shape, bins))
 
 

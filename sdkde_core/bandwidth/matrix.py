@@ -170,11 +170,6 @@ class Bandwidth:
         """Return this bandwidth with L multiplied by ``scale``."""
         return Bandwidth(self.d, self.factor * scale, self.rule, None, self.step, self.score_bandwidth, self.tails)
 
-    def for_half_a_step(self) -> Bandwidth:
-        """Return what would have been chosen for the paper's estimate, of a bandwidth that was chosen for another."""
-        half = self if self.step is None else self.scaled(1.0 / widening(self.d))
-        return replace(half, step=None, score_bandwidth=None, tails=None)
-
     def whiten(self, x: Any, centre: Any) -> Any:
         """Return L⁻¹(x − centre): (n, d) in bandwidths, float64, C order, in x's array library.
 

@@ -66,6 +66,8 @@ def inverse_of(factor: Array, matrix: Array | None = None) -> Inverse:
     given = factor / scale[:, None]
     high = _inverted(given)
     amplified = abs(high) @ abs(given)
+    if amplified.sum() <= 16.0:  # as of most small matrices, which is less to compute
+        return Inverse(scale, high)
     condition = float(np.sqrt(amplified.sum(axis=0).max() * amplified.sum(axis=1).max()))  # ≥ the 2-norm
     if condition <= 16.0:  # plain float64 does: it loses so many roundings of the farthest point's coordinates
         return Inverse(scale, high)

@@ -120,7 +120,7 @@ class Sample:
         under the uniform distribution on an interval of width 1/n_eff, which is type 7 when the weights are equal.
         """
         xp = array_namespace(self.x)
-        if self.weights is None and isinstance(self.x, np.ndarray):
+        if self.weights is None and isinstance(self.x, np.ndarray) and self.x.size > 1024:  # else to sort is faster
             parts = [self.x[:, i : i + 8] for i in range(0, self.d, 8)]
             threads = cpu_threads() if self.x.size >= 1 << 18 else 1
             found = map_threads(quiet(lambda part: np.quantile(part, (0.25, 0.75), axis=0)), parts, threads)

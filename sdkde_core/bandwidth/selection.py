@@ -239,7 +239,7 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
     u, ordered = (np.clip(some / scale, -1e150, 1e150) for some in (x, ordered))  # a column's range may overflow
     middle = 0.5 * (ordered[(len(u) - 1) // 2] + ordered[len(u) // 2])
     u = _without_gaps(u - middle, ordered[-1] - ordered[0])
-    first = np.argsort(u[:, 0], kind="stable")
+    first = np.argsort(u[:, 0])
     if (np.diff(u[first, 0]) > 0).all():  # as nearly always: no two are equal, and they are sorted
         u, together = u[first], np.ones(len(u)) if counts is None else counts[first]
     else:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ..engine.outliers import SPLIT_SHARE, limit_of, within_limit
+from ..engine.outliers import CLEAR, SPLIT_SHARE, limit_of, within_limit
 from ..protocol import BackendInfo, Problem
 from . import cost, registry
 from .cards import PLAIN, Processor
@@ -100,8 +100,7 @@ def judge(
     startup = startup or StartUp(info.startup_seconds, 0.0)
     on = processor(device) if priced else None
     rates = on or (PLAIN if priced else None)  # by what it would take on a plain GPU, where nobody knows the device's
-    # Whether an estimate of tensors on a CUDA device takes few launches: see sdkde_core.estimator.straight.
-    straight = "line" in info.features and device == data_device and device.startswith("cuda")
+    beyond = False  # whether points lie beyond its limit, summed apart or not
     answers: list[tuple[str, str]] = []  # reductions, and reasons
     passes: list[float | None] = []
     apart: list[tuple[float, float]] = []  # shares of the pairs, and the limits beyond which they are
@@ -116,6 +115,7 @@ def judge(
         passes.append(seconds)
         if asked is not problem and far:
             apart.append((far, asked.extent))
+        beyond = beyond or far > 0.0
     differ = len({text for _, text in answers}) > 1
     notes = [f"{reduction}: {text}" if differ else text for reduction, text in answers]
     if apart:
@@ -135,20 +135,24 @@ def judge(
         first, last = problems[0], problems[-1]
         total += 8.0 * (first.n * (first.d + 1) + last.m * (last.d + 1)) / rates.transfer
     if "cuda" in (data_device.partition(":")[0], device.partition(":")[0]):
-        total += host_seconds(straight, bool(apart))
+        # Whether an estimate takes few launches: see sdkde_core.estimator.straight.
+        line = "line" in info.features and device.startswith("cuda")
+        straight = line and not beyond and all(p.extent <= CLEAR for p in problems)
+        aside = len(problems) + 2 * len(apart) if line and not straight else 0
+        total += host_seconds(straight and device == data_device, beyond, aside)
     return Candidate(info.name, device, True, reason, total, *startup, known)
 
 
 def _pass(
     info: BackendInfo, problem: Problem, step: int, share: Share | None, rates: Processor | None
 ) -> str | tuple[Problem, float, str, float | None]:
-    """Why a pass cannot be; or the pass as the backend sees it, the share of pairs apart, its reason and its time."""
+    """Why a pass cannot be; or it as the backend sees it, the share of pairs beyond its limit, its reason and time."""
     if problem.precision not in info.precisions:
         return f"has precisions {', '.join(info.precisions)}, not {problem.precision}"
     if lacking := sorted(problem.requires - info.features):
         return f"lacks {', '.join(lacking)}"
     limit = limit_of(info, problem)
-    far = share(step, limit) if share is not None and problem.extent > limit else 1.0
+    far = 0.0 if problem.extent <= limit else 1.0 if share is None else share(step, limit)
     asked = problem if share is None else within_limit(info, problem, far)
     support = as_support(info.supports(asked))
     if not support.ok:
@@ -181,12 +185,19 @@ def _seconds(info: BackendInfo, problem: Problem, asked: Problem, far: float, on
     return (1.0 - far) * near + far * beyond + (begun + packed) * (far > 0.0)
 
 
-def host_seconds(straight: bool, apart: bool) -> float:
-    """Return what an estimate on a GPU takes besides its passes; ``apart``: with some points summed apart.
+def host_seconds(straight: bool, beyond: bool, aside: int) -> float:
+    """Return what an estimate on a GPU takes besides its passes; ``beyond``: points lie beyond the backend's limit.
 
     That is the host's time for validation, whitening and some twenty small kernels, 0.5 to 0.7 ms; on the straight line
     it is a tenth. To find points, to sort rows and columns and to put sums together are some thirty kernels more, and
-    the host waits for some numbers: 0.4 to 1.4 ms. Measured on an H200 and its host with
-    python -m benchmarks.choice.overheads.
+    the host waits for some numbers: 0.4 to 1.4 ms, measured on an H200 and its host with python -m
+    benchmarks.choice.overheads; 1.2 ms on an H100's where the backend sums all pairs at once after it has looked.
+
+    ``aside``: how often a backend that has the line is called where an estimate does not go it; a pass with points
+    apart calls it three times: near rows over near and over far columns, and far rows. Its work has a call as on the
+    line, 0.05 ms. Counted beside it for Triton: four launches (16 µs each), three to six operations of PyTorch (9 µs),
+    four empty tensors and two waits (12 µs), and to sort, take and merge 25 operations more for each of the two calls
+    apart. With the host's Python that is 0.3 to 0.5 ms; a second pass took 0.7 ms on an H100's host. The figure is
+    fitted to whole calls there, between 0.5 and 0.6, and is what other backends' work counts around a pass.
     """
-    return 0.06e-3 if straight and not apart else 0.5e-3 + 1.0e-3 * apart
+    return 0.06e-3 if straight else 0.5e-3 + 1.0e-3 * beyond + 0.55e-3 * aside

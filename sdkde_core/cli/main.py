@@ -174,7 +174,7 @@ def _by_shards(
     """The same from samples that are read shard by shard."""
     with ExitStack() as kept:
         job = job_of(kept, request, train, query, log=log, **how)
-        plan, rows = job.plan, job.plan.problems[-1].m
+        plan, rows = job.plan, job.plan.last.m
         write = kept.enter_context(writing(output, (rows,), plan.shape.dtype, "log_density" if log else "density"))
         with _progress(job.rows, hidden=quiet) as advance:
             job.run(advance)

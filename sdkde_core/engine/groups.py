@@ -72,8 +72,12 @@ def guard(columns: Columns, share: float, scale: float, most: int) -> Group:
     are farther apart, up to 16 bandwidths: benchmarks/notes/tails.md.
     """
     n, d = columns.points.shape
-    scale = min(16.0, scale * max(1.0, n / most) ** (1.0 / d))
-    return Group(_some(columns, most), scale, math.log(share))
+    return Group(_some(columns, most), guard_scale(n, d, scale, most), math.log(share))
+
+
+def guard_scale(n: int, d: int, scale: float, most: int) -> float:
+    """How wide the kernels of a guard of n samples are, in bandwidths."""
+    return min(16.0, scale * max(1.0, n / most) ** (1.0 / d))
 
 
 def _some(columns: Columns, most: int) -> Columns:

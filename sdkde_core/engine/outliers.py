@@ -19,6 +19,8 @@ from ..protocol import BackendInfo, Columns, Problem
 #: pairs: columns are packed once. Another is no candidate: the core's array code takes a hundred times as long.
 SPLIT_SHARE = 0.5
 
+CLEAR = 1e4  # bandwidths from the centre within which rounding does not matter at any precision
+
 
 def limit_of(info: BackendInfo, problem: Problem) -> float:
     """Return the extent beyond which points are outliers for a backend; inf with ``"grad"`` and ``"kernel"``."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,14 +23,17 @@ from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import FULL_RULES, by_rule, check_rule, check_spread
 from ..choice import registry, select
 from ..choice.hardware import gpu_name
+from ..engine.groups import Group, guard_scale
 from ..engine.merge import each, merge
+from ..engine.outliers import CLEAR
 from ..protocol import Columns, Partial, Problem, Reduction
 from ..spreading.devices import Reducer, pack_on
 from ..spreading.tasks import Task, cut
 from .density import density, log_constant, undefined
+from .moving import Products, joined, moments, products
 from .plan import FARTHEST, centre_of
-from .request import Goal, Request, precision_for
-from .resolution import CLEAR, REACH, clearest_centre
+from .request import GUARD, Goal, Request, precision_for
+from .resolution import REACH, clearest_centre
 from .survey import Counting, Moments, MomentsOf, Question, Reach, Summary, log_of, numbers
 
 Array = NDArray[Any]
@@ -69,6 +72,7 @@ class BlockPlan:
     bandwidth: Bandwidth
     centre: Array  # (d,), data units
     log_total: float | None  # of all weights; None: all are equal
+    shares: Array  # of the weight, by shard
     backend: str
     device: str
     devices: tuple[str, ...]  # those that share the rows of a block, where the user named several
@@ -92,6 +96,11 @@ class BlockPlan:
         return [[Task(rows, columns) for columns in self.shape.shards] for rows in blocks]
 
     @property
+    def last(self) -> Problem:
+        """The pass that answers; a guard's follows it."""
+        return self.problems[self.request.answering]
+
+    @property
     def debiased(self) -> bool:
         """Whether the result is the samples, moved."""
         return self.request.goal is Goal.DEBIASED
@@ -100,16 +109,12 @@ class BlockPlan:
         """Return rows of the data (k, d), in bandwidths from the centre, float64."""
         return self.bandwidth.whiten(numbers(points), self.centre)
 
-    def unwhitened(self, points: Array) -> Array:
-        """Return whitened points (k, d) in data units, in the result's dtype."""
-        return (self.bandwidth.stretch(points) + self.centre).astype(self.shape.dtype, copy=False)
-
-    def columns(self, points: Any, weights: Any = None, moved: bool = False) -> Columns:
-        """Return a shard of the columns: of data (k, d) and the user's weights (k,), or as :meth:`moved` has them."""
+    def columns(self, points: Any, weights: Any = None) -> Columns:
+        """Return a shard of the columns: of data (k, d) and the user's weights (k,)."""
         log_weights = np.full(len(points), -math.log(self.shape.n))
         if self.log_total is not None:
             log_weights = np.minimum(log_of(weights) - self.log_total, 0.0)
-        return Columns(points if moved else self.whitened(points), log_weights)
+        return Columns(self.whitened(points), log_weights)
 
     @functools.cached_property
     def _choice(self) -> select.Choice:
@@ -120,8 +125,16 @@ class BlockPlan:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
+    def _group(self, step: int, columns: Any = None) -> Group:
+        """Some of the columns of a pass, with the width of their kernels and their part of the whole."""
+        one, share = self.request.passes[step], self.request.guard
+        if one.most is None:
+            return Group(columns, one.scale, 0.0 if one.moves else math.log1p(-share))
+        return Group(columns, guard_scale(self.shape.n, self.shape.d, one.scale, one.most), math.log(share))
+
     def packed(self, step: int, columns: Columns) -> Reducer | None:
         """Return a shard's columns ready for any number of blocks of rows; None where none has weight."""
+        columns = self._group(step, columns).scaled
         if not (columns.log_weights > -math.inf).any():
             return None
         choice = self._choice
@@ -131,27 +144,67 @@ class BlockPlan:
         return pack_on(self.devices, choice.backend, choice.info, problem, there)
 
     def partial(self, step: int, columns: Reducer | None, rows: Array) -> Partial:
-        """Return the sums of whitened rows (k, d) over what :meth:`packed` returned of a shard, as NumPy arrays."""
+        """Return the sums of whitened rows (k, d) over what :meth:`packed` returned, as NumPy arrays, in bandwidths."""
         if columns is None:
             least, zeros, reduction = np.full(len(rows), -math.inf), np.zeros(len(rows)), self.problems[step].reduction
             shift = np.zeros(rows.shape) if reduction is Reduction.MEAN else None
             return Partial(least, shift, *((zeros, least) if reduction is Reduction.LAPLACE else ()))
-        choice = self._choice
+        choice, group = self._choice, self._group(step)
         with np.errstate(all="ignore"):
-            return each(columns.reduce(convert(rows, choice.info.arrays, choice.device))[0], to_host)
+            sums = columns.reduce(convert(group.unit(rows), choice.info.arrays, choice.device))[0]
+            return group.raised(each(sums, to_host), self.shape.d)
 
     @quiet
     def folded(self, parts: Iterable[Partial]) -> Partial:
         """Return the sums over all shards, of those over each in order: a left fold."""
         return functools.reduce(lambda so_far, part: merge([so_far, part]), parts)
 
-    def moved(self, rows: Array, sums: Partial) -> Array:
-        """Return whitened samples (k, d), moved by the step times their shift over all shards."""
-        return rows + (self.request.step or 0.5) * sums.shift
+    @quiet
+    def products(self, columns: Columns, shift: Array) -> Products | None:
+        """Return what the step needs of a shard, whose shifts over all shards are (k, d); None: nothing."""
+        return products(columns, shift) if self.request.step == "moments" else None
 
     @quiet
-    def density(self, sums: Partial, log: bool) -> Array:
-        """Return the density (k,), or its log, of sums over all shards."""
+    def step(self, found: Iterable[Any]) -> float:
+        """Return the step, of the :meth:`products` of all shards in order."""
+        if isinstance(self.request.step, str):
+            return float(moments(functools.reduce(joined, found), self.request.score_bandwidth or 1.0))
+        return self.request.step or 0.5
+
+    @quiet
+    def moved(self, columns: Columns, shift: Array, step: float) -> Columns:
+        """Return a shard's columns, moved by the step times their shift (k, d)."""
+        return replace(columns, points=columns.points + step * shift)
+
+    def unwhitened(self, columns: Columns) -> Array:
+        """Return where columns are (k, d), in data units, in the result's dtype."""
+        return (self.bandwidth.stretch(columns.points) + self.centre).astype(self.shape.dtype, copy=False)
+
+    def guarding(self, columns: Columns, shard: int) -> Columns | None:
+        """Return those of a shard's columns that guard the tails, as :func:`.groups.guard` has them; None: no guard.
+
+        Each is where the weight of all columns so far reaches its place, which lies in one shard.
+        """
+        most = GUARD[1]
+        if self.shape.n <= most or not self.request.guard:
+            return columns if self.request.guard else None
+        reached, own = np.cumsum(self.shares), np.cumsum(np.exp(columns.log_weights))
+        at = (np.arange(most) + 0.5) / most * reached[-1]
+        at = at[np.searchsorted(reached, at) == shard] - (reached[shard - 1] if shard else 0.0)
+        which = np.searchsorted(own, np.minimum(at / self.shares[shard], 1.0) * own[-1])
+        return Columns(columns.points[which], np.full(len(which), -math.log(most)))
+
+    def guard(self, found: Sequence[Columns | None]) -> Columns | None:
+        """Return the columns of the guard, of the :meth:`guarding` ones of all shards in order."""
+        some = [(c.points, c.log_weights) for c in found if c is not None]
+        return Columns(*map(np.concatenate, zip(*some))) if some else None
+
+    @quiet
+    def density(self, sums: Partial, rows: Array, guard: Columns | None, log: bool) -> Array:
+        """Return the density (k,), or its log, of sums of whitened rows (k, d) over all shards, and of the guard."""
+        if guard is not None:
+            wide = self.request.answering + 1
+            sums = merge([sums, self.partial(wide, self.packed(wide, guard), rows)])
         clip, constant = self.request.negative != "keep", log_constant(self.request.kernel, self.bandwidth)
         return density(sums, constant, log, clip).astype(self.shape.dtype)
 
@@ -177,9 +230,11 @@ class BlockPlan:
             "kernel": self.request.kernel,
             "negative": self.request.negative,
             "step": self.request.step,
+            "score_bandwidth": self.request.score_bandwidth,
+            "tails": self.request.guard,
             "bandwidth": named.hexdigest(),
-            "precision": self.problems[-1].precision,
-            "extent": self.problems[-1].extent,
+            "precision": self.last.precision,
+            "extent": self.last.extent,
             "backend": [self.backend, record.version if record else "", repr(self.request.backend_options or {})],
             "version": __version__,
             "device": [self.device.partition(":")[0], len(places), *cards],
@@ -211,13 +266,8 @@ class Survey:
         rule = request.bandwidth
         if request.negative == "renormalise":
             raise ValueError("negative='renormalise' needs all samples in memory; pass 'clip' or 'keep'")
-        if request.step == "moments" or request.score_bandwidth is not None:
-            raise ValueError("step='moments' and score_bandwidth need all samples in memory; pass step as a number")
-        if request.tails or request.adaptive:
-            raise ValueError("tails and adaptive need all samples in memory; leave them out")
-        chosen = isinstance(rule, Bandwidth) and request.moving(rule).step != request.step
-        if chosen:  # here samples move by half a step
-            request = replace(request, bandwidth=rule.for_half_a_step())
+        if request.adaptive:
+            raise ValueError(f"adaptive={request.adaptive} needs all samples in memory; leave it out")
         if isinstance(rule, str):
             check_rule(rule, request.method, request.kernel)
             if rule == "isj":
@@ -272,6 +322,7 @@ class Survey:
         (asked, found), rule = self.moments, self.request.bandwidth
         if isinstance(rule, str):
             summary = Summary(asked, found, self._found[2], self.request.method, quartiles)
+            summary.steps = self.request.steps
             bandwidth = by_rule(rule, summary, found.low, found.high)
         else:
             bandwidth = Bandwidth.of(rule, self.shape.d)
@@ -279,7 +330,8 @@ class Survey:
         scale = np.sqrt(np.diagonal(bandwidth.matrix))
         if (abs(centre) > CLEAR * scale).any():
             centre = clearest_centre(found.rows, None, scale, centre)
-        return replace(self, question=Reach("train", bandwidth, centre, self.request.check_finite))
+        reach = Reach("train", bandwidth, centre, self.request.check_finite)
+        return replace(self, request=self.request.moving(bandwidth), question=reach)
 
     def _decided(self, asked: Reach, largest: float, digest: int) -> BlockPlan:
         request, shape, (found, log_total, _) = self.request, self.shape, self._found
@@ -291,8 +343,8 @@ class Survey:
         how: dict[str, Any] = {"backend": request.backend, "device": request.device, "calls": request.calls}
         choice = select.choose(problems, options=request.backend_options, **how)
         chosen = choice.name, choice.device, choice.devices, tuple(replace(p, device=choice.device) for p in problems)
-        digests = f"{found.digest:032x} {digest:032x}"
-        return BlockPlan(request.settled, shape, asked.bandwidth, asked.centre, log_total, *chosen, digests)
+        digests, shares = f"{found.digest:032x} {digest:032x}", np.exp(found.totals - found.log_total)
+        return BlockPlan(request.settled, shape, asked.bandwidth, asked.centre, log_total, shares, *chosen, digests)
 
 
 def _checked(largest: float, name: str, bandwidth: Bandwidth, precision: str) -> float:

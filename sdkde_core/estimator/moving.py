@@ -15,7 +15,7 @@ With kernels λ_i H^½ wide, λ_i = (p̂(x_i) / g)^−α, the leading bias is th
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from array_api_compat import is_torch_array
 
@@ -50,7 +50,7 @@ def displaced(columns: Columns, sums: Partial, request: Request) -> Any:
     if request.adaptive:
         step = 0.5 - request.adaptive if request.step is None else request.step
         return step * 2.0 ** adapted(columns, sums.log_sum, request.adaptive)[0][:, None] * shift
-    return (moments(columns, shift, c) if request.step == "moments" else request.step or 0.5) * shift
+    return (moments(products(columns, shift), c) if request.step == "moments" else request.step or 0.5) * shift
 
 
 def moved(columns: Columns, sums: Partial, request: Request) -> Any:
@@ -61,17 +61,42 @@ def moved(columns: Columns, sums: Partial, request: Request) -> Any:
     return columns.points + displaced(columns, sums, request)
 
 
-def moments(columns: Columns, s: Any, c: float = 1.0) -> Any:
-    """The step that keeps the total variance, a () array: at most 1.2 c², and at least ½ where c is 1."""
+class Products(NamedTuple):
+    """What the step "moments" follows from, of some of the samples, whose covariances are about their own means."""
+
+    total: Any  # () Σw
+    u: Any  # (d,) mean
+    s: Any  # (d,) mean
+    towards: Any  # () −tr Cov(u, s)
+    squares: Any  # () tr Cov(s)
+
+
+def products(columns: Columns, s: Any) -> Products:
+    """Those of samples whose shifts are s (k, d), in bandwidths."""
     xp, weights = array_namespace(s), columns.weights
     weights = (xp.exp(columns.log_weights) if weights is None else weights)[:, None]
-    weights = weights / xp.sum(weights)
-    away = columns.points - xp.sum(weights * columns.points, axis=0)
-    s = s - xp.sum(weights * s, axis=0)
-    towards, squares = xp.clip(-xp.sum(weights * away * s), min=0.0), xp.sum(weights * s * s)
-    rest = xp.clip(towards * towards - squares * s.shape[1], min=0.0)
+    total = xp.sum(weights)
+    weights = weights / xp.clip(total, min=1e-300)  # of a block none may have weight
+    u, mean = xp.sum(weights * columns.points, axis=0), xp.sum(weights * s, axis=0)
+    away, s = columns.points - u, s - mean
+    return Products(total, u, mean, -xp.sum(weights * away * s), xp.sum(weights * s * s))
+
+
+def joined(left: Products, right: Products) -> Products:
+    """Those of two blocks of samples, NumPy's."""
+    total, u, s = left.total + right.total, right.u - left.u, right.s - left.s
+    a, b = left.total / max(total, 1e-300), right.total / max(total, 1e-300)
+    towards, squares = (a * x + b * y for x, y in zip(left[3:], right[3:]))
+    return Products(total, left.u + b * u, left.s + b * s, towards - a * b * (u @ s), squares + a * b * (s @ s))
+
+
+def moments(found: Products, c: float = 1.0) -> Any:
+    """The step that keeps the total variance, a () array: at most 1.2 c², and at least ½ where c is 1."""
+    xp, d, squares = array_namespace(found.s), found.s.shape[0], found.squares
+    towards = xp.clip(found.towards, min=0.0)
+    rest = xp.clip(towards * towards - squares * d, min=0.0)
     # The root as d / (A + sqrt(A² − B d)), where no digits cancel; A / B where there is none. 1e-300: where no sample
     # moves, every step is the same.
-    above = xp.clip(towards * towards / xp.clip(squares, min=1e-300), max=float(s.shape[1]))
+    above = xp.clip(towards * towards / xp.clip(squares, min=1e-300), max=float(d))
     root = above / xp.clip(towards + xp.sqrt(rest), min=1e-300)
     return xp.clip(root, min=0.5 if c == 1.0 else 0.0, max=MOST * c * c)

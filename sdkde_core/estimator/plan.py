@@ -29,10 +29,10 @@ from ..arrays import (
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..choice import select
-from ..engine.outliers import count, limit_of, outlier_share, radii
+from ..engine.outliers import CLEAR, count, limit_of, outlier_share, radii
 from ..protocol import BackendUnavailable, Columns, Problem
 from .request import Request
-from .resolution import CLEAR, clearest_centre
+from .resolution import clearest_centre
 
 #: Bandwidths: up to there squares of distances stay finite.
 FARTHEST = 1e149
@@ -75,8 +75,8 @@ def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwid
     data = ingest(train, query, request.weights, check_finite=request.check_finite, device=device)
     bandwidth, method, kernel = request.bandwidth, request.method, request.kernel
     try:
-        steps = request.step is None and request.score_bandwidth is None and not request.adaptive
-        return data, resolve(bandwidth, data.train, data.log_weights, method=method, kernel=kernel, steps=steps)
+        how: dict[str, Any] = {"method": method, "kernel": kernel, "steps": request.steps}
+        return data, resolve(bandwidth, data.train, data.log_weights, **how)
     except (TypeError, ValueError):
         data.check_finite()  # a better message
         raise

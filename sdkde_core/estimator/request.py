@@ -209,11 +209,15 @@ class Request:
         """Return the shared options, as keyword arguments of the public functions."""
         return {name: getattr(self, name) for name in Options.__annotations__ if name not in without}
 
+    @property
+    def steps(self) -> bool:
+        """Whether a rule for the bandwidth may choose the step and the score's bandwidth too."""
+        return not (self.step or self.score_bandwidth or self.adaptive)
+
     def moving(self, bandwidth: Bandwidth) -> Request:
         """Return the request with the step and the tails that a bandwidth was chosen for, if no other is named."""
         chosen: dict[str, Any] = {}
-        named = self.step or self.score_bandwidth or self.adaptive
-        if self.method == "sdkde" and bandwidth.step is not None and not named:
+        if self.method == "sdkde" and bandwidth.step is not None and self.steps:
             chosen = {"step": bandwidth.step, "score_bandwidth": bandwidth.score_bandwidth}
         if self.method == "sdkde" and bandwidth.tails is not None and self.tails is None:
             chosen["tails"] = bandwidth.tails

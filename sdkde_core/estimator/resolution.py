@@ -15,18 +15,15 @@ from array_api_compat import array_namespace
 
 from ..arrays import Array, detached, to_host
 from ..bandwidth.matrix import Bandwidth
-from ..engine.outliers import radii
+from ..engine.outliers import CLEAR, radii
 from ..protocol import PRECISIONS, TOLERANCES, Columns, Problem, Reduction
 
-#: Bandwidths from the centre within which nothing is refused: for the first two precisions √(a b / 2) / ε or less.
-#: At ``"float64"`` that is 1e4, by the worst rounding. Twice as far is where some rows begin to miss the tolerances:
-#: those that lie some 45 bandwidths from their nearest sample. That is of log sums with a bandwidth per column. A
-#: shift midway between two samples, r bandwidths from each, moves by up to ε ρ r², which passes its tolerance from ρ
-#: = 3e3 on; and a matrix that mixes columns, which plain float64 whitens up to 16 roundings, may double the
-#: error of a log sum.
+#: Bandwidths from the centre within which nothing is refused: for the first two precisions √(a b / 2) / ε or less. At
+#: ``"float64"`` that is 1e4, by the worst rounding. Twice as far some rows begin to miss the tolerances: those that lie
+#: some 45 bandwidths from their nearest sample. That is of log sums with a bandwidth per column. A shift midway between
+#: two samples, r bandwidths from each, moves by up to ε ρ r², which passes its tolerance from ρ = 3e3 on; and a matrix
+#: that mixes columns, which plain float64 whitens up to 16 roundings, may double the error of a log sum.
 REACH = {"fast": 1e10, "high": 1e9, "float64": 1.5e4}
-
-CLEAR = 1e4  # bandwidths from the centre within which rounding does not matter at any precision
 
 
 def clearest_centre(train: Any, query: Any, h: Array, centre: Array) -> Array:
@@ -57,8 +54,7 @@ def check_resolution(
     """Raise where a row and a column, both beyond the precision's reach, are too near each other for their rounding.
 
     ``rows``: query points, None: the columns; ``first``: the first row's number in the whole query. Columns of weight
-    zero add nothing and are passed over. By a full matrix each coordinate is a sum over all columns of the data, so
-    that one which is far spoils them all.
+    zero add nothing and are passed over. By a full matrix each coordinate sums all columns: one that is far spoils all.
     """
     reach = REACH[problem.precision]
     if problem.extent <= reach:
@@ -103,7 +99,8 @@ def _near_pair(
     """
     own = np.isin(*points)
     root = math.sqrt(rows.shape[1]) if mixed else 1.0
-    for k, v in enumerate(rows.T):
+    for k in np.flatnonzero((abs(rows) * root > reach).any(axis=0)):  # many that are near may add up to a far point
+        v = rows[:, k]
         order = np.argsort(columns[:, k], kind="stable")
         keys, width = columns[order, k], np.minimum(near[0] * root * abs(v), near[1])
         first, last = np.searchsorted(keys, v - width), np.searchsorted(keys, v + width, side="right")

@@ -29,12 +29,12 @@ from ..choice.select import named_backend
 from ..engine.devices import PerStream, captures, memory_errors
 from ..engine.failures import checks_always, raise_interrupt
 from ..engine.merge import merge
+from ..engine.outliers import CLEAR
 from ..protocol import BackendUnavailable, Columns, LineBackend, Problem, Reduction, with_fields
 from .density import density, log_constant
 from .moving import groups_of, moved
 from .plan import choose_near, read
 from .request import Goal, Request
-from .resolution import CLEAR
 
 if TYPE_CHECKING:
     from .fitted import Fitted

@@ -62,6 +62,7 @@ class MomentsOf:
     mean: Array
     spread: Array  # variance per column (d,), or covariance (d, d), divided by Σw
     log_total: float  # log Σw
+    totals: Array  # the same of each block
     log_squares: float  # log Σw²
     equal: bool  # all weights so far
     first_log: float
@@ -122,8 +123,8 @@ class Moments:
             mean = x[0] + (w @ (x - x[0])) / total
             away = x - mean
             spread = ((away * w[:, None]).T @ away if self.covariance else w @ away**2) / total
-        found = len(x), *ends, mean, spread, log_total, log_squares, equal, first_log, index, rows
-        return MomentsOf(*found, drawn_here, digest)
+        found = len(x), *ends, mean, spread, log_total, np.array([log_total]), log_squares, equal, first_log
+        return MomentsOf(*found, index, rows, drawn_here, digest)
 
     @quiet
     def merge(self, left: MomentsOf, right: MomentsOf) -> MomentsOf:
@@ -140,6 +141,7 @@ class Moments:
             left.mean + b * between if a else right.mean,
             a * left.spread + b * right.spread + (a * b) * outer,
             total,
+            np.concatenate([left.totals, right.totals]),
             float(np.logaddexp(left.log_squares, right.log_squares)),
             left.equal and right.equal and left.first_log == right.first_log,
             left.first_log,

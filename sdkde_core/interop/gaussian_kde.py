@@ -365,7 +365,8 @@ class gaussian_kde:
     def _data(self) -> Array:
         """The covariance of the data, (d, d)."""
         covariance = Sample(self._samples, self._weights, self.neff).covariance()
-        return np.where(np.isnan(covariance), 0.0, covariance)  # 0/0 where a row is constant
+        covariance[np.isnan(covariance)] = 0.0  # 0/0 where a row is constant
+        return covariance
 
     def _factor_by(self, rule: str) -> float:
         """The factor that a rule of ours chooses, of the data in units of their covariance."""

@@ -7,7 +7,10 @@ Nothing is read when the graph is made: its tasks follow from the shapes and the
     rows        by block: the points that a pass takes as rows, whitened
     partial     by block of rows and shard: the sums
     folded      by block of rows: the sums of the shards from the first to the last
-    moved       by block of samples: the samples moved
+    shifts      by shard: which way its samples move
+    products    by shard: what the step follows from, if it does from all samples; ``step``: of all shards
+    shard       by shard: the samples moved
+    guarding    by shard: those that guard the tails; ``guard``: of all shards
     result      by block of rows: in the user's units
 
 Blocks and shards are the same whatever chunks the arrays came in, so the bits are too. Between tasks there are host
@@ -19,8 +22,6 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import dask.array as da
@@ -124,8 +125,8 @@ def _rows(shard: Columns, *, start: int, stop: int) -> Array:
     return shard.points[start:stop]
 
 
-def _moved_columns(shard: Columns, blocks: list[Array]) -> Columns:
-    return replace(shard, points=np.concatenate(blocks))
+def _shifts(sums: list[Partial]) -> Array:
+    return np.concatenate([one.shift for one in sums])
 
 
 def lazy_result(survey: Any, log: bool, x: Argument, q: Argument | None, w: Argument | None) -> da.Array:
@@ -170,17 +171,21 @@ class _Graph:
             for j, parts in enumerate(self.parts if moves or self.q is None else ())
         ]
         if moves:
-            moved = [
-                [self.of("moved", key[1:], "moved", key, self._sums(0, key, columns)) for key in keys] for keys in rows
-            ]
+            sums = [[self._sums(0, key, columns) for key in keys] for keys in rows]
+            there = [(key, self.add("shifts", (j,), _shifts, x)) for j, (key, x) in enumerate(zip(columns, sums))]
+            products = [self.of("products", (j,), "products", *keys) for j, keys in enumerate(there)]
+            step = self.of("step", (), "step", products)
+            columns = [self.of("shard", (j,), "moved", *keys, step) for j, keys in enumerate(there)]
             if self.request.goal == "debiased":
-                return self._array(itertools.chain(*moved), "unwhitened")
-            columns = [self.add("shard", (j,), _moved_columns, columns[j], keys) for j, keys in enumerate(moved)]
+                return self._array([self.of("result", (j, 0), "unwhitened", key) for j, key in enumerate(columns)])
         if self.q is not None:
             flat = [self.of("queries", (i,), "whitened", (self.q.name, i, 0)) for i in range(len(self.queries))]
         else:
             flat = list(itertools.chain(*rows))
-        return self._array([self._sums(int(moves), key, columns) for key in flat], "density", log=self.log)
+        guarding = [self.of("guarding", (j,), "guarding", key, shard=j) for j, key in enumerate(columns)]
+        guard = self.of("guard", (), "guard", guarding)
+        keys = enumerate((self._sums(int(moves), key, columns), key, guard) for key in flat)
+        return self._array([self.of("result", (i,), "density", *three, log=self.log) for i, three in keys])
 
     def _samples(self, j: int) -> list[Key]:
         return [(self.x.name, j, 0)] + ([] if self.w is None else [(self.w.name, j)])
@@ -206,11 +211,10 @@ class _Graph:
                 parts = [self.of("folded", (*place, j), "folded", parts)]
         return parts[0]
 
-    def _array(self, keys: Iterable[Key], method: str, **values: Any) -> da.Array:
-        """The array of what a method of the plan makes of each block."""
+    def _array(self, made: list[Key]) -> da.Array:
+        """The array of the results of all blocks."""
         wide = (self.shape.d,) if self.request.goal == "debiased" else ()
-        ends = self.queries if self.q is not None else itertools.chain(*self.parts)
-        made = [self.of("result", (i, *(0 for _ in wide)), method, key, **values) for i, key in enumerate(keys)]
+        ends = self.shards if wide else self.queries or itertools.chain(*self.parts)
         chunks = (tuple(stop - start for start, stop in ends), *((k,) for k in wide))
         graph = HighLevelGraph.from_collections(made[0][0], self.tasks, dependencies=self.inputs)
         return da.Array(graph, made[0][0], chunks, meta=np.empty((0,) * (1 + len(wide)), self.shape.dtype))

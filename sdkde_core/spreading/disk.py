@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -47,22 +48,21 @@ class Job:
     query: Source | None
     weights: Source | None
     log: bool
-    moved: Chunks | Scratch | None  # what all passes but the last give; None where nothing moves
-    results: Chunks | Scratch
+    shifts: Any  # Chunks or Scratch, of the samples; None where none moves
+    results: Chunks | Scratch  # the densities; of debias the shifts
     resident: int  # how many shards stay in memory
     _kept: dict[tuple[int, int], Columns] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
         """Rows to compute in all passes."""
-        return sum(problem.m for problem in self.plan.problems)
+        return sum(problem.m for problem in self.plan.problems[: self.plan.request.answering + 1])
 
     def run(self, advance: Callable[[int], None] | None = None) -> None:
         """Compute every block that is not there; ``advance`` is called with the number of rows of each that is done."""
-        last = len(self.plan.problems) - 1
+        last = self.plan.request.answering
         for step in range(last + 1):
-            parts = self.results if step == last else self.moved
-            assert parts is not None
+            parts = self.results if step == last else self.shifts
             for tasks in self.plan.tasks(step):
                 start, stop = tasks[0].rows
                 if not parts.has(start):
@@ -72,14 +72,29 @@ class Job:
 
     def _block(self, step: int, tasks: list[Task]) -> Any:
         """The results of one block of rows."""
-        plan, is_last = self.plan, step == len(self.plan.problems) - 1
-        rows_of = self.query if is_last and self.query is not None else self.train
+        plan, answers = self.plan, step == self.plan.request.answering and not self.plan.debiased
+        rows_of = self.query if answers and self.query is not None else self.train
         rows = plan.whitened(rows_of.rows_at(*tasks[0].rows))
         shards = self._ahead(step, [task.columns for task in tasks])
         sums = plan.folded(plan.partial(step, plan.packed(step, shard), rows) for shard in shards)
+        result = plan.density(sums, rows, self._guard, self.log) if answers else sums.shift
         for read in filter(None, (self.train, self.query, self.weights)):
             read.check()
-        return plan.density(sums, self.log) if is_last and not plan.debiased else plan.moved(rows, sums)
+        return result
+
+    @functools.cached_property
+    def _step(self) -> Any:
+        """By what the shifts are multiplied, for which all of them may have to be read."""
+        plan, shards = self.plan, self.plan.shape.shards
+        each = enumerate(self._ahead(0, shards))
+        return plan.step(plan.products(shard, self.shifts.read(*shards[j])) for j, shard in each)
+
+    @functools.cached_property
+    def _guard(self) -> Any:
+        """The columns that guard the tails; None without a guard."""
+        plan = self.plan
+        shards = self._ahead(plan.request.answering, plan.shape.shards) if plan.request.guard else ()
+        return plan.guard([plan.guarding(shard, j) for j, shard in enumerate(shards)])
 
     def _ahead(self, step: int, places: list[tuple[int, int]]) -> Iterator[Columns]:
         """Yield the columns of shards, while a thread reads the next one."""
@@ -97,9 +112,9 @@ class Job:
         if key in self._kept:
             return self._kept[key]
         weights = None if self.weights is None else self.weights.rows_at(*where)
-        moved = self.moved if step else None
-        points = self.train.rows_at(*where) if moved is None else moved.read(*where)
-        columns: Columns = self.plan.columns(points, weights, moved=moved is not None)
+        columns: Columns = self.plan.columns(self.train.rows_at(*where), weights)
+        if step:
+            columns = self.plan.moved(columns, self.shifts.read(*where), self._step)
         self._kept = {k: v for k, v in self._kept.items() if k[0] == step}
         if len(self._kept) < self.resident:
             self._kept[key] = columns
@@ -107,9 +122,12 @@ class Job:
 
     def deliver(self, write: Write) -> int:
         """Write the results by blocks; return how many rows have no log, as the Laplace estimate is negative there."""
-        undefined = 0
-        for tasks in self.plan.tasks(len(self.plan.problems) - 1):
+        plan, undefined = self.plan, 0
+        for tasks in plan.tasks(plan.request.answering):
             block = self.results.read(*tasks[0].rows)
-            write(self.plan.unwhitened(block) if self.plan.debiased else block)
-            undefined += self.plan.undefined(block, self.log)
+            if plan.debiased:
+                block = plan.unwhitened(self._shard(1, tasks[0].rows))
+                self.train.check()
+            write(block)
+            undefined += plan.undefined(block, self.log)
         return undefined
