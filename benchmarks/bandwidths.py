@@ -40,7 +40,7 @@ import statistics
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from importlib import metadata
 from multiprocessing import get_context
@@ -179,9 +179,24 @@ def tasks(arguments: argparse.Namespace) -> Iterator[tuple[str, int, int]]:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Take the draws that the file lacks, in processes of their own, until the time is up."""
-    started, path = time.monotonic(), arguments.save
+    """Take the draws that the file lacks."""
     how = {name: getattr(arguments, name) for name in ("seed", "methods", "rules", "device", "rounded")}
+    key = lambda line: (line["name"], 0 if line["real"] else line["n"], line["draw"])  # noqa: E731
+    take(arguments, how, tasks(arguments), draw, key)
+
+
+def take(
+    arguments: argparse.Namespace,
+    how: dict[str, Any],
+    tasks: Iterable[tuple[Any, ...]],
+    draw: Callable[..., dict[str, Any]],
+    key: Callable[[dict[str, Any]], tuple[Any, ...]],
+) -> None:
+    """Take the draws that the file lacks, in processes of their own, until the time is up.
+
+    A task is the arguments of ``draw`` before ``how``, and ends with the number of the draw; ``key`` returns a line's.
+    """
+    started, path = time.monotonic(), arguments.save
     how = json.loads(json.dumps(how))  # as it is read back
     before = read_lines([path]) if path.exists() else []
     if before and not path.read_text(encoding="utf-8").endswith("\n"):  # a line was cut off
@@ -191,10 +206,10 @@ def run(arguments: argparse.Namespace) -> None:
             raise SystemExit(f"{path} was begun with {settings[-1]}, not {how}: name another file")
     else:
         append(path, {"how": how, "machine": machine(arguments)})
-    done = {(line["name"], 0 if line["real"] else line["n"], line["draw"]) for line in before if "name" in line}
-    todo = [task for task in tasks(arguments) if task not in done]
-    taken: dict[tuple[str, int], float] = {}  # the seconds of the last draw
-    running: dict[Future[dict[str, Any]], tuple[str, int]] = {}
+    done = {key(line) for line in before if "name" in line}
+    todo = [task for task in tasks if task not in done]
+    taken: dict[tuple[Any, ...], float] = {}  # the seconds of the last draw
+    running: dict[Future[dict[str, Any]], tuple[Any, ...]] = {}
     finished = 0
     os.environ.setdefault("SDKDE_NUM_THREADS", str(max(1, cores() // arguments.jobs)))
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # the processes have the cores already
@@ -202,17 +217,17 @@ def run(arguments: argparse.Namespace) -> None:
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
         while todo or running:
             while todo and len(running) < arguments.jobs:
-                name, n, index = todo.pop(0)
-                if time.monotonic() - started + taken.get((name, n), 0.0) > arguments.seconds:
+                task = todo.pop(0)
+                if time.monotonic() - started + taken.get(task[:-1], 0.0) > arguments.seconds:
                     continue
-                running[pool.submit(draw, name, n, index, how)] = (name, n)
+                running[pool.submit(draw, *task, how)] = task
             for future in wait(running, return_when=FIRST_COMPLETED)[0] if running else ():
                 task = running.pop(future)
                 if error := future.exception():
                     print(f"{task}: {type(error).__name__}: {error}", file=sys.stderr)
                     continue
                 line = future.result()
-                taken[task] = line["seconds"]
+                taken[task[:-1]] = line["seconds"]
                 append(path, line)
                 finished += 1
     print(f"{finished} draws in {time.monotonic() - started:.0f} s, {len(done) + finished} in {path}")

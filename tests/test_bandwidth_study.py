@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import sdkde_core
 from sdkde_core.bandwidth.matrix import Bandwidth
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
@@ -18,7 +19,7 @@ def study():
     """The modules of the benchmark, by name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER))
-        names = ["densities", "density_errors", "bandwidths"]
+        names = ["densities", "density_errors", "bandwidths", "step", "estimates"]
         names += [f"bandwidth_{part}" for part in ("data", "peers", "plots", "report")]
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     for name in names:
@@ -64,3 +65,14 @@ def test_the_grid_and_the_closed_form_agree(study, name, method, shape):
     assert closed.negative == pytest.approx(grid.negative, rel=0.1)
     assert closed.likelihood == grid.likelihood
     assert (closed.negative > 0) == (method == "laplace")
+
+
+@pytest.mark.parametrize("d", [1, 2])
+def test_errors_by_points_are_those_of_a_grid(study, d):
+    grid = study.density_errors.errors_of(study.densities._random("mixture 0", d, 7000))
+    law = study.estimates.laws(d, 7)["mixture 0"]
+    x = law[0](np.random.default_rng(3), 300)
+    values = sdkde_core.estimate(x, grid.points, method="kde", bandwidth="silverman")
+    kl, ise = study.estimates.errors(law, x, "kde Silverman", [1])
+    assert kl == pytest.approx(grid.weights @ (grid.truth * np.log(grid.truth / values)), rel=0.1)
+    assert ise == pytest.approx(grid.weights @ (values - grid.truth) ** 2, rel=0.1)
