@@ -41,7 +41,7 @@ def test_em_raises_the_likelihood():
     values = []
     for most in (1, 3, 10, 100):
         logs = mixtures.log_densities(fitted(x, weights, 4, most=most), x)
-        values.append(weights @ mixtures.log_sum(logs))
+        values.append(weights @ np.logaddexp.reduce(logs, axis=1))
     assert values == sorted(values) and values[-1] > values[0]
 
 
@@ -81,8 +81,9 @@ def test_few_samples_and_repeated_ones_have_mixtures(n, d):
     for rows in (x, np.concatenate([x[:1], x, x[:1]]), np.round(x)):
         parts = chosen(rows, np.full(len(rows), 1 / len(rows)))
         assert parts and all(np.isfinite(part.left_out).all() for part in parts)
-        groups = [mixtures.smoothed(rows, np.full(len(rows), 1 / len(rows)), part.normals, part.h) for part in parts]
-        assert all(np.isfinite(mixtures.log_density_of(some, rows)).all() for some in groups)
+        for part in parts:
+            groups = mixtures.smoothed(rows, np.full(len(rows), 1 / len(rows)), part.normals, part.h)
+            assert np.isfinite(mixtures.log_density_of(groups, rows)).all()
 
 
 def test_the_stack_finds_the_shares_and_drops_what_no_sample_is_from():

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,37 +60,16 @@ def log_densities(normals: Normals, y: Array) -> Array:
     return result
 
 
-def log_sum(logs: Array) -> Array:
-    """Log of the sum of exp over the last axis."""
-    top = np.maximum(logs.max(-1, keepdims=True), -1e300)
-    return np.log(np.exp(logs - top).sum(-1)) + top[..., 0]
-
-
 def fit(
-    x: Array,
-    weights: Array,
-    k: int,
-    rng: np.random.Generator,
-    *,
-    shrink: float = 1.0,
-    start: Normals | None = None,
-    most: int = 100,
+    x: Array, weights: Array, k: int, rng: Any, *, shrink: float = 1.0, start: Normals | None = None, most: int = 100
 ) -> Normals:
     """Fit k normals by EM; fewer where components have less than d + 1 samples, effectively.
 
-    Parameters
-    ----------
-    x, weights : (n, d) and (n,) arrays
-        The weights are positive and sum to 1.
-    rng : Generator
-        Of k-means++, which finds the first components.
-    shrink : float
-        Covariances are shrunk towards their mean, as if that were .3 shrink (d + 1) more samples, and the mean towards
-        its diagonal, as if by shrink² d more. To do so spoils data that are nearly in a plane, and mends few samples.
-    start : Normals, optional
-        Components to start from instead.
-    most : int
-        Steps at most. Fewer where one raises the mean log likelihood by less than 1e-3.
+    x is (n, d); weights (n,) sum to 1; ``rng`` draws for k-means++, unless there are components to start from. Ends
+    after ``most`` steps, or where one raises the mean log likelihood by less than 1e-3.
+
+    Covariances are shrunk towards their mean, as if that were .3 shrink (d + 1) more samples, and the mean towards its
+    diagonal, as if by shrink² d more. That mends few samples, and spoils data that are nearly in a plane.
     """
     centre, last = weights @ x, -math.inf
     z = x - centre
@@ -107,8 +86,11 @@ def fit(
 
 def _shares(logs: Array) -> tuple[Array, Array]:
     """The components' shares in every sample (n, k), and the log of their sum, (n,)."""
-    total = log_sum(logs)
-    return np.exp(logs - total[:, None]), total
+    top = np.maximum(logs.max(1, keepdims=True), -1e300)
+    shares = np.exp(logs - top)
+    total = shares.sum(1, keepdims=True)
+    shares /= total
+    return shares, (np.log(total) + top)[:, 0]
 
 
 def _nearest(z: Array, weights: Array, k: int, rng: np.random.Generator) -> Array:
@@ -138,7 +120,7 @@ def _maximised(z: Array, weights: Array, shares: Array, shrink: float) -> Normal
     shares, counts = shares[:, kept], counts[kept, None, None]
     means, covariances = np.empty((len(counts), d)), np.empty((len(counts), d, d))
     for j, share in enumerate(shares.T):
-        rows = np.flatnonzero(share > 1e-9)
+        rows = np.flatnonzero(share > 1e-5)
         heard = weights[rows] * share[rows]
         heard /= heard.sum()
         means[j] = heard @ z[rows]
@@ -164,8 +146,7 @@ def smoothed(x: Array, weights: Array, normals: Normals, h: float) -> list[Group
     for share, mean, factor in zip(shares.T, normals.means, normals.factors):
         rows = np.flatnonzero(share)
         if rows.size:
-            total = float(share[rows].sum())
-            points = mean + math.sqrt(1.0 - h * h) * (x[rows] - mean)
+            points, total = mean + math.sqrt(1.0 - h * h) * (x[rows] - mean), float(share[rows].sum())
             groups.append((points, share[rows] / total, h * factor, total))
     return groups
 
@@ -179,8 +160,11 @@ def log_density_of(groups: list[Group], y: Array) -> Array:
         constant = math.log(share) - np.log(np.diagonal(factor)).sum() - 0.5 * y.shape[1] * math.log(2 * math.pi)
         columns = np.log(weights) - 0.5 * (v * v).sum(1)
         for rows in _blocks(len(y), len(points)):
-            found = log_sum(u[rows] @ v.T + columns) - 0.5 * (u[rows] * u[rows]).sum(1) + constant
-            result[rows] = np.logaddexp(result[rows], found)
+            logs = u[rows] @ v.T + columns
+            top = logs.max(1)
+            logs -= top[:, None]
+            found = np.log(np.exp(logs, out=logs).sum(1)) + top - 0.5 * (u[rows] * u[rows]).sum(1)
+            result[rows] = np.logaddexp(result[rows], found + constant)
     return result
 
 
@@ -191,14 +175,8 @@ def choose(x: Array, weights: Array, folds: NDArray[np.intp], seed: int) -> list
     and those that are not are stacked. Of these the four with the largest shares are kept, where a share is at least
     .05: in many columns several fits together are better than any of them.
 
-    Parameters
-    ----------
-    x, weights : (n, d) and (n,) arrays
-        The weights are positive and sum to 1.
-    folds : (n,) array of int
-        The samples of a fold are left out together; those of −1 are not heard in choosing, only in the last fit.
-    seed : int
-        Of the starts of EM.
+    ``folds`` (n,): samples with the same number are left out together, those with −1 are heard only in the last fit.
+    ``seed`` is that of EM's starts. The weights (n,) are positive and sum to 1.
     """
     heard = np.flatnonzero(folds >= 0)
     z, parts, d = x[heard], weights[heard] / weights[heard].sum(), x.shape[1]
@@ -212,15 +190,18 @@ def choose(x: Array, weights: Array, folds: NDArray[np.intp], seed: int) -> list
         logs = np.full(len(z), -math.inf)
         for normals, (rows, left) in zip(fits[key], cuts):
             groups = smoothed(z[rows], parts[rows] / parts[rows].sum(), normals, h)
-            logs[left] = log_density_of(groups, z[left]) if h < 1.0 else log_sum(log_densities(normals, z[left]))
+            logs[left] = log_density_of(groups, z[left]) if h < 1.0 else _shares(log_densities(normals, z[left]))[1]
         return logs
 
     best, top, worse = ((1, 1.0), 1.0), -math.inf, {1.0: 0, 0.015: 0}
-    for k in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48):
+    for k in (1, 2, 3, 4, 6, 8, 12, 17, 24, 34):
         going = [shrink for shrink in worse if worse[shrink] < 2 and (k == 1 or 0.8 * len(z) >= 2 * k * (d + 1))]
         for shrink in going:
-            rng = np.random.default_rng(seed)
-            fits[k, shrink] = [fit(z[r], parts[r] / parts[r].sum(), k, rng, shrink=shrink, most=40) for r, _ in cuts]
+            rng, starts = np.random.default_rng(seed), fits.get((k, 1.0), [None] * len(cuts))
+            fits[k, shrink] = [
+                fit(z[rows], parts[rows] / parts[rows].sum(), k, rng, shrink=shrink, start=start, most=40)
+                for (rows, _), start in zip(cuts, starts)
+            ]
             plain[k, shrink] = left_out((k, shrink), 1.0, cuts)
             less = plain[k, shrink] - max(plain.values(), key=lambda logs: float(parts @ logs))
             error = math.sqrt(float(parts**2 @ (less - parts @ less) ** 2))
@@ -237,8 +218,8 @@ def choose(x: Array, weights: Array, folds: NDArray[np.intp], seed: int) -> list
     for i in np.argsort(-shares, kind="stable")[:4]:
         if shares[i] >= 0.05:
             (k, shrink), h, logs = found[i]
-            start = max(fits[k, shrink], key=lambda normals: float(parts @ log_sum(log_densities(normals, z))))
-            normals = fit(x, weights, k, np.random.default_rng(seed), shrink=shrink, start=start)
+            start = max(fits[k, shrink], key=lambda normals: float(parts @ _shares(log_densities(normals, z))[1]))
+            normals = fit(x, weights, k, None, shrink=shrink, start=start, most=30)
             everywhere = np.full(len(x), math.nan)
             everywhere[heard] = logs
             reason = f"{len(normals.shares)} groups, h = {h:g}: {parts @ logs:.4g} nats of a left-out sample"
