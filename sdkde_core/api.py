@@ -51,9 +51,11 @@ def estimate(
     query : (m, d) or (m,) array_like, optional
         Where to evaluate; may be empty. Default: at the training points, each sample's own kernel included
         (resubstitution). Columns are those of ``train`` by their places; of two data frames they must have one order.
-    method : {"sdkde", "kde", "laplace"}
+    method : {"sdkde", "kde", "laplace", "stacked"}
         ``"kde"`` is Σ_j w_j N(y; x_j, H); ``"sdkde"`` the same on samples moved by ½ H ∇log p̂(x_j), which removes the
-        leading bias; ``"laplace"`` multiplies each kernel by 1 + d/2 − ½ r²_j: debiased too, but signed.
+        leading bias; ``"laplace"`` multiplies each kernel by 1 + d/2 − ½ r²_j: debiased too, but signed. ``"stacked"``
+        is a sum of sdkde and normal mixtures, weighted by what they say of left-out samples; it needs all samples in
+        memory, and does not differentiate.
     step : None, float or "moments"
         The multiple of H ∇log p̂ by which samples move (sdkde). ``"moments"``: the one with which the estimate has the
         samples' total variance in units of the bandwidth, between ½ and 1.2. It is ½ in the limit of narrow bandwidths,
