@@ -323,5 +323,6 @@ class Prepared:
     def __repr__(self) -> str:
         size = f"{self.n_train} × {self.n_dimensions}"
         how = self.method if self.kernel == "gaussian" else f"{self.method}, {self.kernel} kernel"
+        how += f", adaptive {alpha:g}" if (alpha := self._fitted.request.adaptive) else ""
         h = self._fitted.request.told(self.bandwidth)
         return f"Prepared({how}, {size}, {h}, {self.precision}, {self.backend} on {self.device})"
