@@ -66,7 +66,7 @@ def estimate(
         square, and may be less than ½. None: 1, the paper's; with ``"auto"`` and ``step=None`` in three to five
         dimensions 1.4, in more 2.
     adaptive : None or float
-        The exponent α of kernels that are (p̂(x_i) / g)^−α bandwidths wide, p̂ the KDE with that bandwidth and g its
+        The exponent α of kernels that are (p̂(x_i) / g)^−α bandwidths wide, p̂ the KDE that the score is of and g its
         geometric mean over the samples: wide where samples are rare (Abramson's is ½). Widths are powers of √2, from ⅛
         to 8. For sdkde samples move by ½ − α, or ``step``, times their squared width. Not for laplace and autograd.
     tails : None, "guard", "plain" or float

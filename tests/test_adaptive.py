@@ -66,9 +66,12 @@ def test_what_a_density_gives_is_of_all_groups(tmp_path):
     np.testing.assert_allclose(ready.conditional({0: 0.3}).estimate(t[3000:5000:100]), want[3000:5000:100], rtol=1e-6)
     peaks = ready.modes()
     np.testing.assert_allclose(ready.grad_log_density(peaks), 0.0, atol=1e-4)
+    heavy = sdkde_core.prepare(np.random.default_rng(8).standard_t(1, size=(400, 1)), bandwidth=0.5, adaptive=1.0)
+    np.testing.assert_allclose(heavy.grad_log_density(heavy.modes()), 0.0, atol=1e-4)
     ready.save(tmp_path / "a")
     for one in (sdkde_core.load(tmp_path / "a"), pickle.loads(pickle.dumps(ready))):
         np.testing.assert_array_equal(one.estimate(Y), ready.estimate(Y))
+        assert one.n_train == 400 and "adaptive 0.4" in repr(one)
     got = sdkde_core.estimate(torch.tensor(X), torch.tensor(Y), bandwidth=H, weights=torch.tensor(W), adaptive=0.4)
     np.testing.assert_allclose(got, ready.estimate(Y), rtol=5e-5)
     model = sdkde_core.KernelDensity(method="sdkde", bandwidth=H, adaptive=0.4).fit(X, sample_weight=W)

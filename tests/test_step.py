@@ -92,6 +92,16 @@ def test_derivatives_go_through_the_step(options):
     assert torch.autograd.gradcheck(estimate, (x.requires_grad_(), h.requires_grad_()), atol=1e-4)
 
 
+@pytest.mark.parametrize("c", [None, 1.4])
+@pytest.mark.parametrize("x", [[[0.0, 0.0], [1e3, 0.0], [0.0, 2e3]], [[1.0, 2.0]], [[1.0, 2.0]] * 3])
+def test_derivatives_where_no_sample_moves_are_finite(x, c):
+    torch = pytest.importorskip("torch")
+    x = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    how = {"bandwidth": 1.0, "step": "moments", "score_bandwidth": c, "log": True}
+    sdkde_core.estimate(x, torch.tensor([[0.1, 0.1]]).double(), **how).sum().backward()
+    assert x.grad.isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -129,3 +129,31 @@ def test_auto_guards_the_tails_of_two_columns_and_more():
     default = sdkde_core.estimate(X, Y, log=True)
     np.testing.assert_allclose(sdkde_core.estimate(X, Y, log=True, bandwidth=found), default, rtol=1e-5)
     assert default[-1] > -700 > sdkde_core.estimate(X, Y, log=True, tails="plain")[-1]
+
+
+def test_weights_of_zero_and_derivatives_leave_the_guard_as_it_is():
+    torch = pytest.importorskip("torch")
+    x, q = np.random.default_rng(6).normal(size=(3000, 1)), [[0.0], [8.0], [30.0]]
+    more, w = np.concatenate([x, np.zeros((3000, 1))]), np.repeat([1.0, 0.0], 3000)
+    how = {"bandwidth": 0.3, "log": True, "precision": "float64", "tails": "guard"}
+    want = sdkde_core.estimate(x, q, **how)
+    np.testing.assert_allclose(sdkde_core.estimate(more, q, weights=w, **how), want, rtol=1e-9)
+    ready = sdkde_core.prepare(more, weights=w, bandwidth=0.3, precision="float64", tails="guard")
+    np.testing.assert_allclose(ready.estimate(q, log=True), want, rtol=1e-9)
+    heavy = torch.tensor(np.random.default_rng(7).exponential(size=5000) ** 4)
+    x, y = torch.tensor(np.random.default_rng(8).normal(size=(5000, 1))), torch.tensor([[0.0], [50.0]]).double()
+    plain = sdkde_core.estimate(x, y, weights=heavy, **how)
+    for attached in ((x, y, heavy.clone().requires_grad_()), (x.clone().requires_grad_(), y, heavy)):
+        got = sdkde_core.estimate(*attached[:2], weights=attached[2], **how)
+        np.testing.assert_allclose(got.detach().numpy(), plain.numpy(), rtol=1e-7)
+        got.sum().backward()
+        assert all(a.grad.isfinite().all() for a in attached if a.requires_grad)
+
+
+def test_files_of_far_conditionals(tmp_path):
+    x = np.c_[np.random.default_rng(9).integers(0, 3, 100), np.random.default_rng(10).normal(size=100)]
+    far = sdkde_core.prepare(x, bandwidth=0.4, tails="guard", method="kde").conditional({0: 1e5})
+    far.save(tmp_path / "far.sdkde")
+    np.testing.assert_array_equal(
+        sdkde_core.load(tmp_path / "far.sdkde").estimate([0.0, 1.0]), far.estimate([0.0, 1.0])
+    )

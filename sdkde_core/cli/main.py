@@ -34,11 +34,14 @@ def _one_of(name: str, known: Sequence[str], default: str, help: str) -> Callabl
     return click.option(name, type=Choice(known), default=default, show_default=True, help=help)
 
 
-def _step(context: click.Context, option: click.Parameter, value: str | None) -> float | str | None:
-    try:
-        return value if value in (None, "moments") else float(str(value))
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is no number; pass one, or moments") from None
+def _number_or(*words: str) -> Any:
+    def read(context: click.Context, option: click.Parameter, value: str | None) -> float | str | None:
+        try:
+            return value if value is None or value in words else float(value)
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is no number; pass one, or {' or '.join(words)}") from None
+
+    return read
 
 
 _backend = click.option("--backend", default="auto", show_default=True, help="A backend's name, or auto.")
@@ -53,11 +56,15 @@ _estimator = together(
     ),
     click.option(
         "--step",
-        callback=_step,
+        callback=_number_or("moments"),
         help="How far samples move, a multiple of H times the score, or moments: the one that keeps the variance. "
         "Default: 1/2. For --method sdkde.",
     ),
     click.option("--score-bandwidth", type=float, help="The score's, in bandwidths. Default: 1. For --method sdkde."),
+    click.option("--adaptive", type=float, help="The exponent of kernels that are wider where samples are rare."),
+    click.option(
+        "--tails", callback=_number_or("guard", "plain"), help="guard, plain, or a guard's part of the weight."
+    ),
     _one_of(
         *("--kernel", tuple(KERNELS), "gaussian"),
         "Kernels other than the Gaussian need --method kde, and a bandwidth in numbers.",

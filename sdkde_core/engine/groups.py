@@ -18,7 +18,8 @@ import numpy as np
 
 from ..arrays import array_namespace, look, to_host
 from ..protocol import Columns, Partial, Problem, with_fields
-from .merge import merge, safe_log, take_rows
+from .merge import merge, safe_log, take_columns, take_rows
+from .outliers import count
 
 Pack = Callable[[Problem, Columns], Any]  #: Columns made ready for rows, as PackedColumns has them.
 
@@ -64,36 +65,36 @@ class Group(NamedTuple):
         return x if x is None or self.scale == 1.0 else x / self.scale
 
 
-def guard(columns: Columns, share: float, scale: float, most: int) -> Group:
+def guard(columns: Columns, share: float, scale: float, most: int, all_carry: bool = False) -> Group:
     """Return a guard of the columns' tails: some of them with kernels that are ``scale`` bandwidths wide.
 
     At most ``most`` of them, evenly spaced by their number or by their weights: they cost little beside sums over pairs
     that are near each other. Where they are fewer than the columns their kernels are wider by the factor by which they
-    are farther apart, up to 16 bandwidths: benchmarks/notes/tails.md.
+    are farther apart, up to 16 bandwidths: benchmarks/notes/tails.md. ``all_carry``: no weight is zero.
     """
     n, d = columns.points.shape
-    return Group(_some(columns, most), guard_scale(n, d, scale, most), math.log(share))
+    carried = n if n <= most or all_carry else look(int, count(columns.log_weights > -math.inf))
+    return Group(_some(columns, carried, most), guard_scale(carried, d, scale, most), math.log(share))
 
 
 def guard_scale(n: int, d: int, scale: float, most: int) -> float:
-    """How wide the kernels of a guard of n samples are, in bandwidths."""
+    """How wide the kernels of a guard of n samples with weight are, in bandwidths."""
     return min(16.0, scale * max(1.0, n / most) ** (1.0 / d))
 
 
-def _some(columns: Columns, most: int) -> Columns:
+def _some(columns: Columns, carried: int, most: int) -> Columns:
     n, points, logs = int(columns.points.shape[0]), columns.points, columns.log_weights
     if n <= most:
         return columns
     xp = array_namespace(points)
-    if columns.weights is not None:  # derivatives by weights are wanted
-        kept = slice(None, None, -(-n // most))
-        weights = columns.weights[kept] / xp.sum(columns.weights[kept])
-        return Columns(points[kept, :], xp.log(weights), weights)
+    if carried <= most:
+        return take_columns(columns, xp.nonzero(logs > -math.inf)[0])
     where = {} if isinstance(points, np.ndarray) else {"device": points.device}
-    reached = xp.cumulative_sum(xp.exp(logs))
+    reached = xp.cumulative_sum(xp.exp(logs))  # not the weights that derivatives are wanted by: places do not move
     at = (xp.arange(most, dtype=xp.float64, **where) + 0.5) / most * reached[-1]
-    which = xp.clip(xp.searchsorted(reached, at), max=n - 1)
-    return Columns(take_rows(points, which), xp.full((most,), -math.log(most), dtype=xp.float64, **where))
+    which, equal = xp.clip(xp.searchsorted(reached, at), max=n - 1), xp.full((most,), 1.0 / most, **where)
+    equal = xp.astype(equal, xp.float64)
+    return Columns(take_rows(points, which), xp.log(equal), None if columns.weights is None else equal)
 
 
 def adapted(columns: Columns, logs: Any, exponent: float) -> tuple[Any, tuple[int, ...]]:
@@ -106,6 +107,7 @@ def adapted(columns: Columns, logs: Any, exponent: float) -> tuple[Any, tuple[in
     weights = xp.exp(columns.log_weights) if weights is None else weights
     middle = xp.sum(weights * xp.where(weights > 0, logs, xp.zeros_like(logs))) / xp.sum(weights)
     powers = xp.clip(xp.round((-2.0 * exponent / math.log(2.0)) * (logs - middle)), -6, 6)
+    powers = xp.where(xp.isnan(powers), xp.zeros_like(powers), powers)  # where nobody has looked for NaN
     return powers, tuple(map(int, np.unique(to_host(powers))))
 
 

@@ -73,6 +73,7 @@ class BlockPlan:
     centre: Array  # (d,), data units
     log_total: float | None  # of all weights; None: all are equal
     shares: Array  # of the weight, by shard
+    carrying: int  # samples with weight
     backend: str
     device: str
     devices: tuple[str, ...]  # those that share the rows of a block, where the user named several
@@ -130,7 +131,7 @@ class BlockPlan:
         one, share = self.request.passes[step], self.request.guard
         if one.most is None:
             return Group(columns, one.scale, 0.0 if one.moves else math.log1p(-share))
-        return Group(columns, guard_scale(self.shape.n, self.shape.d, one.scale, one.most), math.log(share))
+        return Group(columns, guard_scale(self.carrying, self.shape.d, one.scale, one.most), math.log(share))
 
     def packed(self, step: int, columns: Columns) -> Reducer | None:
         """Return a shard's columns ready for any number of blocks of rows; None where none has weight."""
@@ -186,7 +187,7 @@ class BlockPlan:
         Each is where the weight of all columns so far reaches its place, which lies in one shard.
         """
         most = GUARD[1]
-        if self.shape.n <= most or not self.request.guard:
+        if self.carrying <= most or not self.request.guard:
             return columns if self.request.guard else None
         reached, own = np.cumsum(self.shares), np.cumsum(np.exp(columns.log_weights))
         at = (np.arange(most) + 0.5) / most * reached[-1]
@@ -346,7 +347,8 @@ class Survey:
         choice = select.choose(problems, options=request.backend_options, **how)
         chosen = choice.name, choice.device, choice.devices, tuple(replace(p, device=choice.device) for p in problems)
         digests, shares = f"{found.digest:032x} {digest:032x}", np.exp(found.totals - found.log_total)
-        return BlockPlan(request.settled, shape, asked.bandwidth, asked.centre, log_total, shares, *chosen, digests)
+        known = request.settled, shape, asked.bandwidth, asked.centre, log_total, shares, found.carrying
+        return BlockPlan(*known, *chosen, digests)
 
 
 def _checked(largest: float, name: str, bandwidth: Bandwidth, precision: str) -> float:

@@ -64,7 +64,9 @@ class Explanation:
         lines = []
         density = "the density" if request.method != "laplace" else "the signed density"
         for i, (problem, step) in enumerate(zip(problems, request.passes)):
-            purpose = "how samples move" if step.moves else density if step.most is None else "the guard of its tails"
+            purpose = density if step.most is None else "the guard of its tails"
+            if step.moves:
+                purpose = "how wide kernels are, and how samples move" if request.adaptive else "how samples move"
             p = reports[i].problem if reports else problem
             took = (reports[i].seconds, reports[i].far_points) if reports else ()
             size = str(p.reduction), p.m, p.n, p.d, p.precision, p.extent
@@ -80,7 +82,7 @@ class Explanation:
         return result
 
     def __str__(self) -> str:
-        last = next(p for p in self.passes if p.purpose != "how samples move")
+        last = next(p for p in self.passes if "samples move" not in p.purpose)
         error = TOLERANCES[last.precision][Reduction.LOG_SUM].absolute
         how = self.method if self.kernel == "gaussian" else f"{self.method} with the {self.kernel} kernel"
         lines = [f"{how} of {last.n} samples at {last.m} points, d = {last.d}"]

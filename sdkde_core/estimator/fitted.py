@@ -262,6 +262,19 @@ class Fitted:
         """
         return self._packed_for(reduction or self.problem.reduction).reduce(queries, **known)[0]
 
+    def steps(self, rows: Any, **known: Any) -> Any:
+        """The mean-shift step (m, d) of whitened rows, in bandwidths: to the mean of the kernels that they are under.
+
+        Of kernels of several widths c each counts by its share over c².
+        """
+        packed: Any = self._packed_for(Reduction.MEAN)
+        if not isinstance(packed, GroupedColumns):
+            return packed.reduce(rows, **known)[0].shift
+        parts = [sums for sums, _ in packed.each(rows, **known)]
+        whole, xp = merge(parts), array_namespace(rows)
+        counted = [xp.exp(one.log_sum - whole.log_sum) / g.scale**2 for one, g in zip(parts, self.groups)]
+        return whole.shift / sum(counted[1:], counted[0])[:, None]
+
     def reduction_for(self, what: str) -> Reduction:
         """The reduction that the rows of a query are for."""
         return Reduction.MEAN if what == "score" else self.problem.reduction
@@ -315,12 +328,12 @@ class Fitted:
             here, start = slice(start, start + group.n), start + group.n
             logs, total = log_weights[here], 0.0
             if len(self.groups) > 1:
-                top = logs.max()
+                top = float(logs.max())
                 if top == -math.inf:  # none of the group has weight there
                     continue
-                total = float(top + math.log(np.exp(logs - top).sum()))
-            columns = Columns(np.ascontiguousarray(points[here]), logs - total if total else logs)
-            groups.append(Group(columns, group.scale, total))
+                rest = math.log(np.exp(logs - top).sum())
+                logs, total = logs - top - rest, top + rest  # in this order: where top is large, rest keeps its digits
+            groups.append(Group(Columns(np.ascontiguousarray(points[here]), logs), group.scale, total))
         n, d = self.problem.n, points.shape[1]
         weighted = any(bool((g.columns.log_weights != g.columns.log_weights[0]).any()) for g in groups)
         requires = self.problem.requires - {"weights"} | ({"weights"} if weighted else set())

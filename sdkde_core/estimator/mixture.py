@@ -11,8 +11,7 @@ there.
 
 Modes are found by mean shift (Comaniciu and Meer, "Mean shift: a robust approach toward feature space analysis", 2002).
 A row moves by the shift that MEAN gives, to the mean of the samples under its kernel weights, which never lowers a
-density of normal kernels. Of kernels of several widths a row moves by the gradient times the square of the narrowest: a
-shorter step on the same way.
+density of normal kernels. Of kernels of several widths each counts by its share over its squared width.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from array_api_compat import array_namespace, device, is_torch_array
 from ..arrays import Array, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
-from ..protocol import Partial, Reduction
+from ..protocol import Reduction
 from .density import kernel_draws
 from .fitted import Fitted
 
@@ -232,12 +231,16 @@ def modes(fitted: Any, starts: Array | None = None) -> Array:
         starts = points[carried]
     rows, going = starts.copy(), np.arange(len(starts))
     for _ in range(5000):
-        shift = to_host(_reduced(fitted, rows[going], rows, Reduction.MEAN).shift)
-        rows[going] += narrowest**2 * shift
-        going = going[np.sqrt(np.vecdot(shift, shift)) > 1e-7 / narrowest**2]
+        here, known = _there(fitted, rows[going], rows)
+        shift = to_host(fitted.steps(here, **known))
+        rows[going] += shift
+        going = going[np.sqrt(np.vecdot(shift, shift)) > 1e-7 * narrowest]
         if not going.size:
             break
-    heights = to_host(_reduced(fitted, rows, rows, Reduction.LOG_SUM).log_sum)
+    if 0 < going.size < len(rows):  # rows that are still on their way are at no maximum
+        rows = np.delete(rows, going, axis=0)
+    here, known = _there(fitted, rows, rows)
+    heights = to_host(fitted.reduce(here, Reduction.LOG_SUM, **known).log_sum)
     found: list[Array] = []
     for i in np.argsort(-heights, kind="stable"):
         if all(np.linalg.vector_norm(rows[i] - other) > 1e-2 for other in found):  # else it is the same mode
@@ -245,9 +248,9 @@ def modes(fitted: Any, starts: Array | None = None) -> Array:
     return centre + fitted.bandwidth.stretch(np.array(found))
 
 
-def _reduced(fitted: Fitted, rows: Array, all_rows: Array, reduction: Reduction) -> Partial:
-    """Reduce for some rows on the host; the extent is that of all."""
+def _there(fitted: Fitted, rows: Array, all_rows: Array) -> tuple[Any, dict[str, float]]:
+    """Some rows, where the columns are, and the extent of all."""
     points, extent = fitted.columns.points, float(np.sqrt(np.vecdot(all_rows, all_rows).max()))
     if not isinstance(points, np.ndarray):
         rows = array_namespace(points).asarray(rows, device=device(points))
-    return fitted.reduce(rows, reduction, extent=extent)
+    return rows, {"extent": extent}

@@ -25,8 +25,11 @@ from ..protocol import Columns, Partial
 from .request import GUARD, MOST, Request
 
 
-def groups_of(columns: Columns, sums: Partial | None, request: Request) -> tuple[Group, ...]:
-    """The groups of the estimate; ``sums``: of the samples, as the first pass has returned them, if there was one."""
+def groups_of(columns: Columns, sums: Partial | None, request: Request, all_carry: bool = False) -> tuple[Group, ...]:
+    """The groups of the estimate; ``sums``: of the samples, as the first pass has returned them, if there was one.
+
+    ``all_carry``: no weight is zero.
+    """
     groups: tuple[Group, ...]
     if sums is None:
         groups = (Group(columns),)
@@ -40,7 +43,7 @@ def groups_of(columns: Columns, sums: Partial | None, request: Request) -> tuple
     if not (share := request.guard):
         return groups
     rest = (g._replace(log_share=g.log_share + math.log1p(-share)) for g in groups)
-    return *rest, guard(columns, share, *GUARD)
+    return *rest, guard(columns, share, *GUARD, all_carry)
 
 
 def displaced(columns: Columns, sums: Partial, request: Request) -> Any:
@@ -93,10 +96,13 @@ def joined(left: Products, right: Products) -> Products:
 def moments(found: Products, c: float = 1.0) -> Any:
     """The step that keeps the total variance, a () array: at most 1.2 c², and at least ½ where c is 1."""
     xp, d, squares = array_namespace(found.s), found.s.shape[0], found.squares
-    towards = xp.clip(found.towards, min=0.0)
-    rest = xp.clip(towards * towards - squares * d, min=0.0)
-    # The root as d / (A + sqrt(A² − B d)), where no digits cancel; A / B where there is none. 1e-300: where no sample
-    # moves, every step is the same.
-    above = xp.clip(towards * towards / xp.clip(squares, min=1e-300), max=float(d))
-    root = above / xp.clip(towards + xp.sqrt(rest), min=1e-300)
-    return xp.clip(root, min=0.5 if c == 1.0 else 0.0, max=MOST * c * c)
+    least, most = 0.5 if c == 1.0 else 0.0, MOST * c * c
+    # The root as d / (A + sqrt(A² − B d)), where no digits cancel; A / B where there is none. Where hardly a sample
+    # moves, every step is the same; ones in place of what is not taken keep derivatives finite.
+    moves = (found.towards > 1e-100) & (squares > 1e-200)
+    towards, squares = (xp.where(moves, x, xp.ones_like(x)) for x in (found.towards, squares))
+    rest = towards * towards - squares * d
+    real = rest > 0.0
+    root = d / (towards + xp.sqrt(xp.where(real, rest, xp.ones_like(rest))))
+    root = xp.where(real, root, towards / squares)
+    return xp.where(moves, xp.clip(root, min=least, max=most), xp.full_like(root, least))

@@ -332,5 +332,6 @@ class Prepared:
             shares = ", ".join(f"{100.0 * share:.0f} % {label}" for label, (share, _) in self._fitted.shares().items())
             return f"Prepared(stacked, {size}: {shares}; {self.precision}, {self.backend} on {self.device})"
         how = self.method if self.kernel == "gaussian" else f"{self.method}, {self.kernel} kernel"
+        how += f", adaptive {alpha:g}" if (alpha := self._fitted.request.adaptive) else ""
         h = self._fitted.request.told(self.bandwidth)
         return f"Prepared({how}, {size}, {h}, {self.precision}, {self.backend} on {self.device})"

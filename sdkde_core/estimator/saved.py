@@ -13,6 +13,7 @@ The content of a file of the kind ``"Prepared"``, see :mod:`sdkde_core.archive`:
 ``rows``        how many query rows were expected when the backend was chosen
 ``extent``      of the columns, in bandwidths
 ``backend``     what was chosen
+``samples``     how many there were
 ``groups``      of each group how many points it has, its scale and the log of its share
 ``origin``      array library and device of the samples, and whether that is the host; NumPy where they cannot be had
 ==============  ===================================================================================================
@@ -69,6 +70,7 @@ def to_saved(fitted: Fitted, origin: Origin) -> tuple[dict[str, Any], dict[str, 
         "dtype": problem.dtype,
         "weighted": "weights" in problem.requires,
         "rows": problem.m,
+        "samples": problem.n,
         "extent": problem.extent,
         "groups": [[group.n, group.scale, group.log_share] for group in groups],
         "backend": backend,
@@ -103,7 +105,7 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
             raise ValueError(f"its array {key!r} is missing, or is another")
     points, log_weights, centre = arrays["points"], arrays["log_weights"], arrays["centre"]
     d, groups = points.shape[1], _groups(content.get("groups"), points, log_weights)
-    n = groups[0].n
+    n = _checked(content, "samples", int)
     selection = _selection(content.get("selection"), arrays, d)
     bandwidth = Bandwidth.from_arrays(arrays, _checked(content, "rule", str), selection)
     if selection is not None:
@@ -120,7 +122,7 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
         raise ValueError("its samples are not finite")
     farthest = float(distances[~np.isnan(distances)].max(initial=0.0))
     extent = max(extent, farthest)  # no backend is to look beyond it
-    if dtype not in ("float32", "float64") or not 0 < rows < 1 << 63 or not extent < 1e150:
+    if dtype not in ("float32", "float64") or not 0 < rows < 1 << 63 or not 0 < n < 1 << 63 or not extent < 1e150:
         raise ValueError("its fields cannot be right")
     asked = None if rows == n else rows, n, d, extent, frozenset(["weights"] * weighted), dtype, "cpu"
     problem = replace(request.problems(*asked)[request.answering], extent=extent)
@@ -192,7 +194,7 @@ def _groups(content: Any, points: Array, log_weights: Array) -> tuple[Group, ...
     found, start = list[Group](), 0
     for one in content if isinstance(content, list) else ():
         match one:
-            case [int(n), float(scale), float(share)] if n > 0 and 0.0 < scale < math.inf and share < math.inf:
+            case [int(n), float(scale), float(share)] if n > 0 and 0.1 < scale <= 16.0 and share < math.inf:
                 stop = start + n
                 found.append(Group(Columns(points[start:stop], log_weights[start:stop]), scale, share))
                 start = stop

@@ -210,7 +210,7 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
                 points = moved(columns, backend.reduce(problem, None, state), moving)
             columns = Columns(points, log_weights)
         what, asked = "score" if request.goal is Goal.GRADIENT else "log" if log else "density", list[Any]()
-        for group, problem, whole in zip(groups_of(columns, None, moving), problems[moves:], packed[moves:]):
+        for group, problem, whole in zip(groups_of(columns, None, moving, True), problems[moves:], packed[moves:]):
             state = backend.prepare(whole, group.scaled)
             asked.append((group, problem, None if problem.same else queries, state))
         result = _result(backend, asked, bandwidth, constant, request.negative, what, train.dtype)
