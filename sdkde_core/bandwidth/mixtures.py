@@ -32,10 +32,9 @@ class Normals(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """A smoothed mixture that was chosen; h = 1 is the mixture itself.
+    """A smoothed mixture that was chosen, and its share among those looked at; h = 1 is the mixture itself.
 
-    ``left_out`` (n,) are log densities at samples that were left out in turn, NaN at those that no fold has. ``share``
-    is the mixture's among all that were looked at.
+    ``left_out`` (n,): log densities at samples that were left out in turn, NaN at those that no fold has.
     """
 
     normals: Normals
@@ -50,37 +49,35 @@ def log_densities(normals: Normals, y: Array) -> Array:
     k, d = normals.means.shape
     inverses = np.linalg.inv(normals.factors)
     offsets = (inverses @ normals.means[:, :, None]).reshape(-1)
-    stacked = inverses.reshape(k * d, d).T
-    diagonals = np.diagonal(normals.factors, axis1=1, axis2=2)
-    constants = np.log(normals.shares) - np.log(diagonals).sum(1) - 0.5 * d * math.log(2 * math.pi)
+    constants = np.log(normals.shares) + np.log(np.diagonal(inverses, axis1=1, axis2=2)).sum(1)
+    constants -= 0.5 * d * math.log(2 * math.pi)
     result = np.empty((len(y), k))
     for rows in _blocks(len(y), k * d):
-        u = (y[rows] @ stacked - offsets).reshape(-1, k, d)
+        u = (y[rows] @ inverses.reshape(k * d, d).T - offsets).reshape(-1, k, d)
         result[rows] = constants - 0.5 * np.einsum("mkd,mkd->mk", u, u)
     return result
 
 
 def fit(
-    x: Array, weights: Array, k: int, rng: Any, *, shrink: float = 1.0, start: Normals | None = None, most: int = 100
+    x: Array, weights: Array, k: int, start: Any, *, shrink: float = 1.0, ridge: Array | None = None, most: int = 100
 ) -> Normals:
     """Fit k normals by EM; fewer where components have less than d + 1 samples, effectively.
 
-    x is (n, d); weights (n,) sum to 1; ``rng`` draws for k-means++, unless there are components to start from. Ends
-    after ``most`` steps, or where one raises the mean log likelihood by less than 1e-3.
-
-    Covariances are shrunk towards their mean, as if that were .3 shrink (d + 1) more samples, and the mean towards its
-    diagonal, as if by shrink² d more. That mends few samples, and spoils data that are nearly in a plane.
+    x is (n, d); weights (n,) sum to 1; ``start`` are Normals, or a generator that draws for k-means++. Ends after
+    ``most`` steps, or where one raises the mean log likelihood by less than 1e-3. Covariances are shrunk towards their
+    mean, as if that were .3 shrink (d + 1) more samples, and the mean towards its diagonal, as if by shrink² d more:
+    that mends few samples, and spoils data that are nearly in a plane. ``ridge`` (d,) is added to variances.
     """
     centre, last = weights @ x, -math.inf
     z = x - centre
-    shares = _nearest(z, weights, k, rng) if start is None else _shares(log_densities(start, x))[0]
+    ridge = 1e-10 * (weights @ z**2) if ridge is None else ridge
+    shares = _shares(log_densities(start, x))[0] if isinstance(start, Normals) else _nearest(z, weights, k, start)
     for _ in range(most):
-        normals = _maximised(z, weights, shares, shrink)
+        normals = _maximised(z, weights, shares, shrink, ridge)
         shares, logs = _shares(log_densities(normals, z))
-        mean = float(weights @ logs)
-        if mean - last < 1e-3:
+        before, last = last, float(weights @ logs)
+        if last - before < 1e-3:
             break
-        last = mean
     return normals._replace(means=normals.means + centre)
 
 
@@ -112,7 +109,7 @@ def _nearest(z: Array, weights: Array, k: int, rng: np.random.Generator) -> Arra
     return shares
 
 
-def _maximised(z: Array, weights: Array, shares: Array, shrink: float) -> Normals:
+def _maximised(z: Array, weights: Array, shares: Array, shrink: float, ridge: Array) -> Normals:
     """The components that samples with such shares are most likely from, of covariances that are shrunk."""
     d, n_eff = z.shape[1], 1.0 / float(weights @ weights)
     counts = n_eff * (weights @ shares)
@@ -127,11 +124,10 @@ def _maximised(z: Array, weights: Array, shares: Array, shrink: float) -> Normal
         away = np.sqrt(heard)[:, None] * (z[rows] - means[j])
         covariances[j] = away.T @ away
     within = (counts * covariances).sum(0) / counts.sum()
-    few = shrink**2 * d
+    few, added = shrink**2 * d, 0.3 * shrink * (d + 1)
     within = (n_eff * within + few * np.diag(np.diagonal(within))) / (n_eff + few)
-    added = 0.3 * shrink * (d + 1)
     covariances = (counts * covariances + added * within) / (counts + added)
-    covariances += np.diag(1e-10 * (weights @ z**2))
+    covariances += np.diag(ridge)
     return Normals(counts[:, 0, 0] / counts.sum(), means, np.linalg.cholesky(covariances))
 
 
@@ -144,10 +140,9 @@ def smoothed(x: Array, weights: Array, normals: Normals, h: float) -> list[Group
     shares *= (weights / shares.sum(1))[:, None]
     groups = []
     for share, mean, factor in zip(shares.T, normals.means, normals.factors):
-        rows = np.flatnonzero(share)
+        rows, total = np.flatnonzero(share), float(share.sum())
         if rows.size:
-            points, total = mean + math.sqrt(1.0 - h * h) * (x[rows] - mean), float(share[rows].sum())
-            groups.append((points, share[rows] / total, h * factor, total))
+            groups.append((mean + math.sqrt(1 - h * h) * (x[rows] - mean), share[rows] / total, h * factor, total))
     return groups
 
 
@@ -160,11 +155,8 @@ def log_density_of(groups: list[Group], y: Array) -> Array:
         constant = math.log(share) - np.log(np.diagonal(factor)).sum() - 0.5 * y.shape[1] * math.log(2 * math.pi)
         columns = np.log(weights) - 0.5 * (v * v).sum(1)
         for rows in _blocks(len(y), len(points)):
-            logs = u[rows] @ v.T + columns
-            top = logs.max(1)
-            logs -= top[:, None]
-            found = np.log(np.exp(logs, out=logs).sum(1)) + top - 0.5 * (u[rows] * u[rows]).sum(1)
-            result[rows] = np.logaddexp(result[rows], found + constant)
+            total = _shares(u[rows] @ v.T + columns)[1] - 0.5 * (u[rows] * u[rows]).sum(1)
+            result[rows] = np.logaddexp(result[rows], total + constant)
     return result
 
 
@@ -172,54 +164,48 @@ def choose(x: Array, weights: Array, folds: NDArray[np.intp], seed: int) -> list
     """Choose the mixtures that say most of samples that are left out, the one with the largest share first.
 
     Mixtures of more and more components are fitted, until more of them say clearly less. The best one that is smoothed
-    and those that are not are stacked. Of these the four with the largest shares are kept, where a share is at least
-    .05: in many columns several fits together are better than any of them.
-
-    ``folds`` (n,): samples with the same number are left out together, those with −1 are heard only in the last fit.
-    ``seed`` is that of EM's starts. The weights (n,) are positive and sum to 1.
+    and those that are not are stacked. The four with the largest shares are kept, if these are at least .05: in many
+    columns several fits together are better than any of them. Samples with the same number in ``folds`` (n,) are left
+    out together, those with −1 are heard only in the last fit. ``seed`` is that of EM's starts.
     """
     heard = np.flatnonzero(folds >= 0)
-    z, parts, d = x[heard], weights[heard] / weights[heard].sum(), x.shape[1]
-    cuts = [(np.flatnonzero(folds[heard] != f), np.flatnonzero(folds[heard] == f)) for f in np.unique(folds[heard])]
+    z, parts, fold, d = x[heard], weights[heard] / weights[heard].sum(), folds[heard], x.shape[1]
+    cuts = [(z[rows], parts[rows] / parts[rows].sum(), ~rows) for rows in (fold != f for f in np.unique(fold))]
+    ridge = 1e-10 * (weights @ (x - weights @ x) ** 2)  # a column may be constant in a fold
     few = cuts[: max(1, min(len(cuts), round(1000 * len(cuts) / len(z))))]  # enough to choose h by
-    judged = np.concatenate([left for _, left in few])
+    judged = np.any([left for *_, left in few], axis=0)
     fits: dict[tuple[int, float], list[Normals]] = {}
     plain: dict[tuple[int, float], Array] = {}
 
-    def left_out(key: tuple[int, float], h: float, cuts: list[tuple[Array, Array]]) -> Array:
+    def left_out(key: tuple[int, float], h: float, cuts: list[tuple[Array, Array, Array]]) -> Array:
         logs = np.full(len(z), -math.inf)
-        for normals, (rows, left) in zip(fits[key], cuts):
-            groups = smoothed(z[rows], parts[rows] / parts[rows].sum(), normals, h)
-            logs[left] = log_density_of(groups, z[left]) if h < 1.0 else _shares(log_densities(normals, z[left]))[1]
+        for normals, (rows, shares, left) in zip(fits[key], cuts):
+            logs[left] = log_density_of(smoothed(rows, shares, normals, h), z[left])
         return logs
 
     best, top, worse = ((1, 1.0), 1.0), -math.inf, {1.0: 0, 0.015: 0}
     for k in (1, 2, 3, 4, 6, 8, 12, 17, 24, 34):
         going = [shrink for shrink in worse if worse[shrink] < 2 and (k == 1 or 0.8 * len(z) >= 2 * k * (d + 1))]
         for shrink in going:
-            rng, starts = np.random.default_rng(seed), fits.get((k, 1.0), [None] * len(cuts))
-            fits[k, shrink] = [
-                fit(z[rows], parts[rows] / parts[rows].sum(), k, rng, shrink=shrink, start=start, most=40)
-                for (rows, _), start in zip(cuts, starts)
-            ]
+            starts: list[Any] = fits.get((k, 1.0), [np.random.default_rng(seed)] * len(cuts))
+            how: dict[str, Any] = {"shrink": shrink, "ridge": ridge, "most": 40}
+            fits[k, shrink] = [fit(*cut[:2], k, start, **how) for cut, start in zip(cuts, starts)]
             plain[k, shrink] = left_out((k, shrink), 1.0, cuts)
             less = plain[k, shrink] - max(plain.values(), key=lambda logs: float(parts @ logs))
             error = math.sqrt(float(parts**2 @ (less - parts @ less) ** 2))
             worse[shrink] = worse[shrink] + 1 if parts @ less < -2.0 * error else 0
         if going:
             key = k, max(going, key=lambda shrink: float(parts @ plain[k, shrink]))
-            for h in (0.3, 0.5, 0.7, 0.85):
-                value = float(parts[judged] @ left_out(key, h, few)[judged])
-                if value > top:
-                    best, top = (key, h), value
+            value, h = max((float(parts[judged] @ left_out(key, h, few)[judged]), h) for h in (0.3, 0.5, 0.7, 0.85))
+            best, top = ((key, h), value) if value > top else (best, top)
     found = [(*best, left_out(*best, cuts)), *((key, 1.0, logs) for key, logs in plain.items())]
     shares = stack(np.stack([logs for _, _, logs in found], axis=1), parts)
     result = []
     for i in np.argsort(-shares, kind="stable")[:4]:
         if shares[i] >= 0.05:
-            (k, shrink), h, logs = found[i]
-            start = max(fits[k, shrink], key=lambda normals: float(parts @ _shares(log_densities(normals, z))[1]))
-            normals = fit(x, weights, k, None, shrink=shrink, start=start, most=30)
+            key, h, logs = found[i]
+            start = max(fits[key], key=lambda normals: float(parts @ _shares(log_densities(normals, z))[1]))
+            normals = fit(x, weights, key[0], start, shrink=key[1], most=30)
             everywhere = np.full(len(x), math.nan)
             everywhere[heard] = logs
             reason = f"{len(normals.shares)} groups, h = {h:g}: {parts @ logs:.4g} nats of a left-out sample"
@@ -228,12 +214,8 @@ def choose(x: Array, weights: Array, folds: NDArray[np.intp], seed: int) -> list
 
 
 def stack(logs: Array, weights: Array) -> Array:
-    """The shares (e,) of parts with which left-out samples are most likely; those below .005 are 0.
-
-    ``logs``: the parts' log densities at samples that they were not fitted to, (n, e).
-    """
-    top = np.maximum(logs.max(1, keepdims=True), -1e300)
-    densities = np.exp(logs - top)
+    """The parts' shares (e,) that say most of left-out samples, by log densities there, (n, e); none below .005."""
+    densities = np.exp(logs - np.maximum(logs.max(1, keepdims=True), -1e300))
     densities[~densities.any(1)] = 1.0
     shares = np.full(logs.shape[1], 1.0 / logs.shape[1])
     for _ in range(1000):
