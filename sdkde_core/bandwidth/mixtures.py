@@ -41,7 +41,7 @@ class Chosen(NamedTuple):
     h: float
     left_out: Array
     share: float
-    reason: str
+    shrink: float  # as of :func:`fit`
 
 
 def log_densities(normals: Normals, y: Array) -> Array:
@@ -208,8 +208,7 @@ def choose(x: Array, weights: Array, folds: NDArray[np.intp], seed: int) -> list
             normals = fit(x, weights, key[0], start, shrink=key[1], most=30)
             everywhere = np.full(len(x), math.nan)
             everywhere[heard] = logs
-            reason = f"{len(normals.shares)} groups, h = {h:g}: {parts @ logs:.4g} nats of a left-out sample"
-            result.append(Chosen(normals, h, everywhere, float(shares[i]), reason))
+            result.append(Chosen(normals, h, everywhere, float(shares[i]), shrink))
     return result
 
 

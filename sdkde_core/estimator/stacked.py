@@ -6,6 +6,7 @@ scores by the softmax of the parts' logs.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -14,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import device
 
-from ..arrays import Argument, Array, array_namespace, quiet, rounded, to_host
+from ..arrays import Argument, Array, Origin, array_namespace, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
-from ..bandwidth.mixtures import choose, smoothed, stack
+from ..bandwidth.mixtures import Chosen, Normals, choose, fit, log_densities, log_density_of, smoothed, stack
 from ..bandwidth.selection import SEED
 from ..engine.groups import Group
 from ..engine.merge import merge, take_rows
@@ -107,8 +108,39 @@ class Stacked:
 
     def _terms(self, query: Argument, scored: bool) -> tuple[list[Any], list[Any]]:
         """All parts' logs (m,) with their shares, and scores (m, d) or None, float64, where the query is."""
-        logs = [part.log_share + _of_part(part.fitted, query, "log") for part in self.parts]
-        return logs, [_of_part(part.fitted, query, "score") if scored else None for part in self.parts]
+        logs, scores, normals = list[Any](), list[Any](), self._normals if query.origin.xp is None else None
+        for k, part in enumerate(self.parts):
+            if normals is None or k not in normals[0]:
+                logs.append(part.log_share + _of_part(part.fitted, query, "log"))
+                scores.append(_of_part(part.fitted, query, "score") if scored else None)
+        if normals is not None:  # a part of many, whose sums would each cost their way
+            y, (_, mixture) = query.at(Origin()), normals
+            y = y[:, None] if y.ndim == 1 else y
+            terms, inverses = log_densities(mixture, y), np.linalg.inv(mixture.factors)
+            together = np.logaddexp.reduce(terms, axis=1)
+            logs.append(together)
+            slope = None
+            if scored:
+                inward = np.einsum("kji,kjl->kil", inverses, inverses)
+                shares = np.exp(terms - together[:, None])
+                slope = np.einsum("mk,kij,mkj->mi", shares, inward, mixture.means - y[:, None])
+            scores.append(slope)
+        return logs, scores
+
+    @functools.cached_property
+    def _normals(self) -> tuple[frozenset[int], Normals] | None:
+        """Which parts are single normals, but for the first, and their mixture with their shares; None for few."""
+        which = [k for k, part in enumerate(self.parts) if k and part.fitted.components.points.shape[0] == 1]
+        if len(which) < 2:
+            return None
+        means, factors = [], []
+        for k in which:
+            fitted = self.parts[k].fitted
+            points, _, scales, centre = fitted.on_host
+            means.append(centre + fitted.bandwidth.stretch(points)[0])
+            factors.append(np.linalg.cholesky(fitted.bandwidth.matrix) * scales[0])
+        shares = np.exp([self.parts[k].log_share for k in which])
+        return frozenset(which), Normals(shares, np.array(means), np.array(factors))
 
     def logs_at(self, dims: Any, values: Array) -> list[float]:
         """The logs of the parts' marginals of the coordinates ``dims`` at values (k,): a conditional's shares."""
@@ -137,8 +169,9 @@ class Stacked:
         inverses = np.stack([np.linalg.inv(part.fitted.bandwidth.matrix) for part in self.parts])  # (e, d, d)
         narrowest = min(float(group.scale) for part in self.parts for group in part.fitted.groups) ** 2
         for _ in range(5000):
-            found, scores = self._terms(Argument.of("query", rows[going]), True)
-            logs = np.stack(found, axis=1)
+            query = Argument.of("query", rows[going])
+            logs = np.stack([p.log_share + to_host(_of_part(p.fitted, query, "log")) for p in self.parts], axis=1)
+            scores = [to_host(_of_part(p.fitted, query, "score")) for p in self.parts]
             shares = np.exp(logs - np.logaddexp.reduce(logs, axis=1)[:, None])  # (m, e)
             slope = np.einsum("me,med->md", shares, np.stack(scores, axis=1))
             unit = np.einsum("me,eij->mij", shares, inverses)
@@ -180,7 +213,7 @@ def kernels(first: Fitted, request: Request, points: Array, weights: Array, fact
     return loaded(request.settled, bandwidth, asked, "auto", centre, groups, first.names)
 
 
-FOLDS, HEARD = 5, 4000  # folds, and how many samples the parts are judged by at most
+FOLDS, HEARD = 5, 2000  # folds, and how many samples the parts are judged by at most
 
 
 def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
@@ -199,12 +232,13 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     n, settled = whole.problem.n, replace(request.settled, precision=whole.problem.precision)
     if 1.0 / float(weights @ weights) < 10 * (x.shape[1] + 1):  # too few for a covariance in every fold
         return Stacked(settled, [Part("sdkde", 0.0, whole)], n), data.dtype, data.origin
-    place = np.random.default_rng(SEED).permutation(len(x))
+    same = np.unique(x, axis=0, return_inverse=True)[1].reshape(-1)  # equal samples are left out together
+    place = np.random.default_rng(SEED).permutation(same.max() + 1)[same]
     folds = np.where(place < HEARD, place % FOLDS, -1)
     heard = folds >= 0
     found = choose(x, weights, folds, SEED)
     judged = [_left_out(own, ready.bandwidth, x, None if logs is None else weights, folds)]
-    judged += [one.left_out for one in found]
+    judged += [one.left_out if heard.all() else _refitted(one, x, weights, folds) for one in found]
     table, counted = np.stack(judged, axis=1)[heard], weights[heard] / weights[heard].sum()
     shares, means = stack(table, counted), counted @ table
     parts = [Part("sdkde", math.log(shares[0]), whole, float(means[0]))] if shares[0] else []
@@ -214,6 +248,20 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
             fitted = kernels(whole, own, points, w, factor)
             parts.append(Part(label, math.log(share * part), fitted, float(mean)))
     return Stacked(settled, parts, n), data.dtype, data.origin
+
+
+def _refitted(one: Chosen, x: Array, weights: Array, folds: Array) -> Array:
+    """The log density (n,) at the samples of every fold of a mixture that is fitted to all others; NaN at the rest.
+
+    It starts from the fit to all samples, and is then judged by as many samples as sdkde is.
+    """
+    result = np.full(len(x), math.nan)
+    for fold in range(FOLDS):
+        out = folds == fold
+        kept, w = x[~out], weights[~out] / weights[~out].sum()
+        normals = fit(kept, w, len(one.normals.shares), one.normals, shrink=one.shrink)
+        result[out] = log_density_of(smoothed(kept, w, normals, one.h), x[out])
+    return result
 
 
 def _left_out(request: Request, bandwidth: Bandwidth, x: Array, weights: Array | None, folds: Array) -> Array:
