@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import device
 
-from ..arrays import Argument, Array, Origin, array_namespace, quiet, rounded, to_host
+from ..arrays import Argument, Array, array_namespace, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
-from ..bandwidth.mixtures import Chosen, Normals, choose, fit, log_densities, log_density_of, smoothed, stack
+from ..bandwidth.mixtures import Chosen, Normals, choose, fit, log_density_of, smoothed, stack
 from ..bandwidth.selection import SEED
 from ..engine.groups import Group
 from ..engine.merge import merge, take_rows
@@ -108,22 +108,14 @@ class Stacked:
 
     def _terms(self, query: Argument, scored: bool) -> tuple[list[Any], list[Any]]:
         """All parts' logs (m,) with their shares, and scores (m, d) or None, float64, where the query is."""
-        logs, scores, normals = list[Any](), list[Any](), self._normals if query.origin.xp is None else None
+        logs, scores, normals = list[Any](), list[Any](), self._normals
         for k, part in enumerate(self.parts):
             if normals is None or k not in normals[0]:
                 logs.append(part.log_share + _of_part(part.fitted, query, "log"))
                 scores.append(_of_part(part.fitted, query, "score") if scored else None)
-        if normals is not None:  # a part of many, whose sums would each cost their way
-            y, (_, mixture) = query.at(Origin()), normals
-            y = y[:, None] if y.ndim == 1 else y
-            terms, inverses = log_densities(mixture, y), np.linalg.inv(mixture.factors)
-            together = np.logaddexp.reduce(terms, axis=1)
-            logs.append(together)
-            slope = None
-            if scored:
-                inward = np.einsum("kji,kjl->kil", inverses, inverses)
-                shares = np.exp(terms - together[:, None])
-                slope = np.einsum("mk,kij,mkj->mi", shares, inward, mixture.means - y[:, None])
+        if normals is not None:  # parts of many, whose sums would each cost their way
+            log, slope = _of_normals(normals[1], query.at(query.origin), scored)
+            logs.append(log)
             scores.append(slope)
         return logs, scores
 
@@ -195,6 +187,32 @@ def _of_part(fitted: Fitted, query: Argument, what: str) -> Any:
     if found is None:
         found = fitted.serve(lambda here: here.answer(here.read(query), what))
     return array_namespace(found).astype(found, array_namespace(found).float64)
+
+
+def _of_normals(normals: Normals, y: Any, scored: bool) -> tuple[Any, Any]:
+    """The log (m,) and the score (m, d) or None of a mixture of normals at y, where that is, float64."""
+    xp, where = array_namespace(y), {} if isinstance(y, np.ndarray) else {"device": device(y)}
+    y = xp.astype(y[:, None] if y.ndim == 1 else y, xp.float64, copy=False)
+    k, d = normals.means.shape
+    inverses = np.linalg.inv(normals.factors)
+    constants = np.log(normals.shares) + np.log(np.diagonal(inverses, axis1=1, axis2=2)).sum(1)
+    offsets = np.einsum("kij,kj->ki", inverses, normals.means).reshape(-1)
+    flat, offsets, constants, back = (
+        xp.asarray(np.ascontiguousarray(a), **where)
+        for a in (inverses.reshape(k * d, d).T, offsets, constants - 0.5 * d * math.log(2.0 * math.pi), inverses)
+    )
+    logs, slopes, step = [], [], max(1, (1 << 22) // (k * d))
+    for start in range(0, max(1, y.shape[0]), step):
+        u = xp.reshape(y[start : start + step, :] @ flat - offsets, (-1, k, d))
+        terms = constants - 0.5 * xp.sum(u * u, axis=-1)
+        top = xp.max(terms, axis=-1, keepdims=True)
+        shares = xp.exp(terms - top)
+        total = xp.sum(shares, axis=-1, keepdims=True)
+        logs.append((xp.log(total) + top)[:, 0])
+        if scored:  # Σ_k r_k −L_k⁻ᵀ u_k
+            pulled = xp.matmul(u[:, :, None, :], back)[:, :, 0, :]
+            slopes.append(-xp.sum((shares / total)[:, :, None] * pulled, axis=1))
+    return xp.concat(logs), xp.concat(slopes) if scored else None
 
 
 def kernels(first: Fitted, request: Request, points: Array, weights: Array, factor: Array) -> Fitted:
