@@ -216,7 +216,8 @@ def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) ->
     """
     request = Request.of(Goal.DENSITY, options, "progress")
     if request.method == "stacked":
-        return _stacked(request, train)
+        with watched(progress):  # nothing of it is by rows
+            return _stacked(request, train)
 
     def compute(request: Request) -> Prepared:
         ready = plan(request, train)  # which refuses tensors that require grad

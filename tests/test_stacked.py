@@ -136,3 +136,26 @@ def test_what_is_refused():
     ):
         with pytest.raises(ValueError, match=r"method|tails|step|finite|stacked"):
             call()
+
+
+def test_rare_values_and_rounded_columns_have_a_density():
+    rng = np.random.default_rng(0)
+    rare = np.c_[rng.normal(size=(300, 3)), np.arange(300) == 0]
+    counts = np.c_[rng.normal(size=(400, 2)), rng.poisson(0.1, 400)]
+    for x in (rare, counts, np.c_[X, rng.integers(0, 3, 600)]):
+        logs = sdkde_core.estimate(x, method="stacked", log=True)
+        assert logs.min() > sdkde_core.estimate(x, log=True).min() - 5.0
+    assert np.isfinite(sdkde_core.estimate(np.c_[rng.normal(size=(2500, 1)), np.arange(2500) < 3], [[0.0, 0.5]])).all()
+
+
+def test_empty_queries_plots_and_units():
+    pytest.importorskip("matplotlib").use("agg")
+    assert READY.estimate([]).shape == (0,) and READY.grad_log_density(np.empty((0, 2))).shape == (0, 2)
+    sdkde_core.plots.curves(READY.marginal(0))
+    sdkde_core.plots.contours(READY)
+    with pytest.raises(ValueError, match="starts is empty"):
+        READY.modes(np.empty((0, 2)))
+    assert sdkde_core.prepare(X * [1.0, 1e100], method="stacked").estimate(Y * [1.0, 1e100], log=True).max() < -200.0
+    for x in (np.ones((100, 2)), np.r_[X, [[np.nan, 0.0]]]):
+        how = {"bandwidth": 0.3, "method": "stacked", "check_finite": False}
+        assert sdkde_core.prepare(x, **how).parts[-1][1] > 0.0

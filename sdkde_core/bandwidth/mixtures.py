@@ -74,9 +74,10 @@ def fit(
     shares = _shares(log_densities(start, x))[0] if isinstance(start, Normals) else _nearest(z, weights, k, start)
     for _ in range(most):
         normals = _maximised(z, weights, shares, shrink, ridge)
+        fewer = len(normals.shares) < shares.shape[1]
         shares, logs = _shares(log_densities(normals, z))
         before, last = last, float(weights @ logs)
-        if last - before < 1e-3:
+        if last - before < 1e-3 and not fewer:
             break
     return normals._replace(means=normals.means + centre)
 
@@ -114,7 +115,9 @@ def _maximised(z: Array, weights: Array, shares: Array, shrink: float, ridge: Ar
     d, n_eff = z.shape[1], 1.0 / float(weights @ weights)
     counts = n_eff * (weights @ shares)
     kept = counts >= min(d + 1, counts.max())
-    shares, counts = shares[:, kept], counts[kept, None, None]
+    shares = shares[:, kept] + 1e-12  # samples that only a dropped one had are shared out
+    shares /= shares.sum(1, keepdims=True)
+    counts = n_eff * (weights @ shares)[:, None, None]
     means, covariances = np.empty((len(counts), d)), np.empty((len(counts), d, d))
     for j, share in enumerate(shares.T):
         rows = np.flatnonzero(share > 1e-5)

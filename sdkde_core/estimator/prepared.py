@@ -245,12 +245,12 @@ class Prepared:
         """
         fitted, points = self._gaussian("modes"), None
         if starts is not None:
-            if fitted.parts:
-                return fitted.modes(to_host(fitted.asked(starts).array))
-            rows = to_host(fitted.read(fitted.asked(starts)).train)
+            given, first = fitted.asked(starts), fitted.parts[0].fitted if fitted.parts else fitted
+            rows = to_host(first.read(given).train)
             points = to_host(self.bandwidth.whiten(rows, to_host(fitted.centre)))
             if not len(points) or not (abs(points) < 1e140).all():  # squares of distances must stay finite
                 raise ValueError("starts is empty, not finite, or too far away; pass points within 1e140 bandwidths")
+            points = rows if fitted.parts else points
         return modes(fitted, points)
 
     @public

@@ -157,6 +157,8 @@ def _stacked(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str)
     if len(parts) != len(content["stacked"]) or not parts or not 0 < n < 1 << 63:
         raise ValueError("its parts cannot be right")
     alike = len({(part.fitted.problem.d, part.fitted.problem.dtype) for part in parts}) == 1
+    alike &= all(not part.fitted.parts and part.fitted.request.method in ("kde", "sdkde") for part in parts)
+    alike &= all(part.fitted.request.kernel == "gaussian" for part in parts)
     if not alike or not abs(sum(math.exp(min(part.log_share, 1.0)) for part in parts) - 1.0) < 1e-6:
         raise ValueError("its parts do not fit one another")
     first = parts[0].fitted.request

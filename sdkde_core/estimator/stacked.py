@@ -18,6 +18,7 @@ from array_api_compat import device
 from ..arrays import Argument, Array, array_namespace, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.mixtures import Chosen, Normals, choose, fit, log_density_of, smoothed, stack
+from ..bandwidth.rounding import spread_within, units_of
 from ..bandwidth.selection import SEED
 from ..engine.groups import Group
 from ..engine.merge import merge, take_rows
@@ -99,6 +100,9 @@ class Stacked:
     @quiet
     def answer(self, query: Argument, what: str) -> Any:
         """Return the ``"density"`` (m,), its ``"log"``, or the ``"score"`` (m, d), as :meth:`.Fitted.answer` does."""
+        if not query.shape[0]:
+            first = self.parts[0].fitted
+            return first.answer(first.read(query), what)
         logs, scores = self._terms(query, what == "score")
         dtype, joined = max(query.dtype, self.problem.dtype), merge(list(map(Partial, logs, scores)))
         if what == "score":
@@ -172,6 +176,8 @@ class Stacked:
             going = going[np.sqrt(np.einsum("mi,mij,mj->m", step, unit, step)) > 1e-7]
             if not going.size:
                 break
+        if 0 < going.size < len(rows):  # rows that are still on their way are at no maximum
+            rows = np.delete(rows, going, axis=0)
         heights = to_host(self.answer(Argument.of("query", rows), "log"))
         kept: list[Array] = []
         for i in np.argsort(-heights, kind="stable"):
@@ -248,22 +254,31 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     carrying = weights > 0.0
     x, weights = x[carrying], weights[carrying]
     n, settled = whole.problem.n, replace(request.settled, precision=whole.problem.precision)
-    if 1.0 / float(weights @ weights) < 10 * (x.shape[1] + 1):  # too few for a covariance in every fold
-        return Stacked(settled, [Part("sdkde", 0.0, whole)], n), data.dtype, data.origin
+    alone = Stacked(settled, [Part("sdkde", 0.0, whole)], n), data.dtype, data.origin
     same = np.unique(x, axis=0, return_inverse=True)[1].reshape(-1)  # equal samples are left out together
+    unit = abs(x - x[0]).max(axis=0)
+    known = min(1.0 / float(weights @ weights), same.max() + 1.0)  # too few have no covariance in every fold
+    if known < 10 * (x.shape[1] + 1) or not (np.isfinite(unit) & (unit > 0.0)).all():
+        return alone
+    z = (x - x[0]) / unit
+    if (units := units_of(np.sort(z, axis=0))).any():  # of equal values the likelihood has no bound
+        z = spread_within(z, units, None if logs is None else weights)
     place = np.random.default_rng(SEED).permutation(same.max() + 1)[same]
     folds = np.where(place < HEARD, place % FOLDS, -1)
-    heard = folds >= 0
-    found = choose(x, weights, folds, SEED)
-    judged = [_left_out(own, ready.bandwidth, x, None if logs is None else weights, folds)]
-    judged += [one.left_out if heard.all() else _refitted(one, x, weights, folds) for one in found]
+    heard, size = folds >= 0, float(np.log(unit).sum())
+    found = choose(z, weights, folds, SEED)
+    judged = [_left_out(own, ready.bandwidth, x, x[0] + unit * z, None if logs is None else weights, folds)]
+    for one in found:
+        judged.append((one.left_out if heard.all() else _refitted(one, z, weights, folds)) - size)
     table, counted = np.stack(judged, axis=1)[heard], weights[heard] / weights[heard].sum()
     shares, means = stack(table, counted), counted @ table
-    parts = [Part("sdkde", math.log(shares[0]), whole, float(means[0]))] if shares[0] else []
+    shares = np.append(max(shares[0], 0.01), shares[1:])  # for what is so rare that no other part has it
+    shares /= shares.sum()
+    parts = [Part("sdkde", math.log(shares[0]), whole, float(means[0]))]
     for share, mean, one in zip(shares[1:], means[1:], found):
         label = f"{'smoothed ' if one.h < 1.0 else ''}mixture of {len(one.normals.shares)}"
-        for points, w, factor, part in smoothed(x, weights, one.normals, one.h) if share else ():
-            fitted = kernels(whole, own, points, w, factor)
+        for points, w, factor, part in smoothed(z, weights, one.normals, one.h) if share else ():
+            fitted = kernels(whole, own, x[0] + unit * points, w, unit[:, None] * factor)
             parts.append(Part(label, math.log(share * part), fitted, float(mean)))
     return Stacked(settled, parts, n), data.dtype, data.origin
 
@@ -282,12 +297,12 @@ def _refitted(one: Chosen, x: Array, weights: Array, folds: Array) -> Array:
     return result
 
 
-def _left_out(request: Request, bandwidth: Bandwidth, x: Array, weights: Array | None, folds: Array) -> Array:
-    """The log density (n,) at the samples of every fold of the estimate from all others; NaN at other samples."""
+def _left_out(request: Request, bandwidth: Bandwidth, x: Array, y: Array, weights: Any, folds: Array) -> Array:
+    """The log density (n,) at y, the samples of every fold, of the estimate from all others; NaN at other samples."""
     result = np.full(len(x), math.nan)
     for fold in range(FOLDS):
         out = folds == fold
         given = replace(request, bandwidth=bandwidth, weights=None if weights is None else weights[~out])
         fitted = Fitted.of(plan(given, x[~out]))
-        result[out] = _of_part(fitted, Argument.of("query", x[out]), "log")
+        result[out] = _of_part(fitted, Argument.of("query", y[out]), "log")
     return result

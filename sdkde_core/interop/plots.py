@@ -289,7 +289,7 @@ def _labelled(densities: Any, d: int | None = None, instead: str = "") -> list[_
             instead = instead or "pass densities of the same samples"
             raise ValueError(f"densities[{label!r}] has {density.n_dimensions} dimensions instead of {d}; {instead}")
         taken = {one.colour for one in drawn}
-        known = COLOURS[density.method], "#edae49", "#c77dff", DARK, *COLOURS.values()
+        known = COLOURS.get(density.method, "#8d96a3"), "#edae49", "#c77dff", DARK, *COLOURS.values()
         free = (colour for colour in known if colour not in taken)
         drawn.append(_Drawn(str(label), density, next(free, DARK)))
     return drawn
