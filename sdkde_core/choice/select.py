@@ -168,12 +168,14 @@ def choose(
     """
     aside, several = dict(without or {}), None if isinstance(device, str) or device is None else device
     first = device if device is None or isinstance(device, str) else device[0]
-    wanted = Wanted(backend, first, data_device, calls_of(calls, came_from or data_device))
+    place, loaded = came_from or data_device, "torch" in sys.modules  # else no GPU has a context
+    many = 10 if calls is None and place == "cpu" and not loaded else calls_of(calls, place)
+    wanted = Wanted(backend, first, data_device, many)
     # In a loop all calls ask for the same, and to judge takes half of a call: what was chosen before is kept, but not
     # if the share of far pairs was asked for.
     key: Any = None
     if not (several or explained or options or aside):
-        context = "torch" in sys.modules and has_context("cuda")
+        context = loaded and has_context("cuda")
         state = tuple(registry.aside.items()), tuple(registry.warm.items()), cpu_threads(), context
         cards = map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))  # the driver is asked once
         ours = map(os.environ.get, ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB"))

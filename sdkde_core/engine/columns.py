@@ -82,7 +82,7 @@ class PackedColumns:
         Rows are ``queries`` (m, d) float64, or the points, or those from ``some[0]`` to ``some[1]``. ``distances`` (m,)
         are the rows' from the origin, where known, and ``extent`` bounds them (None: the problem's).
         """
-        same, rows, n = queries is None, queries, self.n
+        same, rows, n = queries is None, queries, self._points.shape[0]
         if same:
             own_offset, stop = some or (0, n)
             rows = self._points[own_offset:stop, :] if stop - own_offset < n else self._points
@@ -91,6 +91,9 @@ class PackedColumns:
         own = same and self._all_carry and (m == n or "range" in self._info.features)
         if self._limit_of_own and not own:
             return self._as_query.reduce(queries, own_offset=own_offset, some=some, distances=distances, extent=extent)
+        if max(extent, self._problem.extent) <= self._limit and self._all_carry:  # as nearly always
+            reach = self._problem.extent if extent <= self._problem.extent else self._stepped(extent)
+            return self._sum([self._packed("all", self._backend, reach)], rows, own_offset, own), 0
         far, m_far, before = self._far_rows(rows, distances, extent, own_offset if own else None)
         together = self._in_one(extent, m_far, m)
         apart = 0 if together else max(m_far, self.n_far) if same else m_far + self.n_far

@@ -16,6 +16,7 @@ from array_api_compat import array_namespace
 from ..arrays import Argument, Data, Origin, check_query, convert, detached, look, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth, like
 from ..choice import registry, select
+from ..engine.columns import PackedColumns
 from ..engine.failures import BackendFailed, OutOfReach
 from ..engine.forks import new_lock
 from ..engine.groups import Group, GroupedColumns
@@ -60,7 +61,7 @@ def run(plan: Plan, report: Callable[[PassReport], None] | None = None, advance:
 
     ``report`` is called after each pass, ``advance`` with samples done by passes over the samples themselves.
     """
-    last = plan.last
+    last = plan.problems[plan.request.answering]
     if not last.m:
         return empty(last, plan.columns.points)
     if last.extent > REACH[last.precision]:
@@ -86,7 +87,7 @@ def _groups(
 ) -> tuple[Problem, tuple[Group, ...]]:
     """Run the pass over the samples themselves, if there is one; return the last pass and its groups."""
     sums = scores(plan, report, advance) if plan.request.answering else None
-    groups, last = groups_of(plan.columns, sums, plan.request), plan.last
+    groups, last = groups_of(plan.columns, sums, plan.request), plan.problems[plan.request.answering]
     if plan.request.adaptive:  # where kernels are wide samples move as much farther
         farthest = max(look(float, radii(group.columns.points).max()) for group in groups)
         last = replace(last, extent=max(last.extent, rounded(farthest)))
@@ -141,11 +142,11 @@ def _pack(
     request: Request, choice: select.Choice, problem: Problem, groups: Sequence[Group], shared: bool = False
 ) -> Reducer:
     """Make groups ready for rows, on several devices or ranks where the request or the choice names them."""
-    where = request.ranks or choice.devices
-    one = functools.partial(pack_on, where, choice.backend, choice.info, shared=shared)
+    where, how = request.ranks or choice.devices, (choice.backend, choice.info)
     if len(groups) == 1 and groups[0].scale == 1.0:
-        return one(problem, groups[0].columns)
-    return GroupedColumns(groups, one, problem)
+        given = *how, problem, groups[0].columns, shared
+        return pack_on(where, *given) if where else PackedColumns(*given)
+    return GroupedColumns(groups, functools.partial(pack_on, where, *how, shared=shared), problem)
 
 
 class Fitted:

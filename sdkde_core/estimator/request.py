@@ -103,7 +103,11 @@ class Request:
     calls: int | None = None  # over how many "auto" spreads start-up; None: by where the data are
     without: dict[tuple[str, str], str] = field(default_factory=dict)  # backends given up for this call, and why
     ranks: Any = None  # the processes that share the rows: spreading.ranks.Ranks
+    # What follows from the options:
     passes: tuple[Pass, ...] = field(init=False)  # in order
+    answering: int = field(init=False)  # which pass answers: the first that does not move the samples
+    guard: float = field(init=False)  # the part of the weight that guards the tails
+    steps: bool = field(init=False)  # a rule for the bandwidth may choose the step and the score's bandwidth too
 
     @classmethod
     def of(cls, goal: Goal, options: Options, *own: str) -> Request:
@@ -197,11 +201,14 @@ class Request:
         if options is not None and not (isinstance(options, Mapping) and all(isinstance(k, str) for k in options)):
             raise TypeError(f"backend_options is {options!r}; pass a mapping from names to values")
         object.__setattr__(self, "device", parse_device(self.device))
-        self._pass()
+        self._follow()
 
-    def _pass(self) -> None:
-        passes = _passes(self.goal, self.method, self.score_bandwidth or 1.0, bool(self.adaptive), bool(self.tails))
-        object.__setattr__(self, "passes", passes)
+    def _follow(self) -> None:
+        """Set what follows from the options."""
+        guard = self.tails if isinstance(self.tails, float) else 0.0
+        passes = _passes(self.goal, self.method, self.score_bandwidth or 1.0, bool(self.adaptive), guard > 0.0)
+        steps = not (self.step or self.score_bandwidth or self.adaptive)
+        self.__dict__.update(passes=passes, answering=int(passes[0].moves), guard=guard, steps=steps)
 
     @property
     def settled(self) -> Request:
@@ -211,11 +218,6 @@ class Request:
     def options(self, *without: str) -> dict[str, Any]:
         """Return the shared options, as keyword arguments of the public functions."""
         return {name: getattr(self, name) for name in Options.__annotations__ if name not in without}
-
-    @property
-    def steps(self) -> bool:
-        """Whether a rule for the bandwidth may choose the step and the score's bandwidth too."""
-        return not (self.step or self.score_bandwidth or self.adaptive)
 
     def moving(self, bandwidth: Bandwidth) -> Request:
         """Return the request with the step and the tails that a bandwidth was chosen for, if no other is named."""
@@ -227,23 +229,13 @@ class Request:
         if not chosen:
             return self
         moving = with_fields(self, **chosen)
-        moving._pass()
+        moving._follow()
         return moving
 
     def told(self, bandwidth: Bandwidth) -> Bandwidth:
         """The bandwidth with the step and the tails of this request."""
         tails: Any = self.tails  # a number: __post_init__
         return replace(bandwidth, step=self.step, score_bandwidth=self.score_bandwidth, tails=tails)
-
-    @property
-    def answering(self) -> int:
-        """Which pass answers: the first that does not move the samples; a guard's follows it."""
-        return int(self.passes[0].moves)
-
-    @property
-    def guard(self) -> float:
-        """The part of the weight that guards the tails."""
-        return self.tails if isinstance(self.tails, float) else 0.0
 
     def problems(
         self, m: int | None, n: int, d: int, extent: float, requires: frozenset[str], dtype: str, device: str
