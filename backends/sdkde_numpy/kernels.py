@@ -23,6 +23,8 @@ Own = tuple[Array, Array] | None
 class Tiles:
     """Operations on tiles of one dtype; see :class:`sdkde_core.engine.exponents.Library`."""
 
+    product = staticmethod(products.product)
+
     def __init__(self, dtype: Any) -> None:
         self.dtype = np.dtype(dtype)
 
@@ -31,9 +33,6 @@ class Tiles:
         parts = [np.full((n, 1), p) if isinstance(p, float) else p if p.ndim == 2 else p[:, None] for p in others]
         first = first if first.ndim == 2 else first[:, None]
         return np.concatenate([first, *parts], 1, dtype=self.dtype, casting="unsafe")
-
-    def product(self, a: Array, b: Array, out: Array | None) -> Array:
-        return products.product(a, b.T, out)
 
     def add_product(self, tile: Array, a: Array, b: Array) -> Array:
         return np.add(tile, products.product(a, b.T), out=tile)
@@ -96,13 +95,6 @@ class Prepared:
             base = np.maximum(tile.max(axis=1), -1e300)  # finite where every entry is left out
             tile = self.formula.second(np.subtract(tile, base[:, None], out=tile), rows, columns)
         return tile, base
-
-    def displacement(self, queries: Array, phi: Array, total: Array, some: slice) -> Array:
-        """Return Σ_j φ_ij (u_j − u_i), (b, d); total is Σ_j φ_ij."""
-        points = self.points[some]
-        if self.terms is None:
-            return exponents.displacement(self.tiles, phi, exponents.Packed(queries), exponents.Packed(points))
-        return products.product(phi, points, terms=self.terms) - total[:, None] * queries
 
 
 class Sums:
@@ -217,8 +209,13 @@ def reduce_block(
         weights = None if prepared.log_weights is None else prepared.log_weights[some]
         phi = terms if values is None else values[:, : right - left]
         phi, total = sums.add(terms, base if own_base is None else own_base, phi, weights, own)
-        if sums.shift is not None:
-            sums.shift += prepared.displacement(queries, phi, total, some)
+        if sums.shift is None:
+            continue
+        points, tiles, packed = prepared.points[some], prepared.tiles, exponents.Packed  # Σ_j φ_ij (u_j − u_i), (b, d)
+        if prepared.terms is None:
+            sums.shift += exponents.displacement(tiles, phi, packed(queries), packed(points))
+        else:
+            sums.shift += products.product(phi, points, terms=prepared.terms) - total[:, None] * queries
     return sums
 
 

@@ -29,7 +29,7 @@ class Tensors:
         return torch.cat([p if p.ndim == 2 else p[:, None] for p in parts], 1).to(self.dtype).to(self.device)
 
     def product(self, a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
-        return torch.mm(a, b.T, out=out)
+        return torch.mm(a, b, out=out)
 
     def add_product(self, tile: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return tile.addmm_(a, b.T)

@@ -31,7 +31,7 @@ class Library(Protocol):
 
     # Columns side by side, (n, k) or (n,), or a number: in a tile's dtype, where tiles are computed.
     def place(self, first: Array, *others: Array | float) -> Array: ...
-    def product(self, a: Array, b: Array, out: Array | None) -> Array: ...  # a bᵀ
+    def product(self, a: Array, b: Array, out: Array | None) -> Array: ...  # a b
     def add_product(self, tile: Array, a: Array, b: Array) -> Array: ...  # the tile, with a bᵀ added
     def empty(self, rows: Array, columns: Array) -> Array: ...  # a tile
     def subtract(self, x: Array, u: Array, out: Array | None) -> Array: ...  # x_j − u_i of (n,) and (m,), as (m, n)
@@ -66,7 +66,7 @@ class Formula:
 
     def first(self, rows: Packed, columns: Packed, out: Array | None = None) -> Array:
         """Return a tile of exponents, or what is exact of them; its differences keep all of their digits."""
-        return self.library.product(rows.left, columns.left, out)
+        return self.library.product(rows.left, columns.left.T, out)
 
     def second(self, tile: Array, rows: Packed, columns: Packed) -> Array:
         """Add what :meth:`first` left out, to a tile that may be relative to a row's base by now."""
