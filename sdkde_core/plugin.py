@@ -16,7 +16,8 @@ options            :func:`parse_size`, bytes such as ``"256 MiB"``
 fresh processes    :func:`run_python`: with nothing imported from the working directory
 messages           :func:`warn_once`, with ``SdkdeWarning``, about the user's line
 PyTorch's devices  :func:`in_slabs`, :func:`on_device`,
-                   :class:`PerStream`, :class:`Slots`, :func:`current_stream`, :func:`without_grad`
+                   :class:`PerStream`, :class:`Slots`, :func:`current_stream`, :func:`without_grad`;
+                   the module :mod:`launches <sdkde_core.engine.launches>`: what a small estimate launches, as a list
 kernels' grids     the module :mod:`grids <sdkde_core.choice.grids>`: CUDA cards, into how many parts columns go
 prices             the module :mod:`prices <sdkde_core.choice.cost>`: rates, what threads gain, the time that Work takes
 =================  ===================================================================================================
@@ -27,11 +28,12 @@ from __future__ import annotations
 from .choice import cost as prices
 from .choice import grids
 from .choice.hardware import cpu_threads
-from .engine import exponents, products
+from .engine import exponents, launches, products
 from .engine.columns import reduce_pass
-from .engine.devices import PerStream, Slots, current_stream, in_slabs, on_device, without_grad
+from .engine.devices import PerStream, current_stream, in_slabs, on_device, without_grad
 from .engine.exact import reduce_exact
 from .engine.forks import Unforkable, in_child, new_lock
+from .engine.launches import Slots
 from .engine.memory import claim_memory
 from .engine.merge import concatenate, each, empty, merge
 from .engine.threads import check_threads, checkpoint, map_threads
@@ -56,6 +58,7 @@ __all__ = [
     "grids",
     "in_child",
     "in_slabs",
+    "launches",
     "map_threads",
     "merge",
     "new_lock",

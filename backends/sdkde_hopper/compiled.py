@@ -12,7 +12,7 @@ import os
 import re
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import resources
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sdkde_core.plugin import cache_folder, current_stream, new_lock, on_device, write_atomically
+from sdkde_core.plugin import cache_folder, current_stream, launches, new_lock, on_device, write_atomically
 
 from .bounds import RAISED_BITS, SCALE_BITS
 from .plan import MEAN_SHARED, REGISTERS, TILES, WIDTHS, dense_ring, log_sum_ring, warpgroups
@@ -176,18 +176,22 @@ def _code(module: str) -> bytes:
     return code
 
 
-class _Here(threading.local):
-    """Where a thread launches: the device, the stream, and a kernel's arguments as the driver takes them in one piece.
+class _Arguments:
+    """A kernel's arguments as the driver takes them in one piece. A list of them takes twice as long."""
 
-    A list of arguments takes twice as long.
-    """
-
-    def __init__(self) -> None:
-        self.device, self.stream = -1, 0
-        self.buffer, self.size = ctypes.create_string_buffer(512), ctypes.c_size_t()
+    def __init__(self, size: int) -> None:
+        self.buffer, self.size = ctypes.create_string_buffer(size), ctypes.c_size_t(size)
         pieces = 1, ctypes.addressof(self.buffer), 2, ctypes.addressof(self.size), 0  # CU_LAUNCH_PARAM_BUFFER_…
         self._pieces = (ctypes.c_void_p * 5)(*pieces)
         self.extra = ctypes.addressof(self._pieces)
+
+
+class _Here(threading.local):
+    """Where a thread launches: the device, the stream, and the arguments of a kernel."""
+
+    def __init__(self) -> None:
+        self.device, self.stream = -1, 0
+        self.arguments = _Arguments(512)
 
 
 _here = _Here()
@@ -219,7 +223,7 @@ class Kernel:
         self._kernel = _check(driver.cuLibraryGetKernel(_module(module), name.encode()))
         self._function = driver.CUfunction(int(self._kernel))
         self._threads, self._shared = threads, shared
-        self._layout = struct.Struct(parameters(source(module), name))
+        self.layout = struct.Struct(parameters(source(module), name))
         self._allowed: set[int] = set()  # devices on which it may take that much
 
     def __call__(self, programs: int, *arguments: torch.Tensor | int | float | None) -> None:
@@ -229,13 +233,39 @@ class Kernel:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _check(driver.cuKernelSetAttribute(attribute, shared, self._kernel, here.device))
             self._allowed.add(here.device)
+        if launches.noting():
+            _Listed(self, programs, arguments)
         values = [x.data_ptr() if isinstance(x, torch.Tensor) else x or 0 for x in arguments]
-        self._layout.pack_into(here.buffer, 0, *values)
-        here.size.value = self._layout.size
-        stream, threads = here.stream, self._threads
-        found = driver.cuLaunchKernel(self._function, programs, 1, 1, threads, 1, 1, shared, stream, 0, here.extra)
+        self.layout.pack_into(here.arguments.buffer, 0, *values)
+        here.arguments.size.value = self.layout.size
+        self.launch(programs, here.stream, here.arguments.extra)
+
+    def launch(self, programs: int, stream: int, extra: int) -> None:
+        """Launch it with arguments in one piece; ``extra``: the address of what says where they are."""
+        threads, shared = self._threads, self._shared
+        found = driver.cuLaunchKernel(self._function, programs, 1, 1, threads, 1, 1, shared, stream, 0, extra)
         if found[0]:  # CUDA_SUCCESS is 0
             _check(found)
+
+
+class _Listed:
+    """A launch of a list, with arguments of its own; see :class:`sdkde_core.engine.launches.Launch`."""
+
+    def __init__(self, kernel: Kernel, programs: int, arguments: tuple[Any, ...]) -> None:
+        self._kernel, self._programs, self._layout = kernel, programs, kernel.layout
+        self._pointers = [k for k, kind in enumerate(kernel.layout.format) if kind == "P"]
+        launches.note(self, [0 if arguments[k] is None else arguments[k] for k in self._pointers])
+        self._values = [0 if k in self._pointers else x for k, x in enumerate(arguments)]
+        self.key = kernel, programs, tuple(self._values)
+        self._arguments = _Arguments(kernel.layout.size)
+
+    def place(self, addresses: Sequence[int]) -> None:
+        for k, address in zip(self._pointers, addresses):
+            self._values[k] = address
+        self._layout.pack_into(self._arguments.buffer, 0, *self._values)
+
+    def launch(self, stream: int) -> None:
+        self._kernel.launch(self._programs, stream, self._arguments.extra)
 
 
 def parameters(code: str, kernel: str) -> str:

@@ -20,7 +20,7 @@ from triton.runtime import cache
 from triton.runtime.driver import driver
 from triton.runtime.interpreter import InterpretedFunction
 
-from sdkde_core.plugin import current_stream, new_lock
+from sdkde_core.plugin import current_stream, launches, new_lock
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Query, reject, tuned
 
@@ -97,9 +97,25 @@ class Launch:
             if not wait:
                 return
             self.kept[at] = code
+        listed = _Listed(code, self.grid, pointers, (*numbers, *self.flags))
+        if launches.noting():
+            launches.note(listed, pointers)
+        listed.launch(current_stream(device))
+
+
+class _Listed:
+    """A launch with its arguments; see :class:`sdkde_core.engine.launches.Launch`."""
+
+    def __init__(self, code: Any, grid: tuple[int, int], pointers: Sequence[Any], rest: tuple[Any, ...]) -> None:
+        self.key, self._pointers = (code, grid, rest), pointers
+
+    def place(self, addresses: Sequence[int]) -> None:
+        self._pointers = addresses
+
+    def launch(self, stream: int) -> None:
+        (code, grid, rest), pointers = self.key, self._pointers
         # code[grid] would prepare for a profiler's hooks, which takes as long as the launch
-        stream, hooks = current_stream(device), (None, None, None)
-        code.run(*self.grid, 1, stream, code.function, code.packed_metadata, *hooks, *pointers, *numbers, *self.flags)
+        code.run(*grid, 1, stream, code.function, code.packed_metadata, None, None, None, *pointers, *rest)
 
 
 def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config, wait: bool = True) -> Any:

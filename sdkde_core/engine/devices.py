@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import re
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ParamSpec, TypeVar
@@ -40,55 +39,6 @@ def captures(x: Any) -> bool:
     if torch is None or not isinstance(x, torch.Tensor):
         return False
     return bool(x.is_cuda and torch.cuda.is_current_stream_capturing())
-
-
-class Slots(threading.local):
-    """Numbers that a kernel's programs write to the host's memory, one each: read as soon as all are there.
-
-    To copy a number from the device, and to wait for the copy, takes the host three times as long. Every thread has its
-    own, and waits for one kernel before it launches the next. While a CUDA graph is captured nothing can be waited for:
-    then the numbers stay on the device, and so does the largest.
-    """
-
-    def __init__(self) -> None:
-        self.tensor: Any = None
-        self.awaited: Any = None  # the device of a kernel whose numbers an interrupt may have left unread
-        self.times = 0
-
-    def ready(self, count: int, like: Any) -> tuple[Any, int]:
-        """Return room for ``count`` numbers ≥ 0, float64, and for which time; ``like``: a tensor on the device."""
-        torch = sys.modules["torch"]
-        if captures(like):
-            self.captured = torch.empty(count, dtype=torch.float64, device=like.device)
-            return self.captured, 0
-        if self.awaited is not None:
-            torch.cuda.synchronize(self.awaited)
-        if self.tensor is None or self.tensor.shape[0] < count:
-            size = 1 << max(count - 1, 1023).bit_length()
-            tensor = torch.empty(size, dtype=torch.float64, device="cpu", pin_memory=like.is_cuda)
-            self.numbers, self.tensor = tensor.numpy(), tensor
-        self.awaited = like.device if like.is_cuda else None
-        self.times += 1
-        self.numbers[:count] = -1.0
-        return self.tensor, self.times
-
-    def largest(self, count: int, device: Any, time: int) -> Any:
-        """Wait for so many numbers of that time, and return the largest of them: a tensor while a graph is captured.
-
-        RuntimeError where a signal handler has asked for numbers of its own meanwhile.
-        """
-        if not time:
-            return self.captured.amax()
-        numbers = self.numbers[:count]
-        for _ in range(100):  # as a rule they take some ten microseconds
-            if numbers.min() >= 0.0:
-                break
-        else:
-            sys.modules["torch"].cuda.current_stream(device).synchronize()  # which lets other threads run
-        if time != self.times:
-            raise RuntimeError("another kernel has written there")
-        self.awaited = None
-        return float(numbers.max())
 
 
 class memory_errors:  # a generator would take ten times as long
@@ -150,6 +100,9 @@ class PerStream:
 
     def __init__(self) -> None:
         self._made: dict[Any, tuple[Any, set[int]]] = {}  # values, and the streams that find them whole
+
+    def __len__(self) -> int:
+        return len(self._made)
 
     def get(self, key: Any, make: Callable[[], Any], like: Any) -> Any:
         """Return the value of a key, by ``make()`` the first time; ``like``: a tensor on the value's device.

@@ -20,6 +20,7 @@ from ..engine.columns import PackedColumns
 from ..engine.failures import BackendFailed, OutOfReach
 from ..engine.forks import new_lock
 from ..engine.groups import Group, GroupedColumns
+from ..engine.launches import Lists
 from ..engine.merge import concatenate, empty, merge
 from ..engine.outliers import radii
 from ..messages import warn_once
@@ -173,7 +174,7 @@ class Fitted:
         self.request, self.bandwidth, self.problem, self.choice = request, bandwidth, problem, choice
         self.centre, self.groups, self.names = centre, groups, names
         self._packed: dict[Reduction, Reducer] = {}
-        self._lock = new_lock()
+        self._lock, self.lists = new_lock(), Lists()
         self._successor: Fitted | None = None
         self._second: Fitted | None = None
         self.home = Origin.of(centre)

@@ -14,6 +14,7 @@ are not finite, it returns NaN.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import sys
@@ -28,6 +29,7 @@ from ..choice import registry
 from ..choice.select import named_backend
 from ..engine.devices import PerStream, captures, memory_errors
 from ..engine.failures import checks_always, raise_interrupt
+from ..engine.launches import Lists
 from ..engine.merge import merge
 from ..engine.outliers import CLEAR
 from ..protocol import BackendUnavailable, Columns, LineBackend, Problem, Reduction, with_fields
@@ -43,8 +45,9 @@ _logger = logging.getLogger("sdkde")
 
 
 class _Passes(NamedTuple):
-    """What is launched for an extent."""
+    """What is launched for points within an extent."""
 
+    extent: float
     backend: Any
     problems: tuple[Problem, ...]
     packed: tuple[Problem, ...]  # for :meth:`Backend.prepare`, of each pass
@@ -56,8 +59,9 @@ class _Line:
     def __init__(self, request: Request, shape: tuple[int, int], m: int | None, dtype: Any, place: str) -> None:
         self.request, (self.n, self.d), self.m, self.place = request, shape, m, place
         self.dtype = str(dtype).removeprefix("torch.")
-        self._equal, self.records = PerStream(), registry.records()
+        self._kept, self.records, self.lists = PerStream(), registry.records(), Lists()
         self.extent = 0.0  # the largest of the calls so far
+        self.brief = _brief(self.n, m)
         self.state: tuple[Any, ...] = ()  # what the choice of a backend depends on, beside the request
         self.known: dict[tuple[float, bool, bool], _Passes | None] = {}
         self.choices: dict[tuple[float, bool, bool], Any] = {}
@@ -71,19 +75,27 @@ class _Line:
         """Return the passes for points within the extent; None where some of them would be summed apart.
 
         To choose takes ten times as long as a small estimate, and the extent changes with the data. So the backend is
-        chosen for the next half power of two, if all is near within that too.
+        chosen for the next half power of two, if all is near within that too; and passes that take the card less time
+        than the host are those for that extent.
         """
         key = extent, weighted, captured
         if key not in self.known:
             found = choice = None
             if extent <= CLEAR:
                 wide = 2.0 ** (math.ceil(2.0 * math.log2(max(extent, 1.0))) / 2.0)
-                choice = self._choice(wide, *key[1:]) or self._choice(*key)
+                choice = self._choice(wide, *key[1:])
+                extent = wide if choice and self.brief else extent
+                choice = choice or self._choice(*key)
             if choice is not None and choice.device == self.place and "line" in choice.info.features:
                 problems = self._problems(extent, weighted)
-                found = _Passes(choice.backend, problems, tuple(with_fields(p, same=False) for p in problems))
+                found = _Passes(extent, choice.backend, problems, tuple(with_fields(p, same=False) for p in problems))
             self.known[key] = found
         return self.known[key]
+
+    def served(self, extent: float) -> float | None:
+        """The extent that passes are for where points have this one; None where the line is not theirs."""
+        passes = self.passes(rounded(extent), False)
+        return passes.extent if passes else None
 
     def _choice(self, extent: float, weighted: bool, captured: bool) -> Any:
         key = extent, weighted, captured  # for a capture there is no other way
@@ -98,7 +110,14 @@ class _Line:
         def make() -> Any:
             return torch.full((self.n,), -math.log(self.n), dtype=torch.float64, device=like.device)
 
-        return self._equal.get("equal", make, like)
+        return self._kept.get("equal", make, like)
+
+    def scale(self, bandwidth: Bandwidth, x: Any) -> Any:
+        """What whitens, where x is, as :class:`~sdkde_core.protocol.LineBackend` takes it."""
+        factor = bandwidth.factor if bandwidth.factor.ndim == 1 else bandwidth.inverse
+        if len(self._kept) > 16:
+            self._kept = PerStream()
+        return self._kept.get(factor.tobytes(), lambda: like(factor, x), x)
 
     def _problems(self, extent: float, weighted: bool) -> tuple[Problem, ...]:
         requires = frozenset(["weights"] * weighted)
@@ -181,25 +200,34 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
     if bandwidth.narrow or not isinstance(bandwidth.factor, np.ndarray):
         return None, request
 
-    def scale() -> Any:
-        factor = bandwidth.factor if bandwidth.factor.ndim == 1 else bandwidth.inverse
-        return like(factor, train)
+    what = "score" if request.goal is Goal.GRADIENT else "log" if log else "density"
 
     def compute() -> Any:
         line = _line(moving, train, None if query is None else query.shape[0], place)
+        launched = functools.partial(launch, line)
+        if captured or weights is not None or not line.brief or checks_always():
+            return launched()[0]
+        key = what, bandwidth.factor.tobytes(), moving.negative, moving.guard, moving.score_bandwidth
+        return line.lists.serve(key, given, launched, line.served)
+
+    def launch(line: _Line) -> tuple[Any, float]:
+        """Return the result, or None, and the extent that its launches serve."""
+        nothing = None, 0.0
         if captured and (weights is not None or not line.extent):  # weights have to be looked at
-            return None
+            return nothing
         known = None if weights is None else _log_weights(weights)
-        found = None if line.whitening is None or known is False else line.whitening.whiten(given, scale())
+        if line.whitening is None or known is False:
+            return nothing
+        found = line.whitening.whiten(given, line.scale(bandwidth, train))
         if found is None:
-            return None
+            return nothing
         log_weights, constant = line.equal(train) if known is None else known, log_constant("gaussian", bandwidth)
         extent = line.extent if captured else rounded(found.extent())
         passes = line.passes(extent, known is not None, captured)
         if passes is None:
-            return None
+            return nothing
         line.extent = max(line.extent, extent)
-        backend, problems, packed = passes
+        served, backend, problems, packed = passes
         columns, queries, moves = Columns(found.points[0], log_weights), found.points[-1], moving.answering
         for problem, whole in zip(problems[:moves], packed):
             wide = moving.score_bandwidth
@@ -209,12 +237,12 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
             if points is None:
                 points = moved(columns, backend.reduce(problem, None, state), moving)
             columns = Columns(points, log_weights)
-        what, asked = "score" if request.goal is Goal.GRADIENT else "log" if log else "density", list[Any]()
+        asked = list[Any]()
         for group, problem, whole in zip(groups_of(columns, None, moving, True), problems[moves:], packed[moves:]):
             state = backend.prepare(whole, group.scaled)
             asked.append((group, problem, None if problem.same else queries, state))
         result = _result(backend, asked, bandwidth, constant, request.negative, what, train.dtype)
-        return _where(found.extent() <= extent, result) if captured else result
+        return _where(found.extent() <= extent, result) if captured else result, served
 
     return _attempt(compute), request
 
@@ -277,14 +305,18 @@ def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
     if laplace_score or request.ranks or not _plain(request) or "line" not in choice.info.features:
         return None
 
-    def compute() -> Any:
-        packed = fitted.whole(fitted.reduction_for(what))
-        if any(one is None for one in packed) or fitted.bandwidth.narrow:
-            return None
-        backend, problem = packed[0][:2]
+    packed = fitted.whole(fitted.reduction_for(what))
+    if any(one is None for one in packed) or fitted.bandwidth.narrow:
+        return None
+    backend, problem = packed[0][:2]
+
+    def near(extent: float) -> bool:
+        return extent <= CLEAR and rounded(extent) <= problem.extent
+
+    def launch() -> tuple[Any, bool]:
         found, captured = backend.whiten((x,), fitted.scale, fitted.centre), captures(x)
         if found is None:
-            return None
+            return None, True
         rows, asked = found.points[0], list[Any]()
         for group, one in zip(fitted.groups, packed):
             asked.append((group, with_fields(one.problem, m=x.shape[0]), rows, one.state))
@@ -292,10 +324,17 @@ def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
         rest = fitted.log_constant, request.negative, what, getattr(sys.modules["torch"], dtype)
         result, extent = _result(backend, asked, fitted.bandwidth, *rest), found.extent()
         if captured:
-            return _where(extent <= min(CLEAR, problem.extent), result)
-        return result if extent <= CLEAR and rounded(extent) <= problem.extent else None
+            return _where(extent <= min(CLEAR, problem.extent), result), True
+        return result if near(extent) else None, True
 
-    return _attempt(compute)
+    if captures(x) or not _brief(packed[0].problem.n, x.shape[0]) or checks_always():
+        return _attempt(lambda: launch()[0])
+    return _attempt(lambda: fitted.lists.serve((what, x.shape, x.dtype), (x,), launch, near))
+
+
+def _brief(n: int, m: int | None) -> bool:
+    """Whether n samples and m queries take the card about as long as the host, or less: then launches are listed."""
+    return n * max(n, m or 0) <= 1 << 32
 
 
 def _result(

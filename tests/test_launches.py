@@ -1,0 +1,199 @@
+"""Lists of launches: without a card kernels are Python's, and write to the CPU's memory by address as a card's do."""
+
+import ctypes
+import os
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+import sdkde_core
+from sdkde_core.engine.launches import Lists, Slots, note, noting
+
+
+class Kernel:
+    """out = a · x + y; ``largest`` has the largest of out, where it is not 0."""
+
+    def __init__(self, n, a):
+        self.key = self.n, self.a = n, a
+
+    def place(self, addresses):
+        self.addresses = addresses
+
+    def launch(self, stream):
+        if 0 in self.addresses[:3]:
+            return  # of a recording
+        x, y, out = (np.ctypeslib.as_array((ctypes.c_double * self.n).from_address(k)) for k in self.addresses[:3])
+        out[:] = self.a * x + y
+        if self.addresses[3]:
+            ctypes.c_double.from_address(self.addresses[3]).value = out.max()
+
+    @staticmethod
+    def on(a, x, y, out, largest=None):
+        kernel = Kernel(len(x), a)
+        pointers = [x, y, out, 0 if largest is None else largest]
+        if noting():
+            note(kernel, pointers)
+        kernel.place([p if isinstance(p, int) else p.data_ptr() for p in pointers])
+        kernel.launch(0)
+
+
+class Estimate:
+    """2 (a x + y) + x by three launches, and how often Python worked for it."""
+
+    def __init__(self, constant=None):
+        self.slots, self.lists, self.worked, self.constant = Slots(), Lists(), 0, constant
+
+    def launch(self, x, y):
+        self.worked += 1
+        numbers, time = self.slots.ready(1, x)
+        between, out = torch.empty_like(x), torch.empty_like(x)
+        Kernel.on(3.0, x, y, between, numbers)
+        Kernel.on(2.0, between, x if self.constant is None else self.constant, out)
+        largest = self.slots.largest(1, x.device, time)
+        return out if largest < 1e3 else None, np.ceil(largest / 8)
+
+    def __call__(self, x, y, key="a"):
+        return self.lists.serve(key, (x, y), lambda: self.launch(x, y), lambda largest: np.ceil(largest / 8))
+
+
+def drawn(n=40, scale=1.0):
+    return tuple(scale * torch.rand(n, dtype=torch.float64) for _ in range(2))
+
+
+@pytest.mark.parametrize("constant", [None, torch.arange(40.0, dtype=torch.float64)])
+def test_the_second_call_is_the_list(constant):
+    estimate, kept = Estimate(constant), []
+    for _ in range(10):
+        x, y = drawn()
+        kept.append((2 * (3 * x + y) + (x if constant is None else constant), estimate(x, y)))
+    assert estimate.worked == 1
+    for want, got in kept:  # none has been written to again
+        torch.testing.assert_close(got, want, rtol=1e-14, atol=0)
+
+
+def test_another_extent_has_another_list_and_both_stay():
+    estimate = Estimate()
+    for scale in (1.0, 10.0, 1.0, 10.0, 1.0, 10.0, 1e6):
+        x, y = drawn(scale=scale)
+        x[0] = y[0] = scale
+        got = estimate(x, y)
+        if scale < 1e6:
+            torch.testing.assert_close(got, 2 * (3 * x + y) + x, rtol=1e-14, atol=0)
+        else:
+            assert got is None
+    assert estimate.worked == 3
+
+
+def test_keys_that_differ_in_every_call_make_one_list():
+    estimate = Estimate()
+    for key in range(5):
+        estimate(*drawn(), key=key)
+    estimate(*drawn(), key=3)
+    assert estimate.worked == 6
+    estimate(*drawn(), key=3)
+    estimate(*drawn(), key=0)
+    assert estimate.worked == 6
+
+
+def test_what_cannot_be_a_list_is_computed():
+    class Added(Estimate):
+        def launch(self, x, y):
+            found, extent = super().launch(x, y)
+            return found + 1.0, extent  # a kernel of PyTorch's
+
+    estimate, (x, y) = Added(), drawn()
+    for _ in range(3):
+        x, y = drawn()
+        torch.testing.assert_close(estimate(x, y), 2 * (3 * x + y) + x + 1.0)
+    assert estimate.worked == 4  # twice in the first call
+    estimate = Estimate()
+    for _ in range(3):
+        x, y = drawn()[0][:20], drawn()[1][:20]
+        both = torch.cat((x, y))
+        torch.testing.assert_close(estimate(both[:20], both[10:30]), 2 * (3 * both[:20] + both[10:30]) + both[:20])
+    assert estimate.worked == 4  # they overlap
+
+
+def test_many_threads():
+    estimate, wrong = Estimate(), []
+    estimate(*drawn())
+
+    def work():
+        for _ in range(200):
+            x, y = drawn()
+            wrong.append(not torch.equal(estimate(x, y), 2.0 * (3.0 * x + y) + x))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(wrong) == 800 and not any(wrong)
+
+
+def estimated(listed, monkeypatch, *arguments, **options):
+    monkeypatch.setenv("SDKDE_CHECK", "0" if listed else "1")
+    return sdkde_core.estimate(*arguments, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "hopper"])
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+@pytest.mark.filterwarnings("ignore:the Laplace estimate is negative")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_lists_have_the_same_bits_on_a_card(method, backend, dtype, monkeypatch):
+    if backend == "hopper" and (torch.cuda.get_device_capability()[0] != 9 or dtype == "float64"):
+        pytest.skip("of Hopper cards, at 'fast'")
+    torch.manual_seed(7)
+    for n, m, d in ((3000, 500, 16), (1000, None, 3), (2048, 77, 2), (700, 130, 33), (257, 3, 1)):
+        for h in (0.8, [0.5 + 0.1 * k for k in range(d)]):
+            for log in (False, True):
+                options = {"method": method, "bandwidth": h, "backend": backend, "log": log}
+                for call in range(4):
+                    x = torch.randn(n, d, device="cuda", dtype=getattr(torch, dtype))
+                    y = None if m is None else torch.randn(m, d, device="cuda", dtype=x.dtype)
+                    got = estimated(True, monkeypatch, x, y, **options)
+                    want = estimated(False, monkeypatch, x, y, **options)
+                    assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0)), (n, m, d, h, log, call)
+
+
+@pytest.mark.gpu
+def test_lists_in_threads_and_on_streams_and_errors_on_a_card(monkeypatch):
+    torch.manual_seed(8)
+    xs, ys = [torch.randn(2048, 16, device="cuda") for _ in range(8)], torch.randn(256, 16, device="cuda")
+    wants = [estimated(False, monkeypatch, x, ys, bandwidth=0.9) for x in xs]
+    monkeypatch.setenv("SDKDE_CHECK", "0")
+    torch.cuda.synchronize()
+    wrong = []
+
+    def work(k):
+        with torch.cuda.stream(torch.cuda.Stream()) if k % 2 else torch.cuda.stream(torch.cuda.default_stream()):
+            found = [(i, sdkde_core.estimate(xs[i], ys, bandwidth=0.9)) for _ in range(30) for i in range(8)]
+            torch.cuda.synchronize()
+            wrong.extend(not torch.equal(got, wants[i]) for i, got in found)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(wrong) == 6 * 240 and not any(wrong)
+    bad = xs[0].clone()
+    bad[5, 3] = float("nan")
+    with pytest.raises(ValueError, match="row 5, column 3"):
+        sdkde_core.estimate(bad, ys, bandwidth=0.9)
+    far = xs[0].clone()
+    far[7] += 1e5
+    got, want = (sdkde_core.estimate(x, ys, bandwidth=0.9).double().cpu() for x in (far, far))
+    assert torch.equal(got, want)
+    prepared = sdkde_core.prepare(xs[0], bandwidth=0.9)
+    queries = [torch.randn(1000, 16, device="cuda") for _ in range(6)]
+    got = [prepared.estimate(q) for q in queries]
+    monkeypatch.setenv("SDKDE_CHECK", "1")
+    assert all(torch.equal(a, prepared.estimate(q)) for a, q in zip(got, queries))
+    assert os.environ["SDKDE_CHECK"] == "1"
