@@ -45,16 +45,16 @@ class Kernel:
 class Estimate:
     """2 (a x + y) + x by three launches, and how often Python worked for it."""
 
-    def __init__(self, constant=None):
-        self.slots, self.lists, self.worked, self.constant = Slots(), Lists(), 0, constant
+    def __init__(self, constant=None, early=False):
+        self.slots, self.lists, self.worked, self.constant = Slots(), Lists(early), 0, constant
 
     def launch(self, x, y):
         self.worked += 1
         numbers, time = self.slots.ready(1, x)
         between, out = torch.empty_like(x), torch.empty_like(x)
         Kernel.on(3.0, x, y, between, numbers)
-        Kernel.on(2.0, between, x if self.constant is None else self.constant, out)
         largest = self.slots.largest(1, x.device, time)
+        Kernel.on(2.0, between, x if self.constant is None else self.constant, out)
         return out if largest < 1e3 else None, np.ceil(largest / 8)
 
     def __call__(self, x, y, key="a"):
@@ -76,8 +76,9 @@ def test_the_second_call_is_the_list(constant):
         torch.testing.assert_close(got, want, rtol=1e-14, atol=0)
 
 
-def test_another_extent_has_another_list_and_both_stay():
-    estimate = Estimate()
+@pytest.mark.parametrize("early", [False, True])
+def test_another_extent_has_another_list_and_both_stay(early):
+    estimate = Estimate(early=early)
     for scale in (1.0, 10.0, 1.0, 10.0, 1.0, 10.0, 1e6):
         x, y = drawn(scale=scale)
         x[0] = y[0] = scale

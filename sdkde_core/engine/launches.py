@@ -39,6 +39,7 @@ class _Recording:
         self.launches: list[tuple[Launch, Sequence[Any]]] = []
         self.made: list[Any] = []  # arrays on the device; kept, so that no two have the same memory
         self.reads: list[tuple[Slots, int]] = []
+        self.read_after = 0  # how many launches
         self.alone = True  # PyTorch has launched no kernel
 
 
@@ -99,6 +100,8 @@ class Slots(threading.local):
         """
         if not time:
             return self.captured.amax()
+        if (recording := _here.recording) is not None:
+            recording.read_after = len(recording.launches)
         numbers = self.numbers[:count]
         for _ in range(100):  # as a rule they take some ten microseconds
             if numbers.min() >= 0.0:
@@ -156,7 +159,7 @@ class Launches:
     """What :func:`record` has found; for one thread at a time. Lists with equal keys are the same launches."""
 
     def __init__(self, recording: _Recording, given: Sequence[Any], result: Any) -> None:
-        ((self._slots, self._count),) = recording.reads
+        ((self._slots, self._count),), self._read_after = recording.reads, recording.read_after
         self._like, self._lock = (tuple(result.shape), result.dtype, result.device), new_lock()
         # Where arrays lie: at address 0 (what stays where it is), in the host's numbers, the result, the room, …
         arrays, self._room = [(self._slots.tensor, 1, 0), (result, 2, 0)], 0
@@ -183,36 +186,43 @@ class Launches:
         self._at: tuple[int, ...] = ()  # what the pointers are relative to
         self.key = self._like, self._room, tuple((launch.key, places) for launch, places in self._steps)
 
-    def run(self, given: Sequence[Any]) -> tuple[Any, Callable[[], Any]] | None:
-        """Launch for other tensors of the same shapes; return the result, and what waits for the largest number read.
+    def run(self, given: Sequence[Any], right: Callable[[float], Any], early: bool) -> tuple[Any, Any]:
+        """Launch for other tensors of the same shapes; return the result and the list that is the right one for them.
 
-        None where another thread is at it.
+        ``right`` tells that of the largest number that the card writes to the host. It is read after the last launch,
+        or ``early``, as soon as it is there: then another list's data cost two launches. The result is None where this
+        is not the right list, and where another thread is at it.
         """
         if not self._lock.acquire(blocking=False):
-            return None
+            return None, None
         try:
-            shape, dtype, device = self._like
-            torch = sys.modules["torch"]
+            torch, (shape, dtype, device) = sys.modules["torch"], self._like
             result = torch.empty(shape, dtype=dtype, device=device)
             room = torch.empty(self._room, dtype=torch.uint8, device=device)
             numbers, time = self._slots.ready(self._count, result)
             at = 0, numbers.data_ptr(), result.data_ptr(), room.data_ptr(), *(x.data_ptr() for x in given)
             moved = [k for k, (old, new) in enumerate(zip(self._at, at)) if old != new] if self._at else range(len(at))
-            stream, self._at = _stream(device), ()
-            for launch, places in self._steps:
+            stream, self._at, found = _stream(device), (), None
+            for k, (launch, places) in enumerate(self._steps):
+                if early and k == self._read_after:
+                    found = right(self._slots.largest(self._count, device, time))
+                    if found is not self:
+                        return None, found
                 if any(base in moved for base, _ in places):
                     launch.place([at[base] + offset for base, offset in places])
                 launch.launch(stream)
             self._at = at
         finally:
             self._lock.release()
-        return result, functools.partial(self._slots.largest, self._count, device, time)
+        found = found or right(self._slots.largest(self._count, device, time))
+        return result if found is self else None, found
 
 
 class Lists:
     """Lists of launches of calls of one shape: by what else they depend on, and the extent that they serve."""
 
-    def __init__(self) -> None:
+    def __init__(self, early: bool) -> None:
+        self._early = early  # see Launches.run
         self._lists: dict[tuple[Any, Any], Launches] = {}
         self._last: dict[Any, Launches] = {}  # of the extent that came last
         self._heard: dict[Any, bool] = {}  # whether calls can have a list
@@ -229,12 +239,8 @@ class Lists:
         key = key, _stream(given[0].device), tuple(x.data_ptr() % 16 for x in given)
         launches = self._last.get(key)
         while launches is not None:
-            ran = launches.run(given)
-            if ran is None:
-                break
-            result, largest = ran
-            right = self._lists.get((key, served(largest())))
-            if right is launches:
+            result, right = launches.run(given, lambda x: self._lists.get((key, served(x))), self._early)
+            if result is not None:
                 return result
             if right is not None:
                 self._last[key] = right

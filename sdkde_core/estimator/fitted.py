@@ -174,7 +174,7 @@ class Fitted:
         self.request, self.bandwidth, self.problem, self.choice = request, bandwidth, problem, choice
         self.centre, self.groups, self.names = centre, groups, names
         self._packed: dict[Reduction, Reducer] = {}
-        self._lock, self.lists = new_lock(), Lists()
+        self._lock, self.lists = new_lock(), Lists(False)
         self._successor: Fitted | None = None
         self._second: Fitted | None = None
         self.home = Origin.of(centre)

@@ -59,9 +59,9 @@ class _Line:
     def __init__(self, request: Request, shape: tuple[int, int], m: int | None, dtype: Any, place: str) -> None:
         self.request, (self.n, self.d), self.m, self.place = request, shape, m, place
         self.dtype = str(dtype).removeprefix("torch.")
-        self._kept, self.records, self.lists = PerStream(), registry.records(), Lists()
+        self._kept, self.records = PerStream(), registry.records()
         self.extent = 0.0  # the largest of the calls so far
-        self.brief = _brief(self.n, m)
+        self.brief, self.lists = _brief(self.n, m), Lists(not _brief(self.n, m, 26))
         self.state: tuple[Any, ...] = ()  # what the choice of a backend depends on, beside the request
         self.known: dict[tuple[float, bool, bool], _Passes | None] = {}
         self.choices: dict[tuple[float, bool, bool], Any] = {}
@@ -332,9 +332,9 @@ def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
     return _attempt(lambda: fitted.lists.serve((what, x.shape, x.dtype), (x,), launch, near))
 
 
-def _brief(n: int, m: int | None) -> bool:
-    """Whether n samples and m queries take the card about as long as the host, or less: then launches are listed."""
-    return n * max(n, m or 0) <= 1 << 32
+def _brief(n: int, m: int | None, bits: int = 32) -> bool:
+    """Whether a card takes milliseconds at most for n samples and m queries; with 26 bits as long as the host."""
+    return n * max(n, m or 0) <= 1 << bits
 
 
 def _result(
