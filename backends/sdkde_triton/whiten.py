@@ -13,6 +13,7 @@ from sdkde_core.protocol import Whitened
 from .compiled import INTERPRETED, Launch, rehearse
 from .kernels import sized
 from .launch import bits
+from .space import Config
 
 _slots = Slots()
 
@@ -113,5 +114,5 @@ def _launches(n: int, m: int, d: int, kind: int) -> tuple[Launch, Launch, int]:
     apart, width = max(1, n // 256), max(2, 1 << (d - 1).bit_length())
     block = min(128, max(2, 2048 // width))
     programs = -(-n // block) - (-m // block)
-    to_centre = Launch(centre_kernel, (d, 1), (-(-n // apart), d, apart), (512, 32))
+    to_centre = Launch(centre_kernel, (d, 1), (-(-n // apart), d, apart), (512, 32), Config(1, 1, 16, 1))
     return to_centre, Launch(whiten_kernel, (programs, 1), (n, m, d), (kind, width, block)), programs
