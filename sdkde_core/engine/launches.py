@@ -135,21 +135,24 @@ def record(compute: Callable[[], R], given: Sequence[Any], of: Callable[[R], Any
 
 @functools.cache
 def _watch() -> Any:
-    from torch.utils._python_dispatch import TorchDispatchMode
+    # A mode that sees operations below Python's functions has PyTorch import its compiler: six seconds.
+    from torch.overrides import TorchFunctionMode
 
-    views = {"select", "slice", "view", "_unsafe_view", "unsqueeze", "detach", "alias", "as_strided"}
+    views = {"__getitem__", "reshape", "view", "detach", "unsqueeze"}
+    looks = {"__get__", "data_ptr", "get_device", "size", "stride", "dim", "numel", "element_size", "is_contiguous"}
+    looks |= {"is_pinned", "__len__", "nelement", "is_floating_point", "numpy", "is_inference"}
 
-    class Watch(TorchDispatchMode):
+    class Watch(TorchFunctionMode):
         def __init__(self, recording: _Recording) -> None:
             super().__init__()
             self.recording = recording
 
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            found, name = function(*args, **(kwargs or {})), function.overloadpacket.__name__
-            if "empty" not in name:
-                self.recording.alone &= name in views
-            elif found.device.type != "cpu" or not found.is_pinned():
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found, name = function(*args, **(kwargs or {})), function.__name__
+            if name in ("empty", "empty_like", "new_empty"):
                 self.recording.made.append(found)
+            else:
+                self.recording.alone &= name in views or name in looks
             return found
 
     return Watch
