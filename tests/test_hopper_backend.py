@@ -143,6 +143,7 @@ class _Launched:
 def test_kernels_are_launched_with_what_they_take(reduction, d, weighted, monkeypatch):
     launched, n, m = _Launched(), 2100, 40
     monkeypatch.setattr(launch, "kernel", launched)
+    monkeypatch.setattr(launch, "load_for", lambda d: None)
     monkeypatch.setattr("sdkde_hopper.backend.launching", nullcontext)
     monkeypatch.setattr(launch, "_programs", lambda device: 132)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=lambda: None))
@@ -166,6 +167,16 @@ def test_kernels_are_launched_with_what_they_take(reduction, d, weighted, monkey
         one, other = backend.reduce_pairs(problem, state, rows, columns)
         assert one.shift.shape == (rows[1] - rows[0], d)
         assert other.shift.shape == (columns[1] - columns[0], d)
+
+
+def test_modules_compile_side_by_side_in_a_new_process():
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+from sdkde_hopper.compiled import compile_module
+with ThreadPoolExecutor(3) as pool:
+    assert all(code[:4] == b"\\x7fELF" for code in pool.map(compile_module, ("log_sum_16", "log_sum_32", "log_sum_64")))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 CODE = """

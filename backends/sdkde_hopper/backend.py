@@ -60,6 +60,8 @@ class HopperBackend:
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""
+        if problem.reduction is Reduction.MEAN:  # and as a rule LOG_SUM follows
+            launch.load_for(problem.d)
         return _State(problem, columns.points, columns.log_weights)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:

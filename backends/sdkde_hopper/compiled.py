@@ -123,9 +123,13 @@ def source(module: str) -> str:
     return "\n".join([defined, first, *products, *rest])
 
 
+_importing = new_lock()
+
+
 def compile_module(module: str, log: io.StringIO | None = None) -> bytes:
     """Compile a module, which needs no card; ``log`` is told registers, spills, and what the assembler warns of."""
-    from cuda.core import Program, ProgramOptions
+    with _importing:  # for the first time by one thread: another one would find half of it
+        from cuda.core import Program, ProgramOptions
 
     options = ProgramOptions(arch=ARCHITECTURE, std="c++17", ptxas_options=None if log is None else ["-v"])
     program = Program(source(module), "c++", options)

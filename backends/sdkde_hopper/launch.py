@@ -79,7 +79,7 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
     first, second = given[0], given[1] if len(given) > 1 else None
     (n, d), m, device = first.shape, 0 if second is None else second.shape[0], first.device
     kind = "float" if first.dtype == torch.float32 else "double"
-    _load(d)
+    load_for(d)
     if centre is None:
         centre, stride = torch.empty(d, dtype=torch.float64, device=device), max(1, n // 256)
         kernel("pack", f"centre_{kind}", 512)(d, first, -(-n // stride), stride, d, centre)
@@ -93,7 +93,7 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
 
 
 @functools.cache
-def _load(d: int) -> None:
+def load_for(d: int) -> None:
     """Load the modules of an estimate in d dimensions, without weights."""
     mean = f"mean_{plan.width(d, plan.MEAN_SHARED)}" if d <= 16 else f"dense_{plan.width(d)}"
     load("pack", mean, f"log_sum_{plan.width(d)}")
