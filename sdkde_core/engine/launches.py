@@ -265,7 +265,7 @@ class Lists:
         if found is not None:
             same = (known for known in self._lists.values() if known.key == found.key)
             self._lists[key, extent] = self._last[key] = found = next(same, found)
-            found.run(given, lambda _: found, True)  # so that PyTorch has memory for it: to get that takes a call's time
+            found.run(given, lambda _: found, True)  # now PyTorch has memory for it: to get it takes as long as a call
         return result
 
 
