@@ -254,14 +254,14 @@ class Lists:
         return launch()[0]
 
     def _listed(self, key: Any, given: Sequence[Any], launch: Callable[[], tuple[Any, Any]]) -> Any:
-        for _ in range(2):  # the first time PyTorch may make what later calls have
-            (result, extent), found = record(launch, given, lambda got: got[0])
-            if result is None or found is not None:
-                break
+        if launch()[0] is None:
+            return None
+        # Now there is what is made once, such as prepared columns: it stays where it is, and is not in the list.
+        (result, extent), found = record(launch, given, lambda got: got[0])
         if max(len(self._lists), len(self._heard)) >= 64:
             for kept in (self._lists, self._last, self._heard):
                 kept.clear()
-        self._heard[key] = found is not None or result is None
+        self._heard[key] = found is not None
         if found is not None:
             same = (known for known in self._lists.values() if known.key == found.key)
             self._lists[key, extent] = self._last[key] = found = next(same, found)
