@@ -128,7 +128,6 @@ def test_what_is_refused():
     for call in (
         lambda: sdkde_core.debias(X, method="stacked"),
         lambda: sdkde_core.select_bandwidth(X, method="stacked"),
-        lambda: sdkde_core.gaussian_kde(X.T, method="stacked"),
         lambda: sdkde_core.estimate(X, method="stacked", tails="guard"),
         lambda: sdkde_core.estimate(X, method="stacked", step=0.5),
         lambda: sdkde_core.estimate(da.from_array(X), method="stacked").compute(),
