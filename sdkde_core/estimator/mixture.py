@@ -178,9 +178,7 @@ def _conditional(fitted: Fitted, given: Any, first: list[int], values: Array) ->
         value = held.whiten(away[None, :], np.zeros(k))[0]
         moved = joint.factor[k:, :k] @ value
     if not (abs(value) < FARTHEST).all():
-        raise ValueError(
-            f"given is {brief(dict(given))}, too far from the samples: distances beyond 1e149 bandwidths overflow"
-        )
+        raise ValueError(f"given is {brief(dict(given))}, too far from the samples: squares of distances overflow")
     log_weights = log_weights - 0.5 * np.square((points[:, :k] - value) / scales[:, None]).sum(axis=1)
     log_weights = log_weights - k * np.log(scales)
     top = float(log_weights.max())

@@ -14,10 +14,11 @@ import numpy as np
 
 from ..api import estimate, prepare
 from ..archive import write
-from ..arrays import Argument, Array, Origin, array_namespace, numbers, public, quiet, to_host
+from ..arrays import Argument, Array, Origin, array_namespace, numbers, public, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import check_rule, resolve
 from ..bandwidth.sample import Sample
+from ..estimator.batches import densities
 from ..estimator.integrals import corner
 from ..estimator.mixture import check_count
 from ..estimator.prepared import Prepared
@@ -111,7 +112,8 @@ class gaussian_kde:
         self._options = {"precision": precision, "backend": backend, "device": device, **moves}
         Request.of(Goal.DENSITY, {"method": method, **self._options})  # type: ignore[typeddict-item]  # or raises
         self.method = method
-        self.dataset, self._origin = _columns("dataset", dataset)
+        columns = _columns("dataset", dataset)
+        self.dataset, self._origin = columns.array, columns.origin
         self.d, self.n = self.dataset.shape
         if self.d * self.n < 2:
             raise ValueError("`dataset` input should have multiple elements.")
@@ -295,12 +297,9 @@ class gaussian_kde:
     def set_bandwidth(self, bw_method: Any = None) -> None:
         """Change the bandwidth; ``bw_method`` as for the class, None keeps ``covariance_factor``."""
         if self.method == "stacked":
-            if bw_method is None:
-                return
-            raise ValueError(
-                f"bw_method is {brief(bw_method)}, and the parts of method='stacked' have bandwidths of their own; "
-                "leave bw_method out, or pass method='sdkde' or 'kde'"
-            )
+            if bw_method is not None:
+                raise ValueError(f"bw_method is {brief(bw_method)}; leave it out: a stack chooses its own bandwidths")
+            return
         if isinstance(bw_method, str):
             formulas = {"scott": self.scotts_factor, "silverman": self.silverman_factor}
             self.covariance_factor = formulas.get(bw_method) or partial(float, self._factor_by(bw_method))
@@ -362,17 +361,16 @@ class gaussian_kde:
         return found
 
     def _evaluate(self, points: Any, log: bool) -> Any:
-        x, origin = _columns("points", points)
+        query = _columns("points", points)
+        x = query.array
         if x.shape[0] != self.d:
             if x.shape != (1, self.d):
                 raise ValueError(
                     f"points have dimension {x.shape[0]}, dataset has dimension {self.d}; pass ({self.d}, m)"
                 )
             x = x.T
-        values = self.prepared.estimate(x.T, log=log)
-        return origin.restore(values, "float64") if origin.on_host else values
+        return densities(self.prepared._fitted, query._replace(array=x.T), log)
 
-    @quiet
     def _compute_covariance(self) -> None:
         """Set what follows from ``covariance_factor``; SciPy's users call it."""
         factor = self.covariance_factor()
@@ -419,15 +417,15 @@ _SINGULAR = (
 )
 
 
-def _columns(name: str, value: Any) -> tuple[Any, Origin]:
-    """Points in columns, (d, m), of NumPy where they are on the host, and where they came from."""
+def _columns(name: str, value: Any) -> Argument:
+    """Points in columns, (d, m)."""
     argument = Argument.of(name, value)
     x, xp = argument.array, array_namespace(argument.array)
     if x.ndim > 2:
         raise ValueError(f"{name} has shape {argument.shape}; pass (dimensions, points), or (points,) in one dimension")
     if not (np.isfinite(x).all() if isinstance(x, np.ndarray) else bool(xp.all(xp.isfinite(x)))):
         raise ValueError(f"{name} has values that are not finite; drop or fill them")
-    return (x if x.ndim == 2 else xp.reshape(x, (1, -1))), argument.origin
+    return argument if x.ndim == 2 else argument._replace(array=xp.reshape(x, (1, -1)))
 
 
 def _normalised(weights: Any, n: int) -> Array:

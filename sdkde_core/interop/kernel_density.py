@@ -183,8 +183,7 @@ class KernelDensity(neighbors.KernelDensity):
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the total log density of samples: Σ w_i log p̂(x_i).
 
-        ``sample_weight`` (n_samples,) is not negative, and 1 by default. As scikit-learn's metadata routing has it,
-        searches pass it on after ``set_score_request(sample_weight=True)``.
+        ``sample_weight`` (n_samples,) is not negative, and 1 by default; scikit-learn's searches can route it here.
         """
         logs = self.score_samples(X)
         if sample_weight is None:
