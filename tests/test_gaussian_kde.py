@@ -138,6 +138,39 @@ def test_the_signed_method_refuses():
             call()
 
 
+def test_a_stack_answers_by_its_parts(tmp_path):
+    rng = np.random.default_rng(4)
+    x = np.concatenate([rng.normal(size=(200, 2)) @ [[1.0, 0.8], [0.0, 0.4]], [4, 0] + 0.4 * rng.normal(size=(100, 2))])
+    kde, want = gaussian_kde(x.T, method="stacked"), sdkde_core.prepare(x, method="stacked", precision="float64")
+    axis = np.linspace(-7, 9, 401)
+    points, step = np.stack(np.meshgrid(axis, axis)).reshape(2, -1), axis[1] - axis[0]
+    density = kde(points)
+    np.testing.assert_allclose(density, want.estimate(points.T), rtol=1e-9)
+    normal, theirs = stats.multivariate_normal([0.5, 0.1], [[1.0, 0.4], [0.4, 0.7]]), stats.gaussian_kde(x.T)
+    for got, other in (
+        (kde.integrate_gaussian(normal.mean, normal.cov), normal.pdf(points.T)),
+        (kde.integrate_kde(kde), density),
+        (kde.integrate_kde(theirs), theirs(points)),
+        (gaussian_kde(x.T).integrate_kde(kde), theirs(points)),
+    ):
+        assert got == pytest.approx((density * other).sum() * step**2, rel=1e-7)
+    assert kde.integrate_box([-1, -1], [1, 2]) == pytest.approx(want.probability([-1, -1], [1, 2]), rel=1e-9)
+    part = kde.marginal(-1)
+    np.testing.assert_allclose(part(axis), density.reshape(401, 401).sum(axis=1) * step, rtol=1e-6, atol=1e-7)
+    assert part.integrate_box_1d(-1, 1) == pytest.approx(want.probability([-np.inf, -1], [np.inf, 1]), rel=1e-9)
+    drawn = kde.resample(4000, seed=1)
+    assert (abs(drawn[1]) < 1).mean() == pytest.approx(part.integrate_box_1d(-1, 1), abs=0.03)
+    kde.save(tmp_path / "a")
+    for again in (sdkde_core.load(tmp_path / "a"), pickle.loads(pickle.dumps(kde))):
+        np.testing.assert_array_equal(again(points[:, ::99]), density[::99])
+    for call in (lambda: kde.set_bandwidth(0.3), lambda: gaussian_kde(x.T, "auto", method="stacked")):
+        with pytest.raises(ValueError, match="leave it out: a stack"):
+            call()
+    for call in (lambda: kde.factor, lambda: kde.inv_cov, lambda: theirs.integrate_kde(kde)):
+        with pytest.raises(AttributeError, match=r"several bandwidths; see those of prepared\.parts"):
+            call()
+
+
 def test_other_rules():
     x, weights = _data(1, 200)
     for rule in ("isj", "auto", "lscv"):

@@ -269,7 +269,7 @@ def test_clones_have_the_parameters_and_no_fit():
     assert_array_equal(copy.fit(X).score_samples(Y), model.score_samples(Y))
 
 
-GRID = {"kerneldensity__bandwidth": [0.2, "scott", "auto"], "kerneldensity__method": ["kde", "sdkde"]}
+GRID = {"kerneldensity__bandwidth": [0.2, "scott", "auto"], "kerneldensity__method": ["kde", "sdkde", "stacked"]}
 
 
 @pytest.mark.parametrize("backend", ["threading", pytest.param("loky", marks=pytest.mark.slow)])
@@ -280,6 +280,26 @@ def test_pipelines_and_grid_searches(backend):
     assert search.best_params_["kerneldensity__method"] == model[-1].density_.method
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     assert model.score_samples(Y).shape == (20,)
+
+
+def test_weighted_scores():
+    model, weights = KernelDensity(kernel="tophat").fit(X), np.arange(20) % 3
+    assert model.score(np.repeat(X[:20], weights, axis=0)) == pytest.approx(model.score(X[:20], None, weights))
+    assert np.isfinite(model.score([[0.0, 0.0], [99.0, 0.0]], sample_weight=[1.0, 0.0]))
+    for wrong, message in ((-weights, "Negative values"), (weights[:5], r"shape == \(5,\)"), (weights * np.nan, "NaN")):
+        with pytest.raises(ValueError, match=message):
+            model.score(X[:20], sample_weight=wrong)
+    with pytest.raises(TypeError, match="sample_weight is a masked array"):
+        model.score(X[:20], sample_weight=np.ma.masked_greater(weights, 1))
+
+
+def test_searches_route_weights_to_scores():
+    grid = {"method": ["kde", "sdkde", "stacked"]}
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = KernelDensity(bandwidth="auto").set_fit_request(sample_weight=True)
+        search = GridSearchCV(model.set_score_request(sample_weight=True), grid, cv=2).fit(X, sample_weight=WEIGHTS)
+    first = clone(model).set_params(**search.cv_results_["params"][2]).fit(X[30:], sample_weight=WEIGHTS[30:])
+    assert search.cv_results_["split0_test_score"][2] == pytest.approx(WEIGHTS[:30] @ first.score_samples(X[:30]))
 
 
 @pytest.mark.parametrize("method", ["kde", "sdkde"])

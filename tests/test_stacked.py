@@ -71,6 +71,7 @@ def test_what_a_density_gives_is_of_all_parts():
     np.testing.assert_allclose(
         READY.conditional({0: 0.3}).estimate(t[2500:3500:50]), sections[2500:3500:50] / total, rtol=1e-4
     )
+    assert np.isfinite(READY.conditional({0: 1e10}).estimate([0.0], log=True))  # where shares of the parts underflow
     line = READY.marginal(1)
     assert line.cdf(line.quantile(0.01)) == pytest.approx(0.01, rel=1e-9)
     assert (line.sample(20_000, 1) < line.quantile(0.3)).mean() == pytest.approx(0.3, abs=0.02)
@@ -98,9 +99,13 @@ def test_files_pickles_and_classes_keep_it(tmp_path):
 
 
 def test_shifts_units_weights_and_copies_do_not_matter():
-    moved = sdkde_core.prepare(X * [1000.0, 0.01] + [5.0, -3.0], method="stacked")
-    want = READY.estimate(Y, log=True) - math.log(10.0)
-    np.testing.assert_allclose(moved.estimate(Y * [1000.0, 0.01] + [5.0, -3.0], log=True), want, atol=2e-3)
+    for unit, shift in (([1000.0, 0.01], [5.0, -3.0]), ([1e-200, 1e200], 0.0), ([1e250, 1e150], 0.0)):
+        moved, want = sdkde_core.prepare(X * unit + shift, method="stacked"), READY.estimate(Y, log=True)
+        want -= np.log(unit).sum()
+        np.testing.assert_allclose(moved.estimate(Y * unit + shift, log=True), want, atol=2e-3)
+    got = moved.conditional({0: 0.3e250}).estimate(Y[:, 1] * 1e150)
+    np.testing.assert_allclose(got * 1e150, READY.conditional({0: 0.3}).estimate(Y[:, 1]), rtol=2e-3)
+    np.testing.assert_allclose(moved.modes() / unit, READY.modes(), atol=1e-3)
     light = np.concatenate([X, X + 100.0])
     weights = np.concatenate([np.full(600, 2.0), np.zeros(600)])
     weighted = sdkde_core.prepare(light, weights=weights, method="stacked")
@@ -114,6 +119,8 @@ def test_tensors_in_tensors_out():
     got = sdkde_core.estimate(x, y, method="stacked", log=True)
     assert got.dtype == torch.float32
     np.testing.assert_allclose(got.numpy(), READY.estimate(Y, log=True), atol=0.02)
+    with pytest.raises(TypeError, match=r"other than 'stacked', .* pass query.detach\(\)"):
+        sdkde_core.estimate(x, y.requires_grad_(), method="stacked")
 
 
 @pytest.mark.parametrize("n", [2, 3, 8])
@@ -128,13 +135,14 @@ def test_what_is_refused():
     for call in (
         lambda: sdkde_core.debias(X, method="stacked"),
         lambda: sdkde_core.select_bandwidth(X, method="stacked"),
-        lambda: sdkde_core.gaussian_kde(X.T, method="stacked"),
         lambda: sdkde_core.estimate(X, method="stacked", tails="guard"),
         lambda: sdkde_core.estimate(X, method="stacked", step=0.5),
         lambda: sdkde_core.estimate(da.from_array(X), method="stacked").compute(),
         lambda: sdkde_core.estimate(np.where(X > 3, np.nan, X), method="stacked"),
+        lambda: sdkde_core.estimate(X, [[0.0, -np.inf]], method="stacked", check_finite=False),
+        lambda: READY.conditional({0: 1e160}),
     ):
-        with pytest.raises(ValueError, match=r"method|tails|step|finite|stacked"):
+        with pytest.raises(ValueError, match=r"method|tails|step|finite|stacked|given is \{0: 1e\+160\}, too far"):
             call()
 
 
@@ -155,7 +163,6 @@ def test_empty_queries_plots_and_units():
     sdkde_core.plots.contours(READY)
     with pytest.raises(ValueError, match="starts is empty"):
         READY.modes(np.empty((0, 2)))
-    assert sdkde_core.prepare(X * [1.0, 1e100], method="stacked").estimate(Y * [1.0, 1e100], log=True).max() < -200.0
     for x in (np.ones((100, 2)), np.r_[X, [[np.nan, 0.0]]]):
         how = {"bandwidth": 0.3, "method": "stacked", "check_finite": False}
         assert sdkde_core.prepare(x, **how).parts[-1][1] > 0.0

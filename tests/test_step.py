@@ -73,7 +73,7 @@ def test_they_are_kept_by_files_pickles_and_kinds_of_arrays(tmp_path):
     kde.save(tmp_path / "b.sdkde")
     for one in (kde, sdkde_core.load(tmp_path / "b.sdkde")):
         np.testing.assert_allclose(one(Y.T), want)
-    plain = sdkde_core.gaussian_kde(kde._means().T, lambda _: 1.0)
+    plain = sdkde_core.gaussian_kde(kde.prepared.mixture().means.T, lambda _: 1.0)
     plain.covariance = kde.covariance
     np.testing.assert_allclose(kde.integrate_kde(kde), plain.integrate_kde(plain))
     assert "step moments, score at 1.5 bandwidths" in repr(kde.prepared)

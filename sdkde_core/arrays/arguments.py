@@ -107,8 +107,9 @@ class Argument(NamedTuple):
         if getattr(value, "requires_grad", False):
             if grad_enabled() or not is_attached(value):  # within no_grad, values alone are wanted
                 raise TypeError(
-                    f"{name} requires grad, and only estimate, debias and grad_log_density differentiate, without "
-                    f"out and progress; pass {name}.detach(), or call within torch.no_grad()"
+                    f"{name} requires grad, and only estimate, debias and grad_log_density differentiate, by methods "
+                    f"other than 'stacked', without out and progress; pass {name}.detach(), or call within "
+                    "torch.no_grad(); the slopes at a query are those of grad_log_density"
                 )
             value = detached(value)
         refuse_masked(name, value)

@@ -62,7 +62,7 @@ def inverse_of(factor: Array, matrix: Array | None = None) -> Inverse:
     ``factor`` is L within rounding; ``matrix``, symmetric but for rounding, is L Lᵀ itself by default. LinAlgError
     where it is not positive definite.
     """
-    scale = np.ldexp(1.0, np.frexp(np.sqrt(np.vecdot(factor, factor)))[1])  # powers of two: division is exact
+    scale = np.ldexp(1.0, np.frexp(abs(factor).max(axis=1))[1])  # powers of two: division is exact
     given = factor / scale[:, None]
     high = _inverted(given)
     amplified = abs(high) @ abs(given)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_torch_array
+from array_api_compat import device, is_torch_array
 from numpy.typing import NDArray
 
-from ..arrays import Array, device_name, quiet, to_host
+from ..arrays import Array, array_namespace, device_name, quiet, to_host
 from ..choice import registry
 from ..choice.hardware import cpu_threads
 from ..engine.threads import map_threads

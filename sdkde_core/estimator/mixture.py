@@ -31,6 +31,7 @@ from ..messages import brief
 from ..protocol import Reduction
 from .density import kernel_draws
 from .fitted import Fitted
+from .plan import FARTHEST
 
 
 class Mixture(NamedTuple):
@@ -126,7 +127,7 @@ def marginal(fitted: Any, dims: Any) -> Any:
     """Return the density of the coordinates ``dims``, in that order."""
     kept = indices("dims", fitted, dims)
     if fitted.parts:
-        return fitted.each(lambda part: marginal(part, kept))
+        return fitted.each([marginal(part.fitted, kept) for part in fitted.parts])
     if fitted.request.negative != "keep":
         raise ValueError(
             f"negative={fitted.request.negative!r} has no marginal in closed form; pass negative='keep' to prepare"
@@ -137,7 +138,7 @@ def marginal(fitted: Any, dims: Any) -> Any:
     if whole.factor.ndim == 1:
         bandwidth, points = Bandwidth(len(kept), whole.factor[kept], whole.rule), points[:, kept]
     else:
-        bandwidth = _of_matrix(whole.matrix[np.ix_(kept, kept)], whole.rule)
+        bandwidth = _of_rows(whole.factor[kept], whole.rule)
         points = bandwidth.whiten(whole.stretch(points)[:, kept], np.zeros(len(kept)))
     return fitted.derived(bandwidth, centre[kept], points, log_weights, names)
 
@@ -157,33 +158,41 @@ def conditional(fitted: Any, given: Mapping[Any, Any]) -> Any:
     if not np.isfinite(values).all():
         raise ValueError(f"given is {brief(dict(given))}; pass finite values")
     if fitted.parts:
-        return fitted.each(lambda part: conditional(part, dict(zip(first, values))), fitted.logs_at(first, values))
+        return fitted.each(*zip(*(_conditional(part.fitted, given, first, values) for part in fitted.parts)))
+    return _conditional(fitted, given, first, values)[0]
+
+
+def _conditional(fitted: Fitted, given: Any, first: list[int], values: Array) -> tuple[Fitted, float]:
+    """The conditional density, and the log of the marginal of the dimensions ``first`` at the values."""
     others = [k for k in range(fitted.problem.d) if k not in first]
     order, k, whole = [*first, *others], len(first), fitted.bandwidth
     points, log_weights, scales, centre = fitted.on_host
     away = values - centre[first]
     if whole.factor.ndim == 1:
         points, value, moved = points[:, order], away / whole.factor[first], np.zeros(len(others))
-        bandwidth = Bandwidth(len(others), whole.factor[others], whole.rule)
+        held, bandwidth = Bandwidth(k, whole.factor[first]), Bandwidth(len(others), whole.factor[others], whole.rule)
     else:
-        joint = _of_matrix(whole.matrix[np.ix_(order, order)], whole.rule)
-        factor = np.diag(joint.factor) if joint.factor.ndim == 1 else joint.factor
+        joint = _of_rows(whole.factor[order], whole.rule)
         points = joint.whiten(whole.stretch(points)[:, order], np.zeros(len(order)))
-        value = Bandwidth(k, factor[:k, :k]).whiten(away[None, :], np.zeros(k))[0]
-        moved, bandwidth = factor[k:, :k] @ value, Bandwidth(len(others), factor[k:, k:], whole.rule)
-    with np.errstate(over="ignore"):
-        log_weights = log_weights - 0.5 * np.square((points[:, :k] - value) / scales[:, None]).sum(axis=1)
+        held, bandwidth = (Bandwidth(len(f), f, whole.rule) for f in (joint.factor[:k, :k], joint.factor[k:, k:]))
+        value = held.whiten(away[None, :], np.zeros(k))[0]
+        moved = joint.factor[k:, :k] @ value
+    if not (abs(value) < FARTHEST).all():
+        raise ValueError(f"given is {brief(dict(given))}, too far from the samples: squares of distances overflow")
+    log_weights = log_weights - 0.5 * np.square((points[:, :k] - value) / scales[:, None]).sum(axis=1)
     log_weights = log_weights - k * np.log(scales)
-    log_weights = log_weights - log_weights.max()
-    if not math.isfinite(log_weights.sum()) and not np.isfinite(log_weights).any():
-        raise ValueError(f"given is {brief(dict(given))}, too far from every sample: squared distances overflow")
-    log_weights = log_weights - math.log(np.exp(log_weights).sum())
+    top = float(log_weights.max())
+    rest = math.log(np.exp(log_weights - top).sum())
     names = tuple(fitted.names[j] for j in others) if fitted.names else ()
-    return fitted.derived(bandwidth, centre[others] + moved, points[:, k:], log_weights, names)
+    found = fitted.derived(bandwidth, centre[others] + moved, points[:, k:], log_weights - top - rest, names)
+    return found, top + rest + held.log_constant
 
 
-def _of_matrix(matrix: Array, rule: str) -> Bandwidth:
-    return Bandwidth.of(math.sqrt(matrix[0, 0]) if len(matrix) == 1 else matrix, len(matrix), rule)
+def _of_rows(rows: Array, rule: str) -> Bandwidth:
+    """The bandwidth whose H is M Mᵀ of rows M (k, d), without squares: in far units they overflow."""
+    triangle: Any = np.linalg.qr(rows.T, mode="r")  # (k, k)
+    factor = triangle.T * np.sign(np.diagonal(triangle))
+    return Bandwidth(len(rows), factor if len(rows) > 1 else factor[0], rule)
 
 
 def indices(name: str, fitted: Fitted, dims: Any) -> list[int]:

@@ -208,15 +208,15 @@ def checked_extent(extent: float, distances: Any, points: Data, bandwidth: Bandw
     if largest <= FARTHEST:
         return rounded(largest)
     name, row, values = points.row(int(xp.argmax(distances)))
+    column = int(np.argmax(abs(values)))
+    which = f"row {row} of {name}, {values[column]:.3g} in column {column},"
+    if math.isinf(values[column]):
+        raise ValueError(f"{which} is not finite; drop or fill it")
     if 2.0 * float(count(distances > FARTHEST)) > distances.shape[0]:
         raise ValueError(
             f"bandwidth ({bandwidth}) is too small for the data: distances beyond 1e149 bandwidths overflow, "
             f"the largest that of row {row} of {name}"
         )
-    column = int(np.argmax(abs(values)))
-    which = f"row {row} of {name}, {values[column]:.3g} in column {column},"
-    if math.isinf(values[column]):
-        raise ValueError(f"{which} is not finite; drop or fill it")
     raise ValueError(
         f"{which} is too far from the median of train: distances beyond 1e149 bandwidths ({bandwidth}) overflow; "
         "drop the row, rescale its column, or pass a larger bandwidth"

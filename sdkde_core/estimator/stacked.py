@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from array_api_compat import device
 
 from ..arrays import Argument, Array, array_namespace, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
-from ..bandwidth.mixtures import Chosen, Normals, choose, fit, log_density_of, smoothed, stack
+from ..bandwidth.mixtures import Chosen, choose, fit, log_density_of, smoothed, stack
 from ..bandwidth.rounding import spread_within, units_of
 from ..bandwidth.selection import SEED
 from ..engine.groups import Group
@@ -26,7 +26,7 @@ from ..engine.outliers import radii
 from ..protocol import Columns, Partial
 from . import straight
 from .fitted import Fitted, loaded
-from .mixture import draws, marginal
+from .mixture import draws
 from .plan import plan
 from .request import Goal, Request
 
@@ -68,13 +68,11 @@ class Stacked:
     def current(self) -> Stacked:
         return self
 
-    def each(self, change: Callable[[Fitted], Fitted], log_terms: Any = None) -> Stacked:
+    def each(self, changed: Sequence[Fitted], log_terms: Any = 0.0) -> Stacked:
         """Return the list of changed parts; ``log_terms``: added to the logs of their shares, which then sum to 1."""
-        logs = np.array([part.log_share for part in self.parts])
-        if log_terms is not None:
-            logs = logs + np.asarray(log_terms, dtype=float)
-            logs -= np.logaddexp.reduce(logs)
-        parts = (part._replace(log_share=float(log), fitted=change(part.fitted)) for log, part in zip(logs, self.parts))
+        logs = np.array([part.log_share for part in self.parts]) + log_terms
+        logs -= np.logaddexp.reduce(logs)
+        parts = (part._replace(log_share=float(log), fitted=f) for part, log, f in zip(self.parts, logs, changed))
         return Stacked(self.request, [part for part in parts if part.log_share > -math.inf], self.problem.n)
 
     def shares(self) -> dict[str, tuple[float, float | None]]:
@@ -124,24 +122,20 @@ class Stacked:
         return logs, scores
 
     @functools.cached_property
-    def _normals(self) -> tuple[frozenset[int], Normals] | None:
-        """Which parts are single normals, but for the first, and their mixture with their shares; None for few."""
+    def _normals(self) -> tuple[frozenset[int], list[Array]] | None:
+        """Which parts are single normals, but for the first, and what :func:`_of_normals` takes; None for few."""
         which = [k for k, part in enumerate(self.parts) if k and part.fitted.components.points.shape[0] == 1]
         if len(which) < 2:
             return None
-        means, factors = [], []
+        d, logs, offsets, maps = self.problem.d, [], [], []
         for k in which:
             fitted = self.parts[k].fitted
             points, _, scales, centre = fitted.on_host
-            means.append(centre + fitted.bandwidth.stretch(points)[0])
-            factors.append(np.linalg.cholesky(fitted.bandwidth.matrix) * scales[0])
-        shares = np.exp([self.parts[k].log_share for k in which])
-        return frozenset(which), Normals(shares, np.array(means), np.array(factors))
-
-    def logs_at(self, dims: Any, values: Array) -> list[float]:
-        """The logs of the parts' marginals of the coordinates ``dims`` at values (k,): a conditional's shares."""
-        query = Argument.of("given", values[None, :])
-        return [float(to_host(_of_part(marginal(part.fitted, dims), query, "log"))[0]) for part in self.parts]
+            maps.append(fitted.bandwidth.whiten(np.eye(d), np.zeros(d)) / scales[0])  # L⁻ᵀ
+            offsets.append(centre @ maps[-1] + points[0] / scales[0])
+            logs.append(self.parts[k].log_share + np.log(np.diagonal(maps[-1])).sum() - 0.5 * d * math.log(2 * math.pi))
+        back = np.stack(maps).transpose(0, 2, 1).copy()
+        return frozenset(which), [np.array(logs), np.concatenate(offsets), np.concatenate(maps, axis=1), back]
 
     def draws(self, n: int, rng: Any) -> Any:
         """Return draws (n, d), in an order that says nothing."""
@@ -162,17 +156,19 @@ class Stacked:
         if starts is None:
             starts = to_host(self.draws(512, np.random.default_rng(0)))
         rows, going = np.array(starts, dtype=float), np.arange(len(starts))
-        inverses = np.stack([np.linalg.inv(part.fitted.bandwidth.matrix) for part in self.parts])  # (e, d, d)
+        scale, centre = abs(self.bandwidth.stretch(np.eye(rows.shape[1]))).max(axis=0), np.zeros(rows.shape[1])
+        maps = np.stack([part.fitted.bandwidth.whiten(np.diag(scale), centre) for part in self.parts])
+        inverses = maps @ maps.transpose(0, 2, 1)  # (e, d, d) in units of ``scale``, as squares of data units overflow
         narrowest = min(float(group.scale) for part in self.parts for group in part.fitted.groups) ** 2
         for _ in range(5000):
             query = Argument.of("query", rows[going])
             logs = np.stack([p.log_share + to_host(_of_part(p.fitted, query, "log")) for p in self.parts], axis=1)
             scores = [to_host(_of_part(p.fitted, query, "score")) for p in self.parts]
             shares = np.exp(logs - np.logaddexp.reduce(logs, axis=1)[:, None])  # (m, e)
-            slope = np.einsum("me,med->md", shares, np.stack(scores, axis=1))
+            slope = np.einsum("me,med->md", shares, np.stack(scores, axis=1)) * scale
             unit = np.einsum("me,eij->mij", shares, inverses)
             step = narrowest * np.linalg.solve(unit, slope[:, :, None])[:, :, 0]
-            rows[going] += step
+            rows[going] += step * scale
             going = going[np.sqrt(np.einsum("mi,mij,mj->m", step, unit, step)) > 1e-7]
             if not going.size:
                 break
@@ -181,7 +177,7 @@ class Stacked:
         heights = to_host(self.answer(Argument.of("query", rows), "log"))
         kept: list[Array] = []
         for i in np.argsort(-heights, kind="stable"):
-            away = (rows[i] - other for other in kept)
+            away = ((rows[i] - other) / scale for other in kept)
             if all(min(np.einsum("i,eij,j->e", v, inverses, v)) > 1e-4 for v in away):  # else it is the same mode
                 kept.append(rows[i])
         return np.array(kept)
@@ -195,18 +191,16 @@ def _of_part(fitted: Fitted, query: Argument, what: str) -> Any:
     return array_namespace(found).astype(found, array_namespace(found).float64)
 
 
-def _of_normals(normals: Normals, y: Any, scored: bool) -> tuple[Any, Any]:
-    """The log (m,) and the score (m, d) or None of a mixture of normals at y, where that is, float64."""
+def _of_normals(normals: list[Array], y: Any, scored: bool) -> tuple[Any, Any]:
+    """The log (m,) and the score (m, d) or None of a mixture of normals at y, where that is, float64.
+
+    ``normals``: the logs of their shares and constants (k,), means times L_k⁻ᵀ (k d,), all L_k⁻ᵀ beside each other
+    (d, k d), and all L_k⁻¹ (k, d, d).
+    """
     xp, where = array_namespace(y), {} if isinstance(y, np.ndarray) else {"device": device(y)}
     y = xp.astype(y[:, None] if y.ndim == 1 else y, xp.float64, copy=False)
-    k, d = normals.means.shape
-    inverses = np.linalg.inv(normals.factors)
-    constants = np.log(normals.shares) + np.log(np.diagonal(inverses, axis1=1, axis2=2)).sum(1)
-    offsets = np.einsum("kij,kj->ki", inverses, normals.means).reshape(-1)
-    flat, offsets, constants, back = (
-        xp.asarray(np.ascontiguousarray(a), **where)
-        for a in (inverses.reshape(k * d, d).T, offsets, constants - 0.5 * d * math.log(2.0 * math.pi), inverses)
-    )
+    constants, offsets, flat, back = (xp.asarray(a, **where) for a in normals)
+    k, d = back.shape[:2]
     logs, slopes, step = [], [], max(1, (1 << 22) // (k * d))
     for start in range(0, max(1, y.shape[0]), step):
         u = xp.reshape(y[start : start + step, :] @ flat - offsets, (-1, k, d))
@@ -224,7 +218,7 @@ def _of_normals(normals: Normals, y: Any, scored: bool) -> tuple[Any, Any]:
 def kernels(first: Fitted, request: Request, points: Array, weights: Array, factor: Array) -> Fitted:
     """Return a KDE of weighted points (n, d), in data units on the host, with H = L Lᵀ, ``factor`` being L (d, d)."""
     n, d = points.shape
-    bandwidth = Bandwidth.of(float(factor[0, 0]), 1) if d == 1 else Bandwidth.of(factor @ factor.T, d)
+    bandwidth = Bandwidth.of(float(factor[0, 0]), 1) if d == 1 else Bandwidth(d, factor)
     centre = weights @ points
     whitened, logs = bandwidth.whiten(points, centre), np.log(weights)
     equal = bool((logs == logs[0]).all())

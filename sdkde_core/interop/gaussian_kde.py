@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
@@ -13,10 +14,11 @@ import numpy as np
 
 from ..api import estimate, prepare
 from ..archive import write
-from ..arrays import Argument, Array, Origin, array_namespace, numbers, public, quiet, to_host
+from ..arrays import Argument, Array, Origin, array_namespace, numbers, public, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import check_rule, resolve
 from ..bandwidth.sample import Sample
+from ..estimator.batches import densities
 from ..estimator.integrals import corner
 from ..estimator.mixture import check_count
 from ..estimator.prepared import Prepared
@@ -39,11 +41,13 @@ class gaussian_kde:
         The factor of the bandwidth H = factor² · covariance of the data: a number, a function of this object that
         returns one, ``"scott"`` (the default) or ``"silverman"``, which are SciPy's formulas, or another rule of
         :func:`sdkde_core.estimate`, such as ``"auto"`` or ``"isj"``. A rule looks at the data in units of their
-        covariance, and where it has one bandwidth per dimension the geometric mean is taken.
+        covariance, and where it has one bandwidth per dimension the geometric mean is taken. A stacked density chooses
+        its own bandwidths: None.
     weights : (n,) array_like, optional
         Not negative; need not sum to 1.
-    method : {"kde", "sdkde", "laplace"}
+    method : {"kde", "sdkde", "laplace", "stacked"}
         ``"sdkde"`` moves the samples to remove the leading bias. ``"laplace"`` is debiased too, but signed.
+        ``"stacked"`` is a sum of sdkde and normal mixtures: attributes of the one bandwidth raise AttributeError.
     step, score_bandwidth, precision, backend, device
         As for :func:`sdkde_core.estimate`.
 
@@ -85,7 +89,7 @@ class gaussian_kde:
     _origin = Origin()
     _weights: Array | None = None
     _made: tuple[Any, Any, Prepared] | None = None
-    _computed: Any = None, None  # the covariance as it follows from the factor, which users may replace, and its root
+    _computed: Any = None, "auto"  # the covariance as it follows from the factor, which users may replace; a Bandwidth
 
     dataset: Any
     covariance: Array
@@ -104,13 +108,12 @@ class gaussian_kde:
         backend: str = "auto",
         device: str | Sequence[str] | None = None,
     ) -> None:
-        if method == "stacked":
-            raise ValueError("method='stacked' has kernels of several covariances; fit it with sdkde_core.prepare")
         moves = {"step": step, "score_bandwidth": score_bandwidth}
         self._options = {"precision": precision, "backend": backend, "device": device, **moves}
         Request.of(Goal.DENSITY, {"method": method, **self._options})  # type: ignore[typeddict-item]  # or raises
         self.method = method
-        self.dataset, self._origin = _columns("dataset", dataset)
+        columns = _columns("dataset", dataset)
+        self.dataset, self._origin = columns.array, columns.origin
         self.d, self.n = self.dataset.shape
         if self.d * self.n < 2:
             raise ValueError("`dataset` input should have multiple elements.")
@@ -162,13 +165,16 @@ class gaussian_kde:
             raise ValueError(f"mean does not have dimension {self.d}")
         if cov.shape != (self.d, self.d):
             raise ValueError(f"covariance does not have dimension {self.d}")
-        total = _definite(self.covariance + cov, "cov and the covariance of the kernels do not add up to one.")
-        u = total.whiten(self._means(), mean)  # (n, d)
-        terms = np.exp(total.log_constant - 0.5 * (u * u).sum(axis=1))
-        if self.method == "laplace":  # whose kernel is N − ½ tr(H ∇∇ᵀ) N, which convolution leaves as it is
-            h = total.whiten(total.whiten(self.covariance, np.zeros(self.d)).T, np.zeros(self.d))  # L⁻¹ H L⁻ᵀ
-            terms *= 1 + 0.5 * (np.trace(h) - ((u @ h) * u).sum(axis=1))
-        return float(self.weights @ terms)
+        result = 0.0
+        for means, weights, kernel in self._kernels():
+            total = _definite(kernel + cov, "cov and the covariance of the kernels do not add up to one.")
+            u = total.whiten(means, mean)  # (n, d)
+            terms = np.exp(total.log_constant - 0.5 * (u * u).sum(axis=1))
+            if self.method == "laplace":  # whose kernel is N − ½ tr(H ∇∇ᵀ) N, which convolution leaves as it is
+                h = total.whiten(total.whiten(kernel, np.zeros(self.d)).T, np.zeros(self.d))  # L⁻¹ H L⁻ᵀ
+                terms *= 1 + 0.5 * (np.trace(h) - ((u @ h) * u).sum(axis=1))
+            result += float(weights @ terms)
+        return result
 
     def integrate_box_1d(self, low: float, high: float) -> float:
         """Return the integral of a one-dimensional density between two bounds."""
@@ -190,17 +196,20 @@ class gaussian_kde:
     @public
     def integrate_kde(self, other: Any) -> float:
         """Return the integral of the product with another such density, SciPy's too; not for laplace."""
-        if not hasattr(other, "covariance"):
+        ours = isinstance(other, gaussian_kde)
+        if not ours and not hasattr(other, "covariance"):
             raise TypeError(f"other is {brief(other)}; pass a gaussian_kde, this one or SciPy's")
         if other.d != self.d:
             raise ValueError("KDEs are not the same dimensionality")
         for kde in (self, other):
             if getattr(kde, "method", "kde") == "laplace":
                 raise ValueError("integrate_kde is not for method='laplace', which is signed; pass 'sdkde' or 'kde'")
-        means = other._means() if isinstance(other, gaussian_kde) else other.dataset.T
-        how = {**self._options, "step": None, "score_bandwidth": None, "weights": self._weights}
-        how["bandwidth"] = _bandwidth(self.covariance + other.covariance)
-        return float(other.weights @ estimate(self._means(), means, method="kde", **how))
+        how: Any = {**self._options, "method": "kde", "step": None, "score_bandwidth": None}
+        total, theirs = 0.0, other._kernels() if ours else [(other.dataset.T, other.weights, other.covariance)]
+        for (x, w, one), (y, v, two) in itertools.product(self._kernels(), theirs):
+            how["bandwidth"] = _definite(one + two, _SINGULAR)
+            total += w.sum() * float(v @ estimate(x, y, weights=w, **how))
+        return total
 
     @public
     def resample(self, size: int | None = None, seed: Any = None) -> Any:
@@ -216,18 +225,21 @@ class gaussian_kde:
         if self.method == "laplace":
             raise ValueError("resample is not for method='laplace', which is signed; pass method='sdkde' or 'kde'")
         size = int(self.neff) if size is None else check_count("size", size)
-        state: Any = np.random if seed is None else seed
+        state: Any = np.random.mtrand._rand if seed is None else seed
         if not hasattr(state, "multivariate_normal"):
             state = np.random.RandomState(seed)
-        noise = state.multivariate_normal(np.zeros(self.d), self.covariance, size=size)
-        chosen = state.choice(self.n, size=size, p=self.weights)
-        return self._origin.restore((self._means()[chosen] + noise).T, "float64")
+        if self.method == "stacked":
+            return self._origin.restore(self.prepared.sample(size, state).T, "float64")
+        ((means, weights, covariance),) = self._kernels()
+        noise = state.multivariate_normal(np.zeros(self.d), covariance, size=size)
+        chosen = state.choice(self.n, size=size, p=weights)
+        return self._origin.restore((means[chosen] + noise).T, "float64")
 
     @public
     def marginal(self, dimensions: Any) -> gaussian_kde:
         """Return the density of some of the dimensions, in the order given; negative ones count from the end.
 
-        With ``method="sdkde"`` it is the marginal of this density, until its bandwidth is changed.
+        With ``method="sdkde"`` or ``"stacked"`` it is the marginal of this density, until its bandwidth is changed.
         """
         dims = np.atleast_1d(to_host(Argument.of("dimensions", dimensions).array))
         if not np.issubdtype(dims.dtype, np.integer):
@@ -242,9 +254,9 @@ class gaussian_kde:
             wrong = str(dims[invalid]).replace("\n", "")
             raise ValueError(f"Dimensions {wrong} are invalid for a distribution in {self.d} dimensions.")
         dataset = array_namespace(self.dataset).stack([self.dataset[int(k), :] for k in kept])
-        result = gaussian_kde(dataset, self.factor, self._weights, method=self.method, **self._options)
-        if self.method == "sdkde":  # moved in these dimensions alone, the samples would be others
-            result._made = result.dataset, result.covariance, self.prepared.marginal([int(k) for k in kept])
+        result = gaussian_kde(dataset, vars(self).get("factor"), self._weights, method=self.method, **self._options)
+        if self.method in ("sdkde", "stacked"):  # moved in these dimensions alone, the samples would be others
+            result._made = result.dataset, result._computed[0], self.prepared.marginal([int(k) for k in kept])
         return result
 
     @public
@@ -254,7 +266,8 @@ class gaussian_kde:
         What is loaded has the same density, the factor as its ``bw_method``, and NumPy's arrays.
         """
         content, arrays = self.prepared.to_saved()
-        own = {"method": self.method, "options": dict(self._options), "factor": float(self.factor), "density": content}
+        factor = None if self.method == "stacked" else float(self.factor)
+        own = {"method": self.method, "options": dict(self._options), "factor": factor, "density": content}
         given = {} if self._weights is None else {"weights": self._weights}
         write(path, "gaussian_kde", own, arrays | given | {"dataset": self._samples.T})
 
@@ -266,7 +279,7 @@ class gaussian_kde:
         prepared = Prepared.from_saved(content["density"], arrays, name)
         if (prepared.n_train, prepared.n_dimensions, prepared.method) != (made.n, made.d, made.method):
             raise ValueError("its density and its dataset do not fit each other")
-        made._made = made.dataset, made.covariance, prepared
+        made._made = made.dataset, made._computed[0], prepared
         return made
 
     def scotts_factor(self) -> float:
@@ -283,6 +296,10 @@ class gaussian_kde:
     @public
     def set_bandwidth(self, bw_method: Any = None) -> None:
         """Change the bandwidth; ``bw_method`` as for the class, None keeps ``covariance_factor``."""
+        if self.method == "stacked":
+            if bw_method is not None:
+                raise ValueError(f"bw_method is {brief(bw_method)}; leave it out: a stack chooses its own bandwidths")
+            return
         if isinstance(bw_method, str):
             formulas = {"scott": self.scotts_factor, "silverman": self.silverman_factor}
             self.covariance_factor = formulas.get(bw_method) or partial(float, self._factor_by(bw_method))
@@ -308,19 +325,21 @@ class gaussian_kde:
     def inv_cov(self) -> Array:
         return np.linalg.inv(self.covariance)
 
+    def __getattr__(self, name: str) -> Any:
+        text = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if self.method == "stacked" and name in ("factor", "covariance", "inv_cov", "cho_cov", "log_det"):
+            text += ": a stacked density has kernels of several bandwidths; see those of prepared.parts"
+        raise AttributeError(text, name=name, obj=self)
+
     @property
     def prepared(self) -> Prepared:
-        made = self._made
-        if made is None or made[0] is not self.dataset or made[1] is not self.covariance:
-            computed, bandwidth = self._computed
-            prepared = prepare(
-                self._samples if isinstance(self.dataset, np.ndarray) else self.dataset.T,
-                method=self.method,
-                bandwidth=bandwidth if computed is self.covariance and self.d > 1 else _bandwidth(self.covariance),
-                weights=self._weights,
-                **self._options,
-            )
-            made = self._made = self.dataset, self.covariance, prepared
+        made, covariance, (computed, bandwidth) = self._made, vars(self).get("covariance"), self._computed
+        if made is None or made[0] is not self.dataset or made[1] is not covariance:
+            if computed is not covariance:
+                bandwidth = _definite(covariance, _SINGULAR)
+            samples = self._samples if isinstance(self.dataset, np.ndarray) else self.dataset.T
+            how: Any = {**self._options, "method": self.method, "weights": self._weights, "bandwidth": bandwidth}
+            made = self._made = self.dataset, covariance, prepare(samples, **how)
         return made[2]
 
     @property
@@ -328,22 +347,30 @@ class gaussian_kde:
         """The dataset on the host, (n, d) float64."""
         return np.asarray(to_host(self.dataset), dtype=np.float64).T
 
-    def _means(self) -> Array:
-        """Of the kernels (n, d), on the host: the samples, for sdkde as they have moved."""
-        return self.prepared.mixture().means if self.method == "sdkde" else self._samples
+    def _kernels(self) -> list[tuple[Array, Array, Array]]:
+        """Means (k, d), weights (k,) and covariance (d, d) of kernels that have one covariance, on the host."""
+        if self.method != "stacked":
+            means = self.prepared.mixture().means if self.method == "sdkde" else self._samples
+            return [(means, self.weights, self.covariance)]
+        found = []
+        for _, share, part in self.prepared.parts:
+            means, weights, covariance, scales = part.mixture()
+            for scale in np.unique(scales):  # a guard's kernels are wider
+                here = scales == scale
+                found.append((means[here], share * weights[here], covariance * scale**2))
+        return found
 
     def _evaluate(self, points: Any, log: bool) -> Any:
-        x, origin = _columns("points", points)
+        query = _columns("points", points)
+        x = query.array
         if x.shape[0] != self.d:
             if x.shape != (1, self.d):
                 raise ValueError(
                     f"points have dimension {x.shape[0]}, dataset has dimension {self.d}; pass ({self.d}, m)"
                 )
             x = x.T
-        values = self.prepared.estimate(x.T, log=log)
-        return origin.restore(values, "float64") if origin.on_host else values
+        return densities(self.prepared._fitted, query._replace(array=x.T), log)
 
-    @quiet
     def _compute_covariance(self) -> None:
         """Set what follows from ``covariance_factor``; SciPy's users call it."""
         factor = self.covariance_factor()
@@ -357,7 +384,8 @@ class gaussian_kde:
 
     @cached_property
     def cho_cov(self) -> Array:
-        return _definite(self._data, _SINGULAR).factor * float(self.factor)
+        root = _definite(self._data, _SINGULAR).factor
+        return (root if root.ndim == 2 else root[:, None]) * float(self.factor)
 
     @cached_property
     def log_det(self) -> Any:
@@ -389,15 +417,15 @@ _SINGULAR = (
 )
 
 
-def _columns(name: str, value: Any) -> tuple[Any, Origin]:
-    """Points in columns, (d, m), of NumPy where they are on the host, and where they came from."""
+def _columns(name: str, value: Any) -> Argument:
+    """Points in columns, (d, m)."""
     argument = Argument.of(name, value)
     x, xp = argument.array, array_namespace(argument.array)
     if x.ndim > 2:
         raise ValueError(f"{name} has shape {argument.shape}; pass (dimensions, points), or (points,) in one dimension")
     if not (np.isfinite(x).all() if isinstance(x, np.ndarray) else bool(xp.all(xp.isfinite(x)))):
         raise ValueError(f"{name} has values that are not finite; drop or fill them")
-    return (x if x.ndim == 2 else xp.reshape(x, (1, -1))), argument.origin
+    return argument if x.ndim == 2 else argument._replace(array=xp.reshape(x, (1, -1)))
 
 
 def _normalised(weights: Any, n: int) -> Array:
@@ -412,14 +440,9 @@ def _normalised(weights: Any, n: int) -> Array:
     return w / w.sum()
 
 
-def _bandwidth(covariance: Array) -> Any:
-    """The bandwidth for :func:`prepare`; in one dimension a number, as laplace has integrals for numbers only."""
-    return math.sqrt(covariance[0, 0]) if covariance.shape == (1, 1) else covariance
-
-
-def _definite(covariance: Array, otherwise: str) -> Bandwidth:
-    """Return H and its factor; LinAlgError where it has none."""
+def _definite(covariance: Any, otherwise: str) -> Bandwidth:
+    """Return H and its factor, in one dimension of a number; LinAlgError where it has none."""
     try:
-        return Bandwidth.of(covariance, len(covariance))
+        return Bandwidth.of(covariance if len(covariance) > 1 else math.sqrt(covariance[0, 0]), len(covariance))
     except ValueError as error:
         raise np.linalg.LinAlgError(otherwise) from error

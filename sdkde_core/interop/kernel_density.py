@@ -180,6 +180,18 @@ class KernelDensity(neighbors.KernelDensity):
         X = validate_data(self, X, order="C", dtype=np.float64, reset=False)
         return self.density_.estimate(X, log=True)
 
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Return the total log density of samples: Σ w_i log p̂(x_i).
+
+        ``sample_weight`` (n_samples,) is not negative, and 1 by default; scikit-learn's searches can route it here.
+        """
+        logs = self.score_samples(X)
+        if sample_weight is None:
+            return np.sum(logs)
+        refuse_masked("sample_weight", sample_weight)
+        w = _check_sample_weight(sample_weight, logs, dtype=np.float64, ensure_non_negative=True)
+        return np.sum(w[w > 0] * logs[w > 0])  # a sample of no weight may have no density
+
     def sample(self, n_samples: int = 1, random_state: Any = None) -> Array:
         """Return (n_samples, n_features) random samples from the density.
 
