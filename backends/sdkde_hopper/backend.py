@@ -17,7 +17,7 @@ from .compiled import check_driver, launching, nvrtc_version
 from .plan import LONGEST
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _State:
     """The training points, and what has been made of them so far."""
 
@@ -60,7 +60,7 @@ class HopperBackend:
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""
-        if problem.reduction is Reduction.MEAN:  # and as a rule LOG_SUM follows
+        if problem.reduction is Reduction.MEAN and "weights" not in problem.requires:  # as a rule LOG_SUM follows
             launch.load_for(problem.d)
         return _State(problem, columns.points, columns.log_weights)
 

@@ -23,7 +23,7 @@ from .price import SLOWER
 from .space import COLUMN_PADDING, LEAF, LEAST_CAPABILITY
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _State:
     """The training points, and what has been made of them so far.
 

@@ -101,9 +101,6 @@ class PerStream:
     def __init__(self) -> None:
         self._made: dict[Any, tuple[Any, set[int]]] = {}  # values, and the streams that find them whole
 
-    def __len__(self) -> int:
-        return len(self._made)
-
     def get(self, key: Any, make: Callable[[], Any], like: Any) -> Any:
         """Return the value of a key, by ``make()`` the first time; ``like``: a tensor on the value's device.
 
@@ -113,7 +110,7 @@ class PerStream:
         if key not in self._made:
             if captures(like):
                 return make()  # in memory that is the graph's
-            self._made[key] = make(), {stream}
+            self._made.setdefault(key, (make(), {stream}))  # of two that make it at once one stays
         value, known = self._made[key]
         if stream not in known:
             cuda = sys.modules["torch"].cuda

@@ -9,17 +9,16 @@ Only launches that a backend tells of are in the list: where PyTorch has launche
 
 from __future__ import annotations
 
+import enum
 import functools
 import itertools
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from .devices import captures, current_stream
 from .forks import new_lock
-
-R = TypeVar("R")
 
 
 class Launch(Protocol):
@@ -108,29 +107,38 @@ class Slots(threading.local):
                 break
         else:
             sys.modules["torch"].cuda.current_stream(device).synchronize()  # which lets other threads run
+            if numbers.min() < 0.0:
+                raise RuntimeError("no kernel has written there")
         if time != self.times:
             raise RuntimeError("another kernel has written there")
         self.awaited = None
         return float(numbers.max())
 
 
-def record(compute: Callable[[], R], given: Sequence[Any], of: Callable[[R], Any]) -> tuple[R, Launches | None]:
-    """Return ``compute()``, and the list of its launches; ``of`` that: the tensor that they made, or None.
+def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tuple[Any, Any, Launches | None]:
+    """Return what ``compute()`` returns, a tensor and what its launches serve, and the list of these.
 
-    ``given``: the tensors that it computes from. There is no list where these overlap, or where not exactly one kernel
-    wrote numbers to the host.
+    ``given``: the tensors that it computes from. There is no list where these overlap, where PyTorch has launched a
+    kernel, or where not exactly one kernel of those told of wrote numbers to the host, and one the result.
     """
-    recording = _here.recording = _Recording()
+    before, recording = _here.recording, _Recording()
+    _here.recording = recording
     try:
         with _watch()(recording):
-            found = compute()
+            result, served = compute()
     finally:
-        _here.recording = None
-    result, ranges = of(found), sorted((x.data_ptr(), x.data_ptr() + x.nbytes) for x in given)
+        _here.recording = before
+        if before is not None:  # a signal handler's estimate, within another one
+            before.alone = False
+    ranges = sorted((x.data_ptr(), x.data_ptr() + x.nbytes) for x in given)
     apart = all(stop <= start for (_, stop), (start, _) in itertools.pairwise(ranges))
-    whole = result is not None and any(x.data_ptr() == result.data_ptr() for x in recording.made)
-    listed = whole and apart and recording.alone and len(recording.reads) == 1
-    return found, Launches(recording, given, result) if listed else None
+    whole = result is not None and any(
+        x.data_ptr() == result.data_ptr() and x.nbytes == result.nbytes for x in recording.made
+    )
+    if not (whole and apart and recording.alone and len(recording.reads) == 1):
+        return result, served, None
+    found = Launches(recording, given, result)
+    return result, served, found if found.writes else None
 
 
 @functools.cache
@@ -138,7 +146,7 @@ def _watch() -> Any:
     # A mode that sees operations below Python's functions has PyTorch import its compiler: six seconds.
     from torch.overrides import TorchFunctionMode
 
-    views = {"__getitem__", "reshape", "view", "detach", "unsqueeze"}
+    views = {"__getitem__", "reshape", "view", "detach", "unsqueeze"}  # some copy, as with an index that is a tensor
     looks = {"__get__", "data_ptr", "get_device", "size", "stride", "dim", "numel", "element_size", "is_contiguous"}
     looks |= {"is_pinned", "__len__", "nelement", "is_floating_point", "numpy", "is_inference"}
 
@@ -151,26 +159,35 @@ def _watch() -> Any:
             found, name = function(*args, **(kwargs or {})), function.__name__
             if name in ("empty", "empty_like", "new_empty"):
                 self.recording.made.append(found)
+            elif name in views:
+                places = (x.untyped_storage().data_ptr() for x in (found, args[0]))
+                self.recording.alone &= len(set(places)) == 1
             else:
-                self.recording.alone &= name in views or name in looks
+                self.recording.alone &= name in looks
             return found
 
     return Watch
 
 
+class Base(enum.IntEnum):
+    """What a pointer is relative to; the k-th given array has the number ``GIVEN`` + k."""
+
+    NOTHING, NUMBERS, RESULT, ROOM, GIVEN = range(5)
+
+
 class Launches:
-    """What :func:`record` has found; for one thread at a time. Lists with equal keys are the same launches."""
+    """A list of launches, for one thread at a time. Lists with equal keys are the same launches."""
 
     def __init__(self, recording: _Recording, given: Sequence[Any], result: Any) -> None:
         ((self._slots, self._count),), self._read_after = recording.reads, recording.read_after
-        self._like, self._lock = (tuple(result.shape), result.dtype, result.device), new_lock()
-        # Where arrays lie: at address 0 (what stays where it is), in the host's numbers, the result, the room, …
-        arrays, self._room = [(self._slots.tensor, 1, 0), (result, 2, 0)], 0
+        self._like, self.lock = (tuple(result.shape), result.dtype, result.device), new_lock()
+        arrays: list[tuple[Any, int, int]] = [(self._slots.tensor, Base.NUMBERS, 0), (result, Base.RESULT, 0)]
+        self._room = 0
         for x in recording.made:
             if x.data_ptr() != result.data_ptr():
-                arrays.append((x, 3, self._room))
+                arrays.append((x, Base.ROOM, self._room))
                 self._room += -(-x.nbytes // 512) * 512
-        arrays += [(x, 4 + k, 0) for k, x in enumerate(given)]
+        arrays += [(x, Base.GIVEN + k, 0) for k, x in enumerate(given)]
         ranges = [(x.data_ptr(), x.data_ptr() + x.nbytes, base, offset) for x, base, offset in arrays]
 
         def place(pointer: Any) -> tuple[int, int]:
@@ -178,94 +195,117 @@ class Launches:
             for start, stop, base, offset in ranges:
                 if start <= address < stop:
                     return base, offset + address - start
-            return 0, address
+            return Base.NOTHING, address
 
-        self._steps, self._kept = [], list[Any]()  # what stays where it is, is not to go
+        self._steps, self._constants = [], list[Any]()  # kept alive
         for launch, pointers in recording.launches:
             places = tuple(map(place, pointers))
             self._steps.append((launch, places))
-            self._kept += [pointer for pointer, (base, _) in zip(pointers, places) if not base]
-            launch.place([0] * len(places))  # and no other array of the recording is kept
-        self._at: tuple[int, ...] = ()  # what the pointers are relative to
+            self._constants += [pointer for pointer, (base, _) in zip(pointers, places) if base == Base.NOTHING]
+            launch.place([0] * len(places))  # it may hold other arrays of the recording
+        self._at: tuple[int, ...] = ()  # where the bases were last
+        reached = {base for _, places in self._steps for base, _ in places}
+        self.writes = {Base.NUMBERS, Base.RESULT} <= reached  # else not all launches were told of
         self.key = self._like, self._room, tuple((launch.key, places) for launch, places in self._steps)
 
-    def run(self, given: Sequence[Any], right: Callable[[float], Any], early: bool) -> tuple[Any, Any]:
-        """Launch for other tensors of the same shapes; return the result and the list that is the right one for them.
+    def run(self, given: Sequence[Any], right: Callable[[float], Any], early: bool) -> Any:
+        """Launch for other tensors of the same shapes; return the result, or None where ``right`` is not this list.
 
-        ``right`` tells that of the largest number that the card writes to the host. It is read after the last launch,
-        or ``early``, as soon as it is there: then another list's data cost two launches. The result is None where this
-        is not the right list, and where another thread is at it.
+        ``right`` is asked for the largest number that the card has written to the host: after the last launch, or
+        ``early``, as soon as it is there. A wrong guess then costs two launches.
         """
-        if not self._lock.acquire(blocking=False):
-            return None, None
-        try:
-            torch, (shape, dtype, device) = sys.modules["torch"], self._like
-            result = torch.empty(shape, dtype=dtype, device=device)
-            room = torch.empty(self._room, dtype=torch.uint8, device=device)
-            numbers, time = self._slots.ready(self._count, result)
-            at = 0, numbers.data_ptr(), result.data_ptr(), room.data_ptr(), *(x.data_ptr() for x in given)
-            moved = [k for k, (old, new) in enumerate(zip(self._at, at)) if old != new] if self._at else range(len(at))
-            stream, self._at, found = _stream(device), (), None
-            for k, (launch, places) in enumerate(self._steps):
-                if early and k == self._read_after:
-                    found = right(self._slots.largest(self._count, device, time))
-                    if found is not self:
-                        return None, found
-                if any(base in moved for base, _ in places):
-                    launch.place([at[base] + offset for base, offset in places])
-                launch.launch(stream)
-            self._at = at
-        finally:
-            self._lock.release()
-        found = found or right(self._slots.largest(self._count, device, time))
-        return result if found is self else None, found
+        torch, (shape, dtype, device) = sys.modules["torch"], self._like
+        result = torch.empty(shape, dtype=dtype, device=device)
+        room = torch.empty(self._room, dtype=torch.uint8, device=device)
+        numbers, time = self._slots.ready(self._count, result)
+        at = 0, numbers.data_ptr(), result.data_ptr(), room.data_ptr(), *(x.data_ptr() for x in given)
+        moved = [k for k, (old, new) in enumerate(zip(self._at, at)) if old != new] if self._at else range(len(at))
+        stream, self._at = _stream(device), ()
+        for k, (launch, places) in enumerate(self._steps):
+            if early and k == self._read_after and right(self._slots.largest(self._count, device, time)) is not self:
+                return None
+            if any(base in moved for base, _ in places):
+                launch.place([at[base] + offset for base, offset in places])
+            launch.launch(stream)
+        self._at = at
+        is_right = early or right(self._slots.largest(self._count, device, time)) is self
+        return result if is_right else None
+
+
+class _Known:
+    """What is known of calls with one key."""
+
+    def __init__(self) -> None:
+        self.lists: dict[Any, Launches] = {}  # by the extent that they serve
+        self.last: Launches | None = None  # which served last
+        self.able = True  # there can be a list
 
 
 class Lists:
-    """Lists of launches of calls of one shape: by what else they depend on, and the extent that they serve."""
+    """Lists of launches of calls of one shape: by a key, and by the extent that they serve."""
 
     def __init__(self, early: bool) -> None:
         self._early = early  # see Launches.run
-        self._lists: dict[tuple[Any, Any], Launches] = {}
-        self._last: dict[Any, Launches] = {}  # of the extent that came last
-        self._heard: dict[Any, bool] = {}  # whether calls can have a list
+        self._known: dict[Any, _Known] = {}
 
     def serve(
         self, key: Any, given: Sequence[Any], launch: Callable[[], tuple[Any, Any]], served: Callable[[float], Any]
     ) -> Any:
         """Return the result of ``launch()``, or of a list of its launches; None where the general way is to answer.
 
-        With its result it returns which extents a list of its launches serves: ``served`` says that of the largest
-        distance. A list runs before that is known. It is made where there is none yet, and where the key has come
-        before: otherwise data whose bandwidths all differ would have one made in every call.
+        With its result it returns which extent its launches serve: ``served`` says that of the largest distance, and
+        None where there is no result. The list that served last runs before that is known. A list is made for the first
+        key, and for others that come again: else data whose bandwidths all differ would have one made in every call.
         """
-        key = key, _stream(given[0].device), tuple(x.data_ptr() % 16 for x in given)
-        launches = self._last.get(key)
-        while launches is not None:
-            result, right = launches.run(given, lambda x: self._lists.get((key, served(x))), self._early)
-            if result is not None:
-                return result
-            if right is not None:
-                self._last[key] = right
-            launches = right
-        if self._heard.get(key, not self._last):
-            return self._listed(key, given, launch)
-        self._heard.setdefault(key, True)
-        return launch()[0]
+        key = key, _stream(given[0].device), given[0] is given[-1], *(x.data_ptr() % 16 for x in given)
+        known, first = self._known.get(key), not self._known
+        if known is None:
+            if len(self._known) >= 64:
+                self._known.pop(next(iter(self._known)), None)
+            known = self._known[key] = _Known()
+            return self._listed(known, given, launch) if first else launch()[0]
+        extent: Any = 0.0
+        while known.last is not None:
+            last = known.last
+            if not last.lock.acquire(blocking=False):  # another thread is at it
+                return launch()[0]
 
-    def _listed(self, key: Any, given: Sequence[Any], launch: Callable[[], tuple[Any, Any]]) -> Any:
-        if launch()[0] is None:
+            def right(largest: float) -> Any:
+                nonlocal extent
+                extent = served(largest)
+                return known.lists.get(extent)
+
+            try:
+                result = last.run(given, right, self._early)
+            except (MemoryError, RuntimeError):
+                known.last, known.able, known.lists = None, False, {}
+                break
+            finally:
+                last.lock.release()
+            if result is not None or extent is None:
+                return result
+            if extent not in known.lists:
+                break
+            known.last = known.lists[extent]
+        return self._listed(known, given, launch) if known.able else launch()[0]
+
+    def _listed(self, known: _Known, given: Sequence[Any], launch: Callable[[], tuple[Any, Any]]) -> Any:
+        """Return the result of ``launch()``, and have a list of its launches made."""
+        result, _ = launch()
+        if result is None:
             return None
-        # Now there is what is made once, such as prepared columns: it stays where it is, and is not in the list.
-        (result, extent), found = record(launch, given, lambda got: got[0])
-        if max(len(self._lists), len(self._heard)) >= 64:
-            for kept in (self._lists, self._last, self._heard):
-                kept.clear()
-        self._heard[key] = found is not None
-        if found is not None:
-            same = (known for known in self._lists.values() if known.key == found.key)
-            self._lists[key, extent] = self._last[key] = found = next(same, found)
-            found.run(given, lambda _: found, True)  # now PyTorch has memory for it: to get it takes as long as a call
+        try:
+            # What is made once, such as prepared columns, is there now: it stays where it is, and is not in the list.
+            _, extent, found = record(launch, given)
+            known.able = found is not None
+            if found is not None:
+                same = (one for other in list(self._known.values()) for one in list(other.lists.values()))
+                found = next((one for one in same if one.key == found.key), found)
+                with found.lock:
+                    found.run(given, lambda _: found, True)  # PyTorch has memory for the next call then
+                known.lists[extent] = known.last = found
+        except (MemoryError, RuntimeError):
+            known.able = False
         return result
 
 

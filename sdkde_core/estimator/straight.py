@@ -59,7 +59,8 @@ class _Line:
     def __init__(self, request: Request, shape: tuple[int, int], m: int | None, dtype: Any, place: str) -> None:
         self.request, (self.n, self.d), self.m, self.place = request, shape, m, place
         self.dtype = str(dtype).removeprefix("torch.")
-        self._kept, self.records = PerStream(), registry.records()
+        self._equal, self.records = PerStream(), registry.records()
+        self._scale: tuple[Bandwidth | None, PerStream] = None, PerStream()
         self.extent = 0.0  # the largest of the calls so far
         self.brief, self.lists = _brief(self.n, m), Lists(not _brief(self.n, m, 26))
         self.state: tuple[Any, ...] = ()  # what the choice of a backend depends on, beside the request
@@ -110,14 +111,17 @@ class _Line:
         def make() -> Any:
             return torch.full((self.n,), -math.log(self.n), dtype=torch.float64, device=like.device)
 
-        return self._kept.get("equal", make, like)
+        return self._equal.get("equal", make, like)
 
     def scale(self, bandwidth: Bandwidth, x: Any) -> Any:
         """What whitens, where x is, as :class:`~sdkde_core.protocol.LineBackend` takes it."""
         factor = bandwidth.factor if bandwidth.factor.ndim == 1 else bandwidth.inverse
-        if len(self._kept) > 16:
-            self._kept = PerStream()
-        return self._kept.get(factor.tobytes(), lambda: like(factor, x), x)
+        if factor.ndim == 1 and (factor == factor[0]).all():
+            return float(factor[0])
+        kept = self._scale
+        if kept[0] is not bandwidth:  # of a loop with one bandwidth it is sent once
+            kept = self._scale = bandwidth, PerStream()
+        return kept[1].get("scale", lambda: like(factor, x), x)
 
     def _problems(self, extent: float, weighted: bool) -> tuple[Problem, ...]:
         requires = frozenset(["weights"] * weighted)
@@ -207,7 +211,8 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         launched = functools.partial(launch, line)
         if captured or weights is not None or not line.brief or checks_always():
             return launched()[0]
-        key = what, bandwidth.factor.tobytes(), moving.negative, moving.guard, moving.score_bandwidth
+        factor = bandwidth.factor
+        key = what, factor.ndim, factor.tobytes(), moving.negative, moving.guard, moving.score_bandwidth
         return line.lists.serve(key, given, launched, line.served)
 
     def launch(line: _Line) -> tuple[Any, float]:
@@ -242,7 +247,7 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
             state = backend.prepare(whole, group.scaled)
             asked.append((group, problem, None if problem.same else queries, state))
         result = _result(backend, asked, bandwidth, constant, request.negative, what, train.dtype)
-        return _where(found.extent() <= extent, result) if captured else result, served
+        return _where(found.extent() <= served, result) if captured else result, served
 
     return _attempt(compute), request
 
@@ -305,31 +310,35 @@ def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
     if laplace_score or request.ranks or not _plain(request) or "line" not in choice.info.features:
         return None
 
-    packed = fitted.whole(fitted.reduction_for(what))
-    if any(one is None for one in packed) or fitted.bandwidth.narrow:
-        return None
-    backend, problem = packed[0][:2]
+    def compute() -> Any:
+        packed = fitted.whole(fitted.reduction_for(what))
+        if any(one is None for one in packed) or fitted.bandwidth.narrow:
+            return None
+        backend, problem = packed[0][:2]
 
-    def near(extent: float) -> bool:
-        return extent <= CLEAR and rounded(extent) <= problem.extent
+        def near(extent: float) -> bool | None:
+            return True if extent <= CLEAR and rounded(extent) <= problem.extent else None
 
-    def launch() -> tuple[Any, bool]:
-        found, captured = backend.whiten((x,), fitted.scale, fitted.centre), captures(x)
-        if found is None:
-            return None, True
-        rows, asked = found.points[0], list[Any]()
-        for group, one in zip(fitted.groups, packed):
-            asked.append((group, with_fields(one.problem, m=x.shape[0]), rows, one.state))
-        dtype = max(query.dtype, fitted.problem.dtype)  # "float64" > "float32"
-        rest = fitted.log_constant, request.negative, what, getattr(sys.modules["torch"], dtype)
-        result, extent = _result(backend, asked, fitted.bandwidth, *rest), found.extent()
-        if captured:
-            return _where(extent <= min(CLEAR, problem.extent), result), True
-        return result if near(extent) else None, True
+        def launch() -> tuple[Any, bool]:
+            found, captured = backend.whiten((x,), fitted.scale, fitted.centre), captures(x)
+            if found is None:
+                return None, True
+            rows, asked = found.points[0], list[Any]()
+            for group, one in zip(fitted.groups, packed):
+                asked.append((group, with_fields(one.problem, m=x.shape[0]), rows, one.state))
+            dtype = max(query.dtype, fitted.problem.dtype)  # "float64" > "float32"
+            rest = fitted.log_constant, request.negative, what, getattr(sys.modules["torch"], dtype)
+            result, extent = _result(backend, asked, fitted.bandwidth, *rest), found.extent()
+            if captured:
+                return _where(extent <= min(CLEAR, problem.extent), result), True
+            return result if near(extent) else None, True
 
-    if captures(x) or not _brief(packed[0].problem.n, x.shape[0]) or checks_always():
-        return _attempt(lambda: launch()[0])
-    return _attempt(lambda: fitted.lists.serve((what, x.shape, x.dtype), (x,), launch, near))
+        if captures(x) or not _brief(packed[0].problem.n, x.shape[0]) or checks_always():
+            return launch()[0]
+        key = what, x.shape, x.dtype, *(one.state for one in packed)  # which a list has the addresses of
+        return fitted.lists.serve(key, (x,), launch, near)
+
+    return _attempt(compute)
 
 
 def _brief(n: int, m: int | None, bits: int = 32) -> bool:
