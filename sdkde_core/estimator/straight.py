@@ -76,8 +76,8 @@ class _Line:
         """Return the passes for points within the extent; None where some of them would be summed apart.
 
         To choose takes ten times as long as a small estimate, and the extent changes with the data. So the backend is
-        chosen for the next half power of two, if all is near within that too; and passes that take the card less time
-        than the host are those for that extent.
+        chosen for the next half power of two, if all is near within that too; and passes whose launches may be listed
+        are those for that extent.
         """
         key = extent, weighted, captured
         if key not in self.known:
@@ -85,7 +85,7 @@ class _Line:
             if extent <= CLEAR:
                 wide = 2.0 ** (math.ceil(2.0 * math.log2(max(extent, 1.0))) / 2.0)
                 choice = self._choice(wide, *key[1:])
-                extent = wide if choice and self.brief else extent
+                extent = wide if choice and self.brief and not weighted else extent
                 choice = choice or self._choice(*key)
             if choice is not None and choice.device == self.place and "line" in choice.info.features:
                 problems = self._problems(extent, weighted)
