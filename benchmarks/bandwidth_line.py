@@ -96,10 +96,9 @@ def draw(name: str, n: int, index: int, seed: int, methods: tuple[str, ...], rou
     if unit:
         judge.mass = Judge.shared((given - judge.low) / judge.width, np.full(n, 1 / n))
     for method in methods:
-        tried = (
-            [judge.error(method, judge.silverman * k) for k in np.geomspace(0.02, 2.5, 60)] if not unit else [math.nan]
-        )
         found = sdkde_core.select_bandwidth(given, method=method)
+        others = () if unit else np.geomspace(0.02, 2.5, 60)
+        tried = [judge.error(method, judge.silverman * k, found.score_bandwidth) for k in others] or [math.nan]
         error = judge.error(method, float(found.factor[0]), found.score_bandwidth)
         result[method] = math.log(error / base), math.log(min(tried) / base)
     if "kde" in methods and n > 50:
