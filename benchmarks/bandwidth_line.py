@@ -57,14 +57,28 @@ class Judge:
         share = places - low
         return np.bincount(low, mass * (1 - share), POINTS) + np.bincount(low + 1, mass * share, POINTS)
 
-    def error(self, method: str, h: float) -> float:
-        h = h / self.width
+    def moments(self, u: Array, s: Array, c: float) -> float:
+        """The step with which the estimate has the samples' variance; places u and shifts s in bandwidths."""
+        mass = self.mass / self.mass.sum()
+        towards, squares = mass @ u * (mass @ s) - mass @ (u * s), mass @ (s * s) - (mass @ s) ** 2
+        if min(towards, squares) < 1e-12:
+            return 0.5
+        rest = towards**2 - squares
+        step = 1 / (towards + math.sqrt(rest)) if rest > 0 else towards / squares
+        return float(np.clip(step, 0.5 if c == 1 else 0, 1.2 * c * c))
+
+    def error(self, method: str, h: float, score: float | None = None) -> float:
+        """Of a bandwidth; ``score``: of sdkde's step "moments" the score's, in bandwidths, else it is half a step."""
+        h, c = h / self.width, score or 1.0
         q = (h * self.frequencies) ** 2
         kernel, spectrum = np.exp(-0.5 * q), np.fft.rfft(self.mass)
         if method == "sdkde":
-            near = np.maximum(np.fft.irfft(spectrum * kernel, POINTS), np.maximum(0.3 * self.mass / h, 1e-14))
-            slope = np.fft.irfft(spectrum * kernel * 1j * self.frequencies, POINTS)
-            places = np.arange(POINTS) + np.clip(0.5 * h * h * slope / near, -4 * h, 4 * h)
+            wide = spectrum * np.exp(-0.5 * c * c * q)
+            near = np.maximum(np.fft.irfft(wide, POINTS), np.maximum(0.3 * self.mass / (c * h), 1e-14))
+            shift = np.clip(h * np.fft.irfft(wide * 1j * self.frequencies, POINTS) / near, -8, 8)
+            places = np.arange(POINTS, dtype=float)
+            step = 0.5 if score is None else self.moments(places / h, shift, c)
+            places += step * h * shift
             spectrum = np.fft.rfft(self.shared(np.clip(places, 0, POINTS - 1.5), self.mass))
         factor = 1 + 0.5 * q if method == "laplace" else 1.0
         estimate = np.fft.irfft(spectrum * kernel * factor, POINTS) / self.width
@@ -82,11 +96,11 @@ def draw(name: str, n: int, index: int, seed: int, methods: tuple[str, ...], rou
     if unit:
         judge.mass = Judge.shared((given - judge.low) / judge.width, np.full(n, 1 / n))
     for method in methods:
-        tried = (
-            [judge.error(method, judge.silverman * k) for k in np.geomspace(0.02, 2.5, 60)] if not unit else [math.nan]
-        )
-        h = float(sdkde_core.select_bandwidth(given, method=method).factor[0])
-        result[method] = math.log(judge.error(method, h) / base), math.log(min(tried) / base)
+        found = sdkde_core.select_bandwidth(given, method=method)
+        others = () if unit else np.geomspace(0.02, 2.5, 60)
+        tried = [judge.error(method, judge.silverman * k, found.score_bandwidth) for k in others] or [math.nan]
+        error = judge.error(method, float(found.factor[0]), found.score_bandwidth)
+        result[method] = math.log(error / base), math.log(min(tried) / base)
     if "kde" in methods and n > 50:
         h = float(sdkde_core.select_bandwidth(given, method="kde", rule="isj").factor[0])
         result["kde, isj"] = math.log(judge.error("kde", h) / base), result["kde"][1]

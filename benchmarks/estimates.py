@@ -95,13 +95,14 @@ def _log(law: Any, y: Array) -> Array:
 
 def ours(method: str, rule: str, paper: bool = False) -> Callable[..., Any]:
     def fit(x: Array, rng: np.random.Generator) -> Any:
-        return _of(x, method, sdkde_core.select_bandwidth(x, method=method) if rule == "auto" else rule, rng, paper)
+        if paper:
+            return _of(x, method, for_half_a_step(x), rng)
+        return _of(x, method, sdkde_core.select_bandwidth(x, method=method) if rule == "auto" else rule, rng)
 
     return fit
 
 
-def _of(x: Array, method: str, bandwidth: Any, rng: np.random.Generator, paper: bool = False) -> Any:
-    bandwidth = for_half_a_step(bandwidth) if paper else bandwidth
+def _of(x: Array, method: str, bandwidth: Any, rng: np.random.Generator) -> Any:
     fitted = sdkde_core.prepare(x, method=method, bandwidth=bandwidth, device="cpu")
     return lambda y: fitted.estimate(y, log=True), lambda m: fitted.sample(m, random_state=rng)
 

@@ -25,7 +25,6 @@ from scipy import stats
 from sklearn import datasets
 
 import sdkde_core
-from sdkde_core.bandwidth.matrix import widening
 from sdkde_core.bandwidth.rules import resolve
 
 CASES = [(1.0, 0.5, None), (1.15, 0.5, None)]  # a multiple, a step, and the score's bandwidth
@@ -87,17 +86,16 @@ def others(d):
     return {i: (density.sample, lambda y, of=density: np.log(of.pdf(y))) for i, density in enumerate(found)}
 
 
-def for_half_a_step(chosen):
-    """What would have been chosen for the paper's estimate, of a bandwidth that was chosen for another."""
-    half = chosen if chosen.step is None else chosen.scaled(1.0 / widening(chosen.d))
-    return replace(half, step=None, score_bandwidth=None, tails=None)
+def for_half_a_step(x):
+    """What "auto" chooses for the paper's estimate, without a guard."""
+    return replace(resolve("auto", x, steps=False), tails=None)
 
 
 def errors(draw, log_density, n, rng, cases):
     """The divergence and the squared error of every case."""
     x, fresh = draw(rng, n), draw(rng, 4000)
     chosen = sdkde_core.select_bandwidth(x)
-    found, h = [], for_half_a_step(chosen)
+    found, h = [], for_half_a_step(x)
     both = np.concatenate([fresh, sdkde_core.prepare(x, bandwidth=h).sample(4000, random_state=rng)])
     with np.errstate(divide="ignore"):
         logs, default = log_density(both), sdkde_core.estimate(x, both, bandwidth=h, log=True)
@@ -119,7 +117,7 @@ def study(d, draws=4):
             for draw in range(draws if n < 16000 else draws // 2):
                 x = density.sample(np.random.default_rng((31415, draw, n, d, len(density.name))), n)
                 kde, sdkde = (sdkde_core.select_bandwidth(x, method=method) for method in ("kde", "sdkde"))
-                rules = ("kde", kde), ("sdkde", sdkde), ("sdkde", for_half_a_step(sdkde))
+                rules = ("kde", kde), ("sdkde", sdkde), ("sdkde", for_half_a_step(x))
                 errors = [loss(x, *rule) for rule in (("kde", resolve("silverman", x, method="kde")), *rules)]
                 found.setdefault(density.name, []).append(np.log(errors[1:]) - math.log(errors[0]))
         logs = np.array([np.mean(draws, axis=0) for draws in found.values()])
@@ -156,7 +154,7 @@ def real(folder=None):
             out = order[fold::5]
             kept = np.setdiff1d(order, out)
             h = sdkde_core.select_bandwidth(x[kept])
-            logs = [sdkde_core.estimate(x[kept], x[out], bandwidth=b, log=True) for b in (for_half_a_step(h), h)]
+            logs = [sdkde_core.estimate(x[kept], x[out], bandwidth=b, log=True) for b in (for_half_a_step(x[kept]), h)]
             gains.append(np.subtract(*[np.maximum(values, -700.0).mean() for values in reversed(logs)]))
         means.append(np.mean(gains))
         print(f"{name}, {x.shape[0]} × {x.shape[1]}: {means[-1]:+.3f}, {min(gains):+.3f}", flush=True)

@@ -276,7 +276,7 @@ def test_the_default_is_that_of_data_in_memory(d, n, weighted, tmp_path, monkeyp
     x, w = rng.standard_t(4, size=(n, d)), rng.random(n) * (np.arange(n) % 3) if weighted else None
     y, how = np.concatenate([x[:20], 8.0 * x[:3]]), {"weights": w, "precision": "float64", "backend": "numpy"}
     chosen = plan(x, y, w, backend="numpy").bandwidth  # with weights from other samples than in memory
-    assert chosen.tails and chosen.step == (None if d == 1 else "moments")
+    assert chosen.tails and chosen.step == "moments"
     expected = sdkde_core.estimate(x, y, log=True, **how | {"bandwidth": chosen})
     got = scale.estimate(x, y, log=True, **how)
     np.testing.assert_allclose(got, expected, rtol=1e-9)

@@ -89,6 +89,21 @@ def test_pairs_of_any_library(method):
             assert g.log_square == pytest.approx(k.log_square, rel=rtol)
 
 
+def test_a_line_is_judged_by_the_step_that_keeps_the_variance():
+    x, w = some(160, 1, 1.0)
+    x, w = x[np.argsort(x[:, 0])], w[np.argsort(x[:, 0])]
+    folds = np.random.default_rng(1).permutation(160) % FOLDS
+    line, held = Line(x[:, 0], w, folds, "sdkde", 1.4), np.bincount(folds, w)
+    for h in (0.06, 0.3, 1.0):
+        want, how = 0.0, {"bandwidth": h, "step": "moments", "score_bandwidth": 1.4}
+        grid = np.arange(x[0, 0] - 9 * h, x[-1, 0] + 9 * h, h / 20)
+        for fold in range(FOLDS):
+            rest = folds != fold
+            p, q = (sdkde_core.estimate(x[rest], y, weights=w[rest], **how) for y in (grid[:, None], x[~rest]))
+            want += held[fold] * (p**2).sum() * h / 20 - 2 * w[~rest] @ q
+        assert held @ line.left_out(h).least_squares == pytest.approx(want, rel=2e-3)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_criteria_of_a_line_are_brute_force(method):
     x, w = some(160, 1, 1.0)

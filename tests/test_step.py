@@ -146,7 +146,8 @@ def test_auto_chooses_a_step_in_several_columns():
         lazy = sdkde_core.estimate(pytest.importorskip("dask.array").from_array(x), y, bandwidth=found, **how)
         np.testing.assert_allclose(lazy.compute(), sdkde_core.estimate(x, y, bandwidth=found, **how), rtol=1e-4)
     assert sdkde_core.select_bandwidth(x[:, :2]).step == "moments"
-    assert sdkde_core.select_bandwidth(x[:, 0]).step is None
+    assert sdkde_core.select_bandwidth(x[:, 0]).step == "moments"
+    assert sdkde_core.select_bandwidth(x[:99, 0]).step is None
 
 
 @pytest.mark.parametrize("h", [0.4, [0.4, 0.8, 0.2], H])

@@ -15,6 +15,8 @@ Gaussian sum of all bins is then a product of spectra, and so are ∫p̂² and �
   method, as with any number of samples, and the variance to leading order. It is as smooth as the pilot is: the
   smoothed bootstrap of Taylor, "Bootstrap choice of the smoothing parameter in kernel density estimation", Biometrika
   76 (1989), without a draw.
+
+Both are of the step that the estimate takes: half, or "moments".
 """
 
 from __future__ import annotations
@@ -57,11 +59,14 @@ class LeftOut(NamedTuple):
 class Line:
     """The samples of one column: sorted (n,), with weights that sum to 1; for a method.
 
-    ``folds`` (n,): the numbers of the parts that are left out together.
+    ``folds`` (n,): the numbers of the parts that are left out together. ``score``: of the step "moments" the score's
+    bandwidth, in bandwidths; None: samples move by half a step, with the score at the bandwidth itself.
     """
 
-    def __init__(self, u: Array, weights: Array, folds: NDArray[np.intp], method: str) -> None:
-        self.u, self.method = u, method
+    def __init__(
+        self, u: Array, weights: Array, folds: NDArray[np.intp], method: str, score: float | None = None
+    ) -> None:
+        self.u, self.weights, self.method, self.score = u, weights, method, score
         self.n_eff = 1.0 / float(weights @ weights)
         self.gaps = np.diff(u, prepend=u[0])
         self.held = np.bincount(folds, weights)
@@ -99,30 +104,38 @@ class Line:
 
     def _estimate(
         self, grid: _Grid, mass: Array, spectrum: Array, h: float, binned: float, method: str | None = None
-    ) -> Array:
+    ) -> tuple[Array, Any]:
         """The spectrum of the method's estimate of mass in bins (…, bins), which has a spectrum itself; bandwidth h.
 
-        ``binned``: how often the mass has been shared between bins.
+        ``binned``: how often the mass has been shared between bins. With it comes the step by which mass moved, (…,).
         """
         method = self.method if method is None else method
         q = (h * grid.frequencies) ** 2
         kernel = np.exp(-0.5 * q * (1.0 - binned / (6.0 * h * h)))
         if method == "kde":
-            return spectrum * kernel
+            return spectrum * kernel, 0.5
         if method == "laplace":
-            return spectrum * (kernel * (1.0 + 0.5 * q))
-        near = spectrum * kernel
+            return spectrum * (kernel * (1.0 + 0.5 * q)), 0.5
+        c = self.score or 1.0
+        near = spectrum * (kernel if c == 1.0 else np.exp(-0.5 * q * (c * c - binned / (6.0 * h * h))))
         density = np.fft.irfft(near, grid.bins)
         places = np.fft.irfft(near * (1j * grid.frequencies), grid.bins)  # the slope, and in place what follows
         # The mass of a bin counts in its own density: what is less is rounding.
-        places /= np.maximum(density, np.maximum((0.3 / h) * mass, 1e-15))
-        places *= 0.5 * h * h
-        np.clip(places, -4.0 * h, 4.0 * h, out=places)
+        places /= np.maximum(density, np.maximum((0.3 / (c * h)) * mass, 1e-15))
+        step: Any = 0.5
+        if self.score is not None:
+            places *= h
+            np.clip(places, -8.0, 8.0, out=places)
+            step = _moments(mass, places, h, self.score)
+            places *= h * step[..., None]
+        else:
+            places *= 0.5 * h * h
+            np.clip(places, -4.0 * h, 4.0 * h, out=places)
         places += np.arange(grid.bins)
         np.clip(places, 0.0, grid.bins - 1.5, out=places)  # the ends have no mass
         kernel = np.exp(-0.5 * q * (1.0 - (binned + 1.0) / (6.0 * h * h)))
         moved = _shared(places, mass, grid.bins)
-        return np.fft.rfft(moved) * kernel
+        return np.fft.rfft(moved) * kernel, step
 
     def left_out(self, h: float) -> LeftOut:
         """The criteria at a bandwidth."""
@@ -130,7 +143,7 @@ class Line:
         out = self._binned(grid)
         seen, others = np.fft.rfft(out), np.maximum(1.0 - held, 1e-12)
         rest, spectrum = np.maximum(out.sum(0) - out, 0.0) / others, (seen.sum(0) - seen) / others
-        spectrum, unit = self._estimate(grid, rest, spectrum, grid.h, 1.0), grid.h / h
+        spectrum, unit = self._estimate(grid, rest, spectrum, grid.h, 1.0)[0], grid.h / h
         seen *= np.exp(grid.frequencies**2 / 12.0)  # as if these samples were not binned
         squares = _inner(spectrum, spectrum, grid.bins) - 2.0 * _inner(seen, spectrum, grid.bins) / self.held
         density = np.maximum(np.fft.irfft(spectrum, grid.bins), 1e-15) * unit
@@ -209,7 +222,7 @@ class Expected:
     def __init__(self, line: Line, pilot: float) -> None:
         self.line, self.grid = line, (grid := line._grid(pilot, 2.0))
         mass = line._binned(grid).sum(0)
-        found = line._estimate(grid, mass, np.fft.rfft(mass), grid.h, 1.0, "sdkde")
+        found, _ = line._estimate(grid, mass, np.fft.rfft(mass), grid.h, 1.0, "sdkde")
         density = np.maximum(np.fft.irfft(found, grid.bins), 0.0)
         self.density, self.unit = density / density.sum(), grid.h / pilot
         self.spectrum = np.fft.rfft(self.density)
@@ -217,10 +230,24 @@ class Expected:
     def at(self, h: float) -> float:
         """Of the bandwidth h."""
         line, grid, wide = self.line, self.grid, h * self.unit
-        found = line._estimate(grid, self.density, self.spectrum, wide, 0.0)
+        found, step = line._estimate(grid, self.density, self.spectrum, wide, 0.0)
         bias = found - self.spectrum
-        variance = roughness(line.method, 1) / (2.0 * math.sqrt(math.pi) * wide) - _inner(found, found, grid.bins)
-        return float(_inner(bias, bias, grid.bins) + variance / line.n_eff) * self.unit
+        variance = roughness(line.method, 1, float(step), line.score or 1.0) / (2.0 * math.sqrt(math.pi) * wide)
+        square = _inner(found, found, grid.bins)
+        return float(_inner(bias, bias, grid.bins) + (variance - square) / line.n_eff) * self.unit
+
+
+def _moments(mass: Array, s: Array, h: float, c: float) -> Array:
+    """The step "moments" of mass in bins (…, bins) with shifts s, in bandwidths of h bins: estimator/moving.py."""
+    m, s, u = np.atleast_2d(mass), np.atleast_2d(s), np.arange(mass.shape[-1]) / h
+    total, weighted = m.sum(-1), m * s
+    shift = weighted.sum(-1) / total
+    towards = (dots(m, u) * shift - dots(weighted, u)) / total
+    squares = np.maximum(dots(weighted, s) / total - shift * shift, 1e-300)
+    rest = towards * towards - squares
+    root = np.where(rest > 0.0, 1.0 / (towards + np.sqrt(np.maximum(rest, 0.0))), towards / squares)
+    step = np.clip(np.where(towards > 1e-100, root, 0.5), 0.5 if c == 1.0 else 0.0, 1.2 * c * c)
+    return step.reshape(mass.shape[:-1])
 
 
 def _shared(places: Array, mass: Array, bins: int) -> Array:

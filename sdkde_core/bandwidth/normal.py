@@ -47,10 +47,15 @@ def widest(method: str, d: int, n: float) -> float:
     return float(over[np.argmin(error)])
 
 
-def roughness(method: str, d: int) -> float:
-    """The integral of the squared kernel of a method over that of the normal kernel."""
+def roughness(method: str, d: int, step: float = 0.5, score: float = 1.0) -> float:
+    """The integral of the squared kernel of a method over that of the normal kernel.
+
+    That of sdkde is, to leading order, N_1 − step · ΔN_v with v = 1 + c², where c is the score's bandwidth.
+    """
     if method == "kde":
         return 1.0
     if method == "sdkde":
-        return 1 + d / 3 * math.exp(d / 2 * math.log(2 / 3)) + d * (d + 2) / 64 * math.exp(-d / 2 * math.log(2))
+        v = 1.0 + score * score
+        product = 2 * step * d / (1 + v) * math.exp(d / 2 * math.log(2 / (1 + v)))
+        return 1 + product + step**2 * d * (d + 2) / (4 * v * v) * math.exp(-d / 2 * math.log(v))
     return 1 + d / 2 + d * (d + 2) / 16

@@ -17,7 +17,7 @@ from .isj import improved_sheather_jones
 from .matrix import Bandwidth, widening
 from .normal import normal_reference
 from .sample import Sample
-from .selection import CHOOSERS, choose
+from .selection import CHOOSERS, MANY, choose
 
 
 def _silverman(s: Sample) -> Array:
@@ -51,9 +51,12 @@ def _chosen(rule: str, s: Sample) -> Array:
     spreads = s.spread()
     if s.common:
         spreads = np.full(s.d, np.exp(np.log(spreads).mean()))
+    moves = rule == "auto" and s.steps and s.method == "sdkde" and (s.d > 1 or s.n_eff >= MANY)
+    if moves:
+        s.moves = "moments", None if s.d == 2 else 1.4 if s.d <= 5 else 2.0
     s.selection = choose(s, rule, spreads)
-    if rule == "auto" and s.steps and s.method == "sdkde" and s.d >= 2:
-        chosen, s.moves = s.selection, ("moments", None if s.d == 2 else 1.4 if s.d <= 5 else 2.0)
+    if moves and s.d > 1:  # one column is judged by the step itself
+        chosen = s.selection
         reason = f"{chosen.reason}; times {widening(s.d)}, for the step that keeps the samples' variance"
         s.selection = replace(chosen, multiple=widening(s.d) * chosen.multiple, reason=reason)
     h, shape = s.selection.multiple * normal_reference(s.method, s.d, s.n_eff) * spreads, s.selection.shape

@@ -77,7 +77,7 @@ class Request:
 
     * kde: p̂(y) = Σ_j w_j N(y; x_j, H).
     * sdkde: kde on samples moved by τ H ŝ(x_j), ŝ = ∇log p̂ the empirical score; by default τ is ½ and ŝ at the same
-      H, but in three or more columns with a bandwidth that is chosen (:meth:`moving`).
+      H. With a bandwidth that is chosen they may be others (:meth:`moving`).
     * laplace: p̂(y) = Σ_j w_j N(y; x_j, H) (1 + d/2 − ½ r²_j); signed.
     * stacked: a weighted sum of sdkde and smoothed mixtures: estimator.stacked.
 
