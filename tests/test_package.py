@@ -67,6 +67,7 @@ ROOMS = {
     "tuning": {"messages", "protocol", "choice"},
     "plugin": {"messages", "protocol", "fresh", "storage", "arrays", "engine", "choice"},
     "bandwidth": {"messages", "arrays", "engine", "choice"},
+    "coordinates": {"messages", "arrays", "bandwidth"},
     "files": {"messages", "storage", "arrays"},
     "spreading": {"messages", "storage", "protocol", "arrays", "engine", "choice", "files"},
     "estimator": {
@@ -78,6 +79,7 @@ ROOMS = {
         "engine",
         "choice",
         "bandwidth",
+        "coordinates",
         "spreading",
     },
     "scale": {"messages", "arrays", "choice", "bandwidth", "files", "spreading", "estimator"},

@@ -103,6 +103,8 @@ class Argument(NamedTuple):
         if type(value) is np.ndarray and value.dtype.kind in "iufb":  # the common case
             narrow = value.dtype.kind == "f" and value.dtype.itemsize <= 4
             return cls(name, value, "float32" if narrow else "float64", _HOST)
+        if isinstance(value, cls):
+            return value
         refuse_dask(name, value)
         if getattr(value, "requires_grad", False):
             if grad_enabled() or not is_attached(value):  # within no_grad, values alone are wanted

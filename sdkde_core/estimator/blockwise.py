@@ -265,6 +265,8 @@ class Survey:
     def of(cls, request: Request, shape: Shape) -> Survey:
         """Begin; raise what can be said without data."""
         rule = request.bandwidth
+        if request.mapped:
+            raise ValueError("coordinates= needs all samples in memory so far; leave it out, or map the columns first")
         if request.method == "stacked":
             raise ValueError("method='stacked' needs all samples in memory; pass another method")
         if request.negative == "renormalise":

@@ -28,6 +28,8 @@ def probability(fitted: Fitted, lower: Any, upper: Any) -> float:
     if (low > high).any():
         k = int(np.argmax(low > high))
         raise ValueError(f"lower is above upper in dimension {k}: {low[k]} > {high[k]}; swap them")
+    if fitted.coordinates is not None:
+        return probability(fitted.inner.current, fitted.box(low), fitted.box(high))
     bounded = np.flatnonzero((low > -math.inf) | (high < math.inf))
     if not bounded.size:
         return 1.0
@@ -68,6 +70,9 @@ def distribution(fitted: Fitted) -> Callable[[Any], Array]:
     if fitted.parts:
         parts = [(math.exp(part.log_share), distribution(part.fitted)) for part in fitted.parts]
         return lambda x: sum((share * function(x) for share, function in parts), np.zeros(len(x)))
+    if fitted.coordinates is not None:
+        inner, box = distribution(fitted.inner.current), fitted.box
+        return lambda x: inner(box(x))
     points, log_weights, scales, centre = fitted.on_host
     order, widest = np.argsort(points[:, 0], kind="stable"), scales.max()
     u, w, scales = points[order, 0], np.exp(log_weights[order]), scales[order]
@@ -100,12 +105,16 @@ def distribution(fitted: Fitted) -> Callable[[Any], Array]:
 def quantiles(fitted: Fitted, q: Array) -> Array:
     """Return the values (m,) where the distribution function is q, by bisection to neighbouring numbers."""
     check_positive(fitted, "has no quantiles")
-    function = distribution(fitted)
-    ends = [_ends(part.fitted) for part in fitted.parts] or [_ends(fitted)]
-    h = min(h for _, _, h in ends)
-    low = np.full(q.shape, min(low for low, _, _ in ends))
-    high = np.full(q.shape, max(high for _, high, _ in ends))
-    inside = (q > 0) & (q < 1)
+    if fitted.coordinates is not None:
+        return fitted.x_of(quantiles(fitted.inner.current, q)[:, None])[:, 0]
+    function, inside = distribution(fitted), (q > 0) & (q < 1)
+    if fitted.parts:
+        each = np.array([quantiles(part.fitted, np.where(inside, q, 0.5)) for part in fitted.parts])
+        low, high = each.min(axis=0), each.max(axis=0)  # between which that of the sum is
+        h = 1e-2 * float((high - low).max(initial=0.0))
+    else:
+        least, most, h = _ends(fitted)
+        low, high = np.full(q.shape, least), np.full(q.shape, most)
     for _ in range(200):
         middle = 0.5 * low + 0.5 * high
         below = function(middle) < q

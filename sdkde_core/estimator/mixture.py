@@ -56,6 +56,10 @@ class Mixture(NamedTuple):
 
 def components(fitted: Fitted) -> Mixture:
     """Return where the kernels are, their weights and their covariance, of the signed method too."""
+    if fitted.coordinates is not None:
+        raise ValueError(
+            f"in coordinates {fitted.coordinates} a density is no mixture of normals; draw from it, or leave them out"
+        )
     if fitted.parts:
         raise ValueError(
             "a stacked density has kernels of several covariances; take the mixture() of each of its parts"
@@ -103,6 +107,8 @@ def draws(fitted: Any, n: int, random_state: Any = None) -> Any:
     rng, d = generator(random_state), fitted.problem.d
     if fitted.parts:
         return fitted.draws(n, rng)
+    if fitted.coordinates is not None:
+        return fitted.x_of(draws(fitted.inner.current, n, rng))
     (points, log_weights, scales, centre), bandwidth = fitted.components, fitted.bandwidth
     if is_torch_array(points) and points.is_cuda:
         torch = sys.modules["torch"]
@@ -127,6 +133,8 @@ def marginal(fitted: Any, dims: Any) -> Any:
     kept = indices("dims", fitted, dims)
     if fitted.parts:
         return fitted.each(lambda part: marginal(part, kept))
+    if fitted.coordinates is not None:
+        return type(fitted)(marginal(fitted.inner.current, kept), fitted.coordinates.kept(kept))
     if fitted.request.negative != "keep":
         raise ValueError(
             f"negative={fitted.request.negative!r} has no marginal in closed form; pass negative='keep' to prepare"
@@ -159,6 +167,9 @@ def conditional(fitted: Any, given: Mapping[Any, Any]) -> Any:
     if fitted.parts:
         return fitted.each(lambda part: conditional(part, dict(zip(first, values))), fitted.logs_at(first, values))
     others = [k for k in range(fitted.problem.d) if k not in first]
+    if fitted.coordinates is not None:
+        inner = conditional(fitted.inner.current, fitted.given(first, values))
+        return type(fitted)(inner, fitted.coordinates.kept(others))
     order, k, whole = [*first, *others], len(first), fitted.bandwidth
     points, log_weights, scales, centre = fitted.on_host
     away = values - centre[first]
@@ -220,8 +231,10 @@ def modes(fitted: Any, starts: Array | None = None) -> Array:
     ``starts``: (m, d), in bandwidths from the centre; by default up to 512 samples, drawn by a fixed seed.
     """
     check_positive(fitted, "mean shift may lower it")
-    if fitted.parts:
-        return fitted.modes(starts)
+    if fitted.parts or fitted.coordinates is not None:
+        from .stacked import modes as climbed
+
+        return climbed(fitted, starts)
     points, log_weights, scales, centre = fitted.on_host
     narrowest = float(scales.min())
     if starts is None:

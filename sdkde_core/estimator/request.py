@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from ..bandwidth.matrix import Bandwidth
 from ..choice.select import parse_device
+from ..coordinates import check as check_coordinates
 from ..messages import did_you_mean
 from ..protocol import KERNELS, PRECISIONS, TOLERANCES, Problem, Reduction, with_fields
 
@@ -59,6 +60,7 @@ class Options(TypedDict, total=False):
     score_bandwidth: float | None
     adaptive: float | None
     tails: float | str | None
+    coordinates: Any
     kernel: str
     weights: Any
     negative: str
@@ -91,6 +93,7 @@ class Request:
     score_bandwidth: float | None = None
     adaptive: float | None = None
     tails: float | str | None = None
+    coordinates: Any = None
     kernel: str = "gaussian"
     weights: Any = None
     negative: str = "keep"
@@ -184,6 +187,9 @@ class Request:
                     f"tails={self.tails!r} is for method='sdkde' or 'kde' with the Gaussian kernel; leave tails out"
                 )
             object.__setattr__(self, "tails", float(share))
+        check_coordinates(self.coordinates)
+        if not self.mapped and self.method != "stacked":  # which else tries others
+            object.__setattr__(self, "coordinates", None)
         if self.negative != "keep" and self.method != "laplace":
             raise ValueError(
                 f"negative={self.negative!r} is for method='laplace', but method={self.method!r} is never negative; "
@@ -211,9 +217,20 @@ class Request:
         self.__dict__.update(passes=passes, answering=int(passes[0].moves), guard=guard, steps=steps)
 
     @property
+    def mapped(self) -> bool:
+        """Whether the estimate is of columns in other coordinates."""
+        plain = isinstance(self.coordinates, str) and self.coordinates == "identity"
+        return self.coordinates is not None and not plain
+
+    @property
+    def apart(self) -> bool:
+        """Whether the density is no plain one of the samples, and is fitted first."""
+        return self.method == "stacked" or self.mapped
+
+    @property
     def settled(self) -> Request:
         """The request without the user's arrays, after these are read; its bandwidth is a rule that nobody looks at."""
-        return with_fields(self, weights=None, bandwidth="silverman")
+        return with_fields(self, weights=None, bandwidth="silverman", coordinates=None)
 
     def options(self, *without: str) -> dict[str, Any]:
         """Return the shared options, as keyword arguments of the public functions."""

@@ -24,8 +24,8 @@ from ..engine.groups import Group
 from ..engine.merge import merge, take_rows
 from ..engine.outliers import radii
 from ..protocol import Columns, Partial
-from . import straight
 from .fitted import Fitted, loaded
+from .mapped import of_part
 from .mixture import draws, marginal
 from .plan import plan
 from .request import Goal, Request
@@ -51,6 +51,7 @@ class Stacked:
 
     has_second = False
     groups = ()
+    coordinates = None
 
     def __init__(self, request: Request, parts: Iterable[Part], n: int) -> None:
         self.request, self.parts = request, tuple(parts)
@@ -76,14 +77,6 @@ class Stacked:
             logs -= np.logaddexp.reduce(logs)
         parts = (part._replace(log_share=float(log), fitted=change(part.fitted)) for log, part in zip(logs, self.parts))
         return Stacked(self.request, [part for part in parts if part.log_share > -math.inf], self.problem.n)
-
-    def shares(self) -> dict[str, tuple[float, float | None]]:
-        """The share of each label, and its mean log density of left-out samples; largest first."""
-        found: dict[str, tuple[float, float | None]] = {}
-        for part in self.parts:
-            share = found.get(part.label, (0.0, None))[0] + math.exp(part.log_share)
-            found[part.label] = share, part.left_out
-        return dict(sorted(found.items(), key=lambda item: -item[1][0]))
 
     def asked(self, query: Any) -> Argument:
         """Recognise the user's query and validate its shape."""
@@ -115,8 +108,8 @@ class Stacked:
         logs, scores, normals = list[Any](), list[Any](), self._normals
         for k, part in enumerate(self.parts):
             if normals is None or k not in normals[0]:
-                logs.append(part.log_share + _of_part(part.fitted, query, "log"))
-                scores.append(_of_part(part.fitted, query, "score") if scored else None)
+                logs.append(part.log_share + of_part(part.fitted, query, "log"))
+                scores.append(of_part(part.fitted, query, "score") if scored else None)
         if normals is not None:  # parts of many, whose sums would each cost their way
             log, slope = _of_normals(normals[1], query.at(query.origin), scored)
             logs.append(log)
@@ -141,7 +134,7 @@ class Stacked:
     def logs_at(self, dims: Any, values: Array) -> list[float]:
         """The logs of the parts' marginals of the coordinates ``dims`` at values (k,): a conditional's shares."""
         query = Argument.of("given", values[None, :])
-        return [float(to_host(_of_part(marginal(part.fitted, dims), query, "log"))[0]) for part in self.parts]
+        return [float(to_host(of_part(marginal(part.fitted, dims), query, "log"))[0]) for part in self.parts]
 
     def draws(self, n: int, rng: Any) -> Any:
         """Return draws (n, d), in an order that says nothing."""
@@ -153,46 +146,58 @@ class Stacked:
         xp = array_namespace(drawn[0])
         return take_rows(xp.concat(drawn), xp.asarray(rng.permutation(n), device=device(drawn[0])))
 
-    def modes(self, starts: Array | None) -> Array:
-        """Return the local maxima (k, d), highest first, in data units; ``starts``: (m, d), in data units.
 
-        A row moves by ∇log p̂ in the unit Σ_e r_e H_e⁻¹, r_e the parts' shares there: with one part, to the mean of the
-        samples under its kernel weights; it never lowers the density.
-        """
-        if starts is None:
-            starts = to_host(self.draws(512, np.random.default_rng(0)))
-        rows, going = np.array(starts, dtype=float), np.arange(len(starts))
-        inverses = np.stack([np.linalg.inv(part.fitted.bandwidth.matrix) for part in self.parts])  # (e, d, d)
-        narrowest = min(float(group.scale) for part in self.parts for group in part.fitted.groups) ** 2
-        for _ in range(5000):
-            query = Argument.of("query", rows[going])
-            logs = np.stack([p.log_share + to_host(_of_part(p.fitted, query, "log")) for p in self.parts], axis=1)
-            scores = [to_host(_of_part(p.fitted, query, "score")) for p in self.parts]
-            shares = np.exp(logs - np.logaddexp.reduce(logs, axis=1)[:, None])  # (m, e)
-            slope = np.einsum("me,med->md", shares, np.stack(scores, axis=1))
-            unit = np.einsum("me,eij->mij", shares, inverses)
-            step = narrowest * np.linalg.solve(unit, slope[:, :, None])[:, :, 0]
-            rows[going] += step
-            going = going[np.sqrt(np.einsum("mi,mij,mj->m", step, unit, step)) > 1e-7]
-            if not going.size:
-                break
-        if 0 < going.size < len(rows):  # rows that are still on their way are at no maximum
-            rows = np.delete(rows, going, axis=0)
-        heights = to_host(self.answer(Argument.of("query", rows), "log"))
-        kept: list[Array] = []
-        for i in np.argsort(-heights, kind="stable"):
-            away = (rows[i] - other for other in kept)
-            if all(min(np.einsum("i,eij,j->e", v, inverses, v)) > 1e-4 for v in away):  # else it is the same mode
-                kept.append(rows[i])
-        return np.array(kept)
+def modes(fitted: Any, starts: Array | None) -> Array:
+    """Return the local maxima (k, d) of a list, or in other coordinates, highest first; all in data units.
+
+    A row moves by ∇log p̂ in the unit Σ_e r_e H_e⁻¹, r_e the parts' shares there: with one part, to the mean of the
+    samples under its kernel weights. By less where that would lower the density, as it may in other coordinates.
+    """
+    rows = to_host(draws(fitted, 512, np.random.default_rng(0))) if starts is None else np.array(starts, dtype=float)
+    going = np.arange(len(rows))
+    log, slope, unit, narrowest = local(fitted, Argument.of("query", rows))
+    going = going[np.isfinite(log)]
+    rows, log, slope, unit = rows[going], log[going], slope[going], unit[going]
+    part, going = np.ones(len(rows)), np.arange(len(rows))
+    for _ in range(5000):
+        step = narrowest * np.linalg.solve(unit[going], slope[going][:, :, None])[:, :, 0]
+        small = np.sqrt(np.einsum("mi,mij,mj->m", step, unit[going], step)) <= 1e-7
+        tried = rows[going] + part[going, None] * step
+        there = local(fitted, Argument.of("query", tried))
+        better = there[0] >= log[going] - 1e-12 * (1.0 + abs(log[going]))
+        part[going] = np.where(better, np.minimum(1.0, 2.0 * part[going]), 0.5 * part[going])
+        moved = going[better]
+        rows[moved], log[moved], slope[moved], unit[moved] = (x[better] for x in (tried, *there[:3]))
+        going = going[~small & (part[going] > 1e-9)]
+        if not going.size:
+            break
+    if 0 < going.size < len(rows):  # rows that are still on their way are at no maximum
+        rows, log, unit = (np.delete(x, going, axis=0) for x in (rows, log, unit))
+    kept: list[int] = []
+    for i in np.argsort(-log, kind="stable"):
+        away = (rows[i] - rows[k] for k in kept)
+        if all(v @ unit[i] @ v > 1e-4 * narrowest for v in away):  # else it is the same mode
+            kept.append(int(i))
+    return rows[kept]
 
 
-def _of_part(fitted: Fitted, query: Argument, what: str) -> Any:
-    """What a part answers, float64, where the query is."""
-    found = straight.answer(fitted.current, query, what)
-    if found is None:
-        found = fitted.serve(lambda here: here.answer(here.read(query), what))
-    return array_namespace(found).astype(found, array_namespace(found).float64)
+def local(fitted: Any, query: Argument) -> tuple[Array, Array, Array, float]:
+    """The log (m,) and the score (m, d) at a query; Σ_e r_e H_e⁻¹ there (m, d, d); the least squared scale of a group.
+
+    On the host; r_e are the shares of the kernels' parts there.
+    """
+    if fitted.coordinates is not None:
+        return fitted.local(query)
+    if fitted.parts:
+        each, scores, units, scales = zip(*(local(part.fitted, query) for part in fitted.parts))
+        logs = np.stack([part.log_share + log for part, log in zip(fitted.parts, each)])  # (e, m)
+        log = np.logaddexp.reduce(logs)
+        shares = np.exp(logs - log)
+        score = np.einsum("em,emd->md", shares, np.stack(scores))
+        return log, score, np.einsum("em,emij->mij", shares, np.stack(units)), min(scales)
+    log, score = (to_host(of_part(fitted, query, what)) for what in ("log", "score"))
+    unit = np.linalg.inv(fitted.bandwidth.matrix)
+    return log, score, np.broadcast_to(unit, (len(log), *unit.shape)), min(group.scale for group in fitted.groups) ** 2
 
 
 def _of_normals(normals: Normals, y: Any, scored: bool) -> tuple[Any, Any]:
@@ -304,5 +309,5 @@ def _left_out(request: Request, bandwidth: Bandwidth, x: Array, y: Array, weight
         out = folds == fold
         given = replace(request, bandwidth=bandwidth, weights=None if weights is None else weights[~out])
         fitted = Fitted.of(plan(given, x[~out]))
-        result[out] = _of_part(fitted, Argument.of("query", y[out]), "log")
+        result[out] = of_part(fitted, Argument.of("query", y[out]), "log")
     return result
