@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sdkde_core
-from sdkde_core.coordinates import KINDS, fit
+from sdkde_core.coordinates.columns import NAMES, fit
 
 RNG = np.random.default_rng(12)
 POSITIVE = np.exp(RNG.normal(size=400))
@@ -31,6 +31,15 @@ class Cubic:
         return np.log1p(3 * x**2)
 
 
+class Frame:
+    """What a data frame is to the library."""
+
+    columns = ("price", "part", "gain")
+
+    def __array__(self, dtype=None, copy=None):
+        return X
+
+
 SAMPLES = {
     "normal": RNG.normal(3.0, 2.0, 300),
     "cauchy": RNG.standard_cauchy(300),
@@ -42,7 +51,7 @@ SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 @pytest.mark.parametrize("name", SAMPLES)
 def test_maps_are_monotone_and_their_inverses_and_derivatives_right(kind, name):
     x = SAMPLES[name]
@@ -116,7 +125,7 @@ def test_several_columns_gradients_sections_and_boxes():
     inside = ((drawn > low) & (drawn < high)).all(axis=1).mean()
     assert READY.probability(low, high) == pytest.approx(inside, abs=0.015)
     assert (drawn[:, 0] > 0).all() and ((drawn[:, 1] > 0) & (drawn[:, 1] < 1)).all()
-    with pytest.raises(ValueError, match=r"given has -1\.0 for dimension 0"):
+    with pytest.raises(ValueError, match=r"given is .*outside of the coordinates log"):
         READY.conditional({0: -1.0})
     with pytest.raises(ValueError, match="no mixture of normals"):
         READY.mixture()
@@ -169,8 +178,7 @@ def test_files_frames_tensors_and_explanations(tmp_path):
     assert "in coordinates log of column 0" in str(sdkde_core.explain(X, y, coordinates=TABLE))
     out = np.empty(30)
     np.testing.assert_allclose(sdkde_core.estimate(X, y, coordinates=TABLE, out=out), READY.estimate(y), rtol=1e-6)
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(X, columns=["price", "part", "gain"])
+    frame = Frame()
     named = sdkde_core.prepare(frame, coordinates={"price": "log", "part": "logit", "gain": "normal-scores"})
     np.testing.assert_allclose(named.estimate(y), READY.estimate(y), rtol=1e-6)
     assert "log of price" in repr(named) and repr(named.marginal("part")).count("logit")
@@ -184,6 +192,71 @@ def test_files_frames_tensors_and_explanations(tmp_path):
     assert sdkde_core.prepare(x.float(), coordinates=TABLE).sample(3, 0).dtype == torch.float32
     with pytest.raises(ValueError, match="does not differentiate"):
         sdkde_core.estimate(x.requires_grad_(), q, coordinates="asinh")
+
+
+def test_classes_and_the_command(tmp_path):
+    y = READY.sample(20, 5)
+    neighbors = pytest.importorskip("sklearn.neighbors")
+    assert issubclass(sdkde_core.KernelDensity, neighbors.KernelDensity)
+    model = sdkde_core.KernelDensity(method="sdkde", bandwidth="auto", coordinates=TABLE).fit(X)
+    np.testing.assert_allclose(model.score_samples(y), READY.estimate(y, log=True), atol=1e-6)
+    model.save(tmp_path / "k")
+    np.testing.assert_array_equal(sdkde_core.load(tmp_path / "k").score_samples(y), model.score_samples(y))
+    kde, plain = sdkde_core.gaussian_kde(POSITIVE, coordinates="log"), sdkde_core.gaussian_kde(np.log(POSITIVE))
+    np.testing.assert_allclose(kde.covariance, plain.covariance)
+    np.testing.assert_allclose(kde(POSITIVE[:9]), plain(np.log(POSITIVE[:9])) / POSITIVE[:9], rtol=1e-6)
+    assert kde.integrate_box_1d(1.0, 2.0) == pytest.approx(plain.integrate_box_1d(0.0, math.log(2.0)))
+    assert kde.resample(50, 0).shape == (1, 50) and (kde.resample(50, 0) > 0).all()
+    both = sdkde_core.gaussian_kde(X[:, :2].T, coordinates=["log", "logit"], method="sdkde")
+    assert both.marginal(0)([2.0])[0] == pytest.approx(both.prepared.marginal(0).estimate([2.0])[0])
+    both.save(tmp_path / "g")
+    np.testing.assert_allclose(sdkde_core.load(tmp_path / "g")(y[:, :2].T), both(y[:, :2].T), rtol=1e-9)
+    with pytest.raises(ValueError, match="no such integrals"):
+        kde.integrate_kde(plain)
+    click = pytest.importorskip("click.testing")
+    from sdkde_core.cli.main import main
+
+    np.savetxt(tmp_path / "x.csv", X[:, :2], delimiter=",", header="price,part", comments="")
+    np.save(tmp_path / "y.npy", y[:, :2])
+    args = ["estimate", str(tmp_path / "x.csv"), str(tmp_path / "y.npy"), "-o", str(tmp_path / "p.npy"), "-q"]
+    how = ["--coordinates", "price:log", "--coordinates", "1:logit"]
+    result = click.CliRunner().invoke(main, [*args, *how], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    want = sdkde_core.estimate(X[:, :2], y[:, :2], coordinates=["log", "logit"])
+    np.testing.assert_allclose(np.load(tmp_path / "p.npy"), want, rtol=1e-4)
+    result = click.CliRunner().invoke(main, [*args, "--coordinates", "cost:log"])
+    assert result.exit_code == 2 and "'cost'" in result.output
+
+
+def test_a_stack_tries_other_coordinates_by_itself():
+    rng = np.random.default_rng(3)
+    x, y = np.exp(rng.normal(size=(2, 500)))
+    ready = sdkde_core.prepare(x, method="stacked")
+    assert " in log" in repr(ready) and any(label.endswith("in log") for label, *_ in ready.parts)
+    assert sum(share for _, share, _ in ready.parts) == pytest.approx(1.0)
+    plain = sdkde_core.prepare(x, method="stacked", coordinates="identity")
+    assert not any(" in " in label for label, *_ in plain.parts)
+    assert np.mean(ready.estimate(y, log=True) - plain.estimate(y, log=True)) > 0.01
+    want = sum(share * part.estimate(y) for _, share, part in ready.parts)
+    np.testing.assert_allclose(ready.estimate(y), want, rtol=1e-9)
+    assert ready.cdf(ready.quantile(0.2)) == pytest.approx(0.2, rel=1e-9)
+    copula = rng.multivariate_normal([0, 0], [[1, 0.8], [0.8, 1]], size=800)
+    skewed = np.c_[np.exp(copula[:, 0]), copula[:, 1] ** 3]
+    both = sdkde_core.prepare(skewed, method="stacked")
+    assert (
+        " in log of column 0" in repr(both) or "in other coordinates" in repr(both) or "in normal-scores" in repr(both)
+    )
+    e, q = 1e-6, both.sample(20, 0)
+    steps = [(both.estimate(q + e * k, log=True) - both.estimate(q - e * k, log=True)) / (2 * e) for k in np.eye(2)]
+    np.testing.assert_allclose(both.grad_log_density(q), np.stack(steps, axis=1), rtol=1e-2, atol=1e-3)
+    section = both.conditional({0: 1.0})
+    t = np.sort(section.sample(400, 0).ravel())
+    joint = both.estimate(np.c_[np.ones(400), t]) / both.marginal(0).estimate([1.0])
+    np.testing.assert_allclose(section.estimate(t), joint, rtol=1e-6)
+    copy = pickle.loads(pickle.dumps(both))
+    np.testing.assert_array_equal(copy.estimate(q), both.estimate(q))
+    log = sdkde_core.prepare(skewed, method="stacked", coordinates={0: "log"})
+    assert repr(log).count("in coordinates log of column 0") == 1 and "normal-scores" not in repr(log)
 
 
 def test_what_is_refused():

@@ -85,7 +85,7 @@ ROOMS = {
     "scale": {"messages", "arrays", "choice", "bandwidth", "files", "spreading", "estimator"},
     "api": {"protocol", "arrays", "choice", "bandwidth", "estimator", "scale"},
     "distributed": {"arrays", "spreading", "estimator"},
-    "interop": {"messages", "archive", "protocol", "arrays", "bandwidth", "estimator", "api"},
+    "interop": {"messages", "archive", "protocol", "arrays", "bandwidth", "coordinates", "estimator", "api"},
     "cli": {
         *("messages", "protocol", "storage", "arrays", "choice", "bandwidth", "files", "estimator", "scale", "api"),
         "interop",

@@ -44,6 +44,14 @@ def _number_or(*words: str) -> Any:
     return read
 
 
+def _coordinates(context: click.Context, option: click.Parameter, value: Sequence[str]) -> Any:
+    """A name for all columns, or by column one for each."""
+    if len(value) == 1 and ":" not in value[0]:
+        return value[0]
+    pairs = [text.rpartition(":")[::2] for text in value]
+    return {int(column) if column.isdigit() else column: name for column, name in pairs} or None
+
+
 _backend = click.option("--backend", default="auto", show_default=True, help="A backend's name, or auto.")
 _estimator = together(
     _one_of("--method", ALL_METHODS, "sdkde", "Which density estimate."),
@@ -64,6 +72,12 @@ _estimator = together(
     click.option("--adaptive", type=float, help="The exponent of kernels that are wider where samples are rare."),
     click.option(
         "--tails", callback=_number_or("guard", "plain"), help="guard, plain, or a guard's part of the weight."
+    ),
+    click.option(
+        "--coordinates",
+        multiple=True,
+        callback=_coordinates,
+        help="log, logit, asinh or normal-scores of all columns, or price:log and 1:logit of some, by name or number.",
     ),
     _one_of(
         *("--kernel", tuple(KERNELS), "gaussian"),
@@ -157,7 +171,7 @@ def _by_batches(
     """Estimate, queries read and results written by batches; return the rows, how many are negative, and where."""
     points = query or train
     check_order(train, points)
-    x = Given.of("train", train.read())
+    x = Given.of("train", train.read())._replace(names=train.names)
     y = points.shaped("query")
     dtype, negative, done = max(x.dtype, y.dtype), 0, 0  # "float64" > "float32"
     points = query or Source.of(train.name, x.array)
@@ -165,7 +179,7 @@ def _by_batches(
         writing(output, (points.rows,), dtype, "log_density" if log else "density") as write,
         _progress(points.rows + (train.rows if request.passes[0].moves else 0), hidden=quiet) as advance,
     ):
-        ready = api.fitted(request, x.array, y, advance)
+        ready = api.fitted(request, x, y, advance)
         for rows in points.batches(batch_rows(points.rows, ready.problem)):
             batch = Given.of("query", rows)._replace(first=done)
             (part,) = in_batches(ready, [batch], "log" if log else "density", advance)
@@ -201,7 +215,7 @@ def explain(train: str, query: str | None, bandwidth: str, weights: str | None, 
     """
     given = [_shape(x) or source(x) for x in (train, query) if x is not None]
     check_order(*(x for x in given if isinstance(x, Source)))
-    data = [x.read() if isinstance(x, Source) else x for x in given]
+    data = [Given.of("data", x.read())._replace(names=x.names) if isinstance(x, Source) else x for x in given]
     options |= {"bandwidth": _bandwidth(bandwidth), "weights": _weights(weights)}
     with about(**_files(train, query, bandwidth, weights)):
         measure = options.pop("measure")

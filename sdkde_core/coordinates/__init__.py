@@ -1,6 +1,5 @@
 """Coordinates: monotone maps of columns, in front of bandwidths, kernels and backends."""
 
-from .columns import Coordinates, check, fit
-from .maps import KINDS, Asinh, Log, Logit, NormalScores
+from .columns import Coordinates, candidates, check, fit, listed
 
-__all__ = ["KINDS", "Asinh", "Coordinates", "Log", "Logit", "NormalScores", "check", "fit"]
+__all__ = ["Coordinates", "candidates", "check", "fit", "listed"]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..arrays import Array
 from ..messages import brief, did_you_mean
-from .maps import KINDS, Asinh, Identity, Log, Logit, NormalScores
+from .maps import FORMULAS, Closed, NormalScores
+
+NAMES = (*FORMULAS, "normal-scores")
 
 _METHODS = ("forward", "inverse", "log_jacobian")  # what a user's own map has
-
-_NAMES = {kind: name for name, kind in KINDS.items()}
 
 
 class Coordinates(NamedTuple):
@@ -25,23 +25,19 @@ class Coordinates(NamedTuple):
 
     def forward(self, x: Array) -> Array:
         """z (k, d): −inf or inf in columns where x is below or above what the map takes; infinite x stays."""
-        columns = (one.forward(np.where(np.isinf(x[:, j]), math.nan, x[:, j])) for j, one in enumerate(self.maps))
-        return np.where(np.isinf(x), x, np.stack(list(columns), axis=1))
+        columns = [one.forward(np.where(np.isinf(x[:, j]), math.nan, x[:, j])) for j, one in enumerate(self.maps)]
+        return np.where(np.isinf(x), x, np.stack(columns, axis=1))
 
     def inverse(self, z: Array) -> Array:
         return np.stack([one.inverse(z[:, j]) for j, one in enumerate(self.maps)], axis=1)
 
-    def log_jacobian(self, x: Array) -> Array:
-        """Σ_j log T_j′(x_j), (k,)."""
-        return sum((one.log_jacobian(x[:, j]) for j, one in enumerate(self.maps)), np.zeros(len(x)))
-
     def log_slopes(self, x: Array) -> Array:
-        """log T_j′(x_j), (k, d)."""
+        """log T_j′(x_j), (k, d), whose sum over columns is the log Jacobian."""
         return np.stack([one.log_jacobian(x[:, j]) for j, one in enumerate(self.maps)], axis=1)
 
-    def slope(self, x: Array) -> Array:
-        """The gradient of :meth:`log_jacobian`, (k, d); by differences for a user's map that has no ``slope``."""
-        return np.stack([_slope(one, x[:, j]) for j, one in enumerate(self.maps)], axis=1)
+    def turns(self, x: Array) -> Array:
+        """The derivatives of :meth:`log_slopes`, (k, d); by differences for a user's map that has no ``slope``."""
+        return np.stack([getattr(one, "slope", _differences(one))(x[:, j]) for j, one in enumerate(self.maps)], axis=1)
 
     def kept(self, dims: Sequence[int]) -> Coordinates:
         """The maps of some of the columns, in that order."""
@@ -51,61 +47,56 @@ class Coordinates(NamedTuple):
         """What a file has of them, see :mod:`sdkde_core.estimator.saved`; TypeError for a map of the user's."""
         listed, arrays = list[Any](), dict[str, Array]()
         for j, one in enumerate(self.maps):
-            if type(one) not in _NAMES:
+            if not isinstance(one, Closed | NormalScores):
                 raise TypeError(f"coordinates: {brief(one)} is a map of yours, which no file holds; pickle the density")
-            numbers = tuple(one) if not isinstance(one, NormalScores) else tuple(one.asinh)
-            listed.append([_NAMES[type(one)], list(numbers)])
+            listed.append([one.name, *(one if isinstance(one, Closed) else one.asinh)[1:]])
             if isinstance(one, NormalScores):
-                arrays |= {f"map {j}.{k}": x for k, x in enumerate(one[1:])}
+                arrays[f"map {j}"] = np.stack(one[1:])
         return listed, arrays
 
     @classmethod
     def from_saved(cls, listed: Any, arrays: Mapping[str, Array], d: int, names: tuple[str, ...]) -> Coordinates:
         """Return what :meth:`to_saved` described; ValueError where that cannot be right."""
-        maps = []
+        maps = list[Any]()
         for j, one in enumerate(listed if isinstance(listed, list) else ()):
             match one:
-                case ["identity" | "log", []]:
-                    maps.append(KINDS[one[0]]())
-                case ["logit" | "asinh", [float(a), float(b)]] if a < b if one[0] == "logit" else b > 0.0:
-                    maps.append(KINDS[one[0]](a, b))
-                case ["normal-scores", [float(a), float(b)]] if b > 0.0:
-                    at, values, *_ = knots = [arrays.get(f"map {j}.{k}", np.empty(0)) for k in range(4)]
-                    shaped = all(x.dtype == float and x.shape == at.shape and x.ndim == 1 for x in knots)
-                    rises = len(at) > 1 and all((np.diff(x) > 0).all() for x in (at, values))
-                    if shaped and rises and all(np.isfinite(x).all() for x in knots):
-                        maps.append(NormalScores(Asinh(a, b), *knots))
-        if not isinstance(listed, list) or not len(maps) == len(listed) == d:
+                case [str(name), float(a), float(b)] if name in FORMULAS and (b > a if name == "logit" else b > 0.0):
+                    maps.append(Closed(name, a, b))
+                case ["normal-scores", float(a), float(b)] if b > 0.0:
+                    knots = arrays.get(f"map {j}", np.empty(0))
+                    right = knots.dtype == float and knots.ndim == 2 and len(knots) == 4 and knots.shape[1] > 1
+                    if right and np.isfinite(knots).all() and (np.diff(knots[:2]) > 0).all():
+                        maps.append(NormalScores(Closed("asinh", a, b), *knots))
+        if not len(maps) == d:
             raise ValueError("its coordinates cannot be right")
         return cls(tuple(maps), names)
 
     def __str__(self) -> str:
-        labels = [_NAMES.get(type(one), type(one).__name__) for one in self.maps]
+        labels = [getattr(one, "name", type(one).__name__) for one in self.maps]
         if len(set(labels)) == 1:
             return labels[0]
         names = self.names or [f"column {j}" for j in range(len(labels))]
         return ", ".join(f"{label} of {name}" for name, label in zip(names, labels) if label != "identity")
 
 
-def _slope(one: Any, x: Array) -> Array:
-    if hasattr(one, "slope"):
-        return one.slope(x)
-    step = 1e-5 * (abs(x) if np.ptp(x) == 0.0 else np.minimum(abs(x) + 1e-3 * np.ptp(x), np.ptp(x)))
-    step = np.where(step > 0.0, step, 1e-5)
-    return (one.log_jacobian(x + step) - one.log_jacobian(x - step)) / (2.0 * step)
+def _differences(one: Any) -> Callable[[Array], Array]:
+    """The derivative of a map's log T′, by differences."""
+
+    def slope(x: Array) -> Array:
+        step = 1e-5 * (np.minimum(abs(x), np.ptp(x) or math.inf) + 1e-3 * (np.ptp(x) or 1.0))
+        return (one.log_jacobian(x + step) - one.log_jacobian(x - step)) / (2.0 * step)
+
+    return slope
 
 
 def check(value: Any) -> None:
     """Raise TypeError or ValueError for what cannot be coordinates, as far as that needs no data."""
     if isinstance(value, str):
-        if value not in KINDS:
-            hint = did_you_mean(value, KINDS)
-            raise ValueError(f"coordinates is {value!r}; pass one of {', '.join(map(repr, KINDS))}, or a map{hint}")
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            check(one)
-    elif isinstance(value, Sequence) and not _is_map(value):
-        for one in value:
+        if value not in NAMES:
+            hint = did_you_mean(value, NAMES)
+            raise ValueError(f"coordinates is {value!r}; pass one of {', '.join(map(repr, NAMES))}, or a map{hint}")
+    elif isinstance(value, Mapping | Sequence) and not _is_map(value):
+        for one in value.values() if isinstance(value, Mapping) else value:
             check(one)
     elif value is not None and not _is_map(value):
         raise TypeError(
@@ -120,7 +111,7 @@ def fit(value: Any, x: Array, weights: Array, names: tuple[str, ...] = ()) -> Co
     ValueError where a column has values that its map does not take.
     """
     maps = []
-    for j, one in enumerate(_listed(value, x.shape[1], names)):
+    for j, one in enumerate(listed(value, x.shape[1], names)):
         column, what = x[:, j], f"column {j}" + (f" ({names[j]!r})" if names else "")
         if one == "log":
             _refuse(column <= 0.0, column, what, "'log' takes values above 0", "'asinh', or shift the column")
@@ -134,11 +125,9 @@ def fit(value: Any, x: Array, weights: Array, names: tuple[str, ...] = ()) -> Co
 
 
 def _fitted(name: str, column: Array, weights: Array) -> Any:
-    known = np.isfinite(column)
-    if name in ("asinh", "normal-scores"):
-        heard = weights[known] / weights[known].sum()
-        return (Asinh if name == "asinh" else NormalScores).fit(column[known][heard > 0.0], heard[heard > 0.0])
-    return {"log": Log, "logit": Logit}.get(name, Identity)()
+    heard = np.isfinite(column) & (weights > 0.0)
+    given = column[heard], weights[heard] / weights[heard].sum()
+    return NormalScores.fit(*given) if name == "normal-scores" else Closed.fit(name, *given)
 
 
 def _own(one: Any, column: Array, what: str) -> Any:
@@ -155,19 +144,19 @@ def _own(one: Any, column: Array, what: str) -> Any:
     return one
 
 
-def _listed(value: Any, d: int, names: tuple[str, ...]) -> list[Any]:
+def listed(value: Any, d: int, names: tuple[str, ...] = ()) -> list[Any]:
     """What is asked for each column."""
     if isinstance(value, Mapping):
-        listed: list[Any] = ["identity"] * d
+        found: list[Any] = ["identity"] * d
         for key, one in value.items():
             known = ", ".join(map(repr, names)) or f"numbers below {d}"
             if key in names:
-                listed[names.index(key)] = one
+                found[names.index(key)] = one
             elif isinstance(key, int) and not isinstance(key, bool) and -d <= key < d:
-                listed[key] = one
+                found[key] = one
             else:
                 raise ValueError(f"coordinates has column {key!r}; train has {d}: pass some of {known}")
-        return ["identity" if one is None else one for one in listed]
+        return ["identity" if one is None else one for one in found]
     if isinstance(value, str) or _is_map(value):
         return [value] * d
     if len(value) != d:
@@ -187,3 +176,31 @@ def _refuse(wrong: Array, column: Array, what: str, takes: str, instead: str) ->
             f"coordinates: {takes}, but {what} has {column[rows[0]]:.6g} in row {rows[0]}, {len(rows)} such in rows "
             f"{listed}; pass {instead}"
         )
+
+
+def candidates(x: Array, weights: Array) -> list[list[str]]:
+    """Coordinates that a stack tries for samples x (n, d): lists of a name for each column.
+
+    In one column these are the formulas that take the samples. In several each column has normal scores, the best of
+    its formulas where these gain less than .1 nats per sample more, or stays: what a normal density gains counts. All
+    together must gain as much.
+    """
+    best, gained = list[str](), 0.0
+    for column in x.T:
+        formulas = ["asinh", *["log"] * bool(column.min() > 0.0)]
+        formulas += ["logit"] * bool(column.min() > 0.0 and column.max() < 1.0)
+        if x.shape[1] == 1:
+            return [[name] for name in formulas]
+        gains = {name: _gain(_fitted(name, column, weights), column, weights) for name in formulas}
+        gains = {name: gain for name, gain in gains.items() if gain > 0.02} | {"identity": 0.0}
+        name = max(gains, key=lambda name: gains[name])
+        scores = _gain(_fitted("normal-scores", column, weights), column, weights)
+        best.append("normal-scores" if scores > gains[name] + 0.1 else name)
+        gained += max(scores, gains[name])
+    return [best] if gained > 0.1 and set(best) != {"identity"} else []
+
+
+def _gain(one: Any, x: Array, weights: Array) -> float:
+    """By how much a normal density of z is more likely than one of x, in nats per sample."""
+    spreads = [np.sqrt(weights @ np.square(value - weights @ value)) for value in (x, one.forward(x))]
+    return float(np.log(spreads[0] / spreads[1]) + weights @ one.log_jacobian(x))

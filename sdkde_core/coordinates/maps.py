@@ -7,6 +7,7 @@ Values x, z and results are (k,), float64, on the host.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -17,88 +18,67 @@ from ..bandwidth.isj import improved_sheather_jones
 from ..bandwidth.rounding import spread_within, units_of
 
 
-class Identity(NamedTuple):
-    """T(x) = x."""
+class Formula(NamedTuple):
+    """T(x), its inverse, log T′ and the derivative of that, each with two numbers a and b of the map."""
 
-    def forward(self, x: Array) -> Array:
-        return x
-
-    def inverse(self, z: Array) -> Array:
-        return z
-
-    def log_jacobian(self, x: Array) -> Array:
-        return np.zeros(len(x))
-
-    def slope(self, x: Array) -> Array:
-        return np.zeros(len(x))
+    forward: Callable[..., Array]
+    inverse: Callable[..., Array]
+    log_jacobian: Callable[..., Array]
+    slope: Callable[..., Array]
 
 
-class Log(NamedTuple):
-    """T(x) = log x."""
-
-    def forward(self, x: Array) -> Array:
-        return np.where(x <= 0.0, -math.inf, np.log(x))
-
-    def inverse(self, z: Array) -> Array:
-        return _within(np.exp(z), z, 0.0, math.inf)
-
-    def log_jacobian(self, x: Array) -> Array:
-        return -np.log(x)
-
-    def slope(self, x: Array) -> Array:
-        return -1.0 / x
-
-
-class Logit(NamedTuple):
-    """T(x) = log((x − a) / (b − x))."""
-
-    low: float = 0.0
-    high: float = 1.0
-
-    def forward(self, x: Array) -> Array:
-        inside = np.log((x - self.low) / (self.high - x))
-        return np.where(x <= self.low, -math.inf, np.where(x >= self.high, math.inf, inside))
-
-    def inverse(self, z: Array) -> Array:
-        share = np.exp(np.minimum(z, 0.0)) / (1.0 + np.exp(-abs(z)))
-        return _within(self.low + (self.high - self.low) * share, z, self.low, self.high)
-
-    def log_jacobian(self, x: Array) -> Array:
-        return math.log(self.high - self.low) - np.log(x - self.low) - np.log(self.high - x)
-
-    def slope(self, x: Array) -> Array:
-        return 1.0 / (self.high - x) - 1.0 / (x - self.low)
+FORMULAS = {
+    "identity": Formula(lambda x, a, b: x, lambda z, a, b: z, lambda x, a, b: 0.0 * x, lambda x, a, b: 0.0 * x),
+    "log": Formula(  # a is 0
+        lambda x, a, b: np.where(x <= a, -math.inf, np.log(x - a)),
+        lambda z, a, b: _within(a + np.exp(z), z, a, math.inf),
+        lambda x, a, b: -np.log(x - a),
+        lambda x, a, b: -1.0 / (x - a),
+    ),
+    "logit": Formula(  # between a and b
+        lambda x, a, b: np.where(x <= a, -math.inf, np.where(x >= b, math.inf, np.log((x - a) / (b - x)))),
+        lambda z, a, b: _within(a + (b - a) * np.exp(np.minimum(z, 0.0)) / (1.0 + np.exp(-abs(z))), z, a, b),
+        lambda x, a, b: math.log(b - a) - np.log(x - a) - np.log(b - x),
+        lambda x, a, b: 1.0 / (b - x) - 1.0 / (x - a),
+    ),
+    "asinh": Formula(  # of (x − a) / b: linear near a, a logarithm of either sign far from it
+        lambda x, a, b: np.arcsinh((x - a) / b),
+        lambda z, a, b: a + b * np.sinh(z),
+        lambda x, a, b: -np.log(np.hypot(b, x - a)),
+        lambda x, a, b: (a - x) / b**2 / (1.0 + ((x - a) / b) ** 2),
+    ),
+}
 
 
-class Asinh(NamedTuple):
-    """T(x) = asinh((x − centre) / scale): linear near the centre, a logarithm of either sign far from it."""
+class Closed(NamedTuple):
+    """A map that is a formula, of that name."""
 
-    centre: float
-    scale: float
+    name: str
+    a: float = 0.0
+    b: float = 1.0
 
     @classmethod
-    def fit(cls, x: Array, weights: Array) -> Asinh:
-        """With the median, and IQR / 1.34, of a normal its standard deviation; that itself where the IQR is 0."""
+    def fit(cls, name: str, x: Array, weights: Array) -> Closed:
+        """Of samples (n,): an asinh has their median, and their IQR / 1.34, or standard deviation where that is 0."""
+        if name != "asinh":
+            return cls(name)
         order = np.argsort(x)
         reached = np.cumsum(weights[order])
         low, centre, high = map(float, np.interp([0.25, 0.5, 0.75], reached - 0.5 * weights[order], x[order]))
-        scale = (high - low) / 1.34
-        if not scale > 0.0:
-            scale = math.sqrt(weights @ np.square(x - centre))
-        return cls(centre, scale if 0.0 < scale < math.inf else 1.0)
+        scale = (high - low) / 1.34 or math.sqrt(weights @ np.square(x - centre))
+        return cls(name, centre, scale if 0.0 < scale < math.inf else 1.0)
 
     def forward(self, x: Array) -> Array:
-        return np.arcsinh((x - self.centre) / self.scale)
+        return FORMULAS[self.name].forward(x, self.a, self.b)
 
     def inverse(self, z: Array) -> Array:
-        return self.centre + self.scale * np.sinh(z)
+        return FORMULAS[self.name].inverse(z, self.a, self.b)
 
     def log_jacobian(self, x: Array) -> Array:
-        return -np.log(np.hypot(self.scale, x - self.centre))
+        return FORMULAS[self.name].log_jacobian(x, self.a, self.b)
 
     def slope(self, x: Array) -> Array:
-        t = (x - self.centre) / self.scale
-        return -t / (1.0 + t * t) / self.scale
+        return FORMULAS[self.name].slope(x, self.a, self.b)
 
 
 class NormalScores(NamedTuple):
@@ -109,18 +89,22 @@ class NormalScores(NamedTuple):
     rule: so T is monotone and smooth whatever the samples are. Beyond the last knot it is a straight line.
     """
 
-    asinh: Asinh
+    asinh: Closed
     at: Array  # (k,) in u, evenly spaced
     values: Array  # (k,) T
     logs: Array  # (k,) log dT/du
     turns: Array  # (k,) its derivative
+
+    @property
+    def name(self) -> str:
+        return "normal-scores"
 
     @classmethod
     def fit(cls, x: Array, weights: Array) -> NormalScores:
         """Of samples (n,) with weights that sum to 1; equal ones are spread within their column's unit."""
         if len(x) > 1 and (units := units_of(np.sort(x)[:, None])).any():
             x = spread_within(x[:, None], units, weights)[:, 0]
-        asinh = Asinh.fit(x, weights)
+        asinh = Closed.fit("asinh", x, weights)
         u, n_eff = asinh.forward(x), 1.0 / float(weights @ weights)
         mean = float(weights @ u)
         std = math.sqrt(weights @ (u - mean) ** 2)
@@ -207,9 +191,6 @@ class NormalScores(NamedTuple):
         square, cube = 3.0 * secant - 2.0 * left - right, left + right - 2.0 * secant
         value = self.logs[cell] + along * (left + t * (square + t * cube))
         return value, left + t * (2.0 * square + 3.0 * t * cube)
-
-
-KINDS = {"identity": Identity, "log": Log, "logit": Logit, "asinh": Asinh, "normal-scores": NormalScores}
 
 
 def _within(x: Array, z: Array, low: float, high: float) -> Array:

@@ -129,8 +129,7 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
         query = None if query_or_shape is None else Argument.of("query", query_or_shape)
         if query is not None:
             check_query(query, z.shape[0], z.shape[1], z.names)
-            _, rows, outside = located(coordinates, query)
-            query = query._replace(array=rows[~outside])
+            query = query._replace(array=located(coordinates, query, z.array[0])[1])
         return replace(explained(request, z, query, measure=measure), coordinates=str(coordinates))
     if request.method == "stacked":
         from .stacked import stacked

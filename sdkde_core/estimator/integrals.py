@@ -29,7 +29,7 @@ def probability(fitted: Fitted, lower: Any, upper: Any) -> float:
         k = int(np.argmax(low > high))
         raise ValueError(f"lower is above upper in dimension {k}: {low[k]} > {high[k]}; swap them")
     if fitted.coordinates is not None:
-        return probability(fitted.inner.current, fitted.box(low), fitted.box(high))
+        return probability(fitted.first.current, fitted.into(low), fitted.into(high))
     bounded = np.flatnonzero((low > -math.inf) | (high < math.inf))
     if not bounded.size:
         return 1.0
@@ -71,8 +71,8 @@ def distribution(fitted: Fitted) -> Callable[[Any], Array]:
         parts = [(math.exp(part.log_share), distribution(part.fitted)) for part in fitted.parts]
         return lambda x: sum((share * function(x) for share, function in parts), np.zeros(len(x)))
     if fitted.coordinates is not None:
-        inner, box = distribution(fitted.inner.current), fitted.box
-        return lambda x: inner(box(x))
+        inner, into = distribution(fitted.first.current), fitted.into
+        return lambda x: inner(into(x))
     points, log_weights, scales, centre = fitted.on_host
     order, widest = np.argsort(points[:, 0], kind="stable"), scales.max()
     u, w, scales = points[order, 0], np.exp(log_weights[order]), scales[order]
@@ -106,7 +106,7 @@ def quantiles(fitted: Fitted, q: Array) -> Array:
     """Return the values (m,) where the distribution function is q, by bisection to neighbouring numbers."""
     check_positive(fitted, "has no quantiles")
     if fitted.coordinates is not None:
-        return fitted.x_of(quantiles(fitted.inner.current, q)[:, None])[:, 0]
+        return fitted.out_of(quantiles(fitted.first.current, q)[:, None])[:, 0]
     function, inside = distribution(fitted), (q > 0) & (q < 1)
     if fitted.parts:
         each = np.array([quantiles(part.fitted, np.where(inside, q, 0.5)) for part in fitted.parts])

@@ -7,111 +7,107 @@ T takes the density is 0, and its gradient NaN.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from ..arrays import Argument, Array, Origin, array_namespace, grad_enabled, ingest, is_attached, quiet, to_host
 from ..coordinates import Coordinates, fit
+from ..protocol import Problem
 from . import straight
 from .request import Request
 
+R = TypeVar("R")
 
-class Mapped:
-    """A density ``inner`` of z, as one of x; immutable, pickles. What describes its kernels, such as H, is of z."""
+
+class Composed:
+    """A density that is made of others, which go on with another backend by themselves; immutable, pickles.
+
+    Where one number describes a density, as its bandwidth, it is that of ``first``.
+    """
 
     groups = ()
     parts: tuple[Any, ...] = ()
+    coordinates: Any = None
 
-    def __init__(self, inner: Any, coordinates: Coordinates) -> None:
-        self.inner, self.coordinates = inner, coordinates
-        self.request, self.problem, self.bandwidth = inner.request, inner.problem, inner.bandwidth
-        self.names, self.home, self.centre = inner.names, inner.home, inner.centre
+    def __init__(self, first: Any, request: Request, problem: Problem) -> None:
+        self.first, self.request, self.problem = first, request, problem
+        self.bandwidth, self.names, self.home, self.centre = first.bandwidth, first.names, first.home, first.centre
 
     @property
     def choice(self) -> Any:
-        return self.inner.current.choice
+        """The first one's backend."""
+        return self.first.current.choice
 
     @property
-    def current(self) -> Mapped:
+    def current(self) -> Self:
         return self
 
     @property
     def has_second(self) -> bool:
         """Whether some calls have gone to another backend."""
-        return self.inner.has_second
+        return self.first.has_second
+
+    def asked(self, query: Any) -> Argument:
+        """Recognise the user's query and validate its shape."""
+        return self.first.asked(query)
+
+    def read(self, query: Argument) -> Argument:
+        """A query as :meth:`answer` takes it: others read it themselves."""
+        return query
+
+    def serve(self, compute: Callable[[Self], R]) -> R:
+        """Return ``compute(self)``."""
+        return compute(self)
+
+
+class Mapped(Composed):
+    """A density ``first`` of z, as one of x. What describes its kernels, such as the bandwidth, is of z."""
+
+    def __init__(self, first: Any, coordinates: Coordinates) -> None:
+        super().__init__(first, first.request, first.problem)
+        self.coordinates = coordinates
 
     @property
     def negative_mass(self) -> Any:
         """Of the Laplace estimate: the same in all coordinates."""
-        return self.inner.serve(lambda inner: inner.negative_mass)
-
-    def asked(self, query: Any) -> Argument:
-        """Recognise the user's query and validate its shape."""
-        return self.inner.asked(query)
-
-    def read(self, query: Argument) -> Argument:
-        """A query as :meth:`answer` takes it."""
-        return query
-
-    def serve(self, compute: Any) -> Any:
-        """Return ``compute(self)``: the inner density goes on with another backend by itself."""
-        return compute(self)
+        return self.first.serve(lambda first: first.negative_mass)
 
     @quiet
     def answer(self, query: Argument, what: str) -> Any:
         """Return the ``"density"`` (m,), its ``"log"``, or the ``"score"`` (m, d), as :meth:`.Fitted.answer` does."""
-        x, z, outside = self._inside(query)
-        signed = what == "density" and self.request.method == "laplace"
+        x, z, outside = located(self.coordinates, query, to_host(self.centre))
         asked = query._replace(array=z, dtype="float64", origin=Origin())
-        found = of_part(self.inner, asked, "log" if what == "density" and not signed else what)
+        slopes, signed = self.coordinates.log_slopes(x), self.request.method == "laplace"
         if what == "score":
-            found = found * np.exp(self.coordinates.log_slopes(x)) + self.coordinates.slope(x)
-            found[outside] = np.nan
+            found = of_part(self.first, asked, what) * np.exp(slopes) + self.coordinates.turns(x)
+        elif what == "density" and signed:
+            found = of_part(self.first, asked, what) * np.exp(slopes.sum(axis=1))
         else:
-            change = self.coordinates.log_jacobian(x)
-            found = found * np.exp(change) if signed else found + change
-            found[outside] = 0.0 if signed else -np.inf
-            found = np.exp(found) if what == "density" and not signed else found
+            found = of_part(self.first, asked, "log") + slopes.sum(axis=1)
+            found = np.exp(found) if what == "density" else found
+        found[outside] = {"score": np.nan, "log": -np.inf, "density": 0.0}[what]
         return query.origin.restore(found, max(query.dtype, self.problem.dtype))
 
     def local(self, query: Argument) -> tuple[Array, Array, Array, float]:
-        """As :func:`.stacked.local`, of inner kernels as wide as T makes them there."""
+        """As :func:`.stacked.local`, of kernels as wide as T makes them there."""
         from .stacked import local
 
-        x, z, outside = self._inside(query)
-        log, score, unit, narrowest = local(self.inner, query._replace(array=z))
-        slopes = np.exp(self.coordinates.log_slopes(x))
-        log = np.where(outside, -np.inf, log + np.log(slopes).sum(axis=1))
-        score = score * slopes + self.coordinates.slope(x)
+        x, z, outside = located(self.coordinates, query, to_host(self.centre))
+        log, score, unit, narrowest = local(self.first, query._replace(array=z))
+        logs = self.coordinates.log_slopes(x)
+        slopes = np.exp(logs)
+        log = np.where(outside, -np.inf, log + logs.sum(axis=1))
+        score = score * slopes + self.coordinates.turns(x)
         return log, score, unit * slopes[:, :, None] * slopes[:, None, :], narrowest
 
-    def _inside(self, query: Argument) -> tuple[Array, Array, Array]:
-        """As :func:`located`; rows that are outside are the centre."""
-        x, z, outside = located(self.coordinates, query)
-        if outside.any():
-            inside = to_host(self.centre)[None, :]
-            z[outside], x[outside] = inside, self.coordinates.inverse(inside)
-        return x, z, outside
+    def into(self, points: Array) -> Array:
+        """Corners of boxes in z, of shape (d,) or for one column (k,); infinite where T does not reach."""
+        return self.coordinates.forward(points.reshape(-1, self.problem.d)).reshape(points.shape)
 
-    def box(self, corner: Array) -> Array:
-        """A corner (d,) of a box, or rows of one column (k,), in z; infinite where T does not reach."""
-        d = self.problem.d
-        return self.coordinates.forward(corner.reshape(-1, d)).reshape(corner.shape)
-
-    def given(self, dims: list[int], values: Array) -> dict[int, float]:
-        """The values of some columns, in z; ValueError for one outside what T takes."""
-        z = self.coordinates.kept(dims).forward(values[None, :])[0]
-        if not np.isfinite(z).all():
-            j = int(np.argmin(np.isfinite(z)))
-            raise ValueError(
-                f"given has {values[j]} for dimension {dims[j]}, outside of the coordinates {self.coordinates}, where "
-                "the density is 0; pass a value within"
-            )
-        return dict(zip(dims, z.tolist()))
-
-    def x_of(self, z: Any) -> Array:
+    def out_of(self, z: Any) -> Array:
         """Points z (k, d) in data units."""
         return self.coordinates.inverse(to_host(z))
 
@@ -119,7 +115,7 @@ class Mapped:
 def leaves(fitted: Any) -> list[Any]:
     """The parts of a density that is a list, with their shares of the whole; empty for one that is none."""
     if fitted.coordinates is not None:
-        return [p._replace(fitted=Mapped(p.fitted, fitted.coordinates)) for p in leaves(fitted.inner)]
+        return [p._replace(fitted=Mapped(p.fitted, fitted.coordinates)) for p in leaves(fitted.first)]
     found = []
     for part in fitted.parts:
         below = leaves(part.fitted)
@@ -136,12 +132,17 @@ def shares(fitted: Any) -> dict[str, tuple[float, float | None]]:
     return dict(sorted(found.items(), key=lambda item: -item[1][0]))
 
 
-def located(coordinates: Coordinates, query: Argument) -> tuple[Array, Array, Array]:
-    """Points (m, d) on the host, float64; what they are in z; and which are outside of what T takes, (m,)."""
-    x = np.array(query.at(Origin()), order="C")
-    x = x.reshape(-1, len(coordinates.maps))
+def located(coordinates: Coordinates, query: Argument, inside: Array) -> tuple[Array, Array, Array]:
+    """Points (m, d) on the host, the same in z, and which are outside of what T takes, (m,): these are moved.
+
+    To where z is ``inside``, (d,).
+    """
+    x = np.array(query.at(Origin()), order="C").reshape(-1, len(coordinates.maps))
     z = coordinates.forward(x)
-    return x, z, (np.isfinite(x) & ~np.isfinite(z)).any(axis=1)
+    outside = (np.isfinite(x) & ~np.isfinite(z)).any(axis=1)
+    if outside.any():
+        z[outside], x[outside] = inside, coordinates.inverse(inside[None, :])
+    return x, z, outside
 
 
 def of_part(fitted: Any, query: Argument, what: str) -> Any:
@@ -173,4 +174,4 @@ def score_in(score: Any, coordinates: Coordinates, train: Any, z: Argument) -> A
     """A score from elsewhere, of samples in other coordinates."""
     x = coordinates.inverse(z.at(Origin()))
     slope = Argument.of("score", score(train) if callable(score) else score).at(Origin())
-    return (slope.reshape(x.shape) - coordinates.slope(x)) / np.exp(coordinates.log_slopes(x))
+    return (slope.reshape(x.shape) - coordinates.turns(x)) / np.exp(coordinates.log_slopes(x))

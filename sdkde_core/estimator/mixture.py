@@ -108,7 +108,7 @@ def draws(fitted: Any, n: int, random_state: Any = None) -> Any:
     if fitted.parts:
         return fitted.draws(n, rng)
     if fitted.coordinates is not None:
-        return fitted.x_of(draws(fitted.inner.current, n, rng))
+        return fitted.out_of(draws(fitted.first.current, n, rng))
     (points, log_weights, scales, centre), bandwidth = fitted.components, fitted.bandwidth
     if is_torch_array(points) and points.is_cuda:
         torch = sys.modules["torch"]
@@ -134,7 +134,7 @@ def marginal(fitted: Any, dims: Any) -> Any:
     if fitted.parts:
         return fitted.each(lambda part: marginal(part, kept))
     if fitted.coordinates is not None:
-        return type(fitted)(marginal(fitted.inner.current, kept), fitted.coordinates.kept(kept))
+        return type(fitted)(marginal(fitted.first.current, kept), fitted.coordinates.kept(kept))
     if fitted.request.negative != "keep":
         raise ValueError(
             f"negative={fitted.request.negative!r} has no marginal in closed form; pass negative='keep' to prepare"
@@ -168,7 +168,13 @@ def conditional(fitted: Any, given: Mapping[Any, Any]) -> Any:
         return fitted.each(lambda part: conditional(part, dict(zip(first, values))), fitted.logs_at(first, values))
     others = [k for k in range(fitted.problem.d) if k not in first]
     if fitted.coordinates is not None:
-        inner = conditional(fitted.inner.current, fitted.given(first, values))
+        z = fitted.coordinates.kept(first).forward(values[None, :])[0]
+        if not np.isfinite(z).all():
+            raise ValueError(
+                f"given is {brief(dict(given))}, outside of the coordinates {fitted.coordinates}, where the density is "
+                "0; pass values within"
+            )
+        inner = conditional(fitted.first.current, dict(zip(first, z.tolist())))
         return type(fitted)(inner, fitted.coordinates.kept(others))
     order, k, whole = [*first, *others], len(first), fitted.bandwidth
     points, log_weights, scales, centre = fitted.on_host

@@ -22,7 +22,7 @@ Of a stacked density ``stacked`` is the list of its parts, for each what it is, 
 and ``samples`` how many it was fitted to; its arrays are those of part 0, 1, … with ``part 0.`` and so on before them.
 
 Of a density in other coordinates ``coordinates`` is a list with, for each column, the name of its map and numbers, and
-``inner`` the content of the density there; arrays of a map are ``map 0.0`` and so on, by column and field.
+``inner`` the content of the density there; normal scores have the array ``map 0`` and so on, by column.
 
 Its arrays: ``points`` (n, d), moved and whitened; ``log_weights`` (n,); ``centre`` (d,), what whitening subtracts;
 those of :meth:`.Bandwidth.arrays`; and ``selection.multiples`` and so on, the arrays of the selection.
@@ -55,7 +55,7 @@ def to_saved(fitted: Fitted, origin: Origin) -> tuple[dict[str, Any], dict[str, 
     """Return the content and the arrays of a file; TypeError for backend_options that JSON does not have."""
     fitted = fitted.current
     if fitted.coordinates is not None:
-        inner, known = to_saved(fitted.inner, origin)
+        inner, known = to_saved(fitted.first, origin)
         maps, own = fitted.coordinates.to_saved()
         return {"coordinates": maps, "inner": inner, "origin": list(origin.address)}, known | own
     if fitted.parts:

@@ -17,6 +17,7 @@ from ..arrays import Argument, Array, Origin, array_namespace, numbers, public, 
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import check_rule, resolve
 from ..bandwidth.sample import Sample
+from ..coordinates import fit, listed
 from ..estimator.integrals import corner
 from ..estimator.mixture import check_count
 from ..estimator.prepared import Prepared
@@ -44,6 +45,9 @@ class gaussian_kde:
         Not negative; need not sum to 1.
     method : {"kde", "sdkde", "laplace"}
         ``"sdkde"`` moves the samples to remove the leading bias. ``"laplace"`` is debiased too, but signed.
+    coordinates : None, str, sequence, dict or object
+        As for :func:`sdkde_core.estimate`: the bandwidth, ``covariance`` and ``dataset`` in them. Densities, boxes and
+        draws are in the dataset's own; products of densities are refused.
     step, score_bandwidth, precision, backend, device
         As for :func:`sdkde_core.estimate`.
 
@@ -100,13 +104,14 @@ class gaussian_kde:
         method: str = "kde",
         step: float | str | None = None,
         score_bandwidth: float | None = None,
+        coordinates: Any = None,
         precision: str = "float64",
         backend: str = "auto",
         device: str | Sequence[str] | None = None,
     ) -> None:
         if method == "stacked":
             raise ValueError("method='stacked' has kernels of several covariances; fit it with sdkde_core.prepare")
-        moves = {"step": step, "score_bandwidth": score_bandwidth}
+        moves = {"step": step, "score_bandwidth": score_bandwidth, "coordinates": coordinates}
         self._options = {"precision": precision, "backend": backend, "device": device, **moves}
         Request.of(Goal.DENSITY, {"method": method, **self._options})  # type: ignore[typeddict-item]  # or raises
         self.method = method
@@ -114,6 +119,8 @@ class gaussian_kde:
         self.d, self.n = self.dataset.shape
         if self.d * self.n < 2:
             raise ValueError("`dataset` input should have multiple elements.")
+        if coordinates is not None:
+            self._options = {**self._options, "coordinates": listed(coordinates, self.d)}
         if weights is not None:
             self._weights = _normalised(weights, self.n)
         if self.d > self.n:
@@ -216,6 +223,8 @@ class gaussian_kde:
         if self.method == "laplace":
             raise ValueError("resample is not for method='laplace', which is signed; pass method='sdkde' or 'kde'")
         size = int(self.neff) if size is None else check_count("size", size)
+        if self._options.get("coordinates") is not None:
+            return self._origin.restore(to_host(self.prepared.sample(size, seed)).T, "float64")
         state: Any = np.random if seed is None else seed
         if not hasattr(state, "multivariate_normal"):
             state = np.random.RandomState(seed)
@@ -242,7 +251,9 @@ class gaussian_kde:
             wrong = str(dims[invalid]).replace("\n", "")
             raise ValueError(f"Dimensions {wrong} are invalid for a distribution in {self.d} dimensions.")
         dataset = array_namespace(self.dataset).stack([self.dataset[int(k), :] for k in kept])
-        result = gaussian_kde(dataset, self.factor, self._weights, method=self.method, **self._options)
+        own = self._options.get("coordinates")
+        options = {**self._options, "coordinates": own and [own[int(k)] for k in kept]}
+        result = gaussian_kde(dataset, self.factor, self._weights, method=self.method, **options)
         if self.method == "sdkde":  # moved in these dimensions alone, the samples would be others
             result._made = result.dataset, result.covariance, self.prepared.marginal([int(k) for k in kept])
         return result
@@ -330,6 +341,8 @@ class gaussian_kde:
 
     def _means(self) -> Array:
         """Of the kernels (n, d), on the host: the samples, for sdkde as they have moved."""
+        if self._options.get("coordinates") is not None:
+            raise ValueError("in coordinates= a density has no such integrals; leave them out, or average over draws")
         return self.prepared.mixture().means if self.method == "sdkde" else self._samples
 
     def _evaluate(self, points: Any, log: bool) -> Any:
@@ -364,9 +377,15 @@ class gaussian_kde:
         return 2 * np.log(np.diag(self.cho_cov) * math.sqrt(2 * math.pi)).sum()
 
     @cached_property
+    def _mapped(self) -> Array:
+        """The dataset (n, d) in the coordinates that the bandwidth is for."""
+        x, own = self._samples, self._options.get("coordinates")
+        return x if own is None else fit(own, x, self.weights).forward(x)
+
+    @cached_property
     def _data(self) -> Array:
         """The covariance of the data, (d, d)."""
-        covariance = Sample(self._samples, self._weights, self.neff).covariance()
+        covariance = Sample(self._mapped, self._weights, self.neff).covariance()
         covariance[np.isnan(covariance)] = 0.0  # 0/0 where a row is constant
         return covariance
 
@@ -376,7 +395,7 @@ class gaussian_kde:
             check_rule(rule, self.method)
         except ValueError as error:
             raise ValueError(str(error).replace("bandwidth", "bw_method", 1)) from None
-        x = self._samples
+        x = self._mapped
         log_weights = None if self._weights is None else np.log(self._weights)
         whitened = _definite(self._data, _SINGULAR).whiten(x, x.mean(axis=0))
         chosen = resolve(rule, whitened, log_weights, method=self.method, common=True)
