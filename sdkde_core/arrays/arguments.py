@@ -110,7 +110,7 @@ class Argument(NamedTuple):
             if grad_enabled() or not is_attached(value):  # within no_grad, values alone are wanted
                 raise TypeError(
                     f"{name} requires grad, and only estimate, debias and grad_log_density differentiate, without "
-                    f"out and progress; pass {name}.detach(), or call within torch.no_grad()"
+                    f"coordinates, stacks, out and progress; pass {name}.detach(), or call within torch.no_grad()"
                 )
             value = detached(value)
         refuse_masked(name, value)

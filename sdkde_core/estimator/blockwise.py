@@ -265,10 +265,10 @@ class Survey:
     def of(cls, request: Request, shape: Shape) -> Survey:
         """Begin; raise what can be said without data."""
         rule = request.bandwidth
-        if request.mapped:
-            raise ValueError("coordinates= needs all samples in memory so far; leave it out, or map the columns first")
-        if request.method == "stacked":
-            raise ValueError("method='stacked' needs all samples in memory; pass another method")
+        if request.apart:
+            raise ValueError(
+                "method='stacked' and coordinates= need all samples in memory; pass another method, or mapped columns"
+            )
         if request.negative == "renormalise":
             raise ValueError("negative='renormalise' needs all samples in memory; pass 'clip' or 'keep'")
         if request.adaptive:

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from ..arrays import Argument, Array, Origin, array_namespace, grad_enabled, ingest, is_attached, quiet, to_host
+from ..arrays import Argument, Array, Origin, array_namespace, ingest, quiet, to_host
 from ..coordinates import Coordinates, fit
 from ..protocol import Problem
 from . import straight
@@ -91,18 +91,6 @@ class Mapped(Composed):
         found[outside] = {"score": np.nan, "log": -np.inf, "density": 0.0}[what]
         return query.origin.restore(found, max(query.dtype, self.problem.dtype))
 
-    def local(self, query: Argument) -> tuple[Array, Array, Array, float]:
-        """As :func:`.stacked.local`, of kernels as wide as T makes them there."""
-        from .stacked import local
-
-        x, z, outside = located(self.coordinates, query, to_host(self.centre))
-        log, score, unit, narrowest = local(self.first, query._replace(array=z))
-        logs = self.coordinates.log_slopes(x)
-        slopes = np.exp(logs)
-        log = np.where(outside, -np.inf, log + logs.sum(axis=1))
-        score = score * slopes + self.coordinates.turns(x)
-        return log, score, unit * slopes[:, :, None] * slopes[:, None, :], narrowest
-
     def into(self, points: Array) -> Array:
         """Corners of boxes in z, of shape (d,) or for one column (k,); infinite where T does not reach."""
         return self.coordinates.forward(points.reshape(-1, self.problem.d)).reshape(points.shape)
@@ -155,12 +143,6 @@ def of_part(fitted: Any, query: Argument, what: str) -> Any:
 
 def mapped(request: Request, train: Any) -> tuple[Request, Argument, Coordinates]:
     """Fit the coordinates that a request names; return it without, the samples in z, and the coordinates."""
-    for name, x in (("train", train), ("weights", request.weights), ("bandwidth", request.bandwidth)):
-        if is_attached(x) and grad_enabled():
-            raise ValueError(
-                f"{name} requires grad, and coordinates= does not differentiate yet; pass {name}.detach(), or leave "
-                "coordinates out"
-            )
     data = ingest(train, None, request.weights, check_finite=request.check_finite, device="cpu")
     data.check_finite()
     weights = np.full(len(data.train), 1.0 / len(data.train))

@@ -23,14 +23,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_torch_array
+from array_api_compat import is_torch_array
 
-from ..arrays import Array, to_host
+from ..arrays import Argument, Array, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
-from ..protocol import Reduction
 from .density import kernel_draws
 from .fitted import Fitted
+from .mapped import located, of_part
 
 
 class Mixture(NamedTuple):
@@ -232,44 +232,64 @@ def indices(name: str, fitted: Fitted, dims: Any) -> list[int]:
 
 
 def modes(fitted: Any, starts: Array | None = None) -> Array:
-    """Return the local maxima that mean shift finds (k, d), highest first, in data units, float64.
+    """Return the local maxima that are reached (k, d), highest first; all in data units, float64.
 
-    ``starts``: (m, d), in bandwidths from the centre; by default up to 512 samples, drawn by a fixed seed.
+    ``starts``: (m, d); by default 512 draws, by a fixed seed.
     """
     check_positive(fitted, "mean shift may lower it")
-    if fitted.parts or fitted.coordinates is not None:
-        from .stacked import modes as climbed
-
-        return climbed(fitted, starts)
-    points, log_weights, scales, centre = fitted.on_host
-    narrowest = float(scales.min())
-    if starts is None:
-        carried = np.flatnonzero(log_weights > -math.inf)
-        if len(carried) > 512:
-            carried = np.sort(np.random.default_rng(0).choice(carried, 512, replace=False))
-        starts = points[carried]
-    rows, going = starts.copy(), np.arange(len(starts))
+    rows = to_host(draws(fitted, 512, np.random.default_rng(0))) if starts is None else np.array(starts, dtype=float)
+    log, slope, unit = local(fitted, Argument.of("query", rows))
+    rows, log, slope, unit = (x[np.isfinite(log)] for x in (rows, log, slope, unit))
+    longer, going = np.ones(len(rows)), np.arange(len(rows))
     for _ in range(5000):
-        here, known = _there(fitted, rows[going], rows)
-        shift = to_host(fitted.steps(here, **known))
-        rows[going] += shift
-        going = going[np.sqrt(np.vecdot(shift, shift)) > 1e-7 * narrowest]
+        step = np.linalg.solve(unit[going], slope[going][:, :, None])[:, :, 0]
+        still = np.sqrt(np.einsum("mi,mij,mj->m", step, unit[going], step)) > 1e-7
+        tried = rows[going] + longer[going, None] * step
+        there = local(fitted, Argument.of("query", tried))
+        better = there[0] >= log[going] - 1e-12 * (1.0 + abs(log[going]))
+        longer[going] = np.where(better, np.minimum(1.0, 2.0 * longer[going]), 0.5 * longer[going])
+        moved = going[better]
+        rows[moved], log[moved], slope[moved], unit[moved] = (x[better] for x in (tried, *there))
+        going = going[still & (longer[going] > 1e-9)]
         if not going.size:
             break
     if 0 < going.size < len(rows):  # rows that are still on their way are at no maximum
-        rows = np.delete(rows, going, axis=0)
-    here, known = _there(fitted, rows, rows)
-    heights = to_host(fitted.reduce(here, Reduction.LOG_SUM, **known).log_sum)
-    found: list[Array] = []
-    for i in np.argsort(-heights, kind="stable"):
-        if all(np.linalg.vector_norm(rows[i] - other) > 1e-2 for other in found):  # else it is the same mode
-            found.append(rows[i])
-    return centre + fitted.bandwidth.stretch(np.array(found))
+        rows, log, unit = (np.delete(x, going, axis=0) for x in (rows, log, unit))
+    kept: list[int] = []
+    for i in np.argsort(-log, kind="stable"):
+        away = (rows[i] - rows[k] for k in kept)
+        if all(v @ unit[i] @ v > 1e-4 for v in away):  # else it is the same mode
+            kept.append(int(i))
+    return rows[kept]
 
 
-def _there(fitted: Fitted, rows: Array, all_rows: Array) -> tuple[Any, dict[str, float]]:
-    """Some rows, where the columns are, and the extent of all."""
-    points, extent = fitted.columns.points, float(np.sqrt(np.vecdot(all_rows, all_rows).max()))
-    if not isinstance(points, np.ndarray):
-        rows = array_namespace(points).asarray(rows, device=device(points))
-    return rows, {"extent": extent}
+def local(fitted: Any, query: Argument) -> tuple[Array, Array, Array]:
+    """The log (m,) and the score (m, d) at a query, and Σ_e r_e H_e⁻¹ there (m, d, d), r_e the shares of the kernels.
+
+    On the host. Of one density that is the score's unit in which a step is to the mean of the kernels there.
+    """
+    if fitted.coordinates is not None:  # kernels are as wide as T makes them there
+        x, z, outside = located(fitted.coordinates, query, to_host(fitted.centre))
+        log, score, unit = local(fitted.first, query._replace(array=z))
+        logs = fitted.coordinates.log_slopes(x)
+        slopes = np.exp(logs)
+        log = np.where(outside, -math.inf, log + logs.sum(axis=1))
+        score = score * slopes + fitted.coordinates.turns(x)
+        return log, score, unit * slopes[:, :, None] * slopes[:, None, :]
+    if fitted.parts:
+        each, scores, units = zip(*(local(part.fitted, query) for part in fitted.parts))
+        logs = np.stack([part.log_share + log for part, log in zip(fitted.parts, each)])  # (e, m)
+        log = np.logaddexp.reduce(logs)
+        shares = np.exp(logs - log)
+        return (
+            log,
+            np.einsum("em,emd->md", shares, np.stack(scores)),
+            np.einsum("em,emij->mij", shares, np.stack(units)),
+        )
+    log, score = (to_host(of_part(fitted, query, what)) for what in ("log", "score"))
+    scales = [1.0] if len(fitted.groups) == 1 else fitted.widths(query)
+    return (
+        log,
+        score,
+        np.linalg.inv(fitted.bandwidth.matrix) * np.reshape(scales, (-1, 1, 1)) + np.zeros((len(log), 1, 1)),
+    )

@@ -241,17 +241,16 @@ class Prepared:
         Parameters
         ----------
         starts : (m, d) array_like, optional
-            Where it starts. Default: up to 512 of the samples, drawn by a fixed seed; a mode that draws none of them to
+            Where it starts. Default: 512 draws, by a fixed seed; a mode that draws none of them to
             it is not found.
         """
-        fitted, points = self._gaussian("modes"), None
+        fitted, rows = self._gaussian("modes"), None
         if starts is not None:
             rows = fitted.asked(starts).at(Origin()).reshape(-1, self.n_dimensions)
             points = self.bandwidth.whiten(rows, to_host(fitted.centre))
             if not len(points) or not (abs(points) < 1e140).all():  # squares of distances must stay finite
                 raise ValueError("starts is empty, not finite, or too far away; pass points within 1e140 bandwidths")
-            points = rows if fitted.parts or fitted.coordinates is not None else points
-        return modes(fitted, points)
+        return modes(fitted, rows)
 
     @public
     def divergence(self, other: Prepared, samples: Any = None, *, n: int = 10_000, random_state: Any = 0) -> Divergence:

@@ -188,8 +188,6 @@ class Request:
                 )
             object.__setattr__(self, "tails", float(share))
         check_coordinates(self.coordinates)
-        if not self.mapped and self.method != "stacked":  # which else tries others
-            object.__setattr__(self, "coordinates", None)
         if self.negative != "keep" and self.method != "laplace":
             raise ValueError(
                 f"negative={self.negative!r} is for method='laplace', but method={self.method!r} is never negative; "
@@ -219,8 +217,7 @@ class Request:
     @property
     def mapped(self) -> bool:
         """Whether the estimate is of columns in other coordinates."""
-        plain = isinstance(self.coordinates, str) and self.coordinates == "identity"
-        return self.coordinates is not None and not plain
+        return self.coordinates not in (None, "identity")  # the latter asks a stack to try no others
 
     @property
     def apart(self) -> bool:

@@ -120,59 +120,6 @@ class Stacked(Composed):
         return take_rows(xp.concat(drawn), xp.asarray(rng.permutation(n), device=device(drawn[0])))
 
 
-def modes(fitted: Any, starts: Array | None) -> Array:
-    """Return the local maxima (k, d) of a list, or in other coordinates, highest first; all in data units.
-
-    A row moves by ∇log p̂ in the unit Σ_e r_e H_e⁻¹, r_e the parts' shares there: with one part, to the mean of the
-    samples under its kernel weights. By less where that would lower the density, as it may in other coordinates.
-    """
-    rows = to_host(draws(fitted, 512, np.random.default_rng(0))) if starts is None else np.array(starts, dtype=float)
-    going = np.arange(len(rows))
-    log, slope, unit, narrowest = local(fitted, Argument.of("query", rows))
-    going = going[np.isfinite(log)]
-    rows, log, slope, unit = rows[going], log[going], slope[going], unit[going]
-    part, going = np.ones(len(rows)), np.arange(len(rows))
-    for _ in range(5000):
-        step = narrowest * np.linalg.solve(unit[going], slope[going][:, :, None])[:, :, 0]
-        small = np.sqrt(np.einsum("mi,mij,mj->m", step, unit[going], step)) <= 1e-7
-        tried = rows[going] + part[going, None] * step
-        there = local(fitted, Argument.of("query", tried))
-        better = there[0] >= log[going] - 1e-12 * (1.0 + abs(log[going]))
-        part[going] = np.where(better, np.minimum(1.0, 2.0 * part[going]), 0.5 * part[going])
-        moved = going[better]
-        rows[moved], log[moved], slope[moved], unit[moved] = (x[better] for x in (tried, *there[:3]))
-        going = going[~small & (part[going] > 1e-9)]
-        if not going.size:
-            break
-    if 0 < going.size < len(rows):  # rows that are still on their way are at no maximum
-        rows, log, unit = (np.delete(x, going, axis=0) for x in (rows, log, unit))
-    kept: list[int] = []
-    for i in np.argsort(-log, kind="stable"):
-        away = (rows[i] - rows[k] for k in kept)
-        if all(v @ unit[i] @ v > 1e-4 * narrowest for v in away):  # else it is the same mode
-            kept.append(int(i))
-    return rows[kept]
-
-
-def local(fitted: Any, query: Argument) -> tuple[Array, Array, Array, float]:
-    """The log (m,) and the score (m, d) at a query; Σ_e r_e H_e⁻¹ there (m, d, d); the least squared scale of a group.
-
-    On the host; r_e are the shares of the kernels' parts there.
-    """
-    if fitted.coordinates is not None:
-        return fitted.local(query)
-    if fitted.parts:
-        each, scores, units, scales = zip(*(local(part.fitted, query) for part in fitted.parts))
-        logs = np.stack([part.log_share + log for part, log in zip(fitted.parts, each)])  # (e, m)
-        log = np.logaddexp.reduce(logs)
-        shares = np.exp(logs - log)
-        score = np.einsum("em,emd->md", shares, np.stack(scores))
-        return log, score, np.einsum("em,emij->mij", shares, np.stack(units)), min(scales)
-    log, score = (to_host(of_part(fitted, query, what)) for what in ("log", "score"))
-    unit = np.linalg.inv(fitted.bandwidth.matrix)
-    return log, score, np.broadcast_to(unit, (len(log), *unit.shape)), min(group.scale for group in fitted.groups) ** 2
-
-
 def _of_normals(normals: Normals, y: Any, scored: bool) -> tuple[Any, Any]:
     """The log (m,) and the score (m, d) or None of a mixture of normals at y, where that is, float64."""
     xp, where = array_namespace(y), {} if isinstance(y, np.ndarray) else {"device": device(y)}
