@@ -15,8 +15,10 @@ from .arrays import Argument, Origin, detached, is_dask, public, to_host
 from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
+from .coordinates import folded
 from .estimator import autograd, straight, warming
 from .estimator.batches import check_out, densities, gradients
+from .estimator.bounded import Bounded, for_choosing, imaged
 from .estimator.density import density, log_constant, undefined, warn_of_negative
 from .estimator.explanation import Explanation, explained
 from .estimator.fitted import Fitted, run, scores, slope, with_fallback
@@ -91,6 +93,11 @@ def estimate(
         ``log_jacobian``, see ``docs/coordinates.md``. The bandwidth is in z. Where T takes no values the density is 0,
         and its gradient NaN. Not for autograd, Dask and samples that are not in memory. None: ``"identity"``; with
         ``method="stacked"`` what left-out samples speak for.
+    support : sequence or dict, optional
+        Where columns end, for each None, ``(low, high)`` with None for an open end, or ``("circular", period)``; a dict
+        by number or by name for some. The density is 0 outside, integrates to 1 between the ends, and does not sag
+        there: samples near an end have images, after a map that flattens the density there; see ``docs/support.md``.
+        Kernels then couple no column that ends. Not for ``method="stacked"``, and not where ``coordinates`` are not.
     kernel : {"gaussian", "tophat", "epanechnikov", "exponential", "linear", "cosine"}
         Scikit-learn's, of r_j, the distance in bandwidths: exp(−½ r²), 1, 1 − r², exp(−r), 1 − r, cos(π r / 2); all but
         the Gaussian and the exponential are 0 from r = 1 on, and log p̂ is −inf where no sample is within reach. Kernels
@@ -256,7 +263,13 @@ def debias(train: Any, *, score: Any = None, progress: Any = False, **options: U
         request, z, coordinates = mapped(request, train)
         if score is not None:
             score = partial(score_in, score, coordinates, train)
-        there = to_host(debias(z._replace(dtype="float64"), score=score, progress=progress, **request.options()))
+        n, imaging = z.shape[0], coordinates.ends is not None
+        if imaging and score is not None:
+            raise ValueError("score= has no support yet; pass one of them, or debias without the ends")
+        if imaging:
+            request, z = imaged(request, z, coordinates)
+        there = to_host(debias(z._replace(dtype="float64"), score=score, progress=progress, **request.options()))[:n]
+        there = folded(there, coordinates.maps) if imaging else there
         return z.origin.restore(coordinates.inverse(there), z.dtype)
     if score is not None:
         return _debiased_by(score, request, train)
@@ -334,6 +347,7 @@ def select_bandwidth(
     weights: Any = None,
     base: Any = None,
     coordinates: Any = None,
+    support: Any = None,
 ) -> Bandwidth:
     """Choose a bandwidth from the data, for the estimator: what ``bandwidth="auto"`` does, with more to say about it.
 
@@ -361,8 +375,8 @@ def select_bandwidth(
     base : str, float, (d,) or (d, d) array_like, or Bandwidth, optional
         The shape of the bandwidth; a multiple of it is chosen. ``"scott"`` is the shape of the covariance.
         Default: in proportion to each column's spread, min(std, IQR/1.34), unless ``"auto"`` finds another.
-    coordinates : str, sequence, dict or object, optional
-        As for :func:`estimate`; the bandwidth is for columns in these.
+    coordinates, support : optional
+        As for :func:`estimate`; the bandwidth is for columns in these coordinates, and for samples with their images.
 
     Returns
     -------
@@ -389,14 +403,19 @@ def select_bandwidth(
     if method == "stacked":
         raise ValueError("a stacked density has several bandwidths; pass method='sdkde' for that of its first part")
     request = Request(
-        Goal.DENSITY, method=method, bandwidth=1.0 if base is None else base, weights=weights, coordinates=coordinates
+        *(Goal.DENSITY, method, 1.0 if base is None else base),
+        weights=weights,
+        coordinates=coordinates,
+        support=support,
     )
     if request.mapped:
-        request, train, _ = mapped(request, train)
+        request, train, maps = mapped(request, train)
+        if maps.ends is not None:
+            request, train = for_choosing(request, train, maps)
     data, shape = read(request, train)
     data.check_finite()
     if base is None:
-        return resolve(rule, data.train, data.log_weights, method=method)
+        return resolve(rule, data.train, data.log_weights, method=method, mixed=request.mixed)
     whitened = shape.whiten(data.train, data.train[:1, :])
     chosen = resolve(rule, whitened, data.log_weights, method=method, common=True)
     if chosen.selection is None:
@@ -496,8 +515,13 @@ def _prepared(
         request = replace(request, goal=Goal.DENSITY)
     if request.mapped:
         request, z, coordinates = mapped(request, train)
-        inner = _prepared(request, z, expected, advance)
-        return replace(inner, _fitted=Mapped(inner._fitted, coordinates))
+        n, ends = z.shape[0], coordinates.ends
+        if ends is not None:
+            request, z = imaged(request, z, coordinates)
+        made = (inner := _prepared(request, z, expected, advance))._fitted
+        if ends is not None:
+            made = Bounded(made, ends, coordinates.circular, n)
+        return replace(inner, _fitted=Mapped(made, coordinates))
     if request.method == "stacked":
         from .estimator.stacked import stacked
 

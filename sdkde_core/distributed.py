@@ -100,7 +100,7 @@ def _estimate(ranks: Ranks, local_train: Any, local_query: Any, log: bool, optio
     request = Request.of(Goal.DENSITY, options, "local_query", "group", "log")
     if request.apart:
         raise ValueError(
-            "method='stacked' and coordinates= are for one process; pass another method, or mapped columns"
+            "method='stacked', coordinates= and support= are for one process; pass another method, or mapped columns"
         )
     if isinstance(request.device, tuple):
         raise ValueError(f"device is {', '.join(request.device)}; pass one device to each rank")

@@ -52,6 +52,22 @@ def _coordinates(context: click.Context, option: click.Parameter, value: Sequenc
     return {int(column) if column.isdigit() else column: name for column, name in pairs} or None
 
 
+def _support(context: click.Context, option: click.Parameter, value: Sequence[str]) -> Any:
+    """By column the ends of its values: age:0, for those above 0, share:0,1, and angle:circular,360."""
+    found: dict[int | str, Any] = {}
+    for text in value:
+        column, _, ends = text.rpartition(":")
+        try:
+            low, high = (end.strip() for end in ends.split(","))
+            pair = [float(x) if x else None for x in (low, high) if x != "circular"]
+        except ValueError:
+            raise click.BadParameter(
+                f"{text!r} is none; pass such as age:0, or share:0,1 or angle:circular,360"
+            ) from None
+        found[int(column) if column.isdigit() else column] = ("circular", pair[0]) if len(pair) == 1 else tuple(pair)
+    return found or None
+
+
 _backend = click.option("--backend", default="auto", show_default=True, help="A backend's name, or auto.")
 _estimator = together(
     _one_of("--method", ALL_METHODS, "sdkde", "Which density estimate."),
@@ -78,6 +94,12 @@ _estimator = together(
         multiple=True,
         callback=_coordinates,
         help="log, logit, asinh or normal-scores of all columns, or price:log and 1:logit of some, by name or number.",
+    ),
+    click.option(
+        "--support",
+        multiple=True,
+        callback=_support,
+        help="Where a column ends: age:0, (not below 0), share:0,1 or angle:circular,360, by name or number.",
     ),
     _one_of(
         *("--kernel", tuple(KERNELS), "gaussian"),

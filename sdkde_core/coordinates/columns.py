@@ -11,6 +11,7 @@ import numpy as np
 from ..arrays import Array
 from ..messages import brief, did_you_mean
 from .maps import FORMULAS, Closed, NormalScores
+from .support import Circle, Edges, fit_ends, is_support
 
 NAMES = (*FORMULAS, "normal-scores")
 
@@ -39,6 +40,24 @@ class Coordinates(NamedTuple):
         """The derivatives of :meth:`log_slopes`, (k, d); by differences for a user's map that has no ``slope``."""
         return np.stack([getattr(one, "slope", _differences(one))(x[:, j]) for j, one in enumerate(self.maps)], axis=1)
 
+    @property
+    def ends(self) -> Array | None:
+        """Between what z lies, (2, d), infinite where a column has no support; None where none has."""
+        ended = [one.ends if isinstance(one, Edges | Circle) else (-math.inf, math.inf) for one in self.maps]
+        return np.array(ended).T if any(isinstance(one, Edges | Circle) for one in self.maps) else None
+
+    @property
+    def circular(self) -> Array:
+        """Which columns go round, (d,)."""
+        return np.array([isinstance(one, Circle) for one in self.maps])
+
+    def arcs(self, low: Array, high: Array) -> tuple[Array, Array]:
+        """Corners of a box (d,); of circles that go all round it are infinite."""
+        periods = np.array([one.period if isinstance(one, Circle) else math.inf for one in self.maps])
+        whole = high - low >= periods
+        whole &= np.isfinite(periods)
+        return np.where(whole, -math.inf, low), np.where(whole, math.inf, high)
+
     def kept(self, dims: Sequence[int]) -> Coordinates:
         """The maps of some of the columns, in that order."""
         return Coordinates(tuple(self.maps[k] for k in dims), tuple(self.names[k] for k in dims) if self.names else ())
@@ -47,8 +66,11 @@ class Coordinates(NamedTuple):
         """What a file has of them, see :mod:`sdkde_core.estimator.saved`; TypeError for a map of the user's."""
         listed, arrays = list[Any](), dict[str, Array]()
         for j, one in enumerate(self.maps):
-            if not isinstance(one, Closed | NormalScores):
+            if not isinstance(one, Closed | NormalScores | Edges | Circle):
                 raise TypeError(f"coordinates: {brief(one)} is a map of yours, which no file holds; pickle the density")
+            if isinstance(one, Edges | Circle):
+                listed.append(one.to_saved())
+                continue
             listed.append([one.name, *(one if isinstance(one, Closed) else one.asinh)[1:]])
             if isinstance(one, NormalScores):
                 arrays[f"map {j}"] = np.stack(one[1:])
@@ -62,6 +84,10 @@ class Coordinates(NamedTuple):
             match one:
                 case [str(name), float(a), float(b)] if name in FORMULAS and (b > a if name == "logit" else b > 0.0):
                     maps.append(Closed(name, a, b))
+                case ["circle", float(a)] if 0.0 < a < math.inf:
+                    maps.append(Circle(a))
+                case ["ends", *ends]:
+                    maps.append(Edges.from_saved(ends))
                 case ["normal-scores", float(a), float(b)] if b > 0.0:
                     knots = arrays.get(f"map {j}", np.empty(0))
                     right = knots.dtype == float and knots.ndim == 2 and len(knots) == 4 and knots.shape[1] > 1
@@ -105,14 +131,23 @@ def check(value: Any) -> None:
         )
 
 
-def fit(value: Any, x: Array, weights: Array, names: tuple[str, ...] = ()) -> Coordinates:
+def fit(value: Any, x: Array, weights: Array, names: tuple[str, ...] = (), support: Any = None) -> Coordinates:
     """Return what the user asks for, for samples x (n, d) with weights (n,) that sum to 1.
 
-    ValueError where a column has values that its map does not take.
+    ValueError where a column has values that its map does not take, or that are not in its support.
     """
     maps = []
-    for j, one in enumerate(listed(value, x.shape[1], names)):
+    asked = listed("identity" if value is None else value, x.shape[1], names)
+    ends = listed([None] * x.shape[1] if support is None else support, x.shape[1], names, "support")
+    for j, (one, between) in enumerate(zip(asked, ends)):
         column, what = x[:, j], f"column {j}" + (f" ({names[j]!r})" if names else "")
+        if between not in (None, (None, None)):
+            if one != "identity":
+                raise ValueError(f"{what} has coordinates {one!r} and a support; pass one of them")
+            heard = weights > 0.0
+            circle = between[0] == "circular"
+            maps.append(Circle(between[1]) if circle else fit_ends(*between, column[heard], weights[heard], what))
+            continue
         if one == "log":
             _refuse(column <= 0.0, column, what, "'log' takes values above 0", "'asinh', or shift the column")
         elif one == "logit":
@@ -144,10 +179,11 @@ def _own(one: Any, column: Array, what: str) -> Any:
     return one
 
 
-def listed(value: Any, d: int, names: tuple[str, ...] = ()) -> list[Any]:
-    """What is asked for each column."""
+def listed(value: Any, d: int, names: tuple[str, ...] = (), what: str = "coordinates") -> list[Any]:
+    """What is asked for each column, by ``coordinates=`` or ``support=``."""
+    nothing = "identity" if what == "coordinates" else None
     if isinstance(value, Mapping):
-        found: list[Any] = ["identity"] * d
+        found: list[Any] = [nothing] * d
         for key, one in value.items():
             known = ", ".join(map(repr, names)) or f"numbers below {d}"
             if key in names:
@@ -155,13 +191,15 @@ def listed(value: Any, d: int, names: tuple[str, ...] = ()) -> list[Any]:
             elif isinstance(key, int) and not isinstance(key, bool) and -d <= key < d:
                 found[key] = one
             else:
-                raise ValueError(f"coordinates has column {key!r}; train has {d}: pass some of {known}")
-        return ["identity" if one is None else one for one in found]
+                raise ValueError(f"{what} has column {key!r}; train has {d}: pass some of {known}")
+        return [nothing if one is None else one for one in found]
     if isinstance(value, str) or _is_map(value):
         return [value] * d
+    if what == "support":
+        value = [value] if d == 1 and is_support(value) else value
     if len(value) != d:
-        raise ValueError(f"coordinates has {len(value)} maps, but train has {d} columns; pass one for each, or a dict")
-    return ["identity" if one is None else one for one in value]
+        raise ValueError(f"{what} is for {len(value)} columns, but train has {d}; pass one for each, or a dict")
+    return [nothing if one is None else one for one in value]
 
 
 def _is_map(value: Any) -> bool:

@@ -267,7 +267,7 @@ class Survey:
         rule = request.bandwidth
         if request.apart:
             raise ValueError(
-                "method='stacked' and coordinates= need all samples in memory; pass another method, or mapped columns"
+                "method='stacked', coordinates= and support= need all samples in memory; pass another method, or mapped columns"
             )
         if request.negative == "renormalise":
             raise ValueError("negative='renormalise' needs all samples in memory; pass 'clip' or 'keep'")

@@ -15,6 +15,7 @@ from ..choice.cost import typical_extent
 from ..choice.judge import Candidate
 from ..protocol import TOLERANCES, Problem, Reduction
 from . import autograd
+from .bounded import imaged
 from .fitted import Fitted, PassReport, run, with_fallback
 from .laplace import NegativeMass
 from .mapped import located, mapped, shares
@@ -130,6 +131,8 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
         if query is not None:
             check_query(query, z.shape[0], z.shape[1], z.names)
             query = query._replace(array=located(coordinates, query, z.array[0])[1])
+        if coordinates.ends is not None:
+            request, z = imaged(request, z, coordinates)
         return replace(explained(request, z, query, measure=measure), coordinates=str(coordinates))
     if request.method == "stacked":
         from .stacked import stacked

@@ -31,6 +31,7 @@ class Composed:
     groups = ()
     parts: tuple[Any, ...] = ()
     coordinates: Any = None
+    ends: Any = None  # of bounded.Bounded
 
     def __init__(self, first: Any, request: Request, problem: Problem) -> None:
         self.first, self.request, self.problem = first, request, problem
@@ -147,9 +148,9 @@ def mapped(request: Request, train: Any) -> tuple[Request, Argument, Coordinates
     data.check_finite()
     weights = np.full(len(data.train), 1.0 / len(data.train))
     weights = weights if data.log_weights is None else np.exp(to_host(data.log_weights))
-    coordinates = fit(request.coordinates, data.train, weights, data.names)
+    coordinates = fit(request.coordinates, data.train, weights, data.names, request.support)
     z = Argument("train", coordinates.forward(data.train), data.dtype, data.origin, data.names)
-    return replace(request, coordinates="identity"), z, coordinates
+    return replace(request, coordinates="identity", support=None), z, coordinates
 
 
 def score_in(score: Any, coordinates: Coordinates, train: Any, z: Argument) -> Any:

@@ -107,6 +107,8 @@ def draws(fitted: Any, n: int, random_state: Any = None) -> Any:
     rng, d = generator(random_state), fitted.problem.d
     if fitted.parts:
         return fitted.draws(n, rng)
+    if fitted.ends is not None:
+        return fitted.draws(n, rng)
     if fitted.coordinates is not None:
         return fitted.out_of(draws(fitted.first.current, n, rng))
     (points, log_weights, scales, centre), bandwidth = fitted.components, fitted.bandwidth
@@ -133,6 +135,8 @@ def marginal(fitted: Any, dims: Any) -> Any:
     kept = indices("dims", fitted, dims)
     if fitted.parts:
         return fitted.each(lambda part: marginal(part, kept))
+    if fitted.ends is not None:
+        return fitted.part(kept, marginal(fitted.without(kept), kept))
     if fitted.coordinates is not None:
         return type(fitted)(marginal(fitted.first.current, kept), fitted.coordinates.kept(kept))
     if fitted.request.negative != "keep":
@@ -167,6 +171,8 @@ def conditional(fitted: Any, given: Mapping[Any, Any]) -> Any:
     if fitted.parts:
         return fitted.each(lambda part: conditional(part, dict(zip(first, values))), fitted.logs_at(first, values))
     others = [k for k in range(fitted.problem.d) if k not in first]
+    if fitted.ends is not None:
+        return fitted.part(others, conditional(fitted.first.current, dict(zip(first, values))))
     if fitted.coordinates is not None:
         z = fitted.coordinates.kept(first).forward(values[None, :])[0]
         if not np.isfinite(z).all():

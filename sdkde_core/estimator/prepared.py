@@ -327,7 +327,7 @@ class Prepared:
 
     def __repr__(self) -> str:
         size, t = f"{self.n_train} × {self.n_dimensions}", self._fitted.coordinates
-        where = "" if t is None else f" in coordinates {t}"
+        where = "" if t is None else f", {t}" if t.ends is not None else f" in coordinates {t}"
         if parts := shares(self._fitted):
             listed = ", ".join(f"{100.0 * share:.0f} % {label}" for label, (share, _) in parts.items())
             return f"Prepared(stacked, {size}: {listed}{where}; {self.precision}, {self.backend} on {self.device})"

@@ -46,6 +46,7 @@ from ..engine.groups import Group
 from ..engine.outliers import radii
 from ..messages import brief, warn_once
 from ..protocol import BackendUnavailable, Columns
+from .bounded import Bounded
 from .fitted import Fitted, loaded
 from .mapped import Mapped
 from .request import Goal, Options, Request
@@ -54,6 +55,11 @@ from .request import Goal, Options, Request
 def to_saved(fitted: Fitted, origin: Origin) -> tuple[dict[str, Any], dict[str, Array]]:
     """Return the content and the arrays of a file; TypeError for backend_options that JSON does not have."""
     fitted = fitted.current
+    if fitted.ends is not None:
+        inner, known = to_saved(fitted.first, origin)
+        own = {"bounded": [[float(x) if np.isfinite(x) else None for x in side] for side in fitted.ends]}
+        own |= {"circular": fitted.circular.tolist(), "samples": fitted.problem.n, "inner": inner}
+        return own | {"origin": list(origin.address)}, known
     if fitted.coordinates is not None:
         inner, known = to_saved(fitted.first, origin)
         maps, own = fitted.coordinates.to_saved()
@@ -101,6 +107,8 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
     Where the user had named a backend or a device that cannot be had here, a warning says so, with the file's ``name``.
     Nothing in the file is trusted: ValueError where it cannot be right.
     """
+    if "bounded" in content:
+        return _bounded(content, arrays, name)
     if "coordinates" in content:
         inner = from_saved(_checked(content, "inner", dict), arrays, name)
         return Mapped(inner, Coordinates.from_saved(content["coordinates"], arrays, inner.problem.d, inner.names))
@@ -152,6 +160,20 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
         wanted = ", ".join(f"{key}={brief(value)}" for key, value in named.items())
         warn_once(f"{name} was made with {wanted}, not to be had here ({error}); {fitted.choice.name} takes its place")
         return fitted
+
+
+def _bounded(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str) -> Bounded:
+    inner, sides = from_saved(_checked(content, "inner", dict), arrays, name), (-math.inf, math.inf)
+    n, circular = _checked(content, "samples", int), np.array(_checked(content, "circular", list))
+    listed = _checked(content, "bounded", list)
+    try:
+        ends = np.array([[other if x is None else float(x) for x in side] for side, other in zip(listed, sides)])
+    except (TypeError, ValueError):
+        ends = np.empty(0)
+    fits = ends.shape == (2, inner.problem.d) and circular.shape == ends.shape[1:] and circular.dtype == bool
+    if not fits or not (ends[0] < ends[1]).all() or not 0 < n <= inner.problem.n:
+        raise ValueError("its support cannot be right")
+    return Bounded(inner, ends, circular, n)
 
 
 def _stacked(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str) -> Any:
