@@ -118,28 +118,35 @@ class Edges(NamedTuple):
         return (self.values[0] if self.low else -math.inf), (self.values[-1] if self.high else math.inf)
 
     @property
+    def bent(self) -> bool:
+        """Whether T(x) is not x."""
+        return any(end is not None and abs(end.rate) > 0.0 for end in (self.low, self.high))
+
+    @property
     def reflects(self) -> tuple[bool, bool]:
         """Whether there are images below, and above."""
         return tuple(end is not None and not math.isnan(end.rate) for end in (self.low, self.high))  # type: ignore[return-value]
 
     def forward(self, x: Array) -> Array:
-        cell = np.clip(np.searchsorted(self.at, x, side="right") - 1, 0, len(self.at) - 2)
-        inside = np.clip(x, self.at[0], self.at[-1])
-        z = self.values[cell] + self._integral(self.at[cell], inside - self.at[cell]) + (x - inside)
+        z = x
+        if self.bent:
+            cell = np.clip(np.searchsorted(self.at, x, side="right") - 1, 0, len(self.at) - 2)
+            inside = np.clip(x, self.at[0], self.at[-1])
+            z = self.values[cell] + self._integral(self.at[cell], inside - self.at[cell]) + (x - inside)
         below = x < self.low.at if self.low else False
         above = x > self.high.at if self.high else False
         return np.where(below, -math.inf, np.where(above, math.inf, z))
 
     def inverse(self, z: Array) -> Array:
-        cell = np.clip(np.searchsorted(self.values, z, side="right") - 1, 0, len(self.at) - 2)
-        low, high = self.at[cell], self.at[cell + 1]
-        inside = np.clip(z, self.values[0], self.values[-1])
-        x = low + (high - low) * (inside - self.values[cell]) / (self.values[cell + 1] - self.values[cell])
-        for _ in range(6):  # Newton's steps: T′ hardly changes within a cell
-            x = x - (self.values[cell] + self._integral(self.at[cell], x - self.at[cell]) - inside) * np.exp(
-                -self.log_jacobian(x)
-            )
-        x = x + (z - inside)
+        x = z
+        if self.bent:
+            cell = np.clip(np.searchsorted(self.values, z, side="right") - 1, 0, len(self.at) - 2)
+            start, inside = self.at[cell], np.clip(z, self.values[0], self.values[-1])
+            wanted, width = inside - self.values[cell], self.values[cell + 1] - self.values[cell]
+            along = (self.at[cell + 1] - start) * wanted / width
+            for _ in range(6):  # Newton's steps: T′ hardly changes within a cell
+                along = along - (self._integral(start, along) - wanted) * np.exp(-self.log_jacobian(start + along))
+            x = start + along + (z - inside)
         least, most = (self.low.at if self.low else -math.inf), (self.high.at if self.high else math.inf)
         return np.where(np.isnan(z), z, np.clip(x, least, most))
 

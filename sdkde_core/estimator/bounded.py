@@ -30,7 +30,9 @@ class Bounded(Composed):
     def __init__(self, first: Any, ends: Array, circular: Array, n: int) -> None:
         problem: Problem = replace(first.problem, n=n, m=n)
         super().__init__(first, first.request, problem)
-        self.ends, self.circular, self.log_mass = ends, circular, math.log(masses(first, ends).sum())
+        mass = float(masses(first, ends).sum())
+        self.ends, self.circular = ends, circular
+        self.log_mass = math.log(mass) if abs(mass - 1.0) > 1e-12 else 0.0  # but for rounding
 
     @property
     def negative_mass(self) -> Any:
