@@ -263,7 +263,7 @@ def test_what_is_refused():
     da = pytest.importorskip("dask.array")
     for call, message in {
         lambda: sdkde_core.estimate(X, coordinates="logs"): "did you mean 'log'",
-        lambda: sdkde_core.estimate(X, coordinates=["log", "logit"]): "2 maps, but train has 3 columns",
+        lambda: sdkde_core.estimate(X, coordinates=["log", "logit"]): "coordinates is for 2 columns, but train has 3",
         lambda: sdkde_core.estimate(X, coordinates={7: "log"}): "column 7",
         lambda: sdkde_core.estimate(X, coordinates={"price": "log"}): "column 'price'",
         lambda: sdkde_core.estimate(da.from_array(X), coordinates="asinh").compute(): "all samples in memory",

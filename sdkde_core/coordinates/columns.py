@@ -136,17 +136,17 @@ def fit(value: Any, x: Array, weights: Array, names: tuple[str, ...] = (), suppo
 
     ValueError where a column has values that its map does not take, or that are not in its support.
     """
-    maps = []
-    asked = listed("identity" if value is None else value, x.shape[1], names)
-    ends = listed([None] * x.shape[1] if support is None else support, x.shape[1], names, "support")
-    for j, (one, between) in enumerate(zip(asked, ends)):
+    maps, d = list[Any](), x.shape[1]
+    asked = listed("identity" if value is None else value, d, names)
+    supports = listed([None] * d if support is None else support, d, names, "support")
+    for j, (one, between) in enumerate(zip(asked, supports)):
         column, what = x[:, j], f"column {j}" + (f" ({names[j]!r})" if names else "")
         if between not in (None, (None, None)):
             if one != "identity":
                 raise ValueError(f"{what} has coordinates {one!r} and a support; pass one of them")
-            heard = weights > 0.0
-            circle = between[0] == "circular"
-            maps.append(Circle(between[1]) if circle else fit_ends(*between, column[heard], weights[heard], what))
+            (low, high), heard = between, weights > 0.0
+            circle = low == "circular"
+            maps.append(Circle(high) if circle else fit_ends(low, high, column[heard], weights[heard], what))
             continue
         if one == "log":
             _refuse(column <= 0.0, column, what, "'log' takes values above 0", "'asinh', or shift the column")

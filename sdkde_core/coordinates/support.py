@@ -197,7 +197,8 @@ class Circle(NamedTuple):
     def log_jacobian(self, x: Array) -> Array:
         return np.zeros(len(x))
 
-    slope = log_jacobian
+    def slope(self, x: Array) -> Array:
+        return np.zeros(len(x))
 
 
 def is_support(value: Any) -> bool:
@@ -228,13 +229,15 @@ _PASS = (
 def _checked(one: Any) -> tuple[Any, Any]:
     if not is_support(one):
         raise TypeError(f"support has {brief(one)}; {_PASS}")
-    low, high = (x if x is None or isinstance(x, str) else float(x) for x in one)
-    if low == "circular" and isinstance(high, float) and 0.0 < high < math.inf:
-        return low, high
-    low, high = (None if isinstance(x, float) and math.isinf(x) else x for x in (low, high))
-    if any(isinstance(x, str) or x != x for x in (low, high)) or (None not in (low, high) and not low < high):
-        raise ValueError(f"support has {brief(one)}; {_PASS}")
-    return low, high
+    low, high = one
+    if isinstance(low, str):
+        if low == "circular" and high is not None and 0.0 < high < math.inf:
+            return low, float(high)
+    elif not isinstance(high, str):
+        below, above = (None if x is None or math.isinf(x) else float(x) for x in one)
+        if below is None or above is None or below < above:
+            return below, above
+    raise ValueError(f"support has {brief(one)}; {_PASS}")
 
 
 def fit_ends(low: float | None, high: float | None, column: Array, weights: Array, what: str) -> Edges:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Argument, Array, Origin, quiet, to_host
-from ..coordinates import Coordinates, images
+from ..coordinates import Coordinates, folded, images
 from ..protocol import Problem
 from .integrals import between, distribution, probability, quantiles
 from .mapped import Composed, of_part
@@ -125,6 +125,11 @@ def masses(first: Any, ends: Array) -> Array:
     return result
 
 
+def back_within(z: Array, coordinates: Coordinates) -> Array:
+    """Points z (k, d), of which those that have moved beyond an end are reflected, or taken round."""
+    return folded(z, coordinates.maps)
+
+
 def for_choosing(request: Request, z: Argument, coordinates: Coordinates) -> tuple[Request, Argument]:
     """Samples with images as far as kernels may reach that are yet to be chosen; the request has their weights."""
     request = replace(request, mixed=False)
@@ -146,8 +151,8 @@ def imaged(request: Request, z: Argument, coordinates: Coordinates) -> tuple[Req
         bandwidth = read(*for_choosing(request, z, coordinates))[1]
     else:
         bandwidth = read(request, z)[1]
-    matrix = np.array(bandwidth.matrix)
-    scale, ended = np.sqrt(np.diagonal(matrix)), np.isfinite(coordinates.ends).any(axis=0)  # type: ignore[arg-type]
+    matrix, ends = np.array(bandwidth.matrix), np.asarray(coordinates.ends)
+    scale, ended = np.sqrt(np.diagonal(matrix)), np.isfinite(ends).any(axis=0)
     couples = (abs(matrix / scale[:, None] / scale) > 1e-9) & (ended[:, None] | ended)
     np.fill_diagonal(couples, False)
     if couples.any():

@@ -19,7 +19,7 @@ from .fitted import Fitted
 from .mixture import check_positive, marginal
 
 
-def probability(fitted: Fitted, lower: Any, upper: Any) -> float:
+def probability(fitted: Any, lower: Any, upper: Any) -> float:
     """Return the probability of the box between two corners, which may be infinite."""
     if fitted.parts:
         return sum(math.exp(part.log_share) * probability(part.fitted, lower, upper) for part in fitted.parts)
@@ -61,7 +61,7 @@ def probability(fitted: Fitted, lower: Any, upper: Any) -> float:
     return float(weights @ total / weights.sum())
 
 
-def distribution(fitted: Fitted) -> Callable[[Any], Array]:
+def distribution(fitted: Any) -> Callable[[Any], Array]:
     """Return the distribution function in one dimension: of values (m,) in data units to probabilities (m,)."""
     if fitted.problem.d != 1:
         raise ValueError(
@@ -107,7 +107,7 @@ def distribution(fitted: Fitted) -> Callable[[Any], Array]:
     return sums
 
 
-def quantiles(fitted: Fitted, q: Array) -> Array:
+def quantiles(fitted: Any, q: Array) -> Array:
     """Return the values (m,) where the distribution function is q, by bisection to neighbouring numbers."""
     check_positive(fitted, "has no quantiles")
     if fitted.ends is not None:

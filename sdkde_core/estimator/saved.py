@@ -47,19 +47,19 @@ from ..engine.outliers import radii
 from ..messages import brief, warn_once
 from ..protocol import BackendUnavailable, Columns
 from .bounded import Bounded
-from .fitted import Fitted, loaded
+from .fitted import loaded
 from .mapped import Mapped
 from .request import Goal, Options, Request
 
 
-def to_saved(fitted: Fitted, origin: Origin) -> tuple[dict[str, Any], dict[str, Array]]:
+def to_saved(fitted: Any, origin: Origin) -> tuple[dict[str, Any], dict[str, Array]]:
     """Return the content and the arrays of a file; TypeError for backend_options that JSON does not have."""
     fitted = fitted.current
     if fitted.ends is not None:
         inner, known = to_saved(fitted.first, origin)
-        own = {"bounded": [[float(x) if np.isfinite(x) else None for x in side] for side in fitted.ends]}
-        own |= {"circular": fitted.circular.tolist(), "samples": fitted.problem.n, "inner": inner}
-        return own | {"origin": list(origin.address)}, known
+        sides = [[float(x) if np.isfinite(x) else None for x in side] for side in fitted.ends]
+        about = {"circular": fitted.circular.tolist(), "samples": fitted.problem.n, "origin": list(origin.address)}
+        return {"bounded": sides, "inner": inner, **about}, known
     if fitted.coordinates is not None:
         inner, known = to_saved(fitted.first, origin)
         maps, own = fitted.coordinates.to_saved()
