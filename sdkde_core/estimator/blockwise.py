@@ -266,9 +266,7 @@ class Survey:
         """Begin; raise what can be said without data."""
         rule = request.bandwidth
         if request.apart:
-            raise ValueError(
-                "method='stacked', coordinates= and support= need all samples in memory; pass another method, or mapped columns"
-            )
+            raise ValueError("method='stacked', coordinates= and support= need all samples in memory; leave them out")
         if request.negative == "renormalise":
             raise ValueError("negative='renormalise' needs all samples in memory; pass 'clip' or 'keep'")
         if request.adaptive:

@@ -49,13 +49,6 @@ class Bounded(Composed):
             found = found * math.exp(-self.log_mass)
         return query.origin.restore(found, max(query.dtype, self.problem.dtype))
 
-    def local(self, query: Argument) -> tuple[Array, Array, Array, float]:
-        """As :func:`.stacked.local`."""
-        from .stacked import local
-
-        log, score, unit, narrowest = local(self.first, query)
-        return log - self.log_mass, score, unit, narrowest
-
     def draws(self, n: int, rng: Any) -> Array:
         """Draws (n, d): those of all that lie between the ends."""
         found, missing = [np.empty((0, self.problem.d))], n

@@ -261,6 +261,8 @@ def modes(fitted: Any, starts: Array | None = None) -> Array:
             break
     if 0 < going.size < len(rows):  # rows that are still on their way are at no maximum
         rows, log, unit = (np.delete(x, going, axis=0) for x in (rows, log, unit))
+    if fitted.coordinates is not None:  # of circles, that went round
+        rows = fitted.out_of(fitted.coordinates.forward(rows))
     kept: list[int] = []
     for i in np.argsort(-log, kind="stable"):
         away = (rows[i] - rows[k] for k in kept)
@@ -282,6 +284,9 @@ def local(fitted: Any, query: Argument) -> tuple[Array, Array, Array]:
         log = np.where(outside, -math.inf, log + logs.sum(axis=1))
         score = score * slopes + fitted.coordinates.turns(x)
         return log, score, unit * slopes[:, :, None] * slopes[:, None, :]
+    if fitted.ends is not None:
+        log, score, unit = local(fitted.first, query)
+        return log - fitted.log_mass, score, unit
     if fitted.parts:
         each, scores, units = zip(*(local(part.fitted, query) for part in fitted.parts))
         logs = np.stack([part.log_share + log for part, log in zip(fitted.parts, each)])  # (e, m)
