@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -16,9 +17,11 @@ from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
 from .estimator import autograd, straight, warming
 from .estimator.batches import check_out, densities, gradients
+from .estimator.bounded import Bounded, back_within, for_choosing, imaged
 from .estimator.density import density, log_constant, undefined, warn_of_negative
 from .estimator.explanation import Explanation, explained
 from .estimator.fitted import Fitted, run, scores, slope, with_fallback
+from .estimator.mapped import Mapped, mapped, score_in
 from .estimator.moving import displaced
 from .estimator.plan import Plan, plan, read
 from .estimator.prepared import Prepared
@@ -82,6 +85,19 @@ def estimate(
         the method's own, ``"silverman"``, ``"sdkde"`` (per dimension); ``"isj"``, improved Sheather–Jones, for kde (per
         dimension); ``"silverman-iso"``; ``"scott"`` and ``"silverman-full"`` (a multiple of the covariance, as SciPy
         has them). What each is good for is in ``docs/bandwidths.md``.
+    coordinates : None, str, sequence, dict or object
+        Monotone maps z = T(x) of columns: the density is estimated in z, and is that times Π T′ in x. ``"identity"``,
+        ``"log"`` (values above 0), ``"logit"`` (between 0 and 1), ``"asinh"`` (about the median, by the IQR) or
+        ``"normal-scores"`` (a column's own distribution function, estimated, to the normal one) for all columns; one
+        for each, or a dict by number or by name for some; or an object with ``forward``, ``inverse`` and
+        ``log_jacobian``, see ``docs/coordinates.md``. The bandwidth is in z. Where T takes no values the density is 0,
+        and its gradient NaN. Not for autograd, Dask and samples that are not in memory. None: ``"identity"``; with
+        ``method="stacked"`` what left-out samples speak for.
+    support : sequence or dict, optional
+        Where columns end, for each None, ``(low, high)`` with None for an open end, or ``("circular", period)``; a dict
+        by number or by name for some. The density is 0 outside, integrates to 1 between the ends, and does not sag
+        there: samples near an end have images, after a map that flattens the density there; see ``docs/support.md``.
+        Kernels then couple no column that ends. Not for ``method="stacked"``, and not where ``coordinates`` are not.
     kernel : {"gaussian", "tophat", "epanechnikov", "exponential", "linear", "cosine"}
         Scikit-learn's, of r_j, the distance in bandwidths: exp(−½ r²), 1, 1 − r², exp(−r), 1 − r, cos(π r / 2); all but
         the Gaussian and the exponential are 0 from r = 1 on, and log p̂ is −inf where no sample is within reach. Kernels
@@ -170,8 +186,8 @@ def estimate(
         with _long(request, train, query, out, progress) as (ready, given, advance):
             return densities(ready, given, log, out, advance)
 
-    if request.method == "stacked":
-        return _stacked(request, train).estimate(train if query is None else query, log=log)
+    if request.apart:
+        return _prepared(request, train).estimate(train if query is None else query, log=log)
 
     def compute(request: Request) -> Any:
         if "torch" in sys.modules:  # else nothing is on a device or requires grad
@@ -216,17 +232,9 @@ def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) ->
     ((1,), (7,))
     """
     request = Request.of(Goal.DENSITY, options, "progress")
-    if request.method == "stacked":
-        with watched(progress):  # nothing of it is by rows
-            return _stacked(request, train)
-
-    def compute(request: Request) -> Prepared:
-        ready = plan(request, train)  # which refuses tensors that require grad
-        return Prepared(Fitted.of(ready, advance), ready.data.dtype, ready.data.origin)
-
-    moved = Argument.of("train", train) if progress is not False and request.passes[0].moves else None
-    with watched(progress, moved) as advance:
-        return with_fallback(request, compute)
+    moves = request.passes[0].moves and request.method != "stacked"  # nothing of which is by rows
+    with watched(progress, Argument.of("train", train) if progress is not False and moves else None) as advance:
+        return _prepared(request, train, advance=advance)
 
 
 @public
@@ -251,6 +259,18 @@ def debias(train: Any, *, score: Any = None, progress: Any = False, **options: U
         one.
     """
     request = Request.of(Goal.DEBIASED, options, "score", "progress")
+    if request.mapped:
+        request, z, coordinates = mapped(request, train)
+        if score is not None:
+            score = partial(score_in, score, coordinates, train)
+        n, imaging = z.shape[0], coordinates.ends is not None
+        if imaging and score is not None:
+            raise ValueError("score= has no support yet; pass one of them, or debias without the ends")
+        if imaging:
+            request, z = imaged(request, z, coordinates)
+        there = to_host(debias(z._replace(dtype="float64"), score=score, progress=progress, **request.options()))[:n]
+        there = back_within(there, coordinates) if imaging else there
+        return z.origin.restore(coordinates.inverse(there), z.dtype)
     if score is not None:
         return _debiased_by(score, request, train)
     if is_dask(train) or is_dask(request.weights):
@@ -302,8 +322,8 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
     if progress is not False:
         with _long(request, train, query, None, progress) as (ready, given, advance):
             return gradients(ready, given, advance)
-    if request.method == "stacked":
-        return _stacked(request, train).grad_log_density(train if query is None else query)
+    if request.apart:
+        return _prepared(request, train).grad_log_density(train if query is None else query)
 
     def compute(request: Request) -> Any:
         if "torch" in sys.modules:  # else nothing is on a device or requires grad
@@ -320,7 +340,14 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
 
 @public
 def select_bandwidth(
-    train: Any, *, method: str = "sdkde", rule: str = "auto", weights: Any = None, base: Any = None
+    train: Any,
+    *,
+    method: str = "sdkde",
+    rule: str = "auto",
+    weights: Any = None,
+    base: Any = None,
+    coordinates: Any = None,
+    support: Any = None,
 ) -> Bandwidth:
     """Choose a bandwidth from the data, for the estimator: what ``bandwidth="auto"`` does, with more to say about it.
 
@@ -349,6 +376,8 @@ def select_bandwidth(
     base : str, float, (d,) or (d, d) array_like, or Bandwidth, optional
         The shape of the bandwidth; a multiple of it is chosen. ``"scott"`` is the shape of the covariance.
         Default: in proportion to each column's spread, min(std, IQR/1.34), unless ``"auto"`` finds another.
+    coordinates, support : optional
+        As for :func:`estimate`; the bandwidth is for columns in these coordinates, and for samples with their images.
 
     Returns
     -------
@@ -374,11 +403,20 @@ def select_bandwidth(
     check_rule(rule, method)
     if method == "stacked":
         raise ValueError("a stacked density has several bandwidths; pass method='sdkde' for that of its first part")
-    request = Request(Goal.DENSITY, method=method, bandwidth=1.0 if base is None else base, weights=weights)
+    request = Request(
+        *(Goal.DENSITY, method, 1.0 if base is None else base),
+        weights=weights,
+        coordinates=coordinates,
+        support=support,
+    )
+    if request.mapped:
+        request, train, maps = mapped(request, train)
+        if maps.ends is not None:
+            request, train = for_choosing(request, train, maps)
     data, shape = read(request, train)
     data.check_finite()
     if base is None:
-        return resolve(rule, data.train, data.log_weights, method=method)
+        return resolve(rule, data.train, data.log_weights, method=method, mixed=request.mixed)
     whitened = shape.whiten(data.train, data.train[:1, :])
     chosen = resolve(rule, whitened, data.log_weights, method=method, common=True)
     if chosen.selection is None:
@@ -467,16 +505,34 @@ def warm_up(device: str | Sequence[str] | None = None) -> dict[str, dict[str, fl
 
 def fitted(request: Request, train: Any, query: Argument, advance: Advance | None = None) -> Fitted:
     """Return fitted columns for a query that is answered by batches, here and on the command line."""
+    return _prepared(request, train, query, advance)._fitted
+
+
+def _prepared(
+    request: Request, train: Any, expected: Argument | None = None, advance: Advance | None = None
+) -> Prepared:
+    """Fit a density; ``expected``: a query that comes later, as for :func:`.plan.plan`."""
+    if request.goal is not Goal.DENSITY:
+        request = replace(request, goal=Goal.DENSITY)
+    if request.mapped:
+        request, z, coordinates = mapped(request, train)
+        n, ends = z.shape[0], coordinates.ends
+        if ends is not None:
+            request, z = imaged(request, z, coordinates)
+        made = (inner := _prepared(request, z, expected, advance))._fitted
+        if ends is not None:
+            made = Bounded(made, ends, coordinates.circular, n)
+        return replace(inner, _fitted=Mapped(made, coordinates))
     if request.method == "stacked":
-        return _stacked(request, train)._fitted
-    return with_fallback(request, lambda tried: Fitted.of(plan(tried, train, expected=query), advance))
+        from .estimator.stacked import stacked
 
+        return Prepared(*with_fallback(request, lambda tried: stacked(tried, train)))
 
-def _stacked(request: Request, train: Any) -> Prepared:
-    """A density whose parts are chosen and weighted by left-out samples."""
-    from .estimator.stacked import stacked
+    def compute(request: Request) -> Prepared:
+        ready = plan(request, train, expected=expected)  # which refuses tensors that require grad
+        return Prepared(Fitted.of(ready, advance), ready.data.dtype, ready.data.origin)
 
-    return Prepared(*with_fallback(request, lambda tried: stacked(tried, train)))
+    return with_fallback(request, compute)
 
 
 def _lazy(

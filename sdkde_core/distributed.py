@@ -98,8 +98,10 @@ def _plain(given: Argument) -> Any:
 
 def _estimate(ranks: Ranks, local_train: Any, local_query: Any, log: bool, options: Options) -> Any:
     request = Request.of(Goal.DENSITY, options, "local_query", "group", "log")
-    if request.method == "stacked":
-        raise ValueError("method='stacked' is fitted by one process; pass another method")
+    if request.apart:
+        raise ValueError(
+            "method='stacked', coordinates= and support= are for one process; pass another method, or mapped columns"
+        )
     if isinstance(request.device, tuple):
         raise ValueError(f"device is {', '.join(request.device)}; pass one device to each rank")
     train = Argument.of("local_train", local_train)

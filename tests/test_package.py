@@ -67,6 +67,7 @@ ROOMS = {
     "tuning": {"messages", "protocol", "choice"},
     "plugin": {"messages", "protocol", "fresh", "storage", "arrays", "engine", "choice"},
     "bandwidth": {"messages", "arrays", "engine", "choice"},
+    "coordinates": {"messages", "arrays", "bandwidth"},
     "files": {"messages", "storage", "arrays"},
     "spreading": {"messages", "storage", "protocol", "arrays", "engine", "choice", "files"},
     "estimator": {
@@ -78,12 +79,13 @@ ROOMS = {
         "engine",
         "choice",
         "bandwidth",
+        "coordinates",
         "spreading",
     },
     "scale": {"messages", "arrays", "choice", "bandwidth", "files", "spreading", "estimator"},
     "api": {"protocol", "arrays", "choice", "bandwidth", "estimator", "scale"},
     "distributed": {"arrays", "spreading", "estimator"},
-    "interop": {"messages", "archive", "protocol", "arrays", "bandwidth", "estimator", "api"},
+    "interop": {"messages", "archive", "protocol", "arrays", "bandwidth", "coordinates", "estimator", "api"},
     "cli": {
         *("messages", "protocol", "storage", "arrays", "choice", "bandwidth", "files", "estimator", "scale", "api"),
         "interop",

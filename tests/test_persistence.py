@@ -307,11 +307,11 @@ def test_what_another_version_wrote():
             ValueError, match=f"'a' is of format version {version}, and sdkde-core .* reads 1; {remedy}"
         ):
             sdkde_core.load("a")
-    for kind, option in (("Other", {}), ("Prepared", {"coordinates": 3})):
+    for kind, option in (("Other", {}), ("Prepared", {"images": 3})):
         content, arrays = sdkde_core.prepare(X, bandwidth=1.0).to_saved()
         content["request"] |= option
         archive.write("a.sdkde", kind, content, arrays)
-        unknown = r"'a\.sdkde' .*('Other'|'coordinates'), which this version does not know; pip"
+        unknown = r"'a\.sdkde' .*('Other'|'images'), which this version does not know; pip"
         with pytest.raises(ValueError, match=unknown):
             sdkde_core.load("a.sdkde")
 

@@ -103,13 +103,15 @@ class Argument(NamedTuple):
         if type(value) is np.ndarray and value.dtype.kind in "iufb":  # the common case
             narrow = value.dtype.kind == "f" and value.dtype.itemsize <= 4
             return cls(name, value, "float32" if narrow else "float64", _HOST)
+        if isinstance(value, cls):
+            return value
         refuse_dask(name, value)
         if getattr(value, "requires_grad", False):
             if grad_enabled() or not is_attached(value):  # within no_grad, values alone are wanted
                 raise TypeError(
                     f"{name} requires grad, and only estimate, debias and grad_log_density differentiate, by methods "
-                    f"other than 'stacked', without out and progress; pass {name}.detach(), or call within "
-                    "torch.no_grad(); the slopes at a query are those of grad_log_density"
+                    f"other than 'stacked', without coordinates, support, out, progress; pass {name}.detach(), or call "
+                    "within torch.no_grad(); the slopes at a query are those of grad_log_density"
                 )
             value = detached(value)
         refuse_masked(name, value)

@@ -116,13 +116,14 @@ def resolve(
     kernel: str = "gaussian",
     common: bool = False,
     steps: bool = True,
+    mixed: bool = True,
 ) -> Bandwidth:
     """Return the bandwidth that ``bandwidth`` means for ``train``: a rule's name, or values in the data's units.
 
     ``train`` (n, d) is of any library, log weights (n,) are normalised, −inf for weight zero. ``common``: a rule that
     chooses from the data chooses one number for all columns. ``steps``: it may choose a step and the score's bandwidth,
-    too. Errors are those of :meth:`Bandwidth.of`; a rule's are
-    also for an unknown name, a single sample, or a constant column.
+    too; ``mixed``: a matrix that couples columns. Errors are those of :meth:`Bandwidth.of`; a rule's are also for an
+    unknown name, a single sample, or a constant column.
     """
     n, d = int(train.shape[0]), int(train.shape[1])
     if not isinstance(bandwidth, str):
@@ -156,7 +157,7 @@ def resolve(
     check_spread(bandwidth, int(train.shape[0]), n_eff, low, high, turned)
     sample = Sample(train, weights, n_eff, method)
     sample.steps = steps and not common
-    sample.common = common
+    sample.common, sample.mixed = common, mixed
     return by_rule(bandwidth, sample, low, high)
 
 

@@ -28,13 +28,14 @@ class Sample:
     """What the rules look at: samples (n, d) in units of their own spread, so that no square overflows.
 
     Weights (n,) are positive and sum to 1, None: all equal; ``n_eff`` is how many samples they are worth. ``note`` is
-    what a rule adds to its name; ``common`` asks for one number for all columns. ``steps``: whether a step and the
-    score's bandwidth may be chosen too, which are then ``moves``.
+    what a rule adds to its name; ``common`` asks for one number for all columns, ``mixed`` allows a matrix. ``steps``:
+    whether a step and the score's bandwidth may be chosen too, which are then ``moves``.
     """
 
     note = ""
     selection: Any = None
     common = steps = False
+    mixed = True
     moves: tuple[Any, Any] = None, None
 
     def __init__(self, x: Any, weights: Any, n_eff: float, method: str = "sdkde") -> None:

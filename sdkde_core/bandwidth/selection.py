@@ -140,7 +140,7 @@ def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
         return _on_a_line(sample, rule, Line(u[:, 0], weights, index % min(FOLDS, n), method, sample.moves[1]), units)
     shape = None
     if rule == "auto" and not sample.common:
-        held = bool(spreads.min() > 1e-140 and spreads.max() < 1e140)  # by float64, squared
+        held = bool(sample.mixed and spreads.min() > 1e-140 and spreads.max() < 1e140)  # by float64, squared
         shape = find_shape(sample, u, weights, index, mixed=held)
     if shape is not None:
         u = product(u, np.linalg.inv(np.linalg.cholesky(shape.matrix)).T)

@@ -44,6 +44,30 @@ def _number_or(*words: str) -> Any:
     return read
 
 
+def _coordinates(context: click.Context, option: click.Parameter, value: Sequence[str]) -> Any:
+    """A name for all columns, or by column one for each."""
+    if len(value) == 1 and ":" not in value[0]:
+        return value[0]
+    pairs = [text.rpartition(":")[::2] for text in value]
+    return {int(column) if column.isdigit() else column: name for column, name in pairs} or None
+
+
+def _support(context: click.Context, option: click.Parameter, value: Sequence[str]) -> Any:
+    """By column the ends of its values: age:0, for those above 0, share:0,1, and angle:circular,360."""
+    found: dict[int | str, Any] = {}
+    for text in value:
+        column, _, ends = text.rpartition(":")
+        try:
+            low, high = (end.strip() for end in ends.split(","))
+            pair = [float(x) if x else None for x in (low, high) if x != "circular"]
+        except ValueError:
+            raise click.BadParameter(
+                f"{text!r} is none; pass such as age:0, or share:0,1 or angle:circular,360"
+            ) from None
+        found[int(column) if column.isdigit() else column] = ("circular", pair[0]) if len(pair) == 1 else tuple(pair)
+    return found or None
+
+
 _backend = click.option("--backend", default="auto", show_default=True, help="A backend's name, or auto.")
 _estimator = together(
     _one_of("--method", ALL_METHODS, "sdkde", "Which density estimate."),
@@ -64,6 +88,18 @@ _estimator = together(
     click.option("--adaptive", type=float, help="The exponent of kernels that are wider where samples are rare."),
     click.option(
         "--tails", callback=_number_or("guard", "plain"), help="guard, plain, or a guard's part of the weight."
+    ),
+    click.option(
+        "--coordinates",
+        multiple=True,
+        callback=_coordinates,
+        help="log, logit, asinh or normal-scores of all columns, or price:log and 1:logit of some, by name or number.",
+    ),
+    click.option(
+        "--support",
+        multiple=True,
+        callback=_support,
+        help="Where a column ends: age:0, (not below 0), share:0,1 or angle:circular,360, by name or number.",
     ),
     _one_of(
         *("--kernel", tuple(KERNELS), "gaussian"),
@@ -157,7 +193,7 @@ def _by_batches(
     """Estimate, queries read and results written by batches; return the rows, how many are negative, and where."""
     points = query or train
     check_order(train, points)
-    x = Given.of("train", train.read())
+    x = Given.of("train", train.read())._replace(names=train.names)
     y = points.shaped("query")
     dtype, negative, done = max(x.dtype, y.dtype), 0, 0  # "float64" > "float32"
     points = query or Source.of(train.name, x.array)
@@ -165,7 +201,7 @@ def _by_batches(
         writing(output, (points.rows,), dtype, "log_density" if log else "density") as write,
         _progress(points.rows + (train.rows if request.passes[0].moves else 0), hidden=quiet) as advance,
     ):
-        ready = api.fitted(request, x.array, y, advance)
+        ready = api.fitted(request, x, y, advance)
         for rows in points.batches(batch_rows(points.rows, ready.problem)):
             batch = Given.of("query", rows)._replace(first=done)
             (part,) = in_batches(ready, [batch], "log" if log else "density", advance)
@@ -201,7 +237,7 @@ def explain(train: str, query: str | None, bandwidth: str, weights: str | None, 
     """
     given = [_shape(x) or source(x) for x in (train, query) if x is not None]
     check_order(*(x for x in given if isinstance(x, Source)))
-    data = [x.read() if isinstance(x, Source) else x for x in given]
+    data = [Given.of("data", x.read())._replace(names=x.names) if isinstance(x, Source) else x for x in given]
     options |= {"bandwidth": _bandwidth(bandwidth), "weights": _weights(weights)}
     with about(**_files(train, query, bandwidth, weights)):
         measure = options.pop("measure")

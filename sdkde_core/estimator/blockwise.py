@@ -265,8 +265,8 @@ class Survey:
     def of(cls, request: Request, shape: Shape) -> Survey:
         """Begin; raise what can be said without data."""
         rule = request.bandwidth
-        if request.method == "stacked":
-            raise ValueError("method='stacked' needs all samples in memory; pass another method")
+        if request.apart:
+            raise ValueError("method='stacked', coordinates= and support= need all samples in memory; leave them out")
         if request.negative == "renormalise":
             raise ValueError("negative='renormalise' needs all samples in memory; pass 'clip' or 'keep'")
         if request.adaptive:

@@ -6,7 +6,7 @@ import numbers
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ..arrays import Argument
+from ..arrays import Argument, check_query
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import check_rule
 from ..bandwidth.selection import Selection
@@ -15,8 +15,10 @@ from ..choice.cost import typical_extent
 from ..choice.judge import Candidate
 from ..protocol import TOLERANCES, Problem, Reduction
 from . import autograd
+from .bounded import imaged
 from .fitted import Fitted, PassReport, run, with_fallback
 from .laplace import NegativeMass
+from .mapped import located, mapped, shares
 from .request import Request
 
 
@@ -53,6 +55,7 @@ class Explanation:
     selection: Selection | None = field(default=None, compare=False)  # what it chose is the bandwidth
     kernel: str = "gaussian"
     stack: dict[str, tuple[float, float | None]] | None = None  # by part its share, and mean log of left-out samples
+    coordinates: str | None = None
 
     @classmethod
     def of(
@@ -89,6 +92,7 @@ class Explanation:
         for label, (share, left_out) in (self.stack or {}).items():
             said = "" if left_out is None else f", mean log density of left-out samples {left_out:.4g}"
             lines.append(f"  {100.0 * share:.3g} % {label}{said}")
+        lines += [f"in coordinates {self.coordinates}"] * (self.coordinates is not None)
         lines += ["what follows is of sdkde"] * (self.stack is not None) + [f"bandwidth {self.bandwidth}"]
         if self.selection is not None:
             lines.append(f"chosen from the data: {self.selection.reason}")
@@ -119,11 +123,24 @@ class Explanation:
 def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None, *, measure: bool) -> Explanation:
     """Explain a request; see :func:`sdkde_core.explain`."""
     shape = _shape_of("train", train_or_shape)
+    if request.mapped:
+        if shape is not None:
+            raise ValueError("coordinates are fitted to data, not to their shape; pass the samples, or leave them out")
+        request, z, coordinates = mapped(request, train_or_shape)
+        query = None if query_or_shape is None else Argument.of("query", query_or_shape)
+        if query is not None:
+            check_query(query, z.shape[0], z.shape[1], z.names)
+            query = query._replace(array=located(coordinates, query, z.array[0])[1])
+        if coordinates.ends is not None:
+            request, z = imaged(request, z, coordinates)
+        return replace(explained(request, z, query, measure=measure), coordinates=str(coordinates))
     if request.method == "stacked":
         from .stacked import stacked
 
-        first = explained(replace(request, method="sdkde"), train_or_shape, query_or_shape, measure=measure)
-        stack = {} if shape is not None else stacked(request, train_or_shape)[0].shares()
+        first = explained(
+            replace(request, method="sdkde", coordinates=None), train_or_shape, query_or_shape, measure=measure
+        )
+        stack = {} if shape is not None else shares(stacked(request, train_or_shape)[0])
         return replace(first, method="stacked", stack=stack)
     if shape is not None:
         if measure:

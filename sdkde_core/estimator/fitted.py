@@ -160,6 +160,8 @@ class Fitted:
     """
 
     parts: tuple[Any, ...] = ()  # of a list of densities: stacked.Stacked
+    ends: Any = None  # of bounded.Bounded
+    coordinates = None  # of a density in others: mapped.Mapped
 
     def __init__(
         self,
@@ -264,18 +266,12 @@ class Fitted:
         """
         return self._packed_for(reduction or self.problem.reduction).reduce(queries, **known)[0]
 
-    def steps(self, rows: Any, **known: Any) -> Any:
-        """The mean-shift step (m, d) of whitened rows, in bandwidths: to the mean of the kernels that they are under.
-
-        Of kernels of several widths c each counts by its share over c².
-        """
-        packed: Any = self._packed_for(Reduction.MEAN)
-        if not isinstance(packed, GroupedColumns):
-            return packed.reduce(rows, **known)[0].shift
-        parts = [sums for sums, _ in packed.each(rows, **known)]
-        whole, xp = merge(parts), array_namespace(rows)
-        counted = [xp.exp(one.log_sum - whole.log_sum) / g.scale**2 for one, g in zip(parts, self.groups)]
-        return whole.shift / sum(counted[1:], counted[0])[:, None]
+    def widths(self, query: Argument) -> Any:
+        """The mean of 1 / c² (m,) of the kernels of a query, on the host, which are c bandwidths wide."""
+        packed: Any = self._packed_for(Reduction.LOG_SUM)
+        logs = [to_host(sums.log_sum) for sums, _ in packed.each(self._whiten(self.read(query).train))]
+        counted = np.exp(np.stack(logs) - np.logaddexp.reduce(logs, axis=0))
+        return sum(share / g.scale**2 for share, g in zip(counted, self.groups))
 
     def reduction_for(self, what: str) -> Reduction:
         """The reduction that the rows of a query are for."""

@@ -19,15 +19,20 @@ from .fitted import Fitted
 from .mixture import check_positive, marginal
 
 
-def probability(fitted: Fitted, lower: Any, upper: Any) -> float:
+def probability(fitted: Any, lower: Any, upper: Any) -> float:
     """Return the probability of the box between two corners, which may be infinite."""
     if fitted.parts:
         return sum(math.exp(part.log_share) * probability(part.fitted, lower, upper) for part in fitted.parts)
     d = fitted.problem.d
     low, high = corner("lower", lower, d), corner("upper", upper, d)
+    if fitted.ends is not None:
+        return fitted.probability(low, high)
     if (low > high).any():
         k = int(np.argmax(low > high))
         raise ValueError(f"lower is above upper in dimension {k}: {low[k]} > {high[k]}; swap them")
+    if fitted.coordinates is not None:
+        low, high = fitted.coordinates.arcs(low, high)
+        return probability(fitted.first.current, fitted.into(low), fitted.into(high))
     bounded = np.flatnonzero((low > -math.inf) | (high < math.inf))
     if not bounded.size:
         return 1.0
@@ -47,7 +52,7 @@ def probability(fitted: Fitted, lower: Any, upper: Any) -> float:
         each = _plane(factor, *sides) if len(factor) == 2 else _sequential(factor, *sides)
         return float(weights @ each / weights.sum())
     a, b = (((side - centre) / factor - points) / scales[:, None] for side in (low, high))  # (n, d), bandwidths
-    normal = _between(a, b)
+    normal = between(a, b)
     total = normal.prod(axis=1)
     if fitted.request.method == "laplace":
         extra = 0.5 * (_times_density(b) - _times_density(a))
@@ -56,7 +61,7 @@ def probability(fitted: Fitted, lower: Any, upper: Any) -> float:
     return float(weights @ total / weights.sum())
 
 
-def distribution(fitted: Fitted) -> Callable[[Any], Array]:
+def distribution(fitted: Any) -> Callable[[Any], Array]:
     """Return the distribution function in one dimension: of values (m,) in data units to probabilities (m,)."""
     if fitted.problem.d != 1:
         raise ValueError(
@@ -68,6 +73,11 @@ def distribution(fitted: Fitted) -> Callable[[Any], Array]:
     if fitted.parts:
         parts = [(math.exp(part.log_share), distribution(part.fitted)) for part in fitted.parts]
         return lambda x: sum((share * function(x) for share, function in parts), np.zeros(len(x)))
+    if fitted.ends is not None:
+        return fitted.distribution()
+    if fitted.coordinates is not None:
+        inner, into = distribution(fitted.first.current), fitted.into
+        return lambda x: inner(into(x))
     points, log_weights, scales, centre = fitted.on_host
     order, widest = np.argsort(points[:, 0], kind="stable"), scales.max()
     u, w, scales = points[order, 0], np.exp(log_weights[order]), scales[order]
@@ -97,15 +107,21 @@ def distribution(fitted: Fitted) -> Callable[[Any], Array]:
     return sums
 
 
-def quantiles(fitted: Fitted, q: Array) -> Array:
+def quantiles(fitted: Any, q: Array) -> Array:
     """Return the values (m,) where the distribution function is q, by bisection to neighbouring numbers."""
     check_positive(fitted, "has no quantiles")
-    function = distribution(fitted)
-    ends = [_ends(part.fitted) for part in fitted.parts] or [_ends(fitted)]
-    h = min(h for _, _, h in ends)
-    low = np.full(q.shape, min(low for low, _, _ in ends))
-    high = np.full(q.shape, max(high for _, high, _ in ends))
-    inside = (q > 0) & (q < 1)
+    if fitted.ends is not None:
+        return fitted.quantiles(q)
+    if fitted.coordinates is not None:
+        return fitted.out_of(quantiles(fitted.first.current, q)[:, None])[:, 0]
+    function, inside = distribution(fitted), (q > 0) & (q < 1)
+    if fitted.parts:
+        each = np.array([quantiles(part.fitted, np.where(inside, q, 0.5)) for part in fitted.parts])
+        low, high = each.min(axis=0), each.max(axis=0)  # between which that of the sum is
+        h = 1e-2 * float((high - low).max(initial=0.0))
+    else:
+        least, most, h = _ends(fitted)
+        low, high = np.full(q.shape, least), np.full(q.shape, most)
     for _ in range(200):
         middle = 0.5 * low + 0.5 * high
         below = function(middle) < q
@@ -142,7 +158,7 @@ def _normal() -> Any:
     return ndtr
 
 
-def _between(a: Array, b: Array) -> Array:
+def between(a: Array, b: Array) -> Array:
     """Φ(b) − Φ(a), with the digits of the upper tail."""
     ndtr, flipped = _normal(), a > 0
     return ndtr(np.where(flipped, -a, b)) - ndtr(np.where(flipped, -b, a))
@@ -170,7 +186,7 @@ def _plane(factor: Array, low: Array, high: Array) -> Array:
         for node, weight in zip(x, w):
             z = left + 0.5 * width * (node + 1.0)
             sides = ((side[:, 1] - factor[1, 0] * z) / factor[1, 1] for side in (low, high))
-            total += 0.5 * width * weight * np.exp(-0.5 * z * z) * _between(*sides)
+            total += 0.5 * width * weight * np.exp(-0.5 * z * z) * between(*sides)
     return total / math.sqrt(2.0 * math.pi)
 
 
@@ -192,7 +208,7 @@ def _sequential(factor: Array, low: Array, high: Array) -> Array:
         for k in range(d):
             rest = z[:, :, :k] @ factor[k, :k]
             a, b = ((side[:, k] - rest) / factor[k, k] for side in (low, high))
-            width = _between(a, b)
+            width = between(a, b)
             share *= width
             if k < d - 1:
                 flipped, into = a > 0, t[:, k, None] * width  # from the side whose tail float64 holds

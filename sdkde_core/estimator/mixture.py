@@ -23,14 +23,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_torch_array
+from array_api_compat import is_torch_array
 
-from ..arrays import Array, to_host
+from ..arrays import Argument, Array, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
-from ..protocol import Reduction
 from .density import kernel_draws
 from .fitted import Fitted
+from .mapped import located, of_part
 from .plan import FARTHEST
 
 
@@ -57,6 +57,10 @@ class Mixture(NamedTuple):
 
 def components(fitted: Fitted) -> Mixture:
     """Return where the kernels are, their weights and their covariance, of the signed method too."""
+    if fitted.coordinates is not None:
+        raise ValueError(
+            f"in coordinates {fitted.coordinates} a density is no mixture of normals; draw from it, or leave them out"
+        )
     if fitted.parts:
         raise ValueError(
             "a stacked density has kernels of several covariances; take the mixture() of each of its parts"
@@ -104,6 +108,10 @@ def draws(fitted: Any, n: int, random_state: Any = None) -> Any:
     rng, d = generator(random_state), fitted.problem.d
     if fitted.parts:
         return fitted.draws(n, rng)
+    if fitted.ends is not None:
+        return fitted.draws(n, rng)
+    if fitted.coordinates is not None:
+        return fitted.out_of(draws(fitted.first.current, n, rng))
     (points, log_weights, scales, centre), bandwidth = fitted.components, fitted.bandwidth
     if is_torch_array(points) and points.is_cuda:
         torch = sys.modules["torch"]
@@ -128,6 +136,10 @@ def marginal(fitted: Any, dims: Any) -> Any:
     kept = indices("dims", fitted, dims)
     if fitted.parts:
         return fitted.each([marginal(part.fitted, kept) for part in fitted.parts])
+    if fitted.ends is not None:
+        return fitted.part(kept, marginal(fitted.without(kept), kept))
+    if fitted.coordinates is not None:
+        return type(fitted)(marginal(fitted.first.current, kept), fitted.coordinates.kept(kept))
     if fitted.request.negative != "keep":
         raise ValueError(
             f"negative={fitted.request.negative!r} has no marginal in closed form; pass negative='keep' to prepare"
@@ -157,14 +169,33 @@ def conditional(fitted: Any, given: Mapping[Any, Any]) -> Any:
         raise TypeError(f"given is {brief(dict(given))}; pass a number for each dimension") from None
     if not np.isfinite(values).all():
         raise ValueError(f"given is {brief(dict(given))}; pass finite values")
-    if fitted.parts:
-        return fitted.each(*zip(*(_conditional(part.fitted, given, first, values) for part in fitted.parts)))
-    return _conditional(fitted, given, first, values)[0]
+    found, log = _conditional(fitted, given, first, values)
+    if log == -math.inf:
+        what = "what columns take" if fitted.coordinates is None else f"the coordinates {fitted.coordinates}"
+        raise ValueError(
+            f"given is {brief(dict(given))}, outside of {what}, where the density is 0; pass values within"
+        )
+    return found
 
 
-def _conditional(fitted: Fitted, given: Any, first: list[int], values: Array) -> tuple[Fitted, float]:
+def _conditional(fitted: Any, given: Any, first: list[int], values: Array) -> tuple[Any, float]:
     """The conditional density, and the log of the marginal of the dimensions ``first`` at the values."""
     others = [k for k in range(fitted.problem.d) if k not in first]
+    if fitted.parts:
+        found, terms = zip(*(_conditional(part.fitted, given, first, values) for part in fitted.parts))
+        log = float(np.logaddexp.reduce([part.log_share + term for part, term in zip(fitted.parts, terms)]))
+        return (fitted.each(found, np.array(terms)) if log > -math.inf else None), log
+    if fitted.ends is not None:
+        inner, log = _conditional(fitted.first.current, given, first, values)
+        made = fitted.part(others, inner)
+        return made, log + made.log_mass - fitted.log_mass
+    if fitted.coordinates is not None:
+        maps, x = fitted.coordinates.kept(first), values[None, :]
+        z = maps.forward(x)[0]
+        if not np.isfinite(z).all():
+            return None, -math.inf
+        inner, log = _conditional(fitted.first.current, given, first, z)
+        return type(fitted)(inner, fitted.coordinates.kept(others)), log + float(maps.log_slopes(x).sum())
     order, k, whole = [*first, *others], len(first), fitted.bandwidth
     points, log_weights, scales, centre = fitted.on_host
     away = values - centre[first]
@@ -224,42 +255,66 @@ def indices(name: str, fitted: Fitted, dims: Any) -> list[int]:
 
 
 def modes(fitted: Any, starts: Array | None = None) -> Array:
-    """Return the local maxima that mean shift finds (k, d), highest first, in data units, float64.
+    """Return the local maxima that are reached (k, d), highest first; all in data units, float64.
 
-    ``starts``: (m, d), in bandwidths from the centre; by default up to 512 samples, drawn by a fixed seed.
+    ``starts``: (m, d); by default 512 draws, by a fixed seed.
     """
     check_positive(fitted, "mean shift may lower it")
-    if fitted.parts:
-        return fitted.modes(starts)
-    points, log_weights, scales, centre = fitted.on_host
-    narrowest = float(scales.min())
-    if starts is None:
-        carried = np.flatnonzero(log_weights > -math.inf)
-        if len(carried) > 512:
-            carried = np.sort(np.random.default_rng(0).choice(carried, 512, replace=False))
-        starts = points[carried]
-    rows, going = starts.copy(), np.arange(len(starts))
+    drawn = to_host(draws(fitted, 512, np.random.default_rng(0)))
+    rows, scale = drawn if starts is None else np.array(starts, dtype=float), np.ptp(drawn, axis=0)  # for squares' sake
+    log, slope, unit = local(fitted, Argument.of("query", rows), scale)
+    rows, log, slope, unit = (x[np.isfinite(log)] for x in (rows, log, slope, unit))
+    longer, going = np.ones(len(rows)), np.arange(len(rows))
     for _ in range(5000):
-        here, known = _there(fitted, rows[going], rows)
-        shift = to_host(fitted.steps(here, **known))
-        rows[going] += shift
-        going = going[np.sqrt(np.vecdot(shift, shift)) > 1e-7 * narrowest]
+        step = np.linalg.solve(unit[going], slope[going][:, :, None])[:, :, 0]
+        still = np.sqrt(np.einsum("mi,mij,mj->m", step, unit[going], step)) > 1e-7
+        tried = rows[going] + longer[going, None] * step * scale
+        there = local(fitted, Argument.of("query", tried), scale)
+        better = there[0] >= log[going] - 1e-12 * (1.0 + abs(log[going]))
+        longer[going] = np.where(better, np.minimum(1.0, 2.0 * longer[going]), 0.5 * longer[going])
+        moved = going[better]
+        rows[moved], log[moved], slope[moved], unit[moved] = (x[better] for x in (tried, *there))
+        going = going[still & (longer[going] > 1e-9)]
         if not going.size:
             break
     if 0 < going.size < len(rows):  # rows that are still on their way are at no maximum
-        rows = np.delete(rows, going, axis=0)
-    here, known = _there(fitted, rows, rows)
-    heights = to_host(fitted.reduce(here, Reduction.LOG_SUM, **known).log_sum)
-    found: list[Array] = []
-    for i in np.argsort(-heights, kind="stable"):
-        if all(np.linalg.vector_norm(rows[i] - other) > 1e-2 for other in found):  # else it is the same mode
-            found.append(rows[i])
-    return centre + fitted.bandwidth.stretch(np.array(found))
+        rows, log, unit = (np.delete(x, going, axis=0) for x in (rows, log, unit))
+    if fitted.coordinates is not None:  # of circles, that went round
+        rows = fitted.out_of(fitted.coordinates.forward(rows))
+    kept: list[int] = []
+    for i in np.argsort(-log, kind="stable"):
+        away = ((rows[i] - rows[k]) / scale for k in kept)
+        if all(v @ unit[i] @ v > 1e-4 for v in away):  # else it is the same mode
+            kept.append(int(i))
+    return rows[kept]
 
 
-def _there(fitted: Fitted, rows: Array, all_rows: Array) -> tuple[Any, dict[str, float]]:
-    """Some rows, where the columns are, and the extent of all."""
-    points, extent = fitted.columns.points, float(np.sqrt(np.vecdot(all_rows, all_rows).max()))
-    if not isinstance(points, np.ndarray):
-        rows = array_namespace(points).asarray(rows, device=device(points))
-    return rows, {"extent": extent}
+def local(fitted: Any, query: Argument, scale: Array) -> tuple[Array, Array, Array]:
+    """The log (m,) and the score (m, d) at a query, and Σ_e r_e H_e⁻¹ there (m, d, d), r_e the shares of the kernels.
+
+    On the host, in units of ``scale`` (d,). Of one density that is the score's unit in which a step is to the mean of
+    the kernels there.
+    """
+    if fitted.coordinates is not None:  # kernels are as wide as T makes them there
+        x, z, outside = located(fitted.coordinates, query, to_host(fitted.centre))
+        of_z = abs(fitted.bandwidth.stretch(np.eye(len(scale)))).max(axis=0)
+        log, score, unit = local(fitted.first, query._replace(array=z), of_z)
+        logs = fitted.coordinates.log_slopes(x)
+        slopes = np.exp(logs + np.log(scale) - np.log(of_z))
+        log = np.where(outside, -math.inf, log + logs.sum(axis=1))
+        score = score * slopes + fitted.coordinates.turns(x) * scale
+        return log, score, unit * slopes[:, :, None] * slopes[:, None, :]
+    if fitted.ends is not None:
+        log, score, unit = local(fitted.first, query, scale)
+        return log - fitted.log_mass, score, unit
+    if fitted.parts:
+        each, scores, units = zip(*(local(part.fitted, query, scale) for part in fitted.parts))
+        logs = np.stack([part.log_share + log for part, log in zip(fitted.parts, each)])  # (e, m)
+        log = np.logaddexp.reduce(logs)
+        shares = np.exp(logs - log)
+        score = np.einsum("em,emd->md", shares, np.stack(scores))
+        return log, score, np.einsum("em,emij->mij", shares, np.stack(units))
+    log, score = (to_host(of_part(fitted, query, what)) for what in ("log", "score"))
+    widths = np.reshape([1.0] if len(fitted.groups) == 1 else fitted.widths(query), (-1, 1, 1))
+    maps = fitted.bandwidth.whiten(np.diag(scale), np.zeros(len(scale)))
+    return log, score * scale, widths * (maps @ maps.T) + np.zeros((len(log), 1, 1))

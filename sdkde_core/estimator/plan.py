@@ -75,7 +75,7 @@ def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwid
     data = ingest(train, query, request.weights, check_finite=request.check_finite, device=device)
     bandwidth, method, kernel = request.bandwidth, request.method, request.kernel
     try:
-        how: dict[str, Any] = {"method": method, "kernel": kernel, "steps": request.steps}
+        how: dict[str, Any] = {"method": method, "kernel": kernel, "steps": request.steps, "mixed": request.mixed}
         return data, resolve(bandwidth, data.train, data.log_weights, **how)
     except (TypeError, ValueError):
         data.check_finite()  # a better message

@@ -17,6 +17,7 @@ from ..messages import brief
 from .batches import check_out, densities, gradients
 from .integrals import distribution, probability, quantiles
 from .laplace import NegativeMass
+from .mapped import leaves, shares
 from .mixture import Mixture, check_count, check_positive, components, conditional, draws, marginal, modes
 from .progress import watched
 from .saved import from_saved, origin_of, to_saved
@@ -240,18 +241,16 @@ class Prepared:
         Parameters
         ----------
         starts : (m, d) array_like, optional
-            Where it starts. Default: up to 512 of the samples, drawn by a fixed seed; a mode that draws none of them to
+            Where it starts. Default: 512 draws, by a fixed seed; a mode that draws none of them to
             it is not found.
         """
-        fitted, points = self._gaussian("modes"), None
+        fitted, rows = self._gaussian("modes"), None
         if starts is not None:
-            given, first = fitted.asked(starts), fitted.parts[0].fitted if fitted.parts else fitted
-            rows = to_host(first.read(given).train)
-            points = to_host(self.bandwidth.whiten(rows, to_host(fitted.centre)))
+            rows = fitted.asked(starts).at(Origin()).reshape(-1, self.n_dimensions)
+            points = self.bandwidth.whiten(rows, to_host(fitted.centre))
             if not len(points) or not (abs(points) < 1e140).all():  # squares of distances must stay finite
                 raise ValueError("starts is empty, not finite, or too far away; pass points within 1e140 bandwidths")
-            points = rows if fitted.parts else points
-        return modes(fitted, points)
+        return modes(fitted, rows)
 
     @public
     def divergence(self, other: Prepared, samples: Any = None, *, n: int = 10_000, random_state: Any = 0) -> Divergence:
@@ -324,14 +323,15 @@ class Prepared:
     @property
     def parts(self) -> tuple[tuple[str, float, Prepared], ...]:
         """Of a stacked density what it is a weighted sum of: what each part is, its share, and its density."""
-        return tuple((p.label, math.exp(p.log_share), replace(self, _fitted=p.fitted)) for p in self._fitted.parts)
+        return tuple((p.label, math.exp(p.log_share), replace(self, _fitted=p.fitted)) for p in leaves(self._fitted))
 
     def __repr__(self) -> str:
-        size = f"{self.n_train} × {self.n_dimensions}"
-        if self._fitted.parts:
-            shares = ", ".join(f"{100.0 * share:.0f} % {label}" for label, (share, _) in self._fitted.shares().items())
-            return f"Prepared(stacked, {size}: {shares}; {self.precision}, {self.backend} on {self.device})"
+        size, t = f"{self.n_train} × {self.n_dimensions}", self._fitted.coordinates
+        where = "" if t is None else f", {t}" if t.ends is not None else f" in coordinates {t}"
+        if parts := shares(self._fitted):
+            listed = ", ".join(f"{100.0 * share:.0f} % {label}" for label, (share, _) in parts.items())
+            return f"Prepared(stacked, {size}: {listed}{where}; {self.precision}, {self.backend} on {self.device})"
         how = self.method if self.kernel == "gaussian" else f"{self.method}, {self.kernel} kernel"
         how += f", adaptive {alpha:g}" if (alpha := self._fitted.request.adaptive) else ""
         h = self._fitted.request.told(self.bandwidth)
-        return f"Prepared({how}, {size}, {h}, {self.precision}, {self.backend} on {self.device})"
+        return f"Prepared({how}, {size}, {h}{where}, {self.precision}, {self.backend} on {self.device})"

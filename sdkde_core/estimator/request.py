@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from ..bandwidth.matrix import Bandwidth
 from ..choice.select import parse_device
+from ..coordinates import check as check_coordinates
+from ..coordinates import check_support
 from ..messages import did_you_mean
 from ..protocol import KERNELS, PRECISIONS, TOLERANCES, Problem, Reduction, with_fields
 
@@ -59,6 +61,8 @@ class Options(TypedDict, total=False):
     score_bandwidth: float | None
     adaptive: float | None
     tails: float | str | None
+    coordinates: Any
+    support: Any
     kernel: str
     weights: Any
     negative: str
@@ -91,6 +95,8 @@ class Request:
     score_bandwidth: float | None = None
     adaptive: float | None = None
     tails: float | str | None = None
+    coordinates: Any = None
+    support: Any = None
     kernel: str = "gaussian"
     weights: Any = None
     negative: str = "keep"
@@ -103,6 +109,7 @@ class Request:
     calls: int | None = None  # over how many "auto" spreads start-up; None: by where the data are
     without: dict[tuple[str, str], str] = field(default_factory=dict)  # backends given up for this call, and why
     ranks: Any = None  # the processes that share the rows: spreading.ranks.Ranks
+    mixed: bool = True  # a bandwidth that is chosen may couple columns
     # What follows from the options:
     passes: tuple[Pass, ...] = field(init=False)  # in order
     answering: int = field(init=False)  # which pass answers: the first that does not move the samples
@@ -184,6 +191,10 @@ class Request:
                     f"tails={self.tails!r} is for method='sdkde' or 'kde' with the Gaussian kernel; leave tails out"
                 )
             object.__setattr__(self, "tails", float(share))
+        check_coordinates(self.coordinates)
+        object.__setattr__(self, "support", check_support(self.support))
+        if self.support is not None and (self.method == "stacked" or self.kernel != "gaussian"):
+            raise ValueError("support= is for the Gaussian kernel, and not for method='stacked' yet; leave it out")
         if self.negative != "keep" and self.method != "laplace":
             raise ValueError(
                 f"negative={self.negative!r} is for method='laplace', but method={self.method!r} is never negative; "
@@ -211,9 +222,19 @@ class Request:
         self.__dict__.update(passes=passes, answering=int(passes[0].moves), guard=guard, steps=steps)
 
     @property
+    def mapped(self) -> bool:
+        """Whether the estimate is of columns in other coordinates."""
+        return self.support is not None or self.coordinates not in (None, "identity")  # that: a stack tries no others
+
+    @property
+    def apart(self) -> bool:
+        """Whether the density is no plain one of the samples, and is fitted first."""
+        return self.method == "stacked" or self.mapped
+
+    @property
     def settled(self) -> Request:
         """The request without the user's arrays, after these are read; its bandwidth is a rule that nobody looks at."""
-        return with_fields(self, weights=None, bandwidth="silverman")
+        return with_fields(self, weights=None, bandwidth="silverman", coordinates=None, support=None)
 
     def options(self, *without: str) -> dict[str, Any]:
         """Return the shared options, as keyword arguments of the public functions."""

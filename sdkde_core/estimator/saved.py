@@ -21,6 +21,9 @@ The content of a file of the kind ``"Prepared"``, see :mod:`sdkde_core.archive`:
 Of a stacked density ``stacked`` is the list of its parts, for each what it is, the log of its share and such a content,
 and ``samples`` how many it was fitted to; its arrays are those of part 0, 1, … with ``part 0.`` and so on before them.
 
+Of a density in other coordinates ``coordinates`` is a list with, for each column, the name of its map and numbers, and
+``inner`` the content of the density there; normal scores have the array ``map 0`` and so on, by column.
+
 Its arrays: ``points`` (n, d), moved and whitened; ``log_weights`` (n,); ``centre`` (d,), what whitening subtracts;
 those of :meth:`.Bandwidth.arrays`; and ``selection.multiples`` and so on, the arrays of the selection.
 """
@@ -38,17 +41,29 @@ from ..archive import plain
 from ..arrays import Array, Origin
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.selection import Selection
+from ..coordinates import Coordinates
 from ..engine.groups import Group
 from ..engine.outliers import radii
 from ..messages import brief, warn_once
 from ..protocol import BackendUnavailable, Columns
-from .fitted import Fitted, loaded
+from .bounded import Bounded
+from .fitted import loaded
+from .mapped import Mapped
 from .request import Goal, Options, Request
 
 
-def to_saved(fitted: Fitted, origin: Origin) -> tuple[dict[str, Any], dict[str, Array]]:
+def to_saved(fitted: Any, origin: Origin) -> tuple[dict[str, Any], dict[str, Array]]:
     """Return the content and the arrays of a file; TypeError for backend_options that JSON does not have."""
     fitted = fitted.current
+    if fitted.ends is not None:
+        inner, known = to_saved(fitted.first, origin)
+        sides = [[float(x) if np.isfinite(x) else None for x in side] for side in fitted.ends]
+        about = {"circular": fitted.circular.tolist(), "samples": fitted.problem.n, "origin": list(origin.address)}
+        return {"bounded": sides, "inner": inner, **about}, known
+    if fitted.coordinates is not None:
+        inner, known = to_saved(fitted.first, origin)
+        maps, own = fitted.coordinates.to_saved()
+        return {"coordinates": maps, "inner": inner, "origin": list(origin.address)}, known | own
     if fitted.parts:
         content: dict[str, Any] = {"stacked": [], "samples": fitted.problem.n}
         arrays: dict[str, Any] = {}
@@ -86,12 +101,17 @@ def to_saved(fitted: Fitted, origin: Origin) -> tuple[dict[str, Any], dict[str, 
     return content, arrays
 
 
-def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str) -> Fitted:
+def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str) -> Any:
     """Return the columns, with the backend that made them, or another one that is here.
 
     Where the user had named a backend or a device that cannot be had here, a warning says so, with the file's ``name``.
     Nothing in the file is trusted: ValueError where it cannot be right.
     """
+    if "bounded" in content:
+        return _bounded(content, arrays, name)
+    if "coordinates" in content:
+        inner = from_saved(_checked(content, "inner", dict), arrays, name)
+        return Mapped(inner, Coordinates.from_saved(content["coordinates"], arrays, inner.problem.d, inner.names))
     if "stacked" in content:
         return _stacked(content, arrays, name)
     options = dict(_checked(content, "request", dict))
@@ -142,6 +162,20 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
         return fitted
 
 
+def _bounded(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str) -> Bounded:
+    inner, sides = from_saved(_checked(content, "inner", dict), arrays, name), (-math.inf, math.inf)
+    n, circular = _checked(content, "samples", int), np.array(_checked(content, "circular", list))
+    listed = _checked(content, "bounded", list)
+    try:
+        ends = np.array([[other if x is None else float(x) for x in side] for side, other in zip(listed, sides)])
+    except (TypeError, ValueError):
+        ends = np.empty(0)
+    fits = ends.shape == (2, inner.problem.d) and circular.shape == ends.shape[1:] and circular.dtype == bool
+    if not fits or not (ends[0] < ends[1]).all() or not 0 < n <= inner.problem.n:
+        raise ValueError("its support cannot be right")
+    return Bounded(inner, ends, circular, n)
+
+
 def _stacked(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str) -> Any:
     """The list of densities of a file."""
     from .stacked import Part, Stacked
@@ -157,7 +191,9 @@ def _stacked(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str)
     if len(parts) != len(content["stacked"]) or not parts or not 0 < n < 1 << 63:
         raise ValueError("its parts cannot be right")
     alike = len({(part.fitted.problem.d, part.fitted.problem.dtype) for part in parts}) == 1
-    alike &= all(not part.fitted.parts and part.fitted.request.method in ("kde", "sdkde") for part in parts)
+    for fitted in (part.fitted for part in parts):
+        inside = ("kde", "sdkde") if fitted.coordinates is None else ("kde", "sdkde", "stacked")
+        alike &= not fitted.parts and fitted.request.method in inside
     alike &= all(part.fitted.request.kernel == "gaussian" for part in parts)
     if not alike or not abs(sum(math.exp(min(part.log_share, 1.0)) for part in parts) - 1.0) < 1e-6:
         raise ValueError("its parts do not fit one another")

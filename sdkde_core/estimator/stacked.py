@@ -15,17 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import device
 
-from ..arrays import Argument, Array, array_namespace, quiet, rounded, to_host
+from ..arrays import Argument, Array, Data, array_namespace, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.mixtures import Chosen, choose, fit, log_density_of, smoothed, stack
 from ..bandwidth.rounding import spread_within, units_of
 from ..bandwidth.selection import SEED
+from ..coordinates import Coordinates, candidates
+from ..coordinates import fit as fit_maps
 from ..engine.groups import Group
 from ..engine.merge import merge, take_rows
 from ..engine.outliers import radii
 from ..protocol import Columns, Partial
-from . import straight
 from .fitted import Fitted, loaded
+from .mapped import Composed, Mapped, of_part
 from .mixture import draws
 from .plan import plan
 from .request import Goal, Request
@@ -39,34 +41,17 @@ class Part(NamedTuple):
 
     label: str
     log_share: float
-    fitted: Fitted
+    fitted: Any  # Fitted, or Mapped
     left_out: float | None = None
 
 
-class Stacked:
-    """Parts whose shares sum to 1, of n samples; immutable, pickles.
-
-    Where one number describes a density, as its bandwidth, it is the first part's.
-    """
-
-    has_second = False
-    groups = ()
+class Stacked(Composed):
+    """Parts whose shares sum to 1, of n samples."""
 
     def __init__(self, request: Request, parts: Iterable[Part], n: int) -> None:
-        self.request, self.parts = request, tuple(parts)
+        self.parts = tuple(parts)
         first = self.parts[0].fitted
-        self.problem = replace(first.problem, n=n, m=n)
-        self.bandwidth, self.names = first.bandwidth, first.names
-        self.home, self.centre = first.home, first.centre
-
-    @property
-    def choice(self) -> Any:
-        """The first part's backend."""
-        return self.parts[0].fitted.current.choice
-
-    @property
-    def current(self) -> Stacked:
-        return self
+        super().__init__(first, request, replace(first.problem, n=n, m=n))
 
     def each(self, changed: Sequence[Fitted], log_terms: Any = 0.0) -> Stacked:
         """Return the list of changed parts; ``log_terms``: added to the logs of their shares, which then sum to 1."""
@@ -74,26 +59,6 @@ class Stacked:
         logs -= np.logaddexp.reduce(logs)
         parts = (part._replace(log_share=float(log), fitted=f) for part, log, f in zip(self.parts, logs, changed))
         return Stacked(self.request, [part for part in parts if part.log_share > -math.inf], self.problem.n)
-
-    def shares(self) -> dict[str, tuple[float, float | None]]:
-        """The share of each label, and its mean log density of left-out samples; largest first."""
-        found: dict[str, tuple[float, float | None]] = {}
-        for part in self.parts:
-            share = found.get(part.label, (0.0, None))[0] + math.exp(part.log_share)
-            found[part.label] = share, part.left_out
-        return dict(sorted(found.items(), key=lambda item: -item[1][0]))
-
-    def asked(self, query: Any) -> Argument:
-        """Recognise the user's query and validate its shape."""
-        return self.parts[0].fitted.asked(query)
-
-    def read(self, query: Argument) -> Argument:
-        """A query as :meth:`answer` takes it: parts read it themselves."""
-        return query
-
-    def serve(self, compute: Callable[[Stacked], Any]) -> Any:
-        """Return ``compute(self)``: parts whose backend fails go on with another one by themselves."""
-        return compute(self)
 
     @quiet
     def answer(self, query: Argument, what: str) -> Any:
@@ -113,8 +78,8 @@ class Stacked:
         logs, scores, normals = list[Any](), list[Any](), self._normals
         for k, part in enumerate(self.parts):
             if normals is None or k not in normals[0]:
-                logs.append(part.log_share + _of_part(part.fitted, query, "log"))
-                scores.append(_of_part(part.fitted, query, "score") if scored else None)
+                logs.append(part.log_share + of_part(part.fitted, query, "log"))
+                scores.append(of_part(part.fitted, query, "score") if scored else None)
         if normals is not None:  # parts of many, whose sums would each cost their way
             log, slope = _of_normals(normals[1], query.at(query.origin), scored)
             logs.append(log)
@@ -124,7 +89,8 @@ class Stacked:
     @functools.cached_property
     def _normals(self) -> tuple[frozenset[int], list[Array]] | None:
         """Which parts are single normals, but for the first, and what :func:`_of_normals` takes; None for few."""
-        which = [k for k, part in enumerate(self.parts) if k and part.fitted.components.points.shape[0] == 1]
+        plain = (k for k, part in enumerate(self.parts) if k and part.fitted.coordinates is None)
+        which = [k for k in plain if self.parts[k].fitted.components.points.shape[0] == 1]
         if len(which) < 2:
             return None
         d, logs, offsets, maps = self.problem.d, [], [], []
@@ -146,49 +112,6 @@ class Stacked:
             drawn = [to_host(x) for x in drawn]
         xp = array_namespace(drawn[0])
         return take_rows(xp.concat(drawn), xp.asarray(rng.permutation(n), device=device(drawn[0])))
-
-    def modes(self, starts: Array | None) -> Array:
-        """Return the local maxima (k, d), highest first, in data units; ``starts``: (m, d), in data units.
-
-        A row moves by ∇log p̂ in the unit Σ_e r_e H_e⁻¹, r_e the parts' shares there: with one part, to the mean of the
-        samples under its kernel weights; it never lowers the density.
-        """
-        if starts is None:
-            starts = to_host(self.draws(512, np.random.default_rng(0)))
-        rows, going = np.array(starts, dtype=float), np.arange(len(starts))
-        scale, centre = abs(self.bandwidth.stretch(np.eye(rows.shape[1]))).max(axis=0), np.zeros(rows.shape[1])
-        maps = np.stack([part.fitted.bandwidth.whiten(np.diag(scale), centre) for part in self.parts])
-        inverses = maps @ maps.transpose(0, 2, 1)  # (e, d, d) in units of ``scale``, as squares of data units overflow
-        narrowest = min(float(group.scale) for part in self.parts for group in part.fitted.groups) ** 2
-        for _ in range(5000):
-            query = Argument.of("query", rows[going])
-            logs = np.stack([p.log_share + to_host(_of_part(p.fitted, query, "log")) for p in self.parts], axis=1)
-            scores = [to_host(_of_part(p.fitted, query, "score")) for p in self.parts]
-            shares = np.exp(logs - np.logaddexp.reduce(logs, axis=1)[:, None])  # (m, e)
-            slope = np.einsum("me,med->md", shares, np.stack(scores, axis=1)) * scale
-            unit = np.einsum("me,eij->mij", shares, inverses)
-            step = narrowest * np.linalg.solve(unit, slope[:, :, None])[:, :, 0]
-            rows[going] += step * scale
-            going = going[np.sqrt(np.einsum("mi,mij,mj->m", step, unit, step)) > 1e-7]
-            if not going.size:
-                break
-        if 0 < going.size < len(rows):  # rows that are still on their way are at no maximum
-            rows = np.delete(rows, going, axis=0)
-        heights = to_host(self.answer(Argument.of("query", rows), "log"))
-        kept: list[Array] = []
-        for i in np.argsort(-heights, kind="stable"):
-            away = ((rows[i] - other) / scale for other in kept)
-            if all(min(np.einsum("i,eij,j->e", v, inverses, v)) > 1e-4 for v in away):  # else it is the same mode
-                kept.append(rows[i])
-        return np.array(kept)
-
-
-def _of_part(fitted: Fitted, query: Argument, what: str) -> Any:
-    """What a part answers, float64, where the query is."""
-    found = straight.answer(fitted.current, query, what)
-    if found is None:
-        found = fitted.serve(lambda here: here.answer(here.read(query), what))
-    return array_namespace(found).astype(found, array_namespace(found).float64)
 
 
 def _of_normals(normals: list[Array], y: Any, scored: bool) -> tuple[Any, Any]:
@@ -233,14 +156,29 @@ def kernels(first: Fitted, request: Request, points: Array, weights: Array, fact
 
 FOLDS, HEARD = 5, 2000  # folds, and how many samples the parts are judged by at most
 
+Cut = tuple[Array, Array, Any, Array, Array, Any]  # sdkde's samples, points, log Jacobian there; the mixtures' too
+
+
+class _Family(NamedTuple):
+    """Parts in the same coordinates (None: the samples' own): sdkde, and mixtures of samples z.
+
+    ``judged`` (n, 1 + mixtures): their log densities at samples when these are left out, NaN at those of no fold.
+    """
+
+    coordinates: Coordinates | None
+    whole: Fitted
+    found: list[Chosen]
+    z: Array
+    judged: Array
+
 
 def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     """Fit the parts of ``method="stacked"``; return them, the samples' dtype, and their origin.
 
     All parts are judged by what they say of the same samples, when a fifth of these is left out: sdkde with the
-    bandwidth that is chosen from all samples, mixtures fitted to the other fifths.
+    bandwidth that is chosen from all samples; mixtures, and maps to other coordinates, fitted to the other fifths.
     """
-    own = replace(request, goal=Goal.DENSITY, method="sdkde")
+    own = replace(request, goal=Goal.DENSITY, method="sdkde", coordinates=None)
     ready = plan(own, train)
     whole, data = Fitted.of(ready), ready.data
     x, logs = to_host(data.train).astype(np.float64), data.log_weights
@@ -257,46 +195,92 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     z = (x - x[0]) / unit
     if (units := units_of(np.sort(z, axis=0))).any():  # of equal values the likelihood has no bound
         z = spread_within(z, units, None if logs is None else weights)
+    y, size = x[0] + unit * z, float(np.log(unit).sum())
     place = np.random.default_rng(SEED).permutation(same.max() + 1)[same]
     folds = np.where(place < HEARD, place % FOLDS, -1)
-    heard, size = folds >= 0, float(np.log(unit).sum())
+    heard, own = folds >= 0, replace(own, weights=None if logs is None else weights)
     found = choose(z, weights, folds, SEED)
-    judged = [_left_out(own, ready.bandwidth, x, x[0] + unit * z, None if logs is None else weights, folds)]
-    for one in found:
-        judged.append((one.left_out if heard.all() else _refitted(one, z, weights, folds)) - size)
-    table, counted = np.stack(judged, axis=1)[heard], weights[heard] / weights[heard].sum()
-    shares, means = stack(table, counted), counted @ table
-    shares = np.append(max(shares[0], 0.01), shares[1:])  # for what is so rare that no other part has it
+
+    def plain(kept: Array) -> Cut:
+        return x[kept], y[~kept], 0.0, z[kept], z[~kept], -size
+
+    judged = _left_out(own, ready.bandwidth, found, weights, folds, plain, not heard.all())
+    for k, one in enumerate(found if heard.all() else ()):
+        judged[:, k + 1] = one.left_out - size
+    families = [_Family(None, whole, found, z, judged)]
+    for spec in candidates(y, weights) if request.coordinates is None else ():
+        families.append(_elsewhere(replace(own, bandwidth="auto"), spec, y, weights, folds, data))
+    table = np.concatenate([family.judged for family in families], axis=1)[heard]
+    counted = weights[heard] / weights[heard].sum()
+    shares, means, parts = stack(table, counted), counted @ table, list[Part]()
+    shares[0] = max(shares[0], 0.01)  # for what is so rare that no other part has it
     shares /= shares.sum()
-    parts = [Part("sdkde", math.log(shares[0]), whole, float(means[0]))]
-    for share, mean, one in zip(shares[1:], means[1:], found):
-        label = f"{'smoothed ' if one.h < 1.0 else ''}mixture of {len(one.normals.shares)}"
-        for points, w, factor, part in smoothed(z, weights, one.normals, one.h) if share else ():
-            fitted = kernels(whole, own, x[0] + unit * points, w, unit[:, None] * factor)
-            parts.append(Part(label, math.log(share * part), fitted, float(mean)))
+    for family in families:
+        many = family.judged.shape[1]
+        more = _parts(family, own, x[0], unit, weights, shares[:many], means[:many])
+        shares, means = shares[many:], means[many:]
+        if family.coordinates is not None and more:
+            total = float(np.logaddexp.reduce([part.log_share for part in more]))
+            inner = Stacked(settled, [part._replace(log_share=part.log_share - total) for part in more], n)
+            more = [Part("", total, Mapped(inner, family.coordinates))]
+        parts += more
     return Stacked(settled, parts, n), data.dtype, data.origin
 
 
-def _refitted(one: Chosen, x: Array, weights: Array, folds: Array) -> Array:
-    """The log density (n,) at the samples of every fold of a mixture that is fitted to all others; NaN at the rest.
+def _elsewhere(own: Request, spec: Sequence[str], y: Array, weights: Array, folds: Array, data: Data) -> _Family:
+    """The parts in coordinates ``spec``, of samples y (n, d)."""
 
-    It starts from the fit to all samples, and is then judged by as many samples as sdkde is.
+    def cut(kept: Array) -> Cut:
+        maps = fit_maps(spec, y[kept], weights[kept] / weights[kept].sum())
+        samples, points = maps.forward(y[kept]), maps.forward(y[~kept])
+        change = maps.log_slopes(y[~kept]).sum(axis=1)
+        return samples, points, change, samples, points, change
+
+    maps = fit_maps(spec, y, weights, data.names)
+    z = maps.forward(y)
+    ready = plan(own, Argument("train", z, data.dtype, data.origin, data.names))
+    found = choose(z, weights, folds, SEED)
+    return _Family(maps, Fitted.of(ready), found, z, _left_out(own, ready.bandwidth, found, weights, folds, cut))
+
+
+def _left_out(
+    own: Request,
+    bandwidth: Bandwidth,
+    found: Sequence[Chosen],
+    weights: Array,
+    folds: Array,
+    cut: Callable[[Array], Cut],
+    refitted: bool = True,
+) -> Array:
+    """Log densities (n, 1 + mixtures) of sdkde, and of mixtures, from all samples but those of each fold, at these.
+
+    ``cut``: the samples where a mask (n,) is true, and the others. A mixture's fit starts from that to all samples.
     """
-    result = np.full(len(x), math.nan)
+    result = np.full((len(folds), 1 + len(found)), math.nan)
     for fold in range(FOLDS):
         out = folds == fold
-        kept, w = x[~out], weights[~out] / weights[~out].sum()
-        normals = fit(kept, w, len(one.normals.shares), one.normals, shrink=one.shrink)
-        result[out] = log_density_of(smoothed(kept, w, normals, one.h), x[out])
+        kept, points, change, z, left, of_z = cut(~out)
+        given = replace(own, bandwidth=bandwidth, weights=None if own.weights is None else weights[~out])
+        result[out, 0] = of_part(Fitted.of(plan(given, kept)), Argument.of("query", points), "log") + change
+        w = weights[~out] / weights[~out].sum()
+        for k, one in enumerate(found if refitted else (), 1):
+            normals = fit(z, w, len(one.normals.shares), one.normals, shrink=one.shrink)
+            result[out, k] = log_density_of(smoothed(z, w, normals, one.h), left) + of_z
     return result
 
 
-def _left_out(request: Request, bandwidth: Bandwidth, x: Array, y: Array, weights: Any, folds: Array) -> Array:
-    """The log density (n,) at y, the samples of every fold, of the estimate from all others; NaN at other samples."""
-    result = np.full(len(x), math.nan)
-    for fold in range(FOLDS):
-        out = folds == fold
-        given = replace(request, bandwidth=bandwidth, weights=None if weights is None else weights[~out])
-        fitted = Fitted.of(plan(given, x[~out]))
-        result[out] = _of_part(fitted, Argument.of("query", y[out]), "log")
-    return result
+def _parts(
+    family: _Family, own: Request, origin: Array, unit: Array, weights: Array, shares: Array, means: Array
+) -> list[Part]:
+    """The parts of a family that have a share, with the logs of these."""
+    maps = family.coordinates
+    where = "" if maps is None else f" in {maps if len(str(maps)) < 30 else 'other coordinates'}"
+    parts = [Part(f"sdkde{where}", math.log(shares[0]), family.whole, float(means[0]))] if shares[0] else []
+    for share, mean, one in zip(shares[1:], means[1:], family.found):
+        label = f"{'smoothed ' if one.h < 1.0 else ''}mixture of {len(one.normals.shares)}{where}"
+        for points, w, factor, part in smoothed(family.z, weights, one.normals, one.h) if share else ():
+            if family.coordinates is None:
+                points, factor = origin + unit * points, unit[:, None] * factor
+            fitted = kernels(family.whole, own, points, w, factor)
+            parts.append(Part(label, math.log(share * part), fitted, float(mean)))
+    return parts

@@ -18,6 +18,7 @@ from ..arrays import Argument, Array, Origin, array_namespace, numbers, public, 
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import check_rule, resolve
 from ..bandwidth.sample import Sample
+from ..coordinates import fit, listed
 from ..estimator.batches import densities
 from ..estimator.integrals import corner
 from ..estimator.mixture import check_count
@@ -48,6 +49,9 @@ class gaussian_kde:
     method : {"kde", "sdkde", "laplace", "stacked"}
         ``"sdkde"`` moves the samples to remove the leading bias. ``"laplace"`` is debiased too, but signed.
         ``"stacked"`` is a sum of sdkde and normal mixtures: attributes of the one bandwidth raise AttributeError.
+    coordinates : None, str, sequence, dict or object
+        As for :func:`sdkde_core.estimate`: the bandwidth, ``covariance`` and ``dataset`` in them. Densities, boxes and
+        draws are in the dataset's own; products of densities are refused.
     step, score_bandwidth, precision, backend, device
         As for :func:`sdkde_core.estimate`.
 
@@ -104,11 +108,12 @@ class gaussian_kde:
         method: str = "kde",
         step: float | str | None = None,
         score_bandwidth: float | None = None,
+        coordinates: Any = None,
         precision: str = "float64",
         backend: str = "auto",
         device: str | Sequence[str] | None = None,
     ) -> None:
-        moves = {"step": step, "score_bandwidth": score_bandwidth}
+        moves = {"step": step, "score_bandwidth": score_bandwidth, "coordinates": coordinates}
         self._options = {"precision": precision, "backend": backend, "device": device, **moves}
         Request.of(Goal.DENSITY, {"method": method, **self._options})  # type: ignore[typeddict-item]  # or raises
         self.method = method
@@ -117,6 +122,8 @@ class gaussian_kde:
         self.d, self.n = self.dataset.shape
         if self.d * self.n < 2:
             raise ValueError("`dataset` input should have multiple elements.")
+        if coordinates is not None:
+            self._options = {**self._options, "coordinates": listed(coordinates, self.d)}
         if weights is not None:
             self._weights = _normalised(weights, self.n)
         if self.d > self.n:
@@ -225,6 +232,8 @@ class gaussian_kde:
         if self.method == "laplace":
             raise ValueError("resample is not for method='laplace', which is signed; pass method='sdkde' or 'kde'")
         size = int(self.neff) if size is None else check_count("size", size)
+        if self._options.get("coordinates") is not None:
+            return self._origin.restore(to_host(self.prepared.sample(size, seed)).T, "float64")
         state: Any = np.random.mtrand._rand if seed is None else seed
         if not hasattr(state, "multivariate_normal"):
             state = np.random.RandomState(seed)
@@ -254,7 +263,9 @@ class gaussian_kde:
             wrong = str(dims[invalid]).replace("\n", "")
             raise ValueError(f"Dimensions {wrong} are invalid for a distribution in {self.d} dimensions.")
         dataset = array_namespace(self.dataset).stack([self.dataset[int(k), :] for k in kept])
-        result = gaussian_kde(dataset, vars(self).get("factor"), self._weights, method=self.method, **self._options)
+        own = self._options.get("coordinates")
+        options = {**self._options, "coordinates": own and [own[int(k)] for k in kept]}
+        result = gaussian_kde(dataset, vars(self).get("factor"), self._weights, method=self.method, **options)
         if self.method in ("sdkde", "stacked"):  # moved in these dimensions alone, the samples would be others
             result._made = result.dataset, result._computed[0], self.prepared.marginal([int(k) for k in kept])
         return result
@@ -339,6 +350,8 @@ class gaussian_kde:
                 bandwidth = _definite(covariance, _SINGULAR)
             samples = self._samples if isinstance(self.dataset, np.ndarray) else self.dataset.T
             how: Any = {**self._options, "method": self.method, "weights": self._weights, "bandwidth": bandwidth}
+            if self.method == "stacked":  # whose integrals are those of normals
+                how["coordinates"] = how["coordinates"] or "identity"
             made = self._made = self.dataset, covariance, prepare(samples, **how)
         return made[2]
 
@@ -349,6 +362,8 @@ class gaussian_kde:
 
     def _kernels(self) -> list[tuple[Array, Array, Array]]:
         """Means (k, d), weights (k,) and covariance (d, d) of kernels that have one covariance, on the host."""
+        if self._options.get("coordinates") is not None:
+            raise ValueError("in coordinates= a density has no such integrals; leave them out, or average over draws")
         if self.method != "stacked":
             means = self.prepared.mixture().means if self.method == "sdkde" else self._samples
             return [(means, self.weights, self.covariance)]
@@ -392,9 +407,15 @@ class gaussian_kde:
         return 2 * np.log(np.diag(self.cho_cov) * math.sqrt(2 * math.pi)).sum()
 
     @cached_property
+    def _mapped(self) -> Array:
+        """The dataset (n, d) in the coordinates that the bandwidth is for."""
+        x, own = self._samples, self._options.get("coordinates")
+        return x if own is None else fit(own, x, self.weights).forward(x)
+
+    @cached_property
     def _data(self) -> Array:
         """The covariance of the data, (d, d)."""
-        covariance = Sample(self._samples, self._weights, self.neff).covariance()
+        covariance = Sample(self._mapped, self._weights, self.neff).covariance()
         covariance[np.isnan(covariance)] = 0.0  # 0/0 where a row is constant
         return covariance
 
@@ -404,7 +425,7 @@ class gaussian_kde:
             check_rule(rule, self.method)
         except ValueError as error:
             raise ValueError(str(error).replace("bandwidth", "bw_method", 1)) from None
-        x = self._samples
+        x = self._mapped
         log_weights = None if self._weights is None else np.log(self._weights)
         whitened = _definite(self._data, _SINGULAR).whiten(x, x.mean(axis=0))
         chosen = resolve(rule, whitened, log_weights, method=self.method, common=True)

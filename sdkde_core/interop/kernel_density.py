@@ -14,6 +14,7 @@ from ..api import prepare
 from ..archive import plain, write
 from ..arrays import Array, refuse_dask, refuse_masked
 from ..bandwidth.matrix import Bandwidth
+from ..coordinates import listed
 from ..estimator.prepared import Prepared
 from ..estimator.request import ALL_METHODS, NEGATIVE, TAILS
 from ..protocol import PRECISIONS
@@ -22,7 +23,7 @@ try:
     from sklearn import neighbors
     from sklearn.base import _fit_context
     from sklearn.utils import check_random_state
-    from sklearn.utils._param_validation import StrOptions
+    from sklearn.utils._param_validation import HasMethods, StrOptions
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 except ImportError as error:
     raise ImportError(
@@ -53,7 +54,7 @@ class KernelDensity(neighbors.KernelDensity):
         As scikit-learn's. There is no tree here, and they change nothing.
     method : {"kde", "sdkde", "laplace", "stacked"}
         ``"sdkde"`` moves the samples once, in :meth:`fit`. ``"laplace"`` is signed: see ``negative``.
-    step, score_bandwidth, adaptive, tails
+    step, score_bandwidth, adaptive, tails, coordinates, support
         As for :func:`sdkde_core.estimate`.
     negative : {"keep", "clip", "renormalise"}
         What becomes of values of ``"laplace"`` below zero: log densities of NaN, of −inf, or of −inf with the others
@@ -90,6 +91,8 @@ class KernelDensity(neighbors.KernelDensity):
         "score_bandwidth": [None, Real],
         "adaptive": [None, Real],
         "tails": [None, Real, StrOptions(set(TAILS))],
+        "coordinates": [None, str, list, tuple, dict, HasMethods(["forward", "inverse", "log_jacobian"])],
+        "support": [None, list, tuple, dict],
         "negative": [StrOptions(set(NEGATIVE))],
         "precision": [StrOptions({"auto", *PRECISIONS})],
         "backend": [str],
@@ -114,6 +117,8 @@ class KernelDensity(neighbors.KernelDensity):
         score_bandwidth: float | None = None,
         adaptive: float | None = None,
         tails: float | str | None = None,
+        coordinates: Any = None,
+        support: Any = None,
         negative: str = "keep",
         precision: str = "auto",
         backend: str = "auto",
@@ -123,7 +128,7 @@ class KernelDensity(neighbors.KernelDensity):
         super().__init__(bandwidth=bandwidth, kernel=kernel, metric=metric, metric_params=metric_params, rtol=rtol)
         self.algorithm, self.atol, self.breadth_first, self.leaf_size = algorithm, atol, breadth_first, leaf_size
         self.method, self.step, self.score_bandwidth = method, step, score_bandwidth
-        self.adaptive, self.tails = adaptive, tails
+        self.adaptive, self.tails, self.coordinates, self.support = adaptive, tails, coordinates, support
         self.negative, self.precision = negative, precision
         self.backend, self.device, self.backend_options = backend, device, backend_options
 
@@ -164,6 +169,7 @@ class KernelDensity(neighbors.KernelDensity):
         options = {name: getattr(self, name) for name in own}
         options |= {"bandwidth": _bandwidth(self.bandwidth, *X.shape), "backend_options": self.backend_options}
         options |= {"precision": kept if self.precision == "auto" else self.precision, "weights": sample_weight}
+        options |= {"coordinates": self._by_column("coordinates"), "support": self._by_column("support")}
         # Whether all is finite scikit-learn has looked at, or was told not to.
         self.density_: Prepared = prepare(X, check_finite=False, **options)
         self.bandwidth_ = _plain(self.density_.bandwidth)
@@ -209,6 +215,11 @@ class KernelDensity(neighbors.KernelDensity):
             )
         return self.density_.sample(n_samples, check_random_state(random_state))
 
+    def _by_column(self, name: str) -> Any:
+        """A parameter, of a dict a list: names of columns are here only."""
+        value, names = getattr(self, name), tuple(getattr(self, "feature_names_in_", ()))
+        return listed(value, self.n_features_in_, names, name) if isinstance(value, dict) else value
+
     def save(self, path: Path | str) -> None:
         """Write the fitted estimator to one file, which :func:`sdkde_core.load` reads; see :meth:`Prepared.save`.
 
@@ -219,6 +230,7 @@ class KernelDensity(neighbors.KernelDensity):
         parameters = self.get_params(deep=False)
         if not isinstance(self.bandwidth, str | Real):
             parameters["bandwidth"] = np.asarray(self.bandwidth_).tolist()
+        parameters |= {name: self._by_column(name) for name in ("coordinates", "support")}
         if isinstance(self.device, tuple):
             parameters["device"] = list(self.device)
         own: dict[str, Any] = {"parameters": plain("KernelDensity", parameters), "density": content}

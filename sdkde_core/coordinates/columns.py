@@ -1,0 +1,248 @@
+"""The maps of all columns of a data set, from what the user asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays import Array
+from ..messages import brief, did_you_mean
+from .maps import FORMULAS, Closed, NormalScores
+from .support import Circle, Edges, fit_ends, is_support
+
+NAMES = (*FORMULAS, "normal-scores")
+
+_METHODS = ("forward", "inverse", "log_jacobian")  # what a user's own map has
+
+
+class Coordinates(NamedTuple):
+    """z = T(x), a map for each column; ``names`` of the columns, or empty. Points are (k, d), float64, on the host."""
+
+    maps: tuple[Any, ...]
+    names: tuple[str, ...] = ()
+
+    def forward(self, x: Array) -> Array:
+        """z (k, d): −inf or inf in columns where x is below or above what the map takes; infinite x stays."""
+        columns = [one.forward(np.where(np.isinf(x[:, j]), math.nan, x[:, j])) for j, one in enumerate(self.maps)]
+        return np.where(np.isinf(x), x, np.stack(columns, axis=1))
+
+    def inverse(self, z: Array) -> Array:
+        return np.stack([one.inverse(z[:, j]) for j, one in enumerate(self.maps)], axis=1)
+
+    def log_slopes(self, x: Array) -> Array:
+        """log T_j′(x_j), (k, d), whose sum over columns is the log Jacobian."""
+        return np.stack([one.log_jacobian(x[:, j]) for j, one in enumerate(self.maps)], axis=1)
+
+    def turns(self, x: Array) -> Array:
+        """The derivatives of :meth:`log_slopes`, (k, d); by differences for a user's map that has no ``slope``."""
+        return np.stack([getattr(one, "slope", _differences(one))(x[:, j]) for j, one in enumerate(self.maps)], axis=1)
+
+    @property
+    def ends(self) -> Array | None:
+        """Between what z lies, (2, d), infinite where a column has no support; None where none has."""
+        ended = [one.ends if isinstance(one, Edges | Circle) else (-math.inf, math.inf) for one in self.maps]
+        return np.array(ended).T if any(isinstance(one, Edges | Circle) for one in self.maps) else None
+
+    @property
+    def circular(self) -> Array:
+        """Which columns go round, (d,)."""
+        return np.array([isinstance(one, Circle) for one in self.maps])
+
+    def arcs(self, low: Array, high: Array) -> tuple[Array, Array]:
+        """Corners of a box (d,); of circles that go all round it are infinite."""
+        periods = np.array([one.period if isinstance(one, Circle) else math.inf for one in self.maps])
+        whole = high - low >= periods
+        whole &= np.isfinite(periods)
+        return np.where(whole, -math.inf, low), np.where(whole, math.inf, high)
+
+    def kept(self, dims: Sequence[int]) -> Coordinates:
+        """The maps of some of the columns, in that order."""
+        return Coordinates(tuple(self.maps[k] for k in dims), tuple(self.names[k] for k in dims) if self.names else ())
+
+    def to_saved(self) -> tuple[list[Any], dict[str, Array]]:
+        """What a file has of them, see :mod:`sdkde_core.estimator.saved`; TypeError for a map of the user's."""
+        listed, arrays = list[Any](), dict[str, Array]()
+        for j, one in enumerate(self.maps):
+            if not isinstance(one, Closed | NormalScores | Edges | Circle):
+                raise TypeError(f"coordinates: {brief(one)} is a map of yours, which no file holds; pickle the density")
+            if isinstance(one, Edges | Circle):
+                listed.append(one.to_saved())
+                continue
+            listed.append([one.name, *(one if isinstance(one, Closed) else one.asinh)[1:]])
+            if isinstance(one, NormalScores):
+                arrays[f"map {j}"] = np.stack(one[1:])
+        return listed, arrays
+
+    @classmethod
+    def from_saved(cls, listed: Any, arrays: Mapping[str, Array], d: int, names: tuple[str, ...]) -> Coordinates:
+        """Return what :meth:`to_saved` described; ValueError where that cannot be right."""
+        maps = list[Any]()
+        for j, one in enumerate(listed if isinstance(listed, list) else ()):
+            match one:
+                case [str(name), float(a), float(b)] if name in FORMULAS and (b > a if name == "logit" else b > 0.0):
+                    maps.append(Closed(name, a, b))
+                case ["circle", float(a)] if 0.0 < a < math.inf:
+                    maps.append(Circle(a))
+                case ["ends", *ends]:
+                    maps.append(Edges.from_saved(ends))
+                case ["normal-scores", float(a), float(b)] if b > 0.0:
+                    knots = arrays.get(f"map {j}", np.empty(0))
+                    right = knots.dtype == float and knots.ndim == 2 and len(knots) == 4 and knots.shape[1] > 1
+                    if right and np.isfinite(knots).all() and (np.diff(knots[:2]) > 0).all():
+                        maps.append(NormalScores(Closed("asinh", a, b), *knots))
+        if not len(maps) == d:
+            raise ValueError("its coordinates cannot be right")
+        return cls(tuple(maps), names)
+
+    def __str__(self) -> str:
+        labels = [getattr(one, "name", type(one).__name__) for one in self.maps]
+        if len(set(labels)) == 1:
+            return labels[0]
+        names = self.names or [f"column {j}" for j in range(len(labels))]
+        return ", ".join(f"{label} of {name}" for name, label in zip(names, labels) if label != "identity")
+
+
+def _differences(one: Any) -> Callable[[Array], Array]:
+    """The derivative of a map's log T′, by differences."""
+
+    def slope(x: Array) -> Array:
+        step = 1e-5 * (np.minimum(abs(x), np.ptp(x) or math.inf) + 1e-3 * (np.ptp(x) or 1.0))
+        return (one.log_jacobian(x + step) - one.log_jacobian(x - step)) / (2.0 * step)
+
+    return slope
+
+
+def check(value: Any) -> None:
+    """Raise TypeError or ValueError for what cannot be coordinates, as far as that needs no data."""
+    if isinstance(value, str):
+        if value not in NAMES:
+            hint = did_you_mean(value, NAMES)
+            raise ValueError(f"coordinates is {value!r}; pass one of {', '.join(map(repr, NAMES))}, or a map{hint}")
+    elif isinstance(value, Mapping | Sequence) and not _is_map(value):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            check(one)
+    elif value is not None and not _is_map(value):
+        raise TypeError(
+            f"coordinates is {brief(value)}; pass a name, an object with {', '.join(_METHODS)}, a sequence with one "
+            "of these for every column, or a dict by column"
+        )
+
+
+def fit(value: Any, x: Array, weights: Array, names: tuple[str, ...] = (), support: Any = None) -> Coordinates:
+    """Return what the user asks for, for samples x (n, d) with weights (n,) that sum to 1.
+
+    ValueError where a column has values that its map does not take, or that are not in its support.
+    """
+    maps, d = list[Any](), x.shape[1]
+    asked = listed("identity" if value is None else value, d, names)
+    supports = listed([None] * d if support is None else support, d, names, "support")
+    for j, (one, between) in enumerate(zip(asked, supports)):
+        column, what = x[:, j], f"column {j}" + (f" ({names[j]!r})" if names else "")
+        if between not in (None, (None, None)):
+            if one != "identity":
+                raise ValueError(f"{what} has coordinates {one!r} and a support; pass one of them")
+            (low, high), heard = between, weights > 0.0
+            circle = low == "circular"
+            maps.append(Circle(high) if circle else fit_ends(low, high, column[heard], weights[heard], what))
+            continue
+        if one == "log":
+            _refuse(column <= 0.0, column, what, "'log' takes values above 0", "'asinh', or shift the column")
+        elif one == "logit":
+            wrong = (column <= 0.0) | (column >= 1.0)
+            _refuse(
+                wrong, column, what, "'logit' takes values between 0 and 1", "the column in that unit, without 0 and 1"
+            )
+        maps.append(_fitted(one, column, weights) if isinstance(one, str) else _own(one, column, what))
+    return Coordinates(tuple(maps), names)
+
+
+def _fitted(name: str, column: Array, weights: Array) -> Any:
+    heard = np.isfinite(column) & (weights > 0.0)
+    given = column[heard], weights[heard] / weights[heard].sum()
+    return NormalScores.fit(*given) if name == "normal-scores" else Closed.fit(name, *given)
+
+
+def _own(one: Any, column: Array, what: str) -> Any:
+    """A user's map, if it is monotone at the samples, and its inverse takes them back."""
+    column = np.sort(column[np.isfinite(column)])
+    z = np.asarray(one.forward(column))
+    fits = z.shape == column.shape and np.isfinite(z).all() and (np.diff(z)[np.diff(column) > 0.0] > 0.0).all()
+    fits = fits and np.isfinite(one.log_jacobian(column)).all()
+    if not fits or not np.allclose(one.inverse(z), column, rtol=1e-6, atol=1e-6 * float(np.ptp(column))):
+        raise ValueError(
+            f"coordinates: {brief(one)} is no map of {what}: its forward must take (k,) values to finite ones that "
+            "increase with them, inverse take them back, and log_jacobian, log of forward's derivative, be finite"
+        )
+    return one
+
+
+def listed(value: Any, d: int, names: tuple[str, ...] = (), what: str = "coordinates") -> list[Any]:
+    """What is asked for each column, by ``coordinates=`` or ``support=``."""
+    nothing = "identity" if what == "coordinates" else None
+    if isinstance(value, Mapping):
+        found: list[Any] = [nothing] * d
+        for key, one in value.items():
+            known = ", ".join(map(repr, names)) or f"numbers below {d}"
+            if key in names:
+                found[names.index(key)] = one
+            elif isinstance(key, int) and not isinstance(key, bool) and -d <= key < d:
+                found[key] = one
+            else:
+                raise ValueError(f"{what} has column {key!r}; train has {d}: pass some of {known}")
+        return [nothing if one is None else one for one in found]
+    if isinstance(value, str) or _is_map(value):
+        return [value] * d
+    if what == "support":
+        value = [value] if d == 1 and is_support(value) else value
+    if len(value) != d:
+        raise ValueError(f"{what} is for {len(value)} columns, but train has {d}; pass one for each, or a dict")
+    return [nothing if one is None else one for one in value]
+
+
+def _is_map(value: Any) -> bool:
+    return all(callable(getattr(value, name, None)) for name in _METHODS)
+
+
+def _refuse(wrong: Array, column: Array, what: str, takes: str, instead: str) -> None:
+    if wrong.any():
+        rows = np.flatnonzero(wrong)
+        listed = ", ".join(map(str, rows[:3])) + (" …" if len(rows) > 3 else "")
+        raise ValueError(
+            f"coordinates: {takes}, but {what} has {column[rows[0]]:.6g} in row {rows[0]}, {len(rows)} such in rows "
+            f"{listed}; pass {instead}"
+        )
+
+
+def candidates(x: Array, weights: Array) -> list[list[str]]:
+    """Coordinates that a stack tries for samples x (n, d): lists of a name for each column.
+
+    In one column these are the formulas that take the samples. In several each column has normal scores, the best of
+    its formulas where these gain less than .1 nats per sample more, or is standardised. What a normal density gains
+    counts, and all together must gain as much.
+    """
+    best, gained = list[str](), 0.0
+    for column in x.T:
+        formulas = ["asinh", *["log"] * bool(column.min() > 0.0)]
+        formulas += ["logit"] * bool(column.min() > 0.0 and column.max() < 1.0)
+        if x.shape[1] == 1:
+            return [[name] for name in formulas]
+        gains = {name: _gain(_fitted(name, column, weights), column, weights) for name in formulas}
+        gains = {name: gain for name, gain in gains.items() if gain > 0.02} | {"standard": 0.0}
+        name = max(gains, key=lambda name: gains[name])
+        scores = _gain(_fitted("normal-scores", column, weights), column, weights)
+        best.append("normal-scores" if scores > gains[name] + 0.1 else name)
+        gained += max(scores, gains[name])
+    return [best] if gained > 0.1 and set(best) != {"standard"} else []
+
+
+def _gain(one: Any, x: Array, weights: Array) -> float:
+    """By how much a normal density of z is more likely than one of x, in nats per sample."""
+    logs = []
+    for value in (x, one.forward(x)):
+        size = abs(value - value[0]).max()  # squares of data in far units overflow
+        value = (value - value[0]) / size
+        logs.append(np.log(size) + 0.5 * np.log(weights @ np.square(value - weights @ value)))
+    return float(logs[0] - logs[1] + weights @ one.log_jacobian(x))

@@ -1,0 +1,315 @@
+"""Columns that end somewhere, or go round: maps that flatten a density at its ends, and images of the samples there.
+
+A sample near an end has an image, its reflection, with the sample's weight, and an estimate of all of them has no slope
+at the end. So a column is first mapped to z = T(x), in which the density has hardly any: with t the distance from the
+end, T′ = exp(−b t exp(−t² / 2w²)), b the rate at which the density falls there. That is of a local log-linear fit: of
+the exponential density on [0, w] with the samples' mean (Loader, "Local likelihood density estimation", Annals of
+Statistics 24, 1996), w = 1.5 σ₁ n^(−1/9). Mapping before reflecting is due to Marron and Ruppert, "Transformations to
+reduce boundary bias in kernel density estimation", JRSS B 56 (1994). Where a density rises so fast from its end that
+it may begin at 0 there are no images: kernels that reach beyond it are cut off.
+
+On a circle the images are the samples one period further, or some.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays import Array
+from ..messages import brief
+
+CELLS = 400  # of the table of a map, over 8 w
+
+
+class End(NamedTuple):
+    """An end of a column, in data units: where, and b and w of the map there; b is NaN where it has no images."""
+
+    at: float
+    rate: float
+    width: float
+
+    def log_slope(self, t: Array) -> Array:
+        """log T′ at distances t."""
+        return 0.0 * t if math.isnan(self.rate) else -self.rate * t * np.exp(-0.5 * np.square(t / self.width))
+
+    def turn(self, t: Array) -> Array:
+        """The derivative of that by t."""
+        if math.isnan(self.rate):
+            return 0.0 * t
+        square = np.square(t / self.width)
+        return -self.rate * (1.0 - square) * np.exp(-0.5 * square)
+
+    @classmethod
+    def fit(cls, at: float, distances: Array, weights: Array, width: float) -> End:
+        """From the samples' distances (n,) from it, and their weights."""
+        near = (distances < width) & (weights > 0.0)
+        if np.count_nonzero(near) < 5:
+            return cls(at, 0.0, width)
+        mean = float(weights[near] @ distances[near] / weights[near].sum()) / width
+        low, high = -20.0, 20.0  # of b w, between which the mean falls
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if _mean_of(middle) > mean else (low, middle)
+        return cls(at, math.nan if low < -0.8 else low / width, width)
+
+
+def _mean_of(rate: float) -> float:
+    """The mean of the density in proportion to exp(−rate t) on [0, 1]."""
+    return 0.5 - rate / 12.0 if abs(rate) < 1e-4 else 1.0 / rate - 1.0 / math.expm1(rate)
+
+
+class Edges(NamedTuple):
+    """T of a column with an end below, above, or both."""
+
+    low: End | None
+    high: End | None
+    at: Array  # (k,) knots, data units: T′ is 1 beyond them
+    values: Array  # (k,) T there
+
+    @property
+    def name(self) -> str:
+        low, high = (("∞" if end is None else f"{end.at:g}") for end in (self.low, self.high))
+        return f"support ({'−' * (self.low is None)}{low}, {high})"
+
+    def to_saved(self) -> list[Any]:
+        """What a file has: of each end where, b (None where there are no images) and w."""
+        saved = [
+            None if end is None else [end.at, None if math.isnan(end.rate) else end.rate, end.width] for end in self[:2]
+        ]
+        return ["ends", *saved]
+
+    @classmethod
+    def from_saved(cls, ends: list[Any]) -> Edges:
+        """Return what :meth:`to_saved` described; ValueError where that cannot be right."""
+        found: list[End | None] = []
+        for end in ends:
+            match end:
+                case None:
+                    found.append(None)
+                case [float(at), None | float() as rate, float(width)] if math.isfinite(at) and 0.0 < width < math.inf:
+                    found.append(
+                        End(at, math.nan if rate is None else min(max(rate * width, -20.0), 20.0) / width, width)
+                    )
+        if len(found) != 2 or found == [None, None] or (found[0] and found[1] and not found[0].at < found[1].at):
+            raise ValueError("its support cannot be right")
+        return cls.of(*found)
+
+    @classmethod
+    def of(cls, low: End | None, high: End | None) -> Edges:
+        made, middle = cls(low, high, np.empty(0), np.empty(0)), math.nan
+        if low and high:
+            middle = 0.5 * low.at + 0.5 * high.at
+        knots = []
+        for end, sign in ((low, 1.0), (high, -1.0)):
+            if end is not None:
+                reach = 8.0 * end.width if math.isnan(middle) else min(8.0 * end.width, abs(middle - end.at))
+                knots.append(end.at + sign * reach * np.arange(CELLS + 1) / CELLS)
+        at = np.unique(np.concatenate(knots))
+        steps = made._integral(at[:-1], np.diff(at))
+        return made._replace(at=at, values=at[0] + np.append(0.0, np.cumsum(steps)))
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Where z ends; infinite where it does not."""
+        return (self.values[0] if self.low else -math.inf), (self.values[-1] if self.high else math.inf)
+
+    @property
+    def bent(self) -> bool:
+        """Whether T(x) is not x."""
+        return any(end is not None and abs(end.rate) > 0.0 for end in (self.low, self.high))
+
+    @property
+    def reflects(self) -> tuple[bool, bool]:
+        """Whether there are images below, and above."""
+        return tuple(end is not None and not math.isnan(end.rate) for end in (self.low, self.high))  # type: ignore[return-value]
+
+    def forward(self, x: Array) -> Array:
+        z = x
+        if self.bent:
+            cell = np.clip(np.searchsorted(self.at, x, side="right") - 1, 0, len(self.at) - 2)
+            inside = np.clip(x, self.at[0], self.at[-1])
+            z = self.values[cell] + self._integral(self.at[cell], inside - self.at[cell]) + (x - inside)
+        below = x < self.low.at if self.low else False
+        above = x > self.high.at if self.high else False
+        return np.where(below, -math.inf, np.where(above, math.inf, z))
+
+    def inverse(self, z: Array) -> Array:
+        x = z
+        if self.bent:
+            cell = np.clip(np.searchsorted(self.values, z, side="right") - 1, 0, len(self.at) - 2)
+            start, inside = self.at[cell], np.clip(z, self.values[0], self.values[-1])
+            wanted, width = inside - self.values[cell], self.values[cell + 1] - self.values[cell]
+            along = (self.at[cell + 1] - start) * wanted / width
+            for _ in range(6):  # Newton's steps: T′ hardly changes within a cell
+                along = along - (self._integral(start, along) - wanted) * np.exp(-self.log_jacobian(start + along))
+            x = start + along + (z - inside)
+        least, most = (self.low.at if self.low else -math.inf), (self.high.at if self.high else math.inf)
+        return np.where(np.isnan(z), z, np.clip(x, least, most))
+
+    def log_jacobian(self, x: Array) -> Array:
+        total = np.zeros(len(x))
+        for end, sign in ((self.low, 1.0), (self.high, -1.0)):
+            if end is not None:
+                total += end.log_slope(np.clip(sign * (x - end.at), 0.0, 40.0 * end.width))
+        return total
+
+    def slope(self, x: Array) -> Array:
+        total = np.zeros(len(x))
+        for end, sign in ((self.low, 1.0), (self.high, -1.0)):
+            if end is not None:
+                total += sign * end.turn(np.clip(sign * (x - end.at), 0.0, 40.0 * end.width))
+        return total
+
+    def _integral(self, start: Array, along: Array) -> Array:
+        """That of T′ from ``start`` on, by Gauss and Legendre's rule."""
+        nodes, shares = np.polynomial.legendre.leggauss(4)
+        terms = (s * np.exp(self.log_jacobian(start + 0.5 * (1.0 + node) * along)) for node, s in zip(nodes, shares))
+        return 0.5 * along * sum(terms)
+
+
+class Circle(NamedTuple):
+    """Values round a circle, z = x less whole periods: from 0 to the period."""
+
+    period: float
+
+    @property
+    def name(self) -> str:
+        return f"circle of {self.period:g}"
+
+    def to_saved(self) -> list[Any]:
+        """What a file has."""
+        return ["circle", self.period]
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        return 0.0, self.period
+
+    def forward(self, x: Array) -> Array:
+        return np.where((x >= 0.0) & (x <= self.period), x, np.mod(x, self.period))
+
+    def inverse(self, z: Array) -> Array:
+        return np.mod(z, self.period)
+
+    def log_jacobian(self, x: Array) -> Array:
+        return np.zeros(len(x))
+
+    def slope(self, x: Array) -> Array:
+        return np.zeros(len(x))
+
+
+def is_support(value: Any) -> bool:
+    """Whether a value is the support of one column."""
+    pair = isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2
+    return pair and all(one is None or isinstance(one, float | int | str | np.number) for one in value)
+
+
+def check_support(value: Any) -> Any:
+    """Return ``support=`` with numbers as floats; TypeError or ValueError for what cannot be one."""
+    if value is None:
+        return None
+    if is_support(value):
+        return _checked(value)
+    if isinstance(value, Mapping):
+        return {key: None if one is None else _checked(one) for key, one in value.items()}
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"support is {brief(value)}; {_PASS}")
+    return [None if one is None else _checked(one) for one in value]
+
+
+_PASS = (
+    "pass for each column None, (low, high) with None for an open end, or ('circular', period): a sequence, or a dict "
+    "by column"
+)
+
+
+def _checked(one: Any) -> tuple[Any, Any]:
+    if not is_support(one):
+        raise TypeError(f"support has {brief(one)}; {_PASS}")
+    low, high = one
+    if isinstance(low, str):
+        if low == "circular" and high is not None and 0.0 < high < math.inf:
+            return low, float(high)
+    elif not isinstance(high, str):
+        below, above = (None if x is None or math.isinf(x) else float(x) for x in one)
+        if below is None or above is None or below < above:
+            return below, above
+    raise ValueError(f"support has {brief(one)}; {_PASS}")
+
+
+def fit_ends(low: float | None, high: float | None, column: Array, weights: Array, what: str) -> Edges:
+    """The map of a column (n,) whose values lie between two ends, of which one may be None."""
+    outside = np.zeros(len(column), bool)
+    for end, beyond in ((low, column.__lt__), (high, column.__gt__)):
+        outside |= beyond(end) if end is not None else False
+    if outside.any():
+        rows = np.flatnonzero(outside)
+        listed = ", ".join(map(str, rows[:3])) + (" …" if len(rows) > 3 else "")
+        raise ValueError(
+            f"support: {what} has {column[rows[0]]:.6g} in row {rows[0]}, outside of ({low}, {high}), {len(rows)} such "
+            f"in rows {listed}; drop them, or pass wider ends"
+        )
+    order = np.argsort(column)
+    reached = np.cumsum(weights[order])
+    quarter = np.interp([0.25, 0.75], reached - 0.5 * weights[order], column[order])
+    mean = float(weights @ column)
+    std = math.sqrt(weights @ np.square(column - mean))
+    spread = min(std, float(quarter[1] - quarter[0]) / 1.34) or std
+    width = 1.5 * spread * float(weights @ weights) ** (1.0 / 9.0)
+    if low is not None and high is not None:
+        width = min(width, 0.5 * (high - low))
+    ends = [
+        None if at is None else End.fit(at, sign * (column - at), weights, width)
+        for at, sign in ((low, 1.0), (high, -1.0))
+    ]
+    return Edges.of(*ends)
+
+
+def images(z: Array, maps: Sequence[Any], reach: Array) -> tuple[Array, Array]:
+    """Samples z (n, d) and their images within ``reach`` (d,) of an end, (k, d), and whose each is, (k,).
+
+    The samples come first, in their order. In corners images have images.
+    """
+    which = np.arange(len(z))
+    for j, one in enumerate(maps):
+        if not isinstance(one, Edges | Circle):
+            continue
+        (low, high), column, more = one.ends, z[:, j], []
+        for k in _turns(one, reach[j]):
+            image = k[0] * column + k[1]
+            near = (image <= low) & (image > low - reach[j]) | (image >= high) & (image < high + reach[j])
+            more.append((which[near], np.where(np.arange(z.shape[1]) == j, image[near, None], z[near])))
+        which, z = np.concatenate([which, *(a for a, _ in more)]), np.concatenate([z, *(b for _, b in more)])
+    return z, which
+
+
+def _turns(one: Edges | Circle, reach: float) -> list[tuple[float, float]]:
+    """The images of a value v as a v + b: (a, b) of each."""
+    low, high = one.ends
+    if isinstance(one, Circle):
+        most = math.ceil(reach / one.period)
+        return [(1.0, k * one.period) for k in range(-most, most + 1) if k]
+    below, above = one.reflects
+    if below and above:
+        length = high - low
+        most = math.ceil(reach / (2.0 * length)) + 1
+        shifted = [(1.0, 2.0 * k * length) for k in range(-most, most + 1) if k]
+        return shifted + [(-1.0, 2.0 * low + 2.0 * k * length) for k in range(-most, most + 2)]
+    return [(-1.0, 2.0 * low)] * below + [(-1.0, 2.0 * high)] * above
+
+
+def folded(z: Array, maps: Sequence[Any]) -> Array:
+    """Points z (k, d) that have moved beyond an end, reflected or taken round, so that none is outside."""
+    z = z.copy()
+    for j, one in enumerate(maps):
+        if isinstance(one, Circle):
+            z[:, j] = np.mod(z[:, j], one.period)
+        elif isinstance(one, Edges):
+            low, high = one.ends
+            column = np.where(z[:, j] < low, 2.0 * low - z[:, j], z[:, j])
+            column = np.where(column > high, 2.0 * high - column, column)
+            z[:, j] = np.clip(column, low, high)
+    return z

@@ -1,0 +1,161 @@
+"""Densities of columns that end somewhere, or go round, against numerical integration and plain images."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import sdkde_core
+
+CIRCLE = ("circular", 2.0 * np.pi)
+
+
+def exponential(n=1000):
+    return np.random.default_rng(0).exponential(size=n)
+
+
+def angles(n=800):
+    rng = np.random.default_rng(1)
+    return np.stack([np.mod(rng.vonmises(0.0, 4.0, n), 2.0 * np.pi), rng.beta(1.0, 3.0, n)], axis=1)
+
+
+def grid(low, high, k=301):
+    return np.linspace(low, high, k)
+
+
+@pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
+def test_it_integrates_to_one_and_does_not_sag(method):
+    prepared = sdkde_core.prepare(exponential(), method=method, support=(0, None))
+    y = grid(0.0, 14.0, 4001)
+    density = prepared.estimate(y)
+    assert abs(np.trapezoid(density, y) - 1.0) < 1e-4
+    assert 0.8 < density[0] < 1.2
+    assert prepared.estimate([-0.1, -5.0]).tolist() == [0.0, 0.0]
+    assert prepared.estimate([-0.1], log=True)[0] == -np.inf
+    assert "support (0, ∞)" in repr(prepared)
+
+
+def test_a_given_bandwidth_is_plain_images_where_the_density_is_flat():
+    """Of a sample that is its own mirror image about the middle the slope at the ends is what it is: none is fitted."""
+    x = np.concatenate([(half := np.random.default_rng(2).random(300)), 1.0 - half])
+    y = grid(0.0, 1.0)
+    got = sdkde_core.estimate(x, y, method="kde", bandwidth=0.05, support=(0.0, 1.0))
+    images = sdkde_core.estimate(np.concatenate([x, -x, 2.0 - x]), y, method="kde", bandwidth=0.05) * 3.0
+    assert abs(got / images - 1.0).max() < 0.15  # but for the little slope that chance gives
+    assert abs(np.trapezoid(got, y) - 1.0) < 1e-6
+
+
+def test_circles_are_images_by_periods():
+    x = angles()[:, 0]
+    y = grid(0.0, 2.0 * np.pi)
+    got = sdkde_core.estimate(x, y, method="kde", bandwidth=1.5, support=CIRCLE)
+    images = np.concatenate([x + k * 2.0 * np.pi for k in range(-4, 5)])
+    want = 9.0 * sdkde_core.estimate(images, y, method="kde", bandwidth=1.5)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    np.testing.assert_allclose(got[0], got[-1], rtol=1e-9)
+    around = sdkde_core.estimate(x, y + 6.0 * np.pi, method="kde", bandwidth=1.5, support=CIRCLE)
+    np.testing.assert_allclose(got, around, rtol=1e-9)
+
+
+def test_all_of_a_fitted_density():
+    x = angles()
+    prepared = sdkde_core.prepare(x, support=[CIRCLE, (0, 1)])
+    u, v = grid(0.0, 2.0 * np.pi), grid(0.0, 1.0)
+    both = np.stack([a.ravel() for a in np.meshgrid(u, v, indexing="ij")], axis=1)
+    density = prepared.estimate(both).reshape(len(u), len(v))
+    whole = np.trapezoid(np.trapezoid(density, v, axis=1), u)
+    assert abs(whole - 1.0) < 1e-3
+    margin = prepared.marginal([0])
+    np.testing.assert_allclose(margin.estimate(u), np.trapezoid(density, v, axis=1), rtol=2e-3, atol=1e-6)
+    given = prepared.conditional({0: u[7]})
+    np.testing.assert_allclose(given.estimate(v), density[7] / np.trapezoid(density[7], v), rtol=2e-3)
+    here = u < 0.5
+    part = np.trapezoid(np.trapezoid(density, v, axis=1)[here], u[here])
+    assert abs(prepared.probability([0.0, 0.0], [u[here][-1], 1.0]) - part) < 1e-3
+    arc = prepared.probability([-0.5, 0.2], [0.5, 0.4])
+    assert (
+        abs(arc - np.mean((np.minimum(x[:, 0], 2 * np.pi - x[:, 0]) < 0.5) & (x[:, 1] > 0.2) & (x[:, 1] < 0.4))) < 0.04
+    )
+    assert abs(prepared.probability([-1.0, -1.0], [7.0, 2.0]) - 1.0) < 1e-9
+    draws = prepared.sample(500, random_state=0)
+    assert draws.min() >= 0.0 and (draws.max(axis=0) <= [2.0 * np.pi, 1.0]).all()
+    rows, step = draws[:5], 1e-5
+    slopes = prepared.grad_log_density(rows)
+    for j in range(2):
+        away = np.zeros(2)
+        away[j] = step
+        numeric = (prepared.estimate(rows + away, log=True) - prepared.estimate(rows - away, log=True)) / (2.0 * step)
+        np.testing.assert_allclose(slopes[:, j], numeric, rtol=1e-3, atol=1e-3)
+    (mode, *_) = prepared.modes()
+    assert min(mode[0], 2.0 * np.pi - mode[0]) < 0.5 and 0.0 <= mode[1] < 0.3
+    again = pickle.loads(pickle.dumps(prepared))
+    np.testing.assert_array_equal(again.estimate(rows), prepared.estimate(rows))
+
+
+def test_one_column_has_a_distribution_function(tmp_path):
+    prepared = sdkde_core.prepare(exponential(), support={0: (0, None)})
+    y = grid(0.0, 14.0, 4001)
+    reached = np.concatenate([[0.0], np.cumsum(0.5 * np.diff(y) * (lambda p: p[1:] + p[:-1])(prepared.estimate(y)))])
+    np.testing.assert_allclose(prepared.cdf(y), reached, atol=1e-4)
+    assert prepared.cdf([-1.0, np.inf]).tolist() == [0.0, 1.0]
+    q = np.array([0.0, 0.01, 0.5, 0.99])
+    np.testing.assert_allclose(prepared.cdf(prepared.quantile(q)), q, atol=1e-9)
+    assert prepared.quantile([0.0])[0] == 0.0
+    prepared.save(tmp_path / "density")
+    loaded = sdkde_core.load(tmp_path / "density")
+    np.testing.assert_array_equal(loaded.estimate(y), prepared.estimate(y))
+    assert loaded.n_train == prepared.n_train == 1000
+
+
+def test_weights_debias_and_choosing():
+    x, rng = exponential(400), np.random.default_rng(3)
+    weights = rng.integers(1, 4, 400)
+    y = grid(0.0, 6.0, 50)
+    got = sdkde_core.estimate(x, y, weights=weights, bandwidth=0.3, support=(0, None))
+    want = sdkde_core.estimate(np.repeat(x, weights), y, bandwidth=0.3, support=(0, None))
+    np.testing.assert_allclose(got, want, rtol=0.1)  # ends are fitted with n_eff
+    moved = sdkde_core.debias(x, support=(0, None))
+    assert moved.shape == (400, 1) and (moved >= 0.0).all()
+    wide = float(sdkde_core.select_bandwidth(x, support=(0, None)).matrix[0, 0])
+    assert wide > 1.5 * float(sdkde_core.select_bandwidth(x).matrix[0, 0])  # no edge asks for narrow kernels
+
+
+def test_a_far_support_changes_nothing():
+    x = np.random.default_rng(4).normal(size=(300, 2))
+    want = sdkde_core.estimate(x, bandwidth=0.4, device="cpu", backend="numpy")
+    got = sdkde_core.estimate(x, bandwidth=0.4, support=[(-1e3, 1e3), (None, 1e9)], device="cpu", backend="numpy")
+    np.testing.assert_allclose(got, want, rtol=1e-13)
+
+
+def test_kernel_density_and_dataframes():
+    neighbors = pytest.importorskip("sklearn.neighbors")
+    from sdkde_core import KernelDensity
+
+    x = exponential(300)[:, None]
+    model = KernelDensity(bandwidth=0.3, support=[(0, None)]).fit(x)
+    assert isinstance(model, neighbors.KernelDensity)
+    assert model.score_samples([[-1.0]])[0] == -np.inf
+    assert model.sample(50, random_state=0).min() >= 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"support": (1.0, None)}, r"support: column 0 has 0\.\d+ in row \d+, outside"),
+        ({"support": (2.0, 1.0)}, "None, \\(low, high\\)"),
+        ({"support": "positive"}, "a sequence, or a dict"),
+        ({"support": [None, (0, 1)]}, "support is for 2 columns, but train has 1"),
+        ({"support": {"age": (0, None)}}, "support has column 'age'"),
+        ({"support": (0, None), "coordinates": "log"}, "pass one of them"),
+        ({"support": (0, None), "method": "stacked"}, "stacked"),
+        ({"support": (0, None), "kernel": "tophat", "method": "kde", "bandwidth": 1.0}, "Gaussian"),
+    ],
+)
+def test_what_is_refused(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        sdkde_core.estimate(exponential(50), **options)
+
+
+def test_kernels_that_couple_a_column_that_ends():
+    with pytest.raises(ValueError, match="couples columns 0 and 1"):
+        sdkde_core.estimate(angles(50), bandwidth=[[1.0, 0.5], [0.5, 1.0]], support=[None, (0, 1)])
