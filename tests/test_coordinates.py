@@ -211,6 +211,8 @@ def test_classes_and_the_command(tmp_path):
     assert both.marginal(0)([2.0])[0] == pytest.approx(both.prepared.marginal(0).estimate([2.0])[0])
     both.save(tmp_path / "g")
     np.testing.assert_allclose(sdkde_core.load(tmp_path / "g")(y[:, :2].T), both(y[:, :2].T), rtol=1e-9)
+    pytest.importorskip("matplotlib").use("agg")
+    sdkde_core.plots.curves(READY.marginal(0))
     with pytest.raises(ValueError, match="no such integrals"):
         kde.integrate_kde(plain)
     click = pytest.importorskip("click.testing")

@@ -215,13 +215,18 @@ def choose(x: Array, weights: Array, folds: NDArray[np.intp], seed: int) -> list
     return result
 
 
-def stack(logs: Array, weights: Array) -> Array:
-    """The parts' shares (e,) that say most of left-out samples, by log densities there, (n, e); none below .005."""
+def stack(logs: Array, weights: Array, prior: Array | float = 0.0) -> Array:
+    """The parts' shares (e,) that say most of left-out samples, by log densities there, (n, e); none below .005.
+
+    ``prior`` (e,): samples that are counted for the parts before.
+    """
+    prior = prior * float(weights @ weights) + np.zeros(logs.shape[1])
     densities = np.exp(logs - np.maximum(logs.max(1, keepdims=True), -1e300))
     densities[~densities.any(1)] = 1.0
     shares = np.full(logs.shape[1], 1.0 / logs.shape[1])
     for _ in range(1000):
-        last, shares = shares, shares * (densities.T @ (weights / (densities @ shares)))
+        last, shares = shares, shares * (densities.T @ (weights / (densities @ shares))) + prior
+        shares /= shares.sum()
         if np.abs(shares - last).max() < 1e-7:
             break
     shares = np.where(shares < 0.005, 0.0, shares)

@@ -348,17 +348,26 @@ def _grid(
     ends, widths = [], []
     for one in drawn:
         several = [part for _, _, part in one.density.parts] or [one.density]
-        found = [components(density._fitted) for density in several]
-        means, weights = (np.concatenate(x) for x in zip(*((f.means, f.weights) for f in found)))
-        covariance = min((f.covariance for f in found), key=lambda matrix: float(matrix[j, j]))
-        means, weights = means[weights > 0], weights[weights > 0]
-        x, h = means[:, j], float(np.sqrt(covariance[j, j]))
+        kernels = [_kernels(density._fitted, j) for density in several]
+        x, weights = (np.concatenate(found) for found in zip(*(found[:2] for found in kernels)))
+        x, weights, h = x[weights > 0], weights[weights > 0], min(found[2] for found in kernels)
         low, high = np.quantile(x, [tail, 1 - tail], weights=weights, method="inverted_cdf")
         more = 0.1 * (high - low) + 4.0 * h
         ends.append((max(low - more, x.min() - 4.0 * h), min(high + more, x.max() + 4.0 * h)))
         widths.append(h)
     low, high = limits or (float(min(low for low, _ in ends)), float(max(high for _, high in ends)))
     return np.linspace(low, high, int(np.clip(per_bandwidth * (high - low) / min(widths), fewest, most)))
+
+
+def _kernels(fitted: Any, j: int) -> tuple[Array, Array, float]:
+    """Where the kernels of a density are in dimension ``j`` (n,), their weights (n,), and how wide they are."""
+    maps = fitted.coordinates
+    found = components(fitted if maps is None else fitted.first)
+    means, h = found.means, float(np.sqrt(found.covariance[j, j]))
+    if maps is not None:  # in data units as wide as in the middle
+        means = fitted.out_of(means)
+        h /= float(np.exp(np.median(maps.log_slopes(means)[:, j])))
+    return means[:, j], found.weights, h
 
 
 def _some(n: int) -> slice:
