@@ -141,7 +141,8 @@ def test_the_signed_method_refuses():
 def test_a_stack_answers_by_its_parts(tmp_path):
     rng = np.random.default_rng(4)
     x = np.concatenate([rng.normal(size=(200, 2)) @ [[1.0, 0.8], [0.0, 0.4]], [4, 0] + 0.4 * rng.normal(size=(100, 2))])
-    kde, want = gaussian_kde(x.T, method="stacked"), sdkde_core.prepare(x, method="stacked", precision="float64")
+    options = {"method": "stacked", "precision": "float64", "coordinates": "identity"}
+    kde, want = gaussian_kde(x.T, method="stacked"), sdkde_core.prepare(x, **options)
     axis = np.linspace(-7, 9, 401)
     points, step = np.stack(np.meshgrid(axis, axis)).reshape(2, -1), axis[1] - axis[0]
     density = kde(points)

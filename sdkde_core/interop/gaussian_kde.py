@@ -48,7 +48,8 @@ class gaussian_kde:
         Not negative; need not sum to 1.
     method : {"kde", "sdkde", "laplace", "stacked"}
         ``"sdkde"`` moves the samples to remove the leading bias. ``"laplace"`` is debiased too, but signed.
-        ``"stacked"`` is a sum of sdkde and normal mixtures: attributes of the one bandwidth raise AttributeError.
+        ``"stacked"`` is a sum of sdkde and normal mixtures, in the dataset's coordinates unless others are named:
+        attributes of the one bandwidth raise AttributeError.
     coordinates : None, str, sequence, dict or object
         As for :func:`sdkde_core.estimate`: the bandwidth, ``covariance`` and ``dataset`` in them. Densities, boxes and
         draws are in the dataset's own; products of densities are refused.
