@@ -115,6 +115,8 @@ class Request:
     answering: int = field(init=False)  # which pass answers: the first that does not move the samples
     guard: float = field(init=False)  # the part of the weight that guards the tails
     steps: bool = field(init=False)  # a rule for the bandwidth may choose the step and the score's bandwidth too
+    mapped: bool = field(init=False)  # the estimate is of columns in other coordinates, or with ends
+    apart: bool = field(init=False)  # the density is no plain one of the samples, and is fitted first
 
     @classmethod
     def of(cls, goal: Goal, options: Options, *own: str) -> Request:
@@ -220,21 +222,14 @@ class Request:
         passes = _passes(self.goal, self.method, self.score_bandwidth or 1.0, bool(self.adaptive), guard > 0.0)
         steps = not (self.step or self.score_bandwidth or self.adaptive)
         self.__dict__.update(passes=passes, answering=int(passes[0].moves), guard=guard, steps=steps)
-
-    @property
-    def mapped(self) -> bool:
-        """Whether the estimate is of columns in other coordinates."""
-        return self.support is not None or self.coordinates not in (None, "identity")  # that: a stack tries no others
-
-    @property
-    def apart(self) -> bool:
-        """Whether the density is no plain one of the samples, and is fitted first."""
-        return self.method == "stacked" or self.mapped
+        mapped = self.support is not None or self.coordinates not in (None, "identity")  # that: a stack tries no others
+        self.__dict__.update(mapped=mapped, apart=mapped or self.method == "stacked")
 
     @property
     def settled(self) -> Request:
         """The request without the user's arrays, after these are read; its bandwidth is a rule that nobody looks at."""
-        return with_fields(self, weights=None, bandwidth="silverman", coordinates=None, support=None)
+        left = {"mapped": False, "apart": self.method == "stacked"}
+        return with_fields(self, weights=None, bandwidth="silverman", coordinates=None, support=None, **left)
 
     def options(self, *without: str) -> dict[str, Any]:
         """Return the shared options, as keyword arguments of the public functions."""
