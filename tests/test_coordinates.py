@@ -106,6 +106,9 @@ def test_queries_outside_have_no_density_and_others_are_as_they_were():
     assert np.isnan(slopes[0]).all() and np.isfinite(slopes[1]).all()
     assert READY.estimate(np.empty((0, 3))).shape == (0,)
     assert np.isfinite(sdkde_core.estimate(X[:, 2], [-1e200, 1e200], coordinates="normal-scores", log=True)).all()
+    far = np.r_[X[:, 2], -1e200, 1e200]
+    assert sdkde_core.estimate(far, [0.0], coordinates="normal-scores")[0] > 0.1
+    assert sdkde_core.estimate(X[:1, 2], X[:1, 2], coordinates="normal-scores", bandwidth=0.5)[0] > 0.0
     with pytest.raises(ValueError, match="query has values that are not finite"):
         READY.estimate([[np.nan, 0.5, 0.0]])
 

@@ -110,14 +110,14 @@ class NormalScores(NamedTuple):
     @classmethod
     def fit(cls, x: Array, weights: Array) -> NormalScores:
         """Of samples (n,) with weights that sum to 1; equal ones are spread within their column's unit."""
-        if len(x) > 1 and (units := units_of(np.sort(x)[:, None])).any():
+        if len(np.unique(x)) < len(x) and (units := units_of(np.sort(x)[:, None])).any():
             x = spread_within(x[:, None], units, weights)[:, 0]
         asinh = Closed.fit("asinh", x, weights)
         u, n_eff = asinh.forward(x), 1.0 / float(weights @ weights)
         mean = float(weights @ u)
         std = math.sqrt(weights @ (u - mean) ** 2)
-        h = improved_sheather_jones(u, weights, n_eff) or 0.9 * std * n_eff**-0.2
         span = float(np.ptp(u))
+        h = (improved_sheather_jones(u, weights, n_eff) if span else None) or 0.9 * std * n_eff**-0.2
         h, broad = max(h, span / 1000.0) or 1.0, max(1.5 * std, span / 8.0) or 1.0
         low, width, bins = float(u.min()) - 6.0 * h, 0.25 * h, math.ceil(4.0 * span / h) + 50
         at = low + width * np.arange(bins)
