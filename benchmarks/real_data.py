@@ -150,7 +150,8 @@ def run(given: argparse.Namespace) -> None:
             continue
         if time.monotonic() - started > given.seconds:
             break
-        line = measure(one, method, fold, given.limit) | {"rows": given.rows, "on": known.index(here)}
+        with threadpool_limits(1):  # for each, as libraries are loaded when they are first used
+            line = measure(one, method, fold, given.limit) | {"rows": given.rows, "on": known.index(here)}
         if "not installed" in line.get("skipped", ""):
             missing[f"{method}: {line['skipped']}"] += 1  # nothing is stored: it is tried again where it is installed
             continue
@@ -265,8 +266,7 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of searches that did not converge, and deprecated names
         os.environ["SDKDE_NUM_THREADS"] = "1"
-        with threadpool_limits(1):
-            run(given)
+        run(given)
 
 
 if __name__ == "__main__":
