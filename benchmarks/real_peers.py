@@ -74,7 +74,7 @@ def abramson(x: Array, limit: float) -> Fitted:
     """Kernels h (p̂(x_i) / g)^−α wide, p̂ the KDE with h and g its geometric mean; h and α by left-out likelihood."""
     n, d = x.shape
     away = _squares(x, x)
-    np.fill_diagonal(away, np.inf)
+    np.fill_diagonal(away, 1e30)
     best = (-math.inf, 0.0, 0.0)
     for h in np.geomspace(0.05, 2.0, 12):
         pilot = _log_mean(away, np.full(n, h), d) + math.log(n / (n - 1))
@@ -89,7 +89,7 @@ def abramson(x: Array, limit: float) -> Fitted:
 
 def _widths(log_density: Array, h: float, alpha: float) -> Array:
     low = np.maximum(log_density, -700.0)
-    return h * np.exp(-alpha * (low - low.mean()))
+    return np.clip(h * np.exp(-alpha * (low - low.mean())), 1e-6, 1e6)
 
 
 def _squares(y: Array, x: Array) -> Array:

@@ -11,6 +11,10 @@ earlier one are left out, as what is held out would have been seen. A set then n
 Several files of KEEL are the same data with other classes or rows left out: of names that begin with the same letters
 (``ecoli1``, ``ecoli-0_vs_1``) the file with the most rows is taken; its ``wdbc`` is scikit-learn's ``breast_cancer``.
 Rows are shuffled by a fixed seed, and the first ``cap`` taken.
+
+Most sets are rounded, and components of no width at values that many rows share then say the most of rows that are held
+out. With ``spread`` a value that others share is moved at random by up to half of its column's unit, the smallest
+difference of two values.
 """
 
 from __future__ import annotations
@@ -42,26 +46,23 @@ class RealSet(NamedTuple):
     name: str
     source: str
     rows: Array
+    ties: float  # the share of values that another row has too in the same column
 
     @property
     def development(self) -> bool:
         return self.name in DEVELOPMENT
 
-    @property
-    def ties(self) -> float:
-        """The share of values that another row has too in the same column: 0 for continuous data, 1 for rounded."""
-        counts = [np.unique(column, return_counts=True)[1] for column in self.rows.T]
-        return float(np.mean([count[count > 1].sum() / len(self.rows) for count in counts]))
 
-
-def read(keel: Path | None, cap: int) -> list[RealSet]:
+def read(keel: Path | None, cap: int, spread: bool = False) -> list[RealSet]:
     """Return the sets of the sources that are here, sorted by their number of values."""
     found = []
     for name, source, columns in _sources(keel):
         rows = _kept(columns)
         if rows is not None:
             order = np.random.default_rng([zlib.crc32(name.encode()), 1]).permutation(len(rows))
-            found.append(RealSet(name, source, rows[order[:cap]]))
+            rows = rows[order[:cap]]
+            ties = float(np.mean([_shared(column).mean() for column in rows.T]))
+            found.append(RealSet(name, source, _spread_out(rows) if spread else rows, ties))
     return sorted(found, key=lambda one: one.rows.size)
 
 
@@ -101,11 +102,11 @@ def _keel(folder: Path) -> Iterator[tuple[str, str, Iterable[Any]]]:
 
 def _kept(columns: Iterable[Any]) -> Array | None:
     """The rows, of columns that have a density; None where too little is left."""
-    kept = [column for column in map(_numbers, columns) if column is not None and _spread(column)]
+    kept = [column for column in map(_numbers, columns) if column is not None and _varied(column)]
     if not kept:
         return None
     rows = np.unique(np.stack(kept, axis=1), axis=0)
-    rows = rows[:, [_spread(column) for column in rows.T]]
+    rows = rows[:, [_varied(column) for column in rows.T]]
     chosen: list[int] = []
     for k in range(rows.shape[1]):
         given = np.column_stack(
@@ -127,6 +128,19 @@ def _numbers(column: Any) -> Array | None:
     return values if all(map(math.isfinite, values)) else None
 
 
-def _spread(column: Array) -> bool:
+def _shared(column: Array) -> Array:
+    """Whether another row has the value too, (n,)."""
+    _, where, counts = np.unique(column, return_inverse=True, return_counts=True)
+    return counts[where] > 1
+
+
+def _spread_out(rows: Array) -> Array:
+    rng = np.random.default_rng(3)
+    units = np.array([np.diff(np.unique(column)).min() for column in rows.T])
+    shared = np.stack([_shared(column) for column in rows.T], axis=1)
+    return rows + shared * units * rng.uniform(-0.5, 0.5, rows.shape)
+
+
+def _varied(column: Array) -> bool:
     counts = np.unique(column, return_counts=True)[1]
     return len(counts) > 20 and bool(counts.max() <= len(column) / 10)
