@@ -144,11 +144,11 @@ def run(given: argparse.Namespace) -> None:
     lines = read_lines([given.save]) if given.save.exists() else []
     here, known = machine(), [line["machine"] for line in lines if "machine" in line]
     if here not in known:
-        lines, known = [{"machine": here, "index": len(known)}, *lines], [*known, here]
+        lines, known = [*lines, {"machine": here}], [*known, here]
     names = {one.name for one in sets}
-    again = [line for line in asked(lines, given) if line["method"] in given.redo]
-    again = [line for line in again if line["set"] in names and line["fold"] < given.folds]
-    lines = [line for line in lines if line not in again]
+    again = {key(line) for line in asked(lines, given) if line["method"] in given.redo and line["set"] in names}
+    again = {which for which in again if which[2] < given.folds}
+    lines = [line for line in lines if "set" not in line or key(line) not in again]
     done, missing = {key(line) for line in lines if "set" in line}, Counter[str]()
     order = sorted(itertools.product(range(given.folds), sets), key=lambda pair: (not pair[1].development, pair[0]))
     for (fold, one), method in itertools.product(order, given.methods or METHODS):
@@ -174,7 +174,8 @@ def run(given: argparse.Namespace) -> None:
 
 
 def print_report(given: argparse.Namespace) -> None:
-    lines = [line for line in asked(read_lines([given.save]), given) if "mean" in line]
+    every = asked(read_lines([given.save]), given)
+    lines = [line for line in every if "mean" in line]
     names = [name for name in METHODS if any(line["method"] == name for line in lines)]
     for what, wanted in (("Sets that nothing was tuned on", False), ("Sets of development", True)):
         cells: dict[str, dict[str, dict[int, Line]]] = {}
@@ -191,6 +192,10 @@ def print_report(given: argparse.Namespace) -> None:
         _values(found, names, given.statistic)
         title(f"{what}: each method over the sets that it answers", True)
         _summary(found, names)
+    late = Counter(line["method"] for line in lines if "out of time" in line["setting"])
+    why = Counter(f"{line['method']}: {text}" for line in every if (text := line.get("skipped", line.get("failed"))))
+    for text, count in [*((f"{name}: out of time, the best until then", k) for name, k in late.items()), *why.items()]:
+        print(f"- {text} ({count} of {sum(line['method'] == text.split(':')[0] for line in every)} fits)")
 
 
 def common(methods: dict[str, dict[int, Line]]) -> dict[str, list[Line]]:

@@ -28,36 +28,60 @@ class Skipped(Exception):
     """The estimate is not for these data, or its library is not here."""
 
 
-def by_bic(x: Array, limit: float = LIMIT) -> tuple[Any, str]:
-    """scikit-learn's GaussianMixture by BIC: up to 30 components, full and diagonal covariances.
-
-    The number of components grows until BIC was worse than the least three times in turn. Up to 20,000 values have
-    three starts, more have one.
-    """
-    from sklearn.mixture import GaussianMixture
-
-    start, best, least, late = time.process_time(), None, math.inf, ""
-    starts = 3 if x.size <= 20_000 else 1
-    for kind in ("full", "diag"):
-        worse, own = 0, math.inf
-        for k in (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 18, 22, 26, 30):
-            if time.process_time() - start > limit * (0.75 if kind == "full" else 1.0):
-                late = ", out of time"
-                break
-            if worse == 3:
-                break
-            fit = GaussianMixture(k, covariance_type=kind, n_init=starts, random_state=0).fit(x)
-            bic = fit.bic(x)
-            worse, own = (0, bic) if bic < own else (worse + 1, own)
-            if bic < least:
-                best, least = fit, bic
-    return best, f"{best.n_components} {best.covariance_type}{late}"
-
-
 def mixture(x: Array, limit: float) -> Fitted:
-    """The mixture that has the least BIC."""
+    """scikit-learn's GaussianMixture, the number and the kind of its components by BIC."""
     best, setting = by_bic(x, limit)
     return best.score_samples, setting
+
+
+def by_bic(x: Array, limit: float = LIMIT) -> tuple[Any, str]:
+    """The mixture with the least BIC, and a word on it."""
+    fits: dict[tuple[int, str], Any] = {}
+
+    def bic(k: int, kind: str) -> float:
+        fits[k, kind] = _mixture(x, k, kind)
+        return fits[k, kind].bic(x)
+
+    best, setting = _search(bic, limit)
+    return fits[best], setting
+
+
+def mixture_left_out(x: Array, limit: float) -> Fitted:
+    """The same by what three folds say of left-out samples."""
+    from sklearn.model_selection import KFold
+
+    folds = list(KFold(3, shuffle=True, random_state=0).split(x))
+
+    def loss(k: int, kind: str) -> float:
+        return -float(np.mean([_mixture(x[kept], k, kind).score(x[out]) for kept, out in folds]))
+
+    best, setting = _search(loss, limit)
+    return _mixture(x, *best).score_samples, setting
+
+
+def _mixture(x: Array, k: int, kind: str) -> Any:
+    """Up to 20,000 values have three starts, more have one."""
+    from sklearn.mixture import GaussianMixture
+
+    starts = 3 if x.size <= 20_000 else 1
+    return GaussianMixture(k, covariance_type=kind, n_init=starts, random_state=0).fit(x)
+
+
+def _search(loss: Callable[[int, str], float], limit: float) -> tuple[tuple[int, str], str]:
+    """Up to 30 full components, then diagonal ones, until the loss was above the least of the kind three times."""
+    start, found, late = time.process_time(), dict[tuple[int, str], float](), ""
+    for kind, share in (("full", 0.75), ("diag", 1.0)):
+        worse, least = 0, math.inf
+        for k in (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 18, 22, 26, 30):
+            if k > 1 and time.process_time() - start > share * limit:
+                late = ", out of time"
+                break
+            found[k, kind] = loss(k, kind)
+            worse, least = (0, found[k, kind]) if found[k, kind] < least else (worse + 1, least)
+            if worse == 3:
+                break
+    best = min(found, key=found.__getitem__)
+    return best, f"{best[0]} {best[1]}{late}"
 
 
 def cross_validated(x: Array, limit: float) -> Fitted:
@@ -167,6 +191,7 @@ def flow(x: Array, limit: float) -> Fitted:
 
 PEERS: dict[str, Callable[[Array, float], Fitted]] = {
     "GMM-BIC": mixture,
+    "GMM-CV": mixture_left_out,
     "KDE-CV": cross_validated,
     "Abramson-CV": abramson,
     "SciPy": scipy,
