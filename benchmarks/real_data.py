@@ -58,7 +58,10 @@ Line = dict[str, Any]
 def ours(method: str) -> Callable[[Array, float], Fitted]:
     def fit(x: Array, limit: float) -> Fitted:
         fitted = sdkde_core.prepare(x, method=method, device="cpu")
-        parts = ", ".join(f"{share:.2f} {what}" for what, share, _ in fitted.parts)
+        shares = Counter[str]()
+        for what, share, _ in fitted.parts:
+            shares[what] += share
+        parts = ", ".join(f"{share:.2f} {what}" for what, share in shares.items())
         return lambda y: fitted.estimate(y, log=True), parts
 
     return fit
@@ -187,8 +190,8 @@ def print_report(given: argparse.Namespace) -> None:
         if not found:
             continue
         folds = Counter(len(next(iter(methods.values()))) for methods in found.values())
-        counts = ", ".join(f"{sets} of {k} folds" for k, sets in sorted(folds.items()))
-        title(f"{what}: {STATISTICS[given.statistic]} of log p over held-out rows; {len(found)} sets: {counts}", True)
+        counts = ", ".join(f"{sets} with {k} fold{'s' * (k > 1)}" for k, sets in sorted(folds.items()))
+        title(f"{what}: {STATISTICS[given.statistic]} of log p over held-out rows; {len(found)} sets, {counts}", True)
         _values(found, names, given.statistic)
         title(f"{what}: each method over the sets that it answers", True)
         _summary(found, names)
@@ -214,16 +217,20 @@ def over_others(methods: dict[str, list[Line]], name: str, statistic: str = "mea
     return average(methods[name], statistic) - max(average(methods[other], statistic) for other in others)
 
 
+def _nats(value: float, plus: str = "+") -> str:
+    return f"{value:{plus}.2f}".replace("-", "−")
+
+
 def _values(found: dict[str, dict[str, list[Line]]], names: list[str], statistic: str) -> None:
     rows = []
     for name, methods in sorted(found.items(), key=lambda item: (item[1]["stacked"][0]["d"], item[0])):
         first = methods["stacked"][0]
         values = {method: average(lines, statistic) for method, lines in methods.items()}
         best = max(values.values())
-        cells = [f"{values[k]:.2f}" if k in values else "–" for k in names]
+        cells = [_nats(values[k], "") if k in values else "–" for k in names]
         cells = [f"**{cell}**" if k in values and values[k] > best - 0.005 else cell for k, cell in zip(names, cells)]
         gain = over_others(methods, "stacked", statistic)
-        rows.append([name, str(first["d"]), f"{first['n']:,}", f"{100 * first['ties']:.0f}", *cells, f"{gain:+.2f}"])
+        rows.append([name, str(first["d"]), f"{first['n']:,}", f"{100 * first['ties']:.0f}", *cells, _nats(gain)])
     table(["set", "d", "n", "ties, %", *names, "stacked over the best library"], rows, True)
 
 
@@ -235,11 +242,11 @@ def _summary(found: dict[str, dict[str, list[Line]]], names: list[str]) -> None:
         if not gains:
             continue
         worst, near = min(gains, key=gains.__getitem__), np.mean([gain >= -0.05 for gain in gains.values()])
-        row = [name, str(len(gains)), f"{100 * near:.0f}", f"{np.median(list(gains.values())):+.2f}"]
-        row.append(f"{gains[worst]:+.2f} ({worst})")
+        row = [name, str(len(gains)), f"{100 * near:.0f}", _nats(float(np.median(list(gains.values()))))]
+        row.append(f"{_nats(gains[worst])} ({worst})")
         for statistic in ("median", "worst"):
             less = [average(m[name], statistic) - average(m["stacked"], statistic) for m in some.values()]
-            row.append(f"{np.median(less):+.2f}")
+            row.append(_nats(float(np.median(less))))
         row.append(f"{np.median([average(m[name], 'fit') for m in some.values()]):.2g}")
         row.append(f"{max(average(m[name], 'fit') for m in some.values()):.3g}")
         row.append(
