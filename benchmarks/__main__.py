@@ -14,6 +14,8 @@ from .registry import GROUPS, REGISTRY, SCALES, Benchmark, Setting
 TOOLS = {
     "python benchmarks/fuzz.py": "random problems against float64, for any backend",
     "python benchmarks/bandwidths.py": "the study of bandwidths",
+    "python benchmarks/real_data.py": "held-out log densities on real sets, beside other libraries'",
+    "python benchmarks/scores.py": "errors of scores, and debiasing by the true score",
     "python benchmarks/tuning.py": "what tuning gives, what pruning costs, how well the cost model ranks",
     "python benchmarks/selection_on_card.py": "what the default bandwidth adds to a call on a GPU",
     "python -m benchmarks.choice": 'the grid that judges backend="auto"; also .again and .overheads',
