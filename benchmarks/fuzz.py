@@ -4,7 +4,7 @@
         [--options '{"skip": true}']
 
 Half of the problems are whole estimates (kde, sdkde, laplace), of data in any units; half are single reductions
-(LOG_SUM, MEAN, LAPLACE) of whitened points, with the features that the backend lists. At most 1 is within the contract
+(LOG_SUM, MEAN, LAPLACE) of whitened points. At most 1 is within the contract
 (sdkde_core.protocol.TOLERANCES; twice those for sdkde). Problem i is drawn from (seed, i) alone: --replay i with the
 same options draws it again. What the backend declines is counted, by reason. Exit status 1: something missed its
 tolerance, or raised.
@@ -48,7 +48,7 @@ from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
 from sdkde_core.engine.failures import BackendFailed
 from sdkde_core.estimator.request import METHODS
-from sdkde_core.protocol import PRECISIONS, BackendInfo, BackendUnavailable, Partial, Problem, Reduction
+from sdkde_core.protocol import PRECISIONS, BackendUnavailable, Partial, Problem, Reduction
 from sdkde_core.testing.checks import NotDeclared, Target
 from sdkde_core.testing.problems import Case, errors
 
@@ -86,7 +86,6 @@ class Drawn:
     bandwidth: float | Array  # data units; (d, d): squared
     log: bool = True  # of methods: log p̂, or p̂
     repeats: int = 0  # of methods: more calls, which must give the same bits
-    features: frozenset[str] = frozenset()  # of reductions
 
     @property
     def queries(self) -> Array:
@@ -97,7 +96,6 @@ def draw(
     seed: int,
     index: int,
     precisions: tuple[str, ...],
-    info: BackendInfo,
     kind: str,
     largest: int,
     dimensions: tuple[int, ...] = DIMENSIONS,
@@ -141,10 +139,6 @@ def draw(
         more["log"] = bool(rng.random() < 0.75)
         more["repeats"] = int(rng.choice((0, 0, 1, 10 if kind == "cuda" else 1)))
         text += "" if more["log"] else ", p itself"
-    else:
-        features = {f for f in sorted(info.features & {"exclude_self"}) if rng.random() < 0.3}
-        more["features"] = frozenset(features)
-        text += "".join(f", {f}" for f in sorted(features))
     return Drawn(index, task, precision, text, train, query, weights, bandwidth, **more)
 
 
@@ -368,23 +362,18 @@ def check_reduction(drawn: Drawn, target: Target) -> Found:
     centre = np.sort(drawn.train, axis=0)[(len(drawn.train) - 1) // 2].astype(float)
     u, v = ((a.astype(float) - centre) / drawn.bandwidth for a in (drawn.train, drawn.queries))
     case = Case(drawn.text, u, v, log_weights(drawn.weights, len(u)))
-    excludes = "exclude_self" in drawn.features
     problem = target.problem(
         case,
         Reduction[drawn.task],
         drawn.precision,
         same=drawn.query is None,
-        exclude_self=excludes,
         dtype=drawn.train.dtype.name,
-        requires=drawn.features,
     )
     start = time.perf_counter()
     got = target.answer(problem, case)
     seconds = time.perf_counter() - start
 
     rows, points = given(v, target.device), given(u, target.device)
-    if excludes:
-        rows = rows._replace(own=torch.arange(len(v), device=target.device))
     log_w = torch.as_tensor(case.log_weights, device=target.device)
     found = sums(rows, points, log_w, precise=drawn.task == "MEAN")
     want = found.truth
@@ -507,7 +496,7 @@ def main() -> None:
     for index in indices:
         if time.perf_counter() - start > options.seconds:
             break
-        record = run(draw(options.seed, index, precisions, target.info, kind, largest, dimensions), target)
+        record = run(draw(options.seed, index, precisions, kind, largest, dimensions), target)
         records.append(record)
         if record.outcome in ("missed", "raised") or options.replay is not None:
             size = f"{record.error:.3g} ({record.strict:.3g} with its rounding alone forgiven)"

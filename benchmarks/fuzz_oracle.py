@@ -30,11 +30,10 @@ class Points(NamedTuple):
     h: Tensor | None = None  # (d,) in x's units; (d, d): L⁻ᵀ for H = L Lᵀ; None: x is whitened, and exact
     unsure: Tensor | None = None  # (n,) how far off u may be once it was whitened, bandwidths
     moved: Tensor | None = None  # (n, d) bandwidths
-    own: Tensor | None = None  # (n,) as rows: the column that each leaves out
 
     def at(self, which: Any) -> Points:
-        unsure, moved, own = (None if t is None else t[which] for t in self[2:])
-        return Points(self.x[which], self.h, unsure, moved, own)
+        unsure, moved = (None if t is None else t[which] for t in self[2:])
+        return Points(self.x[which], self.h, unsure, moved)
 
 
 class Sums(NamedTuple):
@@ -79,12 +78,10 @@ def sums(
 
 
 def _block(rows: Points, points: Points, log_w: Tensor, precise: bool = False) -> Sums:
-    n, d = points.x.shape
+    d = points.x.shape[1]
     apart = _apart(rows, points)
     r2 = (apart * apart).sum(-1)  # (b, n)
     terms = log_w - 0.5 * r2
-    if rows.own is not None:
-        terms.masked_fill_(rows.own[:, None] == torch.arange(n, device=terms.device), -math.inf)
     # Far from every point exponents are huge, and only their differences count: with k the largest term,
     # r²_j − r²_k = (u_j − u_k)·(u_j + u_k − 2 u_i) = δ_j·(δ_j + 2 (u_k − u_i)), without the cancellation.
     at_nearest, nearest = terms.max(1)
@@ -97,11 +94,9 @@ def _block(rows: Points, points: Points, log_w: Tensor, precise: bool = False) -
     relative = relative * -0.5 + (log_w - log_w[nearest, None])
     relative.masked_fill_(terms == -math.inf, -math.inf)
     most = relative.amax(1)  # 0, but for the rounding of huge exponents
-    empty = most == -math.inf
-    most = most.masked_fill(empty, 0.0)
     phi = torch.exp(relative - most[:, None])
     top, total = at_nearest + most, phi.sum(1)
-    share = phi / total.masked_fill(empty, 1.0)[:, None]
+    share = phi / total[:, None]
     mean = torch.einsum("bn,bnd->bd", share, delta)
     half, exponent = 1.0 + 0.5 * d, -0.5 * r2
     plus = phi * (half - exponent)
@@ -114,16 +109,15 @@ def _block(rows: Points, points: Points, log_w: Tensor, precise: bool = False) -
     spread = torch.linalg.vector_norm(delta - mean[:, None], dim=-1)  # ‖u_j − ū‖
     # Midway between far clusters rounding decides which one counts: a column's share is any up to what it may be.
     opened = moves + rounding
-    may = torch.exp((relative - most[:, None] + 2.0 * opened).clamp(max=0.0)) / total.masked_fill(empty, 1.0)[:, None]
-    divisor = all_plus.masked_fill(empty, 1.0)
+    may = torch.exp((relative - most[:, None] + 2.0 * opened).clamp(max=0.0)) / total[:, None]
     return Sums(
         log_sum=top + total.log(),
-        shift=(away + mean).masked_fill(empty[:, None], 0.0),
-        signed=signed / divisor,
+        shift=away + mean,
+        signed=signed / all_plus,
         log_plus=top + all_plus.log(),
         log_slack=(share * moves).sum(1),
         shift_slack=(share * unsure + may * opened.clamp(max=1.0) * spread).sum(1),
-        signed_slack=2.0 * (plus * moves).sum(1) / divisor,
+        signed_slack=2.0 * (plus * moves).sum(1) / all_plus,
     )
 
 

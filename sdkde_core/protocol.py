@@ -75,7 +75,6 @@ ARRAYS = ("numpy", "torch")
 #: With ``"pairs"`` in it ``supports`` is asked whether each φ is computed once for both of its points.
 FEATURES: Mapping[str, str] = {
     "weights": "the columns' log weights differ from one another (without it they are all equal)",
-    "exclude_self": "row i leaves out column i (more generally i + own_offset)",
     "grad": "results attached to autograd: derivatives by queries, points and Columns.weights",
     "kernel": "φ_ij = K(r_ij), K the kernel that Problem.kernel names, another than the Gaussian; LOG_SUM only",
     "range": "the rows are some of the points: Problem.same with m < n, from the point own_offset on",
@@ -255,8 +254,7 @@ class Partial:
     """The result of a reduction over some of the columns; :func:`sdkde_core.plugin.merge` joins several.
 
     Arrays are float64, in the array library and on the device that the points came in. m is the number of query
-    rows.
-    A row without any column has log sum −inf, shift 0, sign 0.
+    rows. A row that no column reaches, by a kernel of bounded support, has log sum −inf.
 
     Parameters
     ----------
@@ -334,11 +332,8 @@ class Backend(TypingProtocol):
         state
             What ``prepare`` returned.
         own_offset : int
-            With ``"exclude_self"``: row i leaves out column i + own_offset, where there is one (it may be negative, or
-            n and more). So rows can come in batches, and columns in shards. A row that is left without any column has
-            log sum −inf, shift 0, sign 0.
-
-            With ``problem.same`` row i *is* column i + own_offset: it is 0, and with ``"range"`` from 0 to n − m.
+            With ``problem.same`` row i *is* column i + own_offset: it is 0, and with ``"range"`` from 0 to n − m. For
+            other rows it means nothing.
 
         Raises
         ------

@@ -350,17 +350,16 @@ def test_what_could_be_tuned_is_named_with_what_installs_it(monkeypatch):
     assert told.endswith("no installed backend can be tuned; install one: pip install stranger")
 
 
-def test_weights_and_leave_one_out(worker, monkeypatch):
+def test_weights(worker, monkeypatch):
     """Backends that take them; the default grid has them where other kernels run them."""
     monkeypatch.setattr(type(HILLS), "kernels", lambda self, p: ("weighted",) if "weights" in p.requires else ("sum",))
     listed_cards(monkeypatch, "NVIDIA RTX A6000")
     assert "stranger: lacks weights" in refused(*ONE, "--weights", "--dry-run")
-    able = replace(STRANGER, features=frozenset({"weights", "exclude_self"}))
+    able = replace(STRANGER, features=frozenset({"weights"}))
     record = registry.Record("stranger", "ok", "installed", "x", "1", "x:INFO", able)
     monkeypatch.setattr(registry, "records", lambda: (record,))
-    for option, feature in (("--weights", "weights"), ("--leave-one-out", "exclude_self")):
-        (row,) = json.loads(run(*ONE, option, "--dry-run", "--json").stdout)
-        assert (row["requires"], row["m_octave"]) == (feature, 12 if option == "--weights" else 15)
+    (row,) = json.loads(run(*ONE, "--weights", "--dry-run", "--json").stdout)
+    assert (row["requires"], row["m_octave"]) == ("weights", 12)
     rows = json.loads(run("--dry-run", "--json").stdout)
     assert {(row["kernel"], row["requires"]) for row in rows} == {("sum", ""), ("weighted", "weights")}
     assert {row["n_octave"] for row in rows if row["requires"]} == {15}

@@ -316,13 +316,11 @@ def test_the_default_is_kept_unless_a_prediction_is_faster_by_the_margin(store, 
         assert predicted(store, task(n=2**20 if faster > 0.95 else 2**10))[0].best.config == expected
 
 
-def test_weights_and_leave_one_out_are_problems_of_their_own():
+def test_weights_are_problems_of_their_own():
     (plain,) = problems(["log_sum"], [16])
     (weighted,) = problems(["log_sum"], [16], requires=["weights"])
-    (left_out,) = problems(["log_sum"], [16], requires=["exclude_self"])
     assert (weighted.requires, weighted.m, weighted.same) == ({"weights"}, plain.m, False)
-    assert (left_out.requires, left_out.m, left_out.same) == ({"exclude_self"}, left_out.n, True)
-    for problem in (plain, weighted, left_out):
+    for problem in (plain, weighted):
         assert Key.of(TASK.query, problem).features == problem.requires
 
 

@@ -18,10 +18,6 @@ class TestFourier(BackendConformance):
     def test_threads(self, parameter):
         super().test_threads(parameter)
 
-    @pytest.mark.covering(1)
-    def test_exclude_self(self, parameter):
-        super().test_exclude_self(parameter)
-
 
 @pytest.mark.covering(1)  # a transform in three dimensions takes a second
 class TestFourierAlways(BackendConformance):
@@ -30,7 +26,7 @@ class TestFourierAlways(BackendConformance):
     dimensions = (2,)
     draws = 8
     slow = (
-        *("sizes", "result_format", "exclude_self", "threads", "surroundings", "thread_counts"),
+        *("sizes", "result_format", "threads", "surroundings", "thread_counts"),
         *("leaks", "new_contents", "many_alive", "state_reuse"),
     )
 
@@ -48,4 +44,4 @@ class TestFourierFull(BackendConformance):
     draws, pairs = 24, 60_000
 
     # The checks that do not depend on the profile are those of the class above.
-    test_exclude_self = test_result_format = test_sizes = test_threads = None
+    test_result_format = test_sizes = test_threads = None

@@ -16,7 +16,7 @@ class TestFourierTorchAlways(BackendConformance):
     options: ClassVar = {"always": True}
     dimensions = (2,)
     draws = 8
-    slow = ("sizes", "exclude_self", "threads", "leaks", "surroundings", "new_contents", "many_alive")
+    slow = ("sizes", "threads", "leaks", "surroundings", "new_contents", "many_alive")
 
     @pytest.mark.covering(2)
     def test_tolerance(self, parameter):
@@ -41,7 +41,7 @@ class TestFourierTorchFull(BackendConformance):
     draws, pairs = 24, 60_000
 
     # The checks that do not depend on the profile are those of the class above.
-    test_exclude_self = test_result_format = test_sizes = test_threads = None
+    test_result_format = test_sizes = test_threads = None
 
 
 @pytest.mark.gpu

@@ -32,7 +32,7 @@ class TestKeopsFull(BackendConformance):
     draws, pairs = 24, 100_000
 
     # The checks that do not depend on the profile are those of the class above.
-    test_exclude_self = test_result_format = test_sizes = test_threads = None
+    test_result_format = test_sizes = test_threads = None
 
 
 @pytest.mark.gpu

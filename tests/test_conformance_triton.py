@@ -50,10 +50,10 @@ def _two_clusters(rng):
         pytest.param("mean", True, (), "fast", marks=pytest.mark.slow),
         pytest.param("mean", True, (), "high", marks=pytest.mark.slow),
         ("mean", False, ("weights",), "fast"),
-        pytest.param("log_sum", True, ("weights", "exclude_self"), "fast", marks=pytest.mark.slow),
+        pytest.param("log_sum", True, ("weights",), "fast", marks=pytest.mark.slow),
         pytest.param("laplace", False, ("weights",), "fast", marks=pytest.mark.slow),
-        pytest.param("mean", True, ("weights", "exclude_self"), "fast", marks=pytest.mark.slow),
-        pytest.param("mean", True, ("weights", "exclude_self"), "high", marks=pytest.mark.slow),
+        pytest.param("mean", True, ("weights",), "fast", marks=pytest.mark.slow),
+        pytest.param("mean", True, ("weights",), "high", marks=pytest.mark.slow),
         pytest.param("log_sum", False, ("weights",), "high", marks=pytest.mark.slow),
         pytest.param("laplace", True, (), "high", marks=pytest.mark.slow),
     ],
@@ -95,8 +95,7 @@ def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeyp
     assert len(looked) > 1
     assert max(found.parts for found in looked) > 1
     assert sum(len(found.leaves) for found in looked) < 0.9 * 38 * sum(len(found.which) for found in looked)
-    own = np.arange(len(y)) if "exclude_self" in requires else False
-    assert problems.errors(problem, got, reference.sums(y, x, log_weights=log_w, exclude_self=own)).max() < 1.0
+    assert problems.errors(problem, got, reference.sums(y, x, log_weights=log_w)).max() < 1.0
 
 
 @interpreted
@@ -122,7 +121,6 @@ class TestInterpreted(BackendConformance):
     draws, pairs = 6, 4000
     slow = (
         "drawn",
-        "exclude_self",
         "far_below",
         "forked_child",
         "repeat",

@@ -250,8 +250,6 @@ def test_what_it_cannot_take_is_declined():
     assert support == (False, "has mean in up to 128 dimensions on a GPU, not 129")
     assert INFO.supports(Problem(Reduction.LAPLACE, 10, 10, 256, device="cuda:0")).ok
     assert not INFO.supports(Problem(Reduction.LAPLACE, 10, 10, 257, device="cuda:0")).ok
-    left_out = Problem(Reduction.LAPLACE, 10, 10, 200, device="cuda:0", requires=frozenset({"exclude_self"}))
-    assert not INFO.supports(left_out).ok
 
 
 @compiles

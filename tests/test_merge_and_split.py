@@ -97,19 +97,18 @@ def _spoil(case, rng, zeros):
     return case
 
 
-@pytest.mark.parametrize("exclude_self", [False, True])
 @pytest.mark.parametrize("same", [False, True])
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("reduction", Reduction)
 @pytest.mark.parametrize(("n", "m", "d"), [(120, 90, 3), (90, 120, 1), (60, 40, 17)])
-def test_far_points_are_summed_apart(n, m, d, reduction, zeros, same, exclude_self):
+def test_far_points_are_summed_apart(n, m, d, reduction, zeros, same):
     """By the backend where it takes their extent, else exactly."""
     rng = np.random.default_rng(5)
     case = _spoil(make("mixture", n, m, d), rng, zeros)
-    problem = case.problem(reduction, "float64", same=same, exclude_self=exclude_self)
+    problem = case.problem(reduction, "float64", same=same)
     far_columns, far_rows = {50} if zeros else {3, 50}, {0, 20}
     off = 2 if same else len(far_columns) + len(far_rows)
-    want = truth(case, same=same, exclude_self=exclude_self)
+    want = truth(case, same=same)
     slower = replace(INFO, extent_limit=lambda problem: 30.0), NumpyBackend()
     for info, backend in (_limited(30.0), slower):
         got, taken_off = _reduce(case, problem, backend, info)
@@ -117,9 +116,8 @@ def test_far_points_are_summed_apart(n, m, d, reduction, zeros, same, exclude_se
         assert errors(problem, got, want).max() <= 1.0
 
 
-@pytest.mark.parametrize("exclude_self", [False, True])
 @pytest.mark.parametrize("features", [INFO.features, INFO.features - {"range"}])
-def test_no_rows_are_asked_for_beyond_the_limit_that_is_theirs(features, exclude_self):
+def test_no_rows_are_asked_for_beyond_the_limit_that_is_theirs(features):
     """Rows without their own columns are in another order than these: they are other rows to the backend."""
     case = make("mixture", 70, 20, 3, 25.0)
     case.points[[3, 50, 60]] = 23.0 * np.array([[1.0, 1.0, 1.0], [2.0, 0.0, 0.0], [0.0, -4.0, 0.0]])  # 40, 46, 92
@@ -136,17 +134,16 @@ def test_no_rows_are_asked_for_beyond_the_limit_that_is_theirs(features, exclude
             return super().reduce(problem, queries, state, own_offset)
 
     info = replace(INFO, features=features, extent_limit=limit, supports=supports)
-    problem = case.problem(Reduction.MEAN, "float64", same=True, exclude_self=exclude_self)
+    problem = case.problem(Reduction.MEAN, "float64", same=True)
     columns = Columns(case.points, case.log_weights)
     packed = PackedColumns(Strict(), info, problem, columns)
     for start, stop in ((0, 70), (10, 55)):
         got, _ = packed.reduce(some=(start, stop))
-        want = truth(case, same=True, exclude_self=exclude_self, rows=np.arange(start, stop))
+        want = truth(case, same=True, rows=np.arange(start, stop))
         assert errors(problem, got, want).max() <= 1.0
-    if not exclude_self:
-        got, off = OnDevices(("cpu", "cpu"), Strict(), info, problem, columns).reduce(case.queries)
-        assert errors(problem, got, truth(case)).max() <= 1.0
-        assert off == 3 + np.count_nonzero(_radii(case.queries) > 30.0)
+    got, off = OnDevices(("cpu", "cpu"), Strict(), info, problem, columns).reduce(case.queries)
+    assert errors(problem, got, truth(case)).max() <= 1.0
+    assert off == 3 + np.count_nonzero(_radii(case.queries) > 30.0)
 
 
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
@@ -227,36 +224,34 @@ def _cramped(rows):
     return Cramped()
 
 
-@pytest.mark.parametrize("exclude_self", [False, True])
 @pytest.mark.parametrize("same", [False, True])
 @pytest.mark.parametrize("far", [0, 30])
 @pytest.mark.parametrize("reduction", Reduction)
-def test_running_out_of_memory_cuts_rows(reduction, far, same, exclude_self):
+def test_running_out_of_memory_cuts_rows(reduction, far, same):
     case = make("mixture", 120, 90, 3)
     case.points[:far] += 1e3
     case.queries[:far] += 1e3
-    problem = case.problem(reduction, "float64", same=same, exclude_self=exclude_self)
+    problem = case.problem(reduction, "float64", same=same)
     info = replace(INFO, extent_limit=lambda problem: 50.0)
     got, taken_off = _reduce(case, problem, _cramped(20), info)
     assert taken_off == (far if same else 2 * far)
-    assert errors(problem, got, truth(case, same=same, exclude_self=exclude_self)).max() <= 1.0
+    assert errors(problem, got, truth(case, same=same)).max() <= 1.0
 
 
 @pytest.mark.parametrize("features", [INFO.features, INFO.features - {"range"}])
-@pytest.mark.parametrize("exclude_self", [False, True])
 @pytest.mark.parametrize("kind", ["mixture", "outliers", "no weight"])
 @pytest.mark.parametrize("reduction", Reduction)
-def test_some_of_the_points_are_rows(reduction, kind, exclude_self, features):
+def test_some_of_the_points_are_rows(reduction, kind, features):
     """Points beyond the limit are still summed apart; where memory does not suffice ranges are cut."""
     case = make("mixture", 120, 1, 3)
     if kind != "mixture":
         case = _spoil(make("mixture", 120, 90, 3), np.random.default_rng(5), zeros=kind == "no weight")
-    problem = case.problem(reduction, "float64", same=True, exclude_self=exclude_self)
+    problem = case.problem(reduction, "float64", same=True)
     info = replace(INFO, features=features, extent_limit=lambda problem: 30.0)
     packed = PackedColumns(_cramped(25), info, problem, Columns(case.points, case.log_weights))
     for start, stop in ((0, 60), (10, 40), (40, 120), (50, 51)):
         got, _ = packed.reduce(some=(start, stop))
-        want = truth(case, same=True, exclude_self=exclude_self, rows=np.arange(start, stop))
+        want = truth(case, same=True, rows=np.arange(start, stop))
         assert errors(problem, got, want).max() <= 1.0
 
 

@@ -26,17 +26,15 @@ INFO = replace(info.INFO, protocol=(1, 0), features=info.INFO.features - {"range
 
 TILES, LIMITS = (8, 16, 32, 64, 128, 256), (64, 128, 256, 512, 1024, 2048, 4096)
 KERNELS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 32, 64)
-OPTIONAL = ("weights", "exclude_self")
 
 
 class Boundary(NamedTuple):
     """Where something is wrong."""
 
     text: str
-    holds: Callable = lambda problem, own_offset: True
+    holds: Callable = lambda problem: True
     rows: slice = slice(None)  # those that are
     lost: slice | None = None  # or the columns that are left out
-    needs: frozenset = frozenset()
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Mutant:
     field: str
     coordinate: int | None  # of the shift; None: all
     size: float
-    features: frozenset | None  # None: whatever they are; otherwise those there must be
+    weights: bool  # with weights only
     dtype: str | None
     precision: str | None
     same: bool | None
@@ -56,50 +54,45 @@ class Mutant:
     def __str__(self):
         lost = self.boundary.lost is not None
         where = [self.boundary.text]
-        where += [f"with {' and '.join(sorted(self.features))}"] if self.features else []
+        where += ["with weights"] * self.weights
         where += [x for x in (self.dtype, self.precision) if x]
         where += [] if self.same is None else ["the points as rows" if self.same else "queries"]
         where += ["scratch memory on self"] * self.from_threads
         what = "columns lost" if lost else f"{self.field}{'' if self.coordinate is None else f'[{self.coordinate}]'}"
         return f"{what} ({self.size:.2g}): {', '.join(where)}"
 
-    def holds(self, problem, own_offset):
-        wanted = self.boundary.needs | (self.features or frozenset())
+    def holds(self, problem):
         return (
-            wanted <= problem.requires
+            (not self.weights or "weights" in problem.requires)
             and self.dtype in (None, problem.dtype)
             and self.precision in (None, problem.precision)
             and self.same in (None, problem.same)
-            and self.boundary.holds(problem, own_offset)
+            and self.boundary.holds(problem)
         )
 
 
 def _boundary(rng):
     tile, limit, d = (int(rng.choice(x)) for x in (TILES, LIMITS, KERNELS))
-    excluded = frozenset({"exclude_self"})
     some = [
-        Boundary(f"last row, m % {tile} == 0", lambda p, o: p.m % tile == 0, slice(-1, None)),
-        Boundary(f"last row, m % {tile} != 0", lambda p, o: p.m % tile != 0, slice(-1, None)),
-        Boundary(f"every row, m % {tile} == 0", lambda p, o: p.m % tile == 0),
-        Boundary(f"every row, n % {tile} == 0", lambda p, o: p.n % tile == 0),
-        Boundary(f"last column, n % {tile} == 0", lambda p, o: p.n % tile == 0, lost=slice(-1, None)),
-        Boundary(f"last column, n % {tile} != 0", lambda p, o: p.n % tile != 0, lost=slice(-1, None)),
-        Boundary(f"columns past {limit}", lambda p, o: p.n > limit, lost=slice(limit, None)),
-        Boundary(f"rows past {limit // 2}", lambda p, o: p.m > limit // 2, slice(limit // 2, None)),
-        Boundary(f"every row, m > {limit // 2}", lambda p, o: p.m > limit // 2),
-        Boundary(f"every row, n > {limit}", lambda p, o: p.n > limit),
-        Boundary(f"fewer rows than {tile}", lambda p, o: p.m < tile),
-        Boundary(f"fewer columns than {tile}", lambda p, o: p.n < tile),
-        Boundary("one row", lambda p, o: p.m == 1),
-        Boundary("one column", lambda p, o: p.n == 1),
-        *[Boundary(f"d == {d}", lambda p, o: p.d == d)] * 2,
-        Boundary(f"d > {d}", lambda p, o: p.d > min(d, 32)),
-        Boundary("d odd", lambda p, o: p.d % 2 == 1),
-        Boundary("own_offset < 0", lambda p, o: o < 0, needs=excluded),
-        Boundary("own_offset > 0", lambda p, o: o > 0, needs=excluded),
-        Boundary("own_offset ≥ n", lambda p, o: o >= p.n, needs=excluded),
-        Boundary("extent > 8", lambda p, o: p.extent > 8),
-        Boundary("extent > 100", lambda p, o: p.extent > 100),
+        Boundary(f"last row, m % {tile} == 0", lambda p: p.m % tile == 0, slice(-1, None)),
+        Boundary(f"last row, m % {tile} != 0", lambda p: p.m % tile != 0, slice(-1, None)),
+        Boundary(f"every row, m % {tile} == 0", lambda p: p.m % tile == 0),
+        Boundary(f"every row, n % {tile} == 0", lambda p: p.n % tile == 0),
+        Boundary(f"last column, n % {tile} == 0", lambda p: p.n % tile == 0, lost=slice(-1, None)),
+        Boundary(f"last column, n % {tile} != 0", lambda p: p.n % tile != 0, lost=slice(-1, None)),
+        Boundary(f"columns past {limit}", lambda p: p.n > limit, lost=slice(limit, None)),
+        Boundary(f"rows past {limit // 2}", lambda p: p.m > limit // 2, slice(limit // 2, None)),
+        Boundary(f"every row, m > {limit // 2}", lambda p: p.m > limit // 2),
+        Boundary(f"every row, n > {limit}", lambda p: p.n > limit),
+        Boundary(f"fewer rows than {tile}", lambda p: p.m < tile),
+        Boundary(f"fewer columns than {tile}", lambda p: p.n < tile),
+        Boundary("one row", lambda p: p.m == 1),
+        Boundary("one column", lambda p: p.n == 1),
+        *[Boundary(f"d == {d}", lambda p: p.d == d)] * 2,
+        Boundary(f"d > {d}", lambda p: p.d > min(d, 32)),
+        Boundary("d odd", lambda p: p.d % 2 == 1),
+        Boundary("extent > 8", lambda p: p.extent > 8),
+        Boundary("extent > 100", lambda p: p.extent > 100),
         Boundary("anywhere"),
     ]
     return some[rng.integers(len(some))]
@@ -108,10 +101,9 @@ def _boundary(rng):
 def generate(seed, index):
     """Draw a mutant."""
     rng = np.random.default_rng([seed, index])
-    boundary, count = _boundary(rng), int(rng.choice((0, 0, 1, 1, 2)))
+    boundary, weights = _boundary(rng), bool(rng.random() < 0.4)
     if "extent" in boundary.text:  # what reaches far is not mixed with everything else
-        count = 0
-    features = frozenset(str(f) for f in rng.choice(OPTIONAL, count, replace=False))
+        weights = False
     field = str(rng.choice(("log_sum", "shift", "log_magnitude", "sign")))
     shares = rng.random(5)
     return Mutant(
@@ -119,10 +111,10 @@ def generate(seed, index):
         field,
         -1 if shares[0] < 0.5 else None,
         10 ** rng.uniform(-2.5, 0),
-        features or None,
+        weights,
         str(rng.choice(("float32", "float64"))) if shares[1] < 0.4 else None,
         str(rng.choice(PRECISIONS)) if shares[2] < 0.2 else None,
-        bool(rng.integers(2)) if shares[3] < 0.3 and not {"exclude_self"} & boundary.needs else None,
+        bool(rng.integers(2)) if shares[3] < 0.3 else None,
         bool(shares[4] < 0.5) and boundary.text == "anywhere",
     )
 
@@ -147,7 +139,7 @@ class Wrong(NumpyBackend):
         """Answer, with what is wrong where it is."""
         points, right, fewer = state
         mine = self.scratch = object()
-        wrong = self.mutant.holds(problem, own_offset)
+        wrong = self.mutant.holds(problem)
         rows = points if queries is None else queries
         got = super().reduce(problem, rows, fewer if wrong else right, own_offset)
         if self.mutant.from_threads:
@@ -168,7 +160,7 @@ class Wrong(NumpyBackend):
 def caught_by(mutant, profile):
     """Return the first failure, or nothing."""
     target = Target(INFO, Wrong(mutant), "cpu")
-    for check in dict.fromkeys(("drawn", "sizes", "exclude_self", *sorted(CHECKS))):  # those that catch most first
+    for check in dict.fromkeys(("drawn", "sizes", *sorted(CHECKS))):  # those that catch most first
         found = failures(target, PROFILES[profile], [check], most=1)
         if found:
             return next(iter(found))

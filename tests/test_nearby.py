@@ -4,7 +4,6 @@ import functools
 import importlib
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,7 +72,7 @@ def _rows_and_columns(kind, d, rng):
 KINDS = ("normal", "tail", "clusters", "duplicates", "weights", "ladder")
 
 
-def _left_out(problem, y, x, log_w, own=None, together=0):
+def _left_out(problem, y, x, log_w, together=0):
     """What leaving out tiles does to results, over the share of the tolerance, (m,), and the share listed."""
     columns = index(x, log_w, SIZE)
     found = lists(problem, columns, y, HEIGHT, together)
@@ -85,12 +84,7 @@ def _left_out(problem, y, x, log_w, own=None, together=0):
         step = x - row
         half = 0.5 * (step**2).sum(axis=1)
         logs = log_w - half
-        if own is not None:
-            logs = np.where(columns.order == own[i], -math.inf, logs)
-        top = logs.max()
-        if top == -math.inf:
-            continue
-        term = np.exp(logs - top)
+        term = np.exp(logs - logs.max())
         a = 1.0 + 0.5 * problem.d
         if problem.reduction is Reduction.MEAN:
             mean = term @ step / term.sum()
@@ -132,22 +126,6 @@ def test_in_groups_of_rows(reduction):
         assert worst.max() <= 1.0 and listed < 0.95
 
 
-@pytest.mark.parametrize("reduction", Reduction)
-@pytest.mark.parametrize("kind", ["normal", "alone", "heavy"])
-def test_without_their_own_column(reduction, kind):
-    """A row's own column may be nearly all of its sum, or of the weights."""
-    rng = np.random.default_rng(5)
-    x, log_w = 30.0 * rng.normal(size=(2000, 2)), np.zeros(2000)
-    if kind == "alone":  # each far from every other one
-        x = 10.0 * np.stack(np.meshgrid(np.arange(50.0), np.arange(40.0)), axis=-1).reshape(-1, 2)
-    if kind == "heavy":
-        log_w[::17] = 500.0
-    log_w = log_w - np.logaddexp.reduce(log_w)
-    own = index(x, log_w, SIZE).order[512:576]
-    problem = Problem(reduction, 64, 2000, 2, same=True, requires=frozenset({"exclude_self"}))
-    assert _left_out(problem, x[own], x, log_w, own)[0].max() <= 1.0
-
-
 @pytest.mark.parametrize("precision", ["fast", "high", "float64"])
 def test_some_of_all_columns_beside_one_that_weighs_far_more(precision):
     """The shift that counts is that over all columns, which is longer than any over some."""
@@ -167,13 +145,6 @@ def test_some_of_all_columns_beside_one_that_weighs_far_more(precision):
 
     off = np.linalg.norm(shift(kept) - shift(np.arange(len(x))))
     assert off <= SHARE * TOLERANCES[precision][Reduction.MEAN].absolute
-
-
-def test_a_single_column_that_is_left_out():
-    problem = Problem(Reduction.MEAN, 1, 1, 2, requires=frozenset({"exclude_self"}))
-    with np.errstate(all="ignore"):
-        found = lists(problem, index(np.zeros((1, 2)), np.zeros(1), SIZE), np.zeros((1, 2)), HEIGHT)
-    assert found.floors[0] == -math.inf and list(found.tiles) == [0]
 
 
 # --- other libraries ------------------------------------------------------------------------------------------------
@@ -220,27 +191,18 @@ def _arrays(partial, rows=slice(None)):
 @pytest.mark.parametrize("d", [1, 2, 3])
 @pytest.mark.parametrize("extent", [0.2, 10.0, 1e4])
 def test_direct_sums_over_neighbours(d, extent, library):
-    """Weights of all sizes, rows far away, own columns left out; few rows, isolated ones and many."""
+    """Weights of all sizes, rows far away; few rows, isolated ones and many."""
     rng = np.random.default_rng(d)
     points = extent * rng.normal(size=(1000, d))
     rows = np.concatenate([points[:40], 300.0 * rng.normal(size=(60, d)), 1e6 * rng.normal(size=(3, d))])
     log_weights = rng.choice([-400.0, -30.0, 0.0], 1000)
     log_weights -= np.logaddexp.reduce(log_weights)
     neighbours = Neighbours(Columns(library(points), library(log_weights)))
-    own = np.array([*range(40), *[-5] * 63])
-    ones = {}
-    for i in (0, 17, 39):
-        rest = np.arange(1000) != i
-        ones[i] = reference.sums(rows[i : i + 1], points[rest], log_weights=log_weights[rest])
     for reduction, few in itertools.product(Reduction, (7, 25, 103)):
         some = slice(0, few)
         problem = Problem(reduction, few, 1000, d)
         got = _arrays(neighbours.reduce(problem, library(rows[some])))
         assert errors(problem, got, reference.sums(rows[some], points, log_weights=log_weights)).max() <= 0.1
-        problem = replace(problem, requires=frozenset({"exclude_self"}))
-        got = neighbours.reduce(problem, library(rows[some]), library(own[some]))
-        for i in (i for i in ones if i < few):
-            assert errors(problem, _arrays(got, slice(i, i + 1)), ones[i]).max() <= 0.1
 
 
 @pytest.mark.parametrize("library", [np.asarray, torch.asarray])
@@ -273,12 +235,8 @@ def test_rough_shares_of_odd_points():
 def test_direct_sums_beside_other_columns(library):
     """Where a sum is known to be large, columns far away are left out."""
     points = np.array([[0.0], [1.0], [30.0]])
-    neighbours = Neighbours(Columns(library(points[1:]), library(np.zeros(2))), library(np.array([1, 2])))
+    neighbours = Neighbours(Columns(library(points[1:]), library(np.zeros(2))))
     rows = np.repeat([[1.0], [30.0], [15.0]], 20, axis=0)
     problem = Problem(Reduction.LOG_SUM, 60, 3, 1)
-    both = np.exp(_arrays(neighbours.reduce(problem, library(rows), None, 0.0)).log_sum)
+    both = np.exp(_arrays(neighbours.reduce(problem, library(rows), 0.0)).log_sum)
     np.testing.assert_allclose(both[::20], [1.0, 1.0, 0.0], atol=1e-9)
-    own = np.repeat([1, 0, 0], 20)
-    problem = replace(problem, requires=frozenset({"exclude_self"}))
-    without = np.exp(_arrays(neighbours.reduce(problem, library(rows), library(own), 0.0)).log_sum)
-    np.testing.assert_allclose(without[::20], [0.0, 1.0, 0.0], atol=1e-9)

@@ -56,7 +56,7 @@ def test_no_module_has_a_name_that_numba_takes_for_its_own():
         ("laplace", "fast", 10.0, {"requires": frozenset({"weights"})}, "single"),
         ("mean", "high", 15.0, {"same": True}, "single"),
         ("mean", "high", 40.0, {"same": True}, "doubled"),
-        ("mean", "fast", 15.0, {"same": True, "requires": frozenset({"exclude_self"})}, "float64"),
+        ("mean", "fast", 15.0, {"same": True, "requires": frozenset({"weights"})}, "float64"),
     ],
 )
 def test_the_extent_picks_the_arithmetic(reduction, precision, extent, more, kind):
@@ -105,7 +105,7 @@ def test_a_forced_configuration_that_cannot_run_is_refused():
 @pytest.mark.parametrize(
     ("reduction", "arithmetic", "d", "requires", "architecture"),
     [
-        ("laplace", "doubled", 3, ("weights", "exclude_self"), "sm_86"),
+        ("laplace", "doubled", 3, ("weights",), "sm_86"),
         ("mean", "single", 4, (), "sm_90"),
         pytest.param("log_sum", "expanded", 64, ("weights",), "sm_75", marks=pytest.mark.slow),
         pytest.param("mean", "float64", 16, ("weights",), "sm_80", marks=pytest.mark.slow),
@@ -136,7 +136,7 @@ def test_problems_share_code_where_their_shapes_are_equal():
     assert code() == code(m=9, n=9) == code(precision="fast")
     assert code(columns=128, precision="high") == code(precision="high")  # float32 adds up 64
     assert code(columns=128, precision="fast") != code(precision="fast")
-    assert len({code(), code(d=17), code(requires=frozenset({"exclude_self"}))}) == 3
+    assert len({code(), code(d=17), code(requires=frozenset({"weights"}))}) == 3
 
 
 @needs_compiler

@@ -23,12 +23,12 @@ EXTENTS = (1.0, 5.0, 12.0, 40.0, 200.0, 1e4)
 COMPILED = ("keops",)
 EQUALLY_WEIGHTED = tuple(kind for kind in CASES if kind in ("mixture", "tails", "clusters", "outlier", "duplicates"))
 
-PRODUCT = list(itertools.product(CASES, Reduction, PRECISIONS, DIMENSIONS, EXTENTS, (False, True), (False, True)))
+PRODUCT = list(itertools.product(CASES, Reduction, PRECISIONS, DIMENSIONS, EXTENTS, (False, True)))
 CHOSEN = covering(PRODUCT)
 OF_ONE_FORMULA = covering(
-    list(itertools.product(EQUALLY_WEIGHTED, (Reduction.LOG_SUM,), PRECISIONS, (1,), EXTENTS, (False,), (False,)))
+    list(itertools.product(EQUALLY_WEIGHTED, (Reduction.LOG_SUM,), PRECISIONS, (1,), EXTENTS, (False,)))
 )
-OF_MORE = covering(list(itertools.product(CASES, Reduction, PRECISIONS, (3,), EXTENTS, (False, True), (False,))))
+OF_MORE = covering(list(itertools.product(CASES, Reduction, PRECISIONS, (3,), EXTENTS, (False, True))))
 
 
 def _names():
@@ -62,12 +62,12 @@ def _off(problem, a, b):
     return errors(problem, a, Truth(b.log_sum, b.shift, signed, b.log_sum)) / 2.0
 
 
-def _case(kind, reduction, precision, d, extent, same, exclude_self):
+def _case(kind, reduction, precision, d, extent, same):
     """A problem and its data, of sizes that are drawn."""
-    seed = PRODUCT.index((kind, reduction, precision, d, extent, same, exclude_self))
+    seed = PRODUCT.index((kind, reduction, precision, d, extent, same))
     rng = np.random.default_rng(seed)
     case = make(kind, int(rng.integers(1, 121)), int(rng.integers(1, 61)), d, extent)
-    return case.problem(reduction, precision, same=same, exclude_self=exclude_self), case
+    return case.problem(reduction, precision, same=same), case
 
 
 def _who():
@@ -85,7 +85,7 @@ def _agree(row, names):
 
 
 def _named(row):
-    return "-".join(map(str, row[:3])) + f"-d{row[3]}-e{row[4]:g}" + "-same" * row[5] + "-others" * row[6]
+    return "-".join(map(str, row[:3])) + f"-d{row[3]}-e{row[4]:g}" + "-same" * row[5]
 
 
 @pytest.mark.parametrize("row", CHOSEN, ids=_named)

@@ -127,18 +127,6 @@ def test_kernels_have_twelve_digits(kernel):
     assert reference.kernel_log_norm(kernel, 2) == pytest.approx(float(mpmath.log(norm)), abs=1e-13)
 
 
-def test_exclude_self_leaves_out_one_column():
-    rng = np.random.default_rng(1)
-    x, w = rng.normal(size=(9, 2)), rng.random(9)
-    got = reference.sums(x, x, 0.6, log_weights=np.log(w), exclude_self=True)
-    for i in range(9):
-        others = np.arange(9) != i
-        want = reference.sums(x[i : i + 1], x[others], 0.6, log_weights=np.log(w[others]))
-        assert got.log_sum[i] == pytest.approx(want.log_sum[0], rel=1e-14)
-        np.testing.assert_allclose(got.shift[i], want.shift[0], rtol=1e-12)
-        assert got.signed[i] == pytest.approx(want.signed[0], rel=1e-12)
-
-
 def test_paper_formulas_agree_on_benign_data():
     """They expand squares, ‖x‖² + ‖y‖² − 2 xᵀy, and the score is (Σ_j φ_ij x_j − x_i Σ_j φ_ij) / (h² Σ_j φ_ij)."""
     rng = np.random.default_rng(2)
@@ -173,11 +161,12 @@ def test_gradient_is_the_derivative_of_the_log_density():
 def test_plain_float64_is_right_for_the_suites_random_problems(index):
     """Their truths are plain sums: they must be exact far within every tolerance."""
     seed, d = (int(x.lstrip("d")) for x in list(drawn_parameters(None, PROFILES["quick"]))[index].split("-")[:2])
-    asked = draw(seed, d, 20_000, frozenset({"weights", "exclude_self"}))
+    asked = draw(seed, d, 20_000, frozenset({"weights"}))
     case, rows = asked.case, np.unique([0, len(asked.case.queries) // 2, len(asked.case.queries) - 1])
-    own = rows + asked.own_offset if "exclude_self" in asked.features else False
-    how = {"log_weights": case.log_weights, "exclude_self": own}
-    got, want = (reference.sums(case.queries[rows], case.points, plain=plain, **how) for plain in (True, False))
+    got, want = (
+        reference.sums(case.queries[rows], case.points, log_weights=case.log_weights, plain=plain)
+        for plain in (True, False)
+    )
     np.testing.assert_allclose(got.log_sum, want.log_sum, rtol=0, atol=1e-12)
     np.testing.assert_allclose(got.log_plus, want.log_plus, rtol=0, atol=1e-12)
     np.testing.assert_allclose(got.signed, want.signed, rtol=0, atol=1e-12)

@@ -73,7 +73,7 @@ def test_the_formula_changes_at_the_limit(reduction, d, same):
 
 @pytest.mark.parametrize("reduction", list(Reduction))
 @pytest.mark.parametrize("same", [False, True])
-@pytest.mark.parametrize("requires", [(), ("weights",), ("weights", "exclude_self")])
+@pytest.mark.parametrize("requires", [(), ("weights",)])
 def test_products_of_float64(reduction, same, requires, monkeypatch):
     """Beyond half precision's extents, over several tiles of rows and columns, with a weight of zero."""
     monkeypatch.setattr(products, "COLUMNS", 37)
@@ -89,7 +89,7 @@ def test_products_of_float64(reduction, same, requires, monkeypatch):
     backend = TritonBackend()
     state = backend.prepare(given, Columns(torch.tensor(case.points), log_weights))
     got = backend.reduce(given, None if same else torch.tensor(case.queries), state)
-    truth = problems.truth(case, same=same, exclude_self="exclude_self" in requires)
+    truth = problems.truth(case, same=same)
     assert problems.errors(given, each(got, to_host), truth).max() < 1e-3
 
 
@@ -203,6 +203,6 @@ def test_a_rehearsed_pass_begins_to_compile_all_its_kernels(monkeypatch):
     monkeypatch.setattr(compiled, "compiled", lambda *asked: begun.add((asked[0].__name__, asked[-1])))
     given, points = problem("mean", m=64, n=64, d=4, same=True, extent=8.0), torch.zeros((64, 4), dtype=torch.float64)
     state = TritonBackend().prepare(given, Columns(points, points[:, 0].contiguous()))
-    compiled.rehearse(backend._listed, given, backend._way(given, 8.0, 0.0, True), points, state, None, 1.0)
+    compiled.rehearse(backend._listed, given, backend._way(given, 8.0, 0.0, True), points, state, 1.0)
     names = ("pack", "near", "log_sum_listed", "finish_log_sum", "choose", "list", "mean_listed", "finish_mean")
     assert begun == {(f"{name}_kernel", False) for name in names}

@@ -63,7 +63,6 @@ def _launch(kernel, d, form):
 def _problem(reduction, d, form, *requires):
     """A problem that takes every branch of a kernel's form."""
     full = form == Form.FULL
-    requires = {*requires, *(("exclude_self",) if full else ())}
     return Problem(
         Reduction(reduction), 1000, 1000, d, precision="high" if full else "fast", requires=frozenset(requires)
     )
@@ -107,7 +106,7 @@ def _listed():
 def test_listed(kernel, d, form, capability):
     base = "log_sum" if kernel == "laplace" else kernel
     listed = _launch(base + "_listed", d, form)
-    problem = _problem(kernel, d, form, "exclude_self", "weights")
+    problem = _problem(kernel, d, form, "weights")
     config = space.default(base, listed.columns, capability, merges(d), listed.pieces)
     compiled = tunables.compiled_kernel(listed, config, problem, capability)
     assert tunables.usage(compiled.asm["cubin"])[1] <= tunables.SPILLS
@@ -203,7 +202,7 @@ def test_weighted_sum(d, form, precision, capability):
 )
 def test_direct(d, arithmetic, reduction, capability):
     anchored = reduction == "anchored"
-    requires = () if anchored else ("weights", "exclude_self") if arithmetic == "float64" else ("weights",)
+    requires = () if anchored else ("weights",)
     problem = Problem(Reduction("mean" if anchored else reduction), 1000, 1000, d, requires=frozenset(requires))
     _check(Launch("direct_mean" if anchored else "direct", d, arithmetic=arithmetic), problem, capability)
 

@@ -129,34 +129,32 @@ def test_the_cpu_needs_the_interpreter():
 
 
 @each_reduction
-@pytest.mark.parametrize("arguments", ["points", "queries", "weights", "none", "far", "strided", "alone"])
+@pytest.mark.parametrize("arguments", ["points", "queries", "weights", "none", "far", "strided"])
 def test_they_are_registered_as_they_behave(reduction, arguments, device):
     x, y, w = _tensors(device)
     given = {
-        "points": (x, None, None, None, "high", False),
-        "queries": (x, y, None, 6.0, "fast", False),
-        "weights": (x, y, w, 6.0, "high", False),
-        "none": (x, y[:0], None, None, "high", False),
-        "far": (torch.cat([x, 1e6 + x[:3]]), y, None, None, "high", False),
-        "strided": (x.T.contiguous().T, y[::2], w[::1], None, "fast", False),
-        "alone": (x, None, w, None, "high", True),
+        "points": (x, None, None, None, "high"),
+        "queries": (x, y, None, 6.0, "fast"),
+        "weights": (x, y, w, 6.0, "high"),
+        "none": (x, y[:0], None, None, "high"),
+        "far": (torch.cat([x, 1e6 + x[:3]]), y, None, None, "high"),
+        "strided": (x.T.contiguous().T, y[::2], w[::1], None, "fast"),
     }
     torch.library.opcheck(getattr(torch.ops.sdkde, reduction.value).default, given[arguments])
 
 
 @each_reduction
 @pytest.mark.parametrize("same", [False, True])
-@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("precision", ["fast", "high"])
 @pytest.mark.parametrize("kind", ["mixture", "weights", "outlier"])
-def test_they_keep_the_tolerance(reduction, kind, precision, alone, same, device):
+def test_they_keep_the_tolerance(reduction, kind, precision, same, device):
     case = problems.make(kind, 40, 20, 3)
     points, queries, log_weights = (torch.tensor(x).to(device) for x in (case.points, case.queries, case.log_weights))
-    problem = case.problem(reduction, precision, same=same, exclude_self=alone)
-    want = problems.truth(case, same=same, exclude_self=alone)
+    problem = case.problem(reduction, precision, same=same)
+    want = problems.truth(case, same=same)
     arguments = points, None if same else queries, log_weights if kind == "weights" else None
     for extent in (None, problem.extent):
-        got = OPS[reduction](*arguments, extent=extent, precision=precision, exclude_self=alone)
+        got = OPS[reduction](*arguments, extent=extent, precision=precision)
         assert problems.errors(problem, _partial(reduction, got), want).max() < 1, extent
 
 

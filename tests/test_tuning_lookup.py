@@ -156,13 +156,13 @@ def test_features_are_matched_first_and_a_plain_configuration_serves_too(path):
         path,
         ("plain", {}, "measured", {}),
         ("weights", {"requires": "weights", "n_octave": 17}, "measured", {}),
-        ("both", {"requires": "exclude_self,weights"}, "measured", {}),
+        ("both", {"requires": "grad,weights"}, "measured", {}),
     )
     for requires, name, rung in (
         ((), "plain", "exact"),
         (("weights",), "weights", "near"),
-        (("weights", "exclude_self"), "both", "exact"),
-        (("exclude_self",), "plain", "near"),
+        (("weights", "grad"), "both", "exact"),
+        (("grad",), "plain", "near"),
     ):
         assert ask(problem=replace(PROBLEM, requires=frozenset(requires))) == (name, rung)
     assert ask(lambda config: config["name"] == "plain", problem=replace(PROBLEM, requires=frozenset({"weights"}))) == (

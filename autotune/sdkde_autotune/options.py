@@ -60,7 +60,6 @@ problem_options = together(
     _several("--n-train", _positive, "N", "Training points. Default: 32768."),
     _several("--n-query", _positive, "M", "Query points; not for mean. Default: an eighth of N."),
     click.option("--weights", is_flag=True, help="Problems with weights."),
-    click.option("--leave-one-out", is_flag=True, help="Problems in which each point is left out of its own density."),
 )
 _samplers = Choice(("tpe", "random", "grid"))
 search_options = together(
@@ -82,7 +81,7 @@ filter_options = together(
 def problems_of(what: Mapping[str, Any], place: Place, grid: bool = False) -> tuple[list[Problem], bool]:
     """Return the problems that the options describe, and whether they are the grid, as none describes any."""
     given = {name: what[name] for name in (*GRID, "n_query") if what[name]}
-    features = [name for name, option in (("weights", "weights"), ("exclude_self", "leave_one_out")) if what[option]]
+    features = ["weights"] if what["weights"] else []
     grid = grid and not given and not features
     if grid:
         given = {**GRID, **({} if place.card else {"n_train": (32768, 4096)})}  # a CPU takes minutes for a million

@@ -68,12 +68,12 @@ def problems(
 ) -> list[Problem]:
     """Return the cross product of the arguments as typical problems, by size first; sizes become powers of two.
 
-    Queries are by default an eighth of the training points; those of MEAN and of ``"exclude_self"`` always the training
-    points. ``requires`` has features: ``"weights"``, ``"exclude_self"``.
+    Queries are by default an eighth of the training points; those of MEAN always the training points. ``requires`` has
+    features: ``"weights"``.
     """
     found, features = [], frozenset(requires)
     for n, level, d, kind in itertools.product(n_train, precision, dim, map(Reduction, reduction)):
-        same, dtype = kind is Reduction.MEAN or "exclude_self" in features, "float32" if level == "fast" else "float64"
+        same, dtype = kind is Reduction.MEAN, "float32" if level == "fast" else "float64"
         extent = 1.2 * math.sqrt(d) + 6  # normal samples under Silverman's bandwidth, tails included
         for m in (n,) if same else n_query or (max(1, n // 8),):
             size = 2 ** octave(m), 2 ** octave(n), d
@@ -84,10 +84,10 @@ def problems(
 def tasks(wanted: Sequence[Problem], place: Place, backend: str | None = None, varied: bool = False) -> list[Task]:
     """Return the kernels to tune for the problems on a processor, one per key, in the order of the problems.
 
-    Without a backend's name every installed one that can be tuned is. If ``varied``, problems with weights and
-    leave-one-out follow where a backend runs other kernels for them: of the first size of :data:`GRID`, which serves
-    most others. BackendUnavailable or ValueError: the named backend is not available or cannot be tuned; or there is
-    nothing to tune for any.
+    Without a backend's name every installed one that can be tuned is. If ``varied``, problems with weights follow
+    where a backend runs other kernels for them: of the first size of :data:`GRID`, which serves most others.
+    BackendUnavailable or ValueError: the named backend is not available or cannot be tuned; or there is nothing to tune
+    for any.
     """
     able = {record.name: record.info for record in registry.records() if record.ok and record.info}
     able = {name: info for name, info in able.items() if info.tuning}
@@ -101,8 +101,7 @@ def tasks(wanted: Sequence[Problem], place: Place, backend: str | None = None, v
         space, kernels, wide = space_of(info), set[tuple[str, ...]](), varied and plain.n == GRID["n_train"][0]
         assert space is not None
         weighted = replace(plain, requires=frozenset({"weights"}))
-        left_out = replace(plain, requires=frozenset({"exclude_self"}), m=plain.n, same=True)
-        for problem in (plain, weighted, left_out) if wide else (plain,):
+        for problem in (plain, weighted) if wide else (plain,):
             kind = problem.device.partition(":")[0]
             candidate = judge(info, (problem,), problem.device, None, None) if kind in info.devices else None
             if candidate is None or not candidate.ok:

@@ -42,10 +42,10 @@ class TorchFourierBackend(Fourier):
         """Transform the columns to modes, if that is faster than direct sums."""
         made = PerStream()
 
-        def directly(problem: Problem, rows: Tensor, own: Tensor | None) -> Partial:
+        def directly(problem: Problem, rows: Tensor) -> Partial:
             """Sum over all columns, which are put in order when the first row asks."""
             near = made.get("near", lambda: Neighbours(columns), columns.points)
-            return near.reduce(problem, rows, own)
+            return near.reduce(problem, rows)
 
         return State(columns, self.transform(problem, columns), directly)
 

@@ -19,24 +19,22 @@ class Distinct:
 
     def __init__(self, columns: Columns, spread: Callable[..., Any]) -> None:
         self._columns, self._spread, self._lock = columns, spread, new_lock()
-        self._every = Neighbours(columns)
-        self._merged: Neighbours | None = None
+        self._near: Neighbours | None = None
 
-    def reduce(self, problem: Problem, rows: Array, own: Array | None) -> Partial:
+    def reduce(self, problem: Problem, rows: Array) -> Partial:
         """Answer for some rows; see :meth:`sdkde_core.nearby.Neighbours.reduce`."""
-        if own is not None:  # each row leaves out another column
-            return self._every.reduce(problem, rows, own, spread=self._spread)
         columns = self._columns
         with self._lock:
-            if self._merged is None and many(columns.points):
-                first, group = distinct(columns.points)
-                weights = merged_weights(columns.log_weights, first, group)
-                self._merged = Neighbours(Columns(columns.points[first], weights))
-            self._merged = self._merged or self._every
+            if self._near is None:
+                if many(columns.points):
+                    first, group = distinct(columns.points)
+                    weights = merged_weights(columns.log_weights, first, group)
+                    columns = Columns(columns.points[first], weights)
+                self._near = Neighbours(columns)
         if not many(rows):
-            return self._merged.reduce(problem, rows, spread=self._spread)
+            return self._near.reduce(problem, rows, spread=self._spread)
         first, group = distinct(rows)
-        return each(self._merged.reduce(problem, rows[first], spread=self._spread), lambda x: x[group])
+        return each(self._near.reduce(problem, rows[first], spread=self._spread), lambda x: x[group])
 
 
 def distinct(points: Array) -> tuple[Array, Array]:

@@ -144,7 +144,7 @@ def direct_seconds(ways: Ways, problem: Problem, points: Array, log_weights: Arr
     one that comes once stands for those that were not taken.
     """
     equal = 0.0
-    if ways.merges and "exclude_self" not in problem.requires and many(points):
+    if ways.merges and many(points):
         first, group = distinct(points)
         share = np.where(np.bincount(group) > 1, 1.0 / problem.n, 1.0 / len(points)).sum()
         points, log_weights = points[first], merged_weights(log_weights, first, group)

@@ -31,8 +31,7 @@ class Series:
     modes: Any
     epsilon: float
     error: float  # bound on a sum's
-    inside: Any = None  # (n,) which columns; None: all
-    outside: Neighbours | None = None  # the others
+    outside: Neighbours | None = None  # the other columns
     beyond: Any = None  # (d,) whether any of the others is outside in that dimension
     weight: float = 0.0  # of the others, in all
 
@@ -43,7 +42,7 @@ class State:
 
     columns: Columns
     series: Series | None
-    directly: Callable[[Problem, Any, Any], Partial]  # of rows and the columns that they leave out
+    directly: Callable[[Problem, Any], Partial]  # of rows
 
 
 class Fourier:
@@ -101,8 +100,8 @@ class Fourier:
         others = Columns(points[members, :], log_weights[members])
         far = np.asarray(to_device(others.points, "cpu"))
         beyond = ((far < box.low) | (far > box.high)).any(axis=0)
-        outside = Neighbours(others, members)
-        return Series(box, modes, epsilon, bound, inside, outside, beyond, float(xp.sum(weights[members])))
+        outside = Neighbours(others)
+        return Series(box, modes, epsilon, bound, outside, beyond, float(xp.sum(weights[members])))
 
     def reduce(self, problem: Problem, queries: Any, state: State, own_offset: int = 0) -> Partial:
         """Sum by modes, then directly the rows whose sum is too small against the bound on its error."""
@@ -110,37 +109,31 @@ class Fourier:
         if not len(rows):
             return empty(problem, rows)
         for start in range(0, len(rows), self.ways.rows):
-            block, own = rows[start : start + self.ways.rows], None
-            if "exclude_self" in problem.requires:
-                own = array_namespace(rows).arange(len(block), device=device(rows)) + own_offset + start
-            blocks.append(self._block(problem, block, own, state))
+            blocks.append(self._block(problem, rows[start : start + self.ways.rows], state))
         return concatenate(blocks)
 
-    def _block(self, problem: Problem, rows: Any, own: Any, state: State) -> Partial:
+    def _block(self, problem: Problem, rows: Any, state: State) -> Partial:
         xp, series = array_namespace(rows), state.series
         if series is None:
-            return state.directly(problem, rows, own)
+            return state.directly(problem, rows)
         held, moved = series.box.holds(rows, -np.minimum(series.box.margin, cutoff(series.epsilon))), rows
         if not bool(xp.all(held)):
             if not bool(xp.any(held)):
-                return state.directly(problem, rows, own)
+                return state.directly(problem, rows)
             moved = xp.where(held[:, None], rows, xp.asarray(series.box.low, device=device(rows)))
         total, others = self.evaluate(problem, series, moved)
-        if own is not None:
-            take_off(problem, rows, own, state.columns, series.inside, total, others)
         if series.outside is not None and series.weight:  # farther away they are below the error
             nats = max(0.0, math.log(10.0 * series.weight) - math.log(series.error))
             reach = math.sqrt(2.0 * (nats + math.log(2.0 + nats)))  # times 1 + r²/2, too
             (near,) = xp.nonzero(held & ~series.box.holds(rows, np.where(series.beyond, reach, -np.inf)))
             if len(near):
-                mine = None if own is None else own[near]
                 least = math.log(series.error / allowed(problem, Reduction.LOG_SUM))  # of smaller sums none is kept
-                more = series.outside.reduce(problem, rows[near], mine, least, self.spread)
+                more = series.outside.reduce(problem, rows[near], least, self.spread)
                 add(problem, more, near, total, others)
         found, good = finish(problem, total, others, series.error)
         (redo,) = xp.nonzero(~(good & held))
         if len(redo):
-            again = state.directly(problem, rows[redo], None if own is None else own[redo])
+            again = state.directly(problem, rows[redo])
             for name in (f.name for f in fields(Partial) if getattr(found, f.name) is not None):
                 getattr(found, name)[redo] = getattr(again, name)
         return found
@@ -180,24 +173,3 @@ def add(problem: Problem, more: Partial, where: Any, total: Any, others: list[An
     if problem.reduction is Reduction.MEAN:
         for a, whole in enumerate(others):
             whole[where] += added * more.shift[:, a]
-
-
-def take_off(
-    problem: Problem, rows: Any, own: Any, columns: Columns, inside: Any, total: Any, others: list[Any]
-) -> None:
-    """Subtract each row's own term, of the columns ``inside``, in place; the error of what is left is the same."""
-    xp, points, n = array_namespace(rows), columns.points, columns.points.shape[0]
-    has = (own >= 0) & (own < n)
-    which = xp.where(has, own, xp.zeros_like(own))
-    if inside is not None:
-        has &= inside[which]
-    step = points[which, :] - rows
-    r2 = xp.sum(step * step, axis=1)
-    term = xp.exp(columns.log_weights[which] - 0.5 * r2)
-    term = xp.where(has, term, xp.zeros_like(term))
-    total -= term
-    if problem.reduction is Reduction.MEAN:
-        for a, whole in enumerate(others):
-            whole -= term * step[:, a]
-    if problem.reduction is Reduction.LAPLACE:
-        others[0] -= term * (1.0 + 0.5 * problem.d - 0.5 * r2)

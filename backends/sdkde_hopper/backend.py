@@ -73,13 +73,12 @@ class HopperBackend:
         a_range = problem.same and m < n
         if a_range:
             points = points[own_offset : own_offset + m]
-        own = own_offset if "exclude_self" in problem.requires else None
         with launching(points):
             if problem.reduction is not Reduction.MEAN:
 
                 def slab(start: int, stop: int) -> Partial:
                     rows = points if stop - start == m else points[start:stop]
-                    found: Partial = _log_sum(problem, rows, state, None if own is None else own + start, m)
+                    found: Partial = _log_sum(problem, rows, state, m)
                     return found
 
                 return in_slabs(slab, m, _most_rows(state))
@@ -113,7 +112,7 @@ class HopperBackend:
         if points.shape[0] > _most_rows(state) or problem.reduction is not Reduction.LOG_SUM:
             return None
         with launching(points):
-            return _log_sum(problem, points, state, None, points.shape[0], (constant, log, dtype))
+            return _log_sum(problem, points, state, points.shape[0], (constant, log, dtype))
 
     def reduce_pairs(
         self, problem: Problem, state: _State, rows: tuple[int, int], columns: tuple[int, int]
@@ -135,9 +134,7 @@ def _most_rows(state: _State) -> int:
     return min(1 << 21, max(1 << 14, (512 << 20) // (12 * parts)))
 
 
-def _log_sum(
-    problem: Problem, points: torch.Tensor, state: _State, own: int | None, whole: int, end: launch.End = None
-) -> Any:
+def _log_sum(problem: Problem, points: torch.Tensor, state: _State, whole: int, end: launch.End = None) -> Any:
     """LOG_SUM or LAPLACE of some rows; the parts of the columns follow from how many rows there are in all."""
     rows = launch.pack(points, state.step, "rows", problem.reduction)
-    return launch.log_sum(problem, rows, whole, state.packed(), state.log_weights, own, end)
+    return launch.log_sum(problem, rows, whole, state.packed(), state.log_weights, end)

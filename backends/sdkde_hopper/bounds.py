@@ -54,8 +54,6 @@ def supports(problem: Problem) -> Support:
     mean = problem.reduction is Reduction.MEAN
     if mean and not problem.same:
         return Support(False, "its MEAN is of the points themselves, not of other rows")
-    if mean and "exclude_self" in problem.requires:
-        return Support(False, "its MEAN has a row's own column in it")
     if problem.extent > (limit := extent_limit(problem)):
         return Support(False, f"its formula holds up to {limit:.1f} bandwidths, not {problem.extent:g}")
     both = mean and symmetric(problem)

@@ -139,10 +139,8 @@ def _packing(
     return width, padded, sizes, float(SCALE_BITS if mean else RAISED_BITS), copies
 
 
-def log_sum(
-    problem: Problem, rows: Packed, whole: int, columns: Packed, log_weights: torch.Tensor, own: int | None, end: End
-) -> Any:
-    """LOG_SUM or LAPLACE of rows, of ``whole`` in all; row i leaves out column i + own."""
+def log_sum(problem: Problem, rows: Packed, whole: int, columns: Packed, log_weights: torch.Tensor, end: End) -> Any:
+    """LOG_SUM or LAPLACE of rows, of ``whole`` in all."""
     m, laplace, device = rows.count, problem.reduction is Reduction.LAPLACE, rows.memory.device
     weighted, given = columns.top is not None, (whole, columns.count, columns.width, problem.reduction)
     tiles, parts, length, reduce = _over_splits(*given, weighted, _programs(device))
@@ -150,7 +148,7 @@ def log_sum(
     constant, log, dtype = end or (0.0, False, torch.float64)
     result = torch.empty((3, m) if laplace else m, dtype=dtype, device=device)
     at, blocks = (rows.rows, columns.tiles, columns.logs, out), -(-m // plan.ROWS)
-    reduce(blocks * parts, *at, m, tiles, length, own or 0, int(own is not None))
+    reduce(blocks * parts, *at, m, tiles, length)
     top = log_weights if columns.top is None else columns.top
     log_sums, sign, magnitude = (result[0], result[1], result[2]) if laplace else (result, None, None)
     single = result if dtype == torch.float32 else None

@@ -13,9 +13,6 @@ from sdkde_core.protocol import BackendUnavailable, Columns, DeviceOutOfMemory, 
 from . import bounds, library
 from .formulas import Formula, evaluate
 
-#: What a row adds to the exponent of its own column to leave it out: far below every other exponent.
-ABSENT = {torch.float64: -1e300, torch.float32: -1e37}
-
 
 @dataclass(frozen=True)
 class _State:
@@ -38,7 +35,7 @@ class KeopsBackend:
             raise BackendUnavailable(support.reason)
         kind = getattr(torch, bounds.dtype(problem))
         weighted = "weights" in problem.requires
-        formula = Formula(problem.reduction, problem.d, weighted, "exclude_self" in problem.requires)
+        formula = Formula(problem.reduction, problem.d, weighted)
         arrays = [columns.points, columns.log_weights[:, None]] if weighted else [columns.points]
         packed = [x.to(kind).contiguous() for x in arrays]
         return _State(formula, columns.points, packed, 0.0 if weighted else float(columns.log_weights[0]))
@@ -49,14 +46,15 @@ class KeopsBackend:
         m, device = rows.shape[0], rows.device
         if m == 0:
             return empty(problem, rows)
-        formula, uniform = state.formula, not (state.formula.weighted or state.formula.excludes)
-        if queries is None and uniform and device.type != "cpu":  # a CPU would compile for seconds to save little
+        formula = state.formula
+        # A CPU would compile for seconds to save little.
+        if queries is None and not formula.weighted and device.type != "cpu":
             formula = formula._replace(anchored=True)
         scheme, height = self._plan(state)
 
         def block(start: int, stop: int) -> Partial:
             try:
-                sums = _sums(formula, state.columns, rows[start:stop], own_offset + start, scheme)
+                sums = _sums(formula, state.columns, rows[start:stop], scheme)
             except RuntimeError as error:
                 if "[KeOps] Cuda error" not in str(error):
                     raise
@@ -64,7 +62,7 @@ class KeopsBackend:
                 raise DeviceOutOfMemory(
                     f"{device} has no room for {stop - start} rows that KeOps sums: {error}"
                 ) from error
-            return _partial(problem, formula, state.uniform, ABSENT[state.columns[0].dtype], sums)
+            return _partial(problem, formula, state.uniform, sums)
 
         return in_slabs(block, m, min(m, height))
 
@@ -83,29 +81,17 @@ class KeopsBackend:
         return "GPU_2D", max(1, memory // 16 // (-(-n // width) * results * columns.element_size()))
 
 
-def _sums(formula: Formula, columns: list[Tensor], rows: Tensor, own_offset: int, scheme: str) -> Tensor:
+def _sums(formula: Formula, columns: list[Tensor], rows: Tensor, scheme: str) -> Tensor:
     """Largest exponents and sums relative to them, (b, 1 + c) float64."""
-    kind, device = columns[0].dtype, columns[0].device
-    arguments = [rows.to(kind).contiguous(), *columns]
-    if formula.excludes:
-        for first, many in ((own_offset, len(rows)), (0, len(columns[0]))):
-            arguments.append(torch.arange(first, first + many, device=device).to(kind)[:, None])
-        arguments.append(torch.full((1,), ABSENT[kind], dtype=kind, device=device))
-    return evaluate(formula, arguments, scheme).double()
+    return evaluate(formula, [rows.to(columns[0].dtype).contiguous(), *columns], scheme).double()
 
 
-def _partial(problem: Problem, formula: Formula, uniform: float, absent: float, sums: Tensor) -> Partial:
+def _partial(problem: Problem, formula: Formula, uniform: float, sums: Tensor) -> Partial:
     """The log-domain results."""
     start = 0 if formula.anchored else 1
     total, others = sums[:, start], sums[:, start + 1 :]
-    if formula.excludes:  # where there is nothing but a row's own column
-        none = sums[:, :1] < 0.5 * absent
-        total, others = torch.where(none[:, 0], 0.0, total), torch.where(none, 0.0, others)
-
     scale = uniform if formula.anchored else sums[:, 0] + uniform
     if problem.reduction is Reduction.LAPLACE:
         return exponents.laplace(problem.d, total, -0.5 * others[:, 0], scale)
-    shift = None
-    if problem.reduction is Reduction.MEAN:
-        shift = others / (total.clamp(min=1.0) if formula.excludes else total)[:, None]  # 1 and more, or none at all
+    shift = others / total[:, None] if problem.reduction is Reduction.MEAN else None
     return Partial(total.log() + scale, shift=shift)

@@ -39,12 +39,9 @@ def single_limit(problem: Problem) -> float:
     """Return the extent up to which float32 keeps the precision; −inf where it is not used.
 
     On a CPU it is no faster: KeOps calls the library's exponential, number by number. A shift, off by R times the
-    exponents' error at worst (a row midway between two clusters), ends at three bandwidths in float32. Beyond 2²⁴
-    columns float32 does not tell indices apart, by which rows leave out their own.
+    exponents' error at worst (a row midway between two clusters), ends at three bandwidths in float32.
     """
     if problem.device == "cpu" or problem.precision == "float64" or problem.reduction is Reduction.MEAN:
-        return -math.inf
-    if "exclude_self" in problem.requires and problem.n >= 1 << 24:
         return -math.inf
     epsilon, width, d = 2.0**-24, block(problem.d, 4), problem.d
     paid = exponents.paid(problem)

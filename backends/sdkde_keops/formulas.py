@@ -23,12 +23,11 @@ from . import library
 
 
 class Formula(NamedTuple):
-    """What KeOps compiles; the arguments of a call are ``x, y``, then log weights, then indices with ``absent``."""
+    """What KeOps compiles; the arguments of a call are ``x, y``, then log weights."""
 
     reduction: Reduction
     d: int
     weighted: bool = False
-    excludes: bool = False
     anchored: bool = False  # every row is a column too, of equal weight: its largest exponent is its own, 0
 
 
@@ -45,9 +44,6 @@ def _symbolic(formula: Formula) -> Any:
     if formula.weighted:
         aliases.append("w=Vj(1)")
         exponent += "+w"
-    if formula.excludes:  # which puts a row's own column below every other
-        aliases += ["i=Vi(1)", "j=Vj(1)", "absent=Pm(1)"]
-        exponent += "+Equal(i,j)*absent"
     others = {Reduction.MEAN: "y-x", Reduction.LAPLACE: "SqDist(x,y)"}
     summed = f"Concat(IntCst(1),{others[formula.reduction]})" if formula.reduction in others else "IntCst(1)"
     how = {"axis": 1, "sum_scheme": "block_sum"}

@@ -14,7 +14,7 @@ def _supports(problem: Problem) -> Support:
     # Beyond some 140 dimensions KeOps sums in chunks of them on a GPU, for which it cannot generate shifts, and which
     # are slow: 3 ns a pair in 784.
     where, most = ("a CPU", 1024) if problem.device == "cpu" else ("a GPU", 256)
-    if where == "a GPU" and (problem.reduction is Reduction.MEAN or "exclude_self" in problem.requires):
+    if where == "a GPU" and problem.reduction is Reduction.MEAN:
         most = 128
     if problem.d > most:
         return Support(False, f"has {problem.reduction} in up to {most} dimensions on {where}, not {problem.d}")
@@ -49,7 +49,7 @@ INFO = AdvancedInfo(
     implementation="sdkde_keops.backend:KeopsBackend",
     devices=("cpu", "cuda"),
     precisions=("fast", "high", "float64"),
-    features=frozenset({"weights", "exclude_self"}),
+    features=frozenset({"weights"}),
     requires_modules=("pykeops", "torch"),
     install="pip install 'sdkde-core[keops]'  # on Linux and macOS",
     arrays="torch",

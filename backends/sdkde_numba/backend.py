@@ -104,17 +104,11 @@ class NumbaBackend:
         rows = state.points if queries is None else queries
         if len(rows) == 0:
             return empty(problem, rows)
-        own = np.arange(len(rows)) + own_offset
-        if state.near is not None:
-            there = (own >= 0) & (own < len(state.near.place))
-            own = np.where(there, state.near.place[np.where(there, own, 0)], -1)
-        if "exclude_self" not in problem.requires:
-            own = np.full(len(rows), -1)  # which no column is
         if state.near is None or not np.isfinite(rows).all():
-            return self._over_all(problem, state, rows, own)
-        return self._over_some(problem, state, rows, own, state.near.columns.order if queries is None else None)
+            return self._over_all(problem, state, rows)
+        return self._over_some(problem, state, rows, state.near.columns.order if queries is None else None)
 
-    def _over_all(self, problem: Problem, state: _State, rows: Array, own: Array) -> Partial:
+    def _over_all(self, problem: Problem, state: _State, rows: Array) -> Partial:
         m, threads = len(rows), self.threads or state.threads or cpu_threads()
         tiles, many, width = state.columns.shape
         # Where rows are few, columns are shared out too, and joined in order: that must not depend on the threads.
@@ -127,7 +121,7 @@ class NumbaBackend:
         def task(where: tuple[int, int]) -> Partial:
             first, start = where
             over = np.arange(start, min(start + chunk, tiles))
-            return _reduce(problem, state, rows[first : first + height], own[first : first + height], over)
+            return _reduce(problem, state, rows[first : first + height], over)
 
         tasks = [(first, start) for first in range(0, m, height) for start in range(0, tiles, chunk)]
         with claim_memory("a sum over tiles", tasks=threads) as together:
@@ -135,7 +129,7 @@ class NumbaBackend:
         chunks = -(-tiles // chunk)
         return concatenate([merge(parts[i : i + chunks]) for i in range(0, len(parts), chunks)])
 
-    def _over_some(self, problem: Problem, state: _State, rows: Array, own: Array, places: Array | None) -> Partial:
+    def _over_some(self, problem: Problem, state: _State, rows: Array, places: Array | None) -> Partial:
         """Leave out tiles that cannot matter to a tile of rows; ``places``: the rows' order, if it is known."""
         assert state.near is not None
         threads = self.threads or state.threads or cpu_threads()
@@ -148,8 +142,7 @@ class NumbaBackend:
         group = TILE * tiles
 
         def task(first: int) -> Partial:
-            here = places[first : first + group]
-            return _some(problem, state, rows[here], own[here])
+            return _some(problem, state, rows[places[first : first + group]])
 
         leaves = len(state.near.heavy) if takes_leaves(problem) else 0  # as if all of them mattered
         leaf_bytes = 4 * (problem.d + 1) * LEAF + 8 * problem.d + 16 + 12 * TILE // GROUP
@@ -172,7 +165,7 @@ def _pack(parts: list[Array], first: int, tiles: Array) -> None:
 
 
 @np.errstate(all="ignore")
-def _some(problem: Problem, state: _State, rows: Array, own: Array) -> Partial:
+def _some(problem: Problem, state: _State, rows: Array) -> Partial:
     """Sum neighbouring rows over the tiles of columns that can matter to them, tile by tile of rows.
 
     By leaves, and by tiles the rows that those are not right for.
@@ -185,17 +178,15 @@ def _some(problem: Problem, state: _State, rows: Array, own: Array) -> Partial:
         parts.append(some)
     for b in np.unique(again // TILE):
         here, tiles = again[again // TILE == b], found.tiles[found.ends[b] : found.ends[b + 1]]
-        parts.append(_reduce(problem, state, rows[here], own[here], tiles, float(found.cuts[b])))
+        parts.append(_reduce(problem, state, rows[here], tiles, float(found.cuts[b])))
     where = np.arange(len(rows))
     where[again] = sum(len(part.log_sum) for part in parts) - len(again) + np.arange(len(again))
     return each(concatenate(parts), lambda x: x[where])
 
 
 @np.errstate(all="ignore")
-def _reduce(
-    problem: Problem, state: _State, queries: Array, own: Array, tiles: Array, cut: float | None = None
-) -> Partial:
-    """Sum over some tiles for a block of rows (b, d). Row i leaves out the column ``own[i]``, as packed.
+def _reduce(problem: Problem, state: _State, queries: Array, tiles: Array, cut: float | None = None) -> Partial:
+    """Sum over some tiles for a block of rows (b, d).
 
     Tiles whose terms' logs are at most ``cut`` are left out; with None no tile is.
     """
@@ -204,10 +195,9 @@ def _reduce(
     laplace = problem.reduction is Reduction.LAPLACE
     real, (b, d), (many, width) = np.dtype(state.form.dtype), queries.shape, state.columns.shape[1:]
     height = -(-b // ROWS) * ROWS
-    rows, mine = np.zeros((height, many), real), np.full(height, -1)
+    rows = np.zeros((height, many), real)
     rows[:b, :d] = queries
     rows[:, d:] = 1.0  # times −½‖u_j‖²
-    mine[:b] = own
     base = _base(state, queries)
     cuts = np.full(height, 1e300)  # padding needs no tile, rows need all, or those above the cut
     cuts[:b] = -1e300 if cut is None else (cut - (base + state.uniform)) / LN2
@@ -220,7 +210,7 @@ def _reduce(
         checkpoint()
         over = tiles[first : first + step]
         call(
-            *(reduce_tiles, (real, code is None), *columns, over, rows, state.form.direct, mine, laplace, code, cuts),
+            *(reduce_tiles, (real, code is None), *columns, over, rows, state.form.direct, laplace, code, cuts),
             *(left, tops, shifts, moments, *room),
         )
     return _result(problem, state, base, LN2 * tops[:b], sums[:b], moments[:, :b])
@@ -250,5 +240,5 @@ def _result(problem: Problem, state: _State, base: Array, tops: Array, sums: Arr
         return exponents.laplace(problem.d, total, exponent, scale)
     shift = None
     if problem.reduction is Reduction.MEAN:
-        shift = sums / np.where(total > 0, total, 1.0)[:, None] + np.where(np.isnan(base), base, 0.0)[:, None]
+        shift = sums / total[:, None] + np.where(np.isnan(base), base, 0.0)[:, None]
     return Partial(np.log(total) + scale, shift=shift)

@@ -76,9 +76,8 @@ def double_limit(problem: Problem) -> float:
 
 def takes_leaves(problem: Problem) -> bool:
     """Whether rows are first summed in float32, leaf by leaf."""
-    one = "exclude_self" not in problem.requires
     # Beyond 16 dimensions the sums of all coordinates are too many for registers.
-    return one and problem.precision != "float64" and problem.d <= 16
+    return problem.precision != "float64" and problem.d <= 16
 
 
 class LeafSums(NamedTuple):

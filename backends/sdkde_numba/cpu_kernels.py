@@ -26,7 +26,7 @@ from .instructions import exp2, larger, loop
 ROWS = 4
 
 #: The log weight of a column that is not there, log2, for float32 and float64. Running maxima start at -1e28 and
-#: -1e290, far below any exponent; that of a row's own column, if it is left out, is between them.
+#: -1e290, far below any exponent.
 ABSENT = (-1e30, -1e300)
 
 # --- exponents ------------------------------------------------------------------------------------------------------
@@ -171,12 +171,11 @@ def _cosine(typing_context, x):
 
 
 @njit(inline="always")
-def _kernel_exponents(s, r, log_weights, tile, code, own, absent, out):
+def _kernel_exponents(s, r, log_weights, tile, code, absent, out):
     """out[r, j] = log_weights[tile] − √s · log2(e) for the exponential kernel; for others log_weights within reach.
 
-    Return the largest, without column ``own`` if there is one. ``code`` is 0 for the exponential kernel, then tophat,
-    epanechnikov, linear, cosine. A kernel of bounded support is no exponential: its columns within reach are summed
-    relative to the largest of their weights.
+    Return the largest. ``code`` is 0 for the exponential kernel, then tophat, epanechnikov, linear, cosine. A kernel of
+    bounded support is no exponential: its columns within reach are summed relative to the largest of their weights.
     """
     top = absent
     if code == 0:
@@ -189,10 +188,6 @@ def _kernel_exponents(s, r, log_weights, tile, code, own, absent, out):
             exponent = log_weights[tile, j] if s[r, j] < 1.0 else absent
             out[r, j] = exponent
             top = larger(top, exponent)
-    if 0 <= own < s.shape[1]:
-        out[r, own], top = absent, absent
-        for j in range(s.shape[1]):
-            top = max(top, out[r, j])
     return top
 
 
@@ -219,7 +214,7 @@ def _kernel_sum(s, phi, r, code, total):
 
 @loop
 def reduce_tiles(
-    columns, log_weights, tiles, rows, direct, own, laplace, code, cuts, left, tops, sums, moments, s, exponents, phi,
+    columns, log_weights, tiles, rows, direct, laplace, code, cuts, left, tops, sums, moments, s, exponents, phi,
     peaks,
 ):  # fmt: skip
     """Add columns to the sums of some rows, over the tiles ``tiles``, each row relative to its running maximum.
@@ -227,8 +222,8 @@ def reduce_tiles(
     Exponents, in log2 units, are e_ij = s_ij · factor + log_weights[j], with factor = −½ log2(e) for the squares of
     differences (``direct``) and log2(e) for products. ``columns`` (tiles, c, width) are coordinates, and for products
     −½‖u_j‖² after them, as 1 in ``rows`` (b, c); b is a multiple of :data:`ROWS`. ``log_weights`` (tiles, width) are
-    log2, :data:`ABSENT` where there is no column. Row i leaves out column own[i], where there is one. ``code`` is None
-    for the Gaussian, else that of :func:`_kernel_exponents`: then Σ φ alone is summed, of squares in float64.
+    log2, :data:`ABSENT` where there is no column. ``code`` is None for the Gaussian, else that of
+    :func:`_kernel_exponents`: then Σ φ alone is summed, of squares in float64.
 
     Four rows leave out a tile where no exponent e is above their ``cuts`` (b,) and ``left`` (b,) is at least 1;
     2^(0.9 (e − cut)) is taken off from that. Written are, in float64, the running maxima ``tops`` (b,), ``sums``
@@ -240,7 +235,6 @@ def reduce_tiles(
     single = columns.itemsize == 4
     factor, zero = real(-0.7213475204444817 if direct else 1.4426950408889634), real(0.0)
     least = real(-126.0) if single else real(-1022.0)  # log2 of the least normal number
-    own_exponent = real(-1e29) if single else real(-1e292)
     absent = real(ABSENT[0]) if single else real(ABSENT[1])
     for tile in tiles:
         for i in range(0, rows.shape[0], ROWS):
@@ -250,13 +244,10 @@ def reduce_tiles(
                 _products(rows, i, columns, tile, s)
             seen = False
             for r in range(ROWS):
-                j = own[i + r] - tile * width
                 if code is None:
-                    if 0 <= j < width:
-                        s[r, j] = own_exponent / factor
                     peaks[r] = _exponents(s, r, log_weights, tile, factor, absent, exponents)
                 else:
-                    peaks[r] = _kernel_exponents(s, r, log_weights, tile, code, j, absent, exponents)
+                    peaks[r] = _kernel_exponents(s, r, log_weights, tile, code, absent, exponents)
                 few = peaks[r] <= cuts[i + r] and left[i + r] >= 1.0
                 seen |= not few and peaks[r] > tops[i + r] + least
             if not seen:

@@ -85,8 +85,7 @@ class CudaBackend:
                     rows = columns  # the rows are the columns, packed alike
                 else:
                     rows = launch.pack(points[start:stop], kind, depth * group)
-                own = own_offset + start if "exclude_self" in problem.requires else None
-                return launch.reduce(problem, rows, columns, state.uniform, kind, config, own)
+                return launch.reduce(problem, rows, columns, state.uniform, kind, config)
 
             try:
                 with on_device(points):

@@ -12,7 +12,7 @@ tolerance after nine tenths is for exponentials (two units in the last place) an
 
 An exponent off by δ moves a log sum by δ at most, and a shift by δ times half the distance between the points that
 matter. In a row that is a column too, with all weights equal, the row's own φ is 1 and exact, so columns r away matter
-only if e^(r²/2) of them are there. Without one (queries, weights, a row without itself) the nearest column may be any
+only if e^(r²/2) of them are there. Without one (queries, weights) the nearest column may be any
 distance away, and those shifts are summed in float64.
 """
 
@@ -36,7 +36,7 @@ def most_depth(d: int) -> int:
 
 def anchored(problem: Problem) -> bool:
     """Whether every row is a column too, of equal weight: its largest φ is its own, 1."""
-    return problem.same and not problem.requires & {"weights", "exclude_self"}
+    return problem.same and "weights" not in problem.requires
 
 
 def arithmetic(problem: Problem, log_weight_span: float = 0.0) -> str:

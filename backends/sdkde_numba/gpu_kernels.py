@@ -26,7 +26,7 @@ from numba import config, cuda, float32, float64, int64, uint64, void
 #: Whether kernels run in Numba's simulator, on the CPU.
 SIMULATED = bool(config.ENABLE_CUDASIM)
 
-#: The exponent of a column that is left out, for float32 and float64. Like the floor that running maxima start from it
+#: The exponent of a column that is not there, for float32 and float64. Like the floor that running maxima start from it
 #: is finite, so that differences are, and far from that and from any exponent.
 ABSENT = (-1e34, -1e296)
 
@@ -49,7 +49,6 @@ class Shape(NamedTuple):
     expanded: bool = False  # squares are expanded
     terms: bool = False  # there are t_j
     anchored: bool = False  # every row is a column too, so that its largest exponent is 0
-    exclude: bool = False  # row i leaves out column i + own
 
     @property
     def width(self) -> int:
@@ -115,33 +114,33 @@ else:
 def signature(shape: Shape) -> Any:
     """Return the types of a kernel's arguments."""
     numbers = (float64 if shape.double else float32)[::1]
-    return void(numbers, numbers, numbers, float64[::1], int64, int64, int64, int64, int64)
+    return void(numbers, numbers, numbers, float64[::1], int64, int64, int64, int64)
 
 
 def reduction(shape: Shape) -> Any:
     """Return the kernel of a shape, not yet compiled.
 
     Its arguments are rows (m, width) and columns (padded, width) as packed, t_j (padded,) if columns have them,
-    ``results`` (parts, results, m), zeros, m, padded, own, the columns of a part, and how many columns are summed in
+    ``results`` (parts, results, m), zeros, m, padded, the columns of a part, and how many columns are summed in
     float32.
 
     Kernels of one name share a file in Numba's cache, in which the limit on registers makes no difference, and of
     processes that compile at once only one leaves its kernel there. So every shape has a name.
     """
-    depth, group, rows, threads, tile, _, kind, double, doubled, expanded, terms, anchored, exclude = shape
+    depth, group, rows, threads, tile, _, kind, double, doubled, expanded, terms, anchored = shape
     width, many, unrolled = shape.width, shape.results, shape.unrolled
     size, low, lanes, bits = tile * width, depth * group, threads // group, group.bit_length() - 1
     lazy = 20.0  # log2: an exponent may be that far above a row's running maximum before its sums are scaled to it
     mean, laplace = kind == "mean", kind == "laplace"
     kept_low, kept_means, kept_terms = (depth if doubled else 1), (depth if mean else 1), (tile if terms else 1)
-    floor, absent = (-1e290 if double else -1e30), ABSENT[double]
+    floor = -1e290 if double else -1e30
     # Of the coordinates a thread has some neighbours, then those after its row's other threads: whole vectors.
     shift = 2 if depth % 4 == 0 else 1 if depth % 2 == 0 else 0
     vector, gap = 1 << shift, (group - 1) << shift  # besides the vector itself, from one to the next
     half_square = -0.5 * np.log2(np.e)  # log2 of what a squared distance in bandwidths makes of a pair
     real, aligned = (float64 if double else float32), (None if SIMULATED else 16)  # bytes, for whole vectors
 
-    def kernel(packed_rows, packed_columns, packed_terms, results, m, padded, own, part, chunk):
+    def kernel(packed_rows, packed_columns, packed_terms, results, m, padded, part, chunk):
         columns = cuda.shared.array(size, real, aligned)
         t_j = cuda.shared.array(kept_terms, real, aligned)
         x = cuda.local.array((rows, depth), real)
@@ -218,8 +217,6 @@ def reduction(shape: Shape) -> Any:
                             e[r, u] = s
                             if terms:
                                 s += t_j[index(j + u)]
-                            if exclude and start + j + u == first_row + r * lanes + own:
-                                s = real(absent)
                             total_e[r, u] = s
                             below[r, u] = s - top[r]
                             highest = max(highest, below[r, u])

@@ -75,7 +75,6 @@ def shape_of(problem: Problem, arithmetic: str, config: LaunchConfig) -> Shape:
         expanded=expanded,
         terms=weighted or expanded,
         anchored=anchored(problem) and not expanded,
-        exclude="exclude_self" in problem.requires,
     )
 
 
@@ -144,12 +143,10 @@ def reduce(
     log_weight: torch.Tensor,
     arithmetic: str,
     config: LaunchConfig,
-    own: int | None = None,
 ) -> Partial:
     """Sum some or all rows of a problem over columns.
 
-    ``log_weight`` is added to log sums: the columns' log weight where all have the same, else 0. Row i leaves out
-    column i + ``own``.
+    ``log_weight`` is added to log sums: the columns' log weight where all have the same, else 0.
     """
     shape = shape_of(problem, arithmetic, config)
     (kernel, slots), m = compiled(shape, rows.numbers.device), rows.count
@@ -164,7 +161,7 @@ def reduce(
     chunk = added_up("float64" if shape.double else problem.precision)
     terms = columns.terms if shape.terms and columns.terms is not None else columns.numbers
     arguments = (rows.numbers, columns.numbers, terms, results.view(-1))
-    counts = (m, columns.padded, -(1 << 62) if own is None else own, length * config.columns, chunk)
+    counts = (m, columns.padded, length * config.columns, chunk)
     _launch(kernel, (-(-m // height), parts), config.threads, arguments, counts)
     base = -_half_squares(rows.numbers.view(-1, shape.width)[:m]) if shape.expanded else None
     return _joined(problem, shape, results, base, log_weight, _scale(arithmetic))
@@ -191,8 +188,7 @@ def _joined(problem: Problem, shape: Shape, results: Any, base: Any, log_weight:
     log_sum = total.log() + scaled
     if problem.reduction is not Reduction.MEAN:
         return Partial(log_sum)
-    safe = torch.where(total == 0.0, 1.0, total) * scale
-    return Partial(log_sum, shift=(added[1 : 1 + problem.d] / safe).T.contiguous())
+    return Partial(log_sum, shift=(added[1 : 1 + problem.d] / (total * scale)).T.contiguous())
 
 
 # --- compiled code --------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ class Near(NamedTuple):
     """Columns in order, and their leaves."""
 
     columns: Index
-    place: Array  # (n,) of the columns as they came
     low: Array  # (d, leaves), their boxes
     high: Array  # (d, leaves)
     heavy: Array  # (leaves,), log2 of their weights, relative to the heaviest column
@@ -42,7 +41,7 @@ def order_columns(columns: Columns, mean: bool, threads: int) -> Near:
     with np.errstate(divide="ignore"):  # of the least weights nothing is left
         heavy = np.maximum(np.log2(np.add.reduceat(shares, starts)), ABSENT[0])
     ties = map_threads(lambda x: _tie(x, shares), points.T if mean else [], threads, apart=True)
-    return Near(found, np.argsort(found.order), low, high, heavy, peak, peak - lightest, max(ties, default=1.0))
+    return Near(found, low, high, heavy, peak, peak - lightest, max(ties, default=1.0))
 
 
 def _tie(x: Array, weights: Array) -> float:

@@ -56,8 +56,8 @@ class NumpyBackend:
             block, over = rows[r : r + ROWS], (c, min(c + chunk, n))
             with products.on_this_thread():
                 if isinstance(state, Compact):
-                    return reduce_compact(problem, state, block, own_offset + r, over, width)
-                return reduce_block(problem, state, block, own_offset + r, over, width)
+                    return reduce_compact(problem, state, block, over, width)
+                return reduce_block(problem, state, block, over, width)
 
         starts = range(0, n, chunk)
         tasks = [(r, c) for r in range(0, m, ROWS) for c in starts]

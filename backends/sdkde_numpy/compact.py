@@ -13,7 +13,7 @@ import numpy as np
 from sdkde_core.plugin import checkpoint, exponents, products
 from sdkde_core.protocol import Columns, Partial, Problem
 
-from .kernels import Array, Tiles, own_entries
+from .kernels import Array, Tiles
 
 
 class Compact:
@@ -50,9 +50,7 @@ class Totals:
         return Partial(np.logaddexp.reduce(np.log(self.total) + self.tops, axis=1) + log_weight)
 
 
-def reduce_compact(
-    problem: Problem, formula: Compact, queries: Array, own_offset: int, columns: tuple[int, int], width: int
-) -> Totals:
+def reduce_compact(problem: Problem, formula: Compact, queries: Array, columns: tuple[int, int], width: int) -> Totals:
     """Reduce a block of query rows over a range of columns; as :func:`.kernels.reduce_block`."""
     b, (start, stop) = len(queries), columns
     sums, buffer, rows, tiles = Totals(formula, b), np.empty(b * width), exponents.Packed(queries), Tiles(np.float64)
@@ -61,10 +59,7 @@ def reduce_compact(
         right = min(left + width, stop)
         values = buffer[: b * (right - left)].reshape(b, right - left)
         exponents.squares(tiles, rows, exponents.Packed(formula.points[left:right]), values)
-        own = own_entries(own_offset, b, left, right) if "exclude_self" in problem.requires else None
         _evaluate(problem.kernel, values)
-        if own is not None:
-            values[own] = 0.0
         sums.total += products.product(values, formula.weights[left:right])
     return sums
 

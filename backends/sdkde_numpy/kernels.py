@@ -17,7 +17,6 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 from .bounds import formula, product_shift_limit, terms_at_once
 
 Array = NDArray[Any]
-Own = tuple[Array, Array] | None
 
 
 class Tiles:
@@ -79,20 +78,15 @@ class Prepared:
             self.formula, self.terms = exponents.Direct(self.tiles), None
         self.packed = self.formula.columns(self.points, None)
 
-    def tile(self, rows: exponents.Packed, some: slice, out: Array, own: Own) -> tuple[Array, Array | None]:
-        """Return exponents of some columns less a base of each row, and the base; None: 0, or −½‖u‖² as the rows have.
-
-        ``own`` are indices of entries to leave out, as −inf.
-        """
+    def tile(self, rows: exponents.Packed, some: slice, out: Array) -> tuple[Array, Array | None]:
+        """Return exponents of some columns less a row's base, and that base; None: 0, or −½‖u‖² as the rows have."""
         base, n = None, len(self.points)
         columns = self.packed if some.stop - some.start == n else self.packed.at(some)
         tile = self.formula.first(rows, columns, out)
         if self.exponential:
             np.negative(np.sqrt(np.multiply(tile, -2.0, out=tile), out=tile), out=tile)
-        if own is not None:
-            tile[own] = -np.inf
         if isinstance(self.formula, exponents.Split):
-            base = np.maximum(tile.max(axis=1), -1e300)  # finite where every entry is left out
+            base = tile.max(axis=1)
             tile = self.formula.second(np.subtract(tile, base[:, None], out=tile), rows, columns)
         return tile, base
 
@@ -116,11 +110,11 @@ class Sums:
         self.exponent: Any = 0.0 if problem.reduction is Reduction.LAPLACE else None  # Σ w φ · (−½ r²)
         self.shift: Any = 0.0 if problem.reduction is Reduction.MEAN else None  # Σ w φ (u_j − u_i)
 
-    def add(self, terms: Array, base: Array, phi: Array, log_weights: Array | None, own: Own) -> tuple[Array, Array]:
+    def add(self, terms: Array, base: Array, phi: Array, log_weights: Array | None) -> tuple[Array, Array]:
         """Add a tile, but for its share of the shift; return φ and Σ φ, relative to what ``shift`` now is.
 
-        ``terms`` (b, w), −½ r²_ij − base_i or −r_ij, −inf for the entries left out, ``own``, is overwritten. ``phi`` is
-        a buffer, which may be ``terms`` itself but for LAPLACE.
+        ``terms`` (b, w), −½ r²_ij − base_i or −r_ij, is overwritten. ``phi`` is a buffer, which may be ``terms`` itself
+        but for LAPLACE.
         """
         if log_weights is not None:
             np.add(terms, log_weights, out=terms)
@@ -133,8 +127,6 @@ class Sums:
         # No term is above 0; two bounds take NumPy's vector path.
         terms.clip(-87.0 if terms.dtype == np.float32 else -700.0, 1.0, terms)
         np.exp(terms, out=phi)
-        if own is not None:
-            phi[own] = 0.0
         total = np.add.reduce(phi, axis=1)
         self.total += total
         if self.exponent is not None:
@@ -168,31 +160,18 @@ class Sums:
         return new_top + (new_base - base)
 
     def result(self, log_weight: float) -> Partial:
-        """Return the log-domain results, every column's log weight raised by ``log_weight``.
-
-        A row that every column was left out of has log sum −inf.
-        """
+        """Return the log-domain results, every column's log weight raised by ``log_weight``."""
         scale = self.base + self.top + log_weight
         if self.exponent is not None:
             return exponents.laplace(self.problem.d, self.total, self.exponent, scale)
         log_sum = np.log(self.total) + scale
         if self.shift is None:
             return Partial(log_sum)
-        return Partial(log_sum, shift=self.shift / np.where(self.total > 0, self.total, 1.0)[:, None])
+        return Partial(log_sum, shift=self.shift / self.total[:, None])
 
 
-def reduce_block(
-    problem: Problem,
-    prepared: Prepared,
-    queries: Array,
-    own_offset: int,
-    columns: tuple[int, int],
-    width: int,
-) -> Sums:
-    """Reduce a block of query rows (b, d) over a range of columns, in tiles of ``width`` columns.
-
-    With ``"exclude_self"``, row i of the block leaves out column i + own_offset.
-    """
+def reduce_block(problem: Problem, prepared: Prepared, queries: Array, columns: tuple[int, int], width: int) -> Sums:
+    """Reduce a block of query rows (b, d) over a range of columns, in tiles of ``width`` columns."""
     b, (start, stop), dtype = len(queries), columns, prepared.tiles.dtype
     expanded, wide = isinstance(prepared.formula, exponents.Expanded), dtype == np.float64
     plain = expanded and wide and problem.same and not problem.requires
@@ -204,11 +183,10 @@ def reduce_block(
         checkpoint()
         right = min(left + width, stop)
         some, out = slice(left, right), buffer if right - left == width else np.empty((b, right - left), dtype)
-        own = own_entries(own_offset, b, left, right) if "exclude_self" in problem.requires else None
-        terms, own_base = prepared.tile(rows, some, out, own)
+        terms, own_base = prepared.tile(rows, some, out)
         weights = None if prepared.log_weights is None else prepared.log_weights[some]
         phi = terms if values is None else values[:, : right - left]
-        phi, total = sums.add(terms, base if own_base is None else own_base, phi, weights, own)
+        phi, total = sums.add(terms, base if own_base is None else own_base, phi, weights)
         if sums.shift is None:
             continue
         points, tiles, packed = prepared.points[some], prepared.tiles, exponents.Packed  # Σ_j φ_ij (u_j − u_i), (b, d)
@@ -217,9 +195,3 @@ def reduce_block(
         else:
             sums.shift += products.product(phi, points, terms=prepared.terms) - total[:, None] * queries
     return sums
-
-
-def own_entries(offset: int, rows: int, left: int, right: int) -> Own:
-    """Indices in the tile of the entries (i, i + offset)."""
-    columns = np.arange(max(offset, left), min(offset + rows, right))
-    return (columns - offset, columns - left) if columns.size else None

@@ -62,26 +62,25 @@ class TorchBackend:
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns, a block of rows at a time."""
-        sums = functools.partial(self._sums, problem, queries, state, own_offset)
+        sums = functools.partial(self._sums, problem, queries, state)
         if "grad" in problem.requires:
-            return gradients.reduce(sums, problem, queries, state.columns, own_offset, self.memory)
+            return gradients.reduce(sums, problem, queries, state.columns, self.memory)
         return sums()
 
     @without_grad
-    def _sums(self, problem: Problem, queries: Any, state: _State, own_offset: int) -> Partial:
+    def _sums(self, problem: Problem, queries: Any, state: _State) -> Partial:
         points = state.columns.points if queries is None else queries
         prepared = state.prepared
         if state.single and not computes_float32_exactly(state.place.device):  # the setting has changed since
             prepared = self._packed(state.problem, state.columns, state.place, single=False)
-        has_own_term = queries is None and not problem.requires & {"weights", "exclude_self"}
+        has_own_term = queries is None and "weights" not in problem.requires
         uniform = None if "weights" in problem.requires else state.columns.log_weights[0]
         height = prepared.height(len(points))
         starts = range(0, max(len(points), 1), height)
 
         def block(start: int) -> Partial:
             rows = points[start : start + height]
-            own = own_offset + start if "exclude_self" in problem.requires else None
-            return _partial(problem, prepared, rows, prepared.sums(rows, own, has_own_term), uniform)
+            return _partial(problem, prepared, rows, prepared.sums(rows, has_own_term), uniform)
 
         return concatenate(side_by_side(prepared.library.device, block, starts))
 
@@ -116,7 +115,7 @@ class TorchBackend:
 
 
 def _partial(problem: Problem, prepared: Prepared, rows: Tensor, summed: Summed, uniform: Tensor | None) -> Partial:
-    """The log-domain results; an empty sum has log −inf."""
+    """The log-domain results."""
     total, log_scale = summed.total, summed.log_scale if uniform is None else summed.log_scale + uniform
     if summed.moment is not None:
         return exponents.laplace(problem.d, total, summed.moment, log_scale)
@@ -127,5 +126,4 @@ def _partial(problem: Problem, prepared: Prepared, rows: Tensor, summed: Summed,
         else:  # as the means were rounded, where they were: a point's own term cancels
             exact = prepared.pairs is not None or prepared.library.dtype == torch.float64
             shift = summed.mean - (rows if exact else rows.to(prepared.library.dtype).double())
-        shift = torch.where(total[:, None] == 0, 0.0, shift)
     return Partial(total.log() + log_scale, shift=shift)

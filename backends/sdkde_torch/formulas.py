@@ -64,11 +64,6 @@ def exponential(tile: Tensor, in_place: bool) -> Tensor:
     return clamped.exp_()
 
 
-def masked(tile: Tensor, own: Tensor | None, instead: float = 0.0) -> Tensor:
-    """Return a tile with ``instead`` where ``own`` is."""
-    return tile if own is None else tile.masked_fill_(own, instead)
-
-
 def high_low(points: Tensor) -> tuple[Tensor, Tensor]:
     """float64 numbers as float32 ones and what these leave, both still float64."""
     high = points.float().double()

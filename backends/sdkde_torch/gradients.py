@@ -27,17 +27,15 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
 from .bounds import CHUNK, expanded_limit
 from .devices import side_by_side
-from .formulas import NOTHING, Tensors, exponential, masked
+from .formulas import NOTHING, Tensors, exponential
 from .tiles import Formula, Packed
 
 
-def reduce(
-    sums: Callable[[], Partial], problem: Problem, queries: Any, columns: Columns, own_offset: int, memory: int
-) -> Partial:
+def reduce(sums: Callable[[], Partial], problem: Problem, queries: Any, columns: Columns, memory: int) -> Partial:
     """Return the reduction that ``sums`` computes, differentiable once by queries, points and weights."""
     weights = columns.weights if "weights" in problem.requires else None
     log_weights = columns.log_weights.detach()
-    found = _Reduction.apply(columns.points, queries, weights, log_weights, sums, problem, own_offset, memory)
+    found = _Reduction.apply(columns.points, queries, weights, log_weights, sums, problem, memory)
     if problem.reduction is Reduction.LAPLACE:
         log_plus, sign, log_magnitude = found
         return Partial(log_plus, sign=sign, log_magnitude=log_magnitude)
@@ -59,7 +57,7 @@ class _Reduction(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         got, problem = sums(), how[0]
         ctx.set_materialize_grads(False)
-        ctx.how = how  # the problem, the offset of own columns, bytes
+        ctx.how = how  # the problem, bytes
         if problem.reduction is Reduction.LAPLACE:
             ctx.mark_non_differentiable(got.log_sum, got.sign)
             ctx.save_for_backward(points, queries, weights, log_weights, got.log_magnitude, got.sign)
@@ -72,15 +70,15 @@ class _Reduction(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         points, queries, weights, log_weights, *results = ctx.saved_tensors
         rows = points if queries is None else queries
-        wants, (problem, own_offset, memory) = ctx.needs_input_grad, ctx.how
+        wants, (problem, memory) = ctx.needs_input_grad, ctx.how
         g = cotangents[2 if problem.reduction is Reduction.LAPLACE else 0]
         by_shift = cotangents[1] if problem.reduction is Reduction.MEAN else None
-        nothing: tuple[None, ...] = (None,) * 8
+        nothing: tuple[None, ...] = (None,) * 7
         if g is None and by_shift is None:
             return nothing
         g = torch.zeros_like(rows[:, 0]) if g is None else g
         asked = (wants[0] if queries is None else wants[1], wants[0], wants[2])
-        backward = _Backward(problem, rows, points, weights, log_weights, own_offset, memory, asked)
+        backward = _Backward(problem, rows, points, weights, log_weights, memory, asked)
         found = backward.run(results, g, by_shift)
         if torch.is_grad_enabled():  # create_graph=True
             given = (points, queries, weights, *cotangents)
@@ -133,7 +131,6 @@ class _Backward:
     points: Tensor
     weights: Tensor | None
     log_weights: Tensor  # (n,) −inf where the weight is 0
-    own_offset: int
     memory: int
     wants: tuple[bool, bool, bool]  # by rows, columns, weights
 
@@ -195,7 +192,7 @@ class _Backward:
         if self.points.device.type == "cpu":
             elements = min(elements // cpu_threads(), 1 << 18)
         scale = results[0]
-        alive = scale > -torch.inf  # an empty sum depends on nothing
+        alive = scale > -torch.inf  # not where L is 0
         scale = torch.where(alive, scale, -NOTHING[torch.float32])
         g = torch.where(alive, g * results[1] if self._laplace else g, 0.0)
         for here in _slices(len(self.rows), max(1, elements // min(len(self.points), CHUNK))):
@@ -209,20 +206,20 @@ class _Backward:
 
     def _summed(self, formula: Formula, block: _Block, columns: Packed, ones: Tensor, log_weights: Tensor) -> _Block:
         """Return a block relative to its rows' largest exponents, what it is multiplied by divided by their sums."""
-        d, chunks, nothing = self.problem.d, _slices(len(ones), CHUNK), NOTHING[torch.float64]
+        d, chunks = self.problem.d, _slices(len(ones), CHUNK)
 
         def tile(some: slice) -> tuple[Tensor, Tensor]:
             exponents = formula.first(block.packed, columns.at(some))
             return exponents, exponents + log_weights[some] if self._laplace else exponents.clone()
 
         def largest(some: slice) -> Tensor:
-            return masked(tile(some)[1], self._own(block, some), nothing).amax(1, keepdim=True)
+            return tile(some)[1].amax(1, keepdim=True)
 
         top = torch.stack(side_by_side(self.points.device, largest, chunks)).amax(0)
 
         def sums(some: slice) -> Tensor:
             exponents, terms = tile(some)
-            phi = masked(exponential(terms.sub_(top), in_place=True), self._own(block, some))
+            phi = exponential(terms.sub_(top), in_place=True)
             if not self._laplace:
                 return phi @ ones[some]  # Σ w φ [x, 1]
             return exponents.add_(1.0 + 0.5 * d).mul_(phi).sum(1, keepdim=True)  # L
@@ -269,7 +266,7 @@ class _Backward:
             exponent = tile.sub_(block.scale)
         if isinstance(some, Tensor):  # of columns without their weights
             exponent.clamp_(max=709.0)
-        p = masked(exponential(exponent, in_place=True), self._own(block, some))
+        p = exponential(exponent, in_place=True)
         if self._laplace:
             by_weight = tile.add_(1.0 + 0.5 * self.problem.d).mul_(p.mul_(block.g))
             return by_weight + p, p, by_weight
@@ -287,16 +284,6 @@ class _Backward:
             q, _, by_weight = self._derivatives(formula, block, columns.at(some), ones[some], None, light[some])
             sums[some] = (q if by_weight is None else by_weight).sum(0)
         return sums
-
-    def _own(self, block: _Block, columns: slice | Tensor) -> Tensor | None:
-        """Mask of the entries that are left out, (b, w)."""
-        if "exclude_self" not in self.problem.requires:
-            return None
-        device = self.points.device
-        if isinstance(columns, slice):
-            columns = torch.arange(columns.start, columns.stop, device=device)
-        own = torch.arange(len(block.g), device=device) + (block.start + self.own_offset)
-        return columns == own[:, None]
 
 
 def _with_one(points: Tensor) -> Tensor:

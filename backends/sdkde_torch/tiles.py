@@ -20,7 +20,7 @@ from sdkde_core.plugin import checkpoint, cpu_threads, exponents
 from sdkde_core.protocol import Problem, Reduction
 
 from .bounds import CHUNK, terms_at_once
-from .formulas import CLAMP, NOTHING, Tensors, exponential, high_low, masked
+from .formulas import CLAMP, NOTHING, Tensors, exponential, high_low
 
 Formula = exponents.Formula
 Packed = exponents.Packed
@@ -53,7 +53,6 @@ class Prepared:
         """Rows of a block, of m; it follows from the problem, the options and the number of threads."""
         laplace = self.problem.reduction is Reduction.LAPLACE
         buffers = 1 + laplace * (1 + (self.log_weights is not None)) + 2 * isinstance(self.formula, exponents.Direct)
-        buffers += "exclude_self" in self.problem.requires
         buffers += self.right is not None and self.part < CHUNK  # what parts add up to
         elements = self.memory // (buffers * torch.finfo(self.library.dtype).bits // 8)
         if self.library.device.type == "cpu":
@@ -72,17 +71,15 @@ class Prepared:
     def count(self) -> int:
         return len(self.columns.left)
 
-    def sums(self, points: Tensor, own_offset: int | None, has_own_term: bool) -> Summed:
+    def sums(self, points: Tensor, has_own_term: bool) -> Summed:
         """Sum a block of rows, (b, d) float64.
 
-        Row i leaves out column i + ``own_offset``. With ``has_own_term`` every row is a column too, and all weights are
-        equal: then no sum is small.
+        With ``has_own_term`` every row is a column too, and all weights are equal: then no sum is small.
         """
         rows = self.formula.rows(points)
-        own = None if own_offset is None else torch.arange(len(points), device=self.library.device) + own_offset
         if self.pairs is not None:
-            return self._relative(rows, own)
-        sums = self._add_up(rows, own)
+            return self._relative(rows)
+        sums = self._add_up(rows)
         result = self._summed(sums, torch.zeros_like(sums[:, 0]), torch.zeros_like(sums[:, 0]))
         if has_own_term:
             return result
@@ -98,70 +95,65 @@ class Prepared:
         again = small.nonzero()[:, 0]
         if not len(again):
             return result
-        there = again.to(self.library.device)
-        better = self._relative(rows.at(there), None if own is None else own[there])
+        better = self._relative(rows.at(again.to(self.library.device)))
         for mine, other in zip(result, better):
             if mine is not None and other is not None:
                 mine.index_copy_(0, again, other)
         return result
 
-    def _relative(self, rows: Packed, own: Tensor | None) -> Summed:
+    def _relative(self, rows: Packed) -> Summed:
         """As :meth:`sums`, relative to each row's largest exponent, which two passes find before the sums."""
-        base = self._largest(rows, own)
+        base = self._largest(rows)
         top = None
         if self.log_weights is not None or isinstance(self.formula, exponents.Split):
-            top = self._largest(rows, own, base)
-        sums = self._add_up(rows, own, base, top)
+            top = self._largest(rows, base)
+        sums = self._add_up(rows, base, top)
         at_base = self._to_result(base[:, 0])
         log_scale = at_base if top is None else at_base + self._to_result(top[:, 0])
         result = self._summed(sums, at_base, log_scale)
-        return result if self.pairs is None else self._refined(result, rows, own, base, top)
+        return result if self.pairs is None else self._refined(result, rows, base, top)
 
-    def _largest(self, rows: Packed, own: Tensor | None, base: Tensor | None = None) -> Tensor:
+    def _largest(self, rows: Packed, base: Tensor | None = None) -> Tensor:
         """Each row's largest exponent, (m, 1): of the first products, or less the base, all of it."""
-        nothing, m = NOTHING[self.library.dtype], len(rows.left)
-        largest = torch.full((m, 1), nothing, dtype=self.library.dtype, device=self.library.device)
-        for some, mask, out in self._tiles(m, own):
+        m = len(rows.left)
+        largest = torch.full((m, 1), NOTHING[self.library.dtype], dtype=self.library.dtype, device=self.library.device)
+        for some, out in self._tiles(m):
             if base is None:
                 tile = self.formula.first(rows, self.columns.at(some), out)
             else:
                 tile = _relative(self.formula, rows, self.columns.at(some), base, out)
                 tile = tile if self.log_weights is None else tile.add_(self.log_weights[some])
-            largest = torch.maximum(largest, masked(tile, mask, nothing).amax(1, keepdim=True))
+            largest = torch.maximum(largest, tile.amax(1, keepdim=True))
         return largest
 
-    def _tiles(self, m: int, own: Tensor | None) -> Iterator[tuple[slice, Tensor | None, Tensor]]:
-        """Columns, mask of the entries to leave out, and buffer, of every tile."""
+    def _tiles(self, m: int) -> Iterator[tuple[slice, Tensor]]:
+        """Columns and buffer of every tile."""
         width = min(self.count, CHUNK)
         buffer = torch.empty(m * width, dtype=self.library.dtype, device=self.library.device)
         for start in range(0, self.count, width):
             checkpoint()
             some = slice(start, min(start + width, self.count))
-            mask = None
-            if own is not None:
-                mask = torch.arange(some.start, some.stop, device=own.device) == own[:, None]
-            yield some, mask, buffer[: m * (some.stop - start)].view(m, some.stop - start)
+            yield some, buffer[: m * (some.stop - start)].view(m, some.stop - start)
 
-    def _add_up(self, rows: Packed, own: Tensor | None, base: Any = None, top: Any = None) -> Tensor:
+    def _add_up(self, rows: Packed, base: Any = None, top: Any = None) -> Tensor:
         """Return the sums over all columns, (m, k), as :meth:`_to_result` has them."""
         total = _Total(self.double)
-        for some, mask, out in self._tiles(len(rows.left), own):
-            total.add(self._tile_sums(rows, some, base, top, mask, out))
+        for some, out in self._tiles(len(rows.left)):
+            total.add(self._tile_sums(rows, some, base, top, out))
         return self._to_result(total.result())
 
-    def _tile_sums(self, rows: Packed, some: slice, base: Any, top: Any, own: Tensor | None, out: Tensor) -> Tensor:
+    def _tile_sums(self, rows: Packed, some: slice, base: Any, top: Any, out: Tensor) -> Tensor:
         """Return the sums of a tile, (rows, k): Σφ times ``right``; LAPLACE: Σφ and Σφ (−½ r² − base).
 
-        φ is exp(exponent − base − top), both (rows, 1), and 0 at the entries ``own`` (rows, columns), which are left
-        out. By differences MEAN has Σφ (x − u), dimension by dimension, before Σφ. ``out`` is a buffer.
+        φ is exp(exponent − base − top), both (rows, 1). By differences MEAN has Σφ (x − u), dimension by dimension,
+        before Σφ. ``out`` is a buffer.
         """
         laplace, columns = self.problem.reduction is Reduction.LAPLACE, self.columns.at(some)
-        tile = masked(_relative(self.formula, rows, columns, base, out), own, NOTHING[self.library.dtype])
+        tile = _relative(self.formula, rows, columns, base, out)
         terms = tile if self.log_weights is None else tile + self.log_weights[some]
         if top is not None:
             terms = terms - top if laplace and terms is tile else terms.sub_(top)
         phi = exponential(terms, in_place=not laplace or terms is not tile)
-        phi = masked(phi, own)  # where nothing is left, the base is that of what is left out
         if laplace:
             if tile.device.type == "cpu":  # what was clamped is next to nothing, but not times any exponent
                 phi = torch.nn.functional.threshold(phi, 1.001 * math.exp(CLAMP[tile.dtype]), 0.0)
@@ -184,16 +176,16 @@ class Prepared:
             mean = sums[:, :-1] / torch.where(total > 0, total, 1.0)[:, None]
         return Summed(total, None, mean, log_scale)
 
-    def _refined(self, first: Summed, rows: Packed, own: Tensor | None, base: Tensor, top: Any) -> Summed:
+    def _refined(self, first: Summed, rows: Packed, base: Tensor, top: Any) -> Summed:
         """Add Σφ (x − mean) / Σφ to the mean: these differences are small, so float32 keeps their digits."""
         assert self.pairs is not None and first.mean is not None
         anchors = Packed(self.library.place(*high_low(first.mean)))
         total = _Total(self.double)
-        for some, mask, out in self._tiles(len(rows.left), own):
+        for some, out in self._tiles(len(rows.left)):
             phi = _relative(self.formula, rows, self.columns.at(some), base, out).sub_(top)
-            phi = masked(exponential(phi, in_place=True), mask)
+            phi = exponential(phi, in_place=True)
             total.add(exponents.displacement(self.library, phi, anchors, self.pairs.at(some), pieces=2))
-        correction = self._to_result(total.result()) / torch.where(first.total > 0, first.total, 1.0)[:, None]
+        correction = self._to_result(total.result()) / first.total[:, None]
         return first._replace(mean=first.mean + correction)
 
     def _to_result(self, x: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ class TritonBackend:
         if not whole or way.compute is _products or price.looks(problem) or self.skip:
             return None
         with on_device(points):
-            return _run(problem, way, points, state, None, end)
+            return _run(problem, way, points, state, end)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns for every row.
@@ -131,18 +131,16 @@ class TritonBackend:
             return empty(problem, points)
         whole = queries is None and not a_range
         with on_device(points):
-            if self._skips(problem, state, points, own_offset if whole else None):
+            if self._skips(problem, state, points):
                 way, rows = _way(problem, state.problem.extent, state.span, True), state.points if whole else points
-                found = _run(problem, way, rows, state, None, 1.0 if self.skip else 1.0 / SLOWER)
+                found = _run(problem, way, rows, state, 1.0 if self.skip else 1.0 / SLOWER)
                 if found is not None:
                     return found
-            return _reduce(problem, points, state, own_offset)
+            return _reduce(problem, points, state)
 
-    def _skips(self, problem: Problem, state: _State, rows: torch.Tensor, own: int | None) -> bool:
-        """Whether to leave out what cannot matter of all rows; ``own``: which point is the first row, if they are."""
+    def _skips(self, problem: Problem, state: _State, rows: torch.Tensor) -> bool:
+        """Whether to leave out what cannot matter of all rows."""
         if self.skip is False or not price.takes(problem):
-            return False
-        if own or (own is None and "exclude_self" in problem.requires):
             return False
         if rows.is_cuda and torch.cuda.is_current_stream_capturing():  # to look for pairs needs the host
             return False
@@ -181,7 +179,7 @@ def _way(problem: Problem, extent: float, span: float, listed: bool = False) -> 
     return _Way(compute, shifted, columns, step, form, 3 if form == bounds.Form.FULL else 2, both)
 
 
-def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: int) -> Partial:
+def _reduce(problem: Problem, points: torch.Tensor, state: _State) -> Partial:
     way = _way(problem, state.problem.extent, state.span)
     rows = m = points.shape[0]
     if way.compute is _products:
@@ -190,11 +188,10 @@ def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: i
         rows = slab_rows(m, state.points.shape[0], 8 * (problem.d + 3), way.columns)
 
     def slab(start: int, stop: int) -> Partial:
-        own = own_offset + start if "exclude_self" in problem.requires else None
         here = points if stop - start == m else points[start:stop]
         while True:
             try:
-                return _run(problem, way, here, state, own)
+                return _run(problem, way, here, state)
             except LaunchFailed:
                 continue  # with the next best configuration
 
@@ -205,7 +202,7 @@ def _reduce(problem: Problem, points: torch.Tensor, state: _State, own_offset: i
 _seen = set[Any]()
 
 
-def _run(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None, end: Any = None) -> Any:
+def _run(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: Any = None) -> Any:
     """Compute a way; where its kernels are new to the process, compile them side by side before.
 
     For that it is rehearsed with a few points on the CPU, and after a shift of the points themselves what as a rule
@@ -220,17 +217,17 @@ def _run(problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: 
         few = torch.zeros((2 * LEAF, problem.d), dtype=torch.float64, device="cpu")
         like = replace(state, points=few, weights=Weights(few[:, 0], state.weights.vary), made=PerStream())
         rows, to = few if whole else few[:LEAF], few if moves else end
-        rehearse(way.compute, problem, way, rows, like, own, to)
-        if whole and problem.reduction is Reduction.MEAN and "exclude_self" not in problem.requires:
+        rehearse(way.compute, problem, way, rows, like, to)
+        if whole and problem.reduction is Reduction.MEAN:
             after, to = replace(problem, reduction=Reduction.LOG_SUM, same=False), end
             if moves:
                 to = 0.0, False, getattr(torch, problem.dtype)
             then = _way(after, state.problem.extent, state.span, way.compute is _listed)
-            rehearse(then.compute, after, then, few[:LEAF], like, own, to)
-    return way.compute(problem, way, points, state, own, end)
+            rehearse(then.compute, after, then, few[:LEAF], like, to)
+    return way.compute(problem, way, points, state, end)
 
 
-def _listed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, _: int | None, most: float) -> Any:
+def _listed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, most: float) -> Any:
     """Sum over lists; None where more than ``most`` matters, or a point is not finite."""
     near = state.near()
     if near is None:
@@ -240,20 +237,16 @@ def _listed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, _:
     return nearby.reduce(problem, rows, near, columns, way.step, way.form, most)
 
 
-def _products(problem: Problem, way: _Way, points: Any, state: _State, own: int | None, _: Any = None) -> Partial:
-    return products.reduce(problem, points, state.points, state.weights.log, own)
+def _products(problem: Problem, way: _Way, points: Any, state: _State, _: Any = None) -> Partial:
+    return products.reduce(problem, points, state.points, state.weights.log)
 
 
-def _direct(
-    problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None, end: launch.End = None
-) -> Any:
+def _direct(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: launch.End = None) -> Any:
     rows, columns = launch.transpose(points, way.arithmetic), state.transposed(way.arithmetic)
-    return launch.direct(problem, rows, columns, state.weights, own, end)
+    return launch.direct(problem, rows, columns, state.weights, end)
 
 
-def _packed(
-    problem: Problem, way: _Way, points: torch.Tensor, state: _State, own: int | None, end: launch.End = None
-) -> Any:
+def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: launch.End = None) -> Any:
     step, corrections, count, weights, shifted = way.step, way.form, way.pieces, state.weights, way.shifted
     mean = problem.reduction is Reduction.MEAN
     stored = mean and bounds.stores(problem, corrections, card(points.device).capability)
@@ -264,12 +257,12 @@ def _packed(
     whole = problem.same and points.shape[0] == columns.points and masked
     rows = columns if whole else launch.pack(points, step, weights, count, scaled=mean and not shifted)
     if not mean:
-        return launch.log_sum(problem, rows, columns, weights, corrections, own, end)
+        return launch.log_sum(problem, rows, columns, weights, corrections, end)
     log_sums = None
     if shifted:
         # An error of the log sums cancels, as they are added again: so the smaller corrections can be left out.
         shift_form = corrections if bounds.in_blocks(problem.d) else bounds.Form.SHORT
         plain = replace(problem, reduction=Reduction.LOG_SUM)
-        log_sums = launch.log_sum(plain, rows, columns, weights, shift_form, own).log_sum
+        log_sums = launch.log_sum(plain, rows, columns, weights, shift_form).log_sum
         rows = launch.pack(points, step, weights, count, scaled=True, log_sums=log_sums)
-    return launch.mean(problem, rows, columns, weights, corrections, state.problem.extent, log_sums, own, end)
+    return launch.mean(problem, rows, columns, weights, corrections, state.problem.extent, log_sums, end)

@@ -17,7 +17,6 @@ from .kernels import (
     accumulated,
     alone,
     leading_power,
-    leave_out,
     no_columns,
     sized,
     store_sums,
@@ -43,7 +42,6 @@ def blocked_kernel(
     column_padded,
     m,
     n,
-    own,
     top,
     first,
     columns_per_split,
@@ -55,7 +53,6 @@ def blocked_kernel(
     BOTH: tl.constexpr,
     EXACT: tl.constexpr,
     WEIGHTED: tl.constexpr,
-    EXCLUDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
@@ -119,8 +116,6 @@ def blocked_kernel(
         e += small
         if PIECES == 3:
             e *= 1.0 / (UNITS * UNITS)
-        if EXCLUDE:
-            e = leave_out(e, index, j, own, n)
         if STORE:
             p = tl.where(inside[:, None], tl.exp2(e), 0.0)
             if PIECES == 3:

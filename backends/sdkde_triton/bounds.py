@@ -30,7 +30,7 @@ class Form:
 
 def shifts_rows(problem: Problem) -> bool:
     """Whether φ enters a product only after the rows' log sums: no term of a row is known to be near 1."""
-    own = problem.same and not problem.requires & {"weights", "exclude_self"}
+    own = problem.same and "weights" not in problem.requires
     return problem.reduction is Reduction.MEAN and not own
 
 

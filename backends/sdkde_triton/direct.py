@@ -45,7 +45,6 @@ def direct_kernel(
     m,
     n,
     d,
-    own,
     column_padded,
     columns_per_split,
     D: tl.constexpr,
@@ -53,7 +52,6 @@ def direct_kernel(
     LAPLACE: tl.constexpr,
     MEAN: tl.constexpr,
     WEIGHTED: tl.constexpr,
-    EXCLUDE: tl.constexpr,
     ANCHORED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -64,8 +62,7 @@ def direct_kernel(
     ``DOUBLED``: as many rows of what fp32 leaves of every coordinate follow. D is d up to
     :data:`sdkde_triton.bounds.MOST_DIRECT`, whose differences a thread holds, else one more. For few dimensions, where
     Tensor Cores would multiply padding, and for extents at which expanded squares fail.
-    ``ANCHORED``: every row is a column too, so its largest φ is 1 and needs no search. ``EXCLUDE``: row i leaves out
-    column i + own.
+    ``ANCHORED``: every row is a column too, so its largest φ is 1 and needs no search.
 
     Tiles are (columns, rows), so that a thread owns whole rows and sums without talking to its neighbours.
     """
@@ -125,8 +122,6 @@ def direct_kernel(
         if WEIGHTED:
             log2_w = to_log2(tl.load(log_weights + j, mask=j < n, other=0.0)).to(real)
             e += log2_w[:, None]
-        if EXCLUDE:
-            e = tl.where(j[:, None] == i[None, :] + own, 2.0 * floor, e).to(real)
         if ANCHORED:
             p = tl.exp2(e)
             total += tl.sum(p, 0)

@@ -156,22 +156,20 @@ def finish_mean_kernel(
         at += m
     if SUMMED:
         total /= units * units  # of the columns' ones
-    none = total == 0  # a row without columns (its own left out): ℓ = −∞ and no shift
-    v = mean / tl.where(none, 1.0, total)[:, None]
+    v = mean / total[:, None]
     if not DIRECT:
         packed = row * D + k[None, :]
         for piece in tl.static_range(PIECES):
             v -= tl.load(rows + wide(row_padded) * (piece * D) + packed, mask=both, other=0.0).to(tl.float64)
         top -= SCALE_BITS
-    v = tl.where(none[:, None], 0.0, v / f64(SQRT_LOG2E * units))
+    v = v / f64(SQRT_LOG2E * units)
     if MOVED:
         v = tl.load(moved_from + row * d + k[None, :], mask=both, other=0.0) + 0.5 * v
     tl.store(shift + row * d + k[None, :], v, mask=both)
     if not MOVED:
         result = _log(total) + _nats(top)
         if SHIFTED:  # the exponents had the log sums, with their weights, taken off
-            given = tl.load(log_sums + i, mask=inside, other=0.0)
-            result += tl.where(none, 0.0, given)
+            result += tl.load(log_sums + i, mask=inside, other=0.0)
         elif not WEIGHTED:
             result += tl.load(log_weights)
         tl.store(log_sum + i, result, mask=inside)

@@ -57,7 +57,7 @@ SQRT_LOG2E = tl.constexpr(1.2011224087864498)
 
 sized = triton.jit(
     do_not_specialize=[
-        *("n", "m", "d", "own", "padded", "row_padded", "column_padded", "columns_per_split", "splits", "first", "top"),
+        *("n", "m", "d", "padded", "row_padded", "column_padded", "columns_per_split", "splits", "first", "top"),
         *("height", "tile_rows", "tile_columns", "length", "leaf_count", "node_count", "none", "factor", "constant"),
         *("kind", "raised"),
     ]
@@ -328,7 +328,6 @@ def log_sum_kernel(
     m,
     n,
     d,
-    own,
     columns_per_split,
     D: tl.constexpr,
     PIECES: tl.constexpr,
@@ -336,14 +335,12 @@ def log_sum_kernel(
     MERGE: tl.constexpr,
     LAPLACE: tl.constexpr,
     WEIGHTED: tl.constexpr,
-    EXCLUDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Of every row over one split of the columns: the maximum μ of e = log2 (w φ), Σ 2^(e − μ), and for LAPLACE the
     moment Σ 2^(e − μ) (log2 φ − μ), by which one pass gives the Laplace estimate too: −½r² = ln 2 · log2 φ.
-    ``EXCLUDE``: row i leaves out column i + own.
 
     The running maximum keeps rows whose φ all underflow (Milakov and Gimelshein, "Online normalizer calculation for
     softmax", 2018).
@@ -355,16 +352,8 @@ def log_sum_kernel(
     for start in tl.range(begin, tl.minimum(begin + columns_per_split, n), BLOCK_N, num_stages=STAGES):
         j = start + tl.arange(0, BLOCK_N)
         e, _ = exponents(a, columns, column_padded, j, D, PIECES, FORM, MERGE)
-        if EXCLUDE:
-            e = leave_out(e, index, j, own, n)
         top, total, moment = accumulated(e, top, total, moment, log_weights, j, n, LAPLACE, WEIGHTED)
     store_sums(out, index, m, top, total, moment, LAPLACE)
-
-
-@triton.jit
-def leave_out(e, index, j, own, n):
-    """Exponents without those of every row's own column, and of padding: a row may have no other column."""
-    return tl.where((j[None, :] == index[:, None] + own) | (j[None, :] >= n), 2.0 * FLOOR, e)
 
 
 @triton.jit
@@ -477,14 +466,12 @@ def mean_kernel(
     m,
     n,
     d,
-    own,
     columns_per_split,
     D: tl.constexpr,
     PIECES: tl.constexpr,
     FORM: tl.constexpr,
     MERGE: tl.constexpr,
     SUMMED: tl.constexpr,
-    EXCLUDE: tl.constexpr,
     EXACT: tl.constexpr,
     TILES: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -494,7 +481,7 @@ def mean_kernel(
     """Σ φ (m,) and Σ φ v (m, D) of every row over one split of the columns, φ scaled by 2**SCALE_BITS.
 
     v is in the columns' units. ``SUMMED``: column d of the means, of ones, is the sum. ``EXACT``, for "high" with three
-    PIECES: φ in three pieces too, and all products that weigh. ``EXCLUDE``: row i leaves out column i + own.
+    PIECES: φ in three pieces too, and all products that weigh.
 
     No running maximum: the rows' constants see to it that the largest φ of a row is near 1 (a point among the columns,
     or rows shifted by their log sums). φ enters the second product in two pieces: one alone misses the shift's
@@ -516,8 +503,6 @@ def mean_kernel(
         for tile in tl.static_range(TILES):
             j = start + tile * BLOCK_N + tl.arange(0, BLOCK_N)
             e, b = exponents(a, columns, column_padded, j, D, PIECES, FORM, MERGE)
-            if EXCLUDE:
-                e = leave_out(e, index, j, own, n)
             p = tl.exp2(e)
             if EXACT:
                 mean, rest, total, total_rest = exactly_weighted(p, b, mean, rest, total, total_rest, SUMMED)

@@ -106,10 +106,8 @@ def _transposing(n: int, padded: int, d: int, *flags: bool) -> Launch:
     return Launch(transpose_kernel, (-(-padded // 512), d), (n, padded, d), (*flags, 512))
 
 
-def log_sum(
-    problem: Problem, rows: Packed, columns: Packed, weights: Weights, form: int, own: int | None, end: End = None
-) -> Any:
-    """LOG_SUM or LAPLACE on Tensor Cores, by a form of the exponents; row i leaves out column i + ``own``.
+def log_sum(problem: Problem, rows: Packed, columns: Packed, weights: Weights, form: int, end: End = None) -> Any:
+    """LOG_SUM or LAPLACE on Tensor Cores, by a form of the exponents.
 
     The problem's m is of all rows, of which these may be some.
     """
@@ -117,27 +115,25 @@ def log_sum(
     name = "blocked" if in_blocks(problem.d) else "log_sum"
     config = configuration(name, problem, packed_dimensions(problem.d), processor, rows.pieces)
     sizes = rows.padded, columns.padded, rows.points, columns.points
-    reduce = _log_sum(problem, sizes, rows.pieces, form, weights.vary, own, config, rows.buffer.device)
+    reduce = _log_sum(problem, sizes, rows.pieces, form, weights.vary, config, rows.buffer.device)
     out = reduce(rows.buffer, columns.buffer, weights.log)
     laplace = problem.reduction is Reduction.LAPLACE
     return finish_log_sum(problem, out, weights, rows.points, reduce.parts, laplace, end)
 
 
 @functools.lru_cache(maxsize=1024)
-def _log_sum(
-    problem: Problem, sizes: Sizes, pieces: int, form: int, vary: bool, own: int | None, config: Config, on: Any
-) -> Splits:
-    width, laplace, exclude = packed_dimensions(problem.d), problem.reduction is Reduction.LAPLACE, own is not None
+def _log_sum(problem: Problem, sizes: Sizes, pieces: int, form: int, vary: bool, config: Config, on: Any) -> Splits:
+    width, laplace = packed_dimensions(problem.d), problem.reduction is Reduction.LAPLACE
     tile, weighted = (config.block_m, config.block_n, config.num_stages), vary and laplace  # others' are in the columns
     numbers: tuple[int, ...]
     flags: tuple[int, ...] = (width, pieces, form)
     if in_blocks(problem.d):
-        kernel, numbers = blocked.blocked_kernel, (*sizes, own or 0, 0, 0)
+        kernel, numbers = blocked.blocked_kernel, (*sizes, 0, 0)
         step = block_k(width, pieces, card(on).capability)
-        flags += laplace, False, False, problem.precision == "high", weighted, exclude, *tile, step
+        flags += laplace, False, False, problem.precision == "high", weighted, *tile, step
     else:
-        kernel, numbers = kernels.log_sum_kernel, (*sizes, problem.d, own or 0)
-        flags += merges(problem.d), laplace, weighted, exclude, *tile
+        kernel, numbers = kernels.log_sum_kernel, (*sizes, problem.d)
+        flags += merges(problem.d), laplace, weighted, *tile
     run, halves = Launch(kernel, (1, 1), numbers, flags, config), (torch.float16, torch.float16, torch.float64)
     most = steps_at_most(problem, 0.0)
     return over_splits(run, config.block_n, problem.m, *sizes[2:], 3 if laplace else 2, halves, most, on)
@@ -170,7 +166,6 @@ def mean(
     form: int,
     extent: float,
     log_sums: torch.Tensor | None = None,
-    own: int | None = None,
     end: End = None,
 ) -> Any:
     """MEAN on Tensor Cores of columns within ``extent`` bandwidths of the origin; see :func:`log_sum`.
@@ -179,30 +174,26 @@ def mean(
     """
     processor = card(rows.buffer.device)
     if stores(problem, form, processor.capability):
-        out = _stored_mean(problem, rows, columns, form, extent, own)
+        out = _stored_mean(problem, rows, columns, form, extent)
         return finish_mean(problem, out, rows, weights, log_sums, 1, end=end)
     config = configuration("mean", problem, packed_dimensions(problem.d), processor, rows.pieces)
     sizes = rows.padded, columns.padded, rows.points, columns.points
-    reduce = _mean(problem, sizes, rows.pieces, form, steps_at_most(problem, extent), own, config, rows.buffer.device)
+    reduce = _mean(problem, sizes, rows.pieces, form, steps_at_most(problem, extent), config, rows.buffer.device)
     out, summed = reduce(rows.buffer, columns.buffer), problem.d < packed_dimensions(problem.d)
     return finish_mean(problem, out, rows, weights, log_sums, reduce.parts, summed, end)
 
 
 @functools.lru_cache(maxsize=1024)
-def _mean(
-    problem: Problem, sizes: Sizes, pieces: int, form: int, most: int, own: int | None, config: Config, on: Any
-) -> Splits:
+def _mean(problem: Problem, sizes: Sizes, pieces: int, form: int, most: int, config: Config, on: Any) -> Splits:
     d, width, merged = problem.d, packed_dimensions(problem.d), merges(problem.d)
     tiles = tiles_per_sum(width, form, merged, card(on).capability) if config.block_n <= 128 else 1
-    exclude, exact, tile = own is not None, problem.precision == "high", (config.block_m, config.block_n)
-    flags = (width, pieces, form, merged, d < width, exclude, exact, tiles, *tile, config.num_stages)
-    run, step = Launch(kernels.mean_kernel, (1, 1), (*sizes, d, own or 0), flags, config), tiles * config.block_n
+    exact, tile = problem.precision == "high", (config.block_m, config.block_n)
+    flags = (width, pieces, form, merged, d < width, exact, tiles, *tile, config.num_stages)
+    run, step = Launch(kernels.mean_kernel, (1, 1), (*sizes, d), flags, config), tiles * config.block_n
     return over_splits(run, step, problem.m, *sizes[2:], max(width, d + 1), (torch.float16,) * 2, most, on)
 
 
-def _stored_mean(
-    problem: Problem, rows: Packed, columns: Packed, form: int, extent: float, own: int | None
-) -> torch.Tensor:
+def _stored_mean(problem: Problem, rows: Packed, columns: Packed, form: int, extent: float) -> torch.Tensor:
     """Return Σ φ (m,) and Σ φ v (m, D), float64, in one array; φ goes through memory.
 
     Rows and columns come in blocks. Where the rows are the columns, those of two blocks serve both.
@@ -221,7 +212,7 @@ def _stored_mean(
     totals = torch.empty(tiles, dtype=torch.float64, device=device)
     sums = torch.zeros(m * (1 + width), dtype=torch.float64, device=device)
     tile = (config.block_m, config.block_n, config.num_stages, block_k(width, pieces, processor.capability))
-    flags = (width, pieces, form, False, True, both, exact, False, own is not None, *tile)
+    flags = (width, pieces, form, False, True, both, exact, False, *tile)
     tile = (shape.block_m, shape.block_n, shape.num_stages, block_k(0, pieces, processor.capability))
     # What is summed: the three pieces, or v rounded to two, which follow the columns' constants.
     values = columns.buffer if exact else columns.buffer[columns.padded * (pieces * width + 48) :]
@@ -231,7 +222,7 @@ def _stored_mean(
             here = min(wide, columns.padded - first)
             mirrored = both and first > top
             before = (rows.buffer, columns.buffer, totals, phi, rows.padded, columns.padded)
-            after = (m, columns.points, own or 0, top, first, here)
+            after = (m, columns.points, top, first, here)
             grid = height // config.block_m, here // config.block_n
             Launch(blocked.blocked_kernel, grid, (), flags, config)(*before, *after)
             sizes = (columns.padded, m, columns.points, top, first, height, here, config.block_m, config.block_n)
@@ -275,15 +266,13 @@ def _finish_mean(padded: int, m: int, parts: int, d: int, pieces: int, *flags: b
     return Launch(finish.finish_mean_kernel, (-(-m // block), 1), sizes, parameters)
 
 
-def direct(
-    problem: Problem, rows: torch.Tensor, columns: torch.Tensor, weights: Weights, own: int | None, end: End = None
-) -> Any:
+def direct(problem: Problem, rows: torch.Tensor, columns: torch.Tensor, weights: Weights, end: End = None) -> Any:
     """Any reduction by direct differences of points from :func:`transpose`, the columns padded; see :func:`log_sum`."""
     m, n, mean = rows.shape[1], weights.log.shape[0], problem.reduction is Reduction.MEAN
-    anchored = mean and problem.same and not weights.vary and own is None and rows.dtype is torch.float32
+    anchored = mean and problem.same and not weights.vary and rows.dtype is torch.float32
     config = configuration("direct_mean" if anchored else "direct", problem, problem.d, card(rows.device))
     given = rows.dtype, rows.shape[0] > problem.d, anchored, weights.vary
-    reduce = _direct(problem, m, n, columns.shape[1], *given, own, config, rows.device)
+    reduce = _direct(problem, m, n, columns.shape[1], *given, config, rows.device)
     out = reduce(rows, columns, weights.log)
     if mean:
         return finish_mean(problem, out, rows, weights, None, reduce.parts, end=end)
@@ -292,11 +281,11 @@ def direct(
 
 @functools.lru_cache(maxsize=1024)
 def _direct(problem: Problem, m: int, n: int, padded: int, dtype: Any, *given: Any) -> Splits:
-    doubled, anchored, vary, own, config, on = given
+    doubled, anchored, vary, config, on = given
     d, laplace, mean = problem.d, problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
-    flags = (min(d, MOST_DIRECT + 1), doubled, laplace, mean, vary, own is not None, anchored, *config[:2])
+    flags = (min(d, MOST_DIRECT + 1), doubled, laplace, mean, vary, anchored, *config[:2])
     run, before = (
-        Launch(direct_kernel, (1, 1), (m, n, d, own or 0, padded), flags, config),
+        Launch(direct_kernel, (1, 1), (m, n, d, padded), flags, config),
         (dtype, dtype, torch.float64),
     )
     most, per_row = steps_at_most(problem, 0.0, packed=False), 2 + (d if mean else laplace)

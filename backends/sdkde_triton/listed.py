@@ -17,7 +17,6 @@ from .kernels import (
     added,
     exactly_weighted,
     exponents,
-    leave_out,
     load_rows,
     no_columns,
     sized,
@@ -56,7 +55,6 @@ def log_sum_listed_kernel(
     m,
     n,
     d,
-    own,
     first,
     length,
     D: tl.constexpr,
@@ -65,7 +63,6 @@ def log_sum_listed_kernel(
     MERGE: tl.constexpr,
     LAPLACE: tl.constexpr,
     WEIGHTED: tl.constexpr,
-    EXCLUDE: tl.constexpr,
     SIZE: tl.constexpr,
     LEAF: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -82,8 +79,6 @@ def log_sum_listed_kernel(
         for part_of in tl.static_range(SIZE // BLOCK_N):
             j = _columns(leaves, i, part_of, SIZE, LEAF, BLOCK_N)
             e, _ = exponents(a, columns, column_padded, j, D, PIECES, FORM, MERGE)
-            if EXCLUDE:
-                e = leave_out(e, index, j, own, n)
             top, total, moment = accumulated(e, top, total, moment, log_weights, j, n, LAPLACE, WEIGHTED)
     store_sums(out, local, m, top, total, moment, LAPLACE)
 
@@ -99,9 +94,7 @@ def mean_listed_kernel(
     row_padded,
     column_padded,
     m,
-    n,
     d,
-    own,
     first,
     length,
     D: tl.constexpr,
@@ -109,7 +102,6 @@ def mean_listed_kernel(
     FORM: tl.constexpr,
     MERGE: tl.constexpr,
     SUMMED: tl.constexpr,
-    EXCLUDE: tl.constexpr,
     EXACT: tl.constexpr,
     SIZE: tl.constexpr,
     LEAF: tl.constexpr,
@@ -136,8 +128,6 @@ def mean_listed_kernel(
         for part_of in tl.static_range(SIZE // BLOCK_N):
             j = _columns(leaves, i, part_of, SIZE, LEAF, BLOCK_N)
             e, b = exponents(a, columns, column_padded, j, D, PIECES, FORM, MERGE)
-            if EXCLUDE:
-                e = leave_out(e, index, j, own, n)
             p = tl.exp2(e)
             if EXACT:
                 mean, rest, total, total_rest = exactly_weighted(p, b, mean, rest, total, total_rest, SUMMED)

@@ -113,11 +113,10 @@ def reduce(
         rows = points[where]
     else:
         return None
-    own = 0 if "exclude_self" in problem.requires else None
     packed = columns  # these themselves, where they are the rows
     if rows is not near.points:
         packed = launch.pack(rows, step, near.weights, columns.pieces, scaled=scaled(problem))
-    way = _Pass(problem, near, columns, step, form, own)
+    way = _Pass(problem, near, columns, step, form)
     tiles = way.count(rows, packed)
     counts = (-(-tiles.counts.to(torch.int64) * LEAF // LISTED)).cpu()  # in SIZEs
     if float(counts.sum()) * LISTED > most * float(len(counts)) * float(columns.padded):  # the last tile may be free
@@ -151,7 +150,6 @@ class _Pass:
     columns: Packed
     step: float
     form: int
-    own: int | None
 
     def count(self, rows: torch.Tensor, packed: Packed) -> _Rows:
         """Find out what may be left out of rows' sums, and how many leaves that leaves to be summed."""
@@ -174,7 +172,7 @@ class _Pass:
         least = by_tile(found, HEIGHT).amin(dim=1)
         # 0.01 nats: more than sums at "fast" may exceed the truth by, in whatever form.
         least = least - 0.01 - TOLERANCES["fast"][Reduction.LOG_SUM].relative * least.abs()
-        least = torch.where(torch.isfinite(least), least, -math.inf)  # a row without columns
+        least = torch.where(torch.isfinite(least), least, -math.inf)
 
         # 0.97: what bounds may be off by rounding. 1e30 stands for infinity: nothing may be left out.
         lowest = (-math.log(0.97 * left_out(problem)) - least).float().clamp(max=1e30)
@@ -208,39 +206,39 @@ class _Pass:
 
     def sum(self, points: torch.Tensor, rows: Packed, over: Lists) -> Partial:
         """Reduce some tiles of rows, whose points are those from ``over.first`` tiles on."""
-        problem, m, top, own = self.problem, points.shape[0], over.first * HEIGHT, self.own
+        problem, m, top = self.problem, points.shape[0], over.first * HEIGHT
         if problem.reduction is not Reduction.MEAN:
             return self.log_sum(rows, m, over, self.form, problem.reduction is Reduction.LAPLACE)
         log_sums, weights, pieces = None, self.near.weights, self.columns.pieces
         if shifts_rows(problem):  # as in sdkde_triton.backend
             log_sums = self.log_sum(rows, m, over, Form.SHORT, False).log_sum
             rows = launch.pack(points, self.step, weights, pieces, scaled=True, log_sums=log_sums)
-            own, over, top = None if own is None else own + top, over._replace(first=0), 0
+            over, top = over._replace(first=0), 0
         width = packed_dimensions(problem.d)
         summed = problem.d < width
-        flags = (width, pieces, self.form, merges(problem.d), summed, own is not None, problem.precision == "high")
-        out = self._launched("mean", rows, m, over, flags, width + (not summed), own)
+        flags = (width, pieces, self.form, merges(problem.d), summed, problem.precision == "high")
+        out = self._launched("mean", rows, m, over, flags, width + (not summed))
         here = Packed(rows.buffer[top * width :], m, rows.padded, pieces)
         return launch.finish_mean(problem, out, here, weights, log_sums, over.parts, summed)
 
     def log_sum(self, rows: Packed, m: int, over: Lists, form: int, laplace: bool) -> Partial:
         """LOG_SUM or LAPLACE of m rows, those of the lists' tiles; see :func:`sdkde_triton.launch.log_sum`."""
         problem, weights = self.problem, self.near.weights
-        width, exclude = packed_dimensions(problem.d), self.own is not None
-        flags = (width, rows.pieces, form, merges(problem.d), laplace, weights.vary and laplace, exclude)
-        out = self._launched("log_sum", rows, m, over, flags, 2 + laplace, self.own)
+        width = packed_dimensions(problem.d)
+        flags = (width, rows.pieces, form, merges(problem.d), laplace, weights.vary and laplace)
+        out = self._launched("log_sum", rows, m, over, flags, 2 + laplace)
         return launch.finish_log_sum(problem, out, weights, m, over.parts, laplace)
 
     def _launched(
-        self, name: str, rows: Packed, m: int, over: Lists, flags: tuple[Any, ...], per_row: int, own: int | None
+        self, name: str, rows: Packed, m: int, over: Lists, flags: tuple[Any, ...], per_row: int
     ) -> torch.Tensor:
         """Partial results of a kernel, (parts, m, per_row) in some order."""
         columns, config = self.columns, self.config(name)
         log_sum = name == "log_sum"
         kernel = listed.log_sum_listed_kernel if log_sum else listed.mean_listed_kernel
-        more = (self.near.weights.log,) if log_sum else ()
+        more, counts = ((self.near.weights.log,), (m, columns.points)) if log_sum else ((), (m,))
         out = torch.empty(over.parts * m * per_row, dtype=torch.float32, device=rows.buffer.device)
-        sizes = rows.padded, columns.padded, m, columns.points, self.problem.d, own or 0
+        sizes = rows.padded, columns.padded, *counts, self.problem.d
         numbers, grid = (*sizes, over.first * HEIGHT, over.length), (-(-m // HEIGHT), over.parts)
         last = LISTED, LEAF, config.block_m, config.block_n, config.num_stages
         run = Launch(kernel, grid, numbers, (*flags, *last), config)

@@ -17,8 +17,6 @@ extent : float, optional
     is exceeded the results are wrong, without a word. None: measured, for which the host waits for the device.
 precision : {"high", "fast"}
     The tolerance, see :data:`sdkde_core.protocol.TOLERANCES`.
-exclude_self : bool
-    Row i leaves out column i: with ``queries=None``, leave-one-out.
 
 Results are float64, on the points' device, written on its current stream; none is a view of another or of an argument.
 The host waits for the device where ``extent`` is None, exceeds what the fast formulas hold, or with log weights.
@@ -50,10 +48,9 @@ def log_sum(
     *,
     extent: float | None = None,
     precision: str = "high",
-    exclude_self: bool = False,
 ) -> torch.Tensor:
     """Return ℓ_i = log Σ_j w_j exp(−½‖u_i − u_j‖²), (m,); arguments as :mod:`sdkde_triton.ops` has them."""
-    return torch.ops.sdkde.log_sum(points, queries, log_weights, extent, precision, exclude_self)
+    return torch.ops.sdkde.log_sum(points, queries, log_weights, extent, precision)
 
 
 def mean(
@@ -63,13 +60,12 @@ def mean(
     *,
     extent: float | None = None,
     precision: str = "high",
-    exclude_self: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ℓ (m,), and the shifts Σ_j w_j φ_ij (u_j − u_i) / Σ_j w_j φ_ij = ∇ℓ_i, (m, d), in bandwidths.
 
     Arguments as :mod:`sdkde_triton.ops` has them.
     """
-    return torch.ops.sdkde.mean(points, queries, log_weights, extent, precision, exclude_self)
+    return torch.ops.sdkde.mean(points, queries, log_weights, extent, precision)
 
 
 def laplace(
@@ -79,34 +75,33 @@ def laplace(
     *,
     extent: float | None = None,
     precision: str = "high",
-    exclude_self: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return log M_i, and the signs and log magnitudes of L_i = Σ_j w_j φ_ij (1 + d/2 − ½ r²_ij), each (m,).
 
     M is L with plus signs throughout, the scale of its error. Arguments as :mod:`sdkde_triton.ops` has them.
     """
-    return torch.ops.sdkde.laplace(points, queries, log_weights, extent, precision, exclude_self)
+    return torch.ops.sdkde.laplace(points, queries, log_weights, extent, precision)
 
 
 def _register(reduction: Reduction) -> None:
     """Register an operator, and the shapes of its results."""
     laplace, mean = reduction is Reduction.LAPLACE, reduction is Reduction.MEAN
 
-    def compute(points: Any, queries: Any, log_weights: Any, extent: Any, precision: str, exclude_self: bool) -> Any:
+    def compute(points: Any, queries: Any, log_weights: Any, extent: Any, precision: str) -> Any:
         _check(points, queries, log_weights, precision)
-        sums = _reduce(reduction, points, queries, log_weights, extent, precision, exclude_self)
+        sums = _reduce(reduction, points, queries, log_weights, extent, precision)
         if laplace:  # the backend's may be rows of one buffer
             return sums.log_sum.clone(), sums.sign.clone(), sums.log_magnitude.clone()
         return (sums.log_sum, sums.shift) if mean else sums.log_sum
 
-    def shapes(points: Any, queries: Any, log_weights: Any, extent: Any, precision: str, exclude_self: bool) -> Any:
+    def shapes(points: Any, queries: Any, log_weights: Any, extent: Any, precision: str) -> Any:
         _check(points, queries, log_weights, precision)
         m, d = (points if queries is None else queries).shape
         if laplace:
             return points.new_empty(m), points.new_empty(m), points.new_empty(m)
         return (points.new_empty(m), points.new_empty(m, d)) if mean else points.new_empty(m)
 
-    arguments = "Tensor points, Tensor? queries, Tensor? log_weights, float? extent, str precision, bool exclude_self"
+    arguments = "Tensor points, Tensor? queries, Tensor? log_weights, float? extent, str precision"
     results = "(Tensor log_plus, Tensor sign, Tensor log_magnitude)" if laplace else "Tensor"
     if mean:
         results = "(Tensor log_sum, Tensor shift)"
@@ -140,7 +135,6 @@ def _reduce(
     log_weights: torch.Tensor | None,
     extent: float | None,
     precision: str,
-    exclude_self: bool,
 ) -> Partial:
     (n, d), device = points.shape, str(points.device)
     if not n or not d:
@@ -148,11 +142,8 @@ def _reduce(
     extent = _extent(points, queries) if extent is None else extent
     if not 0.0 <= extent <= 1e149:  # beyond, squares of distances are not finite
         raise ValueError(f"extent is {extent}; pass points and queries within 1e149 bandwidths of the origin")
-    asked, m = (
-        {"weights": log_weights is not None, "exclude_self": exclude_self},
-        n if queries is None else len(queries),
-    )
-    requires, how = frozenset(name for name in asked if asked[name]), {"precision": precision, "device": device}
+    m, how = n if queries is None else len(queries), {"precision": precision, "device": device}
+    requires = frozenset[str]() if log_weights is None else frozenset({"weights"})
     problem = Problem(reduction, m, n, d, same=queries is None, requires=requires, extent=extent, **how)
     support = INFO.supports(replace(problem, extent=min(extent, INFO.extent_limit(problem))))  # the core takes the rest
     if not support.ok:

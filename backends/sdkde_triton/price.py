@@ -21,9 +21,8 @@ SLOWER = 1.3
 
 def takes(problem: Problem) -> bool:
     """Whether a problem that can be computed from packed operands can be from lists."""
-    knows_own = problem.same or "exclude_self" not in problem.requires
     # In one dimension it cannot pay; a packed operand of up to sixteen is as narrow as any.
-    return problem.precision in ("fast", "high") and 2 <= problem.d <= 16 and knows_own
+    return problem.precision in ("fast", "high") and 2 <= problem.d <= 16
 
 
 def looks(problem: Problem, *, for_price: bool = False) -> bool:

@@ -14,12 +14,10 @@ from sdkde_core.protocol import Partial, Problem, Reduction
 ROWS, COLUMNS = 8192, 2048
 
 
-def reduce(
-    problem: Problem, rows: torch.Tensor, columns: torch.Tensor, log_weights: torch.Tensor, own: int | None = None
-) -> Partial:
+def reduce(problem: Problem, rows: torch.Tensor, columns: torch.Tensor, log_weights: torch.Tensor) -> Partial:
     """Any reduction of float64 rows (m, d) over columns (n, d) with log weights (n,).
 
-    log φ = u_i·u_j − ½‖u_i‖² − ½‖u_j‖², of which the row's part is added last. Row i leaves out column i + ``own``.
+    log φ = u_i·u_j − ½‖u_i‖² − ½‖u_j‖², of which the row's part is added last.
     """
     (m, d), n = rows.shape, columns.shape[0]
     laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
@@ -30,25 +28,21 @@ def reduce(
     for first in range(0, n, COLUMNS):
         some = slice(first, min(first + COLUMNS, n))
         e = torch.addmm(of_columns[some], rows, columns[some].T)
-        if own is not None:
-            torch.diagonal(e, own - first).fill_(-torch.inf)
         highest = torch.maximum(top, e.amax(1))
-        base = torch.where(highest == -torch.inf, 0.0, highest)  # no column so far
-        decay = (top - base).exp_()
+        decay = (top - highest).exp_()
         if laplace:  # Σ φ log φ, less the weights' logs and the row's part; 0 · (−∞) is 0
-            p = (e - base[:, None]).exp_()
+            p = (e - highest[:, None]).exp_()
             logs = log_weights[some].clamp(min=-1e300)
             moment = moment * decay + (e.clamp_(min=-1e300) * p).sum(1) - p @ logs
         else:
-            p = e.sub_(base[:, None]).exp_()
+            p = e.sub_(highest[:, None]).exp_()
         total = total * decay + p.sum(1)
         if mean:
             sums = torch.addmm(sums * decay[:, None], p, columns[some])
         top = highest
     log_sum = top + of_rows + total.log()
     if mean:
-        none = (total == 0)[:, None]
-        return Partial(log_sum, torch.where(none, 0.0, sums / torch.where(none, 1.0, total[:, None]) - rows))
+        return Partial(log_sum, sums / total[:, None] - rows)
     if not laplace:
         return Partial(log_sum)
     return exponents.laplace(d, total, moment + of_rows * total, top + of_rows)

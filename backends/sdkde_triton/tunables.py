@@ -241,7 +241,6 @@ def _constants(launch: Launch, config: space.Config, problem: Problem, capabilit
         "SUMMED": d < width,
         "EXACT": problem.precision == "high",
         "WEIGHTED": "weights" in problem.requires and base != "stored",
-        "EXCLUDE": "exclude_self" in problem.requires,
         "DOUBLED": launch.arithmetic == "doubled",
         "ANCHORED": base == "direct_mean",
         "TILES": tiles,

@@ -17,7 +17,6 @@ from ..registry import REGISTRY, Benchmark, Case, Setting, Skipped
 from ..report import Table
 
 DIMENSIONS = (1, 2, 3, 5, 7, 16, 17, 33, 64, 128, 384, 784)
-ROWS = {"other rows": (False, False), "same": (True, False), "leave-one-out": (True, True)}
 
 
 def cases(setting: Setting) -> Iterator[Case]:
@@ -37,12 +36,10 @@ def measure(setting: Setting, case: Case) -> dict[str, Any]:
     drawn = make(case["kind"], *small, case["d"], case["extent"])
     found: dict[str, float] = {}
     declined = ""
-    for same, exclude in ROWS.values():
-        if exclude and "exclude_self" not in info.features:
-            continue
-        want = truth(drawn, same=same, exclude_self=exclude)
+    for same in (False, True):
+        want = truth(drawn, same=same)
         for precision, reduction in product(info.precisions, Reduction):
-            problem = drawn.problem(reduction, precision, same=same, exclude_self=exclude)
+            problem = drawn.problem(reduction, precision, same=same)
             if not (support := info.supports(problem)).ok:
                 declined = support.reason
                 continue

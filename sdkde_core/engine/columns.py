@@ -21,7 +21,7 @@ import numpy as np
 
 from ..arrays import look, to_host
 from ..protocol import Backend, BackendInfo, Columns, DeviceOutOfMemory, Partial, Problem, Reduction, with_fields
-from .exact import Exact, reduce_exact
+from .exact import Exact
 from .failures import OutOfReach, call, checked, read_only
 from .forks import new_lock
 from .merge import concatenate, marked_last, merge, take_columns, take_rows, undo
@@ -51,7 +51,7 @@ class PackedColumns:
     def __init__(
         self, backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
     ) -> None:
-        self._all, self._points = columns, columns.points  # those of weight zero too, which are rows all the same
+        self._points = columns.points  # those of weight zero too, which are rows all the same
         self._backend, self._info, self._columns, self._shared = backend, info, columns, shared
         if "weights" in problem.requires and "grad" not in problem.requires:
             nothing = columns.log_weights == -math.inf
@@ -72,7 +72,6 @@ class PackedColumns:
         self,
         queries: Any = None,
         *,
-        own_offset: int = 0,
         some: tuple[int, int] | None = None,
         distances: Any = None,
         extent: float | None = None,
@@ -84,30 +83,29 @@ class PackedColumns:
         """
         same, rows, n = queries is None, queries, self._points.shape[0]
         if same:
-            own_offset, stop = some or (0, n)
-            rows = self._points[own_offset:stop, :] if stop - own_offset < n else self._points
+            start, stop = some or (0, n)
+            rows = self._points[start:stop, :] if stop - start < n else self._points
         extent, m = self._problem.extent if extent is None else extent, rows.shape[0]
-        # Whether the rows are the columns from own_offset on: some backends gain by that.
-        own = same and self._all_carry and (m == n or "range" in self._info.features)
-        if self._limit_of_own and not own:
-            return self._as_query.reduce(queries, own_offset=own_offset, some=some, distances=distances, extent=extent)
+        # The column that the first row is, where the rows are columns: some backends gain by that.
+        own = start if same and self._all_carry and (m == n or "range" in self._info.features) else None
+        if self._limit_of_own and own is None:
+            return self._as_query.reduce(queries, some=some, distances=distances, extent=extent)
         if max(extent, self._problem.extent) <= self._limit and self._all_carry:  # as nearly always
             reach = self._problem.extent if extent <= self._problem.extent else self._stepped(extent)
-            return self._sum([self._packed("all", self._backend, reach)], rows, own_offset, own), 0
-        far, m_far, before = self._far_rows(rows, distances, extent, own_offset if own else None)
+            return self._sum([self._packed("all", self._backend, reach)], rows, own), 0
+        far, m_far, before = self._far_rows(rows, distances, extent, own)
         together = self._in_one(extent, m_far, m)
         apart = 0 if together else max(m_far, self.n_far) if same else m_far + self.n_far
-        if "exclude_self" in self._problem.requires and (apart or not self._all_carry):
-            # A row and its own column no longer stand at one offset. Nothing public asks for this, so it may be slow.
-            return reduce_exact(self._problem, rows, self._all, own_offset), apart
         if together:
-            return self._sum([self._packed("all", self._backend, self._stepped(extent))], rows, own_offset, own), 0
+            return self._sum([self._packed("all", self._backend, self._stepped(extent))], rows, own), 0
+        if own is not None:
+            own -= before
         if not m_far:
-            return self._sum(self._for_near(), rows, own_offset - before, own), apart
+            return self._sum(self._for_near(), rows, own), apart
         order, m_near, blocks = marked_last(far), m - m_far, []
         rows = take_rows(rows, order)
         if m_near:
-            blocks.append(self._sum(self._for_near(), rows[:m_near, :], own_offset - before, own))
+            blocks.append(self._sum(self._for_near(), rows[:m_near, :], own))
         blocks.append(self._sum([self._packed("all", *self._reaching(extent))], rows[m_near:, :]))
         return undo(concatenate(blocks), order), apart
 
@@ -248,14 +246,14 @@ class PackedColumns:
                 self._states.popitem(last=False)
             return packed
 
-    def _sum(self, states: list[_Packed], rows: Any, own_offset: int = 0, own: bool = False) -> Partial:
-        """Reduce over the columns of all states; ``own``: the rows are the first's columns from ``own_offset`` on."""
+    def _sum(self, states: list[_Packed], rows: Any, own: int | None = None) -> Partial:
+        """Reduce over the columns of all states; ``own``: the rows are the first's columns from that one on."""
         parts, m = [], rows.shape[0]
         for i, packed in enumerate(states):
-            same, problem = own and i == 0, packed.problem
+            same, problem = own is not None and i == 0, packed.problem
             if (m, same) != (problem.m, problem.same):
                 packed = packed._replace(problem=with_fields(problem, m=m, same=same))
-            parts.append(self._reduce_rows(packed, rows, own_offset))
+            parts.append(self._reduce_rows(packed, rows, own or 0))
         return parts[0] if len(parts) == 1 else merge(parts)
 
     def _reduce_rows(self, packed: _Packed, rows: Any, own_offset: int) -> Partial:
@@ -278,7 +276,7 @@ class PackedColumns:
 
 
 def reduce_pass(
-    backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, queries: Any = None, own_offset: int = 0
+    backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, queries: Any = None
 ) -> Partial:
     """Run one reduction through a backend as the core does it.
 
@@ -290,11 +288,7 @@ def reduce_pass(
     columns : Columns
         As the protocol has them, but log weights may be −inf.
     queries : (m, d) float64 array, optional
-        None: the points, or ``problem.m`` of them from ``own_offset`` on.
-    own_offset : int
-        With ``"exclude_self"``: row i leaves out column i + own_offset.
+        None: the points.
     """
-    some = (own_offset, own_offset + problem.m) if queries is None else None
     with np.errstate(all="ignore"):  # the public functions see to it themselves
-        packed = PackedColumns(backend, info, problem, columns)
-        return packed.reduce(queries, own_offset=own_offset, some=some)[0]
+        return PackedColumns(backend, info, problem, columns).reduce(queries)[0]

@@ -6,10 +6,9 @@ passes over many points belong to a backend.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace
 
 from ..protocol import Columns, Partial, Problem, Reduction, Support
 from .merge import concatenate, merge, safe_log
@@ -28,10 +27,10 @@ class Exact:
         return columns
 
     def reduce(self, problem: Problem, queries: Any, state: Columns, own_offset: int = 0) -> Partial:
-        return reduce_exact(problem, state.points if queries is None else queries, state, own_offset)
+        return reduce_exact(problem, state.points if queries is None else queries, state)
 
 
-def reduce_exact(problem: Problem, queries: Any, columns: Columns, own_offset: int = 0) -> Partial:
+def reduce_exact(problem: Problem, queries: Any, columns: Columns) -> Partial:
     """Answer ``problem`` by direct differences.
 
     Parameters
@@ -40,9 +39,6 @@ def reduce_exact(problem: Problem, queries: Any, columns: Columns, own_offset: i
         Its reduction, features and d are used; the sizes come from the arrays.
     queries : (m, d) float64 array
     columns : Columns
-        With ``"exclude_self"`` some may have weight zero.
-    own_offset : int
-        With ``"exclude_self"``: row i leaves out column i + own_offset, where there is one.
     """
     if "kernel" in problem.requires:  # of such problems nothing is taken off
         raise ValueError(f"the exact path has kernel='gaussian' only, not {problem.kernel!r}")
@@ -56,7 +52,7 @@ def reduce_exact(problem: Problem, queries: Any, columns: Columns, own_offset: i
         for c in range(0, n, width):
             over = slice(c, min(c + width, n))
             block = Columns(columns.points[over, :], columns.log_weights[over])
-            partials.append(_block(problem, queries[here, :], block, own_offset + r - c))
+            partials.append(_block(problem, queries[here, :], block))
         strips.append(merge(partials))
     return concatenate(strips)
 
@@ -71,8 +67,8 @@ class Terms(NamedTuple):
     delta: Any  # (rows, columns, d), u_j − u_k
 
 
-def terms_of(query: Any, columns: Columns, left_out: Any = None) -> Terms:
-    """Return the terms of a block; ``left_out`` (rows, columns) are none. Other columns have weight.
+def terms_of(query: Any, columns: Columns) -> Terms:
+    """Return the terms of a block, of columns that all have weight.
 
     Far from every point exponents are huge, and only their differences count:
     r²_j − r²_k = ‖u_j − u_k‖² + 2 (u_j − u_k)·(u_k − u), without the cancellation.
@@ -82,41 +78,29 @@ def terms_of(query: Any, columns: Columns, left_out: Any = None) -> Terms:
     difference = points[None, :, :] - query[:, None, :]  # (rows, columns, d)
     exponent = -0.5 * xp.sum(difference * difference, axis=-1)
     terms = exponent + log_weights[None, :]
-    if left_out is not None:
-        terms = xp.where(left_out, xp.full_like(terms, -math.inf), terms)
     largest = xp.argmax(terms, axis=1)
     nearest = xp.take(points, largest, axis=0)  # (rows, d)
     away = nearest - query
     delta = points[None, :, :] - nearest[:, None, :]
     relative = -0.5 * xp.sum(delta * (delta + 2.0 * away[:, None, :]), axis=-1)
     relative = relative + (log_weights[None, :] - xp.take(log_weights, largest, axis=0)[:, None])
-    if left_out is not None:
-        relative = xp.where(left_out, xp.full_like(relative, -math.inf), relative)
     # Rounding of huge exponents may have picked a term that is not quite the largest.
     most = xp.max(relative, axis=1)
-    most = xp.where(xp.isfinite(most), most, xp.zeros_like(most))
     phi = xp.exp(relative - most[:, None])
-    top = xp.max(terms, axis=1)
-    top = xp.where(xp.isfinite(top), top, xp.zeros_like(top)) + most
-    return Terms(exponent, phi, top, away, delta)
+    return Terms(exponent, phi, xp.max(terms, axis=1) + most, away, delta)
 
 
-def _block(problem: Problem, query: Any, columns: Columns, own_offset: int) -> Partial:
-    xp, left_out = array_namespace(query), None
-    if "exclude_self" in problem.requires:
-        row, column = (xp.arange(x.shape[0], device=device(x)) for x in (query, columns.points))
-        left_out = (row[:, None] + own_offset == column[None, :]) | (columns.log_weights == -math.inf)[None, :]
-    exponent, phi, top, away, delta = terms_of(query, columns, left_out)
+def _block(problem: Problem, query: Any, columns: Columns) -> Partial:
+    xp = array_namespace(query)
+    exponent, phi, top, away, delta = terms_of(query, columns)
     total = xp.sum(phi, axis=1)
     if problem.reduction is Reduction.LAPLACE:
         half = 1.0 + 0.5 * problem.d
         signed = xp.sum(phi * (half + exponent), axis=1)  # exponent = −½ r²
         plus = xp.sum(phi * (half - exponent), axis=1)
         return Partial(safe_log(plus) + top, sign=xp.sign(signed), log_magnitude=safe_log(xp.abs(signed)) + top)
-    empty = total == 0  # NaN, in the data, is not
-    share = phi / xp.where(empty, xp.ones_like(total), total)[:, None]
     shift = None
     if problem.reduction is Reduction.MEAN:
+        share = phi / total[:, None]
         shift = away + xp.sum(share[:, :, None] * delta, axis=1)
-        shift = xp.where(empty[:, None], xp.zeros_like(shift), shift)
     return Partial(safe_log(total) + top, shift=shift)

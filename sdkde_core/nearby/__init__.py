@@ -17,9 +17,7 @@ What a row's sum is at least
     tiles that is a bound F(u) on S, and F(u) + ½‖u‖², the log of a sum of exponentials of linear functions, is convex
     in u. So for rows u beside a point a, as good as their mean, F(u) ≥ F(a) + ∇F(a)·(u − a) − ½‖u − a‖², where ∇F(a)
     is the mean of c − a with the terms' shares: some rows share one evaluation. The least of all rows of a tile is its
-    **floor** exp(ℓ₀) ≤ S. It holds for rows far in the tails and between clusters. With ``"exclude_self"`` a tile may
-    contain the row's own column, which may be any: then the tile's weight is taken without its heaviest column, and q
-    is larger by no more than the ratio of both; the largest of these ratios multiplies ½‖u − a‖².
+    **floor** exp(ℓ₀) ≤ S. It holds for rows far in the tails and between clusters.
 
 What a tile adds at most
     With m the distance of two boxes, a tile J adds at most W_J exp(−½ m²) to S. Leaving out columns D changes

@@ -106,51 +106,43 @@ def _floors(xp: Any, problem: Problem, columns: Index, blocks: Any) -> Any:
     rows = xp.reshape(blocks, (b, height // few, few, d))
     middle = xp.mean(blocks, axis=1)  # (b, d)
     coarse, fine = columns.coarse, columns.fine
-    alone = "exclude_self" in problem.requires
     apart = sum((middle[:, a, None] - coarse.centre[a, :]) ** 2 for a in range(d))  # (b, k)
     order = xp.argsort(0.5 * (apart + coarse.square) - coarse.log_weight, axis=1)
     which = _members(xp, order[:, :4])  # (b, k)
     there = which < fine.log_weight.shape[0]
     which = xp.where(there, which, xp.zeros_like(which))
-    near = _log_sums(xp, rows, fine, which, there, alone)
+    near = _log_sums(xp, rows, fine, which, there)
     which = order[:, :64]
-    far = _log_sums(xp, rows, coarse, which, which >= 0, alone)
+    far = _log_sums(xp, rows, coarse, which, which >= 0)
     floors = xp.min(xp.reshape(xp.maximum(near, far), (b, -1)), axis=1)
     # Beyond 1e105 bandwidths squares of squares overflow, to no number: then nothing is left out.
     return xp.where(xp.isnan(floors), xp.full_like(floors, -math.inf), floors)
 
 
-def _log_sums(xp: Any, rows: Any, columns: Tiles, which: Any, there: Any, alone: bool) -> Any:
-    """What log sums of rows (b, p, few, d) over some tiles, (b, k), are at least, (b, p, few); see the package.
-
-    ``alone``: a row's own column, which may be any, is left out.
-    """
-    d, weight = rows.shape[3], columns.without if alone else columns.log_weight
-    ratio = xp.exp(xp.where(weight > -math.inf, columns.log_weight - weight, xp.zeros_like(weight)))
-    # A tile is not counted if it is a single column, or if without its heaviest one less than a fourth is left.
-    there = there & (weight > -math.inf)[which] & (ratio <= 4.0)[which]
-    weight = xp.where(there, weight[which], xp.full_like(ratio[which], -math.inf))[:, None, :]
-    ratio = xp.where(there, ratio[which], xp.ones_like(ratio[which]))[:, None, :]  # (b, 1, k)
+def _log_sums(xp: Any, rows: Any, columns: Tiles, which: Any, there: Any) -> Any:
+    """What log sums of rows (b, p, few, d) over some tiles, (b, k), are at least, (b, p, few); see the package."""
+    d, weight = rows.shape[3], columns.log_weight[which]
+    weight = xp.where(there, weight, xp.full_like(weight, -math.inf))[:, None, :]  # (b, 1, k)
     slip, spread = columns.slip[which][:, None, :], columns.square[which][:, None, :]
     middle = xp.mean(rows, axis=2)  # (b, p, d)
     square: Any = 0.0
     for a in range(d):
         square = square + (middle[:, :, a, None] - columns.centre[a, :][which][:, None, :]) ** 2  # (b, p, k)
     away = xp.sqrt(square)
-    terms = weight - 0.5 * (1.0 + SLACK) * ratio * (square + 2.0 * away * slip + spread)
+    terms = weight - 0.5 * (1.0 + SLACK) * (square + 2.0 * away * slip + spread)
     top = xp.max(terms, axis=2)
     top = xp.where(top > -math.inf, top, xp.zeros_like(top))[:, :, None]
     parts = xp.exp(terms - top)
     total = xp.sum(parts, axis=2)  # (b, p)
-    parts = ratio * parts / xp.where(total > 0.0, total, xp.ones_like(total))[:, :, None]
-    off = parts * (slip + away * ratio * (away * slip + SLACK * (square + spread)))
+    parts = parts / xp.where(total > 0.0, total, xp.ones_like(total))[:, :, None]
+    off = parts * (slip + away * (away * slip + SLACK * (square + spread)))
     log_sum = (xp.log(total) + top[:, :, 0])[:, :, None]  # (b, p, 1)
     beside, length = 0.0, 0.0
     for a in range(d):
         slope = xp.sum(parts * (columns.centre[a, :][which][:, None, :] - middle[:, :, a, None]), axis=2)
         step = rows[:, :, :, a] - middle[:, :, a, None]  # (b, p, few)
         beside, length = beside + slope[:, :, None] * step, length + step * step
-    curved = 0.5 * (1.0 + SLACK) * xp.max(ratio, axis=2)[:, :, None] * length
+    curved = 0.5 * (1.0 + SLACK) * length
     return log_sum + beside - curved - 4.0 * xp.sum(off, axis=2)[:, :, None] * xp.sqrt(length)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,6 @@ class _Tiles(NamedTuple):
 
     points: list[Any]  # by dimension, (tiles + 1, size) each
     log_weights: Any  # (tiles + 1, size), −inf where there is no column
-    names: Any  # (tiles + 1, size)
 
 
 @dataclass(eq=False)
@@ -34,46 +33,41 @@ class Neighbours:
     """Columns. Every row is summed over those that matter to it. They are put in order when rows come."""
 
     columns: Columns
-    names: Any = None  # (n,), what rows that leave out their own column call these; 0 … n − 1 by default
     _made: dict[int, tuple[Index, _Tiles]] = field(default_factory=dict, init=False)  # by size
 
     def __post_init__(self) -> None:
         points, xp = self.columns.points, array_namespace(self.columns.points)
-        self.names = xp.arange(points.shape[0], device=device(points)) if self.names is None else self.names
         self._finite = bool(xp.all(xp.abs(points) < FARTHEST))
 
     def reduce(
         self,
         problem: Problem,
         rows: Any,
-        own: Any = None,
         least: float = -math.inf,
         spread: Callable[..., Any] = map,
     ) -> Partial:
         """Answer for some rows, (m, d).
 
-        Rows with a coordinate that is no number, or whose squares overflow, are summed over all columns. ``own`` (m,)
-        are the columns that rows leave out; a number that is no column's leaves out none. A row's sum may be taken to
-        be at least exp(``least``): what is left out is small beside that. ``spread(task, parts)`` returns the task's
-        results for several parts, as ``map`` does.
+        Rows with a coordinate that is no number, or whose squares overflow, are summed over all columns. A row's sum
+        may be taken to be at least exp(``least``): what is left out is small beside that. ``spread(task, parts)``
+        returns the task's results for several parts, as ``map`` does.
         """
         xp = array_namespace(rows)
         far = ~(xp.max(xp.abs(rows), axis=1) < FARTHEST)
         if self._finite and bool(xp.any(far)):
             near = xp.where(far[:, None], self.columns.points[:1, :], rows)
-            found = self.reduce(problem, near, own, least, spread)
-            plain = replace(problem, requires=problem.requires - {"exclude_self"})  # no column is as far out
-            exact = reduce_exact(plain, rows[far, :], self.columns)
+            found = self.reduce(problem, near, least, spread)
+            exact = reduce_exact(problem, rows[far, :], self.columns)
             for name in (f.name for f in fields(Partial) if getattr(exact, f.name) is not None):
                 getattr(found, name)[far] = getattr(exact, name)
             return found
-        if self._finite and 32 * rows.shape[0] < self.names.shape[0]:
-            near = self._near(xp, problem, rows, own, least)
+        if self._finite and 32 * rows.shape[0] < self.columns.points.shape[0]:
+            near = self._near(xp, problem, rows, least)
             if near is not None:
-                return near.reduce(problem, rows, own, least, spread)
+                return near.reduce(problem, rows, least, spread)
         parts, places = [], []
         for which, tiles, columns in self._parts(xp, problem, rows, least):
-            parts.append((rows[which, :], None if own is None else own[which], tiles, columns))
+            parts.append((rows[which, :], tiles, columns))
             places.append(xp.reshape(which, (-1,)))
 
         def task(part: tuple[Any, ...]) -> Partial:
@@ -85,14 +79,15 @@ class Neighbours:
         first = xp.concat([xp.ones_like(place[:1], dtype=xp.bool), place[back][1:] != place[back][:-1]])
         return each(found, lambda x: x[back[first], ...])
 
-    def _near(self, xp: Any, problem: Problem, rows: Any, own: Any, least: float) -> Neighbours | None:
+    def _near(self, xp: Any, problem: Problem, rows: Any, least: float) -> Neighbours | None:
         """The columns near few rows, found faster than all columns are put in order; None where they are many.
 
         A row's largest term in a sample of the columns bounds its sum from below. With W the sum of the weights,
         columns farther away than R add W f(R) exp(−½ R²) at most (see the package), from which R follows. A grid's
         cells are marked that are within R of a row in every dimension; the columns in marked cells are kept.
         """
-        points, log_weights, (m, d), n = self.columns.points, self.columns.log_weights, rows.shape, self.names.shape[0]
+        points, log_weights, (m, d) = self.columns.points, self.columns.log_weights, rows.shape
+        n = points.shape[0]
         step = max(1, n // min(max(1 << 10, (1 << 18) // m), 1 << 13))
         sample, terms = points[::step, :], xp.zeros_like(rows[:, :1]) + log_weights[None, ::step]
         for a in range(d):
@@ -100,8 +95,6 @@ class Neighbours:
             away *= away
             away *= 0.5
             terms -= away
-        if own is not None:
-            terms = xp.where(self.names[None, ::step] == own[:, None], xp.full_like(terms, -math.inf), terms)
         floor = xp.max(terms, axis=1)
         most = max(0.0, math.log(n) + float(xp.max(log_weights)))  # log W is no more
         allowed = COARSE * TOLERANCES[problem.precision][problem.reduction].absolute
@@ -125,7 +118,7 @@ class Neighbours:
         if 4 * which.shape[0] > n:
             return None
         which = which if which.shape[0] else xp.arange(1, device=device(rows))  # adds nothing either
-        return Neighbours(Columns(points[which, :], log_weights[which]), self.names[which])
+        return Neighbours(Columns(points[which, :], log_weights[which]))
 
     def _tiled(self, where: Any, size: int) -> _Tiles:
         xp, n = array_namespace(where), where.shape[0]
@@ -135,17 +128,17 @@ class Neighbours:
         log_weights = self.columns.log_weights[places]
         log_weights = xp.where(there, log_weights, xp.full_like(log_weights, -math.inf))
         points = self.columns.points
-        return _Tiles([points[:, a][places] for a in range(points.shape[1])], log_weights, self.names[places])
+        return _Tiles([points[:, a][places] for a in range(points.shape[1])], log_weights)
 
     def _parts(self, xp: Any, problem: Problem, rows: Any, least: float) -> Iterator[tuple[Any, Any, _Tiles]]:
         """Which rows are summed together, (b, height), and over which tiles of which columns, (b, k)."""
-        m, n, on = rows.shape[0], self.names.shape[0], device(rows)
+        m, n, on = rows.shape[0], self.columns.points.shape[0], device(rows)
         # Columns and rows of a tile. Few rows are isolated ones, which have few neighbours in common.
         many, isolated = ((32, 8), (128, 2)) if is_numpy_array(rows) else ((256, 32), (256, 8))
         few = 12  # for fewer rows all columns are summed: to put these in order takes longer
         if not self._finite or m < few:
             columns = self._tiled(xp.arange(n, device=on), isolated[0])
-            every = xp.arange(columns.names.shape[0] - 1, device=on)
+            every = xp.arange(columns.log_weights.shape[0] - 1, device=on)
             for start in range(0, m, few):
                 yield xp.arange(start, min(m, start + few), device=on)[None, :], every[None, :], columns
             return
@@ -154,7 +147,7 @@ class Neighbours:
             found = index(self.columns.points, self.columns.log_weights, size)
             self._made[size] = found, self._tiled(found.order, size)
         found, columns = self._made[size]
-        where, none = order(rows, max(height, 8)), columns.names.shape[0] - 1
+        where, none = order(rows, max(height, 8)), columns.log_weights.shape[0] - 1
         group = 32 * height  # rows that are first looked at together
         step = max(1, (1 << 17) // none) * group  # lists take 200 bytes a pair of tiles
         for start in range(0, m, step):
@@ -189,12 +182,12 @@ def _pairs(rows: Any) -> int:
     return 1 << (15 if is_numpy_array(rows) else 22)
 
 
-def _sum(xp: Any, problem: Problem, rows: Any, own: Any, tiles: Any, columns: _Tiles) -> Partial:
+def _sum(xp: Any, problem: Problem, rows: Any, tiles: Any, columns: _Tiles) -> Partial:
     """Sum rows (b, h, d) over lists of tiles (b, k), some tiles at a time, about a running maximum."""
     (b, h, d), mean, laplace = rows.shape, *(problem.reduction is r for r in (Reduction.MEAN, Reduction.LAPLACE))
     top = xp.full_like(rows[:, :, 0], -1e300)
     sums = [xp.zeros_like(top) for _ in range(1 + (d if mean else 2 if laplace else 0))]
-    width = max(1, _pairs(rows) // (b * h * columns.names.shape[1]))
+    width = max(1, _pairs(rows) // (b * h * columns.log_weights.shape[1]))
     for start in range(0, tiles.shape[1], width):
         some = tiles[:, start : start + width]
         delta = [xp.reshape(x[some, :], (b, 1, -1)) - rows[:, :, a, None] for a, x in enumerate(columns.points)]
@@ -203,9 +196,6 @@ def _sum(xp: Any, problem: Problem, rows: Any, own: Any, tiles: Any, columns: _T
             exponent += x * x
         exponent *= -0.5
         term = exponent + xp.reshape(columns.log_weights[some, :], (b, 1, -1))
-        if own is not None:
-            mine = xp.reshape(columns.names[some, :], (b, 1, -1)) == own[:, :, None]
-            term = xp.where(mine, xp.full_like(term, -math.inf), term)
         higher = xp.maximum(top, xp.max(term, axis=2))
         term -= higher[:, :, None]
         phi, fall = xp.exp(term), xp.exp(top - higher)

@@ -22,7 +22,6 @@ class Tiles(NamedTuple):
     square: Any = None  # (k,), weighted mean squares of the distances from there
     slip: Any = None  # (k,), how far off the centre may be by rounding
     log_weight: Any = None  # (k,), logs of their weights' sums
-    without: Any = None  # (k,), the same when the heaviest column is left out; −inf for a single one
 
 
 class Index(NamedTuple):
@@ -57,14 +56,11 @@ def _columns(along: Any, log_weights: Any, size: int) -> Tiles:
     low, high, top = xp.min(blocks, axis=2), xp.max(blocks, axis=2), xp.max(logs, axis=1)
     shares = xp.exp(logs - top[:, None])  # (k, size), the largest is 1
     total = xp.sum(shares, axis=1)
-    rest = total - 1.0
     inside = blocks - low[:, :, None]
     mean = xp.sum(inside * shares, axis=2) / total
     inside -= mean[:, :, None]
     square = xp.sum(xp.sum(inside * inside * shares, axis=2), axis=0) / total
     width, away = (xp.sqrt(xp.sum(x * x, axis=0)) for x in (high - low, xp.abs(low) + xp.abs(high)))
     epsilon = 2.0**-52
-    tiny = size * epsilon  # what a sum of ``size`` terms, less one, may be by rounding alone
-    without = xp.where(rest > tiny, xp.log(xp.where(rest > tiny, rest - tiny, xp.ones_like(rest))) + top, -math.inf)
     slip = size * epsilon * width + epsilon * away
-    return Tiles(low, high, low + mean, square, slip, xp.log(total) + top, without)
+    return Tiles(low, high, low + mean, square, slip, xp.log(total) + top)

@@ -50,7 +50,7 @@ def pack_on(where: Executor | tuple[str, ...], *columns: Any, **how: Any) -> Red
 class OnDevices:
     """The columns of one reduction on several devices; rows, columns and results are on the first.
 
-    Without ``"exclude_self"`` and ``"grad"``; other arguments as of :class:`PackedColumns`.
+    Without ``"grad"``; other arguments as of :class:`PackedColumns`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class OnDevices:
         columns: Columns,
         shared: bool = False,
     ) -> None:
-        assert not {"exclude_self", "grad"} & problem.requires
+        assert "grad" not in problem.requires
         self._devices, self._info, self._problem = tuple(devices), info, problem
 
         def packed(k: int, there: Columns) -> PackedColumns:

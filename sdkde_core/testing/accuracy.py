@@ -20,7 +20,7 @@ from sdkde_core.protocol import BackendInfo, Partial, Problem, Reduction
 
 from . import problems
 from .problems import Array, Case, Truth, true_sums
-from .target import MIXED, NotDeclared, Profile, Target, make, weighted, within
+from .target import NotDeclared, Profile, Target, make, weighted, within
 
 #: n and m of the check ``sizes``: one, two, and what lies on and beside the edges of tiles.
 SIZES = (
@@ -49,7 +49,7 @@ def boundaries(n: int) -> list[int]:
 
 @functools.lru_cache(maxsize=64)
 def about_tiles(n: int, m: int, d: int, extent: float, seed: int = 0) -> Case:
-    """A mixture whose queries lie close to columns, those at boundaries first: a column that is left out shows."""
+    """A mixture whose queries lie close to columns, those at boundaries first: a column that is lost shows."""
     case = problems.make("mixture", n, m, d, extent, seed)
     rng = np.random.default_rng([seed, n, m, d])
     columns = np.array(boundaries(n)[::-1])
@@ -78,23 +78,19 @@ def sizes(target: Target, parameter: str) -> None:
     for same in (False, True) if n <= 1025 else (False,):
         rows, dtype = some(n, 67) if same else None, ("float64", "float32")[(SIZES.index((n, m)) + same) % 2]
         target.check(case, reduction, precision, rows, same=same, dtype=dtype)
-        if same and n > 1000:
-            mixed = weighted(case) if "weights" in target.info.features else case
-            requires = {"exclude_self"} & target.info.features
-            target.check(mixed, reduction, precision, rows, same=True, requires=requires)
+        if same and n > 1000 and "weights" in target.info.features:
+            target.check(weighted(case), reduction, precision, rows, same=True)
     if n * m < 10:
-        _features_of_few(target, reduction, precision, case)
+        _weights_of_few(target, reduction, precision, case)
 
 
-def _features_of_few(target: Target, reduction: str, precision: str, case: Case) -> None:
-    """Features mixed with one row or one column, which may be what is left of more: its weight is not 1 then."""
-    mixed = sorted(target.info.features & MIXED)
+def _weights_of_few(target: Target, reduction: str, precision: str, case: Case) -> None:
+    """One row or one column, with and without weights: it may be what is left of more, its weight is not 1 then."""
     uneven = replace(case, log_weights=weighted(case).log_weights - 0.7)
     equal = replace(case, log_weights=np.full(len(case.points), -0.7 - math.log(len(case.points))))
-    for k, same, dtype in itertools.product(range(2 ** len(mixed)), (False, True), ("float64", "float32")):
-        features = {name for i, name in enumerate(mixed) if k >> i & 1}
-        asked = uneven if "weights" in features else equal
-        target.check(asked, reduction, precision, same=same, dtype=dtype, requires=features)
+    ways = [(equal, set[str]())] + [(uneven, {"weights"})] * ("weights" in target.info.features)
+    for (asked, requires), same, dtype in itertools.product(ways, (False, True), ("float64", "float32")):
+        target.check(asked, reduction, precision, same=same, dtype=dtype, requires=requires)
 
 
 def limits(target: Target, parameter: str) -> None:
@@ -135,8 +131,6 @@ def far_below(target: Target, parameter: str) -> None:
     farthest = int(np.argmax(np.vecdot(case.queries, case.queries)))
     alone = replace(case, name="one far row", queries=case.queries[[farthest]])
     asked: list[tuple[Case, dict[str, bool]]] = [(case, {}), (alone, {}), (stray, {}), (few, {"same": True})]
-    if "exclude_self" in target.info.features:
-        asked.append((few, {"same": True, "exclude_self": True}))
     for case, options in asked:
         target.check(case, reduction, precision, **options)
         with contextlib.suppress(NotDeclared):  # without the core, which may sum them itself
@@ -215,8 +209,7 @@ class Drawn:
 
     case: Case
     same: bool
-    features: frozenset[str]
-    own_offset: int
+    requires: frozenset[str]
     expected: int  # the m that ``prepare`` is told
     cut: int  # the row at which the second of two batches begins
 
@@ -244,10 +237,9 @@ def _sizes(rng: np.random.Generator, shape: str, tile: int, pairs: int) -> tuple
 
 
 def draw(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> Drawn:
-    """Draw a problem in d dimensions: at most ``pairs`` pairs, some of the allowed features."""
+    """Draw a problem in d dimensions: at most ``pairs`` pairs, with weights where ``allowed`` has these."""
     rng = np.random.default_rng([seed, 20])
-    mixes = [frozenset(f) for k in range(3) for f in itertools.combinations(sorted(MIXED), k)]
-    features = _deal(mixes, seed, 1) & allowed
+    requires = _deal((frozenset(), frozenset({"weights"})), seed, 1) & allowed
     shapes = ("many columns", "many rows", "on tiles", "on tiles", "beside tiles", "any", "few")
     n, m = _sizes(rng, _deal(shapes, seed, 3), _deal((16, 32, 64, 128, 256, 512), seed, 2), pairs)
     same = _deal((False, True, False), seed, 4)
@@ -265,18 +257,14 @@ def draw(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> Drawn:
         queries = case.queries.copy()
         queries[rng.integers(0, m)] *= 4.0
         case = replace(case, name=f"{case.name}, one row in the tail", queries=queries)
-    if "weights" in features and n > 1:
+    if requires and n > 1:
         case = weighted(case, float(rng.choice((1.0, 8.0))))
     else:
-        features -= {"weights"}
+        requires = frozenset()
     if rng.random() < 0.25:  # as of some of a pass's columns, whose weights sum to less than 1
         case = replace(case, name=f"{case.name}, half the columns", log_weights=case.log_weights - 0.7)
-    own_offset = 0
-    if "exclude_self" in features and not same:
-        inside, beyond, below = (int(rng.integers(1, most + 1)) for most in (n, 2 * n, m))
-        own_offset = _deal((0, inside, -below, -m, n, n + beyond), seed, 6)
     cut = int(rng.choice([*(i for i in boundaries(m) if i), int(rng.integers(1, m + 1))]))
-    return Drawn(case, same, features, own_offset, int(rng.choice((0, 1, m, 4 * m))), cut)
+    return Drawn(case, same, requires, int(rng.choice((0, 1, m, 4 * m))), cut)
 
 
 @functools.lru_cache(maxsize=128)
@@ -287,8 +275,7 @@ def _answered(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> tuple[D
     m, most = len(given), max(24, 1_000_000 // case.points.size)  # what the truth may cost
     others = np.random.default_rng([seed, 21]).integers(0, m, most)
     rows = np.arange(m) if m <= most else np.unique([*boundaries(m), *others])
-    own = rows + asked.own_offset if "exclude_self" in asked.features else False
-    return asked, rows, true_sums(given[rows], case, own)
+    return asked, rows, true_sums(given[rows], case)
 
 
 def drawn_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
@@ -307,18 +294,18 @@ def drawn(target: Target, parameter: str) -> None:
     it is asked by way of the core.
     """
     seed, d, pairs = (int(x.lstrip("dp")) for x in parameter.split("-"))
-    asked, rows, want = _answered(seed, d, pairs, target.info.features & MIXED)
+    asked, rows, want = _answered(seed, d, pairs, target.info.features & {"weights"})
     answered = False
     for (k, precision), (r, reduction) in itertools.product(enumerate(target.info.precisions), enumerate(Reduction)):
         dtype = ("float64", "float32")[(k + r + seed) % 2]
         with contextlib.suppress(NotDeclared):
-            options: dict[str, Any] = {"same": asked.same, "requires": asked.features, "dtype": dtype}
+            options: dict[str, Any] = {"same": asked.same, "requires": asked.requires, "dtype": dtype}
             problem = target.problem(asked.case, reduction, precision, **options)
             answered = True
             if target.info.supports(problem).ok:
                 _ask(target, asked, problem, want, rows, as_range=seed % 2 == 1)
             else:
-                within(problem, target.answer(problem, asked.case, asked.own_offset), want, asked.case.name, rows)
+                within(problem, target.answer(problem, asked.case), want, asked.case.name, rows)
     if not answered:
         raise NotDeclared("takes the problem in no reduction and at no precision")
 
@@ -327,11 +314,10 @@ def _ask(target: Target, asked: Drawn, problem: Problem, want: Truth, rows: Any,
     """Ask for all rows at once, then in two batches; ``as_range``: of the points, where the backend takes those."""
     case, given = asked.case, asked.case.points if asked.same else asked.case.queries
     state = target.prepare(replace(problem, m=asked.expected, same=False), case)
-    got = target.reduce(problem, None if asked.same else given, state, asked.own_offset)
-    about = f"{case.name}, own_offset {asked.own_offset}" if "exclude_self" in asked.features else case.name
-    within(problem, got, want, about, rows)
+    got = target.reduce(problem, None if asked.same else given, state)
+    within(problem, got, want, case.name, rows)
     own, parts = asked.same and as_range and "range" in target.info.features, []
     for start, stop in ((0, asked.cut), (asked.cut, problem.m)):
         part, batch = replace(problem, m=stop - start, same=own), None if own else given[start:stop]
-        parts.append(target.reduce(part, batch, state, asked.own_offset + start))
-    within(problem, concatenate(parts), want, f"{about}, in batches that meet at row {asked.cut}", rows)
+        parts.append(target.reduce(part, batch, state, start))
+    within(problem, concatenate(parts), want, f"{case.name}, in batches that meet at row {asked.cut}", rows)

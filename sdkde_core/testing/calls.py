@@ -25,7 +25,7 @@ from . import problems
 from .accuracy import about_tiles
 from .formalities import has_format
 from .problems import Case, Truth
-from .target import MIXED, NotDeclared, Target, make, same_bits, weighted, within
+from .target import NotDeclared, Target, make, same_bits, weighted, within
 
 
 class _Asked:
@@ -164,7 +164,7 @@ def threads(target: Target, parameter: str) -> None:
     """Calls from several threads at once, with one state and with a state each, are answered as if they were alone."""
     precision, reduction = parameter.split("-")
     cases = [about_tiles(211, 67, 3, 10.0, seed) for seed in range(4)]
-    for requires in (frozenset[str](), target.info.features & MIXED):
+    for requires in (frozenset[str](), target.info.features & {"weights"}):
         if "weights" in requires:
             cases = [weighted(case) for case in cases]
         _threads(target, cases, _farthest(target, cases, reduction, precision, requires=requires))
@@ -172,7 +172,7 @@ def threads(target: Target, parameter: str) -> None:
 
 def _threads(target: Target, cases: list[Case], problem: Problem) -> None:
     queries, state = [target.give(case.queries) for case in cases], target.prepare(problem, cases[0])
-    together, own = threading.Barrier(len(cases)), "exclude_self" in problem.requires
+    together = threading.Barrier(len(cases))
 
     def ask(k: int) -> list[tuple[Partial, Case, str]]:
         together.wait()
@@ -194,7 +194,7 @@ def _threads(target: Target, cases: list[Case], problem: Problem) -> None:
             raise AssertionError(f"from several threads: {type(error).__name__}: {error}") from error
     for case, found in zip(cases, answers):
         for got, over, about in found:
-            within(problem, each(got, to_host), problems.true_sums(case.queries, over, own), about)
+            within(problem, each(got, to_host), problems.true_sums(case.queries, over), about)
 
 
 @contextlib.contextmanager

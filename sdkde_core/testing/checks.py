@@ -138,7 +138,6 @@ CHECKS: Mapping[str, Check] = {
         Check(surroundings.price, lambda info, profile: [f"d{d}" for d in profile.dimensions[:2] * profile.is_fast]),
         Check(calls.interrupts, _these("backend")),
         Check(calls.forked_child, _these("backend")),
-        Check(featured.exclude_self, _each(feature="exclude_self")),
         Check(featured.kernel, _each(reductions=tuple(KERNELS)[1:], feature="kernel")),
         Check(featured.grad, _each(feature="grad")),
         Check(featured.row_range, _each(lambda p: ["", "long"][: 1 + p.is_fast], feature="range")),

@@ -1,4 +1,4 @@
-"""Checks of features: ``"exclude_self"``, ``"kernel"``, ``"range"``, ``"pairs"`` and ``"grad"``."""
+"""Checks of features: ``"kernel"``, ``"range"``, ``"pairs"`` and ``"grad"``."""
 
 from __future__ import annotations
 
@@ -17,34 +17,7 @@ from . import problems, reference
 from .accuracy import about_tiles, boundaries, some, with_not_a_number
 from .formalities import has_format
 from .problems import Array, Case, Truth
-from .target import MIXED, Target, make, same_bits, weighted, within
-
-
-def exclude_self(target: Target, parameter: str) -> None:
-    """Row i leaves out column i + own_offset, where there is one: any offset, weights, empty sums."""
-    precision, reduction = parameter.split("-")
-    for kind, extent in (("mixture", 10.0), ("duplicates", 10.0), ("outlier", 10.0), ("clusters", 1e5)):
-        case = make(kind, 211, 67, 3, extent)
-        for same in (True, False):
-            rows = some(211 if same else 67, 67)
-            target.check(case, reduction, precision, rows, same=same, exclude_self=True)
-    plain, m = about_tiles(211, 67, 3, 10.0), 67
-    for case in (plain, weighted(plain)) if "weights" in target.info.features else (plain,):
-        problem = target.problem(case, reduction, precision, exclude_self=True, whole=True)
-        state, near = target.prepare(problem, case), case.points[20 : 20 + m]  # row i is column 20 + i
-        # Rows begin anywhere: they may be a batch of all, and columns a shard.
-        for offset in (20, 0, -1, -40, 1 - m, -m, -m - 9, 211 - m, 210, 211, 220, 1055):
-            want = problems.true_sums(near, case, np.arange(m) + offset)
-            within(problem, target.reduce(problem, near, state, offset), want, f"{case.name}, own_offset {offset}")
-    _check_empty_sum(target, reduction, precision)
-
-
-def _check_empty_sum(target: Target, reduction: str, precision: str, **options: Any) -> None:
-    alone = make("mixture", 1, 1, 3, 10.0)
-    got = target.answer(target.problem(alone, reduction, precision, same=True, exclude_self=True, **options), alone)
-    assert got.log_sum[0] == -np.inf, f"an empty sum has log sum −inf, not {got.log_sum[0]}"
-    assert got.shift is None or not got.shift.any(), f"an empty sum has shift 0, not {got.shift[0]}"
-    assert got.sign is None or got.sign[0] == 0, f"an empty sum has sign 0, not {got.sign[0]}"
+from .target import Target, make, same_bits, weighted, within
 
 
 def kernel(target: Target, parameter: str) -> None:
@@ -65,18 +38,13 @@ def kernel(target: Target, parameter: str) -> None:
         case = problems.far(29, 13, 2, distance, stray=True)
         problem = asked(case, whole=True)
         _bounded(problem, target.direct(problem, case), case)
-    # All other features at once, at any offset.
-    features, case = target.info.features & MIXED, about_tiles(131, 23, 2, 5.0)
-    case = weighted(case) if "weights" in features else case
-    problem = asked(case, whole=True, requires=features - {"weights"})
-    state = target.prepare(problem, case)
-    for offset in (0, 40, -9, 134) if "exclude_self" in features else (0,):
-        got = target.reduce(problem, case.queries, state, offset)
-        has_format(problem, got, case.points)
-        _bounded(problem, got, case, offset)
-    same_bits(got, target.direct(problem, case, offset), "differs from one call to the next")
-    if "exclude_self" in features:
-        _check_empty_sum(target, "log_sum", precision, kernel=name, requires={"kernel"})
+    case = about_tiles(131, 23, 2, 5.0)
+    case = weighted(case) if "weights" in target.info.features else case
+    problem = asked(case, whole=True)
+    got = target.direct(problem, case)
+    has_format(problem, got, case.points)
+    _bounded(problem, got, case)
+    same_bits(got, target.direct(problem, case), "differs from one call to the next")
     case = make("mixture", 131, 11, 3, 6.0)
     others, got = with_not_a_number(target, asked(case), case)
     assert not np.isnan(got.log_sum[others]).any(), "rows without a NaN are NaN beside rows with one"
@@ -92,14 +60,14 @@ def _cases() -> list[Case]:
     return [*near, on_lattice, make("tails", 131, 23, 2, 100.0), make("weights", 131, 23, 2, 6.0)]
 
 
-def _bounded(problem: Problem, got: Partial, case: Case, own_offset: int = 0) -> None:
+def _bounded(problem: Problem, got: Partial, case: Case) -> None:
     """Assert that log sums lie between those of distances that are a little longer or shorter; see `KERNELS`."""
     rows = case.points if problem.same else case.queries
-    own = np.arange(len(rows)) + own_offset if "exclude_self" in problem.requires else False
     absolute, relative = TOLERANCES[problem.precision][Reduction.LOG_SUM]
-    how: dict[str, Any] = {"log_weights": case.log_weights, "exclude_self": own}
     low, high = (
-        reference.kernel_log_sum(rows, case.points, problem.kernel, 1.0 / (1.0 + sign * relative), **how)
+        reference.kernel_log_sum(
+            rows, case.points, problem.kernel, 1.0 / (1.0 + sign * relative), log_weights=case.log_weights
+        )
         - sign * absolute
         for sign in (1.0, -1.0)
     )
@@ -107,7 +75,7 @@ def _bounded(problem: Problem, got: Partial, case: Case, own_offset: int = 0) ->
     if not right.all():
         i = int(np.flatnonzero(~right)[0])
         raise AssertionError(
-            f"log_sum of the {problem.kernel} kernel at {problem.precision}, {case.name}, own_offset {own_offset}, "
+            f"log_sum of the {problem.kernel} kernel at {problem.precision}, {case.name}, "
             f"m={problem.m} n={problem.n} d={problem.d}: row {i} is {got.log_sum[i]:.9g}, should be from {low[i]:.9g} "
             f"to {high[i]:.9g} ({int((~right).sum())} of {right.size} rows are not)"
         )
@@ -117,8 +85,8 @@ def _bounded(problem: Problem, got: Partial, case: Case, own_offset: int = 0) ->
 def _points(n: int, features: frozenset[str], strays: bool) -> Case:
     """Return n points.
 
-    ``strays``: the first point, the last, and some between are 57 bandwidths from all others. Their own terms left out,
-    or their weights 1e-390 of the others', what is left has a log sum near −1650: float64 lacks its exponential.
+    ``strays``: the first point, the last, and some between are 57 bandwidths from all others. With weights of 1e-390 of
+    the others' their log sums are near −900: float64 lacks the exponential.
     """
     case = about_tiles(n, 1, 3, 10.0)
     case = weighted(case) if "weights" in features else case
@@ -131,16 +99,16 @@ def _points(n: int, features: frozenset[str], strays: bool) -> Case:
     return replace(case, name="some points far from all", points=points, log_weights=log_weights)
 
 
-def _truth(case: Case, exclude_self: bool, start: int, stop: int) -> tuple[Any, Truth]:
+def _truth(case: Case, start: int, stop: int) -> tuple[Any, Truth]:
     """Return the rows of a range of points that are compared, those about boundaries and others, and the truth."""
     rows = np.unique([*boundaries(stop - start), *some(stop - start, 60)])
-    return rows, problems.truth(case, same=True, exclude_self=exclude_self, rows=start + rows)
+    return rows, problems.truth(case, same=True, rows=start + rows)
 
 
 def _states(target: Target, parameter: str, n: int) -> Any:
-    """Yield cases of n points, without features that go together and with all of them, their problems and states."""
+    """Yield cases of n points, without weights and with them, their problems and states."""
     precision, reduction = parameter.split("-")[:2]
-    mixes = dict.fromkeys([frozenset[str](), target.info.features & MIXED])  # ``drawn`` asks for others
+    mixes = dict.fromkeys([frozenset[str](), target.info.features & {"weights"}])
     for features, strays in itertools.product(mixes, (False, True)):
         case = _points(n, features, strays)
         problem = target.problem(case, Reduction(reduction), precision, same=True, requires=features, whole=True)
@@ -148,14 +116,14 @@ def _states(target: Target, parameter: str, n: int) -> Any:
 
 
 def row_range(target: Target, parameter: str) -> None:
-    """Some of the points as rows are within the tolerance, their own columns left out where that is asked."""
+    """Some of the points as rows are within the tolerance."""
     n, asked = 211, [(0, 40), (20, 60), (63, 66), (150, 211), (210, 211)]
     if parameter.endswith("long"):
         n, asked = 3077, [(1024, 3074)]
     for case, problem, state, _ in _states(target, parameter, n):
         for start, stop in asked:
             part = replace(problem, m=stop - start)
-            rows, truth = _truth(case, "exclude_self" in problem.requires, start, stop)
+            rows, truth = _truth(case, start, stop)
             got = target.reduce(part, None, state, start)
             within(part, got, truth, f"{case.name}, the points from {start} to {stop}", rows)
 
@@ -176,7 +144,7 @@ def pairs(target: Target, parameter: str) -> None:
             block = backend.reduce_pairs(problem, state, parts[i], parts[j])
             found[i, j], found[j, i] = (each(side, lambda x: np.array(to_host(x))) for side in block)
         got = concatenate([merge([found[i, j] for j in (0, 1)]) for i in (0, 1)])
-        rows, truth = _truth(case, "exclude_self" in problem.requires, 0, n)
+        rows, truth = _truth(case, 0, n)
         within(problem, got, truth, f"{case.name}, pairs in blocks that meet at {cut}", rows)
         again = backend.reduce_pairs(problem, state, parts[1], parts[1])[1]
         same = np.array_equal(to_host(again.shift), found[1, 1].shift)

@@ -28,15 +28,11 @@ class Case:
     queries: Array  # (m, d)
     log_weights: Array  # (n,); their exponentials sum to 1
 
-    def problem(
-        self, reduction: str, precision: str, *, same: bool = False, exclude_self: bool = False, **more: Any
-    ) -> Problem:
+    def problem(self, reduction: str, precision: str, *, same: bool = False, **more: Any) -> Problem:
         """Describe a reduction of this case; ``more``: other fields of the problem."""
         requires = set(more.pop("requires", ()))
         if np.any(self.log_weights != self.log_weights[0]):
             requires.add("weights")
-        if exclude_self:
-            requires.add("exclude_self")
         rows = self.points if same else self.queries
         more |= {"precision": precision, "same": same, "requires": frozenset(requires)}
         n, d = self.points.shape
@@ -129,34 +125,34 @@ def far(n: int, m: int, d: int, distance: float, *, stray: bool, seed: int = 0) 
 Truth = reference.Sums
 
 
-def truth(case: Case, *, same: bool = False, exclude_self: bool = False, rows: Any = None) -> Truth:
+def truth(case: Case, *, same: bool = False, rows: Any = None) -> Truth:
     """Return the oracle's answer to all three reductions, for all rows or for those whose indices ``rows`` has."""
-    return _truth(case, same, exclude_self, None if rows is None else tuple(np.asarray(rows).tolist()))
+    return _truth(case, same, None if rows is None else tuple(np.asarray(rows).tolist()))
 
 
 @functools.lru_cache(maxsize=512)
-def _truth(case: Case, same: bool, exclude_self: bool, rows: tuple[int, ...] | None) -> Truth:
+def _truth(case: Case, same: bool, rows: tuple[int, ...] | None) -> Truth:
     given = case.points if same else case.queries
     which = np.arange(len(given)) if rows is None else np.array(rows, int)
-    own, reach = which if exclude_self else False, max(_extent(case.points), _extent(given[which]))
-    found = true_sums(given[which], case, own, plain=reach <= 12.0)
+    reach = max(_extent(case.points), _extent(given[which]))
+    found = true_sums(given[which], case, plain=reach <= 12.0)
     for array in found:
         array.flags.writeable = False  # whoever asks next gets the same arrays
     return found
 
 
-def true_sums(rows: Array, case: Case, own: Any = False, plain: bool = True) -> Truth:
+def true_sums(rows: Array, case: Case, plain: bool = True) -> Truth:
     """Return the oracle's answer for any rows over a case's points; see :func:`.reference.sums`."""
-    return reference.sums(rows, case.points, log_weights=case.log_weights, exclude_self=own, plain=plain)
+    return reference.sums(rows, case.points, log_weights=case.log_weights, plain=plain)
 
 
-def answer(info: BackendInfo, backend: Backend, problem: Problem, case: Case, own_offset: int = 0) -> Partial:
+def answer(info: BackendInfo, backend: Backend, problem: Problem, case: Case) -> Partial:
     """Return a backend's answer to a problem about a case, by way of the core: NumPy's arrays, whatever it takes."""
     points, log_weights, queries = (
         convert(x, info.arrays, problem.device) for x in (case.points, case.log_weights, case.queries)
     )
     queries = None if problem.same else queries
-    return each(reduce_pass(backend, info, problem, Columns(points, log_weights), queries, own_offset), to_host)
+    return each(reduce_pass(backend, info, problem, Columns(points, log_weights), queries), to_host)
 
 
 class Compared(NamedTuple):

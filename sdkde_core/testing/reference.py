@@ -37,32 +37,27 @@ def sums(
     *,
     weights: ArrayLike | None = None,
     log_weights: ArrayLike | None = None,
-    exclude_self: bool | ArrayLike = False,
     plain: bool = False,
 ) -> Sums:
     """Return the three reductions, some rows at a time.
 
     ``bandwidth`` is h, one h_j per dimension, or the matrix H, in the units of the data. ``weights`` (n,) are not
-    negative, and normalised here; ``log_weights``, in their place, are used as they are. ``exclude_self``: True, row i
-    leaves out column i; numbers (m,), the column that each row leaves out, where there is one. ``plain`` computes in
-    float64 and not in extended precision, which takes less time: up to some ten bandwidths it is right far within every
+    negative, and normalised here; ``log_weights``, in their place, are used as they are. ``plain`` computes in float64
+    and not in extended precision, which takes less time: up to some ten bandwidths it is right far within every
     tolerance.
     """
     y, x, h, log_w = _given(query, train, bandwidth, weights, log_weights)
     y, x = (points.astype(np.float64 if plain else np.longdouble) for points in (y, x))
-    blocks = zip(*(_block(rows, x, h, w) for rows, w in _blocks(y, x, log_w, exclude_self)))
+    blocks = zip(*(_block(rows, x, h, log_w) for rows in _blocks(y, x)))
     log_sum, shift, signed, log_plus = (np.concatenate(parts).astype(float) for parts in blocks)
     return Sums(log_sum, _stretched(bandwidth, shift) if np.ndim(bandwidth) == 2 else shift, signed, log_plus)
 
 
-def _blocks(y: Any, x: Any, log_w: Array, exclude_self: bool | ArrayLike) -> Iterator[tuple[Any, Array]]:
-    """Yield some rows (b, d), and the logs of the columns' weights for each (b, n), −inf where a row leaves one out."""
-    own, height = np.asarray(exclude_self), max(1, (1 << 17) // x.size)
-    if own.dtype == bool:
-        own = np.where(own, np.arange(len(y)), -1)
+def _blocks(y: Any, x: Any) -> Iterator[Any]:
+    """Yield some rows at a time, (b, d)."""
+    height = max(1, (1 << 17) // x.size)
     for start in range(0, max(1, len(y)), height):  # one block where there are no rows
-        left_out = own[start : start + height, None] == np.arange(len(x))
-        yield y[start : start + height], np.where(left_out, -np.inf, log_w)
+        yield y[start : start + height]
 
 
 def _block(y: Any, x: Any, bandwidth: ArrayLike, log_w: Array) -> Any:
@@ -75,28 +70,21 @@ def _block(y: Any, x: Any, bandwidth: ArrayLike, log_w: Array) -> Any:
     # term: r²_j − r²_k = δ_jᵀ H⁻¹ δ_j + 2 δ_jᵀ H⁻¹ (x_k − y), without the cancellation.
     delta, towards = x - x[nearest][:, None], away[rows, nearest]
     farther = _mahalanobis(delta, delta + 2 * towards[:, None], bandwidth)
-    with np.errstate(divide="ignore", invalid="ignore"):  # of rows that no column is left for
-        relative = log_w - log_w[rows, nearest][:, None] - 0.5 * farther
-        most = relative.max(axis=1)  # 0, but for the rounding of huge exponents
-        top, phi = terms[rows, nearest] + most, np.exp((relative - most[:, None]).astype(float))
-        total, signed, plus = (phi.sum(axis=1), *((phi * (half + k * exponent)).sum(axis=1) for k in (1, -1)))
-        shift = towards + np.matmul((phi / total[:, None])[:, None, :], delta)[:, 0, :]
-        found = top + np.log(total), shift, signed / plus, top + np.log(plus)
-    empty = np.isneginf(log_w).all(axis=1)
-    for field, nothing in zip(found, (-np.inf, 0.0, 0.0, -np.inf)):
-        field[empty] = nothing
-    return found
+    relative = log_w - log_w[nearest][:, None] - 0.5 * farther
+    most = relative.max(axis=1)  # 0, but for the rounding of huge exponents
+    top, phi = terms[rows, nearest] + most, np.exp((relative - most[:, None]).astype(float))
+    total, signed, plus = (phi.sum(axis=1), *((phi * (half + k * exponent)).sum(axis=1) for k in (1, -1)))
+    shift = towards + np.matmul((phi / total[:, None])[:, None, :], delta)[:, 0, :]
+    return top + np.log(total), shift, signed / plus, top + np.log(plus)
 
 
-def kernel_log_sum(
-    query: ArrayLike, train: ArrayLike, kernel: str, bandwidth: Any = 1.0, *, exclude_self: Any = False, **weights: Any
-) -> Array:
+def kernel_log_sum(query: ArrayLike, train: ArrayLike, kernel: str, bandwidth: Any = 1.0, **weights: Any) -> Array:
     """Return log Σ_j w_j K(r_ij) for every row, (m,), K one of ``protocol.KERNELS``; other arguments as of `sums`."""
     y, x, bandwidth, log_w = _given(query, train, bandwidth, **weights)
     x, found = x.astype(np.longdouble), []
-    for rows, weighed in _blocks(y, x, log_w, exclude_self):
+    for rows in _blocks(y, x):
         away = x - rows[:, None]  # (b, n, d)
-        terms = _log_kernel(kernel, np.sqrt(_mahalanobis(away, away, bandwidth))) + weighed
+        terms = _log_kernel(kernel, np.sqrt(_mahalanobis(away, away, bandwidth))) + log_w
         top = terms.max(axis=1)
         with np.errstate(invalid="ignore"):  # −inf − −inf of a row that reaches no column
             total = np.log(np.exp(terms - top[:, None]).sum(axis=1)) + top
@@ -144,7 +132,6 @@ def estimate(
     kernel: str = "gaussian",
     weights: ArrayLike | None = None,
     log: bool = False,
-    exclude_self: bool = False,
     step: float | str | None = None,
     score_bandwidth: float | None = None,
     tails: float | None = None,
@@ -156,13 +143,13 @@ def estimate(
     y, d, sign = x if query is None else _points(query), x.shape[1], np.ones(())
     constant = -kernel_log_norm(kernel, d) - 0.5 * _log_determinant(bandwidth, d)
     if kernel != "gaussian":
-        log_sum = kernel_log_sum(y, x, kernel, bandwidth, weights=weights, exclude_self=exclude_self)
+        log_sum = kernel_log_sum(y, x, kernel, bandwidth, weights=weights)
     else:
         if np.ndim(bandwidth) == 2:  # moved samples would lose digits in the units of the data
             (y, x), bandwidth = _whitened(bandwidth, y, x), 1.0
         moves = step, score_bandwidth or 1.0
-        centres = _moved(x, bandwidth, weights, exclude_self, *moves) if method == "sdkde" else x
-        result = sums(y, centres, bandwidth, weights=weights, exclude_self=exclude_self)
+        centres = _moved(x, bandwidth, weights, *moves) if method == "sdkde" else x
+        result = sums(y, centres, bandwidth, weights=weights)
         log_sum, sign = (result.log_plus, result.signed) if method == "laplace" else (result.log_sum, sign)
         if tails:  # a guard, of up to 4096 samples
             h = np.asarray(bandwidth, dtype=float)
@@ -174,18 +161,15 @@ def estimate(
         return np.log(sign) + log_sum + constant
 
 
-def debias(
-    train: ArrayLike, bandwidth: ArrayLike = 1.0, *, weights: ArrayLike | None = None, exclude_self: bool = False
-) -> Array:
+def debias(train: ArrayLike, bandwidth: ArrayLike = 1.0, *, weights: ArrayLike | None = None) -> Array:
     """Return the samples moved by ½ H ŝ(x_j), ŝ = ∇log p̂: half a mean-shift step, since H ŝ is the shift."""
-    return _moved(_points(train), bandwidth, weights, exclude_self).astype(float)
+    return _moved(_points(train), bandwidth, weights).astype(float)
 
 
 def _moved(
     x: Array,
     bandwidth: ArrayLike,
     weights: ArrayLike | None,
-    exclude_self: bool,
     step: float | str | None = None,
     c: float = 1.0,
 ) -> Any:
@@ -194,7 +178,7 @@ def _moved(
     ``step``: see :func:`sdkde_core.estimate`; ``c``: the score's bandwidth, in those of the estimate.
     """
     h = np.asarray(bandwidth, dtype=float)
-    shift = sums(x, x, h * (c if h.ndim < 2 else c**2), weights=weights, exclude_self=exclude_self).shift / c**2
+    shift = sums(x, x, h * (c if h.ndim < 2 else c**2), weights=weights).shift / c**2
     if step == "moments":  # the smallest root of a τ² − 2 b τ + d, of covariances in bandwidths
         inverse = np.linalg.inv(np.linalg.cholesky(h)) if h.ndim == 2 else np.eye(x.shape[1]) / h
         u, s, w = x @ inverse.T, shift @ inverse.T, np.ones(len(x)) if weights is None else np.asarray(weights)

@@ -46,11 +46,11 @@ def surroundings(target: Target, parameter: str) -> None:
     reduction, small = Reduction(parameter), make("mixture", 50, 20, 3, 5.0)
     target.answer(target.problem(small, reduction, target.info.precisions[0]), small)  # libraries are loaded then
     # Cases in which logarithms of zero and differences of infinities come up, and one of many columns.
-    far, alone = problems.far(97, 13, 3, 1e12, stray=True), {"same": True, "exclude_self": True}
+    far = problems.far(97, 13, 3, 1e12, stray=True)
     asked: list[tuple[Case, dict[str, Any]]] = [(about_tiles(1500, 70, 3, 10.0), {}), (far, {}), (weighted(far), {})]
     asked += [(make("tails", 211, 67, 3, 1e4), {}), (make("outlier", 211, 67, 3, 10.0), {"same": True})]
     asked += [(make("weights", 211, 67, 3, 10.0), {})]
-    asked += [(make(kind, n, 1, 3, 10.0), alone) for kind, n in (("mixture", 1), ("outlier", 31))]
+    asked += [(make(kind, n, 1, 3, 10.0), {"same": True}) for kind, n in (("mixture", 1), ("outlier", 31))]
     if reduction is Reduction.LOG_SUM:
         asked.append((far, {"requires": {"kernel"}, "kernel": "epanechnikov"}))
     with _moved_settings():

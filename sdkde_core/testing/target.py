@@ -16,10 +16,7 @@ from sdkde_core.protocol import Backend, BackendInfo, Columns, Partial, Problem
 from . import problems
 from .problems import Case, Truth
 
-__all__ = ["MIXED", "NotDeclared", "Profile", "Target", "make", "same_bits", "weighted", "within"]
-
-#: Features that go together in any number.
-MIXED = frozenset({"weights", "exclude_self"})
+__all__ = ["NotDeclared", "Profile", "Target", "make", "same_bits", "weighted", "within"]
 
 
 class NotDeclared(Exception):
@@ -68,9 +65,9 @@ class Target:
         """Return an array as the backend takes it."""
         return None if x is None else convert(x, self.info.arrays, self.device)
 
-    def answer(self, problem: Problem, case: Case, own_offset: int = 0) -> Partial:
+    def answer(self, problem: Problem, case: Case) -> Partial:
         """Return the backend's answer by way of the core, on the host."""
-        return problems.answer(self.info, self.backend, problem, case, own_offset)
+        return problems.answer(self.info, self.backend, problem, case)
 
     def prepare(self, problem: Problem, case: Case) -> Any:
         """Return the backend's state for a case whose weights are all positive."""
@@ -80,16 +77,15 @@ class Target:
         """Return the backend's own answer, on the host."""
         return each(self.backend.reduce(problem, self.give(queries), state, own_offset), to_host)
 
-    def direct(self, problem: Problem, case: Case, own_offset: int = 0) -> Partial:
+    def direct(self, problem: Problem, case: Case) -> Partial:
         """Return the backend's own answer from a new state, on the host."""
         queries = None if problem.same else case.queries
-        return self.reduce(problem, queries, self.prepare(problem, case), own_offset)
+        return self.reduce(problem, queries, self.prepare(problem, case))
 
     def check(self, case: Case, reduction: str, precision: str, rows: Any = None, **options: Any) -> None:
         """Assert that the answer by way of the core keeps the tolerances; ``rows``: indices of those compared."""
         problem = self.problem(case, reduction, precision, **options)
-        asked = {"same": problem.same, "exclude_self": "exclude_self" in problem.requires}
-        within(problem, self.answer(problem, case), problems.truth(case, rows=rows, **asked), case.name, rows)
+        within(problem, self.answer(problem, case), problems.truth(case, same=problem.same, rows=rows), case.name, rows)
 
 
 @functools.lru_cache(maxsize=64)

@@ -5,7 +5,6 @@
 
 constexpr int LOGS = STAGES * TILE, FULL = LOGS + STAGES * 256, EMPTY = FULL + 8 * STAGES, FAR = EMPTY + 8 * STAGES;
 static_assert(FAR + 8 == LOG_SUM_SHARED && LOG_SUM_SHARED <= 232448, "shared memory");
-constexpr float NOTHING = -3e38f;
 
 // What a thread sums up: rows g and g + 8 of its warp's sixteen, two columns of every eight. Σ w φ relative to
 // two to ``top``, and for LAPLACE as much of w φ times φ's raised exponent.
@@ -56,11 +55,9 @@ template <bool MAXIMUM> __device__ __forceinline__ void add(Sums& sums, const fl
   for (int r = 0; r < 2; r++) sums.total[r] += odd[r];
 }
 
-// Sums over ``count`` tiles; ``stage`` and ``phase`` go on from call to call. Rows g and g + 8 leave out columns
-// ``own`` and own + 8 of these tiles, if ``leaves``.
+// Sums over ``count`` tiles; ``stage`` and ``phase`` go on from call to call.
 template <bool MAXIMUM>
-__device__ __forceinline__ Sums reduce(
-    uint32_t shared, const Rows& q, int own, int leaves, int count, int& stage, int& phase) {
+__device__ __forceinline__ Sums reduce(uint32_t shared, const Rows& q, int count, int& stage, int& phase) {
   Sums sums = {{MAXIMUM ? -1e30f : 0, MAXIMUM ? -1e30f : 0}, {0, 0}, {0, 0}};
   float S[32];
   const int c = threadIdx.x % 4;
@@ -70,13 +67,6 @@ __device__ __forceinline__ Sums reduce(
     const uint32_t at = __shfl_sync(0xffffffffu, shared + stage * TILE, 0);
     take_exponents<false>(S, q, Columns(at));
     if (!WEIGHTED && threadIdx.x % 32 == 0) barrier_arrive(shared + EMPTY + 8 * stage);
-    if (leaves && __any_sync(0xffffffffu, own > -9 && own < TILE_COLUMNS)) {
-#pragma unroll
-      for (int i = 0; i < 32; i++) {
-        if (i / 4 * 8 + 2 * c + i % 2 == own + (i / 2 % 2) * 8) S[i] = NOTHING;
-      }
-    }
-    own -= TILE_COLUMNS;
     add<MAXIMUM>(sums, S, shared + LOGS + stage * 256 + c * 8);
     __syncwarp();
     if (WEIGHTED && threadIdx.x % 32 == 0) barrier_arrive(shared + EMPTY + 8 * stage);
@@ -118,14 +108,12 @@ __device__ __forceinline__ void fetch(
 }
 
 __device__ __forceinline__ void consume(
-    uint32_t shared, volatile int* far, const uint32_t* rows, float* out, int m, int first_row, int first, int count,
-    int own, int leaves) {
+    uint32_t shared, volatile int* far, const uint32_t* rows, float* out, int m, int first_row, int count) {
   const int lane = threadIdx.x % 32, row = first_row + threadIdx.x / 32 * 16 + lane / 4;
   Rows q;
   load_rows(q, rows, row, lane % 4);
   int stage = 0, phase = 0;
-  const int column = row + own - first * TILE_COLUMNS;
-  Sums sums = reduce<false>(shared, q, column, leaves, count, stage, phase);
+  Sums sums = reduce<false>(shared, q, count, stage, phase);
   // What underflows is less than 2^-14 of such a sum. NaN is not at least anything.
   const float least = 64.0f * count * 0x1p-112f;
   bool is_far[2];
@@ -134,7 +122,7 @@ __device__ __forceinline__ void consume(
   if (is_far[0] || is_far[1]) *far = 1;
   __syncthreads();
   if (*far) {
-    const Sums again = reduce<true>(shared, q, column, leaves, count, stage, phase);
+    const Sums again = reduce<true>(shared, q, count, stage, phase);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       if (is_far[r]) {
@@ -156,11 +144,10 @@ __device__ __forceinline__ void consume(
 }
 
 // rows: as packed, whole blocks of 256; logs: of the columns' weights, to base two; out: (parts, m, 3), maximum, sum
-// and moment. Every part has ``length`` tiles at most, of ``count``. Row i leaves out column i + own, if ``leaves``.
+// and moment. Every part has ``length`` tiles at most, of ``count``.
 extern "C" __global__ void __launch_bounds__(640, 1)
 log_sum(
-    const uint32_t* rows, const uint8_t* tiles, const float* logs, float* out, int m, int count, int length, int own,
-    int leaves) {
+    const uint32_t* rows, const uint8_t* tiles, const float* logs, float* out, int m, int count, int length) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
   volatile int* far = (volatile int*)(memory + FAR);
@@ -177,7 +164,7 @@ log_sum(
   if (__shfl_sync(0xffffffffu, threadIdx.x / 128, 0) < 4) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
     out += (size_t)part * m * 3;
-    consume(shared, far, rows, out, m, block * 256, first, count, own, leaves);
+    consume(shared, far, rows, out, m, block * 256, count);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     int stage = 0, phase = 0;

@@ -27,21 +27,17 @@ class ExpandedSquares:
         )
         height = max(1, CELLS // len(state[0]))
         for start in range(0, m, height):  # not at all where m = 0
-            self._block(problem, rows, state, own_offset, slice(start, start + height), answer)
+            self._block(problem, rows, state, slice(start, start + height), answer)
         return answer
 
-    @np.errstate(divide="ignore")  # log 0, of a row that no column is left for
-    def _block(self, problem, rows, state, own_offset, here, answer):
+    @np.errstate(divide="ignore")  # log 0, where L is 0
+    def _block(self, problem, rows, state, here, answer):
         points, column_terms, log_weights = state
         u = rows[here]  # (b, d)
         terms = u @ points.T  # (b, n), and in place from here to log w_j − ½ r²_ij
         terms += column_terms
         terms -= 0.5 * np.vecdot(u, u)[:, None]
-        if "exclude_self" in problem.requires:
-            own = np.arange(len(u)) + here.start + own_offset  # each row's own column, where there is one
-            there = (own >= 0) & (own < len(points))
-            terms[there, own[there]] = -np.inf
-        top = np.maximum(terms.max(axis=1), -1e300)  # finite also where no column is left
+        top = terms.max(axis=1)
         phi = np.exp(terms - top[:, None])  # (b, n), relative to exp(top)
         total = phi.sum(axis=1)
         if problem.reduction is Reduction.LAPLACE:
@@ -55,5 +51,4 @@ class ExpandedSquares:
             return
         answer.log_sum[here] = np.log(total) + top
         if problem.reduction is Reduction.MEAN:
-            safe = np.where(total > 0, total, 1.0)[:, None]
-            answer.shift[here] = (phi @ points - total[:, None] * u) / safe
+            answer.shift[here] = (phi @ points - total[:, None] * u) / total[:, None]

@@ -74,19 +74,15 @@ class JaxBackend:
         """Reduce a block of rows at a time, over one tile of columns after another."""
         rows = state.points if queries is None else queries
         m, height = len(rows), _at_least(len(rows), ROWS)
-        excludes = "exclude_self" in problem.requires
 
         def block(start):
             some = rows[start : start + height]
             u = _filled_up(some, height, state.dtype)
-            own = np.arange(height) + start + own_offset if excludes else np.full(height, -1)
             sums, u = jax.device_put((_no_sums(problem, height, state.dtype), u), self._device())
             for x, log_weights in state.tiles:
                 checkpoint()
-                sums = add_tile(sums, u, x, log_weights, own, reduction=problem.reduction, formula=state.formula)
+                sums = add_tile(sums, u, x, log_weights, reduction=problem.reduction, formula=state.formula)
                 jax.block_until_ready(sums)  # what is queued no interrupt reaches
-                if excludes:
-                    own = own - x.shape[1]
             return _partial(problem, [None if x is None else np.asarray(x)[..., : len(some)] for x in sums], state)
 
         return concatenate(_apart(block, range(0, m, height))) if m else empty(problem, state.points)

@@ -44,7 +44,7 @@ FORMULAS = {"products": (by_products, way_by_products), "differences": (by_diffe
 
 
 @functools.partial(jax.jit, static_argnames=("reduction", "formula"))
-def add_tile(sums, u, x, log_weights, own, *, reduction, formula):
+def add_tile(sums, u, x, log_weights, *, reduction, formula):
     """Return the sums with a tile added.
 
     Parameters
@@ -55,14 +55,11 @@ def add_tile(sums, u, x, log_weights, own, *, reduction, formula):
     u, x : (d, b) and (d, c) arrays
     log_weights : (c,) array
         −inf for columns that are none.
-    own : (b,) array of int
-        The column that a row leaves out; none where it is not one of 0 … c − 1.
     """
     exponents, way = FORMULAS[formula]
     top, total, more = sums
     exponent = exponents(u, x)
-    left_out = own[:, None] == jnp.arange(x.shape[1])[None, :]
-    terms = jnp.where(left_out, -jnp.inf, exponent + log_weights[None, :])
+    terms = exponent + log_weights[None, :]
     largest = jnp.maximum(top, terms.max(1))
     phi = jnp.exp(terms - largest[:, None])
     kept = jnp.exp(top - largest).astype(jnp.float64)
