@@ -174,7 +174,7 @@ def test_derivatives_of_moved_samples_by_batches():
         (sdkde_core.debias(x, bandwidth=H, precision="float64", progress=given) ** 3).sum().backward()
         grads.append(x.grad.numpy())
     np.testing.assert_allclose(grads[1], grads[0], rtol=1e-8, atol=1e-10)
-    message = r"query requires grad, and only .* out and progress; pass query.detach"
+    message = r"query requires grad, and only .* out, progress; pass query.detach"
     with pytest.raises(TypeError, match=message):
         sdkde_core.estimate(X, torch.tensor(Y, requires_grad=True), bandwidth=H, progress=True)
 

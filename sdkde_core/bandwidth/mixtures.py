@@ -211,7 +211,7 @@ def choose(x: Array, weights: Array, folds: NDArray[np.intp], seed: int) -> list
             normals = fit(x, weights, key[0], start, shrink=key[1], most=30)
             everywhere = np.full(len(x), math.nan)
             everywhere[heard] = logs
-            result.append(Chosen(normals, h, everywhere, float(shares[i]), shrink))
+            result.append(Chosen(normals, h, everywhere, float(shares[i]), key[1]))
     return result
 
 

@@ -250,7 +250,7 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
     u = _without_gaps(u - middle, ordered[-1] - ordered[0])
     first = np.argsort(u[:, 0])
     ascending, together = u[first], np.ones(len(u)) if counts is None else counts[first]
-    starts = np.flatnonzero(np.diff(ascending[:, 0], prepend=-math.inf) > 0)
+    starts = np.flatnonzero(~(np.diff(ascending[:, 0], prepend=-math.inf) <= 0))  # NaN are kept
     if line or len(starts) == len(u):  # as nearly always in several columns: no two are equal, and they are sorted
         u, together = ascending[starts], np.add.reduceat(together, starts)
     else:

@@ -190,7 +190,7 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     same = np.unique(x, axis=0, return_inverse=True)[1].reshape(-1)  # equal samples are left out together
     unit = abs(x - x[0]).max(axis=0)
     known = min(1.0 / float(weights @ weights), same.max() + 1.0)  # too few have no covariance in every fold
-    if known < 10 * (x.shape[1] + 1) or not (np.isfinite(unit) & (unit > 0.0)).all():
+    if known < 3 * (x.shape[1] + 1) or not (np.isfinite(unit) & (unit > 0.0)).all():
         return alone
     z = (x - x[0]) / unit
     if (units := units_of(np.sort(z, axis=0))).any():  # of equal values the likelihood has no bound
