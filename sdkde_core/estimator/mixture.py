@@ -257,11 +257,12 @@ def indices(name: str, fitted: Fitted, dims: Any) -> list[int]:
 def modes(fitted: Any, starts: Array | None = None) -> Array:
     """Return the local maxima that are reached (k, d), highest first; all in data units, float64.
 
-    ``starts``: (m, d); by default 512 draws, by a fixed seed.
+    ``starts``: (m, d); by default 512 kernels' places, drawn by their weights with a fixed seed.
     """
     check_positive(fitted, "mean shift may lower it")
-    drawn = to_host(draws(fitted, 512, np.random.default_rng(0)))
-    rows, scale = drawn if starts is None else np.array(starts, dtype=float), np.ptp(drawn, axis=0)  # for squares' sake
+    places = _places(fitted, 512, np.random.default_rng(0))
+    rows, scale = places if starts is None else np.array(starts, dtype=float), np.ptp(places, axis=0)
+    scale[scale == 0.0] = 1.0  # rows are in units of it, as squares of data units may overflow
     log, slope, unit = local(fitted, Argument.of("query", rows), scale)
     rows, log, slope, unit = (x[np.isfinite(log)] for x in (rows, log, slope, unit))
     longer, going = np.ones(len(rows)), np.arange(len(rows))
@@ -287,6 +288,21 @@ def modes(fitted: Any, starts: Array | None = None) -> Array:
         if all(v @ unit[i] @ v > 1e-4 for v in away):  # else it is the same mode
             kept.append(int(i))
     return rows[kept]
+
+
+def _places(fitted: Any, n: int, rng: Any) -> Array:
+    """Where kernels are (k, d), up to n of them, data units: the same on every device."""
+    if fitted.coordinates is not None:
+        return fitted.out_of(_places(fitted.first.current, n, rng))
+    if fitted.ends is not None:
+        return np.clip(_places(fitted.first.current, n, rng), *fitted.ends)
+    if fitted.parts:
+        counts = rng.multinomial(n, np.exp([part.log_share for part in fitted.parts]) * (1.0 - 1e-12))
+        return np.concatenate([_places(part.fitted.current, int(k), rng) for k, part in zip(counts, fitted.parts)])
+    points, log_weights, _, centre = fitted.on_host
+    weights = np.exp(log_weights)
+    which = np.unique(rng.choice(len(weights), n, p=weights / weights.sum())) if len(weights) > n else weights > 0.0
+    return centre + fitted.bandwidth.stretch(points[which])
 
 
 def local(fitted: Any, query: Argument, scale: Array) -> tuple[Array, Array, Array]:
