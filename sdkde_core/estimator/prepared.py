@@ -241,8 +241,8 @@ class Prepared:
         Parameters
         ----------
         starts : (m, d) array_like, optional
-            Where it starts. Default: 512 draws, by a fixed seed; a mode that draws none of them to
-            it is not found.
+            Where it starts. Default: up to 512 kernels' places, by a fixed seed; a mode that none of
+            them goes to is not found.
         """
         fitted, rows = self._gaussian("modes"), None
         if starts is not None:
