@@ -17,7 +17,7 @@ from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
 from .estimator import autograd, straight, warming
 from .estimator.batches import check_out, densities, gradients
-from .estimator.bounded import Bounded, back_within, for_choosing, imaged
+from .estimator.bounded import Bounded, for_choosing, imaged
 from .estimator.density import density, log_constant, undefined, warn_of_negative
 from .estimator.explanation import Explanation, explained
 from .estimator.fitted import Fitted, run, scores, slope, with_fallback
@@ -269,8 +269,7 @@ def debias(train: Any, *, score: Any = None, progress: Any = False, **options: U
         if imaging:
             request, z = imaged(request, z, coordinates)
         there = to_host(debias(z._replace(dtype="float64"), score=score, progress=progress, **request.options()))[:n]
-        there = back_within(there, coordinates) if imaging else there
-        return z.origin.restore(coordinates.inverse(there), z.dtype)
+        return z.origin.restore(coordinates.inverse(coordinates.folded(there)), z.dtype)
     if score is not None:
         return _debiased_by(score, request, train)
     if is_dask(train) or is_dask(request.weights):

@@ -159,3 +159,57 @@ def test_what_is_refused(options, message):
 def test_kernels_that_couple_a_column_that_ends():
     with pytest.raises(ValueError, match="couples columns 0 and 1"):
         sdkde_core.estimate(angles(50), bandwidth=[[1.0, 0.5], [0.5, 1.0]], support=[None, (0, 1)])
+
+
+def test_a_signed_density_that_is_cut_off_integrates_to_one():
+    prepared = sdkde_core.prepare(np.random.default_rng(5).gamma(2.2, size=300), method="laplace", support=(0, None))
+    y = grid(0.0, 30.0, 20_001)
+    assert abs(np.trapezoid(prepared.estimate(y), y) - 1.0) < 1e-4
+    assert abs(prepared.cdf(np.inf) - 1.0) < 1e-12
+    with pytest.raises(ValueError, match="support"):
+        prepared.negative_mass()
+    with pytest.raises(ValueError, match="'renormalise' is not for support="):
+        sdkde_core.prepare(exponential(50), method="laplace", negative="renormalise", support=(0, None))
+
+
+@pytest.mark.parametrize(
+    ("x", "high", "h"), [([2.0], None, 0.3), (np.zeros(50), 1.0, 0.3), (exponential(50) * 1e-200, 1e-199, "auto")]
+)
+def test_equal_samples_and_tiny_units(x, high, h):
+    prepared = sdkde_core.prepare(x, bandwidth=h, support=(0, high))
+    y = grid(0.0, high or 5.0, 2001)
+    density = prepared.estimate(y)
+    assert abs(0.5 * float((density[1:] + density[:-1]) @ np.diff(y)) - 1.0) < 1e-3
+
+
+def test_arcs_the_distribution_function_and_modes_round_a_circle():
+    x = np.r_[angles()[:, 0], np.full(3, 3.0)]
+    prepared = sdkde_core.prepare(x, support=CIRCLE, bandwidth=0.2, tails="guard")
+    np.testing.assert_allclose(prepared.probability(5.0, 1.0), prepared.probability(5.0, 1.0 + 2.0 * np.pi))
+    assert (np.diff(prepared.cdf(grid(-2.0, 9.0))) >= 0.0).all()
+    np.testing.assert_allclose(prepared.quantile([0.0, 1.0]), [0.0, 2.0 * np.pi])
+    modes = prepared.modes()[:, 0]
+    apart = abs(modes[:, None] - modes)
+    assert (np.minimum(apart, 2.0 * np.pi - apart)[~np.eye(len(modes), dtype=bool)] > 1e-2).all()
+    few = sdkde_core.prepare(np.linspace(1.2, 1.7, 40), support=CIRCLE, bandwidth=0.1, tails="guard")
+    logs = few.estimate([0.0, 2.0 * np.pi - 1e-9], log=True)
+    assert abs(logs[0] - logs[1]) < 1e-3
+    assert np.allclose(sdkde_core.estimate(x, [1.0], bandwidth=1e7, method="kde", support=CIRCLE), 0.5 / np.pi, 1e-3)
+
+
+def test_modes_at_an_end_are_maxima_along_it():
+    rng = np.random.default_rng(6)
+    x = np.stack([rng.exponential(size=300), rng.normal(size=300)], axis=1)
+    prepared = sdkde_core.prepare(x, method="kde", bandwidth=[0.3, 0.6], support=[(0, None), None])
+    (mode, *more) = prepared.modes()
+    assert mode[0] < 0.1 and len(more) < 8
+    assert abs(prepared.grad_log_density([mode, *more])[:, 1]).max() < 1e-3
+
+
+def test_rows_outside_and_files_of_tuples(tmp_path):
+    with pytest.raises(ValueError, match="has -5 in row 2"):
+        sdkde_core.estimate([1.0, 2.0, -5.0], weights=[0.0, 1.0, 0.0], bandwidth=1.0, support={np.int64(0): (0, None)})
+    pytest.importorskip("sklearn")
+    model = sdkde_core.KernelDensity(bandwidth=0.3, support=[(0, None)]).fit(exponential(50)[:, None])
+    model.save(tmp_path / "k")
+    assert sdkde_core.load(tmp_path / "k").score_samples([[0.5]]) == model.score_samples([[0.5]])

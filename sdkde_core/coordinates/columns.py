@@ -11,7 +11,7 @@ import numpy as np
 from ..arrays import Array
 from ..messages import brief, did_you_mean
 from .maps import FORMULAS, Closed, NormalScores
-from .support import Circle, Edges, fit_ends, is_support
+from .support import Circle, Edges, fit_ends, is_support, refuse
 
 NAMES = (*FORMULAS, "normal-scores")
 
@@ -53,10 +53,30 @@ class Coordinates(NamedTuple):
 
     def arcs(self, low: Array, high: Array) -> tuple[Array, Array]:
         """Corners of a box (d,); of circles that go all round it are infinite."""
-        periods = np.array([one.period if isinstance(one, Circle) else math.inf for one in self.maps])
-        whole = high - low >= periods
-        whole &= np.isfinite(periods)
+        whole = [isinstance(one, Circle) and b - a >= one.period for one, a, b in zip(self.maps, low, high)]
         return np.where(whole, -math.inf, low), np.where(whole, math.inf, high)
+
+    def within(self, x: Array) -> Array:
+        """Points x (k, d), of which those beyond an end are moved to it."""
+        outer = [one.outer if isinstance(one, Edges) else (-math.inf, math.inf) for one in self.maps]
+        return np.clip(x, *np.array(outer).T)
+
+    def folded(self, z: Array) -> Array:
+        """Points z (k, d) that have moved beyond an end, reflected or taken round, so that none is outside."""
+        z = z.copy()
+        for j, one in enumerate(self.maps):
+            if isinstance(one, Circle):
+                z[:, j] = np.mod(z[:, j], one.period)
+            elif isinstance(one, Edges):
+                low, high = one.ends
+                column = np.where(z[:, j] < low, 2.0 * low - z[:, j], z[:, j])
+                z[:, j] = np.clip(np.where(column > high, 2.0 * high - column, column), low, high)
+        return z
+
+    def shortest(self, away: Array) -> Array:
+        """Differences (d,), of circles the way round that is shorter."""
+        pairs = zip(self.maps, away)
+        return np.array([math.remainder(v, one.period) if isinstance(one, Circle) else v for one, v in pairs])
 
     def kept(self, dims: Sequence[int]) -> Coordinates:
         """The maps of some of the columns, in that order."""
@@ -68,12 +88,17 @@ class Coordinates(NamedTuple):
         for j, one in enumerate(self.maps):
             if not isinstance(one, Closed | NormalScores | Edges | Circle):
                 raise TypeError(f"coordinates: {brief(one)} is a map of yours, which no file holds; pickle the density")
-            if isinstance(one, Edges | Circle):
-                listed.append(one.to_saved())
-                continue
-            listed.append([one.name, *(one if isinstance(one, Closed) else one.asinh)[1:]])
-            if isinstance(one, NormalScores):
-                arrays[f"map {j}"] = np.stack(one[1:])
+            match one:
+                case Circle(period):
+                    listed.append(["circle", period])
+                case Edges():  # of each end where, b (None where there are no images) and w
+                    sides = [end and [end.at, None if math.isnan(end.rate) else end.rate, end.width] for end in one[:2]]
+                    listed.append(["ends", *sides])
+                case NormalScores(asinh):
+                    listed.append([one.name, *asinh[1:]])
+                    arrays[f"map {j}"] = np.stack(one[1:])
+                case _:
+                    listed.append(list(one))
         return listed, arrays
 
     @classmethod
@@ -138,23 +163,21 @@ def fit(value: Any, x: Array, weights: Array, names: tuple[str, ...] = (), suppo
     """
     maps, d = list[Any](), x.shape[1]
     asked = listed("identity" if value is None else value, d, names)
-    supports = listed([None] * d if support is None else support, d, names, "support")
+    supports = listed({} if support is None else support, d, names, "support")
     for j, (one, between) in enumerate(zip(asked, supports)):
         column, what = x[:, j], f"column {j}" + (f" ({names[j]!r})" if names else "")
-        if between not in (None, (None, None)):
+        low, high = between
+        if (low, high) != (None, None):
             if one != "identity":
                 raise ValueError(f"{what} has coordinates {one!r} and a support; pass one of them")
-            (low, high), heard = between, weights > 0.0
-            circle = low == "circular"
-            maps.append(Circle(high) if circle else fit_ends(low, high, column[heard], weights[heard], what))
+            maps.append(Circle(high) if low == "circular" else fit_ends(low, high, column, weights, what))
             continue
-        if one == "log":
-            _refuse(column <= 0.0, column, what, "'log' takes values above 0", "'asinh', or shift the column")
-        elif one == "logit":
-            wrong = (column <= 0.0) | (column >= 1.0)
-            _refuse(
-                wrong, column, what, "'logit' takes values between 0 and 1", "the column in that unit, without 0 and 1"
-            )
+        if one in ("log", "logit"):
+            takes, instead, most = "above 0", "'asinh', or shift the column", math.inf
+            if one == "logit":
+                takes, instead, most = "between 0 and 1", "the column in that unit, without 0 and 1", 1.0
+            has = f"coordinates: {one!r} takes values {takes}, but {what} has"
+            refuse((column <= 0.0) | (column >= most), column, has, "outside", instead)
         maps.append(_fitted(one, column, weights) if isinstance(one, str) else _own(one, column, what))
     return Coordinates(tuple(maps), names)
 
@@ -181,15 +204,15 @@ def _own(one: Any, column: Array, what: str) -> Any:
 
 def listed(value: Any, d: int, names: tuple[str, ...] = (), what: str = "coordinates") -> list[Any]:
     """What is asked for each column, by ``coordinates=`` or ``support=``."""
-    nothing = "identity" if what == "coordinates" else None
+    nothing: Any = "identity" if what == "coordinates" else (None, None)
     if isinstance(value, Mapping):
         found: list[Any] = [nothing] * d
         for key, one in value.items():
             known = ", ".join(map(repr, names)) or f"numbers below {d}"
             if key in names:
                 found[names.index(key)] = one
-            elif isinstance(key, int) and not isinstance(key, bool) and -d <= key < d:
-                found[key] = one
+            elif isinstance(key, int | np.integer) and not isinstance(key, bool) and -d <= key < d:
+                found[int(key)] = one
             else:
                 raise ValueError(f"{what} has column {key!r}; train has {d}: pass some of {known}")
         return [nothing if one is None else one for one in found]
@@ -204,16 +227,6 @@ def listed(value: Any, d: int, names: tuple[str, ...] = (), what: str = "coordin
 
 def _is_map(value: Any) -> bool:
     return all(callable(getattr(value, name, None)) for name in _METHODS)
-
-
-def _refuse(wrong: Array, column: Array, what: str, takes: str, instead: str) -> None:
-    if wrong.any():
-        rows = np.flatnonzero(wrong)
-        listed = ", ".join(map(str, rows[:3])) + (" …" if len(rows) > 3 else "")
-        raise ValueError(
-            f"coordinates: {takes}, but {what} has {column[rows[0]]:.6g} in row {rows[0]}, {len(rows)} such in rows "
-            f"{listed}; pass {instead}"
-        )
 
 
 def candidates(x: Array, weights: Array) -> list[list[str]]:

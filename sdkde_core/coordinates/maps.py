@@ -16,6 +16,7 @@ import numpy as np
 from ..arrays import Array
 from ..bandwidth.isj import improved_sheather_jones
 from ..bandwidth.rounding import spread_within, units_of
+from .support import quartiles
 
 
 class Formula(NamedTuple):
@@ -70,10 +71,9 @@ class Closed(NamedTuple):
         """
         if name not in ("asinh", "standard"):
             return cls(name)
-        order = np.argsort(x)
-        reached = np.cumsum(weights[order])
-        low, centre, high = map(float, np.interp([0.25, 0.5, 0.75], reached - 0.5 * weights[order], x[order]))
-        scale = (high - low) / 1.34 or math.sqrt(weights @ np.square(x - centre))
+        size = float(np.ptp(x)) or 1.0  # squares of data in far units overflow
+        (low, centre, high), std = quartiles((x - x[0]) / size, weights)
+        centre, scale = float(x[0]) + size * centre, size * ((high - low) / 1.34 or std)
         return cls(name.replace("standard", "identity"), centre, scale if 0.0 < scale < math.inf else 1.0)
 
     def forward(self, x: Array) -> Array:

@@ -34,12 +34,10 @@ class End(NamedTuple):
 
     def log_slope(self, t: Array) -> Array:
         """log T′ at distances t."""
-        return 0.0 * t if math.isnan(self.rate) else -self.rate * t * np.exp(-0.5 * np.square(t / self.width))
+        return -self.rate * t * np.exp(-0.5 * np.square(t / self.width))
 
     def turn(self, t: Array) -> Array:
         """The derivative of that by t."""
-        if math.isnan(self.rate):
-            return 0.0 * t
         square = np.square(t / self.width)
         return -self.rate * (1.0 - square) * np.exp(-0.5 * square)
 
@@ -75,13 +73,6 @@ class Edges(NamedTuple):
         low, high = (("∞" if end is None else f"{end.at:g}") for end in (self.low, self.high))
         return f"support ({'−' * (self.low is None)}{low}, {high})"
 
-    def to_saved(self) -> list[Any]:
-        """What a file has: of each end where, b (None where there are no images) and w."""
-        saved = [
-            None if end is None else [end.at, None if math.isnan(end.rate) else end.rate, end.width] for end in self[:2]
-        ]
-        return ["ends", *saved]
-
     @classmethod
     def from_saved(cls, ends: list[Any]) -> Edges:
         """Return what :meth:`to_saved` described; ValueError where that cannot be right."""
@@ -91,26 +82,27 @@ class Edges(NamedTuple):
                 case None:
                     found.append(None)
                 case [float(at), None | float() as rate, float(width)] if math.isfinite(at) and 0.0 < width < math.inf:
-                    found.append(
-                        End(at, math.nan if rate is None else min(max(rate * width, -20.0), 20.0) / width, width)
-                    )
+                    rate = math.nan if rate is None else min(max(rate, -20.0 / width), 20.0 / width)
+                    found.append(End(at, rate, width))
         if len(found) != 2 or found == [None, None] or (found[0] and found[1] and not found[0].at < found[1].at):
             raise ValueError("its support cannot be right")
         return cls.of(*found)
 
     @classmethod
     def of(cls, low: End | None, high: End | None) -> Edges:
-        made, middle = cls(low, high, np.empty(0), np.empty(0)), math.nan
-        if low and high:
-            middle = 0.5 * low.at + 0.5 * high.at
-        knots = []
+        made, knots = cls(low, high, np.empty(0), np.empty(0)), []
+        half = 0.5 * high.at - 0.5 * low.at if low and high else math.inf
         for end, sign in ((low, 1.0), (high, -1.0)):
             if end is not None:
-                reach = 8.0 * end.width if math.isnan(middle) else min(8.0 * end.width, abs(middle - end.at))
-                knots.append(end.at + sign * reach * np.arange(CELLS + 1) / CELLS)
+                knots.append(end.at + sign * min(8.0 * end.width, half) * np.arange(CELLS + 1) / CELLS)
         at = np.unique(np.concatenate(knots))
         steps = made._integral(at[:-1], np.diff(at))
         return made._replace(at=at, values=at[0] + np.append(0.0, np.cumsum(steps)))
+
+    @property
+    def outer(self) -> tuple[float, float]:
+        """Where x ends; infinite where it does not."""
+        return (self.low.at if self.low else -math.inf), (self.high.at if self.high else math.inf)
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -122,20 +114,14 @@ class Edges(NamedTuple):
         """Whether T(x) is not x."""
         return any(end is not None and abs(end.rate) > 0.0 for end in (self.low, self.high))
 
-    @property
-    def reflects(self) -> tuple[bool, bool]:
-        """Whether there are images below, and above."""
-        return tuple(end is not None and not math.isnan(end.rate) for end in (self.low, self.high))  # type: ignore[return-value]
-
     def forward(self, x: Array) -> Array:
         z = x
         if self.bent:
             cell = np.clip(np.searchsorted(self.at, x, side="right") - 1, 0, len(self.at) - 2)
             inside = np.clip(x, self.at[0], self.at[-1])
             z = self.values[cell] + self._integral(self.at[cell], inside - self.at[cell]) + (x - inside)
-        below = x < self.low.at if self.low else False
-        above = x > self.high.at if self.high else False
-        return np.where(below, -math.inf, np.where(above, math.inf, z))
+        least, most = self.outer
+        return np.where(x < least, -math.inf, np.where(x > most, math.inf, z))
 
     def inverse(self, z: Array) -> Array:
         x = z
@@ -147,22 +133,18 @@ class Edges(NamedTuple):
             for _ in range(6):  # Newton's steps: T′ hardly changes within a cell
                 along = along - (self._integral(start, along) - wanted) * np.exp(-self.log_jacobian(start + along))
             x = start + along + (z - inside)
-        least, most = (self.low.at if self.low else -math.inf), (self.high.at if self.high else math.inf)
-        return np.where(np.isnan(z), z, np.clip(x, least, most))
+        return np.clip(x, *self.outer)
 
     def log_jacobian(self, x: Array) -> Array:
-        total = np.zeros(len(x))
-        for end, sign in ((self.low, 1.0), (self.high, -1.0)):
-            if end is not None:
-                total += end.log_slope(np.clip(sign * (x - end.at), 0.0, 40.0 * end.width))
-        return total
+        return sum((end.log_slope(t) for end, t, _ in self._distances(x)), np.zeros(len(x)))
 
     def slope(self, x: Array) -> Array:
-        total = np.zeros(len(x))
-        for end, sign in ((self.low, 1.0), (self.high, -1.0)):
-            if end is not None:
-                total += sign * end.turn(np.clip(sign * (x - end.at), 0.0, 40.0 * end.width))
-        return total
+        return sum((sign * end.turn(t) for end, t, sign in self._distances(x)), np.zeros(len(x)))
+
+    def _distances(self, x: Array) -> list[tuple[End, Array, float]]:
+        """Each end where T bends, how far x is from it, and in which direction x is."""
+        ends = [(end, sign) for end, sign in ((self.low, 1.0), (self.high, -1.0)) if end and abs(end.rate) > 0.0]
+        return [(end, np.clip(sign * (x - end.at), 0.0, 40.0 * end.width), sign) for end, sign in ends]
 
     def _integral(self, start: Array, along: Array) -> Array:
         """That of T′ from ``start`` on, by Gauss and Legendre's rule."""
@@ -180,10 +162,6 @@ class Circle(NamedTuple):
     def name(self) -> str:
         return f"circle of {self.period:g}"
 
-    def to_saved(self) -> list[Any]:
-        """What a file has."""
-        return ["circle", self.period]
-
     @property
     def ends(self) -> tuple[float, float]:
         return 0.0, self.period
@@ -192,7 +170,7 @@ class Circle(NamedTuple):
         return np.where((x >= 0.0) & (x <= self.period), x, np.mod(x, self.period))
 
     def inverse(self, z: Array) -> Array:
-        return np.mod(z, self.period)
+        return self.forward(z)
 
     def log_jacobian(self, x: Array) -> Array:
         return np.zeros(len(x))
@@ -209,15 +187,13 @@ def is_support(value: Any) -> bool:
 
 def check_support(value: Any) -> Any:
     """Return ``support=`` with numbers as floats; TypeError or ValueError for what cannot be one."""
-    if value is None:
-        return None
-    if is_support(value):
+    if value is None or is_support(value):
         return _checked(value)
     if isinstance(value, Mapping):
-        return {key: None if one is None else _checked(one) for key, one in value.items()}
+        return {key: _checked(one) for key, one in value.items()}
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(f"support is {brief(value)}; {_PASS}")
-    return [None if one is None else _checked(one) for one in value]
+    return [_checked(one) for one in value]
 
 
 _PASS = (
@@ -226,7 +202,9 @@ _PASS = (
 )
 
 
-def _checked(one: Any) -> tuple[Any, Any]:
+def _checked(one: Any) -> tuple[Any, Any] | None:
+    if one is None:
+        return None
     if not is_support(one):
         raise TypeError(f"support has {brief(one)}; {_PASS}")
     low, high = one
@@ -242,30 +220,37 @@ def _checked(one: Any) -> tuple[Any, Any]:
 
 def fit_ends(low: float | None, high: float | None, column: Array, weights: Array, what: str) -> Edges:
     """The map of a column (n,) whose values lie between two ends, of which one may be None."""
-    outside = np.zeros(len(column), bool)
-    for end, beyond in ((low, column.__lt__), (high, column.__gt__)):
-        outside |= beyond(end) if end is not None else False
-    if outside.any():
-        rows = np.flatnonzero(outside)
-        listed = ", ".join(map(str, rows[:3])) + (" …" if len(rows) > 3 else "")
-        raise ValueError(
-            f"support: {what} has {column[rows[0]]:.6g} in row {rows[0]}, outside of ({low}, {high}), {len(rows)} such "
-            f"in rows {listed}; drop them, or pass wider ends"
-        )
-    order = np.argsort(column)
-    reached = np.cumsum(weights[order])
-    quarter = np.interp([0.25, 0.75], reached - 0.5 * weights[order], column[order])
-    mean = float(weights @ column)
-    std = math.sqrt(weights @ np.square(column - mean))
-    spread = min(std, float(quarter[1] - quarter[0]) / 1.34) or std
-    width = 1.5 * spread * float(weights @ weights) ** (1.0 / 9.0)
+    outside = (column < (-math.inf if low is None else low)) | (column > (math.inf if high is None else high))
+    refuse(outside, column, f"support: {what} has", f"outside of ({low}, {high})", "wider ends, or drop them")
+    column, weights = column[weights > 0.0], weights[weights > 0.0]
+    size = float(np.ptp(column)) or 1.0  # squares of data in far units overflow
+    (first, _, third), std = quartiles((column - column[0]) / size, weights)
+    spread = size * (min(std, (third - first) / 1.34) or std)
+    width = 1.5 * spread * float(weights @ weights) ** (1.0 / 9.0) or size  # of equal samples any: no slope is fitted
     if low is not None and high is not None:
         width = min(width, 0.5 * (high - low))
-    ends = [
-        None if at is None else End.fit(at, sign * (column - at), weights, width)
-        for at, sign in ((low, 1.0), (high, -1.0))
-    ]
-    return Edges.of(*ends)
+    signs = ((low, 1.0), (high, -1.0))
+    if not spread:
+        return Edges.of(*(None if at is None else End(at, 0.0, width) for at, _ in signs))
+    return Edges.of(*(None if at is None else End.fit(at, sign * (column - at), weights, width) for at, sign in signs))
+
+
+def quartiles(x: Array, weights: Array) -> tuple[list[float], float]:
+    """The quartiles of samples (n,) with weights that sum to 1, and their standard deviation."""
+    order = np.argsort(x)
+    reached = np.cumsum(weights[order]) - 0.5 * weights[order]
+    std = math.sqrt(weights @ np.square(x - weights @ x))
+    return np.interp([0.25, 0.5, 0.75], reached, x[order]).tolist(), std
+
+
+def refuse(wrong: Array, column: Array, has: str, why: str, instead: str) -> None:
+    """Raise ValueError that names the rows where a column is ``wrong``, (n,), if there are any."""
+    if wrong.any():
+        rows = np.flatnonzero(wrong)
+        listed = ", ".join(map(str, rows[:3])) + (" …" if len(rows) > 3 else "")
+        raise ValueError(
+            f"{has} {column[rows[0]]:.6g} in row {rows[0]}, {why}, {len(rows)} such in rows {listed}; pass {instead}"
+        )
 
 
 def images(z: Array, maps: Sequence[Any], reach: Array) -> tuple[Array, Array]:
@@ -292,24 +277,10 @@ def _turns(one: Edges | Circle, reach: float) -> list[tuple[float, float]]:
     if isinstance(one, Circle):
         most = math.ceil(reach / one.period)
         return [(1.0, k * one.period) for k in range(-most, most + 1) if k]
-    below, above = one.reflects
+    below, above = (end is not None and not math.isnan(end.rate) for end in (one.low, one.high))
     if below and above:
         length = high - low
         most = math.ceil(reach / (2.0 * length)) + 1
         shifted = [(1.0, 2.0 * k * length) for k in range(-most, most + 1) if k]
         return shifted + [(-1.0, 2.0 * low + 2.0 * k * length) for k in range(-most, most + 2)]
     return [(-1.0, 2.0 * low)] * below + [(-1.0, 2.0 * high)] * above
-
-
-def folded(z: Array, maps: Sequence[Any]) -> Array:
-    """Points z (k, d) that have moved beyond an end, reflected or taken round, so that none is outside."""
-    z = z.copy()
-    for j, one in enumerate(maps):
-        if isinstance(one, Circle):
-            z[:, j] = np.mod(z[:, j], one.period)
-        elif isinstance(one, Edges):
-            low, high = one.ends
-            column = np.where(z[:, j] < low, 2.0 * low - z[:, j], z[:, j])
-            column = np.where(column > high, 2.0 * high - column, column)
-            z[:, j] = np.clip(column, low, high)
-    return z

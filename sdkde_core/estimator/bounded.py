@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Argument, Array, Origin, quiet, to_host
-from ..coordinates import Coordinates, folded, images
+from ..coordinates import Coordinates, images
 from ..protocol import Problem
-from .integrals import between, distribution, probability, quantiles
+from .integrals import between, distribution, probability, quantiles, times_density
 from .mapped import Composed, of_part
 from .mixture import draws
 from .plan import read
@@ -30,14 +30,14 @@ class Bounded(Composed):
     def __init__(self, first: Any, ends: Array, circular: Array, n: int) -> None:
         problem: Problem = replace(first.problem, n=n, m=n)
         super().__init__(first, first.request, problem)
-        mass = float(masses(first, ends).sum())
+        mass = float(masses(first, ends, first.request.method == "laplace").sum())
         self.ends, self.circular = ends, circular
         self.log_mass = math.log(mass) if abs(mass - 1.0) > 1e-12 else 0.0  # but for rounding
 
     @property
     def negative_mass(self) -> Any:
-        """Of the Laplace estimate, on all of the line."""
-        return self.first.serve(lambda first: first.negative_mass)
+        """Refused: that of the columns with images is another."""
+        raise ValueError("a density with support has no negative mass yet; integrate its values, or leave support out")
 
     @quiet
     def answer(self, query: Argument, what: str) -> Any:
@@ -79,22 +79,23 @@ class Bounded(Composed):
     def distribution(self) -> Callable[[Any], Array]:
         """The distribution function in one dimension; round a circle from its start."""
         function, (low, high) = distribution(self.first.current), self.ends[:, 0]
-        start = float(function(np.array([low]))[0]) if low > -math.inf else 0.0
+        start, mass = self._start(), math.exp(self.log_mass)
 
         def between_ends(x: Array) -> Array:
-            found = (function(np.clip(x, low, high)) - start) * math.exp(-self.log_mass)
-            return np.where(x <= low, 0.0, np.where(x >= high, 1.0, np.clip(found, 0.0, 1.0)))
+            found = np.clip((function(np.clip(x, low, high)) - start) / mass, 0.0, 1.0)
+            return np.where(x <= low, 0.0, np.where(x >= high, 1.0, found))
 
         return between_ends
 
+    def _start(self) -> float:
+        """The mass of the sum, in one dimension, below the lower end."""
+        return float(distribution(self.first.current)(self.ends[:1, 0])[0]) if self.ends[0, 0] > -math.inf else 0.0
+
     def quantiles(self, q: Array) -> Array:
         """The values (m,) where that is q."""
-        function, low = distribution(self.first.current), self.ends[0, 0]
-        start = float(function(np.array([low]))[0]) if low > -math.inf else 0.0
-        found = quantiles(self.first.current, np.where((q > 0.0) & (q < 1.0), start + math.exp(self.log_mass) * q, 0.5))
-        return np.where(
-            q <= 0.0, self.ends[0, 0], np.where(q >= 1.0, self.ends[1, 0], np.clip(found, *self.ends[:, 0]))
-        )
+        (low, high), reached = self.ends[:, 0], self._start() + math.exp(self.log_mass) * q
+        found = np.clip(quantiles(self.first.current, np.where((q > 0.0) & (q < 1.0), reached, 0.5)), low, high)
+        return np.where(q <= 0.0, low, np.where(q >= 1.0, high, found))
 
     def without(self, kept: Sequence[int]) -> Any:
         """The samples with their images, each weighed by its mass between the ends of all columns that are not kept."""
@@ -107,20 +108,26 @@ class Bounded(Composed):
         return first.derived(first.bandwidth, centre, points, logs - math.log(np.exp(logs).sum()), first.names)
 
 
-def masses(first: Any, ends: Array) -> Array:
-    """The mass (n,) that the kernels have between ends (2, d), with their weights."""
+def masses(first: Any, ends: Array, signed: bool = False) -> Array:
+    """The mass (n,) that the kernels have between ends (2, d), with their weights; ``signed``: of Laplace's."""
     points, log_weights, scales, centre = first.on_host
-    result = np.exp(log_weights)
-    width = np.sqrt(np.diagonal(first.bandwidth.matrix))
+    result, extra = np.exp(log_weights), np.zeros(len(points))
+    width = _widths(first.bandwidth)[0]
     places = centre + first.bandwidth.stretch(points)
     for j in np.flatnonzero(np.isfinite(ends).any(axis=0)):
-        result *= between(*((end - places[:, j]) / (width[j] * scales) for end in ends[:, j]))
-    return result
+        a, b = ((end - places[:, j]) / (width[j] * scales) for end in ends[:, j])
+        inside = between(a, b)
+        if signed:  # ΠF_k + Σ_k G_k Π_{l≠k} F_l, see integrals
+            extra = extra * inside + 0.5 * result * (times_density(b) - times_density(a))
+        result *= inside
+    return result + extra
 
 
-def back_within(z: Array, coordinates: Coordinates) -> Array:
-    """Points z (k, d), of which those that have moved beyond an end are reflected, or taken round."""
-    return folded(z, coordinates.maps)
+def _widths(bandwidth: Any) -> tuple[Array, Array]:
+    """The kernels' standard deviations (d,) and correlations (d, d), without squares: in far units they underflow."""
+    rows = bandwidth.stretch(np.eye(bandwidth.d)).T
+    width = np.hypot.reduce(rows, axis=1)
+    return width, (rows / width[:, None]) @ (rows / width[:, None]).T
 
 
 def for_choosing(request: Request, z: Argument, coordinates: Coordinates) -> tuple[Request, Argument]:
@@ -129,10 +136,8 @@ def for_choosing(request: Request, z: Argument, coordinates: Coordinates) -> tup
     data, start = read(replace(request, bandwidth="silverman"), z)
     n, d = data.train.shape
     n_eff = n if data.log_weights is None else 1.0 / float(np.exp(2.0 * to_host(data.log_weights)).sum())
-    h = np.sqrt(np.diagonal(start.matrix))
-    return _with_images(
-        request, z, coordinates, np.minimum(3.5 * n_eff ** (1.0 / (d + 4.0)), 15.0 if d < 3 else 6.0) * h
-    )
+    wide = min(3.5 * n_eff ** (1.0 / (d + 4.0)), 15.0 if d < 3 else 6.0)
+    return _with_images(request, z, coordinates, wide * _widths(start)[0])
 
 
 def imaged(request: Request, z: Argument, coordinates: Coordinates) -> tuple[Request, Argument]:
@@ -140,13 +145,10 @@ def imaged(request: Request, z: Argument, coordinates: Coordinates) -> tuple[Req
 
     ValueError for a bandwidth that couples a column that has ends with another one.
     """
-    if isinstance(request.bandwidth, str):
-        bandwidth = read(*for_choosing(request, z, coordinates))[1]
-    else:
-        bandwidth = read(request, z)[1]
-    matrix, ends = np.array(bandwidth.matrix), np.asarray(coordinates.ends)
-    scale, ended = np.sqrt(np.diagonal(matrix)), np.isfinite(ends).any(axis=0)
-    couples = (abs(matrix / scale[:, None] / scale) > 1e-9) & (ended[:, None] | ended)
+    chosen = isinstance(request.bandwidth, str)
+    bandwidth = read(*(for_choosing(request, z, coordinates) if chosen else (request, z)))[1]
+    (scale, matrix), ended = _widths(bandwidth), np.isfinite(np.asarray(coordinates.ends)).any(axis=0)
+    couples = (abs(matrix) > 1e-9) & (ended[:, None] | ended)
     np.fill_diagonal(couples, False)
     if couples.any():
         i, j = np.argwhere(couples)[0]
@@ -157,11 +159,14 @@ def imaged(request: Request, z: Argument, coordinates: Coordinates) -> tuple[Req
     request = replace(request, bandwidth=bandwidth, mixed=False)
     moves = request.moving(bandwidth)
     wide = max(1.0, moves.score_bandwidth or 1.0) * (4.0 if request.adaptive else 1.0)
-    return _with_images(request, z, coordinates, 6.5 * wide * scale)
+    # The guard is four times as wide, and far from the samples it is all that there is: round a circle it has no jump.
+    reach = 6.5 * scale * np.where(coordinates.circular & (moves.guard > 0.0), max(wide, 4.0), wide)
+    return _with_images(request, z, coordinates, reach)
 
 
 def _with_images(request: Request, z: Argument, coordinates: Coordinates, reach: Array) -> tuple[Request, Argument]:
     x = z.at(Origin())
+    reach = np.minimum(reach, 100.0 * np.ptp(np.asarray(coordinates.ends), axis=0))
     found, which = images(x, coordinates.maps, reach)
     if len(found) > 20 * len(x) + 1_000_000:
         raise ValueError(

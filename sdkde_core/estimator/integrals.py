@@ -27,8 +27,11 @@ def probability(fitted: Any, lower: Any, upper: Any) -> float:
     low, high = corner("lower", lower, d), corner("upper", upper, d)
     if fitted.ends is not None:
         return fitted.probability(low, high)
-    if (low > high).any():
-        k = int(np.argmax(low > high))
+    wrong = low > high
+    if fitted.coordinates is not None:
+        wrong &= ~fitted.coordinates.circular
+    if wrong.any():
+        k = int(np.argmax(wrong))
         raise ValueError(f"lower is above upper in dimension {k}: {low[k]} > {high[k]}; swap them")
     if fitted.coordinates is not None:
         low, high = fitted.coordinates.arcs(low, high)
@@ -55,7 +58,7 @@ def probability(fitted: Any, lower: Any, upper: Any) -> float:
     normal = between(a, b)
     total = normal.prod(axis=1)
     if fitted.request.method == "laplace":
-        extra = 0.5 * (_times_density(b) - _times_density(a))
+        extra = 0.5 * (times_density(b) - times_density(a))
         for k in range(normal.shape[1]):
             total = total + extra[:, k] * np.delete(normal, k, axis=1).prod(axis=1)
     return float(weights @ total / weights.sum())
@@ -76,8 +79,9 @@ def distribution(fitted: Any) -> Callable[[Any], Array]:
     if fitted.ends is not None:
         return fitted.distribution()
     if fitted.coordinates is not None:
-        inner, into = distribution(fitted.first.current), fitted.into
-        return lambda x: inner(into(x))
+        inner, into, maps = distribution(fitted.first.current), fitted.into, fitted.coordinates
+        inside = maps.ends[:, 0] if maps.circular[0] else (-math.inf, math.inf)
+        return lambda x: inner(into(np.clip(x, *inside)))
     points, log_weights, scales, centre = fitted.on_host
     order, widest = np.argsort(points[:, 0], kind="stable"), scales.max()
     u, w, scales = points[order, 0], np.exp(log_weights[order]), scales[order]
@@ -99,7 +103,7 @@ def distribution(fitted: Any) -> Callable[[Any], Array]:
                 t = (rows[:, None] - u[None, some]) / scales[None, some]
                 share = cumulative(t)
                 if laplace:
-                    share += 0.5 * _times_density(t)
+                    share += 0.5 * times_density(t)
                 total += share @ w[left : left + t.shape[1]]
             result[block] = total / reached[-1]
         return result
@@ -164,7 +168,7 @@ def between(a: Array, b: Array) -> Array:
     return ndtr(np.where(flipped, -a, b)) - ndtr(np.where(flipped, -b, a))
 
 
-def _times_density(t: Array) -> Array:
+def times_density(t: Array) -> Array:
     """t φ(t), which is 0 at infinity."""
     t = np.clip(t, -40.0, 40.0)
     return t * np.exp(-0.5 * t * t) / math.sqrt(2.0 * math.pi)

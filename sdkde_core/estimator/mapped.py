@@ -81,14 +81,14 @@ class Mapped(Composed):
         """Return the ``"density"`` (m,), its ``"log"``, or the ``"score"`` (m, d), as :meth:`.Fitted.answer` does."""
         x, z, outside = located(self.coordinates, query, to_host(self.centre))
         asked = query._replace(array=z, dtype="float64", origin=Origin())
-        slopes, signed = self.coordinates.log_slopes(x), self.request.method == "laplace"
+        slopes = self.coordinates.log_slopes(x)
         if what == "score":
             found = of_part(self.first, asked, what) * np.exp(slopes) + self.coordinates.turns(x)
-        elif what == "density" and signed:
+        elif what == "density" and self.request.method == "laplace":
             found = of_part(self.first, asked, what) * np.exp(slopes.sum(axis=1))
         else:
-            found = of_part(self.first, asked, "log") + slopes.sum(axis=1)
-            found = np.exp(found) if what == "density" else found
+            log = of_part(self.first, asked, "log") + slopes.sum(axis=1)
+            found = np.exp(log) if what == "density" else log
         found[outside] = {"score": np.nan, "log": -np.inf, "density": 0.0}[what]
         return query.origin.restore(found, max(query.dtype, self.problem.dtype))
 

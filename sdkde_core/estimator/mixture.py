@@ -266,10 +266,14 @@ def modes(fitted: Any, starts: Array | None = None) -> Array:
     log, slope, unit = local(fitted, Argument.of("query", rows), scale)
     rows, log, slope, unit = (x[np.isfinite(log)] for x in (rows, log, slope, unit))
     longer, going = np.ones(len(rows)), np.arange(len(rows))
+    within, shortest = (lambda x: x), (lambda x: x)
+    if fitted.coordinates is not None:
+        within, shortest = fitted.coordinates.within, fitted.coordinates.shortest
     for _ in range(5000):
         step = np.linalg.solve(unit[going], slope[going][:, :, None])[:, :, 0]
+        tried = within(rows[going] + longer[going, None] * step * scale)
+        step = (within(rows[going] + step * scale) - rows[going]) / scale
         still = np.sqrt(np.einsum("mi,mij,mj->m", step, unit[going], step)) > 1e-7
-        tried = rows[going] + longer[going, None] * step * scale
         there = local(fitted, Argument.of("query", tried), scale)
         better = there[0] >= log[going] - 1e-12 * (1.0 + abs(log[going]))
         longer[going] = np.where(better, np.minimum(1.0, 2.0 * longer[going]), 0.5 * longer[going])
@@ -284,7 +288,7 @@ def modes(fitted: Any, starts: Array | None = None) -> Array:
         rows = fitted.out_of(fitted.coordinates.forward(rows))
     kept: list[int] = []
     for i in np.argsort(-log, kind="stable"):
-        away = ((rows[i] - rows[k]) / scale for k in kept)
+        away = (shortest(rows[i] - rows[k]) / scale for k in kept)
         if all(v @ unit[i] @ v > 1e-4 for v in away):  # else it is the same mode
             kept.append(int(i))
     return rows[kept]

@@ -197,6 +197,8 @@ class Request:
         object.__setattr__(self, "support", check_support(self.support))
         if self.support is not None and (self.method == "stacked" or self.kernel != "gaussian"):
             raise ValueError("support= is for the Gaussian kernel, and not for method='stacked' yet; leave it out")
+        if self.support is not None and self.negative == "renormalise":
+            raise ValueError("negative='renormalise' is not for support= yet; pass 'keep' or 'clip'")
         if self.negative != "keep" and self.method != "laplace":
             raise ValueError(
                 f"negative={self.negative!r} is for method='laplace', but method={self.method!r} is never negative; "

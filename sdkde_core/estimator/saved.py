@@ -22,7 +22,8 @@ Of a stacked density ``stacked`` is the list of its parts, for each what it is, 
 and ``samples`` how many it was fitted to; its arrays are those of part 0, 1, … with ``part 0.`` and so on before them.
 
 Of a density in other coordinates ``coordinates`` is a list with, for each column, the name of its map and numbers, and
-``inner`` the content of the density there; normal scores have the array ``map 0`` and so on, by column.
+``inner`` the content of the density there, of ``samples`` with their images where there are ends; normal scores have
+the array ``map 0`` and so on, by column.
 
 Its arrays: ``points`` (n, d), moved and whitened; ``log_weights`` (n,); ``centre`` (d,), what whitening subtracts;
 those of :meth:`.Bandwidth.arrays`; and ``selection.multiples`` and so on, the arrays of the selection.
@@ -55,15 +56,12 @@ from .request import Goal, Options, Request
 def to_saved(fitted: Any, origin: Origin) -> tuple[dict[str, Any], dict[str, Array]]:
     """Return the content and the arrays of a file; TypeError for backend_options that JSON does not have."""
     fitted = fitted.current
-    if fitted.ends is not None:
-        inner, known = to_saved(fitted.first, origin)
-        sides = [[float(x) if np.isfinite(x) else None for x in side] for side in fitted.ends]
-        about = {"circular": fitted.circular.tolist(), "samples": fitted.problem.n, "origin": list(origin.address)}
-        return {"bounded": sides, "inner": inner, **about}, known
     if fitted.coordinates is not None:
-        inner, known = to_saved(fitted.first, origin)
+        first = fitted.first.current
+        inner, known = to_saved(first if first.ends is None else first.first, origin)
         maps, own = fitted.coordinates.to_saved()
-        return {"coordinates": maps, "inner": inner, "origin": list(origin.address)}, known | own
+        about = {"samples": fitted.problem.n, "origin": list(origin.address)}
+        return {"coordinates": maps, "inner": inner, **about}, known | own
     if fitted.parts:
         content: dict[str, Any] = {"stacked": [], "samples": fitted.problem.n}
         arrays: dict[str, Any] = {}
@@ -107,11 +105,12 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
     Where the user had named a backend or a device that cannot be had here, a warning says so, with the file's ``name``.
     Nothing in the file is trusted: ValueError where it cannot be right.
     """
-    if "bounded" in content:
-        return _bounded(content, arrays, name)
     if "coordinates" in content:
         inner = from_saved(_checked(content, "inner", dict), arrays, name)
-        return Mapped(inner, Coordinates.from_saved(content["coordinates"], arrays, inner.problem.d, inner.names))
+        maps = Coordinates.from_saved(content["coordinates"], arrays, inner.problem.d, inner.names)
+        if not 0 < (n := _checked(content, "samples", int)) <= inner.problem.n:
+            raise ValueError("its samples cannot be right")
+        return Mapped(inner if maps.ends is None else Bounded(inner, maps.ends, maps.circular, n), maps)
     if "stacked" in content:
         return _stacked(content, arrays, name)
     options = dict(_checked(content, "request", dict))
@@ -160,20 +159,6 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
         wanted = ", ".join(f"{key}={brief(value)}" for key, value in named.items())
         warn_once(f"{name} was made with {wanted}, not to be had here ({error}); {fitted.choice.name} takes its place")
         return fitted
-
-
-def _bounded(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str) -> Bounded:
-    inner, sides = from_saved(_checked(content, "inner", dict), arrays, name), (-math.inf, math.inf)
-    n, circular = _checked(content, "samples", int), np.array(_checked(content, "circular", list))
-    listed = _checked(content, "bounded", list)
-    try:
-        ends = np.array([[other if x is None else float(x) for x in side] for side, other in zip(listed, sides)])
-    except (TypeError, ValueError):
-        ends = np.empty(0)
-    fits = ends.shape == (2, inner.problem.d) and circular.shape == ends.shape[1:] and circular.dtype == bool
-    if not fits or not (ends[0] < ends[1]).all() or not 0 < n <= inner.problem.n:
-        raise ValueError("its support cannot be right")
-    return Bounded(inner, ends, circular, n)
 
 
 def _stacked(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str) -> Any:

@@ -231,8 +231,7 @@ class KernelDensity(neighbors.KernelDensity):
         if not isinstance(self.bandwidth, str | Real):
             parameters["bandwidth"] = np.asarray(self.bandwidth_).tolist()
         parameters |= {name: self._by_column(name) for name in ("coordinates", "support")}
-        if isinstance(self.device, tuple):
-            parameters["device"] = list(self.device)
+        parameters = {name: _listed(value) for name, value in parameters.items()}
         own: dict[str, Any] = {"parameters": plain("KernelDensity", parameters), "density": content}
         if hasattr(self, "feature_names_in_"):
             own["feature_names"] = list(self.feature_names_in_)
@@ -271,3 +270,8 @@ def _plain(bandwidth: Bandwidth) -> Any:
     if h.ndim == 2:
         return bandwidth.matrix
     return float(h[0]) if (h == h[0]).all() else h
+
+
+def _listed(value: Any) -> Any:
+    """A parameter with lists for tuples, as a file has them."""
+    return [_listed(one) for one in value] if isinstance(value, list | tuple) else value
