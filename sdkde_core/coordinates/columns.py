@@ -118,7 +118,7 @@ class Coordinates(NamedTuple):
                     right = knots.dtype == float and knots.ndim == 2 and len(knots) == 4 and knots.shape[1] > 1
                     if right and np.isfinite(knots).all() and (np.diff(knots[:2]) > 0).all():
                         maps.append(NormalScores(Closed("asinh", a, b), *knots))
-        if not len(maps) == d:
+        if len(maps) != d:
             raise ValueError("its coordinates cannot be right")
         return cls(tuple(maps), names)
 

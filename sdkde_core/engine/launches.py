@@ -9,7 +9,6 @@ Only launches that a backend tells of are in the list: where PyTorch has launche
 
 from __future__ import annotations
 
-import enum
 import functools
 import itertools
 import sys
@@ -132,10 +131,9 @@ def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tupl
             before.alone = False
     ranges = sorted((x.data_ptr(), x.data_ptr() + x.nbytes) for x in given)
     apart = all(stop <= start for (_, stop), (start, _) in itertools.pairwise(ranges))
-    whole = result is not None and any(
-        x.data_ptr() == result.data_ptr() and x.nbytes == result.nbytes for x in recording.made
-    )
-    if not (whole and apart and recording.alone and len(recording.reads) == 1):
+    made = {(x.data_ptr(), x.nbytes) for x in recording.made}
+    listed = result is not None and (result.data_ptr(), result.nbytes) in made
+    if not (listed and apart and recording.alone and len(recording.reads) == 1):
         return result, served, None
     found = Launches(recording, given, result)
     return result, served, found if found.writes else None
@@ -169,25 +167,19 @@ def _watch() -> Any:
     return Watch
 
 
-class Base(enum.IntEnum):
-    """What a pointer is relative to; the k-th given array has the number ``GIVEN`` + k."""
-
-    NOTHING, NUMBERS, RESULT, ROOM, GIVEN = range(5)
-
-
 class Launches:
     """A list of launches, for one thread at a time. Lists with equal keys are the same launches."""
 
     def __init__(self, recording: _Recording, given: Sequence[Any], result: Any) -> None:
         ((self._slots, self._count),), self._read_after = recording.reads, recording.read_after
         self._like, self.lock = (tuple(result.shape), result.dtype, result.device), new_lock()
-        arrays: list[tuple[Any, int, int]] = [(self._slots.tensor, Base.NUMBERS, 0), (result, Base.RESULT, 0)]
-        self._room = 0
+        # A pointer's base: 0 none, 1 the host's numbers, 2 the result, 3 the room, 4 + k the given array k.
+        arrays, self._room = [(self._slots.tensor, 1, 0), (result, 2, 0)], 0
         for x in recording.made:
             if x.data_ptr() != result.data_ptr():
-                arrays.append((x, Base.ROOM, self._room))
+                arrays.append((x, 3, self._room))
                 self._room += -(-x.nbytes // 512) * 512
-        arrays += [(x, Base.GIVEN + k, 0) for k, x in enumerate(given)]
+        arrays += [(x, 4 + k, 0) for k, x in enumerate(given)]
         ranges = [(x.data_ptr(), x.data_ptr() + x.nbytes, base, offset) for x, base, offset in arrays]
 
         def place(pointer: Any) -> tuple[int, int]:
@@ -195,17 +187,17 @@ class Launches:
             for start, stop, base, offset in ranges:
                 if start <= address < stop:
                     return base, offset + address - start
-            return Base.NOTHING, address
+            return 0, address
 
         self._steps, self._constants = [], list[Any]()  # kept alive
         for launch, pointers in recording.launches:
             places = tuple(map(place, pointers))
             self._steps.append((launch, places))
-            self._constants += [pointer for pointer, (base, _) in zip(pointers, places) if base == Base.NOTHING]
+            self._constants += [pointer for pointer, (base, _) in zip(pointers, places) if not base]
             launch.place([0] * len(places))  # it may hold other arrays of the recording
         self._at: tuple[int, ...] = ()  # where the bases were last
         reached = {base for _, places in self._steps for base, _ in places}
-        self.writes = {Base.NUMBERS, Base.RESULT} <= reached  # else not all launches were told of
+        self.writes = {1, 2} <= reached  # else not all launches were told of
         self.key = self._like, self._room, tuple((launch.key, places) for launch, places in self._steps)
 
     def run(self, given: Sequence[Any], right: Callable[[float], Any], early: bool) -> Any:

@@ -42,22 +42,17 @@ class Bounded(Composed):
     @quiet
     def answer(self, query: Argument, what: str) -> Any:
         """As :meth:`.Fitted.answer`, of points between the ends."""
-        found = of_part(self.first, query, what)
-        if what == "log":
-            found = found - self.log_mass
-        elif what == "density":
-            found = found * math.exp(-self.log_mass)
+        found, by = of_part(self.first, query, what), self.log_mass
+        found = found - by if what == "log" else found * math.exp(-by) if what == "density" else found
         return query.origin.restore(found, max(query.dtype, self.problem.dtype))
 
     def draws(self, n: int, rng: Any) -> Array:
         """Draws (n, d): those of all that lie between the ends."""
-        found, missing = [np.empty((0, self.problem.d))], n
-        while missing:
-            z = to_host(draws(self.first.current, min(2 * missing + 64, 1 << 22), rng))
-            z = z[((z >= self.ends[0]) & (z <= self.ends[1])).all(axis=1)][:missing]
-            found.append(z)
-            missing -= len(z)
-        return np.concatenate(found)
+        found = np.empty((0, self.problem.d))
+        while len(found) < n:
+            z = to_host(draws(self.first.current, min(2 * (n - len(found)) + 64, 1 << 22), rng))
+            found = np.concatenate([found, z[((z >= self.ends[0]) & (z <= self.ends[1])).all(axis=1)]])
+        return found[:n]
 
     def part(self, kept: Sequence[int], made: Any) -> Bounded:
         """The density of some columns that ``made`` has, of the samples with their images."""

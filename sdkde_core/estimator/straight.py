@@ -65,7 +65,6 @@ class _Line:
         self.brief, self.lists = _brief(self.n, m), Lists(not _brief(self.n, m, 26))
         self.state: tuple[Any, ...] = ()  # what the choice of a backend depends on, beside the request
         self.known: dict[tuple[float, bool, bool], _Passes | None] = {}
-        self.choices: dict[tuple[float, bool, bool], Any] = {}
         self.how: dict[str, Any] = {"data_device": place, "calls": request.calls}
         self.how |= {"without": request.without}
         near = choose_near(request, self._problems(1.0, False), True, **self.how)
@@ -75,34 +74,24 @@ class _Line:
     def passes(self, extent: float, weighted: bool, captured: bool = False) -> _Passes | None:
         """Return the passes for points within the extent; None where some of them would be summed apart.
 
-        To choose takes ten times as long as a small estimate, and the extent changes with the data. So the backend is
-        chosen for the next half power of two, if all is near within that too; and passes whose launches may be listed
-        are those for that extent.
+        The extent changes with the data. So the backend is chosen for the next half power of two, if all is near within
+        that too; and passes whose launches may be listed are those for that extent.
         """
         key = extent, weighted, captured
         if key not in self.known:
             found = choice = None
             if extent <= CLEAR:
                 wide = 2.0 ** (math.ceil(2.0 * math.log2(max(extent, 1.0))) / 2.0)
-                choice = self._choice(wide, *key[1:])
-                extent = wide if choice and self.brief and not weighted else extent
-                choice = choice or self._choice(*key)
+                for reach in (wide, extent):  # for a capture there is no other way
+                    choice = choose_near(self.request, self._problems(reach, weighted), captured, **self.how)
+                    if choice is not None:
+                        extent = reach if self.brief and not weighted else extent
+                        break
             if choice is not None and choice.device == self.place and "line" in choice.info.features:
                 problems = self._problems(extent, weighted)
                 found = _Passes(extent, choice.backend, problems, tuple(with_fields(p, same=False) for p in problems))
             self.known[key] = found
         return self.known[key]
-
-    def served(self, extent: float) -> float | None:
-        """The extent that passes are for where points have this one; None where the line is not theirs."""
-        passes = self.passes(rounded(extent), False)
-        return passes.extent if passes else None
-
-    def _choice(self, extent: float, weighted: bool, captured: bool) -> Any:
-        key = extent, weighted, captured  # for a capture there is no other way
-        if key not in self.choices:
-            self.choices[key] = choose_near(self.request, self._problems(extent, weighted), captured, **self.how)
-        return self.choices[key]
 
     def equal(self, like: Any) -> Any:
         """Log weights (n,) that are all equal; ``like``: a tensor where they are to be."""
@@ -213,7 +202,7 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
             return launched()[0]
         factor = bandwidth.factor
         key = what, factor.ndim, factor.tobytes(), moving.negative, moving.guard, moving.score_bandwidth
-        return line.lists.serve(key, given, launched, line.served)
+        return line.lists.serve(key, given, launched, lambda x: (p := line.passes(rounded(x), False)) and p.extent)
 
     def launch(line: _Line) -> tuple[Any, float]:
         """Return the result, or None, and the extent that its launches serve."""
