@@ -74,7 +74,7 @@ def test_maps_are_monotone_and_their_inverses_and_derivatives_right(kind, name):
     assert np.isfinite(one.log_jacobian(np.r_[x, y])).all()
 
 
-@pytest.mark.parametrize("coordinates", ["log", "asinh", "normal-scores"])
+@pytest.mark.parametrize("coordinates", ["log", "asinh", pytest.param("normal-scores", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", ["sdkde", "kde", "laplace"])
 def test_a_density_of_one_column_and_its_integrals(coordinates, method):
     ready = sdkde_core.prepare(POSITIVE, coordinates=coordinates, method=method)
@@ -233,6 +233,7 @@ def test_classes_and_the_command(tmp_path):
     assert result.exit_code == 2 and "'cost'" in result.output
 
 
+@pytest.mark.slow
 def test_a_stack_tries_other_coordinates_by_itself():
     rng = np.random.default_rng(3)
     x, y = np.exp(rng.normal(size=(2, 500)))

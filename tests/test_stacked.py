@@ -98,6 +98,7 @@ def test_files_pickles_and_classes_keep_it(tmp_path):
     np.testing.assert_array_equal(sdkde_core.load(tmp_path / "b").score_samples(Y), model.score_samples(Y))
 
 
+@pytest.mark.slow
 def test_shifts_units_weights_and_copies_do_not_matter():
     for unit, shift in (([1000.0, 0.01], [5.0, -3.0]), ([1e-200, 1e200], 0.0), ([1e250, 1e150], 0.0)):
         moved, want = sdkde_core.prepare(X * unit + shift, method="stacked"), READY.estimate(Y, log=True)

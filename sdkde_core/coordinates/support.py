@@ -22,8 +22,6 @@ import numpy as np
 from ..arrays import Array
 from ..messages import brief
 
-CELLS = 400  # of the table of a map, over 8 w
-
 
 class End(NamedTuple):
     """An end of a column, in data units: where, and b and w of the map there; b is NaN where it has no images."""
@@ -94,7 +92,7 @@ class Edges(NamedTuple):
         half = 0.5 * high.at - 0.5 * low.at if low and high else math.inf
         for end, sign in ((low, 1.0), (high, -1.0)):
             if end is not None:
-                knots.append(end.at + sign * min(8.0 * end.width, half) * np.arange(CELLS + 1) / CELLS)
+                knots.append(end.at + sign * min(8.0 * end.width, half) * np.arange(400 + 1) / 400)
         at = np.unique(np.concatenate(knots))
         steps = made._integral(at[:-1], np.diff(at))
         return made._replace(at=at, values=at[0] + np.append(0.0, np.cumsum(steps)))

@@ -14,6 +14,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .devices import captures, current_stream
@@ -117,8 +118,8 @@ class Slots(threading.local):
 def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tuple[Any, Any, Launches | None]:
     """Return what ``compute()`` returns, a tensor and what its launches serve, and the list of these.
 
-    ``given``: the tensors that it computes from. There is no list where these overlap, where PyTorch has launched a
-    kernel, or where not exactly one kernel of those told of wrote numbers to the host, and one the result.
+    There is no list where ``given``, the tensors that it computes from, overlap, where PyTorch has launched a kernel,
+    or where not exactly one kernel of those told of wrote numbers to the host, and one the result.
     """
     before, recording = _here.recording, _Recording()
     _here.recording = recording
@@ -224,13 +225,13 @@ class Launches:
         return result if is_right else None
 
 
+@dataclass(eq=False)
 class _Known:
     """What is known of calls with one key."""
 
-    def __init__(self) -> None:
-        self.lists: dict[Any, Launches] = {}  # by the extent that they serve
-        self.last: Launches | None = None  # which served last
-        self.able = True  # there can be a list
+    lists: dict[Any, Launches] = field(default_factory=dict)  # by the extent that they serve
+    last: Launches | None = None  # which served last
+    able: bool = True  # there can be a list
 
 
 class Lists:
@@ -245,9 +246,9 @@ class Lists:
     ) -> Any:
         """Return the result of ``launch()``, or of a list of its launches; None where the general way is to answer.
 
-        With its result it returns which extent its launches serve: ``served`` says that of the largest distance, and
-        None where there is no result. The list that served last runs before that is known. A list is made for the first
-        key, and for others that come again: else data whose bandwidths all differ would have one made in every call.
+        With its result it returns the extent that its launches serve. ``served`` is that of a largest distance, None
+        where there is no result. The list that served last runs before that is known. A list is made for the first key,
+        and for others that come again: not in every call, where bandwidths all differ.
         """
         key = key, _stream(given[0].device), given[0] is given[-1], *(x.data_ptr() % 16 for x in given)
         known, first = self._known.get(key), not self._known

@@ -67,9 +67,8 @@ class Bounded(Composed):
             first[j], last[j] = self.ends[1, j], self.ends[0, j]
             return self.probability(low, first) + self.probability(last, high)
         low, high = np.maximum(low, self.ends[0]), np.minimum(high, self.ends[1])
-        if (low >= high).any():
-            return 0.0
-        return min(1.0, probability(self.first.current, low, high) * math.exp(-self.log_mass))
+        empty = (low >= high).any()
+        return 0.0 if empty else min(1.0, probability(self.first.current, low, high) * math.exp(-self.log_mass))
 
     def distribution(self) -> Callable[[Any], Array]:
         """The distribution function in one dimension; round a circle from its start."""
@@ -77,8 +76,8 @@ class Bounded(Composed):
         start, mass = self._start(), math.exp(self.log_mass)
 
         def between_ends(x: Array) -> Array:
-            found = np.clip((function(np.clip(x, low, high)) - start) / mass, 0.0, 1.0)
-            return np.where(x <= low, 0.0, np.where(x >= high, 1.0, found))
+            found = (function(np.clip(x, low, high)) - start) / mass
+            return np.where(x <= low, 0.0, np.where(x >= high, 1.0, np.clip(found, 0.0, 1.0)))
 
         return between_ends
 

@@ -278,7 +278,7 @@ class Fitted:
         return Reduction.MEAN if what == "score" else self.problem.reduction
 
     def answer(self, query: Data, what: str) -> Any:
-        """Return the ``"density"`` (m,), its ``"log"``, or the ``"score"`` (m, d) at a query, as the user wants it."""
+        """Return the ``"density"`` (m,), its ``"log"`` or ``"score"`` (m, d), as the user wants them; or ``"both"``."""
         dtype = max(query.dtype, self.problem.dtype)  # "float64" > "float32"
         if not query.train.shape[0]:
             return query.origin.restore(np.empty((0, self.problem.d) if what == "score" else 0), dtype)
@@ -291,13 +291,16 @@ class Fitted:
             problem = replace(self.problem, reduction=self.reduction_for(what))
             check_resolution(problem, self.bandwidth, self.columns, points, query.first)
         known: dict[str, Any] = {"distances": distances, "extent": extent}
-        if what != "score":
+        if what not in ("score", "both"):
             clip = self.request.negative != "keep"
             result = density(self.reduce(points, **known), self.log_constant, what == "log", clip)
         elif self.problem.reduction is Reduction.LAPLACE:
             result = self.bandwidth.pull_back(laplace_slope(points, self.columns))
         else:
-            result = self.bandwidth.pull_back(self.reduce(points, Reduction.MEAN, **known).shift)
+            sums = self.reduce(points, Reduction.MEAN, **known)
+            result = self.bandwidth.pull_back(sums.shift)
+            if what == "both":  # log and score, float64, where the columns are
+                return sums.log_sum + self.log_constant, result
         return query.origin.restore(result, dtype)
 
     @property

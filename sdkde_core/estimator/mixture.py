@@ -30,7 +30,7 @@ from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
 from .density import kernel_draws
 from .fitted import Fitted
-from .mapped import located, of_part
+from .mapped import located
 from .plan import FARTHEST
 
 
@@ -312,8 +312,7 @@ def _places(fitted: Any, n: int, rng: Any) -> Array:
 def local(fitted: Any, query: Argument, scale: Array) -> tuple[Array, Array, Array]:
     """The log (m,) and the score (m, d) at a query, and Σ_e r_e H_e⁻¹ there (m, d, d), r_e the shares of the kernels.
 
-    On the host, in units of ``scale`` (d,). Of one density that is the score's unit in which a step is to the mean of
-    the kernels there.
+    On the host, in units of ``scale`` (d,). Of one density a step in that unit is to the mean of the kernels there.
     """
     if fitted.coordinates is not None:  # kernels are as wide as T makes them there
         x, z, outside = located(fitted.coordinates, query, to_host(fitted.centre))
@@ -334,7 +333,7 @@ def local(fitted: Any, query: Argument, scale: Array) -> tuple[Array, Array, Arr
         shares = np.exp(logs - log)
         score = np.einsum("em,emd->md", shares, np.stack(scores))
         return log, score, np.einsum("em,emij->mij", shares, np.stack(units))
-    log, score = (to_host(of_part(fitted, query, what)) for what in ("log", "score"))
+    log, score = map(to_host, fitted.serve(lambda here: here.answer(here.read(query), "both")))
     widths = np.reshape([1.0] if len(fitted.groups) == 1 else fitted.widths(query), (-1, 1, 1))
     maps = fitted.bandwidth.whiten(np.diag(scale), np.zeros(len(scale)))
     return log, score * scale, widths * (maps @ maps.T) + np.zeros((len(log), 1, 1))
