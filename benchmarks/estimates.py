@@ -181,6 +181,7 @@ ESTIMATES: dict[str, Callable[[Array, np.random.Generator], Any]] = {
     PAPER: ours("sdkde", "auto", paper=True),
     "kde auto": ours("kde", "auto"),
     "kde isj": ours("kde", "isj"),
+    "stacked": lambda x, rng: _of(x, "stacked", "auto", rng),
     "SciPy": scipy,
     "scikit-learn CV": sklearn,
     "KDEpy ISJ": kdepy,
