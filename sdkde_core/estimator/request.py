@@ -193,12 +193,14 @@ class Request:
                     f"tails={self.tails!r} is for method='sdkde' or 'kde' with the Gaussian kernel; leave tails out"
                 )
             object.__setattr__(self, "tails", float(share))
-        check_coordinates(self.coordinates)
-        object.__setattr__(self, "support", check_support(self.support))
-        if self.support is not None and (self.method == "stacked" or self.kernel != "gaussian"):
-            raise ValueError("support= is for the Gaussian kernel, and not for method='stacked' yet; leave it out")
-        if self.support is not None and self.negative == "renormalise":
-            raise ValueError("negative='renormalise' is not for support= yet; pass 'keep' or 'clip'")
+        if self.coordinates is not None:
+            check_coordinates(self.coordinates)
+        if self.support is not None:
+            object.__setattr__(self, "support", check_support(self.support))
+            if self.method == "stacked" or self.kernel != "gaussian" or self.negative == "renormalise":
+                raise ValueError(
+                    "support= is for Gaussian kernels, method='stacked' and negative='renormalise' not yet"
+                )
         if self.negative != "keep" and self.method != "laplace":
             raise ValueError(
                 f"negative={self.negative!r} is for method='laplace', but method={self.method!r} is never negative; "
