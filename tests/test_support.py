@@ -168,7 +168,7 @@ def test_a_signed_density_that_is_cut_off_integrates_to_one():
     assert abs(prepared.cdf(np.inf) - 1.0) < 1e-12
     with pytest.raises(ValueError, match="support"):
         prepared.negative_mass()
-    with pytest.raises(ValueError, match="negative='renormalise' not yet"):
+    with pytest.raises(ValueError, match="negative='renormalise' yet"):
         sdkde_core.prepare(exponential(50), method="laplace", negative="renormalise", support=(0, None))
 
 

@@ -198,9 +198,7 @@ class Request:
         if self.support is not None:
             object.__setattr__(self, "support", check_support(self.support))
             if self.method == "stacked" or self.kernel != "gaussian" or self.negative == "renormalise":
-                raise ValueError(
-                    "support= is for Gaussian kernels, method='stacked' and negative='renormalise' not yet"
-                )
+                raise ValueError("support= is for Gaussian kernels; not for 'stacked', nor negative='renormalise' yet")
         if self.negative != "keep" and self.method != "laplace":
             raise ValueError(
                 f"negative={self.negative!r} is for method='laplace', but method={self.method!r} is never negative; "
