@@ -232,7 +232,7 @@ def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) ->
     ((1,), (7,))
     """
     request = Request.of(Goal.DENSITY, options, "progress")
-    moves = request.passes[0].moves and request.method != "stacked"  # nothing of which is by rows
+    moves = request.passes[0].moves and request.method != "stacked"  # a stack is not fitted by rows
     with watched(progress, Argument.of("train", train) if progress is not False and moves else None) as advance:
         return _prepared(request, train, advance=advance)
 

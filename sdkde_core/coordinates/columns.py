@@ -57,7 +57,7 @@ class Coordinates(NamedTuple):
         return np.where(whole, -math.inf, low), np.where(whole, math.inf, high)
 
     def within(self, x: Array) -> Array:
-        """Points x (k, d), of which those beyond an end are moved to it."""
+        """Points x (k, d). Those beyond an end are moved to it."""
         outer = [one.outer if isinstance(one, Edges) else (-math.inf, math.inf) for one in self.maps]
         return np.clip(x, *np.array(outer).T)
 

@@ -202,7 +202,7 @@ class NormalScores(NamedTuple):
 
 
 def _within(x: Array, z: Array, low: float, high: float) -> Array:
-    """Values x, of which those of finite z are rounded to what lies between two ends."""
+    """Values x. Those of finite z are rounded to what lies between two ends."""
     return np.where(np.isfinite(z), np.clip(x, math.nextafter(low, math.inf), math.nextafter(high, -math.inf)), x)
 
 

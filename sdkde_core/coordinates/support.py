@@ -217,7 +217,7 @@ def _checked(one: Any) -> tuple[Any, Any] | None:
 
 
 def fit_ends(low: float | None, high: float | None, column: Array, weights: Array, what: str) -> Edges:
-    """The map of a column (n,) whose values lie between two ends, of which one may be None."""
+    """The map of a column (n,) whose values lie between two ends. One end may be None."""
     outside = (column < (-math.inf if low is None else low)) | (column > (math.inf if high is None else high))
     refuse(outside, column, f"support: {what} has", f"outside of ({low}, {high})", "wider ends, or drop them")
     column, weights = column[weights > 0.0], weights[weights > 0.0]

@@ -147,7 +147,7 @@ def imaged(request: Request, z: Argument, coordinates: Coordinates) -> tuple[Req
     if couples.any():
         i, j = np.argwhere(couples)[0]
         raise ValueError(
-            f"bandwidth couples columns {i} and {j}, of which one has a support: images would be turned; pass one "
+            f"bandwidth couples columns {i} and {j}, and one of them has a support: images would be turned; pass one "
             "number for each column"
         )
     request = replace(request, bandwidth=bandwidth, mixed=False)
