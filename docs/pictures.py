@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/plots.md and docs/gallery.md, and the README's of debiasing, into this folder.
+"""Draw the pictures of docs/plots.md, support.md and gallery.md, and the README's of debiasing, into this folder.
 
     python docs/pictures.py [NAME ...]
 
@@ -94,8 +94,37 @@ def selection() -> Any:
     return plots.selection(select_bandwidth(bimodal(300))).figure
 
 
+def support() -> Any:
+    """A density that ends at 0, and one that goes round a day, with ``support`` and without."""
+    rng = np.random.default_rng(4)
+    with plt.rc_context(plots.STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.8), layout="constrained")
+    waits, hours = rng.exponential(size=2000), np.mod(rng.normal(23.5, 1.5, 1000), 24.0)
+    shown = [
+        (left, waits, (0, None), np.linspace(-1, 5, 1201), lambda y: np.where(y < 0, 0, np.exp(-y)), "Waiting times"),
+        (right, hours, ("circular", 24), np.linspace(0, 24, 961), _hours, "Hours of the day"),
+    ]
+    for ax, x, ends, y, truth, title in shown:
+        ax.fill_between(y, truth(y), color="#e9ecef", label="true density")
+        ax.plot(y, prepare(x).estimate(y), "--", color="#868e96", label="without support")
+        ax.plot(y, prepare(x, support=ends).estimate(y), color="#d6336c", label=f"support={ends}")
+        ax.set_title(title, loc="left", fontweight="bold")
+        ax.legend(frameon=False)
+        ax.set_ylim(0)
+    left.set_xlim(-1, 5)
+    right.set(xlim=(0, 24), xticks=range(0, 25, 4))
+    return figure
+
+
+def _hours(y: Any) -> Any:
+    """The normal density at 23.5 with a standard deviation of 1.5, round a day."""
+    away = np.remainder(y - 23.5 + 12.0, 24.0) - 12.0
+    return np.exp(-0.5 * (away / 1.5) ** 2) / (1.5 * np.sqrt(2.0 * np.pi))
+
+
 #: By the name of the file, without ``.png``.
 PICTURES = {
+    "support": support,
     "debiasing": debiasing,
     "plots-curves": curves,
     "plots-contours": contours,
