@@ -20,11 +20,6 @@ from ..arrays import Argument, Array, c_order, detached, is_attached, quiet, to_
 from .precise import Inverse, inverse_of, shifted_product
 
 
-def widening(d: int) -> float:
-    """How much wider "auto" chooses a bandwidth for the step that keeps the variance: benchmarks/step.py."""
-    return 1.08 if d <= 3 else 1.15 if d <= 10 else 1.0
-
-
 @dataclass(frozen=True, eq=False)
 class Bandwidth:
     """A bandwidth for d dimensions; immutable. Make one with :meth:`of`.

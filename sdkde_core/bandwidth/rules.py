@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..arrays import Array, columns_are_points, to_host
 from ..messages import did_you_mean, warn_once
 from .isj import improved_sheather_jones
-from .matrix import Bandwidth, widening
+from .matrix import Bandwidth
 from .normal import normal_reference
 from .sample import Sample
 from .selection import CHOOSERS, MANY, choose
@@ -56,13 +56,13 @@ def _chosen(rule: str, s: Sample) -> Array:
         s.moves = "moments", None if s.d == 2 else 1.4 if s.d <= 5 else 2.0
     s.selection = choose(s, rule, spreads)
     if moves and s.d > 1:  # one column is judged by the step itself
-        chosen = s.selection
-        reason = f"{chosen.reason}; times {widening(s.d)}, for the step that keeps the samples' variance"
-        s.selection = replace(chosen, multiple=widening(s.d) * chosen.multiple, reason=reason)
+        wider = 1.08 if s.d <= 3 else 1.15 if s.d <= 10 else 1.0  # benchmarks/step.py
+        reason = f"{s.selection.reason}; times {wider}, for the step that keeps the samples' variance"
+        s.selection = replace(s.selection, multiple=wider * s.selection.multiple, reason=reason)
     h, shape = s.selection.multiple * normal_reference(s.method, s.d, s.n_eff) * spreads, s.selection.shape
     scales = 1.0 if shape is None else np.sqrt(np.diagonal(shape))
-    wider = np.maximum(1.0, 0.5 * s.selection.units / (h * scales))  # half a unit of rounded columns at least
-    h = h * (wider.max() if s.common else wider)
+    least = np.maximum(1.0, 0.5 * s.selection.units / (h * scales))  # half a unit of rounded columns
+    h = h * (least.max() if s.common else least)
     if shape is None or (shape == np.diag(np.diagonal(shape))).all():
         return h * scales
     return shape * h[:, None] * h

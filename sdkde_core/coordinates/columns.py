@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..arrays import Array
 from ..messages import brief, did_you_mean
-from .maps import FORMULAS, Closed, NormalScores
+from .maps import FORMULAS, Closed, NormalScores, Table
 from .support import Circle, Edges, fit_ends, is_support, refuse
 
 NAMES = (*FORMULAS, "normal-scores")
@@ -38,13 +39,14 @@ class Coordinates(NamedTuple):
 
     def turns(self, x: Array) -> Array:
         """The derivatives of :meth:`log_slopes`, (k, d); by differences for a user's map that has no ``slope``."""
-        return np.stack([getattr(one, "slope", _differences(one))(x[:, j]) for j, one in enumerate(self.maps)], axis=1)
+        columns = [getattr(one, "slope", partial(_slope, one))(x[:, j]) for j, one in enumerate(self.maps)]
+        return np.stack(columns, axis=1)
 
     @property
     def ends(self) -> Array | None:
         """Between what z lies, (2, d), infinite where a column has no support; None where none has."""
         ended = [one.ends if isinstance(one, Edges | Circle) else (-math.inf, math.inf) for one in self.maps]
-        return np.array(ended).T if any(isinstance(one, Edges | Circle) for one in self.maps) else None
+        return np.array(ended).T if np.isfinite(ended).any() else None
 
     @property
     def circular(self) -> Array:
@@ -94,9 +96,9 @@ class Coordinates(NamedTuple):
                 case Edges():  # of each end where, b (None where there are no images) and w
                     sides = [end and [end.at, None if math.isnan(end.rate) else end.rate, end.width] for end in one[:2]]
                     listed.append(["ends", *sides])
-                case NormalScores(asinh):
+                case NormalScores(asinh, table):
                     listed.append([one.name, *asinh[1:]])
-                    arrays[f"map {j}"] = np.stack(one[1:])
+                    arrays[f"map {j}"] = np.stack(table)
                 case _:
                     listed.append(list(one))
         return listed, arrays
@@ -117,7 +119,7 @@ class Coordinates(NamedTuple):
                     knots = arrays.get(f"map {j}", np.empty(0))
                     right = knots.dtype == float and knots.ndim == 2 and len(knots) == 4 and knots.shape[1] > 1
                     if right and np.isfinite(knots).all() and (np.diff(knots[:2]) > 0).all():
-                        maps.append(NormalScores(Closed("asinh", a, b), *knots))
+                        maps.append(NormalScores(Closed("asinh", a, b), Table(*knots)))
         if len(maps) != d:
             raise ValueError("its coordinates cannot be right")
         return cls(tuple(maps), names)
@@ -130,14 +132,10 @@ class Coordinates(NamedTuple):
         return ", ".join(f"{label} of {name}" for name, label in zip(names, labels) if label != "identity")
 
 
-def _differences(one: Any) -> Callable[[Array], Array]:
+def _slope(one: Any, x: Array) -> Array:
     """The derivative of a map's log T′, by differences."""
-
-    def slope(x: Array) -> Array:
-        step = 1e-5 * (np.minimum(abs(x), np.ptp(x) or math.inf) + 1e-3 * (np.ptp(x) or 1.0))
-        return (one.log_jacobian(x + step) - one.log_jacobian(x - step)) / (2.0 * step)
-
-    return slope
+    step = 1e-5 * (np.minimum(abs(x), np.ptp(x) or math.inf) + 1e-3 * (np.ptp(x) or 1.0))
+    return (one.log_jacobian(x + step) - one.log_jacobian(x - step)) / (2.0 * step)
 
 
 def check(value: Any) -> None:

@@ -37,7 +37,7 @@ class gaussian_kde:
     Parameters
     ----------
     dataset : (d, n) or (n,) array_like
-        Samples in columns, in any units; NumPy, or an array of any library that :func:`sdkde_core.prepare` takes.
+        Samples in columns; an array of any library that :func:`sdkde_core.prepare` takes.
     bw_method : str, float or callable, optional
         The factor of the bandwidth H = factor² · covariance of the data: a number, a function of this object that
         returns one, ``"scott"`` (the default) or ``"silverman"``, which are SciPy's formulas, or another rule of
@@ -58,17 +58,8 @@ class gaussian_kde:
 
     Attributes
     ----------
-    dataset : (d, n) array
-    d, n : int
-    weights : (n,) array
-        They sum to 1.
-    neff : float
-        1 / Σ w².
-    factor : float
-    covariance, inv_cov : (d, d) array
-        H, in squared data units, and its inverse.
-    cho_cov : (d, d) array
-        The lower Cholesky factor of H.
+    dataset, d, n, weights, neff, factor, covariance, inv_cov, cho_cov
+        SciPy's; ``covariance`` (d, d) is H, in squared data units.
     prepared : Prepared
         The density, with what SciPy's class lacks: gradient, quantiles, modes, conditionals.
 
@@ -88,7 +79,7 @@ class gaussian_kde:
     ((1,), (2, 7))
     """
 
-    # Of subclasses that do not call __init__, as old ones of SciPy's class.
+    # Of subclasses that do not call __init__.
     method = "kde"
     _options: Mapping[str, Any] = {"precision": "float64", "backend": "auto", "device": None}
     _origin = Origin()
@@ -136,21 +127,10 @@ class gaussian_kde:
 
     @public
     def evaluate(self, points: Any) -> Any:
-        """Return the density at ``points``.
+        """Return the density at ``points``, (m,) float64, of their kind and on their device.
 
-        Parameters
-        ----------
-        points : (d, m) array_like, (m,) in one dimension, or (d,) for one point
-
-        Returns
-        -------
-        (m,) array
-            float64, of the kind and on the device of ``points``.
-
-        Raises
-        ------
-        ValueError
-            The points have other dimensions than the dataset, or are not finite.
+        ``points`` are (d, m), (m,) in one dimension, or (d,) for one point. ValueError for points that have other
+        dimensions than the dataset, or are not finite.
         """
         return self._evaluate(points, log=False)
 
@@ -223,12 +203,8 @@ class gaussian_kde:
     def resample(self, size: int | None = None, seed: Any = None) -> Any:
         """Return draws from the density, (d, size), as SciPy does: for method="kde" the same ones for a seed.
 
-        Parameters
-        ----------
-        size : int, optional
-            Default: ``int(neff)``.
-        seed : None, int, numpy.random.Generator or numpy.random.RandomState
-            None: NumPy's global state.
+        ``size`` is ``int(neff)`` by default. ``seed``: an int, a Generator or RandomState of NumPy, or None for NumPy's
+        global state.
         """
         if self.method == "laplace":
             raise ValueError("resample is not for method='laplace', which is signed; pass method='sdkde' or 'kde'")
@@ -395,15 +371,13 @@ class gaussian_kde:
         self.factor = factor
         self.covariance = self._data * factor**2
         self._computed = self.covariance, _definite(self.covariance, _SINGULAR)
-        for name in ("cho_cov", "log_det"):  # follow from the factor, and most users never look
-            self.__dict__.pop(name, None)
 
-    @cached_property
+    @property
     def cho_cov(self) -> Array:
         root = _definite(self._data, _SINGULAR).factor
         return (root if root.ndim == 2 else root[:, None]) * float(self.factor)
 
-    @cached_property
+    @property
     def log_det(self) -> Any:
         return 2 * np.log(np.diag(self.cho_cov) * math.sqrt(2 * math.pi)).sum()
 
