@@ -17,7 +17,6 @@ from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
 from .estimator import autograd, straight, warming
 from .estimator.batches import check_out, densities, gradients
-from .estimator.bounded import Bounded, for_choosing, imaged
 from .estimator.density import density, log_constant, undefined, warn_of_negative
 from .estimator.explanation import Explanation, explained
 from .estimator.fitted import Fitted, run, scores, slope, with_fallback
@@ -260,14 +259,11 @@ def debias(train: Any, *, score: Any = None, progress: Any = False, **options: U
     """
     request = Request.of(Goal.DEBIASED, options, "score", "progress")
     if request.mapped:
-        request, z, coordinates = mapped(request, train)
+        request, z, coordinates, n = mapped(request, train)
         if score is not None:
+            if coordinates.ends is not None:
+                raise ValueError("score= has no support yet; pass one of them, or debias without the ends")
             score = partial(score_in, score, coordinates, train)
-        n, imaging = z.shape[0], coordinates.ends is not None
-        if imaging and score is not None:
-            raise ValueError("score= has no support yet; pass one of them, or debias without the ends")
-        if imaging:
-            request, z = imaged(request, z, coordinates)
         there = to_host(debias(z._replace(dtype="float64"), score=score, progress=progress, **request.options()))[:n]
         return z.origin.restore(coordinates.inverse(coordinates.folded(there)), z.dtype)
     if score is not None:
@@ -409,9 +405,7 @@ def select_bandwidth(
         support=support,
     )
     if request.mapped:
-        request, train, maps = mapped(request, train)
-        if maps.ends is not None:
-            request, train = for_choosing(request, train, maps)
+        request, train, _, _ = mapped(request, train, choosing=True)
     data, shape = read(request, train)
     data.check_finite()
     if base is None:
@@ -514,14 +508,9 @@ def _prepared(
     if request.goal is not Goal.DENSITY:
         request = replace(request, goal=Goal.DENSITY)
     if request.mapped:
-        request, z, coordinates = mapped(request, train)
-        n, ends = z.shape[0], coordinates.ends
-        if ends is not None:
-            request, z = imaged(request, z, coordinates)
-        made = (inner := _prepared(request, z, expected, advance))._fitted
-        if ends is not None:
-            made = Bounded(made, ends, coordinates.circular, n)
-        return replace(inner, _fitted=Mapped(made, coordinates))
+        request, z, coordinates, n = mapped(request, train)
+        inner = _prepared(request, z, expected, advance)
+        return replace(inner, _fitted=Mapped(inner._fitted, coordinates, n))
     if request.method == "stacked":
         from .estimator.stacked import stacked
 

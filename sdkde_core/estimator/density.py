@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..arrays import array_namespace
+from ..arrays import Array, array_namespace
 from ..bandwidth.matrix import Bandwidth
 from ..engine.devices import captures
 from ..messages import caller_level
@@ -104,7 +103,7 @@ def _cosine(d: int) -> float:
     return math.log(total) + math.log(0.5 * math.pi / d / (d + 1))
 
 
-def kernel_draws(kernel: str, n: int, d: int, rng: Any) -> NDArray[np.float64]:
+def kernel_draws(kernel: str, n: int, d: int, rng: Any) -> Array:
     """Return draws (n, d) of the density that is K up to its constant; ``rng`` is a Generator or a RandomState.
 
     In a uniform direction, and at a radius whose density is r^(d−1) K(r).
@@ -115,7 +114,7 @@ def kernel_draws(kernel: str, n: int, d: int, rng: Any) -> NDArray[np.float64]:
     return normal * (_radial(kernel)[1](n, d, rng) / np.linalg.vector_norm(normal, axis=1))[:, None]
 
 
-def _cosine_radii(n: int, d: int, rng: Any) -> NDArray[np.float64]:
+def _cosine_radii(n: int, d: int, rng: Any) -> Array:
     """Radii by rejection from the linear kernel's: with z = π (1 − r) / 2, cos(π r / 2) / (1 − r) ∝ sin z / z ≥ 2/π."""
     radii = rng.beta(d, 2, n)
     new = np.arange(n)
@@ -124,3 +123,24 @@ def _cosine_radii(n: int, d: int, rng: Any) -> NDArray[np.float64]:
         new = new[rng.uniform(size=new.size) * z >= np.sin(z)]
         radii[new] = rng.beta(d, 2, new.size)
     return radii
+
+
+def normal_distribution() -> Any:
+    """The normal distribution function."""
+    try:
+        from scipy.special import ndtr
+    except ImportError as error:
+        raise ImportError("probabilities need SciPy: pip install 'sdkde-core[scipy]'") from error
+    return ndtr
+
+
+def between(a: Array, b: Array) -> Array:
+    """Φ(b) − Φ(a), with the digits of the upper tail."""
+    ndtr, flipped = normal_distribution(), a > 0
+    return ndtr(np.where(flipped, -a, b)) - ndtr(np.where(flipped, -b, a))
+
+
+def times_density(t: Array) -> Array:
+    """t φ(t), which is 0 at infinity."""
+    t = np.clip(t, -40.0, 40.0)
+    return t * np.exp(-0.5 * t * t) / math.sqrt(2.0 * math.pi)

@@ -15,7 +15,6 @@ from ..choice.cost import typical_extent
 from ..choice.judge import Candidate
 from ..protocol import TOLERANCES, Problem, Reduction
 from . import autograd
-from .bounded import imaged
 from .fitted import Fitted, PassReport, run, with_fallback
 from .laplace import NegativeMass
 from .mapped import located, mapped, shares
@@ -126,13 +125,11 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
     if request.mapped:
         if shape is not None:
             raise ValueError("coordinates are fitted to data, not to their shape; pass the samples, or leave them out")
-        request, z, coordinates = mapped(request, train_or_shape)
+        request, z, coordinates, n = mapped(request, train_or_shape)
         query = None if query_or_shape is None else Argument.of("query", query_or_shape)
         if query is not None:
-            check_query(query, z.shape[0], z.shape[1], z.names)
+            check_query(query, n, z.shape[1], z.names)
             query = query._replace(array=located(coordinates, query, z.array[0])[1])
-        if coordinates.ends is not None:
-            request, z = imaged(request, z, coordinates)
         return replace(explained(request, z, query, measure=measure), coordinates=str(coordinates))
     if request.method == "stacked":
         from .stacked import stacked

@@ -160,7 +160,6 @@ class Fitted:
     """
 
     parts: tuple[Any, ...] = ()  # of a list of densities: stacked.Stacked
-    ends: Any = None  # of bounded.Bounded
     coordinates = None  # of a density in others: mapped.Mapped
 
     def __init__(

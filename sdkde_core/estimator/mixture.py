@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
 from .density import kernel_draws
 from .fitted import Fitted
-from .mapped import located
+from .mapped import located, masses
 from .plan import FARTHEST
 
 
@@ -108,10 +108,14 @@ def draws(fitted: Any, n: int, random_state: Any = None) -> Any:
     rng, d = generator(random_state), fitted.problem.d
     if fitted.parts:
         return fitted.draws(n, rng)
-    if fitted.ends is not None:
-        return fitted.draws(n, rng)
     if fitted.coordinates is not None:
-        return fitted.out_of(draws(fitted.first.current, n, rng))
+        first, ends, z = fitted.first.current, fitted.ends, np.empty((0, d))
+        while len(z) < n:  # those of all with images that lie between the ends
+            many = n if ends is None else min(2 * (n - len(z)) + 64, 1 << 22)
+            drawn = to_host(draws(first, many, rng))
+            inside = slice(None) if ends is None else ((drawn >= ends[0]) & (drawn <= ends[1])).all(axis=1)
+            z = np.concatenate([z, drawn[inside]])
+        return fitted.coordinates.inverse(z[:n])
     (points, log_weights, scales, centre), bandwidth = fitted.components, fitted.bandwidth
     if is_torch_array(points) and points.is_cuda:
         torch = sys.modules["torch"]
@@ -136,10 +140,9 @@ def marginal(fitted: Any, dims: Any) -> Any:
     kept = indices("dims", fitted, dims)
     if fitted.parts:
         return fitted.each([marginal(part.fitted, kept) for part in fitted.parts])
-    if fitted.ends is not None:
-        return fitted.part(kept, marginal(fitted.without(kept), kept))
     if fitted.coordinates is not None:
-        return type(fitted)(marginal(fitted.first.current, kept), fitted.coordinates.kept(kept))
+        first = fitted.first.current if fitted.ends is None else _without(fitted, kept)
+        return type(fitted)(marginal(first, kept), fitted.coordinates.kept(kept), fitted.problem.n)
     if fitted.request.negative != "keep":
         raise ValueError(
             f"negative={fitted.request.negative!r} has no marginal in closed form; pass negative='keep' to prepare"
@@ -153,6 +156,17 @@ def marginal(fitted: Any, dims: Any) -> Any:
         bandwidth = _of_rows(whole.factor[kept], whole.rule)
         points = bandwidth.whiten(whole.stretch(points)[:, kept], np.zeros(len(kept)))
     return fitted.derived(bandwidth, centre[kept], points, log_weights, names)
+
+
+def _without(fitted: Any, kept: Sequence[int]) -> Any:
+    """The samples with their images, each weighed by its mass between the ends of all columns that are not kept."""
+    first, dropped = fitted.first.current, np.ones(fitted.problem.d, bool)
+    dropped[list(kept)] = False
+    ends = np.where(dropped, fitted.ends, np.array([[-math.inf], [math.inf]]))
+    points, _, _, centre = first.on_host
+    with np.errstate(divide="ignore"):
+        logs = np.log(masses(first, ends))
+    return first.derived(first.bandwidth, centre, points, logs - math.log(np.exp(logs).sum()), first.names)
 
 
 def conditional(fitted: Any, given: Mapping[Any, Any]) -> Any:
@@ -185,17 +199,14 @@ def _conditional(fitted: Any, given: Any, first: list[int], values: Array) -> tu
         found, terms = zip(*(_conditional(part.fitted, given, first, values) for part in fitted.parts))
         log = float(np.logaddexp.reduce([part.log_share + term for part, term in zip(fitted.parts, terms)]))
         return (fitted.each(found, np.array(terms)) if log > -math.inf else None), log
-    if fitted.ends is not None:
-        inner, log = _conditional(fitted.first.current, given, first, values)
-        made = fitted.part(others, inner)
-        return made, log + made.log_mass - fitted.log_mass
     if fitted.coordinates is not None:
         maps, x = fitted.coordinates.kept(first), values[None, :]
         z = maps.forward(x)[0]
         if not np.isfinite(z).all():
             return None, -math.inf
         inner, log = _conditional(fitted.first.current, given, first, z)
-        return type(fitted)(inner, fitted.coordinates.kept(others)), log + float(maps.log_slopes(x).sum())
+        made = type(fitted)(inner, fitted.coordinates.kept(others), fitted.problem.n)
+        return made, log + made.log_mass - fitted.log_mass + float(maps.log_slopes(x).sum())
     order, k, whole = [*first, *others], len(first), fitted.bandwidth
     points, log_weights, scales, centre = fitted.on_host
     away = values - centre[first]
@@ -285,7 +296,7 @@ def modes(fitted: Any, starts: Array | None = None) -> Array:
     if 0 < going.size < len(rows):  # rows that are still on their way are at no maximum
         rows, log, unit = (np.delete(x, going, axis=0) for x in (rows, log, unit))
     if fitted.coordinates is not None:  # of circles, that went round
-        rows = fitted.out_of(fitted.coordinates.forward(rows))
+        rows = fitted.coordinates.inverse(fitted.coordinates.forward(rows))
     kept: list[int] = []
     for i in np.argsort(-log, kind="stable"):
         away = (shortest(rows[i] - rows[k]) / scale for k in kept)
@@ -297,9 +308,8 @@ def modes(fitted: Any, starts: Array | None = None) -> Array:
 def _places(fitted: Any, n: int, rng: Any) -> Array:
     """Where kernels are (k, d), up to n of them, data units: the same on every device."""
     if fitted.coordinates is not None:
-        return fitted.out_of(_places(fitted.first.current, n, rng))
-    if fitted.ends is not None:
-        return np.clip(_places(fitted.first.current, n, rng), *fitted.ends)
+        z = _places(fitted.first.current, n, rng)
+        return fitted.coordinates.inverse(z if fitted.ends is None else np.clip(z, *fitted.ends))
     if fitted.parts:
         counts = rng.multinomial(n, np.exp([part.log_share for part in fitted.parts]) * (1.0 - 1e-12))
         return np.concatenate([_places(part.fitted.current, int(k), rng) for k, part in zip(counts, fitted.parts)])
@@ -320,12 +330,9 @@ def local(fitted: Any, query: Argument, scale: Array) -> tuple[Array, Array, Arr
         log, score, unit = local(fitted.first, query._replace(array=z), of_z)
         logs = fitted.coordinates.log_slopes(x)
         slopes = np.exp(logs + np.log(scale) - np.log(of_z))
-        log = np.where(outside, -math.inf, log + logs.sum(axis=1))
+        log = np.where(outside, -math.inf, log - fitted.log_mass + logs.sum(axis=1))
         score = score * slopes + fitted.coordinates.turns(x) * scale
         return log, score, unit * slopes[:, :, None] * slopes[:, None, :]
-    if fitted.ends is not None:
-        log, score, unit = local(fitted.first, query, scale)
-        return log - fitted.log_mass, score, unit
     if fitted.parts:
         each, scores, units = zip(*(local(part.fitted, query, scale) for part in fitted.parts))
         logs = np.stack([part.log_share + log for part, log in zip(fitted.parts, each)])  # (e, m)

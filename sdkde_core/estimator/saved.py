@@ -47,7 +47,6 @@ from ..engine.groups import Group
 from ..engine.outliers import radii
 from ..messages import brief, warn_once
 from ..protocol import BackendUnavailable, Columns
-from .bounded import Bounded
 from .fitted import loaded
 from .mapped import Mapped
 from .request import Goal, Options, Request
@@ -57,8 +56,7 @@ def to_saved(fitted: Any, origin: Origin) -> tuple[dict[str, Any], dict[str, Arr
     """Return the content and the arrays of a file; TypeError for backend_options that JSON does not have."""
     fitted = fitted.current
     if fitted.coordinates is not None:
-        first = fitted.first.current
-        inner, known = to_saved(first if first.ends is None else first.first, origin)
+        inner, known = to_saved(fitted.first, origin)
         maps, own = fitted.coordinates.to_saved()
         about = {"samples": fitted.problem.n, "origin": list(origin.address)}
         return {"coordinates": maps, "inner": inner, **about}, known | own
@@ -110,7 +108,7 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
         maps = Coordinates.from_saved(content["coordinates"], arrays, inner.problem.d, inner.names)
         if not 0 < (n := _checked(content, "samples", int)) <= inner.problem.n:
             raise ValueError("its samples cannot be right")
-        return Mapped(inner if maps.ends is None else Bounded(inner, maps.ends, maps.circular, n), maps)
+        return Mapped(inner, maps, n)
     if "stacked" in content:
         return _stacked(content, arrays, name)
     options = dict(_checked(content, "request", dict))

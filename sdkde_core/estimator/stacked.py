@@ -50,8 +50,7 @@ class Stacked(Composed):
 
     def __init__(self, request: Request, parts: Iterable[Part], n: int) -> None:
         self.parts = tuple(parts)
-        first = self.parts[0].fitted
-        super().__init__(first, request, replace(first.problem, n=n, m=n))
+        super().__init__(self.parts[0].fitted, request, n)
 
     def each(self, changed: Sequence[Fitted], log_terms: Any = 0.0) -> Stacked:
         """Return the list of changed parts; ``log_terms``: added to the logs of their shares, which then sum to 1."""
@@ -226,7 +225,7 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
         if family.coordinates is not None and more:
             total = float(np.logaddexp.reduce([part.log_share for part in more]))
             inner = Stacked(settled, [part._replace(log_share=part.log_share - total) for part in more], n)
-            more = [Part("", total, Mapped(inner, family.coordinates))]
+            more = [Part("", total, Mapped(inner, family.coordinates, n))]
         parts += more
     return Stacked(settled, parts, n), data.dtype, data.origin
 
