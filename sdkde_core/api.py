@@ -16,7 +16,7 @@ from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
 from .estimator import autograd, straight, warming
-from .estimator.batches import check_out, densities, gradients
+from .estimator.batches import Advance, answered, check_out, densities, watched
 from .estimator.density import density, log_constant, undefined, warn_of_negative
 from .estimator.explanation import Explanation, explained
 from .estimator.fitted import Fitted, run, scores, slope, with_fallback
@@ -24,7 +24,6 @@ from .estimator.mapped import Mapped, mapped, score_in
 from .estimator.moving import displaced
 from .estimator.plan import Plan, plan, read
 from .estimator.prepared import Prepared
-from .estimator.progress import Advance, watched
 from .estimator.request import Goal, Options, Request, takes_options
 from .protocol import Partial
 
@@ -316,7 +315,7 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
     request = Request.of(Goal.GRADIENT, options, "query", "progress")
     if progress is not False:
         with _long(request, train, query, None, progress) as (ready, given, advance):
-            return gradients(ready, given, advance)
+            return answered(ready, given, "score", advance=advance)
     if request.apart:
         return _prepared(request, train).grad_log_density(train if query is None else query)
 

@@ -88,7 +88,6 @@ def estimate(
 
 
 def _plain(given: Argument) -> Any:
-    """The numbers, as an array of NumPy's or a tensor with the argument's dtype."""
     if given.origin.on_host:
         return np.asarray(given.array, given.dtype)
     if not isinstance(given.array, torch.Tensor):

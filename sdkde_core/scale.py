@@ -17,9 +17,9 @@ import numpy as np
 from .arrays import Argument, Origin, check_shapes, is_dask, public, refuse_masked, to_host
 from .bandwidth.matrix import Bandwidth
 from .choice.select import named_backend
+from .estimator.batches import watched
 from .estimator.blockwise import BlockPlan, Shape, Survey
 from .estimator.density import warn_of_negative
-from .estimator.progress import watched
 from .estimator.request import Goal, Options, Request, takes_options
 from .files import Source, Write, check_apart, check_order, filling, source, writing
 from .messages import parse_size

@@ -1,12 +1,11 @@
 """Estimates of tensors that require grad, attached to autograd.
 
-An estimate is planned from the arguments detached: validation, the bandwidth, the precision and the backend, one with
-the feature ``"grad"``. Then the plan's points, weights and bandwidth are replaced by ones made of the user's own
-tensors, in float64, where the backend works. PyTorch is not imported: tensors bring their own operations.
+An estimate is planned from the arguments detached, with a backend that has the feature ``"grad"``. Then the plan's
+points, weights and bandwidth are replaced by ones made of the user's own tensors, in float64, where the backend works.
+PyTorch is not imported: tensors bring their own operations.
 
 The values stay those of the plan, which whitens by a matrix more exactly than the operations that autograd records.
-The centre is a constant, on which no sum depends. So is a bandwidth that a rule has chosen: its derivative by the
-samples, through quantiles, is not what people mean by the derivative of a density.
+The centre is a constant, on which no sum depends, and so is a bandwidth that a rule has chosen.
 """
 
 from __future__ import annotations
@@ -73,7 +72,6 @@ def tie(result: Any, *tensors: Any) -> Any:
 
 
 def _attach(ready: Plan, train: Any, query: Any, weights: Any, bandwidth: Any) -> Plan:
-    """Return the plan with the user's tensors in place of their values."""
     data, columns, place, h = ready.data, ready.columns, ready.choice.device, ready.bandwidth
     train = _points(train, data.train, place)
     query = None if data.query is None else _points(query, data.query, place)
@@ -113,12 +111,12 @@ def _attached(bandwidth: Bandwidth, value: Any) -> Bandwidth:
 
 
 def _valued(x: Any, value: Any) -> Any:
-    """Return ``x``, attached, with ``value`` as its value."""
+    """``x``, attached, with another value."""
     return x + (value - x.detach())
 
 
 def _points(given: Any, value: Any, place: str) -> Any:
-    """Points (n, d), float64: the user's tensor where it requires grad, otherwise what was read of the argument."""
+    """Points (n, d), float64: the user's tensor where it requires grad, else what was read of it."""
     if not is_attached(given):
         return convert(value, "torch", place).double()
     x = given.to(place).double()  # in this order: not every device has float64

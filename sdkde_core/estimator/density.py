@@ -1,4 +1,4 @@
-"""From sums to the density: the kernels' normalising constants, logs, and what a signed density is warned of; draws.
+"""From sums to the density: constants and draws of kernels, logs, and what a signed density is warned of.
 
 A density of d dimensions is Σ_j w_j K(r_j) / (det L · ∫K(‖u‖) du). With S the surface of the unit sphere,
 2 π^(d/2) / Γ(d/2), that integral is S ∫ r^(d−1) K(r) dr; of the Gaussian it is (2π)^(d/2). The kernels are those of
@@ -25,10 +25,7 @@ from .request import Request
 
 
 def density(sums: Partial, constant: float, log: bool, clip: bool = False) -> Any:
-    """Return the density, or its log: NaN where it is negative. Nothing is read on the host.
-
-    ``constant`` is the kernel's log normalising constant; ``clip``: zero where it is negative, and the log −inf.
-    """
+    """Return the density, or its log: NaN where it is negative, or −inf where that is clipped to zero."""
     xp = array_namespace(sums.log_sum)
     if sums.sign is None:
         log_density = sums.log_sum + constant
@@ -41,7 +38,7 @@ def density(sums: Partial, constant: float, log: bool, clip: bool = False) -> An
 
 
 def undefined(request: Request, result: Any, log: bool) -> int:
-    """Return at how many rows the log is NaN as the estimate is negative; 0 while a CUDA graph is captured."""
+    """At how many rows the log is NaN as the estimate is negative; 0 while a CUDA graph is captured."""
     if not log or request.method != "laplace" or request.negative != "keep" or captures(result):
         return 0
     xp = array_namespace(result)
@@ -49,7 +46,7 @@ def undefined(request: Request, result: Any, log: bool) -> int:
 
 
 def warn_of_negative(undefined: int, rows: int, finite: bool = True) -> None:
-    """Warn that the log is NaN for some rows, if there are any; ``finite``: the data are known to be."""
+    """Warn of rows without a log, if there are any; ``finite``: the data are known to be."""
     if not undefined:
         return
     warnings.warn(
@@ -62,7 +59,7 @@ def warn_of_negative(undefined: int, rows: int, finite: bool = True) -> None:
 
 
 def log_constant(kernel: str, bandwidth: Bandwidth) -> Any:
-    """Return what a log sum is raised by: log of 1 / (det L · ∫K), a float; a () tensor where the factor is one."""
+    """Return log of 1 / (det L · ∫K), a float; a () tensor where the factor is one."""
     return -log_norm(kernel, bandwidth.d) - bandwidth.log_determinant
 
 
@@ -92,8 +89,7 @@ def _cosine(d: int) -> float:
     """log ∫₀¹ r^(d−1) cos(π r / 2) dr.
 
     As cos(π r / 2) = sin(π (1 − r) / 2), a power series in 1 − r, it is Σ_k (−1)^k (π/2)^(2k+1) (d−1)! / (d+2k+1)!.
-    Each term is at most a fifth of the one before. Integration by parts, in steps of 2, loses all digits in 20
-    dimensions.
+    Each term is at most a fifth of the one before. Integration by parts loses all digits in 20 dimensions.
     """
     total, term, k = 0.0, 1.0, 0
     while abs(term) > 1e-17:
@@ -104,10 +100,7 @@ def _cosine(d: int) -> float:
 
 
 def kernel_draws(kernel: str, n: int, d: int, rng: Any) -> Array:
-    """Return draws (n, d) of the density that is K up to its constant; ``rng`` is a Generator or a RandomState.
-
-    In a uniform direction, and at a radius whose density is r^(d−1) K(r).
-    """
+    """Draws (n, d) of K: in a uniform direction, at a radius whose density is r^(d−1) K(r)."""
     normal = rng.standard_normal((n, d))
     if kernel == "gaussian":
         return normal
@@ -126,7 +119,6 @@ def _cosine_radii(n: int, d: int, rng: Any) -> Array:
 
 
 def normal_distribution() -> Any:
-    """The normal distribution function."""
     try:
         from scipy.special import ndtr
     except ImportError as error:

@@ -21,7 +21,6 @@ from .mixture import check_positive, marginal
 
 
 def probability(fitted: Any, lower: Any, upper: Any) -> float:
-    """Return the probability of the box between two corners, which may be infinite."""
     if fitted.parts:
         return sum(math.exp(part.log_share) * probability(part.fitted, lower, upper) for part in fitted.parts)
     d = fitted.problem.d
@@ -77,7 +76,7 @@ def _within(fitted: Any, low: Array, high: Array) -> float:
 
 
 def distribution(fitted: Any) -> Callable[[Any], Array]:
-    """Return the distribution function in one dimension: of values (m,) in data units to probabilities (m,)."""
+    """The distribution function in one dimension: of values (m,) in data units to probabilities (m,)."""
     if fitted.problem.d != 1:
         raise ValueError(
             f"the density has {fitted.problem.d} dimensions, and a distribution function has one; "
@@ -141,7 +140,7 @@ def _below(fitted: Any, ends: Array) -> float:
 
 
 def quantiles(fitted: Any, q: Array) -> Array:
-    """Return the values (m,) where the distribution function is q, by bisection to neighbouring numbers."""
+    """The values (m,) where the distribution function is q, by bisection to neighbouring numbers."""
     check_positive(fitted, "has no quantiles")
     inside = (q > 0) & (q < 1)
     if fitted.coordinates is not None:
@@ -178,7 +177,7 @@ def _ends(fitted: Fitted) -> tuple[float, float, float]:
 
 
 def corner(name: str, value: Any, d: int) -> Array:
-    """Return a corner of a box (d,), which may be infinite; ValueError for another shape or NaN."""
+    """A corner of a box (d,), which may be infinite."""
     found = numbers(name, value)
     if found.shape not in ((d,), (1,), ()) or np.isnan(found).any():
         raise ValueError(
@@ -190,8 +189,7 @@ def corner(name: str, value: Any, d: int) -> Array:
 def _plane(factor: Array, low: Array, high: Array) -> Array:
     """Probabilities (n,) of boxes under N(0, L Lᵀ) in two dimensions: Gauss and Legendre's rule along the first.
 
-    The integrand is smooth on the scale of the second's conditional width over their slope, so the nodes lie in
-    stretches of that length.
+    The nodes lie in stretches of the length on which the integrand is smooth: the second's width over the slope.
     """
     slope = abs(factor[1, 0]) / factor[1, 1]
     parts = int(min(64, math.ceil(max(1.0, slope))))

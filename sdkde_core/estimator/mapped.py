@@ -21,7 +21,7 @@ import numpy as np
 from ..arrays import Argument, Array, Origin, array_namespace, ingest, quiet, to_host
 from ..coordinates import Coordinates, fit, images
 from ..protocol import Problem
-from . import straight
+from .batches import answered
 from .density import between, times_density
 from .plan import read
 from .request import Request
@@ -46,7 +46,6 @@ class Composed:
 
     @property
     def choice(self) -> Any:
-        """The first one's backend."""
         return self.first.current.choice
 
     @property
@@ -59,7 +58,6 @@ class Composed:
         return self.first.has_second
 
     def asked(self, query: Any) -> Argument:
-        """Recognise the user's query and validate its shape."""
         return self.first.asked(query)
 
     def read(self, query: Argument) -> Argument:
@@ -94,7 +92,6 @@ class Mapped(Composed):
 
     @quiet
     def answer(self, query: Argument, what: str) -> Any:
-        """Return the ``"density"`` (m,), its ``"log"``, or the ``"score"`` (m, d), as :meth:`.Fitted.answer` does."""
         x, z, outside = located(self.coordinates, query, to_host(self.centre))
         asked = query._replace(array=z, dtype="float64", origin=Origin())
         slopes = self.coordinates.log_slopes(x)
@@ -168,9 +165,7 @@ def located(coordinates: Coordinates, query: Argument, inside: Array) -> tuple[A
 
 def of_part(fitted: Any, query: Argument, what: str) -> Any:
     """What a density answers, float64, where the query is."""
-    found = straight.answer(fitted.current, query, what)
-    if found is None:
-        found = fitted.serve(lambda here: here.answer(here.read(query), what))
+    found = answered(fitted, query, what)
     return array_namespace(found).astype(found, array_namespace(found).float64)
 
 

@@ -9,9 +9,9 @@ component's whitened coordinates are independent, so those of the others do not 
 their places, the origin moves to where the value given is regressed to, and weights are multiplied by the densities
 there.
 
-Modes are found by mean shift (Comaniciu and Meer, "Mean shift: a robust approach toward feature space analysis", 2002).
-A row moves by the shift that MEAN gives, to the mean of the samples under its kernel weights, which never lowers a
-density of normal kernels. Of kernels of several widths each counts by its share over its squared width.
+Modes are found by mean shift (Comaniciu and Meer, "Mean shift: a robust approach toward feature space analysis", 2002):
+a row moves to the mean of the samples under its kernel weights, which never lowers a density of normal kernels. Of
+kernels of several widths each counts by its share over its squared width.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Mixture(NamedTuple):
 
 
 def components(fitted: Fitted) -> Mixture:
-    """Return where the kernels are, their weights and their covariance, of the signed method too."""
+    """Of the signed method too."""
     if fitted.coordinates is not None:
         raise ValueError(
             f"in coordinates {fitted.coordinates} a density is no mixture of normals; draw from it, or leave them out"
@@ -71,13 +71,11 @@ def components(fitted: Fitted) -> Mixture:
 
 
 def check_positive(fitted: Fitted, lacks: str) -> None:
-    """Raise ValueError for the signed method; ``lacks`` says what it has not."""
     if fitted.request.method == "laplace":
         raise ValueError(f"method='laplace' is signed and {lacks}; pass method='sdkde' or 'kde'")
 
 
 def check_count(name: str, count: Any) -> int:
-    """Return the number of draws; ValueError if it is no integer ≥ 0."""
     try:
         many = -1 if isinstance(count, (bool, np.bool_)) else operator.index(count)
     except TypeError:
@@ -88,7 +86,7 @@ def check_count(name: str, count: Any) -> int:
 
 
 def generator(random_state: Any) -> Any:
-    """Return a generator of NumPy: the one given, a RandomState too, or a new one from a seed."""
+    """The generator of NumPy given, a RandomState too, or a new one from a seed."""
     if isinstance(random_state, (np.random.Generator, np.random.RandomState)):
         return random_state
     try:
@@ -100,10 +98,7 @@ def generator(random_state: Any) -> Any:
 
 
 def draws(fitted: Any, n: int, random_state: Any = None) -> Any:
-    """Return draws (n, d), float64: each a component's mean and a draw of its kernel: exact.
-
-    They are made where the columns are: on a GPU by PyTorch's generator, with a seed from ``random_state``.
-    """
+    """Draws (n, d), float64, made where the columns are: on a GPU by PyTorch, with a seed from ``random_state``."""
     check_positive(fitted, "cannot be sampled")
     rng, d = generator(random_state), fitted.problem.d
     if fitted.parts:
@@ -136,7 +131,6 @@ def draws(fitted: Any, n: int, random_state: Any = None) -> Any:
 
 
 def marginal(fitted: Any, dims: Any) -> Any:
-    """Return the density of the coordinates ``dims``, in that order."""
     kept = indices("dims", fitted, dims)
     if fitted.parts:
         return fitted.each([marginal(part.fitted, kept) for part in fitted.parts])
@@ -170,7 +164,6 @@ def _without(fitted: Any, kept: Sequence[int]) -> Any:
 
 
 def conditional(fitted: Any, given: Mapping[Any, Any]) -> Any:
-    """Return the density of the other coordinates where some have the values ``given``."""
     check_positive(fitted, "has no conditional density")
     if not isinstance(given, Mapping):
         raise TypeError(f"given is {brief(given)}; pass a mapping from dimensions to values, such as {{0: 1.5}}")
@@ -238,10 +231,7 @@ def _of_rows(rows: Array, rule: str) -> Bandwidth:
 
 
 def indices(name: str, fitted: Fitted, dims: Any) -> list[int]:
-    """Return dimensions as distinct indices, counted from the end where negative; of a data frame also by name.
-
-    ``name`` is the argument's, for errors: TypeError, ValueError.
-    """
+    """Dimensions as distinct indices, counted from the end where negative; of a data frame also by name."""
     d, names = fitted.problem.d, fitted.names
     try:
         listed: list[Any] = [dims] if isinstance(dims, str) else list(dims)
@@ -266,10 +256,7 @@ def indices(name: str, fitted: Fitted, dims: Any) -> list[int]:
 
 
 def modes(fitted: Any, starts: Array | None = None) -> Array:
-    """Return the local maxima that are reached (k, d), highest first; all in data units, float64.
-
-    ``starts``: (m, d); by default 512 kernels' places, drawn by their weights with a fixed seed.
-    """
+    """The local maxima that are reached (k, d), highest first, from ``starts`` (m, d), or 512 kernels' places."""
     check_positive(fitted, "mean shift may lower it")
     places = _places(fitted, 512, np.random.default_rng(0))
     rows, scale = places if starts is None else np.array(starts, dtype=float), np.ptp(places, axis=0)

@@ -14,12 +14,11 @@ from ..archive import write
 from ..arrays import Origin, numbers, public, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
-from .batches import check_out, densities, gradients
+from .batches import answered, check_out, densities, watched
 from .integrals import distribution, probability, quantiles
 from .laplace import NegativeMass
 from .mapped import leaves, shares
 from .mixture import Mixture, check_count, check_positive, components, conditional, draws, marginal, modes
-from .progress import watched
 from .saved import from_saved, origin_of, to_saved
 
 
@@ -150,7 +149,7 @@ class Prepared:
         self._gaussian("gradient")
         given = self._fitted.asked(query)
         with watched(progress, given) as advance:
-            return gradients(self._fitted, given, advance)
+            return answered(self._fitted, given, "score", advance=advance)
 
     @public
     def sample(self, n: int = 1, random_state: Any = None) -> Any:

@@ -25,7 +25,7 @@ _logger = logging.getLogger("sdkde")
 
 
 def warm_up(device: str | None) -> dict[str, dict[str, float]]:
-    """Start every backend on a device, None: on the CPU and on devices that are here; see ``sdkde_core.warm_up``."""
+    """Start every backend on a device, None: on the CPU and on devices that are here."""
     select.check_environment()
     named = select.named_backend("auto")
     if named != "auto":
@@ -49,7 +49,7 @@ def warm_up(device: str | None) -> dict[str, dict[str, float]]:
 
 
 def common(info: BackendInfo, device: str) -> list[tuple[Request, tuple[Problem, ...]]]:
-    """Return the estimates that a backend is warmed up by, each with its passes: those of the common ones it takes."""
+    """The estimates that a backend is warmed up by, each with its passes: those of the common ones it takes."""
     n, m = (64, 8) if device == "cpu" else (4096, 512)  # on a device launch parameters go by the size
     found = []
     for d, dtype, method in itertools.product((1, 2, 3, 16), ("float32", "float64"), METHODS):
@@ -83,12 +83,12 @@ def _warm(info: BackendInfo, device: str) -> str:
         return f"runs on {', '.join(info.devices)}"
     if (reason := registry.aside.get((info.name, device))) is not None:
         return reason
-    asked, compiled = common(info, device), compiles(info, device)
-    if not asked:
+    if not (asked := common(info, device)):
         return "takes none of the common estimates there"
     _, support = registry.start(info, device)
     if not support.ok:
         return support.reason
+    compiled = compiles(info, device)
     for request, problems in asked if compiled else ():
         try:
             _run(info, request, problems[-1])
@@ -102,7 +102,6 @@ def _warm(info: BackendInfo, device: str) -> str:
 
 
 def _run(info: BackendInfo, request: Request, problem: Problem) -> None:
-    """Make an estimate of normal samples, where the backend works."""
     x: Any = np.random.default_rng(0).normal(size=(problem.n + problem.m, problem.d)).astype(problem.dtype)
     if problem.device != "cpu":
         x = convert(x, info.arrays, problem.device)
