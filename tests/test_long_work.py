@@ -13,7 +13,7 @@ from pairwise import cases
 
 import sdkde_core
 from sdkde_core.choice import registry
-from sdkde_core.estimator import progress
+from sdkde_core.estimator import batches
 from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Support
 
 RNG = np.random.default_rng(0)
@@ -24,7 +24,7 @@ H = 0.4
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
     """Several batches in both passes, the last one short."""
-    monkeypatch.setattr(progress, "ROWS", 256)
+    monkeypatch.setattr(batches, "ROWS", 256)
 
 
 @pytest.fixture

@@ -200,7 +200,7 @@ def _by_batches(
         writing(output, (points.rows,), dtype, "log_density" if log else "density") as write,
         _progress(points.rows + (train.rows if request.passes[0].moves else 0), hidden=quiet) as advance,
     ):
-        ready = api.fitted(request, x, y, advance)
+        ready = api.prepared(request, x, y, advance)._fitted
         for rows in points.batches(batch_rows(points.rows, ready.problem)):
             batch = Given.of("query", rows)._replace(first=done)
             part = answered(ready, batch, "log" if log else "density")

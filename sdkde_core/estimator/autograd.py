@@ -10,7 +10,6 @@ The centre is a constant, on which no sum depends, and so is a bandwidth that a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,12 +28,8 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
     """Plan as :func:`.plan.plan`, attached to the arguments that require grad."""
     given = {"train": train, "query": query, "weights": request.weights, "bandwidth": request.bandwidth}
     attached = [name for name, x in given.items() if is_attached(x)]
-    if attached and grad_enabled():
-        return _planned(request, given, attached, explained)
-    return plan_without(request, train, query, explained=explained)
-
-
-def _planned(request: Request, given: Mapping[str, Any], attached: Sequence[str], explained: bool) -> Plan:
+    if not attached or not grad_enabled():
+        return plan_without(request, train, query, explained=explained)
     required = ", ".join(attached)
     if request.kernel != "gaussian":
         raise ValueError(
@@ -53,15 +48,15 @@ def _planned(request: Request, given: Mapping[str, Any], attached: Sequence[str]
             "the gradient of method='laplace' has no derivatives of its own; pass method='sdkde' or 'kde', "
             "or call within torch.no_grad()"
         )
-    name = "train" if given["query"] is None else "query"
+    name = "train" if query is None else "query"
     if not is_torch_array(given[name]):
         raise TypeError(
             f"{required} requires grad, but {name} is a {type(given[name]).__name__}, and so would the result be, "
             f"without derivatives; pass {name} as a torch tensor, or call within torch.no_grad()"
         )
+    values = map(detached, (train, query))
     request = replace(request, weights=detached(request.weights), bandwidth=detached(request.bandwidth))
-    train, query = detached(given["train"]), detached(given["query"])
-    return _attach(plan_without(request, train, query, explained=explained, grad=attached), *given.values())
+    return _attach(plan_without(request, *values, explained=explained, grad=attached), *given.values())
 
 
 def tie(result: Any, *tensors: Any) -> Any:

@@ -8,7 +8,6 @@ from the shapes and the kind of device: so the bits do not depend on who compute
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +32,7 @@ from .moving import Products, joined, moments, products
 from .plan import FARTHEST, centre_of
 from .request import GUARD, Goal, Request, precision_for
 from .resolution import REACH, clearest_centre
-from .survey import Counting, Moments, MomentsOf, Question, Reach, Summary, log_of, numbers
+from .survey import Counting, Moments, MomentsOf, Question, Reach, Summary, digest, log_of, numbers
 
 Array = NDArray[Any]
 
@@ -207,19 +206,15 @@ class BlockPlan:
         """What the bits of the result follow from, of what JSON has."""
         from .. import __version__
 
-        record, named = registry.find(self.backend), hashlib.blake2b(digest_size=16)
-        for name, array in sorted(self.bandwidth.arrays().items()):
-            named.update(name.encode() + array.tobytes())
-        named.update(self.centre.tobytes())
-        places = self.devices or (self.device,)
+        record, places = registry.find(self.backend), self.devices or (self.device,)
         cards = sorted({gpu_name(place) or "" for place in places if place.startswith("cuda")})
         options = "method", "kernel", "negative", "step", "score_bandwidth"
         return {name: getattr(self.request, name) for name in options} | {
             "samples, weights and queries": self.digest,
-            "shapes": [self.shape.n, self.shape.d, -1 if self.shape.m is None else self.shape.m],
+            "shapes": [self.shape.n, self.shape.d, self.shape.m],
             "dtype": self.shape.dtype,
             "tails": self.request.guard,
-            "bandwidth": named.hexdigest(),
+            "bandwidth": f"{digest(self.centre, *self.bandwidth.arrays().values(), start=0):032x}",
             "precision": self.last.precision,
             "extent": self.last.extent,
             "backend": [self.backend, record.version if record else "", repr(self.request.backend_options or {})],

@@ -41,7 +41,7 @@ def log_of(weights: Any) -> Array:
         return np.log(np.asarray(weights, dtype=np.float64).reshape(-1))
 
 
-def _digest(*arrays: Any, start: int) -> int:
+def digest(*arrays: Any, start: int) -> int:
     """The fingerprint of a block; those of all blocks are added."""
     found = hashlib.blake2b(str(start).encode(), digest_size=16)
     for x in arrays:
@@ -107,7 +107,7 @@ class Moments:
             # By the priority w / u, u uniform by the sample's number: Duffield, Lund and Thorup (2007).
             uniform = np.random.Generator(np.random.PCG64(SEED).advance(start)).random(count)
             drawn_here = _best([log_weights - np.log1p(-uniform), log_weights, x], most_of(self.d) + 1)
-        rows, digest = x[index - start], _digest(points, weights, start=start)
+        rows, mark = x[index - start], digest(points, weights, start=start)
         carrying, first_log = log_weights > -math.inf, float(log_weights[0])
         if not carrying.all():
             x, log_weights = x[carrying], log_weights[carrying]
@@ -123,7 +123,7 @@ class Moments:
             away = x - mean
             spread = ((away * w[:, None]).T @ away if self.covariance else w @ away**2) / total
         found = len(x), *ends, mean, spread, log_total, np.array([log_total]), log_squares, equal, first_log
-        return MomentsOf(*found, index, rows, drawn_here, digest)
+        return MomentsOf(*found, index, rows, drawn_here, mark)
 
     @quiet
     def merge(self, left: MomentsOf, right: MomentsOf) -> MomentsOf:
@@ -285,8 +285,8 @@ class Reach:
         if self.checked:
             refuse_not_finite(self.about, x, start)
         distances = radii(self.bandwidth.whiten(x, self.centre))
-        digest = _digest(points, start=start) if self.about == "query" else 0
-        return float(np.nanmax(distances, initial=0.0)), digest
+        mark = digest(points, start=start) if self.about == "query" else 0
+        return float(np.nanmax(distances, initial=0.0)), mark
 
     def merge(self, left: Any, right: Any) -> tuple[float, int]:
         return max(left[0], right[0]), (left[1] + right[1]) % (1 << 128)
