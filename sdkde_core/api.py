@@ -20,7 +20,7 @@ from .estimator.batches import Advance, answered, check_out, densities, watched
 from .estimator.density import density, log_constant, undefined, warn_of_negative
 from .estimator.explanation import Explanation, explained
 from .estimator.fitted import Fitted, run, scores, slope, with_fallback
-from .estimator.mapped import Mapped, mapped, score_in
+from .estimator.mapped import mapped, score_in
 from .estimator.moving import displaced
 from .estimator.plan import Plan, plan, read
 from .estimator.prepared import Prepared
@@ -186,7 +186,7 @@ def estimate(
             return densities(ready, given, log, out, advance)
 
     if request.apart:
-        return prepared(request, train).estimate(train if query is None else query, log=log)
+        return Prepared.fit(request, train).estimate(train if query is None else query, log=log)
 
     result = with_fallback(request, lambda tried: _computed(tried, train, query, log))
     if log:
@@ -238,7 +238,7 @@ def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) ->
     request = Request.of(Goal.DENSITY, options, "progress")
     moves = request.passes[0].moves and request.method != "stacked"  # a stack is not fitted by rows
     with watched(progress, Argument.of("train", train) if progress is not False and moves else None) as advance:
-        return prepared(request, train, advance=advance)
+        return Prepared.fit(request, train, advance=advance)
 
 
 @public
@@ -327,7 +327,7 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
         with _long(request, train, query, None, progress) as (ready, given, advance):
             return answered(ready, given, "score", advance=advance)
     if request.apart:
-        return prepared(request, train).grad_log_density(train if query is None else query)
+        return Prepared.fit(request, train).grad_log_density(train if query is None else query)
 
     return with_fallback(request, lambda tried: _computed(tried, train, query))
 
@@ -492,28 +492,6 @@ def warm_up(device: str | Sequence[str] | None = None) -> dict[str, dict[str, fl
     return warming.warm_up(select.parse_device(device))
 
 
-def prepared(
-    request: Request, train: Any, expected: Argument | None = None, advance: Advance | None = None
-) -> Prepared:
-    """Fit a density; ``expected``: a query that comes later, as for :func:`.plan.plan`."""
-    if request.goal is not Goal.DENSITY:
-        request = replace(request, goal=Goal.DENSITY)
-    if request.mapped:
-        request, z, coordinates, n = mapped(request, train)
-        inner = prepared(request, z, expected, advance)
-        return replace(inner, _fitted=Mapped(inner._fitted, coordinates, n))
-    if request.method == "stacked":
-        from .estimator.stacked import stacked
-
-        return Prepared(*with_fallback(request, lambda tried: stacked(tried, train)))
-
-    def compute(request: Request) -> Prepared:
-        ready = plan(request, train, expected=expected)  # which refuses tensors that require grad
-        return Prepared(Fitted.of(ready, advance), ready.data.dtype, ready.data.origin)
-
-    return with_fallback(request, compute)
-
-
 @contextmanager
 def _long(
     request: Request, train: Any, query: Any, out: Any, progress: Any
@@ -523,7 +501,7 @@ def _long(
     given = x if query is None else Argument.of("query", query)
     check_out(out, given)
     with watched(progress, x if request.passes[0].moves else None, given) as advance:
-        yield prepared(request, train, given, advance)._fitted, given, advance
+        yield Prepared.fit(request, train, given, advance)._fitted, given, advance
 
 
 def _at_home(ready: Plan, x: Any) -> Any:

@@ -220,15 +220,6 @@ def test_what_out_cannot_be(prepared, tmp_path):
             ready.estimate(y, out=out) if prepared else sdkde_core.estimate(X, y, bandwidth=H, out=out)
 
 
-def test_what_is_wrong_with_the_query_is_said():
-    for query, message in ((Y[:, :1], "query has 1 dimensions, but train has 2"), (Y[0, 0], r"query has shape \(\)")):
-        for call in (sdkde_core.estimate, sdkde_core.grad_log_density):
-            with pytest.raises(ValueError, match=message):
-                call(X, query, bandwidth=H, progress=lambda *_: None)
-    with pytest.raises(ValueError, match=r"train has shape \(\)"):
-        sdkde_core.prepare(1.0, progress=lambda *_: None)
-
-
 @pytest.mark.parametrize(
     ("value", "message"),
     [
