@@ -16,16 +16,14 @@ from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
 from .estimator import autograd, straight, warming
-from .estimator.batches import check_out, densities, gradients
-from .estimator.bounded import Bounded, for_choosing, imaged
+from .estimator.batches import Advance, answered, check_out, densities, watched
 from .estimator.density import density, log_constant, undefined, warn_of_negative
 from .estimator.explanation import Explanation, explained
 from .estimator.fitted import Fitted, run, scores, slope, with_fallback
-from .estimator.mapped import Mapped, mapped, score_in
+from .estimator.mapped import mapped, score_in
 from .estimator.moving import displaced
 from .estimator.plan import Plan, plan, read
 from .estimator.prepared import Prepared
-from .estimator.progress import Advance, watched
 from .estimator.request import Goal, Options, Request, takes_options
 from .protocol import Partial
 
@@ -148,7 +146,6 @@ def estimate(
         Input that cannot be right; the message names the argument and what to pass instead.
     BackendUnavailable
         The backend is unknown, not installed, or cannot do this.
-
     ImportError
         ``progress=True`` without tqdm.
 
@@ -181,30 +178,37 @@ def estimate(
     """
     request = Request.of(Goal.DENSITY, options, "query", "log", "out", "progress")
     if "dask.array" in sys.modules and any(map(is_dask, (train, query, request.weights))):
-        return _lazy(request, train, query, log, out, progress)
+        from .scale import lazy
+
+        return lazy(request, train, query, log, out, progress)
     if out is not None or progress is not False:
         with _long(request, train, query, out, progress) as (ready, given, advance):
             return densities(ready, given, log, out, advance)
 
     if request.apart:
-        return _prepared(request, train).estimate(train if query is None else query, log=log)
+        return Prepared.fit(request, train).estimate(train if query is None else query, log=log)
 
-    def compute(request: Request) -> Any:
-        if "torch" in sys.modules:  # else nothing is on a device or requires grad
-            found, request = straight.estimate(request, train, query, log)
-            if found is not None:
-                return found
-        ready = (autograd.plan if "torch" in sys.modules else plan)(request, train, query)
-        renormalised = request.negative == "renormalise"
-        constant = Fitted.of(ready).log_constant if renormalised else log_constant(request.kernel, ready.bandwidth)
-        values = density(run(ready), constant, log, clip=request.negative != "keep")
-        result = ready.data.origin.restore(values, ready.data.dtype)
-        return result if result.shape[0] else autograd.tie(result, train, query, request.weights, request.bandwidth)
-
-    result = with_fallback(request, compute)
+    result = with_fallback(request, lambda tried: _computed(tried, train, query, log))
     if log:
         warn_of_negative(undefined(request, result, log), result.shape[0], request.check_finite)
     return result
+
+
+def _computed(request: Request, train: Any, query: Any, log: bool = False) -> Any:
+    """The density, its log, or for that goal the score, attached to what requires grad."""
+    if "torch" in sys.modules:  # else nothing is on a device or requires grad
+        found, request = straight.estimate(request, train, query, log)
+        if found is not None:
+            return found
+    ready = (autograd.plan if "torch" in sys.modules else plan)(request, train, query)
+    if request.goal is Goal.GRADIENT:
+        values = ready.bandwidth.pull_back(_at_home(ready, slope(ready)))
+    else:
+        renormalised = request.negative == "renormalise"
+        constant = Fitted.of(ready).log_constant if renormalised else log_constant(request.kernel, ready.bandwidth)
+        values = density(run(ready), constant, log, clip=request.negative != "keep")
+    result = ready.data.origin.restore(values, ready.data.dtype)
+    return result if result.shape[0] else autograd.tie(result, train, query, request.weights, request.bandwidth)
 
 
 @public
@@ -234,7 +238,7 @@ def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) ->
     request = Request.of(Goal.DENSITY, options, "progress")
     moves = request.passes[0].moves and request.method != "stacked"  # a stack is not fitted by rows
     with watched(progress, Argument.of("train", train) if progress is not False and moves else None) as advance:
-        return _prepared(request, train, advance=advance)
+        return Prepared.fit(request, train, advance=advance)
 
 
 @public
@@ -260,26 +264,23 @@ def debias(train: Any, *, score: Any = None, progress: Any = False, **options: U
     """
     request = Request.of(Goal.DEBIASED, options, "score", "progress")
     if request.mapped:
-        request, z, coordinates = mapped(request, train)
+        request, z, coordinates, n = mapped(request, train)
         if score is not None:
+            if coordinates.ends is not None:
+                raise ValueError("score= has no support yet; pass one of them, or debias without the ends")
             score = partial(score_in, score, coordinates, train)
-        n, imaging = z.shape[0], coordinates.ends is not None
-        if imaging and score is not None:
-            raise ValueError("score= has no support yet; pass one of them, or debias without the ends")
-        if imaging:
-            request, z = imaged(request, z, coordinates)
         there = to_host(debias(z._replace(dtype="float64"), score=score, progress=progress, **request.options()))[:n]
         return z.origin.restore(coordinates.inverse(coordinates.folded(there)), z.dtype)
     if score is not None:
         return _debiased_by(score, request, train)
     if is_dask(train) or is_dask(request.weights):
-        return _lazy(request, train, progress=progress)
+        from .scale import lazy
+
+        return lazy(request, train, progress=progress)
 
     def compute(request: Request) -> Any:
         ready = autograd.plan(request, train)
-        away = displaced(ready.columns, scores(ready, advance=advance), ready.request)
-        away = ready.bandwidth.stretch(_at_home(ready, away))
-        return ready.data.origin.restore(ready.data.train + away, ready.data.dtype)
+        return _moved(ready, ready.request, scores(ready, advance=advance))
 
     moved = None if progress is False else Argument.of("train", detached(train))
     with watched(progress, moved) as advance:
@@ -298,8 +299,12 @@ def _debiased_by(score: Any, request: Request, train: Any) -> Any:
     if request.check_finite and not np.isfinite(to_host(slope)).all():
         raise ValueError("score has values that are not finite; mend it, or pass check_finite=False")
     shift = ready.bandwidth.pushed(slope[:, None] if slope.ndim == 1 else slope)
-    away = displaced(ready.columns, Partial(shift[:, 0], shift), replace(ready.request, score_bandwidth=None))
-    away = ready.bandwidth.stretch(_at_home(ready, away))
+    return _moved(ready, replace(ready.request, score_bandwidth=None), Partial(shift[:, 0], shift))
+
+
+def _moved(ready: Plan, request: Request, sums: Partial) -> Any:
+    """The samples, moved by the sums of the first pass."""
+    away = ready.bandwidth.stretch(_at_home(ready, displaced(ready.columns, sums, request)))
     return ready.data.origin.restore(ready.data.train + away, ready.data.dtype)
 
 
@@ -320,21 +325,11 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
     request = Request.of(Goal.GRADIENT, options, "query", "progress")
     if progress is not False:
         with _long(request, train, query, None, progress) as (ready, given, advance):
-            return gradients(ready, given, advance)
+            return answered(ready, given, "score", advance=advance)
     if request.apart:
-        return _prepared(request, train).grad_log_density(train if query is None else query)
+        return Prepared.fit(request, train).grad_log_density(train if query is None else query)
 
-    def compute(request: Request) -> Any:
-        if "torch" in sys.modules:  # else nothing is on a device or requires grad
-            found, request = straight.estimate(request, train, query)
-            if found is not None:
-                return found
-        ready = (autograd.plan if "torch" in sys.modules else plan)(request, train, query)
-        score = ready.bandwidth.pull_back(_at_home(ready, slope(ready)))
-        result = ready.data.origin.restore(score, ready.data.dtype)
-        return result if result.shape[0] else autograd.tie(result, train, query, request.weights, request.bandwidth)
-
-    return with_fallback(request, compute)
+    return with_fallback(request, lambda tried: _computed(tried, train, query))
 
 
 @public
@@ -409,9 +404,7 @@ def select_bandwidth(
         support=support,
     )
     if request.mapped:
-        request, train, maps = mapped(request, train)
-        if maps.ends is not None:
-            request, train = for_choosing(request, train, maps)
+        request, train, _, _ = mapped(request, train, choosing=True)
     data, shape = read(request, train)
     data.check_finite()
     if base is None:
@@ -496,56 +489,7 @@ def warm_up(device: str | Sequence[str] | None = None) -> dict[str, dict[str, fl
     >>> sdkde_core.warm_up("cpu")  # doctest: +SKIP
     {'cpu': {'numba': 0.71, 'numpy': 0.09, 'torch': 1.93}}
     """
-    parsed, found = select.parse_device(device), {}
-    for place in parsed if isinstance(parsed, tuple) else (parsed,):
-        found.update(warming.warm_up(place))
-    return found
-
-
-def fitted(request: Request, train: Any, query: Argument, advance: Advance | None = None) -> Fitted:
-    """Return fitted columns for a query that is answered by batches, here and on the command line."""
-    return _prepared(request, train, query, advance)._fitted
-
-
-def _prepared(
-    request: Request, train: Any, expected: Argument | None = None, advance: Advance | None = None
-) -> Prepared:
-    """Fit a density; ``expected``: a query that comes later, as for :func:`.plan.plan`."""
-    if request.goal is not Goal.DENSITY:
-        request = replace(request, goal=Goal.DENSITY)
-    if request.mapped:
-        request, z, coordinates = mapped(request, train)
-        n, ends = z.shape[0], coordinates.ends
-        if ends is not None:
-            request, z = imaged(request, z, coordinates)
-        made = (inner := _prepared(request, z, expected, advance))._fitted
-        if ends is not None:
-            made = Bounded(made, ends, coordinates.circular, n)
-        return replace(inner, _fitted=Mapped(made, coordinates))
-    if request.method == "stacked":
-        from .estimator.stacked import stacked
-
-        return Prepared(*with_fallback(request, lambda tried: stacked(tried, train)))
-
-    def compute(request: Request) -> Prepared:
-        ready = plan(request, train, expected=expected)  # which refuses tensors that require grad
-        return Prepared(Fitted.of(ready, advance), ready.data.dtype, ready.data.origin)
-
-    return with_fallback(request, compute)
-
-
-def _lazy(
-    request: Request, train: Any, query: Any = None, log: bool = False, out: Any = None, progress: Any = False
-) -> Any:
-    """The result of Dask arrays, as one."""
-    if out is not None or progress is not False:
-        raise TypeError(
-            "out and progress are not for Dask arrays; store the result, as by .to_zarr(path), or watch with "
-            "dask.diagnostics.ProgressBar() or the dashboard"
-        )
-    from .scale import lazy
-
-    return lazy(request, train, query, log)
+    return warming.warm_up(select.parse_device(device))
 
 
 @contextmanager
@@ -557,7 +501,7 @@ def _long(
     given = x if query is None else Argument.of("query", query)
     check_out(out, given)
     with watched(progress, x if request.passes[0].moves else None, given) as advance:
-        yield fitted(request, train, given, advance), given, advance
+        yield Prepared.fit(request, train, given, advance)._fitted, given, advance
 
 
 def _at_home(ready: Plan, x: Any) -> Any:

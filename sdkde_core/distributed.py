@@ -18,8 +18,6 @@ except ImportError as error:
     raise ImportError(f"sdkde_core.distributed needs PyTorch: pip install 'sdkde-core[torch]' ({error})") from error
 
 from .arrays import Argument, public, to_host
-from .estimator.fitted import Fitted, with_fallback
-from .estimator.plan import plan
 from .estimator.prepared import Prepared
 from .estimator.request import Goal, Options, Request, takes_options
 from .spreading.ranks import PeerFailed, Ranks
@@ -88,7 +86,6 @@ def estimate(
 
 
 def _plain(given: Argument) -> Any:
-    """The numbers, as an array of NumPy's or a tensor with the argument's dtype."""
     if given.origin.on_host:
         return np.asarray(given.array, given.dtype)
     if not isinstance(given.array, torch.Tensor):
@@ -118,11 +115,5 @@ def _estimate(ranks: Ranks, local_train: Any, local_query: Any, log: bool, optio
     whole = ranks.joined(_plain(train))
     if weights is not None:  # of one dtype on all ranks, whatever it is on each
         weights = ranks.joined(_plain(weights._replace(dtype="float64")))
-    request = replace(request, ranks=ranks, weights=weights)
-
-    def compute(request: Request) -> Prepared:
-        ready = plan(request, whole)
-        return Prepared(Fitted.of(ready), ready.data.dtype, ready.data.origin)
-
-    prepared = with_fallback(request, compute)
+    prepared = Prepared.fit(replace(request, ranks=ranks, weights=weights), whole)
     return prepared.estimate(local_train if local_query is None else local_query, log=log)

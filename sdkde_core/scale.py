@@ -17,9 +17,9 @@ import numpy as np
 from .arrays import Argument, Origin, check_shapes, is_dask, public, refuse_masked, to_host
 from .bandwidth.matrix import Bandwidth
 from .choice.select import named_backend
+from .estimator.batches import watched
 from .estimator.blockwise import BlockPlan, Shape, Survey
 from .estimator.density import warn_of_negative
-from .estimator.progress import watched
 from .estimator.request import Goal, Options, Request, takes_options
 from .files import Source, Write, check_apart, check_order, filling, source, writing
 from .messages import parse_size
@@ -147,11 +147,15 @@ def _run(
     return result
 
 
-def lazy(request: Request, train: Any, query: Any = None, log: bool = False) -> Any:
-    """Return densities (m,) or moved samples (n, d) as a lazy Dask array, where train, query or weights is one.
-
-    Raises what can be said without reading; the rest is raised where the result is computed.
-    """
+def lazy(
+    request: Request, train: Any, query: Any = None, log: bool = False, out: Any = None, progress: Any = False
+) -> Any:
+    """Return densities (m,) or moved samples (n, d) as a lazy Dask array; raise what can be said without reading."""
+    if out is not None or progress is not False:
+        raise TypeError(
+            "out and progress are not for Dask arrays; store the result, as by .to_zarr(path), or watch with "
+            "dask.diagnostics.ProgressBar() or the dashboard"
+        )
     from .spreading.dask import lazy_result  # Dask takes a second to import
 
     x = _argument("train", train)

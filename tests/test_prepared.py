@@ -116,17 +116,13 @@ def test_the_gradient(method, h):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_single_sample_and_one_dimension(method):
     options = {"method": method, "bandwidth": 0.5, "precision": "float64"}
-    ready = sdkde_core.prepare([[1.0, 2.0]], **options)
+    ready, plain = sdkde_core.prepare([[1.0, 2.0]], **options), {"method": method, "bandwidth": 0.5}
     for y in ([[1.0, 2.0], [1.5, 2.0]], [[1.0, 2.0 + 1e-9]], [[40.0, 2.0]]):
-        np.testing.assert_allclose(ready.estimate(y), reference.estimate([[1.0, 2.0]], y, **_plain(options)), rtol=1e-9)
+        np.testing.assert_allclose(ready.estimate(y), reference.estimate([[1.0, 2.0]], y, **plain), rtol=1e-9)
     ready = sdkde_core.prepare(X[:, 1], **options)
-    want = reference.estimate(X[:, 1], Y[:, 1], **_plain(options))
+    want = reference.estimate(X[:, 1], Y[:, 1], **plain)
     for y in (Y[:, 1], Y[:, 1:2]):
         np.testing.assert_allclose(ready.estimate(y), want, rtol=1e-9)
-
-
-def _plain(options):
-    return {name: value for name, value in options.items() if name != "precision"}
 
 
 def test_attributes():
@@ -134,13 +130,10 @@ def test_attributes():
     assert isinstance(ready, sdkde_core.Prepared)
     assert (ready.n_train, ready.n_dimensions, ready.method) == (300, 3, "sdkde")
     assert (ready.precision, ready.backend, ready.device) == ("high", "numpy", "cpu")
-    np.testing.assert_allclose(ready.bandwidth.matrix, np.cov(X.T, aweights=W, ddof=1) * _scott(W))
+    factor = (W.sum() ** 2 / (W**2).sum()) ** (-2 / 7)
+    np.testing.assert_allclose(ready.bandwidth.matrix, np.cov(X.T, aweights=W, ddof=1) * factor)
     assert repr(ready).startswith("Prepared(sdkde, 300 × 3, scott: full matrix")
     assert repr(ready).endswith("high, numpy on cpu)")
-
-
-def _scott(w):
-    return (w.sum() ** 2 / (w**2).sum()) ** (-2 / 7)
 
 
 # --- arrays in and out ------------------------------------------------------------------------------------------

@@ -11,16 +11,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..archive import write
-from ..arrays import Origin, numbers, public, to_host
+from ..arrays import Argument, Origin, numbers, public, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
-from .batches import check_out, densities, gradients
+from .batches import Advance, answered, check_out, densities, watched
+from .fitted import Fitted, with_fallback
 from .integrals import distribution, probability, quantiles
 from .laplace import NegativeMass
-from .mapped import leaves, shares
+from .mapped import Mapped, leaves, mapped, shares
 from .mixture import Mixture, check_count, check_positive, components, conditional, draws, marginal, modes
-from .progress import watched
+from .plan import plan
+from .request import Goal, Request
 from .saved import from_saved, origin_of, to_saved
+from .stacked import stacked
 
 
 class Divergence(NamedTuple):
@@ -52,6 +55,26 @@ class Prepared:
     _fitted: Any  # Fitted, or of a stacked density Stacked
     _dtype: str
     _origin: Origin = field(default_factory=Origin)
+
+    @classmethod
+    def fit(
+        cls, request: Request, train: Any, expected: Argument | None = None, advance: Advance | None = None
+    ) -> Prepared:
+        """Fit a density for a request; ``expected``: a query that comes later, as for :func:`.plan.plan`."""
+        if request.goal is not Goal.DENSITY:
+            request = replace(request, goal=Goal.DENSITY)
+        if request.mapped:
+            request, z, coordinates, n = mapped(request, train)
+            inner = cls.fit(request, z, expected, advance)
+            return replace(inner, _fitted=Mapped(inner._fitted, coordinates, n))
+        if request.method == "stacked":
+            return cls(*with_fallback(request, lambda tried: stacked(tried, train)))
+
+        def compute(request: Request) -> Prepared:
+            ready = plan(request, train, expected=expected)  # which refuses tensors that require grad
+            return cls(Fitted.of(ready, advance), ready.data.dtype, ready.data.origin)
+
+        return with_fallback(request, compute)
 
     @property
     def method(self) -> str:
@@ -150,7 +173,7 @@ class Prepared:
         self._gaussian("gradient")
         given = self._fitted.asked(query)
         with watched(progress, given) as advance:
-            return gradients(self._fitted, given, advance)
+            return answered(self._fitted, given, "score", advance=advance)
 
     @public
     def sample(self, n: int = 1, random_state: Any = None) -> Any:

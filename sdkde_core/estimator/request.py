@@ -1,7 +1,4 @@
-"""What the user asked for: an estimator, as a short list of passes over the reductions, and how to compute it.
-
-One frozen object, made by the public functions and read by everything else.
-"""
+"""What the user asked for: an estimator, as a short list of passes over the reductions, and how to compute it."""
 
 from __future__ import annotations
 
@@ -75,18 +72,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A goal and the shared options, validated as far as that needs no data.
-
-    ``method`` is the estimator:
-
-    * kde: p̂(y) = Σ_j w_j N(y; x_j, H).
-    * sdkde: kde on samples moved by τ H ŝ(x_j), ŝ = ∇log p̂ the empirical score; by default τ is ½ and ŝ at the same
-      H. With a bandwidth that is chosen they may be others (:meth:`moving`).
-    * laplace: p̂(y) = Σ_j w_j N(y; x_j, H) (1 + d/2 − ½ r²_j); signed.
-    * stacked: a weighted sum of sdkde and smoothed mixtures: estimator.stacked.
-
-    TypeError or ValueError for an option that cannot be right, or a goal that is not the method's.
-    """
+    """A goal and the shared options, validated as far as that needs no data."""
 
     goal: Goal
     method: str = "sdkde"
@@ -122,8 +108,8 @@ class Request:
     def of(cls, goal: Goal, options: Options, *own: str) -> Request:
         """Make a request from a public function's keyword arguments; ``own``: those that only this function takes.
 
-        A request of plain values is kept, without the bandwidth and the weights, which are validated with the data: in
-        a loop of small estimates to make it takes a tenth of a call.
+        A request of plain values is kept, as to make it takes a tenth of a small estimate. The bandwidth and the
+        weights are validated with the data.
         """
         # True equals 1 and is another option.
         given = [(name, type(x), x) for name, x in options.items() if name not in ("bandwidth", "weights")]
@@ -229,7 +215,7 @@ class Request:
 
     @property
     def settled(self) -> Request:
-        """The request without the user's arrays, after these are read; its bandwidth is a rule that nobody looks at."""
+        """The request without the user's arrays, after these are read."""
         left = {"mapped": False, "apart": self.method == "stacked"}
         return with_fields(self, weights=None, bandwidth="silverman", coordinates=None, support=None, **left)
 
@@ -292,10 +278,7 @@ def _problems(
     reach: float,
     **shared: Any,
 ) -> tuple[Problem, ...]:
-    """Describe passes; ``precision`` as the user has it, ``shared``: other fields that the passes have in common.
-
-    ``reach``: how much farther out samples may move.
-    """
+    """Describe passes; ``reach``: how much farther out samples may move."""
     moved, result = False, []
     shared |= {"kernel": kernel, "precision": precision_for(precision, shared["dtype"])}
     shared["requires"] = requires if kernel == "gaussian" else requires | {"kernel"}
@@ -339,17 +322,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def takes_options(function: F) -> F:
     """Show the shared options in the signature of a function that takes them as ``**options``."""
-    own = inspect.signature(function)
-    first: list[inspect.Parameter] = []
-    last: list[inspect.Parameter] = []
-    for parameter in own.parameters.values():
-        if parameter.kind is not parameter.VAR_KEYWORD:
-            (last if parameter.kind is parameter.KEYWORD_ONLY else first).append(parameter)
-    taken = {p.name for p in (*first, *last)}
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     shared = [
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
         for f in fields(Request)
-        if f.name in Options.__annotations__ and f.name not in taken
+        if f.name in Options.__annotations__ and f.name not in signature.parameters
     ]
-    function.__signature__ = own.replace(parameters=[*first, *shared, *last])  # type: ignore[attr-defined]
+    parameters = sorted([*shared, *own], key=lambda p: p.kind)  # own keywords come last
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return function

@@ -34,12 +34,9 @@ from .request import Goal, Request
 
 
 class Part(NamedTuple):
-    """One density of the list: what it is a part of, for people, and the log of its share.
+    """One density of the list; ``left_out``: the mean log density of left-out samples under what it is a part of."""
 
-    ``left_out``: the mean log density of left-out samples under what it is a part of; None where that was not asked.
-    """
-
-    label: str
+    label: str  # what it is a part of, for people
     log_share: float
     fitted: Any  # Fitted, or Mapped
     left_out: float | None = None
@@ -50,11 +47,10 @@ class Stacked(Composed):
 
     def __init__(self, request: Request, parts: Iterable[Part], n: int) -> None:
         self.parts = tuple(parts)
-        first = self.parts[0].fitted
-        super().__init__(first, request, replace(first.problem, n=n, m=n))
+        super().__init__(self.parts[0].fitted, request, n)
 
     def each(self, changed: Sequence[Fitted], log_terms: Any = 0.0) -> Stacked:
-        """Return the list of changed parts; ``log_terms``: added to the logs of their shares, which then sum to 1."""
+        """The list of changed parts; ``log_terms``: added to the logs of their shares, which then sum to 1."""
         logs = np.array([part.log_share for part in self.parts]) + log_terms
         logs -= np.logaddexp.reduce(logs)
         parts = (part._replace(log_share=float(log), fitted=f) for part, log, f in zip(self.parts, logs, changed))
@@ -62,7 +58,6 @@ class Stacked(Composed):
 
     @quiet
     def answer(self, query: Argument, what: str) -> Any:
-        """Return the ``"density"`` (m,), its ``"log"``, or the ``"score"`` (m, d), as :meth:`.Fitted.answer` does."""
         if not query.shape[0]:
             first = self.parts[0].fitted
             return first.answer(first.read(query), what)
@@ -88,7 +83,7 @@ class Stacked(Composed):
 
     @functools.cached_property
     def _normals(self) -> tuple[frozenset[int], list[Array]] | None:
-        """Which parts are single normals, but for the first, and what :func:`_of_normals` takes; None for few."""
+        """Which parts are single normals, and what :func:`_of_normals` takes; None for few."""
         plain = (k for k, part in enumerate(self.parts) if k and part.fitted.coordinates is None)
         which = [k for k in plain if self.parts[k].fitted.components.points.shape[0] == 1]
         if len(which) < 2:
@@ -104,7 +99,7 @@ class Stacked(Composed):
         return frozenset(which), [np.array(logs), np.concatenate(offsets), np.concatenate(maps, axis=1), back]
 
     def draws(self, n: int, rng: Any) -> Any:
-        """Return draws (n, d), in an order that says nothing."""
+        """Draws (n, d), in an order that says nothing."""
         shares = np.exp([part.log_share for part in self.parts])
         counts = rng.multinomial(n, shares / shares.sum())
         drawn = [draws(part.fitted.current, int(k), rng) for part, k in zip(self.parts, counts)]
@@ -139,7 +134,7 @@ def _of_normals(normals: list[Array], y: Any, scored: bool) -> tuple[Any, Any]:
 
 
 def kernels(first: Fitted, request: Request, points: Array, weights: Array, factor: Array) -> Fitted:
-    """Return a KDE of weighted points (n, d), in data units on the host, with H = L Lᵀ, ``factor`` being L (d, d)."""
+    """A KDE of weighted points (n, d), in data units on the host, with H = L Lᵀ, ``factor`` being L (d, d)."""
     n, d = points.shape
     bandwidth = Bandwidth.of(float(factor[0, 0]), 1) if d == 1 else Bandwidth(d, factor)
     centre = weights @ points
@@ -176,8 +171,8 @@ class _Family(NamedTuple):
 def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     """Fit the parts of ``method="stacked"``; return them, the samples' dtype, and their origin.
 
-    All parts are judged by what they say of the same samples, when a fifth of these is left out: sdkde with the
-    bandwidth that is chosen from all samples; mixtures, and maps to other coordinates, fitted to the other fifths.
+    Parts are judged by what they say of the same samples, when a fifth of these is left out: sdkde with the bandwidth
+    chosen from all samples; mixtures, and maps to other coordinates, fitted to the other fifths.
     """
     own = replace(request, goal=Goal.DENSITY, method="sdkde", coordinates=None)
     ready = plan(own, train)
@@ -228,7 +223,7 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
         if family.coordinates is not None and more:
             total = float(np.logaddexp.reduce([part.log_share for part in more]))
             inner = Stacked(settled, [part._replace(log_share=part.log_share - total) for part in more], n)
-            more = [Part("", total, Mapped(inner, family.coordinates))]
+            more = [Part("", total, Mapped(inner, family.coordinates, n))]
         parts += more
     return Stacked(settled, parts, n), data.dtype, data.origin
 
@@ -301,7 +296,6 @@ def _left_out(
 def _parts(
     family: _Family, own: Request, origin: Array, unit: Array, weights: Array, shares: Array, means: Array
 ) -> list[Part]:
-    """The parts of a family that have a share, with the logs of these."""
     maps = family.coordinates
     where = "" if maps is None else f" in {maps if len(str(maps)) < 30 else 'other coordinates'}"
     parts = [Part(f"sdkde{where}", math.log(shares[0]), family.whole, float(means[0]))] if shares[0] else []

@@ -320,7 +320,7 @@ def _kernels(fitted: Any, j: int) -> tuple[Array, Array, float]:
     found = components(fitted if maps is None else fitted.first)
     means, h = found.means, float(np.sqrt(found.covariance[j, j]))
     if maps is not None:  # in data units as wide as in the middle
-        means = fitted.out_of(means)
+        means = maps.inverse(means)
         h /= float(np.exp(np.median(maps.log_slopes(means)[:, j])))
     return means[:, j], found.weights, h
 
