@@ -109,7 +109,7 @@ class Coordinates(NamedTuple):
         maps = list[Any]()
         for j, one in enumerate(listed if isinstance(listed, list) else ()):
             match one:
-                case [str(name), float(a), float(b)] if name in FORMULAS and (b > a if name == "logit" else b > 0.0):
+                case [str(name), float(a), float(b)] if name in FORMULAS and (b > a if name == "logit" else b > 0.0 or (name == "log" and b == -1.0)):
                     maps.append(Closed(name, a, b))
                 case ["circle", float(a)] if 0.0 < a < math.inf:
                     maps.append(Circle(a))
@@ -247,6 +247,31 @@ def candidates(x: Array, weights: Array) -> list[list[str]]:
         best.append("normal-scores" if scores > gains[name] + 0.1 else name)
         gained += max(scores, gains[name])
     return [best] if gained > 0.1 and set(best) != {"standard"} else []
+
+
+def without_ends(x: Array, weights: Array, supports: Sequence[Any]) -> tuple[Array, list[list[Any]]]:
+    """Coordinates in which no column ends, for a stack of samples x (n, d): logs and logits of those that do.
+
+    Others as :func:`candidates` has them. None where a sample is on an end. With them samples, those that were spread
+    beyond an end reflected. ValueError for a circle.
+    """
+    maps, free = list[Any](), np.array([one == (None, None) for one in supports])
+    others = candidates(x[:, free], weights) if np.count_nonzero(free) > 1 else []
+    names = iter(others[0] if others else ["standard"] * len(free))
+    x = x.copy()
+    for j, (low, high) in enumerate(supports):
+        if low == "circular":
+            raise ValueError(f"support: column {j} goes round, and normal mixtures do not; pass method='sdkde'")
+        x[:, j] = np.where(x[:, j] < (-math.inf if low is None else low), 2.0 * (low or 0.0) - x[:, j], x[:, j])
+        x[:, j] = np.where(x[:, j] > (math.inf if high is None else high), 2.0 * (high or 0.0) - x[:, j], x[:, j])
+        if free[j]:
+            maps.append(next(names))
+        elif low is None:
+            maps.append(Closed("log", high, -1.0))
+        else:
+            maps.append(Closed("log", low) if high is None else Closed("logit", low, high))
+    finite = all(free[j] or np.isfinite(one.forward(x[:, j])).all() for j, one in enumerate(maps))
+    return x, [maps] if finite else []
 
 
 def _gain(one: Any, x: Array, weights: Array) -> float:

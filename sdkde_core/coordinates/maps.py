@@ -34,10 +34,10 @@ FORMULAS = {
         lambda x, a, b: 0.0 * x - math.log(b),
         lambda x, a, b: 0.0 * x,
     ),
-    "log": Formula(  # a is 0
-        lambda x, a, b: np.where(x <= a, -math.inf, np.log(x - a)),
-        lambda z, a, b: _within(a + np.exp(z), z, a, math.inf),
-        lambda x, a, b: -np.log(x - a),
+    "log": Formula(  # b log(b (x − a)): from a on, or with b = −1 up to a
+        lambda x, a, b: np.where(b * (x - a) <= 0.0, -b * math.inf, b * np.log(b * (x - a))),
+        lambda z, a, b: _within(a + b * np.exp(b * z), z, a if b > 0 else -math.inf, math.inf if b > 0 else a),
+        lambda x, a, b: -np.log(b * (x - a)),
         lambda x, a, b: -1.0 / (x - a),
     ),
     "logit": Formula(  # between a and b

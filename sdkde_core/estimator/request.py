@@ -183,8 +183,10 @@ class Request:
             check_coordinates(self.coordinates)
         if self.support is not None:
             object.__setattr__(self, "support", check_support(self.support))
-            if self.method == "stacked" or self.kernel != "gaussian" or self.negative == "renormalise":
-                raise ValueError("support= is for Gaussian kernels; not for 'stacked', nor negative='renormalise' yet")
+            if self.kernel != "gaussian" or self.negative == "renormalise":
+                raise ValueError("support= is for Gaussian kernels; not for negative='renormalise' yet")
+            if self.method == "stacked" and self.coordinates is not None:
+                raise ValueError("a stack chooses the coordinates of columns that end; leave coordinates out")
         if self.negative != "keep" and self.method != "laplace":
             raise ValueError(
                 f"negative={self.negative!r} is for method='laplace', but method={self.method!r} is never negative; "
@@ -210,7 +212,8 @@ class Request:
         passes = _passes(self.goal, self.method, self.score_bandwidth or 1.0, bool(self.adaptive), guard > 0.0)
         steps = not (self.step or self.score_bandwidth or self.adaptive)
         self.__dict__.update(passes=passes, answering=int(passes[0].moves), guard=guard, steps=steps)
-        mapped = self.support is not None or self.coordinates not in (None, "identity")  # that: a stack tries no others
+        mapped = self.coordinates not in (None, "identity")  # that: a stack tries no others
+        mapped = mapped or (self.support is not None and self.method != "stacked")  # whose parts have it
         self.__dict__.update(mapped=mapped, apart=mapped or self.method == "stacked")
 
     @property

@@ -15,19 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import device
 
-from ..arrays import Argument, Array, Data, array_namespace, quiet, rounded, to_host
+from ..arrays import Argument, Array, Data, array_namespace, ingest, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.mixtures import Chosen, choose, fit, log_density_of, smoothed, stack
 from ..bandwidth.rounding import spread_within, units_of
 from ..bandwidth.selection import SEED
-from ..coordinates import Coordinates, candidates
+from ..coordinates import Coordinates, candidates, listed, without_ends
 from ..coordinates import fit as fit_maps
 from ..engine.groups import Group
 from ..engine.merge import merge, take_rows
 from ..engine.outliers import radii
 from ..protocol import Columns, Partial
 from .fitted import Fitted, loaded
-from .mapped import Composed, Mapped, of_part
+from .mapped import Composed, Mapped, mapped, of_part
 from .mixture import draws
 from .plan import plan
 from .request import Goal, Request
@@ -162,7 +162,7 @@ class _Family(NamedTuple):
     """
 
     coordinates: Coordinates | None
-    whole: Fitted
+    whole: Any  # Fitted, or Mapped where columns end
     found: list[Chosen]
     z: Array
     judged: Array
@@ -175,8 +175,7 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     chosen from all samples; mixtures, and maps to other coordinates, fitted to the other fifths.
     """
     own = replace(request, goal=Goal.DENSITY, method="sdkde", coordinates=None)
-    ready = plan(own, train)
-    whole, data = Fitted.of(ready), ready.data
+    whole, data = _fitted(own, train)
     x, logs = to_host(data.train).astype(np.float64), data.log_weights
     weights = np.full(len(x), 1.0 / len(x)) if logs is None else np.exp(to_host(logs))
     carrying = weights > 0.0
@@ -192,20 +191,25 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     if (units := units_of(np.sort(z, axis=0))).any():  # of equal values the likelihood has no bound
         z = spread_within(z, units, None if logs is None else weights)
     y, size = x[0] + unit * z, float(np.log(unit).sum())
+    specs: list[list[Any]] = []
+    if request.support is not None:
+        y, specs = without_ends(y, weights, listed(request.support, x.shape[1], data.names, "support"))
+    elif request.coordinates is None:
+        specs = [list[Any](spec) for spec in candidates(y, weights)]
     place = np.random.default_rng(SEED).permutation(same.max() + 1)[same]
     folds = np.where(place < HEARD, place % FOLDS, -1)
     heard, own = folds >= 0, replace(own, weights=None if logs is None else weights)
-    found = choose(z, weights, folds, SEED)
+    found = choose(z, weights, folds, SEED) if request.support is None else []  # else they had mass beyond the ends
 
     def plain(kept: Array) -> Cut:
         return x[kept], y[~kept], 0.0, z[kept], z[~kept], -size
 
-    judged = _left_out(own, ready.bandwidth, found, weights, folds, plain, not heard.all())
+    judged = _left_out(own, whole.bandwidth, found, weights, folds, plain, not heard.all())
     for k, one in enumerate(found if heard.all() else ()):
         judged[:, k + 1] = one.left_out - size
     families = [_Family(None, whole, found, z, judged)]
-    for spec in candidates(y, weights) if request.coordinates is None else ():
-        families.append(_elsewhere(replace(own, bandwidth="auto"), spec, y, weights, folds, data))
+    elsewhere = replace(own, bandwidth="auto", support=None)
+    families += [_elsewhere(elsewhere, spec, y, weights, folds, data) for spec in specs]
     table = np.concatenate([family.judged for family in families], axis=1)[heard]
     counted = weights[heard] / weights[heard].sum()
     # Three samples are counted for the parts, half of them for sdkde: in one column, n = 500, where shares are hardly
@@ -214,6 +218,10 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     prior = 1.5 / len(kinds) + 1.5 * np.array(kinds) / sum(kinds)
     kernels = [k == 0 or f.found[k - 1].h < 1.0 for f in families for k in range(f.judged.shape[1])]
     shares, means, parts = _brief(table, counted, prior, np.flatnonzero(kernels)[1:]), counted @ table, list[Part]()
+    if request.support is not None:  # in logs a density is 0 at the end: such parts have to say more than nothing
+        logs = np.logaddexp.reduce(table + np.log(np.maximum(shares, 1e-300)), axis=1)
+        if counted @ logs < means[0] + 0.01:
+            return alone
     shares[0] = max(shares[0], 0.01)  # for what is so rare that no other part has it
     shares /= shares.sum()
     for family in families:
@@ -251,7 +259,17 @@ def _brief(table: Array, weights: Array, prior: Array, kernels: Array) -> Array:
     return shares
 
 
-def _elsewhere(own: Request, spec: Sequence[str], y: Array, weights: Array, folds: Array, data: Data) -> _Family:
+def _fitted(request: Request, train: Any) -> tuple[Any, Data]:
+    """A density that is no list, Fitted or Mapped, and what its samples were read as."""
+    if not request.mapped:
+        ready = plan(request, train)
+        return Fitted.of(ready), ready.data
+    data = ingest(train, None, request.weights, check_finite=request.check_finite, device="cpu")
+    inner, z, coordinates, n = mapped(request, train)
+    return Mapped(Fitted.of(plan(inner, z)), coordinates, n), data
+
+
+def _elsewhere(own: Request, spec: Sequence[Any], y: Array, weights: Array, folds: Array, data: Data) -> _Family:
     """The parts in coordinates ``spec``, of samples y (n, d)."""
 
     def cut(kept: Array) -> Cut:
@@ -285,7 +303,7 @@ def _left_out(
         out = folds == fold
         kept, points, change, z, left, of_z = cut(~out)
         given = replace(own, bandwidth=bandwidth, weights=None if own.weights is None else weights[~out])
-        result[out, 0] = of_part(Fitted.of(plan(given, kept)), Argument.of("query", points), "log") + change
+        result[out, 0] = of_part(_fitted(given, kept)[0], Argument.of("query", points), "log") + change
         w = weights[~out] / weights[~out].sum()
         for k, one in enumerate(found if refitted else (), 1):
             normals = fit(z, w, len(one.normals.shares), one.normals, shrink=one.shrink)
