@@ -62,8 +62,8 @@ class LeftOut(NamedTuple):
 class Line:
     """The samples of one column: sorted (n,), with weights that sum to 1; for a method.
 
-    ``folds`` (n,): the numbers of the parts that are left out together. ``score``: of the step "moments" the score's
-    bandwidth, in bandwidths; None: samples move by half a step, with the score at the bandwidth itself.
+    ``folds`` (n,): the parts that are left out together. ``score``: the score's bandwidth, in bandwidths, of the step
+    "moments"; None: half a step.
     """
 
     def __init__(

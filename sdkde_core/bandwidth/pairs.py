@@ -52,8 +52,8 @@ class Left(NamedTuple):
 class Pairs:
     """All pairs of a sample, ready for any bandwidth.
 
-    u (n, d), float64, of any library: distinct samples, at most a few thousand, in units of their spread, near the
-    origin. The weights (n,) are positive and sum to 1.
+    u (n, d), float64, of any library: distinct samples, in units of their spread, near the origin. The weights (n,) are
+    positive and sum to 1.
     """
 
     def __init__(self, u: Any, weights: Any, method: str) -> None:
@@ -86,8 +86,7 @@ class Pairs:
     def at(self, bandwidths: Sequence[float]) -> list[Left]:
         """Return the criteria's terms for bandwidths in units of the spread.
 
-        For many at a time, in arrays of one axis more, on a device, and on a CPU where samples are few: there it takes
-        longer to launch, or to call NumPy, than to compute.
+        Many at a time on a device, and on a CPU where samples are few: there each operation has its costs.
         """
         if len(self.blocks) > 1:  # to start threads for each sum takes as long as a sum over 300 samples
             pool = ThreadPoolExecutor(self.threads, thread_name_prefix="sdkde") if self.threads > 1 else nullcontext()
@@ -169,10 +168,7 @@ class Pairs:
         return np.exp(exponents, out=exponents) if self.on_host else self.xp.exp(exponents)
 
     def _squares(self, z: Any) -> Callable[..., Any]:
-        """A function that returns squared distances of a block of rows, from all or from some, float32.
-
-        Rounding of float64 may put them a little below 0.
-        """
+        """A function that returns squared distances of a block of rows, from all or from some, float32."""
         xp = self.xp
         norms = xp.sum(z * z, axis=-1, keepdims=True)
         ones = xp.ones_like(norms)

@@ -26,10 +26,7 @@ def _silverman(s: Sample) -> Array:
 
 
 def _isj(s: Sample) -> Array:
-    """Per column improved Sheather–Jones, from the rate of one dimension, n_eff^(−1/5), brought to n_eff^(−1/(d+4)).
-
-    Silverman's for a column where that has no solution, with a warning.
-    """
+    """Improved Sheather–Jones per column, with the rate n_eff^(−1/(d+4)); Silverman's where it has no solution."""
     x, weights = to_host(s.given), None if s.weights is None else to_host(s.weights)
     powers = np.frexp(abs(x).max(axis=0))[1]  # of two: in units of those no length overflows
     x = np.ldexp(x, -powers)
@@ -122,8 +119,7 @@ def resolve(
 
     ``train`` (n, d) is of any library, log weights (n,) are normalised, −inf for weight zero. ``common``: a rule that
     chooses from the data chooses one number for all columns. ``steps``: it may choose a step and the score's bandwidth,
-    too; ``mixed``: a matrix that couples columns. Errors are those of :meth:`Bandwidth.of`; a rule's are also for an
-    unknown name, a single sample, or a constant column.
+    too; ``mixed``: a matrix that couples columns. Errors are those of :meth:`Bandwidth.of`, and of the rules.
     """
     n, d = int(train.shape[0]), int(train.shape[1])
     if not isinstance(bandwidth, str):
@@ -156,8 +152,7 @@ def resolve(
         )
     check_spread(bandwidth, int(train.shape[0]), n_eff, low, high, turned)
     sample = Sample(train, weights, n_eff, method)
-    sample.steps = steps and not common
-    sample.common, sample.mixed = common, mixed
+    sample.steps, sample.common, sample.mixed = steps and not common, common, mixed
     return by_rule(bandwidth, sample, low, high)
 
 

@@ -257,8 +257,7 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
 def _spread_ties(u: Array, weights: Array, columns: NDArray[np.intp], rng: np.random.Generator) -> None:
     """Spread a value that several samples share, in a column, as widely as so many normal samples lie at their mode.
 
-    Otherwise one column of categories, counts or mostly zeros, whose density is infinite, would have the criteria ask
-    for the narrowest bandwidth in all columns.
+    Otherwise a column of categories, counts or zeros would have the criteria ask for the narrowest bandwidth in all.
     """
     for j in columns:
         _, inverse, counts = np.unique(u[:, j], return_inverse=True, return_counts=True)
@@ -268,10 +267,7 @@ def _spread_ties(u: Array, weights: Array, columns: NDArray[np.intp], rng: np.ra
 
 
 def _without_gaps(u: Array, ranges: Array, gap: float = 20.0) -> Array:
-    """Shorten the stretches of each column that have no samples to ``gap`` spreads: no bandwidth looks that far.
-
-    Differences of coordinates then keep their digits in float32, and one sample far away does not rule the likelihood.
-    """
+    """Shorten stretches of each column without samples to ``gap`` spreads, for the digits of float32."""
     for j in np.flatnonzero(ranges > gap):
         order = np.argsort(u[:, j], kind="stable")
         steps = np.diff(u[order, j], prepend=u[order[0], j])
@@ -309,10 +305,7 @@ class _Looks:
         return steps[(steps > some[first] - 3) & (steps <= some[last] + 3)]
 
     def closely(self, rule: str, steps: NDArray[np.intp]) -> NDArray[np.intp]:
-        """The plausible steps and their neighbours: every third is looked at, then all around the plausible ones.
-
-        Repeated until no new step is plausible. "auto" looks at least squares alone where enough samples make it up.
-        """
+        """The plausible steps and their neighbours: from every third, until no new step is plausible."""
         looked, _ = self._wide(rule, steps)
         low, high = steps[-1], steps[0]
         while True:

@@ -69,9 +69,9 @@ def find_shape(
 
     A scale per column is tried first, then the samples' correlation, then any matrix, if ``mixed``. "Clearly": by the
     score of the differences of log p̂₋ᵢ, paired sample by sample, less what as many parameters gain by chance (Akaike).
-    So where a choice is close the simpler shape is taken. The samples' correlation, where it is more than chance, is
-    not fitted to that likelihood: it need not be as clear, and a strong one is taken unless it is clearly worse.
-    ``u`` (n, d): distinct samples in units of their spread; ``order``: one in which they may be cut short.
+    The samples' correlation, where it is more than chance, is not fitted to that likelihood: a strong one is taken
+    unless it is clearly worse. ``u`` (n, d): distinct samples in units of their spread; ``order``: one in which they
+    may be cut short.
     """
     n, d = u.shape
     most = min(n, 500, math.isqrt(500**2 * 16 // max(d, 16)))
@@ -113,11 +113,7 @@ def find_shape(
 
 
 class _Kernels:
-    """Kernels of any covariance at samples.
-
-    What products can sum is summed by them, and nothing else is of all pairs: on a CPU they are faster, and on a GPU
-    without a backend for it each operation costs its launch.
-    """
+    """Kernels of any covariance at samples. Whatever a product of matrices can sum is summed by one."""
 
     def __init__(self, u: Any, weights: Any) -> None:
         self.xp = xp = array_namespace(u)
@@ -182,10 +178,7 @@ class _Kernels:
         return to_host(least + norms), xp.astype(squares - least[:, None], self.weights.dtype)
 
     def without_the_far(self, factor: NDArray[Any]) -> None:
-        """Let the 3 % of the samples in the thinnest places count in proportion to their density there.
-
-        Far samples would have the kernels reach as far.
-        """
+        """Let the 3 % of the samples in the thinnest places count by their density: they ask for wide kernels."""
         logs = self._logs(factor)
         n = len(logs)
         least = np.interp(0.03 * (n - 1), np.arange(n), np.sort(logs))  # the quantile, which NumPy takes longer for
@@ -219,10 +212,7 @@ class _Kernels:
         return self.xp.asarray(np.ascontiguousarray(x), **self.where)
 
     def better(self, fit: _Fit, other: _Fit, free: str, more: float, errors: float = 2.0) -> bool:
-        """Whether a fit is better than one with ``more`` parameters less, by so many standard errors.
-
-        That one is given as many steps, as the scale of both may not have come to its best.
-        """
+        """Whether a fit is so many standard errors better than one, with as many steps and ``more`` parameters less."""
         return self._score(fit, other, more) > errors and self._score(fit, self.climb(other, free), more) > errors
 
     def _score(self, fit: _Fit, other: _Fit, more: float) -> float:

@@ -155,10 +155,7 @@ def check(value: Any) -> None:
 
 
 def fit(value: Any, x: Array, weights: Array, names: tuple[str, ...] = (), support: Any = None) -> Coordinates:
-    """Return what the user asks for, for samples x (n, d) with weights (n,) that sum to 1.
-
-    ValueError where a column has values that its map does not take, or that are not in its support.
-    """
+    """The maps for samples x (n, d) with weights (n,) that sum to 1; ValueError for what a map does not take."""
     maps, d = list[Any](), x.shape[1]
     asked = listed("identity" if value is None else value, d, names)
     supports = listed({} if support is None else support, d, names, "support")
@@ -230,9 +227,8 @@ def _is_map(value: Any) -> bool:
 def candidates(x: Array, weights: Array) -> list[list[str]]:
     """Coordinates that a stack tries for samples x (n, d): lists of a name for each column.
 
-    In one column these are the formulas that take the samples. In several each column has normal scores, the best of
-    its formulas where these gain less than .1 nats per sample more, or is standardised. What a normal density gains
-    counts, and all together must gain as much.
+    In one column these are the formulas that take the samples. In several each column has normal scores, or the best of
+    its formulas where these gain less than .1 nats per sample more, or is standardised; all together must gain as much.
     """
     best, gained = list[str](), 0.0
     for column in x.T:

@@ -64,10 +64,7 @@ class Closed(NamedTuple):
 
     @classmethod
     def fit(cls, name: str, x: Array, weights: Array) -> Closed:
-        """Of samples (n,): an asinh has their median, and their IQR / 1.34, or standard deviation where that is 0.
-
-        So has ``"standard"``, an identity in these.
-        """
+        """Of samples (n,): asinh, and the identity ``"standard"``, have their median, and IQR / 1.34 or deviation."""
         if name not in ("asinh", "standard"):
             return cls(name)
         size = float(np.ptp(x)) or 1.0  # squares of data in far units overflow
@@ -91,8 +88,7 @@ class Closed(NamedTuple):
 class NormalScores(NamedTuple):
     """T(x) = Φ⁻¹(F(u)), u the asinh of x, and F a distribution function of u that was estimated from samples.
 
-    Its density is .97 of a kernel estimate, .02 of one four times as wide, and .01 of a normal density, which keeps T
-    steep where there are no samples.
+    Its density is .97 of a kernel estimate, .02 of one four times as wide, and .01 of a normal density: T stays steep.
     """
 
     asinh: Closed

@@ -214,10 +214,7 @@ def refuse(wrong: Array, column: Array, has: str, why: str, instead: str) -> Non
 
 
 def images(z: Array, maps: Sequence[Any], reach: Array) -> tuple[Array, Array]:
-    """Samples z (n, d) and their images within ``reach`` (d,) of an end, (k, d), and whose each is, (k,).
-
-    The samples come first, in their order. In corners images have images.
-    """
+    """Samples z (n, d), then their images within ``reach`` (d,) of an end: (k, d), and whose each is, (k,)."""
     which = np.arange(len(z))
     for j, one in enumerate(maps):
         if not isinstance(one, Edges | Circle):

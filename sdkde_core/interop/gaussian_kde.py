@@ -174,8 +174,7 @@ class gaussian_kde:
     def integrate_box(self, low_bounds: Any, high_bounds: Any, maxpts: Any = None, *, rng: Any = None) -> float:
         """Return the integral over a box, by :meth:`Prepared.probability`; needs SciPy.
 
-        For laplace with bounds in one dimension only, others infinite. ``maxpts`` and ``rng`` are SciPy's, and change
-        nothing: the sum is the same every time.
+        For laplace with bounds in one dimension only, others infinite. ``maxpts`` and ``rng`` change nothing.
         """
         low, high = corner("low_bounds", low_bounds, self.d), corner("high_bounds", high_bounds, self.d)
         sign = (-1) ** int((low > high).sum())  # as for any integral

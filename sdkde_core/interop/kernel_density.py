@@ -166,10 +166,7 @@ class KernelDensity(neighbors.KernelDensity):
         return self
 
     def score_samples(self, X: Any) -> Array:
-        """Return the log density of each sample, (n_samples,) float64.
-
-        Laplace: NaN where the density is negative, with one RuntimeWarning, or −inf where that is clipped.
-        """
+        """Return log densities (n_samples,); where laplace's is negative NaN with a RuntimeWarning, or −inf."""
         check_is_fitted(self)
         refuse_dask("X", X)
         refuse_masked("X", X)
@@ -177,10 +174,7 @@ class KernelDensity(neighbors.KernelDensity):
         return self.density_.estimate(X, log=True)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Return the total log density of samples: Σ w_i log p̂(x_i).
-
-        ``sample_weight`` (n_samples,) is not negative, and 1 by default; scikit-learn's searches can route it here.
-        """
+        """Return Σ w_i log p̂(x_i); ``sample_weight`` (n_samples,) is not negative, and 1 by default."""
         logs = self.score_samples(X)
         if sample_weight is None:
             return np.sum(logs)
