@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
@@ -16,7 +15,7 @@ from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
 from .estimator import autograd, straight, warming
-from .estimator.batches import Advance, answered, check_out, densities, watched
+from .estimator.batches import answered, check_out, densities, watched
 from .estimator.density import density, log_constant, undefined, warn_of_negative
 from .estimator.explanation import Explanation, explained
 from .estimator.fitted import Fitted, run, scores, slope, with_fallback
@@ -182,9 +181,7 @@ def estimate(
 
         return lazy(request, train, query, log, out, progress)
     if out is not None or progress is not False:
-        with _long(request, train, query, out, progress) as (ready, given, advance):
-            return densities(ready, given, log, out, advance)
-
+        return _by_batches(request, train, query, log, out, progress)
     if request.apart:
         return Prepared.fit(request, train).estimate(train if query is None else query, log=log)
 
@@ -192,6 +189,20 @@ def estimate(
     if log:
         warn_of_negative(undefined(request, result, log), result.shape[0], request.check_finite)
     return result
+
+
+def _by_batches(
+    request: Request, train: Any, query: Any, log: bool = False, out: Any = None, progress: Any = False
+) -> Any:
+    """The same, of rows that somebody watches, or with a place for the results."""
+    x = Argument.of("train", train)
+    given = x if query is None else Argument.of("query", query)
+    check_out(out, given)
+    with watched(progress, x if request.passes[0].moves else None, given) as advance:
+        fitted = Prepared.fit(request, train, given, advance)._fitted
+        if request.goal is Goal.GRADIENT:
+            return answered(fitted, given, "score", advance=advance)
+        return densities(fitted, given, log, out, advance)
 
 
 def _computed(request: Request, train: Any, query: Any, log: bool = False) -> Any:
@@ -202,7 +213,7 @@ def _computed(request: Request, train: Any, query: Any, log: bool = False) -> An
             return found
     ready = (autograd.plan if "torch" in sys.modules else plan)(request, train, query)
     if request.goal is Goal.GRADIENT:
-        values = ready.bandwidth.pull_back(_at_home(ready, slope(ready)))
+        values = ready.bandwidth.pull_back(Origin.of(ready.data.train).restore(slope(ready), "float64"))
     else:
         renormalised = request.negative == "renormalise"
         constant = Fitted.of(ready).log_constant if renormalised else log_constant(request.kernel, ready.bandwidth)
@@ -304,7 +315,8 @@ def _debiased_by(score: Any, request: Request, train: Any) -> Any:
 
 def _moved(ready: Plan, request: Request, sums: Partial) -> Any:
     """The samples, moved by the sums of the first pass."""
-    away = ready.bandwidth.stretch(_at_home(ready, displaced(ready.columns, sums, request)))
+    away = displaced(ready.columns, sums, request)
+    away = ready.bandwidth.stretch(Origin.of(ready.data.train).restore(away, "float64"))
     return ready.data.origin.restore(ready.data.train + away, ready.data.dtype)
 
 
@@ -324,8 +336,7 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
     """
     request = Request.of(Goal.GRADIENT, options, "query", "progress")
     if progress is not False:
-        with _long(request, train, query, None, progress) as (ready, given, advance):
-            return answered(ready, given, "score", advance=advance)
+        return _by_batches(request, train, query, progress=progress)
     if request.apart:
         return Prepared.fit(request, train).grad_log_density(train if query is None else query)
 
@@ -397,12 +408,8 @@ def select_bandwidth(
     check_rule(rule, method)
     if method == "stacked":
         raise ValueError("a stacked density has several bandwidths; pass method='sdkde' for that of its first part")
-    request = Request(
-        *(Goal.DENSITY, method, 1.0 if base is None else base),
-        weights=weights,
-        coordinates=coordinates,
-        support=support,
-    )
+    given: dict[str, Any] = {"weights": weights, "coordinates": coordinates, "support": support}
+    request = Request(Goal.DENSITY, method, 1.0 if base is None else base, **given)
     if request.mapped:
         request, train, _, _ = mapped(request, train, choosing=True)
     data, shape = read(request, train)
@@ -412,9 +419,7 @@ def select_bandwidth(
     whitened = shape.whiten(data.train, data.train[:1, :])
     chosen = resolve(rule, whitened, data.log_weights, method=method, common=True)
     if chosen.selection is None:
-        raise ValueError(
-            f"rule is {rule!r}, which has a shape of its own; leave base out, or pass 'auto', 'lscv' or 'lcv'"
-        )
+        raise ValueError(f"rule is {rule!r}, which has its own shape; leave base out, or pass 'auto', 'lscv' or 'lcv'")
     return replace(shape.scaled(float(chosen.factor[0])), rule=f"{rule} × {shape.rule}", selection=chosen.selection)
 
 
@@ -490,20 +495,3 @@ def warm_up(device: str | Sequence[str] | None = None) -> dict[str, dict[str, fl
     {'cpu': {'numba': 0.71, 'numpy': 0.09, 'torch': 1.93}}
     """
     return warming.warm_up(select.parse_device(device))
-
-
-@contextmanager
-def _long(
-    request: Request, train: Any, query: Any, out: Any, progress: Any
-) -> Iterator[tuple[Fitted, Argument, Advance | None]]:
-    """Yield fitted columns for a query that is answered by batches, the query, and what to call with progress."""
-    x = Argument.of("train", train)
-    given = x if query is None else Argument.of("query", query)
-    check_out(out, given)
-    with watched(progress, x if request.passes[0].moves else None, given) as advance:
-        yield Prepared.fit(request, train, given, advance)._fitted, given, advance
-
-
-def _at_home(ready: Plan, x: Any) -> Any:
-    """Bring a backend's float64 result to where the data are."""
-    return Origin.of(ready.data.train).restore(x, "float64")

@@ -1,7 +1,6 @@
 """Estimates among the processes of a ``torch.distributed`` group, as torchrun, Slurm or MPI starts them.
 
-Each process has some of the samples and some of the queries, and gets the density at its own queries. Import it by
-``import sdkde_core.distributed``; it needs PyTorch.
+Import it by ``import sdkde_core.distributed``; it needs PyTorch.
 """
 
 from __future__ import annotations
@@ -96,9 +95,7 @@ def _plain(given: Argument) -> Any:
 def _estimate(ranks: Ranks, local_train: Any, local_query: Any, log: bool, options: Options) -> Any:
     request = Request.of(Goal.DENSITY, options, "local_query", "group", "log")
     if request.apart:
-        raise ValueError(
-            "method='stacked', coordinates= and support= are for one process; pass another method, or mapped columns"
-        )
+        raise ValueError("method='stacked', coordinates= and support= are for one process; leave them out")
     if isinstance(request.device, tuple):
         raise ValueError(f"device is {', '.join(request.device)}; pass one device to each rank")
     train = Argument.of("local_train", local_train)

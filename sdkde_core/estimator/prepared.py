@@ -297,9 +297,8 @@ class Prepared:
         if not isinstance(other, Prepared) or other.n_dimensions != self.n_dimensions:
             raise TypeError(f"other is {brief(other)}; pass a prepared density of {self.n_dimensions} dimensions")
         points = self.sample(n, random_state) if samples is None else samples
-        difference = np.asarray(
-            to_host(self.estimate(points, log=True)) - to_host(other.estimate(points, log=True)), dtype=np.float64
-        )
+        ours, theirs = (to_host(one.estimate(points, log=True)) for one in (self, other))
+        difference = np.asarray(ours - theirs, dtype=np.float64)
         if difference.size < 2:
             raise ValueError("samples has fewer than 2 points; pass more")
         return Divergence(float(difference.mean()), float(difference.std(ddof=1) / math.sqrt(difference.size)))
@@ -326,7 +325,7 @@ class Prepared:
         write(path, "Prepared", *self.to_saved())
 
     def to_saved(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the content and the arrays of a file; classes that hold a prepared density save these too."""
+        """Return the content and the arrays of a file."""
         return to_saved(self._fitted, self._origin)
 
     @classmethod
