@@ -17,7 +17,7 @@ except ImportError as error:
     raise ImportError(f"sdkde_core.distributed needs PyTorch: pip install 'sdkde-core[torch]' ({error})") from error
 
 from .arrays import Argument, public, to_host
-from .estimator.prepared import Prepared
+from .estimator.prepared import fit
 from .estimator.request import Goal, Options, Request, takes_options
 from .spreading.ranks import PeerFailed, Ranks
 
@@ -112,5 +112,5 @@ def _estimate(ranks: Ranks, local_train: Any, local_query: Any, log: bool, optio
     whole = ranks.joined(_plain(train))
     if weights is not None:  # of one dtype on all ranks, whatever it is on each
         weights = ranks.joined(_plain(weights._replace(dtype="float64")))
-    prepared = Prepared.fit(replace(request, ranks=ranks, weights=weights), whole)
+    prepared = fit(replace(request, ranks=ranks, weights=weights), whole)
     return prepared.estimate(local_train if local_query is None else local_query, log=log)

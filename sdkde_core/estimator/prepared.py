@@ -56,26 +56,6 @@ class Prepared:
     _dtype: str
     _origin: Origin = field(default_factory=Origin)
 
-    @classmethod
-    def fit(
-        cls, request: Request, train: Any, expected: Argument | None = None, advance: Advance | None = None
-    ) -> Prepared:
-        """Fit a density for a request; ``expected``: a query that comes later, as for :func:`.plan.plan`."""
-        if request.goal is not Goal.DENSITY:
-            request = replace(request, goal=Goal.DENSITY)
-        if request.mapped:
-            request, z, coordinates, n = mapped(request, train)
-            inner = cls.fit(request, z, expected, advance)
-            return replace(inner, _fitted=Mapped(inner._fitted, coordinates, n))
-        if request.method == "stacked":
-            return cls(*with_fallback(request, lambda tried: stacked(tried, train)))
-
-        def compute(request: Request) -> Prepared:
-            ready = plan(request, train, expected=expected)  # which refuses tensors that require grad
-            return cls(Fitted.of(ready, advance), ready.data.dtype, ready.data.origin)
-
-        return with_fallback(request, compute)
-
     @property
     def method(self) -> str:
         return self._fitted.request.method
@@ -357,3 +337,21 @@ class Prepared:
         how += f", adaptive {alpha:g}" if (alpha := self._fitted.request.adaptive) else ""
         h = self._fitted.request.told(self.bandwidth)
         return f"Prepared({how}, {size}, {h}{where}, {self.precision}, {self.backend} on {self.device})"
+
+
+def fit(request: Request, train: Any, expected: Argument | None = None, advance: Advance | None = None) -> Prepared:
+    """Fit a density; ``expected``: a query that comes later, as for :func:`.plan.plan`."""
+    if request.goal is not Goal.DENSITY:
+        request = replace(request, goal=Goal.DENSITY)
+    if request.mapped:
+        request, z, coordinates, n = mapped(request, train)
+        inner = fit(request, z, expected, advance)
+        return replace(inner, _fitted=Mapped(inner._fitted, coordinates, n))
+    if request.method == "stacked":
+        return Prepared(*with_fallback(request, lambda tried: stacked(tried, train)))
+
+    def compute(request: Request) -> Prepared:
+        ready = plan(request, train, expected=expected)  # which refuses tensors that require grad
+        return Prepared(Fitted.of(ready, advance), ready.data.dtype, ready.data.origin)
+
+    return with_fallback(request, compute)

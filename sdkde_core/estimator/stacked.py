@@ -200,8 +200,8 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     def plain(kept: Array) -> Cut:
         return x[kept], y[~kept], 0.0, z[kept], z[~kept], -size
 
-    kept = replace(own, bandwidth=ready.bandwidth)
-    judged = _left_out(kept, found, weights, folds, plain, not heard.all())
+    fixed = replace(own, bandwidth=ready.bandwidth)
+    judged = _left_out(fixed, found, weights, folds, plain, not heard.all())
     for k, one in enumerate(found if heard.all() else ()):
         judged[:, k + 1] = one.left_out - size
     families = [_Family(None, whole, found, z, judged)]
@@ -241,8 +241,8 @@ def _elsewhere(own: Request, spec: Sequence[str], y: Array, weights: Array, fold
     z = maps.forward(y)
     ready = plan(own, Argument("train", z, data.dtype, data.origin, data.names))
     found = choose(z, weights, folds, SEED)
-    kept = replace(own, bandwidth=ready.bandwidth)
-    return _Family(maps, Fitted.of(ready), found, z, _left_out(kept, found, weights, folds, cut))
+    fixed = replace(own, bandwidth=ready.bandwidth)
+    return _Family(maps, Fitted.of(ready), found, z, _left_out(fixed, found, weights, folds, cut))
 
 
 def _left_out(
