@@ -37,9 +37,7 @@ def _source(name: str, given: Any, kept: ExitStack) -> Source:
         found = source(os.fspath(given))
     else:
         if is_dask(given):
-            raise TypeError(
-                f"{name} is a Dask array; pass it to sdkde_core.estimate or debias, or pass the path of its file here"
-            )
+            raise TypeError(f"{name} is a Dask array; pass it to sdkde_core.estimate or debias, or pass its file here")
         refuse_masked(name, given)
         if getattr(given, "shape", None) is None or getattr(given, "dtype", None) is None:
             given = np.asarray(given)
@@ -174,18 +172,15 @@ def lazy(
 
 def _argument(name: str, value: Any) -> Argument:
     """Recognise an argument; of a Dask array only shape and dtype are looked at."""
+    given = Argument.of(name, np.empty((0,) * value.ndim, value.dtype) if is_dask(value) else value)
     if not is_dask(value):
-        given = Argument.of(name, value)
         return given._replace(array=to_host(given.array), origin=Origin())
-    if value.dtype.kind not in "iufb":
-        raise TypeError(f"{name} has dtype {value.dtype}; pass real numbers (integer, boolean or floating)")
     if any(math.isnan(k) for k in value.shape):
         raise ValueError(
             f"{name} has chunks of unknown size; call {name}.compute_chunk_sizes() first, or of a Dask data frame "
             ".to_dask_array(lengths=True)"
         )
-    narrow = value.dtype.kind == "f" and value.dtype.itemsize <= 4
-    return Argument(name, value, "float32" if narrow else "float64", Origin())
+    return given._replace(array=value)
 
 
 @public

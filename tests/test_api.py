@@ -153,17 +153,6 @@ def test_units_do_not_matter():
     )  # 1e9 offsets cost digits of the input itself
 
 
-def test_offset_data_lose_nothing_but_their_own_rounding():
-    x, y, _ = _data()
-    h = 0.4 * x.std(0)
-    x, y = x + 1e6, y + 1e6
-    np.testing.assert_allclose(
-        sdkde_core.estimate(x, y, bandwidth=h, precision="float64"),
-        reference.estimate(x - 1e6, y - 1e6, bandwidth=h),
-        rtol=1e-9,
-    )
-
-
 def test_one_outlier_at_ten_million_bandwidths():
     rng = np.random.default_rng(5)
     x = rng.normal(size=(500, 3))

@@ -493,7 +493,7 @@ def test_a_full_disk_is_one_line_before_anything_is_computed(monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    monkeypatch.setattr("sdkde_core.api.Prepared.fit", None)
+    monkeypatch.setattr("sdkde_core.cli.main.fit", None)
     line = refused("estimate", save("x.npy", X), "-o", "out.npy")
     assert line == "Error: out.npy: No space left on device\n"
     assert [p.name for p in Path().iterdir()] == ["x.npy"]

@@ -240,21 +240,6 @@ def test_every_sample_with_weight_is_far(method, limited):
         np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-300)
 
 
-def test_a_backend_that_does_not_reach_so_far(monkeypatch):
-    """It has no limit within which the core would keep it; what it can still take it is asked."""
-    holds = Support(True, "near"), Support(False, "too far for it")
-    _register(monkeypatch, "near", NumpyBackend, supports=lambda p: holds[p.extent > 50.0])
-    x, y = X / SCALE, Y / SCALE
-    ready = sdkde_core.prepare(x, bandwidth=1.0)
-    y = y[np.linalg.norm(y - 5, axis=1) > 0.5] - 5
-    y *= 45.0 / np.linalg.norm(y, axis=1)[:, None]  # the next power of two, 64, would be too far
-    want = reference.estimate(x, y + 5, bandwidth=1.0, log=True)
-    np.testing.assert_allclose(ready.estimate(y + 5, log=True), want, rtol=1e-5)
-    with pytest.raises(BackendUnavailable, match="'near' cannot do this: too far for it"):
-        ready.estimate(3 * y + 5)
-    assert np.isfinite(ready.estimate(y + 5, log=True)).all()
-
-
 # --- threads ----------------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from ..bandwidth.rules import RULES
 from ..estimator.batches import answered, batch_rows
 from ..estimator.density import undefined
 from ..estimator.explanation import explained
-from ..estimator.prepared import Prepared
+from ..estimator.prepared import fit
 from ..estimator.request import ALL_METHODS, NEGATIVE, Goal, Request
 from ..files import EXTENSIONS, FileError, Source, about, check_apart, check_order, source, writing
 from ..messages import did_you_mean
@@ -201,7 +201,7 @@ def _by_batches(
         writing(output, (points.rows,), dtype, "log_density" if log else "density") as write,
         _progress(points.rows + (train.rows if request.passes[0].moves else 0), hidden=quiet) as advance,
     ):
-        ready = Prepared.fit(request, x, y, advance)._fitted
+        ready = fit(request, x, y, advance)._fitted
         for rows in points.batches(batch_rows(points.rows, ready.problem)):
             batch = Given.of("query", rows)._replace(first=done)
             part = answered(ready, batch, "log" if log else "density")

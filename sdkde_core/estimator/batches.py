@@ -1,8 +1,7 @@
 """Long work in batches of rows: somebody may watch it, and neither queries nor results need be whole in memory.
 
-Within the precision's bounds a row's sums do not depend on the other rows. To the last bit they do not where the
-backend sums every row alone, by one formula; for a batch with rows far from the samples it may take another. The size
-of a batch follows from the shapes and the number of threads, so the same call gives the same bits.
+A row's sums do not depend on the other rows but within the precision's bounds: for a batch with rows far from the
+samples a backend may take another formula. The size of a batch follows from the shapes and the number of threads.
 """
 
 from __future__ import annotations

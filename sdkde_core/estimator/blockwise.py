@@ -290,9 +290,7 @@ class Survey:
         if not isinstance(rule, str):
             return here._located()
         if not (np.isfinite(found.low) & np.isfinite(found.high)).all():
-            raise ValueError(
-                f"bandwidth={rule!r} is chosen from train, which has values that are not finite; drop them"
-            )
+            raise ValueError(f"bandwidth={rule!r} is chosen from train, which has NaN or infinite values; drop them")
         check_spread(rule, found.carrying, n_eff, found.low, found.high)
         if rule in FULL_RULES:
             return here._located()

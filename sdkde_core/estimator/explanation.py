@@ -20,6 +20,7 @@ from .fitted import Fitted, PassReport, run, with_fallback
 from .laplace import NegativeMass
 from .mapped import located, mapped, shares
 from .request import Request
+from .stacked import stacked
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,6 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
             query = query._replace(array=located(coordinates, query, z.array[0])[1])
         return replace(explained(request, z, query, measure=measure), coordinates=str(coordinates))
     if request.method == "stacked":
-        from .stacked import stacked
-
         own = replace(request, method="sdkde", coordinates=None)
         first = explained(own, train_or_shape, query_or_shape, measure=measure)
         stack = {} if shape is not None else shares(stacked(request, train_or_shape)[0])

@@ -37,6 +37,8 @@ from .resolution import REACH, check_resolution
 _logger = logging.getLogger("sdkde")
 
 R = TypeVar("R")
+Groups = tuple[Group, ...]
+Names = tuple[str, ...]
 
 
 class Components(NamedTuple):
@@ -57,8 +59,11 @@ class PassReport:
     far_points: int  # outliers, summed apart by a slower formula
 
 
-def run(plan: Plan, report: Callable[[PassReport], None] | None = None) -> Partial:
-    """Run all passes of a plan, and return the result of the last; ``report`` is called after each pass."""
+Report = Callable[[PassReport], None] | None  # called after each pass
+
+
+def run(plan: Plan, report: Report = None) -> Partial:
+    """Run all passes of a plan, and return the result of the last."""
     last = plan.problems[plan.request.answering]
     if not last.m:
         return empty(last, plan.columns.points)
@@ -80,9 +85,7 @@ def slope(plan: Plan) -> Any:
     return laplace_slope(plan.columns.points if plan.query is None else plan.query, plan.columns)
 
 
-def _groups(
-    plan: Plan, report: Callable[[PassReport], None] | None = None, advance: Advance | None = None
-) -> tuple[Problem, tuple[Group, ...]]:
+def _groups(plan: Plan, report: Report = None, advance: Advance | None = None) -> tuple[Problem, Groups]:
     """Run the pass over the samples themselves, if there is one; return the last pass and its groups."""
     sums = scores(plan, report, advance) if plan.request.answering else None
     groups, last = groups_of(plan.columns, sums, plan.request), plan.problems[plan.request.answering]
@@ -92,7 +95,7 @@ def _groups(
     return last, groups
 
 
-def scores(plan: Plan, report: Callable[[PassReport], None] | None = None, advance: Advance | None = None) -> Partial:
+def scores(plan: Plan, report: Report = None, advance: Advance | None = None) -> Partial:
     """The sums of the samples themselves, in the bandwidth of their score."""
     problem, columns = plan.problems[0], plan.columns
     if problem.extent > REACH[problem.precision]:
@@ -103,12 +106,7 @@ def scores(plan: Plan, report: Callable[[PassReport], None] | None = None, advan
 
 
 def _pass(
-    plan: Plan,
-    problem: Problem,
-    groups: Sequence[Group],
-    queries: Any,
-    report: Callable[[PassReport], None] | None,
-    advance: Advance | None = None,
+    plan: Plan, problem: Problem, groups: Groups, queries: Any, report: Report, advance: Advance | None = None
 ) -> Partial:
     """Pack the columns and reduce all rows; the samples themselves by batches where somebody watches."""
     packed: Any = _pack(plan.request, plan.choice, problem, groups)
@@ -164,8 +162,8 @@ class Fitted:
         problem: Problem,
         choice: select.Choice,
         centre: Any,
-        groups: tuple[Group, ...],
-        names: tuple[str, ...] = (),
+        groups: Groups,
+        names: Names = (),
     ) -> None:
         self.request, self.bandwidth, self.problem, self.choice = request, bandwidth, problem, choice
         self.centre, self.groups, self.names = centre, groups, names
@@ -305,9 +303,7 @@ class Fitted:
     def on_host(self) -> Components:
         return Components(*map(to_host, self.components))
 
-    def derived(
-        self, bandwidth: Bandwidth, centre: Any, points: Any, log_weights: Any, names: tuple[str, ...]
-    ) -> Fitted:
+    def derived(self, bandwidth: Bandwidth, centre: Any, points: Any, log_weights: Any, names: Names) -> Fitted:
         """Return the density of other components on the host, as many of each group, for the same request."""
         groups, start = list[Group](), 0
         for group in self.groups:
@@ -358,13 +354,7 @@ class Fitted:
 
 @quiet
 def loaded(
-    request: Request,
-    bandwidth: Bandwidth,
-    problem: Problem,
-    backend: str,
-    centre: Any,
-    groups: tuple[Group, ...],
-    names: tuple[str, ...],
+    request: Request, bandwidth: Bandwidth, problem: Problem, backend: str, centre: Any, groups: Groups, names: Names
 ) -> Fitted:
     """Make fitted columns from what was pickled or saved: with that backend, else, under "auto", one that is here."""
     own = backend if request.backend == "auto" else request.backend

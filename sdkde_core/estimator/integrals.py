@@ -16,7 +16,6 @@ import numpy as np
 from ..arrays import Array, numbers
 from ..messages import brief
 from .density import between, normal_distribution, times_density
-from .fitted import Fitted
 from .mixture import check_positive, marginal
 
 
@@ -45,9 +44,7 @@ def probability(fitted: Any, lower: Any, upper: Any) -> float:
     weights, factor = np.exp(log_weights), fitted.bandwidth.factor
     if factor.ndim == 2:
         if fitted.problem.reduction.name == "LAPLACE":
-            raise ValueError(
-                "method='laplace' has no probabilities in closed form with a full matrix; pass bandwidth as numbers"
-            )
+            raise ValueError("method='laplace' has no probabilities with a full matrix; pass bandwidth as numbers")
         displacement = fitted.bandwidth.stretch(points)
         sides = ((side - centre - displacement) / scales[:, None] for side in (low, high))
         each = _plane(factor, *sides) if len(factor) == 2 else _sequential(factor, *sides)
@@ -157,8 +154,11 @@ def quantiles(fitted: Any, q: Array) -> Array:
         low, high = each.min(axis=0), each.max(axis=0)  # between which that of the sum is
         h = 1e-2 * float((high - low).max(initial=0.0))
     else:
-        least, most, h = _ends(fitted)
-        low, high = np.full(q.shape, least), np.full(q.shape, most)
+        points, log_weights, scales, centre = fitted.on_host
+        h, carried = float(fitted.bandwidth.factor.reshape(-1)[0]), points[log_weights > -math.inf, 0]
+        reach = 40.0 * scales.max()  # beyond it there is nothing
+        low = np.full(q.shape, centre[0] + h * (carried.min() - reach))
+        high = np.full(q.shape, centre[0] + h * (carried.max() + reach))
     for _ in range(200):
         middle = 0.5 * low + 0.5 * high
         below = function(middle) < q
@@ -168,21 +168,11 @@ def quantiles(fitted: Any, q: Array) -> Array:
     return np.where(inside, 0.5 * low + 0.5 * high, np.where(q <= 0, -math.inf, math.inf))
 
 
-def _ends(fitted: Fitted) -> tuple[float, float, float]:
-    """Between which values there is all of the density, and its bandwidth, in data units."""
-    points, log_weights, scales, centre = fitted.on_host
-    h, carried = float(fitted.bandwidth.factor.reshape(-1)[0]), points[log_weights > -math.inf, 0]
-    reach = 40.0 * scales.max()
-    return centre[0] + h * (carried.min() - reach), centre[0] + h * (carried.max() + reach), h
-
-
 def corner(name: str, value: Any, d: int) -> Array:
     """A corner of a box (d,), which may be infinite."""
     found = numbers(name, value)
     if found.shape not in ((d,), (1,), ()) or np.isnan(found).any():
-        raise ValueError(
-            f"{name} is {brief(value)}; pass {d} numbers, or one for all dimensions, which may be infinite"
-        )
+        raise ValueError(f"{name} is {brief(value)}; pass {d} numbers, or one for all, which may be infinite")
     return np.broadcast_to(found, (d,)).copy()
 
 

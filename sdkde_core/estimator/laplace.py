@@ -92,8 +92,7 @@ def negative_mass(columns: Columns, reduce: Callable[..., Partial]) -> NegativeM
         rows = points[which] + rng.normal(size=(1 << 13, d))
     xp = array_namespace(columns.points)
     there = xp.asarray(rows, device=device(columns.points))
-    distances = radii(there)
-    sums = reduce(there, distances=distances, extent=float(xp.max(distances)))
+    sums = reduce(there, extent=float(xp.max(radii(there))))
     sign, log_l, log_m = (to_host(detached(x)) for x in (sums.sign, sums.log_magnitude, sums.log_sum))
     below = sign < 0
     if by_quadrature:

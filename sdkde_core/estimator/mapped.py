@@ -30,10 +30,7 @@ R = TypeVar("R")
 
 
 class Composed:
-    """A density that is made of others, which go on with another backend by themselves; immutable, pickles.
-
-    Where one number describes a density, as its bandwidth, it is that of ``first``.
-    """
+    """A density made of others, which go on with another backend by themselves; what describes it is of ``first``."""
 
     groups = ()
     parts: tuple[Any, ...] = ()
@@ -54,14 +51,12 @@ class Composed:
 
     @property
     def has_second(self) -> bool:
-        """Whether some calls have gone to another backend."""
         return self.first.has_second
 
     def asked(self, query: Any) -> Argument:
         return self.first.asked(query)
 
     def read(self, query: Argument) -> Argument:
-        """A query as :meth:`answer` takes it: others read it themselves."""
         return query
 
     def serve(self, compute: Callable[[Self], R]) -> R:
@@ -69,10 +64,7 @@ class Composed:
 
 
 class Mapped(Composed):
-    """A density ``first`` of z, as one of x, of n samples. What describes its kernels, such as the bandwidth, is of z.
-
-    ``ends`` (2, d) of z, or None; ``log_mass``: log M.
-    """
+    """A density ``first`` of z, as one of x, of n samples; ``ends`` (2, d) of z, or None; ``log_mass``: log M."""
 
     def __init__(self, first: Any, coordinates: Coordinates, n: int) -> None:
         super().__init__(first, first.request, n)
@@ -85,9 +77,7 @@ class Mapped(Composed):
     def negative_mass(self) -> Any:
         """Of the Laplace estimate: the same in all coordinates, but another with images."""
         if self.ends is not None:
-            raise ValueError(
-                "a density with support has no negative mass yet; integrate its values, or leave support out"
-            )
+            raise ValueError("a density with support has no negative mass yet; integrate its values, or drop support")
         return self.first.serve(lambda first: first.negative_mass)
 
     @quiet

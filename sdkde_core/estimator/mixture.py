@@ -1,13 +1,11 @@
 """A fitted density as what it is, a mixture: its components, draws and modes, and its marginals and conditionals.
 
 The marginal of a normal over some coordinates has the means and the covariance of these. So has that of the Laplace
-kernel N(x) (1 + d/2 − ½ r²): r² is the sum of that within the coordinates kept and one whose mean is the number of the
-others.
+kernel N(x) (1 + d/2 − ½ r²): r² is that within the coordinates kept, plus one whose mean is the number of the others.
 
 Of the conditional, let the coordinates given come first and L be the lower Cholesky factor of H in that order. A
-component's whitened coordinates are independent, so those of the others do not depend on what is given: they keep
-their places, the origin moves to where the value given is regressed to, and weights are multiplied by the densities
-there.
+component's whitened coordinates are independent, so the others keep their places: the origin moves to where the value
+given is regressed to, and weights are multiplied by the densities there.
 
 Modes are found by mean shift (Comaniciu and Meer, "Mean shift: a robust approach toward feature space analysis", 2002):
 a row moves to the mean of the samples under its kernel weights, which never lowers a density of normal kernels. Of
@@ -58,13 +56,9 @@ class Mixture(NamedTuple):
 def components(fitted: Fitted) -> Mixture:
     """Of the signed method too."""
     if fitted.coordinates is not None:
-        raise ValueError(
-            f"in coordinates {fitted.coordinates} a density is no mixture of normals; draw from it, or leave them out"
-        )
+        raise ValueError(f"in coordinates {fitted.coordinates} a density is no mixture of normals; leave them out")
     if fitted.parts:
-        raise ValueError(
-            "a stacked density has kernels of several covariances; take the mixture() of each of its parts"
-        )
+        raise ValueError("a stacked density has kernels of several covariances; take mixture() of each of its parts")
     points, log_weights, scales, centre = fitted.on_host
     means, covariance = centre + fitted.bandwidth.stretch(points), np.array(fitted.bandwidth.matrix)
     return Mixture(means, np.exp(log_weights), covariance, scales)
@@ -138,9 +132,7 @@ def marginal(fitted: Any, dims: Any) -> Any:
         first = fitted.first.current if fitted.ends is None else _without(fitted, kept)
         return type(fitted)(marginal(first, kept), fitted.coordinates.kept(kept), fitted.problem.n)
     if fitted.request.negative != "keep":
-        raise ValueError(
-            f"negative={fitted.request.negative!r} has no marginal in closed form; pass negative='keep' to prepare"
-        )
+        raise ValueError(f"negative={fitted.request.negative!r} has no marginals in closed form; pass 'keep'")
     points, log_weights, _, centre = fitted.on_host
     names = tuple(fitted.names[k] for k in kept) if fitted.names else ()
     whole = fitted.bandwidth
@@ -179,9 +171,7 @@ def conditional(fitted: Any, given: Mapping[Any, Any]) -> Any:
     found, log = _conditional(fitted, given, first, values)
     if log == -math.inf:
         what = "what columns take" if fitted.coordinates is None else f"the coordinates {fitted.coordinates}"
-        raise ValueError(
-            f"given is {brief(dict(given))}, outside of {what}, where the density is 0; pass values within"
-        )
+        raise ValueError(f"given is {brief(dict(given))}, outside of {what}, with density 0; pass values within")
     return found
 
 

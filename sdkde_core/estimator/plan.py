@@ -1,7 +1,7 @@
 """The plan of an estimate: the data whitened, the passes as problems, and the backend chosen for all of them.
 
-The points stay where they are, and their extent is the one number that is read back from a device before the result:
-whether all of them are finite shows in it, and it bounds every pass.
+The points' extent is the one number that is read back from a device before the result: whether all are finite shows in
+it, and it bounds every pass.
 """
 
 from __future__ import annotations
@@ -208,10 +208,10 @@ def checked_extent(extent: float, distances: Any, points: Data, bandwidth: Bandw
 
 
 def centre_of(points: Any, bandwidth: Bandwidth | None = None) -> Any:
-    """A centre (d,), float64, that a few outliers do not move: the lower median of evenly spaced rows, per column.
+    """A centre (d,), float64, that a few outliers do not move: the lower median of 256 to 511 rows, per column.
 
-    Of 256 to 511 rows, which cost nothing. Where columns are nearly dependent the median may lie far from all points,
-    in bandwidths: then the centre is the row closest to the whitened rows' median.
+    Where columns are nearly dependent that may lie far from all points, in bandwidths: then it is the row closest to
+    the whitened rows' median.
     """
     xp = array_namespace(points)
     rows = points[:: max(1, points.shape[0] // 256), :]

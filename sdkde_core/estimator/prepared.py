@@ -56,26 +56,6 @@ class Prepared:
     _dtype: str
     _origin: Origin = field(default_factory=Origin)
 
-    @classmethod
-    def fit(
-        cls, request: Request, train: Any, expected: Argument | None = None, advance: Advance | None = None
-    ) -> Prepared:
-        """Fit a density for a request; ``expected``: a query that comes later, as for :func:`.plan.plan`."""
-        if request.goal is not Goal.DENSITY:
-            request = replace(request, goal=Goal.DENSITY)
-        if request.mapped:
-            request, z, coordinates, n = mapped(request, train)
-            inner = cls.fit(request, z, expected, advance)
-            return replace(inner, _fitted=Mapped(inner._fitted, coordinates, n))
-        if request.method == "stacked":
-            return cls(*with_fallback(request, lambda tried: stacked(tried, train)))
-
-        def compute(request: Request) -> Prepared:
-            ready = plan(request, train, expected=expected)  # which refuses tensors that require grad
-            return cls(Fitted.of(ready, advance), ready.data.dtype, ready.data.origin)
-
-        return with_fallback(request, compute)
-
     @property
     def method(self) -> str:
         return self._fitted.request.method
@@ -297,9 +277,8 @@ class Prepared:
         if not isinstance(other, Prepared) or other.n_dimensions != self.n_dimensions:
             raise TypeError(f"other is {brief(other)}; pass a prepared density of {self.n_dimensions} dimensions")
         points = self.sample(n, random_state) if samples is None else samples
-        difference = np.asarray(
-            to_host(self.estimate(points, log=True)) - to_host(other.estimate(points, log=True)), dtype=np.float64
-        )
+        ours, theirs = (to_host(one.estimate(points, log=True)) for one in (self, other))
+        difference = np.asarray(ours - theirs, dtype=np.float64)
         if difference.size < 2:
             raise ValueError("samples has fewer than 2 points; pass more")
         return Divergence(float(difference.mean()), float(difference.std(ddof=1) / math.sqrt(difference.size)))
@@ -326,7 +305,7 @@ class Prepared:
         write(path, "Prepared", *self.to_saved())
 
     def to_saved(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the content and the arrays of a file; classes that hold a prepared density save these too."""
+        """Return the content and the arrays of a file."""
         return to_saved(self._fitted, self._origin)
 
     @classmethod
@@ -358,3 +337,21 @@ class Prepared:
         how += f", adaptive {alpha:g}" if (alpha := self._fitted.request.adaptive) else ""
         h = self._fitted.request.told(self.bandwidth)
         return f"Prepared({how}, {size}, {h}{where}, {self.precision}, {self.backend} on {self.device})"
+
+
+def fit(request: Request, train: Any, expected: Argument | None = None, advance: Advance | None = None) -> Prepared:
+    """Fit a density; ``expected``: a query that comes later, as for :func:`.plan.plan`."""
+    if request.goal is not Goal.DENSITY:
+        request = replace(request, goal=Goal.DENSITY)
+    if request.mapped:
+        request, z, coordinates, n = mapped(request, train)
+        inner = fit(request, z, expected, advance)
+        return replace(inner, _fitted=Mapped(inner._fitted, coordinates, n))
+    if request.method == "stacked":
+        return Prepared(*with_fallback(request, lambda tried: stacked(tried, train)))
+
+    def compute(request: Request) -> Prepared:
+        ready = plan(request, train, expected=expected)  # which refuses tensors that require grad
+        return Prepared(Fitted.of(ready, advance), ready.data.dtype, ready.data.origin)
+
+    return with_fallback(request, compute)

@@ -144,21 +144,16 @@ class Request:
                 "kernel; pass method='kde', or leave kernel out"
             )
         if self.kernel != "gaussian" and self.goal is Goal.GRADIENT:
-            raise ValueError(
-                f"kernel={self.kernel!r} is for densities, not for their gradients; leave kernel out: those are of "
-                "the Gaussian kernel"
-            )
-        for name, words in (("step", ("moments",)), ("score_bandwidth", ())):
+            raise ValueError(f"kernel={self.kernel!r} is for densities, not for their gradients; leave kernel out")
+        for name, word in (("step", "moments"), ("score_bandwidth", None)):
             value = getattr(self, name)
             if value is None:
                 continue
             if self.method != "sdkde":
                 raise ValueError(f"{name}={value!r} is for method='sdkde'; method={self.method!r} moves no samples")
             number = isinstance(value, Real) and not isinstance(value, bool) and 0.0 < value < 1e308  # type: ignore[operator]
-            if not number and not (isinstance(value, str) and value in words):
-                raise ValueError(
-                    f"{name} is {value!r}; pass a positive number, {''.join(f'{word!r}, ' for word in words)}or None"
-                )
+            if not number and not (isinstance(value, str) and value == word):
+                raise ValueError(f"{name} is {value!r}; pass a positive number, {f'{word!r}, ' if word else ''}or None")
             object.__setattr__(self, name, float(value) if number else value)
         if self.adaptive is not None:
             alpha = self.adaptive
@@ -175,9 +170,7 @@ class Request:
             if not isinstance(share, Real) or isinstance(share, bool) or not 0.0 <= share < 1.0:
                 raise ValueError(f"tails is {self.tails!r}; pass 'guard', 'plain', a number from 0 to below 1, or None")
             if share and (self.method in ("laplace", "stacked") or self.kernel != "gaussian"):
-                raise ValueError(
-                    f"tails={self.tails!r} is for method='sdkde' or 'kde' with the Gaussian kernel; leave tails out"
-                )
+                raise ValueError(f"tails={self.tails!r} is for method='sdkde' or 'kde', Gaussian kernels; leave it out")
             object.__setattr__(self, "tails", float(share))
         if self.coordinates is not None:
             check_coordinates(self.coordinates)
@@ -248,12 +241,13 @@ class Request:
         self, m: int | None, n: int, d: int, extent: float, requires: frozenset[str], dtype: str, device: str
     ) -> tuple[Problem, ...]:
         """Describe each pass; ``m``: query rows, None: the samples. The extent is that before samples have moved."""
-        shared = {"d": d, "dtype": dtype, "device": device, "extent": extent}
+        shared = {"d": d, "dtype": dtype, "device": device, "extent": extent, "requires": requires}
+        shared |= {"kernel": self.kernel, "precision": self.precision}
         c = self.score_bandwidth or 1.0
         step = MOST if isinstance(self.step, str) else (self.step or 0.5) / c / c
         # By a step of c² a sample moves to a mean of samples, and by twice that as far beyond as it was from there.
         reach = max(1.0, 2.0 * step - 1.0)
-        found = _problems(self.passes, m, n, requires, self.kernel, self.precision, reach, **shared)
+        found = _problems(self.passes, m, n, reach, **shared)
         if (self.step or self.score_bandwidth) and not max(p.extent for p in found) < 1e149:  # for NaN too
             raise ValueError(
                 f"step={self.step!r} and score_bandwidth={self.score_bandwidth!r} put points beyond 1e149 bandwidths, "
@@ -271,20 +265,11 @@ def precision_for(precision: str, dtype: str) -> str:
 
 
 @functools.lru_cache(maxsize=256)  # in a loop all calls describe the same passes
-def _problems(
-    passes: tuple[Pass, ...],
-    m: int | None,
-    n: int,
-    requires: frozenset[str],
-    kernel: str,
-    precision: str,
-    reach: float,
-    **shared: Any,
-) -> tuple[Problem, ...]:
+def _problems(passes: tuple[Pass, ...], m: int | None, n: int, reach: float, **shared: Any) -> tuple[Problem, ...]:
     """Describe passes; ``reach``: how much farther out samples may move."""
     moved, result = False, []
-    shared |= {"kernel": kernel, "precision": precision_for(precision, shared["dtype"])}
-    shared["requires"] = requires if kernel == "gaussian" else requires | {"kernel"}
+    shared["precision"] = precision_for(shared["precision"], shared["dtype"])
+    shared["requires"] |= frozenset(["kernel"] * (shared["kernel"] != "gaussian"))
     if passes[0].moves:
         # Halfway to means of samples, which lie among the samples, but for rounding and the tolerance of the shift; by
         # longer steps to ``reach`` times as far from the centre: so nothing needs to be measured again.

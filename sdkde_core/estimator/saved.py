@@ -2,21 +2,20 @@
 
 The content of a file of the kind ``"Prepared"``, see :mod:`sdkde_core.archive`:
 
-==============  ===================================================================================================
-``request``     the options of :func:`sdkde_core.estimate` by name, but for ``bandwidth`` and ``weights``; those that
-                are not there have their defaults, and unknown ones are refused
-``names``       of the columns of the data; empty without
-``rule``        where the bandwidth came from
-``selection``   how it was chosen from the data, the numbers and strings of a :class:`.Selection`; or null
-``dtype``       of the samples: ``"float32"`` or ``"float64"``
-``weighted``    whether the weights differ
-``rows``        how many query rows were expected when the backend was chosen
-``extent``      of the columns, in bandwidths
-``backend``     what was chosen
-``samples``     how many there were
-``groups``      of each group how many points it has, its scale and the log of its share
-``origin``      array library and device of the samples, and whether that is the host; NumPy where they cannot be had
-==============  ===================================================================================================
+=============  ====================================================================================================
+``request``    the options of :func:`sdkde_core.estimate` by name, but for ``bandwidth`` and ``weights``, or defaults
+``names``      of the columns of the data; empty without
+``rule``       where the bandwidth came from
+``selection``  how it was chosen from the data, the numbers and strings of a :class:`.Selection`; or null
+``dtype``      of the samples: ``"float32"`` or ``"float64"``
+``weighted``   whether the weights differ
+``rows``       how many query rows were expected when the backend was chosen
+``extent``     of the columns, in bandwidths
+``backend``    what was chosen
+``samples``    how many there were
+``groups``     of each group how many points it has, its scale and the log of its share
+``origin``     array library and device of the samples, and whether that is the host; NumPy where they cannot be had
+=============  ====================================================================================================
 
 Of a stacked density ``stacked`` is the list of its parts, for each what it is, the log of its share and such a content,
 and ``samples`` how many it was fitted to; its arrays are those of part 0, 1, … with ``part 0.`` and so on before them.
@@ -50,6 +49,7 @@ from ..protocol import BackendUnavailable, Columns
 from .fitted import loaded
 from .mapped import Mapped
 from .request import Goal, Options, Request
+from .stacked import Part, Stacked
 
 
 def to_saved(fitted: Any, origin: Origin) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -98,10 +98,7 @@ def to_saved(fitted: Any, origin: Origin) -> tuple[dict[str, Any], dict[str, Arr
 
 
 def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str) -> Any:
-    """Return the columns, with the backend that made them, or another one that is here; ``name``: the file's.
-
-    Nothing in the file is trusted: ValueError where it cannot be right.
-    """
+    """Return the columns, with the backend that made them, or another one; nothing in the file ``name`` is trusted."""
     if "coordinates" in content:
         inner = from_saved(_checked(content, "inner", dict), arrays, name)
         maps = Coordinates.from_saved(content["coordinates"], arrays, inner.problem.d, inner.names)
@@ -165,8 +162,6 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
 
 def _stacked(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str) -> Any:
     """The list of densities of a file."""
-    from .stacked import Part, Stacked
-
     parts = list[Part]()
     for k, one in enumerate(_checked(content, "stacked", list)):
         match one:
@@ -190,12 +185,9 @@ def _stacked(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str)
 
 def origin_of(content: Mapping[str, Any]) -> Origin:
     """Where the samples came from, if that is here, and of a library that is known: no other is imported."""
+    known = "array_api_compat.torch", "array_api_compat.cupy", "jax.numpy"
     match content.get("origin"):
-        case [str(library), str(device), bool(on_host)] if library in (
-            "array_api_compat.torch",
-            "array_api_compat.cupy",
-            "jax.numpy",
-        ):
+        case [str(library), str(device), bool(on_host)] if library in known:
             return Origin.at(library, device, on_host)
     return Origin()
 

@@ -153,6 +153,7 @@ def kernels(first: Fitted, request: Request, points: Array, weights: Array, fact
 FOLDS, HEARD = 5, 2000  # folds, and how many samples the parts are judged by at most
 
 Cut = tuple[Array, Array, Any, Array, Array, Any]  # sdkde's samples, points, log Jacobian there; the mixtures' too
+Cutting = Callable[[Array], Cut]
 
 
 class _Family(NamedTuple):
@@ -204,7 +205,8 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     def plain(kept: Array) -> Cut:
         return x[kept], y[~kept], 0.0, z[kept], z[~kept], -size
 
-    judged = _left_out(own, whole.bandwidth, found, weights, folds, plain, not heard.all())
+    fixed = replace(own, bandwidth=whole.bandwidth)
+    judged = _left_out(fixed, found, weights, folds, plain, not heard.all())
     for k, one in enumerate(found if heard.all() else ()):
         judged[:, k + 1] = one.left_out - size
     families = [_Family(None, whole, found, z, judged)]
@@ -282,17 +284,12 @@ def _elsewhere(own: Request, spec: Sequence[Any], y: Array, weights: Array, fold
     z = maps.forward(y)
     ready = plan(own, Argument("train", z, data.dtype, data.origin, data.names))
     found = choose(z, weights, folds, SEED)
-    return _Family(maps, Fitted.of(ready), found, z, _left_out(own, ready.bandwidth, found, weights, folds, cut))
+    fixed = replace(own, bandwidth=ready.bandwidth)
+    return _Family(maps, Fitted.of(ready), found, z, _left_out(fixed, found, weights, folds, cut))
 
 
 def _left_out(
-    own: Request,
-    bandwidth: Bandwidth,
-    found: Sequence[Chosen],
-    weights: Array,
-    folds: Array,
-    cut: Callable[[Array], Cut],
-    refitted: bool = True,
+    own: Request, found: Sequence[Chosen], weights: Array, folds: Array, cut: Cutting, refitted: bool = True
 ) -> Array:
     """Log densities (n, 1 + mixtures) of sdkde, and of mixtures, from all samples but those of each fold, at these.
 
@@ -302,7 +299,7 @@ def _left_out(
     for fold in range(FOLDS):
         out = folds == fold
         kept, points, change, z, left, of_z = cut(~out)
-        given = replace(own, bandwidth=bandwidth, weights=None if own.weights is None else weights[~out])
+        given = own if own.weights is None else replace(own, weights=weights[~out])
         result[out, 0] = of_part(_fitted(given, kept)[0], Argument.of("query", points), "log") + change
         w = weights[~out] / weights[~out].sum()
         for k, one in enumerate(found if refitted else (), 1):

@@ -7,8 +7,7 @@ the data ask for more, the functions here return None, and the general way answe
 that are not finite, input that requires grad, and errors.
 
 While the user captures a CUDA graph nothing can be read, and there is no other way. The passes are then those for the
-largest extent that calls of these shapes and options had before. Where a replay finds that its data reach further, or
-are not finite, it returns NaN.
+largest extent of the calls before. A replay whose data reach further, or are not finite, returns NaN.
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ class _Line:
     def passes(self, extent: float, weighted: bool, captured: bool = False) -> _Passes | None:
         """Return the passes for points within the extent; None where some of them would be summed apart.
 
-        The extent changes with the data. So the backend is chosen for the next half power of two, if all is near within
-        that too; and passes whose launches may be listed are those for that extent.
+        As it changes with the data, the backend is chosen for the next half power of two, if all is near within that.
         """
         key = extent, weighted, captured
         if key not in self.known:
@@ -153,9 +151,7 @@ def estimate(request: Request, train: Any, query: Any, log: bool = False) -> tup
         return _of_arrays(request, train, query, log)
     captured = captures(train)
     if captured and isinstance(request.bandwidth, str):
-        raise RuntimeError(
-            f"bandwidth={request.bandwidth!r} reads the data, which cannot be captured in a CUDA graph; pass numbers"
-        )
+        raise RuntimeError(f"bandwidth={request.bandwidth!r} reads the data, which no CUDA graph can; pass numbers")
     found, request = _of_tensors(request, train, query, log, captured)
     if captured and found is None:
         raise RuntimeError(_NOT_CAPTURED)
@@ -328,9 +324,7 @@ def _result(
         found = backend.density(first, queries, state, constant, what == "log", dtype)
         if found is not None:
             return found
-    parts = [
-        backend.reduce(problem, rows if rows is None else group.unit(rows), s) for group, problem, rows, s in asked
-    ]
+    parts = [backend.reduce(problem, group.unit(rows), state) for group, problem, rows, state in asked]
     if others:
         parts = [group.raised(sums, first.d) for (group, *_), sums in zip(asked, parts)]
     sums = merge(parts)

@@ -131,23 +131,16 @@ class Moments:
         a, b = (math.exp(x.log_total - total) if x.log_total > -math.inf else 0.0 for x in (left, right))
         between = right.mean - left.mean
         outer = np.outer(between, between) if self.covariance else between**2
+        ends = np.minimum(left.low, right.low), np.maximum(left.high, right.high)
+        mean = left.mean + b * between if a else right.mean
+        spread = a * left.spread + b * right.spread + (a * b) * outer
+        squares = float(np.logaddexp(left.log_squares, right.log_squares))
+        equal = left.equal and right.equal and left.first_log == right.first_log
         best = _best([np.concatenate(pair) for pair in zip(left.drawn, right.drawn)], most_of(self.d) + 1)
-        return MomentsOf(
-            left.carrying + right.carrying,
-            np.minimum(left.low, right.low),
-            np.maximum(left.high, right.high),
-            left.mean + b * between if a else right.mean,
-            a * left.spread + b * right.spread + (a * b) * outer,
-            total,
-            np.concatenate([left.totals, right.totals]),
-            float(np.logaddexp(left.log_squares, right.log_squares)),
-            left.equal and right.equal and left.first_log == right.first_log,
-            left.first_log,
-            np.concatenate([left.index, right.index]),
-            np.concatenate([left.rows, right.rows]),
-            best,
-            (left.digest + right.digest) % (1 << 128),
-        )
+        totals = np.concatenate([left.totals, right.totals])
+        index, rows = np.concatenate([left.index, right.index]), np.concatenate([left.rows, right.rows])
+        found = left.carrying + right.carrying, *ends, mean, spread, total, totals, squares, equal, left.first_log
+        return MomentsOf(*found, index, rows, best, (left.digest + right.digest) % (1 << 128))
 
     def centre_rows(self, found: MomentsOf) -> Array:
         return found.rows[np.isin(found.index, self.centre())]
