@@ -109,7 +109,9 @@ class Coordinates(NamedTuple):
         maps = list[Any]()
         for j, one in enumerate(listed if isinstance(listed, list) else ()):
             match one:
-                case [str(name), float(a), float(b)] if name in FORMULAS and (b > a if name == "logit" else b > 0.0 or (name == "log" and b == -1.0)):
+                case [str(name), float(a), float(b)] if {"logit": b > a, "log": abs(b) == 1.0}.get(
+                    name, name in FORMULAS and b > 0.0
+                ):
                     maps.append(Closed(name, a, b))
                 case ["circle", float(a)] if 0.0 < a < math.inf:
                     maps.append(Circle(a))
@@ -130,6 +132,10 @@ class Coordinates(NamedTuple):
             return labels[0]
         names = self.names or [f"column {j}" for j in range(len(labels))]
         return ", ".join(f"{label} of {name}" for name, label in zip(names, labels) if label != "identity")
+
+
+def _is_formula(name: str, a: float, b: float) -> bool:
+    return {"logit": b > a, "log": abs(b) == 1.0}.get(name, b > 0.0)
 
 
 def _slope(one: Any, x: Array) -> Array:

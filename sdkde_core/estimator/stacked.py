@@ -220,9 +220,10 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     prior = 1.5 / len(kinds) + 1.5 * np.array(kinds) / sum(kinds)
     kernels = [k == 0 or f.found[k - 1].h < 1.0 for f in families for k in range(f.judged.shape[1])]
     shares, means, parts = _brief(table, counted, prior, np.flatnonzero(kernels)[1:]), counted @ table, list[Part]()
-    if request.support is not None:  # in logs a density is 0 at the end: such parts have to say more than nothing
-        logs = np.logaddexp.reduce(table + np.log(np.maximum(shares, 1e-300)), axis=1)
-        if counted @ logs < means[0] + 0.01:
+    if request.support is not None:  # in logs a density is 0 at the end: such parts have to say clearly more
+        more = np.logaddexp.reduce(table + np.log(np.maximum(shares, 1e-300)), axis=1) - table[:, 0]
+        gain = float(counted @ more)
+        if gain < max(0.01, 2.0 * math.sqrt(counted**2 @ (more - gain) ** 2)):
             return alone
     shares[0] = max(shares[0], 0.01)  # for what is so rare that no other part has it
     shares /= shares.sum()

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ..api import estimate, prepare
+from ..api import estimate, prepare, select_bandwidth
 from ..archive import write
 from ..arrays import Argument, Array, Origin, array_namespace, numbers, public, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import check_rule, resolve
 from ..bandwidth.sample import Sample
+from ..bandwidth.selection import CHOOSERS
 from ..coordinates import fit, listed
 from ..estimator.batches import densities
 from ..estimator.integrals import corner
@@ -53,6 +54,10 @@ class gaussian_kde:
     coordinates : None, str, sequence, dict or object
         As for :func:`sdkde_core.estimate`: the bandwidth, ``covariance`` and ``dataset`` in them. Densities, boxes and
         draws are in the dataset's own; products of densities are refused.
+    support : None, sequence or dict
+        Where columns end or go round, as for :func:`sdkde_core.estimate`. ``"auto"``, ``"lscv"`` and ``"lcv"`` choose
+        from samples with their images, and ``covariance`` has zeros between a column that ends and others. Products of
+        densities are refused.
     step, score_bandwidth, precision, backend, device
         As for :func:`sdkde_core.estimate`.
 
@@ -101,11 +106,12 @@ class gaussian_kde:
         step: float | str | None = None,
         score_bandwidth: float | None = None,
         coordinates: Any = None,
+        support: Any = None,
         precision: str = "float64",
         backend: str = "auto",
         device: str | Sequence[str] | None = None,
     ) -> None:
-        moves = {"step": step, "score_bandwidth": score_bandwidth, "coordinates": coordinates}
+        moves = {"step": step, "score_bandwidth": score_bandwidth, "coordinates": coordinates, "support": support}
         self._options = {"precision": precision, "backend": backend, "device": device, **moves}
         Request.of(Goal.DENSITY, {"method": method, **self._options})  # type: ignore[typeddict-item]  # or raises
         self.method = method
@@ -116,6 +122,8 @@ class gaussian_kde:
             raise ValueError("`dataset` input should have multiple elements.")
         if coordinates is not None:
             self._options = {**self._options, "coordinates": listed(coordinates, self.d)}
+        if support is not None:
+            self._options = {**self._options, "support": listed(support, self.d, what="support")}
         if weights is not None:
             self._weights = _normalised(weights, self.n)
         if self.d > self.n:
@@ -208,7 +216,7 @@ class gaussian_kde:
         if self.method == "laplace":
             raise ValueError("resample is not for method='laplace', which is signed; pass method='sdkde' or 'kde'")
         size = int(self.neff) if size is None else check_count("size", size)
-        if self._options.get("coordinates") is not None:
+        if self._elsewhere:
             return self._origin.restore(to_host(self.prepared.sample(size, seed)).T, "float64")
         state: Any = np.random.mtrand._rand if seed is None else seed
         if not hasattr(state, "multivariate_normal"):
@@ -239,8 +247,9 @@ class gaussian_kde:
             wrong = str(dims[invalid]).replace("\n", "")
             raise ValueError(f"Dimensions {wrong} are invalid for a distribution in {self.d} dimensions.")
         dataset = array_namespace(self.dataset).stack([self.dataset[int(k), :] for k in kept])
-        own = self._options.get("coordinates")
-        options = {**self._options, "coordinates": own and [own[int(k)] for k in kept]}
+        columns = {name: self._options.get(name) for name in ("coordinates", "support")}
+        of_kept = {name: own and [own[int(k)] for k in kept] for name, own in columns.items()}
+        options = {**self._options, **of_kept}
         result = gaussian_kde(dataset, vars(self).get("factor"), self._weights, method=self.method, **options)
         if self.method in ("sdkde", "stacked"):  # moved in these dimensions alone, the samples would be others
             result._made = result.dataset, result._computed[0], self.prepared.marginal([int(k) for k in kept])
@@ -327,7 +336,7 @@ class gaussian_kde:
             samples = self._samples if isinstance(self.dataset, np.ndarray) else self.dataset.T
             how: Any = {**self._options, "method": self.method, "weights": self._weights, "bandwidth": bandwidth}
             if self.method == "stacked":  # whose integrals are those of normals
-                how["coordinates"] = how["coordinates"] or "identity"
+                how["coordinates"] = how["coordinates"] or ("identity" if how["support"] is None else None)
             made = self._made = self.dataset, covariance, prepare(samples, **how)
         return made[2]
 
@@ -338,8 +347,9 @@ class gaussian_kde:
 
     def _kernels(self) -> list[tuple[Array, Array, Array]]:
         """Means (k, d), weights (k,) and covariance (d, d) of kernels that have one covariance, on the host."""
-        if self._options.get("coordinates") is not None:
-            raise ValueError("in coordinates= a density has no such integrals; leave them out, or average over draws")
+        if self._elsewhere:
+            what = "coordinates or support"
+            raise ValueError(f"with {what} a density has no such integrals; leave these out, or average over draws")
         if self.method != "stacked":
             means = self.prepared.mixture().means if self.method == "sdkde" else self._samples
             return [(means, self.weights, self.covariance)]
@@ -372,6 +382,11 @@ class gaussian_kde:
         self._computed = self.covariance, _definite(self.covariance, _SINGULAR)
 
     @property
+    def _elsewhere(self) -> bool:
+        """Whether the density is one of other coordinates, or of samples with images."""
+        return any(self._options.get(name) is not None for name in ("coordinates", "support"))
+
+    @property
     def cho_cov(self) -> Array:
         root = _definite(self._data, _SINGULAR).factor
         return (root if root.ndim == 2 else root[:, None]) * float(self.factor)
@@ -383,14 +398,17 @@ class gaussian_kde:
     @cached_property
     def _mapped(self) -> Array:
         """The dataset (n, d) in the coordinates that the bandwidth is for."""
-        x, own = self._samples, self._options.get("coordinates")
-        return x if own is None else fit(own, x, self.weights).forward(x)
+        x, own = self._samples, self._options
+        return fit(own["coordinates"], x, self.weights, support=own["support"]).forward(x) if self._elsewhere else x
 
     @cached_property
     def _data(self) -> Array:
         """The covariance of the data, (d, d)."""
         covariance = Sample(self._mapped, self._weights, self.neff).covariance()
         covariance[np.isnan(covariance)] = 0.0  # 0/0 where a row is constant
+        ended = np.array([one != (None, None) for one in self._options.get("support") or ()], bool)
+        if ended.any():  # kernels that coupled such a column with another would have images that are turned
+            covariance[(ended[:, None] | ended) & ~np.eye(self.d, dtype=bool)] = 0.0
         return covariance
 
     def _factor_by(self, rule: str) -> float:
@@ -399,6 +417,11 @@ class gaussian_kde:
             check_rule(rule, self.method)
         except ValueError as error:
             raise ValueError(str(error).replace("bandwidth", "bw_method", 1)) from None
+        if self._options.get("support") is not None and rule in CHOOSERS:
+            where = {name: self._options[name] for name in ("coordinates", "support")}
+            how: Any = {"method": self.method, "rule": rule, "weights": self._weights, **where}
+            chosen = select_bandwidth(self._samples, base=self._data, **how)
+            return math.exp((chosen.log_determinant - _definite(self._data, _SINGULAR).log_determinant) / self.d)
         x = self._mapped
         log_weights = None if self._weights is None else np.log(self._weights)
         whitened = _definite(self._data, _SINGULAR).whiten(x, x.mean(axis=0))
