@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
@@ -16,16 +15,14 @@ from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
 from .estimator import autograd, straight, warming
-from .estimator.batches import check_out, densities, gradients
-from .estimator.bounded import Bounded, for_choosing, imaged
+from .estimator.batches import answered, check_out, densities, watched
 from .estimator.density import density, log_constant, undefined, warn_of_negative
 from .estimator.explanation import Explanation, explained
 from .estimator.fitted import Fitted, run, scores, slope, with_fallback
-from .estimator.mapped import Mapped, mapped, score_in
+from .estimator.mapped import mapped, score_in
 from .estimator.moving import displaced
 from .estimator.plan import Plan, plan, read
-from .estimator.prepared import Prepared
-from .estimator.progress import Advance, watched
+from .estimator.prepared import Prepared, fit
 from .estimator.request import Goal, Options, Request, takes_options
 from .protocol import Partial
 
@@ -49,8 +46,7 @@ def estimate(
     ----------
     train : (n, d) or (n,) array_like
         Samples, in any units. One-dimensional: n samples in one dimension. NumPy, lists, and arrays of any library
-        with the array API or DLPack (torch, CuPy, JAX), on any device. Torch tensors may require grad, see Notes. Where
-        ``train``, ``query`` or ``weights`` is a Dask array nothing is computed yet, see Notes.
+        with the array API or DLPack (torch, CuPy, JAX), on any device; for Dask and for autograd see Notes.
     query : (m, d) or (m,) array_like, optional
         Where to evaluate; may be empty. Default: at the training points, each sample's own kernel included
         (resubstitution). Columns are those of ``train`` by their places; of two data frames they must have one order.
@@ -61,10 +57,9 @@ def estimate(
         memory, and does not differentiate.
     step : None, float or "moments"
         The multiple of H ∇log p̂ by which samples move (sdkde). ``"moments"``: the one with which the estimate has the
-        samples' total variance in units of the bandwidth, between ½ and 1.2. It is ½ in the limit of narrow bandwidths,
-        and longer where these are wide, as beyond two dimensions (``docs/mathematics.md``). None: ½, the paper's; with
-        ``bandwidth="auto"`` it is ``"moments"``, and the bandwidth is chosen for that, but for fewer than 100 samples
-        in one dimension.
+        samples' total variance in units of the bandwidth, from ½ for narrow bandwidths to 1.2 for wide ones, as beyond
+        two dimensions (``docs/mathematics.md``). None: ½, the paper's; with ``bandwidth="auto"`` ``"moments"``, and the
+        bandwidth is chosen for that, but for fewer than 100 samples in one dimension.
     score_bandwidth : None or float
         The score is estimated at so many times the bandwidth (sdkde). ``"moments"`` is then at most 1.2 times its
         square, and may be less than ½. None: 1, the paper's; with ``"auto"`` and ``step=None`` 1.4 in one dimension
@@ -74,10 +69,10 @@ def estimate(
         geometric mean over the samples: wide where samples are rare (Abramson's is ½). Widths are powers of √2, from ⅛
         to 8. For sdkde samples move by ½ − α, or ``step``, times their squared width. Not for laplace and autograd.
     tails : None, "guard", "plain" or float
-        The part of the weight, 0.02 for ``"guard"``, in a second group of kernels at the same places that are four
-        times as wide: beyond the samples the density falls no faster than these. Of more than 4,096 samples so many
-        have one, wider as they are farther apart. For sdkde and kde. None: ``"plain"``, without; with
-        ``bandwidth="auto"`` and sdkde 0.02, and less for more than 100 samples.
+        The part of the weight, 0.02 for ``"guard"``, in a second group of kernels at the same places, four times as
+        wide, so that the density falls no faster beyond the samples; of more than 4,096 samples so many have one, and
+        wider. For sdkde and kde. None: ``"plain"``, without; with ``bandwidth="auto"`` and sdkde 0.02, and less for
+        more than 100 samples.
     bandwidth : str, float, (d,) or (d, d) array_like, or Bandwidth
         A number h or one h_j per dimension, in the data's units; a matrix H in squared units (a covariance); or a rule.
         ``"auto"`` chooses from the data for the method, per dimension or a matrix, see :func:`select_bandwidth`;
@@ -127,9 +122,9 @@ def estimate(
         (:func:`explain` says which and why). Of start-up a tenth counts, until :func:`warm_up`.
     device : {None, "cpu", "cuda", "cuda:0", …, "cuda:all"} or sequence of str
         Where to compute. None: the data's device, or a GPU for host data where that is faster, the copy included. If
-        ``device`` is a GPU, host data of more than 2¹⁸ numbers are copied there before they are validated. Of several
-        GPUs, as in ``["cuda:0", "cuda:1"]``, each takes some of the rows, where that is predicted to be faster than the
-        first alone; on any number of GPUs of one model a list gives the same bits.
+        it is a GPU, host data of more than 2¹⁸ numbers are copied there before they are validated. Of several GPUs, as
+        in ``["cuda:0", "cuda:1"]``, each takes some of the rows, where that is predicted to be faster than the first
+        alone; on any number of GPUs of one model a list gives the same bits.
     check_finite : bool
         Refuse NaN and inf; False skips the check.
     backend_options : mapping, optional
@@ -148,7 +143,6 @@ def estimate(
         Input that cannot be right; the message names the argument and what to pass instead.
     BackendUnavailable
         The backend is unknown, not installed, or cannot do this.
-
     ImportError
         ``progress=True`` without tqdm.
 
@@ -157,17 +151,16 @@ def estimate(
     The size of a batch follows from the shapes and the number of threads. With ``out`` or ``progress`` the numbers are
     those without within the precision's bounds, and the same bits where the backend sums each row alone by one formula.
 
-    Of Dask arrays the result, and that of :func:`debias`, is a lazy one (``docs/scaling-out.md``): tasks choose the
-    bandwidth too, and values that cannot be right are an error where the result is computed. With ``log=True`` the NaN
-    of laplace come without a warning. ``bandwidth="isj"``, ``adaptive``, ``negative="renormalise"``, ``out`` and
+    Where ``train``, ``query`` or ``weights`` is a Dask array the result, and that of :func:`debias`, is a lazy one
+    (``docs/scaling-out.md``): values that cannot be right are an error where it is computed, and with ``log=True`` the
+    NaN of laplace come without a warning. ``bandwidth="isj"``, ``adaptive``, ``negative="renormalise"``, ``out`` and
     ``progress`` are refused.
 
     Where ``train``, ``query``, ``weights`` or ``bandwidth`` is a torch tensor that requires grad, the result is
-    attached to autograd: for every method, by backends with the feature ``"grad"`` only, first derivatives, and not
-    within ``torch.no_grad()``. The query (else ``train``) must be a tensor then, as the result is. A bandwidth that a
-    rule has chosen is a constant to autograd; the derivative by a matrix H is that by its symmetric part.
-    :func:`debias` and :func:`grad_log_density` differentiate too; :func:`prepare` refuses what requires grad, and so do
-    ``out`` and ``progress`` here.
+    attached to autograd: first derivatives, by backends with the feature ``"grad"`` only, and not within
+    ``torch.no_grad()``. The query (else ``train``) must be a tensor then, as the result is. A bandwidth that a rule has
+    chosen is a constant to autograd; the derivative by a matrix H is that by its symmetric part. :func:`debias` and
+    :func:`grad_log_density` differentiate too; :func:`prepare`, ``out`` and ``progress`` refuse what requires grad.
 
     Source: Epstein, Dwaraknath and Winnicki, "Flash-SD-KDE: Accelerating SD-KDE with Tensor Cores". One bandwidth
     serves score, shift and evaluation.
@@ -181,30 +174,49 @@ def estimate(
     """
     request = Request.of(Goal.DENSITY, options, "query", "log", "out", "progress")
     if "dask.array" in sys.modules and any(map(is_dask, (train, query, request.weights))):
-        return _lazy(request, train, query, log, out, progress)
+        from .scale import lazy
+
+        return lazy(request, train, query, log, out, progress)
     if out is not None or progress is not False:
-        with _long(request, train, query, out, progress) as (ready, given, advance):
-            return densities(ready, given, log, out, advance)
-
+        return _by_batches(request, train, query, log, out, progress)
     if request.apart:
-        return _prepared(request, train).estimate(train if query is None else query, log=log)
+        return fit(request, train).estimate(train if query is None else query, log=log)
 
-    def compute(request: Request) -> Any:
-        if "torch" in sys.modules:  # else nothing is on a device or requires grad
-            found, request = straight.estimate(request, train, query, log)
-            if found is not None:
-                return found
-        ready = (autograd.plan if "torch" in sys.modules else plan)(request, train, query)
-        renormalised = request.negative == "renormalise"
-        constant = Fitted.of(ready).log_constant if renormalised else log_constant(request.kernel, ready.bandwidth)
-        values = density(run(ready), constant, log, clip=request.negative != "keep")
-        result = ready.data.origin.restore(values, ready.data.dtype)
-        return result if result.shape[0] else autograd.tie(result, train, query, request.weights, request.bandwidth)
-
-    result = with_fallback(request, compute)
+    result = with_fallback(request, lambda tried: _computed(tried, train, query, log))
     if log:
         warn_of_negative(undefined(request, result, log), result.shape[0], request.check_finite)
     return result
+
+
+def _by_batches(
+    request: Request, train: Any, query: Any, log: bool = False, out: Any = None, progress: Any = False
+) -> Any:
+    """The same, of rows that somebody watches, or with a place for the results."""
+    x = Argument.of("train", train)
+    given = x if query is None else Argument.of("query", query)
+    check_out(out, given)
+    with watched(progress, x if request.passes[0].moves else None, given) as advance:
+        fitted = fit(request, train, given, advance)._fitted
+        if request.goal is Goal.GRADIENT:
+            return answered(fitted, given, "score", advance=advance)
+        return densities(fitted, given, log, out, advance)
+
+
+def _computed(request: Request, train: Any, query: Any, log: bool = False) -> Any:
+    """The density, its log, or for that goal the score, attached to what requires grad."""
+    if "torch" in sys.modules:  # else nothing is on a device or requires grad
+        found, request = straight.estimate(request, train, query, log)
+        if found is not None:
+            return found
+    ready = (autograd.plan if "torch" in sys.modules else plan)(request, train, query)
+    if request.goal is Goal.GRADIENT:
+        values = ready.bandwidth.pull_back(Origin.of(ready.data.train).restore(slope(ready), "float64"))
+    else:
+        renormalised = request.negative == "renormalise"
+        constant = Fitted.of(ready).log_constant if renormalised else log_constant(request.kernel, ready.bandwidth)
+        values = density(run(ready), constant, log, clip=request.negative != "keep")
+    result = ready.data.origin.restore(values, ready.data.dtype)
+    return result if result.shape[0] else autograd.tie(result, train, query, request.weights, request.bandwidth)
 
 
 @public
@@ -234,7 +246,7 @@ def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) ->
     request = Request.of(Goal.DENSITY, options, "progress")
     moves = request.passes[0].moves and request.method != "stacked"  # a stack is not fitted by rows
     with watched(progress, Argument.of("train", train) if progress is not False and moves else None) as advance:
-        return _prepared(request, train, advance=advance)
+        return fit(request, train, advance=advance)
 
 
 @public
@@ -255,31 +267,27 @@ def debias(train: Any, *, score: Any = None, progress: Any = False, **options: U
     Returns
     -------
     (n, d) array
-        In the units of ``train``, of its kind, on its device; (n, 1) for one-dimensional input. Of a Dask array a lazy
-        one.
+        In the units of ``train``, of its kind, on its device; (n, 1) for one-dimensional input; of a Dask array lazy.
     """
     request = Request.of(Goal.DEBIASED, options, "score", "progress")
     if request.mapped:
-        request, z, coordinates = mapped(request, train)
+        request, z, coordinates, n = mapped(request, train)
         if score is not None:
+            if coordinates.ends is not None:
+                raise ValueError("score= has no support yet; pass one of them, or debias without the ends")
             score = partial(score_in, score, coordinates, train)
-        n, imaging = z.shape[0], coordinates.ends is not None
-        if imaging and score is not None:
-            raise ValueError("score= has no support yet; pass one of them, or debias without the ends")
-        if imaging:
-            request, z = imaged(request, z, coordinates)
         there = to_host(debias(z._replace(dtype="float64"), score=score, progress=progress, **request.options()))[:n]
         return z.origin.restore(coordinates.inverse(coordinates.folded(there)), z.dtype)
     if score is not None:
         return _debiased_by(score, request, train)
     if is_dask(train) or is_dask(request.weights):
-        return _lazy(request, train, progress=progress)
+        from .scale import lazy
+
+        return lazy(request, train, progress=progress)
 
     def compute(request: Request) -> Any:
         ready = autograd.plan(request, train)
-        away = displaced(ready.columns, scores(ready, advance=advance), ready.request)
-        away = ready.bandwidth.stretch(_at_home(ready, away))
-        return ready.data.origin.restore(ready.data.train + away, ready.data.dtype)
+        return _moved(ready, ready.request, scores(ready, advance=advance))
 
     moved = None if progress is False else Argument.of("train", detached(train))
     with watched(progress, moved) as advance:
@@ -298,8 +306,13 @@ def _debiased_by(score: Any, request: Request, train: Any) -> Any:
     if request.check_finite and not np.isfinite(to_host(slope)).all():
         raise ValueError("score has values that are not finite; mend it, or pass check_finite=False")
     shift = ready.bandwidth.pushed(slope[:, None] if slope.ndim == 1 else slope)
-    away = displaced(ready.columns, Partial(shift[:, 0], shift), replace(ready.request, score_bandwidth=None))
-    away = ready.bandwidth.stretch(_at_home(ready, away))
+    return _moved(ready, replace(ready.request, score_bandwidth=None), Partial(shift[:, 0], shift))
+
+
+def _moved(ready: Plan, request: Request, sums: Partial) -> Any:
+    """The samples, moved by the sums of the first pass."""
+    away = displaced(ready.columns, sums, request)
+    away = ready.bandwidth.stretch(Origin.of(ready.data.train).restore(away, "float64"))
     return ready.data.origin.restore(ready.data.train + away, ready.data.dtype)
 
 
@@ -319,22 +332,11 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
     """
     request = Request.of(Goal.GRADIENT, options, "query", "progress")
     if progress is not False:
-        with _long(request, train, query, None, progress) as (ready, given, advance):
-            return gradients(ready, given, advance)
+        return _by_batches(request, train, query, progress=progress)
     if request.apart:
-        return _prepared(request, train).grad_log_density(train if query is None else query)
+        return fit(request, train).grad_log_density(train if query is None else query)
 
-    def compute(request: Request) -> Any:
-        if "torch" in sys.modules:  # else nothing is on a device or requires grad
-            found, request = straight.estimate(request, train, query)
-            if found is not None:
-                return found
-        ready = (autograd.plan if "torch" in sys.modules else plan)(request, train, query)
-        score = ready.bandwidth.pull_back(_at_home(ready, slope(ready)))
-        result = ready.data.origin.restore(score, ready.data.dtype)
-        return result if result.shape[0] else autograd.tie(result, train, query, request.weights, request.bandwidth)
-
-    return with_fallback(request, compute)
+    return with_fallback(request, lambda tried: _computed(tried, train, query))
 
 
 @public
@@ -402,16 +404,10 @@ def select_bandwidth(
     check_rule(rule, method)
     if method == "stacked":
         raise ValueError("a stacked density has several bandwidths; pass method='sdkde' for that of its first part")
-    request = Request(
-        *(Goal.DENSITY, method, 1.0 if base is None else base),
-        weights=weights,
-        coordinates=coordinates,
-        support=support,
-    )
+    given: dict[str, Any] = {"weights": weights, "coordinates": coordinates, "support": support}
+    request = Request(Goal.DENSITY, method, 1.0 if base is None else base, **given)
     if request.mapped:
-        request, train, maps = mapped(request, train)
-        if maps.ends is not None:
-            request, train = for_choosing(request, train, maps)
+        request, train, _, _ = mapped(request, train, choosing=True)
     data, shape = read(request, train)
     data.check_finite()
     if base is None:
@@ -419,9 +415,7 @@ def select_bandwidth(
     whitened = shape.whiten(data.train, data.train[:1, :])
     chosen = resolve(rule, whitened, data.log_weights, method=method, common=True)
     if chosen.selection is None:
-        raise ValueError(
-            f"rule is {rule!r}, which has a shape of its own; leave base out, or pass 'auto', 'lscv' or 'lcv'"
-        )
+        raise ValueError(f"rule is {rule!r}, which has its own shape; leave base out, or pass 'auto', 'lscv' or 'lcv'")
     return replace(shape.scaled(float(chosen.factor[0])), rule=f"{rule} × {shape.rule}", selection=chosen.selection)
 
 
@@ -496,70 +490,4 @@ def warm_up(device: str | Sequence[str] | None = None) -> dict[str, dict[str, fl
     >>> sdkde_core.warm_up("cpu")  # doctest: +SKIP
     {'cpu': {'numba': 0.71, 'numpy': 0.09, 'torch': 1.93}}
     """
-    parsed, found = select.parse_device(device), {}
-    for place in parsed if isinstance(parsed, tuple) else (parsed,):
-        found.update(warming.warm_up(place))
-    return found
-
-
-def fitted(request: Request, train: Any, query: Argument, advance: Advance | None = None) -> Fitted:
-    """Return fitted columns for a query that is answered by batches, here and on the command line."""
-    return _prepared(request, train, query, advance)._fitted
-
-
-def _prepared(
-    request: Request, train: Any, expected: Argument | None = None, advance: Advance | None = None
-) -> Prepared:
-    """Fit a density; ``expected``: a query that comes later, as for :func:`.plan.plan`."""
-    if request.goal is not Goal.DENSITY:
-        request = replace(request, goal=Goal.DENSITY)
-    if request.mapped:
-        request, z, coordinates = mapped(request, train)
-        n, ends = z.shape[0], coordinates.ends
-        if ends is not None:
-            request, z = imaged(request, z, coordinates)
-        made = (inner := _prepared(request, z, expected, advance))._fitted
-        if ends is not None:
-            made = Bounded(made, ends, coordinates.circular, n)
-        return replace(inner, _fitted=Mapped(made, coordinates))
-    if request.method == "stacked":
-        from .estimator.stacked import stacked
-
-        return Prepared(*with_fallback(request, lambda tried: stacked(tried, train)))
-
-    def compute(request: Request) -> Prepared:
-        ready = plan(request, train, expected=expected)  # which refuses tensors that require grad
-        return Prepared(Fitted.of(ready, advance), ready.data.dtype, ready.data.origin)
-
-    return with_fallback(request, compute)
-
-
-def _lazy(
-    request: Request, train: Any, query: Any = None, log: bool = False, out: Any = None, progress: Any = False
-) -> Any:
-    """The result of Dask arrays, as one."""
-    if out is not None or progress is not False:
-        raise TypeError(
-            "out and progress are not for Dask arrays; store the result, as by .to_zarr(path), or watch with "
-            "dask.diagnostics.ProgressBar() or the dashboard"
-        )
-    from .scale import lazy
-
-    return lazy(request, train, query, log)
-
-
-@contextmanager
-def _long(
-    request: Request, train: Any, query: Any, out: Any, progress: Any
-) -> Iterator[tuple[Fitted, Argument, Advance | None]]:
-    """Yield fitted columns for a query that is answered by batches, the query, and what to call with progress."""
-    x = Argument.of("train", train)
-    given = x if query is None else Argument.of("query", query)
-    check_out(out, given)
-    with watched(progress, x if request.passes[0].moves else None, given) as advance:
-        yield fitted(request, train, given, advance), given, advance
-
-
-def _at_home(ready: Plan, x: Any) -> Any:
-    """Bring a backend's float64 result to where the data are."""
-    return Origin.of(ready.data.train).restore(x, "float64")
+    return warming.warm_up(select.parse_device(device))

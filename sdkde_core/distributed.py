@@ -1,7 +1,6 @@
 """Estimates among the processes of a ``torch.distributed`` group, as torchrun, Slurm or MPI starts them.
 
-Each process has some of the samples and some of the queries, and gets the density at its own queries. Import it by
-``import sdkde_core.distributed``; it needs PyTorch.
+Import it by ``import sdkde_core.distributed``; it needs PyTorch.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ except ImportError as error:
     raise ImportError(f"sdkde_core.distributed needs PyTorch: pip install 'sdkde-core[torch]' ({error})") from error
 
 from .arrays import Argument, public, to_host
-from .estimator.fitted import Fitted, with_fallback
-from .estimator.plan import plan
-from .estimator.prepared import Prepared
+from .estimator.prepared import fit
 from .estimator.request import Goal, Options, Request, takes_options
 from .spreading.ranks import PeerFailed, Ranks
 
@@ -88,7 +85,6 @@ def estimate(
 
 
 def _plain(given: Argument) -> Any:
-    """The numbers, as an array of NumPy's or a tensor with the argument's dtype."""
     if given.origin.on_host:
         return np.asarray(given.array, given.dtype)
     if not isinstance(given.array, torch.Tensor):
@@ -99,9 +95,7 @@ def _plain(given: Argument) -> Any:
 def _estimate(ranks: Ranks, local_train: Any, local_query: Any, log: bool, options: Options) -> Any:
     request = Request.of(Goal.DENSITY, options, "local_query", "group", "log")
     if request.apart:
-        raise ValueError(
-            "method='stacked', coordinates= and support= are for one process; pass another method, or mapped columns"
-        )
+        raise ValueError("method='stacked', coordinates= and support= are for one process; leave them out")
     if isinstance(request.device, tuple):
         raise ValueError(f"device is {', '.join(request.device)}; pass one device to each rank")
     train = Argument.of("local_train", local_train)
@@ -118,11 +112,5 @@ def _estimate(ranks: Ranks, local_train: Any, local_query: Any, log: bool, optio
     whole = ranks.joined(_plain(train))
     if weights is not None:  # of one dtype on all ranks, whatever it is on each
         weights = ranks.joined(_plain(weights._replace(dtype="float64")))
-    request = replace(request, ranks=ranks, weights=weights)
-
-    def compute(request: Request) -> Prepared:
-        ready = plan(request, whole)
-        return Prepared(Fitted.of(ready), ready.data.dtype, ready.data.origin)
-
-    prepared = with_fallback(request, compute)
+    prepared = fit(replace(request, ranks=ranks, weights=weights), whole)
     return prepared.estimate(local_train if local_query is None else local_query, log=log)

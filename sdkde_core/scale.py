@@ -17,9 +17,9 @@ import numpy as np
 from .arrays import Argument, Origin, check_shapes, is_dask, public, refuse_masked, to_host
 from .bandwidth.matrix import Bandwidth
 from .choice.select import named_backend
+from .estimator.batches import watched
 from .estimator.blockwise import BlockPlan, Shape, Survey
 from .estimator.density import warn_of_negative
-from .estimator.progress import watched
 from .estimator.request import Goal, Options, Request, takes_options
 from .files import Source, Write, check_apart, check_order, filling, source, writing
 from .messages import parse_size
@@ -37,9 +37,7 @@ def _source(name: str, given: Any, kept: ExitStack) -> Source:
         found = source(os.fspath(given))
     else:
         if is_dask(given):
-            raise TypeError(
-                f"{name} is a Dask array; pass it to sdkde_core.estimate or debias, or pass the path of its file here"
-            )
+            raise TypeError(f"{name} is a Dask array; pass it to sdkde_core.estimate or debias, or pass its file here")
         refuse_masked(name, given)
         if getattr(given, "shape", None) is None or getattr(given, "dtype", None) is None:
             given = np.asarray(given)
@@ -147,11 +145,15 @@ def _run(
     return result
 
 
-def lazy(request: Request, train: Any, query: Any = None, log: bool = False) -> Any:
-    """Return densities (m,) or moved samples (n, d) as a lazy Dask array, where train, query or weights is one.
-
-    Raises what can be said without reading; the rest is raised where the result is computed.
-    """
+def lazy(
+    request: Request, train: Any, query: Any = None, log: bool = False, out: Any = None, progress: Any = False
+) -> Any:
+    """Return densities (m,) or moved samples (n, d) as a lazy Dask array; raise what can be said without reading."""
+    if out is not None or progress is not False:
+        raise TypeError(
+            "out and progress are not for Dask arrays; store the result, as by .to_zarr(path), or watch with "
+            "dask.diagnostics.ProgressBar() or the dashboard"
+        )
     from .spreading.dask import lazy_result  # Dask takes a second to import
 
     x = _argument("train", train)
@@ -170,18 +172,15 @@ def lazy(request: Request, train: Any, query: Any = None, log: bool = False) -> 
 
 def _argument(name: str, value: Any) -> Argument:
     """Recognise an argument; of a Dask array only shape and dtype are looked at."""
+    given = Argument.of(name, np.empty((0,) * value.ndim, value.dtype) if is_dask(value) else value)
     if not is_dask(value):
-        given = Argument.of(name, value)
         return given._replace(array=to_host(given.array), origin=Origin())
-    if value.dtype.kind not in "iufb":
-        raise TypeError(f"{name} has dtype {value.dtype}; pass real numbers (integer, boolean or floating)")
     if any(math.isnan(k) for k in value.shape):
         raise ValueError(
             f"{name} has chunks of unknown size; call {name}.compute_chunk_sizes() first, or of a Dask data frame "
             ".to_dask_array(lengths=True)"
         )
-    narrow = value.dtype.kind == "f" and value.dtype.itemsize <= 4
-    return Argument(name, value, "float32" if narrow else "float64", Origin())
+    return given._replace(array=value)
 
 
 @public

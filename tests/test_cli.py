@@ -25,7 +25,7 @@ from sdkde_core.arrays import ingest
 from sdkde_core.bandwidth.rules import RULES, resolve
 from sdkde_core.choice import registry
 from sdkde_core.cli.main import main
-from sdkde_core.estimator import progress
+from sdkde_core.estimator import batches
 from sdkde_core.protocol import TOLERANCES, Reduction, Support
 from sdkde_core.testing import reference
 
@@ -319,7 +319,7 @@ def test_negative_values_are_clipped(negative):
 @pytest.fixture
 def small_batches(monkeypatch):
     """Several batches in both passes, the last one short."""
-    monkeypatch.setattr(progress, "ROWS", 1024)
+    monkeypatch.setattr(batches, "ROWS", 1024)
 
 
 def allowed(precision, x, y, h, weights=None):
@@ -493,7 +493,7 @@ def test_a_full_disk_is_one_line_before_anything_is_computed(monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    monkeypatch.setattr("sdkde_core.api.fitted", None)
+    monkeypatch.setattr("sdkde_core.cli.main.fit", None)
     line = refused("estimate", save("x.npy", X), "-o", "out.npy")
     assert line == "Error: out.npy: No space left on device\n"
     assert [p.name for p in Path().iterdir()] == ["x.npy"]

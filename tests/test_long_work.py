@@ -13,7 +13,7 @@ from pairwise import cases
 
 import sdkde_core
 from sdkde_core.choice import registry
-from sdkde_core.estimator import progress
+from sdkde_core.estimator import batches
 from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Support
 
 RNG = np.random.default_rng(0)
@@ -24,7 +24,7 @@ H = 0.4
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
     """Several batches in both passes, the last one short."""
-    monkeypatch.setattr(progress, "ROWS", 256)
+    monkeypatch.setattr(batches, "ROWS", 256)
 
 
 @pytest.fixture
@@ -218,15 +218,6 @@ def test_what_out_cannot_be(prepared, tmp_path):
     ):
         with pytest.raises(kind, match=message):
             ready.estimate(y, out=out) if prepared else sdkde_core.estimate(X, y, bandwidth=H, out=out)
-
-
-def test_what_is_wrong_with_the_query_is_said():
-    for query, message in ((Y[:, :1], "query has 1 dimensions, but train has 2"), (Y[0, 0], r"query has shape \(\)")):
-        for call in (sdkde_core.estimate, sdkde_core.grad_log_density):
-            with pytest.raises(ValueError, match=message):
-                call(X, query, bandwidth=H, progress=lambda *_: None)
-    with pytest.raises(ValueError, match=r"train has shape \(\)"):
-        sdkde_core.prepare(1.0, progress=lambda *_: None)
 
 
 @pytest.mark.parametrize(

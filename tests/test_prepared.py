@@ -116,17 +116,13 @@ def test_the_gradient(method, h):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_single_sample_and_one_dimension(method):
     options = {"method": method, "bandwidth": 0.5, "precision": "float64"}
-    ready = sdkde_core.prepare([[1.0, 2.0]], **options)
+    ready, plain = sdkde_core.prepare([[1.0, 2.0]], **options), {"method": method, "bandwidth": 0.5}
     for y in ([[1.0, 2.0], [1.5, 2.0]], [[1.0, 2.0 + 1e-9]], [[40.0, 2.0]]):
-        np.testing.assert_allclose(ready.estimate(y), reference.estimate([[1.0, 2.0]], y, **_plain(options)), rtol=1e-9)
+        np.testing.assert_allclose(ready.estimate(y), reference.estimate([[1.0, 2.0]], y, **plain), rtol=1e-9)
     ready = sdkde_core.prepare(X[:, 1], **options)
-    want = reference.estimate(X[:, 1], Y[:, 1], **_plain(options))
+    want = reference.estimate(X[:, 1], Y[:, 1], **plain)
     for y in (Y[:, 1], Y[:, 1:2]):
         np.testing.assert_allclose(ready.estimate(y), want, rtol=1e-9)
-
-
-def _plain(options):
-    return {name: value for name, value in options.items() if name != "precision"}
 
 
 def test_attributes():
@@ -134,13 +130,10 @@ def test_attributes():
     assert isinstance(ready, sdkde_core.Prepared)
     assert (ready.n_train, ready.n_dimensions, ready.method) == (300, 3, "sdkde")
     assert (ready.precision, ready.backend, ready.device) == ("high", "numpy", "cpu")
-    np.testing.assert_allclose(ready.bandwidth.matrix, np.cov(X.T, aweights=W, ddof=1) * _scott(W))
+    factor = (W.sum() ** 2 / (W**2).sum()) ** (-2 / 7)
+    np.testing.assert_allclose(ready.bandwidth.matrix, np.cov(X.T, aweights=W, ddof=1) * factor)
     assert repr(ready).startswith("Prepared(sdkde, 300 × 3, scott: full matrix")
     assert repr(ready).endswith("high, numpy on cpu)")
-
-
-def _scott(w):
-    return (w.sum() ** 2 / (w**2).sum()) ** (-2 / 7)
 
 
 # --- arrays in and out ------------------------------------------------------------------------------------------
@@ -245,21 +238,6 @@ def test_every_sample_with_weight_is_far(method, limited):
     for batch in (y, y + 1e3, np.concatenate([y, y + 1e3])):
         got, want = ready.estimate(batch), reference.estimate(x, batch, **options)
         np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-300)
-
-
-def test_a_backend_that_does_not_reach_so_far(monkeypatch):
-    """It has no limit within which the core would keep it; what it can still take it is asked."""
-    holds = Support(True, "near"), Support(False, "too far for it")
-    _register(monkeypatch, "near", NumpyBackend, supports=lambda p: holds[p.extent > 50.0])
-    x, y = X / SCALE, Y / SCALE
-    ready = sdkde_core.prepare(x, bandwidth=1.0)
-    y = y[np.linalg.norm(y - 5, axis=1) > 0.5] - 5
-    y *= 45.0 / np.linalg.norm(y, axis=1)[:, None]  # the next power of two, 64, would be too far
-    want = reference.estimate(x, y + 5, bandwidth=1.0, log=True)
-    np.testing.assert_allclose(ready.estimate(y + 5, log=True), want, rtol=1e-5)
-    with pytest.raises(BackendUnavailable, match="'near' cannot do this: too far for it"):
-        ready.estimate(3 * y + 5)
-    assert np.isfinite(ready.estimate(y + 5, log=True)).all()
 
 
 # --- threads ----------------------------------------------------------------------------------------------------

@@ -127,17 +127,6 @@ def test_a_far_support_changes_nothing():
     np.testing.assert_allclose(got, want, rtol=1e-13)
 
 
-def test_kernel_density_and_dataframes():
-    neighbors = pytest.importorskip("sklearn.neighbors")
-    from sdkde_core import KernelDensity
-
-    x = exponential(300)[:, None]
-    model = KernelDensity(bandwidth=0.3, support=[(0, None)]).fit(x)
-    assert isinstance(model, neighbors.KernelDensity)
-    assert model.score_samples([[-1.0]])[0] == -np.inf
-    assert model.sample(50, random_state=0).min() >= 0.0
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -147,7 +136,8 @@ def test_kernel_density_and_dataframes():
         ({"support": [None, (0, 1)]}, "support is for 2 columns, but train has 1"),
         ({"support": {"age": (0, None)}}, "support has column 'age'"),
         ({"support": (0, None), "coordinates": "log"}, "pass one of them"),
-        ({"support": (0, None), "method": "stacked"}, "stacked"),
+        ({"support": (0, None), "method": "stacked", "coordinates": "log"}, "leave coordinates out"),
+        ({"support": ("circular", 20.0), "method": "stacked"}, "pass method='sdkde'"),
         ({"support": (0, None), "kernel": "tophat", "method": "kde", "bandwidth": 1.0}, "Gaussian"),
     ],
 )
@@ -211,5 +201,59 @@ def test_rows_outside_and_files_of_tuples(tmp_path):
         sdkde_core.estimate([1.0, 2.0, -5.0], weights=[0.0, 1.0, 0.0], bandwidth=1.0, support={np.int64(0): (0, None)})
     pytest.importorskip("sklearn")
     model = sdkde_core.KernelDensity(bandwidth=0.3, support=[(0, None)]).fit(exponential(50)[:, None])
+    assert model.score_samples([[-1.0]])[0] == -np.inf
+    assert model.sample(50, random_state=0).min() >= 0.0
     model.save(tmp_path / "k")
     assert sdkde_core.load(tmp_path / "k").score_samples([[0.5]]) == model.score_samples([[0.5]])
+
+
+def test_stacks_are_inside_and_take_logs_where_these_say_more(tmp_path):
+    rng, y = np.random.default_rng(7), grid(0.0, 60.0, 60_001)
+    flat = sdkde_core.prepare(exponential(), method="stacked", support=(0, None))
+    assert 0.85 < flat.estimate([0.0])[0] < 1.15  # no part that is 0 there
+    x = np.exp(rng.normal(size=500))
+    prepared = sdkde_core.prepare(x, method="stacked", support=(0, None))
+    assert "in log" in repr(prepared)
+    density = prepared.estimate(y)
+    assert abs(np.trapezoid(density, y) - 1.0) < 1e-2
+    assert prepared.estimate([-0.1], log=True)[0] == -np.inf
+    below = sdkde_core.prepare(3.0 - x, method="stacked", support=(None, 3.0))
+    assert abs(np.trapezoid(below.estimate(3.0 - y), y) - 1.0) < 1e-2
+    assert below.estimate([3.1]).tolist() == [0.0]
+    assert prepared.sample(500, random_state=0).min() > 0.0
+    assert abs(prepared.cdf(prepared.quantile([0.1, 0.9])) - [0.1, 0.9]).max() < 1e-6
+    prepared.save(tmp_path / "s")
+    np.testing.assert_array_equal(sdkde_core.load(tmp_path / "s").estimate(y), density)
+    two = np.stack([x, rng.beta(2.0, 5.0, 500), rng.normal(size=500)], axis=1)
+    both = sdkde_core.prepare(two, method="stacked", support=[(0, None), (0, 1), None])
+    assert both.estimate([[1.0, 1.2, 0.0], [-1.0, 0.5, 0.0]]).tolist() == [0.0, 0.0]
+    inside = both.sample(400, random_state=1)
+    assert inside[:, 0].min() > 0.0 and 0.0 < inside[:, 1].min() <= inside[:, 1].max() < 1.0
+    assert abs(both.marginal(1).cdf([1.0]) - 1.0).max() < 1e-9
+
+
+def test_gaussian_kde_ends_too(tmp_path):
+    x, y = exponential(), grid(0.0, 14.0, 4001)
+    kde = sdkde_core.gaussian_kde(x, 0.2, support=(0, None))
+    width = float(np.sqrt(kde.covariance[0, 0]))
+    np.testing.assert_allclose(
+        kde(y), sdkde_core.estimate(x, y, method="kde", bandwidth=width, support=(0, None), precision="float64"), 1e-9
+    )
+    assert kde.integrate_box_1d(-1.0, 0.0) == 0.0
+    assert kde.resample(500, seed=0).min() >= 0.0
+    with pytest.raises(ValueError, match="average over draws"):
+        kde.integrate_gaussian(0.0, 1.0)
+    chosen = sdkde_core.gaussian_kde(x, "auto", method="sdkde", support=(0, None))
+    assert abs(chosen([0.0])[0] - 1.0) < 0.15
+    chosen.save(tmp_path / "g")
+    np.testing.assert_array_equal(sdkde_core.load(tmp_path / "g")(y), chosen(y))
+    two = sdkde_core.gaussian_kde(np.stack([x, x + np.random.default_rng(8).normal(size=1000)]), support={0: (0, None)})
+    assert two.covariance[0, 1] == 0.0
+    assert two([[-1.0], [1.0]])[0] == 0.0
+    np.testing.assert_allclose(
+        two.marginal([0])(y),
+        sdkde_core.prepare(x, method="kde", bandwidth=float(np.sqrt(two.covariance[0, 0])), support=(0, None)).estimate(
+            y
+        ),
+        0.2,
+    )

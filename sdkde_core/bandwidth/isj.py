@@ -18,11 +18,10 @@ from ..arrays import Array
 def improved_sheather_jones(x: Array, weights: Array | None, n_eff: float) -> float | None:
     """Return the bandwidth of one column, in its units; None where the equation has no solution that a grid resolves.
 
-    Equivariant to shifts and units. Two things are done to the samples x (n,) that the paper does not do. Empty
-    stretches of many bandwidths are shortened, so that neither outliers nor groups far apart cost resolution. Values
-    that occur more than once, as in rounded data and counts, are spread evenly, halfway to the nearer neighbour on both
-    sides, and h is at least half the width of that where most samples are of that kind: below, an estimate shows the
-    rounding.
+    Two things are done to the samples x (n,) that the paper does not do. Empty stretches of many bandwidths are
+    shortened, so that neither outliers nor groups far apart cost resolution. Values that occur more than once, as in
+    rounded data and counts, are spread evenly, halfway to the nearer neighbour on both sides, and h is at least half
+    the width of that where most samples are of that kind: below, an estimate shows the rounding.
     """
     mass: Array
     if weights is None:
@@ -35,8 +34,7 @@ def improved_sheather_jones(x: Array, weights: Array | None, n_eff: float) -> fl
     cell = np.where(counts > 1, np.minimum(np.append(gaps, gaps[-1]), np.insert(gaps, 0, gaps[0])), 0.0)
     order = np.argsort(cell)
     least = 0.5 * float(cell[order][_reached(mass[order], 0.5)])
-    low = values[_reached(mass, 0.25)]
-    high = values[::-1][_reached(mass[::-1], 0.25)]
+    low, high = values[_reached(mass, 0.25)], values[::-1][_reached(mass[::-1], 0.25)]
     # Stretches without samples are shortened to three interquartile ranges, and while h is not resolved to 128 bins.
     gaps, bins = np.minimum(gaps, 3 * (high - low) or math.inf), 1 << 11
     for _ in range(12):  # grids; scales may be too many powers of ten apart
@@ -65,8 +63,7 @@ def _reached(mass: Array, share: float) -> int:
 def _cosine_power(at: Array, mass: Array, cell: Array, length: float, bins: int) -> Array:
     """Return a_k², k = 1 … bins − 1, of p = 1 + Σ_k a_k cos(π k x) on a unit interval, to which ``at`` is scaled.
 
-    Linear binning; repeated values, which are spread, by their distribution function at the bins' edges. Then a type-2
-    cosine transform.
+    Binning is linear; of repeated values, which are spread, their distribution function at the bins' edges is taken.
     """
     lone, histogram = cell == 0, np.zeros(bins)
     place = at[lone] * (bins / length) - 0.5

@@ -11,10 +11,9 @@ Gaussian sum of all bins is then a product of spectra, and so are ∫p̂² and �
 
   of Basu, Harris, Hjort and Jones, "Robust and efficient estimation by minimising a density power divergence",
   Biometrika 85 (1998). At β = ¼ the best bandwidth is less noisy than by least squares or by the likelihood.
-* :class:`Expected` has the error that is expected if an estimate, the pilot, were the density: its bias by the
-  method, as with any number of samples, and the variance to leading order. It is as smooth as the pilot is: the
-  smoothed bootstrap of Taylor, "Bootstrap choice of the smoothing parameter in kernel density estimation", Biometrika
-  76 (1989), without a draw.
+* :meth:`Looks.plausible` has the least error if an estimate, the pilot, were the density: its bias by the method, and
+  the variance to leading order. That is the smoothed bootstrap of Taylor, "Bootstrap choice of the smoothing parameter
+  in kernel density estimation", Biometrika 76 (1989), without a draw.
 
 Both are of the step that the estimate takes: half, or "moments".
 """
@@ -32,6 +31,10 @@ from numpy.typing import NDArray
 from ..arrays import Array
 from ..engine.products import dots
 from .normal import roughness
+
+#: The bandwidths that are looked at are multiples e^(STEP k) of the best one for normal samples: k from −31 to 0, for
+#: "lscv" and "lcv" to 5. A first search takes every third.
+STEP = 0.15
 
 BINS = 6  # to a bandwidth
 FOLDS = 8  # parts of the samples that are left out in turn; fewer where there are fewer samples
@@ -59,8 +62,8 @@ class LeftOut(NamedTuple):
 class Line:
     """The samples of one column: sorted (n,), with weights that sum to 1; for a method.
 
-    ``folds`` (n,): the numbers of the parts that are left out together. ``score``: of the step "moments" the score's
-    bandwidth, in bandwidths; None: samples move by half a step, with the score at the bandwidth itself.
+    ``folds`` (n,): the parts that are left out together. ``score``: the score's bandwidth, in bandwidths, of the step
+    "moments"; None: half a step.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Line:
         np.cumsum(folds == np.arange(len(self.held))[:, None], out=self._before[1:])
 
     def _grid(self, h: float, finer: float = 1.0) -> _Grid:
-        """A grid for bandwidths about h, and down to h over ``finer``."""
+        """A grid for bandwidths from h times ``finer`` down to h over that."""
         u, width, most, beside = self.u, h / (BINS * finer), 10.0 * finer * h, int(5 * BINS * finer**2)
         long = np.flatnonzero(self.gaps > most)
         less = np.concatenate([[0.0], np.cumsum(self.gaps[long] - most)])  # by which the stretches so far are shorter
@@ -154,10 +157,10 @@ class Line:
 
 
 class Looks:
-    """What left-out samples say, by a criterion's name, of bandwidths unit · e^(step k) from k = ``last`` down."""
+    """What left-out samples say, by a criterion's name, of bandwidths unit · e^(STEP k) from k = ``last`` down."""
 
-    def __init__(self, line: Line, criterion: str, unit: float, step: float, last: int) -> None:
-        self.line, self.unit, self.step, self.last = line, unit, step, last
+    def __init__(self, line: Line, criterion: str, unit: float, last: int) -> None:
+        self.line, self.unit, self.last = line, unit, last
         self.known: dict[int, LeftOut] = {}
 
         def at(k: int) -> Any:
@@ -177,8 +180,7 @@ class Looks:
         self.best = descend(loss, least, -31, last)
 
     def width(self, k: float) -> float:
-        """The bandwidth of a step."""
-        return self.unit * math.exp(self.step * k)
+        return self.unit * math.exp(STEP * k)
 
     def plausible(self) -> float:
         """The step that both criteria speak for: the expected error's best, if its pilot's is that of left-out samples.
@@ -191,8 +193,22 @@ class Looks:
 
     def _expected(self, pilot: float) -> float:
         """The step with the least expected error near that of the pilot's bandwidth."""
-        error, middle = Expected(self.line, self.width(pilot)), round(pilot)
-        return descend(lambda k: error.at(self.width(k)), middle, middle - 4, min(middle + 4, self.last))
+        line, middle = self.line, round(pilot)
+        grid = line._grid(self.width(pilot), 2.0)
+        mass = line._binned(grid).sum(0)
+        density, _ = line._estimate(grid, mass, np.fft.rfft(mass), grid.h, 1.0, "sdkde")
+        density = np.maximum(np.fft.irfft(density, grid.bins), 0.0)
+        density /= density.sum()
+        spectrum, unit = np.fft.rfft(density), grid.h / self.width(pilot)
+
+        def error(k: int) -> float:
+            wide = self.width(k) * unit
+            found, step = line._estimate(grid, density, spectrum, wide, 0.0)
+            bias, square = found - spectrum, _inner(found, found, grid.bins)
+            variance = roughness(line.method, 1, float(step), line.score or 1.0) / (2.0 * math.sqrt(math.pi) * wide)
+            return float(_inner(bias, bias, grid.bins) + (variance - square) / line.n_eff) * unit
+
+        return descend(error, middle, middle - 4, min(middle + 4, self.last))
 
 
 def _errors(line: Line, fold: Array, best: Array) -> float:
@@ -209,32 +225,13 @@ def descend(loss: Callable[[int], float], k: int, first: int, last: int) -> floa
     while k != before:
         near = [j for j in (k - 1, k, k + 1) if first <= j <= last]
         before, k = k, min(near, key=at)
-    if len(near) < 3:
-        return float(k)
-    low, here, high = map(at, near)
+    return vertex(k, *map(at, near)) if len(near) == 3 else float(k)
+
+
+def vertex(k: int, low: float, here: float, high: float) -> float:
+    """Where the parabola through values at k − 1, k and k + 1 is least; k where it opens downwards."""
     curvature = low - 2.0 * here + high
-    return k + 0.5 * (low - high) / curvature if curvature > 0 else float(k)
-
-
-class Expected:
-    """The expected squared error of estimates if a pilot were the density, from half to twice its bandwidth."""
-
-    def __init__(self, line: Line, pilot: float) -> None:
-        self.line, self.grid = line, (grid := line._grid(pilot, 2.0))
-        mass = line._binned(grid).sum(0)
-        found, _ = line._estimate(grid, mass, np.fft.rfft(mass), grid.h, 1.0, "sdkde")
-        density = np.maximum(np.fft.irfft(found, grid.bins), 0.0)
-        self.density, self.unit = density / density.sum(), grid.h / pilot
-        self.spectrum = np.fft.rfft(self.density)
-
-    def at(self, h: float) -> float:
-        """Of the bandwidth h."""
-        line, grid, wide = self.line, self.grid, h * self.unit
-        found, step = line._estimate(grid, self.density, self.spectrum, wide, 0.0)
-        bias = found - self.spectrum
-        variance = roughness(line.method, 1, float(step), line.score or 1.0) / (2.0 * math.sqrt(math.pi) * wide)
-        square = _inner(found, found, grid.bins)
-        return float(_inner(bias, bias, grid.bins) + (variance - square) / line.n_eff) * self.unit
+    return float(k + 0.5 * (low - high) / curvature) if curvature > 0 else float(k)
 
 
 def _moments(mass: Array, s: Array, h: float, c: float) -> Array:

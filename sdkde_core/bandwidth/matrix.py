@@ -20,11 +20,6 @@ from ..arrays import Argument, Array, c_order, detached, is_attached, quiet, to_
 from .precise import Inverse, inverse_of, shifted_product
 
 
-def widening(d: int) -> float:
-    """How much wider "auto" chooses a bandwidth for the step that keeps the variance: benchmarks/step.py."""
-    return 1.08 if d <= 3 else 1.15 if d <= 10 else 1.0
-
-
 @dataclass(frozen=True, eq=False)
 class Bandwidth:
     """A bandwidth for d dimensions; immutable. Make one with :meth:`of`.
@@ -39,7 +34,7 @@ class Bandwidth:
         The diagonal of L, or the lower Cholesky factor L of H; data units. NumPy's, and then a read-only copy, or a
         tensor attached to autograd.
     rule : str
-        Where it came from: a rule's name, or ``"given"``.
+        A rule's name, or ``"given"``.
     selection : Selection or None
         How it was chosen, where that was from the data.
     step, score_bandwidth, tails
@@ -86,13 +81,8 @@ class Bandwidth:
     def of(cls, value: Any, d: int, rule: str = "given") -> Bandwidth:
         """Make a bandwidth from a number, d numbers or a (d, d) matrix H.
 
-        Raises
-        ------
-        TypeError
-            ``value`` is not real numbers.
-        ValueError
-            Wrong shape, a value that is not finite and positive, or a matrix that is not symmetric positive
-            definite (the message names the directions).
+        TypeError for what is not real numbers. ValueError for another shape, a value that is not finite and positive,
+        or a matrix that is not symmetric positive definite: the message names the directions.
         """
         if type(value) is float and rule == "given":
             return _of_number(value, d)
@@ -163,7 +153,7 @@ class Bandwidth:
 
     @property
     def log_constant(self) -> Any:
-        """Log of the Gaussian kernel's normalising constant, −½ d log 2π − log det L; as :attr:`log_determinant`."""
+        """Log of the Gaussian kernel's normalising constant, −½ d log 2π − log det L."""
         return -0.5 * self.d * math.log(2 * math.pi) - self.log_determinant
 
     def scaled(self, scale: float) -> Bandwidth:
@@ -171,10 +161,7 @@ class Bandwidth:
         return Bandwidth(self.d, self.factor * scale, self.rule, None, self.step, self.score_bandwidth, self.tails)
 
     def whiten(self, x: Any, centre: Any) -> Any:
-        """Return L⁻¹(x − centre): (n, d) in bandwidths, float64, C order, in x's array library.
-
-        ``centre`` is float64; x may be float32.
-        """
+        """Return L⁻¹(x − centre): (n, d) in bandwidths, float64, C order, in x's library; ``centre`` is float64."""
         if isinstance(x, np.ndarray) and isinstance(self.factor, np.ndarray) and self.factor.ndim == 1:
             scaled = np.subtract(x, centre, dtype=np.float64, order="C")
             scaled /= self.factor if self._number is None else self._number  # by a number NumPy divides faster
@@ -229,7 +216,6 @@ class Bandwidth:
 
     @functools.cached_property
     def _inverse(self) -> Inverse:
-        """The inverse of L, a matrix."""
         if self._known is not None:
             return self._known
         if isinstance(self.factor, np.ndarray):

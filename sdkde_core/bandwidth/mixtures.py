@@ -32,7 +32,7 @@ class Normals(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """A smoothed mixture that was chosen, and its share among those looked at; h = 1 is the mixture itself.
+    """A smoothed mixture that was chosen, and its share; h = 1 is the mixture itself.
 
     ``left_out`` (n,): log densities at samples that were left out in turn, NaN at those that no fold has.
     """
@@ -167,9 +167,8 @@ def choose(x: Array, weights: Array, folds: NDArray[np.intp], seed: int) -> list
     """Choose the mixtures that say most of samples that are left out, the one with the largest share first.
 
     Mixtures of more and more components are fitted, until more of them say clearly less. The best one that is smoothed
-    and those that are not are stacked. The four with the largest shares are kept, if these are at least .05: in many
-    columns several fits together are better than any of them. Samples with the same number in ``folds`` (n,) are left
-    out together, those with −1 are heard only in the last fit. ``seed`` is that of EM's starts.
+    and those that are not are stacked, and four at most are kept. Samples with the same number in ``folds`` (n,) are
+    left out together, those with −1 are heard only in the last fit. ``seed`` is that of EM's starts.
     """
     heard = np.flatnonzero(folds >= 0)
     z, parts, fold, d = x[heard], weights[heard] / weights[heard].sum(), folds[heard], x.shape[1]
@@ -216,10 +215,7 @@ def choose(x: Array, weights: Array, folds: NDArray[np.intp], seed: int) -> list
 
 
 def stack(logs: Array, weights: Array, prior: Array | float = 0.0) -> Array:
-    """The parts' shares (e,) that say most of left-out samples, by log densities there, (n, e); none below .005.
-
-    ``prior`` (e,): samples that are counted for the parts before.
-    """
+    """The parts' shares (e,) that say most of left-out samples, by log densities (n, e); ``prior``: of samples."""
     prior = prior * float(weights @ weights) + np.zeros(logs.shape[1])
     densities = np.exp(logs - np.maximum(logs.max(1, keepdims=True), -1e300))
     densities[~densities.any(1)] = 1.0

@@ -9,10 +9,7 @@ import numpy as np
 
 
 def normal_reference(method: str, d: int, n: float) -> float:
-    """The best bandwidth for n normal samples of standard deviation 1 in each of d independent columns.
-
-    To leading order in the bandwidth; docs/mathematics.md derives the constants.
-    """
+    """The best bandwidth for n standard normal samples, to leading order; docs/mathematics.md derives it."""
     if method == "kde":
         power, rate = 4 / (d + 2), d + 4
     elif method == "sdkde":
@@ -26,9 +23,8 @@ def normal_reference(method: str, d: int, n: float) -> float:
 def widest(method: str, d: int, n: float) -> float:
     """The best bandwidth for the same samples with the bias not only to leading order, over the normal reference.
 
-    The bias of normal samples is known for every bandwidth: the mean of the estimate is normal again, of variance
-    1 + h² for kde and (1 − ½ h²/(1 + h²))² + h² for sdkde; for laplace it is N_v − ½ h² ΔN_v, v = 1 + h². The variance
-    is that of the normal reference. It is up to a quarter wider in few columns, and up to a half in many.
+    The mean of the estimate is normal again, of variance 1 + h² for kde and (1 − ½ h²/(1 + h²))² + h² for sdkde; for
+    laplace it is N_v − ½ h² ΔN_v, v = 1 + h². The variance is that of the normal reference.
     """
 
     def g(v: np.ndarray) -> np.ndarray:  # N_v at 0, over N_2 there
@@ -48,10 +44,7 @@ def widest(method: str, d: int, n: float) -> float:
 
 
 def roughness(method: str, d: int, step: float = 0.5, score: float = 1.0) -> float:
-    """The integral of the squared kernel of a method over that of the normal kernel.
-
-    That of sdkde is, to leading order, N_1 − step · ΔN_v with v = 1 + c², where c is the score's bandwidth.
-    """
+    """∫ of a method's squared kernel over that of the normal one; sdkde's is N_1 − step · ΔN_v, v = 1 + score²."""
     if method == "kde":
         return 1.0
     if method == "sdkde":

@@ -36,6 +36,7 @@ from ..arrays import to_host
 from ..choice.hardware import cpu_threads
 from ..engine.products import on_this_thread, product
 from ..engine.threads import map_threads
+from .normal import roughness
 
 BLOCK = 1 << 16  # pairs of a block on a CPU, whose arrays of float32 stay in a core's cache
 
@@ -51,8 +52,8 @@ class Left(NamedTuple):
 class Pairs:
     """All pairs of a sample, ready for any bandwidth.
 
-    u (n, d), float64, of any library: distinct samples, at most a few thousand, in units of their spread, near the
-    origin. The weights (n,) are positive and sum to 1.
+    u (n, d), float64, of any library: distinct samples, in units of their spread, near the origin. The weights (n,) are
+    positive and sum to 1.
     """
 
     def __init__(self, u: Any, weights: Any, method: str) -> None:
@@ -72,17 +73,20 @@ class Pairs:
         # A nearest sample that is less close, relative to the least weight, is nothing to sums of float32.
         self._alone = 1e-9 * xp.min(weights)
         self._where = {} if self.on_host else {"device": u.device}
-        self._index = xp.arange(self.n, **self._where)
-        squares = self._squares(self.u)
-        self.squares = self._gather(lambda rows: self._put(squares(rows), rows, 1e30))  # (n, n), itself left out
+        self.squares = self._gather(self._squares(self.u))  # (n, n), of a sample itself 1e30
+        if self.on_host:
+            np.fill_diagonal(self.squares, 1e30)
+        else:
+            index = xp.arange(self.n, **self._where)
+            itself = index[:, None] == index[None, :]
+            self.squares = xp.where(itself, xp.full_like(self.squares, 1e30), self.squares)
         self.nearest = xp.min(self.squares, axis=1)
         self._closer = self.nearest[:, None] - self.squares  # (n, n), at most 0
 
     def at(self, bandwidths: Sequence[float]) -> list[Left]:
         """Return the criteria's terms for bandwidths in units of the spread.
 
-        For many at a time, in arrays of one axis more, on a device, and on a CPU where samples are few: there it takes
-        longer to launch, or to call NumPy, than to compute.
+        Many at a time on a device, and on a CPU where samples are few: there each operation has its costs.
         """
         if len(self.blocks) > 1:  # to start threads for each sum takes as long as a sum over 300 samples
             pool = ThreadPoolExecutor(self.threads, thread_name_prefix="sdkde") if self.threads > 1 else nullcontext()
@@ -143,8 +147,8 @@ class Pairs:
         """A product; on a device in float64, as PyTorch may round one of float32 to TF32."""
         if self.on_host:
             return product(a, b) if a.ndim == b.ndim == 2 else np.matmul(a, b)
-        xp = self.xp
-        return xp.astype(xp.matmul(xp.astype(a, xp.float64), xp.astype(b, xp.float64)), a.dtype)
+        wide = (self.xp.astype(x, self.xp.float64, copy=False) for x in (a, b))
+        return self.xp.astype(self.xp.matmul(*wide), a.dtype, copy=False)
 
     def _weigh(self, terms: Any, weights: Any = None) -> Any:
         """The weighted sum of each row, float64; by all samples' weights unless others are given."""
@@ -154,43 +158,24 @@ class Pairs:
         return self.xp.sum(terms * weights, axis=-1, dtype=self.xp.float64)
 
     def _bounded(self, exponents: Any) -> Any:
-        """On a CPU, in place, none below −50: less is nothing to sums of float32.
-
-        It would be subnormal there, and a CPU takes up to a hundred times as long for such numbers.
-        """
-        return np.maximum(exponents, np.float32(-50.0), out=exponents) if self.on_host else exponents
+        """None below −50, on a CPU in place: less is nothing to sums of float32, and subnormal numbers take long."""
+        if self.on_host:
+            return np.maximum(exponents, np.float32(-50.0), out=exponents)
+        return self.xp.clip(exponents, min=-50.0)
 
     def _exp(self, exponents: Any) -> Any:
         """exp, in place on a CPU."""
         return np.exp(exponents, out=exponents) if self.on_host else self.xp.exp(exponents)
 
-    def _put(self, block: Any, rows: slice, value: float) -> Any:
-        """A block of rows, and of columns from the same or from the first on, with a value for each sample and itself.
-
-        On a CPU in place.
-        """
-        xp = self.xp
-        first = self.n - block.shape[-1]
-        if self.on_host:
-            index = self._index[rows]
-            block[..., index - rows.start, index - first] = value
-            return block
-        itself = self._index[rows, None] == self._index[None, first:]
-        return xp.where(itself, xp.full_like(block, value), block)
-
     def _squares(self, z: Any) -> Callable[..., Any]:
-        """A function that returns squared distances of a block of rows, from all or from some, float32.
-
-        Rounding of float64 may put them a little below 0.
-        """
+        """A function that returns squared distances of a block of rows, from all or from some, float32."""
         xp = self.xp
         norms = xp.sum(z * z, axis=-1, keepdims=True)
         ones = xp.ones_like(norms)
         left, right = xp.concat([-2.0 * z, norms, ones], axis=-1), self._turned([z, ones, norms])
 
         def task(rows: slice, columns: slice = slice(None)) -> Any:
-            a, b = left[..., rows, :], right[..., :, columns]
-            return xp.astype(product(a, b) if self.on_host and z.ndim == 2 else xp.matmul(a, b), xp.float32)
+            return xp.astype(self._product(left[..., rows, :], right[..., :, columns]), xp.float32)
 
         return task
 
@@ -215,9 +200,8 @@ class Pairs:
         """A task that sums over samples which moved as they would without the row's own."""
         xp = self.xp
         twice = 2.0 * pull
-        along = self._turned(
-            [xp.astype(part, xp.float32) for part in (twice, -xp.sum(self.u * twice, axis=-1, keepdims=True))]
-        )
+        parts = twice, -xp.sum(self.u * twice, axis=-1, keepdims=True)
+        along = self._turned([xp.astype(part, xp.float32) for part in parts])
 
         def of_columns(x: Any) -> Any:
             return xp.astype(x, xp.float32)[..., None, :]
@@ -256,21 +240,18 @@ class Pairs:
 
         Of two samples in different blocks the first has the part of both.
         """
-        xp, d, squares = self.xp, self.d, self._squares(z) if z is not self.u else None
+        xp, d, squares, own = self.xp, self.d, self._squares(z), 0.0
+        if z is self.u:  # whose squares are known, but for those of a sample and itself
+            squares, own = (lambda rows, columns: self.squares[rows, columns]), roughness(self.method, d)
 
         def task(rows: slice) -> Any:
-            columns = slice(rows.start, self.n)
-            if squares is None:
-                q = self._put(self.squares[rows, columns] * (-0.5 * c), rows, 0.0)
-            else:
-                q = squares(rows, columns) * (-0.5 * c)
-            q = self._bounded(q)
+            q = self._bounded(squares(rows, slice(rows.start, self.n)) * (-0.5 * c))
             if self.method != "laplace":
                 terms = self._exp(q)
             else:
                 terms, q = xp.exp(q), -2.0 * q
                 terms *= 1.0 + d / 2 - 0.5 * q + (q * (q - 2.0 * (d + 2)) + d * (d + 2)) / 16
             weights = xp.concat([self.w32[rows], 2.0 * self.w32[rows.stop :]])
-            return self.w[rows] * self._weigh(terms, weights)
+            return self.w[rows] * (self._weigh(terms, weights) + own * self.w[rows])
 
         return task

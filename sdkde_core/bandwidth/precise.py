@@ -59,15 +59,12 @@ def inverse_of(factor: Array, matrix: Array | None = None) -> Inverse:
     P R Pᵀ = I + E, with E of cond(R) roundings. It is formed to 1e-29 cond(R), so its Cholesky factor C is right to a
     few roundings, and C⁻¹ P is K⁻¹. A second step finds E of √cond(R) roundings only, and C⁻¹ P is kept in two parts.
 
-    ``factor`` is L within rounding; ``matrix``, symmetric but for rounding, is L Lᵀ itself by default. LinAlgError
-    where it is not positive definite.
+    ``factor`` is L within rounding; ``matrix`` is L Lᵀ by default. LinAlgError where that is not positive definite.
     """
     scale = np.ldexp(1.0, np.frexp(abs(factor).max(axis=1))[1])  # powers of two: division is exact
     given = factor / scale[:, None]
     high = _inverted(given)
     amplified = abs(high) @ abs(given)
-    if amplified.sum() <= 16.0:  # as of most small matrices, which is less to compute
-        return Inverse(scale, high)
     condition = float(np.sqrt(amplified.sum(axis=0).max() * amplified.sum(axis=1).max()))  # ≥ the 2-norm
     if condition <= 16.0:  # plain float64 does: it loses so many roundings of the farthest point's coordinates
         return Inverse(scale, high)
@@ -94,10 +91,9 @@ def inverse_of(factor: Array, matrix: Array | None = None) -> Inverse:
 
 
 def shifted_product(x: Any, centre: Any, unit: Any, coarse: Any, fine: Any, matrix: Any) -> Any:
-    """Return ((x − centre) · unit) @ L⁻ᵀ, (n, d), with an error of about half a unit of the last place.
+    """Return ((x − centre) · unit) @ L⁻ᵀ, (n, d), to half a unit of the last place of a point's largest coordinate.
 
-    That is of the farthest coordinate of the point: what is left besides is d 2^−bits cond(L) of one. ``unit`` (d,) has
-    powers of two; K⁻ᵀ is coarse + fine, and ``matrix`` where it is rounded.
+    ``unit`` (d,) has powers of two; K⁻ᵀ is coarse + fine, and ``matrix`` where it is rounded.
     """
     xp, (n, d) = array_namespace(x), x.shape
     # Numbers in a block of rows: on the host it stays in cache; some ten blocks are needed at a time.
@@ -116,10 +112,7 @@ def shifted_product(x: Any, centre: Any, unit: Any, coarse: Any, fine: Any, matr
 
 
 def _top(x: Any, axis: int) -> Any:
-    """Return the top of every row (``axis=1``) or column of ``x``; ``x`` less it is exact.
-
-    Its bits are so few that sums of products of two tops along the axis take at most 53.
-    """
+    """The top of every row (``axis=1``) or column: so few bits that sums of products of two take at most 53."""
     xp = array_namespace(x)
     bits = (51 - (x.shape[axis] - 1).bit_length()) // 2
     large = xp.max(xp.abs(x), axis=axis, keepdims=True) * 2.0 ** (53 - bits)

@@ -12,7 +12,7 @@ from ..arrays import Array
 def units_of(ordered: Array) -> Array:
     """The unit of every column of sorted values (n, d): what all differences are multiples of; 0 where there is none.
 
-    One that is so fine that hardly any values could be equal is none. Neither is the difference of two values.
+    One that is so fine that hardly any values could be equal is none.
     """
     gaps, ranges, n = np.diff(ordered, axis=0), ordered[-1] - ordered[0], len(ordered)
     apart = gaps > 1e-12 * ranges
@@ -33,10 +33,7 @@ def units_of(ordered: Array) -> Array:
 
 
 def spread_within(x: Array, units: Array, weights: Array | None) -> Array:
-    """Values (n, d) of rounded columns spread evenly within their unit, by ranks among those that are equal.
-
-    Which of the equal ones comes first follows from all rows, not from their order, and is another in each column.
-    """
+    """Values (n, d) of rounded columns spread evenly within their unit, in an order that all rows decide."""
     rounded, result = np.flatnonzero(units), x.copy()
     low = x[:, rounded].min(axis=0)
     cells = x.copy()

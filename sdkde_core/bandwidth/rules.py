@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..arrays import Array, columns_are_points, to_host
 from ..messages import did_you_mean, warn_once
 from .isj import improved_sheather_jones
-from .matrix import Bandwidth, widening
+from .matrix import Bandwidth
 from .normal import normal_reference
 from .sample import Sample
 from .selection import CHOOSERS, MANY, choose
@@ -26,10 +26,7 @@ def _silverman(s: Sample) -> Array:
 
 
 def _isj(s: Sample) -> Array:
-    """Per column improved Sheather–Jones, from the rate of one dimension, n_eff^(−1/5), brought to n_eff^(−1/(d+4)).
-
-    Silverman's for a column where that has no solution, with a warning.
-    """
+    """Improved Sheather–Jones per column, with the rate n_eff^(−1/(d+4)); Silverman's where it has no solution."""
     x, weights = to_host(s.given), None if s.weights is None else to_host(s.weights)
     powers = np.frexp(abs(x).max(axis=0))[1]  # of two: in units of those no length overflows
     x = np.ldexp(x, -powers)
@@ -56,13 +53,13 @@ def _chosen(rule: str, s: Sample) -> Array:
         s.moves = "moments", None if s.d == 2 else 1.4 if s.d <= 5 else 2.0
     s.selection = choose(s, rule, spreads)
     if moves and s.d > 1:  # one column is judged by the step itself
-        chosen = s.selection
-        reason = f"{chosen.reason}; times {widening(s.d)}, for the step that keeps the samples' variance"
-        s.selection = replace(chosen, multiple=widening(s.d) * chosen.multiple, reason=reason)
+        wider = 1.08 if s.d <= 3 else 1.15 if s.d <= 10 else 1.0  # benchmarks/step.py
+        reason = f"{s.selection.reason}; times {wider}, for the step that keeps the samples' variance"
+        s.selection = replace(s.selection, multiple=wider * s.selection.multiple, reason=reason)
     h, shape = s.selection.multiple * normal_reference(s.method, s.d, s.n_eff) * spreads, s.selection.shape
     scales = 1.0 if shape is None else np.sqrt(np.diagonal(shape))
-    wider = np.maximum(1.0, 0.5 * s.selection.units / (h * scales))  # half a unit of rounded columns at least
-    h = h * (wider.max() if s.common else wider)
+    least = np.maximum(1.0, 0.5 * s.selection.units / (h * scales))  # half a unit of rounded columns
+    h = h * (least.max() if s.common else least)
     if shape is None or (shape == np.diag(np.diagonal(shape))).all():
         return h * scales
     return shape * h[:, None] * h
@@ -122,8 +119,7 @@ def resolve(
 
     ``train`` (n, d) is of any library, log weights (n,) are normalised, −inf for weight zero. ``common``: a rule that
     chooses from the data chooses one number for all columns. ``steps``: it may choose a step and the score's bandwidth,
-    too; ``mixed``: a matrix that couples columns. Errors are those of :meth:`Bandwidth.of`; a rule's are also for an
-    unknown name, a single sample, or a constant column.
+    too; ``mixed``: a matrix that couples columns. Errors are those of :meth:`Bandwidth.of`, and of the rules.
     """
     n, d = int(train.shape[0]), int(train.shape[1])
     if not isinstance(bandwidth, str):
@@ -156,8 +152,7 @@ def resolve(
         )
     check_spread(bandwidth, int(train.shape[0]), n_eff, low, high, turned)
     sample = Sample(train, weights, n_eff, method)
-    sample.steps = steps and not common
-    sample.common, sample.mixed = common, mixed
+    sample.steps, sample.common, sample.mixed = steps and not common, common, mixed
     return by_rule(bandwidth, sample, low, high)
 
 

@@ -28,8 +28,8 @@ class Sample:
     """What the rules look at: samples (n, d) in units of their own spread, so that no square overflows.
 
     Weights (n,) are positive and sum to 1, None: all equal; ``n_eff`` is how many samples they are worth. ``note`` is
-    what a rule adds to its name; ``common`` asks for one number for all columns, ``mixed`` allows a matrix. ``steps``:
-    whether a step and the score's bandwidth may be chosen too, which are then ``moves``.
+    what a rule adds to its name. ``common``, ``mixed`` and ``steps`` are those of :func:`.rules.resolve`; ``moves``:
+    the step and the score's bandwidth that were chosen.
     """
 
     note = ""
@@ -72,10 +72,7 @@ class Sample:
         return None
 
     def thinned(self, most: int, rng: np.random.Generator) -> tuple[Array, Array | None]:
-        """Return at most so many samples (k, d), in units of ``unit``, on the host; and their weights (k,) or None.
-
-        Weighted ones are drawn in proportion to their weights, and count as often as they were drawn.
-        """
+        """At most so many samples (k, d), in ``unit``, on the host, and weights: how often each was drawn, or None."""
         xp, x, n = array_namespace(self.x), self.x, self.n
         counts = None if self.weights is None else to_host(self.weights)
         if n <= most:
@@ -117,8 +114,8 @@ class Sample:
     def _quartiles(self) -> tuple[Any, Any]:
         """Quartiles per column of ``self.x``: linear interpolation (type 7), and its weighted form.
 
-        The weighted form is that of Akinshin, "Weighted quantile estimators" (2023): a mean of the order statistics
-        under the uniform distribution on an interval of width 1/n_eff, which is type 7 when the weights are equal.
+        That is of Akinshin, "Weighted quantile estimators" (2023): a mean of the order statistics under the uniform
+        distribution on an interval of width 1/n_eff.
         """
         xp = array_namespace(self.x)
         if self.weights is None and isinstance(self.x, np.ndarray) and self.x.size > 1024:  # else to sort is faster
@@ -144,8 +141,8 @@ class Sample:
 def _around(x: Any, ranks: list[int]) -> list[tuple[Any, Any]]:
     """Of all columns of x (n, d) the values of these ranks, and the next ones: pairs of (d,).
 
-    On a CUDA device PyTorch sorts fewer than 128 long columns one after the other. All are sorted at once as integers
-    that begin with the column's number; that takes the place of a number's last bits.
+    On a CUDA device PyTorch sorts long columns one after the other. So all are sorted at once, as integers that begin
+    with the column's number in place of the last bits.
     """
     xp, n, d = array_namespace(x), int(x.shape[0]), int(x.shape[1])
     if n <= 4096 or n * d > 1 << 26 or not is_torch_array(x) or not x.is_cuda:

@@ -17,9 +17,8 @@ are less than a fifth of the samples, effectively, the maximum of the likelihood
 there a mean of both, so that the choice does not jump. A Laplace estimate is signed and has no likelihood: where only
 a few samples count, it gets the upper bound.
 
-Values of rounded columns are spread within their unit first: :mod:`.rounding`.
-
-``"auto"`` has :mod:`.shapes` choose the bandwidth's shape first; the criteria are then summed in its units.
+Values of rounded columns are spread within their unit first: :mod:`.rounding`. Then ``"auto"`` has :mod:`.shapes`
+choose the bandwidth's shape, in whose units the criteria are summed.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from ..arrays import Array, quiet
 from ..engine.failures import checks_always, raise_interrupt
 from ..engine.products import product
 from .isj import improved_sheather_jones
-from .line import FOLDS, Line, Looks
+from .line import FOLDS, STEP, Line, Looks, vertex
 from .normal import normal_reference, widest
 from .pairs import Left, Pairs
 from .rounding import spread_within, units_of
@@ -46,10 +45,6 @@ from .shapes import find_shape
 CHOOSERS = ("auto", "lscv", "lcv")  # rules that choose from the data
 MANY = 100.0  # samples from which one column is worth the step "moments", and improved Sheather-Jones
 SEED = 20261122  # of the draw of the samples that criteria are summed over
-
-#: The bandwidths that are looked at are multiples e^(STEP k) of the best one for normal samples: k from −31 to 0, for
-#: "lscv" and "lcv" to 5. A first search takes every third.
-STEP = 0.15
 
 _logger = logging.getLogger("sdkde")
 
@@ -159,22 +154,30 @@ def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
         log_multiple, what = _least(logs, weights, steps), "the maximum of the likelihood"
     else:
         log_multiple, what = _of_both(losses, weights, steps, looks)
-    unit = widest(method, sample.d, sample.n_eff)
-    multiple = unit * math.exp(log_multiple)
-    reason = f"{multiple:.3g} of the normal reference, {what}, each of {n} samples left out in turn"
-    likelihood = np.full(len(steps), np.nan) if logs is None else _curve(logs, weights)
-    curves = unit * np.exp(STEP * steps), _curve(squares, weights), likelihood
+    what += f", each of {n} samples left out in turn"
     if shape is not None:
-        reason += f"; its shape is {shape.reason}"
-    reason += _rounded(sample, units)
-    return Selection(method, rule, multiple, reason, *curves, n, None if shape is None else shape.matrix, units)
+        what += f"; its shape is {shape.reason}"
+    means = squares @ weights, np.full(len(steps), np.nan) if logs is None else logs @ weights
+    matrix = None if shape is None else shape.matrix
+    return _selected(sample, rule, log_multiple, what, steps, means, used=n, shape=matrix, units=units)
+
+
+def _selected(
+    sample: Sample, rule: str, log_multiple: float, what: str, steps: Any, means: tuple[Array, Array], **more: Any
+) -> Selection:
+    """The selection of a multiple, with the criteria at ``steps``; ``more`` has other fields."""
+    unit = widest(sample.method, sample.d, sample.n_eff)
+    multiple = unit * math.exp(log_multiple)
+    reason = f"{multiple:.3g} of the normal reference, {what}{_rounded(sample, more['units'])}"
+    squares, logs = (mean - mean.min() for mean in means)
+    return Selection(sample.method, rule, multiple, reason, unit * np.exp(STEP * steps), squares, logs, **more)
 
 
 def _on_a_line(sample: Sample, rule: str, line: Line, units: Array) -> Selection:
     """Choose from one column."""
     method, n, asked = line.method, len(line.u), (line.method, 1, line.n_eff)
     criterion = {"lscv": "least_squares", "lcv": "likelihood"}.get(rule, "power")
-    looks = Looks(line, criterion, normal_reference(*asked) * widest(*asked), STEP, 0 if rule == "auto" else 5)
+    looks = Looks(line, criterion, normal_reference(*asked) * widest(*asked), 0 if rule == "auto" else 5)
     best, what = looks.best, "the minimum of least squares" if rule == "lscv" else "the maximum of the likelihood"
     if rule == "auto":
         best, what = looks.plausible(), "the least expected error, from an estimate that left-out samples chose"
@@ -190,13 +193,11 @@ def _on_a_line(sample: Sample, rule: str, line: Line, units: Array) -> Selection
         best = min(0.0, max(usual + share * (best - usual), usual - line.n_eff**2 / 1500.0))
         if share < 0.5:
             what = "near what is usual, as the samples say little"
-    multiple = (unit := widest(method, 1, sample.n_eff)) * math.exp(STEP * best)
-    reason = f"{multiple:.3g} of the normal reference, {what}, an eighth of {n} samples left out in turn"
     steps, found = zip(*sorted(looks.known.items()))
     squares = np.array([line.held @ left.least_squares for left in found])
     logs = np.array([line.held @ left.likelihood for left in found])
-    curves = unit * np.exp(STEP * np.array(steps)), squares - squares.min(), logs - logs.min()
-    return Selection(method, rule, multiple, reason + _rounded(sample, units), *curves, n, units=units)
+    what += f", an eighth of {n} samples left out in turn"
+    return _selected(sample, rule, STEP * best, what, np.array(steps), (squares, logs), used=n, units=units)
 
 
 def _usual(method: str, n_eff: float) -> float:
@@ -218,23 +219,15 @@ def _rounded(sample: Sample, units: Array) -> str:
 
 
 def most_of(d: int) -> int:
-    """How many samples in d dimensions the criteria are summed over at most: 1,500, and fewer above 16 dimensions.
-
-    Sums of one column take as long as reading it, nearly.
-    """
-    if d == 1:
-        return 1 << 18
-    return min(1500, math.isqrt(1500**2 * 16 // max(d, 16)))
+    """How many samples in d dimensions the criteria are summed over at most."""
+    return 1 << 18 if d == 1 else min(1500, math.isqrt(1500**2 * 16 // max(d, 16)))
 
 
 def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.intp], Array]:
     """Distinct samples in spreads, their weights, an order in which they may be cut short, and the columns' units.
 
-    Values of rounded columns are spread within their unit: what was rounded has a best bandwidth.
-
-    Samples that are equal all the same count as one with their weight together, and are left out together. Otherwise
-    each would find itself again. The same seed draws for the same n, so that the
-    choice depends on nothing else; weighted samples are drawn in proportion to their weights.
+    Values of rounded columns are spread within their unit: what was rounded has a best bandwidth. Samples that are
+    equal all the same count as one with their weight together: otherwise each would find itself again.
     """
     rng = np.random.default_rng(SEED)
     x, counts = sample.thinned(most_of(sample.d), rng)
@@ -248,14 +241,10 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
     u, ordered = (np.clip(some / scale, -1e150, 1e150) for some in (x, ordered))  # a column's range may overflow
     middle = 0.5 * (ordered[(len(u) - 1) // 2] + ordered[len(u) // 2])
     u = _without_gaps(u - middle, ordered[-1] - ordered[0])
-    first = np.argsort(u[:, 0])
-    ascending, together = u[first], np.ones(len(u)) if counts is None else counts[first]
-    starts = np.flatnonzero(~(np.diff(ascending[:, 0], prepend=-math.inf) <= 0))  # NaN are kept
-    if line or len(starts) == len(u):  # as nearly always in several columns: no two are equal, and they are sorted
-        u, together = ascending[starts], np.add.reduceat(together, starts)
-    else:
-        u, inverse = np.unique(u, axis=0, return_inverse=True)
-        together = np.bincount(inverse.reshape(-1), weights=counts, minlength=len(u))
+    first = np.lexsort(u.T[::-1])
+    u, together = u[first], np.ones(len(u)) if counts is None else counts[first]
+    starts = np.flatnonzero((np.diff(u, axis=0, prepend=-math.inf) != 0.0).any(axis=1))  # NaN are kept
+    u, together = u[starts], np.add.reduceat(together, starts)
     together = together / together.sum()
     heard = together > 1e-16  # less adds nothing to sums of float32
     u, together = u[heard], together[heard]
@@ -268,8 +257,7 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
 def _spread_ties(u: Array, weights: Array, columns: NDArray[np.intp], rng: np.random.Generator) -> None:
     """Spread a value that several samples share, in a column, as widely as so many normal samples lie at their mode.
 
-    Otherwise one column of categories, counts or mostly zeros, whose density is infinite, would have the criteria ask
-    for the narrowest bandwidth in all columns.
+    Otherwise a column of categories, counts or zeros would have the criteria ask for the narrowest bandwidth in all.
     """
     for j in columns:
         _, inverse, counts = np.unique(u[:, j], return_inverse=True, return_counts=True)
@@ -279,10 +267,7 @@ def _spread_ties(u: Array, weights: Array, columns: NDArray[np.intp], rng: np.ra
 
 
 def _without_gaps(u: Array, ranges: Array, gap: float = 20.0) -> Array:
-    """Shorten the stretches of each column that have no samples to ``gap`` spreads: no bandwidth looks that far.
-
-    Differences of coordinates then keep their digits in float32, and one sample far away does not rule the likelihood.
-    """
+    """Shorten stretches of each column without samples to ``gap`` spreads, for the digits of float32."""
     for j in np.flatnonzero(ranges > gap):
         order = np.argsort(u[:, j], kind="stable")
         steps = np.diff(u[order, j], prepend=u[order[0], j])
@@ -292,10 +277,7 @@ def _without_gaps(u: Array, ranges: Array, gap: float = 20.0) -> Array:
 
 
 class _Looks:
-    """Samples, and the criteria's terms at every step so far: e^(STEP k) of the best bandwidth for normal samples.
-
-    Kernels sum all of ``steps`` at once.
-    """
+    """Samples, and the criteria's terms at every step so far; kernels sum all of ``steps`` at once."""
 
     def __init__(self, sample: Sample, u: Array, weights: Array, steps: NDArray[np.intp]) -> None:
         self.method, self.weights = sample.method, weights
@@ -303,7 +285,6 @@ class _Looks:
         asked = sample.method, sample.d, 1.0 / self.share
         self.unit = normal_reference(*asked) * widest(*asked)  # in spreads
         self.known: dict[int, Left] = {}
-        self._losses: dict[tuple[int, ...], _Losses] = {}
         if sample.kernels is None:
             x, w = sample.there(u, weights)
             self.pairs = Pairs(x, w, sample.method)
@@ -324,11 +305,7 @@ class _Looks:
         return steps[(steps > some[first] - 3) & (steps <= some[last] + 3)]
 
     def closely(self, rule: str, steps: NDArray[np.intp]) -> NDArray[np.intp]:
-        """The plausible steps and their neighbours: every third is looked at, then all around the plausible ones.
-
-        Repeated until no new step is plausible, as a better best makes others plausible. "auto" looks at least squares
-        alone where enough samples make it up.
-        """
+        """The plausible steps and their neighbours: from every third, until no new step is plausible."""
         looked, _ = self._wide(rule, steps)
         low, high = steps[-1], steps[0]
         while True:
@@ -362,17 +339,10 @@ class _Looks:
         return np.flatnonzero(np.max(scores, axis=0) > -6.0)
 
     def at(self, steps: NDArray[np.intp]) -> _Losses:
-        """Return what every sample adds to the criteria at these steps, which is kept."""
-        key = tuple(map(int, steps))
-        if key not in self._losses:
-            self._losses[key] = self._at(key)
-        return self._losses[key]
-
-    def _at(self, steps: tuple[int, ...]) -> _Losses:
-        new = [step for step in steps if step not in self.known]
-        if new:
+        """Return what every sample adds to the criteria at these steps."""
+        if new := [step for step in steps.tolist() if step not in self.known]:
             self.known.update(zip(new, self.pairs.at([self._bandwidth(step) for step in new])))
-        left = [self.known[step] for step in steps]
+        left = [self.known[step] for step in steps.tolist()]
         logs = np.stack([one.log_density for one in left])
         squares = np.array([one.log_square for one in left])
         signs = np.stack([one.sign for one in left]) if self.method == "laplace" else 1.0
@@ -426,15 +396,5 @@ def _least(loss: Array, weights: Array, steps: NDArray[np.intp]) -> float:
     """The log multiple at the least of a criterion, by a parabola through its neighbours."""
     means = loss @ weights
     best = int(np.argmin(means))
-    if 0 < best < len(means) - 1:
-        before, here, after = means[best - 1 : best + 2]
-        curvature = before - 2 * here + after
-        if curvature > 0:
-            return float(STEP * (steps[best] + 0.5 * (before - after) / curvature))
-    return float(STEP * steps[best])
-
-
-def _curve(loss: Array, weights: Array) -> Array:
-    """A criterion less its least."""
-    means = loss @ weights
-    return means - means.min()
+    inside = 0 < best < len(means) - 1
+    return STEP * (vertex(int(steps[best]), *means[best - 1 : best + 2]) if inside else float(steps[best]))

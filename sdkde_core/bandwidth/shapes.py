@@ -33,8 +33,8 @@ from .sample import Kernels, Sample
 #: too narrow: where samples say little they stay near the normal reference, as wide as it is.
 SCALE_LENGTHS = (1.6,) * 5
 
-#: The same for the steps from there: Chebyshev's six for an EM that takes away between 0.18 and 1 of what is left in a
-#: direction, 2 / (1.18 + 0.82 cos((k + ½) π / 6)), long and short in turn. They come as far as ten of 1.6.
+#: The same from there: Chebyshev's six for an EM that takes away between 0.18 and 1 of what is left in a direction,
+#: 2 / (1.18 + 0.82 cos((k + ½) π / 6)), long and short in turn. They come as far as ten of 1.6.
 LENGTHS = (1.013, 5.162, 1.136, 3.329, 1.437, 2.066)
 
 #: The least eigenvalue of a shape, as a correlation matrix: below it columns are nearly dependent.
@@ -62,14 +62,6 @@ class _Fit(NamedTuple):
         return self.factor @ self.factor.T
 
 
-class _Distances(NamedTuple):
-    """Half the squared distances of all pairs in kernels N(0, L Lᵀ)."""
-
-    factor: NDArray[Any]  # L
-    least: Array  # (n,) to the nearest sample
-    beyond: Any  # (n, n) that of each sample less the nearest's; where the samples are
-
-
 def find_shape(
     sample: Sample, u: Array, weights: Array, order: NDArray[np.intp], *, mixed: bool = True
 ) -> Shape | None:
@@ -77,9 +69,9 @@ def find_shape(
 
     A scale per column is tried first, then the samples' correlation, then any matrix, if ``mixed``. "Clearly": by the
     score of the differences of log p̂₋ᵢ, paired sample by sample, less what as many parameters gain by chance (Akaike).
-    So where a choice is close the simpler shape is taken. The samples' correlation, where it is more than chance, is
-    not fitted to that likelihood: it need not be as clear, and a strong one is taken unless it is clearly worse.
-    ``u`` (n, d): distinct samples in units of their spread; ``order``: one in which they may be cut short.
+    The samples' correlation, where it is more than chance, is not fitted to that likelihood: a strong one is taken
+    unless it is clearly worse. ``u`` (n, d): distinct samples in units of their spread; ``order``: one in which they
+    may be cut short.
     """
     n, d = u.shape
     most = min(n, 500, math.isqrt(500**2 * 16 // max(d, 16)))
@@ -89,9 +81,8 @@ def find_shape(
     w = weights[few] / weights[few].sum()
     start = normal_reference("kde", d, 1.0 / float(w @ w))
     kernels = _Kernels(*sample.there(u[few], w)) if sample.kernels is None else _Climber(u[few], w, sample.kernels)
-    normal = kernels.distances(start * np.eye(d))
-    kernels.without_the_far(normal)
-    columns = kernels.scaled(normal, SCALE_LENGTHS)
+    kernels.without_the_far(start * np.eye(d))
+    columns = kernels.scaled(start * np.eye(d), SCALE_LENGTHS)
     simple, freed, found = columns, "scale", None  # the best so far, and what it was climbed by
     scales = kernels.climb(columns, "scales") if kernels.may_gain(columns, "scales", d - 1) else columns
     if kernels.better(scales, columns, "scale", d - 1):
@@ -104,7 +95,7 @@ def find_shape(
     # What the correlation adds to the log likelihood of normal samples, against what Akaike takes for chance.
     if -0.5 * d * math.log(size) > 2.0 * more * float(weights @ weights):
         factor = np.linalg.cholesky(correlation) * math.sqrt(_size(columns.matrix) / size)
-        oriented = kernels.scaled(kernels.distances(factor), SCALE_LENGTHS)
+        oriented = kernels.scaled(factor, SCALE_LENGTHS)
         likeliest = max(simple, oriented, key=lambda fit: float(fit.logs @ kernels.rows))
         if kernels.better(oriented, simple, freed, 0, errors=max(-1.5, 1.0 + 2.5 * math.log(size))):
             simple, freed = oriented, "scale"
@@ -122,11 +113,7 @@ def find_shape(
 
 
 class _Kernels:
-    """Kernels of any covariance at samples.
-
-    What products can sum is summed by them, and nothing else is of all pairs: on a CPU they are faster, and on a GPU
-    without a backend for it each operation costs its launch.
-    """
+    """Kernels of any covariance at samples. Whatever a product of matrices can sum is summed by one."""
 
     def __init__(self, u: Any, weights: Any) -> None:
         self.xp = xp = array_namespace(u)
@@ -164,7 +151,7 @@ class _Kernels:
     def climb(self, fit: _Fit, free: str) -> _Fit:
         """Raise the likelihood by a matrix's ``"scale"``, the ``"scales"`` of columns or all of it, ``"matrix"``."""
         if free == "scale":
-            return self.scaled(self.distances(fit.factor), LENGTHS)
+            return self.scaled(fit.factor, LENGTHS)
         for length in LENGTHS:
             values, vectors = np.diagonal(fit.moment), np.eye(self.d)
             if free == "matrix":
@@ -180,47 +167,44 @@ class _Kernels:
         logs = np.log(np.maximum(values, LEAST))
         return bool(((logs - logs.mean()) ** 2).sum() > 0.2 * more * float(self.rows @ self.rows))
 
-    def distances(self, factor: NDArray[Any]) -> _Distances:
-        """Of samples in kernels of that factor."""
+    def _distances(self, factor: NDArray[Any]) -> tuple[Array, Any]:
+        """Half the squared distances in kernels of that factor: to the nearest (n,), and all less that (n, n)."""
         xp = self.xp
         v = _product(self.u, self._there(np.linalg.inv(factor).T))
         norms = xp.sum(0.5 * v * v, axis=1)
         squares = norms[None, :] - _product(v, v.T)  # less, in each row, its sample's norm
         squares = xp.where(self.itself, xp.full_like(squares, 1e15), squares)
         least = xp.min(squares, axis=1)
-        beyond = xp.astype(squares - least[:, None], self.weights.dtype)
-        return _Distances(factor, to_host(least + norms), beyond)
+        return to_host(least + norms), xp.astype(squares - least[:, None], self.weights.dtype)
 
-    def without_the_far(self, distances: _Distances) -> None:
-        """Let the 3 % of the samples in the thinnest places count in proportion to their density there.
-
-        Far samples would have the kernels reach as far.
-        """
-        logs = self._logs(distances)
+    def without_the_far(self, factor: NDArray[Any]) -> None:
+        """Let the 3 % of the samples in the thinnest places count by their density: they ask for wide kernels."""
+        logs = self._logs(factor)
         n = len(logs)
         least = np.interp(0.03 * (n - 1), np.arange(n), np.sort(logs))  # the quantile, which NumPy takes longer for
         rows = self.w * np.exp(np.minimum(logs - least, 0.0))
         self.rows = rows / rows.sum()
 
-    def _logs(self, distances: _Distances) -> Array:
+    def _logs(self, factor: NDArray[Any]) -> Array:
         """Log p̂₋ᵢ(u_i) but for a constant."""
-        return np.log(self._sums(distances, 1.0)[0]) - distances.least - np.log1p(-self.w)
+        least, beyond = self._distances(factor)
+        return np.log(self._sums(beyond, 1.0)[0]) - least - np.log1p(-self.w)
 
-    def scaled(self, distances: _Distances, lengths: Sequence[float]) -> _Fit:
+    def scaled(self, factor: NDArray[Any], lengths: Sequence[float]) -> _Fit:
         """Raise the likelihood by the scale of kernels of that factor; one product is less than a :meth:`fit`."""
-        c = 1.0  # scale⁻²
+        c, (least, beyond) = 1.0, self._distances(factor)  # c is scale⁻²
         for length in lengths:
-            sums, products = self._sums(distances, c)
-            mean = 2.0 * c * float(self.rows @ (distances.least + products / sums)) / self.d
+            sums, products = self._sums(beyond, c)
+            mean = 2.0 * c * float(self.rows @ (least + products / sums)) / self.d
             c *= math.exp(-min(max(length * math.log(max(mean, LEAST)), -5.0), 5.0))
-        factor = distances.factor / math.sqrt(c)
+        factor = factor / math.sqrt(c)
         return self.judged(self.fit(factor, np.linalg.inv(factor)))
 
-    def _sums(self, distances: _Distances, c: float) -> Array:
+    def _sums(self, beyond: Any, c: float) -> Array:
         """Each row's sums of w_j exp(−c q), and of that times q, q ≥ 0 beyond its least: (2, n)."""
-        xp, near = self.xp, self.xp.exp(distances.beyond * -c)
+        xp, near = self.xp, self.xp.exp(beyond * -c)
         # :func:`.product` cuts one of a matrix and a vector into pieces, which takes ten times as long here.
-        sums = [xp.vecdot(terms, self.weights) for terms in (near, near * distances.beyond)]
+        sums = [xp.vecdot(terms, self.weights) for terms in (near, near * beyond)]
         return to_host(xp.stack(sums)).astype(np.float64)
 
     def _there(self, x: Array) -> Any:
@@ -228,10 +212,7 @@ class _Kernels:
         return self.xp.asarray(np.ascontiguousarray(x), **self.where)
 
     def better(self, fit: _Fit, other: _Fit, free: str, more: float, errors: float = 2.0) -> bool:
-        """Whether a fit is better than one with ``more`` parameters less, by so many standard errors.
-
-        That one is given as many steps, as the scale of both may not have come to its best.
-        """
+        """Whether a fit is so many standard errors better than one, with as many steps and ``more`` parameters less."""
         return self._score(fit, other, more) > errors and self._score(fit, self.climb(other, free), more) > errors
 
     def _score(self, fit: _Fit, other: _Fit, more: float) -> float:
@@ -269,14 +250,11 @@ class _Climber(_Kernels):
             return super().climb(fit, free)
         return self.judged(self.fit(fit.factor, fit.inverse, LENGTHS, free == "scale"))
 
-    def distances(self, factor: NDArray[Any]) -> Any:
-        return factor
+    def _logs(self, factor: NDArray[Any]) -> Array:
+        return np.asarray(self.scaled(factor, ()).logs)
 
-    def _logs(self, distances: Any) -> Array:
-        return np.asarray(self.judged(self.fit(distances, np.linalg.inv(distances))).logs)
-
-    def scaled(self, distances: Any, lengths: Sequence[float]) -> _Fit:
-        return self.judged(self.fit(distances, np.linalg.inv(distances), lengths))
+    def scaled(self, factor: NDArray[Any], lengths: Sequence[float]) -> _Fit:
+        return self.judged(self.fit(factor, np.linalg.inv(factor), lengths))
 
 
 def _product(a: Any, b: Any) -> Any:

@@ -17,10 +17,10 @@ import numpy as np
 from .. import __version__, api
 from ..arrays import Argument as Given
 from ..bandwidth.rules import RULES
-from ..estimator.batches import in_batches
+from ..estimator.batches import answered, batch_rows
 from ..estimator.density import undefined
 from ..estimator.explanation import explained
-from ..estimator.progress import batch_rows
+from ..estimator.prepared import fit
 from ..estimator.request import ALL_METHODS, NEGATIVE, Goal, Request
 from ..files import EXTENSIONS, FileError, Source, about, check_apart, check_order, source, writing
 from ..messages import did_you_mean
@@ -201,10 +201,11 @@ def _by_batches(
         writing(output, (points.rows,), dtype, "log_density" if log else "density") as write,
         _progress(points.rows + (train.rows if request.passes[0].moves else 0), hidden=quiet) as advance,
     ):
-        ready = api.fitted(request, x, y, advance)
+        ready = fit(request, x, y, advance)._fitted
         for rows in points.batches(batch_rows(points.rows, ready.problem)):
             batch = Given.of("query", rows)._replace(first=done)
-            (part,) = in_batches(ready, [batch], "log" if log else "density", advance)
+            part = answered(ready, batch, "log" if log else "density")
+            advance(len(rows))
             negative += undefined(request, part, log)
             write(part.astype(dtype))
             done += len(rows)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..arrays import Array
 from ..messages import brief, did_you_mean
-from .maps import FORMULAS, Closed, NormalScores
+from .maps import FORMULAS, Closed, NormalScores, Table
 from .support import Circle, Edges, fit_ends, is_support, refuse
 
 NAMES = (*FORMULAS, "normal-scores")
@@ -38,13 +39,14 @@ class Coordinates(NamedTuple):
 
     def turns(self, x: Array) -> Array:
         """The derivatives of :meth:`log_slopes`, (k, d); by differences for a user's map that has no ``slope``."""
-        return np.stack([getattr(one, "slope", _differences(one))(x[:, j]) for j, one in enumerate(self.maps)], axis=1)
+        columns = [getattr(one, "slope", partial(_slope, one))(x[:, j]) for j, one in enumerate(self.maps)]
+        return np.stack(columns, axis=1)
 
     @property
     def ends(self) -> Array | None:
         """Between what z lies, (2, d), infinite where a column has no support; None where none has."""
         ended = [one.ends if isinstance(one, Edges | Circle) else (-math.inf, math.inf) for one in self.maps]
-        return np.array(ended).T if any(isinstance(one, Edges | Circle) for one in self.maps) else None
+        return np.array(ended).T if np.isfinite(ended).any() else None
 
     @property
     def circular(self) -> Array:
@@ -94,9 +96,9 @@ class Coordinates(NamedTuple):
                 case Edges():  # of each end where, b (None where there are no images) and w
                     sides = [end and [end.at, None if math.isnan(end.rate) else end.rate, end.width] for end in one[:2]]
                     listed.append(["ends", *sides])
-                case NormalScores(asinh):
+                case NormalScores(asinh, table):
                     listed.append([one.name, *asinh[1:]])
-                    arrays[f"map {j}"] = np.stack(one[1:])
+                    arrays[f"map {j}"] = np.stack(table)
                 case _:
                     listed.append(list(one))
         return listed, arrays
@@ -107,7 +109,9 @@ class Coordinates(NamedTuple):
         maps = list[Any]()
         for j, one in enumerate(listed if isinstance(listed, list) else ()):
             match one:
-                case [str(name), float(a), float(b)] if name in FORMULAS and (b > a if name == "logit" else b > 0.0):
+                case [str(name), float(a), float(b)] if {"logit": b > a, "log": abs(b) == 1.0}.get(
+                    name, name in FORMULAS and b > 0.0
+                ):
                     maps.append(Closed(name, a, b))
                 case ["circle", float(a)] if 0.0 < a < math.inf:
                     maps.append(Circle(a))
@@ -117,7 +121,7 @@ class Coordinates(NamedTuple):
                     knots = arrays.get(f"map {j}", np.empty(0))
                     right = knots.dtype == float and knots.ndim == 2 and len(knots) == 4 and knots.shape[1] > 1
                     if right and np.isfinite(knots).all() and (np.diff(knots[:2]) > 0).all():
-                        maps.append(NormalScores(Closed("asinh", a, b), *knots))
+                        maps.append(NormalScores(Closed("asinh", a, b), Table(*knots)))
         if len(maps) != d:
             raise ValueError("its coordinates cannot be right")
         return cls(tuple(maps), names)
@@ -130,14 +134,14 @@ class Coordinates(NamedTuple):
         return ", ".join(f"{label} of {name}" for name, label in zip(names, labels) if label != "identity")
 
 
-def _differences(one: Any) -> Callable[[Array], Array]:
+def _is_formula(name: str, a: float, b: float) -> bool:
+    return {"logit": b > a, "log": abs(b) == 1.0}.get(name, b > 0.0)
+
+
+def _slope(one: Any, x: Array) -> Array:
     """The derivative of a map's log T′, by differences."""
-
-    def slope(x: Array) -> Array:
-        step = 1e-5 * (np.minimum(abs(x), np.ptp(x) or math.inf) + 1e-3 * (np.ptp(x) or 1.0))
-        return (one.log_jacobian(x + step) - one.log_jacobian(x - step)) / (2.0 * step)
-
-    return slope
+    step = 1e-5 * (np.minimum(abs(x), np.ptp(x) or math.inf) + 1e-3 * (np.ptp(x) or 1.0))
+    return (one.log_jacobian(x + step) - one.log_jacobian(x - step)) / (2.0 * step)
 
 
 def check(value: Any) -> None:
@@ -157,10 +161,7 @@ def check(value: Any) -> None:
 
 
 def fit(value: Any, x: Array, weights: Array, names: tuple[str, ...] = (), support: Any = None) -> Coordinates:
-    """Return what the user asks for, for samples x (n, d) with weights (n,) that sum to 1.
-
-    ValueError where a column has values that its map does not take, or that are not in its support.
-    """
+    """The maps for samples x (n, d) with weights (n,) that sum to 1; ValueError for what a map does not take."""
     maps, d = list[Any](), x.shape[1]
     asked = listed("identity" if value is None else value, d, names)
     supports = listed({} if support is None else support, d, names, "support")
@@ -232,9 +233,8 @@ def _is_map(value: Any) -> bool:
 def candidates(x: Array, weights: Array) -> list[list[str]]:
     """Coordinates that a stack tries for samples x (n, d): lists of a name for each column.
 
-    In one column these are the formulas that take the samples. In several each column has normal scores, the best of
-    its formulas where these gain less than .1 nats per sample more, or is standardised. What a normal density gains
-    counts, and all together must gain as much.
+    In one column these are the formulas that take the samples. In several each column has normal scores, or the best of
+    its formulas where these gain less than .1 nats per sample more, or is standardised; all together must gain as much.
     """
     best, gained = list[str](), 0.0
     for column in x.T:
@@ -249,6 +249,31 @@ def candidates(x: Array, weights: Array) -> list[list[str]]:
         best.append("normal-scores" if scores > gains[name] + 0.1 else name)
         gained += max(scores, gains[name])
     return [best] if gained > 0.1 and set(best) != {"standard"} else []
+
+
+def without_ends(x: Array, weights: Array, supports: Sequence[Any]) -> tuple[Array, list[list[Any]]]:
+    """Coordinates in which no column ends, for a stack of samples x (n, d): logs and logits of those that do.
+
+    Others as :func:`candidates` has them. None where a sample is on an end. With them samples, those that were spread
+    beyond an end reflected. ValueError for a circle.
+    """
+    maps, free = list[Any](), np.array([one == (None, None) for one in supports])
+    others = candidates(x[:, free], weights) if np.count_nonzero(free) > 1 else []
+    names = iter(others[0] if others else ["standard"] * len(free))
+    x = x.copy()
+    for j, (low, high) in enumerate(supports):
+        if low == "circular":
+            raise ValueError(f"support: column {j} goes round, and normal mixtures do not; pass method='sdkde'")
+        x[:, j] = np.where(x[:, j] < (-math.inf if low is None else low), 2.0 * (low or 0.0) - x[:, j], x[:, j])
+        x[:, j] = np.where(x[:, j] > (math.inf if high is None else high), 2.0 * (high or 0.0) - x[:, j], x[:, j])
+        if free[j]:
+            maps.append(next(names))
+        elif low is None:
+            maps.append(Closed("log", high, -1.0))
+        else:
+            maps.append(Closed("log", low) if high is None else Closed("logit", low, high))
+    finite = all(free[j] or np.isfinite(one.forward(x[:, j])).all() for j, one in enumerate(maps))
+    return x, [maps] if finite else []
 
 
 def _gain(one: Any, x: Array, weights: Array) -> float:

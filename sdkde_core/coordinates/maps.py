@@ -16,7 +16,6 @@ import numpy as np
 from ..arrays import Array
 from ..bandwidth.isj import improved_sheather_jones
 from ..bandwidth.rounding import spread_within, units_of
-from .support import quartiles
 
 
 class Formula(NamedTuple):
@@ -35,10 +34,10 @@ FORMULAS = {
         lambda x, a, b: 0.0 * x - math.log(b),
         lambda x, a, b: 0.0 * x,
     ),
-    "log": Formula(  # a is 0
-        lambda x, a, b: np.where(x <= a, -math.inf, np.log(x - a)),
-        lambda z, a, b: _within(a + np.exp(z), z, a, math.inf),
-        lambda x, a, b: -np.log(x - a),
+    "log": Formula(  # b log(b (x − a)): from a on, or with b = −1 up to a
+        lambda x, a, b: np.where(b * (x - a) <= 0.0, -b * math.inf, b * np.log(b * (x - a))),
+        lambda z, a, b: _within(a + b * np.exp(b * z), z, a if b > 0 else -math.inf, math.inf if b > 0 else a),
+        lambda x, a, b: -np.log(b * (x - a)),
         lambda x, a, b: -1.0 / (x - a),
     ),
     "logit": Formula(  # between a and b
@@ -65,10 +64,7 @@ class Closed(NamedTuple):
 
     @classmethod
     def fit(cls, name: str, x: Array, weights: Array) -> Closed:
-        """Of samples (n,): an asinh has their median, and their IQR / 1.34, or standard deviation where that is 0.
-
-        So has ``"standard"``, an identity in these.
-        """
+        """Of samples (n,): asinh, and the identity ``"standard"``, have their median, and IQR / 1.34 or deviation."""
         if name not in ("asinh", "standard"):
             return cls(name)
         size = float(np.ptp(x)) or 1.0  # squares of data in far units overflow
@@ -92,16 +88,11 @@ class Closed(NamedTuple):
 class NormalScores(NamedTuple):
     """T(x) = Φ⁻¹(F(u)), u the asinh of x, and F a distribution function of u that was estimated from samples.
 
-    Its density is .97 of a kernel estimate, .02 of one four times as wide, and .01 of a normal density, which keeps T
-    steep where there are no samples. log dT/du is a cubic between knots, and T its integral, by Gauss and Legendre's
-    rule: so T is monotone and smooth whatever the samples are. Beyond the last knot it is a straight line.
+    Its density is .97 of a kernel estimate, .02 of one four times as wide, and .01 of a normal density: T stays steep.
     """
 
     asinh: Closed
-    at: Array  # (k,) in u, evenly spaced
-    values: Array  # (k,) T
-    logs: Array  # (k,) log dT/du
-    turns: Array  # (k,) its derivative
+    table: Table  # T of u
 
     @property
     def name(self) -> str:
@@ -138,47 +129,72 @@ class NormalScores(NamedTuple):
         logs = np.log(density / total) + 0.5 * values**2 + 0.5 * math.log(2.0 * math.pi)
         turns = np.gradient(logs, width)
         turns[[0, -1]] = 0.0
-        made = cls(asinh, at, values, logs, turns)
-        reached = np.append(0.0, np.cumsum(made._integral(np.arange(bins - 1), np.full(bins - 1, width))))
-        middle = int(np.argmin(abs(values)))
-        return made._replace(values=reached - reached[middle] + values[middle])
+        table, middle = Table.of(at, logs, turns), int(np.argmin(abs(values)))
+        return cls(asinh, table._replace(values=table.values - table.values[middle] + values[middle]))
 
     def forward(self, x: Array) -> Array:
-        return self._at(self.asinh.forward(x))
+        return self.table.forward(self.asinh.forward(x))
+
+    def inverse(self, z: Array) -> Array:
+        return self.asinh.inverse(self.table.inverse(z))
+
+    def log_jacobian(self, x: Array) -> Array:
+        return self.table.log_slope(self.asinh.forward(x))[0] + self.asinh.log_jacobian(x)
+
+    def slope(self, x: Array) -> Array:
+        turn = self.table.log_slope(self.asinh.forward(x))[1]
+        return turn * np.exp(self.asinh.log_jacobian(x)) + self.asinh.slope(x)
+
+
+class Table(NamedTuple):
+    """T by its log derivative, a cubic between knots: T is the integral, by Gauss and Legendre's rule.
+
+    So T is monotone and smooth whatever the knots have. Beyond the last knot it is a straight line.
+    """
+
+    at: Array  # (k,) knots u
+    values: Array  # (k,) T there
+    logs: Array  # (k,) log dT/du
+    turns: Array  # (k,) its derivative
+
+    @classmethod
+    def of(cls, at: Array, logs: Array, turns: Array) -> Table:
+        """The table that has 0 at the first knot."""
+        made, cells = cls(at, np.zeros(len(at)), logs, turns), np.arange(len(at) - 1)
+        return made._replace(values=np.append(0.0, np.cumsum(made._integral(cells, np.diff(at)))))
+
+    def forward(self, u: Array) -> Array:
+        cell, along, beyond = self._cell(u)
+        end = np.where(beyond > 0.0, self.logs[-1], self.logs[0])
+        return self.values[cell] + self._integral(cell, along) + beyond * np.exp(end)
 
     def inverse(self, z: Array) -> Array:
         cell = np.clip(np.searchsorted(self.values, z) - 1, 0, len(self.at) - 2)
         low, high = self.at[cell], self.at[cell + 1]
         u = low + (high - low) * (z - self.values[cell]) / (self.values[cell + 1] - self.values[cell])
         for _ in range(40):  # Newton's steps, or halves where these leave the bracket
-            value = self._at(u)
+            value = self.forward(u)
             low, high = np.where(value < z, u, low), np.where(value < z, high, u)
-            near = u - (value - z) * np.exp(-self._log_slope(u)[0])
+            near = u - (value - z) * np.exp(-self.log_slope(u)[0])
             near = np.where((near >= low) & (near <= high), near, 0.5 * (low + high))
             moved, u = abs(near - u), near
             if (moved <= 1e-14 * (1.0 + abs(u))).all():
                 break
         for end, beyond in ((-1, z >= self.values[-1]), (0, z <= self.values[0])):
             u = np.where(beyond, self.at[end] + (z - self.values[end]) * math.exp(-self.logs[end]), u)
-        return self.asinh.inverse(u)
+        return u
 
-    def log_jacobian(self, x: Array) -> Array:
-        return self._log_slope(self.asinh.forward(x))[0] + self.asinh.log_jacobian(x)
-
-    def slope(self, x: Array) -> Array:
-        turn = self._log_slope(self.asinh.forward(x))[1]
-        return turn * np.exp(self.asinh.log_jacobian(x)) + self.asinh.slope(x)
+    def log_slope(self, u: Array) -> tuple[Array, Array]:
+        """log dT/du, and its derivative."""
+        cell, along, beyond = self._cell(u)
+        value, turn = self._cubic(cell, along)
+        return value, np.where(beyond == 0.0, turn, 0.0)
 
     def _cell(self, u: Array) -> tuple[Array, Array, Array]:
         """The cell of each u, how far that is from its first knot, and from all knots: 0 between the ends."""
-        inside = np.where(np.isnan(u), self.at[0], np.clip(u, self.at[0], self.at[-1]))
+        inside = np.clip(u, self.at[0], self.at[-1])
         cell = np.clip(np.searchsorted(self.at, inside, side="right") - 1, 0, len(self.at) - 2)
         return cell, inside - self.at[cell], u - inside
-
-    def _at(self, u: Array) -> Array:
-        cell, along, beyond = self._cell(u)
-        end = np.where(beyond > 0.0, self.logs[-1], self.logs[0])
-        return self.values[cell] + self._integral(cell, along) + beyond * np.exp(end)
 
     def _integral(self, cell: Array, along: Array) -> Array:
         """That of dT/du, from the first knot of a cell on."""
@@ -186,19 +202,21 @@ class NormalScores(NamedTuple):
         terms = (share * np.exp(self._cubic(cell, 0.5 * (1.0 + node) * along)[0]) for node, share in zip(nodes, shares))
         return 0.5 * along * sum(terms)
 
-    def _log_slope(self, u: Array) -> tuple[Array, Array]:
-        """log dT/du, and its derivative."""
-        cell, along, beyond = self._cell(u)
-        value, turn = self._cubic(cell, along)
-        return value, np.where(beyond == 0.0, turn, 0.0)
-
     def _cubic(self, cell: Array, along: Array) -> tuple[Array, Array]:
-        width = self.at[1] - self.at[0]
+        width = self.at[cell + 1] - self.at[cell]
         t, left, right = along / width, self.turns[cell], self.turns[cell + 1]
         secant = (self.logs[cell + 1] - self.logs[cell]) / width
         square, cube = 3.0 * secant - 2.0 * left - right, left + right - 2.0 * secant
         value = self.logs[cell] + along * (left + t * (square + t * cube))
         return value, left + t * (2.0 * square + 3.0 * t * cube)
+
+
+def quartiles(x: Array, weights: Array) -> tuple[list[float], float]:
+    """The quartiles of samples (n,) with weights that sum to 1, and their standard deviation."""
+    order = np.argsort(x)
+    reached = np.cumsum(weights[order]) - 0.5 * weights[order]
+    std = math.sqrt(weights @ np.square(x - weights @ x))
+    return np.interp([0.25, 0.5, 0.75], reached, x[order]).tolist(), std
 
 
 def _within(x: Array, z: Array, low: float, high: float) -> Array:

@@ -21,6 +21,7 @@ import numpy as np
 
 from ..arrays import Array
 from ..messages import brief
+from .maps import Table, quartiles
 
 
 class End(NamedTuple):
@@ -29,15 +30,6 @@ class End(NamedTuple):
     at: float
     rate: float
     width: float
-
-    def log_slope(self, t: Array) -> Array:
-        """log T′ at distances t."""
-        return -self.rate * t * np.exp(-0.5 * np.square(t / self.width))
-
-    def turn(self, t: Array) -> Array:
-        """The derivative of that by t."""
-        square = np.square(t / self.width)
-        return -self.rate * (1.0 - square) * np.exp(-0.5 * square)
 
     @classmethod
     def fit(cls, at: float, distances: Array, weights: Array, width: float) -> End:
@@ -63,8 +55,7 @@ class Edges(NamedTuple):
 
     low: End | None
     high: End | None
-    at: Array  # (k,) knots, data units: T′ is 1 beyond them
-    values: Array  # (k,) T there
+    table: Table  # in data units
 
     @property
     def name(self) -> str:
@@ -88,14 +79,17 @@ class Edges(NamedTuple):
 
     @classmethod
     def of(cls, low: End | None, high: End | None) -> Edges:
-        made, knots = cls(low, high, np.empty(0), np.empty(0)), []
+        both = [(end, sign) for end, sign in ((low, 1.0), (high, -1.0)) if end is not None]
         half = 0.5 * high.at - 0.5 * low.at if low and high else math.inf
-        for end, sign in ((low, 1.0), (high, -1.0)):
-            if end is not None:
-                knots.append(end.at + sign * min(8.0 * end.width, half) * np.arange(400 + 1) / 400)
-        at = np.unique(np.concatenate(knots))
-        steps = made._integral(at[:-1], np.diff(at))
-        return made._replace(at=at, values=at[0] + np.append(0.0, np.cumsum(steps)))
+        at = np.unique([end.at + sign * min(8.0 * end.width, half) * np.arange(401) / 400 for end, sign in both])
+        logs, turns = np.zeros((2, len(at)))
+        for (place, rate, width), sign in both:
+            t = np.clip(sign * (at - place), 0.0, 40.0 * width)
+            square, rate = np.square(t / width), 0.0 if math.isnan(rate) else rate
+            logs -= rate * t * np.exp(-0.5 * square)
+            turns -= sign * rate * (1.0 - square) * np.exp(-0.5 * square)
+        table = Table.of(at, logs, turns)
+        return cls(low, high, table._replace(values=table.values + at[0]))
 
     @property
     def outer(self) -> tuple[float, float]:
@@ -105,50 +99,26 @@ class Edges(NamedTuple):
     @property
     def ends(self) -> tuple[float, float]:
         """Where z ends; infinite where it does not."""
-        return (self.values[0] if self.low else -math.inf), (self.values[-1] if self.high else math.inf)
+        values = self.table.values if self.bent else self.table.at
+        return (values[0] if self.low else -math.inf), (values[-1] if self.high else math.inf)
 
     @property
     def bent(self) -> bool:
         """Whether T(x) is not x."""
-        return any(end is not None and abs(end.rate) > 0.0 for end in (self.low, self.high))
+        return bool(self.table.logs.any())
 
     def forward(self, x: Array) -> Array:
-        z = x
-        if self.bent:
-            cell = np.clip(np.searchsorted(self.at, x, side="right") - 1, 0, len(self.at) - 2)
-            inside = np.clip(x, self.at[0], self.at[-1])
-            z = self.values[cell] + self._integral(self.at[cell], inside - self.at[cell]) + (x - inside)
-        least, most = self.outer
+        z, (least, most) = self.table.forward(x) if self.bent else x, self.outer
         return np.where(x < least, -math.inf, np.where(x > most, math.inf, z))
 
     def inverse(self, z: Array) -> Array:
-        x = z
-        if self.bent:
-            cell = np.clip(np.searchsorted(self.values, z, side="right") - 1, 0, len(self.at) - 2)
-            start, inside = self.at[cell], np.clip(z, self.values[0], self.values[-1])
-            wanted, width = inside - self.values[cell], self.values[cell + 1] - self.values[cell]
-            along = (self.at[cell + 1] - start) * wanted / width
-            for _ in range(6):  # Newton's steps: T′ hardly changes within a cell
-                along = along - (self._integral(start, along) - wanted) * np.exp(-self.log_jacobian(start + along))
-            x = start + along + (z - inside)
-        return np.clip(x, *self.outer)
+        return np.clip(self.table.inverse(z) if self.bent else z, *self.outer)
 
     def log_jacobian(self, x: Array) -> Array:
-        return sum((end.log_slope(t) for end, t, _ in self._distances(x)), np.zeros(len(x)))
+        return self.table.log_slope(x)[0]
 
     def slope(self, x: Array) -> Array:
-        return sum((sign * end.turn(t) for end, t, sign in self._distances(x)), np.zeros(len(x)))
-
-    def _distances(self, x: Array) -> list[tuple[End, Array, float]]:
-        """Each end where T bends, how far x is from it, and in which direction x is."""
-        ends = [(end, sign) for end, sign in ((self.low, 1.0), (self.high, -1.0)) if end and abs(end.rate) > 0.0]
-        return [(end, np.clip(sign * (x - end.at), 0.0, 40.0 * end.width), sign) for end, sign in ends]
-
-    def _integral(self, start: Array, along: Array) -> Array:
-        """That of T′ from ``start`` on, by Gauss and Legendre's rule."""
-        nodes, shares = np.polynomial.legendre.leggauss(4)
-        terms = (s * np.exp(self.log_jacobian(start + 0.5 * (1.0 + node) * along)) for node, s in zip(nodes, shares))
-        return 0.5 * along * sum(terms)
+        return self.table.log_slope(x)[1]
 
 
 class Circle(NamedTuple):
@@ -233,14 +203,6 @@ def fit_ends(low: float | None, high: float | None, column: Array, weights: Arra
     return Edges.of(*(None if at is None else End.fit(at, sign * (column - at), weights, width) for at, sign in signs))
 
 
-def quartiles(x: Array, weights: Array) -> tuple[list[float], float]:
-    """The quartiles of samples (n,) with weights that sum to 1, and their standard deviation."""
-    order = np.argsort(x)
-    reached = np.cumsum(weights[order]) - 0.5 * weights[order]
-    std = math.sqrt(weights @ np.square(x - weights @ x))
-    return np.interp([0.25, 0.5, 0.75], reached, x[order]).tolist(), std
-
-
 def refuse(wrong: Array, column: Array, has: str, why: str, instead: str) -> None:
     """Raise ValueError that names the rows where a column is ``wrong``, (n,), if there are any."""
     if wrong.any():
@@ -252,10 +214,7 @@ def refuse(wrong: Array, column: Array, has: str, why: str, instead: str) -> Non
 
 
 def images(z: Array, maps: Sequence[Any], reach: Array) -> tuple[Array, Array]:
-    """Samples z (n, d) and their images within ``reach`` (d,) of an end, (k, d), and whose each is, (k,).
-
-    The samples come first, in their order. In corners images have images.
-    """
+    """Samples z (n, d), then their images within ``reach`` (d,) of an end: (k, d), and whose each is, (k,)."""
     which = np.arange(len(z))
     for j, one in enumerate(maps):
         if not isinstance(one, Edges | Circle):

@@ -1,17 +1,15 @@
 """Estimates of tensors that require grad, attached to autograd.
 
-An estimate is planned from the arguments detached: validation, the bandwidth, the precision and the backend, one with
-the feature ``"grad"``. Then the plan's points, weights and bandwidth are replaced by ones made of the user's own
-tensors, in float64, where the backend works. PyTorch is not imported: tensors bring their own operations.
+An estimate is planned from the arguments detached, with a backend that has the feature ``"grad"``. Then the plan's
+points, weights and bandwidth are replaced by ones made of the user's own tensors, in float64, where the backend works.
+PyTorch is not imported: tensors bring their own operations.
 
 The values stay those of the plan, which whitens by a matrix more exactly than the operations that autograd records.
-The centre is a constant, on which no sum depends. So is a bandwidth that a rule has chosen: its derivative by the
-samples, through quantiles, is not what people mean by the derivative of a density.
+The centre is a constant, on which no sum depends, and so is a bandwidth that a rule has chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,12 +28,8 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
     """Plan as :func:`.plan.plan`, attached to the arguments that require grad."""
     given = {"train": train, "query": query, "weights": request.weights, "bandwidth": request.bandwidth}
     attached = [name for name, x in given.items() if is_attached(x)]
-    if attached and grad_enabled():
-        return _planned(request, given, attached, explained)
-    return plan_without(request, train, query, explained=explained)
-
-
-def _planned(request: Request, given: Mapping[str, Any], attached: Sequence[str], explained: bool) -> Plan:
+    if not attached or not grad_enabled():
+        return plan_without(request, train, query, explained=explained)
     required = ", ".join(attached)
     if request.kernel != "gaussian":
         raise ValueError(
@@ -54,15 +48,15 @@ def _planned(request: Request, given: Mapping[str, Any], attached: Sequence[str]
             "the gradient of method='laplace' has no derivatives of its own; pass method='sdkde' or 'kde', "
             "or call within torch.no_grad()"
         )
-    name = "train" if given["query"] is None else "query"
+    name = "train" if query is None else "query"
     if not is_torch_array(given[name]):
         raise TypeError(
             f"{required} requires grad, but {name} is a {type(given[name]).__name__}, and so would the result be, "
             f"without derivatives; pass {name} as a torch tensor, or call within torch.no_grad()"
         )
+    values = map(detached, (train, query))
     request = replace(request, weights=detached(request.weights), bandwidth=detached(request.bandwidth))
-    train, query = detached(given["train"]), detached(given["query"])
-    return _attach(plan_without(request, train, query, explained=explained, grad=attached), *given.values())
+    return _attach(plan_without(request, *values, explained=explained, grad=attached), *given.values())
 
 
 def tie(result: Any, *tensors: Any) -> Any:
@@ -73,7 +67,6 @@ def tie(result: Any, *tensors: Any) -> Any:
 
 
 def _attach(ready: Plan, train: Any, query: Any, weights: Any, bandwidth: Any) -> Plan:
-    """Return the plan with the user's tensors in place of their values."""
     data, columns, place, h = ready.data, ready.columns, ready.choice.device, ready.bandwidth
     train = _points(train, data.train, place)
     query = None if data.query is None else _points(query, data.query, place)
@@ -113,12 +106,12 @@ def _attached(bandwidth: Bandwidth, value: Any) -> Bandwidth:
 
 
 def _valued(x: Any, value: Any) -> Any:
-    """Return ``x``, attached, with ``value`` as its value."""
+    """``x``, attached, with another value."""
     return x + (value - x.detach())
 
 
 def _points(given: Any, value: Any, place: str) -> Any:
-    """Points (n, d), float64: the user's tensor where it requires grad, otherwise what was read of the argument."""
+    """Points (n, d), float64: the user's tensor where it requires grad, else what was read of it."""
     if not is_attached(given):
         return convert(value, "torch", place).double()
     x = given.to(place).double()  # in this order: not every device has float64

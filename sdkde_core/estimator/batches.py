@@ -1,23 +1,72 @@
 """Long work in batches of rows: somebody may watch it, and neither queries nor results need be whole in memory.
 
-Within the precision's bounds a row's sums do not depend on the other rows. To the last bit they do not where the
-backend sums every row alone, by one formula; for a batch with rows far from the samples it may take another. The size
-of a batch follows from the shapes and the number of threads, so the same call gives the same bits.
+A row's sums do not depend on the other rows but within the precision's bounds: for a batch with rows far from the
+samples a backend may take another formula. The size of a batch follows from the shapes and the number of threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from array_api_compat import array_namespace
 
 from ..arrays import Argument, to_host
+from ..choice.hardware import cpu_threads
+from ..protocol import Problem
 from . import straight
 from .density import undefined, warn_of_negative
-from .fitted import Fitted
-from .progress import ROWS, Advance, batch_rows
+
+if TYPE_CHECKING:
+    from .fitted import Fitted
+
+Advance = Callable[[int], None]  # called with every number of rows that are done
+
+ROWS = 1 << 16  # of a batch at most
+
+
+def batch_rows(m: int, problem: Problem) -> int:
+    """The rows of a batch, of m over the samples: up to 32 MiB, on a CPU about a second's work or a 256th."""
+    n, d, rows = problem.n, problem.d, min(ROWS, (1 << 22) // problem.d)
+    if problem.device == "cpu":
+        rows = min(rows, max(cpu_threads() * (1 << 32) // (n * (d + 16)), m // 256))
+    return max(rows, 256)  # fewer would occupy no backend
+
+
+@contextmanager
+def watched(progress: Any, *given: Argument | int | None) -> Iterator[Advance | None]:
+    """Yield the function to call with every number of rows done; None where nobody watches, or there are no rows.
+
+    ``progress`` is the user's: a bool, or a function of the rows done and of all rows, those of what is ``given``.
+    """
+    sizes = [x.shape[:1] if isinstance(x, Argument) else (x,) for x in given if x is not None]
+    rows = sum(size[0] for size in sizes if size)
+    if isinstance(progress, bool | np.bool_):
+        if not progress:
+            yield None
+            return
+        try:
+            from tqdm.auto import tqdm
+        except ImportError as error:
+            raise ImportError(
+                f"progress=True needs tqdm: pip install 'sdkde-core[progress]' ({error}); or pass a function of the "
+                "rows done and of all rows"
+            ) from error
+        with tqdm(total=rows, desc="sdkde", unit=" rows", unit_scale=True, disable=not rows) as bar:
+            yield (lambda k: bar.update(min(k, rows - bar.n))) if rows else None
+    elif callable(progress):
+        done = 0
+
+        def advance(k: int) -> None:
+            nonlocal done
+            done = min(done + k, rows)  # what is done anew with another backend does not count twice
+            progress(done, rows)
+
+        yield advance if rows else None
+    else:
+        raise TypeError(f"progress is {progress!r}; pass True for a bar, or a function of the rows done and all rows")
 
 
 def check_out(out: Any, query: Argument) -> None:
@@ -35,20 +84,9 @@ def check_out(out: Any, query: Argument) -> None:
         raise ValueError("out shares memory with query; pass another array")
 
 
-def in_batches(fitted: Fitted, batches: Iterable[Argument], what: str, advance: Advance | None) -> Iterator[Any]:
-    """Yield what is wanted, see :meth:`Fitted.answer`, for every batch of a query, and call ``advance`` after each."""
-    for rows in batches:
-        yield fitted.serve(lambda here, rows=rows: here.answer(here.read(rows), what))  # type: ignore[misc]
-        if advance is not None:
-            advance(rows.shape[0])
-
-
 def densities(fitted: Fitted, query: Argument, log: bool, out: Any = None, advance: Advance | None = None) -> Any:
-    """Return the density, or its log, at a query (m,), as the user wants it; NaN has one RuntimeWarning.
-
-    With ``out``, which takes the result, or with ``advance``, who watches, it is done by batches, else at once.
-    """
-    result, m = _answered(fitted, query, "log" if log else "density", out, advance), query.shape[0]
+    """Return the density, or its log, at a query (m,), as the user wants it; NaN has one RuntimeWarning."""
+    result, m = answered(fitted, query, "log" if log else "density", out, advance), query.shape[0]
     if log:
         size = m if out is None else ROWS  # what was too large for memory is read by batches
         gaps = sum(undefined(fitted.request, result[k : k + size], log) for k in range(0, m, max(size, 1)))
@@ -56,26 +94,22 @@ def densities(fitted: Fitted, query: Argument, log: bool, out: Any = None, advan
     return result
 
 
-def gradients(fitted: Fitted, query: Argument, advance: Advance | None = None) -> Any:
-    """Return the score at a query (m, d), per data unit, as the user wants it; ``advance`` as for :func:`densities`."""
-    return _answered(fitted, query, "score", None, advance)
-
-
-def _answered(fitted: Fitted, query: Argument, what: str, out: Any, advance: Advance | None) -> Any:
-    """Return what is wanted at a query: all rows at once, or by batches if ``out`` or ``advance`` is given."""
+def answered(fitted: Fitted, query: Argument, what: str, out: Any = None, advance: Advance | None = None) -> Any:
+    """Return what is wanted at a query, see :meth:`.Fitted.answer`: by batches for ``out`` or ``advance``."""
     if out is None and advance is None:
         result = straight.answer(fitted.current, query, what)
         return fitted.serve(lambda here: here.answer(here.read(query), what)) if result is None else result
     m = query.shape[0]
-    size = batch_rows(m, fitted.problem)
-    batches = (query.rows(start, start + size) for start in range(0, max(m, 1), size))  # one of no rows where m = 0
-    done, parts = 0, []
-    for part in in_batches(fitted, batches, what, advance):
+    size, parts = batch_rows(m, fitted.problem), []
+    for start in range(0, max(m, 1), size):  # one of no rows where m = 0
+        rows = query.rows(start, start + size)
+        part = fitted.serve(lambda here, rows=rows: here.answer(here.read(rows), what))  # type: ignore[misc]
         if out is None:
             parts.append(part)
         else:
-            out[done : done + part.shape[0]] = to_host(part)
-            done += part.shape[0]
+            out[start : start + size] = to_host(part)
+        if advance is not None:
+            advance(rows.shape[0])
     if out is not None:
         return out
     return parts[0] if len(parts) == 1 else array_namespace(parts[0]).concat(parts)

@@ -1,15 +1,13 @@
 """The plan of an estimate whose points nobody has all of: blocks of rows over shards of columns.
 
-What depends on all points is found first, by questions that are put to every block (:class:`Survey`): the bandwidth,
-the centre, the extent, the weights' sum, the backend. Then every block of rows sums over the shards 0, 1, 2 … in order
-(:class:`BlockPlan`). Shards follow from (n, d) alone, blocks of rows from the shapes and the kind of device: so the
-bits do not depend on who computes them, nor on when.
+What depends on all points is found first, by questions that are put to every block (:class:`Survey`). Then every block
+of rows sums over the shards 0, 1, 2 … in order (:class:`BlockPlan`). Shards follow from (n, d) alone, blocks of rows
+from the shapes and the kind of device: so the bits do not depend on who computes them, nor on when.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +32,7 @@ from .moving import Products, joined, moments, products
 from .plan import FARTHEST, centre_of
 from .request import GUARD, Goal, Request, precision_for
 from .resolution import REACH, clearest_centre
-from .survey import Counting, Moments, MomentsOf, Question, Reach, Summary, log_of, numbers
+from .survey import Counting, Moments, MomentsOf, Question, Reach, Summary, digest, log_of, numbers
 
 Array = NDArray[Any]
 
@@ -59,7 +57,7 @@ class Shape:
 
     @property
     def shards(self) -> list[tuple[int, int]]:
-        """The shards of the columns, (start, stop), in the order of the sums."""
+        """The shards of the columns, (start, stop)."""
         return cut(self.n, width_of_a_shard(self.n, self.d))
 
 
@@ -84,34 +82,31 @@ class BlockPlan:
     def rows(self) -> int:
         """Rows of a block, the same in all passes: a multiple of 1024, by the shapes and the kind of device alone.
 
-        A block takes two cores at most some minutes, and a GPU a fraction of a second, but for many rows at least, so
-        that it does not wait for a disk.
+        A block takes two cores some minutes at most, and a GPU a fraction of a second, but does not wait for a disk.
         """
         on_host, n, d = self.device.partition(":")[0] == "cpu", self.shape.n, self.shape.d
         work = max((1 << 41 if on_host else 1 << 48) // (n * (d + 16)), 1024 if on_host else 1 << 16)
         return max(1024, min(work, NUMBERS // d, max(p.m for p in self.problems)) // 1024 * 1024)
 
     def tasks(self, step: int) -> list[list[Task]]:
-        """Return the tasks of a pass: for every block of rows those over each shard, in the order of the sums."""
+        """The tasks of a pass: for every block of rows those over each shard, in the order of the sums."""
         blocks = cut(self.problems[step].m, self.rows)
         return [[Task(rows, columns) for columns in self.shape.shards] for rows in blocks]
 
     @property
     def last(self) -> Problem:
-        """The pass that answers; a guard's follows it."""
         return self.problems[self.request.answering]
 
     @property
     def debiased(self) -> bool:
-        """Whether the result is the samples, moved."""
         return self.request.goal is Goal.DEBIASED
 
     def whitened(self, points: Any) -> Array:
-        """Return rows of the data (k, d), in bandwidths from the centre, float64."""
+        """Rows of the data (k, d), in bandwidths from the centre, float64."""
         return self.bandwidth.whiten(numbers(points), self.centre)
 
     def columns(self, points: Any, weights: Any = None) -> Columns:
-        """Return a shard of the columns: of data (k, d) and the user's weights (k,)."""
+        """A shard of the columns, of data (k, d) and the user's weights (k,)."""
         log_weights = np.full(len(points), -math.log(self.shape.n))
         if self.log_total is not None:
             log_weights = np.minimum(log_of(weights) - self.log_total, 0.0)
@@ -127,14 +122,13 @@ class BlockPlan:
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
     def _group(self, step: int, columns: Any = None) -> Group:
-        """Some of the columns of a pass, with the width of their kernels and their part of the whole."""
         one, share = self.request.passes[step], self.request.guard
         if one.most is None:
             return Group(columns, one.scale, 0.0 if one.moves else math.log1p(-share))
         return Group(columns, guard_scale(self.carrying, self.shape.d, one.scale, one.most), math.log(share))
 
     def packed(self, step: int, columns: Columns) -> Reducer | None:
-        """Return a shard's columns ready for any number of blocks of rows; None where none has weight."""
+        """A shard's columns ready for any number of blocks of rows; None where none has weight."""
         columns = self._group(step, columns).scaled
         if not (columns.log_weights > -math.inf).any():
             return None
@@ -145,7 +139,7 @@ class BlockPlan:
         return pack_on(self.devices, choice.backend, choice.info, problem, there)
 
     def partial(self, step: int, columns: Reducer | None, rows: Array) -> Partial:
-        """Return the sums of whitened rows (k, d) over what :meth:`packed` returned, as NumPy arrays, in bandwidths."""
+        """The sums of whitened rows (k, d) over what :meth:`packed` returned, as NumPy arrays."""
         if columns is None:
             least, zeros, reduction = np.full(len(rows), -math.inf), np.zeros(len(rows)), self.problems[step].reduction
             shift = np.zeros(rows.shape) if reduction is Reduction.MEAN else None
@@ -157,35 +151,31 @@ class BlockPlan:
 
     @quiet
     def folded(self, parts: Iterable[Partial]) -> Partial:
-        """Return the sums over all shards, of those over each in order: a left fold."""
+        """The sums over all shards, of those over each in order."""
         return functools.reduce(lambda so_far, part: merge([so_far, part]), parts)
 
     @quiet
     def products(self, columns: Columns, shift: Array) -> Products | None:
-        """Return what the step needs of a shard, whose shifts over all shards are (k, d); None: nothing."""
+        """What the step needs of a shard whose shifts are (k, d)."""
         return products(columns, shift) if self.request.step == "moments" else None
 
     @quiet
     def step(self, found: Iterable[Any]) -> float:
-        """Return the step, of the :meth:`products` of all shards in order."""
+        """The step, of the :meth:`products` of all shards in order."""
         if isinstance(self.request.step, str):
             return float(moments(functools.reduce(joined, found), self.request.score_bandwidth or 1.0))
         return self.request.step or 0.5
 
     @quiet
     def moved(self, columns: Columns, shift: Array, step: float) -> Columns:
-        """Return a shard's columns, moved by the step times their shift (k, d)."""
         return replace(columns, points=columns.points + step * shift)
 
     def unwhitened(self, columns: Columns) -> Array:
-        """Return where columns are (k, d), in data units, in the result's dtype."""
+        """Where columns are (k, d), in data units, in the result's dtype."""
         return (self.bandwidth.stretch(columns.points) + self.centre).astype(self.shape.dtype, copy=False)
 
     def guarding(self, columns: Columns, shard: int) -> Columns | None:
-        """Return those of a shard's columns that guard the tails, as :func:`.groups.guard` has them; None: no guard.
-
-        Each is where the weight of all columns so far reaches its place, which lies in one shard.
-        """
+        """Those of a shard's columns that guard the tails, as :func:`.groups.guard` has them; None: no guard."""
         most = GUARD[1]
         if self.carrying <= most or not self.request.guard:
             return columns if self.request.guard else None
@@ -196,13 +186,13 @@ class BlockPlan:
         return Columns(columns.points[which], np.full(len(which), -math.log(most)))
 
     def guard(self, found: Sequence[Columns | None]) -> Columns | None:
-        """Return the columns of the guard, of the :meth:`guarding` ones of all shards in order."""
+        """The columns of the guard, of the :meth:`guarding` ones of all shards in order."""
         some = [(c.points, c.log_weights) for c in found if c is not None]
         return Columns(*map(np.concatenate, zip(*some))) if some else None
 
     @quiet
     def density(self, sums: Partial, rows: Array, guard: Columns | None, log: bool) -> Array:
-        """Return the density (k,), or its log, of sums of whitened rows (k, d) over all shards, and of the guard."""
+        """The density (k,), or its log, of the sums of whitened rows (k, d) over all shards, and the guard."""
         if guard is not None:
             wide = self.request.answering + 1
             sums = merge([sums, self.partial(wide, self.packed(wide, guard), rows)])
@@ -210,30 +200,21 @@ class BlockPlan:
         return density(sums, constant, log, clip).astype(self.shape.dtype)
 
     def undefined(self, block: Array, log: bool) -> int:
-        """Return how many results have no log, as the Laplace estimate is negative there."""
         return undefined(self.request, block, log)
 
     def identity(self) -> dict[str, Any]:
-        """Return what the bits of the result follow from, of what JSON has."""
+        """What the bits of the result follow from, of what JSON has."""
         from .. import __version__
 
-        record, named = registry.find(self.backend), hashlib.blake2b(digest_size=16)
-        for name, array in sorted(self.bandwidth.arrays().items()):
-            named.update(name.encode() + array.tobytes())
-        named.update(self.centre.tobytes())
-        places = self.devices or (self.device,)
+        record, places = registry.find(self.backend), self.devices or (self.device,)
         cards = sorted({gpu_name(place) or "" for place in places if place.startswith("cuda")})
-        return {
+        options = "method", "kernel", "negative", "step", "score_bandwidth"
+        return {name: getattr(self.request, name) for name in options} | {
             "samples, weights and queries": self.digest,
-            "shapes": [self.shape.n, self.shape.d, -1 if self.shape.m is None else self.shape.m],
+            "shapes": [self.shape.n, self.shape.d, self.shape.m],
             "dtype": self.shape.dtype,
-            "method": self.request.method,
-            "kernel": self.request.kernel,
-            "negative": self.request.negative,
-            "step": self.request.step,
-            "score_bandwidth": self.request.score_bandwidth,
             "tails": self.request.guard,
-            "bandwidth": named.hexdigest(),
+            "bandwidth": f"{digest(self.centre, *self.bandwidth.arrays().values(), start=0):032x}",
             "precision": self.last.precision,
             "extent": self.last.extent,
             "backend": [self.backend, record.version if record else "", repr(self.request.backend_options or {})],
@@ -256,14 +237,13 @@ class Survey:
 
     @property
     def abouts(self) -> list[str]:
-        """Which points the questions are about, with room for all that there may be: "train" or "query"."""
+        """Which points all questions that there may be are about: "train" or "query"."""
         rule = self.request.bandwidth
         counted = Counting.most if isinstance(rule, str) and rule not in FULL_RULES else 0
         return ["train"] * (2 + counted) + ["query"] * bool(self.shape.m)
 
     @classmethod
     def of(cls, request: Request, shape: Shape) -> Survey:
-        """Begin; raise what can be said without data."""
         rule = request.bandwidth
         if request.apart:
             raise ValueError("method='stacked', coordinates= and support= need all samples in memory; leave them out")
@@ -281,7 +261,7 @@ class Survey:
 
     @quiet
     def next(self, answer: Any) -> Survey | BlockPlan:
-        """Return what follows from the merged answers of all blocks: another question, or the plan."""
+        """Another question, or the plan, by the merged answers of all blocks."""
         asked = self.question
         if isinstance(asked, Moments):
             return self._after_moments(asked, answer)
@@ -310,9 +290,7 @@ class Survey:
         if not isinstance(rule, str):
             return here._located()
         if not (np.isfinite(found.low) & np.isfinite(found.high)).all():
-            raise ValueError(
-                f"bandwidth={rule!r} is chosen from train, which has values that are not finite; drop them"
-            )
+            raise ValueError(f"bandwidth={rule!r} is chosen from train, which has NaN or infinite values; drop them")
         check_spread(rule, found.carrying, n_eff, found.low, found.high)
         if rule in FULL_RULES:
             return here._located()
@@ -320,7 +298,7 @@ class Survey:
         return replace(here, question=Counting.first(sample, found.low, found.high, n_eff, log_total))
 
     def _located(self, quartiles: tuple[Array, Array] | None = None) -> Survey:
-        """Ask how far points are from a centre, in bandwidths, which a rule may choose by the samples' quartiles."""
+        """Ask how far points are from a centre, in bandwidths."""
         assert self.moments is not None
         (asked, found), rule = self.moments, self.request.bandwidth
         if isinstance(rule, str):
@@ -352,7 +330,6 @@ class Survey:
 
 
 def _checked(largest: float, name: str, bandwidth: Bandwidth, precision: str) -> float:
-    """The extent, rounded up; ValueError where it is too large."""
     if not largest < 0.9 * FARTHEST:
         raise ValueError(
             f"a point of {name} is beyond 1e149 bandwidths ({bandwidth}) from the median of train, where "

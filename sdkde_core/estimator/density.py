@@ -1,4 +1,4 @@
-"""From sums to the density: the kernels' normalising constants, logs, and what a signed density is warned of; draws.
+"""From sums to the density: constants and draws of kernels, logs, and what a signed density is warned of.
 
 A density of d dimensions is Σ_j w_j K(r_j) / (det L · ∫K(‖u‖) du). With S the surface of the unit sphere,
 2 π^(d/2) / Γ(d/2), that integral is S ∫ r^(d−1) K(r) dr; of the Gaussian it is (2π)^(d/2). The kernels are those of
@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..arrays import array_namespace
+from ..arrays import Array, array_namespace
 from ..bandwidth.matrix import Bandwidth
 from ..engine.devices import captures
 from ..messages import caller_level
@@ -26,10 +25,7 @@ from .request import Request
 
 
 def density(sums: Partial, constant: float, log: bool, clip: bool = False) -> Any:
-    """Return the density, or its log: NaN where it is negative. Nothing is read on the host.
-
-    ``constant`` is the kernel's log normalising constant; ``clip``: zero where it is negative, and the log −inf.
-    """
+    """Return the density, or its log: NaN where it is negative, or −inf where that is clipped to zero."""
     xp = array_namespace(sums.log_sum)
     if sums.sign is None:
         log_density = sums.log_sum + constant
@@ -42,7 +38,7 @@ def density(sums: Partial, constant: float, log: bool, clip: bool = False) -> An
 
 
 def undefined(request: Request, result: Any, log: bool) -> int:
-    """Return at how many rows the log is NaN as the estimate is negative; 0 while a CUDA graph is captured."""
+    """At how many rows the log is NaN as the estimate is negative; 0 while a CUDA graph is captured."""
     if not log or request.method != "laplace" or request.negative != "keep" or captures(result):
         return 0
     xp = array_namespace(result)
@@ -50,7 +46,7 @@ def undefined(request: Request, result: Any, log: bool) -> int:
 
 
 def warn_of_negative(undefined: int, rows: int, finite: bool = True) -> None:
-    """Warn that the log is NaN for some rows, if there are any; ``finite``: the data are known to be."""
+    """Warn of rows without a log, if there are any; ``finite``: the data are known to be."""
     if not undefined:
         return
     warnings.warn(
@@ -63,7 +59,7 @@ def warn_of_negative(undefined: int, rows: int, finite: bool = True) -> None:
 
 
 def log_constant(kernel: str, bandwidth: Bandwidth) -> Any:
-    """Return what a log sum is raised by: log of 1 / (det L · ∫K), a float; a () tensor where the factor is one."""
+    """Return log of 1 / (det L · ∫K), a float; a () tensor where the factor is one."""
     return -log_norm(kernel, bandwidth.d) - bandwidth.log_determinant
 
 
@@ -93,8 +89,7 @@ def _cosine(d: int) -> float:
     """log ∫₀¹ r^(d−1) cos(π r / 2) dr.
 
     As cos(π r / 2) = sin(π (1 − r) / 2), a power series in 1 − r, it is Σ_k (−1)^k (π/2)^(2k+1) (d−1)! / (d+2k+1)!.
-    Each term is at most a fifth of the one before. Integration by parts, in steps of 2, loses all digits in 20
-    dimensions.
+    Each term is at most a fifth of the one before. Integration by parts loses all digits in 20 dimensions.
     """
     total, term, k = 0.0, 1.0, 0
     while abs(term) > 1e-17:
@@ -104,18 +99,15 @@ def _cosine(d: int) -> float:
     return math.log(total) + math.log(0.5 * math.pi / d / (d + 1))
 
 
-def kernel_draws(kernel: str, n: int, d: int, rng: Any) -> NDArray[np.float64]:
-    """Return draws (n, d) of the density that is K up to its constant; ``rng`` is a Generator or a RandomState.
-
-    In a uniform direction, and at a radius whose density is r^(d−1) K(r).
-    """
+def kernel_draws(kernel: str, n: int, d: int, rng: Any) -> Array:
+    """Draws (n, d) of K: in a uniform direction, at a radius whose density is r^(d−1) K(r)."""
     normal = rng.standard_normal((n, d))
     if kernel == "gaussian":
         return normal
     return normal * (_radial(kernel)[1](n, d, rng) / np.linalg.vector_norm(normal, axis=1))[:, None]
 
 
-def _cosine_radii(n: int, d: int, rng: Any) -> NDArray[np.float64]:
+def _cosine_radii(n: int, d: int, rng: Any) -> Array:
     """Radii by rejection from the linear kernel's: with z = π (1 − r) / 2, cos(π r / 2) / (1 − r) ∝ sin z / z ≥ 2/π."""
     radii = rng.beta(d, 2, n)
     new = np.arange(n)
@@ -124,3 +116,23 @@ def _cosine_radii(n: int, d: int, rng: Any) -> NDArray[np.float64]:
         new = new[rng.uniform(size=new.size) * z >= np.sin(z)]
         radii[new] = rng.beta(d, 2, new.size)
     return radii
+
+
+def normal_distribution() -> Any:
+    try:
+        from scipy.special import ndtr
+    except ImportError as error:
+        raise ImportError("probabilities need SciPy: pip install 'sdkde-core[scipy]'") from error
+    return ndtr
+
+
+def between(a: Array, b: Array) -> Array:
+    """Φ(b) − Φ(a), with the digits of the upper tail."""
+    ndtr, flipped = normal_distribution(), a > 0
+    return ndtr(np.where(flipped, -a, b)) - ndtr(np.where(flipped, -b, a))
+
+
+def times_density(t: Array) -> Array:
+    """t φ(t), which is 0 at infinity."""
+    t = np.clip(t, -40.0, 40.0)
+    return t * np.exp(-0.5 * t * t) / math.sqrt(2.0 * math.pi)

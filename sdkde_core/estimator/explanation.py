@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -15,11 +16,11 @@ from ..choice.cost import typical_extent
 from ..choice.judge import Candidate
 from ..protocol import TOLERANCES, Problem, Reduction
 from . import autograd
-from .bounded import imaged
 from .fitted import Fitted, PassReport, run, with_fallback
 from .laplace import NegativeMass
 from .mapped import located, mapped, shares
 from .request import Request
+from .stacked import stacked
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,16 @@ class Explanation:
 
     @classmethod
     def of(
-        cls, request: Request, problems: tuple[Problem, ...], choice: select.Choice, bandwidth: str, **more: Any
+        cls,
+        request: Request,
+        problems: tuple[Problem, ...],
+        choice: select.Choice,
+        bandwidth: str,
+        reports: Sequence[PassReport] = (),
+        **more: Any,
     ) -> Explanation:
-        """Make one of a plan; ``more``: ``reports`` of the passes, if they were run, and the last fields."""
-        seconds = next(c for c in choice.candidates if c.chosen).pass_seconds
-        reports: list[PassReport] = more.pop("reports", [])
-        lines = []
+        """Make one of a plan; ``reports``: of the passes, if they were run; ``more``: the last fields."""
+        seconds, lines = next(c for c in choice.candidates if c.chosen).pass_seconds, []
         density = "the density" if request.method != "laplace" else "the signed density"
         for i, (problem, step) in enumerate(zip(problems, request.passes)):
             purpose = density if step.most is None else "the guard of its tails"
@@ -121,25 +126,19 @@ class Explanation:
 
 
 def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None, *, measure: bool) -> Explanation:
-    """Explain a request; see :func:`sdkde_core.explain`."""
     shape = _shape_of("train", train_or_shape)
     if request.mapped:
         if shape is not None:
             raise ValueError("coordinates are fitted to data, not to their shape; pass the samples, or leave them out")
-        request, z, coordinates = mapped(request, train_or_shape)
+        request, z, coordinates, n = mapped(request, train_or_shape)
         query = None if query_or_shape is None else Argument.of("query", query_or_shape)
         if query is not None:
-            check_query(query, z.shape[0], z.shape[1], z.names)
+            check_query(query, n, z.shape[1], z.names)
             query = query._replace(array=located(coordinates, query, z.array[0])[1])
-        if coordinates.ends is not None:
-            request, z = imaged(request, z, coordinates)
         return replace(explained(request, z, query, measure=measure), coordinates=str(coordinates))
     if request.method == "stacked":
-        from .stacked import stacked
-
-        first = explained(
-            replace(request, method="sdkde", coordinates=None), train_or_shape, query_or_shape, measure=measure
-        )
+        own = replace(request, method="sdkde", coordinates=None)
+        first = explained(own, train_or_shape, query_or_shape, measure=measure)
         stack = {} if shape is not None else shares(stacked(request, train_or_shape)[0])
         return replace(first, method="stacked", stack=stack)
     if shape is not None:
@@ -156,13 +155,8 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
         reports: list[PassReport] = []
         if measure:
             run(ready, reports.append)
-        how, h = ready.request, ready.bandwidth
         return Explanation.of(
-            how,
-            ready.problems,
-            ready.choice,
-            str(how.told(h)),
-            reports=reports,
+            *(ready.request, ready.problems, ready.choice, str(ready.request.told(ready.bandwidth)), reports),
             data_device=ready.data.came_from,
             negative_mass=Fitted.of(ready).negative_mass if measure and request.method == "laplace" else None,
             selection=ready.bandwidth.selection,
@@ -172,7 +166,6 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
 
 
 def _of_shape(request: Request, n: int, d: int, m: int | None) -> Explanation:
-    """Explain an estimate of which only the shapes are known."""
     if isinstance(request.bandwidth, str):
         check_rule(request.bandwidth, request.method, request.kernel)
     else:
@@ -187,7 +180,7 @@ def _of_shape(request: Request, n: int, d: int, m: int | None) -> Explanation:
 
 
 def _shape_of(name: str, value: Any) -> tuple[int, int] | None:
-    """Return (points, dimensions) if ``value`` is a shape, a tuple of one or two integers; None for anything else."""
+    """(points, dimensions) if ``value`` is a shape, a tuple of one or two integers; None for anything else."""
     if not isinstance(value, tuple) or not value or not all(isinstance(v, numbers.Integral) for v in value):
         return None
     shape = tuple(int(v) for v in value)
@@ -197,7 +190,7 @@ def _shape_of(name: str, value: Any) -> tuple[int, int] | None:
 
 
 def _rows_of(query: Any, d: int) -> int | None:
-    """Return the rows of ``query``, a shape or an array, for a train that is given by its shape; None for None."""
+    """The rows of ``query``, a shape or an array, for a train that is given by its shape; None for None."""
     if query is None:
         return None
     shape = _shape_of("query", query)

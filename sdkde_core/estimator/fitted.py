@@ -26,17 +26,19 @@ from ..engine.outliers import radii
 from ..messages import warn_once
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from ..spreading.devices import Reducer, pack_on
+from .batches import Advance, batch_rows
 from .density import density, log_constant
 from .laplace import NegativeMass, laplace_slope, negative_mass
 from .moving import groups_of
 from .plan import Plan, checked_extent
-from .progress import Advance, batch_rows
 from .request import Request
 from .resolution import REACH, check_resolution
 
 _logger = logging.getLogger("sdkde")
 
 R = TypeVar("R")
+Groups = tuple[Group, ...]
+Names = tuple[str, ...]
 
 
 class Components(NamedTuple):
@@ -57,11 +59,11 @@ class PassReport:
     far_points: int  # outliers, summed apart by a slower formula
 
 
-def run(plan: Plan, report: Callable[[PassReport], None] | None = None, advance: Advance | None = None) -> Partial:
-    """Run all passes of a plan, and return the result of the last.
+Report = Callable[[PassReport], None] | None  # called after each pass
 
-    ``report`` is called after each pass, ``advance`` with samples done by passes over the samples themselves.
-    """
+
+def run(plan: Plan, report: Report = None) -> Partial:
+    """Run all passes of a plan, and return the result of the last."""
     last = plan.problems[plan.request.answering]
     if not last.m:
         return empty(last, plan.columns.points)
@@ -69,11 +71,11 @@ def run(plan: Plan, report: Callable[[PassReport], None] | None = None, advance:
         check_resolution(last, plan.bandwidth, plan.columns, plan.query)
     queries = None if last.same else plan.columns.points if plan.query is None else plan.query  # before they moved
     last, groups = _groups(plan, report)
-    return _pass(plan, last, groups, queries, report, advance)
+    return _pass(plan, last, groups, queries, report)
 
 
 def slope(plan: Plan) -> Any:
-    """Run all passes of a plan whose goal is the gradient, and return it, per bandwidth."""
+    """Run all passes of a plan for the gradient, and return it, per bandwidth."""
     last = plan.last
     if not last.m:
         return plan.columns.points[:0, :]
@@ -83,9 +85,7 @@ def slope(plan: Plan) -> Any:
     return laplace_slope(plan.columns.points if plan.query is None else plan.query, plan.columns)
 
 
-def _groups(
-    plan: Plan, report: Callable[[PassReport], None] | None = None, advance: Advance | None = None
-) -> tuple[Problem, tuple[Group, ...]]:
+def _groups(plan: Plan, report: Report = None, advance: Advance | None = None) -> tuple[Problem, Groups]:
     """Run the pass over the samples themselves, if there is one; return the last pass and its groups."""
     sums = scores(plan, report, advance) if plan.request.answering else None
     groups, last = groups_of(plan.columns, sums, plan.request), plan.problems[plan.request.answering]
@@ -95,7 +95,7 @@ def _groups(
     return last, groups
 
 
-def scores(plan: Plan, report: Callable[[PassReport], None] | None = None, advance: Advance | None = None) -> Partial:
+def scores(plan: Plan, report: Report = None, advance: Advance | None = None) -> Partial:
     """The sums of the samples themselves, in the bandwidth of their score."""
     problem, columns = plan.problems[0], plan.columns
     if problem.extent > REACH[problem.precision]:
@@ -106,16 +106,11 @@ def scores(plan: Plan, report: Callable[[PassReport], None] | None = None, advan
 
 
 def _pass(
-    plan: Plan,
-    problem: Problem,
-    groups: Sequence[Group],
-    queries: Any,
-    report: Callable[[PassReport], None] | None,
-    advance: Advance | None,
+    plan: Plan, problem: Problem, groups: Groups, queries: Any, report: Report, advance: Advance | None = None
 ) -> Partial:
     """Pack the columns and reduce all rows; the samples themselves by batches where somebody watches."""
     packed: Any = _pack(plan.request, plan.choice, problem, groups)
-    if advance is None or queries is not None:
+    if advance is None:
         if report is None:
             return packed.reduce(queries)[0]
         several = isinstance(packed, GroupedColumns)
@@ -153,14 +148,11 @@ def _pack(
 class Fitted:
     """The columns of a plan's last pass where its backend has them; immutable, pickles, safe to use from many threads.
 
-    Pickled, it takes the columns to the host; where it is loaded, the same backend has them if it is there, else the
-    best one that is, unless the request names one. ``problem`` is the last pass over the samples themselves, whose
-    extent bounds the columns; ``centre`` (d,), where the columns are, is what whitening subtracts; queries are brought
-    ``home``.
+    ``problem`` is the last pass over the samples themselves, whose extent bounds the columns; ``centre`` (d,), where
+    the columns are, is what whitening subtracts; queries are brought ``home``.
     """
 
     parts: tuple[Any, ...] = ()  # of a list of densities: stacked.Stacked
-    ends: Any = None  # of bounded.Bounded
     coordinates = None  # of a density in others: mapped.Mapped
 
     def __init__(
@@ -170,8 +162,8 @@ class Fitted:
         problem: Problem,
         choice: select.Choice,
         centre: Any,
-        groups: tuple[Group, ...],
-        names: tuple[str, ...] = (),
+        groups: Groups,
+        names: Names = (),
     ) -> None:
         self.request, self.bandwidth, self.problem, self.choice = request, bandwidth, problem, choice
         self.centre, self.groups, self.names = centre, groups, names
@@ -185,7 +177,7 @@ class Fitted:
 
     @classmethod
     def of(cls, plan: Plan, advance: Advance | None = None) -> Fitted:
-        """Run all passes of a plan but the last, and pack the columns; ``advance`` is called with samples moved."""
+        """Run all passes of a plan but the last, and pack the columns."""
         (last, groups), choice = _groups(plan, advance=advance), plan.choice
         centre = convert(plan.centre, choice.info.arrays, choice.device)
         return cls(plan.request.settled, plan.bandwidth, last, choice, centre, groups, plan.data.names)
@@ -198,8 +190,8 @@ class Fitted:
     def serve(self, compute: Callable[[Fitted], R]) -> R:
         """Return ``compute(fitted)``; where the backend fails, of the same columns with the next best one.
 
-        Rows farther than the backend reaches are answered by another one, for this call only: what other calls get does
-        not depend on it. BackendUnavailable where the user named the backend, or none is left.
+        Rows farther than the backend reaches are answered by another one, for this call only. BackendUnavailable where
+        the user named the backend, or none is left.
         """
         here = self.current
         while True:
@@ -236,7 +228,7 @@ class Fitted:
 
     @property
     def columns(self) -> Columns:
-        """The samples of the first group, as they have moved: all, but for an adaptive estimate."""
+        """Those of the first group: all samples, but for an adaptive estimate."""
         return self.groups[0].columns
 
     @property
@@ -260,25 +252,21 @@ class Fitted:
         return Data(points, None, None, query.dtype, query.origin, unchecked=refused, name="query", first=first)
 
     def reduce(self, queries: Any, reduction: Reduction | None = None, **known: Any) -> Partial:
-        """Reduce for every row of whitened queries (m, d), m ≥ 1, by the last pass's reduction or another.
-
-        ``known``: ``distances`` and ``extent`` of the queries, as for :meth:`PackedColumns.reduce`.
-        """
+        """Reduce whitened queries (m, d), m ≥ 1; ``known``: as for :meth:`.PackedColumns.reduce`."""
         return self._packed_for(reduction or self.problem.reduction).reduce(queries, **known)[0]
 
     def widths(self, query: Argument) -> Any:
-        """The mean of 1 / c² (m,) of the kernels of a query, on the host, which are c bandwidths wide."""
+        """The mean of 1 / c² (m,) of the kernels at a query, which are c bandwidths wide, on the host."""
         packed: Any = self._packed_for(Reduction.LOG_SUM)
         logs = [to_host(sums.log_sum) for sums, _ in packed.each(self._whiten(self.read(query).train))]
         counted = np.exp(np.stack(logs) - np.logaddexp.reduce(logs, axis=0))
         return sum(share / g.scale**2 for share, g in zip(counted, self.groups))
 
     def reduction_for(self, what: str) -> Reduction:
-        """The reduction that the rows of a query are for."""
         return Reduction.MEAN if what == "score" else self.problem.reduction
 
     def answer(self, query: Data, what: str) -> Any:
-        """Return the ``"density"`` (m,), its ``"log"`` or ``"score"`` (m, d), as the user wants them; or ``"both"``."""
+        """Return the ``"density"`` (m,), its ``"log"``, or the ``"score"`` (m, d); or ``"both"`` of these, float64."""
         dtype = max(query.dtype, self.problem.dtype)  # "float64" > "float32"
         if not query.train.shape[0]:
             return query.origin.restore(np.empty((0, self.problem.d) if what == "score" else 0), dtype)
@@ -299,13 +287,12 @@ class Fitted:
         else:
             sums = self.reduce(points, Reduction.MEAN, **known)
             result = self.bandwidth.pull_back(sums.shift)
-            if what == "both":  # log and score, float64, where the columns are
+            if what == "both":  # where the columns are
                 return sums.log_sum + self.log_constant, result
         return query.origin.restore(result, dtype)
 
     @property
     def components(self) -> Components:
-        """The kernels of all groups, where the columns are."""
         columns, xp = [g.columns for g in self.groups], array_namespace(self.columns.points)
         points, logs = [c.points for c in columns], [c.log_weights + g.log_share for c, g in zip(columns, self.groups)]
         scales = [xp.full_like(c.log_weights, g.scale) for c, g in zip(columns, self.groups)]
@@ -314,16 +301,10 @@ class Fitted:
 
     @property
     def on_host(self) -> Components:
-        """The kernels of all groups, on the host."""
         return Components(*map(to_host, self.components))
 
-    def derived(
-        self, bandwidth: Bandwidth, centre: Any, points: Any, log_weights: Any, names: tuple[str, ...]
-    ) -> Fitted:
-        """Return the density of other components for the same request, as many of each group, all on the host.
-
-        Points (n, d) are in bandwidths from the centre.
-        """
+    def derived(self, bandwidth: Bandwidth, centre: Any, points: Any, log_weights: Any, names: Names) -> Fitted:
+        """Return the density of other components on the host, as many of each group, for the same request."""
         groups, start = list[Group](), 0
         for group in self.groups:
             here, start = slice(start, start + group.n), start + group.n
@@ -344,7 +325,7 @@ class Fitted:
 
     @functools.cached_property
     def scale(self) -> Any:
-        """What whitens, where the columns are, as :class:`~sdkde_core.protocol.LineBackend` takes it."""
+        """What whitens, as :class:`~sdkde_core.protocol.LineBackend` takes it."""
         factor = self.bandwidth.factor
         return like(factor if factor.ndim == 1 else self.bandwidth.inverse, self.columns.points)
 
@@ -366,22 +347,16 @@ class Fitted:
         return loaded, self.current.state(self.current.choice.name)
 
     def state(self, backend: str) -> tuple[Any, ...]:
-        """The arguments of :func:`loaded` for the same columns, on the host, with the backend that is preferred."""
+        """The arguments of :func:`loaded` for the same columns, on the host."""
         groups = tuple(group.at(to_host) for group in self.groups)
         return self.request, self.bandwidth, self.problem, backend, to_host(self.centre), groups, self.names
 
 
 @quiet
 def loaded(
-    request: Request,
-    bandwidth: Bandwidth,
-    problem: Problem,
-    backend: str,
-    centre: Any,
-    groups: tuple[Group, ...],
-    names: tuple[str, ...],
+    request: Request, bandwidth: Bandwidth, problem: Problem, backend: str, centre: Any, groups: Groups, names: Names
 ) -> Fitted:
-    """Make fitted columns from what was pickled or saved, with a backend that is here."""
+    """Make fitted columns from what was pickled or saved: with that backend, else, under "auto", one that is here."""
     own = backend if request.backend == "auto" else request.backend
     where: dict[str, Any] = {"device": request.device, "options": request.backend_options}
     where |= {"calls": request.calls, "without": request.without}
@@ -398,10 +373,7 @@ def loaded(
 
 
 def with_fallback(request: Request, compute: Callable[[Request], R]) -> R:
-    """Return ``compute(request)``, which plans and runs; planned anew where the backend that was chosen fails.
-
-    BackendUnavailable where the user named the backend that failed, or none is left.
-    """
+    """Return ``compute(request)``, which plans and runs; planned anew where the backend that was chosen fails."""
     while True:
         try:
             return compute(request)
@@ -410,10 +382,8 @@ def with_fallback(request: Request, compute: Callable[[Request], R]) -> R:
 
 
 def set_aside(request: Request, failure: BackendFailed) -> None:
-    """Let ``"auto"`` take the backend that failed no more in this process, and say so; raise where it was named.
-
-    Among ranks too: the others have not failed, and do not plan anew.
-    """
+    """Let ``"auto"`` take the backend that failed no more in this process, and say so; raise where it was named."""
+    # Other ranks have not failed, and do not plan anew.
     if select.named_backend(request.backend) != "auto" or request.ranks is not None:
         raise failure
     registry.aside[failure.backend, failure.device] = f"set aside: {failure}"

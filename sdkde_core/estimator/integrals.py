@@ -15,18 +15,15 @@ import numpy as np
 
 from ..arrays import Array, numbers
 from ..messages import brief
-from .fitted import Fitted
+from .density import between, normal_distribution, times_density
 from .mixture import check_positive, marginal
 
 
 def probability(fitted: Any, lower: Any, upper: Any) -> float:
-    """Return the probability of the box between two corners, which may be infinite."""
     if fitted.parts:
         return sum(math.exp(part.log_share) * probability(part.fitted, lower, upper) for part in fitted.parts)
     d = fitted.problem.d
     low, high = corner("lower", lower, d), corner("upper", upper, d)
-    if fitted.ends is not None:
-        return fitted.probability(low, high)
     wrong = low > high
     if fitted.coordinates is not None:
         wrong &= ~fitted.coordinates.circular
@@ -34,8 +31,8 @@ def probability(fitted: Any, lower: Any, upper: Any) -> float:
         k = int(np.argmax(wrong))
         raise ValueError(f"lower is above upper in dimension {k}: {low[k]} > {high[k]}; swap them")
     if fitted.coordinates is not None:
-        low, high = fitted.coordinates.arcs(low, high)
-        return probability(fitted.first.current, fitted.into(low), fitted.into(high))
+        low, high = map(fitted.into, fitted.coordinates.arcs(low, high))
+        return probability(fitted.first.current, low, high) if fitted.ends is None else _within(fitted, low, high)
     bounded = np.flatnonzero((low > -math.inf) | (high < math.inf))
     if not bounded.size:
         return 1.0
@@ -47,9 +44,7 @@ def probability(fitted: Any, lower: Any, upper: Any) -> float:
     weights, factor = np.exp(log_weights), fitted.bandwidth.factor
     if factor.ndim == 2:
         if fitted.problem.reduction.name == "LAPLACE":
-            raise ValueError(
-                "method='laplace' has no probabilities in closed form with a full matrix; pass bandwidth as numbers"
-            )
+            raise ValueError("method='laplace' has no probabilities with a full matrix; pass bandwidth as numbers")
         displacement = fitted.bandwidth.stretch(points)
         sides = ((side - centre - displacement) / scales[:, None] for side in (low, high))
         each = _plane(factor, *sides) if len(factor) == 2 else _sequential(factor, *sides)
@@ -64,8 +59,21 @@ def probability(fitted: Any, lower: Any, upper: Any) -> float:
     return float(weights @ total / weights.sum())
 
 
+def _within(fitted: Any, low: Array, high: Array) -> float:
+    """The probability of a box of columns that end; of circles that of the arc from the first corner on."""
+    ends, around = fitted.ends, fitted.coordinates.circular & (low > high)
+    if around.any():
+        j = int(np.argmax(around))
+        first, last = high.copy(), low.copy()
+        first[j], last[j] = ends[1, j], ends[0, j]
+        return _within(fitted, low, first) + _within(fitted, last, high)
+    low, high = np.maximum(low, ends[0]), np.minimum(high, ends[1])
+    empty = (low >= high).any()
+    return 0.0 if empty else min(1.0, probability(fitted.first.current, low, high) * math.exp(-fitted.log_mass))
+
+
 def distribution(fitted: Any) -> Callable[[Any], Array]:
-    """Return the distribution function in one dimension: of values (m,) in data units to probabilities (m,)."""
+    """The distribution function in one dimension: of values (m,) in data units to probabilities (m,)."""
     if fitted.problem.d != 1:
         raise ValueError(
             f"the density has {fitted.problem.d} dimensions, and a distribution function has one; "
@@ -76,18 +84,14 @@ def distribution(fitted: Any) -> Callable[[Any], Array]:
     if fitted.parts:
         parts = [(math.exp(part.log_share), distribution(part.fitted)) for part in fitted.parts]
         return lambda x: sum((share * function(x) for share, function in parts), np.zeros(len(x)))
-    if fitted.ends is not None:
-        return fitted.distribution()
     if fitted.coordinates is not None:
-        inner, into, maps = distribution(fitted.first.current), fitted.into, fitted.coordinates
-        inside = maps.ends[:, 0] if maps.circular[0] else (-math.inf, math.inf)
-        return lambda x: inner(into(np.clip(x, *inside)))
+        return _mapped_distribution(fitted)
     points, log_weights, scales, centre = fitted.on_host
     order, widest = np.argsort(points[:, 0], kind="stable"), scales.max()
     u, w, scales = points[order, 0], np.exp(log_weights[order]), scales[order]
     reached = np.concatenate([[0.0], np.cumsum(w)])
     h, laplace = float(fitted.bandwidth.factor.reshape(-1)[0]), fitted.request.method == "laplace"
-    cumulative = _normal()
+    cumulative = normal_distribution()
 
     def sums(x: Array) -> Array:
         y = (x - centre[0]) / h
@@ -111,21 +115,50 @@ def distribution(fitted: Any) -> Callable[[Any], Array]:
     return sums
 
 
+def _mapped_distribution(fitted: Any) -> Callable[[Any], Array]:
+    """The distribution function in other coordinates; round a circle from its start."""
+    inner, into, ends = distribution(fitted.first.current), fitted.into, fitted.ends
+    if ends is None:
+        return lambda x: inner(into(x))
+    start, mass, (low, high) = _below(fitted.first.current, ends), math.exp(fitted.log_mass), ends[:, 0]
+    inside = ends[:, 0] if fitted.coordinates.circular[0] else (-math.inf, math.inf)
+
+    def between_ends(x: Array) -> Array:
+        z = into(np.clip(x, *inside))
+        found = (inner(np.clip(z, low, high)) - start) / mass
+        return np.where(z <= low, 0.0, np.where(z >= high, 1.0, np.clip(found, 0.0, 1.0)))
+
+    return between_ends
+
+
+def _below(fitted: Any, ends: Array) -> float:
+    """The mass of a density in one dimension below the lower end."""
+    return float(distribution(fitted)(ends[:1, 0])[0]) if ends[0, 0] > -math.inf else 0.0
+
+
 def quantiles(fitted: Any, q: Array) -> Array:
-    """Return the values (m,) where the distribution function is q, by bisection to neighbouring numbers."""
+    """The values (m,) where the distribution function is q, by bisection to neighbouring numbers."""
     check_positive(fitted, "has no quantiles")
-    if fitted.ends is not None:
-        return fitted.quantiles(q)
+    inside = (q > 0) & (q < 1)
     if fitted.coordinates is not None:
-        return fitted.out_of(quantiles(fitted.first.current, q)[:, None])[:, 0]
-    function, inside = distribution(fitted), (q > 0) & (q < 1)
+        first, ends = fitted.first.current, fitted.ends
+        if ends is None:
+            return fitted.coordinates.inverse(quantiles(first, q)[:, None])[:, 0]
+        (low, high), reached = ends[:, 0], _below(first, ends) + math.exp(fitted.log_mass) * q
+        z = np.clip(quantiles(first, np.where(inside, reached, 0.5)), low, high)
+        z = np.where(inside, z, np.where(q <= 0, low, high))
+        return fitted.coordinates.inverse(z[:, None])[:, 0]
+    function = distribution(fitted)
     if fitted.parts:
         each = np.array([quantiles(part.fitted, np.where(inside, q, 0.5)) for part in fitted.parts])
         low, high = each.min(axis=0), each.max(axis=0)  # between which that of the sum is
         h = 1e-2 * float((high - low).max(initial=0.0))
     else:
-        least, most, h = _ends(fitted)
-        low, high = np.full(q.shape, least), np.full(q.shape, most)
+        points, log_weights, scales, centre = fitted.on_host
+        h, carried = float(fitted.bandwidth.factor.reshape(-1)[0]), points[log_weights > -math.inf, 0]
+        reach = 40.0 * scales.max()  # beyond it there is nothing
+        low = np.full(q.shape, centre[0] + h * (carried.min() - reach))
+        high = np.full(q.shape, centre[0] + h * (carried.max() + reach))
     for _ in range(200):
         middle = 0.5 * low + 0.5 * high
         below = function(middle) < q
@@ -135,50 +168,18 @@ def quantiles(fitted: Any, q: Array) -> Array:
     return np.where(inside, 0.5 * low + 0.5 * high, np.where(q <= 0, -math.inf, math.inf))
 
 
-def _ends(fitted: Fitted) -> tuple[float, float, float]:
-    """Between which values there is all of the density, and its bandwidth, in data units."""
-    points, log_weights, scales, centre = fitted.on_host
-    h, carried = float(fitted.bandwidth.factor.reshape(-1)[0]), points[log_weights > -math.inf, 0]
-    reach = 40.0 * scales.max()
-    return centre[0] + h * (carried.min() - reach), centre[0] + h * (carried.max() + reach), h
-
-
 def corner(name: str, value: Any, d: int) -> Array:
-    """Return a corner of a box (d,), which may be infinite; ValueError for another shape or NaN."""
+    """A corner of a box (d,), which may be infinite."""
     found = numbers(name, value)
     if found.shape not in ((d,), (1,), ()) or np.isnan(found).any():
-        raise ValueError(
-            f"{name} is {brief(value)}; pass {d} numbers, or one for all dimensions, which may be infinite"
-        )
+        raise ValueError(f"{name} is {brief(value)}; pass {d} numbers, or one for all, which may be infinite")
     return np.broadcast_to(found, (d,)).copy()
-
-
-def _normal() -> Any:
-    """The normal distribution function."""
-    try:
-        from scipy.special import ndtr
-    except ImportError as error:
-        raise ImportError("probabilities need SciPy: pip install 'sdkde-core[scipy]'") from error
-    return ndtr
-
-
-def between(a: Array, b: Array) -> Array:
-    """Φ(b) − Φ(a), with the digits of the upper tail."""
-    ndtr, flipped = _normal(), a > 0
-    return ndtr(np.where(flipped, -a, b)) - ndtr(np.where(flipped, -b, a))
-
-
-def times_density(t: Array) -> Array:
-    """t φ(t), which is 0 at infinity."""
-    t = np.clip(t, -40.0, 40.0)
-    return t * np.exp(-0.5 * t * t) / math.sqrt(2.0 * math.pi)
 
 
 def _plane(factor: Array, low: Array, high: Array) -> Array:
     """Probabilities (n,) of boxes under N(0, L Lᵀ) in two dimensions: Gauss and Legendre's rule along the first.
 
-    The integrand is smooth on the scale of the second's conditional width over their slope, so the nodes lie in
-    stretches of that length.
+    The nodes lie in stretches of the length on which the integrand is smooth: the second's width over the slope.
     """
     slope = abs(factor[1, 0]) / factor[1, 1]
     parts = int(min(64, math.ceil(max(1.0, slope))))
@@ -205,7 +206,7 @@ def _sequential(factor: Array, low: Array, high: Array) -> Array:
     n, d = low.shape
     many = int(2 ** np.clip(math.log2((1 << 23) / n) // 1, 11, 14))
     points = qmc.Sobol(d - 1, seed=np.random.default_rng(0)).random(many)
-    ndtr, total, step = _normal(), np.zeros(n), max(1, (1 << 16) // n)
+    ndtr, total, step = normal_distribution(), np.zeros(n), max(1, (1 << 16) // n)
     for start in range(0, many, step):
         t = points[start : start + step]
         z, share = np.zeros((len(t), n, d)), np.ones((len(t), n))

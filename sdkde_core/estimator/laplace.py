@@ -1,9 +1,8 @@
 """Of the Laplace estimate: its gradient, and how much of it is below zero.
 
 With K = 1 + d/2 − ½ r² the estimate is L = Σ_j w_j φ_j K_j. Its derivative by the row u is Σ_j w_j φ_j (u_j − u)
-(K_j + 1), as that of φ_j is φ_j (u_j − u), and that of K_j is u_j − u. No backend has this sum: it is asked for seldom,
-and the price, O(d) memory traffic per pair, is that of the exact path. The integral of L is 1, so that of its positive
-part is 1 + ∫ max(−L, 0).
+(K_j + 1), as that of φ_j is φ_j (u_j − u), and that of K_j is u_j − u. No backend has this sum, which is seldom asked
+for. The integral of L is 1, so that of its positive part is 1 + ∫ max(−L, 0).
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ from ..protocol import Columns, Partial
 
 
 def laplace_slope(queries: Any, columns: Columns) -> Any:
-    """Return ∇ log p̂ of the Laplace estimate, (m, d), per bandwidth; NaN where p̂ < 0.
-
-    ``queries``: whitened, float64, of any library on any device. Log weights may be −inf.
-    """
+    """Return ∇ log p̂ of the Laplace estimate at whitened queries, (m, d), per bandwidth; NaN where p̂ < 0."""
     xp = array_namespace(queries)
     columns = take_columns(columns, xp.nonzero(columns.log_weights > -math.inf)[0])
     (m, d), n = queries.shape, columns.points.shape[0]
@@ -38,7 +34,6 @@ def laplace_slope(queries: Any, columns: Columns) -> Any:
     height = max(1, BLOCK // (width * d))
 
     def strip(start: int) -> Any:
-        """The slope at a block of rows, over all columns."""
         rows = queries[start : start + height, :]
         signed, slope, top = xp.zeros_like(rows[:, 0]), xp.zeros_like(rows), xp.full_like(rows[:, 0], -math.inf)
         with np.errstate(all="ignore"):
@@ -76,12 +71,10 @@ class NegativeMass:
 
 
 def negative_mass(columns: Columns, reduce: Callable[..., Partial]) -> NegativeMass:
-    """Return the negative mass of the Laplace estimate of whitened columns; the same columns give the same number.
+    """Return the negative mass of the Laplace estimate of whitened columns, which ``reduce`` sums.
 
-    In one dimension by the midpoint rule on cells of a sixteenth of a bandwidth, near samples. In more, or where
-    samples lie so scattered that these would be too many, from 8192 draws y of the kernel density p of the same
-    columns, with a seed that is fixed: the mass is the mean of max(−p̂(y)/p(y), 0). ``reduce`` takes rows (k, d), with
-    their ``distances`` and ``extent``, to the sums of LAPLACE.
+    In one dimension by the midpoint rule on cells of a sixteenth of a bandwidth, near samples. In more, or where these
+    would be too many, it is the mean of max(−p̂(y)/p(y), 0) over 8192 draws y of the kernel density p, by a fixed seed.
     """
     points, log_weights = (to_host(detached(x)) for x in (columns.points, columns.log_weights))
     d, near = points.shape[1], np.empty(0)
@@ -99,8 +92,7 @@ def negative_mass(columns: Columns, reduce: Callable[..., Partial]) -> NegativeM
         rows = points[which] + rng.normal(size=(1 << 13, d))
     xp = array_namespace(columns.points)
     there = xp.asarray(rows, device=device(columns.points))
-    distances = radii(there)
-    sums = reduce(there, distances=distances, extent=float(xp.max(distances)))
+    sums = reduce(there, extent=float(xp.max(radii(there))))
     sign, log_l, log_m = (to_host(detached(x)) for x in (sums.sign, sums.log_magnitude, sums.log_sum))
     below = sign < 0
     if by_quadrature:

@@ -2,6 +2,11 @@
 
 Whatever chooses, sums and draws does so in z. Points are mapped on the host, in float64. Where a query is outside what
 T takes the density is 0, and its gradient NaN.
+
+Where columns end, or go round, q̂ is that of the samples with their images z_j, a sample's weight for each of its own:
+q̂(z) = Σ_j w_j K(z; z_j) / M between the ends and 0 outside, M the mass of the sum between them. So it integrates to 1
+whatever images are left out because they are far away, and where an end has none. Kernels may not couple a column that
+ends with another: their image would be turned.
 """
 
 from __future__ import annotations
@@ -14,32 +19,30 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from ..arrays import Argument, Array, Origin, array_namespace, ingest, quiet, to_host
-from ..coordinates import Coordinates, fit
+from ..coordinates import Coordinates, fit, images
 from ..protocol import Problem
-from . import straight
+from .batches import answered
+from .density import between, times_density
+from .plan import read
 from .request import Request
 
 R = TypeVar("R")
 
 
 class Composed:
-    """A density that is made of others, which go on with another backend by themselves; immutable, pickles.
-
-    Where one number describes a density, as its bandwidth, it is that of ``first``.
-    """
+    """A density made of others, which go on with another backend by themselves; what describes it is of ``first``."""
 
     groups = ()
     parts: tuple[Any, ...] = ()
     coordinates: Any = None
-    ends: Any = None  # of bounded.Bounded
 
-    def __init__(self, first: Any, request: Request, problem: Problem) -> None:
-        self.first, self.request, self.problem = first, request, problem
+    def __init__(self, first: Any, request: Request, n: int) -> None:
+        self.first, self.request = first, request
+        self.problem: Problem = replace(first.problem, n=n, m=n)
         self.bandwidth, self.names, self.home, self.centre = first.bandwidth, first.names, first.home, first.centre
 
     @property
     def choice(self) -> Any:
-        """The first one's backend."""
         return self.first.current.choice
 
     @property
@@ -48,46 +51,46 @@ class Composed:
 
     @property
     def has_second(self) -> bool:
-        """Whether some calls have gone to another backend."""
         return self.first.has_second
 
     def asked(self, query: Any) -> Argument:
-        """Recognise the user's query and validate its shape."""
         return self.first.asked(query)
 
     def read(self, query: Argument) -> Argument:
-        """A query as :meth:`answer` takes it: others read it themselves."""
         return query
 
     def serve(self, compute: Callable[[Self], R]) -> R:
-        """Return ``compute(self)``."""
         return compute(self)
 
 
 class Mapped(Composed):
-    """A density ``first`` of z, as one of x. What describes its kernels, such as the bandwidth, is of z."""
+    """A density ``first`` of z, as one of x, of n samples; ``ends`` (2, d) of z, or None; ``log_mass``: log M."""
 
-    def __init__(self, first: Any, coordinates: Coordinates) -> None:
-        super().__init__(first, first.request, first.problem)
-        self.coordinates = coordinates
+    def __init__(self, first: Any, coordinates: Coordinates, n: int) -> None:
+        super().__init__(first, first.request, n)
+        self.coordinates, self.ends, self.log_mass = coordinates, coordinates.ends, 0.0
+        if self.ends is not None:
+            mass = float(masses(first, self.ends, first.request.method == "laplace").sum())
+            self.log_mass = math.log(mass) if abs(mass - 1.0) > 1e-12 else 0.0  # but for rounding
 
     @property
     def negative_mass(self) -> Any:
-        """Of the Laplace estimate: the same in all coordinates."""
+        """Of the Laplace estimate: the same in all coordinates, but another with images."""
+        if self.ends is not None:
+            raise ValueError("a density with support has no negative mass yet; integrate its values, or drop support")
         return self.first.serve(lambda first: first.negative_mass)
 
     @quiet
     def answer(self, query: Argument, what: str) -> Any:
-        """Return the ``"density"`` (m,), its ``"log"``, or the ``"score"`` (m, d), as :meth:`.Fitted.answer` does."""
         x, z, outside = located(self.coordinates, query, to_host(self.centre))
         asked = query._replace(array=z, dtype="float64", origin=Origin())
         slopes = self.coordinates.log_slopes(x)
         if what == "score":
             found = of_part(self.first, asked, what) * np.exp(slopes) + self.coordinates.turns(x)
         elif what == "density" and self.request.method == "laplace":
-            found = of_part(self.first, asked, what) * np.exp(slopes.sum(axis=1))
+            found = of_part(self.first, asked, what) * math.exp(-self.log_mass) * np.exp(slopes.sum(axis=1))
         else:
-            log = of_part(self.first, asked, "log") + slopes.sum(axis=1)
+            log = of_part(self.first, asked, "log") - self.log_mass + slopes.sum(axis=1)
             found = np.exp(log) if what == "density" else log
         found[outside] = {"score": np.nan, "log": -np.inf, "density": 0.0}[what]
         return query.origin.restore(found, max(query.dtype, self.problem.dtype))
@@ -96,15 +99,34 @@ class Mapped(Composed):
         """Corners of boxes in z, of shape (d,) or for one column (k,); infinite where T does not reach."""
         return self.coordinates.forward(points.reshape(-1, self.problem.d)).reshape(points.shape)
 
-    def out_of(self, z: Any) -> Array:
-        """Points z (k, d) in data units."""
-        return self.coordinates.inverse(to_host(z))
+
+def masses(first: Any, ends: Array, signed: bool = False) -> Array:
+    """The mass (n,) that the kernels have between ends (2, d), with their weights; ``signed``: of Laplace's."""
+    points, log_weights, scales, centre = first.on_host
+    result, extra = np.exp(log_weights), np.zeros(len(points))
+    width = _widths(first.bandwidth)[0]
+    places = centre + first.bandwidth.stretch(points)
+    for j in np.flatnonzero(np.isfinite(ends).any(axis=0)):
+        a, b = ((end - places[:, j]) / (width[j] * scales) for end in ends[:, j])
+        inside = between(a, b)
+        if signed:  # ΠF_k + Σ_k G_k Π_{l≠k} F_l, see integrals
+            extra = extra * inside + 0.5 * result * (times_density(b) - times_density(a))
+        result *= inside
+    return result + extra
+
+
+def _widths(bandwidth: Any) -> tuple[Array, Array]:
+    """The kernels' standard deviations (d,) and correlations (d, d), without squares: in far units they underflow."""
+    rows = bandwidth.stretch(np.eye(bandwidth.d)).T
+    width = np.hypot.reduce(rows, axis=1)
+    return width, (rows / width[:, None]) @ (rows / width[:, None]).T
 
 
 def leaves(fitted: Any) -> list[Any]:
     """The parts of a density that is a list, with their shares of the whole; empty for one that is none."""
     if fitted.coordinates is not None:
-        return [p._replace(fitted=Mapped(p.fitted, fitted.coordinates)) for p in leaves(fitted.first)]
+        parts = leaves(fitted.first)
+        return [p._replace(fitted=Mapped(p.fitted, fitted.coordinates, fitted.problem.n)) for p in parts]
     found = []
     for part in fitted.parts:
         below = leaves(part.fitted)
@@ -122,10 +144,7 @@ def shares(fitted: Any) -> dict[str, tuple[float, float | None]]:
 
 
 def located(coordinates: Coordinates, query: Argument, inside: Array) -> tuple[Array, Array, Array]:
-    """Points (m, d) on the host, the same in z, and which are outside of what T takes, (m,): these are moved.
-
-    To where z is ``inside``, (d,).
-    """
+    """Points (m, d) on the host, the same in z, and which T does not take (m,): these are moved to z = ``inside``."""
     x = np.array(query.at(Origin()), order="C").reshape(-1, len(coordinates.maps))
     z = coordinates.forward(x)
     outside = (np.isfinite(x) & ~np.isfinite(z)).any(axis=1)
@@ -136,21 +155,70 @@ def located(coordinates: Coordinates, query: Argument, inside: Array) -> tuple[A
 
 def of_part(fitted: Any, query: Argument, what: str) -> Any:
     """What a density answers, float64, where the query is."""
-    found = straight.answer(fitted.current, query, what)
-    if found is None:
-        found = fitted.serve(lambda here: here.answer(here.read(query), what))
+    found = answered(fitted, query, what)
     return array_namespace(found).astype(found, array_namespace(found).float64)
 
 
-def mapped(request: Request, train: Any) -> tuple[Request, Argument, Coordinates]:
-    """Fit the coordinates that a request names; return it without, the samples in z, and the coordinates."""
+def mapped(request: Request, train: Any, choosing: bool = False) -> tuple[Request, Argument, Coordinates, int]:
+    """Fit the coordinates that a request names; return it without, samples in z with images, coordinates, and n.
+
+    Where there are images the request has their weights, and the bandwidth that is chosen from them; ``choosing``: it
+    is yet to be chosen.
+    """
     data = ingest(train, None, request.weights, check_finite=request.check_finite, device="cpu")
     data.check_finite()
-    weights = np.full(len(data.train), 1.0 / len(data.train))
-    weights = weights if data.log_weights is None else np.exp(to_host(data.log_weights))
+    n = len(data.train)
+    weights = np.full(n, 1.0 / n) if data.log_weights is None else np.exp(to_host(data.log_weights))
     coordinates = fit(request.coordinates, data.train, weights, data.names, request.support)
     z = Argument("train", coordinates.forward(data.train), data.dtype, data.origin, data.names)
-    return replace(request, coordinates="identity", support=None), z, coordinates
+    request = replace(request, coordinates="identity", support=None)
+    if coordinates.ends is not None:
+        request, z = (_for_choosing if choosing else _imaged)(request, z, coordinates)
+    return request, z, coordinates, n
+
+
+def _for_choosing(request: Request, z: Argument, coordinates: Coordinates) -> tuple[Request, Argument]:
+    """Samples with images as far as kernels may reach that are yet to be chosen."""
+    request = replace(request, mixed=False)
+    data, start = read(replace(request, bandwidth="silverman"), z)
+    n, d = data.train.shape
+    n_eff = n if data.log_weights is None else 1.0 / float(np.exp(2.0 * to_host(data.log_weights)).sum())
+    wide = min(3.5 * n_eff ** (1.0 / (d + 4.0)), 15.0 if d < 3 else 6.0)
+    return _with_images(request, z, coordinates, wide * _widths(start)[0])
+
+
+def _imaged(request: Request, z: Argument, coordinates: Coordinates) -> tuple[Request, Argument]:
+    """Samples with images as far as kernels reach; ValueError where these couple a column that ends with another."""
+    chosen = isinstance(request.bandwidth, str)
+    bandwidth = read(*(_for_choosing(request, z, coordinates) if chosen else (request, z)))[1]
+    (scale, matrix), ended = _widths(bandwidth), np.isfinite(np.asarray(coordinates.ends)).any(axis=0)
+    couples = (abs(matrix) > 1e-9) & (ended[:, None] | ended)
+    np.fill_diagonal(couples, False)
+    if couples.any():
+        i, j = np.argwhere(couples)[0]
+        raise ValueError(
+            f"bandwidth couples columns {i} and {j}, and one of them has a support: images would be turned; pass one "
+            "number for each column"
+        )
+    request = replace(request, bandwidth=bandwidth, mixed=False)
+    moves = request.moving(bandwidth)
+    wide = max(1.0, moves.score_bandwidth or 1.0) * (4.0 if request.adaptive else 1.0)
+    # The guard is four times as wide, and far from the samples it is all that there is: round a circle it has no jump.
+    reach = 6.5 * scale * np.where(coordinates.circular & (moves.guard > 0.0), max(wide, 4.0), wide)
+    return _with_images(request, z, coordinates, reach)
+
+
+def _with_images(request: Request, z: Argument, coordinates: Coordinates, reach: Array) -> tuple[Request, Argument]:
+    x = z.at(Origin())
+    reach = np.minimum(reach, 100.0 * np.ptp(np.asarray(coordinates.ends), axis=0))
+    found, which = images(x, coordinates.maps, reach)
+    if len(found) > 20 * len(x) + 1_000_000:
+        raise ValueError(
+            f"support of so many columns with kernels as wide makes {len(found)} images of {len(x)} samples; pass "
+            "coordinates='logit' or 'log' for some of them instead, or a smaller bandwidth"
+        )
+    weights = None if request.weights is None else to_host(request.weights)[which]
+    return replace(request, weights=weights), z._replace(array=found)
 
 
 def score_in(score: Any, coordinates: Coordinates, train: Any, z: Argument) -> Any:

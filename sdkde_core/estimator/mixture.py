@@ -1,17 +1,15 @@
 """A fitted density as what it is, a mixture: its components, draws and modes, and its marginals and conditionals.
 
 The marginal of a normal over some coordinates has the means and the covariance of these. So has that of the Laplace
-kernel N(x) (1 + d/2 − ½ r²): r² is the sum of that within the coordinates kept and one whose mean is the number of the
-others.
+kernel N(x) (1 + d/2 − ½ r²): r² is that within the coordinates kept, plus one whose mean is the number of the others.
 
 Of the conditional, let the coordinates given come first and L be the lower Cholesky factor of H in that order. A
-component's whitened coordinates are independent, so those of the others do not depend on what is given: they keep
-their places, the origin moves to where the value given is regressed to, and weights are multiplied by the densities
-there.
+component's whitened coordinates are independent, so the others keep their places: the origin moves to where the value
+given is regressed to, and weights are multiplied by the densities there.
 
-Modes are found by mean shift (Comaniciu and Meer, "Mean shift: a robust approach toward feature space analysis", 2002).
-A row moves by the shift that MEAN gives, to the mean of the samples under its kernel weights, which never lowers a
-density of normal kernels. Of kernels of several widths each counts by its share over its squared width.
+Modes are found by mean shift (Comaniciu and Meer, "Mean shift: a robust approach toward feature space analysis", 2002):
+a row moves to the mean of the samples under its kernel weights, which never lowers a density of normal kernels. Of
+kernels of several widths each counts by its share over its squared width.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +28,7 @@ from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
 from .density import kernel_draws
 from .fitted import Fitted
-from .mapped import located
+from .mapped import located, masses
 from .plan import FARTHEST
 
 
@@ -56,28 +54,22 @@ class Mixture(NamedTuple):
 
 
 def components(fitted: Fitted) -> Mixture:
-    """Return where the kernels are, their weights and their covariance, of the signed method too."""
+    """Of the signed method too."""
     if fitted.coordinates is not None:
-        raise ValueError(
-            f"in coordinates {fitted.coordinates} a density is no mixture of normals; draw from it, or leave them out"
-        )
+        raise ValueError(f"in coordinates {fitted.coordinates} a density is no mixture of normals; leave them out")
     if fitted.parts:
-        raise ValueError(
-            "a stacked density has kernels of several covariances; take the mixture() of each of its parts"
-        )
+        raise ValueError("a stacked density has kernels of several covariances; take mixture() of each of its parts")
     points, log_weights, scales, centre = fitted.on_host
     means, covariance = centre + fitted.bandwidth.stretch(points), np.array(fitted.bandwidth.matrix)
     return Mixture(means, np.exp(log_weights), covariance, scales)
 
 
 def check_positive(fitted: Fitted, lacks: str) -> None:
-    """Raise ValueError for the signed method; ``lacks`` says what it has not."""
     if fitted.request.method == "laplace":
         raise ValueError(f"method='laplace' is signed and {lacks}; pass method='sdkde' or 'kde'")
 
 
 def check_count(name: str, count: Any) -> int:
-    """Return the number of draws; ValueError if it is no integer ≥ 0."""
     try:
         many = -1 if isinstance(count, (bool, np.bool_)) else operator.index(count)
     except TypeError:
@@ -88,7 +80,7 @@ def check_count(name: str, count: Any) -> int:
 
 
 def generator(random_state: Any) -> Any:
-    """Return a generator of NumPy: the one given, a RandomState too, or a new one from a seed."""
+    """The generator of NumPy given, a RandomState too, or a new one from a seed."""
     if isinstance(random_state, (np.random.Generator, np.random.RandomState)):
         return random_state
     try:
@@ -100,18 +92,19 @@ def generator(random_state: Any) -> Any:
 
 
 def draws(fitted: Any, n: int, random_state: Any = None) -> Any:
-    """Return draws (n, d), float64: each a component's mean and a draw of its kernel: exact.
-
-    They are made where the columns are: on a GPU by PyTorch's generator, with a seed from ``random_state``.
-    """
+    """Draws (n, d), float64, made where the columns are: on a GPU by PyTorch, with a seed from ``random_state``."""
     check_positive(fitted, "cannot be sampled")
     rng, d = generator(random_state), fitted.problem.d
     if fitted.parts:
         return fitted.draws(n, rng)
-    if fitted.ends is not None:
-        return fitted.draws(n, rng)
     if fitted.coordinates is not None:
-        return fitted.out_of(draws(fitted.first.current, n, rng))
+        first, ends, z = fitted.first.current, fitted.ends, np.empty((0, d))
+        while len(z) < n:  # those of all with images that lie between the ends
+            many = n if ends is None else min(2 * (n - len(z)) + 64, 1 << 22)
+            drawn = to_host(draws(first, many, rng))
+            inside = slice(None) if ends is None else ((drawn >= ends[0]) & (drawn <= ends[1])).all(axis=1)
+            z = np.concatenate([z, drawn[inside]])
+        return fitted.coordinates.inverse(z[:n])
     (points, log_weights, scales, centre), bandwidth = fitted.components, fitted.bandwidth
     if is_torch_array(points) and points.is_cuda:
         torch = sys.modules["torch"]
@@ -132,18 +125,14 @@ def draws(fitted: Any, n: int, random_state: Any = None) -> Any:
 
 
 def marginal(fitted: Any, dims: Any) -> Any:
-    """Return the density of the coordinates ``dims``, in that order."""
     kept = indices("dims", fitted, dims)
     if fitted.parts:
         return fitted.each([marginal(part.fitted, kept) for part in fitted.parts])
-    if fitted.ends is not None:
-        return fitted.part(kept, marginal(fitted.without(kept), kept))
     if fitted.coordinates is not None:
-        return type(fitted)(marginal(fitted.first.current, kept), fitted.coordinates.kept(kept))
+        first = fitted.first.current if fitted.ends is None else _without(fitted, kept)
+        return type(fitted)(marginal(first, kept), fitted.coordinates.kept(kept), fitted.problem.n)
     if fitted.request.negative != "keep":
-        raise ValueError(
-            f"negative={fitted.request.negative!r} has no marginal in closed form; pass negative='keep' to prepare"
-        )
+        raise ValueError(f"negative={fitted.request.negative!r} has no marginals in closed form; pass 'keep'")
     points, log_weights, _, centre = fitted.on_host
     names = tuple(fitted.names[k] for k in kept) if fitted.names else ()
     whole = fitted.bandwidth
@@ -155,8 +144,18 @@ def marginal(fitted: Any, dims: Any) -> Any:
     return fitted.derived(bandwidth, centre[kept], points, log_weights, names)
 
 
+def _without(fitted: Any, kept: Sequence[int]) -> Any:
+    """The samples with their images, each weighed by its mass between the ends of all columns that are not kept."""
+    first, dropped = fitted.first.current, np.ones(fitted.problem.d, bool)
+    dropped[list(kept)] = False
+    ends = np.where(dropped, fitted.ends, np.array([[-math.inf], [math.inf]]))
+    points, _, _, centre = first.on_host
+    with np.errstate(divide="ignore"):
+        logs = np.log(masses(first, ends))
+    return first.derived(first.bandwidth, centre, points, logs - math.log(np.exp(logs).sum()), first.names)
+
+
 def conditional(fitted: Any, given: Mapping[Any, Any]) -> Any:
-    """Return the density of the other coordinates where some have the values ``given``."""
     check_positive(fitted, "has no conditional density")
     if not isinstance(given, Mapping):
         raise TypeError(f"given is {brief(given)}; pass a mapping from dimensions to values, such as {{0: 1.5}}")
@@ -172,9 +171,7 @@ def conditional(fitted: Any, given: Mapping[Any, Any]) -> Any:
     found, log = _conditional(fitted, given, first, values)
     if log == -math.inf:
         what = "what columns take" if fitted.coordinates is None else f"the coordinates {fitted.coordinates}"
-        raise ValueError(
-            f"given is {brief(dict(given))}, outside of {what}, where the density is 0; pass values within"
-        )
+        raise ValueError(f"given is {brief(dict(given))}, outside of {what}, with density 0; pass values within")
     return found
 
 
@@ -185,17 +182,14 @@ def _conditional(fitted: Any, given: Any, first: list[int], values: Array) -> tu
         found, terms = zip(*(_conditional(part.fitted, given, first, values) for part in fitted.parts))
         log = float(np.logaddexp.reduce([part.log_share + term for part, term in zip(fitted.parts, terms)]))
         return (fitted.each(found, np.array(terms)) if log > -math.inf else None), log
-    if fitted.ends is not None:
-        inner, log = _conditional(fitted.first.current, given, first, values)
-        made = fitted.part(others, inner)
-        return made, log + made.log_mass - fitted.log_mass
     if fitted.coordinates is not None:
         maps, x = fitted.coordinates.kept(first), values[None, :]
         z = maps.forward(x)[0]
         if not np.isfinite(z).all():
             return None, -math.inf
         inner, log = _conditional(fitted.first.current, given, first, z)
-        return type(fitted)(inner, fitted.coordinates.kept(others)), log + float(maps.log_slopes(x).sum())
+        made = type(fitted)(inner, fitted.coordinates.kept(others), fitted.problem.n)
+        return made, log + made.log_mass - fitted.log_mass + float(maps.log_slopes(x).sum())
     order, k, whole = [*first, *others], len(first), fitted.bandwidth
     points, log_weights, scales, centre = fitted.on_host
     away = values - centre[first]
@@ -227,10 +221,7 @@ def _of_rows(rows: Array, rule: str) -> Bandwidth:
 
 
 def indices(name: str, fitted: Fitted, dims: Any) -> list[int]:
-    """Return dimensions as distinct indices, counted from the end where negative; of a data frame also by name.
-
-    ``name`` is the argument's, for errors: TypeError, ValueError.
-    """
+    """Dimensions as distinct indices, counted from the end where negative; of a data frame also by name."""
     d, names = fitted.problem.d, fitted.names
     try:
         listed: list[Any] = [dims] if isinstance(dims, str) else list(dims)
@@ -255,10 +246,7 @@ def indices(name: str, fitted: Fitted, dims: Any) -> list[int]:
 
 
 def modes(fitted: Any, starts: Array | None = None) -> Array:
-    """Return the local maxima that are reached (k, d), highest first; all in data units, float64.
-
-    ``starts``: (m, d); by default 512 kernels' places, drawn by their weights with a fixed seed.
-    """
+    """The local maxima that are reached (k, d), highest first, from ``starts`` (m, d), or 512 kernels' places."""
     check_positive(fitted, "mean shift may lower it")
     places = _places(fitted, 512, np.random.default_rng(0))
     rows, scale = places if starts is None else np.array(starts, dtype=float), np.ptp(places, axis=0)
@@ -285,7 +273,7 @@ def modes(fitted: Any, starts: Array | None = None) -> Array:
     if 0 < going.size < len(rows):  # rows that are still on their way are at no maximum
         rows, log, unit = (np.delete(x, going, axis=0) for x in (rows, log, unit))
     if fitted.coordinates is not None:  # of circles, that went round
-        rows = fitted.out_of(fitted.coordinates.forward(rows))
+        rows = fitted.coordinates.inverse(fitted.coordinates.forward(rows))
     kept: list[int] = []
     for i in np.argsort(-log, kind="stable"):
         away = (shortest(rows[i] - rows[k]) / scale for k in kept)
@@ -297,9 +285,8 @@ def modes(fitted: Any, starts: Array | None = None) -> Array:
 def _places(fitted: Any, n: int, rng: Any) -> Array:
     """Where kernels are (k, d), up to n of them, data units: the same on every device."""
     if fitted.coordinates is not None:
-        return fitted.out_of(_places(fitted.first.current, n, rng))
-    if fitted.ends is not None:
-        return np.clip(_places(fitted.first.current, n, rng), *fitted.ends)
+        z = _places(fitted.first.current, n, rng)
+        return fitted.coordinates.inverse(z if fitted.ends is None else np.clip(z, *fitted.ends))
     if fitted.parts:
         counts = rng.multinomial(n, np.exp([part.log_share for part in fitted.parts]) * (1.0 - 1e-12))
         return np.concatenate([_places(part.fitted.current, int(k), rng) for k, part in zip(counts, fitted.parts)])
@@ -320,12 +307,9 @@ def local(fitted: Any, query: Argument, scale: Array) -> tuple[Array, Array, Arr
         log, score, unit = local(fitted.first, query._replace(array=z), of_z)
         logs = fitted.coordinates.log_slopes(x)
         slopes = np.exp(logs + np.log(scale) - np.log(of_z))
-        log = np.where(outside, -math.inf, log + logs.sum(axis=1))
+        log = np.where(outside, -math.inf, log - fitted.log_mass + logs.sum(axis=1))
         score = score * slopes + fitted.coordinates.turns(x) * scale
         return log, score, unit * slopes[:, :, None] * slopes[:, None, :]
-    if fitted.ends is not None:
-        log, score, unit = local(fitted.first, query, scale)
-        return log - fitted.log_mass, score, unit
     if fitted.parts:
         each, scores, units = zip(*(local(part.fitted, query, scale) for part in fitted.parts))
         logs = np.stack([part.log_share + log for part, log in zip(fitted.parts, each)])  # (e, m)

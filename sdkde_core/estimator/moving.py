@@ -26,20 +26,13 @@ from .request import GUARD, MOST, Request
 
 
 def groups_of(columns: Columns, sums: Partial | None, request: Request, all_carry: bool = False) -> tuple[Group, ...]:
-    """The groups of the estimate; ``sums``: of the samples, as the first pass has returned them, if there was one.
-
-    ``all_carry``: no weight is zero.
-    """
-    groups: tuple[Group, ...]
-    if sums is None:
-        groups = (Group(columns),)
-    else:
+    """The groups of the estimate; ``sums``: of the first pass, if there was one; ``all_carry``: no weight is zero."""
+    widths = None
+    if sums is not None:
         points = columns.points if sums.shift is None else moved(columns, sums, request)
-        there = Columns(points, columns.log_weights, columns.weights)
-        groups = (Group(there),)
-        if request.adaptive:
-            groups = by_width(there, *adapted(columns, sums.log_sum, request.adaptive))
-        columns = there
+        widths = adapted(columns, sums.log_sum, request.adaptive) if request.adaptive else None
+        columns = Columns(points, columns.log_weights, columns.weights)
+    groups = (Group(columns),) if widths is None else by_width(columns, *widths)
     if not (share := request.guard):
         return groups
     rest = (g._replace(log_share=g.log_share + math.log1p(-share)) for g in groups)
@@ -47,7 +40,7 @@ def groups_of(columns: Columns, sums: Partial | None, request: Request, all_carr
 
 
 def displaced(columns: Columns, sums: Partial, request: Request) -> Any:
-    """How far the samples move (n, d), in bandwidths; ``sums``: as the first pass has returned them."""
+    """How far the samples move (n, d), in bandwidths; ``sums``: of the first pass."""
     c, shift = request.score_bandwidth or 1.0, sums.shift
     shift = shift if c == 1.0 else shift / c
     if request.adaptive:
@@ -65,7 +58,7 @@ def moved(columns: Columns, sums: Partial, request: Request) -> Any:
 
 
 class Products(NamedTuple):
-    """What the step "moments" follows from, of some of the samples, whose covariances are about their own means."""
+    """What the step "moments" follows from, of some of the samples; covariances are about their means."""
 
     total: Any  # () Σw
     u: Any  # (d,) mean

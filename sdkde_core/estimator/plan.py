@@ -1,7 +1,7 @@
 """The plan of an estimate: the data whitened, the passes as problems, and the backend chosen for all of them.
 
-The points stay where they are, and their extent is the one number that is read back from a device before the result:
-whether all of them are finite shows in it, and it bounds every pass.
+The points' extent is the one number that is read back from a device before the result: whether all are finite shows in
+it, and it bounds every pass.
 """
 
 from __future__ import annotations
@@ -14,18 +14,7 @@ import numpy as np
 from array_api_compat import device as device_of
 from array_api_compat import is_torch_array
 
-from ..arrays import (
-    Argument,
-    Data,
-    array_namespace,
-    check_query,
-    convert,
-    detached,
-    ingest,
-    look,
-    rounded,
-    to_host,
-)
+from ..arrays import Argument, Data, array_namespace, check_query, convert, detached, ingest, look, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..choice import select
@@ -93,10 +82,9 @@ def plan(
 ) -> Plan:
     """Read the data, whiten them and choose the backend.
 
-    Tensors that require grad are refused: :func:`.autograd.plan` takes them. ``grad`` names the arguments, detached, by
-    which derivatives are wanted: the backend has the feature ``"grad"``. ``explained``: with every candidate's reason
-    and price. ``expected`` is a query that comes later: only its shape, dtype and names are looked at. None: a query
-    with one row for each sample.
+    Tensors that require grad are refused: :func:`.autograd.plan` takes them, and passes them on detached, with the
+    names of those that require ``grad``. ``expected`` is a query that comes later: only its shape, dtype and names are
+    looked at.
     """
     data, bandwidth = read(request, train, query)
     request = request.moving(bandwidth)
@@ -114,7 +102,6 @@ def plan(
     problems = request.problems(m, n, d, extent, requires, data.dtype, data.device)
 
     def share(step: int, limit: float) -> float:
-        """The share of a pass's pairs that have a point beyond the limit."""
         columns = rows = measured.distances[:n]
         if measured.query is not None and request.passes[step].rows != "train":
             rows = measured.distances[n:]
@@ -148,7 +135,7 @@ def choose_near(request: Request, problems: Sequence[Problem], long: bool = Fals
 
 
 def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
-    """Whiten the data and measure their extent; by default from their median."""
+    """Whiten the data, by default from their median."""
     xp, n, query = array_namespace(data.train), data.train.shape[0], data.query
     centre, rows = centre_of(data.train, bandwidth) if centre is None else centre, None
     if query is not None and isinstance(query, np.ndarray):  # not copied to stand together
@@ -192,10 +179,7 @@ def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float]:
 
 
 def checked_extent(extent: float, distances: Any, points: Data, bandwidth: Bandwidth) -> float:
-    """Return the extent, rounded up, of distances (k,) from the origin; NaN are left out where they are allowed.
-
-    ValueError where a point of ``points`` is not finite, or so far that a square of a distance overflows.
-    """
+    """The extent, rounded up, of distances (k,); ValueError where one is not finite, unless allowed, or overflows."""
     if extent < FARTHEST:
         return extent
     if not math.isfinite(extent):
@@ -224,10 +208,10 @@ def checked_extent(extent: float, distances: Any, points: Data, bandwidth: Bandw
 
 
 def centre_of(points: Any, bandwidth: Bandwidth | None = None) -> Any:
-    """A centre (d,), float64, that a few outliers do not move: the lower median of evenly spaced rows, per column.
+    """A centre (d,), float64, that a few outliers do not move: the lower median of 256 to 511 rows, per column.
 
-    Of 256 to 511 rows, which cost nothing. Where columns are nearly dependent the median may lie far from all points,
-    in bandwidths: then the centre is the row closest to the whitened rows' median.
+    Where columns are nearly dependent that may lie far from all points, in bandwidths: then it is the row closest to
+    the whitened rows' median.
     """
     xp = array_namespace(points)
     rows = points[:: max(1, points.shape[0] // 256), :]

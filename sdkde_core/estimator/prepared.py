@@ -11,16 +11,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..archive import write
-from ..arrays import Origin, numbers, public, to_host
+from ..arrays import Argument, Origin, numbers, public, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
-from .batches import check_out, densities, gradients
+from .batches import Advance, answered, check_out, densities, watched
+from .fitted import Fitted, with_fallback
 from .integrals import distribution, probability, quantiles
 from .laplace import NegativeMass
-from .mapped import leaves, shares
+from .mapped import Mapped, leaves, mapped, shares
 from .mixture import Mixture, check_count, check_positive, components, conditional, draws, marginal, modes
-from .progress import watched
+from .plan import plan
+from .request import Goal, Request
 from .saved import from_saved, origin_of, to_saved
+from .stacked import stacked
 
 
 class Divergence(NamedTuple):
@@ -150,7 +153,7 @@ class Prepared:
         self._gaussian("gradient")
         given = self._fitted.asked(query)
         with watched(progress, given) as advance:
-            return gradients(self._fitted, given, advance)
+            return answered(self._fitted, given, "score", advance=advance)
 
     @public
     def sample(self, n: int = 1, random_state: Any = None) -> Any:
@@ -274,9 +277,8 @@ class Prepared:
         if not isinstance(other, Prepared) or other.n_dimensions != self.n_dimensions:
             raise TypeError(f"other is {brief(other)}; pass a prepared density of {self.n_dimensions} dimensions")
         points = self.sample(n, random_state) if samples is None else samples
-        difference = np.asarray(
-            to_host(self.estimate(points, log=True)) - to_host(other.estimate(points, log=True)), dtype=np.float64
-        )
+        ours, theirs = (to_host(one.estimate(points, log=True)) for one in (self, other))
+        difference = np.asarray(ours - theirs, dtype=np.float64)
         if difference.size < 2:
             raise ValueError("samples has fewer than 2 points; pass more")
         return Divergence(float(difference.mean()), float(difference.std(ddof=1) / math.sqrt(difference.size)))
@@ -303,7 +305,7 @@ class Prepared:
         write(path, "Prepared", *self.to_saved())
 
     def to_saved(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the content and the arrays of a file; classes that hold a prepared density save these too."""
+        """Return the content and the arrays of a file."""
         return to_saved(self._fitted, self._origin)
 
     @classmethod
@@ -335,3 +337,21 @@ class Prepared:
         how += f", adaptive {alpha:g}" if (alpha := self._fitted.request.adaptive) else ""
         h = self._fitted.request.told(self.bandwidth)
         return f"Prepared({how}, {size}, {h}{where}, {self.precision}, {self.backend} on {self.device})"
+
+
+def fit(request: Request, train: Any, expected: Argument | None = None, advance: Advance | None = None) -> Prepared:
+    """Fit a density; ``expected``: a query that comes later, as for :func:`.plan.plan`."""
+    if request.goal is not Goal.DENSITY:
+        request = replace(request, goal=Goal.DENSITY)
+    if request.mapped:
+        request, z, coordinates, n = mapped(request, train)
+        inner = fit(request, z, expected, advance)
+        return replace(inner, _fitted=Mapped(inner._fitted, coordinates, n))
+    if request.method == "stacked":
+        return Prepared(*with_fallback(request, lambda tried: stacked(tried, train)))
+
+    def compute(request: Request) -> Prepared:
+        ready = plan(request, train, expected=expected)  # which refuses tensors that require grad
+        return Prepared(Fitted.of(ready, advance), ready.data.dtype, ready.data.origin)
+
+    return with_fallback(request, compute)

@@ -1,7 +1,4 @@
-"""What the user asked for: an estimator, as a short list of passes over the reductions, and how to compute it.
-
-One frozen object, made by the public functions and read by everything else.
-"""
+"""What the user asked for: an estimator, as a short list of passes over the reductions, and how to compute it."""
 
 from __future__ import annotations
 
@@ -75,18 +72,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A goal and the shared options, validated as far as that needs no data.
-
-    ``method`` is the estimator:
-
-    * kde: p̂(y) = Σ_j w_j N(y; x_j, H).
-    * sdkde: kde on samples moved by τ H ŝ(x_j), ŝ = ∇log p̂ the empirical score; by default τ is ½ and ŝ at the same
-      H. With a bandwidth that is chosen they may be others (:meth:`moving`).
-    * laplace: p̂(y) = Σ_j w_j N(y; x_j, H) (1 + d/2 − ½ r²_j); signed.
-    * stacked: a weighted sum of sdkde and smoothed mixtures: estimator.stacked.
-
-    TypeError or ValueError for an option that cannot be right, or a goal that is not the method's.
-    """
+    """A goal and the shared options, validated as far as that needs no data."""
 
     goal: Goal
     method: str = "sdkde"
@@ -122,8 +108,8 @@ class Request:
     def of(cls, goal: Goal, options: Options, *own: str) -> Request:
         """Make a request from a public function's keyword arguments; ``own``: those that only this function takes.
 
-        A request of plain values is kept, without the bandwidth and the weights, which are validated with the data: in
-        a loop of small estimates to make it takes a tenth of a call.
+        A request of plain values is kept, as to make it takes a tenth of a small estimate. The bandwidth and the
+        weights are validated with the data.
         """
         # True equals 1 and is another option.
         given = [(name, type(x), x) for name, x in options.items() if name not in ("bandwidth", "weights")]
@@ -158,21 +144,16 @@ class Request:
                 "kernel; pass method='kde', or leave kernel out"
             )
         if self.kernel != "gaussian" and self.goal is Goal.GRADIENT:
-            raise ValueError(
-                f"kernel={self.kernel!r} is for densities, not for their gradients; leave kernel out: those are of "
-                "the Gaussian kernel"
-            )
-        for name, words in (("step", ("moments",)), ("score_bandwidth", ())):
+            raise ValueError(f"kernel={self.kernel!r} is for densities, not for their gradients; leave kernel out")
+        for name, word in (("step", "moments"), ("score_bandwidth", None)):
             value = getattr(self, name)
             if value is None:
                 continue
             if self.method != "sdkde":
                 raise ValueError(f"{name}={value!r} is for method='sdkde'; method={self.method!r} moves no samples")
             number = isinstance(value, Real) and not isinstance(value, bool) and 0.0 < value < 1e308  # type: ignore[operator]
-            if not number and not (isinstance(value, str) and value in words):
-                raise ValueError(
-                    f"{name} is {value!r}; pass a positive number, {''.join(f'{word!r}, ' for word in words)}or None"
-                )
+            if not number and not (isinstance(value, str) and value == word):
+                raise ValueError(f"{name} is {value!r}; pass a positive number, {f'{word!r}, ' if word else ''}or None")
             object.__setattr__(self, name, float(value) if number else value)
         if self.adaptive is not None:
             alpha = self.adaptive
@@ -189,16 +170,16 @@ class Request:
             if not isinstance(share, Real) or isinstance(share, bool) or not 0.0 <= share < 1.0:
                 raise ValueError(f"tails is {self.tails!r}; pass 'guard', 'plain', a number from 0 to below 1, or None")
             if share and (self.method in ("laplace", "stacked") or self.kernel != "gaussian"):
-                raise ValueError(
-                    f"tails={self.tails!r} is for method='sdkde' or 'kde' with the Gaussian kernel; leave tails out"
-                )
+                raise ValueError(f"tails={self.tails!r} is for method='sdkde' or 'kde', Gaussian kernels; leave it out")
             object.__setattr__(self, "tails", float(share))
         if self.coordinates is not None:
             check_coordinates(self.coordinates)
         if self.support is not None:
             object.__setattr__(self, "support", check_support(self.support))
-            if self.method == "stacked" or self.kernel != "gaussian" or self.negative == "renormalise":
-                raise ValueError("support= is for Gaussian kernels; not for 'stacked', nor negative='renormalise' yet")
+            if self.kernel != "gaussian" or self.negative == "renormalise":
+                raise ValueError("support= is for Gaussian kernels; not for negative='renormalise' yet")
+            if self.method == "stacked" and self.coordinates is not None:
+                raise ValueError("a stack chooses the coordinates of columns that end; leave coordinates out")
         if self.negative != "keep" and self.method != "laplace":
             raise ValueError(
                 f"negative={self.negative!r} is for method='laplace', but method={self.method!r} is never negative; "
@@ -224,12 +205,13 @@ class Request:
         passes = _passes(self.goal, self.method, self.score_bandwidth or 1.0, bool(self.adaptive), guard > 0.0)
         steps = not (self.step or self.score_bandwidth or self.adaptive)
         self.__dict__.update(passes=passes, answering=int(passes[0].moves), guard=guard, steps=steps)
-        mapped = self.support is not None or self.coordinates not in (None, "identity")  # that: a stack tries no others
+        mapped = self.coordinates not in (None, "identity")  # that: a stack tries no others
+        mapped = mapped or (self.support is not None and self.method != "stacked")  # whose parts have it
         self.__dict__.update(mapped=mapped, apart=mapped or self.method == "stacked")
 
     @property
     def settled(self) -> Request:
-        """The request without the user's arrays, after these are read; its bandwidth is a rule that nobody looks at."""
+        """The request without the user's arrays, after these are read."""
         left = {"mapped": False, "apart": self.method == "stacked"}
         return with_fields(self, weights=None, bandwidth="silverman", coordinates=None, support=None, **left)
 
@@ -259,12 +241,13 @@ class Request:
         self, m: int | None, n: int, d: int, extent: float, requires: frozenset[str], dtype: str, device: str
     ) -> tuple[Problem, ...]:
         """Describe each pass; ``m``: query rows, None: the samples. The extent is that before samples have moved."""
-        shared = {"d": d, "dtype": dtype, "device": device, "extent": extent}
+        shared = {"d": d, "dtype": dtype, "device": device, "extent": extent, "requires": requires}
+        shared |= {"kernel": self.kernel, "precision": self.precision}
         c = self.score_bandwidth or 1.0
         step = MOST if isinstance(self.step, str) else (self.step or 0.5) / c / c
         # By a step of c² a sample moves to a mean of samples, and by twice that as far beyond as it was from there.
         reach = max(1.0, 2.0 * step - 1.0)
-        found = _problems(self.passes, m, n, requires, self.kernel, self.precision, reach, **shared)
+        found = _problems(self.passes, m, n, reach, **shared)
         if (self.step or self.score_bandwidth) and not max(p.extent for p in found) < 1e149:  # for NaN too
             raise ValueError(
                 f"step={self.step!r} and score_bandwidth={self.score_bandwidth!r} put points beyond 1e149 bandwidths, "
@@ -282,23 +265,11 @@ def precision_for(precision: str, dtype: str) -> str:
 
 
 @functools.lru_cache(maxsize=256)  # in a loop all calls describe the same passes
-def _problems(
-    passes: tuple[Pass, ...],
-    m: int | None,
-    n: int,
-    requires: frozenset[str],
-    kernel: str,
-    precision: str,
-    reach: float,
-    **shared: Any,
-) -> tuple[Problem, ...]:
-    """Describe passes; ``precision`` as the user has it, ``shared``: other fields that the passes have in common.
-
-    ``reach``: how much farther out samples may move.
-    """
+def _problems(passes: tuple[Pass, ...], m: int | None, n: int, reach: float, **shared: Any) -> tuple[Problem, ...]:
+    """Describe passes; ``reach``: how much farther out samples may move."""
     moved, result = False, []
-    shared |= {"kernel": kernel, "precision": precision_for(precision, shared["dtype"])}
-    shared["requires"] = requires if kernel == "gaussian" else requires | {"kernel"}
+    shared["precision"] = precision_for(shared["precision"], shared["dtype"])
+    shared["requires"] |= frozenset(["kernel"] * (shared["kernel"] != "gaussian"))
     if passes[0].moves:
         # Halfway to means of samples, which lie among the samples, but for rounding and the tolerance of the shift; by
         # longer steps to ``reach`` times as far from the centre: so nothing needs to be measured again.
@@ -339,17 +310,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def takes_options(function: F) -> F:
     """Show the shared options in the signature of a function that takes them as ``**options``."""
-    own = inspect.signature(function)
-    first: list[inspect.Parameter] = []
-    last: list[inspect.Parameter] = []
-    for parameter in own.parameters.values():
-        if parameter.kind is not parameter.VAR_KEYWORD:
-            (last if parameter.kind is parameter.KEYWORD_ONLY else first).append(parameter)
-    taken = {p.name for p in (*first, *last)}
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     shared = [
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
         for f in fields(Request)
-        if f.name in Options.__annotations__ and f.name not in taken
+        if f.name in Options.__annotations__ and f.name not in signature.parameters
     ]
-    function.__signature__ = own.replace(parameters=[*first, *shared, *last])  # type: ignore[attr-defined]
+    parameters = sorted([*shared, *own], key=lambda p: p.kind)  # own keywords come last
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return function

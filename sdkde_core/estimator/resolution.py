@@ -19,21 +19,17 @@ from ..engine.outliers import CLEAR, radii
 from ..protocol import PRECISIONS, TOLERANCES, Columns, Problem, Reduction
 
 #: Bandwidths from the centre within which nothing is refused: for the first two precisions √(a b / 2) / ε or less. At
-#: ``"float64"`` that is 1e4, by the worst rounding. Twice as far some rows begin to miss the tolerances: those that lie
-#: some 45 bandwidths from their nearest sample. That is of log sums with a bandwidth per column. A shift midway between
-#: two samples, r bandwidths from each, moves by up to ε ρ r², which passes its tolerance from ρ = 3e3 on; and a matrix
-#: that mixes columns, which plain float64 whitens up to 16 roundings, may double the error of a log sum.
+#: ``"float64"`` that is 1e4, by the worst rounding. Twice as far some rows begin to miss the tolerances of log sums:
+#: those some 45 bandwidths from their nearest sample. A shift midway between two samples, r bandwidths from each, moves
+#: by up to ε ρ r², which passes its tolerance from ρ = 3e3 on.
 REACH = {"fast": 1e10, "high": 1e9, "float64": 1.5e4}
 
 
 def clearest_centre(train: Any, query: Any, h: Array, centre: Array) -> Array:
-    """Return the centre from which the fewest points that are near each other are rounded to where they do not matter.
+    """Return the centre from which the fewest points that are near each other lose digits that matter.
 
-    A median is a value that stands for missing ones where most samples are missing, and differences from it lose the
-    digits of the others. So in each column it competes with the medians of smaller and smaller values, which float64
-    holds with more digits. Where no points are near each other the smallest wins.
-
-    Points on the host, in data units; h is sqrt(diag H), (d,), and ``centre`` their median.
+    The median may be a value that stands for missing ones. So in each column it competes with the medians of smaller
+    and smaller values, which float64 holds with more digits. Points on the host; h is sqrt(diag H), (d,).
     """
     best = centre.copy()
     for k in np.flatnonzero(abs(centre) > CLEAR * h):
@@ -53,8 +49,8 @@ def check_resolution(
 ) -> None:
     """Raise where a row and a column, both beyond the precision's reach, are too near each other for their rounding.
 
-    ``rows``: query points, None: the columns; ``first``: the first row's number in the whole query. Columns of weight
-    zero add nothing and are passed over. By a full matrix each coordinate sums all columns: one that is far spoils all.
+    ``rows``: query points, None: the columns; ``first``: the first row's number in the whole query. By a full matrix
+    each coordinate sums all columns: one that is far spoils all.
     """
     reach = REACH[problem.precision]
     if problem.extent <= reach:
@@ -80,7 +76,7 @@ def check_resolution(
 
 
 def _beyond(reach: float, points: Any, log_weights: Any = None) -> tuple[Array, Array]:
-    """Return the indices of the points with weight beyond ``reach``, and the points, on the host."""
+    """The indices of the points with weight beyond ``reach``, and the points, on the host."""
     points = detached(points)
     xp = array_namespace(points)
     beyond = radii(points) > reach
@@ -91,9 +87,8 @@ def _beyond(reach: float, points: Any, log_weights: Any = None) -> tuple[Array, 
 def _near_pair(
     rows: Array, columns: Array, reach: float, near: tuple[float, float], mixed: bool, points: tuple[Array, Array]
 ) -> tuple[int, int, float] | None:
-    """Return indices and distance of a row and a column that are too near each other; or None.
+    """Return indices and distance of a row and a column that are too near each other in a coordinate; or None.
 
-    Such a pair is near in a coordinate that is far: pairs are looked for among those, coordinate by coordinate.
     ``near``: the share of the distance from the centre that is too near, and bandwidths that are not. ``points``: which
     point each row and column is; where it is the same one, nothing is lost.
     """

@@ -2,21 +2,20 @@
 
 The content of a file of the kind ``"Prepared"``, see :mod:`sdkde_core.archive`:
 
-==============  ===================================================================================================
-``request``     the options of :func:`sdkde_core.estimate` by name, but for ``bandwidth`` and ``weights``; those that
-                are not there have their defaults, and unknown ones are refused
-``names``       of the columns of the data; empty without
-``rule``        where the bandwidth came from
-``selection``   how it was chosen from the data, the numbers and strings of a :class:`.Selection`; or null
-``dtype``       of the samples: ``"float32"`` or ``"float64"``
-``weighted``    whether the weights differ
-``rows``        how many query rows were expected when the backend was chosen
-``extent``      of the columns, in bandwidths
-``backend``     what was chosen
-``samples``     how many there were
-``groups``      of each group how many points it has, its scale and the log of its share
-``origin``      array library and device of the samples, and whether that is the host; NumPy where they cannot be had
-==============  ===================================================================================================
+=============  ====================================================================================================
+``request``    the options of :func:`sdkde_core.estimate` by name, but for ``bandwidth`` and ``weights``, or defaults
+``names``      of the columns of the data; empty without
+``rule``       where the bandwidth came from
+``selection``  how it was chosen from the data, the numbers and strings of a :class:`.Selection`; or null
+``dtype``      of the samples: ``"float32"`` or ``"float64"``
+``weighted``   whether the weights differ
+``rows``       how many query rows were expected when the backend was chosen
+``extent``     of the columns, in bandwidths
+``backend``    what was chosen
+``samples``    how many there were
+``groups``     of each group how many points it has, its scale and the log of its share
+``origin``     array library and device of the samples, and whether that is the host; NumPy where they cannot be had
+=============  ====================================================================================================
 
 Of a stacked density ``stacked`` is the list of its parts, for each what it is, the log of its share and such a content,
 and ``samples`` how many it was fitted to; its arrays are those of part 0, 1, … with ``part 0.`` and so on before them.
@@ -33,7 +32,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,18 +46,17 @@ from ..engine.groups import Group
 from ..engine.outliers import radii
 from ..messages import brief, warn_once
 from ..protocol import BackendUnavailable, Columns
-from .bounded import Bounded
 from .fitted import loaded
 from .mapped import Mapped
 from .request import Goal, Options, Request
+from .stacked import Part, Stacked
 
 
 def to_saved(fitted: Any, origin: Origin) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return the content and the arrays of a file; TypeError for backend_options that JSON does not have."""
+    """The content and the arrays of a file; TypeError for backend_options that JSON does not have."""
     fitted = fitted.current
     if fitted.coordinates is not None:
-        first = fitted.first.current
-        inner, known = to_saved(first if first.ends is None else first.first, origin)
+        inner, known = to_saved(fitted.first, origin)
         maps, own = fitted.coordinates.to_saved()
         about = {"samples": fitted.problem.n, "origin": list(origin.address)}
         return {"coordinates": maps, "inner": inner, **about}, known | own
@@ -100,24 +98,25 @@ def to_saved(fitted: Any, origin: Origin) -> tuple[dict[str, Any], dict[str, Arr
 
 
 def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str) -> Any:
-    """Return the columns, with the backend that made them, or another one that is here.
-
-    Where the user had named a backend or a device that cannot be had here, a warning says so, with the file's ``name``.
-    Nothing in the file is trusted: ValueError where it cannot be right.
-    """
+    """Return the columns, with the backend that made them, or another one; nothing in the file ``name`` is trusted."""
     if "coordinates" in content:
         inner = from_saved(_checked(content, "inner", dict), arrays, name)
         maps = Coordinates.from_saved(content["coordinates"], arrays, inner.problem.d, inner.names)
         if not 0 < (n := _checked(content, "samples", int)) <= inner.problem.n:
             raise ValueError("its samples cannot be right")
-        return Mapped(inner if maps.ends is None else Bounded(inner, maps.ends, maps.circular, n), maps)
+        return Mapped(inner, maps, n)
     if "stacked" in content:
         return _stacked(content, arrays, name)
     options = dict(_checked(content, "request", dict))
     # What cannot be had where the file is loaded is done without.
     where = {key: options.pop(key, None) for key in ("backend", "device", "backend_options")}
     named = {key: value for key, value in where.items() if value not in (None, "auto")}
-    request = Request(Goal.DENSITY, **_options(options)).settled
+    if unknown := options.keys() - Options.__annotations__:
+        name = min(unknown)
+        raise ValueError(f"it has the option {name!r}, which this version does not know; pip install -U sdkde-core")
+    if type(options.get("check_finite", True)) is not bool:
+        raise ValueError(f"its option check_finite is {brief(options['check_finite'])}")
+    request = Request(Goal.DENSITY, **options).settled
     for key, ndim in (("points", 2), ("log_weights", 1), ("centre", 1)):
         x = arrays.get(key)
         if x is None or x.ndim != ndim or x.dtype != np.float64:
@@ -163,8 +162,6 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
 
 def _stacked(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str) -> Any:
     """The list of densities of a file."""
-    from .stacked import Part, Stacked
-
     parts = list[Part]()
     for k, one in enumerate(_checked(content, "stacked", list)):
         match one:
@@ -188,28 +185,11 @@ def _stacked(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str)
 
 def origin_of(content: Mapping[str, Any]) -> Origin:
     """Where the samples came from, if that is here, and of a library that is known: no other is imported."""
+    known = "array_api_compat.torch", "array_api_compat.cupy", "jax.numpy"
     match content.get("origin"):
-        case [str(library), str(device), bool(on_host)] if library in (
-            "array_api_compat.torch",
-            "array_api_compat.cupy",
-            "jax.numpy",
-        ):
+        case [str(library), str(device), bool(on_host)] if library in known:
             return Origin.at(library, device, on_host)
     return Origin()
-
-
-def _options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options, if all are known and of the types of their defaults."""
-    defaults = {f.name: f.default for f in fields(Request) if f.name in Options.__annotations__}
-    for name, value in options.items():
-        if name not in defaults:
-            raise ValueError(f"it has the option {name!r}, which this version does not know; pip install -U sdkde-core")
-        kinds = {"step": (float, str), "score_bandwidth": (float,), "adaptive": (float,), "tails": (float,)}.get(
-            name, ()
-        )
-        if type(value) not in (type(defaults[name]), *kinds):
-            raise ValueError(f"its option {name} is {brief(value)}")
-    return options
 
 
 def _groups(content: Any, points: Array, log_weights: Array) -> tuple[Group, ...]:

@@ -15,31 +15,28 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import device
 
-from ..arrays import Argument, Array, Data, array_namespace, quiet, rounded, to_host
+from ..arrays import Argument, Array, Data, array_namespace, ingest, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.mixtures import Chosen, choose, fit, log_density_of, smoothed, stack
 from ..bandwidth.rounding import spread_within, units_of
 from ..bandwidth.selection import SEED
-from ..coordinates import Coordinates, candidates
+from ..coordinates import Coordinates, candidates, listed, without_ends
 from ..coordinates import fit as fit_maps
 from ..engine.groups import Group
 from ..engine.merge import merge, take_rows
 from ..engine.outliers import radii
 from ..protocol import Columns, Partial
 from .fitted import Fitted, loaded
-from .mapped import Composed, Mapped, of_part
+from .mapped import Composed, Mapped, mapped, of_part
 from .mixture import draws
 from .plan import plan
 from .request import Goal, Request
 
 
 class Part(NamedTuple):
-    """One density of the list: what it is a part of, for people, and the log of its share.
+    """One density of the list; ``left_out``: the mean log density of left-out samples under what it is a part of."""
 
-    ``left_out``: the mean log density of left-out samples under what it is a part of; None where that was not asked.
-    """
-
-    label: str
+    label: str  # what it is a part of, for people
     log_share: float
     fitted: Any  # Fitted, or Mapped
     left_out: float | None = None
@@ -50,11 +47,10 @@ class Stacked(Composed):
 
     def __init__(self, request: Request, parts: Iterable[Part], n: int) -> None:
         self.parts = tuple(parts)
-        first = self.parts[0].fitted
-        super().__init__(first, request, replace(first.problem, n=n, m=n))
+        super().__init__(self.parts[0].fitted, request, n)
 
     def each(self, changed: Sequence[Fitted], log_terms: Any = 0.0) -> Stacked:
-        """Return the list of changed parts; ``log_terms``: added to the logs of their shares, which then sum to 1."""
+        """The list of changed parts; ``log_terms``: added to the logs of their shares, which then sum to 1."""
         logs = np.array([part.log_share for part in self.parts]) + log_terms
         logs -= np.logaddexp.reduce(logs)
         parts = (part._replace(log_share=float(log), fitted=f) for part, log, f in zip(self.parts, logs, changed))
@@ -62,7 +58,6 @@ class Stacked(Composed):
 
     @quiet
     def answer(self, query: Argument, what: str) -> Any:
-        """Return the ``"density"`` (m,), its ``"log"``, or the ``"score"`` (m, d), as :meth:`.Fitted.answer` does."""
         if not query.shape[0]:
             first = self.parts[0].fitted
             return first.answer(first.read(query), what)
@@ -88,7 +83,7 @@ class Stacked(Composed):
 
     @functools.cached_property
     def _normals(self) -> tuple[frozenset[int], list[Array]] | None:
-        """Which parts are single normals, but for the first, and what :func:`_of_normals` takes; None for few."""
+        """Which parts are single normals, and what :func:`_of_normals` takes; None for few."""
         plain = (k for k, part in enumerate(self.parts) if k and part.fitted.coordinates is None)
         which = [k for k in plain if self.parts[k].fitted.components.points.shape[0] == 1]
         if len(which) < 2:
@@ -104,7 +99,7 @@ class Stacked(Composed):
         return frozenset(which), [np.array(logs), np.concatenate(offsets), np.concatenate(maps, axis=1), back]
 
     def draws(self, n: int, rng: Any) -> Any:
-        """Return draws (n, d), in an order that says nothing."""
+        """Draws (n, d), in an order that says nothing."""
         shares = np.exp([part.log_share for part in self.parts])
         counts = rng.multinomial(n, shares / shares.sum())
         drawn = [draws(part.fitted.current, int(k), rng) for part, k in zip(self.parts, counts)]
@@ -139,17 +134,18 @@ def _of_normals(normals: list[Array], y: Any, scored: bool) -> tuple[Any, Any]:
 
 
 def kernels(first: Fitted, request: Request, points: Array, weights: Array, factor: Array) -> Fitted:
-    """Return a KDE of weighted points (n, d), in data units on the host, with H = L Lᵀ, ``factor`` being L (d, d)."""
+    """A KDE of weighted points (n, d), in data units on the host, with H = L Lᵀ, ``factor`` being L (d, d)."""
     n, d = points.shape
     bandwidth = Bandwidth.of(float(factor[0, 0]), 1) if d == 1 else Bandwidth(d, factor)
     centre = weights @ points
     whitened, logs = bandwidth.whiten(points, centre), np.log(weights)
     equal = bool((logs == logs[0]).all())
     requires = first.problem.requires - {"weights"} | (set() if equal else {"weights"})
-    fields = {"n": n, "m": n, "d": d, "requires": frozenset(requires), "extent": rounded(float(radii(whitened).max()))}
-    asked = replace(first.problem, device="cpu", **fields)
+    extent = rounded(float(radii(whitened).max()))
+    fields = {"n": n, "m": max(n, first.problem.n), "d": d, "requires": frozenset(requires)}  # a query is of all parts
+    asked = replace(first.problem, device="cpu", extent=extent, **fields)
     place = first.choice.device
-    request = replace(request, method="kde", device=request.device if place == "cpu" else place)
+    request = replace(request, method="kde", calls=100, device=request.device if place == "cpu" else place)
     groups = (Group(Columns(np.ascontiguousarray(whitened), logs)),)
     return loaded(request.settled, bandwidth, asked, "auto", centre, groups, first.names)
 
@@ -157,6 +153,7 @@ def kernels(first: Fitted, request: Request, points: Array, weights: Array, fact
 FOLDS, HEARD = 5, 2000  # folds, and how many samples the parts are judged by at most
 
 Cut = tuple[Array, Array, Any, Array, Array, Any]  # sdkde's samples, points, log Jacobian there; the mixtures' too
+Cutting = Callable[[Array], Cut]
 
 
 class _Family(NamedTuple):
@@ -166,7 +163,7 @@ class _Family(NamedTuple):
     """
 
     coordinates: Coordinates | None
-    whole: Fitted
+    whole: Any  # Fitted, or Mapped where columns end
     found: list[Chosen]
     z: Array
     judged: Array
@@ -175,12 +172,11 @@ class _Family(NamedTuple):
 def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     """Fit the parts of ``method="stacked"``; return them, the samples' dtype, and their origin.
 
-    All parts are judged by what they say of the same samples, when a fifth of these is left out: sdkde with the
-    bandwidth that is chosen from all samples; mixtures, and maps to other coordinates, fitted to the other fifths.
+    Parts are judged by what they say of the same samples, when a fifth of these is left out: sdkde with the bandwidth
+    chosen from all samples; mixtures, and maps to other coordinates, fitted to the other fifths.
     """
     own = replace(request, goal=Goal.DENSITY, method="sdkde", coordinates=None)
-    ready = plan(own, train)
-    whole, data = Fitted.of(ready), ready.data
+    whole, data = _fitted(own, train)
     x, logs = to_host(data.train).astype(np.float64), data.log_weights
     weights = np.full(len(x), 1.0 / len(x)) if logs is None else np.exp(to_host(logs))
     carrying = weights > 0.0
@@ -196,27 +192,39 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     if (units := units_of(np.sort(z, axis=0))).any():  # of equal values the likelihood has no bound
         z = spread_within(z, units, None if logs is None else weights)
     y, size = x[0] + unit * z, float(np.log(unit).sum())
+    specs: list[list[Any]] = []
+    if request.support is not None:
+        y, specs = without_ends(y, weights, listed(request.support, x.shape[1], data.names, "support"))
+    elif request.coordinates is None:
+        specs = [list[Any](spec) for spec in candidates(y, weights)]
     place = np.random.default_rng(SEED).permutation(same.max() + 1)[same]
     folds = np.where(place < HEARD, place % FOLDS, -1)
     heard, own = folds >= 0, replace(own, weights=None if logs is None else weights)
-    found = choose(z, weights, folds, SEED)
+    found = choose(z, weights, folds, SEED) if request.support is None else []  # else they had mass beyond the ends
 
     def plain(kept: Array) -> Cut:
         return x[kept], y[~kept], 0.0, z[kept], z[~kept], -size
 
-    judged = _left_out(own, ready.bandwidth, found, weights, folds, plain, not heard.all())
+    fixed = replace(own, bandwidth=whole.bandwidth)
+    judged = _left_out(fixed, found, weights, folds, plain, not heard.all())
     for k, one in enumerate(found if heard.all() else ()):
         judged[:, k + 1] = one.left_out - size
     families = [_Family(None, whole, found, z, judged)]
-    for spec in candidates(y, weights) if request.coordinates is None else ():
-        families.append(_elsewhere(replace(own, bandwidth="auto"), spec, y, weights, folds, data))
+    elsewhere = replace(own, bandwidth="auto", support=None)
+    families += [_elsewhere(elsewhere, spec, y, weights, folds, data) for spec in specs]
     table = np.concatenate([family.judged for family in families], axis=1)[heard]
     counted = weights[heard] / weights[heard].sum()
     # Three samples are counted for the parts, half of them for sdkde: in one column, n = 500, where shares are hardly
     # known, that takes a sixth off the squared error.
     kinds = [k == 0 for family in families for k in range(family.judged.shape[1])]
     prior = 1.5 / len(kinds) + 1.5 * np.array(kinds) / sum(kinds)
-    shares, means, parts = stack(table, counted, prior), counted @ table, list[Part]()
+    kernels = [k == 0 or f.found[k - 1].h < 1.0 for f in families for k in range(f.judged.shape[1])]
+    shares, means, parts = _brief(table, counted, prior, np.flatnonzero(kernels)[1:]), counted @ table, list[Part]()
+    if request.support is not None:  # in logs a density is 0 at the end: such parts have to say clearly more
+        more = np.logaddexp.reduce(table + np.log(np.maximum(shares, 1e-300)), axis=1) - table[:, 0]
+        gain = float(counted @ more)
+        if gain < max(0.01, 2.0 * math.sqrt(counted**2 @ (more - gain) ** 2)):
+            return alone
     shares[0] = max(shares[0], 0.01)  # for what is so rare that no other part has it
     shares /= shares.sum()
     for family in families:
@@ -226,12 +234,45 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
         if family.coordinates is not None and more:
             total = float(np.logaddexp.reduce([part.log_share for part in more]))
             inner = Stacked(settled, [part._replace(log_share=part.log_share - total) for part in more], n)
-            more = [Part("", total, Mapped(inner, family.coordinates))]
+            more = [Part("", total, Mapped(inner, family.coordinates, n))]
         parts += more
     return Stacked(settled, parts, n), data.dtype, data.origin
 
 
-def _elsewhere(own: Request, spec: Sequence[str], y: Array, weights: Array, folds: Array, data: Data) -> _Family:
+def _brief(table: Array, weights: Array, prior: Array, kernels: Array) -> Array:
+    """The parts' shares, as :func:`.stack` has them, but without those of the parts ``kernels`` that say little.
+
+    These have kernels at all samples, which is what a query costs. They go, the one with the smallest share first, as
+    long as the mean log density of left-out samples falls by less than .005 in all.
+    """
+
+    def said(shares: Array) -> float:
+        top = table.max(axis=1)
+        return float(weights @ (np.log(np.exp(table - top[:, None]) @ shares) + top))
+
+    kept, shares = np.ones(len(prior), bool), stack(table, weights, prior)
+    least = said(shares) - 0.005
+    for k in kernels[np.argsort(shares[kernels], kind="stable")]:
+        kept[k], fewer = False, np.zeros(len(prior))
+        fewer[kept] = stack(table[:, kept], weights, prior[kept])
+        if said(fewer) >= least:
+            shares = fewer
+        else:
+            kept[k] = True
+    return shares
+
+
+def _fitted(request: Request, train: Any) -> tuple[Any, Data]:
+    """A density that is no list, Fitted or Mapped, and what its samples were read as."""
+    if not request.mapped:
+        ready = plan(request, train)
+        return Fitted.of(ready), ready.data
+    data = ingest(train, None, request.weights, check_finite=request.check_finite, device="cpu")
+    inner, z, coordinates, n = mapped(request, train)
+    return Mapped(Fitted.of(plan(inner, z)), coordinates, n), data
+
+
+def _elsewhere(own: Request, spec: Sequence[Any], y: Array, weights: Array, folds: Array, data: Data) -> _Family:
     """The parts in coordinates ``spec``, of samples y (n, d)."""
 
     def cut(kept: Array) -> Cut:
@@ -244,17 +285,12 @@ def _elsewhere(own: Request, spec: Sequence[str], y: Array, weights: Array, fold
     z = maps.forward(y)
     ready = plan(own, Argument("train", z, data.dtype, data.origin, data.names))
     found = choose(z, weights, folds, SEED)
-    return _Family(maps, Fitted.of(ready), found, z, _left_out(own, ready.bandwidth, found, weights, folds, cut))
+    fixed = replace(own, bandwidth=ready.bandwidth)
+    return _Family(maps, Fitted.of(ready), found, z, _left_out(fixed, found, weights, folds, cut))
 
 
 def _left_out(
-    own: Request,
-    bandwidth: Bandwidth,
-    found: Sequence[Chosen],
-    weights: Array,
-    folds: Array,
-    cut: Callable[[Array], Cut],
-    refitted: bool = True,
+    own: Request, found: Sequence[Chosen], weights: Array, folds: Array, cut: Cutting, refitted: bool = True
 ) -> Array:
     """Log densities (n, 1 + mixtures) of sdkde, and of mixtures, from all samples but those of each fold, at these.
 
@@ -264,8 +300,8 @@ def _left_out(
     for fold in range(FOLDS):
         out = folds == fold
         kept, points, change, z, left, of_z = cut(~out)
-        given = replace(own, bandwidth=bandwidth, weights=None if own.weights is None else weights[~out])
-        result[out, 0] = of_part(Fitted.of(plan(given, kept)), Argument.of("query", points), "log") + change
+        given = own if own.weights is None else replace(own, weights=weights[~out])
+        result[out, 0] = of_part(_fitted(given, kept)[0], Argument.of("query", points), "log") + change
         w = weights[~out] / weights[~out].sum()
         for k, one in enumerate(found if refitted else (), 1):
             normals = fit(z, w, len(one.normals.shares), one.normals, shrink=one.shrink)
@@ -276,7 +312,6 @@ def _left_out(
 def _parts(
     family: _Family, own: Request, origin: Array, unit: Array, weights: Array, shares: Array, means: Array
 ) -> list[Part]:
-    """The parts of a family that have a share, with the logs of these."""
     maps = family.coordinates
     where = "" if maps is None else f" in {maps if len(str(maps)) < 30 else 'other coordinates'}"
     parts = [Part(f"sdkde{where}", math.log(shares[0]), family.whole, float(means[0]))] if shares[0] else []

@@ -1,15 +1,13 @@
 """The straight line: an estimate of tensors on a CUDA device, in a few launches.
 
-What the general way (:mod:`.plan`, :mod:`.fitted`) decides on the host, before and between its launches, takes ten
-times as long as the kernels of a small estimate. Data within the backend's reach need none of it: their whitened points
-and their extent are computed by two kernels (a backend's feature ``"line"``), the extent is read, and everything else
-follows from it and from the shapes. That is kept, by the shapes and options of a call. Where the data ask for more,
-the functions here return None, and the general way answers: outliers, weights of zero, numbers that are not finite,
-input that requires grad, and errors, whose messages it makes.
+What the general way (:mod:`.plan`, :mod:`.fitted`) decides on the host takes ten times as long as the kernels of a
+small estimate. Here two kernels (a backend's feature ``"line"``) compute the whitened points and their extent, which is
+read, and everything else follows from it and from the shapes. That is kept, by the shapes and options of a call. Where
+the data ask for more, the functions here return None, and the general way answers: outliers, weights of zero, numbers
+that are not finite, input that requires grad, and errors.
 
 While the user captures a CUDA graph nothing can be read, and there is no other way. The passes are then those for the
-largest extent that calls of these shapes and options had before. Where a replay finds that its data reach further, or
-are not finite, it returns NaN.
+largest extent of the calls before. A replay whose data reach further, or are not finite, returns NaN.
 """
 
 from __future__ import annotations
@@ -45,8 +43,6 @@ _logger = logging.getLogger("sdkde")
 
 
 class _Passes(NamedTuple):
-    """What is launched for points within an extent."""
-
     extent: float
     backend: Any
     problems: tuple[Problem, ...]
@@ -65,8 +61,7 @@ class _Line:
         self.brief, self.lists = _brief(self.n, m), Lists(not _brief(self.n, m, 26))
         self.state: tuple[Any, ...] = ()  # what the choice of a backend depends on, beside the request
         self.known: dict[tuple[float, bool, bool], _Passes | None] = {}
-        self.how: dict[str, Any] = {"data_device": place, "calls": request.calls}
-        self.how |= {"without": request.without}
+        self.how: dict[str, Any] = {"data_device": place, "calls": request.calls, "without": request.without}
         near = choose_near(request, self._problems(1.0, False), True, **self.how)
         able = near is not None and near.device == place and "line" in near.info.features
         self.whitening: LineBackend | None = near.backend if near and able else None  # type: ignore[assignment]
@@ -74,8 +69,7 @@ class _Line:
     def passes(self, extent: float, weighted: bool, captured: bool = False) -> _Passes | None:
         """Return the passes for points within the extent; None where some of them would be summed apart.
 
-        The extent changes with the data. So the backend is chosen for the next half power of two, if all is near within
-        that too; and passes whose launches may be listed are those for that extent.
+        As it changes with the data, the backend is chosen for the next half power of two, if all is near within that.
         """
         key = extent, weighted, captured
         if key not in self.known:
@@ -94,7 +88,7 @@ class _Line:
         return self.known[key]
 
     def equal(self, like: Any) -> Any:
-        """Log weights (n,) that are all equal; ``like``: a tensor where they are to be."""
+        """Log weights (n,) that are all equal, where ``like`` is."""
         torch = sys.modules["torch"]
 
         def make() -> Any:
@@ -103,7 +97,6 @@ class _Line:
         return self._equal.get("equal", make, like)
 
     def scale(self, bandwidth: Bandwidth, x: Any) -> Any:
-        """What whitens, where x is, as :class:`~sdkde_core.protocol.LineBackend` takes it."""
         factor = bandwidth.factor if bandwidth.factor.ndim == 1 else bandwidth.inverse
         if factor.ndim == 1 and (factor == factor[0]).all():
             return float(factor[0])
@@ -121,7 +114,7 @@ _lines: dict[Any, _Line] = {}
 
 
 def place_of(*given: Any) -> str | None:
-    """Return the CUDA device of tensors that the line takes, if they are all on the current one."""
+    """Return the current CUDA device, if it has all these tensors and the line takes them."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
@@ -153,24 +146,18 @@ def _line(request: Request, x: Any, m: int | None, place: str) -> _Line:
 
 
 def estimate(request: Request, train: Any, query: Any, log: bool = False) -> tuple[Any, Request]:
-    """Return the density (m,), or its log, or for that goal the score (m, d); None where the general way is to answer.
-
-    And the request, for the general way: where a bandwidth was chosen from the data, with that.
-    """
+    """Return the density (m,), its log, or the score (m, d), or None; and the request with the bandwidth chosen."""
     if type(train) is np.ndarray:
         return _of_arrays(request, train, query, log)
     captured = captures(train)
     if captured and isinstance(request.bandwidth, str):
-        raise RuntimeError(
-            f"bandwidth={request.bandwidth!r} reads the data, which cannot be captured in a CUDA graph; pass numbers"
-        )
+        raise RuntimeError(f"bandwidth={request.bandwidth!r} reads the data, which no CUDA graph can; pass numbers")
     found, request = _of_tensors(request, train, query, log, captured)
     if captured and found is None:
         raise RuntimeError(_NOT_CAPTURED)
     return found, request
 
 
-#: Why a call fails while a CUDA graph is captured, for one reason or another.
 _NOT_CAPTURED = (
     "this call cannot be captured in a CUDA graph: call once with data of the same shapes and extent, and with the "
     "same options, before the capture; train and query must be contiguous tensors of one dtype on one device, which "
@@ -204,8 +191,7 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         key = what, factor.ndim, factor.tobytes(), moving.negative, moving.guard, moving.score_bandwidth
         return line.lists.serve(key, given, launched, lambda x: (p := line.passes(rounded(x), False)) and p.extent)
 
-    def launch(line: _Line) -> tuple[Any, float]:
-        """Return the result, or None, and the extent that its launches serve."""
+    def launch(line: _Line) -> tuple[Any, float]:  # the result, or None, and the extent that its launches serve
         nothing = None, 0.0
         if captured and (weights is not None or not line.extent):  # weights have to be looked at
             return nothing
@@ -236,21 +222,15 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
             state = backend.prepare(whole, group.scaled)
             asked.append((group, problem, None if problem.same else queries, state))
         result = _result(backend, asked, bandwidth, constant, request.negative, what, train.dtype)
-        return _where(found.extent() <= served, result) if captured else result, served
+        if captured:
+            result = sys.modules["torch"].where(found.extent() <= served, result, math.nan)
+        return result, served
 
     return _attempt(compute), request
 
 
-def _where(within: Any, result: Any) -> Any:
-    """A captured result; NaN where the data of a replay are not what the passes were chosen for."""
-    return sys.modules["torch"].where(within, result, math.nan)
-
-
 def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> tuple[Any, Request]:
-    """The same of NumPy's arrays, where PyTorch has made a GPU's context and a backend there seems to be the fastest.
-
-    As if they reached 8 bandwidths from the centre, as is usual: how far they reach is known once they are there.
-    """
+    """The same of NumPy's arrays, where PyTorch uses a GPU, and that is the fastest for the usual extent of 8."""
     torch = sys.modules["torch"]
     if not torch.cuda.is_initialized() or not _plain(request) or is_attached(request.bandwidth):
         return None, request
@@ -319,7 +299,7 @@ def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
             rest = fitted.log_constant, request.negative, what, getattr(sys.modules["torch"], dtype)
             result, extent = _result(backend, asked, fitted.bandwidth, *rest), found.extent()
             if captured:
-                return _where(extent <= min(CLEAR, problem.extent), result), True
+                return sys.modules["torch"].where(extent <= min(CLEAR, problem.extent), result, math.nan), True
             return result if near(extent) else None, True
 
         if captures(x) or not _brief(packed[0].problem.n, x.shape[0]) or checks_always():
@@ -338,15 +318,13 @@ def _brief(n: int, m: int | None, bits: int = 32) -> bool:
 def _result(
     backend: Any, asked: Any, bandwidth: Bandwidth, constant: float, negative: str, what: str, dtype: Any
 ) -> Any:
-    """Sum the groups, ``asked``: each, its problem, rows and state; and return what is wanted, as the user wants it."""
+    """Sum the groups, ``asked``: each, its problem, rows and state; return what is wanted."""
     (_, first, queries, state), *others = asked
     if what != "score" and not others and (first.reduction is Reduction.LOG_SUM or negative == "keep"):
         found = backend.density(first, queries, state, constant, what == "log", dtype)
         if found is not None:
             return found
-    parts = [
-        backend.reduce(problem, rows if rows is None else group.unit(rows), s) for group, problem, rows, s in asked
-    ]
+    parts = [backend.reduce(problem, group.unit(rows), state) for group, problem, rows, state in asked]
     if others:
         parts = [group.raised(sums, first.d) for (group, *_), sums in zip(asked, parts)]
     sums = merge(parts)
@@ -356,7 +334,6 @@ def _result(
 
 
 def _fits(train: Any, query: Any, weights: Any) -> bool:
-    """Whether the shapes are what they should be, and the dtypes of the points alike."""
     if train.ndim != 2 or not 0 < math.prod(train.shape) <= 1 << 24:
         return False
     if weights is not None and weights.shape != train.shape[:1]:
@@ -368,13 +345,10 @@ def _fits(train: Any, query: Any, weights: Any) -> bool:
 
 
 def _plain(request: Request) -> bool:
-    """Whether the options are the line's."""
     if request.kernel != "gaussian" or request.negative == "renormalise" or request.backend_options or request.ranks:
         return False
-    if request.adaptive:
-        return False
     laplace = request.goal is Goal.GRADIENT and request.passes[-1].reduction is Reduction.LAPLACE
-    return not laplace and _device_asked(request)
+    return not laplace and not request.adaptive and _device_asked(request)
 
 
 def _device_asked(request: Request) -> bool:

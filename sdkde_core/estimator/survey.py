@@ -1,9 +1,9 @@
 """Questions about all points, for plans of data that nobody has all of (:mod:`.blockwise`).
 
-A question is put to every block of points, in any order and anywhere: ``of(points, weights, start)`` is the answer of
-the block (k, d) from ``start`` on, with weights (k,) or None. Answers are merged from the first block to the last, so
-the same blocks give the same bits whoever asked. ``about`` says which points it is about, "train" or "query". Questions
-and answers pickle.
+``of(points, weights, start)`` is a question's answer of the block (k, d) from ``start`` on, with weights (k,) or None;
+``merge(left, right)`` that of two runs of blocks, the left one first. Answers are merged from the first block to the
+last, so the same blocks give the same bits whoever asked. ``about`` says which points a question is about, "train" or
+"query". Questions and answers pickle.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ SORTED = 1 << 20
 
 
 def numbers(points: Any) -> Array:
-    """Return a block of points as it is computed with: (k, d) float64."""
+    """A block of points, (k, d) float64."""
     x = np.asarray(points, dtype=np.float64)
     return x[:, None] if x.ndim == 1 else x
 
 
 def log_of(weights: Any) -> Array:
-    """Return log weights (k,), −inf for zero."""
+    """Log weights (k,), −inf for zero."""
     with np.errstate(divide="ignore"):
         return np.log(np.asarray(weights, dtype=np.float64).reshape(-1))
 
 
-def _digest(*arrays: Any, start: int) -> int:
+def digest(*arrays: Any, start: int) -> int:
     """The fingerprint of a block; those of all blocks are added."""
     found = hashlib.blake2b(str(start).encode(), digest_size=16)
     for x in arrays:
@@ -84,17 +84,16 @@ class Moments:
     about: str = "train"
 
     def centre(self) -> Array:
-        """Return which samples the centre is taken from, ascending: 256 to 511, those of data in memory."""
+        """Which samples the centre is taken from, as of data in memory."""
         return np.arange(0, self.n, max(1, self.n // 256))
 
     def drawn(self) -> Array:
-        """Return which samples a bandwidth is chosen from, without weights: those of data in memory."""
+        """Which samples a bandwidth is chosen from, without weights, as of data in memory."""
         most = most_of(self.d)
         return np.arange(self.n) if self.n <= most else drawn(self.n, most, np.random.default_rng(SEED))
 
     @quiet
     def of(self, points: Any, weights: Any, start: int) -> MomentsOf:
-        """Return the answer of a block."""
         x, count = numbers(points), len(points)
         if self.checked:
             refuse_not_finite("train", x, start)
@@ -108,7 +107,7 @@ class Moments:
             # By the priority w / u, u uniform by the sample's number: Duffield, Lund and Thorup (2007).
             uniform = np.random.Generator(np.random.PCG64(SEED).advance(start)).random(count)
             drawn_here = _best([log_weights - np.log1p(-uniform), log_weights, x], most_of(self.d) + 1)
-        rows, digest = x[index - start], _digest(points, weights, start=start)
+        rows, mark = x[index - start], digest(points, weights, start=start)
         carrying, first_log = log_weights > -math.inf, float(log_weights[0])
         if not carrying.all():
             x, log_weights = x[carrying], log_weights[carrying]
@@ -124,39 +123,30 @@ class Moments:
             away = x - mean
             spread = ((away * w[:, None]).T @ away if self.covariance else w @ away**2) / total
         found = len(x), *ends, mean, spread, log_total, np.array([log_total]), log_squares, equal, first_log
-        return MomentsOf(*found, index, rows, drawn_here, digest)
+        return MomentsOf(*found, index, rows, drawn_here, mark)
 
     @quiet
     def merge(self, left: MomentsOf, right: MomentsOf) -> MomentsOf:
-        """Return the answer of two runs of blocks, the left one first."""
         total = float(np.logaddexp(left.log_total, right.log_total))
         a, b = (math.exp(x.log_total - total) if x.log_total > -math.inf else 0.0 for x in (left, right))
         between = right.mean - left.mean
         outer = np.outer(between, between) if self.covariance else between**2
+        ends = np.minimum(left.low, right.low), np.maximum(left.high, right.high)
+        mean = left.mean + b * between if a else right.mean
+        spread = a * left.spread + b * right.spread + (a * b) * outer
+        squares = float(np.logaddexp(left.log_squares, right.log_squares))
+        equal = left.equal and right.equal and left.first_log == right.first_log
         best = _best([np.concatenate(pair) for pair in zip(left.drawn, right.drawn)], most_of(self.d) + 1)
-        return MomentsOf(
-            left.carrying + right.carrying,
-            np.minimum(left.low, right.low),
-            np.maximum(left.high, right.high),
-            left.mean + b * between if a else right.mean,
-            a * left.spread + b * right.spread + (a * b) * outer,
-            total,
-            np.concatenate([left.totals, right.totals]),
-            float(np.logaddexp(left.log_squares, right.log_squares)),
-            left.equal and right.equal and left.first_log == right.first_log,
-            left.first_log,
-            np.concatenate([left.index, right.index]),
-            np.concatenate([left.rows, right.rows]),
-            best,
-            (left.digest + right.digest) % (1 << 128),
-        )
+        totals = np.concatenate([left.totals, right.totals])
+        index, rows = np.concatenate([left.index, right.index]), np.concatenate([left.rows, right.rows])
+        found = left.carrying + right.carrying, *ends, mean, spread, total, totals, squares, equal, left.first_log
+        return MomentsOf(*found, index, rows, best, (left.digest + right.digest) % (1 << 128))
 
     def centre_rows(self, found: MomentsOf) -> Array:
-        """Return the samples that the centre is taken from."""
         return found.rows[np.isin(found.index, self.centre())]
 
     def sample(self, found: MomentsOf) -> tuple[Array, Array | None]:
-        """Return the samples that a bandwidth is chosen from, and their weights."""
+        """The samples that a bandwidth is chosen from, and their weights."""
         if found.equal:
             return found.rows[np.isin(found.index, self.drawn())], None
         priority, logs, rows = found.drawn
@@ -184,7 +174,9 @@ class Counting:
     """Ask how the samples lie around the quartiles, until these are known exactly.
 
     In each column the samples that decide on a quartile lie in an interval (low, high]. It is cut into smaller ones by
-    ``edges``, in which samples are counted, until so few are left that they are asked for themselves.
+    ``edges``, in which samples are counted, until so few are left that they are asked for themselves. An answer has, by
+    column and quartile, the upper ends of the intervals or the values, and how many samples are there, and their
+    measure; those up to the first edge count there.
     """
 
     n_eff: float  # how many samples these are worth; n without weights
@@ -208,7 +200,6 @@ class Counting:
 
     @quiet
     def of(self, points: Any, weights: Any, start: int) -> list[tuple[Array, ...]]:
-        """By column and quartile counts and measures, or values and measures."""
         x, measure = numbers(points), None
         if self.log_total is not None:
             measure = np.exp(log_of(weights) - self.log_total) * self.n_eff
@@ -216,30 +207,28 @@ class Counting:
         return [self._counted(x[:, k // 2], measure, edges) for k, edges in enumerate(self.edges)]
 
     def _counted(self, x: Array, measure: Array | None, edges: Array) -> tuple[Array, ...]:
-        if not self.listed:
-            place = np.searchsorted(edges, x, side="left")  # edges[i − 1] < x ≤ edges[i]
-            counts = np.bincount(place, minlength=len(edges) + 1)
-            return counts, counts if measure is None else np.bincount(place, measure, minlength=len(edges) + 1)
-        inside = (x > edges[0]) & (x <= edges[-1])
-        values, inverse = np.unique(x[inside], return_inverse=True)
-        below = np.count_nonzero(x <= edges[0]) if measure is None else measure[x <= edges[0]].sum()
-        return np.array([below]), values, np.bincount(inverse, None if measure is None else measure[inside])
+        inside = x <= edges[-1]
+        x, measure = x[inside], None if measure is None else measure[inside]
+        if self.listed:
+            values, place = np.unique(np.maximum(x, edges[0]), return_inverse=True)
+        else:
+            values, place = edges, np.searchsorted(edges, x, side="left")  # edges[i − 1] < x ≤ edges[i]
+        counts = np.bincount(place, minlength=len(values))
+        return values, counts, counts if measure is None else np.bincount(place, measure, minlength=len(values))
 
     @quiet
     def merge(self, left: list[tuple[Array, ...]], right: list[tuple[Array, ...]]) -> list[tuple[Array, ...]]:
-        """Return the answer of two runs of blocks, the left one first."""
-        if not self.listed:
-            return [tuple(a + b for a, b in zip(*pair)) for pair in zip(left, right)]
         merged: list[tuple[Array, ...]] = []
-        for (below, *listed), (also_below, *also) in zip(left, right):
-            values, inverse = np.unique(np.concatenate([listed[0], also[0]]), return_inverse=True)
-            merged.append((below + also_below, values, np.bincount(inverse, np.concatenate([listed[1], also[1]]))))
+        for pair in zip(left, right):
+            values, counts, measures = map(np.concatenate, zip(*pair))
+            values, place = np.unique(values, return_inverse=True)
+            merged.append((values, np.bincount(place, counts), np.bincount(place, measures)))
         return merged
 
     def next(self, found: list[tuple[Array, ...]]) -> Counting:
         """Return the next question, by what this one found."""
         edges, most = [], 0
-        for k, (counts, measures) in enumerate(found):
+        for k, (_, counts, measures) in enumerate(found):
             low, high = self._wanted(k)
             reached, old = np.cumsum(measures), self.edges[k]
             first = min(int(np.searchsorted(reached, low, side="right")), len(old) - 1)
@@ -256,10 +245,9 @@ class Counting:
     def quartiles(self, found: list[tuple[Array, ...]]) -> tuple[Array, Array]:
         """Return the first and the third quartile per column (d,), as :meth:`Sample.spread` has them."""
         result = []
-        for k, (below, values, measures) in enumerate(found):
+        for k, (values, _, measures) in enumerate(found):
             low, high = self._wanted(k)
-            reached = np.clip(below[0] + np.cumsum(measures), low, high) - low
-            share = np.diff(reached, prepend=max(0.0, float(np.clip(below[0], low, high)) - low))
+            share = np.diff(np.clip(np.cumsum(measures), low, high), prepend=low)
             result.append(share @ values / share.sum() if share.any() else values[-1])
         return np.array(result[::2]), np.array(result[1::2])
 
@@ -285,16 +273,15 @@ class Reach:
 
     @quiet
     def of(self, points: Any, weights: Any, start: int) -> tuple[float, int]:
-        """Return the largest distance, in bandwidths, and the fingerprint of queries."""
+        """The largest distance, in bandwidths, and the fingerprint of queries."""
         x = numbers(points)
         if self.checked:
             refuse_not_finite(self.about, x, start)
         distances = radii(self.bandwidth.whiten(x, self.centre))
-        digest = _digest(points, start=start) if self.about == "query" else 0
-        return float(np.nanmax(distances, initial=0.0)), digest
+        mark = digest(points, start=start) if self.about == "query" else 0
+        return float(np.nanmax(distances, initial=0.0)), mark
 
     def merge(self, left: Any, right: Any) -> tuple[float, int]:
-        """Return the answer of two runs of blocks, the left one first."""
         return max(left[0], right[0]), (left[1] + right[1]) % (1 << 128)
 
 
@@ -315,17 +302,14 @@ class Summary(Sample):
         self.x = (rows - rows[0]) / self.unit
 
     def thinned(self, most: int, rng: np.random.Generator) -> tuple[Array, Array | None]:
-        """Return the samples that were kept."""
         if self.weights is None and self.n > most:
             drawn(self.n, most, rng)  # what is drawn hereafter follows
         return self.x, self.weights
 
     def std(self) -> Array:
-        """Standard deviation per column, (d,), ddof 0."""
         return np.sqrt(np.diagonal(self._spread) if self._spread.ndim == 2 else self._spread)
 
     def covariance(self) -> Array:
-        """Covariance, (d, d), normalised as :meth:`Sample.covariance`."""
         return self._spread / (1.0 - 1.0 / self.n_eff)
 
     def _quartiles(self) -> tuple[Any, Any]:

@@ -24,8 +24,8 @@ from .request import METHODS, Goal, Request
 _logger = logging.getLogger("sdkde")
 
 
-def warm_up(device: str | None) -> dict[str, dict[str, float]]:
-    """Start every backend on a device, None: on the CPU and on devices that are here; see ``sdkde_core.warm_up``."""
+def warm_up(device: str | tuple[str, ...] | None) -> dict[str, dict[str, float]]:
+    """Start every backend on the devices named; None: on the CPU and on devices that are here."""
     select.check_environment()
     named = select.named_backend("auto")
     if named != "auto":
@@ -36,8 +36,7 @@ def warm_up(device: str | None) -> dict[str, dict[str, float]]:
         took, declined = {}, []
         for info in infos:
             start = time.perf_counter()
-            reason = _warm(info, place)
-            if reason:
+            if reason := _warm(info, place):
                 declined.append(f"{info.name}: {reason}")
             else:
                 took[info.name] = time.perf_counter() - start
@@ -49,13 +48,12 @@ def warm_up(device: str | None) -> dict[str, dict[str, float]]:
 
 
 def common(info: BackendInfo, device: str) -> list[tuple[Request, tuple[Problem, ...]]]:
-    """Return the estimates that a backend is warmed up by, each with its passes: those of the common ones it takes."""
+    """The estimates that a backend is warmed up by, each with its passes: those of the common ones it takes."""
     n, m = (64, 8) if device == "cpu" else (4096, 512)  # on a device launch parameters go by the size
     found = []
     for d, dtype, method in itertools.product((1, 2, 3, 16), ("float32", "float64"), METHODS):
-        where = {"backend": info.name, "device": device}
         bandwidth = "silverman" if device == "cpu" else "auto"  # which has kernels of its own on a device
-        request = Request(Goal.DENSITY, method, bandwidth, **where)  # type: ignore[arg-type]
+        request = Request(Goal.DENSITY, method, bandwidth, backend=info.name, device=device)
         problems = request.problems(m, n, d, typical_extent(n, d), frozenset(), dtype, device)
         if judge(info, problems, device, None, None).ok:
             found.append((request, problems))
@@ -64,15 +62,15 @@ def common(info: BackendInfo, device: str) -> list[tuple[Request, tuple[Problem,
 
 def compiles(info: BackendInfo, device: str) -> bool:
     """Whether warming up compiles what a backend needs for common estimates: no pass takes more than five seconds."""
-    passes = {problem for _, problems in common(info, device) for problem in problems}
-    return all(compile_seconds(info, [problem]) <= 5.0 for problem in passes)
+    return all(compile_seconds(info, [p]) <= 5.0 for _, problems in common(info, device) for p in problems)
 
 
-def _places(infos: Sequence[BackendInfo], device: str | None) -> list[str]:
+def _places(infos: Sequence[BackendInfo], device: str | tuple[str, ...] | None) -> Sequence[str]:
     """The devices to warm up, by the names under which they are chosen."""
+    if isinstance(device, tuple):
+        return device
     if device is not None:
-        kind, _, number = device.partition(":")
-        return [device if kind == "cpu" or number else f"{kind}:0"]
+        return [device if device == "cpu" or ":" in device else f"{device}:0"]
     kinds = {kind: None for info in infos for kind in info.devices if kind != "cpu"}
     return ["cpu", *(f"{kind}:0" for kind in kinds if processor(f"{kind}:0") is not None)]
 
@@ -81,11 +79,11 @@ def _warm(info: BackendInfo, device: str) -> str:
     """Start a backend and run the common estimates, unless they compile for long; return why it cannot, or nothing."""
     if device.partition(":")[0] not in info.devices:
         return f"runs on {', '.join(info.devices)}"
-    if (reason := registry.aside.get((info.name, device))) is not None:
-        return reason
-    asked, compiled = common(info, device), compiles(info, device)
-    if not asked:
+    if (info.name, device) in registry.aside:
+        return registry.aside[info.name, device]
+    if not (asked := common(info, device)):
         return "takes none of the common estimates there"
+    compiled = compiles(info, device)
     _, support = registry.start(info, device)
     if not support.ok:
         return support.reason
@@ -102,7 +100,6 @@ def _warm(info: BackendInfo, device: str) -> str:
 
 
 def _run(info: BackendInfo, request: Request, problem: Problem) -> None:
-    """Make an estimate of normal samples, where the backend works."""
     x: Any = np.random.default_rng(0).normal(size=(problem.n + problem.m, problem.d)).astype(problem.dtype)
     if problem.device != "cpu":
         x = convert(x, info.arrays, problem.device)

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ..api import estimate, prepare
+from ..api import estimate, prepare, select_bandwidth
 from ..archive import write
 from ..arrays import Argument, Array, Origin, array_namespace, numbers, public, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import check_rule, resolve
 from ..bandwidth.sample import Sample
+from ..bandwidth.selection import CHOOSERS
 from ..coordinates import fit, listed
 from ..estimator.batches import densities
 from ..estimator.integrals import corner
@@ -37,7 +38,7 @@ class gaussian_kde:
     Parameters
     ----------
     dataset : (d, n) or (n,) array_like
-        Samples in columns, in any units; NumPy, or an array of any library that :func:`sdkde_core.prepare` takes.
+        Samples in columns; an array of any library that :func:`sdkde_core.prepare` takes.
     bw_method : str, float or callable, optional
         The factor of the bandwidth H = factor² · covariance of the data: a number, a function of this object that
         returns one, ``"scott"`` (the default) or ``"silverman"``, which are SciPy's formulas, or another rule of
@@ -53,22 +54,17 @@ class gaussian_kde:
     coordinates : None, str, sequence, dict or object
         As for :func:`sdkde_core.estimate`: the bandwidth, ``covariance`` and ``dataset`` in them. Densities, boxes and
         draws are in the dataset's own; products of densities are refused.
+    support : None, sequence or dict
+        Where columns end or go round, as for :func:`sdkde_core.estimate`. ``"auto"``, ``"lscv"`` and ``"lcv"`` choose
+        from samples with their images, and ``covariance`` has zeros between a column that ends and others. Products of
+        densities are refused.
     step, score_bandwidth, precision, backend, device
         As for :func:`sdkde_core.estimate`.
 
     Attributes
     ----------
-    dataset : (d, n) array
-    d, n : int
-    weights : (n,) array
-        They sum to 1.
-    neff : float
-        1 / Σ w².
-    factor : float
-    covariance, inv_cov : (d, d) array
-        H, in squared data units, and its inverse.
-    cho_cov : (d, d) array
-        The lower Cholesky factor of H.
+    dataset, d, n, weights, neff, factor, covariance, inv_cov, cho_cov
+        SciPy's; ``covariance`` (d, d) is H, in squared data units.
     prepared : Prepared
         The density, with what SciPy's class lacks: gradient, quantiles, modes, conditionals.
 
@@ -88,7 +84,7 @@ class gaussian_kde:
     ((1,), (2, 7))
     """
 
-    # Of subclasses that do not call __init__, as old ones of SciPy's class.
+    # Of subclasses that do not call __init__.
     method = "kde"
     _options: Mapping[str, Any] = {"precision": "float64", "backend": "auto", "device": None}
     _origin = Origin()
@@ -110,11 +106,12 @@ class gaussian_kde:
         step: float | str | None = None,
         score_bandwidth: float | None = None,
         coordinates: Any = None,
+        support: Any = None,
         precision: str = "float64",
         backend: str = "auto",
         device: str | Sequence[str] | None = None,
     ) -> None:
-        moves = {"step": step, "score_bandwidth": score_bandwidth, "coordinates": coordinates}
+        moves = {"step": step, "score_bandwidth": score_bandwidth, "coordinates": coordinates, "support": support}
         self._options = {"precision": precision, "backend": backend, "device": device, **moves}
         Request.of(Goal.DENSITY, {"method": method, **self._options})  # type: ignore[typeddict-item]  # or raises
         self.method = method
@@ -125,6 +122,8 @@ class gaussian_kde:
             raise ValueError("`dataset` input should have multiple elements.")
         if coordinates is not None:
             self._options = {**self._options, "coordinates": listed(coordinates, self.d)}
+        if support is not None:
+            self._options = {**self._options, "support": listed(support, self.d, what="support")}
         if weights is not None:
             self._weights = _normalised(weights, self.n)
         if self.d > self.n:
@@ -136,21 +135,10 @@ class gaussian_kde:
 
     @public
     def evaluate(self, points: Any) -> Any:
-        """Return the density at ``points``.
+        """Return the density at ``points``, (m,) float64, of their kind and on their device.
 
-        Parameters
-        ----------
-        points : (d, m) array_like, (m,) in one dimension, or (d,) for one point
-
-        Returns
-        -------
-        (m,) array
-            float64, of the kind and on the device of ``points``.
-
-        Raises
-        ------
-        ValueError
-            The points have other dimensions than the dataset, or are not finite.
+        ``points`` are (d, m), (m,) in one dimension, or (d,) for one point. ValueError for points that have other
+        dimensions than the dataset, or are not finite.
         """
         return self._evaluate(points, log=False)
 
@@ -194,8 +182,7 @@ class gaussian_kde:
     def integrate_box(self, low_bounds: Any, high_bounds: Any, maxpts: Any = None, *, rng: Any = None) -> float:
         """Return the integral over a box, by :meth:`Prepared.probability`; needs SciPy.
 
-        For laplace with bounds in one dimension only, others infinite. ``maxpts`` and ``rng`` are SciPy's, and change
-        nothing: the sum is the same every time.
+        For laplace with bounds in one dimension only, others infinite. ``maxpts`` and ``rng`` change nothing.
         """
         low, high = corner("low_bounds", low_bounds, self.d), corner("high_bounds", high_bounds, self.d)
         sign = (-1) ** int((low > high).sum())  # as for any integral
@@ -223,17 +210,13 @@ class gaussian_kde:
     def resample(self, size: int | None = None, seed: Any = None) -> Any:
         """Return draws from the density, (d, size), as SciPy does: for method="kde" the same ones for a seed.
 
-        Parameters
-        ----------
-        size : int, optional
-            Default: ``int(neff)``.
-        seed : None, int, numpy.random.Generator or numpy.random.RandomState
-            None: NumPy's global state.
+        ``size`` is ``int(neff)`` by default. ``seed``: an int, a Generator or RandomState of NumPy, or None for NumPy's
+        global state.
         """
         if self.method == "laplace":
             raise ValueError("resample is not for method='laplace', which is signed; pass method='sdkde' or 'kde'")
         size = int(self.neff) if size is None else check_count("size", size)
-        if self._options.get("coordinates") is not None:
+        if self._elsewhere:
             return self._origin.restore(to_host(self.prepared.sample(size, seed)).T, "float64")
         state: Any = np.random.mtrand._rand if seed is None else seed
         if not hasattr(state, "multivariate_normal"):
@@ -264,8 +247,9 @@ class gaussian_kde:
             wrong = str(dims[invalid]).replace("\n", "")
             raise ValueError(f"Dimensions {wrong} are invalid for a distribution in {self.d} dimensions.")
         dataset = array_namespace(self.dataset).stack([self.dataset[int(k), :] for k in kept])
-        own = self._options.get("coordinates")
-        options = {**self._options, "coordinates": own and [own[int(k)] for k in kept]}
+        columns = {name: self._options.get(name) for name in ("coordinates", "support")}
+        of_kept = {name: own and [own[int(k)] for k in kept] for name, own in columns.items()}
+        options = {**self._options, **of_kept}
         result = gaussian_kde(dataset, vars(self).get("factor"), self._weights, method=self.method, **options)
         if self.method in ("sdkde", "stacked"):  # moved in these dimensions alone, the samples would be others
             result._made = result.dataset, result._computed[0], self.prepared.marginal([int(k) for k in kept])
@@ -352,7 +336,7 @@ class gaussian_kde:
             samples = self._samples if isinstance(self.dataset, np.ndarray) else self.dataset.T
             how: Any = {**self._options, "method": self.method, "weights": self._weights, "bandwidth": bandwidth}
             if self.method == "stacked":  # whose integrals are those of normals
-                how["coordinates"] = how["coordinates"] or "identity"
+                how["coordinates"] = how["coordinates"] or ("identity" if how["support"] is None else None)
             made = self._made = self.dataset, covariance, prepare(samples, **how)
         return made[2]
 
@@ -363,8 +347,9 @@ class gaussian_kde:
 
     def _kernels(self) -> list[tuple[Array, Array, Array]]:
         """Means (k, d), weights (k,) and covariance (d, d) of kernels that have one covariance, on the host."""
-        if self._options.get("coordinates") is not None:
-            raise ValueError("in coordinates= a density has no such integrals; leave them out, or average over draws")
+        if self._elsewhere:
+            what = "coordinates or support"
+            raise ValueError(f"with {what} a density has no such integrals; leave these out, or average over draws")
         if self.method != "stacked":
             means = self.prepared.mixture().means if self.method == "sdkde" else self._samples
             return [(means, self.weights, self.covariance)]
@@ -395,29 +380,35 @@ class gaussian_kde:
         self.factor = factor
         self.covariance = self._data * factor**2
         self._computed = self.covariance, _definite(self.covariance, _SINGULAR)
-        for name in ("cho_cov", "log_det"):  # follow from the factor, and most users never look
-            self.__dict__.pop(name, None)
 
-    @cached_property
+    @property
+    def _elsewhere(self) -> bool:
+        """Whether the density is one of other coordinates, or of samples with images."""
+        return any(self._options.get(name) is not None for name in ("coordinates", "support"))
+
+    @property
     def cho_cov(self) -> Array:
         root = _definite(self._data, _SINGULAR).factor
         return (root if root.ndim == 2 else root[:, None]) * float(self.factor)
 
-    @cached_property
+    @property
     def log_det(self) -> Any:
         return 2 * np.log(np.diag(self.cho_cov) * math.sqrt(2 * math.pi)).sum()
 
     @cached_property
     def _mapped(self) -> Array:
         """The dataset (n, d) in the coordinates that the bandwidth is for."""
-        x, own = self._samples, self._options.get("coordinates")
-        return x if own is None else fit(own, x, self.weights).forward(x)
+        x, own = self._samples, self._options
+        return fit(own["coordinates"], x, self.weights, support=own["support"]).forward(x) if self._elsewhere else x
 
     @cached_property
     def _data(self) -> Array:
         """The covariance of the data, (d, d)."""
         covariance = Sample(self._mapped, self._weights, self.neff).covariance()
         covariance[np.isnan(covariance)] = 0.0  # 0/0 where a row is constant
+        ended = np.array([one != (None, None) for one in self._options.get("support") or ()], bool)
+        if ended.any():  # kernels that coupled such a column with another would have images that are turned
+            covariance[(ended[:, None] | ended) & ~np.eye(self.d, dtype=bool)] = 0.0
         return covariance
 
     def _factor_by(self, rule: str) -> float:
@@ -426,6 +417,11 @@ class gaussian_kde:
             check_rule(rule, self.method)
         except ValueError as error:
             raise ValueError(str(error).replace("bandwidth", "bw_method", 1)) from None
+        if self._options.get("support") is not None and rule in CHOOSERS:
+            where = {name: self._options[name] for name in ("coordinates", "support")}
+            how: Any = {"method": self.method, "rule": rule, "weights": self._weights, **where}
+            chosen = select_bandwidth(self._samples, base=self._data, **how)
+            return math.exp((chosen.log_determinant - _definite(self._data, _SINGULAR).log_determinant) / self.d)
         x = self._mapped
         log_weights = None if self._weights is None else np.log(self._weights)
         whitened = _definite(self._data, _SINGULAR).whiten(x, x.mean(axis=0))

@@ -134,20 +134,10 @@ class KernelDensity(neighbors.KernelDensity):
 
     @_fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KernelDensity:
-        """Fit the density to samples.
+        """Fit the density to samples X (n_samples, n_features), and return the estimator; ``y`` is ignored.
 
-        Parameters
-        ----------
-        X : (n_samples, n_features) array_like
-            Dense and finite, unless scikit-learn's ``assume_finite`` is set.
-        y : ignored
-        sample_weight : (n_samples,) array_like, optional
-            Not negative.
-
-        Returns
-        -------
-        KernelDensity
-            Itself.
+        They are dense, and finite unless scikit-learn's ``assume_finite`` is set. ``sample_weight`` (n_samples,) is not
+        negative.
         """
         params = {"p": 2, **(self.metric_params or {})}
         if self.metric not in ("euclidean", "l2", "minkowski", "p") or params != {"p": 2}:
@@ -176,10 +166,7 @@ class KernelDensity(neighbors.KernelDensity):
         return self
 
     def score_samples(self, X: Any) -> Array:
-        """Return the log density of each sample, (n_samples,) float64.
-
-        Laplace: NaN where the density is negative, with one RuntimeWarning, or −inf where that is clipped.
-        """
+        """Return log densities (n_samples,); where laplace's is negative NaN with a RuntimeWarning, or −inf."""
         check_is_fitted(self)
         refuse_dask("X", X)
         refuse_masked("X", X)
@@ -187,10 +174,7 @@ class KernelDensity(neighbors.KernelDensity):
         return self.density_.estimate(X, log=True)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Return the total log density of samples: Σ w_i log p̂(x_i).
-
-        ``sample_weight`` (n_samples,) is not negative, and 1 by default; scikit-learn's searches can route it here.
-        """
+        """Return Σ w_i log p̂(x_i); ``sample_weight`` (n_samples,) is not negative, and 1 by default."""
         logs = self.score_samples(X)
         if sample_weight is None:
             return np.sum(logs)
@@ -201,12 +185,8 @@ class KernelDensity(neighbors.KernelDensity):
     def sample(self, n_samples: int = 1, random_state: Any = None) -> Array:
         """Return (n_samples, n_features) random samples from the density.
 
-        Raises
-        ------
-        NotImplementedError
-            The kernel is neither Gaussian nor tophat, as with scikit-learn; ``density_.sample`` draws from all.
-        ValueError
-            ``method="laplace"``, which is signed.
+        NotImplementedError where the kernel is neither Gaussian nor tophat, as with scikit-learn: ``density_.sample``
+        draws from all. ValueError for ``method="laplace"``, which is signed.
         """
         check_is_fitted(self)
         if self.density_.kernel not in ("gaussian", "tophat"):

@@ -3,7 +3,7 @@
 Public as ``sdkde_core.plots``. Each function draws into the axes or the figure it is given, else into a new figure of
 pyplot, and returns what it drew into. So plots are laid over one another by passing the axes on. Without a display
 pyplot draws into memory, for ``ax.figure.savefig``. matplotlib is imported when a plot is drawn, pyplot only where a
-figure has to be made: ``pip install 'sdkde-core[plot]'``.
+figure has to be made: ``pip install 'sdkde-core[plot]'``, which an ImportError says where it is missing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False} 
 def curves(densities: Any, samples: Any = None, *, ax: Any = None, limits: tuple[float, float] | None = None) -> Any:
     """Draw densities of one dimension as curves, with a rug of the samples.
 
-    Where a signed density is below zero the area is hatched, and the legend says so.
+    Where a signed density is below zero the area is hatched, and the legend says so. TypeError or ValueError for what
+    is no prepared density, or not of one dimension.
 
     Parameters
     ----------
@@ -45,17 +46,6 @@ def curves(densities: Any, samples: Any = None, *, ax: Any = None, limits: tuple
     limits : (float, float), optional
         Where the curves begin and end; by default where the samples are, less half a percent at each end, and some
         bandwidths more.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-
-    Raises
-    ------
-    ImportError
-        matplotlib is missing; so do the other functions.
-    TypeError, ValueError
-        Not a prepared density, or not of one dimension.
     """
     drawn = _labelled(densities, 1, "pass density.marginal(j) for dimension j, or draw them all with plots.pairs")
     rug = None if samples is None else _points_of(samples, 1)
@@ -76,7 +66,8 @@ def contours(densities: Any, samples: Any = None, *, ax: Any = None, shares: Seq
 
     A contour is the border of the smallest region with its share: of where the density is above one value, which is
     found on a grid. A single density is filled; several are lines. Where a signed density is below zero, by more than
-    a thousandth of its highest value, it is hatched.
+    a thousandth of its highest value, it is hatched. TypeError or ValueError for what is no prepared density, or not of
+    two dimensions.
 
     Parameters
     ----------
@@ -85,18 +76,9 @@ def contours(densities: Any, samples: Any = None, *, ax: Any = None, shares: Seq
     samples : (n, 2) array_like, optional
         Drawn as dots; of more than 2000 some are left out evenly.
     ax : matplotlib.axes.Axes, optional
+        The ``ContourSet`` that it gets has the density at each contour in ``levels``.
     shares : sequence of float
         Between 0 and 1.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        Its ``ContourSet`` has the density at each contour in ``levels``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Not a prepared density, not of two dimensions, or shares that are not between 0 and 1.
     """
     drawn = _labelled(densities, 2, "pass density.marginal((i, j)), or draw all pairs with plots.pairs")
     enclosed = _shares_of(shares)
@@ -113,6 +95,8 @@ def contours(densities: Any, samples: Any = None, *, ax: Any = None, shares: Seq
 def moves(density: Prepared, samples: Any, *, ax: Any = None) -> Any:
     """Draw arrows from the samples to where debiasing has moved them, in two dimensions.
 
+    ValueError for another method, other dimensions, or other samples than it was prepared from.
+
     Parameters
     ----------
     density : Prepared
@@ -120,16 +104,6 @@ def moves(density: Prepared, samples: Any, *, ax: Any = None) -> Any:
     samples : (n, 2) array_like
         What it was prepared from; of more than 2000 some are left out evenly.
     ax : matplotlib.axes.Axes, optional
-        That of :func:`contours`, for instance.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-
-    Raises
-    ------
-    TypeError, ValueError
-        Another method, other dimensions, or other samples than it was prepared from.
     """
     _labelled(density, 2, "pass density.marginal((i, j)) and samples[:, [i, j]]")
     if density.method != "sdkde":
@@ -156,6 +130,8 @@ def pairs(
 ) -> Any:
     """Draw every marginal density of one dimension and of two: curves on the diagonal, contours below.
 
+    Returns the figure. TypeError or ValueError for what are no prepared densities of the same dimensions.
+
     Parameters
     ----------
     densities : Prepared, or dict of str to Prepared
@@ -169,15 +145,6 @@ def pairs(
     shares : sequence of float
         That the contours enclose.
     figure : matplotlib.figure.Figure or SubFigure, optional
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-
-    Raises
-    ------
-    TypeError, ValueError
-        Not prepared densities of the same dimensions, or ``dims``, ``labels`` or ``shares`` that do not fit.
     """
     drawn = _labelled(densities)
     d = drawn[0].density.n_dimensions
@@ -222,20 +189,8 @@ def pairs(
 def selection(chosen: Any, *, ax: Any = None) -> Any:
     """Draw the criteria by which a bandwidth was chosen from the data, over the multiples looked at, and the choice.
 
-    Parameters
-    ----------
-    chosen : Prepared, Bandwidth or Selection
-        Of a bandwidth that was chosen: what ``prepare`` or ``select_bandwidth`` returned.
-    ax : matplotlib.axes.Axes, optional
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-
-    Raises
-    ------
-    TypeError, ValueError
-        Something else, or a bandwidth that was not chosen from the data.
+    ``chosen`` (Prepared, Bandwidth or Selection) is what ``prepare`` or ``select_bandwidth`` returned. ValueError where
+    its bandwidth was not chosen from the data, TypeError for something else.
     """
     found = chosen.bandwidth if isinstance(chosen, Prepared) else chosen
     if isinstance(found, Bandwidth):
@@ -365,7 +320,7 @@ def _kernels(fitted: Any, j: int) -> tuple[Array, Array, float]:
     found = components(fitted if maps is None else fitted.first)
     means, h = found.means, float(np.sqrt(found.covariance[j, j]))
     if maps is not None:  # in data units as wide as in the middle
-        means = fitted.out_of(means)
+        means = maps.inverse(means)
         h /= float(np.exp(np.median(maps.log_slopes(means)[:, j])))
     return means[:, j], found.weights, h
 
