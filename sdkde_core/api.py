@@ -295,7 +295,6 @@ def debias(train: Any, *, score: Any = None, progress: Any = False, **options: U
 
 
 def _debiased_by(score: Any, request: Request, train: Any) -> Any:
-    """The samples moved by a score from elsewhere."""
     if request.score_bandwidth is not None or request.adaptive:
         raise ValueError("score_bandwidth and adaptive are for the KDE's own score; leave them out beside score")
     ready = plan(request, train)

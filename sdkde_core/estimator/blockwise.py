@@ -46,8 +46,6 @@ def width_of_a_shard(n: int, d: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """What is known of the data without reading them."""
-
     n: int
     d: int
     m: int | None = None  # query rows; None: the samples
@@ -113,7 +111,6 @@ class BlockPlan:
 
     @functools.cached_property
     def _choice(self) -> select.Choice:
-        """The backend in this process."""
         where: dict[str, Any] = {"device": self.devices or self.device, "options": self.request.backend_options}
         return select.choose(self.problems, backend=self.backend, **where)
 
@@ -297,7 +294,6 @@ class Survey:
         return replace(here, question=Counting.first(sample, found.low, found.high, n_eff, log_total))
 
     def _located(self, quartiles: tuple[Array, Array] | None = None) -> Survey:
-        """Ask how far points are from a centre, in bandwidths."""
         assert self.moments is not None
         (asked, found), rule = self.moments, self.request.bandwidth
         if isinstance(rule, str):

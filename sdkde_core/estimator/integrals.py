@@ -164,7 +164,6 @@ def quantiles(fitted: Any, q: Array) -> Array:
 
 
 def corner(name: str, value: Any, d: int) -> Array:
-    """A corner of a box (d,), which may be infinite."""
     found = numbers(name, value)
     if found.shape not in ((d,), (1,), ()) or np.isnan(found).any():
         raise ValueError(f"{name} is {brief(value)}; pass {d} numbers, or one for all, which may be infinite")

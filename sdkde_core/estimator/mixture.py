@@ -54,7 +54,6 @@ class Mixture(NamedTuple):
 
 
 def components(fitted: Fitted) -> Mixture:
-    """Of the signed method too."""
     if fitted.coordinates is not None:
         raise ValueError(f"in coordinates {fitted.coordinates} a density is no mixture of normals; leave them out")
     if fitted.parts:

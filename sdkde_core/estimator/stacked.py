@@ -92,7 +92,6 @@ class Stacked(Composed):
         return frozenset(which), [np.array(logs), np.concatenate(offsets), np.concatenate(maps, axis=1), back]
 
     def draws(self, n: int, rng: Any) -> Any:
-        """Draws (n, d), in an order that says nothing."""
         shares = np.exp([part.log_share for part in self.parts])
         counts = rng.multinomial(n, shares / shares.sum())
         drawn = [draws(part.fitted.current, int(k), rng) for part, k in zip(self.parts, counts)]
