@@ -191,7 +191,7 @@ def estimate(
 def _by_batches(
     request: Request, train: Any, query: Any, log: bool = False, out: Any = None, progress: Any = False
 ) -> Any:
-    """The same, of rows that somebody watches, or with a place for the results."""
+    """The density or the score by batches of rows, for ``out`` or ``progress``."""
     x = Argument.of("train", train)
     given = x if query is None else Argument.of("query", query)
     check_out(out, given)
@@ -295,7 +295,6 @@ def debias(train: Any, *, score: Any = None, progress: Any = False, **options: U
 
 
 def _debiased_by(score: Any, request: Request, train: Any) -> Any:
-    """The samples moved by a score from elsewhere."""
     if request.score_bandwidth is not None or request.adaptive:
         raise ValueError("score_bandwidth and adaptive are for the KDE's own score; leave them out beside score")
     ready = plan(request, train)

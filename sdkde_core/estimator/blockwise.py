@@ -23,7 +23,6 @@ from ..choice import registry, select
 from ..choice.hardware import gpu_name
 from ..engine.groups import Group, guard_scale
 from ..engine.merge import each, merge
-from ..engine.outliers import CLEAR
 from ..protocol import Columns, Partial, Problem, Reduction
 from ..spreading.devices import Reducer, pack_on
 from ..spreading.tasks import Task, cut
@@ -47,8 +46,6 @@ def width_of_a_shard(n: int, d: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """What is known of the data without reading them."""
-
     n: int
     d: int
     m: int | None = None  # query rows; None: the samples
@@ -114,7 +111,6 @@ class BlockPlan:
 
     @functools.cached_property
     def _choice(self) -> select.Choice:
-        """The backend in this process."""
         where: dict[str, Any] = {"device": self.devices or self.device, "options": self.request.backend_options}
         return select.choose(self.problems, backend=self.backend, **where)
 
@@ -298,7 +294,6 @@ class Survey:
         return replace(here, question=Counting.first(sample, found.low, found.high, n_eff, log_total))
 
     def _located(self, quartiles: tuple[Array, Array] | None = None) -> Survey:
-        """Ask how far points are from a centre, in bandwidths."""
         assert self.moments is not None
         (asked, found), rule = self.moments, self.request.bandwidth
         if isinstance(rule, str):
@@ -307,17 +302,28 @@ class Survey:
             bandwidth = by_rule(rule, summary, found.low, found.high)
         else:
             bandwidth = Bandwidth.of(rule, self.shape.d)
-        centre = centre_of(asked.centre_rows(found), bandwidth)
-        scale = np.sqrt(np.diagonal(bandwidth.matrix))
-        if (abs(centre) > CLEAR * scale).any():
-            centre = clearest_centre(found.rows, None, scale, centre)
+        scale, centre = np.sqrt(np.diagonal(bandwidth.matrix)), centre_of(asked.centre_rows(found), bandwidth)
+        centre = clearest_centre(found.rows, None, scale, centre)
         reach = Reach("train", bandwidth, centre, self.request.check_finite)
         return replace(self, request=self.request.moving(bandwidth), question=reach)
 
     def _decided(self, asked: Reach, largest: float, digest: int) -> BlockPlan:
         request, shape, (found, log_total, _) = self.request, self.shape, self._found
         farthest = "query" if self.largest < largest and asked.about == "query" else "train"
-        extent = _checked(largest, farthest, asked.bandwidth, precision_for(request.precision, shape.dtype))
+        bandwidth, precision = asked.bandwidth, precision_for(request.precision, shape.dtype)
+        if not largest < 0.9 * FARTHEST:
+            raise ValueError(
+                f"a point of {farthest} is beyond 1e149 bandwidths ({bandwidth}) from the median of train, where "
+                "distances overflow; drop it, rescale its column, or pass a larger bandwidth"
+            )
+        extent = rounded(largest)
+        if extent > REACH[precision]:
+            other = next((f"pass precision={p!r}, " for p in ("high", "fast") if extent <= REACH[p]), "")
+            raise ValueError(
+                f"a point of {farthest} is {extent:.1e} bandwidths ({bandwidth}) from the median of train, and "
+                f"precision={precision!r} holds up to {REACH[precision]:.2g} where data are not all in memory; {other}"
+                "drop it, or pass a larger bandwidth"
+            )
         requires = frozenset(() if log_total is None else ("weights",))
         problems = request.problems(shape.m, shape.n, shape.d, extent, requires, shape.dtype, "cpu")
         problems = tuple(replace(p, same=False) for p in problems)  # rows and columns are cut apart
@@ -325,22 +331,5 @@ class Survey:
         choice = select.choose(problems, options=request.backend_options, **how)
         chosen = choice.name, choice.device, choice.devices, tuple(replace(p, device=choice.device) for p in problems)
         digests, shares = f"{found.digest:032x} {digest:032x}", np.exp(found.totals - found.log_total)
-        known = request.settled, shape, asked.bandwidth, asked.centre, log_total, shares, found.carrying
+        known = request.settled, shape, bandwidth, asked.centre, log_total, shares, found.carrying
         return BlockPlan(*known, *chosen, digests)
-
-
-def _checked(largest: float, name: str, bandwidth: Bandwidth, precision: str) -> float:
-    if not largest < 0.9 * FARTHEST:
-        raise ValueError(
-            f"a point of {name} is beyond 1e149 bandwidths ({bandwidth}) from the median of train, where "
-            "distances overflow; drop it, rescale its column, or pass a larger bandwidth"
-        )
-    extent = rounded(largest)
-    if extent > REACH[precision]:
-        other = next((f"pass precision={p!r}, " for p in ("high", "fast") if extent <= REACH[p]), "")
-        raise ValueError(
-            f"a point of {name} is {extent:.1e} bandwidths ({bandwidth}) from the median of train, and "
-            f"precision={precision!r} holds up to {REACH[precision]:.2g} where data are not all in memory; {other}"
-            "drop it, or pass a larger bandwidth"
-        )
-    return extent

@@ -223,7 +223,6 @@ class Fitted:
 
     @functools.cached_property
     def negative_mass(self) -> NegativeMass:
-        """Of the Laplace estimate."""
         return negative_mass(self.columns, self.reduce)
 
     @property

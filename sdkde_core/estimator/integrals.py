@@ -16,6 +16,7 @@ import numpy as np
 from ..arrays import Array, numbers
 from ..messages import brief
 from .density import between, normal_distribution, times_density
+from .mapped import masses
 from .mixture import check_positive, marginal
 
 
@@ -49,14 +50,8 @@ def probability(fitted: Any, lower: Any, upper: Any) -> float:
         sides = ((side - centre - displacement) / scales[:, None] for side in (low, high))
         each = _plane(factor, *sides) if len(factor) == 2 else _sequential(factor, *sides)
         return float(weights @ each / weights.sum())
-    a, b = (((side - centre) / factor - points) / scales[:, None] for side in (low, high))  # (n, d), bandwidths
-    normal = between(a, b)
-    total = normal.prod(axis=1)
-    if fitted.request.method == "laplace":
-        extra = 0.5 * (times_density(b) - times_density(a))
-        for k in range(normal.shape[1]):
-            total = total + extra[:, k] * np.delete(normal, k, axis=1).prod(axis=1)
-    return float(weights @ total / weights.sum())
+    each = masses(fitted, np.stack([low, high]), fitted.request.method == "laplace")
+    return float(each.sum() / weights.sum())
 
 
 def _within(fitted: Any, low: Array, high: Array) -> float:
@@ -169,7 +164,6 @@ def quantiles(fitted: Any, q: Array) -> Array:
 
 
 def corner(name: str, value: Any, d: int) -> Array:
-    """A corner of a box (d,), which may be infinite."""
     found = numbers(name, value)
     if found.shape not in ((d,), (1,), ()) or np.isnan(found).any():
         raise ValueError(f"{name} is {brief(value)}; pass {d} numbers, or one for all, which may be infinite")

@@ -105,9 +105,9 @@ def masses(first: Any, ends: Array, signed: bool = False) -> Array:
     points, log_weights, scales, centre = first.on_host
     result, extra = np.exp(log_weights), np.zeros(len(points))
     width = _widths(first.bandwidth)[0]
-    places = centre + first.bandwidth.stretch(points)
-    for j in np.flatnonzero(np.isfinite(ends).any(axis=0)):
-        a, b = ((end - places[:, j]) / (width[j] * scales) for end in ends[:, j])
+    places = first.bandwidth.stretch(points)
+    for j in np.flatnonzero((ends[0] > -math.inf) | (ends[1] < math.inf)):
+        a, b = ((end - centre[j] - places[:, j]) / (width[j] * scales) for end in ends[:, j])
         inside = between(a, b)
         if signed:  # ΠF_k + Σ_k G_k Π_{l≠k} F_l, see integrals
             extra = extra * inside + 0.5 * result * (times_density(b) - times_density(a))

@@ -54,7 +54,6 @@ class Mixture(NamedTuple):
 
 
 def components(fitted: Fitted) -> Mixture:
-    """Of the signed method too."""
     if fitted.coordinates is not None:
         raise ValueError(f"in coordinates {fitted.coordinates} a density is no mixture of normals; leave them out")
     if fitted.parts:
@@ -118,8 +117,7 @@ def draws(fitted: Any, n: int, random_state: Any = None) -> Any:
         return bandwidth.stretch(points.index_select(0, which) + normal) + torch.asarray(centre).to(points)
     points, log_weights, scales, centre = map(to_host, (points, log_weights, scales, centre))
     reached = np.cumsum(np.exp(log_weights))
-    uniform = rng.random_sample(n) if hasattr(rng, "random_sample") else rng.random(n)
-    which = np.searchsorted(reached, reached[-1] * uniform, side="right")
+    which = np.searchsorted(reached, reached[-1] * rng.random(n), side="right")
     drawn = kernel_draws(fitted.request.kernel, n, d, rng) * scales[which][:, None]
     return centre + bandwidth.stretch(points[which] + drawn)
 

@@ -79,7 +79,6 @@ def products(columns: Columns, s: Any) -> Products:
 
 
 def joined(left: Products, right: Products) -> Products:
-    """Those of two blocks of samples, NumPy's."""
     total, u, s = left.total + right.total, right.u - left.u, right.s - left.s
     a, b = left.total / max(total, 1e-300), right.total / max(total, 1e-300)
     towards, squares = (a * x + b * y for x, y in zip(left[3:], right[3:]))

@@ -28,8 +28,6 @@ FARTHEST = 1e149
 
 
 class Plan(NamedTuple):
-    """An estimate ready to run."""
-
     request: Request
     data: Data  # validated, where they are; tensors that require grad are the user's own, in float64
     bandwidth: Bandwidth
@@ -41,7 +39,6 @@ class Plan(NamedTuple):
 
     @property
     def last(self) -> Problem:
-        """The pass that answers."""
         return self.problems[self.request.answering]
 
 

@@ -32,8 +32,6 @@ NEGATIVE = ("keep", "clip", "renormalise")  # what becomes of negative values of
 
 
 class Goal(StrEnum):
-    """What the caller wants of the estimator."""
-
     DENSITY = "density"
     DEBIASED = "debiased"
     GRADIENT = "gradient"
@@ -200,7 +198,6 @@ class Request:
         self._follow()
 
     def _follow(self) -> None:
-        """Set what follows from the options."""
         guard = self.tails if isinstance(self.tails, float) else 0.0
         passes = _passes(self.goal, self.method, self.score_bandwidth or 1.0, bool(self.adaptive), guard > 0.0)
         steps = not (self.step or self.score_bandwidth or self.adaptive)
@@ -216,7 +213,6 @@ class Request:
         return with_fields(self, weights=None, bandwidth="silverman", coordinates=None, support=None, **left)
 
     def options(self, *without: str) -> dict[str, Any]:
-        """Return the shared options, as keyword arguments of the public functions."""
         return {name: getattr(self, name) for name in Options.__annotations__ if name not in without}
 
     def moving(self, bandwidth: Bandwidth) -> Request:

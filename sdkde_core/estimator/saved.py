@@ -161,7 +161,6 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
 
 
 def _stacked(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str) -> Any:
-    """The list of densities of a file."""
     parts = list[Part]()
     for k, one in enumerate(_checked(content, "stacked", list)):
         match one:
@@ -193,7 +192,6 @@ def origin_of(content: Mapping[str, Any]) -> Origin:
 
 
 def _groups(content: Any, points: Array, log_weights: Array) -> tuple[Group, ...]:
-    """The groups, of arrays that have one after another."""
     found, start = list[Group](), 0
     for one in content if isinstance(content, list) else ():
         match one:

@@ -61,25 +61,18 @@ class Stacked(Composed):
         if not query.shape[0]:
             first = self.parts[0].fitted
             return first.answer(first.read(query), what)
-        logs, scores = self._terms(query, what == "score")
-        dtype, joined = max(query.dtype, self.problem.dtype), merge(list(map(Partial, logs, scores)))
-        if what == "score":
-            return query.origin.restore(joined.shift, dtype)
-        log_sum = joined.log_sum
-        return query.origin.restore(log_sum if what == "log" else array_namespace(log_sum).exp(log_sum), dtype)
-
-    def _terms(self, query: Argument, scored: bool) -> tuple[list[Any], list[Any]]:
-        """All parts' logs (m,) with their shares, and scores (m, d) or None, float64, where the query is."""
-        logs, scores, normals = list[Any](), list[Any](), self._normals
+        terms, normals, scored = list[Partial](), self._normals, what == "score"  # float64, where the query is
         for k, part in enumerate(self.parts):
             if normals is None or k not in normals[0]:
-                logs.append(part.log_share + of_part(part.fitted, query, "log"))
-                scores.append(of_part(part.fitted, query, "score") if scored else None)
+                log = part.log_share + of_part(part.fitted, query, "log")
+                terms.append(Partial(log, of_part(part.fitted, query, "score") if scored else None))
         if normals is not None:  # parts of many, whose sums would each cost their way
-            log, slope = _of_normals(normals[1], query.at(query.origin), scored)
-            logs.append(log)
-            scores.append(slope)
-        return logs, scores
+            terms.append(Partial(*_of_normals(normals[1], query.at(query.origin), scored)))
+        joined, dtype = merge(terms), max(query.dtype, self.problem.dtype)
+        if scored:
+            return query.origin.restore(joined.shift, dtype)
+        log = joined.log_sum
+        return query.origin.restore(log if what == "log" else array_namespace(log).exp(log), dtype)
 
     @functools.cached_property
     def _normals(self) -> tuple[frozenset[int], list[Array]] | None:
@@ -99,7 +92,6 @@ class Stacked(Composed):
         return frozenset(which), [np.array(logs), np.concatenate(offsets), np.concatenate(maps, axis=1), back]
 
     def draws(self, n: int, rng: Any) -> Any:
-        """Draws (n, d), in an order that says nothing."""
         shares = np.exp([part.log_share for part in self.parts])
         counts = rng.multinomial(n, shares / shares.sum())
         drawn = [draws(part.fitted.current, int(k), rng) for part, k in zip(self.parts, counts)]

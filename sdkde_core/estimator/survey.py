@@ -36,7 +36,6 @@ def numbers(points: Any) -> Array:
 
 
 def log_of(weights: Any) -> Array:
-    """Log weights (k,), −inf for zero."""
     with np.errstate(divide="ignore"):
         return np.log(np.asarray(weights, dtype=np.float64).reshape(-1))
 
@@ -226,7 +225,6 @@ class Counting:
         return merged
 
     def next(self, found: list[tuple[Array, ...]]) -> Counting:
-        """Return the next question, by what this one found."""
         edges, most = [], 0
         for k, (_, counts, measures) in enumerate(found):
             low, high = self._wanted(k)
@@ -273,7 +271,6 @@ class Reach:
 
     @quiet
     def of(self, points: Any, weights: Any, start: int) -> tuple[float, int]:
-        """The largest distance, in bandwidths, and the fingerprint of queries."""
         x = numbers(points)
         if self.checked:
             refuse_not_finite(self.about, x, start)
