@@ -7,7 +7,6 @@ import array_api_strict
 import numpy as np
 import pytest
 import torch
-from sklearn import datasets
 
 import sdkde_core
 from sdkde_core import select_bandwidth
@@ -158,14 +157,6 @@ def test_rounding_costs_next_to_nothing(method, unit):
         ]
         logs += math.log(errors[0] / errors[1]) / 3
     assert logs < math.log(1.15)
-
-
-def test_the_gap_between_petal_widths_shows():
-    widths = datasets.load_iris().data[:, 3]
-    chosen = select_bandwidth(widths)
-    assert "values are multiples of 0.1" in chosen.selection.reason
-    low, gap, high = sdkde_core.estimate(widths, [0.2, 0.75, 1.3])
-    assert gap < 0.03 * min(low, high)
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.float32])

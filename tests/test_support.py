@@ -127,17 +127,6 @@ def test_a_far_support_changes_nothing():
     np.testing.assert_allclose(got, want, rtol=1e-13)
 
 
-def test_kernel_density_and_dataframes():
-    neighbors = pytest.importorskip("sklearn.neighbors")
-    from sdkde_core import KernelDensity
-
-    x = exponential(300)[:, None]
-    model = KernelDensity(bandwidth=0.3, support=[(0, None)]).fit(x)
-    assert isinstance(model, neighbors.KernelDensity)
-    assert model.score_samples([[-1.0]])[0] == -np.inf
-    assert model.sample(50, random_state=0).min() >= 0.0
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -211,5 +200,6 @@ def test_rows_outside_and_files_of_tuples(tmp_path):
         sdkde_core.estimate([1.0, 2.0, -5.0], weights=[0.0, 1.0, 0.0], bandwidth=1.0, support={np.int64(0): (0, None)})
     pytest.importorskip("sklearn")
     model = sdkde_core.KernelDensity(bandwidth=0.3, support=[(0, None)]).fit(exponential(50)[:, None])
+    assert model.score_samples([[-1.0]])[0] == -np.inf and model.sample(50, random_state=0).min() >= 0.0
     model.save(tmp_path / "k")
     assert sdkde_core.load(tmp_path / "k").score_samples([[0.5]]) == model.score_samples([[0.5]])

@@ -51,8 +51,8 @@ class gaussian_kde:
         ``"stacked"`` is a sum of sdkde and normal mixtures, in the dataset's coordinates unless others are named:
         attributes of the one bandwidth raise AttributeError.
     coordinates : None, str, sequence, dict or object
-        As for :func:`sdkde_core.estimate`: the bandwidth, ``covariance`` and ``dataset`` in them. Densities, boxes and
-        draws are in the dataset's own; products of densities are refused.
+        As for :func:`sdkde_core.estimate`: the bandwidth and ``covariance`` are in them. Products of densities are
+        refused.
     step, score_bandwidth, precision, backend, device
         As for :func:`sdkde_core.estimate`.
 
