@@ -38,16 +38,12 @@ class End(NamedTuple):
         if np.count_nonzero(near) < 5:
             return cls(at, 0.0, width)
         mean = float(weights[near] @ distances[near] / weights[near].sum()) / width
-        low, high = -20.0, 20.0  # of b w, between which the mean falls
+        low, high = -20.0, 20.0  # of b w, between which the mean of exp(−b t) on [0, w] falls
         for _ in range(60):
-            middle = 0.5 * (low + high)
-            low, high = (middle, high) if _mean_of(middle) > mean else (low, middle)
+            rate = 0.5 * (low + high)
+            over = (0.5 - rate / 12.0 if abs(rate) < 1e-4 else 1.0 / rate - 1.0 / math.expm1(rate)) > mean
+            low, high = (rate, high) if over else (low, rate)
         return cls(at, math.nan if low < -0.8 else low / width, width)
-
-
-def _mean_of(rate: float) -> float:
-    """The mean of the density in proportion to exp(−rate t) on [0, 1]."""
-    return 0.5 - rate / 12.0 if abs(rate) < 1e-4 else 1.0 / rate - 1.0 / math.expm1(rate)
 
 
 class Edges(NamedTuple):
