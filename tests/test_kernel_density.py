@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn import neighbors
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -227,15 +226,6 @@ def test_pickled_models_give_the_same_numbers(through, tmp_path):
         again = through.loads(through.dumps(model))
     assert_array_equal(again.score_samples(Y), model.score_samples(Y))
     assert_array_equal(again.bandwidth_, H)
-
-
-def test_clones_have_the_parameters_and_no_fit():
-    model = KernelDensity(bandwidth=H, method="sdkde", backend_options={"threads": 1}, backend="numpy").fit(X)
-    copy = clone(model)
-    assert repr(copy) == repr(model)
-    with pytest.raises(NotFittedError):
-        copy.score_samples(Y)
-    assert_array_equal(copy.fit(X).score_samples(Y), model.score_samples(Y))
 
 
 GRID = {"kerneldensity__bandwidth": [0.2, "scott", "auto"], "kerneldensity__method": ["kde", "sdkde", "stacked"]}

@@ -125,6 +125,9 @@ def test_a_far_support_changes_nothing():
     want = sdkde_core.estimate(x, bandwidth=0.4, device="cpu", backend="numpy")
     got = sdkde_core.estimate(x, bandwidth=0.4, support=[(-1e3, 1e3), (None, 1e9)], device="cpu", backend="numpy")
     np.testing.assert_allclose(got, want, rtol=1e-13)
+    x = np.r_[exponential(300), 3e8]
+    open_ended, ended = (sdkde_core.estimate(x, x, bandwidth=0.3, support=(0, high)) for high in (None, 1e9))
+    np.testing.assert_allclose(ended, open_ended, rtol=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -80,10 +80,10 @@ class Edges(NamedTuple):
         at = np.unique([end.at + sign * min(8.0 * end.width, half) * np.arange(401) / 400 for end, sign in both])
         logs, turns = np.zeros((2, len(at)))
         for (place, rate, width), sign in both:
-            t = np.clip(sign * (at - place), 0.0, 40.0 * width)
-            square, rate = np.square(t / width), 0.0 if math.isnan(rate) else rate
-            logs -= rate * t * np.exp(-0.5 * square)
-            turns -= sign * rate * (1.0 - square) * np.exp(-0.5 * square)
+            t = np.clip(sign * (at - place) / width, 0.0, 8.0)
+            falls = np.where(t < 7.99, (0.0 if math.isnan(rate) else rate) * np.exp(-0.5 * t * t), 0.0)
+            logs -= width * t * falls
+            turns -= sign * (1.0 - t * t) * falls
         table = Table.of(at, logs, turns)
         return cls(low, high, table._replace(values=table.values + at[0]))
 
