@@ -32,7 +32,8 @@ class gaussian_kde:
 
     Arguments, defaults, attributes and numbers are those of :class:`scipy.stats.gaussian_kde`; what is added stands
     after ``weights``. Subclasses may override ``covariance_factor``. The density is prepared at the first evaluation
-    and kept until the bandwidth changes.
+    and kept until the bandwidth changes. ValueError for fewer samples than dimensions, or an argument that cannot be
+    right; numpy.linalg.LinAlgError where the covariance of the data is singular.
 
     Parameters
     ----------
@@ -62,13 +63,6 @@ class gaussian_kde:
         SciPy's; ``covariance`` (d, d) is H, in squared data units.
     prepared : Prepared
         The density, with what SciPy's class lacks: gradient, quantiles, modes, conditionals.
-
-    Raises
-    ------
-    ValueError
-        Fewer samples than dimensions, or an argument that cannot be right.
-    numpy.linalg.LinAlgError
-        The covariance of the data is singular.
 
     Examples
     --------
