@@ -96,9 +96,9 @@ def test_shapes_are_those_of_the_array_code(n, d, mixed):
         sample = Sample(u, weights, n)
         sample.kernels = kernels
         found.append(find_shape(sample, u, weights, np.arange(n)))
-    assert "column" in found[0].reason or mixed
-    assert found[1].reason == found[0].reason
-    np.testing.assert_allclose(found[1].matrix, found[0].matrix, rtol=1e-5, atol=1e-6)
+    (want, reason), (got, again) = found
+    assert ("column" in reason or mixed) and again == reason
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
 @interpreted

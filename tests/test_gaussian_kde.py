@@ -44,14 +44,6 @@ def test_numbers_are_scipys(d, weighted):
         assert ours.resample().shape == theirs.resample().shape
 
 
-def test_tails_do_not_underflow():
-    kde = gaussian_kde([0.0, 1.0, 3.0], 0.1)
-    h = np.sqrt(kde.covariance[0, 0])
-    expected = stats.norm.logpdf(50.0, 3.0, h) - np.log(3)  # the others are nothing beside it
-    assert kde.logpdf(50.0) == pytest.approx(expected, rel=1e-12)
-    assert kde(50.0) == 0
-
-
 def test_boxes():
     x, weights = _data(1)
     ours, theirs = gaussian_kde(x, weights=weights), stats.gaussian_kde(x, weights=weights)

@@ -255,6 +255,8 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, x):
         (lambda one, two, x: plots.contours(two, shares=[]), ValueError, "between 0 and 1"),
         (lambda one, two, x: plots.moves(two, x[:9, :2]), ValueError, "samples are 9, but density .* from 500"),
         (lambda one, two, x: plots.moves(one, x[:, 0]), ValueError, "1 dimensions instead of 2"),
+        (lambda one, two, x: plots.moves(prepare(x[:, :2], method="kde"), x[:, :2]), ValueError, "'kde', which moves"),
+        (lambda one, two, x: plots.pairs(prepare(np.c_[x, x, x], **FAST)), ValueError, "9 dimensions, too many.*dims="),
         (lambda one, two, x: plots.pairs(two, dims=[0, 2]), ValueError, "dims has 2; pass indices"),
         (lambda one, two, x: plots.pairs(two, dims=[0, 0]), ValueError, "dims is .*each once"),
         (lambda one, two, x: plots.pairs(two, labels=["a"]), ValueError, "labels are 1, but 2"),
@@ -266,18 +268,6 @@ def test_errors_say_what_to_pass(x, draw, error, words):
     one, two = prepare(x[:, 0], **FAST), prepare(x[:, :2], **FAST)
     with pytest.raises(error, match=words):
         draw(one, two, x)
-
-
-def test_moves_of_what_moves_nothing(x):
-    density = prepare(x[:, :2], method="kde", **FAST)
-    with pytest.raises(ValueError, match="method='kde', which moves no samples"):
-        plots.moves(density, x[:, :2])
-
-
-def test_too_many_pairs():
-    density = prepare(np.random.default_rng(0).normal(size=(20, 9)), **FAST)
-    with pytest.raises(ValueError, match=r"9 dimensions, too many.*dims="):
-        plots.pairs(density)
 
 
 def test_the_gallerys_code_runs():

@@ -66,9 +66,7 @@ class Line:
     "moments"; None: half a step.
     """
 
-    def __init__(
-        self, u: Array, weights: Array, folds: NDArray[np.intp], method: str, score: float | None = None
-    ) -> None:
+    def __init__(self, u: Array, weights: Array, folds: NDArray[np.intp], method: str, score: Any = None) -> None:
         self.u, self.weights, self.method, self.score = u, weights, method, score
         self.n_eff = 1.0 / float(weights @ weights)
         self.gaps = np.diff(u, prepend=u[0])

@@ -4,9 +4,9 @@ A mixture Σ_k π_k N(μ_k, Σ_k) is fitted by EM. Its smoothed form keeps the s
 
     p̂(y) = Σ_ik w_i r_ik N(y; μ_k + √(1 − h²) (x_i − μ_k), h² Σ_k),
 
-r_ik the share of component k in sample i. Each group k has the mean and covariance of its component whatever h is (at
-the maximum of the likelihood, and but for what is added to covariances). h = 1 is the mixture, and h → 0 a kernel
-estimate. The number of components, h and how far covariances are shrunk are those that say most of left-out samples.
+r_ik the share of component k in sample i. Each group k has about the mean and covariance of its component whatever h
+is: h = 1 is the mixture, and h → 0 a kernel estimate. The number of components, h and how far covariances are shrunk
+are those that say most of left-out samples.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Normals(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """A smoothed mixture that was chosen, and its share; h = 1 is the mixture itself.
+    """A smoothed mixture that was chosen; h = 1 is the mixture itself.
 
     ``left_out`` (n,): log densities at samples that were left out in turn, NaN at those that no fold has.
     """
@@ -40,7 +40,6 @@ class Chosen(NamedTuple):
     normals: Normals
     h: float
     left_out: Array
-    share: float
     shrink: float  # as of :func:`fit`
 
 
@@ -210,7 +209,7 @@ def choose(x: Array, weights: Array, folds: NDArray[np.intp], seed: int) -> list
             normals = fit(x, weights, key[0], start, shrink=key[1], most=30)
             everywhere = np.full(len(x), math.nan)
             everywhere[heard] = logs
-            result.append(Chosen(normals, h, everywhere, float(shares[i]), key[1]))
+            result.append(Chosen(normals, h, everywhere, key[1]))
     return result
 
 

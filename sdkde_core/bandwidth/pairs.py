@@ -15,8 +15,8 @@ Everything is per sample i, as if it were not there. φ_ij = exp(−r²_ij / 2h�
 ∫p̂² is a KDE of the (moved) samples at √2 h; for laplace each term has the factor
 1 + d/2 − q/2 + (q² − 2(d+2) q + d(d+2))/16, q = r²/2h².
 
-Elementwise arithmetic is float32: criteria need six digits, and NumPy's float64 exponentials take four times as long.
-Distances are formed in float64. A row's exponentials are relative to its nearest sample's, so that not all underflow.
+Elementwise arithmetic is float32, which is enough for criteria. Distances are formed in float64. A row's exponentials
+are relative to its nearest sample's, so that not all underflow.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BLOCK = 1 << 16  # pairs of a block on a CPU, whose arrays of float32 stay in a 
 
 
 class Left(NamedTuple):
-    """What one bandwidth gives, without the constant of the kernel of unit bandwidth, (2π)^(−d/2)."""
+    """What one bandwidth gives, without (2π)^(−d/2)."""
 
     log_density: NDArray[np.float64]  # (n,) log |p̂₋ᵢ(x_i)|
     sign: Any  # of it: (n,) for laplace, else 1

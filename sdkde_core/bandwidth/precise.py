@@ -8,7 +8,6 @@ transformations of matrix multiplication", 2012). So nothing here needs more tha
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,24 +31,13 @@ class Inverse(NamedTuple):
     @property
     def factor(self) -> Array:
         """L, (d, d), rounded."""
-        return _inverted(self.high) * self.scale[:, None]
+        return np.tril(np.linalg.inv(self.high)) * self.scale[:, None]
 
     def cut(self) -> tuple[Array, Array, Array, Array]:
         """Return what :func:`shifted_product` takes."""
         matrix = self.high.T
         coarse = _top(matrix, 0)
         return 1.0 / self.scale, coarse, (matrix - coarse) + self.low.T, matrix
-
-
-@functools.lru_cache(maxsize=16)
-def _lower(d: int) -> Array:
-    """A mask (d, d) of the lower triangle; NumPy's own function takes longer than inverting a small matrix."""
-    return np.tri(d, dtype=bool)
-
-
-def _inverted(triangle: Array) -> Array:
-    """The inverse of a lower triangular matrix."""
-    return np.where(_lower(len(triangle)), np.linalg.inv(triangle), 0.0)
 
 
 def inverse_of(factor: Array, matrix: Array | None = None) -> Inverse:
@@ -63,7 +51,7 @@ def inverse_of(factor: Array, matrix: Array | None = None) -> Inverse:
     """
     scale = np.ldexp(1.0, np.frexp(abs(factor).max(axis=1))[1])  # powers of two: division is exact
     given = factor / scale[:, None]
-    high = _inverted(given)
+    high = np.tril(np.linalg.inv(given))
     amplified = abs(high) @ abs(given)
     condition = float(np.sqrt(amplified.sum(axis=0).max() * amplified.sum(axis=1).max()))  # ≥ the 2-norm
     if condition <= 16.0:  # plain float64 does: it loses so many roundings of the farthest point's coordinates
@@ -84,7 +72,7 @@ def inverse_of(factor: Array, matrix: Array | None = None) -> Inverse:
 
     low = high
     for _ in range(1 if condition <= 1e4 else 2):
-        change = (_inverted(remaining(high)) - np.eye(len(high))) @ high
+        change = (np.tril(np.linalg.inv(remaining(high))) - np.eye(len(high))) @ high
         high, before = high + change, high
         low = (before - high) + change
     return Inverse(scale, high, low)

@@ -40,17 +40,10 @@ class Sample:
 
     def __init__(self, x: Any, weights: Any, n_eff: float, method: str = "sdkde") -> None:
         self.weights, self.n_eff, self.d, self.method = weights, n_eff, int(x.shape[1]), method
-        self.n, self.given, scaled = int(x.shape[0]), x, x - x[:1, :]
-        if isinstance(x, np.ndarray):  # without arrays of the samples' size between: to get one takes as long
-            self.unit = np.maximum(scaled.max(axis=0), -scaled.min(axis=0))  # (d,) data units
-            scaled /= self.unit
-            scaled -= scaled.sum(axis=0) / self.n if weights is None else weights @ scaled
-            self.x = scaled
-        else:
-            xp = array_namespace(x)
-            self.unit = to_host(xp.maximum(xp.max(scaled, axis=0), -xp.min(scaled, axis=0)))
-            scaled = scaled / like(self.unit, x)
-            self.x = scaled - (xp.mean(scaled, axis=0) if weights is None else weights @ scaled)
+        xp, self.n, self.given, self.x = array_namespace(x), int(x.shape[0]), x, x - x[:1, :]
+        self.unit = to_host(xp.maximum(xp.max(self.x, axis=0), -xp.min(self.x, axis=0)))  # (d,) data units
+        self.x /= like(self.unit, x)  # in place: to get memory takes as long
+        self.x -= xp.mean(self.x, axis=0) if weights is None else weights @ self.x
 
     def there(self, *arrays: Array) -> Any:
         """Host arrays where the samples are: on their device, else NumPy's."""
@@ -84,8 +77,6 @@ class Sample:
             reached = np.cumsum(counts[order])
             places = np.searchsorted(reached / reached[-1], (np.arange(most) + 0.5) / most)
             chosen, counts = np.unique(order[np.minimum(places, n - 1)], return_counts=True)
-        if isinstance(x, np.ndarray):
-            return x[chosen], counts
         return to_host(xp.take(x, xp.asarray(chosen, device=device(x)), axis=0)), counts
 
     def std(self) -> Array:

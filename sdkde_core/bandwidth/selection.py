@@ -2,9 +2,8 @@
 
 Two criteria judge a bandwidth by what it says of samples that are left out. Least squares, ∫p̂² − 2 Σ w_i p̂₋ᵢ(x_i),
 estimates the integrated squared error, less what does not depend on the bandwidth (Rudemo 1982, Bowman 1984). The
-likelihood is −Σ w_i log p̂₋ᵢ(x_i). ``"lscv"`` and ``"lcv"`` take their minima, which are noisy.
-
-Of one column all samples are heard, by sums on grids: :mod:`.line` has those criteria, and what ``"auto"`` takes there.
+likelihood is −Σ w_i log p̂₋ᵢ(x_i). ``"lscv"`` and ``"lcv"`` take their minima, which are noisy. Of one column
+:mod:`.line` has those criteria, and what ``"auto"`` takes.
 
 Of several columns ``"auto"`` weights each bandwidth by exp(−2 z²), z the standard score of the samples' terms in least
 squares, paired with those at its minimum. (Of a criterion that is a likelihood, that is about the likelihood ratio.)
@@ -55,11 +54,10 @@ class Selection:
 
     Parameters
     ----------
-    method, rule : str
-        The estimator, and ``"auto"``, ``"lscv"`` or ``"lcv"``.
+    method, rule, reason : str
+        The estimator; ``"auto"``, ``"lscv"`` or ``"lcv"``; and why.
     multiple : float
         The choice: a multiple of the normal reference.
-    reason : str
     multiples : (k,) array
         What was looked at, ascending.
     least_squares, likelihood : (k,) array
@@ -133,12 +131,12 @@ def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
         return Selection(method, rule, multiple, reason, empty, empty, empty, n, units=units)
     if sample.d == 1:
         return _on_a_line(sample, rule, Line(u[:, 0], weights, index % min(FOLDS, n), method, sample.moves[1]), units)
-    shape = None
+    shape, why = None, ""
     if rule == "auto" and not sample.common:
         held = bool(sample.mixed and spreads.min() > 1e-140 and spreads.max() < 1e140)  # by float64, squared
-        shape = find_shape(sample, u, weights, index, mixed=held)
+        shape, why = find_shape(sample, u, weights, index, mixed=held)
     if shape is not None:
-        u = product(u, np.linalg.inv(np.linalg.cholesky(shape.matrix)).T)
+        u, why = product(u, np.linalg.inv(np.linalg.cholesky(shape)).T), f"; its shape is {why}"
     steps = np.arange(-31, 1 if rule == "auto" else 6)
     if n >= 1000:  # then a search by 500 of them pays
         few = index[:500]
@@ -154,12 +152,9 @@ def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
         log_multiple, what = _least(logs, weights, steps), "the maximum of the likelihood"
     else:
         log_multiple, what = _of_both(losses, weights, steps, looks)
-    what += f", each of {n} samples left out in turn"
-    if shape is not None:
-        what += f"; its shape is {shape.reason}"
+    what += f", each of {n} samples left out in turn{why}"
     means = squares @ weights, np.full(len(steps), np.nan) if logs is None else logs @ weights
-    matrix = None if shape is None else shape.matrix
-    return _selected(sample, rule, log_multiple, what, steps, means, used=n, shape=matrix, units=units)
+    return _selected(sample, rule, log_multiple, what, steps, means, used=n, shape=shape, units=units)
 
 
 def _selected(

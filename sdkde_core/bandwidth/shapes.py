@@ -7,11 +7,10 @@ in p̂₋ᵢ(u_i), its step is
     H ← Σ_i a_i Σ_j r_ij (u_i − u_j)(u_i − u_j)ᵀ
 
 or the diagonal of that, or a multiple of the H before (Leiva-Murillo and Artés-Rodríguez, "Algorithms for
-maximum-likelihood bandwidth selection in kernel density estimators", Pattern Recognition Letters 33, 2012). It is one
-pass over all pairs and raises the likelihood, but by little where samples say little. So steps are longer than EM's,
-by the factors of Chebyshev's iteration: what a long one spoils in some directions the short ones make good. Only the
-shape is taken from this, the same for all methods: what kernels along the data's structure buy KDE they buy debiased
-estimates too. The scale is each method's own.
+maximum-likelihood bandwidth selection in kernel density estimators", Pattern Recognition Letters 33, 2012). It raises
+the likelihood, but by little where samples say little. So steps are longer than EM's, by the factors of Chebyshev's
+iteration: what a long one spoils in some directions the short ones make good. Only the shape is taken from this, the
+same for all methods; the scale is each method's own.
 """
 
 from __future__ import annotations
@@ -41,13 +40,6 @@ LENGTHS = (1.013, 5.162, 1.136, 3.329, 1.437, 2.066)
 LEAST = 1e-6
 
 
-class Shape(NamedTuple):
-    """A bandwidth's shape in the columns' spreads."""
-
-    matrix: Array  # (d, d), diagonal for a scale per column; its scale is that of normal samples
-    reason: str
-
-
 class _Fit(NamedTuple):
     """Kernels N(0, L Lᵀ), and what they say of left-out samples."""
 
@@ -64,8 +56,8 @@ class _Fit(NamedTuple):
 
 def find_shape(
     sample: Sample, u: Array, weights: Array, order: NDArray[np.intp], *, mixed: bool = True
-) -> Shape | None:
-    """Find a shape that is clearly better than the columns' spreads; None where there is none.
+) -> tuple[Array | None, str]:
+    """Find a shape (d, d), in the columns' spreads, that is clearly better than these, and why; None without one.
 
     A scale per column is tried first, then the samples' correlation, then any matrix, if ``mixed``. "Clearly": by the
     score of the differences of log p̂₋ᵢ, paired sample by sample, less what as many parameters gain by chance (Akaike).
@@ -76,18 +68,19 @@ def find_shape(
     n, d = u.shape
     most = min(n, 500, math.isqrt(500**2 * 16 // max(d, 16)))
     if d == 1 or most < 10 * d:
-        return None
+        return None, ""
     few = order[:most]
     w = weights[few] / weights[few].sum()
     start = normal_reference("kde", d, 1.0 / float(w @ w))
     kernels = _Kernels(*sample.there(u[few], w)) if sample.kernels is None else _Climber(u[few], w, sample.kernels)
     kernels.without_the_far(start * np.eye(d))
     columns = kernels.scaled(start * np.eye(d), SCALE_LENGTHS)
-    simple, freed, found = columns, "scale", None  # the best so far, and what it was climbed by
+    found: tuple[Array | None, str] = None, ""
+    simple, freed = columns, "scale"  # the best so far, and what it was climbed by
     scales = kernels.climb(columns, "scales") if kernels.may_gain(columns, "scales", d - 1) else columns
     if kernels.better(scales, columns, "scale", d - 1):
         simple, freed, matrix = scales, "scales", np.diag(np.diagonal(scales.matrix))
-        found = Shape(matrix / _size(matrix), f"a scale of its own per column, {_better(scales, columns)}")
+        found = matrix / _size(matrix), f"a scale of its own per column, {_better(scales, columns)}"
     correlation = _correlation(u, weights)
     if not mixed or not _far_from_singular(correlation):
         return found
@@ -99,7 +92,7 @@ def find_shape(
         likeliest = max(simple, oriented, key=lambda fit: float(fit.logs @ kernels.rows))
         if kernels.better(oriented, simple, freed, 0, errors=max(-1.5, 1.0 + 2.5 * math.log(size))):
             simple, freed = oriented, "scale"
-            found = Shape(correlation, f"that of the samples' correlation, {_better(oriented, columns)}")
+            found = correlation, f"that of the samples' correlation, {_better(oriented, columns)}"
     if most < 3 * d * (d + 1) / 2:  # three samples for each parameter
         return found
     if not kernels.may_gain(likeliest, "matrix", d * (d + 1) / 2 - 1):
@@ -108,7 +101,7 @@ def find_shape(
     more += (d - 1) * (freed == "scale")
     if kernels.better(full, simple, freed, more) and _far_from_singular(full.matrix):
         matrix = full.matrix * (size / _size(full.matrix))
-        found = Shape((matrix + matrix.T) / 2, f"a full matrix, {_better(full, columns)}")
+        found = (matrix + matrix.T) / 2, f"a full matrix, {_better(full, columns)}"
     return found
 
 

@@ -38,16 +38,12 @@ class End(NamedTuple):
         if np.count_nonzero(near) < 5:
             return cls(at, 0.0, width)
         mean = float(weights[near] @ distances[near] / weights[near].sum()) / width
-        low, high = -20.0, 20.0  # of b w, between which the mean falls
+        low, high = -20.0, 20.0  # of b w, between which the mean of exp(−b t) on [0, w] falls
         for _ in range(60):
-            middle = 0.5 * (low + high)
-            low, high = (middle, high) if _mean_of(middle) > mean else (low, middle)
+            rate = 0.5 * (low + high)
+            over = (0.5 - rate / 12.0 if abs(rate) < 1e-4 else 1.0 / rate - 1.0 / math.expm1(rate)) > mean
+            low, high = (rate, high) if over else (low, rate)
         return cls(at, math.nan if low < -0.8 else low / width, width)
-
-
-def _mean_of(rate: float) -> float:
-    """The mean of the density in proportion to exp(−rate t) on [0, 1]."""
-    return 0.5 - rate / 12.0 if abs(rate) < 1e-4 else 1.0 / rate - 1.0 / math.expm1(rate)
 
 
 class Edges(NamedTuple):
@@ -84,10 +80,10 @@ class Edges(NamedTuple):
         at = np.unique([end.at + sign * min(8.0 * end.width, half) * np.arange(401) / 400 for end, sign in both])
         logs, turns = np.zeros((2, len(at)))
         for (place, rate, width), sign in both:
-            t = np.clip(sign * (at - place), 0.0, 40.0 * width)
-            square, rate = np.square(t / width), 0.0 if math.isnan(rate) else rate
-            logs -= rate * t * np.exp(-0.5 * square)
-            turns -= sign * rate * (1.0 - square) * np.exp(-0.5 * square)
+            t = np.clip(sign * (at - place) / width, 0.0, 8.0)
+            falls = np.where(t < 7.99, (0.0 if math.isnan(rate) else rate) * np.exp(-0.5 * t * t), 0.0)
+            logs -= width * t * falls
+            turns -= sign * (1.0 - t * t) * falls
         table = Table.of(at, logs, turns)
         return cls(low, high, table._replace(values=table.values + at[0]))
 

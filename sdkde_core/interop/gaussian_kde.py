@@ -33,7 +33,8 @@ class gaussian_kde:
 
     Arguments, defaults, attributes and numbers are those of :class:`scipy.stats.gaussian_kde`; what is added stands
     after ``weights``. Subclasses may override ``covariance_factor``. The density is prepared at the first evaluation
-    and kept until the bandwidth changes.
+    and kept until the bandwidth changes. ValueError for fewer samples than dimensions, or an argument that cannot be
+    right; numpy.linalg.LinAlgError where the covariance of the data is singular.
 
     Parameters
     ----------
@@ -52,8 +53,8 @@ class gaussian_kde:
         ``"stacked"`` is a sum of sdkde and normal mixtures, in the dataset's coordinates unless others are named:
         attributes of the one bandwidth raise AttributeError.
     coordinates : None, str, sequence, dict or object
-        As for :func:`sdkde_core.estimate`: the bandwidth, ``covariance`` and ``dataset`` in them. Densities, boxes and
-        draws are in the dataset's own; products of densities are refused.
+        As for :func:`sdkde_core.estimate`: the bandwidth and ``covariance`` are in them. Products of densities are
+        refused.
     support : None, sequence or dict
         Where columns end or go round, as for :func:`sdkde_core.estimate`. ``"auto"``, ``"lscv"`` and ``"lcv"`` choose
         from samples with their images, and ``covariance`` has zeros between a column that ends and others. Products of
@@ -67,13 +68,6 @@ class gaussian_kde:
         SciPy's; ``covariance`` (d, d) is H, in squared data units.
     prepared : Prepared
         The density, with what SciPy's class lacks: gradient, quantiles, modes, conditionals.
-
-    Raises
-    ------
-    ValueError
-        Fewer samples than dimensions, or an argument that cannot be right.
-    numpy.linalg.LinAlgError
-        The covariance of the data is singular.
 
     Examples
     --------

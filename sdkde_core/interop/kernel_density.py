@@ -34,8 +34,7 @@ except ImportError as error:
 class KernelDensity(neighbors.KernelDensity):
     """scikit-learn's ``KernelDensity``, with bandwidths chosen from the data, debiasing, and backends.
 
-    Its parameters, defaults and numbers are those of :class:`sklearn.neighbors.KernelDensity`; what the others add
-    stands below them.
+    Its parameters, defaults and numbers are those of :class:`sklearn.neighbors.KernelDensity`.
 
     Parameters
     ----------
@@ -51,28 +50,25 @@ class KernelDensity(neighbors.KernelDensity):
     metric, metric_params
         As far as they mean the Euclidean distance.
     algorithm, atol, breadth_first, leaf_size
-        As scikit-learn's. There is no tree here, and they change nothing.
+        These change nothing: there is no tree.
     method : {"kde", "sdkde", "laplace", "stacked"}
         ``"sdkde"`` moves the samples once, in :meth:`fit`. ``"laplace"`` is signed: see ``negative``.
-    step, score_bandwidth, adaptive, tails, coordinates, support
+    step, score_bandwidth, adaptive, tails, coordinates, support, backend, device, backend_options
         As for :func:`sdkde_core.estimate`.
     negative : {"keep", "clip", "renormalise"}
         What becomes of values of ``"laplace"`` below zero: log densities of NaN, of −inf, or of −inf with the others
         divided by their integral.
     precision : {"auto", "fast", "high", "float64"}
         ``"auto"`` goes by ``rtol``, whatever the environment says.
-    backend, device, backend_options
-        As for :func:`sdkde_core.estimate`.
 
     Attributes
     ----------
     bandwidth_ : float, (d,) or (d, d) array
         What was given or chosen: a float where it is one number for all dimensions.
     density_ : Prepared
-        The fitted density, with all that it can do. It stands in place of scikit-learn's ``tree_``.
-    n_features_in_ : int
-    feature_names_in_ : (d,) array of str
-        Of a data frame whose columns have names.
+        The fitted density, in place of scikit-learn's ``tree_``.
+    n_features_in_, feature_names_in_
+        scikit-learn's.
 
     Examples
     --------
@@ -155,10 +151,13 @@ class KernelDensity(neighbors.KernelDensity):
             sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         # The cheapest precision whose log densities keep ``rtol``.
         kept = "fast" if self.rtol >= 5e-4 else "high" if self.rtol >= 1e-5 else "float64"
+        h, (n, d) = self.bandwidth, X.shape
+        if isinstance(h, str):  # scikit-learn has two formulas of its own
+            h = {"scott": n ** (-1 / (d + 4)), "silverman": (n * (d + 2) / 4) ** (-1 / (d + 4))}.get(h, h)
         own = "method", "step", "score_bandwidth", "adaptive", "tails", "kernel", "negative", "backend", "device"
-        options = {name: getattr(self, name) for name in own}
-        options |= {"bandwidth": _bandwidth(self.bandwidth, *X.shape), "backend_options": self.backend_options}
-        options |= {"precision": kept if self.precision == "auto" else self.precision, "weights": sample_weight}
+        options: dict[str, Any] = {name: getattr(self, name) for name in (*own, "backend_options")}
+        options |= {"bandwidth": float(h) if isinstance(h, Real) else h, "weights": sample_weight}
+        options |= {"precision": kept if self.precision == "auto" else self.precision}
         options |= {"coordinates": self._by_column("coordinates"), "support": self._by_column("support")}
         # Whether all is finite scikit-learn has looked at, or was told not to.
         self.density_: Prepared = prepare(X, check_finite=False, **options)
@@ -235,13 +234,6 @@ class KernelDensity(neighbors.KernelDensity):
 
 # scikit-learn asks for the signature in every fit, and to make it takes a tenth of one.
 KernelDensity.__init__.__signature__ = inspect.signature(KernelDensity.__init__)  # type: ignore[attr-defined]
-
-
-def _bandwidth(given: Any, n: int, d: int) -> Any:
-    """What ``prepare`` is to take: scikit-learn has two formulas of its own, and any real number counts as float."""
-    if isinstance(given, str):
-        return {"scott": n ** (-1 / (d + 4)), "silverman": (n * (d + 2) / 4) ** (-1 / (d + 4))}.get(given, given)
-    return float(given) if isinstance(given, Real) else given
 
 
 def _plain(bandwidth: Bandwidth) -> Any:
