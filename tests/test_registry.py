@@ -11,7 +11,7 @@ from plugins import installer  # noqa: F401 - the fixture ``install``
 
 import sdkde_core
 from sdkde_core import SdkdeWarning, tuning
-from sdkde_core.choice import driver, hardware, judge, registry, select
+from sdkde_core.choice import hardware, judge, registry, select
 from sdkde_core.protocol import AdvancedInfo, BackendInfo, BackendUnavailable, Problem, Reduction, Support, Work
 from sdkde_core.testing import problems, reference
 
@@ -225,7 +225,6 @@ def test_a_device_that_is_not_here_cannot(install, monkeypatch, cards):
     source = good("card", "card", factory="Elsewhere", more="arrays='numpy',").replace('("cpu",)', '("cuda",)')
     install("card", "card", source)
     monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU("of no table", "GPU-1"),) * cards)
-    monkeypatch.setattr(hardware, "described", lambda uuid: None)
     explained = sdkde_core.explain(X)
     (mine,) = (c for c in explained.candidates if c.name == "card")
     assert (mine.device, explained.backend) == ("cuda:0", "numpy")
@@ -238,10 +237,8 @@ def test_a_device_that_is_not_here_cannot(install, monkeypatch, cards):
 
 def test_a_card_that_nobody_listed_is_priced(monkeypatch):
     """So the fastest is taken, not the first of the alphabet, and host data may go there."""
-    name = "NVIDIA GeForce RTX 3080 Ti"
-    said = driver.Described(86, 80, 1.665, 912e9)
-    monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU(name, "GPU-1"),))
-    monkeypatch.setattr(hardware, "described", lambda uuid: said)
+    card = hardware.ListedGPU("NVIDIA GeForce RTX 3080 Ti", "GPU-1", 86, 80, 1.665, 912e9)
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: (card,))
     infos = [importlib.import_module(f"sdkde_{module}").INFO for module in ("keops.info", "triton.info", "torch.info")]
     problem = Problem(Reduction.LOG_SUM, 4096, 32768, 16, precision="fast", device="cuda:0", extent=10.0)
     starts = [judge.start_up(info, [problem], 10_000) for info in infos]
@@ -255,7 +252,6 @@ def test_a_card_that_nobody_listed_is_priced(monkeypatch):
 @pytest.mark.parametrize("device", ["xpu:0", "mps", "cuda:0"])
 def test_what_nobody_has_rates_for_is_ranked_by_what_a_plain_gpu_would_take(monkeypatch, device):
     monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU("NVIDIA of no table", "GPU-1"),))
-    monkeypatch.setattr(hardware, "described", lambda uuid: None)
     kind = device.partition(":")[0]
 
     def record(name, operations, startup):

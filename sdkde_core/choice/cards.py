@@ -1,4 +1,4 @@
-"""GPUs and their peak rates: by compute capability for any card, refined by the data sheets of those in the table.
+"""GPUs and their peak rates: by compute capability for any card, by data sheets for those in the table.
 
 Rates are kept per multiprocessor and clock, so that every figure of a card refers to one clock: data sheets mix them
 (the H100's 989 TFLOP/s in fp16 are quoted at 1.83 GHz, its 66.9 in fp32 at 1.98).
@@ -98,13 +98,17 @@ ARCHITECTURES: Mapping[int, Rates] = {
 }
 
 
+def _rates(capability: int) -> Rates:
+    """The rates of the newest architecture that is not newer, else of the oldest."""
+    return ARCHITECTURES[max((known for known in ARCHITECTURES if known <= capability), default=min(ARCHITECTURES))]
+
+
 def _made(
     name: str, aliases: tuple[str, ...], capability: int, sms: int, clock_ghz: float, bandwidth: float, source: str,
     *, halved: bool = False, transfer: float = 0.0,
 ) -> GPU:  # fmt: skip
     """A GPU with the rates of its compute capability; ``halved``: its Tensor Cores sum in fp32 at half their rate."""
-    rates = ARCHITECTURES[max(known for known in ARCHITECTURES if known <= capability)]
-    part = 2 if halved else 1
+    rates, part = _rates(capability), 2 if halved else 1
     matrix = {"float16": rates.float16 // part, "float64": rates.float64}
     if rates.tf32:  # and bfloat16, which came with it
         matrix |= {"bfloat16": rates.float16 // part, "tf32": rates.tf32 // part}
@@ -114,8 +118,7 @@ def _made(
 
 def cores(capability: int) -> int:
     """Return how many fp32 units a multiprocessor has; each does a fused multiply-add, two operations, in a clock."""
-    known = [rates.scalar // 2 for of, rates in ARCHITECTURES.items() if of <= capability]
-    return known[-1] if known else ARCHITECTURES[min(ARCHITECTURES)].scalar // 2
+    return _rates(capability).scalar // 2
 
 
 @functools.cache
@@ -145,12 +148,9 @@ def _of_data_sheets() -> tuple[GPU, ...]:
     v100, turing = "NVIDIA V100 data sheet", "NVIDIA Turing GPU architecture whitepaper, appendix A"
     a100, ga102 = "NVIDIA A100 data sheet", "NVIDIA Ampere GA102 whitepaper, table 2"
     ada, h100 = "NVIDIA Ada GPU architecture whitepaper, appendix A", "NVIDIA H100 data sheet (fp16 quoted at 1.83 GHz)"
-    rtx_6000 = "NVIDIA RTX 6000 Ada Generation data sheet"
+    rtx_6000, rtx_50 = "NVIDIA RTX 6000 Ada Generation data sheet", "NVIDIA RTX Blackwell whitepaper, appendix A"
     b200 = "NVIDIA HGX B200 data sheet (2.25 PFLOP/s fp16 dense, at which the clock is taken)"
-    slow, rtx_50 = (
-        "data sheet (fp16 quoted at 1.545 GHz)",
-        "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix A",
-    )
+    slow = "data sheet (fp16 quoted at 1.545 GHz)"
     return (
         _made("V100 SXM2", ("v100", "V100-SXM2-16GB", "V100-SXM2-32GB"), 70, 80, 1.53, 900e9, v100),
         _made("V100 PCIe", ("v100-pcie", "V100-PCIE-16GB", "V100-PCIE-32GB"), 70, 80, 1.38, 900e9, v100),
