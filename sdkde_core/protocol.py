@@ -143,9 +143,7 @@ class DeviceOutOfMemory(MemoryError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One pass over the data, described wherever a description is needed.
-
-    The cost model prices it, backends answer for it, the selector ranks it, the tuner's key is made from it.
+    """One pass over the data.
 
     Parameters
     ----------
@@ -315,8 +313,8 @@ class Backend(TypingProtocol):
 
         Later problems have the same columns, reduction, precision and features, other rows (``m``, ``same``), and an
         extent of at most ``problem.extent``: ``problem.m`` says how many rows are expected, not how many will come. The
-        arrays are not copied: the caller leaves them unchanged as long as the state lives. They may be some of a pass's
-        columns: then their weights sum to less than 1.
+        caller leaves the arrays unchanged as long as the state lives. They may be some of a pass's columns: then their
+        weights sum to less than 1.
         """
 
     def reduce(self, problem: Problem, queries: Any, state: Any, own_offset: int = 0) -> Partial:
@@ -326,7 +324,6 @@ class Backend(TypingProtocol):
 
         Parameters
         ----------
-        problem : Problem
         queries : (m, d) float64 array in C order, or None
             None: the points themselves, with ``problem.same``.
         state
@@ -343,36 +340,27 @@ class Backend(TypingProtocol):
 
 
 class PairsBackend(Backend, TypingProtocol):
-    """A backend with the feature ``"pairs"``.
+    """A backend with the feature ``"pairs"``: φ_ij = φ_ji is computed once for the rows on both sides of a block.
 
-    φ_ij = φ_ji: a block of pairs of the points serves the rows on both of its sides for one exponential each, and
-    several devices that deal out the blocks I ≤ J among them compute each pair once. Where a backend does not do so,
+    Several devices that deal out the blocks I ≤ J among them compute each pair once. Where a backend does not do so,
     its ``supports`` declines the problem with ``"pairs"`` in ``requires``: then rows are dealt out.
     """
 
     def reduce_pairs(
         self, problem: Problem, state: Any, rows: tuple[int, int], columns: tuple[int, int]
     ) -> tuple[Partial, Partial]:
-        """Reduce two ranges of the points, each over the other.
+        """Reduce two ranges of the points: return ``rows`` over ``columns``, and ``columns`` over ``rows``.
 
         Merged over all blocks with a row, the results are ``reduce``'s for that row, within the tolerance. The same
-        block gives the same bits. As of ``reduce``, the results are the caller's.
+        block gives the same bits. The results are the caller's, as those of ``reduce``.
 
         Parameters
         ----------
         problem : Problem
             The whole pass: MEAN, ``same``, m = n, with any feature that ``reduce`` takes with those.
-        state
-            What ``prepare`` returned.
         rows, columns : (start, stop)
-            Not empty, equal or disjoint; each begins at a multiple of 1024 and ends at one or at n.
-
-        Returns
-        -------
-        Partial
-            Of the points of ``rows`` over the columns of ``columns``.
-        Partial
-            Of the points of ``columns`` over the columns of ``rows``. Where both are the same, the same as the first.
+            Not empty, equal or disjoint; each begins at a multiple of 1024 and ends at one or at n. If they are equal,
+            so are the results.
 
         Raises
         ------
@@ -440,14 +428,7 @@ class CriteriaBackend(Backend, TypingProtocol):
         """
 
     def climb(
-        self,
-        u: Any,
-        weights: Any,
-        shares: Any,
-        lengths: Sequence[float],
-        least: float,
-        common: bool,
-        device: str,
+        self, u: Any, weights: Any, shares: Any, lengths: Sequence[float], least: float, common: bool, device: str
     ) -> tuple[Any, Any, Any]:
         """Raise Σ_i a_i log Σ_{j≠i} w_j exp(−½ Σ_k g_k (u_ik − u_jk)²) |g|^½ by its precisions g, of 1 before.
 
@@ -455,19 +436,14 @@ class CriteriaBackend(Backend, TypingProtocol):
         than 5, nor by less than −5. m is the diagonal of the moment; if ``common``, its mean. ``shares`` (n,) are a.
         Distances are float64. At most 32 lengths and 1,024 samples.
 
-        Returns
-        -------
-        tuple of arrays
-            g (d,); the moment there, Σ_i a_i Σ_j r_ij v_ij v_ijᵀ (d, d), v_ij = g^½ (u_i − u_j) and r_ij the share of
-            sample j in the sum; and the log of that sum, (n,), without g's determinant.
+        Returned are g (d,); the moment there, Σ_i a_i Σ_j r_ij v_ij v_ijᵀ (d, d), v_ij = g^½ (u_i − u_j) and r_ij the
+        share of sample j in the sum; and the log of that sum, (n,), without g's determinant.
         """
 
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """What the core knows of a backend without importing it: the entry point's value.
-
-    The module that holds it must import nothing heavy.
+    """What the core knows of a backend without importing it: the entry point's value, in a module that is light.
 
     Parameters
     ----------
@@ -570,9 +546,8 @@ class BackendInfo:
 def _call_functions_once() -> None:
     """Call PyTorch's elementary functions on a CPU once, before several threads may call them at the same time.
 
-    MKL, which computes them, looks for a function's kernel at its first call. Where two threads are the first at once,
-    one may compute with another kernel of 3e-9 or, in float32, 1e-4 relative error, without a word:
-    https://github.com/pytorch/pytorch/issues/188792.
+    MKL looks for a function's kernel at its first call. If two threads make it at once, one may get a kernel with 3e-9
+    or, in float32, 1e-4 relative error: https://github.com/pytorch/pytorch/issues/188792.
     """
     torch = sys.modules.get("torch")
     if torch is not None:
