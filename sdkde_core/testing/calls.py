@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import multiprocessing
 import os
 import signal
 import sys
@@ -50,13 +51,12 @@ class _Asked:
         within(whole, got, problems.truth(self.case, same=True), f"{self.case.name}, {about}")
 
 
-def state_reuse(target: Target, parameter: str) -> None:
+def state_reuse(target: Target, precision: str, reduction: str) -> None:
     """A prepared state serves any number of calls, each as if it were the first, whatever states were prepared since.
 
     A row's answer does not depend on the rows beside it, however far those are. The m, ``same`` and extent that
     ``prepare`` is told are what to expect, not what will come. An empty query gives empty results.
     """
-    precision, reduction = parameter.split("-")
     case, other = (about_tiles(n, 67, 3, 10.0) for n in (211, 130))
     problem = target.problem(case, reduction, precision, whole=True)
     asked = _Asked(target, problem, case)
@@ -88,9 +88,8 @@ def state_reuse(target: Target, parameter: str) -> None:
                 beside.rows(f"{width} at once", start, start + width)
 
 
-def results_are_the_callers(target: Target, parameter: str) -> None:
+def results_are_the_callers(target: Target, precision: str, reduction: str) -> None:
     """A result stays as it is when others are asked for, and writing into it changes no other."""
-    precision, reduction = parameter.split("-")
     case, other = about_tiles(211, 67, 3, 10.0), about_tiles(211, 67, 3, 10.0, seed=1)
     problem = target.problem(case, reduction, precision, whole=True)
     asked, others = _Asked(target, problem, case), target.prepare(problem, other)
@@ -109,9 +108,8 @@ def results_are_the_callers(target: Target, parameter: str) -> None:
     asked.points("after earlier results were written to")
 
 
-def many_alive(target: Target, parameter: str) -> None:
+def many_alive(target: Target, precision: str, reduction: str) -> None:
     """Twenty states and forty results serve side by side: none is in a place that a later one takes."""
-    precision, reduction = parameter.split("-")
     cases = [about_tiles(37, 9, 3, 10.0, seed) for seed in range(20)]
     problem = _farthest(target, cases, reduction, precision)
     asked = [_Asked(target, problem, case) for case in cases] * 2
@@ -127,12 +125,11 @@ def _farthest(target: Target, cases: list[Case], reduction: str, precision: str,
     return max(posed, key=lambda problem: problem.extent)
 
 
-def new_contents(target: Target, parameter: str) -> None:
+def new_contents(target: Target, precision: str, reduction: str) -> None:
     """Points, weights or queries in the memory of earlier ones are new data: an address does not identify them.
 
     Their first and last rows and the sum of all rows are as before, so these do not identify them either.
     """
-    precision, reduction = parameter.split("-")
     case, names = about_tiles(211, 67, 3, 10.0), ["points", "queries"]
     if "weights" in target.info.features:
         case, names = weighted(case), [*names, "log_weights"]
@@ -160,9 +157,8 @@ def new_contents(target: Target, parameter: str) -> None:
         ask(state, f"{case.name}, after new {name} in the memory of the old")
 
 
-def threads(target: Target, parameter: str) -> None:
+def threads(target: Target, precision: str, reduction: str) -> None:
     """Calls from several threads at once, with one state and with a state each, are answered as if they were alone."""
-    precision, reduction = parameter.split("-")
     cases = [about_tiles(211, 67, 3, 10.0, seed) for seed in range(4)]
     for requires in (frozenset[str](), target.info.features & {"weights"}):
         if "weights" in requires:
@@ -301,24 +297,21 @@ def forked_child(target: Target, parameter: str) -> None:
 
 def _status_of_child(call: Callable[[], None]) -> int | None:
     """Call in a forked child: 0, also if it raises what is no AssertionError; None if it does not end."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there are other threads
-        child = os.fork()
-    if not child:
-        status = 1
+
+    def answer() -> None:
         try:
             call()
-            status = 0
         except Exception as error:
-            status = int(isinstance(error, AssertionError))
-        finally:
-            os._exit(status)
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return status
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
+            os._exit(int(isinstance(error, AssertionError)))
+        os._exit(0)  # without what a process does at its end: the parent's handlers are not the child's
+
+    child = multiprocessing.get_context("fork").Process(target=answer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there are other threads
+        child.start()
+    child.join(PATIENCE)
+    if child.exitcode is None:
+        child.kill()
+        child.join()
+        return None
+    return child.exitcode

@@ -141,7 +141,7 @@ def _test(name: str) -> Callable[..., None]:
         if len(skipped) == len(targets):
             pytest.skip("; ".join(skipped))
 
-    test.__name__, test.__doc__ = f"test_{name}", CHECKS[name].run.__doc__
+    test.__name__, test.__doc__ = f"test_{name}", CHECKS[name].function.__doc__
     return test
 
 
