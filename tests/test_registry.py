@@ -8,44 +8,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from plugins import installer  # noqa: F401 - the fixture ``install``
+from plugins import good, installer  # noqa: F401 - the fixture ``install``
 
 import sdkde_core
 from sdkde_core import SdkdeWarning, tuning
 from sdkde_core.choice import hardware, judge, registry, select
 from sdkde_core.protocol import AdvancedInfo, BackendInfo, BackendUnavailable, Problem, Reduction, Support, Work
 from sdkde_core.testing import problems, reference
-
-GOOD = """
-    from sdkde_core.protocol import BackendInfo, Support, Work
-    from sdkde_numpy.backend import NumpyBackend as Implementation
-    INFO = BackendInfo(
-        name="{name}", protocol={protocol}, implementation="{module}:{factory}", devices=("cpu",),
-        precisions=("fast", "high", "float64"), features=frozenset({features}),
-        {more}
-    )
-    def failing(**options):
-        raise ImportError("libfoo.so.3: cannot open shared object file")
-    class Elsewhere(Implementation):
-        def probe(self, device):
-            return Support(False, "no device of mine here")
-    class Exits(Implementation):
-        def probe(self, device):
-            raise SystemExit(3)
-"""
-
-
-def good(name, distribution, **changes):
-    values = {
-        "name": name,
-        "protocol": (1, 0),
-        "module": f"plugin_{distribution.replace('-', '_')}",
-        "factory": "Implementation",
-        "features": {"weights"},
-        "more": "",
-    }
-    return GOOD.format(**(values | changes))
-
 
 X = np.random.default_rng(0).normal(size=(60, 2))
 

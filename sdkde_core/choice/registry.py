@@ -77,15 +77,6 @@ def records() -> tuple[Record, ...]:
     return tuple(result)
 
 
-def refresh() -> None:
-    """Forget the list and what became of the plugins, so that those installed or mended since are found."""
-    records.cache_clear()
-    made.clear()
-    aside.clear()
-    warm.clear()
-    chosen.clear()
-
-
 # A forked child has its parent's modules and what they compiled, but no context on a device.
 in_child(lambda: [warm.pop(key) for key in list(warm) if key[1] != "cpu"])
 
