@@ -143,43 +143,23 @@ class DeviceOutOfMemory(MemoryError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One pass over the data.
+    """One pass over the data."""
 
-    Parameters
-    ----------
-    reduction : Reduction
-        What is summed.
-    m, n, d : int
-        Query rows, training columns, dimensions.
-    dtype : {"float64", "float32"}
-        What the user's numbers were (the whitened points are float64 either way).
-    precision : {"fast", "high", "float64"}
-        The tolerances to keep, see :data:`TOLERANCES`.
-    device : str
-        Where the pass runs: ``"cpu"``, ``"cuda:0"``.
-    same : bool
-        The query rows are the training points; ``reduce`` is given ``queries=None``. With m < n, for a backend with
-        ``"range"``, they are m of them, from the point ``own_offset`` on.
-    requires : frozenset of str
-        Names from :data:`FEATURES` that the answer depends on.
-    extent : float
-        Largest distance of any row or column from the origin, in bandwidths. With ``"grad"`` or
-        ``"kernel"`` there is no limit to it: nothing is taken off.
-    kernel : str
-        One of :data:`KERNELS`; another than ``"gaussian"`` with ``"kernel"``.
-    """
-
-    reduction: Reduction
-    m: int
-    n: int
-    d: int
-    dtype: str = "float64"
-    precision: str = "high"
-    device: str = "cpu"
+    reduction: Reduction  #: what is summed
+    m: int  #: query rows
+    n: int  #: training columns
+    d: int  #: dimensions
+    dtype: str = "float64"  #: or "float32": what the user's numbers were; the whitened points are float64 either way
+    precision: str = "high"  #: one of :data:`PRECISIONS`: the tolerances to keep, see :data:`TOLERANCES`
+    device: str = "cpu"  #: where the pass runs: ``"cpu"``, ``"cuda:0"``
+    #: The query rows are the training points; ``reduce`` is given ``queries=None``. With m < n, for a backend with
+    #: ``"range"``, they are m of them, from the point ``own_offset`` on.
     same: bool = False
-    requires: frozenset[str] = frozenset()
+    requires: frozenset[str] = frozenset()  #: names from :data:`FEATURES` that the answer depends on
+    #: Largest distance of any row or column from the origin, in bandwidths. With ``"grad"`` or ``"kernel"`` there is no
+    #: limit to it: nothing is taken off.
     extent: float = 0.0
-    kernel: str = "gaussian"
+    kernel: str = "gaussian"  #: one of :data:`KERNELS`; another than ``"gaussian"`` with ``"kernel"``
 
     def __post_init__(self) -> None:
         if type(self.reduction) is not Reduction:  # a plain string would equal but not be it
@@ -218,33 +198,16 @@ class Support(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """What a backend's formulation does for a problem; the cost model turns it into time.
+    """What a backend's formulation does for a problem; the cost model turns it into time."""
 
-    Parameters
-    ----------
-    matrix_flops : mapping of str to float
-        Floating-point operations in matrix products, by dtype (``"float64"``, ``"tf32"``, ``"float16"`` …).
-    scalar_flops : float
-        Other single-precision operations; one in double precision counts as two. An exponential is not one of them.
-    exps : float
-        Single-precision exponentials; one in double precision counts as what it costs in them.
-    bytes : float
-        Traffic with main memory, in bytes.
-    transfer_bytes : float
-        Traffic between host and device, in bytes.
-    launches : int
-        Kernel launches, or their like.
-    parallel : bool
-        Whether it uses every thread of a CPU, or one.
-    """
-
+    #: Floating-point operations in matrix products, by dtype (``"float64"``, ``"tf32"``, ``"float16"`` …).
     matrix_flops: Mapping[str, float] = field(default_factory=dict)
-    scalar_flops: float = 0.0
-    exps: float = 0.0
-    bytes: float = 0.0
-    transfer_bytes: float = 0.0
-    launches: int = 1
-    parallel: bool = True
+    scalar_flops: float = 0.0  #: other single-precision operations but exponentials; in double precision one is two
+    exps: float = 0.0  #: single-precision exponentials; one in double precision counts as what it costs in them
+    bytes: float = 0.0  #: traffic with main memory, in bytes
+    transfer_bytes: float = 0.0  #: traffic between host and device, in bytes
+    launches: int = 1  #: kernel launches, or their like
+    parallel: bool = True  #: whether it uses every thread of a CPU, or one
 
 
 @dataclass(frozen=True)
@@ -253,43 +216,25 @@ class Partial:
 
     Arrays are float64, in the array library and on the device that the points came in. m is the number of query
     rows. A row that no column reaches, by a kernel of bounded support, has log sum −inf.
-
-    Parameters
-    ----------
-    log_sum : (m,) array
-        ℓ; for LAPLACE log M.
-    shift : (m, d) array, optional
-        MEAN only, in bandwidths.
-    sign, log_magnitude : (m,) arrays, optional
-        LAPLACE only: sign (−1, 0 or 1) and log |L|.
     """
 
-    log_sum: Any
-    shift: Any = None
-    sign: Any = None
-    log_magnitude: Any = None
+    log_sum: Any  #: (m,) ℓ; for LAPLACE log M
+    shift: Any = None  #: (m, d) of MEAN only, in bandwidths
+    sign: Any = None  #: (m,) of LAPLACE only: −1, 0 or 1
+    log_magnitude: Any = None  #: (m,) of LAPLACE only: log |L|
 
 
 @dataclass(frozen=True)
 class Columns:
     """The training points of a pass; arrays of the kind that ``BackendInfo.arrays`` names, on ``problem.device``.
 
-    Where that device has no float64 they are on the host, and so are queries and results: the backend packs what it
-    needs there.
-
-    Parameters
-    ----------
-    points : (n, d) float64 array
-        Whitened and shifted, so that the origin lies among the points; in C order.
-    log_weights : (n,) float64 array
-        Finite and at most 0. Without the feature ``"weights"`` in ``problem.requires`` all are equal.
-    weights : (n,) float64 array, optional
-        With ``"grad"`` and ``"weights"``: the weights themselves, of which log_weights are the logs; zeros included.
+    They are float64. Where that device has none they are on the host, and so are queries and results: the backend packs
+    what it needs there.
     """
 
-    points: Any
-    log_weights: Any
-    weights: Any = None
+    points: Any  #: (n, d) whitened and shifted, so that the origin lies among the points; in C order
+    log_weights: Any  #: (n,) finite and at most 0; without ``"weights"`` in ``problem.requires`` all are equal
+    weights: Any = None  #: (n,) with ``"grad"`` and ``"weights"``: those whose logs log_weights are; zeros included
 
 
 class Backend(TypingProtocol):
@@ -445,51 +390,28 @@ class CriteriaBackend(Backend, TypingProtocol):
 class BackendInfo:
     """What the core knows of a backend without importing it: the entry point's value, in a module that is light.
 
-    Parameters
-    ----------
-    name : str
-        The entry point's name.
-    protocol : tuple of int
-        :data:`PROTOCOL` as it was when the plugin was written: a literal, not the constant.
-    implementation : str
-        ``"package.module:factory"``; called with the user's ``backend_options`` it returns a :class:`Backend`.
-    devices, precisions : tuple of str
-        Kinds of device (``"cpu"``, ``"cuda"``) and precisions it keeps.
-    features : frozenset of str
-        What of :data:`FEATURES` it has.
-    requires_modules : tuple of str
-        Modules that must be importable, such as ``"torch"`` or ``"cuda.core"``; looked up, never imported, by the core.
-    install : str
-        The command that brings them.
-    arrays : str
-        The array library it takes and returns, one of :data:`ARRAYS`.
-    supports : callable
-        ``supports(problem) -> Support``: called when device, precision and features fit.
-    extent_limit : callable
-        ``extent_limit(problem) -> float``: the extent, in bandwidths, up to which its fast formula keeps the precision,
-        from an error bound. Up to half the pairs beyond it the core takes off: the backend sums them apart, as
-        problems of the full extent, if it supports those; otherwise the core sums them exactly, however many. Up to it
-        ``supports`` must not decline for the extent.
-    work : callable, optional
-        ``work(problem, config) -> Work``; without it the core prices a plain matrix-product formulation.
-
-    Raises
-    ------
-    TypeError
-        A field is not of its type; the message names it.
+    A field that is not of its type raises TypeError with its name.
     """
 
-    name: str
-    protocol: tuple[int, int]
+    name: str  #: the entry point's
+    protocol: tuple[int, int]  #: :data:`PROTOCOL` as it was when the plugin was written: a literal, not the constant
+    #: ``"package.module:factory"``; called with the user's ``backend_options`` it returns a :class:`Backend`.
     implementation: str
-    devices: tuple[str, ...]
-    precisions: tuple[str, ...]
-    features: frozenset[str] = frozenset()
+    devices: tuple[str, ...]  #: kinds of device: ``"cpu"``, ``"cuda"``
+    precisions: tuple[str, ...]  #: those of :data:`PRECISIONS` that it keeps
+    features: frozenset[str] = frozenset()  #: what of :data:`FEATURES` it has
+    #: Modules that must be importable, such as ``"torch"`` or ``"cuda.core"``; looked up, never imported, by the core.
     requires_modules: tuple[str, ...] = ()
-    install: str = ""
-    arrays: str = "numpy"
+    install: str = ""  #: the command that brings them
+    arrays: str = "numpy"  #: the array library that it takes and returns, one of :data:`ARRAYS`
+    #: ``supports(problem) -> Support``: called when device, precision and features fit.
     supports: Callable[[Problem], Support] = lambda problem: Support(True, "takes any problem")
+    #: ``extent_limit(problem) -> float``: the extent, in bandwidths, up to which its fast formula keeps the precision,
+    #: from an error bound. Up to half the pairs beyond it the core takes off: the backend sums them apart, as problems
+    #: of the full extent, if it supports those; otherwise the core sums them exactly, however many. Up to it
+    #: ``supports`` must not decline for the extent.
     extent_limit: Callable[[Problem], float] = lambda problem: math.inf
+    #: ``work(problem, config) -> Work``; without it the core prices a plain matrix-product formulation.
     work: Callable[[Problem, Mapping[str, Any] | None], Work] | None = None
 
     startup_seconds: ClassVar[float] = 0.0  # fields of AdvancedInfo
@@ -559,21 +481,14 @@ def _call_functions_once() -> None:
 
 @dataclass(frozen=True)
 class AdvancedInfo(BackendInfo):
-    """What the core may know of a backend besides: what comes before the first result, and what can be tuned.
+    """What the core may know of a backend besides: what comes before the first result, and what can be tuned."""
 
-    Parameters
-    ----------
-    startup_seconds : float
-        Time from nothing imported to the first result of a tiny problem whose kernels were compiled before.
-    compile_seconds : callable
-        ``compile_seconds(problem) -> float``: what compiling for a problem of this kind takes where that is not done
-        yet, in seconds; it counts as start-up does. Not what is compiled once on a machine, whatever the problem.
-    tuning : str
-        ``"package.module:name"`` of what can be tuned, a :class:`sdkde_core.tuning.Space`; empty: nothing.
-    """
-
+    #: Time from nothing imported to the first result of a tiny problem whose kernels were compiled before.
     startup_seconds: float = 0.0  # type: ignore[misc]
+    #: ``compile_seconds(problem) -> float``: what compiling for a problem of this kind takes where that is not done
+    #: yet; it counts as start-up does. Not what is compiled once on a machine, whatever the problem.
     compile_seconds: Callable[[Problem], float] = lambda problem: 0.0  # type: ignore[assignment]
+    #: ``"package.module:name"`` of what can be tuned, a :class:`sdkde_core.tuning.Space`; empty: nothing.
     tuning: str = ""  # type: ignore[misc]
 
 
