@@ -180,10 +180,7 @@ class Problem:
 
 
 def with_fields(frozen: T, **fields: Any) -> T:
-    """Return a dataclass with other values of some fields, not checked anew: every call makes ten problems.
-
-    :func:`dataclasses.replace` takes ten times as long.
-    """
+    """Return a dataclass with other values of some fields, not checked anew: in a tenth of the time of ``replace``."""
     new = object.__new__(type(frozen))
     new.__dict__.update(frozen.__dict__, **fields)
     return new

@@ -23,19 +23,15 @@ _logger = logging.getLogger("sdkde")
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend that runs, and the candidates that were considered, best first: all of them where it is explained.
-
-    ``calls``: over how many start-up was spread. ``devices``: those that share the rows, ``device`` first, where the
-    user named several.
-    """
+    """The backend that runs, and why."""
 
     info: BackendInfo
     device: str
     backend: Backend
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]  # that were considered, best first: all of them where it is explained
     reason: str
-    calls: int
-    devices: tuple[str, ...] = ()
+    calls: int  # over how many start-up was spread
+    devices: tuple[str, ...] = ()  # those that share the rows, ``device`` first, where the user named several
 
     @property
     def name(self) -> str:
@@ -113,7 +109,7 @@ def choose(
     explained: bool = False,
     without: Mapping[tuple[str, str], str] | None = None,
 ) -> Choice:
-    """Return the backend for the passes: the named one, or the best one that works here.
+    """Return the backend for the passes: the named one, by argument or ``SDKDE_BACKEND``, or the best that works here.
 
     The decision, in order, for every plugin on each device in question: the one named; else the data's, and for data on
     the host the plugin's other devices too:
@@ -155,8 +151,6 @@ def choose(
     ``device``: as the user named it. ``came_from``: where the user had the data, if they have been copied to
     ``data_device``. ``share``: the share of the pairs beyond an extent. ``calls``: over how many start-up is spread;
     None: by where the data are. ``without``: what ``"auto"`` is not to take, by name and device, and why.
-
-    A named backend never falls back to another. ``"auto"`` reads the environment variable ``SDKDE_BACKEND``.
 
     Raises
     ------
