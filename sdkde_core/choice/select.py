@@ -314,12 +314,12 @@ def ranked(
 
     No backend is started.
     """
-    found: list[Candidate] = []
+    named, found = wanted.named, list[Candidate]()
     places: list[tuple[BackendInfo, str]] = []
     for record in registry.records():
         if not record.ok or record.info is None:
             found.append(Candidate(record.name, "-", False, f"{record.status}: {record.reason}"))
-        elif everything or wanted.named in ("auto", record.name):
+        elif everything or named in ("auto", record.name):
             there = _devices(record.info, wanted.device, wanted.data_device)
             places += [(record.info, place) for place in there]
             if not there:
@@ -343,7 +343,7 @@ def ranked(
         # A plugin without a CPU has a device that was not asked for; it is tried if it was named. Of other devices than
         # CUDA's nobody knows here whether there is one.
         absent = place.startswith("cuda") and gpu_name(place) is None
-        if candidate.ok and wanted.device is None and info.name != wanted.named and absent:
+        if candidate.ok and wanted.device is None and info.name != named and absent:
             candidate = replace(candidate, ok=False, reason=f"no {place} is here", seconds=None, pass_seconds=())
         if candidate.ok and wanted.device is None and place != wanted.data_device and processor(place) is None:
             candidate = replace(candidate, seconds=None, pass_seconds=())  # nobody knows that data gain by going there

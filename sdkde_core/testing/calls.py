@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
 import os
 import signal
 import sys
@@ -297,21 +296,24 @@ def forked_child(target: Target, parameter: str) -> None:
 
 def _status_of_child(call: Callable[[], None]) -> int | None:
     """Call in a forked child: 0, also if it raises what is no AssertionError; None if it does not end."""
-
-    def answer() -> None:
-        try:
-            call()
-        except Exception as error:
-            os._exit(int(isinstance(error, AssertionError)))
-        os._exit(0)  # without what a process does at its end: the parent's handlers are not the child's
-
-    child = multiprocessing.get_context("fork").Process(target=answer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there are other threads
-        child.start()
-    child.join(PATIENCE)
-    if child.exitcode is None:
-        child.kill()
-        child.join()
-        return None
-    return child.exitcode
+        child = os.fork()
+    if not child:
+        status = 1
+        try:
+            call()
+            status = 0
+        except Exception as error:
+            status = int(isinstance(error, AssertionError))
+        finally:
+            os._exit(status)
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
