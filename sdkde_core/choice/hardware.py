@@ -166,7 +166,7 @@ def visible_gpus() -> tuple[ListedGPU, ...]:
         if word.isdecimal():
             named = numbered[int(word) : int(word) + 1]
         else:
-            named = tuple(gpu for gpu in every if word and gpu.uuid.startswith(word))
+            named = tuple(one for one in every if word and one.uuid.startswith(word))
         if len(named) != 1 or named[0] in visible:
             break
         visible += named
@@ -181,7 +181,7 @@ def _listed() -> tuple[_GPUs, _GPUs, int]:
         found = [_card_and_parts(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount())]
         shown = [(card, parts) for card, parts in found if parts]  # a sliced card may have no slice yet
         speeds = [card.sms * card.clock_ghz for card, _ in shown]
-        every = tuple(gpu for _, parts in shown for gpu in parts)
+        every = tuple(one for _, parts in shown for one in parts)
         return tuple(parts[0] for _, parts in shown), every, speeds.index(max(speeds)) if shown else 0
 
     none: _GPUs = ()
@@ -217,8 +217,8 @@ def _card_and_parts(nvml: Any, handle: Any) -> tuple[ListedGPU, list[ListedGPU]]
         if part := ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, i):
             has, whole = ask(nvml.nvmlDeviceGetAttributes, part), ask(nvml.nvmlDeviceGetMemoryInfo, handle)
             share = has.memorySizeMB * 2**20 / whole.total if has and whole else 0.0
-            sms = has.multiprocessorCount if has else 0
-            slices.append(ListedGPU(*named(part), capability, sms, clock / 1e3, share * bandwidth))
+            count = has.multiprocessorCount if has else 0
+            slices.append(ListedGPU(*named(part), capability, count, clock / 1e3, share * bandwidth))
     return card, slices
 
 

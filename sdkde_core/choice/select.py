@@ -59,12 +59,8 @@ class Wanted(NamedTuple):
 def parse_device(device: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
     """Return the device that the user named, or the devices, all of one kind.
 
-    Raises
-    ------
-    ValueError
-        No installed plugin declares a device of that kind; or several that cannot share rows.
-    BackendUnavailable
-        ``"cuda:all"``, and there is none.
+    ValueError: no installed plugin declares a device of that kind, or several cannot share rows. BackendUnavailable:
+    ``"cuda:all"``, and there is none.
     """
     if device is None:
         return None
@@ -152,13 +148,9 @@ def choose(
     ``data_device``. ``share``: the share of the pairs beyond an extent. ``calls``: over how many start-up is spread;
     None: by where the data are. ``without``: what ``"auto"`` is not to take, by name and device, and why.
 
-    Raises
-    ------
-    BackendUnavailable
-        The named backend is unknown or cannot answer, or none can; the message has the reason and the mend.
-    ValueError
-        ``backend_options`` without a named backend, or options that the backend does not take; ``SDKDE_NUM_THREADS``
-        or ``SDKDE_TUNING`` cannot be right; several devices for input that requires grad.
+    BackendUnavailable: the named backend is unknown or cannot answer, or none can; with the reason and the mend.
+    ValueError: ``backend_options`` without a named backend, or that it does not take; ``SDKDE_NUM_THREADS`` or
+    ``SDKDE_TUNING`` cannot be right; several devices for input that requires grad.
     """
     aside, several = dict(without or {}), None if isinstance(device, str) or device is None else device
     first = device if device is None or isinstance(device, str) else device[0]
