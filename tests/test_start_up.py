@@ -19,7 +19,7 @@ from sdkde_core.protocol import AdvancedInfo, BackendUnavailable, Problem, Reduc
 from sdkde_core.testing.calls import _status_of_child
 
 X = np.random.default_rng(0).normal(size=(60, 2))
-RATE = hardware.NOMINAL_CORE.scalar_flops
+RATE = hardware.cpu().scalar_flops / hardware.speedup(hardware.cpu_threads())  # of one core
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ ONE, TEN, MANY = info("one", 1.0), info("ten", 0.5, 2.0), info("many", 0.4, 1.0,
     ],
 )
 def test_start_up_is_spread_over_the_calls_of_a_process(plugins, calls, where, first, counted, monkeypatch):
-    monkeypatch.setattr(judge, "processor", lambda device: hardware.NOMINAL_CORE)
+    monkeypatch.setattr(judge, "processor", lambda device: hardware.cpu())
     plugins(*(replace(i, devices=("cpu", "cuda")) for i in (ONE, TEN, MANY)))
     ranked = select.ranked([PROBLEM], None, select.Wanted("auto", where, where, judge.calls_of(calls, where)))
     assert ranked[0].name == first

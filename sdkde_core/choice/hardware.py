@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from .cards import GPU, Processor, card_name, cores, derived, gpu, plain
@@ -53,19 +52,6 @@ def cpu_threads() -> int:
     return os.cpu_count() or 1
 
 
-#: Rates of one core of any CPU: a server core with AVX2, running NumPy on tiles in cache.
-NOMINAL_CORE = Processor(
-    name="CPU core, nominal",
-    matrix_flops={"float64": 21e9, "float32": 42e9},
-    scalar_flops=4e9,
-    exps=1.1e9,
-    bandwidth=8e9,
-    launch_seconds=1e-5,
-    overlaps=False,
-    source="nominal",
-)
-
-
 def cpu() -> Processor:
     """Return the nominal rates of a CPU with :func:`cpu_threads` threads, which are those of all together."""
     return _cores(cpu_threads())
@@ -73,15 +59,18 @@ def cpu() -> Processor:
 
 @functools.cache
 def _cores(threads: int) -> Processor:
-    core, cores = NOMINAL_CORE, speedup(threads)
-    return replace(
-        core,
-        name=f"{core.name}, {threads} threads",
+    """Rates of a server's cores with AVX2, running NumPy on tiles in cache."""
+    cores = speedup(threads)
+    return Processor(
+        name=f"CPU core, nominal, {threads} threads",
+        matrix_flops={"float64": 21e9 * cores, "float32": 42e9 * cores},
+        scalar_flops=4e9 * cores,
+        exps=1.1e9 * cores,
+        bandwidth=8e9 * min(threads, 4),  # a few cores saturate the memory
+        launch_seconds=1e-5,
         threads=threads,
-        matrix_flops={dtype: rate * cores for dtype, rate in core.matrix_flops.items()},
-        scalar_flops=core.scalar_flops * cores,
-        exps=core.exps * cores,
-        bandwidth=core.bandwidth * min(threads, 4),  # a few cores saturate the memory
+        overlaps=False,
+        source="nominal",
     )
 
 
