@@ -149,9 +149,9 @@ class Problem:
     m: int  #: query rows
     n: int  #: training columns
     d: int  #: dimensions
-    dtype: str = "float64"  #: or "float32": what the user's numbers were; the whitened points are float64 either way
-    precision: str = "high"  #: one of :data:`PRECISIONS`: the tolerances to keep, see :data:`TOLERANCES`
-    device: str = "cpu"  #: where the pass runs: ``"cpu"``, ``"cuda:0"``
+    dtype: str = "float64"  #: or "float32", what the user's numbers were; the whitened points are float64 either way
+    precision: str = "high"  #: one of :data:`PRECISIONS`, the tolerances to keep; see :data:`TOLERANCES`
+    device: str = "cpu"  #: where the pass runs, such as ``"cuda:0"``
     #: The query rows are the training points; ``reduce`` is given ``queries=None``. With m < n, for a backend with
     #: ``"range"``, they are m of them, from the point ``own_offset`` on.
     same: bool = False
@@ -391,10 +391,10 @@ class BackendInfo:
     """
 
     name: str  #: the entry point's
-    protocol: tuple[int, int]  #: :data:`PROTOCOL` as it was when the plugin was written: a literal, not the constant
+    protocol: tuple[int, int]  #: :data:`PROTOCOL` as it was when the plugin was written; a literal, not the constant
     #: ``"package.module:factory"``; called with the user's ``backend_options`` it returns a :class:`Backend`.
     implementation: str
-    devices: tuple[str, ...]  #: kinds of device: ``"cpu"``, ``"cuda"``
+    devices: tuple[str, ...]  #: kinds of device, such as ``"cuda"``
     precisions: tuple[str, ...]  #: those of :data:`PRECISIONS` that it keeps
     features: frozenset[str] = frozenset()  #: what of :data:`FEATURES` it has
     #: Modules that must be importable, such as ``"torch"`` or ``"cuda.core"``; looked up, never imported, by the core.
@@ -485,7 +485,7 @@ class AdvancedInfo(BackendInfo):
     #: ``compile_seconds(problem) -> float``: what compiling for a problem of this kind takes where that is not done
     #: yet; it counts as start-up does. Not what is compiled once on a machine, whatever the problem.
     compile_seconds: Callable[[Problem], float] = lambda problem: 0.0  # type: ignore[assignment]
-    #: ``"package.module:name"`` of what can be tuned, a :class:`sdkde_core.tuning.Space`; empty: nothing.
+    #: ``"package.module:name"`` of what can be tuned, a :class:`sdkde_core.tuning.Space`; nothing if empty.
     tuning: str = ""  # type: ignore[misc]
 
 

@@ -32,10 +32,10 @@ class BackendConformance:
     """
 
     backend: ClassVar[str] = ""  #: the entry point's name
-    #: Default: every declared kind of device that the backend finds here (``"cuda"`` as ``"cuda:0"``).
+    #: By default every declared kind of device that the backend finds here (``"cuda"`` as ``"cuda:0"``).
     device: ClassVar[str | None] = None
     options: ClassVar[Mapping[str, Any]] = {}  #: ``backend_options``
-    #: ``"quick"`` or ``"full"``; default: the environment variable ``SDKDE_CONFORMANCE``, else quick.
+    #: ``"quick"`` or ``"full"``; by default the environment variable ``SDKDE_CONFORMANCE``, else quick.
     profile: ClassVar[str | None] = None
     dimensions: ClassVar[tuple[int, ...] | None] = None  #: instead of the profile's, if the backend compiles for each
     draws: ClassVar[int | None] = None  #: instead of the profile's number of random problems, for what is slow here
