@@ -70,7 +70,7 @@ def records() -> tuple[Record, ...]:
         info, failure = ask(point.load)
         status, reason, known = "broken", f"{value} does not load: {failure}", None
         if not failure:
-            judged, failure = ask(judge, name, info)
+            judged, failure = ask(status_of, name, info)
             status, reason, known = judged or ("broken", f"its BackendInfo cannot be read: {failure}", None)
         taken[name] = Record(name, status, reason, by, version, value, known)
         result.append(taken[name])
@@ -86,7 +86,7 @@ def find(name: str) -> Record | None:
     return next((r for r in records() if r.name == name and r.status != "shadowed"), None)
 
 
-def judge(name: str, info: Any) -> tuple[str, str, BackendInfo | None]:
+def status_of(name: str, info: Any) -> tuple[str, str, BackendInfo | None]:
     """Return status, reason and info of the entry point ``name``, whose value is ``info``."""
     if not isinstance(info, BackendInfo):
         return "broken", f"its entry point is a {type(info).__name__}, not a BackendInfo", None

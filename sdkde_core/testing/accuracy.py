@@ -196,7 +196,6 @@ class Drawn:
 
     case: Case
     same: bool
-    requires: frozenset[str]
     expected: int  # the m that ``prepare`` is told
     cut: int  # the row at which the second of two batches begins
 
@@ -226,7 +225,6 @@ def _sizes(rng: np.random.Generator, shape: str, tile: int, pairs: int) -> tuple
 def draw(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> Drawn:
     """Draw a problem in d dimensions: at most ``pairs`` pairs, with weights where ``allowed`` has these."""
     rng = np.random.default_rng([seed, 20])
-    requires = _deal((frozenset(), frozenset({"weights"})), seed, 1) & allowed
     shapes = ("many columns", "many rows", "on tiles", "on tiles", "beside tiles", "any", "few")
     n, m = _sizes(rng, _deal(shapes, seed, 3), _deal((16, 32, 64, 128, 256, 512), seed, 2), pairs)
     same = _deal((False, True, False), seed, 4)
@@ -244,14 +242,12 @@ def draw(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> Drawn:
         queries = case.queries.copy()
         queries[rng.integers(0, m)] *= 4.0
         case = replace(case, name=f"{case.name}, one row in the tail", queries=queries)
-    if requires and n > 1:
+    if "weights" in allowed and _deal((False, True), seed, 1) and n > 1:
         case = weighted(case, float(rng.choice((1.0, 8.0))))
-    else:
-        requires = frozenset()
     if rng.random() < 0.25:  # as of some of a pass's columns, whose weights sum to less than 1
         case = replace(case, name=f"{case.name}, half the columns", log_weights=case.log_weights - 0.7)
     cut = int(rng.choice([*(i for i in boundaries(m) if i), int(rng.integers(1, m + 1))]))
-    return Drawn(case, same, requires, int(rng.choice((0, 1, m, 4 * m))), cut)
+    return Drawn(case, same, int(rng.choice((0, 1, m, 4 * m))), cut)
 
 
 @functools.lru_cache(maxsize=128)
@@ -285,8 +281,7 @@ def drawn(target: Target, seed: int, d: int, pairs: int) -> None:
     for (k, precision), (r, reduction) in itertools.product(enumerate(target.info.precisions), enumerate(Reduction)):
         dtype = ("float64", "float32")[(k + r + seed) % 2]
         with contextlib.suppress(NotDeclared):
-            options: dict[str, Any] = {"same": asked.same, "requires": asked.requires, "dtype": dtype}
-            problem = target.problem(asked.case, reduction, precision, **options)
+            problem = target.problem(asked.case, reduction, precision, same=asked.same, dtype=dtype)
             answered = True
             if target.info.supports(problem).ok:
                 _ask(target, asked, problem, want, rows, as_range=seed % 2 == 1)

@@ -118,9 +118,9 @@ def many_alive(target: Target, precision: str, reduction: str) -> None:
         within(problem, each(result, to_host), problems.truth(one.case), about)
 
 
-def _farthest(target: Target, cases: list[Case], reduction: str, precision: str, **options: Any) -> Problem:
+def _farthest(target: Target, cases: list[Case], reduction: str, precision: str) -> Problem:
     """Return the problem of the case that reaches farthest."""
-    posed = [target.problem(case, reduction, precision, whole=True, **options) for case in cases]
+    posed = [target.problem(case, reduction, precision, whole=True) for case in cases]
     return max(posed, key=lambda problem: problem.extent)
 
 
@@ -158,11 +158,10 @@ def new_contents(target: Target, precision: str, reduction: str) -> None:
 
 def threads(target: Target, precision: str, reduction: str) -> None:
     """Calls from several threads at once, with one state and with a state each, are answered as if they were alone."""
-    cases = [about_tiles(211, 67, 3, 10.0, seed) for seed in range(4)]
-    for requires in (frozenset[str](), target.info.features & {"weights"}):
-        if "weights" in requires:
-            cases = [weighted(case) for case in cases]
-        _threads(target, cases, _farthest(target, cases, reduction, precision, requires=requires))
+    plain = [about_tiles(211, 67, 3, 10.0, seed) for seed in range(4)]
+    uneven = [[weighted(case) for case in plain]] * ("weights" in target.info.features)
+    for cases in (plain, *uneven):
+        _threads(target, cases, _farthest(target, cases, reduction, precision))
 
 
 def _threads(target: Target, cases: list[Case], problem: Problem) -> None:

@@ -23,9 +23,8 @@ from .target import Target, make, same_bits, weighted, within
 def kernel(target: Target, precision: str, name: str) -> None:
     """Another kernel: tolerances, weights, own columns, rows out of reach and far off, NaN."""
 
-    def asked(case: Case, *, requires: Any = (), **options: Any) -> Problem:
-        requires = {"kernel", *requires}
-        return target.problem(case, Reduction.LOG_SUM, precision, kernel=name, requires=requires, **options)
+    def asked(case: Case, **options: Any) -> Problem:
+        return target.problem(case, Reduction.LOG_SUM, precision, kernel=name, requires={"kernel"}, **options)
 
     for case in _cases():
         # Rows that reach none but columns of little weight are those columns themselves.

@@ -22,7 +22,7 @@ from .target import NotDeclared, Target, make, same_bits
 def declaration(target: Target, parameter: str) -> None:
     """The BackendInfo is one that the core and this suite can believe."""
     info = target.info
-    status, reason, _ = registry.judge(info.name, info)
+    status, reason, _ = registry.status_of(info.name, info)
     assert status == "ok", reason
     unknown = sorted(info.features - set(FEATURES))
     assert not unknown, f"features {unknown} are none of the protocol's {sorted(FEATURES)}"
