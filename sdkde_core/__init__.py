@@ -8,16 +8,7 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from .api import (
-    backends,
-    debias,
-    estimate,
-    explain,
-    grad_log_density,
-    prepare,
-    select_bandwidth,
-    warm_up,
-)
+from .api import backends, debias, estimate, explain, grad_log_density, prepare, select_bandwidth, warm_up
 from .archive import load
 from .bandwidth.matrix import Bandwidth
 from .estimator.prepared import Prepared

@@ -143,45 +143,23 @@ class DeviceOutOfMemory(MemoryError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One pass over the data, described wherever a description is needed.
+    """One pass over the data."""
 
-    The cost model prices it, backends answer for it, the selector ranks it, the tuner's key is made from it.
-
-    Parameters
-    ----------
-    reduction : Reduction
-        What is summed.
-    m, n, d : int
-        Query rows, training columns, dimensions.
-    dtype : {"float64", "float32"}
-        What the user's numbers were (the whitened points are float64 either way).
-    precision : {"fast", "high", "float64"}
-        The tolerances to keep, see :data:`TOLERANCES`.
-    device : str
-        Where the pass runs: ``"cpu"``, ``"cuda:0"``.
-    same : bool
-        The query rows are the training points; ``reduce`` is given ``queries=None``. With m < n, for a backend with
-        ``"range"``, they are m of them, from the point ``own_offset`` on.
-    requires : frozenset of str
-        Names from :data:`FEATURES` that the answer depends on.
-    extent : float
-        Largest distance of any row or column from the origin, in bandwidths. With ``"grad"`` or
-        ``"kernel"`` there is no limit to it: nothing is taken off.
-    kernel : str
-        One of :data:`KERNELS`; another than ``"gaussian"`` with ``"kernel"``.
-    """
-
-    reduction: Reduction
-    m: int
-    n: int
-    d: int
-    dtype: str = "float64"
-    precision: str = "high"
-    device: str = "cpu"
+    reduction: Reduction  #: what is summed
+    m: int  #: query rows
+    n: int  #: training columns
+    d: int  #: dimensions
+    dtype: str = "float64"  #: or "float32", what the user's numbers were; the whitened points are float64 either way
+    precision: str = "high"  #: one of :data:`PRECISIONS`, the tolerances to keep; see :data:`TOLERANCES`
+    device: str = "cpu"  #: where the pass runs, such as ``"cuda:0"``
+    #: The query rows are the training points; ``reduce`` is given ``queries=None``. With m < n, for a backend with
+    #: ``"range"``, they are m of them, from the point ``own_offset`` on.
     same: bool = False
-    requires: frozenset[str] = frozenset()
+    requires: frozenset[str] = frozenset()  #: names from :data:`FEATURES` that the answer depends on
+    #: Largest distance of any row or column from the origin, in bandwidths. With ``"grad"`` or ``"kernel"`` there is no
+    #: limit to it: nothing is taken off.
     extent: float = 0.0
-    kernel: str = "gaussian"
+    kernel: str = "gaussian"  #: one of :data:`KERNELS`; another than ``"gaussian"`` with ``"kernel"``
 
     def __post_init__(self) -> None:
         if type(self.reduction) is not Reduction:  # a plain string would equal but not be it
@@ -202,10 +180,7 @@ class Problem:
 
 
 def with_fields(frozen: T, **fields: Any) -> T:
-    """Return a dataclass with other values of some fields, not checked anew: every call makes ten problems.
-
-    :func:`dataclasses.replace` takes ten times as long.
-    """
+    """Return a dataclass with other values of some fields, not checked anew: in a tenth of the time of ``replace``."""
     new = object.__new__(type(frozen))
     new.__dict__.update(frozen.__dict__, **fields)
     return new
@@ -220,33 +195,16 @@ class Support(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """What a backend's formulation does for a problem; the cost model turns it into time.
+    """What a backend's formulation does for a problem; the cost model turns it into time."""
 
-    Parameters
-    ----------
-    matrix_flops : mapping of str to float
-        Floating-point operations in matrix products, by dtype (``"float64"``, ``"tf32"``, ``"float16"`` …).
-    scalar_flops : float
-        Other single-precision operations; one in double precision counts as two. An exponential is not one of them.
-    exps : float
-        Single-precision exponentials; one in double precision counts as what it costs in them.
-    bytes : float
-        Traffic with main memory, in bytes.
-    transfer_bytes : float
-        Traffic between host and device, in bytes.
-    launches : int
-        Kernel launches, or their like.
-    parallel : bool
-        Whether it uses every thread of a CPU, or one.
-    """
-
+    #: Floating-point operations in matrix products, by dtype (``"float64"``, ``"tf32"``, ``"float16"`` …).
     matrix_flops: Mapping[str, float] = field(default_factory=dict)
-    scalar_flops: float = 0.0
-    exps: float = 0.0
-    bytes: float = 0.0
-    transfer_bytes: float = 0.0
-    launches: int = 1
-    parallel: bool = True
+    scalar_flops: float = 0.0  #: other single-precision operations but exponentials; in double precision one is two
+    exps: float = 0.0  #: single-precision exponentials; one in double precision counts as what it costs in them
+    bytes: float = 0.0  #: traffic with main memory, in bytes
+    transfer_bytes: float = 0.0  #: traffic between host and device, in bytes
+    launches: int = 1  #: kernel launches, or their like
+    parallel: bool = True  #: whether it uses every thread of a CPU, or one
 
 
 @dataclass(frozen=True)
@@ -255,43 +213,25 @@ class Partial:
 
     Arrays are float64, in the array library and on the device that the points came in. m is the number of query
     rows. A row that no column reaches, by a kernel of bounded support, has log sum −inf.
-
-    Parameters
-    ----------
-    log_sum : (m,) array
-        ℓ; for LAPLACE log M.
-    shift : (m, d) array, optional
-        MEAN only, in bandwidths.
-    sign, log_magnitude : (m,) arrays, optional
-        LAPLACE only: sign (−1, 0 or 1) and log |L|.
     """
 
-    log_sum: Any
-    shift: Any = None
-    sign: Any = None
-    log_magnitude: Any = None
+    log_sum: Any  #: (m,) ℓ; for LAPLACE log M
+    shift: Any = None  #: (m, d) of MEAN only, in bandwidths
+    sign: Any = None  #: (m,) of LAPLACE only: −1, 0 or 1
+    log_magnitude: Any = None  #: (m,) of LAPLACE only: log |L|
 
 
 @dataclass(frozen=True)
 class Columns:
     """The training points of a pass; arrays of the kind that ``BackendInfo.arrays`` names, on ``problem.device``.
 
-    Where that device has no float64 they are on the host, and so are queries and results: the backend packs what it
-    needs there.
-
-    Parameters
-    ----------
-    points : (n, d) float64 array
-        Whitened and shifted, so that the origin lies among the points; in C order.
-    log_weights : (n,) float64 array
-        Finite and at most 0. Without the feature ``"weights"`` in ``problem.requires`` all are equal.
-    weights : (n,) float64 array, optional
-        With ``"grad"`` and ``"weights"``: the weights themselves, of which log_weights are the logs; zeros included.
+    They are float64. Where that device has none they are on the host, and so are queries and results: the backend packs
+    what it needs there.
     """
 
-    points: Any
-    log_weights: Any
-    weights: Any = None
+    points: Any  #: (n, d) whitened and shifted, so that the origin lies among the points; in C order
+    log_weights: Any  #: (n,) finite and at most 0; without ``"weights"`` in ``problem.requires`` all are equal
+    weights: Any = None  #: (n,) with ``"grad"`` and ``"weights"``: those whose logs log_weights are; zeros included
 
 
 class Backend(TypingProtocol):
@@ -315,8 +255,8 @@ class Backend(TypingProtocol):
 
         Later problems have the same columns, reduction, precision and features, other rows (``m``, ``same``), and an
         extent of at most ``problem.extent``: ``problem.m`` says how many rows are expected, not how many will come. The
-        arrays are not copied: the caller leaves them unchanged as long as the state lives. They may be some of a pass's
-        columns: then their weights sum to less than 1.
+        caller leaves the arrays unchanged as long as the state lives. They may be some of a pass's columns: then their
+        weights sum to less than 1.
         """
 
     def reduce(self, problem: Problem, queries: Any, state: Any, own_offset: int = 0) -> Partial:
@@ -326,7 +266,6 @@ class Backend(TypingProtocol):
 
         Parameters
         ----------
-        problem : Problem
         queries : (m, d) float64 array in C order, or None
             None: the points themselves, with ``problem.same``.
         state
@@ -343,36 +282,27 @@ class Backend(TypingProtocol):
 
 
 class PairsBackend(Backend, TypingProtocol):
-    """A backend with the feature ``"pairs"``.
+    """A backend with the feature ``"pairs"``: φ_ij = φ_ji is computed once for the rows on both sides of a block.
 
-    φ_ij = φ_ji: a block of pairs of the points serves the rows on both of its sides for one exponential each, and
-    several devices that deal out the blocks I ≤ J among them compute each pair once. Where a backend does not do so,
+    Several devices that deal out the blocks I ≤ J among them compute each pair once. Where a backend does not do so,
     its ``supports`` declines the problem with ``"pairs"`` in ``requires``: then rows are dealt out.
     """
 
     def reduce_pairs(
         self, problem: Problem, state: Any, rows: tuple[int, int], columns: tuple[int, int]
     ) -> tuple[Partial, Partial]:
-        """Reduce two ranges of the points, each over the other.
+        """Reduce two ranges of the points: return ``rows`` over ``columns``, and ``columns`` over ``rows``.
 
         Merged over all blocks with a row, the results are ``reduce``'s for that row, within the tolerance. The same
-        block gives the same bits. As of ``reduce``, the results are the caller's.
+        block gives the same bits. The results are the caller's, as those of ``reduce``.
 
         Parameters
         ----------
         problem : Problem
             The whole pass: MEAN, ``same``, m = n, with any feature that ``reduce`` takes with those.
-        state
-            What ``prepare`` returned.
         rows, columns : (start, stop)
-            Not empty, equal or disjoint; each begins at a multiple of 1024 and ends at one or at n.
-
-        Returns
-        -------
-        Partial
-            Of the points of ``rows`` over the columns of ``columns``.
-        Partial
-            Of the points of ``columns`` over the columns of ``rows``. Where both are the same, the same as the first.
+            Not empty, equal or disjoint; each begins at a multiple of 1024 and ends at one or at n. If they are equal,
+            so are the results.
 
         Raises
         ------
@@ -440,14 +370,7 @@ class CriteriaBackend(Backend, TypingProtocol):
         """
 
     def climb(
-        self,
-        u: Any,
-        weights: Any,
-        shares: Any,
-        lengths: Sequence[float],
-        least: float,
-        common: bool,
-        device: str,
+        self, u: Any, weights: Any, shares: Any, lengths: Sequence[float], least: float, common: bool, device: str
     ) -> tuple[Any, Any, Any]:
         """Raise Σ_i a_i log Σ_{j≠i} w_j exp(−½ Σ_k g_k (u_ik − u_jk)²) |g|^½ by its precisions g, of 1 before.
 
@@ -455,65 +378,37 @@ class CriteriaBackend(Backend, TypingProtocol):
         than 5, nor by less than −5. m is the diagonal of the moment; if ``common``, its mean. ``shares`` (n,) are a.
         Distances are float64. At most 32 lengths and 1,024 samples.
 
-        Returns
-        -------
-        tuple of arrays
-            g (d,); the moment there, Σ_i a_i Σ_j r_ij v_ij v_ijᵀ (d, d), v_ij = g^½ (u_i − u_j) and r_ij the share of
-            sample j in the sum; and the log of that sum, (n,), without g's determinant.
+        Returned are g (d,); the moment there, Σ_i a_i Σ_j r_ij v_ij v_ijᵀ (d, d), v_ij = g^½ (u_i − u_j) and r_ij the
+        share of sample j in the sum; and the log of that sum, (n,), without g's determinant.
         """
 
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """What the core knows of a backend without importing it: the entry point's value.
+    """What the core knows of a backend without importing it: the entry point's value, in a module that is light.
 
-    The module that holds it must import nothing heavy.
-
-    Parameters
-    ----------
-    name : str
-        The entry point's name.
-    protocol : tuple of int
-        :data:`PROTOCOL` as it was when the plugin was written: a literal, not the constant.
-    implementation : str
-        ``"package.module:factory"``; called with the user's ``backend_options`` it returns a :class:`Backend`.
-    devices, precisions : tuple of str
-        Kinds of device (``"cpu"``, ``"cuda"``) and precisions it keeps.
-    features : frozenset of str
-        What of :data:`FEATURES` it has.
-    requires_modules : tuple of str
-        Modules that must be importable, such as ``"torch"`` or ``"cuda.core"``; looked up, never imported, by the core.
-    install : str
-        The command that brings them.
-    arrays : str
-        The array library it takes and returns, one of :data:`ARRAYS`.
-    supports : callable
-        ``supports(problem) -> Support``: called when device, precision and features fit.
-    extent_limit : callable
-        ``extent_limit(problem) -> float``: the extent, in bandwidths, up to which its fast formula keeps the precision,
-        from an error bound. Up to half the pairs beyond it the core takes off: the backend sums them apart, as
-        problems of the full extent, if it supports those; otherwise the core sums them exactly, however many. Up to it
-        ``supports`` must not decline for the extent.
-    work : callable, optional
-        ``work(problem, config) -> Work``; without it the core prices a plain matrix-product formulation.
-
-    Raises
-    ------
-    TypeError
-        A field is not of its type; the message names it.
+    A field that is not of its type raises TypeError with its name.
     """
 
-    name: str
-    protocol: tuple[int, int]
+    name: str  #: the entry point's
+    protocol: tuple[int, int]  #: :data:`PROTOCOL` as it was when the plugin was written; a literal, not the constant
+    #: ``"package.module:factory"``; called with the user's ``backend_options`` it returns a :class:`Backend`.
     implementation: str
-    devices: tuple[str, ...]
-    precisions: tuple[str, ...]
-    features: frozenset[str] = frozenset()
+    devices: tuple[str, ...]  #: kinds of device, such as ``"cuda"``
+    precisions: tuple[str, ...]  #: those of :data:`PRECISIONS` that it keeps
+    features: frozenset[str] = frozenset()  #: what of :data:`FEATURES` it has
+    #: Modules that must be importable, such as ``"torch"`` or ``"cuda.core"``; looked up, never imported, by the core.
     requires_modules: tuple[str, ...] = ()
-    install: str = ""
-    arrays: str = "numpy"
+    install: str = ""  #: the command that brings them
+    arrays: str = "numpy"  #: the array library that it takes and returns, one of :data:`ARRAYS`
+    #: ``supports(problem) -> Support``: called when device, precision and features fit.
     supports: Callable[[Problem], Support] = lambda problem: Support(True, "takes any problem")
+    #: ``extent_limit(problem) -> float``: the extent, in bandwidths, up to which its fast formula keeps the precision,
+    #: from an error bound. Up to half the pairs beyond it the core takes off: the backend sums them apart, as problems
+    #: of the full extent, if it supports those; otherwise the core sums them exactly, however many. Up to it
+    #: ``supports`` must not decline for the extent.
     extent_limit: Callable[[Problem], float] = lambda problem: math.inf
+    #: ``work(problem, config) -> Work``; without it the core prices a plain matrix-product formulation.
     work: Callable[[Problem, Mapping[str, Any] | None], Work] | None = None
 
     startup_seconds: ClassVar[float] = 0.0  # fields of AdvancedInfo
@@ -570,9 +465,8 @@ class BackendInfo:
 def _call_functions_once() -> None:
     """Call PyTorch's elementary functions on a CPU once, before several threads may call them at the same time.
 
-    MKL, which computes them, looks for a function's kernel at its first call. Where two threads are the first at once,
-    one may compute with another kernel of 3e-9 or, in float32, 1e-4 relative error, without a word:
-    https://github.com/pytorch/pytorch/issues/188792.
+    MKL looks for a function's kernel at its first call. If two threads make it at once, one may get a kernel with 3e-9
+    or, in float32, 1e-4 relative error: https://github.com/pytorch/pytorch/issues/188792.
     """
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -584,21 +478,14 @@ def _call_functions_once() -> None:
 
 @dataclass(frozen=True)
 class AdvancedInfo(BackendInfo):
-    """What the core may know of a backend besides: what comes before the first result, and what can be tuned.
+    """What the core may know of a backend besides: what comes before the first result, and what can be tuned."""
 
-    Parameters
-    ----------
-    startup_seconds : float
-        Time from nothing imported to the first result of a tiny problem whose kernels were compiled before.
-    compile_seconds : callable
-        ``compile_seconds(problem) -> float``: what compiling for a problem of this kind takes where that is not done
-        yet, in seconds; it counts as start-up does. Not what is compiled once on a machine, whatever the problem.
-    tuning : str
-        ``"package.module:name"`` of what can be tuned, a :class:`sdkde_core.tuning.Space`; empty: nothing.
-    """
-
+    #: Time from nothing imported to the first result of a tiny problem whose kernels were compiled before.
     startup_seconds: float = 0.0  # type: ignore[misc]
+    #: ``compile_seconds(problem) -> float``: what compiling for a problem of this kind takes where that is not done
+    #: yet; it counts as start-up does. Not what is compiled once on a machine, whatever the problem.
     compile_seconds: Callable[[Problem], float] = lambda problem: 0.0  # type: ignore[assignment]
+    #: ``"package.module:name"`` of what can be tuned, a :class:`sdkde_core.tuning.Space`; nothing if empty.
     tuning: str = ""  # type: ignore[misc]
 
 

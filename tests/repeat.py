@@ -1,18 +1,14 @@
 """Run the tests that start processes, threads, clusters or servers again and again: none may fail by chance.
 
-    python tests/repeat.py            # 100 times, every second time beside four busy processes
-    python tests/repeat.py 10 --slow  # 10 times, with those marked slow
+    python tests/repeat.py                  # 100 times, every second time beside four busy processes
+    python tests/repeat.py 10 -m "not gpu"  # 10 times, with those marked slow
     python tests/repeat.py 100 -k tuning
 
 What follows the number goes to pytest.
 """
 
-import collections
-import re
 import subprocess
 import sys
-import time
-from contextlib import ExitStack
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -31,36 +27,28 @@ STARTING = """
     test_persistence.py::test_it_travels_to_another_process test_plots.py::test_importing_and_drawing_without_pyplot
 """
 
-BUSY, TIMES = 4, 100
-
 
 def main(times: int, more: list[str]) -> int:
-    """Run them so many times, and say what failed how often."""
-    slow = "--slow" in more
-    chosen = "not gpu" if slow else "not gpu and not slow"
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-m", chosen, "-p", "no:cacheprovider"]
-    command += [str(TESTS / name) for name in STARTING.split()] + [word for word in more if word != "--slow"]
-    failed, passed = collections.Counter[str](), 0
+    """Run them so many times, say what failed, and return in how many runs."""
+    files = [str(TESTS / name) for name in STARTING.split()]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *files]
+    bad = 0
     for run in range(times):
-        with ExitStack() as kept:
-            for _ in range(BUSY * (run % 2)):
-                kept.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)
-            begun = time.monotonic()
-            done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS.parent)
-        found = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-        found = found or ["pytest itself"] * (done.returncode != 0)
-        failed.update(found)
-        passed += int((re.findall(r"(\d+) passed", done.stdout) or ["0"])[-1])
-        load = "beside a load" if run % 2 else "alone"
-        print(f"run {run + 1}, {load}: {time.monotonic() - begun:.0f} s, {len(found)} failed", flush=True)
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4 * (run % 2))]
+        try:
+            done = subprocess.run([*command, "-m", "not gpu and not slow", *more], capture_output=True, text=True)
+        finally:
+            for process in busy:
+                process.kill()
+        print(f"run {run + 1}, {'beside a load' if busy else 'alone'}:", done.stdout.splitlines()[-1:], flush=True)
         if done.returncode:
+            bad += 1
             print(done.stdout[-6000:], done.stderr[-2000:], flush=True)
         if done.returncode > 1:  # a test of the list is not there any more, say
             break
-    print(f"{times} runs: {passed} passed, {sum(failed.values())} failed", *failed.most_common(), sep="\n")
-    return 1 if failed else 0
+    return bad
 
 
 if __name__ == "__main__":
-    number = [sys.argv.pop(1)] if len(sys.argv) > 1 and sys.argv[1].isdecimal() else []
-    raise SystemExit(main(int(number[0]) if number else TIMES, sys.argv[1:]))
+    number = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1].isdecimal() else "100"
+    raise SystemExit(main(int(number), sys.argv[1:]) > 0)

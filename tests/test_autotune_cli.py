@@ -27,7 +27,7 @@ from tuning_files import add, failed, ok
 
 import sdkde_core
 from sdkde_core import tuning
-from sdkde_core.choice import cards, driver, hardware, registry
+from sdkde_core.choice import cards, hardware, registry
 from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support
 
 PAGE = (Path(__file__).parent.parent / "docs" / "autotuning.md").read_text()
@@ -42,7 +42,6 @@ STRANGER = AdvancedInfo(
 )
 PLAIN = AdvancedInfo("plain", (1, 2), "nowhere:Backend", ("cpu", "cuda"), ("fast",))
 compiled = test_autotune_search.compiled  # a fixture
-T1200 = driver.Described(75, 16, 1.425, 160e9)
 ONE = ("--reduction", "log_sum", "--dim", "16")
 
 
@@ -63,11 +62,10 @@ def _place(tmp_path, monkeypatch):
 
 
 def listed_cards(monkeypatch, *names):
-    """Those that are here; the driver says :data:`T1200` of the one, and of others that they are too old."""
-    gpus = tuple(hardware.ListedGPU(name, f"GPU-{i}") for i, name in enumerate(names))
+    """Those that are here; the driver describes a T1200, and says of others that they are too old."""
+    said = {name: (75 if name == "NVIDIA T1200" else 55, 16, 1.425, 160e9) for name in names}
+    gpus = tuple(hardware.ListedGPU(name, f"GPU-{i}", *said[name]) for i, name in enumerate(names))
     monkeypatch.setattr(hardware, "visible_gpus", lambda: gpus)
-    said = {gpu.uuid: T1200 if gpu.name == "NVIDIA T1200" else T1200._replace(capability=55) for gpu in gpus}
-    monkeypatch.setattr(hardware, "described", said.get)
 
 
 @pytest.fixture

@@ -47,12 +47,6 @@ def test_every_value_comes_equally_often_and_nothing_asks_too_much(choice):
     assert max(c.pairs for c in drawn) > 1e8  # not all fell to the smallest
 
 
-def test_the_grid_does_not_depend_on_the_budget(choice):
-    asked = [SimpleNamespace(device="cpu", count=24, seed=3, largest=1e9, budget=budget) for budget in (10.0, 1000.0)]
-    one, other = (choice.main.cases_of(options, choice.main.Bench("cpu")) for options in asked)
-    assert one == other
-
-
 def test_auto_is_asked_for_host_data_as_if_no_gpu_had_been_used(choice, monkeypatch):
     monkeypatch.setattr("sdkde_core.choice.judge.has_context", lambda device: True)
     case = choice.cases.Case("kde", "high", 1000, 100, 2, "third")
@@ -118,29 +112,6 @@ def test_what_was_not_measured_is_no_rival_and_what_was_given_up_a_bound(choice)
     assert given_up.at_least and given_up.ratio == pytest.approx(5.1 / 1.2)
     assert judge(record(candidate("a", outcome="failed", chosen=True), candidate("b", 0.2)), STARTUPS) is None
     assert judge(record(candidate("a", chosen=True, outcome="skipped")), STARTUPS) is None
-
-
-def test_another_checkouts_choice_is_judged_by_the_same_times(choice):
-    """Over the cases in which both can be judged."""
-    picks = {"picks": dict.fromkeys(choice.report.WAYS, "b"), "beside": dict.fromkeys(choice.report.WAYS, "a")}
-    both = record(candidate("a", 2.0), candidate("b", 0.5), **picks)
-    one = record(candidate("a", 2.0), candidate("b", outcome="skipped"), **picks)
-    lines = choice.report.summary([both, one], STARTUPS).splitlines()
-    assert "| host, after warm_up | this one | 1 | 1.000 | 100.0% | 0.0% | 1.00 |" in lines
-    assert "| host, after warm_up | beside | 1 | 4.000 | 0.0% | 100.0% | 4.00 |" in lines
-
-
-def test_scores_and_fits(choice):
-    report = choice.report
-    records = [record(candidate("a", s, chosen=True, predicted=p), candidate("b", 1.0), place="device")
-               for s, p in ((1.05, 2.1), (1.2, 0.3), (3.0, 6.0))]  # fmt: skip
-    score = report.score(report.verdicts(records, STARTUPS, "warm"))
-    assert (score.cases, score.bad, score.worst) == (3, 1, pytest.approx(3.0))
-    assert score.good == pytest.approx(1 / 3)
-    fit = report.fit(records, "a")
-    assert (fit.count, fit.worst) == (3, pytest.approx(0.25))  # 4 times too little is farther than twice too much
-    assert fit.mean == pytest.approx(1.0)
-    assert report.fit(records, "nobody") is None
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------

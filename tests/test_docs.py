@@ -92,15 +92,9 @@ def test_the_readmes_links_lead_somewhere_from_pypi_too(tmp_path, monkeypatch):
     assert own > 20
 
 
-def test_the_readmes_commands_exist():
-    makefile = (ROOT / "Makefile").read_text()
-    targets = re.findall(r"make ([a-z-]+)", README)
-    assert {"demo", "test"} <= set(targets)
-    assert all(re.search(rf"^{t}:", makefile, re.M) for t in targets)
-    assert "make test" in (ROOT / ".ci" / "run").read_text()
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"], ids=lambda path: path.stem
+)
 def test_the_commands_of_a_page_exist(path):
     page = path.read_text(encoding="utf-8")
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

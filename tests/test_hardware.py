@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sdkde_core.choice import cards, driver, hardware
+from sdkde_core.choice import cards, hardware
 
 #: What the driver says of cards: multiprocessors, clock and memory clock (kHz), bits of the bus, compute capability.
 SAID = {
@@ -75,8 +75,6 @@ class FakeNVML:
         return list(self.gpus)[i]
 
     def nvmlDeviceGetHandleByUUID(self, uuid):
-        if uuid not in self.gpus and not any(uuid in slices for slices in self.sliced.values()):
-            raise self.NVMLError("Not Found")
         return uuid
 
     def nvmlDeviceGetUUID(self, gpu):
@@ -98,9 +96,6 @@ class FakeNVML:
             raise self.NVMLError("Not Found")
         return self.sliced[gpu][i]
 
-    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, part):
-        return next(gpu for gpu, slices in self.sliced.items() if part in slices)
-
     def nvmlDeviceGetAttributes(self, part):
         _, sms, mib = SLICES[part]
         return SimpleNamespace(multiprocessorCount=sms, memorySizeMB=mib)
@@ -120,14 +115,11 @@ class FakeNVML:
     def nvmlDeviceGetMaxClockInfo(self, gpu, kind):
         return self.said(gpu)[kind] // 1000
 
-    def nvmlDeviceGetClockInfo(self, gpu, kind):
-        return 1200
-
     def nvmlDeviceGetUtilizationRates(self, gpu):
-        return SimpleNamespace(gpu=7, memory=1)
+        return SimpleNamespace(gpu=7 if self.gpus[gpu] == "NVIDIA L4" else 0)
 
     def nvmlDeviceGetMemoryInfo(self, gpu):
-        return SimpleNamespace(total=40 << 30, used=3 << 20)
+        return SimpleNamespace(total=40 << 30)
 
 
 @pytest.fixture
@@ -142,8 +134,8 @@ def nvml(monkeypatch):
         return fake
 
     def forget():
-        for kept in (driver._listed, driver.described, driver.driver_version):
-            kept.cache_clear()
+        hardware._listed.cache_clear()
+        hardware.driver_version.cache_clear()
 
     yield install
     forget()
@@ -156,6 +148,12 @@ def numbered(*names):
 
 def names():
     return tuple(gpu.name for gpu in hardware.visible_gpus())
+
+
+def derived(name):
+    """What follows from the driver's words of the card alone."""
+    (said,) = (gpu[2:] for gpu in hardware.visible_gpus() if gpu.name == name)
+    return cards.derived(name, *said)
 
 
 def test_visible_gpus_are_those_that_cuda_would_show(monkeypatch, nvml):
@@ -203,7 +201,7 @@ def test_rates_by_device(nvml):
 def test_rates_that_are_derived_are_those_of_the_data_sheet(name, nvml):
     """So the bandwidth's factor, the clock and the rates by compute capability are right, and halved where they are."""
     nvml(numbered(name))
-    known, found = cards.gpu(name).processor, cards.derived(name, *driver.described("GPU-0")).processor
+    known, found = cards.gpu(name).processor, derived(name).processor
     assert found.name == known.name
     assert found.matrix_flops == pytest.approx(known.matrix_flops, rel=1e-6)
     assert (found.scalar_flops, found.exps) == pytest.approx((known.scalar_flops, known.exps), rel=1e-6)
@@ -225,12 +223,14 @@ def test_cards_that_are_in_no_table_are_derived(nvml):
 
 
 def test_what_a_card_lacks_it_has_no_rate_of(nvml):
-    nvml(numbered("Tesla T4", "NVIDIA R999", "NVIDIA GeForce GTX 1080", "NVIDIA GB10"))
-    turing, new, old, shared = (cards.derived(f"card {i}", *driver.described(f"GPU-{i}")) for i in range(4))
+    asked = ("Tesla T4", "NVIDIA R999", "NVIDIA GeForce GTX 1080", "NVIDIA GB10")
+    nvml(numbered(*asked))
+    turing, new, old, shared = map(derived, asked)
     assert set(turing.processor.matrix_flops) == {"float16", "float32", "float64"}
     assert old is None  # before compute capability 7.0
     assert new.architecture == "sm_140"
-    assert new.matrix == cards.derived("x", 120, 100, 2.0).matrix  # as the newest that is known
+    newest = cards.derived("x", 120, 100, 2.0).processor
+    assert new.processor.matrix_flops == newest.matrix_flops
     assert 100e9 < shared.bandwidth < 1e12  # of its memory the driver says nothing
     assert cards.derived("x", 90, 0, 2.0) is cards.derived("x", 90, 132, 0.0) is None
 
@@ -271,9 +271,10 @@ def test_cudas_order_is_not_the_drivers(monkeypatch, nvml):
 def test_a_cards_load(monkeypatch, nvml):
     """Of the card that CUDA numbers so: NVML does not know CUDA_VISIBLE_DEVICES."""
     measure = pytest.importorskip("sdkde_autotune.measure")
-    fake = nvml(FakeNVML(GPUS))
-    monkeypatch.setattr(hardware, "visible_gpus", lambda: (hardware.ListedGPU("NVIDIA L4", "GPU-27c5-aa"),))
-    monkeypatch.setattr(fake, "nvmlDeviceGetHandleByUUID", {"GPU-27c5-aa": "GPU-27c5-aa"}.__getitem__)
+    nvml(FakeNVML(GPUS))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-27c5")
     assert measure.load_percent("cuda:0") == 7
+    found = hardware.visible_gpus()
     nvml(FakeNVML(works=False))
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: found)
     assert measure.load_percent("cuda") == 0

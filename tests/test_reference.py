@@ -21,29 +21,22 @@ def _mp_density(train, query, h_matrix, weights, method):
         points = [mpmath.matrix(row.tolist()) for row in train]
 
         def terms(y, centres):
-            out = []
             for w_j, x in zip(w, centres):
                 delta = y - x
-                out.append((w_j, delta, (delta.T * inverse * delta)[0]))
-            return out
+                yield w_j, delta, (delta.T * inverse * delta)[0]
 
         if method == "sdkde":
             moved = []
             for y in points:
                 phis = [(w_j * mpmath.exp(-r2 / 2), delta) for w_j, delta, r2 in terms(y, points)]
                 total = sum(p for p, _ in phis)
-                shift = mpmath.matrix(d, 1)
-                for p, delta in phis:
-                    shift -= p / total * delta
-                moved.append(y + shift / 2)
+                moved.append(y - sum((p * delta for p, delta in phis), mpmath.matrix(d, 1)) / total / 2)
             points = moved
         result = []
         for row in query:
-            total = mpmath.mpf(0)
-            for w_j, _, r2 in terms(mpmath.matrix(row.tolist()), points):
-                factor = 1 + mpmath.mpf(d) / 2 - r2 / 2 if method == "laplace" else 1
-                total += w_j * mpmath.exp(-r2 / 2) * factor
-            result.append(constant * total)
+            found = [(w_j * mpmath.exp(-r2 / 2), r2) for w_j, _, r2 in terms(mpmath.matrix(row.tolist()), points)]
+            factors = [1 + mpmath.mpf(d) / 2 - r2 / 2 if method == "laplace" else 1 for _, r2 in found]
+            result.append(constant * sum(phi * factor for (phi, _), factor in zip(found, factors)))
         return result
 
 

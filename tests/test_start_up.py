@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from plugins import installer  # noqa: F401 - the fixture ``install``
+from plugins import good, installer  # noqa: F401 - the fixture ``install``
 
 import sdkde_core
 from sdkde_core import SdkdeWarning
@@ -19,7 +19,7 @@ from sdkde_core.protocol import AdvancedInfo, BackendUnavailable, Problem, Reduc
 from sdkde_core.testing.calls import _status_of_child
 
 X = np.random.default_rng(0).normal(size=(60, 2))
-RATE = hardware.NOMINAL_CORE.scalar_flops
+RATE = hardware.cpu().scalar_flops / hardware.speedup(hardware.cpu_threads())  # of one core
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ ONE, TEN, MANY = info("one", 1.0), info("ten", 0.5, 2.0), info("many", 0.4, 1.0,
     ],
 )
 def test_start_up_is_spread_over_the_calls_of_a_process(plugins, calls, where, first, counted, monkeypatch):
-    monkeypatch.setattr(judge, "processor", lambda device: hardware.NOMINAL_CORE)
+    monkeypatch.setattr(judge, "processor", lambda device: hardware.cpu())
     plugins(*(replace(i, devices=("cpu", "cuda")) for i in (ONE, TEN, MANY)))
     ranked = select.ranked([PROBLEM], None, select.Wanted("auto", where, where, judge.calls_of(calls, where)))
     assert ranked[0].name == first
@@ -150,38 +150,19 @@ def test_what_compiles_for_long_is_started_only_and_its_compiling_counts(plugins
     assert slow.counted_seconds == pytest.approx(0.6)
 
 
-BROKEN = """
-    from sdkde_core.protocol import AdvancedInfo, Support
-    from sdkde_numpy.backend import NumpyBackend
-    class Declines(NumpyBackend):
-        def probe(self, device):
-            return Support(False, "no device of mine")
-    class Raises(NumpyBackend):
-        def reduce(self, *given):
-            raise RuntimeError("it broke")
-    class Exits(NumpyBackend):
-        def probe(self, device):
-            raise SystemExit(3)
-    INFO = AdvancedInfo(
-        name="broken", protocol=(1, 0), implementation="plugin_broken:{what}", devices=("cpu",),
-        precisions=("fast", "high"), {more}
-    )
-"""
-
-
 @pytest.mark.parametrize(
     ("what", "more"),
     [
-        ("Declines", ""),
+        ("Elsewhere", ""),
         ("Exits", ""),
         ("nothing", ""),
-        ("NumpyBackend", "supports=lambda problem: 1 / 0"),
-        ("NumpyBackend", "supports=lambda problem: Support(False, 'never')"),
+        ("Implementation", "supports=lambda problem: 1 / 0"),
+        ("Implementation", "supports=lambda problem: Support(False, 'never')"),
         ("Raises", ""),
     ],
 )
 def test_a_broken_plugin_is_skipped(install, monkeypatch, untold, what, more):
-    install("broken", "broken", BROKEN.format(what=what, more=more))
+    install("broken", "broken", good("broken", "broken", factory=what, more=more))
     two = tuple(r for r in registry.records() if r.name in ("numpy", "broken"))
     monkeypatch.setattr(registry, "records", lambda: two)
     if what == "Raises":

@@ -11,7 +11,9 @@ yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+WORKFLOWS = {name: yaml.safe_load(text) for name, text in TEXTS.items()}
+MATRIX = WORKFLOWS["tests"]["jobs"]["test"]["strategy"]["matrix"]
 
 #: The classifier of each system's images.
 SYSTEMS = {
@@ -21,78 +23,58 @@ SYSTEMS = {
 }
 
 
-def load(path):
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+def steps(name):
+    return [step for job in WORKFLOWS[name]["jobs"].values() for step in job.get("steps", ())]
 
 
-def jobs(path):
-    return load(path)["jobs"]
-
-
-def steps(path):
-    return [step for job in jobs(path).values() for step in job.get("steps", ())]
-
-
-def commands(path):
-    return [step["run"] for step in steps(path) if "run" in step]
-
-
-def matrix():
-    return jobs(ROOT / ".github" / "workflows" / "tests.yml")["test"]["strategy"]["matrix"]
-
-
-def test_the_workflows_are_those():
-    assert [path.stem for path in FILES] == ["release", "tests"]
+def commands(name):
+    return [step["run"] for step in steps(name) if "run" in step]
 
 
 def test_every_python_and_system_that_is_promised_is_tested():
-    versions = matrix()["python-version"]
+    versions = MATRIX["python-version"]
     promised = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if re.fullmatch(r".*Python :: 3\.\d+", c)]
     assert versions == promised
     assert PROJECT["requires-python"] == f">={versions[0]}"
-    assert {SYSTEMS[os.partition("-")[0]] for os in matrix()["os"]} == {
-        c for c in PROJECT["classifiers"] if c.startswith("Operating System")
-    }
+    systems = {c for c in PROJECT["classifiers"] if c.startswith("Operating System")}
+    assert {SYSTEMS[image.partition("-")[0]] for image in MATRIX["os"]} == systems
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_what_a_workflow_calls_exists(path):
-    for command in commands(path):
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_what_a_workflow_calls_exists(name):
+    for command in commands(name):
         for target in re.findall(r"\bmake ([a-z-]+)", command):
             assert re.search(rf"^{target}:", MAKEFILE, re.M), target
         for variable in re.findall(r"\b([A-Z_]+)=", command):
             assert re.search(rf"^{variable} \?=", MAKEFILE, re.M), variable
         for extras in re.findall(r"\.\[([a-z,-]+)\]", command):
             assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
-        for name in re.findall(r"(?:tests/[\w.]+|[\w-]+\.txt)", command):
-            assert (ROOT / name).exists(), name
-    versions = matrix()["python-version"]
-    for step in steps(path):
+        for file in re.findall(r"(?:tests/[\w.]+|[\w-]+\.txt)", command):
+            assert (ROOT / file).exists(), file
+    for step in steps(name):
         given = step.get("with", {})
-        for name in given.get("cache-dependency-path", "").split():
-            assert (ROOT / name).exists(), name
-        assert given.get("python-version") in (None, *versions, "${{ matrix.python-version }}")
-    for job in jobs(path).values():
+        for file in given.get("cache-dependency-path", "").split():
+            assert (ROOT / file).exists(), file
+        assert given.get("python-version") in (None, *MATRIX["python-version"], "${{ matrix.python-version }}")
+    for job in WORKFLOWS[name]["jobs"].values():
         if "uses" in job:
-            assert "workflow_call" in load(ROOT / job["uses"])[True]  # YAML 1.1 reads the key `on` so
-        assert set(job.get("needs", ())) <= set(jobs(path))
+            assert "workflow_call" in WORKFLOWS[Path(job["uses"]).stem][True]  # YAML 1.1 reads the key `on` so
+        assert set(job.get("needs", ())) <= set(WORKFLOWS[name]["jobs"])
 
 
 def test_the_workflows_tests_are_those_of_the_makefile():
     (marks,) = re.findall(r"^test:.*\n\t.*(-m \"[^\"]+\")", MAKEFILE, re.M)
-    tests = commands(ROOT / ".github" / "workflows" / "tests.yml")
-    assert any(marks in command and "pytest" in command for command in tests)
+    assert any(marks in command and "pytest" in command for command in commands("tests"))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_workflows_are_careful(path):
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_workflows_are_careful(name):
     """Pinned actions, least permissions, limits of time, one run for a branch."""
-    workflow = load(path)
+    workflow = WORKFLOWS[name]
     assert workflow["permissions"] in ({}, {"contents": "read"})
-    assert workflow["concurrency"]["group"].startswith(path.stem)  # a called workflow must not wait for its caller
-    for job in workflow["jobs"].values():
-        assert "uses" in job or job["timeout-minutes"] <= 60
-    for step in steps(path):
+    assert workflow["concurrency"]["group"].startswith(name)  # a called workflow must not wait for its caller
+    assert all("uses" in job or job["timeout-minutes"] <= 60 for job in workflow["jobs"].values())
+    for step in steps(name):
         if "uses" in step:
             assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+)", step["uses"]), step["uses"]
         if step.get("uses", "").startswith("actions/checkout"):
@@ -100,17 +82,14 @@ def test_workflows_are_careful(path):
 
 
 def test_a_release_is_built_once_and_published_without_a_secret():
-    path = ROOT / ".github" / "workflows" / "release.yml"
-    release = jobs(path)
-    writers = {name for name, job in release.items() if "write" in job.get("permissions", {}).values()}
-    publish = release["publish"]
-    assert writers == {"publish"} and publish["permissions"] == {"id-token": "write"}
-    assert set(publish["needs"]) == {"tests", "build"} and publish["environment"]["name"]
-    assert [step["uses"].partition("@")[0] for step in publish["steps"]] == [
-        "actions/download-artifact",
-        "pypa/gh-action-pypi-publish",
-    ]
+    release = WORKFLOWS["release"]["jobs"]
+    publish, download = release["publish"], release["publish"]["steps"][0]
+    assert {name for name, job in release.items() if "write" in job.get("permissions", {}).values()} == {"publish"}
+    assert publish["permissions"] == {"id-token": "write"} and publish["environment"]["name"]
+    assert set(publish["needs"]) == {"tests", "build"}
+    used = [step["uses"].partition("@")[0] for step in publish["steps"]]
+    assert used == ["actions/download-artifact", "pypa/gh-action-pypi-publish"]
     (made,) = [s["with"] for s in release["build"]["steps"] if s.get("uses", "").startswith("actions/upload-artifact")]
-    assert made["name"] == publish["steps"][0]["with"]["name"] and made["path"] == publish["steps"][0]["with"]["path"]
-    assert sum(command.count("-m build") for command in commands(path)) == 1
-    assert "secrets." not in path.read_text(encoding="utf-8")
+    assert made["name"] == download["with"]["name"] and made["path"] == download["with"]["path"]
+    assert sum(command.count("-m build") for command in commands("release")) == 1
+    assert "secrets." not in TEXTS["release"]

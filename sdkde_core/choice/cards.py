@@ -1,4 +1,4 @@
-"""GPUs and their peak rates: by compute capability for any card, refined by the data sheets of those in the table.
+"""GPUs and their peak rates: by compute capability for any card, by data sheets for those in the table.
 
 Rates are kept per multiprocessor and clock, so that every figure of a card refers to one clock: data sheets mix them
 (the H100's 989 TFLOP/s in fp16 are quoted at 1.83 GHz, its 66.9 in fp32 at 1.98).
@@ -98,24 +98,27 @@ ARCHITECTURES: Mapping[int, Rates] = {
 }
 
 
+def _rates(capability: int) -> Rates:
+    """The rates of the newest architecture that is not newer, else of the oldest."""
+    return ARCHITECTURES[max((known for known in ARCHITECTURES if known <= capability), default=min(ARCHITECTURES))]
+
+
 def _made(
-    name: str, aliases: tuple[str, ...], capability: int, sms: int, clock_ghz: float, bandwidth: float, source: str,
-    *, halved: bool = False, transfer: float = 0.0,
+    name: str, aliases: tuple[str, ...], capability: int, sms: int, clock_ghz: float, bandwidth: float,
+    source: str = "", *, halved: bool = False, transfer: float = 0.0,
 ) -> GPU:  # fmt: skip
     """A GPU with the rates of its compute capability; ``halved``: its Tensor Cores sum in fp32 at half their rate."""
-    rates = ARCHITECTURES[max(known for known in ARCHITECTURES if known <= capability)]
-    part = 2 if halved else 1
+    rates, part = _rates(capability), 2 if halved else 1
     matrix = {"float16": rates.float16 // part, "float64": rates.float64}
     if rates.tf32:  # and bfloat16, which came with it
         matrix |= {"bfloat16": rates.float16 // part, "tf32": rates.tf32 // part}
-    what = (name, aliases, f"sm_{capability}", sms, clock_ghz, matrix, bandwidth, transfer or rates.transfer, source)
-    return GPU(*what, rates.scalar, rates.exps)
+    rest = bandwidth, transfer or rates.transfer, source or f"NVIDIA {name} data sheet", rates.scalar, rates.exps
+    return GPU(name, aliases, f"sm_{capability}", sms, clock_ghz, matrix, *rest)
 
 
 def cores(capability: int) -> int:
     """Return how many fp32 units a multiprocessor has; each does a fused multiply-add, two operations, in a clock."""
-    known = [rates.scalar // 2 for of, rates in ARCHITECTURES.items() if of <= capability]
-    return known[-1] if known else ARCHITECTURES[min(ARCHITECTURES)].scalar // 2
+    return _rates(capability).scalar // 2
 
 
 @functools.cache
@@ -145,34 +148,30 @@ def _of_data_sheets() -> tuple[GPU, ...]:
     v100, turing = "NVIDIA V100 data sheet", "NVIDIA Turing GPU architecture whitepaper, appendix A"
     a100, ga102 = "NVIDIA A100 data sheet", "NVIDIA Ampere GA102 whitepaper, table 2"
     ada, h100 = "NVIDIA Ada GPU architecture whitepaper, appendix A", "NVIDIA H100 data sheet (fp16 quoted at 1.83 GHz)"
-    rtx_6000 = "NVIDIA RTX 6000 Ada Generation data sheet"
     b200 = "NVIDIA HGX B200 data sheet (2.25 PFLOP/s fp16 dense, at which the clock is taken)"
-    slow, rtx_50 = (
-        "data sheet (fp16 quoted at 1.545 GHz)",
-        "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix A",
-    )
+    slow, rtx_50 = "data sheet (fp16 quoted at 1.545 GHz)", "NVIDIA RTX Blackwell whitepaper, appendix A"
     return (
         _made("V100 SXM2", ("v100", "V100-SXM2-16GB", "V100-SXM2-32GB"), 70, 80, 1.53, 900e9, v100),
         _made("V100 PCIe", ("v100-pcie", "V100-PCIE-16GB", "V100-PCIE-32GB"), 70, 80, 1.38, 900e9, v100),
-        _made("T4", ("t4",), 75, 40, 1.59, 320e9, "NVIDIA T4 data sheet"),
+        _made("T4", ("t4",), 75, 40, 1.59, 320e9),
         _made("GeForce RTX 2080 Ti", ("rtx2080ti", "2080ti"), 75, 68, 1.545, 616e9, turing, halved=True),
         _made("A100 80GB SXM", ("a100", "a100-80gb", "A100-SXM4-80GB"), 80, 108, 1.41, 2039e9, a100),
         _made("A100 80GB PCIe", ("a100-80gb-pcie", "A100-PCIE-80GB"), 80, 108, 1.41, 1935e9, a100),
         _made("A100 40GB SXM", ("a100-40gb", "A100-SXM4-40GB"), 80, 108, 1.41, 1555e9, a100),
         _made("A100 40GB PCIe", ("a100-40gb-pcie", "A100-PCIE-40GB"), 80, 108, 1.41, 1555e9, a100),
-        _made("A30", ("a30",), 80, 56, 1.44, 933e9, "NVIDIA A30 data sheet"),
-        _made("A10", ("a10",), 86, 72, 1.695, 600e9, "NVIDIA A10 data sheet"),
+        _made("A30", ("a30",), 80, 56, 1.44, 933e9),
+        _made("A10", ("a10",), 86, 72, 1.695, 600e9),
         _made("A10G", ("a10g",), 86, 80, 1.71, 600e9, "NVIDIA A10G data sheet (70 TFLOP/s in fp16)", halved=True),
-        _made("A40", ("a40",), 86, 84, 1.74, 696e9, "NVIDIA A40 data sheet"),
+        _made("A40", ("a40",), 86, 84, 1.74, 696e9),
         _made("RTX A6000", ("a6000",), 86, 84, 1.80, 768e9, f"NVIDIA RTX A6000 data sheet; {ga102}"),
-        _made("RTX A5000", ("a5000",), 86, 64, 1.695, 768e9, "NVIDIA RTX A5000 data sheet"),
-        _made("RTX A4000", ("a4000",), 86, 48, 1.56, 448e9, "NVIDIA RTX A4000 data sheet"),
+        _made("RTX A5000", ("a5000",), 86, 64, 1.695, 768e9),
+        _made("RTX A4000", ("a4000",), 86, 48, 1.56, 448e9),
         _made("GeForce RTX 3090", ("rtx3090", "3090"), 86, 82, 1.695, 936e9, ga102, halved=True),
         _made("GeForce RTX 3080", ("rtx3080", "3080"), 86, 68, 1.71, 760e9, f"{ga102}; with 10 GB", halved=True),
-        _made("L4", ("l4",), 89, 58, 2.04, 300e9, "NVIDIA L4 data sheet"),
+        _made("L4", ("l4",), 89, 58, 2.04, 300e9),
         _made("L40", ("l40",), 89, 142, 2.49, 864e9, "NVIDIA L40 data sheet (181 TFLOP/s in fp16)", halved=True),
-        _made("L40S", ("l40s",), 89, 142, 2.52, 864e9, "NVIDIA L40S data sheet"),
-        _made("RTX 6000 Ada Generation", ("rtx6000ada", "6000ada"), 89, 142, 2.505, 960e9, rtx_6000),
+        _made("L40S", ("l40s",), 89, 142, 2.52, 864e9),
+        _made("RTX 6000 Ada Generation", ("rtx6000ada", "6000ada"), 89, 142, 2.505, 960e9),
         _made("GeForce RTX 4090", ("rtx4090", "4090"), 89, 128, 2.52, 1008e9, ada, halved=True),
         _made("GeForce RTX 4080", ("rtx4080", "4080"), 89, 76, 2.505, 717e9, ada, halved=True),
         _made("H100 SXM", ("h100", "H100 80GB HBM3"), 90, 132, 1.98, 3350e9, f"{h100}; NVIDIA H100 whitepaper"),

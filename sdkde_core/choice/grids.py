@@ -54,7 +54,7 @@ def parts(
     """Return in how many parts the columns are split, and the steps of each: what has the least predicted time.
 
     Every part of every block of rows is a program of its own, so that few rows still fill the card and the last wave of
-    many is nearly full. The number follows from the problem and the card alone.
+    many is nearly full.
 
     Parameters
     ----------

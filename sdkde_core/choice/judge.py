@@ -47,22 +47,17 @@ class StartUp(NamedTuple):
 
 
 def calls_of(calls: int | None, data_device: str) -> int:
-    """Return over how many calls start-up is spread: ``calls``, or else by where the data are.
-
-    A process makes ten calls with data on the host. Calls with data on a device are in loops, and so are all calls of a
-    process that has used a GPU. The command line makes one.
-    """
+    """Return over how many calls start-up is spread: ``calls``, or else by where the data are; see :func:`.choose`."""
     if calls is not None:
         return calls
     return 10 if data_device == "cpu" and not has_context("cuda") else 10_000
 
 
 def start_up(info: BackendInfo, problems: Sequence[Problem], calls: int) -> StartUp:
-    """Return what a backend's start costs: what is declared, and compiling. One of ``calls`` calls counts its share.
+    """Return what a backend's start costs: what is declared, and compiling; one of ``calls`` calls counts its share.
 
-    Where PyTorch has made the GPU's context the declared start-up does not count, and after
-    :func:`sdkde_core.warm_up` what that has done does not. No other import or compilation matters, so that the choice
-    does not depend on the calls before. The whole cost is infinite where the plugin gives no number of seconds.
+    What counts of it, the table of :func:`.choose` says. No other import or compilation matters, so that the choice
+    does not depend on the calls before.
     """
     device, compiling = problems[0].device, compile_seconds(info, problems)
     compiled = registry.warm.get((info.name, device))
@@ -91,11 +86,7 @@ def judge(
     share: Share | None,
     startup: StartUp | None,
 ) -> Candidate:
-    """Return what becomes of a plugin for the passes of one estimate, on the device in question.
-
-    Other arguments are those of :func:`sdkde_core.choice.select.choose`. Without ``startup`` the price does not matter,
-    and is not asked for.
-    """
+    """Return what becomes of a plugin for the passes of one estimate, on their device; without ``startup`` no price."""
     device, priced = problems[0].device, startup is not None
     startup = startup or StartUp(info.startup_seconds, 0.0)
     on = processor(device) if priced else None
@@ -169,10 +160,9 @@ def _pass(
 
 
 def _seconds(info: BackendInfo, problem: Problem, asked: Problem, far: float, on: Processor) -> float | None:
-    """Predicted time where the backend sums ``asked``, and a share ``far`` of the pairs is summed apart.
+    """Predicted time where the backend sums ``asked``, and it or the core, exactly, a share ``far`` of the pairs apart.
 
-    The backend sums those too if it can, else the core, exactly. Near rows over far columns are a call of their own. So
-    are far rows, over all columns, packed for their extent.
+    Near rows over far columns are a call of their own. So are far rows, over all columns, packed for their extent.
     """
     near = cost.predict(info, asked, on)
     if near is None or asked is problem:
@@ -195,9 +185,6 @@ def host_seconds(straight: bool, beyond: bool, aside: int) -> float:
 
     ``aside``: how often a backend that has the line is called where an estimate does not go it; a pass with points
     apart calls it three times: near rows over near and over far columns, and far rows. Its work has a call as on the
-    line, 0.05 ms. Counted beside it for Triton: four launches (16 µs each), three to six operations of PyTorch (9 µs),
-    four empty tensors and two waits (12 µs), and to sort, take and merge 25 operations more for each of the two calls
-    apart. With the host's Python that is 0.3 to 0.5 ms; a second pass took 0.7 ms on an H100's host. The figure is
-    fitted to whole calls there, between 0.5 and 0.6, and is what other backends' work counts around a pass.
+    line, 0.05 ms; the figure is fitted to whole calls on an H100's host, between 0.5 and 0.6 ms.
     """
     return 0.06e-3 if straight else 0.5e-3 + 1.0e-3 * beyond + 0.55e-3 * aside

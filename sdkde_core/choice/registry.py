@@ -1,8 +1,6 @@
 """Finding backends, entry points of group ``sdkde.backends``, and starting them, once a process.
 
 Listing never raises and never imports what a backend depends on: only the module with its :class:`BackendInfo`.
-A plugin that is broken, that speaks another protocol, or whose name is taken already is listed with the cause.
-What became of a backend that was started is kept until :func:`refresh`.
 """
 
 from __future__ import annotations
@@ -33,30 +31,17 @@ warm: dict[tuple[str, str], bool] = {}
 class Record:
     """One plugin, usable or not.
 
-    Parameters
-    ----------
-    name : str
-        The entry point's name: what ``backend=`` takes.
-    status : str
-        ``"ok"``; ``"missing"`` (a required module is not installed), ``"broken"``, ``"incompatible"`` (protocol), or
-        ``"shadowed"`` (another plugin has the name).
-    reason : str
-        Never empty; for what is not ok, the cause and the mend.
-    distribution, version : str
-        What installed it.
-    value : str
-        Where the entry point points.
-    info : BackendInfo or None
-        None where it could not be had.
+    Its status is ``"ok"``, ``"missing"`` (a required module is not installed), ``"broken"``, ``"incompatible"``
+    (protocol), or ``"shadowed"`` (another plugin has the name).
     """
 
-    name: str
+    name: str  # the entry point's: what ``backend=`` takes
     status: str
-    reason: str
-    distribution: str
+    reason: str  # never empty; for what is not ok, the cause and the mend
+    distribution: str  # what installed it
     version: str
-    value: str
-    info: BackendInfo | None = None
+    value: str  # where the entry point points
+    info: BackendInfo | None = None  # None where it could not be had
 
     @property
     def ok(self) -> bool:
@@ -68,7 +53,7 @@ def records() -> tuple[Record, ...]:
     """Return every plugin, by name; those with a shadowed name after the one that has it.
 
     Where two distributions claim a name, sdkde's own has it, else the first in alphabetical order of distribution
-    and value. The list is made once per process; :func:`refresh` forgets it.
+    and value.
     """
     points: dict[tuple[str, str, str], tuple[importlib.metadata.EntryPoint, str]] = {}
     for point in importlib.metadata.entry_points(group="sdkde.backends"):
@@ -85,20 +70,11 @@ def records() -> tuple[Record, ...]:
         info, failure = ask(point.load)
         status, reason, known = "broken", f"{value} does not load: {failure}", None
         if not failure:
-            judged, failure = ask(_judge, name, info)
+            judged, failure = ask(status_of, name, info)
             status, reason, known = judged or ("broken", f"its BackendInfo cannot be read: {failure}", None)
         taken[name] = Record(name, status, reason, by, version, value, known)
         result.append(taken[name])
     return tuple(result)
-
-
-def refresh() -> None:
-    """Forget the list and what became of the plugins, so that those installed or mended since are found."""
-    records.cache_clear()
-    made.clear()
-    aside.clear()
-    warm.clear()
-    chosen.clear()
 
 
 # A forked child has its parent's modules and what they compiled, but no context on a device.
@@ -110,7 +86,8 @@ def find(name: str) -> Record | None:
     return next((r for r in records() if r.name == name and r.status != "shadowed"), None)
 
 
-def _judge(name: str, info: Any) -> tuple[str, str, BackendInfo | None]:
+def status_of(name: str, info: Any) -> tuple[str, str, BackendInfo | None]:
+    """Return status, reason and info of the entry point ``name``, whose value is ``info``."""
     if not isinstance(info, BackendInfo):
         return "broken", f"its entry point is a {type(info).__name__}, not a BackendInfo", None
     if info.name != name:
@@ -135,10 +112,7 @@ def _judge(name: str, info: Any) -> tuple[str, str, BackendInfo | None]:
 def start(info: BackendInfo, device: str, options: Mapping[str, Any] | None = None) -> tuple[Backend | None, Support]:
     """Make a backend and probe the device, or say why it cannot be used there; what was found is kept.
 
-    Raises
-    ------
-    ValueError
-        The options do not suit the backend.
+    ValueError: the options do not suit the backend.
     """
     key = (info.implementation, device, repr(sorted((options or {}).items())))
     if key not in made:
@@ -166,10 +140,9 @@ def _start(info: BackendInfo, device: str, options: Mapping[str, Any] | None) ->
 
 
 def ask(question: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
-    """Ask a plugin something; return its answer and "", or None and what it did instead.
+    """Ask a plugin something; return its answer and "", or None and what it raised, which may be SystemExit.
 
-    A plugin may raise anything, SystemExit included, but must not take the program down; only the user's interrupt
-    and memory that does not suffice pass.
+    Only the user's interrupt and memory that does not suffice pass.
     """
     try:
         return question(*arguments), ""

@@ -23,19 +23,15 @@ _logger = logging.getLogger("sdkde")
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend that runs, and the candidates that were considered, best first: all of them where it is explained.
-
-    ``calls``: over how many start-up was spread. ``devices``: those that share the rows, ``device`` first, where the
-    user named several.
-    """
+    """The backend that runs, and why."""
 
     info: BackendInfo
     device: str
     backend: Backend
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]  # that were considered, best first: all of them where it is explained
     reason: str
-    calls: int
-    devices: tuple[str, ...] = ()
+    calls: int  # over how many start-up was spread
+    devices: tuple[str, ...] = ()  # those that share the rows, ``device`` first, where the user named several
 
     @property
     def name(self) -> str:
@@ -63,12 +59,8 @@ class Wanted(NamedTuple):
 def parse_device(device: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
     """Return the device that the user named, or the devices, all of one kind.
 
-    Raises
-    ------
-    ValueError
-        No installed plugin declares a device of that kind; or several that cannot share rows.
-    BackendUnavailable
-        ``"cuda:all"``, and there is none.
+    ValueError: no installed plugin declares a device of that kind, or several cannot share rows. BackendUnavailable:
+    ``"cuda:all"``, and there is none.
     """
     if device is None:
         return None
@@ -113,7 +105,7 @@ def choose(
     explained: bool = False,
     without: Mapping[tuple[str, str], str] | None = None,
 ) -> Choice:
-    """Return the backend for the passes: the named one, or the best one that works here.
+    """Return the backend for the passes: the named one, by argument or ``SDKDE_BACKEND``, or the best that works here.
 
     The decision, in order, for every plugin on each device in question: the one named; else the data's, and for data on
     the host the plugin's other devices too:
@@ -156,15 +148,9 @@ def choose(
     ``data_device``. ``share``: the share of the pairs beyond an extent. ``calls``: over how many start-up is spread;
     None: by where the data are. ``without``: what ``"auto"`` is not to take, by name and device, and why.
 
-    A named backend never falls back to another. ``"auto"`` reads the environment variable ``SDKDE_BACKEND``.
-
-    Raises
-    ------
-    BackendUnavailable
-        The named backend is unknown or cannot answer, or none can; the message has the reason and the mend.
-    ValueError
-        ``backend_options`` without a named backend, or options that the backend does not take; ``SDKDE_NUM_THREADS``
-        or ``SDKDE_TUNING`` cannot be right; several devices for input that requires grad.
+    BackendUnavailable: the named backend is unknown or cannot answer, or none can; with the reason and the mend.
+    ValueError: ``backend_options`` without a named backend, or that it does not take; ``SDKDE_NUM_THREADS`` or
+    ``SDKDE_TUNING`` cannot be right; several devices for input that requires grad.
     """
     aside, several = dict(without or {}), None if isinstance(device, str) or device is None else device
     first = device if device is None or isinstance(device, str) else device[0]
@@ -254,16 +240,24 @@ def _choose(
     for everything in (True,) if explained else (False, True):
         candidates = ranked(problems, None if share is None else noted, wanted, tried, everything)
         for candidate in candidates if everything else candidates[:1]:
-            if candidate.ok and named in ("auto", candidate.name) and (candidate.name, candidate.device) not in tried:
-                reason = "named" if named != "auto" else _why(candidate, candidates) if everything else "ranked first"
-                choice = _start(candidate, candidates, options, tried, reason, wanted.calls)
-                if choice:
-                    _logger.debug("backend %s on %s: %s", choice.name, choice.device, choice.reason)
-                    if key is not None and not looked:
-                        if len(registry.chosen) >= 256:
-                            registry.chosen.clear()
-                        registry.chosen[key] = registry.records(), choice
-                    return choice
+            where = candidate.name, candidate.device
+            if not candidate.ok or named not in ("auto", candidate.name) or where in tried:
+                continue
+            record = registry.find(candidate.name)
+            assert record is not None and record.info is not None  # a candidate that is ok has both
+            implementation, support = registry.start(record.info, candidate.device, options)
+            if implementation is None or not support.ok:
+                tried[where] = support.reason
+                continue
+            reason = "named" if named != "auto" else _why(candidate, candidates) if everything else "ranked first"
+            final = tuple(_settle(c, candidate, tried) for c in candidates)
+            choice = Choice(record.info, candidate.device, implementation, final, reason, wanted.calls)
+            _logger.debug("backend %s on %s: %s", choice.name, choice.device, choice.reason)
+            if key is not None and not looked:
+                if len(registry.chosen) >= 256:
+                    registry.chosen.clear()
+                registry.chosen[key] = registry.records(), choice
+            return choice
     failures = [_settle(c, None, tried) for c in candidates if named in ("auto", c.name)]
     if named != "auto":
         reasons = "; ".join(c.reason for c in failures)
@@ -312,19 +306,17 @@ def ranked(
 
     No backend is started.
     """
-    records = registry.records() if everything or wanted.named == "auto" else (registry.find(wanted.named),)
-    found: list[Candidate] = []
+    named, found = wanted.named, list[Candidate]()
     places: list[tuple[BackendInfo, str]] = []
-    for record in records:
-        if record is None or not record.ok or record.info is None:
-            if record is not None:
-                found.append(Candidate(record.name, "-", False, f"{record.status}: {record.reason}"))
-            continue
-        there = _devices(record.info, wanted.device, wanted.data_device)
-        places += [(record.info, place) for place in there]
-        if not there:
-            where = f"runs on {', '.join(record.info.devices)}, not on {wanted.device or wanted.data_device}"
-            found.append(Candidate(record.name, "-", False, where))
+    for record in registry.records():
+        if not record.ok or record.info is None:
+            found.append(Candidate(record.name, "-", False, f"{record.status}: {record.reason}"))
+        elif everything or named in ("auto", record.name):
+            there = _devices(record.info, wanted.device, wanted.data_device)
+            places += [(record.info, place) for place in there]
+            if not there:
+                where = f"runs on {', '.join(record.info.devices)}, not on {wanted.device or wanted.data_device}"
+                found.append(Candidate(record.name, "-", False, where))
     if not everything:
         found, places = [], [(info, place) for info, place in places if (info.name, place) not in (tried or {})]
         if wanted.data_device != "cpu":
@@ -343,7 +335,7 @@ def ranked(
         # A plugin without a CPU has a device that was not asked for; it is tried if it was named. Of other devices than
         # CUDA's nobody knows here whether there is one.
         absent = place.startswith("cuda") and gpu_name(place) is None
-        if candidate.ok and wanted.device is None and info.name != wanted.named and absent:
+        if candidate.ok and wanted.device is None and info.name != named and absent:
             candidate = replace(candidate, ok=False, reason=f"no {place} is here", seconds=None, pass_seconds=())
         if candidate.ok and wanted.device is None and place != wanted.data_device and processor(place) is None:
             candidate = replace(candidate, seconds=None, pass_seconds=())  # nobody knows that data gain by going there
@@ -374,25 +366,6 @@ def _devices(info: BackendInfo, device: str | None, data_device: str) -> list[st
     return [place for place in wanted if place.partition(":")[0] in info.devices]
 
 
-def _start(
-    candidate: Candidate,
-    candidates: Sequence[Candidate],
-    options: Mapping[str, Any] | None,
-    tried: dict[tuple[str, str], str],
-    reason: str,
-    calls: int,
-) -> Choice | None:
-    """The choice of a candidate, if it starts; why it did not goes to ``tried``."""
-    record = registry.find(candidate.name)
-    assert record is not None and record.info is not None  # a candidate that is ok has both
-    implementation, support = registry.start(record.info, candidate.device, options)
-    if implementation is None or not support.ok:
-        tried[candidate.name, candidate.device] = support.reason
-        return None
-    final = tuple(_settle(c, candidate, tried) for c in candidates)
-    return Choice(record.info, candidate.device, implementation, final, reason, calls)
-
-
 def at(problems: Sequence[Problem], device: str) -> tuple[Problem, ...]:
     """The passes, to run on ``device``."""
     return tuple(p if p.device == device else with_fields(p, device=device) for p in problems)
@@ -404,23 +377,22 @@ def require_known(name: str, named_by: str) -> None:
     if record is None:
         known = sorted({r.name for r in registry.records()})
         installed = ", ".join(known) or "none"
-        hint = did_you_mean(name, known)
-        raise BackendUnavailable(f"{named_by}backend {name!r} is unknown; installed: {installed}{hint}")
+        raise BackendUnavailable(
+            f"{named_by}backend {name!r} is unknown; installed: {installed}{did_you_mean(name, known)}"
+        )
     if not record.ok:
         raise BackendUnavailable(f"{named_by}backend {name!r} is {record.status}: {record.reason}")
 
 
 def _why(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
     """Why a candidate was chosen, of all that there are."""
-    able = sum(c.ok for c in candidates)
-    if able == 1:
+    able = [c.seconds for c in candidates if c.ok]
+    if len(able) == 1:
         return "the only one that can"
     if chosen.seconds is None:
-        return f"first of {able} that can, none with a predicted time"
-    priced = sum(c.ok and c.seconds is not None for c in candidates)
-    return f"least predicted time with start-up of {priced} " + (
-        "that can" if priced == able else "whose time is known"
-    )
+        return f"first of {len(able)} that can, none with a predicted time"
+    which = "whose time is known" if None in able else "that can"
+    return f"least predicted time with start-up of {len(able) - able.count(None)} {which}"
 
 
 def _settle(c: Candidate, chosen: Candidate | None, tried: Mapping[tuple[str, str], str]) -> Candidate:

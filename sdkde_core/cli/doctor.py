@@ -13,7 +13,6 @@ from typing import Any
 
 from .. import __version__
 from ..choice import hardware, registry
-from ..choice.driver import may_have_driver
 from ..choice.registry import ask
 
 
@@ -56,7 +55,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 def _gpus() -> list[tuple[str, str]]:
     rows = []
-    for i, (name, uuid) in enumerate(hardware.visible_gpus()):
+    for i, (name, uuid, *_) in enumerate(hardware.visible_gpus()):
 
         def size(nvml: Any, uuid: str = uuid) -> str:
             return f"{nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).total / 2**30:.1f} GiB"
@@ -66,5 +65,5 @@ def _gpus() -> list[tuple[str, str]]:
         known = f"rates: {card.source}" if card else "rates not known: no predicted times"
         rows.append((f"cuda:{i}", f"{name}, driver {hardware.driver_version()}, {memory}"))
         rows.append(("", known))
-    unseen = may_have_driver() and importlib.util.find_spec("pynvml") is None
+    unseen = hardware.may_have_driver() and importlib.util.find_spec("pynvml") is None
     return rows or [("gpu", "none found" + "; those of NVIDIA need: pip install nvidia-ml-py" * unseen)]

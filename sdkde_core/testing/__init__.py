@@ -10,8 +10,8 @@ __all__ = ["BackendConformance"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "BackendConformance":  # benchmarks use the problems without pytest installed
-        from .conformance import BackendConformance
+    if name != "BackendConformance":
+        raise AttributeError(name)
+    from .conformance import BackendConformance  # only now: benchmarks use the problems without pytest installed
 
-        return BackendConformance
-    raise AttributeError(name)
+    return BackendConformance

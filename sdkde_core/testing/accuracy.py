@@ -30,12 +30,6 @@ SIZES = (
 )
 
 
-def numbers(parameter: str) -> tuple[Any, ...]:
-    """Split a parameter such as ``"high-mean-d3-e1e+12"``: words, and the numbers that follow a letter."""
-    words = parameter.replace("e+", "e").split("-")
-    return *words[:2], *(float(x[1:]) if x[0] == "e" else int(x[1:]) for x in words[2:])
-
-
 def some(m: int, k: int) -> Array:
     """Indices of k of m rows, evenly spread, with the first and the last."""
     return np.unique(np.linspace(0, m - 1, min(k, m)).round().astype(int))
@@ -58,10 +52,8 @@ def about_tiles(n: int, m: int, d: int, extent: float, seed: int = 0) -> Case:
     return replace(case, name="about tiles", queries=queries[rng.permutation(m)])
 
 
-def tolerance(target: Target, parameter: str) -> None:
+def tolerance(target: Target, precision: str, reduction: str, kind: str, d: int, extent: float) -> None:
     """Rows are within the precision's tolerance, with separate queries and with the points themselves."""
-    precision, reduction, kind, dimension, reach = parameter.split("-", 4)
-    d, extent = int(dimension[1:]), float(reach[1:])
     n, m, most = (211, 67, 67) if d < 200 else (67, 29, 15)  # fewer where the oracle is slow
     if kind == "zero_tile":
         n, m = (2611, 19) if d < 64 else (1301, 5)
@@ -71,9 +63,8 @@ def tolerance(target: Target, parameter: str) -> None:
         target.check(case, reduction, precision, rows, same=same, dtype=dtype)
 
 
-def sizes(target: Target, parameter: str) -> None:
+def sizes(target: Target, precision: str, reduction: str, n: int, m: int) -> None:
     """Sizes down to one point and one query, and up to thousands on and beside the edges of tiles."""
-    precision, reduction, n, m = numbers(parameter)
     case = about_tiles(n, m, 3, 10.0)
     for same in (False, True) if n <= 1025 else (False,):
         rows, dtype = some(n, 67) if same else None, ("float64", "float32")[(SIZES.index((n, m)) + same) % 2]
@@ -93,13 +84,12 @@ def _weights_of_few(target: Target, reduction: str, precision: str, case: Case) 
         target.check(asked, reduction, precision, same=same, dtype=dtype, requires=requires)
 
 
-def limits(target: Target, parameter: str) -> None:
+def limits(target: Target, precision: str, reduction: str, d: int) -> None:
     """Two clusters are right at every extent between those of ``tolerance``, and just within ``extent_limit``.
 
     A backend's formula may have its limit near any of these extents. All coordinates are as large as the extent, so
     what the formula loses there shows.
     """
-    precision, reduction, d = numbers(parameter)
     problem = Problem(Reduction(reduction), 67, 211, d, precision=precision, device=target.device)
     limit = float(target.info.extent_limit(problem))
     for extent in (14.0, 20.0, 28.0, 40.0, 56.0, 80.0, *([limit * (1.0 - 1e-9)] if 14.0 <= limit <= 1e5 else [])):
@@ -118,13 +108,12 @@ def _two_clusters(d: int, extent: float) -> Case:
     return replace(case, name=f"two clusters within {extent:.6g}", points=points * factor, queries=queries * factor)
 
 
-def far_below(target: Target, parameter: str) -> None:
+def far_below(target: Target, precision: str, reduction: str, d: int, distance: float, n: int) -> None:
     """Rows far from every point, among ordinary rows and alone, and a point that far from all others.
 
     Log sums end at −1e200. Exponents are so large that rounding moves one by more than the span of exp: what is
     exponentiated must be a difference of the very numbers of which the largest was taken.
     """
-    precision, reduction, d, distance, n = numbers(parameter)
     case, few = problems.far(n, 13, d, distance, stray=False), problems.far(97, 13, d, distance, stray=True)
     stray = problems.far(n, 13, d, distance, stray=True)
     stray = weighted(stray) if "weights" in target.info.features else stray
@@ -155,13 +144,12 @@ def _heap(n: int, d: int, out: float) -> tuple[Case, Truth]:
     return case, problems.truth(Case("", np.vstack([rows, spot[None]]), rows, log_weights))
 
 
-def heap(target: Target, parameter: str) -> None:
+def heap(target: Target, precision: str, reduction: str, d: int, out: float, n: int) -> None:
     """Rows beside tens of thousands of duplicates, whose terms and partial sums are all rounded alike.
 
     Rounding of ordinary data cancels, and a sum of 10⁵ numbers in float32 is right to six digits. Of equal numbers it
     is right to three.
     """
-    precision, reduction, d, out, n = numbers(parameter)
     case, truth = _heap(n, d, out)
     problem = target.problem(case, reduction, precision)
     within(problem, target.answer(problem, case), truth, case.name)
@@ -172,9 +160,8 @@ def heap(target: Target, parameter: str) -> None:
         within(part, got, truth, f"{case.name}, rows that are points")
 
 
-def not_a_number(target: Target, parameter: str) -> None:
+def not_a_number(target: Target, precision: str, reduction: str) -> None:
     """A row with a NaN is NaN and no other row; a point with a NaN makes every row NaN."""
-    precision, reduction = parameter.split("-")
     for kind, extent in (("mixture", 10.0), ("clusters", 1e4)):
         case = make(kind, 211, 11, 3, extent)
         problem = target.problem(case, reduction, precision)
@@ -209,7 +196,6 @@ class Drawn:
 
     case: Case
     same: bool
-    requires: frozenset[str]
     expected: int  # the m that ``prepare`` is told
     cut: int  # the row at which the second of two batches begins
 
@@ -239,7 +225,6 @@ def _sizes(rng: np.random.Generator, shape: str, tile: int, pairs: int) -> tuple
 def draw(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> Drawn:
     """Draw a problem in d dimensions: at most ``pairs`` pairs, with weights where ``allowed`` has these."""
     rng = np.random.default_rng([seed, 20])
-    requires = _deal((frozenset(), frozenset({"weights"})), seed, 1) & allowed
     shapes = ("many columns", "many rows", "on tiles", "on tiles", "beside tiles", "any", "few")
     n, m = _sizes(rng, _deal(shapes, seed, 3), _deal((16, 32, 64, 128, 256, 512), seed, 2), pairs)
     same = _deal((False, True, False), seed, 4)
@@ -257,14 +242,12 @@ def draw(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> Drawn:
         queries = case.queries.copy()
         queries[rng.integers(0, m)] *= 4.0
         case = replace(case, name=f"{case.name}, one row in the tail", queries=queries)
-    if requires and n > 1:
+    if "weights" in allowed and _deal((False, True), seed, 1) and n > 1:
         case = weighted(case, float(rng.choice((1.0, 8.0))))
-    else:
-        requires = frozenset()
     if rng.random() < 0.25:  # as of some of a pass's columns, whose weights sum to less than 1
         case = replace(case, name=f"{case.name}, half the columns", log_weights=case.log_weights - 0.7)
     cut = int(rng.choice([*(i for i in boundaries(m) if i), int(rng.integers(1, m + 1))]))
-    return Drawn(case, same, requires, int(rng.choice((0, 1, m, 4 * m))), cut)
+    return Drawn(case, same, int(rng.choice((0, 1, m, 4 * m))), cut)
 
 
 @functools.lru_cache(maxsize=128)
@@ -287,20 +270,18 @@ def drawn_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:
         yield f"{seed}-d{_deal(dimensions, seed, 0)}-p{profile.pairs}"
 
 
-def drawn(target: Target, parameter: str) -> None:
+def drawn(target: Target, seed: int, d: int, pairs: int) -> None:
     """A random problem, which its name says, at every precision and in every reduction.
 
     The backend is asked itself where it takes the problem whole, and then also for the rows in two batches; otherwise
     it is asked by way of the core.
     """
-    seed, d, pairs = (int(x.lstrip("dp")) for x in parameter.split("-"))
     asked, rows, want = _answered(seed, d, pairs, target.info.features & {"weights"})
     answered = False
     for (k, precision), (r, reduction) in itertools.product(enumerate(target.info.precisions), enumerate(Reduction)):
         dtype = ("float64", "float32")[(k + r + seed) % 2]
         with contextlib.suppress(NotDeclared):
-            options: dict[str, Any] = {"same": asked.same, "requires": asked.requires, "dtype": dtype}
-            problem = target.problem(asked.case, reduction, precision, **options)
+            problem = target.problem(asked.case, reduction, precision, same=asked.same, dtype=dtype)
             answered = True
             if target.info.supports(problem).ok:
                 _ask(target, asked, problem, want, rows, as_range=seed % 2 == 1)

@@ -50,13 +50,12 @@ class _Asked:
         within(whole, got, problems.truth(self.case, same=True), f"{self.case.name}, {about}")
 
 
-def state_reuse(target: Target, parameter: str) -> None:
+def state_reuse(target: Target, precision: str, reduction: str) -> None:
     """A prepared state serves any number of calls, each as if it were the first, whatever states were prepared since.
 
     A row's answer does not depend on the rows beside it, however far those are. The m, ``same`` and extent that
     ``prepare`` is told are what to expect, not what will come. An empty query gives empty results.
     """
-    precision, reduction = parameter.split("-")
     case, other = (about_tiles(n, 67, 3, 10.0) for n in (211, 130))
     problem = target.problem(case, reduction, precision, whole=True)
     asked = _Asked(target, problem, case)
@@ -88,9 +87,8 @@ def state_reuse(target: Target, parameter: str) -> None:
                 beside.rows(f"{width} at once", start, start + width)
 
 
-def results_are_the_callers(target: Target, parameter: str) -> None:
+def results_are_the_callers(target: Target, precision: str, reduction: str) -> None:
     """A result stays as it is when others are asked for, and writing into it changes no other."""
-    precision, reduction = parameter.split("-")
     case, other = about_tiles(211, 67, 3, 10.0), about_tiles(211, 67, 3, 10.0, seed=1)
     problem = target.problem(case, reduction, precision, whole=True)
     asked, others = _Asked(target, problem, case), target.prepare(problem, other)
@@ -109,9 +107,8 @@ def results_are_the_callers(target: Target, parameter: str) -> None:
     asked.points("after earlier results were written to")
 
 
-def many_alive(target: Target, parameter: str) -> None:
+def many_alive(target: Target, precision: str, reduction: str) -> None:
     """Twenty states and forty results serve side by side: none is in a place that a later one takes."""
-    precision, reduction = parameter.split("-")
     cases = [about_tiles(37, 9, 3, 10.0, seed) for seed in range(20)]
     problem = _farthest(target, cases, reduction, precision)
     asked = [_Asked(target, problem, case) for case in cases] * 2
@@ -121,18 +118,17 @@ def many_alive(target: Target, parameter: str) -> None:
         within(problem, each(result, to_host), problems.truth(one.case), about)
 
 
-def _farthest(target: Target, cases: list[Case], reduction: str, precision: str, **options: Any) -> Problem:
+def _farthest(target: Target, cases: list[Case], reduction: str, precision: str) -> Problem:
     """Return the problem of the case that reaches farthest."""
-    posed = [target.problem(case, reduction, precision, whole=True, **options) for case in cases]
+    posed = [target.problem(case, reduction, precision, whole=True) for case in cases]
     return max(posed, key=lambda problem: problem.extent)
 
 
-def new_contents(target: Target, parameter: str) -> None:
+def new_contents(target: Target, precision: str, reduction: str) -> None:
     """Points, weights or queries in the memory of earlier ones are new data: an address does not identify them.
 
     Their first and last rows and the sum of all rows are as before, so these do not identify them either.
     """
-    precision, reduction = parameter.split("-")
     case, names = about_tiles(211, 67, 3, 10.0), ["points", "queries"]
     if "weights" in target.info.features:
         case, names = weighted(case), [*names, "log_weights"]
@@ -160,14 +156,12 @@ def new_contents(target: Target, parameter: str) -> None:
         ask(state, f"{case.name}, after new {name} in the memory of the old")
 
 
-def threads(target: Target, parameter: str) -> None:
+def threads(target: Target, precision: str, reduction: str) -> None:
     """Calls from several threads at once, with one state and with a state each, are answered as if they were alone."""
-    precision, reduction = parameter.split("-")
-    cases = [about_tiles(211, 67, 3, 10.0, seed) for seed in range(4)]
-    for requires in (frozenset[str](), target.info.features & {"weights"}):
-        if "weights" in requires:
-            cases = [weighted(case) for case in cases]
-        _threads(target, cases, _farthest(target, cases, reduction, precision, requires=requires))
+    plain = [about_tiles(211, 67, 3, 10.0, seed) for seed in range(4)]
+    uneven = [[weighted(case) for case in plain]] * ("weights" in target.info.features)
+    for cases in (plain, *uneven):
+        _threads(target, cases, _farthest(target, cases, reduction, precision))
 
 
 def _threads(target: Target, cases: list[Case], problem: Problem) -> None:

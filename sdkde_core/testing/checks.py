@@ -1,15 +1,16 @@
 """What a backend must do, check by check; needs no test framework.
 
-A check is a function ``check(target, parameter)`` that returns, raises :class:`AssertionError`, or raises
-:class:`NotDeclared` where the backend declares that it does not take the problem. :data:`CHECKS` has them all with the
-parameters that suit a backend's declarations; names and parameters are stable within a protocol major.
+A check returns, raises :class:`AssertionError`, or raises :class:`NotDeclared` where the backend declares that it does
+not take the problem. :data:`CHECKS` has them all with the parameters that suit a backend's declarations; names and
+parameters are stable within a protocol major.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sdkde_core.protocol import KERNELS, BackendInfo, Reduction
 
@@ -103,12 +104,21 @@ def _memory(info: BackendInfo, profile: Profile) -> Iterable[str]:
 class Check(NamedTuple):
     """A check and the parameters that suit a backend's declarations."""
 
-    run: Callable[[Target, str], None]
+    function: Callable[..., None]
     parameters: Parameters = _each()
+
+    def run(self, target: Target, parameter: str) -> None:
+        """Check with what a parameter such as ``"high-mean-d3-e1e+12"`` says: words, and the numbers after a letter."""
+        values: list[Any] = []
+        for word in parameter.split("-"):
+            number = re.fullmatch(r"[a-z]?(\d[\d.e+]*)", word)
+            kind = float if word.startswith("e") else int
+            values.append(kind(number[1]) if number else word)
+        self.function(target, *values)
 
 
 CHECKS: Mapping[str, Check] = {
-    check.run.__name__: check
+    check.function.__name__: check
     for check in (
         Check(formalities.declaration, _these("backend")),
         Check(formalities.answers_something, _these("backend")),

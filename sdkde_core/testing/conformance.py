@@ -29,37 +29,20 @@ class BackendConformance:
         class TestMine(BackendConformance):
             backend = "mine"
             xfail = {"tolerance[fast-mean-tails-d784-e10000]": "accumulates in float32; issue 12"}
-
-    Attributes
-    ----------
-    backend : str
-        The entry point's name.
-    device : str, optional
-        Default: every declared kind of device that the backend finds here (``"cuda"`` as ``"cuda:0"``).
-    options : mapping
-        ``backend_options``.
-    profile : str
-        ``"quick"`` or ``"full"``; default: the environment variable ``SDKDE_CONFORMANCE``, else quick.
-    dimensions : tuple of int, optional
-        In place of the profile's, for a backend that compiles for each.
-    draws, pairs : int, optional
-        How many random problems, and rows times columns of one at most, in place of the profile's, for a backend that
-        is slow here, such as a simulator.
-    slow : tuple of str
-        Checks that are given the marker ``slow``; ``"check[param]"`` for one of its parameters.
-    xfail : mapping of str to str
-        ``{"check[param]": reason}``: known failures. Strict: one that passes fails the run. The name of a check alone
-        stands for all its parameters.
     """
 
-    backend: ClassVar[str] = ""
+    backend: ClassVar[str] = ""  #: the entry point's name
+    #: By default every declared kind of device that the backend finds here (``"cuda"`` as ``"cuda:0"``).
     device: ClassVar[str | None] = None
-    options: ClassVar[Mapping[str, Any]] = {}
+    options: ClassVar[Mapping[str, Any]] = {}  #: ``backend_options``
+    #: ``"quick"`` or ``"full"``; by default the environment variable ``SDKDE_CONFORMANCE``, else quick.
     profile: ClassVar[str | None] = None
-    dimensions: ClassVar[tuple[int, ...] | None] = None
-    draws: ClassVar[int | None] = None
-    pairs: ClassVar[int | None] = None
-    slow: ClassVar[tuple[str, ...]] = ()
+    dimensions: ClassVar[tuple[int, ...] | None] = None  #: instead of the profile's, if the backend compiles for each
+    draws: ClassVar[int | None] = None  #: instead of the profile's number of random problems, for what is slow here
+    pairs: ClassVar[int | None] = None  #: rows times columns of such a problem at most, likewise
+    slow: ClassVar[tuple[str, ...]] = ()  #: checks, or ``"check[param]"``, that are given the marker ``slow``
+    #: ``{"check[param]": reason}``: known failures. Strict: one that passes fails the run. The name of a check alone
+    #: stands for all its parameters.
     xfail: ClassVar[Mapping[str, str]] = {}
     _told: ClassVar[bool] = False
 
@@ -141,7 +124,7 @@ def _test(name: str) -> Callable[..., None]:
         if len(skipped) == len(targets):
             pytest.skip("; ".join(skipped))
 
-    test.__name__, test.__doc__ = f"test_{name}", CHECKS[name].run.__doc__
+    test.__name__, test.__doc__ = f"test_{name}", CHECKS[name].function.__doc__
     return test
 
 

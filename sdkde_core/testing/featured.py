@@ -20,13 +20,11 @@ from .problems import Array, Case, Truth
 from .target import Target, make, same_bits, weighted, within
 
 
-def kernel(target: Target, parameter: str) -> None:
+def kernel(target: Target, precision: str, name: str) -> None:
     """Another kernel: tolerances, weights, own columns, rows out of reach and far off, NaN."""
-    precision, name = parameter.split("-")
 
-    def asked(case: Case, *, requires: Any = (), **options: Any) -> Problem:
-        requires = {"kernel", *requires}
-        return target.problem(case, Reduction.LOG_SUM, precision, kernel=name, requires=requires, **options)
+    def asked(case: Case, **options: Any) -> Problem:
+        return target.problem(case, Reduction.LOG_SUM, precision, kernel=name, requires={"kernel"}, **options)
 
     for case in _cases():
         # Rows that reach none but columns of little weight are those columns themselves.
@@ -105,9 +103,8 @@ def _truth(case: Case, start: int, stop: int) -> tuple[Any, Truth]:
     return rows, problems.truth(case, same=True, rows=start + rows)
 
 
-def _states(target: Target, parameter: str, n: int) -> Any:
+def _states(target: Target, precision: str, reduction: str, n: int) -> Any:
     """Yield cases of n points, without weights and with them, their problems and states."""
-    precision, reduction = parameter.split("-")[:2]
     mixes = dict.fromkeys([frozenset[str](), target.info.features & {"weights"}])
     for features, strays in itertools.product(mixes, (False, True)):
         case = _points(n, features, strays)
@@ -115,12 +112,12 @@ def _states(target: Target, parameter: str, n: int) -> Any:
         yield case, problem, target.prepare(problem, case), strays
 
 
-def row_range(target: Target, parameter: str) -> None:
+def row_range(target: Target, precision: str, reduction: str, length: str = "") -> None:
     """Some of the points as rows are within the tolerance."""
     n, asked = 211, [(0, 40), (20, 60), (63, 66), (150, 211), (210, 211)]
-    if parameter.endswith("long"):
+    if length == "long":
         n, asked = 3077, [(1024, 3074)]
-    for case, problem, state, _ in _states(target, parameter, n):
+    for case, problem, state, _ in _states(target, precision, reduction, n):
         for start, stop in asked:
             part = replace(problem, m=stop - start)
             rows, truth = _truth(case, start, stop)
@@ -128,15 +125,14 @@ def row_range(target: Target, parameter: str) -> None:
             within(part, got, truth, f"{case.name}, the points from {start} to {stop}", rows)
 
 
-def pairs(target: Target, parameter: str) -> None:
+def pairs(target: Target, precision: str, reduction: str, length: str = "") -> None:
     """The sums of all blocks of pairs merge to the whole, whichever side comes first; a block again is the same.
 
     Some points are far from all others.
     """
-    cut = 3072 if parameter.endswith("long") else 2048
-    backend, n = cast(PairsBackend, target.backend), 2 * cut if parameter.endswith("long") else cut + 1
-    parts = [(0, cut), (cut, n)]
-    for case, problem, state, strays in _states(target, parameter, n):
+    cut, n = (3072, 6144) if length == "long" else (2048, 2049)
+    backend, parts = cast(PairsBackend, target.backend), [(0, cut), (cut, n)]
+    for case, problem, state, strays in _states(target, precision, reduction, n):
         if strays and not problem.requires:
             continue  # a point's own term is its largest, and blocks of others may count for nothing
         found = {}
@@ -151,13 +147,12 @@ def pairs(target: Target, parameter: str) -> None:
         assert same, "a block's other side, or the block again, has other bits"
 
 
-def grad(target: Target, parameter: str) -> None:
+def grad(target: Target, precision: str, reduction: str) -> None:
     """Derivatives by queries, points and weights, of zero weights too, whichever of them require grad.
 
     Like a log sum a derivative is a sum of terms with the errors of their φ_ij, if of several with different signs: it
     may be off by ten tolerances of a log sum, relative to the largest one.
     """
-    precision, reduction = parameter.split("-")
     allowed = 10.0 * TOLERANCES[precision][Reduction.LOG_SUM].absolute
     differentiated = {"log_sum": ["log_sum"], "mean": ["log_sum", "shift"], "laplace": ["signed"]}[reduction]
     kinds = ["near", "apart", "far"] + ["weights"] * ("weights" in target.info.features)

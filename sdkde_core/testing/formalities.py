@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from sdkde_core.arrays import device_name, to_host
+from sdkde_core.choice import registry
 from sdkde_core.plugin import each
-from sdkde_core.protocol import FEATURES, PRECISIONS, PROTOCOL, Columns, Partial, Problem, Reduction, Support, Work
+from sdkde_core.protocol import FEATURES, Columns, Partial, Problem, Reduction, Support, Work
 
 from .target import NotDeclared, Target, make, same_bits
 
@@ -21,10 +22,8 @@ from .target import NotDeclared, Target, make, same_bits
 def declaration(target: Target, parameter: str) -> None:
     """The BackendInfo is one that the core and this suite can believe."""
     info = target.info
-    assert info.precisions, "declares no precision"
-    assert set(info.precisions) <= set(PRECISIONS), f"precisions {info.precisions}; there are {PRECISIONS}"
-    assert info.devices, "declares no device"
-    assert info.protocol[0] == PROTOCOL[0], f"protocol {info.protocol}, this suite is for {PROTOCOL[0]}.x"
+    status, reason, _ = registry.status_of(info.name, info)
+    assert status == "ok", reason
     unknown = sorted(info.features - set(FEATURES))
     assert not unknown, f"features {unknown} are none of the protocol's {sorted(FEATURES)}"
     assert "grad" not in info.features or info.arrays == "torch", f"grad is a feature of tensors, not of {info.arrays}"
@@ -81,12 +80,11 @@ def options(target: Target, parameter: str) -> None:
         raise AssertionError("takes the option no_such_option in silence")
 
 
-def result_format(target: Target, parameter: str) -> None:
+def result_format(target: Target, precision: str, reduction: str) -> None:
     """Results are float64, of the library and on the device of the points, with the fields of the reduction.
 
     They are no views of what was handed in, which stays as it was. An axis of length one stays, whichever it is.
     """
-    precision, reduction = parameter.split("-")
     answered = False
     for n, m, d in ((31, 7, 3), (31, 7, 1), (31, 1, 3), (1, 1, 1)):
         with contextlib.suppress(NotDeclared):
@@ -123,13 +121,11 @@ def has_format(problem: Problem, got: Partial, like: Any) -> None:
         assert tuple(x.shape) == wanted, f"{asked}: {name} has shape {tuple(x.shape)}, not {wanted}"
 
 
-def repeat(target: Target, parameter: str) -> None:
+def repeat(target: Target, precision: str, reduction: str, n: int = 1025, m: int = 515) -> None:
     """The same call gives the same bits again, of 20,000 columns too, in whatever order its threads come to run.
 
     The interpreter changes threads as often as it can: results that are joined as they come do so in several orders.
     """
-    precision, reduction, *sizes = parameter.split("-")
-    n, m = (int(x[1:]) for x in sizes or ("n1025", "m515"))
     case, before = make("mixture", n, min(m, 515), 3, 10.0), sys.getswitchinterval()
     problem = target.problem(case, reduction, precision, same=m == n, whole=True)
     queries, state = None if m == n else case.queries, target.prepare(problem, case)

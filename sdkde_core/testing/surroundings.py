@@ -36,14 +36,14 @@ from .problems import Case
 from .target import NotDeclared, Target, make, weighted
 
 
-def surroundings(target: Target, parameter: str) -> None:
+def surroundings(target: Target, name: str) -> None:
     """A call warns of nothing, prints nothing, and leaves the process's random states and settings as they were.
 
     The backend is asked by way of the core, and itself, as NumPy's error state is by default: the core ignores what
     NumPy warns of in the calling thread, but not in others. Settings are moved first: what an earlier call has set
     would otherwise count as found.
     """
-    reduction, small = Reduction(parameter), make("mixture", 50, 20, 3, 5.0)
+    reduction, small = Reduction(name), make("mixture", 50, 20, 3, 5.0)
     target.answer(target.problem(small, reduction, target.info.precisions[0]), small)  # libraries are loaded then
     # Cases in which logarithms of zero and differences of infinities come up, and one of many columns.
     far = problems.far(97, 13, 3, 1e12, stray=True)
@@ -157,7 +157,7 @@ def _output() -> Iterator[list[str]]:
             found += filter(None, [file.read()])
 
 
-def thread_counts(target: Target, parameter: str) -> None:
+def thread_counts(target: Target, reduction: str) -> None:
     """Any number of threads that ``SDKDE_NUM_THREADS`` allows is right: one, more than cores, more than rows."""
     if target.device != "cpu":
         raise NotDeclared("for CPUs")
@@ -165,7 +165,7 @@ def thread_counts(target: Target, parameter: str) -> None:
     for count, (n, m) in itertools.product((1, 3, (os.cpu_count() or 1) + 5), sizes):
         case = replace(about_tiles(n, m, 3, 10.0), name=f"about tiles, SDKDE_NUM_THREADS={count}")
         with mock.patch.dict(os.environ, SDKDE_NUM_THREADS=str(count)):
-            target.check(case, parameter, target.info.precisions[-1])
+            target.check(case, reduction, target.info.precisions[-1])
 
 
 def _call(target: Target, problem: Problem, case: Case) -> Callable[[], object]:
@@ -174,14 +174,13 @@ def _call(target: Target, problem: Problem, case: Case) -> Callable[[], object]:
     return lambda: target.backend.reduce(problem, queries, target.backend.prepare(problem, columns))
 
 
-def memory(target: Target, parameter: str) -> None:
+def memory(target: Target, precision: str, name: str, d: int) -> None:
     """No array of all pairs is ever there, nor one of all their differences: a few tiles take a few hundred MiB.
 
     Such an array takes 512 MiB in float32. A call may take 400 beside what it returns: PyTorch's backend takes 256.
     On a GPU, whose programs cut the work less finely, both are four times as many.
     """
-    precision, name, dimension = parameter.split("-")
-    d, times = int(dimension[1:]), 4 if target.device.startswith("cuda") else 1
+    times = 4 if target.device.startswith("cuda") else 1
     n = m = math.isqrt((times << 27) // (1 if name == Reduction.LOG_SUM else d)) + 1
 
     def peak(share: int) -> int:
@@ -248,14 +247,14 @@ def leaks(target: Target, parameter: str) -> None:
     raise AssertionError(f"32 calls have left {' and '.join(grown)}, and so 6 times")
 
 
-def price(target: Target, parameter: str) -> None:
+def price(target: Target, d: int) -> None:
     """What ``work`` says is near the time taken: a backend that is priced too low is chosen where it is slow.
 
     The lesser of wall time and processor time is compared: a busy machine makes neither of them less.
     """
     if target.info.work is None or target.device != "cpu":
         raise NotDeclared("for CPUs, of backends with a price")
-    case = make("mixture", 3000, 3000, int(parameter[1:]), 8.0)
+    case = make("mixture", 3000, 3000, d, 8.0)
     for reduction in Reduction:
         problem, taken = target.problem(case, reduction, target.info.precisions[0], whole=True), math.inf
         call = _call(target, problem, case)

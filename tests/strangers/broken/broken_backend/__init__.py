@@ -1,1 +1,0 @@
-"""A backend for sdkde that fails on import."""

@@ -1,1 +1,0 @@
-"""A backend for a protocol of sdkde that is yet to come."""
