@@ -51,7 +51,7 @@ def write(path: Path | str, kind: str, content: Mapping[str, Any], arrays: Mappi
     _check_path(path)
     about = {"format": VERSION, "kind": kind, "library": __version__, "content": dict(content)}
     header = np.frombuffer(json.dumps(about, allow_nan=False).encode(), np.uint8)
-    ordered = {name: np.asarray(x, order="C") for name, x in arrays.items()}
+    ordered: dict[str, Any] = {name: np.asarray(x, order="C") for name, x in arrays.items()}
     with write_atomically(path) as temporary, temporary.open("wb") as file:
         np.savez(file, sdkde=header, **ordered)
 

@@ -39,6 +39,8 @@ def path(tmp_path, monkeypatch, untold):
     path.parent.mkdir()
     monkeypatch.setenv("SDKDE_DB", str(path))
     monkeypatch.setattr(lookup, "TABLES", tmp_path / "tables")
+    monkeypatch.setattr(tuning, "_lookup", lambda: lookup.lookup)
+    monkeypatch.setattr(tuning, "_rejected", set())
     lookup.forget()
     yield path
     lookup.forget()
@@ -53,7 +55,7 @@ def fill(path, *rows):
 
 
 def ask(accept=None, query=QUERY, problem=PROBLEM):
-    found = lookup.lookup(query, problem, accept)
+    found = tuning.tuned(query, problem, accept)
     return None if found is None else (found[0]["name"], found[1])
 
 
@@ -120,12 +122,10 @@ def test_what_is_not_accepted_moves_down_the_ladder(path, tmp_path):
         refused.append(name)
     assert ask(lambda config: False) is None
     assert ask() == ("exact", "exact")  # nothing of that is remembered
-    assert [found.config["name"] for found in lookup.candidates(QUERY, PROBLEM)] == refused
+    assert [found.best.config["name"] for found in lookup.candidates(QUERY, PROBLEM)] == refused
 
 
-def test_a_configuration_that_failed_to_launch_is_passed_over(path, monkeypatch):
-    monkeypatch.setattr(tuning, "_lookup", lambda: lookup.lookup)
-    monkeypatch.setattr(tuning, "_rejected", set())
+def test_a_configuration_that_failed_to_launch_is_passed_over(path):
     fill(path, ("x", {}, "measured", {}), ("y", {"m_octave": 11}, "measured", {}))
     found = tuning.tuned(QUERY, PROBLEM)
     assert found == ({"name": "x"}, "exact")
@@ -148,7 +148,7 @@ def test_the_nearest_sizes_answer(path):
         ("near", {"n_octave": 16, "m_octave": 11}, "measured", {}),
         ("uneven", {"n_octave": 17}, "measured", {}),
     )
-    assert [found.config["name"] for found in lookup.candidates(QUERY, PROBLEM)] == ["near", "uneven", "far"]
+    assert [found.best.config["name"] for found in lookup.candidates(QUERY, PROBLEM)] == ["near", "uneven", "far"]
 
 
 def test_features_are_matched_first_and_a_plain_configuration_serves_too(path):
@@ -196,7 +196,7 @@ def test_shipped_tables_answer_as_if_measured_here():
     ship("b.json", ("kin", A40, "measured"), ("other", A100, "measured"), ("far", {"n_octave": 19}, "measured"))
     ship("a.json", ("size", {"n_octave": 12}, "measured"), ("guess", {"m_octave": 13}, "predicted"))
     ship("c.json", ("card", {}, "measured"))
-    found = [(found.config["name"], found.rung) for found in lookup.candidates(QUERY, PROBLEM)]
+    found = [(found.best.config["name"], found.rung) for found in lookup.candidates(QUERY, PROBLEM)]
     assert found == [("card", "exact"), ("size", "near"), ("kin", "architecture"), ("guess", "predicted")]
 
 

@@ -123,9 +123,9 @@ def explained(task: Task, db: Path | None = None) -> list[dict[str, Any]]:
     """Return the configurations that a look-up finds for a problem, and why; the last one is used, as it can run."""
     key, rows = task.key, list[dict[str, Any]]()
     for found in lookup.candidates(task.query, task.problem, db):
-        limit = task.limit(found.config)
+        limit = task.limit(found.best.config)
         why = f"not used: {limit}" if limit else _why(found, key)
-        rows.append({**key._asdict(), "rung": found.rung, "config": dict(found.config), "why": why})
+        rows.append({**key._asdict(), "rung": found.rung, "config": dict(found.best.config), "why": why})
         if limit is None:
             return rows
     why = "nothing else is stored: the backend's default"
