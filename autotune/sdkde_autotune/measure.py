@@ -12,7 +12,6 @@ import importlib.util
 import multiprocessing
 import os
 import signal
-import statistics
 import threading
 import zlib
 from collections.abc import Callable, Hashable, Sequence
@@ -22,6 +21,8 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import sdkde_core
 from sdkde_core.choice import hardware, registry
@@ -56,7 +57,7 @@ class MeasuringRunner:
                 self._compilers.compiled(task, config, spills=True)  # the kernel may still be fast
             self._ask(task, "check", dict(config))
             for count in 3, 6, 12:
-                if times and slow(len(times), statistics.median(times)):
+                if times and slow(len(times), _quantiles(times)[1]):
                     break
                 times += self._ask(task, "times", [dict(config)], count)[0]
         except Failed as failed:
@@ -75,14 +76,13 @@ class MeasuringRunner:
 
     def _ask(self, task: Task, method: str, *arguments: Any) -> Any:
         """Return what a method of the worker's :class:`~sdkde_autotune.bench.Bench` gives."""
-        self._worker.begun.clear()  # nothing is to be remembered
-        return self._worker.result("measured", _measure, self.device, task, method, *arguments)
+        return self._worker.result(object(), _measure, self.device, task, method, *arguments)
 
 
 def _quantiles(times: Sequence[float]) -> tuple[float, float, float]:
     """Return the 20 %, 50 % and 80 % quantiles."""
-    ordered, last = sorted(times), len(times) - 1
-    return ordered[round(0.2 * last)], statistics.median(ordered), ordered[round(0.8 * last)]
+    low, median, high = np.quantile(times, (0.2, 0.5, 0.8)).tolist()
+    return low, median, high
 
 
 def compiling(task: Task, config: Config) -> tuple[Any, ...]:
@@ -143,9 +143,8 @@ class Pool:
                         os.killpg(process.pid, signal.SIGKILL)
                 process.kill()
             self._pool.shutdown(wait=False, cancel_futures=True)
-        done = {name: future for name, future in self.begun.items() if future.done() and not future.cancelled()}
-        self.begun = {name: future for name, future in done.items() if not future.exception()}
-        self._pool = None
+        done = [(name, future) for name, future in self.begun.items() if future.done() and not future.cancelled()]
+        self._pool, self.begun = None, {name: future for name, future in done if not future.exception()}
 
 
 def _enter() -> None:
