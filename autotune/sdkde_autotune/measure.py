@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import importlib.util
 import multiprocessing
 import os
 import signal
@@ -70,7 +69,6 @@ class MeasuringRunner:
         return [Trial(task.key, c, ms=_quantiles(times), final=True) for c, times in zip(configs, every)]
 
     def close(self) -> None:
-        """Stop the compilers and the worker."""
         self._compilers.close()
         self._worker.close()
 
@@ -80,7 +78,6 @@ class MeasuringRunner:
 
 
 def _quantiles(times: Sequence[float]) -> tuple[float, float, float]:
-    """Return the 20 %, 50 % and 80 % quantiles."""
     low, median, high = np.quantile(times, (0.2, 0.5, 0.8)).tolist()
     return low, median, high
 
@@ -120,10 +117,8 @@ class Pool:
             failed = Failed("timeout", f"took more than {self.patience:g} s")
         except BrokenProcessPool:
             failed = Failed("crash", "its process died")
-        except Failed as error:
-            failed = error
         except Exception as error:  # whatever a compiler raises
-            failed = Failed(self.failure, _first_line(error))
+            failed = error if isinstance(error, Failed) else Failed(self.failure, _first_line(error))
         if failed.args[0] in ("timeout", "crash"):
             self.close()
         raise failed
@@ -148,11 +143,7 @@ class Pool:
 
 
 def _enter() -> None:
-    """Make this process one of the tuner's.
-
-    It leads a process group, which a terminal's Ctrl-C does not reach: the tuner ends it. If the tuner is killed, the
-    process ends itself, and the assembler that it may be running with it.
-    """
+    """Make this process lead a group, which a terminal's Ctrl-C does not reach; the group ends with the tuner."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
@@ -190,7 +181,6 @@ def _measure(device: str, task: Task, method: str, *arguments: Any) -> Any:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return an error as one line."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
@@ -200,24 +190,19 @@ def versions(backend: str) -> dict[str, str]:
 
     ``source`` is a hash of the backend's Python files: outcomes of other code are measured again.
     """
-    found = {"sdkde": sdkde_core.__version__, "driver": hardware.driver_version() or "", "source": _source(backend)}
+    found = {"sdkde": sdkde_core.__version__, "driver": hardware.driver_version() or "", "source": ""}
     for name in "triton", "torch", "numba":
         with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
+    record = registry.find(backend)
+    if record and record.info:
+        package = importlib.import_module(record.info.implementation.partition(":")[0].partition(".")[0])
+        folders, code = getattr(package, "__path__", ()), 0
+        files = [path for folder in folders for path in sorted(Path(folder).rglob("*.py"))]
+        for path in files or [Path(str(package.__file__))]:
+            code = zlib.crc32(path.name.encode() + b"\0" + path.read_bytes() + b"\0", code)
+        found["source"] = f"{code:08x}"
     return found
-
-
-def _source(backend: str) -> str:
-    """Return a hash of the backend's package, without importing more than the package itself."""
-    record, found = registry.find(backend), 0
-    package = record.info.implementation.partition(":")[0].partition(".")[0] if record and record.info else ""
-    spec = importlib.util.find_spec(package) if package else None
-    if spec is None or not spec.origin:
-        return ""
-    origin = Path(spec.origin)
-    for path in sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]:
-        found = zlib.crc32(path.name.encode() + b"\0" + path.read_bytes() + b"\0", found)
-    return f"{found:08x}"
 
 
 def load_percent(device: str) -> float:

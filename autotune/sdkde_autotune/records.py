@@ -43,7 +43,6 @@ class Key(NamedTuple):
 
     @classmethod
     def of(cls, query: Query, problem: Problem) -> Key:
-        """Return the key of a problem."""
         kind = str(problem.reduction), problem.precision, problem.dtype, ",".join(sorted(problem.requires))
         size = problem.d, query.dimension, octave(problem.n), octave(problem.m)
         kernel = query.backend, query.kernel, query.config_version
@@ -60,7 +59,6 @@ def canonical(values: Mapping[str, Any]) -> str:
     return json.dumps(dict(values), sort_keys=True)
 
 
-#: The key's columns and their types.
 KEY: dict[str, type] = get_type_hints(Key)
 
 
@@ -73,7 +71,6 @@ class Task(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """The key of the results."""
         return Key.of(self.query, self.problem)
 
     def default(self) -> dict[str, Any]:
@@ -90,7 +87,6 @@ class Task(NamedTuple):
 
 
 def now() -> str:
-    """Return the present time, ISO 8601, UTC."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
@@ -121,7 +117,6 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """The configuration as text."""
         return canonical(self.config)
 
 

@@ -21,10 +21,12 @@ from sdkde_core.choice.cards import GPU
 from sdkde_core.tuning import Config
 
 from .measure import Failed, MeasuringRunner, Pool, compiling, versions
-from .records import Best, Key, Task, Trial, canonical, winners
+from .records import Best, Task, Trial, canonical, winners
 
 if TYPE_CHECKING:
     from .store import Store
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class Result(NamedTuple):
@@ -107,7 +109,10 @@ def search(
     values = task.space.parameters(task.query.kernel)
     ranges = {name: _range({*values[name], default[name]}) for name in values}
     chooser, replayed = _Chooser(left, count if sampler == "tpe" else len(left), ranges), len(known)
-    study = _study(key, provenance["source"], chooser, storage)
+    what = f"{key.kernel} {key.reduction} {key.precision} d={key.d} n=2^{key.n_octave} m=2^{key.m_octave}"
+    what += f" {key.requires} {key.gpu} {key.backend} {key.config_version} {provenance['source']}"
+    options: Any = {"sampler": chooser, "pruner": optuna.pruners.MedianPruner(4), "load_if_exists": True}
+    study = optuna.create_study(storage=storage, study_name=" ".join(what.split()), **options)
     end = replayed + min(len(left), max(0, trials - replayed) if trials is not None and not again else len(left))
 
     def learn(trial: Trial) -> None:
@@ -153,8 +158,7 @@ def search(
 
 def _known(stored: list[Trial], source: str, code: Any) -> dict[str, Trial]:
     """Return the trials that were measured or predicted with the present code, by configuration."""
-    same = [trial for trial in stored if trial.source == source and trial.provenance.get("source") == code]
-    return {trial.name: trial for trial in same}
+    return {t.name: t for t in stored if t.source == source and t.provenance.get("source") == code}
 
 
 def predict(
@@ -254,12 +258,3 @@ def _range(values: set[Any]) -> BaseDistribution:
     if all(type(value) is int and value > 0 for value in values):
         return IntDistribution(min(values), max(values), log=True)
     return CategoricalDistribution(sorted(values, key=str))
-
-
-def _study(key: Key, source: str, chooser: _Chooser, storage: optuna.storages.BaseStorage | None) -> optuna.Study:
-    """Return the study of a problem and the backend's code."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    name = f"{key.kernel} {key.reduction} {key.precision} d={key.d} n=2^{key.n_octave} m=2^{key.m_octave}"
-    name += f" {key.requires} {key.gpu} {key.backend} {key.config_version} {source}"
-    named, pruner = " ".join(name.split()), optuna.pruners.MedianPruner(4)
-    return optuna.create_study(storage=storage, study_name=named, sampler=chooser, pruner=pruner, load_if_exists=True)
