@@ -16,16 +16,16 @@ pytest.importorskip("sqlite_utils")
 
 import tuning_files
 from sdkde_autotune import lookup
-from sdkde_autotune.records import FAMILY, Key, Trial, now
+from sdkde_autotune.records import FAMILY, Key, now
 from sdkde_autotune.store import Store
-from tuning_files import HOLD, add, cut_to, directory, edit, fifo, foreign, guess, ok, random, rotten, text
+from tuning_files import HOLD, add, as_nobody, cut_to, directory, edit, fifo, foreign, guess, ok, random, rotten, text
 
 import sdkde_core
 from sdkde_core import SdkdeWarning, tuning
 from sdkde_core.protocol import Problem, Reduction
 from sdkde_core.tuning import Query
 
-python = tuning_files.python  # a fixture
+python, entered = tuning_files.python, tuning_files.entered  # fixtures
 QUERY = Query("triton", "triton.mean", 1, 16, "RTX A6000", "sm_86")
 PROBLEM = Problem(Reduction.MEAN, 2**12, 2**15, 16, "float32", "fast", "cuda:0")
 KEY = Key.of(QUERY, PROBLEM)
@@ -213,7 +213,7 @@ def test_a_broken_shipped_table_does_not_hide_the_others(recwarn):
 # --- odd rows -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", ["", "nonsense", "[1]", "{}", '{"a": [1]}', '{"a": null}', '{"a": {}}'])
+@pytest.mark.parametrize("config", ["nonsense", '{"a": [1]}'])
 def test_a_row_without_a_configuration_is_passed_over(path, config, recwarn):
     fill(path, ("bad", {}, "measured", {}), ("good", {"m_octave": 11}, "measured", {}))
     with contextlib.closing(sqlite3.connect(path)) as connection:
@@ -382,34 +382,25 @@ while True:
     assert not warnings(recwarn)
 
 
-def test_another_users_files(path):
+def test_another_users_files(path, entered):
     """In a folder that one may not write to the file is read; one that may not be read is reported."""
     fill(path, ("x", {}, "measured", {}))
     code = """
-import os, sys
-from pathlib import Path
 from sdkde_autotune.lookup import lookup
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Query
-folder = Path(sys.argv[1])
-if os.getuid() == 0:
-    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+become_nobody()
 for name in "open", "closed":
-    os.environ["SDKDE_DB"] = str(folder / name)
+    os.environ["SDKDE_DB"] = f"{sys.argv[1]}/{name}"
     problem = Problem("mean", 2**12, 2**15, 16, "float32", "fast", "cuda:0")
     print(lookup(Query("triton", "triton.mean", 1, 16, "RTX A6000", "sm_86"), problem))
 """
-    import tempfile  # pytest's folders cannot be entered by others
-
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for kind, mode in ("open", 0o444), ("closed", 0o000):
-            (folder / kind).write_bytes(path.read_bytes())
-            (folder / kind).chmod(mode)
-        folder.chmod(0o555)
-        found = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True)
-        folder.chmod(0o755)
-        assert sorted(p.name for p in folder.iterdir()) == ["closed", "open"]
+    for kind, mode in ("open", 0o444), ("closed", 0o000):
+        (entered / kind).write_bytes(path.read_bytes())
+        (entered / kind).chmod(mode)
+    entered.chmod(0o555)
+    found = as_nobody(code, entered)
+    assert sorted(p.name for p in entered.iterdir()) == ["closed", "open"]
     assert found.stdout.splitlines() == ["({'name': 'x'}, 'exact')", "None"]
     assert "SdkdeWarning" in found.stderr
     assert "closed is not used" in found.stderr
@@ -493,24 +484,3 @@ print({"torch", "triton", "hashlib"} & set(sys.modules))  # milliseconds, for ve
 """
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed == "({'name': 'x'}, 'exact')\nset()\n"
-
-
-def test_a_million_rows_cost_a_look_up_little(path):
-    """In instructions that SQLite executes: rows of one family for other sizes, dimensions and architectures."""
-    far = [KEY._replace(n_octave=n, dimension=d) for n in (3, 15, 40) for d in range(100, 300)]
-    steps, counts, connect = [], [], sqlite3.connect
-
-    def counted(*arguments, **options):
-        connection = connect(*arguments, **options)
-        connection.set_progress_handler(lambda: steps.append(1), 1)
-        return connection
-
-    for keys in [KEY], far:
-        with Store(path) as store:
-            store.add(*(Trial(key, {"name": "x"}, ms=(1.0, 1.0, 1.0)) for key in keys))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sqlite3, "connect", counted)
-            steps.clear()
-            assert ask() == ("x", "exact")
-            counts.append(len(steps))
-    assert 100 < counts[1] < counts[0] + 100

@@ -148,14 +148,12 @@ def _stamp() -> object:
 def _select(connection: sqlite3.Connection, key: Key) -> list[dict[str, Any]]:
     """Return the trials that may serve a problem: for each key the fastest. :func:`winners` names the keys."""
     where = " AND ".join(f"{name} = :{name}" for name in (*FAMILY, "architecture"))
-    # The primary key begins so. Lists of octaves let SQLite search it by what follows them, too; a range would not.
     for name in "n_octave", "m_octave":
-        size = getattr(key, name)
-        where += f" AND {name} IN {tuple(range(size - OCTAVES, size + OCTAVES + 1))}"
+        where += f" AND {name} BETWEEN :{name} - {OCTAVES} AND :{name} + {OCTAVES}"
+    where += f" AND dimension BETWEEN :dimension / {DIMENSIONS} AND :dimension * {DIMENSIONS}"
     # SQLite takes the other columns from the row that has the minimum.
     query = f"""
-        SELECT *, min(iif(source = 'predicted', rank, q50)) FROM trial
-        WHERE {where} AND dimension BETWEEN :dimension / {DIMENSIONS} AND :dimension * {DIMENSIONS} AND status = 'ok'
+        SELECT *, min(iif(source = 'predicted', rank, q50)) FROM trial WHERE {where} AND status = 'ok'
         GROUP BY {", ".join(PRIMARY[:-1])}, source = 'predicted', final, is_default"""
     connection.row_factory = sqlite3.Row
     return list(map(dict, connection.execute(query, key._asdict())))
