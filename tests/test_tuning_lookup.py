@@ -17,7 +17,7 @@ pytest.importorskip("sqlite_utils")
 import tuning_files
 from sdkde_autotune import lookup
 from sdkde_autotune.records import FAMILY, Key, now
-from sdkde_autotune.store import Store
+from sdkde_autotune.store import Store, StoreError
 from tuning_files import HOLD, add, as_nobody, cut_to, directory, edit, fifo, foreign, guess, ok, random, rotten, text
 
 import sdkde_core
@@ -242,37 +242,42 @@ def test_an_accept_that_raises_refuses(path, recwarn):
 
 
 BAD = {
-    "random": random,
-    "text": text,
-    "truncated": cut_to(6000),
-    "no pages": cut_to(100),
-    "rotten": rotten,
-    "foreign": foreign,
-    "foreign id": edit("PRAGMA application_id = 1"),
-    "newer": edit(f"PRAGMA user_version = {lookup.VERSION + 1}"),
-    "no table": edit("DROP TABLE trial"),
-    "no column": edit("ALTER TABLE trial DROP COLUMN rank"),
-    "directory": directory,
-    "fifo": fifo,
+    "random": (random, "is no database of the tuner, and is left alone; name another"),
+    "text": (text, "is no database of the tuner"),
+    "truncated": (cut_to(6000), "is not used: it is corrupt .*name another file with --db or SDKDE_DB"),
+    "no pages": (cut_to(100), "is not used: it is corrupt .*name another"),
+    "rotten": (rotten, "it is corrupt"),
+    "foreign": (foreign, "another program's SQLite file; name another"),
+    "foreign id": (edit("PRAGMA application_id = 1"), "another program's"),
+    "newer": (edit("PRAGMA user_version = 2"), "another version of sdkde wrote it .schema 2, this one reads 1.; name"),
+    "no table": (edit("DROP TABLE trial"), "cannot be used .no such table: trial.; name another"),
+    "no column": (edit("ALTER TABLE trial DROP COLUMN rank"), "cannot be used .no such column: rank.; name another"),
+    "directory": (directory, "it is no regular file; name another"),
+    "fifo": (fifo, "it is no regular file"),
 }
 
 
-@pytest.mark.parametrize("spoil", BAD.values(), ids=BAD)
-def test_a_bad_file_counts_as_empty_and_is_reported_once(path, recwarn, spoil):
+@pytest.mark.parametrize(("spoil", "message"), BAD.values(), ids=BAD)
+def test_a_bad_file_counts_as_empty_is_reported_once_and_left_alone(path, tmp_path, recwarn, spoil, message):
     fill(path, ("x", {}, "measured", {}))
     ship("a.json", ("shipped", {}, "measured"))
     spoil(path)
     lookup.forget()
-    before = sorted(path.parent.iterdir())
+    content = path.is_file() and path.read_bytes()
     for _ in range(3):
         assert ask() == ("shipped", "exact")
         assert ask() == ("shipped", "exact")
         lookup.forget()
     (warning,) = warnings(recwarn)
-    assert str(path) in warning
-    assert "sdkde-autotune" in warning
-    assert "\n" not in warning
-    assert sorted(path.parent.iterdir()) == before
+    with Store(tmp_path / "other") as other:
+        ways = [Store, lambda: Store(write=False).trials(), lambda: other.load(path)]
+        for use in ways if "corrupt" in message else ways[:1]:
+            with pytest.raises(StoreError, match=message) as caught:
+                use()
+            assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert str(path) in warning and "sdkde-autotune" in warning and "\n" not in warning
+    assert list(path.parent.iterdir()) == [path]
+    assert content == (path.is_file() and path.read_bytes())
 
 
 @pytest.mark.parametrize("spoil", [text, cut_to(5000), edit("PRAGMA user_version = 99")])
@@ -309,6 +314,7 @@ def test_a_missing_file_is_no_news(path, recwarn, monkeypatch, absent):
     [
         (["BEGIN IMMEDIATE", "DELETE FROM trial"], True),
         (["BEGIN EXCLUSIVE", "DELETE FROM trial"], False),
+        (["PRAGMA locking_mode = EXCLUSIVE", "DELETE FROM trial WHERE 0", "BEGIN IMMEDIATE"], False),
     ],
 )
 def test_a_locked_file(path, recwarn, statements, readable, python):
@@ -321,7 +327,11 @@ def test_a_locked_file(path, recwarn, statements, readable, python):
     assert time.monotonic() - start < 10  # an estimate waits half a second, also on a busy machine
     assert len(warnings(recwarn)) == (not readable)
     assert sorted(path.parent.iterdir()) == before
+    with pytest.raises(StoreError, match=f"{path} is locked by another process; wait for it or end it"):
+        Store(wait=0.3)
     process.communicate()
+    with Store() as store:
+        assert len(store.trials()) == 1
 
 
 KILLED = """

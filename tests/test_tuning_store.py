@@ -14,7 +14,7 @@ import tuning_files
 from sdkde_autotune import lookup
 from sdkde_autotune.records import Key
 from sdkde_autotune.store import Store, StoreError
-from tuning_files import HOLD, add, as_nobody, cut_to, edit, failed, found, guess, ok, written
+from tuning_files import add, as_nobody, edit, failed, found, guess, ok, written
 
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Query
@@ -311,55 +311,6 @@ def test_where_nothing_is_there_is_nothing_to_read(path):
         with pytest.raises(StoreError, match=r"nothing is tuned yet: .*run sdkde-autotune, or pass --db"):
             Store(write=False)
     assert path.read_bytes() == b""
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (tuning_files.foreign, "another program's SQLite file; name another file with --db or SDKDE_DB"),
-        (edit("PRAGMA application_id = 7"), "another program's"),
-        (edit("DROP TABLE trial"), "cannot be used .no such table: trial.; name another"),
-        (edit("ALTER TABLE trial DROP COLUMN rank"), "cannot be used .no such column: rank.; name another"),
-        (edit("ALTER TABLE trial RENAME TO x", "CREATE VIEW trial AS SELECT * FROM x"), "because it is a view.; name"),
-        (edit("PRAGMA user_version = 2"), r"another version of sdkde wrote it \(schema 2, this one reads 1\); name"),
-        (tuning_files.random, "is no database of the tuner, and is left alone; name another"),
-        (tuning_files.text, "is no database of the tuner"),
-        (tuning_files.directory, "it is no regular file; name another"),
-        *[(spoil, "is not used: it is corrupt .*; ") for spoil in (cut_to(6000), cut_to(100), tuning_files.rotten)],
-    ],
-)
-def test_what_is_refused_is_left_alone(path, tmp_path, spoil, message):
-    filled(path)
-    spoil(path)
-    content = path.is_file() and path.read_bytes()
-    with Store(tmp_path / "other") as other:
-        ways = [Store, lambda: Store(write=False).trials(), lambda: other.load(path)]
-        for use in ways if "corrupt" in message else ways[:1]:
-            with pytest.raises(StoreError, match=message) as caught:
-                use()
-            assert str(path) in str(caught.value)
-            assert "\n" not in str(caught.value)
-    assert list(path.parent.iterdir()) == [path]
-    assert content == (path.is_file() and path.read_bytes())
-
-
-@pytest.mark.parametrize(
-    "statements",
-    [
-        ["BEGIN IMMEDIATE"],
-        ["PRAGMA locking_mode = EXCLUSIVE", "DELETE FROM trial WHERE 0", "BEGIN IMMEDIATE"],
-        ["BEGIN EXCLUSIVE"],
-    ],
-)
-def test_a_locked_file_is_said_to_be(path, statements, python):
-    filled(path)
-    process = python(HOLD, path, *statements)
-    with pytest.raises(StoreError, match="is locked by another process; wait for it or end it") as caught:
-        Store(wait=0.3)
-    assert str(path) in str(caught.value)
-    process.communicate()
-    with Store() as s:
-        assert len(s.trials()) == 4
 
 
 def test_read_only(path, entered):
