@@ -1,9 +1,8 @@
 """Looks up stored launch configurations for backends: the entry point of group ``sdkde.tuning``.
 
-Imports the standard library only, never writes, and reads the database once for each question of a process. How closely
-a configuration was tuned for the problem is its rung, from ``exact`` by ``near`` and ``architecture`` to ``predicted``;
-the table in docs/autotuning.md says what they are. On a rung the nearest comes first: features, then the dimension,
-then sizes; of equally near ones what was measured here.
+Imports the standard library only, never writes, and reads the database once for each question of a process. The rungs
+are in docs/autotuning.md. On a rung the nearest comes first: features, then the dimension, then sizes; of equally near
+ones what was measured here.
 
 The database is one SQLite file. Its table ``trial`` has a row for each configuration tried; which wins is derived on
 reading. SQLite's ``user_version`` is the schema's, and the ``application_id`` tells our files from other programs'.
@@ -28,7 +27,7 @@ from sdkde_core.plugin import cache_folder, warn_once
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Config, Query
 
-from .records import FAMILY, KEY, Best, Key, octave, sound, winners
+from .records import COLUMNS, FAMILY, KEY, Best, Key, octave, sound, winners
 
 #: A configuration serves problems whose sizes differ by at most so many octaves, and dimensions by a factor.
 OCTAVES, DIMENSIONS = 3, 4 / 3
@@ -37,16 +36,6 @@ OCTAVES, DIMENSIONS = 3, 4 / 3
 TABLES = Path(__file__).parent / "tables"
 
 VERSION = 1
-
-#: The columns with their types, in order.
-COLUMNS: dict[str, type] = {
-    **KEY,
-    **dict.fromkeys(("config", "status", "error"), str),
-    **dict.fromkeys(("q20", "q50", "q80"), float),
-    **dict.fromkeys(("final", "rank"), int),
-    **dict.fromkeys(("source", "provenance", "created"), str),
-    "is_default": int,
-}
 
 #: The primary key, in the order in which a look-up searches: what must agree, then what may be near.
 PRIMARY = tuple(dict.fromkeys((*FAMILY, "architecture", "n_octave", "m_octave", "dimension", *KEY, "config")))

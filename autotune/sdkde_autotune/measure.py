@@ -1,7 +1,6 @@
 """Trying candidates: compiled side by side, for any card, then checked and timed in a worker process.
 
-A candidate may make its process hang, crash, run out of memory or lose its CUDA context, without harm to the tuner.
-The process is then replaced.
+A candidate may make its process hang, crash, run out of memory or lose its CUDA context; the process is then replaced.
 """
 
 from __future__ import annotations

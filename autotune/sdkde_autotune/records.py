@@ -61,6 +61,16 @@ def canonical(values: Mapping[str, Any]) -> str:
 
 KEY: dict[str, type] = get_type_hints(Key)
 
+#: The columns of the database with their types, in order.
+COLUMNS: dict[str, type] = {
+    **KEY,
+    **dict.fromkeys(("config", "status", "error"), str),
+    **dict.fromkeys(("q20", "q50", "q80"), float),
+    **dict.fromkeys(("final", "rank"), int),
+    **dict.fromkeys(("source", "provenance", "created"), str),
+    "is_default": int,
+}
+
 
 class Task(NamedTuple):
     """One kernel to tune for one problem, whose sizes are powers of two, and the backend's search space."""
@@ -130,10 +140,9 @@ class Best(Trial):
 def row_of(trial: Trial) -> dict[str, Any]:
     """Return a trial as a row of an export; the database has the configuration and the provenance as text."""
     low, median, high = trial.ms or (None, None, None)
-    row = {**trial.key._asdict(), "config": dict(trial.config), "status": trial.status, "error": trial.error}
-    row |= {"q20": low, "q50": median, "q80": high, "final": int(trial.final), "rank": trial.rank}
-    row |= {"source": trial.source, "provenance": dict(trial.provenance), "created": trial.created}
-    return row | {"is_default": int(trial.is_default)}
+    values = {**trial.key._asdict(), **vars(trial), "q20": low, "q50": median, "q80": high}
+    values |= {"config": dict(trial.config), "provenance": dict(trial.provenance)}
+    return {name: int(values[name]) if name in ("final", "is_default") else values[name] for name in COLUMNS}
 
 
 def trial_of(row: Any) -> Trial:
@@ -147,28 +156,34 @@ def trial_of(row: Any) -> Trial:
         raise ValueError(f"it lacks {', '.join(missing)}")
     config, provenance = _values(row, "config"), _values(row, "provenance")
     status, source, created, error = row["status"], row["source"], row["created"], row.get("error") or ""
+    ran, predicted = status == "ok", source == "predicted"
+    rank: Any = row.get("rank")
+    times: Any = row.get("q20"), row.get("q50"), row.get("q80")
     statuses = ("ok", "invalid", "compile_error", "timeout", "oom", "crash", "wrong")
     utc = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00"  # so that times compare as text
     right = {name: (_is_name if kind is str else _is_count)(row[name]) for name, kind in KEY.items()}
     right |= {"config": bool(config), "status": status in statuses, "source": source in SOURCES}
     right |= {"error": isinstance(error, str), "created": _is_name(created) and bool(re.fullmatch(utc, created))}
-    rank: Any = None
-    times: Any = None
-    if status == "ok" and source == "predicted":
-        rank = row.get("rank")
-        right["rank"] = _is_count(rank) and rank > 0
-    elif status == "ok":
-        times = row.get("q20"), row.get("q50"), row.get("q80")
-        # Far less than any launch takes, and a week. The comparison also turns NaN away.
-        numbers = all(isinstance(ms, (int, float)) for ms in times)
-        if not (numbers and 1e-6 <= times[0] <= times[1] <= times[2] <= 7 * 86400e3):
-            raise ValueError(f"times are {brief(times)}; they are three, ascending, 1e-6 to 6e8 milliseconds")
+    right["rank"] = not (ran and predicted) or (_is_count(rank) and rank > 0)
     if wrong := [name for name, holds in right.items() if not holds]:
         raise ValueError(f"{wrong[0]} is {brief(row.get(wrong[0]))}, which no search stores")
-    error = "".join(letter if letter.isprintable() else " " for letter in error)
-    key, final = Key(*(row[name] for name in KEY)), bool(row.get("final")) and source != "predicted"
-    is_default = bool(row.get("is_default"))
-    return Trial(key, config, status, error, times, final, rank, source, provenance, created, is_default)
+    # Far less than any launch takes, and a week. The comparison also turns NaN away.
+    numbers = all(isinstance(ms, (int, float)) for ms in times)
+    if ran and not predicted and not (numbers and 1e-6 <= times[0] <= times[1] <= times[2] <= 7 * 86400e3):
+        raise ValueError(f"times are {brief(times)}; they are three, ascending, 1e-6 to 6e8 milliseconds")
+    return Trial(
+        Key(*(row[name] for name in KEY)),
+        config,
+        status,
+        "".join(letter if letter.isprintable() else " " for letter in error),
+        times if ran and not predicted else None,
+        bool(row.get("final")) and not predicted,
+        rank if ran and predicted else None,
+        source,
+        provenance,
+        created,
+        bool(row.get("is_default")),
+    )
 
 
 def sound(rows: Iterable[Mapping[str, Any]], what: str) -> list[Trial]:

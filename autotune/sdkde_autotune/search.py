@@ -38,7 +38,6 @@ class Result(NamedTuple):
 
     @property
     def best(self) -> Best | None:
-        """The winner; None if none ran."""
         return next(iter(winners(self.known.values())), None)
 
 
@@ -51,10 +50,7 @@ def candidates(task: Task) -> list[dict[str, Any]]:
 
 @contextmanager
 def studies(store: Store) -> Iterator[optuna.storages.RDBStorage]:
-    """Open the file beside the database in which Optuna keeps a study of each search.
-
-    ``optuna-dashboard sqlite:///PATH`` shows it. What is used later is in the database alone.
-    """
+    """Open the file beside the database in which Optuna keeps a study of each search, for ``optuna-dashboard``."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
     path = store.path.with_name(f"{store.path.stem}-studies.sqlite")
     with store.transaction():  # Optuna makes its tables without a lock of its own
@@ -164,10 +160,9 @@ def _known(stored: list[Trial], source: str, code: Any) -> dict[str, Trial]:
 def predict(
     tasks: Sequence[Task], card: GPU, store: Store, *, jobs: int = 1, trials: int = 16, budget: float = math.inf
 ) -> Generator[Result, None, None]:
-    """Choose configurations by the cost model, and store them with their ranks.
+    """Compile candidates in the order of :func:`ranking` until one compiles cleanly, which wins; store their ranks.
 
-    Candidates are compiled in the order of :func:`ranking`, at most ``trials``, until one compiles cleanly; it wins.
-    The default is among them. The budget is in seconds for all tasks.
+    At most ``trials``, the default among them. The budget is in seconds for all tasks.
     """
 
     @functools.cache
@@ -225,10 +220,9 @@ def ranking(task: Task, card: GPU) -> list[Config]:
 
 
 class _Chooser(optuna.samplers.TPESampler):
-    """Optuna's sampler, among the candidates that are left: each can run, and is proposed once.
+    """Optuna's tree-structured Parzen estimator, among the candidates that are left; the first ``early`` come in order.
 
-    The first ``early`` come in order. The tree-structured Parzen estimator proposes configurations that cannot run, and
-    some twice, so the nearest candidate that is left is taken.
+    It proposes configurations that cannot run, and some twice, so the nearest candidate that is left is taken.
     """
 
     def __init__(self, left: dict[str, Config], early: int, ranges: dict[str, BaseDistribution]) -> None:

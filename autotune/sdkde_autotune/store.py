@@ -15,8 +15,8 @@ from sqlite_utils import Database
 from sdkde_core import __version__
 
 from . import lookup
-from .lookup import COLUMNS, PRIMARY, VERSION, StoreError, connect, database
-from .records import SOURCES, Best, Key, Trial, canonical, now, row_of, sound, trial_of, winners
+from .lookup import PRIMARY, VERSION, StoreError, connect, database
+from .records import COLUMNS, SOURCES, Best, Key, Trial, canonical, now, row_of, sound, trial_of, winners
 
 
 class Store(AbstractContextManager["Store"]):
@@ -78,10 +78,7 @@ class Store(AbstractContextManager["Store"]):
         return [best for best in winners(self.trials(**filters)) if best.source in source]
 
     def dump(self, *, only_winners: bool = False, **filters: Any) -> dict[str, Any]:
-        """Return trials as values for JSON, filtered as by :meth:`trials`.
-
-        With ``only_winners`` these are the winner and the default of each key.
-        """
+        """Return trials as values for JSON, filtered as by :meth:`trials`; or each key's winner and default."""
         trials: list[Trial] = [] if only_winners else self.trials(**filters)
         for best in self.best(**filters) if only_winners else ():
             trials += [best] if best.default is None or best.default.name == best.name else [best, best.default]
@@ -89,10 +86,7 @@ class Store(AbstractContextManager["Store"]):
         return {"format": "sdkde-tuning", "schema": VERSION, "sdkde": __version__, "created": now(), "trial": rows}
 
     def load(self, path: Path) -> int:
-        """Add what a JSON file has that :meth:`dump` gave, or another database; return how many rows are new.
-
-        The source of trials becomes ``"imported"``, unless they were predicted.
-        """
+        """Add what a JSON file has that :meth:`dump` gave, or another database; return how many rows are new."""
         found = _read(path)
         return self.add(*(t if t.source == "predicted" else replace(t, source="imported") for t in found))
 
@@ -111,10 +105,7 @@ def _prepare(connection: sqlite3.Connection, empty: bool) -> None:
 
 
 def _read(path: Path) -> list[Trial]:
-    """Return the trials in another database, or in an export.
-
-    StoreError if the file is neither, or of another version, or a row of an export is unsound.
-    """
+    """Return the trials in another database, or in an export."""
     remedy = "pass what `sdkde-autotune export` wrote, or a database of the tuner"
     try:
         content = path.read_bytes()
