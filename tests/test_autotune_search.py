@@ -315,13 +315,6 @@ def test_the_default_is_kept_unless_a_prediction_is_faster_by_the_margin(store, 
         assert predicted(store, task(n=2**20 if faster > 0.95 else 2**10))[0].best.config == expected
 
 
-def test_weights_are_problems_of_their_own():
-    (plain,) = problems(["log_sum"], [16])
-    (weighted,) = problems(["log_sum"], [16], requires=["weights"])
-    assert (weighted.requires, weighted.m, weighted.same) == ({"weights"}, plain.m, False)
-    assert [Key.of(TASK.query, problem).requires for problem in (plain, weighted)] == ["", "weights"]
-
-
 @pytest.mark.parametrize("path", sorted(lookup.TABLES.glob("*.json")), ids=lambda path: path.stem)
 def test_what_ships_is_what_the_tuner_would_search(path):
     """Of every backend: the keys are those of its problems, and the configurations can run."""
@@ -390,8 +383,6 @@ def test_what_is_measured_goes_through_a_worker_that_is_replaced(compiled, monke
         def __init__(self, task, device):
             self.task = task
             self.made.append(device)
-            if task.problem.n == 1:
-                raise MemoryError("too many points")
 
         def check(self, config):
             if config["num_warps"] == 2:
@@ -418,10 +409,7 @@ def test_what_is_measured_goes_through_a_worker_that_is_replaced(compiled, monke
     assert trials[0].ms == (2.0, 2.0, 2.0)
     assert asked == [(3, 2.0), (9, 2.0)]
     assert [trial.status for trial in runner.finals(task(n=65536), [BEST, Hills.start])] == ["ok", "ok"]
-    with pytest.raises(measure.Failed) as caught:
-        runner.finals(task(n=1), [BEST])
-    assert caught.value.args == ("crash", "MemoryError: too many points")
-    assert Bench.made == ["cuda:0"] * 3
+    assert Bench.made == ["cuda:0"] * 2  # for each problem one
     runner.close()
 
 

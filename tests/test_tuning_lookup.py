@@ -5,7 +5,6 @@ import json
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -123,15 +122,6 @@ def test_what_is_not_accepted_moves_down_the_ladder(path, tmp_path):
     assert ask(lambda config: False) is None
     assert ask() == ("exact", "exact")  # nothing of that is remembered
     assert [found.best.config["name"] for found in lookup.candidates(QUERY, PROBLEM)] == refused
-
-
-def test_a_configuration_that_failed_to_launch_is_passed_over(path):
-    fill(path, ("x", {}, "measured", {}), ("y", {"m_octave": 11}, "measured", {}))
-    found = tuning.tuned(QUERY, PROBLEM)
-    assert found == ({"name": "x"}, "exact")
-    with pytest.warns(SdkdeWarning, match="--again"):
-        tuning.reject(QUERY, found, RuntimeError("out of resources"))
-    assert tuning.tuned(QUERY, PROBLEM) == ({"name": "y"}, "near")
 
 
 @pytest.mark.parametrize("column", FAMILY)
@@ -454,26 +444,6 @@ def test_read_once_until_told_to_forget(path, tmp_path, monkeypatch):
     assert ask() is None
     monkeypatch.setenv("SDKDE_DB", str(tmp_path / "other.sqlite"))
     assert ask() == ("y", "exact")
-
-
-def test_threads(path):
-    fill(path, ("x", {}, "measured", {}))
-    found, start = [], threading.Barrier(8)
-
-    def work(i):
-        start.wait()
-        for j in range(200):
-            found.append(ask(problem=replace(PROBLEM, m=2 ** (9 + j % 7))))
-            if i == 0 and j % 20 == 0:
-                lookup.forget()
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 1600
-    assert set(found) == {("x", "exact"), ("x", "near")}
 
 
 def test_without_what_only_the_tuner_needs(path):

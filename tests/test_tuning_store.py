@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import sqlite3
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -146,15 +144,6 @@ def test_import(path, tmp_path, how):
         assert s.load(written(tmp_path / "back.json", back)) == 0  # they began their travels here
 
 
-def test_what_is_measured_here_stays(path, tmp_path):
-    filled(tmp_path / "there.sqlite")
-    with Store() as s:
-        add(s, KEY, B, ok(5.0), "measured", {})
-        add(s, KEY, C, ok(6.0), "measured", {}, is_default=True)
-        s.load(tmp_path / "there.sqlite")
-        assert [(b.config, b.median, b.default.config) for b in s.best(n_octave=15)] == [(A, 2.0, C)]
-
-
 def test_of_two_imports_the_later_measured_counts(path, tmp_path):
     def one(ms, created):
         return written(tmp_path / f"{ms}", _row(q20=ms, q50=ms, q80=ms, source="imported", created=created))
@@ -230,33 +219,6 @@ def test_what_cannot_be_imported_is_refused_whole(path, tmp_path, content, messa
         assert not s.trials()
 
 
-def test_winners_alone_come_back_whole(path, tmp_path, monkeypatch):
-    """Of many trials the winner and the default travel, and win again: here, in the next export, and on look-up."""
-    here, there = tmp_path / "here", tmp_path / "there"
-    with Store(here) as s:
-        for key, quick in (KEY, B), (OTHER, A):
-            for config in A, B, C:
-                outcome = ok(1.0) if config == quick else ok(2.0)
-                add(s, key, config, outcome, "measured", VERSIONS, is_default=config == C)
-        add(s, OTHER._replace(reduction="laplace"), A, guess(1), "predicted", {})
-        add(s, KEY._replace(n_octave=9), A, failed("crash"), "measured", {})
-        before, dump = s.best(), s.dump(only_winners=True)
-        assert [row["config"] for row in s.dump(only_winners=True, source=("predicted",))["trial"]] == [A]
-    assert len(dump["trial"]) == 5
-    assert [json.loads(json.dumps(row)) for row in dump["trial"]] == dump["trial"]
-    with Store(there) as s:
-        assert s.load(written(tmp_path / "dump", dump)) == 5
-        after, again = s.best(), s.dump(only_winners=True)
-    assert [replace(b, source="", default=None) for b in after] == [replace(b, source="", default=None) for b in before]
-    assert [b.default and found(b.default) for b in after] == [b.default and found(b.default) for b in before]
-    travelled = {"measured": "imported", "predicted": "predicted"}
-    assert again["trial"] == [{**row, "source": travelled[row["source"]]} for row in dump["trial"]]
-    for file in here, there:
-        monkeypatch.setenv("SDKDE_DB", str(file))
-        problem = Problem("mean", 2**12, 2**15, 13, "float32", "fast", "cuda:0")
-        assert lookup.lookup(QUERY, problem) == (B, "exact")
-
-
 @pytest.mark.filterwarnings("ignore::sdkde_core.SdkdeWarning")
 @pytest.mark.parametrize("what", ["database", "export"])
 def test_whatever_is_damaged_is_read_or_refused_and_left_as_it_is(path, tmp_path, what):
@@ -286,20 +248,12 @@ def test_whatever_is_damaged_is_read_or_refused_and_left_as_it_is(path, tmp_path
 
 
 def test_files_that_cannot_be_imported(path, tmp_path):
-    foreign, torn = tmp_path / "foreign", tmp_path / "torn"
-    with contextlib.closing(sqlite3.connect(foreign)) as connection:
-        connection.execute("CREATE TABLE bookmarks (url)")
-    filled(torn)
-    torn.write_bytes(torn.read_bytes()[50:])
+    filled(tmp_path / "torn")
+    (tmp_path / "torn").write_bytes((tmp_path / "torn").read_bytes()[50:])
     with Store() as s:
-        for file, message in (
-            (tmp_path / "absent", "No such file"),
-            (tmp_path, "directory"),
-            (foreign, "another program's"),
-            (torn, "neither a database nor JSON"),
-        ):
+        for name, message in ("absent", "No such file"), ("", "directory"), ("torn", "neither a database nor JSON"):
             with pytest.raises(StoreError, match=message):
-                s.load(file)
+                s.load(tmp_path / name)
 
 
 # --- files --------------------------------------------------------------------------------------------------------
