@@ -175,7 +175,9 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
     if lookup is None:
         return None
     try:
-        found = lookup(query, problem, lambda config: (query, _frozen(config)) not in _rejected and fits(config))
+        found = lookup(
+            query, problem, lambda config: (query, frozenset(config.items())) not in _rejected and fits(config)
+        )
         return None if found is None else Tuned(*found)
     except Exception as error:
         warn_once(
@@ -187,7 +189,7 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
 
 def reject(query: Query, found: Tuned, error: BaseException) -> None:
     """Exclude a configuration that failed to launch from this process's look-ups, and warn once."""
-    key = query, _frozen(found.config)
+    key = query, frozenset(found.config.items())
     if key not in _rejected:
         _rejected.add(key)
         config, why = ", ".join(f"{k}={v}" for k, v in found.config.items()), str(error).partition("\n")[0]
@@ -228,16 +230,10 @@ _forced: ContextVar[Mapping[str, Config]] = ContextVar("sdkde_forced", default={
 _rejected: set[tuple[Query, frozenset[Any]]] = set()
 
 
-def _frozen(config: Config) -> frozenset[Any]:
-    return frozenset(config.items())
-
-
 @functools.cache
 def _lookup() -> Callable[..., Any] | None:
     """The first entry point of the group, by name; None if there is none or it does not load, with a warning."""
     points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value))
-    if len(points) > 1:
-        warn_once(f"several entry points of group {GROUP}, using the first: {', '.join(p.value for p in points)}")
     try:
         found: Callable[..., Any] | None = points[0].load() if points else None
     except Exception as error:

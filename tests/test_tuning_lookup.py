@@ -190,16 +190,6 @@ def test_shipped_tables_answer_as_if_measured_here():
     assert found == [("card", "exact"), ("size", "near"), ("kin", "architecture"), ("guess", "predicted")]
 
 
-def test_a_broken_shipped_table_does_not_hide_the_others(recwarn):
-    ship("b.json", ("x", {}, "measured"))
-    (lookup.TABLES / "a.json").write_text("{")
-    (lookup.TABLES / "c.json").write_text('{"trial": [{"backend": "triton"}]}')
-    for _ in range(2):
-        assert ask() == ("x", "exact")
-        lookup.forget()
-    assert ["a.json" in text or "c.json" in text for text in warnings(recwarn)] == [True, True]
-
-
 # --- odd rows -----------------------------------------------------------------------------------------------------
 
 

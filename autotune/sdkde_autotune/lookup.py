@@ -121,7 +121,8 @@ def _stored(key: Key, path: Path | None) -> list[dict[str, Any]]:
         return []
     except Exception as error:  # an estimate must not fail because of its tuning
         _refused[os.environ.get("SDKDE_DB")] = before
-        _warn(str(path or "the tuner's database"), str(error))
+        name = str(path or "the tuner's database")
+        warn_once(f"{name} is not used: {error} (`sdkde-autotune show` says more)", name)
         return []
 
 
@@ -153,16 +154,9 @@ def _tables(folder: Path) -> dict[tuple[object, ...], list[dict[str, Any]]]:
     """Return the rows of the tables that come with sdkde, by family."""
     rows: dict[tuple[object, ...], list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*.json")):
-        try:
-            for row in json.loads(path.read_text(encoding="utf-8"))["trial"]:
-                rows.setdefault(tuple(row[name] for name in FAMILY), []).append(row)
-        except Exception as error:
-            _warn(str(path), f"{type(error).__name__}: {error}")
+        for row in json.loads(path.read_text(encoding="utf-8"))["trial"]:
+            rows.setdefault(tuple(row[name] for name in FAMILY), []).append(row)
     return rows
-
-
-def _warn(path: str, reason: str) -> None:
-    warn_once(f"{path} is not used: {reason} (`sdkde-autotune show` says more)", path)
 
 
 class StoreError(ValueError):

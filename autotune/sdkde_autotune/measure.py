@@ -95,7 +95,7 @@ class Pool:
     """
 
     def __init__(self, jobs: int, patience: float = 120.0, failure: str = "compile_error") -> None:
-        self.jobs, self.patience, self.failure = max(1, jobs), patience, failure
+        self.jobs, self.patience, self.failure = jobs, patience, failure
         self._pool: ProcessPoolExecutor | None = None
         self.begun: dict[Hashable, Future[Any]] = {}
 
@@ -129,7 +129,7 @@ class Pool:
             raise Failed("compile_error", reason)
 
     def close(self) -> None:
-        """Kill the processes, and what they have started. Unfinished work is begun again when it is asked for."""
+        """Kill the processes, and what they have started. Work is begun again when it is asked for."""
         if self._pool:
             for process in list((self._pool._processes or {}).values()):
                 if process.pid and hasattr(os, "killpg"):
@@ -137,8 +137,7 @@ class Pool:
                         os.killpg(process.pid, signal.SIGKILL)
                 process.kill()
             self._pool.shutdown(wait=False, cancel_futures=True)
-        done = [(name, future) for name, future in self.begun.items() if future.done() and not future.cancelled()]
-        self._pool, self.begun = None, {name: future for name, future in done if not future.exception()}
+        self._pool, self.begun = None, {}
 
 
 def _enter() -> None:

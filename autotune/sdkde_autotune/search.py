@@ -244,8 +244,8 @@ class _Chooser(optuna.samplers.TPESampler):
 def _distance(config: Config, wish: Mapping[str, Any]) -> float:
     """Return how far two configurations are apart: octaves between numbers, and 1 for each other value that differs."""
     pairs = [(config[name], value) for name, value in wish.items()]
-    numbers = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int) and min(a, b) > 0]
-    return sum(abs(math.log2(a / b)) for a, b in numbers) + sum(a != b for a, b in pairs if (a, b) not in numbers)
+    numbers = (isinstance(a, int) and isinstance(b, int) and min(a, b) > 0 for a, b in pairs)
+    return sum(abs(math.log2(a / b)) if number else a != b for (a, b), number in zip(pairs, numbers))
 
 
 def _range(values: set[Any]) -> BaseDistribution:
