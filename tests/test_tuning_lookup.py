@@ -3,8 +3,6 @@
 import contextlib
 import json
 import sqlite3
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -434,23 +432,3 @@ def test_read_once_until_told_to_forget(path, tmp_path, monkeypatch):
     assert ask() is None
     monkeypatch.setenv("SDKDE_DB", str(tmp_path / "other.sqlite"))
     assert ask() == ("y", "exact")
-
-
-def test_without_what_only_the_tuner_needs(path):
-    fill(path, ("x", {}, "measured", {}))
-    code = """
-import sys
-class Absent:
-    def find_spec(self, name, *_):
-        if name.partition(".")[0] in ("sqlite_utils", "optuna", "click", "click_default_group", "tqdm"):
-            raise ImportError(name)
-sys.meta_path.insert(0, Absent())
-from sdkde_autotune.lookup import lookup
-from sdkde_core.protocol import Problem
-from sdkde_core.tuning import Query
-problem = Problem("mean", 2**12, 2**15, 16, "float32", "fast", "cuda:0")
-print(lookup(Query("triton", "triton.mean", 1, 16, "RTX A6000", "sm_86"), problem, None))
-print({"torch", "triton", "hashlib"} & set(sys.modules))  # milliseconds, for versions
-"""
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed == "({'name': 'x'}, 'exact')\nset()\n"

@@ -10,6 +10,7 @@ import importlib.metadata
 import multiprocessing
 import os
 import signal
+import statistics
 import threading
 import zlib
 from collections.abc import Callable, Hashable, Sequence
@@ -19,8 +20,6 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 import sdkde_core
 from sdkde_core.choice import hardware, registry
@@ -55,7 +54,7 @@ class MeasuringRunner:
                 self._compilers.compiled(task, config, spills=True)  # the kernel may still be fast
             self._ask(task, "check", dict(config))
             for count in 3, 6, 12:
-                if times and slow(len(times), _quantiles(times)[1]):
+                if times and slow(len(times), statistics.median(times)):
                     break
                 times += self._ask(task, "times", [dict(config)], count)[0]
         except Failed as failed:
@@ -77,8 +76,8 @@ class MeasuringRunner:
 
 
 def _quantiles(times: Sequence[float]) -> tuple[float, float, float]:
-    low, median, high = np.quantile(times, (0.2, 0.5, 0.8)).tolist()
-    return low, median, high
+    low, _, _, high = statistics.quantiles(times, n=5, method="inclusive")
+    return low, statistics.median(times), high
 
 
 def compiling(task: Task, config: Config) -> tuple[Any, ...]:
