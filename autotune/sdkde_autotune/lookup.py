@@ -51,7 +51,7 @@ class Found(NamedTuple):
 
 #: What this process was asked. Threads may find the same at once; there is no lock.
 _answers: dict[tuple[Any, ...], list[Found]] = {}
-_refused: dict[str | None, object] = {}  # by SDKDE_DB: the stamp of a file that could not be read
+_refused: set[str | None] = set()  # values of SDKDE_DB whose file could not be read, and is read again once it changes
 
 
 def lookup(
@@ -61,13 +61,11 @@ def lookup(
 
     ``accept(config)`` says whether the kernel can be launched so. It is asked on every call, for the best ones first.
     """
-    named = os.environ.get("SDKDE_DB")
-    if named in _refused and _refused[named] != _stamp():  # perhaps it is mended
-        forget()
-    memory = _answers
+    named, memory = os.environ.get("SDKDE_DB"), _answers
+    stamp = _stamp() if named in _refused else None
     # The fields that Key.of reads, as making a Key takes longer than the rest of a look-up.
     kind = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.d
-    asked = named, query, *kind, octave(problem.n), octave(problem.m)
+    asked = named, stamp, query, *kind, octave(problem.n), octave(problem.m)
     answers = memory.get(asked)
     if answers is None:
         memory[asked] = answers = candidates(query, problem)
@@ -112,7 +110,6 @@ def forget() -> None:
 
 def _stored(key: Key, path: Path | None) -> list[dict[str, Any]]:
     """Return what may serve a problem in a database, by default the user's; none, and a warning, if it is not read."""
-    before = _stamp()
     try:
         path = path or database()
         with closing(connect(path)) as connection:
@@ -120,7 +117,7 @@ def _stored(key: Key, path: Path | None) -> list[dict[str, Any]]:
     except FileNotFoundError:  # or the user has no home
         return []
     except Exception as error:  # an estimate must not fail because of its tuning
-        _refused[os.environ.get("SDKDE_DB")] = before
+        _refused.add(os.environ.get("SDKDE_DB"))
         name = str(path or "the tuner's database")
         warn_once(f"{name} is not used: {error} (`sdkde-autotune show` says more)", name)
         return []
