@@ -50,16 +50,13 @@ class _Commands(OneLine, DefaultGroup):
         return super().get_command(ctx, cmd_name)
 
 
-class _Duration(click.ParamType):
-    """Seconds, from ``90s``, ``10m``, ``1h`` or a number of seconds."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", str(value).strip())
-        if not found or not float(found[1]):
-            self.fail(f"{value!r} is no time; pass one such as 90s, 10m or 1h", param, ctx)
-        return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
+def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", value.strip())
+    if not found or not float(found[1]):
+        raise click.BadParameter(f"{value!r} is no time; pass one such as 90s, 10m or 1h")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
 
 
 def _several(name: str, kind: click.ParamType, metavar: str, help: str) -> Callable[[Any], Any]:
@@ -146,7 +143,7 @@ def main(ctx: click.Context) -> None:
 @main.command()
 @_problem_options
 @click.option("--trials", type=_positive, help="Configurations a problem. Default: 60; grid: all; predicted: 16.")
-@click.option("--budget", type=_Duration(), help="Time for all problems: 90s, 10m. Default: none; of the grid 10m.")
+@click.option("--budget", metavar="TIME", callback=_seconds, help="For all problems: 90s, 10m. Default: grid: 10m.")
 @click.option("--sampler", type=_samplers, default="tpe", show_default=True, help="Optuna's sampler, if measured.")
 @click.option("--again", is_flag=True, help="Only measure stored winners, other finalists and defaults again.")
 @click.option("--dry-run", is_flag=True, help="Print the problems and their configurations; run nothing.")

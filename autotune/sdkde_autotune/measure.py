@@ -76,8 +76,8 @@ class MeasuringRunner:
 
 
 def _quantiles(times: Sequence[float]) -> tuple[float, float, float]:
-    low, _, _, high = statistics.quantiles(times, n=5, method="inclusive")
-    return low, statistics.median(times), high
+    ordered, last = sorted(times), len(times) - 1  # interpolated quantiles of equal times need not ascend
+    return ordered[round(0.2 * last)], statistics.median(ordered), ordered[round(0.8 * last)]
 
 
 def compiling(task: Task, config: Config) -> tuple[Any, ...]:

@@ -171,19 +171,11 @@ def trial_of(row: Any) -> Trial:
     numbers = all(isinstance(ms, (int, float)) for ms in times)
     if ran and not predicted and not (numbers and 1e-6 <= times[0] <= times[1] <= times[2] <= 7 * 86400e3):
         raise ValueError(f"times are {brief(times)}; they are three, ascending, 1e-6 to 6e8 milliseconds")
-    return Trial(
-        Key(*(row[name] for name in KEY)),
-        config,
-        status,
-        "".join(letter if letter.isprintable() else " " for letter in error),
-        times if ran and not predicted else None,
-        bool(row.get("final")) and not predicted,
-        rank if ran and predicted else None,
-        source,
-        provenance,
-        created,
-        bool(row.get("is_default")),
-    )
+    error = "".join(letter if letter.isprintable() else " " for letter in error)
+    times, rank = times if ran and not predicted else None, rank if ran and predicted else None
+    key, final = Key(*(row[name] for name in KEY)), bool(row.get("final")) and not predicted
+    is_default = bool(row.get("is_default"))
+    return Trial(key, config, status, error, times, final, rank, source, provenance, created, is_default)
 
 
 def sound(rows: Iterable[Mapping[str, Any]], what: str) -> list[Trial]:
