@@ -99,16 +99,14 @@ _filter_options = together(
 )
 
 
-def _problems(what: Mapping[str, Any], place: Place, grid: bool = False) -> tuple[list[Problem], bool]:
-    """Return the problems that the options describe, and whether they are the grid, as none describes any."""
+def _problems(what: Mapping[str, Any], place: Place, grid: bool = False) -> list[Problem]:
+    """Return the problems that the options describe; or the grid, with weights last."""
+    make: Callable[..., list[Problem]] = functools.partial(problems, device="cuda:0" if place.card else "cpu")
+    if grid:
+        given = {**GRID, **({} if place.card else {"n_train": (32768, 4096)})}  # a CPU takes minutes for a million
+        return make(**given) + make(**{**given, "n_train": GRID["n_train"][:1]}, requires=["weights"])
     given = {name: what[name] for name in (*GRID, "n_query") if what[name]}
-    if what["weights"]:
-        given["requires"] = ["weights"]
-    make = functools.partial(problems, device="cuda:0" if place.card else "cpu")
-    if given or not grid:
-        return make(**given), False
-    given = {**GRID, **({} if place.card else {"n_train": (32768, 4096)})}  # a CPU takes minutes for a million
-    return make(**given) + make(**{**given, "n_train": GRID["n_train"][:1]}, requires=["weights"]), True
+    return make(**given, requires=["weights"] * what["weights"])
 
 
 def _columns(filters: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,8 +155,8 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, again: bool, dry_run: bo
     After Ctrl-C nothing tried is lost: the same command goes on where it ended.
     """
     place = place_of(gpu)
-    wanted, grid = _problems(what, place, grid=True)
-    todo = tasks(wanted, place, what["backend"])
+    grid = not any(what[name] for name in (*GRID, "n_query", "weights"))
+    todo = tasks(_problems(what, place, grid), place, what["backend"])
     trials, budget = what["trials"], what["budget"] or (600.0 if grid else math.inf)
     if trials is None and (place.device is None or what["sampler"] != "grid"):
         trials = 60 if place.device else 16
@@ -250,7 +248,7 @@ def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
     place = place_of(gpu)
     if switched_off("SDKDE_TUNING"):
         click.echo("SDKDE_TUNING is off: until it is unset, backends use their defaults", err=True)
-    todo = tasks(_problems(what, place)[0], place, what["backend"])
+    todo = tasks(_problems(what, place), place, what["backend"])
     rows = [row for task in todo for row in report.explained(task, db)]
     report.show(rows, as_json, "rung", "config", "why")
 
