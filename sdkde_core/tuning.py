@@ -129,11 +129,8 @@ class Space(TypingProtocol):
 
 def space_of(info: BackendInfo) -> Space | None:
     """Import a backend's search space; None if it has none."""
-    if not info.tuning:
-        return None
     module, _, name = info.tuning.partition(":")
-    space: Space = getattr(importlib.import_module(module), name)
-    return space
+    return getattr(importlib.import_module(module), name) if module else None
 
 
 def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | None = None) -> Tuned | None:
@@ -177,16 +174,12 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
     lookup = None if switched_off("SDKDE_TUNING") else _lookup()
     if lookup is None:
         return None
-
-    def acceptable(config: Config) -> bool:
-        return (query, _frozen(config)) not in _rejected and fits(config)
-
     try:
-        found = lookup(query, problem, acceptable)
+        found = lookup(
+            query, problem, lambda config: (query, frozenset(config.items())) not in _rejected and fits(config)
+        )
         return None if found is None else Tuned(*found)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
+    except Exception as error:
         warn_once(
             f"tuning look-up for {query.kernel} failed, using the default configuration: {error}",
             f"look-up for {query.kernel}",
@@ -196,7 +189,7 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
 
 def reject(query: Query, found: Tuned, error: BaseException) -> None:
     """Exclude a configuration that failed to launch from this process's look-ups, and warn once."""
-    key = query, _frozen(found.config)
+    key = query, frozenset(found.config.items())
     if key not in _rejected:
         _rejected.add(key)
         config, why = ", ".join(f"{k}={v}" for k, v in found.config.items()), str(error).partition("\n")[0]
@@ -237,21 +230,13 @@ _forced: ContextVar[Mapping[str, Config]] = ContextVar("sdkde_forced", default={
 _rejected: set[tuple[Query, frozenset[Any]]] = set()
 
 
-def _frozen(config: Config) -> frozenset[Any]:
-    return frozenset(config.items())
-
-
 @functools.cache
 def _lookup() -> Callable[..., Any] | None:
     """The first entry point of the group, by name; None if there is none or it does not load, with a warning."""
     points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value))
-    if len(points) > 1:
-        warn_once(f"several entry points of group {GROUP}, using the first: {', '.join(p.value for p in points)}")
     try:
         found: Callable[..., Any] | None = points[0].load() if points else None
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
+    except Exception as error:
         warn_once(f"{points[0].value} does not load, so group {GROUP} is not used: {error!r}")
         return None
     return found

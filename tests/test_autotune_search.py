@@ -59,7 +59,7 @@ class Hills:
         return None if tile * config["num_stages"] <= 131072 else "shared memory"
 
     def seconds(self, kernel, config, problem, card):
-        return ms(config, lambda *places: 0.3) / 1e3
+        return ms(config, rough=False) / 1e3
 
     def compile(self, kernel, config, problem, architecture):
         return Compiled(64, 1024, 0)
@@ -71,14 +71,13 @@ class Hills:
         return None
 
 
-def ms(config, wiggle=None):
+def ms(config, rough=True):
     """Milliseconds: best at block_m 128, block_n 128, 8 warps, 2 stages; larger tiles want more warps."""
     m, n = (config[name].bit_length() - 1 for name in ("block_m", "block_n"))
     warps, stages = config["num_warps"].bit_length() - 1, config["num_stages"]
-    more = wiggle(m, n, warps, stages) if wiggle else 0.03 * ((3 * m + 5 * n + 7 * warps + 2 * stages) % 4)
-    return (
-        1 + 0.08 * (m - 7) ** 2 + 0.05 * (n - 7) ** 2 + 0.07 * (m + n - 11 - warps) ** 2 + 0.1 * abs(stages - 2) + more
-    )
+    wiggle = 0.03 * ((3 * m + 5 * n + 7 * warps + 2 * stages) % 4) if rough else 0.3
+    tile = 0.08 * (m - 7) ** 2 + 0.05 * (n - 7) ** 2 + 0.07 * (m + n - 11 - warps) ** 2
+    return 1 + tile + 0.1 * abs(stages - 2) + wiggle
 
 
 @dataclass
@@ -86,8 +85,8 @@ class Played:
     """A runner that answers from a function, and remembers what it was asked."""
 
     answer: object = None
-    again: object = None  # what finals give
     drift: float = 1.0
+    device: str = "cuda:0"
     ran: list = field(default_factory=list)
     told: list = field(default_factory=list)
     final: list = field(default_factory=list)
@@ -108,7 +107,7 @@ class Played:
 
     def finals(self, task, configs):
         self.final += map(dict, configs)
-        times = [(self.again or ms)(config) * self.drift for config in configs]
+        times = [ms(config) * self.drift for config in configs]
         return [Trial(task.key, config, ms=(t, t, t), final=True) for config, t in zip(configs, times)]
 
     def close(self):
@@ -316,14 +315,6 @@ def test_the_default_is_kept_unless_a_prediction_is_faster_by_the_margin(store, 
         assert predicted(store, task(n=2**20 if faster > 0.95 else 2**10))[0].best.config == expected
 
 
-def test_weights_are_problems_of_their_own():
-    (plain,) = problems(["log_sum"], [16])
-    (weighted,) = problems(["log_sum"], [16], requires=["weights"])
-    assert (weighted.requires, weighted.m, weighted.same) == ({"weights"}, plain.m, False)
-    for problem in (plain, weighted):
-        assert Key.of(TASK.query, problem).features == problem.requires
-
-
 @pytest.mark.parametrize("path", sorted(lookup.TABLES.glob("*.json")), ids=lambda path: path.stem)
 def test_what_ships_is_what_the_tuner_would_search(path):
     """Of every backend: the keys are those of its problems, and the configurations can run."""
@@ -335,7 +326,7 @@ def test_what_ships_is_what_the_tuner_would_search(path):
         record = registry.find(key.backend)
         if record is not None and record.ok:
             sizes = [2**key.n_octave], [2**key.m_octave]
-            wanted = problems([key.reduction], [key.d], *sizes, [key.precision], key.features)
+            wanted = problems([key.reduction], [key.d], *sizes, [key.precision], filter(None, [key.requires]))
             (found,) = [task for task in tasks(wanted, place_of(key.gpu), key.backend) if task.key == key]
             assert found.limit(row["config"]) is None
 
@@ -392,8 +383,6 @@ def test_what_is_measured_goes_through_a_worker_that_is_replaced(compiled, monke
         def __init__(self, task, device):
             self.task = task
             self.made.append(device)
-            if task.problem.n == 1:
-                raise MemoryError("too many points")
 
         def check(self, config):
             if config["num_warps"] == 2:
@@ -420,10 +409,7 @@ def test_what_is_measured_goes_through_a_worker_that_is_replaced(compiled, monke
     assert trials[0].ms == (2.0, 2.0, 2.0)
     assert asked == [(3, 2.0), (9, 2.0)]
     assert [trial.status for trial in runner.finals(task(n=65536), [BEST, Hills.start])] == ["ok", "ok"]
-    with pytest.raises(measure.Failed) as caught:
-        runner.finals(task(n=1), [BEST])
-    assert caught.value.args == ("crash", "MemoryError: too many points")
-    assert Bench.made == ["cuda:0"] * 3
+    assert Bench.made == ["cuda:0"] * 2  # for each problem one
     runner.close()
 
 

@@ -6,6 +6,8 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from sdkde_autotune import records
@@ -106,3 +108,29 @@ def directory(path):
 def fifo(path):
     path.unlink()
     os.mkfifo(path)
+
+
+NOBODY = """
+import os, sys
+from pathlib import Path
+def become_nobody():
+    if os.getuid() == 0:
+        os.setgroups([]); os.setgid(65534); os.setuid(65534)
+"""
+
+
+def as_nobody(code, *arguments):
+    """Run code that calls ``become_nobody()`` after its imports, for root may do all; the finished process."""
+    return subprocess.run([sys.executable, "-c", NOBODY + code, *map(str, arguments)], capture_output=True, text=True)
+
+
+@pytest.fixture
+def entered():
+    """A folder that others can enter, unlike pytest's."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+        for path in [folder, *folder.rglob("*")]:
+            if path.is_dir():
+                path.chmod(0o755)

@@ -28,18 +28,17 @@ class Bench:
     def __init__(self, task: Task, device: str) -> None:
         record = registry.find(task.query.backend)
         assert record is not None and record.info is not None
-        self.task, self.device, wanted, info = task, device, task.problem, record.info
+        self.task, self.device, wanted, self.backend = task, device, task.problem, record.info.load()
         case = make("mixture", wanted.n, wanted.m, wanted.d, wanted.extent or 10.0)
         case = weighted(case) if "weights" in wanted.requires else case
         extent = max(float(np.linalg.norm(x, axis=1).max()) for x in (case.points, case.queries))
         self.problem = replace(wanted, device=device, extent=extent)
         arrays = case.points, case.queries, case.log_weights
-        points, queries, log_weights = (convert(x, info.arrays, device) for x in arrays)
+        points, queries, log_weights = (convert(x, record.info.arrays, device) for x in arrays)
         self.columns, self.queries = Columns(points, log_weights), None if wanted.same else queries
-        self.backend: Any = info.load()
         rows = points if wanted.same else queries
-        starts = sorted(set(np.linspace(0, max(len(rows) - 64, 0), 8).astype(int).tolist()))
-        self.some = [slice(start, start + 64) for start in starts]  # stretches that are compared, evenly spaced
+        starts = np.unique(np.linspace(0, max(len(rows) - 64, 0), 8).astype(int)).tolist()
+        self.some = [slice(start, start + 64) for start in starts]  # rows that are compared, evenly spaced
         exact = [reduce_exact(self.problem, rows[part], self.columns) for part in self.some]
         want = each(concatenate(exact), to_host)
         signed: Any = None if want.sign is None else want.sign * np.exp(want.log_magnitude - want.log_sum)
@@ -58,7 +57,6 @@ class Bench:
         return list(map(list, zip(*([self.time(config) for config in configs] for _ in range(count)))))
 
     def time(self, config: Config) -> float:
-        """Return the milliseconds of one reduction."""
         state, start = self.prepare(config), time.perf_counter()
         self.reduce(config, state)
         return 1e3 * (time.perf_counter() - start)
@@ -68,12 +66,10 @@ class Bench:
         return "oom" if isinstance(error, MemoryError) else "invalid"
 
     def prepare(self, config: Config) -> Any:
-        """Return the columns, packed as the configuration has them."""
         with using({self.task.query.kernel: config}):
             return self.backend.prepare(self.problem, self.columns)
 
     def reduce(self, config: Config, state: Any) -> Any:
-        """Return the reduction's Partial."""
         with using({self.task.query.kernel: config}):
             return self.backend.reduce(self.problem, self.queries, state)
 
@@ -95,7 +91,6 @@ class CudaBench(Bench):
         self.graphs: dict[Any, Any] = {}
 
     def prepare(self, config: Config) -> Any:
-        """Return the columns, which are packed once."""
         return self.state
 
     def check(self, config: Config) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,15 +16,17 @@ import click
 
 from sdkde_core import __version__
 from sdkde_core.choice import cards, hardware
-from sdkde_core.cli.console import Argument, json_option
+from sdkde_core.cli.console import Argument, Choice, json_option, together
 from sdkde_core.cli.console import Group as OneLine
 from sdkde_core.messages import did_you_mean, switched_off
 from sdkde_core.plugin import write_atomically
+from sdkde_core.protocol import PRECISIONS, Problem, Reduction
+from sdkde_core.tuning import this_cpu
 
-from . import measure, options, report
+from . import measure, report
 from .lookup import database
-from .problems import Place, place_of, tasks
-from .records import Task
+from .problems import GRID, Place, place_of, problems, tasks
+from .records import SOURCES, Task
 
 if TYPE_CHECKING:
     from .search import Result
@@ -47,6 +50,80 @@ class _Commands(OneLine, DefaultGroup):
         return super().get_command(ctx, cmd_name)
 
 
+def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", value.strip())
+    if not found or not float(found[1]):
+        raise click.BadParameter(f"{value!r} is no time; pass one such as 90s, 10m or 1h")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
+
+
+def _several(name: str, kind: click.ParamType, metavar: str, help: str) -> Callable[[Any], Any]:
+    """An option that takes several values, separated by commas or repeated."""
+
+    def split(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> tuple[Any, ...]:
+        words = [word.strip() for text in given for word in text.split(",") if word.strip()]
+        return tuple(dict.fromkeys(kind.convert(word, param, ctx) for word in words))
+
+    return click.option(name, multiple=True, callback=split, metavar=f"{metavar},…", help=help)
+
+
+_positive, _samplers = click.IntRange(min=1), Choice(("tpe", "random", "grid"))
+_db = click.option(
+    "--db",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The tuner's database. Default: the one that SDKDE_DB names, else tuning.sqlite in the user's cache folder.",
+)
+_kinds = together(
+    click.option("--backend", help="A backend's name. Default: all."),
+    _several("--reduction", Choice(list(map(str, Reduction))), "NAMES", "log_sum, mean, laplace. Default: all."),
+    _several("--dim", _positive, "D", "Dimensions. Default: 2,16,64; of results all."),
+    _several("--precision", Choice(PRECISIONS), "NAMES", f"{', '.join(PRECISIONS)}. Default: fast; of results all."),
+)
+_problem_options = together(
+    click.option("--gpu", metavar="NAME", default="auto", show_default=True, help="A GPU's name; auto; or cpu."),
+    _kinds,
+    _several("--n-train", _positive, "N", "Training points. Default: 32768."),
+    _several("--n-query", _positive, "M", "Query points; not for mean. Default: an eighth of N."),
+    click.option("--weights", is_flag=True, help="Problems with weights."),
+    _db,
+    json_option,
+)
+_filter_options = together(
+    click.option("--gpu", metavar="NAME", help="Only results of this GPU; cpu: of this CPU."),
+    click.option("--kernel", help="A kernel's name. Default: all."),
+    _kinds,
+    _several("--source", Choice(SOURCES), "NAMES", f"Only results that were {', '.join(SOURCES)}."),
+    _db,
+)
+
+
+def _problems(what: Mapping[str, Any], place: Place, grid: bool = False) -> list[Problem]:
+    """Return the problems that the options describe; or the grid, with weights last."""
+    make: Callable[..., list[Problem]] = functools.partial(problems, device="cuda:0" if place.card else "cpu")
+    if grid:
+        given = {**GRID, **({} if place.card else {"n_train": (32768, 4096)})}  # a CPU takes minutes for a million
+        return make(**given) + make(**{**given, "n_train": GRID["n_train"][:1]}, requires=["weights"])
+    given = {name: what[name] for name in (*GRID, "n_query") if what[name]}
+    return make(**given, requires=["weights"] * what["weights"])
+
+
+def _columns(filters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the filters by the names of the store's columns."""
+    wanted = {{"dim": "d"}.get(name, name): value for name, value in filters.items() if value}
+    if gpu := wanted.get("gpu"):
+        card = hardware.card_called(gpu)
+        wanted["gpu"] = this_cpu()[0] if gpu.lower() == "cpu" else card.name if card else cards.card_name(gpu)
+    return wanted
+
+
+def _store(path: Path | None, write: bool = True) -> Store:
+    from .store import Store  # sqlite-utils takes a while to import
+
+    return Store(path, write=write)
+
+
 @click.group(
     cls=_Commands, default="tune", invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
 )
@@ -62,10 +139,12 @@ def main(ctx: click.Context) -> None:
 
 
 @main.command()
-@options.problem_options
-@options.search_options
-@options.db_option
-@json_option
+@_problem_options
+@click.option("--trials", type=_positive, help="Configurations a problem. Default: 60; grid: all; predicted: 16.")
+@click.option("--budget", metavar="TIME", callback=_seconds, help="For all problems: 90s, 10m. Default: grid: 10m.")
+@click.option("--sampler", type=_samplers, default="tpe", show_default=True, help="Optuna's sampler, if measured.")
+@click.option("--again", is_flag=True, help="Only measure stored winners, other finalists and defaults again.")
+@click.option("--dry-run", is_flag=True, help="Print the problems and their configurations; run nothing.")
 @click.pass_context
 def tune(ctx: click.Context, gpu: str, db: Path | None, again: bool, dry_run: bool, as_json: bool, **what: Any) -> None:
     """Search launch configurations for a GPU, or for this CPU, and store the best.
@@ -76,8 +155,8 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, again: bool, dry_run: bo
     After Ctrl-C nothing tried is lost: the same command goes on where it ended.
     """
     place = place_of(gpu)
-    wanted, grid = options.problems_of(what, place, grid=True)
-    todo = tasks(wanted, place, what["backend"], varied=grid)
+    grid = not any(what[name] for name in (*GRID, "n_query", "weights"))
+    todo = tasks(_problems(what, place, grid), place, what["backend"])
     trials, budget = what["trials"], what["budget"] or (600.0 if grid else math.inf)
     if trials is None and (place.device is None or what["sampler"] != "grid"):
         trials = 60 if place.device else 16
@@ -103,10 +182,9 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, again: bool, dry_run: bo
             click.echo(f"{doing}; problems: {len(todo)}; {limit} (--budget)", err=True)
             progress = report.Progress(len(todo), budget)
             how = {"trials": trials, "sampler": what["sampler"], "again": again}
-            with closing(_results(todo, place, store, budget, not grid, progress, how)) as searches:
-                for found in searches:  # after Ctrl-C the finished ones are reported
-                    results.append(found)
-                    progress.finished(found)
+            for found in _results(todo, place, store, budget, not grid, progress, how):
+                results.append(found)  # after Ctrl-C the finished ones are reported
+                progress.finished(found)
         if len(results) < len(todo):
             stopped = f"the budget is spent: {len(todo) - len(results)} of {len(todo)} problems were not begun"
     except KeyboardInterrupt:
@@ -147,13 +225,12 @@ def _results(
 
 
 @main.command()
-@options.filter_options
+@_filter_options
 @click.option("--trials", is_flag=True, help="List every configuration that was tried, not only the best.")
-@options.db_option
 @json_option
 def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
     """List the best configurations."""
-    wanted = options.columns(filters)
+    wanted = _columns(filters)
     with _store(db, write=False) as store:
         if trials:
             rows = [{**row, "ms": row["q50"]} for row in store.dump(**wanted)["trial"]]
@@ -165,15 +242,13 @@ def show(trials: bool, db: Path | None, as_json: bool, **filters: Any) -> None:
 
 
 @main.command()
-@options.problem_options
-@options.db_option
-@json_option
+@_problem_options
 def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
     """Say which configuration each kernel of a problem gets, and why: the last one of a problem."""
     place = place_of(gpu)
     if switched_off("SDKDE_TUNING"):
         click.echo("SDKDE_TUNING is off: until it is unset, backends use their defaults", err=True)
-    todo = tasks(options.problems_of(what, place)[0], place, what["backend"])
+    todo = tasks(_problems(what, place), place, what["backend"])
     rows = [row for task in todo for row in report.explained(task, db)]
     report.show(rows, as_json, "rung", "config", "why")
 
@@ -181,11 +256,10 @@ def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
 @main.command()
 @click.argument("file", cls=Argument, help="Where to write JSON; - is standard output.")
 @click.option("--winners", is_flag=True, help="Only the winners and the defaults, as in the tables of sdkde.")
-@options.filter_options
-@options.db_option
+@_filter_options
 def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
     """Write trials as JSON, to be imported elsewhere."""
-    wanted = options.columns(filters)
+    wanted = _columns(filters)
     with _store(db, write=False) as store:
         if Path(file).exists() and Path(file).samefile(store.path):
             raise ValueError(f"FILE and the database are one file, {file}; pass another FILE")
@@ -201,14 +275,8 @@ def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
 
 @main.command("import")
 @click.argument("file", cls=Argument, help="A file that export wrote, or another database of the tuner.")
-@options.db_option
+@_db
 def import_(file: str, db: Path | None) -> None:
     """Add results of another machine to the database."""
     with _store(db) as store:
         click.echo(f"{file}: {store.load(Path(file))} new rows in {store.path}")
-
-
-def _store(path: Path | None, write: bool = True) -> Store:
-    from .store import Store  # sqlite-utils takes a while to import
-
-    return Store(path, write=write)

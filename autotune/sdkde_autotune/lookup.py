@@ -1,9 +1,8 @@
 """Looks up stored launch configurations for backends: the entry point of group ``sdkde.tuning``.
 
-Imports the standard library only, never writes, and reads the database once for each question of a process. How closely
-a configuration was tuned for the problem is its rung, from ``exact`` by ``near`` and ``architecture`` to ``predicted``;
-the table in docs/autotuning.md says what they are. On a rung the nearest comes first: features, then the dimension,
-then sizes; of equally near ones what was measured here.
+Imports the standard library only, never writes, and reads the database once for each question of a process. The rungs
+are in docs/autotuning.md. On a rung the nearest comes first: features, then the dimension, then sizes; of equally near
+ones what was measured here.
 
 The database is one SQLite file. Its table ``trial`` has a row for each configuration tried; which wins is derived on
 reading. SQLite's ``user_version`` is the schema's, and the ``application_id`` tells our files from other programs'.
@@ -19,8 +18,8 @@ import math
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ from sdkde_core.plugin import cache_folder, warn_once
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Config, Query
 
-from .records import FAMILY, KEY, Best, Key, octave, sound, winners
+from .records import COLUMNS, FAMILY, KEY, Best, Key, octave, sound, winners
 
 #: A configuration serves problems whose sizes differ by at most so many octaves, and dimensions by a factor.
 OCTAVES, DIMENSIONS = 3, 4 / 3
@@ -38,85 +37,68 @@ TABLES = Path(__file__).parent / "tables"
 
 VERSION = 1
 
-#: The columns with their types, in order.
-COLUMNS: dict[str, type] = {
-    **KEY,
-    **dict.fromkeys(("config", "status", "error"), str),
-    **dict.fromkeys(("q20", "q50", "q80"), float),
-    **dict.fromkeys(("final", "rank"), int),
-    **dict.fromkeys(("source", "provenance", "created"), str),
-    "is_default": int,
-}
-
 #: The primary key, in the order in which a look-up searches: what must agree, then what may be near.
 PRIMARY = tuple(dict.fromkeys((*FAMILY, "architecture", "n_octave", "m_octave", "dimension", *KEY, "config")))
 
 
 class Found(NamedTuple):
-    """A configuration that can serve a problem, its rung, the winner that it comes from, and whether that shipped."""
+    """The winner of a problem, how closely it was tuned for the problem that is asked for, and whether it shipped."""
 
-    config: Config
-    rung: str
     best: Best
+    rung: str
     shipped: bool
 
 
 #: What this process was asked. Threads may find the same at once; there is no lock.
 _answers: dict[tuple[Any, ...], list[Found]] = {}
-_refused: dict[str | None, object] = {}  # by SDKDE_DB: the stamp of a file that could not be read
+_refused: set[str | None] = set()  # values of SDKDE_DB whose file could not be read, and is read again once it changes
 
 
 def lookup(
     query: Query, problem: Problem, accept: Callable[[Config], bool] | None = None
 ) -> tuple[dict[str, Any], str] | None:
-    """Return the best known configuration and its rung, or None. Never raises, writes or measures.
+    """Return the best known configuration and its rung, or None. Never writes or measures.
 
     ``accept(config)`` says whether the kernel can be launched so. It is asked on every call, for the best ones first.
     """
-    try:
-        named = os.environ.get("SDKDE_DB")
-        if named in _refused and _refused[named] != _stamp():  # perhaps it is mended
-            forget()
-        memory = _answers
-        # The fields that Key.of reads, as making a Key takes longer than the rest of a look-up.
-        kind = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.d
-        asked = named, query, *kind, octave(problem.n), octave(problem.m)
-        answers = memory.get(asked)
-        if answers is None:
-            memory[asked] = answers = candidates(query, problem)
-    except Exception as error:  # an estimate must not fail because of its tuning
-        _warn(f"the tuning of {query.kernel}", repr(error))
-        return None
+    named, memory = os.environ.get("SDKDE_DB"), _answers
+    stamp = _stamp() if named in _refused else None
+    # The fields that Key.of reads, as making a Key takes longer than the rest of a look-up.
+    kind = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.d
+    asked = named, stamp, query, *kind, octave(problem.n), octave(problem.m)
+    answers = memory.get(asked)
+    if answers is None:
+        memory[asked] = answers = candidates(query, problem)
     for found in answers:
-        try:
-            if accept is None or accept(found.config):
-                return dict(found.config), found.rung
-        except Exception as error:
-            _warn(f"{query.kernel}, rung {found.rung}, {dict(found.config)},", repr(error))
+        if accept is None or accept(found.best.config):
+            return dict(found.best.config), found.rung
     return None
 
 
 def candidates(query: Query, problem: Problem, path: Path | None = None) -> list[Found]:
     """Return every configuration that can serve a problem, the most trusted first; of the database ``path``."""
     key, ranked = Key.of(query, problem), []
-    for ships, rows in (False, _stored(key, path)), (True, _tables().get(key[: len(FAMILY)], ())):
+    for ships, rows in (False, _stored(key, path)), (True, _tables(TABLES).get(key[: len(FAMILY)], ())):
         for best in winners(sound(rows, f"a winner of {key.kernel}")):
-            distance = key.distance(best.key)
-            if rung := _rung(best, key, distance):
+            rung, distance = _closeness(best, key)
+            if rung:
                 place = ("exact", "near", "architecture", "predicted").index(rung), distance, ships
-                ranked.append(((*place, best.key, str(best.config)), Found(best.config, rung, best, ships)))
+                ranked.append(((*place, best.key, best.name), Found(best, rung, ships)))
     return [found for _, found in sorted(ranked, key=lambda item: item[0])]
 
 
-def _rung(best: Best, key: Key, distance: tuple[float, ...]) -> str:
-    """Return how closely a winner was tuned for a problem of its family; empty if it cannot serve it."""
-    features, dimensions, octaves, most, _ = distance
+def _closeness(best: Best, key: Key) -> tuple[str, tuple[float, ...]]:
+    """Return the rung of a winner for a problem of its family, and how far it is; no rung if it cannot serve it."""
+    features = {*key.requires.split(",")} ^ {*best.key.requires.split(",")}
+    octaves = abs(key.n_octave - best.key.n_octave), abs(key.m_octave - best.key.m_octave)
+    dimensions = abs(math.log2(key.dimension / best.key.dimension))
+    distance = len(features - {""}), dimensions, sum(octaves), max(octaves), abs(key.d - best.key.d)
     same, predicted = best.key.gpu == key.gpu, best.source == "predicted"
-    far = most > OCTAVES or dimensions > math.log2(DIMENSIONS) + 1e-9
+    far = max(octaves) > OCTAVES or dimensions > math.log2(DIMENSIONS) + 1e-9
     if far or best.key.architecture != key.architecture or (predicted and not same):
-        return ""
-    rung = "near" if features or dimensions or octaves else "exact"
-    return "predicted" if predicted else rung if same else "architecture"
+        return "", distance
+    rung = "near" if any(distance[:3]) else "exact"
+    return "predicted" if predicted else rung if same else "architecture", distance
 
 
 def forget() -> None:
@@ -124,33 +106,28 @@ def forget() -> None:
     global _answers
     _answers = {}  # a look-up that is under way fills the old one
     _refused.clear()
-    _tables.cache_clear()
 
 
 def _stored(key: Key, path: Path | None) -> list[dict[str, Any]]:
     """Return what may serve a problem in a database, by default the user's; none, and a warning, if it is not read."""
-    before = _stamp()
     try:
         path = path or database()
-        connection = connect(path)
-        if connection is None:
-            return []
-        with closing(connection):
+        with closing(connect(path)) as connection:
             return _select(connection, key)
-    except Exception as error:
-        if path is None and isinstance(error, FileNotFoundError):  # without a home nobody has kept anything
-            return []
-        _refused[os.environ.get("SDKDE_DB")] = before
-        _warn(str(path or "the tuner's database"), str(error))
+    except FileNotFoundError:  # or the user has no home
+        return []
+    except Exception as error:  # an estimate must not fail because of its tuning
+        _refused.add(os.environ.get("SDKDE_DB"))
+        name = str(path or "the tuner's database")
+        warn_once(f"{name} is not used: {error} (`sdkde-autotune show` says more)", name)
         return []
 
 
 def _stamp() -> object:
-    """Return what changes as the user's database is mended, or a lock on it is left."""
+    """Return what changes as the user's database is mended."""
     try:
-        path = os.path.realpath(database())
-        found = os.stat(path)
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, os.path.exists(f"{path}-journal")
+        found = os.stat(database())
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
     except Exception as error:
         return str(error)
 
@@ -158,35 +135,25 @@ def _stamp() -> object:
 def _select(connection: sqlite3.Connection, key: Key) -> list[dict[str, Any]]:
     """Return the trials that may serve a problem: for each key the fastest. :func:`winners` names the keys."""
     where = " AND ".join(f"{name} = :{name}" for name in (*FAMILY, "architecture"))
-    # The primary key begins so. Lists of octaves let SQLite search it by what follows them, too; a range would not.
     for name in "n_octave", "m_octave":
-        size = getattr(key, name)
-        where += f" AND {name} IN {tuple(range(size - OCTAVES, size + OCTAVES + 1))}"
+        where += f" AND {name} BETWEEN :{name} - {OCTAVES} AND :{name} + {OCTAVES}"
+    where += f" AND dimension BETWEEN :dimension / {DIMENSIONS} AND :dimension * {DIMENSIONS}"
     # SQLite takes the other columns from the row that has the minimum.
     query = f"""
-        SELECT *, min(iif(source = 'predicted', rank, q50)) FROM trial
-        WHERE {where} AND dimension BETWEEN :low AND :high AND status = 'ok'
+        SELECT *, min(iif(source = 'predicted', rank, q50)) FROM trial WHERE {where} AND status = 'ok'
         GROUP BY {", ".join(PRIMARY[:-1])}, source = 'predicted', final, is_default"""
-    sizes = {"low": math.ceil(key.dimension / DIMENSIONS), "high": math.floor(key.dimension * DIMENSIONS)}
     connection.row_factory = sqlite3.Row
-    return list(map(dict, connection.execute(query, key._asdict() | sizes)))
+    return list(map(dict, connection.execute(query, key._asdict())))
 
 
 @functools.cache
-def _tables() -> dict[tuple[object, ...], list[dict[str, Any]]]:
+def _tables(folder: Path) -> dict[tuple[object, ...], list[dict[str, Any]]]:
     """Return the rows of the tables that come with sdkde, by family."""
     rows: dict[tuple[object, ...], list[dict[str, Any]]] = {}
-    for path in sorted(TABLES.glob("*.json")):
-        try:
-            for row in json.loads(path.read_text(encoding="utf-8"))["trial"]:
-                rows.setdefault(tuple(row[name] for name in FAMILY), []).append(row)
-        except Exception as error:
-            _warn(str(path), f"{type(error).__name__}: {error}")
+    for path in sorted(folder.glob("*.json")):
+        for row in json.loads(path.read_text(encoding="utf-8"))["trial"]:
+            rows.setdefault(tuple(row[name] for name in FAMILY), []).append(row)
     return rows
-
-
-def _warn(path: str, reason: str) -> None:
-    warn_once(f"{path} is not used: {reason} (`sdkde-autotune show` says more)", path)
 
 
 class StoreError(ValueError):
@@ -208,54 +175,35 @@ def database() -> Path:
 
 
 def connect(
-    path: Path, wait: float = 0.5, prepare: Callable[[sqlite3.Connection, bool], None] | None = None, mode: str = "ro"
-) -> sqlite3.Connection | None:
+    path: Path, wait: float = 0.5, prepare: Callable[[sqlite3.Connection, bool], None] | None = None
+) -> sqlite3.Connection:
     """Open a database, and wait so many seconds for a lock.
 
-    Without ``prepare`` it is read: no file is made, and None is returned if there is none, or it is empty. With it the
-    file is written, by any number of processes at once; ``prepare(connection, empty)`` is called while the others
-    wait. If a tuner was killed within a transaction, the first who opens the file rolls that back.
+    Without ``prepare`` it is only read, and no file is made. With it the file is written, by any number of processes at
+    once; ``prepare(connection, empty)`` is called while the others wait. If a tuner was killed within a transaction,
+    the first who opens the file, and may write to it, rolls that back.
 
-    StoreError if another program, or another version of sdkde, wrote the file; OSError or sqlite3.Error if it cannot be
-    read, or a column is gone.
+    FileNotFoundError if there is nothing to read; StoreError if another program, or another version of sdkde, wrote the
+    file; OSError or sqlite3.Error if it cannot be read, or a column is gone.
     """
     real = Path(os.path.realpath(path))
+    if (prepare is None or real.exists()) and not stat.S_ISREG(real.stat().st_mode):
+        raise StoreError("it is no regular file")
+    mode = "rwc" if prepare else "rw"
+    connection = sqlite3.connect(f"{real.as_uri()}?mode={mode}", uri=True, timeout=wait, isolation_level=None)
     try:
-        found = real.stat()
-    except FileNotFoundError:
-        found = None
-    if found and not stat.S_ISREG(found.st_mode):
-        raise StoreError("it is a directory" if stat.S_ISDIR(found.st_mode) else "it is no regular file")
-    if prepare is None and not (found and found.st_size):
-        return None
-    uri = f"{real.as_uri()}?mode={'rwc' if prepare else mode}"
-    connection = sqlite3.connect(uri, uri=True, timeout=wait, isolation_level=None)
-    try:
-        with transaction(connection, "IMMEDIATE" if prepare else "DEFERRED"):
+        with connection:
+            connection.execute(f"PRAGMA query_only = {prepare is None}")
+            connection.execute("BEGIN IMMEDIATE" if prepare else "BEGIN")
             empty = _is_empty(connection)
             if prepare:
                 prepare(connection, empty)
-        if prepare or not empty:
-            return connection
-    except BaseException as error:
-        connection.close()
-        if mode == "ro" and getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
-            return connect(path, wait, mode="rw")
-        raise
-    connection.close()
-    return None
-
-
-@contextmanager
-def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
-    """Commit all or nothing. An immediate one takes the write lock first: SQLite waits for it only then."""
-    connection.execute(f"BEGIN {kind}")
-    try:
-        yield
-        connection.execute("COMMIT")
+            elif empty:
+                raise FileNotFoundError(f"there is nothing in {path}")
     except BaseException:
-        connection.rollback()
+        connection.close()
         raise
+    return connection
 
 
 def _is_empty(connection: sqlite3.Connection) -> bool:

@@ -1,14 +1,12 @@
 """Trying candidates: compiled side by side, for any card, then checked and timed in a worker process.
 
-A candidate may make its process hang, crash, run out of memory or lose its CUDA context, without harm to the tuner.
-The process is then replaced.
+A candidate may make its process hang, crash, run out of memory or lose its CUDA context; the process is then replaced.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
-import importlib.util
 import multiprocessing
 import os
 import signal
@@ -69,19 +67,16 @@ class MeasuringRunner:
         return [Trial(task.key, c, ms=_quantiles(times), final=True) for c, times in zip(configs, every)]
 
     def close(self) -> None:
-        """Stop the compilers and the worker."""
         self._compilers.close()
         self._worker.close()
 
     def _ask(self, task: Task, method: str, *arguments: Any) -> Any:
         """Return what a method of the worker's :class:`~sdkde_autotune.bench.Bench` gives."""
-        self._worker.begun.clear()  # nothing is to be remembered
-        return self._worker.result("measured", _measure, self.device, task, method, *arguments)
+        return self._worker.result(object(), _measure, self.device, task, method, *arguments)
 
 
 def _quantiles(times: Sequence[float]) -> tuple[float, float, float]:
-    """Return the 20 %, 50 % and 80 % quantiles."""
-    ordered, last = sorted(times), len(times) - 1
+    ordered, last = sorted(times), len(times) - 1  # interpolated quantiles of equal times need not ascend
     return ordered[round(0.2 * last)], statistics.median(ordered), ordered[round(0.8 * last)]
 
 
@@ -99,7 +94,7 @@ class Pool:
     """
 
     def __init__(self, jobs: int, patience: float = 120.0, failure: str = "compile_error") -> None:
-        self.jobs, self.patience, self.failure = max(1, jobs), patience, failure
+        self.jobs, self.patience, self.failure = jobs, patience, failure
         self._pool: ProcessPoolExecutor | None = None
         self.begun: dict[Hashable, Future[Any]] = {}
 
@@ -120,10 +115,8 @@ class Pool:
             failed = Failed("timeout", f"took more than {self.patience:g} s")
         except BrokenProcessPool:
             failed = Failed("crash", "its process died")
-        except Failed as error:
-            failed = error
         except Exception as error:  # whatever a compiler raises
-            failed = Failed(self.failure, _first_line(error))
+            failed = error if isinstance(error, Failed) else Failed(self.failure, _first_line(error))
         if failed.args[0] in ("timeout", "crash"):
             self.close()
         raise failed
@@ -135,7 +128,7 @@ class Pool:
             raise Failed("compile_error", reason)
 
     def close(self) -> None:
-        """Kill the processes, and what they have started. Unfinished work is begun again when it is asked for."""
+        """Kill the processes, and what they have started. Work is begun again when it is asked for."""
         if self._pool:
             for process in list((self._pool._processes or {}).values()):
                 if process.pid and hasattr(os, "killpg"):
@@ -143,17 +136,11 @@ class Pool:
                         os.killpg(process.pid, signal.SIGKILL)
                 process.kill()
             self._pool.shutdown(wait=False, cancel_futures=True)
-        done = {name: future for name, future in self.begun.items() if future.done() and not future.cancelled()}
-        self.begun = {name: future for name, future in done.items() if not future.exception()}
-        self._pool = None
+        self._pool, self.begun = None, {}
 
 
 def _enter() -> None:
-    """Make this process one of the tuner's.
-
-    It leads a process group, which a terminal's Ctrl-C does not reach: the tuner ends it. If the tuner is killed, the
-    process ends itself, and the assembler that it may be running with it.
-    """
+    """Make this process lead a group, which a terminal's Ctrl-C does not reach; the group ends with the tuner."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
@@ -191,7 +178,6 @@ def _measure(device: str, task: Task, method: str, *arguments: Any) -> Any:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return an error as one line."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
@@ -201,24 +187,19 @@ def versions(backend: str) -> dict[str, str]:
 
     ``source`` is a hash of the backend's Python files: outcomes of other code are measured again.
     """
-    found = {"sdkde": sdkde_core.__version__, "driver": hardware.driver_version() or "", "source": _source(backend)}
+    found = {"sdkde": sdkde_core.__version__, "driver": hardware.driver_version() or "", "source": ""}
     for name in "triton", "torch", "numba":
         with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
+    record = registry.find(backend)
+    if record and record.info:
+        package = importlib.import_module(record.info.implementation.partition(":")[0].partition(".")[0])
+        folders, code = getattr(package, "__path__", ()), 0
+        files = [path for folder in folders for path in sorted(Path(folder).rglob("*.py"))]
+        for path in files or [Path(str(package.__file__))]:
+            code = zlib.crc32(path.name.encode() + b"\0" + path.read_bytes() + b"\0", code)
+        found["source"] = f"{code:08x}"
     return found
-
-
-def _source(backend: str) -> str:
-    """Return a hash of the backend's package, without importing more than the package itself."""
-    record, found = registry.find(backend), 0
-    package = record.info.implementation.partition(":")[0].partition(".")[0] if record and record.info else ""
-    spec = importlib.util.find_spec(package) if package else None
-    if spec is None or not spec.origin:
-        return ""
-    origin = Path(spec.origin)
-    for path in sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]:
-        found = zlib.crc32(path.name.encode() + b"\0" + path.read_bytes() + b"\0", found)
-    return f"{found:08x}"
 
 
 def load_percent(device: str) -> float:

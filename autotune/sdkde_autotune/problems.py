@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from sdkde_core.choice import hardware, registry
@@ -41,13 +40,13 @@ def place_of(name: str) -> Place:
     """Return the processor that a user names: ``"cpu"``, ``"auto"`` for the first GPU here, or a GPU by name."""
     if name.lower() == "cpu":
         return Place(*this_cpu(), "cpu", None)
-    here = hardware.local_cards()
-    card = hardware.card_called(name) if name.lower() != "auto" else here[0] if here else None
+    here, auto = hardware.local_cards(), name.lower() == "auto"
+    card = next(iter(here), None) if auto else hardware.card_called(name)
+    if card is None and not auto:
+        hint = did_you_mean(name, (word for card in GPUS for word in (*card.aliases, card.name)))
+        known = ", ".join(card.aliases[0] for card in GPUS)
+        raise ValueError(f"no GPU is known as {name!r}; pass auto, cpu, or one of {known}{hint}")
     if card is None:
-        if name.lower() != "auto":
-            hint = did_you_mean(name, (word for card in GPUS for word in (*card.aliases, card.name)))
-            known = ", ".join(card.aliases[0] for card in GPUS)
-            raise ValueError(f"no GPU is known as {name!r}; pass auto, cpu, or one of {known}{hint}")
         why = "no NVIDIA GPU is visible here"
         if here:
             why = f"the rates of {hardware.visible_gpus()[0].name!r} are not known, as NVML does not answer, or the "
@@ -81,13 +80,12 @@ def problems(
     return list(dict.fromkeys(found))
 
 
-def tasks(wanted: Sequence[Problem], place: Place, backend: str | None = None, varied: bool = False) -> list[Task]:
+def tasks(wanted: Sequence[Problem], place: Place, backend: str | None = None) -> list[Task]:
     """Return the kernels to tune for the problems on a processor, one per key, in the order of the problems.
 
-    Without a backend's name every installed one that can be tuned is. If ``varied``, problems with weights follow
-    where a backend runs other kernels for them: of the first size of :data:`GRID`, which serves most others.
-    BackendUnavailable or ValueError: the named backend is not available or cannot be tuned; or there is nothing to tune
-    for any.
+    Without a backend's name every installed one that can be tuned is. A kernel that is tuned without weights is not
+    tuned with them too. BackendUnavailable or ValueError: the named backend is not available or cannot be tuned; or
+    there is nothing to tune for any.
     """
     able = {record.name: record.info for record in registry.records() if record.ok and record.info}
     able = {name: info for name, info in able.items() if info.tuning}
@@ -97,25 +95,22 @@ def tasks(wanted: Sequence[Problem], place: Place, backend: str | None = None, v
         raise ValueError(f"backend {backend!r} has nothing to tune; backends that can be tuned: {others}")
     found: dict[Key, Task] = {}
     refusals: list[str] = []
-    for plain, info in itertools.product(wanted, able.values() if backend is None else [able[backend]]):
-        space, kernels, wide = space_of(info), set[tuple[str, ...]](), varied and plain.n == GRID["n_train"][0]
+    for problem, info in itertools.product(wanted, able.values() if backend is None else [able[backend]]):
+        space, kind = space_of(info), problem.device.partition(":")[0]
         assert space is not None
-        weighted = replace(plain, requires=frozenset({"weights"}))
-        for problem in (plain, weighted) if wide else (plain,):
-            kind = problem.device.partition(":")[0]
-            candidate = judge(info, (problem,), problem.device, None, None) if kind in info.devices else None
-            if candidate is None or not candidate.ok:
-                refusals.append(f"{info.name}: {candidate.reason if candidate else f'does not run on {kind}'}")
-            elif (names := space.kernels(problem)) not in kernels:
-                kernels.add(names)
-                for kernel in names:
-                    size = space.dimension(kernel, problem)
-                    query = Query(info.name, kernel, space.config_version, size, place.name, place.architecture)
-                    task = Task(query, problem, space)
-                    if reason := task.limit(task.default()):  # it cannot run there at all
-                        refusals.append(f"{info.name}: {reason}")
-                    else:
-                        found.setdefault(task.key._replace(d=size), task)  # of dimensions padded alike the first
+        candidate = judge(info, (problem,), problem.device, None, None) if kind in info.devices else None
+        if candidate is None or not candidate.ok:
+            refusals.append(f"{info.name}: {candidate.reason if candidate else f'does not run on {kind}'}")
+            continue
+        for kernel in space.kernels(problem):
+            size = space.dimension(kernel, problem)
+            query = Query(info.name, kernel, space.config_version, size, place.name, place.architecture)
+            task = Task(query, problem, space)
+            key = task.key._replace(d=size)  # of dimensions padded alike the first is tuned
+            if reason := task.limit(task.default()):  # it cannot run there at all
+                refusals.append(f"{info.name}: {reason}")
+            elif key._replace(requires="") not in found:
+                found.setdefault(key, task)
     if not found:
         why = "; ".join(dict.fromkeys(refusals)) or f"{', '.join(able)} has no kernels for these problems"
         if not able:
@@ -123,4 +118,4 @@ def tasks(wanted: Sequence[Problem], place: Place, backend: str | None = None, v
             commands = "; or ".join(info.install for info in could if info.install)
             why = f"no installed backend can be tuned{'; install one: ' if commands else ''}{commands}"
         raise ValueError(f"nothing to tune: {why}")
-    return sorted(found.values(), key=lambda task: bool(task.problem.requires))
+    return list(found.values())

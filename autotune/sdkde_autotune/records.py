@@ -43,22 +43,10 @@ class Key(NamedTuple):
 
     @classmethod
     def of(cls, query: Query, problem: Problem) -> Key:
-        """Return the key of a problem."""
         kind = str(problem.reduction), problem.precision, problem.dtype, ",".join(sorted(problem.requires))
         size = problem.d, query.dimension, octave(problem.n), octave(problem.m)
         kernel = query.backend, query.kernel, query.config_version
         return cls(*kernel, *kind, *size, query.gpu, query.architecture)
-
-    @property
-    def features(self) -> frozenset[str]:
-        """The problem's features."""
-        return frozenset(filter(None, self.requires.split(",")))
-
-    def distance(self, other: Key) -> tuple[float, ...]:
-        """Return how far another key of the family is: features, dimensions, and octaves in n and m."""
-        octaves = abs(self.n_octave - other.n_octave), abs(self.m_octave - other.m_octave)
-        dimensions = abs(math.log2(self.dimension / other.dimension))
-        return len(self.features ^ other.features), dimensions, sum(octaves), max(octaves), abs(self.d - other.d)
 
 
 def octave(count: int) -> int:
@@ -71,8 +59,17 @@ def canonical(values: Mapping[str, Any]) -> str:
     return json.dumps(dict(values), sort_keys=True)
 
 
-#: The key's columns and their types.
 KEY: dict[str, type] = get_type_hints(Key)
+
+#: The columns of the database with their types, in order.
+COLUMNS: dict[str, type] = {
+    **KEY,
+    **dict.fromkeys(("config", "status", "error"), str),
+    **dict.fromkeys(("q20", "q50", "q80"), float),
+    **dict.fromkeys(("final", "rank"), int),
+    **dict.fromkeys(("source", "provenance", "created"), str),
+    "is_default": int,
+}
 
 
 class Task(NamedTuple):
@@ -84,7 +81,6 @@ class Task(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """The key of the results."""
         return Key.of(self.query, self.problem)
 
     def default(self) -> dict[str, Any]:
@@ -101,7 +97,6 @@ class Task(NamedTuple):
 
 
 def now() -> str:
-    """Return the present time, ISO 8601, UTC."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
@@ -132,7 +127,6 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """The configuration as text."""
         return canonical(self.config)
 
 
@@ -145,13 +139,13 @@ class Best(Trial):
 
 def row_of(trial: Trial) -> dict[str, Any]:
     """Return a trial as a row of an export; the database has the configuration and the provenance as text."""
-    times = zip(("q20", "q50", "q80"), trial.ms or (None, None, None))
-    row = {**trial.key._asdict(), "config": dict(trial.config), "status": trial.status, "error": trial.error}
-    row |= {**dict(times), "final": int(trial.final), "rank": trial.rank, "source": trial.source}
-    return row | {"provenance": dict(trial.provenance), "created": trial.created, "is_default": int(trial.is_default)}
+    low, median, high = trial.ms or (None, None, None)
+    values = {**trial.key._asdict(), **vars(trial), "q20": low, "q50": median, "q80": high}
+    values |= {"config": dict(trial.config), "provenance": dict(trial.provenance)}
+    return {name: int(values[name]) if name in ("final", "is_default") else values[name] for name in COLUMNS}
 
 
-def trial_of(row: Mapping[str, Any]) -> Trial:
+def trial_of(row: Any) -> Trial:
     """Return the trial in a row of the database, or of an export, where a configuration is a mapping.
 
     ValueError, which names the column, if one is missing or holds what no search stores.
@@ -160,39 +154,25 @@ def trial_of(row: Mapping[str, Any]) -> Trial:
         raise ValueError(f"it is {brief(row)}, not values by name")
     if missing := [name for name in (*KEY, "config", "status", "source", "created") if name not in row]:
         raise ValueError(f"it lacks {', '.join(missing)}")
-
-    def check(name: str, right: bool, rule: str) -> None:
-        if not right:
-            raise ValueError(f"{name} is {brief(row.get(name))}{rule}")
-
-    for name, kind in KEY.items():
-        value, within = row[name], range(63 if name.endswith("octave") else 1 << 31)
-        if kind is str:
-            check(name, _is_name(value), ", which is no name")
-        else:
-            check(name, type(value) is int and value in within, f", not an integer in {within}")
-    statuses = ("ok", "invalid", "compile_error", "timeout", "oom", "crash", "wrong")
-    status, source, error, rank = row["status"], row["source"], row.get("error") or "", row.get("rank")
-    created, predicted = row["created"], source == "predicted"
-    check("status", status in statuses, f", not one of {', '.join(statuses)}")
-    check("source", source in SOURCES, f", not one of {', '.join(SOURCES)}")
-    check("error", isinstance(error, str), ", which is no text")
-    error = "".join(letter if letter.isprintable() else " " for letter in error)
-    utc = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00"  # so that times compare as text
-    check("created", isinstance(created, str) and bool(re.fullmatch(utc, created)), f", which is no time like {now()}")
     config, provenance = _values(row, "config"), _values(row, "provenance")
-    check("config", bool(config), ", which is empty")
-    times: Any = None
-    if status != "ok":
-        rank = None
-    elif predicted:
-        check("rank", type(rank) is int and 0 < rank < 1 << 31, "; a prediction has one, from 1")
-    else:
-        rank, times = None, tuple(row.get(name) for name in ("q20", "q50", "q80"))
-        # Far less than any launch takes, and a week. The comparison also turns NaN away.
-        numbers = all(isinstance(ms, (int, float)) for ms in times)
-        if not (numbers and 1e-6 <= times[0] <= times[1] <= times[2] <= 7 * 86400e3):
-            raise ValueError(f"times are {brief(times)}; they are three, ascending, 1e-6 to 6e8 milliseconds")
+    status, source, created, error = row["status"], row["source"], row["created"], row.get("error") or ""
+    ran, predicted = status == "ok", source == "predicted"
+    rank: Any = row.get("rank")
+    times: Any = row.get("q20"), row.get("q50"), row.get("q80")
+    statuses = ("ok", "invalid", "compile_error", "timeout", "oom", "crash", "wrong")
+    utc = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00"  # so that times compare as text
+    right = {name: (_is_name if kind is str else _is_count)(row[name]) for name, kind in KEY.items()}
+    right |= {"config": bool(config), "status": status in statuses, "source": source in SOURCES}
+    right |= {"error": isinstance(error, str), "created": _is_name(created) and bool(re.fullmatch(utc, created))}
+    right["rank"] = not (ran and predicted) or (_is_count(rank) and rank > 0)
+    if wrong := [name for name, holds in right.items() if not holds]:
+        raise ValueError(f"{wrong[0]} is {brief(row.get(wrong[0]))}, which no search stores")
+    # Far less than any launch takes, and a week. The comparison also turns NaN away.
+    numbers = all(isinstance(ms, (int, float)) for ms in times)
+    if ran and not predicted and not (numbers and 1e-6 <= times[0] <= times[1] <= times[2] <= 7 * 86400e3):
+        raise ValueError(f"times are {brief(times)}; they are three, ascending, 1e-6 to 6e8 milliseconds")
+    error = "".join(letter if letter.isprintable() else " " for letter in error)
+    times, rank = times if ran and not predicted else None, rank if ran and predicted else None
     key, final = Key(*(row[name] for name in KEY)), bool(row.get("final")) and not predicted
     is_default = bool(row.get("is_default"))
     return Trial(key, config, status, error, times, final, rank, source, provenance, created, is_default)
@@ -213,20 +193,23 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 31
+
+
 def _values(row: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the names and plain values in a column."""
     found = row.get(name)
     try:
-        found = json.loads(found) if isinstance(found, str) else found
+        values = json.loads(found) if isinstance(found, str) else found
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is {brief(found)}, which is no JSON") from error
-    if not isinstance(found, dict) or not all(map(_is_name, found)):
+    if not isinstance(values, dict) or not all(map(_is_name, values)):
         raise ValueError(f"{name} is {brief(found)}, not values by name")
-    for each, value in found.items():
-        # The comparison also turns NaN away.
-        if not (_is_name(value) or (isinstance(value, (int, float)) and -(1 << 63) <= value < 1 << 63)):
+    for each, value in values.items():
+        if not (_is_name(value) or (isinstance(value, (int, float)) and abs(value) < 1 << 63)):  # nor NaN
             raise ValueError(f"{each} in {name} is {brief(value)}, neither a number of at most 64 bits nor a name")
-    return found
+    return values
 
 
 def winners(trials: Iterable[Trial]) -> list[Best]:

@@ -73,8 +73,8 @@ def row(key: Key, best: Best | None) -> dict[str, Any]:
         found[f"{name}config"] = dict(trial.config) if trial else None
         found[f"{name}ms"] = trial.ms[1] if trial and trial.ms else None
         found[f"{name}rank"] = trial.rank if trial else None
-    for name in ("source", "created", "provenance") if best else ():
-        found[name] = getattr(best, name)
+    if best:
+        found |= {"source": best.source, "created": best.created, "provenance": best.provenance}
     return {**found, "best": took(best), "default": took(default)}
 
 
@@ -83,9 +83,9 @@ def result_row(result: Result) -> dict[str, Any]:
     trials = result.known.values()
     counts = Counter(trial.status for trial in trials)
     errors = Counter(trial.error for trial in trials if trial.status != "ok").most_common(1)
-    tried, ran = {"tried": result.tried, "known before": len(trials) - result.tried}, counts["ok"]
-    more = {"rejected": len(trials) - ran, "counts": dict(counts), "most often": errors[0][0] if errors else ""}
-    return {**row(result.task.key, result.best), **tried, **more}
+    found = {**row(result.task.key, result.best), "tried": result.tried, "known before": len(trials) - result.tried}
+    found |= {"rejected": len(trials) - counts["ok"], "counts": dict(counts)}
+    return found | {"most often": errors[0][0] if errors else ""}
 
 
 class Progress:
@@ -97,15 +97,15 @@ class Progress:
 
     def during(self, task: Task, known: int, expected: int, best: float) -> None:
         """Show how far the search of a problem is."""
-        if sys.stderr.isatty() or time.monotonic() - self.last > 10.0:
-            self._show(task, f"{known}/{expected}, best {best:.4g} ms", "\r" if sys.stderr.isatty() else "\n")
+        terminal = sys.stderr.isatty()
+        if terminal or time.monotonic() - self.last > 10.0:
+            self._show(task, f"{known}/{expected}, best {best:.4g} ms", "\r" if terminal else "\n")
 
     def finished(self, result: Result) -> None:
         """Show a problem's result."""
         self.done += 1
         best = result.best
-        found = f"{took(best)} by {config_text(best.config)}" if best else "nothing ran"
-        self._show(result.task, found, "\n")
+        self._show(result.task, f"{took(best)} by {config_text(best.config)}" if best else "nothing ran", "\n")
 
     def _show(self, task: Task, text: str, end: str) -> None:
         self.last, problem = time.monotonic(), task.problem
@@ -121,27 +121,26 @@ def _clock(seconds: float) -> str:
 
 def explained(task: Task, db: Path | None = None) -> list[dict[str, Any]]:
     """Return the configurations that a look-up finds for a problem, and why; the last one is used, as it can run."""
-    key, rows = task.key, list[dict[str, Any]]()
+    key, rows = task.key._asdict(), list[dict[str, Any]]()
     for found in lookup.candidates(task.query, task.problem, db):
-        limit = task.limit(found.config)
+        limit = task.limit(found.best.config)
         why = f"not used: {limit}" if limit else _why(found, key)
-        rows.append({**key._asdict(), "rung": found.rung, "config": dict(found.config), "why": why})
+        rows.append({**key, "rung": found.rung, "config": dict(found.best.config), "why": why})
         if limit is None:
             return rows
     why = "nothing else is stored: the backend's default"
-    return [*rows, {**key._asdict(), "rung": "heuristic", "config": task.default(), "why": why}]
+    return [*rows, {**key, "rung": "heuristic", "config": task.default(), "why": why}]
 
 
-def _why(found: lookup.Found, key: Key) -> str:
+def _why(found: lookup.Found, key: dict[str, Any]) -> str:
     """Return where a configuration comes from, in what its problem differs, and under which versions it was tuned."""
-    best, wanted = found.best, key._asdict()
-    parts = ["from a table that comes with sdkde" if found.shipped else best.source]
+    best, parts = found.best, ["from a table that comes with sdkde" if found.shipped else found.best.source]
     if best.source == "predicted":
-        parts[0] = f"predicted, not measured: the cost model's choice (rank {best.rank}) that compiles"
-    other = {name: value for name, value in best.key._asdict().items() if value != wanted[name]}
+        parts = [f"predicted, not measured: the cost model's choice (rank {best.rank}) that compiles"]
+    other = {name: value for name, value in best.key._asdict().items() if value != key[name]}
     parts += [f"{_HEADINGS.get(name, name)} {_cell(name, value) or 'none'}" for name, value in other.items()]
     if not found.shipped:
-        for name, now in versions(key.backend).items():
+        for name, now in versions(best.key.backend).items():
             then = best.provenance.get(name)
             parts += [f"{name} was {then}, now {now or 'none'}"] if then and then != now else []
     return "; ".join([*parts, best.created[:10]])

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import logging
 import math
+import random
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
@@ -22,10 +21,12 @@ from sdkde_core.choice.cards import GPU
 from sdkde_core.tuning import Config
 
 from .measure import Failed, MeasuringRunner, Pool, compiling, versions
-from .records import Best, Key, Task, Trial, canonical, winners
+from .records import Best, Task, Trial, canonical, winners
 
 if TYPE_CHECKING:
     from .store import Store
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class Result(NamedTuple):
@@ -37,7 +38,6 @@ class Result(NamedTuple):
 
     @property
     def best(self) -> Best | None:
-        """The winner; None if none ran."""
         return next(iter(winners(self.known.values())), None)
 
 
@@ -50,10 +50,7 @@ def candidates(task: Task) -> list[dict[str, Any]]:
 
 @contextmanager
 def studies(store: Store) -> Iterator[optuna.storages.RDBStorage]:
-    """Open the file beside the database in which Optuna keeps a study of each search.
-
-    ``optuna-dashboard sqlite:///PATH`` shows it. What is used later is in the database alone.
-    """
+    """Open the file beside the database in which Optuna keeps a study of each search, for ``optuna-dashboard``."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
     path = store.path.with_name(f"{store.path.stem}-studies.sqlite")
     with store.transaction():  # Optuna makes its tables without a lock of its own
@@ -95,16 +92,23 @@ def search(
     """
     start, key, default = time.monotonic(), task.key, task.default()
     provenance, usual, stored = versions(task.query.backend), canonical(default), store.trials(key)
-    source = provenance["source"]
-    known = {} if again else _known(stored, "measured", source)
+    known = {} if again else _known(stored, "measured", provenance["source"])
     ran = sorted((t for t in stored if t.status == "ok"), key=lambda t: (not t.final, t.median))
-    early = [config for config in (default, *(dict(t.config) for t in ran[:5])) if task.limit(config) is None]
+    early = [config for config in (default, *(t.config for t in ran[:5])) if task.limit(config) is None]
     able = [] if again else candidates(task)
     if card is not None and sampler == "tpe":
         early += sorted(able, key=lambda config: task.seconds(config, card))[:12]
-    left = [name for name in dict.fromkeys(map(canonical, [*early, *able])) if name not in known]
-    chooser = _Chooser(sampler, left, early, task.space.parameters(task.query.kernel), default)
-    study, replayed = _study(key, source, chooser, storage), len(known)
+    order = able if sampler == "grid" else random.Random(0).sample(able, len(able))
+    left = {canonical(config): config for config in (*early, *order)}
+    left = {name: config for name, config in left.items() if name not in known}
+    count = len({canonical(config) for config in early} & left.keys())
+    values = task.space.parameters(task.query.kernel)
+    ranges = {name: _range({*values[name], default[name]}) for name in values}
+    chooser, replayed = _Chooser(left, count if sampler == "tpe" else len(left), ranges), len(known)
+    what = f"{key.kernel} {key.reduction} {key.precision} d={key.d} n=2^{key.n_octave} m=2^{key.m_octave}"
+    what += f" {key.requires} {key.gpu} {key.backend} {key.config_version} {provenance['source']}"
+    options: Any = {"sampler": chooser, "pruner": optuna.pruners.MedianPruner(4), "load_if_exists": True}
+    study = optuna.create_study(storage=storage, study_name=" ".join(what.split()), **options)
     end = replayed + min(len(left), max(0, trials - replayed) if trials is not None and not again else len(left))
 
     def learn(trial: Trial) -> None:
@@ -119,7 +123,9 @@ def search(
         return batch[0].should_prune()
 
     while len(known) < end and not spent():
-        batch = [study.ask(chooser.ranges) for _ in range(min(chooser.ahead, end - len(known)))]
+        # They compile side by side. Of four that the estimator proposes at once, it has not seen the others' times.
+        ahead = min(16 if chooser.early > 0 else 4, end - len(known))
+        batch = [study.ask(ranges) for _ in range(ahead)]
         runner.prepare(task, [asked.params for asked in batch])
         try:
             while batch and not spent():
@@ -148,17 +154,15 @@ def search(
 
 def _known(stored: list[Trial], source: str, code: Any) -> dict[str, Trial]:
     """Return the trials that were measured or predicted with the present code, by configuration."""
-    same = [trial for trial in stored if trial.source == source and trial.provenance.get("source") == code]
-    return {trial.name: trial for trial in same}
+    return {t.name: t for t in stored if t.source == source and t.provenance.get("source") == code}
 
 
 def predict(
     tasks: Sequence[Task], card: GPU, store: Store, *, jobs: int = 1, trials: int = 16, budget: float = math.inf
 ) -> Generator[Result, None, None]:
-    """Choose configurations by the cost model, and store them with their ranks.
+    """Compile candidates in the order of :func:`ranking` until one compiles cleanly, which wins; store their ranks.
 
-    Candidates are compiled in the order of :func:`ranking`, at most ``trials``, until one compiles cleanly; it wins.
-    The default is among them. The budget is in seconds for all tasks.
+    At most ``trials``, the default among them. The budget is in seconds for all tasks.
     """
 
     @functools.cache
@@ -177,25 +181,24 @@ def predict(
                     compilers.submit(*compiling(tasks[j], config))
             known, ranked = begin(i)
             usual, replayed = task.default(), len(known)
-            provenance = {**versions(task.query.backend), "driver": "", "card": card.source}
+            provenance = versions(task.query.backend) | {"driver": "", "card": card.source}
+            about: Any = {"source": "predicted", "provenance": provenance}
             tried = [*ranked[: trials - 1], usual] if ranked else []
             left = [config for config in tried if canonical(config) not in known]
             for k, config in enumerate(left):
                 for ahead in left[k : k + (jobs if k else 1)]:  # where one is rejected, the next may be too
                     compilers.submit(*compiling(task, ahead))
-                status, error = "ok", ""
                 try:
                     compilers.compiled(task, config)
+                    able = [config, usual] if config != usual else [config]  # the default's rank is for comparison
+                    able = [each for each in able if each in ranked and canonical(each) not in known]
+                    found = [Trial(task.key, each, rank=ranked.index(each) + 1, **about) for each in able]
                 except Failed as failed:
-                    status, error = failed.args
-                for each in (config, usual) if status == "ok" else (config,):  # the default's rank is for comparison
-                    if canonical(each) in known or (status == "ok" and each not in ranked):
-                        continue
-                    rank = ranked.index(each) + 1 if status == "ok" else None
-                    trial = Trial(task.key, each, status, error, rank=rank, source="predicted", provenance=provenance)
-                    known[trial.name] = replace(trial, is_default=each == usual)
+                    found = [Trial(task.key, config, *failed.args, **about)]
+                for trial in found:
+                    known[trial.name] = replace(trial, is_default=trial.config == usual)
                     store.add(known[trial.name])
-                if status == "ok":
+                if found[0].status == "ok":
                     break
             yield Result(task, known, len(known) - replayed)
 
@@ -217,56 +220,35 @@ def ranking(task: Task, card: GPU) -> list[Config]:
 
 
 class _Chooser(optuna.samplers.TPESampler):
-    """Optuna's sampler, among the candidates that are left: each can run, and is proposed once.
+    """Optuna's tree-structured Parzen estimator, among the candidates that are left; the first ``early`` come in order.
 
-    ``early`` ones come first. The tree-structured Parzen estimator proposes configurations that cannot run, and some
-    twice, so the nearest candidate that is left is taken.
+    It proposes configurations that cannot run, and some twice, so the nearest candidate that is left is taken.
     """
 
-    def __init__(
-        self, sampler: str, left: list[str], early: Sequence[Config], parameters: Mapping[str, Any], default: Config
-    ) -> None:
+    def __init__(self, left: dict[str, Config], early: int, ranges: dict[str, BaseDistribution]) -> None:
         super().__init__(multivariate=True, constant_liar=True, seed=0)
-        order = left if sampler == "grid" else [left[i] for i in np.random.default_rng(0).permutation(len(left))]
-        first = [name for name in map(canonical, early) if name in left]
-        self.left = {name: json.loads(name) for name in (*first, *order)}
-        self.sampler, self.early = sampler, len(set(first))
-        self.ranges = {name: _range({*values, default[name]}) for name, values in parameters.items()}
-
-    @property
-    def ahead(self) -> int:
-        """How many candidates to ask for at a time, so that they compile side by side; TPE has not seen their times."""
-        return 4 if self.sampler == "tpe" and self.early <= 0 else 16
+        self.left, self.early, self.ranges = left, early, ranges
 
     def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, BaseDistribution]:
         return self.ranges
 
     def sample_relative(self, study: Any, trial: Any, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
         chosen, self.early = next(iter(self.left)), self.early - 1
-        if self.early < 0 and self.sampler == "tpe":
+        if self.early < 0:
             free = {name: each for name, each in search_space.items() if not each.single()}
             if wish := super().sample_relative(study, trial, free):  # nothing while it knows few trials
                 chosen = min(self.left, key=lambda name: _distance(self.left[name], wish))
-        return self.left.pop(chosen)
+        return dict(self.left.pop(chosen))
 
 
 def _distance(config: Config, wish: Mapping[str, Any]) -> float:
     """Return how far two configurations are apart: octaves between numbers, and 1 for each other value that differs."""
     pairs = [(config[name], value) for name, value in wish.items()]
-    numbers = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int) and min(a, b) > 0]
-    return sum(abs(math.log2(a / b)) for a, b in numbers) + sum(a != b for a, b in pairs if (a, b) not in numbers)
+    numbers = (isinstance(a, int) and isinstance(b, int) and min(a, b) > 0 for a, b in pairs)
+    return sum(abs(math.log2(a / b)) if number else a != b for (a, b), number in zip(pairs, numbers))
 
 
 def _range(values: set[Any]) -> BaseDistribution:
     if all(type(value) is int and value > 0 for value in values):
         return IntDistribution(min(values), max(values), log=True)
     return CategoricalDistribution(sorted(values, key=str))
-
-
-def _study(key: Key, source: str, chooser: _Chooser, storage: optuna.storages.BaseStorage | None) -> optuna.Study:
-    """Return the study of a problem and the backend's code."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    name = f"{key.kernel} {key.reduction} {key.precision} d={key.d} n=2^{key.n_octave} m=2^{key.m_octave}"
-    name += f" {key.requires} {key.gpu} {key.backend} {key.config_version} {source}"
-    named, pruner = " ".join(name.split()), optuna.pruners.MedianPruner(4)
-    return optuna.create_study(storage=storage, study_name=named, sampler=chooser, pruner=pruner, load_if_exists=True)

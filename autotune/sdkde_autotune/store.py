@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +15,8 @@ from sqlite_utils import Database
 from sdkde_core import __version__
 
 from . import lookup
-from .lookup import COLUMNS, PRIMARY, VERSION, StoreError, connect, database, transaction
-from .records import SOURCES, Best, Key, Trial, canonical, now, row_of, sound, trial_of, winners
+from .lookup import PRIMARY, VERSION, StoreError, connect, database
+from .records import COLUMNS, SOURCES, Best, Key, Trial, canonical, now, row_of, sound, trial_of, winners
 
 
 class Store(AbstractContextManager["Store"]):
@@ -31,19 +31,17 @@ class Store(AbstractContextManager["Store"]):
         with _explained(self.path, "written" if write else "read"):
             if write:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            connection = connect(self.path, wait, _prepare if write else None)
-        if connection is None:
-            raise StoreError(f"nothing is tuned yet: there is nothing in {self.path}; run sdkde-autotune, or pass --db")
-        self._db = Database(connection)
+            self._db = Database(connect(self.path, wait, _prepare if write else None))
 
     def __exit__(self, *exception: object) -> None:
         self._db.close()
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[sqlite3.Connection]:
         """Commit all or nothing, alone: other processes that write wait."""
-        with _explained(self.path, "written"), transaction(self._db.conn):
-            yield
+        with _explained(self.path, "written"), self._db.conn as connection:
+            connection.execute("BEGIN IMMEDIATE")  # SQLite waits for the write lock only here
+            yield connection
         lookup.forget()
 
     def add(self, *trials: Trial) -> int:
@@ -60,10 +58,10 @@ class Store(AbstractContextManager["Store"]):
             WHERE excluded.source = 'measured' OR (instr('{rank}', excluded.source), excluded.created)
                                                 > (instr('{rank}', trial.source), trial.created)"""
         rows = [row_of(t) | {"config": t.name, "provenance": canonical(t.provenance)} for t in trials]
-        with self.transaction():
-            before = self._db.conn.total_changes
-            self._db.conn.executemany(query, rows)
-            return int(self._db.conn.total_changes - before)
+        with self.transaction() as connection:
+            before = connection.total_changes
+            connection.executemany(query, rows)
+            return connection.total_changes - before
 
     def trials(self, key: Key | None = None, **filters: Any) -> list[Trial]:
         """Return trials, by time; filters are by column a value, or a tuple or list of several."""
@@ -80,10 +78,7 @@ class Store(AbstractContextManager["Store"]):
         return [best for best in winners(self.trials(**filters)) if best.source in source]
 
     def dump(self, *, only_winners: bool = False, **filters: Any) -> dict[str, Any]:
-        """Return trials as values for JSON, filtered as by :meth:`trials`.
-
-        With ``only_winners`` these are the winner and the default of each key.
-        """
+        """Return trials as values for JSON, filtered as by :meth:`trials`; or each key's winner and default."""
         trials: list[Trial] = [] if only_winners else self.trials(**filters)
         for best in self.best(**filters) if only_winners else ():
             trials += [best] if best.default is None or best.default.name == best.name else [best, best.default]
@@ -91,10 +86,7 @@ class Store(AbstractContextManager["Store"]):
         return {"format": "sdkde-tuning", "schema": VERSION, "sdkde": __version__, "created": now(), "trial": rows}
 
     def load(self, path: Path) -> int:
-        """Add what a JSON file has that :meth:`dump` gave, or another database; return how many rows are new.
-
-        The source of trials becomes ``"imported"``, unless they were predicted.
-        """
+        """Add what a JSON file has that :meth:`dump` gave, or another database; return how many rows are new."""
         found = _read(path)
         return self.add(*(t if t.source == "predicted" else replace(t, source="imported") for t in found))
 
@@ -109,37 +101,30 @@ def _prepare(connection: sqlite3.Connection, empty: bool) -> None:
     connection.execute("DELETE FROM trial WHERE 0")  # fails if the file is read-only; BEGIN does not
     found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if found != "ok":
-        error = sqlite3.DatabaseError(found.splitlines()[-1])
-        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-        raise error
+        raise StoreError(f"it is corrupt ({found.splitlines()[-1]})")
 
 
 def _read(path: Path) -> list[Trial]:
-    """Return the trials in another database, or in an export.
-
-    StoreError if the file is neither, or of another version, or a row of an export is unsound.
-    """
-    written = "pass what `sdkde-autotune export` wrote, or a database of the tuner"
+    """Return the trials in another database, or in an export."""
+    remedy = "pass what `sdkde-autotune export` wrote, or a database of the tuner"
     try:
-        with path.open("rb") as file:
-            stored = file.read(16) == b"SQLite format 3\0"
-        given = None if stored else json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        stored = content.startswith(b"SQLite format 3\0")
+        given = None if stored else json.loads(content)
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror or error}; {written}") from error
+        raise StoreError(f"{path} cannot be read: {error.strerror or error}; {remedy}") from error
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path} is neither a database nor JSON ({error}); {written}") from error
+        raise StoreError(f"{path} is neither a database nor JSON ({error}); {remedy}") from error
     if stored:
         with Store(path, write=False) as other:
             return other.trials()
-    if not isinstance(given, Mapping) or given.get("format") != "sdkde-tuning":
-        raise StoreError(f"{path} is no export of the tuner; {written}")
-    version, rows, found = given.get("schema", VERSION), given.get("trial", []), []
-    if version != VERSION:
+    if not isinstance(given, dict) or given.get("format") != "sdkde-tuning":
+        raise StoreError(f"{path} is no export of the tuner; {remedy}")
+    if (version := given.get("schema", VERSION)) != VERSION:
         other_version = f"schema {version!r:.20}, this one reads {VERSION}"
         raise StoreError(f"{path} was written by another version of sdkde ({other_version})")
-    if not isinstance(rows, list):
-        raise StoreError(f"{path} has no list of rows as 'trial'; {written}")
-    for number, row in enumerate(rows, 1):
+    found, rows = list[Trial](), given.get("trial", [])
+    for number, row in enumerate(rows if isinstance(rows, list) else [rows], 1):
         try:
             found.append(trial_of(row))
         except ValueError as error:
@@ -154,18 +139,21 @@ def _explained(path: Path, what: str) -> Iterator[None]:
         yield
     except sqlite3.ProgrammingError:  # a bug
         raise
+    except FileNotFoundError as error:
+        why = f"nothing is tuned yet: there is nothing in {path}; run sdkde-autotune, or pass --db"
+        raise StoreError(why) from error
     except (sqlite3.Error, OSError, StoreError) as error:
         code = int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
         reasons = {
             sqlite3.SQLITE_BUSY: "is locked by another process; wait for it or end it, or",
             sqlite3.SQLITE_NOTADB: "is no database of the tuner, and is left alone;",
-            sqlite3.SQLITE_CORRUPT: f"is corrupt ({error}) and is left as it is; move it away, or",
+            sqlite3.SQLITE_CORRUPT: f"is not used: it is corrupt ({error}); move it away, or",
         }
         denied = sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR
-        if isinstance(error, OSError) or code in denied:
-            why = f"cannot be {what} ({getattr(error, 'strerror', None) or error}); make it so, or"
-        elif isinstance(error, StoreError):
+        if isinstance(error, StoreError):
             why = f"is not used: {error};"
+        elif isinstance(error, OSError) or code in denied:
+            why = f"cannot be {what} ({getattr(error, 'strerror', None) or error}); make it so, or"
         else:
             why = reasons.get(code, f"cannot be used ({error});")
         raise StoreError(f"{path} {why} name another file with --db or SDKDE_DB") from error
