@@ -61,7 +61,7 @@ def _two_clusters(rng):
 def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeypatch):
     """Tiles are small, and lists in several parts; rows in several batches, their last tile not full."""
     import triton.language as tl
-    from sdkde_triton import choose, near
+    from sdkde_triton import choose, launch, near
     from sdkde_triton.backend import TritonBackend
 
     rng, looked = np.random.default_rng(3), []
@@ -69,6 +69,7 @@ def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeyp
     small = near.AMOUNTS._replace(beside=16, visited=5, entries=64, shortest=2, longest=2)
     for name, value in {"LEAF": 8, "LISTED": 32, "AMOUNTS": small}.items():
         monkeypatch.setattr(near, name, value)
+        monkeypatch.setattr(launch, name, value, raising=False)
     monkeypatch.setattr(choose, "WIDE", tl.constexpr(8))
     monkeypatch.setattr(near, "default", lambda *_: Config(64, 32, 4, 1))
     monkeypatch.setattr(near, "steps_at_most", lambda *_: 2)

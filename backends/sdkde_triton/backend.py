@@ -243,7 +243,7 @@ def _products(problem: Problem, way: _Way, points: Any, state: _State, _: Any = 
 
 def _direct(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: launch.End = None) -> Any:
     rows, columns = launch.transpose(points, way.arithmetic), state.transposed(way.arithmetic)
-    return launch.direct(problem, rows, columns, state.weights, end)
+    return launch.direct(problem, way.arithmetic, rows, columns, state.weights, end)
 
 
 def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: launch.End = None) -> Any:

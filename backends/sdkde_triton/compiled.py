@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from triton import knobs
@@ -26,7 +26,7 @@ from sdkde_core.tuning import Query, reject, tuned
 
 from . import kernels
 from .bounds import merges
-from .grid import Processor, most_parts, slab_rows, splits
+from .grid import Processor
 from .space import Config, default, fits
 from .tunables import CONFIG_VERSION, dimension
 
@@ -211,48 +211,3 @@ def _tuned_only(error: Exception, config: Config) -> LaunchFailed | None:
             reject(query, found, error)
             return LaunchFailed(str(error))
     return None
-
-
-class Splits(NamedTuple):
-    """How a kernel makes partial results, over all splits of the columns."""
-
-    launch: Launch
-    size: int  # of the buffer of results
-    parts: int
-    dtype: torch.dtype  # of the results
-
-    def __call__(self, *before: torch.Tensor) -> torch.Tensor:
-        """Launch the kernel, whose arguments are ``before``, the results, and numbers; return the results."""
-        out = torch.empty(self.size, dtype=self.dtype, device=before[0].device)
-        self.launch(*before, out)
-        return out
-
-
-def over_splits(
-    launch: Launch,
-    step: int,
-    rows: int,
-    m: int,
-    n: int,
-    per_row: int,
-    before: Sequence[torch.dtype],
-    most: int,
-    on: Any,
-) -> Splits:
-    """Return how m of some rows are reduced over all splits of n columns, on the current device, ``on``.
-
-    There are ``per_row`` numbers for every row and split, float64 if the columns are. The kernel's arguments are arrays
-    of the dtypes ``before``, the results, the numbers of ``launch``, and the columns of a split; a program takes
-    ``step`` of them at a time, at most ``most`` times, unless a grid has not that many programs. The number of splits
-    follows from all ``rows``: however few of them come at a time, the bits are the same.
-    """
-    kernel, numbers, flags, config = launch.kernel, launch.numbers, launch.flags, launch.config
-    dtype, processor = torch.float64 if before[1] is torch.float64 else torch.float32, card(on)
-    code = compiled(kernel, (*before, dtype, *numbers, n), flags, config) if on.type == "cuda" else None
-    used = (code.n_regs or 128, code.metadata.shared) if code else (128, 0)  # without it a guess
-    slots = processor.multiprocessors * processor.resident(32 * config.num_warps, *used)
-    bytes_per_row, columns = per_row * dtype.itemsize, most * step
-    limit = most_parts(slab_rows(rows, n, bytes_per_row, columns), bytes_per_row)
-    parts, length = splits(rows, n, config.block_m, step, slots, limit, columns)
-    run = Launch(kernel, (-(-m // config.block_m), parts), (*numbers, length), flags, config)
-    return Splits(run, parts * m * per_row, parts, dtype)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -18,7 +18,7 @@ from sdkde_core.nearby import by_tile, order
 from sdkde_core.plugin import concatenate, each
 from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 
-from . import choose, launch, listed
+from . import choose, launch
 from .bounds import Form, merges, packed_dimensions, shifts_rows, steps_at_most
 from .compiled import Launch, card
 from .grid import MOST_PARTS, PARTIAL_BYTES
@@ -216,32 +216,26 @@ class _Pass:
             over, top = over._replace(first=0), 0
         width = packed_dimensions(problem.d)
         summed = problem.d < width
-        flags = (width, pieces, self.form, merges(problem.d), summed, problem.precision == "high")
-        out = self._launched("mean", rows, m, over, flags, width + (not summed))
+        out = self._launched("mean", rows, m, over, self.form, width + (not summed))
         here = Packed(rows.buffer[top * width :], m, rows.padded, pieces)
         return launch.finish_mean(problem, out, here, weights, log_sums, over.parts, summed)
 
     def log_sum(self, rows: Packed, m: int, over: Lists, form: int, laplace: bool) -> Partial:
         """LOG_SUM or LAPLACE of m rows, those of the lists' tiles; see :func:`sdkde_triton.launch.log_sum`."""
         problem, weights = self.problem, self.near.weights
-        width = packed_dimensions(problem.d)
-        flags = (width, rows.pieces, form, merges(problem.d), laplace, weights.vary and laplace)
-        out = self._launched("log_sum", rows, m, over, flags, 2 + laplace)
+        out = self._launched("log_sum", rows, m, over, form, 2 + laplace)
         return launch.finish_log_sum(problem, out, weights, m, over.parts, laplace)
 
-    def _launched(
-        self, name: str, rows: Packed, m: int, over: Lists, flags: tuple[Any, ...], per_row: int
-    ) -> torch.Tensor:
+    def _launched(self, name: str, rows: Packed, m: int, over: Lists, form: int, per_row: int) -> torch.Tensor:
         """Partial results of a kernel, (parts, m, per_row) in some order."""
-        columns, config = self.columns, self.config(name)
-        log_sum = name == "log_sum"
-        kernel = listed.log_sum_listed_kernel if log_sum else listed.mean_listed_kernel
-        more, counts = ((self.near.weights.log,), (m, columns.points)) if log_sum else ((), (m,))
-        out = torch.empty(over.parts * m * per_row, dtype=torch.float32, device=rows.buffer.device)
+        columns, config, device = self.columns, self.config(name), rows.buffer.device
+        more, counts = ((self.near.weights.log,), (m, columns.points)) if name == "log_sum" else ((), (m,))
+        out = torch.empty(over.parts * m * per_row, dtype=torch.float32, device=device)
         sizes = rows.padded, columns.padded, *counts, self.problem.d
         numbers, grid = (*sizes, over.first * HEIGHT, over.length), (-(-m // HEIGHT), over.parts)
-        last = LISTED, LEAF, config.block_m, config.block_n, config.num_stages
-        run = Launch(kernel, grid, numbers, (*flags, *last), config)
+        capability = card(device).capability
+        kernel, flags = launch.kernel_of(f"{name}_listed", self.problem, config, capability, rows.pieces, form)
+        run = Launch(kernel, grid, numbers, flags, config)
         run(rows.buffer, columns.buffer, *more, over.leaves, over.which, over.ends, out)
         return out
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import re
@@ -18,7 +17,7 @@ from sdkde_core.tuning import GPU, Compiled, Config
 
 from . import bounds, space
 from .bounds import Form
-from .space import LEAF, LEAST_CAPABILITY, LISTED
+from .space import LEAST_CAPABILITY
 
 #: Raised when a launch parameter changes its meaning: configurations stored under another version are not used.
 CONFIG_VERSION = 1
@@ -113,9 +112,9 @@ class TritonSpace:
         return Compiled(registers, int(compiled.metadata.shared), spills)
 
     def code(self, kernel: str, config: Config, problem: Problem) -> Hashable:
-        launch = _find(kernel, problem)
-        given = space.Config.of(config)
-        return launch, given, tuple(_constants(launch, given, problem, 90).items())
+        features = "weights" in problem.requires, bounds.mirrors(problem)
+        given = space.Config.of(config), problem.reduction, problem.precision, problem.d, *features
+        return _find(kernel, problem), *given
 
     def too_much(self, compiled: Compiled, architecture: str) -> str | None:
         limit = space.shared_limit(capability(architecture))
@@ -209,48 +208,16 @@ def compiled_kernel(launch: Launch, config: space.Config, problem: Problem, capa
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    base = launch.base.replace("stored", "blocked").replace("direct_mean", "direct")
-    plain = "kernels" if base in ("mean", "log_sum") else "blocked" if base in space.BLOCKED else "direct"
-    module = "listed" if base.endswith("_listed") else plain
-    kernel = getattr(importlib.import_module(f"sdkde_triton.{module}"), f"{base}_kernel")
-    constants = _constants(launch, config, problem, capability)
-    constants = {name: constants[name] for name in kernel.arg_names if name in constants}
+    from .launch import kernel_of
+
+    how = config, capability, launch.pieces, launch.form, launch.arithmetic, bounds.mirrors(problem)
+    kernel, flags = kernel_of(launch.base, problem, *how)
+    constants = dict(zip(kernel.arg_names[-len(flags) :], flags, strict=True))
     types = _types(launch, kernel.arg_names)
     signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(signature.values()) if t.startswith("*")}
     source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=config.options)
-
-
-def _constants(launch: Launch, config: space.Config, problem: Problem, capability: int) -> dict[str, Any]:
-    """Every compile-time parameter of all kernels."""
-    base, d, width = launch.base.removesuffix("_listed"), problem.d, launch.columns
-    laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
-    merged = bounds.merges(d) and base in ("mean", "log_sum")
-    tiles = space.tiles_per_sum(width, launch.form, merged, capability) if config.block_n <= 128 else 1
-    depth = space.block_k(0 if base == "weighted_sum" else width, launch.pieces, capability)
-    return {
-        "D": min(d, bounds.MOST_DIRECT + 1) if base.startswith("direct") else width,
-        "PIECES": launch.pieces,
-        "FORM": launch.form,
-        "MERGE": merged,
-        "LAPLACE": laplace,
-        "MEAN": mean,
-        "STORE": base == "stored",
-        "BOTH": base in ("stored", "weighted_sum") and bounds.mirrors(problem),
-        "SUMMED": d < width,
-        "EXACT": problem.precision == "high",
-        "WEIGHTED": "weights" in problem.requires and base != "stored",
-        "DOUBLED": launch.arithmetic == "doubled",
-        "ANCHORED": base == "direct_mean",
-        "TILES": tiles,
-        "SIZE": LISTED,
-        "LEAF": LEAF,
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "BLOCK_K": depth,
-        "STAGES": config.num_stages,
-    }
 
 
 def _types(launch: Launch, names: list[str]) -> dict[str, str]:
