@@ -6,11 +6,9 @@ The interpreter rounds nothing: it shows that the kernels compute what they shou
 import itertools
 import math
 import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
+import interpreter
 import numpy as np
 import pytest
 
@@ -354,14 +352,7 @@ STAGES = {
     ],
 )
 def test_in_the_interpreter(stage, marked):
-    """Run this file in a process that interprets kernels: Triton decides that when it is imported."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    command += ["-k", STAGES[stage], "-m", marked, "--durations=5"]
-    root = Path(__file__).parent.parent
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=root)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    interpreter.run(__file__, marked, STAGES[stage])
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import interpreter
 import numpy as np
 import pytest
 
@@ -62,12 +63,7 @@ def _partial(reduction, result):
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="there is a GPU, or this is what the test starts")
 @pytest.mark.slow
 def test_in_the_interpreter():
-    """The tests of numbers, in a process that interprets kernels: Triton decides that when it is imported."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "interpreted"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    interpreter.run(__file__, "not gpu", "interpreted")
 
 
 # --- what needs no device -----------------------------------------------------------------------------------------
@@ -133,14 +129,14 @@ def test_the_cpu_needs_the_interpreter():
 def test_they_are_registered_as_they_behave(reduction, arguments, device):
     x, y, w = _tensors(device)
     given = {
-        "points": (x, None, None, None, "high"),
-        "queries": (x, y, None, 6.0, "fast"),
-        "weights": (x, y, w, 6.0, "high"),
-        "none": (x, y[:0], None, None, "high"),
-        "far": (torch.cat([x, 1e6 + x[:3]]), y, None, None, "high"),
-        "strided": (x.T.contiguous().T, y[::2], w[::1], None, "fast"),
+        "points": ((x,), {}),
+        "queries": ((x, y), {"extent": 6.0, "precision": "fast"}),
+        "weights": ((x, y, w), {"extent": 6.0}),
+        "none": ((x, y[:0]), {}),
+        "far": ((torch.cat([x, 1e6 + x[:3]]), y), {}),
+        "strided": ((x.T.contiguous().T, y[::2], w[::1]), {"precision": "fast"}),
     }
-    torch.library.opcheck(getattr(torch.ops.sdkde, reduction.value).default, given[arguments])
+    torch.library.opcheck(getattr(torch.ops.sdkde, reduction.value).default, *given[arguments])
 
 
 @each_reduction
