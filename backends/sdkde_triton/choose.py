@@ -75,7 +75,7 @@ def _visit(rows, tile, nodes, count, limit, least, reach, out, kind, D: tl.const
 
 @sized
 def near_kernel(
-    rows, leaves, nodes, visited, out, leaf_count, node_count, none, first, D: tl.constexpr, MOST: tl.constexpr
+    rows, leaves, nodes, visited, out, leaf_count, node_count, first, none, D: tl.constexpr, MOST: tl.constexpr
 ):
     """The nearest leaves of tiles of rows, (tiles, MOST), or some of those equally near; then ``none``.
 
@@ -116,15 +116,15 @@ def choose_kernel(
     rows,
     leaves,
     nodes,
+    visited,
     lowest,
     reaches,
-    visited,
     limits,
     counts,
     leaf_count,
     node_count,
-    step,
     first,
+    step,
     kind,
     D: tl.constexpr,
 ):
@@ -160,15 +160,15 @@ def list_kernel(
     rows,
     leaves,
     nodes,
+    visited,
     limits,
     reaches,
     ends,
-    visited,
     out,
     leaf_count,
     node_count,
-    none,
     first,
+    none,
     top,
     kind,
     D: tl.constexpr,

@@ -207,13 +207,14 @@ def log_sum(problem: Problem, rows: Packed, columns: Packed, weights: Weights, f
     sizes = rows.padded, columns.padded, rows.points, columns.points
     given = rows.buffer, columns.buffer, weights.log
     out, parts = _partial(name, problem, sizes, given, steps_at_most(problem, 0.0), rows.pieces, form)
-    return finish_log_sum(problem, out, weights, rows.points, parts, problem.reduction is Reduction.LAPLACE, end)
+    return finish_log_sum(problem, out, weights, rows.points, parts, end)
 
 
 def finish_log_sum(
-    problem: Problem, partial: torch.Tensor, weights: Weights, m: int, parts: int, laplace: bool, end: End = None
+    problem: Problem, partial: torch.Tensor, weights: Weights, m: int, parts: int, end: End = None
 ) -> Any:
     """Merge the partial results of LOG_SUM, or of LAPLACE, for m rows; with ``end`` the density."""
+    laplace = problem.reduction is Reduction.LAPLACE
     constant, log, dtype = end if isinstance(end, tuple) else (0.0, False, torch.float64)
     result = torch.empty((3, m) if laplace and end is None else m, dtype=dtype, device=partial.device)
     ending = 0 if end is None else 1 if log else 2
@@ -337,4 +338,4 @@ def direct(
     out, parts = _partial(name, problem, sizes, given, most, arithmetic=arithmetic)
     if mean:
         return finish_mean(problem, out, rows, weights, None, parts, end=end)
-    return finish_log_sum(problem, out, weights, m, parts, problem.reduction is Reduction.LAPLACE, end)
+    return finish_log_sum(problem, out, weights, m, parts, end)
