@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sdkde_core.nearby import rough_share
 from sdkde_core.plugin import PerStream, empty, grids, in_slabs, on_device
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support, Whitened
 
@@ -18,9 +19,9 @@ from . import near as nearby
 from . import whiten as whitening
 from .compiled import INTERPRETED, LaunchFailed, card, no_compiler, rehearse
 from .grid import slab_rows
-from .launch import Packed, Weights
+from .launch import Weights
 from .price import SLOWER
-from .space import COLUMN_PADDING, LEAF, LEAST_CAPABILITY
+from .space import COLUMN_PADDING, HEIGHT, LEAF, LEAST_CAPABILITY
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,25 +38,8 @@ class _State:
     span: float  # largest magnitude of a log weight, nats, rounded up
     made: PerStream = field(default_factory=PerStream)
 
-    def packed(self, step: float, pieces: int, **more: bool) -> Packed:
-        """The points as columns of the first product, and as rows; see :func:`launch.pack`."""
-        key = step, pieces, *more.items()
-        return self._made(key, lambda: launch.pack(self.points, step, self.weights, pieces, columns=True, **more))
-
-    def near(self) -> nearby.Near | None:
-        """The points in order, to leave some of them out; None where that cannot be."""
-        return self._made("near", lambda: nearby.order_columns(self.points, self.weights))
-
-    def ordered(self, near: nearby.Near, step: float, pieces: int, scaled: bool) -> Packed:
-        """The points in order, as :meth:`packed`, with a leaf of padding at the end, that fills lists."""
-        pack = functools.partial(launch.pack, columns=True, scaled=scaled, beyond=LEAF)
-        return self._made(("ordered", step, pieces, scaled), lambda: pack(near.points, step, near.weights, pieces))
-
-    def transposed(self, arithmetic: str) -> torch.Tensor:
-        """The points as the direct kernel reads them."""
-        return self._made(arithmetic, lambda: launch.transpose(self.points, arithmetic, COLUMN_PADDING))
-
-    def _made(self, key: Any, make: Callable[[], Any]) -> Any:
+    def kept(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what ``make`` has made of the points."""
         return self.made.get(key, make, self.points)
 
 
@@ -125,18 +109,35 @@ class TritonBackend:
 
         Rows come in slabs; where memory does not suffice, in smaller ones, with the same bits.
         """
-        a_range = queries is None and problem.m < problem.n
-        points = state.points[own_offset : own_offset + problem.m] if queries is None else queries
-        if points.shape[0] == 0:
+        points = queries
+        if queries is None:  # all of them, or some
+            whole = problem.m == problem.n
+            points = state.points if whole else state.points[own_offset : own_offset + problem.m]
+        m = points.shape[0]
+        if m == 0:
             return empty(problem, points)
-        whole = queries is None and not a_range
         with on_device(points):
             if self._skips(problem, state, points):
-                way, rows = _way(problem, state.problem.extent, state.span, True), state.points if whole else points
-                found = _run(problem, way, rows, state, 1.0 if self.skip else 1.0 / SLOWER)
+                way = _way(problem, state.problem.extent, state.span, True)
+                found = _run(problem, way, points, state, 1.0 if self.skip else 1.0 / SLOWER)
                 if found is not None:
                     return found
-            return _reduce(problem, points, state)
+            way = _way(problem, state.problem.extent, state.span)
+            rows = m
+            if way.compute is _products:
+                rows = products.ROWS
+            elif not way.mirrors:
+                rows = slab_rows(m, state.points.shape[0], 8 * (problem.d + 3), way.columns)
+
+            def slab(start: int, stop: int) -> Partial:
+                here = points if stop - start == m else points[start:stop]
+                while True:
+                    try:
+                        return _run(problem, way, here, state)
+                    except LaunchFailed:
+                        continue  # with the next best configuration
+
+            return in_slabs(slab, m, rows)
 
     def _skips(self, problem: Problem, state: _State, rows: torch.Tensor) -> bool:
         """Whether to leave out what cannot matter of all rows."""
@@ -146,8 +147,10 @@ class TritonBackend:
             return False
         if _way(problem, state.problem.extent, state.span, listed=True).compute is not _listed:
             return False
-        given = problem, rows, state.points, state.weights.log
-        return self.skip or (price.looks(problem) and price.found_to_pay(*given))
+        if self.skip or not price.looks(problem):
+            return bool(self.skip)
+        log_weights, out = state.weights.log, price.left_out(problem)
+        return price.pays(problem, rough_share(problem, rows, state.points, log_weights, LEAF, HEIGHT, out))
 
 
 class _Way(NamedTuple):
@@ -177,25 +180,6 @@ def _way(problem: Problem, extent: float, span: float, listed: bool = False) -> 
     step = bounds.grid_step(problem, extent, span)
     form, both = bounds.form(problem, extent, step), bounds.in_blocks(problem.d) and bounds.mirrors(problem)
     return _Way(compute, shifted, columns, step, form, 3 if form == bounds.Form.FULL else 2, both)
-
-
-def _reduce(problem: Problem, points: torch.Tensor, state: _State) -> Partial:
-    way = _way(problem, state.problem.extent, state.span)
-    rows = m = points.shape[0]
-    if way.compute is _products:
-        rows = products.ROWS
-    elif not way.mirrors:
-        rows = slab_rows(m, state.points.shape[0], 8 * (problem.d + 3), way.columns)
-
-    def slab(start: int, stop: int) -> Partial:
-        here = points if stop - start == m else points[start:stop]
-        while True:
-            try:
-                return _run(problem, way, here, state)
-            except LaunchFailed:
-                continue  # with the next best configuration
-
-    return in_slabs(slab, m, rows)
 
 
 #: What the kernels follow from of the passes whose kernels are compiled, or are being so.
@@ -229,10 +213,13 @@ def _run(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: 
 
 def _listed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, most: float) -> Any:
     """Sum over lists; None where more than ``most`` matters, or a point is not finite."""
-    near = state.near()
+    near = state.kept("near", lambda: nearby.order_columns(state.points, state.weights))
     if near is None:
         return None
-    columns = state.ordered(near, way.step, way.pieces, nearby.scaled(problem))
+    scaled = nearby.scaled(problem)
+    pack = functools.partial(launch.pack, columns=True, scaled=scaled, beyond=LEAF)  # a leaf of padding fills lists
+    key = "ordered", way.step, way.pieces, scaled
+    columns = state.kept(key, lambda: pack(near.points, way.step, near.weights, way.pieces))
     rows = None if points is state.points else points
     return nearby.reduce(problem, rows, near, columns, way.step, way.form, most)
 
@@ -242,8 +229,9 @@ def _products(problem: Problem, way: _Way, points: Any, state: _State, _: Any = 
 
 
 def _direct(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: launch.End = None) -> Any:
-    rows, columns = launch.transpose(points, way.arithmetic), state.transposed(way.arithmetic)
-    return launch.direct(problem, way.arithmetic, rows, columns, state.weights, end)
+    arithmetic, rows = way.arithmetic, launch.transpose(points, way.arithmetic)
+    columns = state.kept(arithmetic, lambda: launch.transpose(state.points, arithmetic, COLUMN_PADDING))
+    return launch.direct(problem, arithmetic, rows, columns, state.weights, end)
 
 
 def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: launch.End = None) -> Any:
@@ -251,11 +239,13 @@ def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, en
     mean = problem.reduction is Reduction.MEAN
     stored = mean and bounds.stores(problem, corrections, card(points.device).capability)
     rounded = stored and problem.precision == "fast"
-    columns = state.packed(step, count, scaled=mean and not shifted, rounded=rounded)
+    scaled = mean and not shifted
+    pack = functools.partial(launch.pack, columns=True, scaled=scaled, rounded=rounded)
+    columns = state.kept((step, count, scaled, rounded), lambda: pack(state.points, step, weights, count))
     # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.
     masked = not bounds.in_blocks(problem.d) and not stored
     whole = problem.same and points.shape[0] == columns.points and masked
-    rows = columns if whole else launch.pack(points, step, weights, count, scaled=mean and not shifted)
+    rows = columns if whole else launch.pack(points, step, weights, count, scaled=scaled)
     if not mean:
         return launch.log_sum(problem, rows, columns, weights, corrections, end)
     log_sums = None

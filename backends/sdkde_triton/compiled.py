@@ -20,13 +20,12 @@ from triton.runtime import cache
 from triton.runtime.driver import driver
 from triton.runtime.interpreter import InterpretedFunction
 
-from sdkde_core.plugin import current_stream, launches, new_lock
+from sdkde_core.plugin import current_stream, grids, launches, new_lock
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Query, reject, tuned
 
 from . import kernels
 from .bounds import merges
-from .grid import Processor
 from .space import Config, default, fits
 from .tunables import CONFIG_VERSION, dimension
 
@@ -58,6 +57,19 @@ def no_compiler() -> str:
         "Triton compiles what launches kernels, and there is no C compiler: install gcc, or set CC to the one to take"
     )
 
+
+class LaunchFailed(RuntimeError):
+    """A kernel did not compile as tuned; that configuration is not used again."""
+
+
+class _Here(threading.local):
+    rehearses = False  # launches only begin to compile
+
+    def __init__(self) -> None:
+        self.tuned: dict[Config, Any] = {}  # configurations in use: the query, and what the look-up found
+
+
+_here = _Here()
 
 #: Of kernels without launch parameters to choose.
 _WARPS = Config(1, 1, 4, 1)
@@ -92,9 +104,8 @@ class Launch:
         at = device, pointers[0].dtype, pointers[0].data_ptr() % 16
         code = self.kept.get(at)
         if code is None:
-            wait = not getattr(_in_use, "rehearses", False)
-            code = compiled(self.kernel, (*pointers, *numbers), self.flags, self.config, wait)
-            if not wait:
+            code = compiled(self.kernel, (*pointers, *numbers), self.flags, self.config)
+            if code is None:
                 return
             self.kept[at] = code
         listed = _Listed(code, self.grid, pointers, (*numbers, *self.flags))
@@ -118,10 +129,10 @@ class _Listed:
         code.run(*grid, 1, stream, code.function, code.packed_metadata, None, None, None, *pointers, *rest)
 
 
-def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config, wait: bool = True) -> Any:
+def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config) -> Any:
     """Return the compiled kernel for the current device, arguments, and compile-time parameters, which come last.
 
-    An argument that is a dtype stands for an aligned array of that. Without ``wait`` only begin to compile it.
+    An argument that is a dtype stands for an aligned array of that. A rehearsal only begins to compile it: None.
     """
     first = arguments[0]
     like = (first, 0) if isinstance(first, torch.dtype) else (first.dtype, first.data_ptr() % 16)
@@ -129,7 +140,7 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], co
     begun = _compiled.get(key)
     if begun is None:
         begun = _compiled[key] = _pool.submit(_compile, _hash(), key[-1], kernel, arguments, flags, config)
-    if not wait:
+    if _here.rehearses:
         return None
     try:
         found = begun.result()
@@ -137,7 +148,11 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], co
         return found
     except BaseException as error:
         _compiled.pop(key, None)  # another time it may work
-        raise (_tuned_only(error, config) if isinstance(error, TritonError) else None) or error from error
+        query, tried = _here.tuned.pop(config, (None, None))
+        if query is None or not isinstance(error, TritonError) or tried.rung == "forced":
+            raise
+        reject(query, tried, error)
+        raise LaunchFailed(str(error)) from error
 
 
 def _compile(hashed: Future[str], device: int, kernel: Any, arguments: Any, flags: Any, config: Config) -> Any:
@@ -157,37 +172,33 @@ def _compile(hashed: Future[str], device: int, kernel: Any, arguments: Any, flag
 
 def rehearse(function: Callable[..., Any], *arguments: Any, **more: Any) -> None:
     """Call a function whose launches only begin to compile, for the current GPU; their tensors may be on the CPU."""
-    _in_use.rehearses = True
+    _here.rehearses = True
     try:
         function(*arguments, **more)
     finally:
-        _in_use.rehearses = False
+        _here.rehearses = False
 
 
 @functools.cache
-def card(device: torch.device) -> Processor:
+def card(device: torch.device) -> grids.Card:
     """Describe a device; the CPU, if nothing is interpreted, as the current GPU."""
     rehearses = device.type == "cpu" and not INTERPRETED and torch.cuda.is_available()
-    return Processor.of(torch.device("cuda", torch.cuda.current_device()) if rehearses else device)
+    return grids.Card.of(torch.device("cuda", torch.cuda.current_device()) if rehearses else device)
 
 
-def configuration(kernel: str, problem: Problem, columns: int, processor: Processor, pieces: int = 2) -> Config:
+def configuration(kernel: str, problem: Problem, columns: int, processor: grids.Card, pieces: int = 2) -> Config:
     """Return the tuned launch parameters of a kernel, or the default where none that suit it are known."""
     query, asked = _question(kernel, problem, columns, pieces, processor)
     found = tuned(query, asked, lambda x: fits(kernel, Config.of(x), columns, processor.capability, pieces))
-    if found is not None:
-        config = Config.of(found.config)
-        # The tuned configurations that this thread was given last, newest last.
-        _in_use.tuned = [*getattr(_in_use, "tuned", [])[-7:], (query, found, config)]
-        return config
-    return default(kernel, columns, processor.capability, merges(problem.d), pieces)
-
-
-_in_use = threading.local()
+    if found is None:
+        return default(kernel, columns, processor.capability, merges(problem.d), pieces)
+    config = Config.of(found.config)
+    _here.tuned[config] = query, found
+    return config
 
 
 @functools.lru_cache(maxsize=4096)
-def _question(kernel: str, problem: Problem, columns: int, pieces: int, processor: Processor) -> tuple[Query, Problem]:
+def _question(kernel: str, problem: Problem, columns: int, pieces: int, processor: grids.Card) -> tuple[Query, Problem]:
     """Return what to look up for a kernel, and the problem without the fields that change no kernel.
 
     All numbers arrive as float64, and all sums are deterministic.
@@ -198,16 +209,3 @@ def _question(kernel: str, problem: Problem, columns: int, pieces: int, processo
     query = Query("triton", name, CONFIG_VERSION, number, processor.name, architecture)
     asked = replace(problem, dtype="float32" if problem.precision == "fast" else "float64")
     return query, asked
-
-
-class LaunchFailed(RuntimeError):
-    """A kernel did not compile or could not be launched as tuned; that configuration is not used again."""
-
-
-def _tuned_only(error: Exception, config: Config) -> LaunchFailed | None:
-    """Return the error to raise if the configuration was a tuned one, which is rejected; the caller tries another."""
-    for query, found, used in reversed(getattr(_in_use, "tuned", [])):
-        if used == config and found.rung != "forced":
-            reject(query, found, error)
-            return LaunchFailed(str(error))
-    return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 from sdkde_core.plugin import grids
@@ -16,10 +15,6 @@ MOST_PARTS = (1 << 16) - 1
 PARTIAL_BYTES = 256 << 20
 
 
-Processor = grids.Card
-
-
-@functools.lru_cache(maxsize=4096)
 def splits(rows: int, n: int, block_m: int, step: int, slots: int, limit: int, columns: int) -> tuple[int, int]:
     """Return in how many parts the columns are split, and the columns of each; see :func:`grids.parts`.
 
@@ -33,7 +28,6 @@ def splits(rows: int, n: int, block_m: int, step: int, slots: int, limit: int, c
     return parts, length * step
 
 
-@functools.cache
 def block_points(block_m: int, across: int, multiprocessors: int) -> int:
     """Return how many rows and columns of φ are stored at a time: some 4096, 64 MiB or 96.
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sdkde_core.nearby import rough_share, typical_share
+from sdkde_core.nearby import typical_share
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Work
 
 from . import bounds
@@ -48,11 +48,6 @@ def _besides(problem: Problem) -> float:
 def left_out(problem: Problem) -> float:
     """What lists leave out of a row's sum at most, relative to that."""
     return 0.3 * TOLERANCES[problem.precision][problem.reduction].absolute
-
-
-def found_to_pay(problem: Problem, rows: Any, columns: Any, log_weights: Any) -> bool:
-    """Whether lists are faster, by some of the rows and columns."""
-    return pays(problem, rough_share(problem, rows, columns, log_weights, LEAF, HEIGHT, left_out(problem)))
 
 
 def listed_share(problem: Problem) -> float | None:
