@@ -19,7 +19,6 @@ from . import near as nearby
 from . import whiten as whitening
 from .compiled import INTERPRETED, LaunchFailed, card, no_compiler, rehearse
 from .grid import slab_rows
-from .launch import Weights
 from .price import SLOWER
 from .space import COLUMN_PADDING, HEIGHT, LEAF, LEAST_CAPABILITY
 
@@ -34,7 +33,7 @@ class _State:
 
     problem: Problem  # as given to prepare: its extent is the largest
     points: torch.Tensor  # (n, d) float64
-    weights: Weights
+    log_weights: torch.Tensor
     span: float  # largest magnitude of a log weight, nats, rounded up
     made: PerStream = field(default_factory=PerStream)
 
@@ -70,14 +69,13 @@ class TritonBackend:
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""
-        vary = "weights" in problem.requires
-        span = max(0.0, -float(columns.log_weights.min())) if vary else 0.0
+        span = max(0.0, -float(columns.log_weights.min())) if "weights" in problem.requires else 0.0
         if span < math.inf:  # a whole number: new weights hardly ever ask for new decisions, which are kept
             span = float(math.ceil(span))
         log_weights = columns.log_weights
         if log_weights.data_ptr() % 16:  # kernels are compiled for aligned pointers
             log_weights = log_weights.clone()
-        return _State(problem, columns.points, Weights(log_weights, vary), span)
+        return _State(problem, columns.points, log_weights, span)
 
     def whiten(self, given: tuple[Any, ...], scale: Any, centre: Any = None) -> Whitened | None:
         """Whiten by two launches; of so many numbers that these matter little, nothing."""
@@ -149,7 +147,7 @@ class TritonBackend:
             return False
         if self.skip or not price.looks(problem):
             return bool(self.skip)
-        log_weights, out = state.weights.log, price.left_out(problem)
+        log_weights, out = state.log_weights, price.left_out(problem)
         return price.pays(problem, rough_share(problem, rows, state.points, log_weights, LEAF, HEIGHT, out))
 
 
@@ -157,7 +155,6 @@ class _Way(NamedTuple):
     """How a problem is computed."""
 
     compute: Callable[..., Any]
-    shifted: bool  # the rows, by their log sums
     columns: int  # that one program may take, about: its steps are told with its configuration
     step: float = 0.0  # the rest is of packed operands
     form: int = bounds.Form.SHORT
@@ -169,17 +166,17 @@ class _Way(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def _way(problem: Problem, extent: float, span: float, listed: bool = False) -> _Way:
     """``listed``: over lists."""
-    chosen, shifted = bounds.formula(problem, extent, span, listed), bounds.shifts_rows(problem)
+    chosen = bounds.formula(problem, extent, span, listed)
     packed = chosen == "packed"
     compute = {"packed": _listed if listed else _packed, "products": _products, "direct": _direct}[chosen]
     columns = (64 if packed else 16) * bounds.steps_at_most(problem, extent, packed)
     if packed and bounds.in_blocks(problem.d) and problem.reduction is Reduction.MEAN:
         columns = 1 << 16  # stored φ has no parts: this is of the rows' other buffers
     if not packed:
-        return _Way(compute, shifted, columns, arithmetic=bounds.arithmetic(problem, extent, span))
+        return _Way(compute, columns, arithmetic=bounds.arithmetic(problem, extent, span))
     step = bounds.grid_step(problem, extent, span)
     form, both = bounds.form(problem, extent, step), bounds.in_blocks(problem.d) and bounds.mirrors(problem)
-    return _Way(compute, shifted, columns, step, form, 3 if form == bounds.Form.FULL else 2, both)
+    return _Way(compute, columns, step, form, 3 if form == bounds.Form.FULL else 2, both)
 
 
 #: What the kernels follow from of the passes whose kernels are compiled, or are being so.
@@ -195,11 +192,11 @@ def _run(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: 
     whole, moves = problem.same and points.shape[0] == state.points.shape[0], isinstance(end, torch.Tensor)
     asked = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.same, problem.d, whole
     ending = end[1:] if isinstance(end, tuple) else moves
-    key = asked, way.compute, way.form, way.arithmetic, state.weights.vary, ending, points.device
+    key = asked, way.compute, way.form, way.arithmetic, ending, points.device
     if points.is_cuda and key not in _seen and not torch.cuda.is_current_stream_capturing():
         _seen.add(key)
         few = torch.zeros((2 * LEAF, problem.d), dtype=torch.float64, device="cpu")
-        like = replace(state, points=few, weights=Weights(few[:, 0], state.weights.vary), made=PerStream())
+        like = replace(state, points=few, log_weights=few[:, 0], made=PerStream())
         rows, to = few if whole else few[:LEAF], few if moves else end
         rehearse(way.compute, problem, way, rows, like, to)
         if whole and problem.reduction is Reduction.MEAN:
@@ -213,46 +210,47 @@ def _run(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: 
 
 def _listed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, most: float) -> Any:
     """Sum over lists; None where more than ``most`` matters, or a point is not finite."""
-    near = state.kept("near", lambda: nearby.order_columns(state.points, state.weights))
+    near = state.kept("near", lambda: nearby.order_columns(state.points, state.log_weights))
     if near is None:
         return None
     scaled = nearby.scaled(problem)
-    pack = functools.partial(launch.pack, columns=True, scaled=scaled, beyond=LEAF)  # a leaf of padding fills lists
+    pack = functools.partial(
+        launch.pack, problem, columns=True, scaled=scaled, beyond=LEAF
+    )  # a leaf of padding fills lists
     key = "ordered", way.step, way.pieces, scaled
-    columns = state.kept(key, lambda: pack(near.points, way.step, near.weights, way.pieces))
+    columns = state.kept(key, lambda: pack(near.points, way.step, near.log_weights, way.pieces))
     rows = None if points is state.points else points
     return nearby.reduce(problem, rows, near, columns, way.step, way.form, most)
 
 
 def _products(problem: Problem, way: _Way, points: Any, state: _State, _: Any = None) -> Partial:
-    return products.reduce(problem, points, state.points, state.weights.log)
+    return products.reduce(problem, points, state.points, state.log_weights)
 
 
 def _direct(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: launch.End = None) -> Any:
     arithmetic, rows = way.arithmetic, launch.transpose(points, way.arithmetic)
     columns = state.kept(arithmetic, lambda: launch.transpose(state.points, arithmetic, COLUMN_PADDING))
-    return launch.direct(problem, arithmetic, rows, columns, state.weights, end)
+    return launch.direct(problem, arithmetic, rows, columns, state.log_weights, end)
 
 
 def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: launch.End = None) -> Any:
-    step, corrections, count, weights, shifted = way.step, way.form, way.pieces, state.weights, way.shifted
-    mean = problem.reduction is Reduction.MEAN
+    step, corrections, count, weights = way.step, way.form, way.pieces, state.log_weights
+    mean, scaled = problem.reduction is Reduction.MEAN, nearby.scaled(problem)
     stored = mean and bounds.stores(problem, corrections, card(points.device).capability)
     rounded = stored and problem.precision == "fast"
-    scaled = mean and not shifted
-    pack = functools.partial(launch.pack, columns=True, scaled=scaled, rounded=rounded)
+    pack = functools.partial(launch.pack, problem, columns=True, scaled=scaled, rounded=rounded)
     columns = state.kept((step, count, scaled, rounded), lambda: pack(state.points, step, weights, count))
     # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.
     masked = not bounds.in_blocks(problem.d) and not stored
     whole = problem.same and points.shape[0] == columns.points and masked
-    rows = columns if whole else launch.pack(points, step, weights, count, scaled=scaled)
+    rows = columns if whole else launch.pack(problem, points, step, weights, count, scaled=scaled)
     if not mean:
         return launch.log_sum(problem, rows, columns, weights, corrections, end)
     log_sums = None
-    if shifted:
+    if not scaled:
         # An error of the log sums cancels, as they are added again: so the smaller corrections can be left out.
         shift_form = corrections if bounds.in_blocks(problem.d) else bounds.Form.SHORT
         plain = replace(problem, reduction=Reduction.LOG_SUM)
         log_sums = launch.log_sum(plain, rows, columns, weights, shift_form).log_sum
-        rows = launch.pack(points, step, weights, count, scaled=True, log_sums=log_sums)
+        rows = launch.pack(problem, points, step, weights, count, scaled=True, log_sums=log_sums)
     return launch.mean(problem, rows, columns, weights, corrections, state.problem.extent, log_sums, end)

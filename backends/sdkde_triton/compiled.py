@@ -43,15 +43,10 @@ _hash = functools.cache(lambda: _pool.submit(getattr(cache, "triton_key", str)))
 
 
 def no_compiler() -> str:
-    """Why Triton cannot build what launches kernels on a card, and what to do; empty where it can.
-
-    That is a small library in C, which Triton compiles once and keeps: by ``CC``, else by gcc or clang.
-    """
-    if not sys.platform.startswith("linux") or knobs.build.impl is not None:
-        return ""
-    if os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"):
-        return ""
-    if any(Path(knobs.cache.dir).glob("*/cuda_utils*")):
+    """Why Triton cannot build the small library in C that launches kernels, and what to do; empty where it can."""
+    has_one = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    elsewhere = not sys.platform.startswith("linux") or knobs.build.impl is not None
+    if has_one or elsewhere or any(Path(knobs.cache.dir).glob("*/cuda_utils*")):  # compiled once, and kept
         return ""
     return (
         "Triton compiles what launches kernels, and there is no C compiler: install gcc, or set CC to the one to take"
@@ -77,10 +72,9 @@ _WARPS = Config(1, 1, 4, 1)
 
 @dataclass(eq=False)
 class Launch:
-    """A kernel with all but its pointers: what launches of one shape have in common.
+    """A kernel with all but its pointers, and its compiled code: what launches of one shape have in common.
 
-    Triton itself looks at every argument of every launch to find the compiled code, which takes longer than a small
-    problem's kernels. So the code is kept here. No integer is specialised on.
+    Triton looks at every argument of every launch to find the code, which takes longer than a small problem's kernels.
     """
 
     kernel: Any  # its arguments are pointers, numbers, and compile-time parameters
@@ -156,10 +150,7 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], co
 
 
 def _compile(hashed: Future[str], device: int, kernel: Any, arguments: Any, flags: Any, config: Config) -> Any:
-    """Compile a kernel, in a thread: Triton holds Python's lock for a tenth of that time.
-
-    The code is not loaded there, which would end another thread's capture of a CUDA graph.
-    """
+    """Compile a kernel, in a thread; loading the code there would end another thread's capture of a CUDA graph."""
     with torch.cuda.device(device):
         with _driver:  # Triton makes it when it is first asked for, by the C compiler
             launcher = driver.active.launcher_cls
@@ -199,10 +190,7 @@ def configuration(kernel: str, problem: Problem, columns: int, processor: grids.
 
 @functools.lru_cache(maxsize=4096)
 def _question(kernel: str, problem: Problem, columns: int, pieces: int, processor: grids.Card) -> tuple[Query, Problem]:
-    """Return what to look up for a kernel, and the problem without the fields that change no kernel.
-
-    All numbers arrive as float64, and all sums are deterministic.
-    """
+    """Return what to look up for a kernel, and the problem with the dtype that stands for both in tables."""
     name = kernel + ("_full" if pieces == 3 else "")
     architecture = f"sm_{processor.capability}" if processor.name != "CPU" else "interpreted"
     number = dimension(kernel, columns, problem.d)

@@ -12,7 +12,7 @@ import triton
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import blocked, finish, kernels, listed
-from .bounds import MOST_DIRECT, Form, in_blocks, merges, mirrors, packed_dimensions, steps_at_most, stores
+from .bounds import MOST_DIRECT, Form, in_blocks, merges, mirrors, packed_dimensions, shifts_rows, steps_at_most, stores
 from .compiled import Launch, card, compiled, configuration
 from .direct import direct_kernel, transpose_kernel
 from .grid import block_points, most_parts, slab_rows, splits
@@ -22,9 +22,13 @@ from .space import COLUMN_PADDING, LEAF, LISTED, Config, block_k, tiles_per_sum
 #: points (n, d) to which half of it is added. None: a :class:`Partial`.
 End: TypeAlias = tuple[float, bool, torch.dtype] | torch.Tensor | None
 
-
 #: Of rows and columns: padded numbers, then numbers.
 Sizes: TypeAlias = tuple[int, int, int, int]
+
+
+_transposing = functools.lru_cache(1024)(functools.partial(Launch, transpose_kernel))
+_finishing_log_sum = functools.lru_cache(1024)(functools.partial(Launch, finish.finish_log_sum_kernel))
+_finishing_mean = functools.lru_cache(1024)(functools.partial(Launch, finish.finish_mean_kernel))
 
 
 class Packed(NamedTuple):
@@ -36,17 +40,11 @@ class Packed(NamedTuple):
     pieces: int
 
 
-class Weights(NamedTuple):
-    """The columns' log weights (n,), float64, and whether they vary."""
-
-    log: torch.Tensor
-    vary: bool
-
-
 def pack(
+    problem: Problem,
     points: torch.Tensor,
     step: float,
-    weights: Weights,
+    log_weights: torch.Tensor,
     pieces: int,
     *,
     columns: bool = False,
@@ -57,16 +55,16 @@ def pack(
 ) -> Packed:
     """Pack float64 points (n, d) as rows, or as columns of the first product and as its rows.
 
-    ``step`` is g (:func:`sdkde_triton.bounds.grid_step`), ``weights`` are the columns'. Rows are shifted by
+    ``step`` is g (:func:`sdkde_triton.bounds.grid_step`), ``log_weights`` are the columns'. Rows are shifted by
     ``log_sums`` (n,), and ``scaled`` for MEAN, to half precision's range. ``rounded``, for MEAN that stores φ at
     "fast": columns are followed by themselves in two pieces that are rounded as such. ``beyond``: columns of padding at
     least.
     """
-    n, d = points.shape
+    (n, d), varies = points.shape, "weights" in problem.requires
     padded = -(-(n + beyond) // COLUMN_PADDING) * COLUMN_PADDING if columns else n
-    run, halves = _packing(n, padded, d, step, pieces, columns, weights.vary, log_sums is not None, scaled, rounded)
+    run, halves = _packing(n, padded, d, step, pieces, columns, varies, log_sums is not None, scaled, rounded)
     buffer = torch.empty(halves, dtype=torch.float16, device=points.device)
-    run(points, weights.log, weights.log if log_sums is None else log_sums, buffer)
+    run(points, log_weights, log_weights if log_sums is None else log_sums, buffer)
     return Packed(buffer, n, padded, pieces)
 
 
@@ -97,13 +95,8 @@ def transpose(points: torch.Tensor, arithmetic: str, padding: int = 1) -> torch.
     shape = (1 + doubled) * d, -(-n // padding) * padding
     single = arithmetic != "float64"
     v = torch.empty(shape, dtype=torch.float32 if single else torch.float64, device=points.device)
-    _transposing(n, shape[1], d, single, doubled)(points, v)
+    _transposing((-(-shape[1] // 512), d), (n, shape[1], d), (single, doubled, 512))(points, v)
     return v
-
-
-@functools.lru_cache(maxsize=1024)
-def _transposing(n: int, padded: int, d: int, *flags: bool) -> Launch:
-    return Launch(transpose_kernel, (-(-padded // 512), d), (n, padded, d), (*flags, 512))
 
 
 def kernel_of(
@@ -198,67 +191,56 @@ def _splits(
     return run, parts * m * per_row, parts, dtype
 
 
-def log_sum(problem: Problem, rows: Packed, columns: Packed, weights: Weights, form: int, end: End = None) -> Any:
-    """LOG_SUM or LAPLACE on Tensor Cores, by a form of the exponents.
-
-    The problem's m is of all rows, of which these may be some.
-    """
+def log_sum(
+    problem: Problem, rows: Packed, columns: Packed, log_weights: torch.Tensor, form: int, end: End = None
+) -> Any:
+    """LOG_SUM or LAPLACE on Tensor Cores, by a form of the exponents; the rows may be some of the problem's m."""
     name = "blocked" if in_blocks(problem.d) else "log_sum"
     sizes = rows.padded, columns.padded, rows.points, columns.points
-    given = rows.buffer, columns.buffer, weights.log
+    given = rows.buffer, columns.buffer, log_weights
     out, parts = _partial(name, problem, sizes, given, steps_at_most(problem, 0.0), rows.pieces, form)
-    return finish_log_sum(problem, out, weights, rows.points, parts, end)
+    return finish_log_sum(problem, out, log_weights, rows.points, parts, end)
 
 
 def finish_log_sum(
-    problem: Problem, partial: torch.Tensor, weights: Weights, m: int, parts: int, end: End = None
+    problem: Problem, partial: torch.Tensor, log_weights: torch.Tensor, m: int, parts: int, end: End = None
 ) -> Any:
     """Merge the partial results of LOG_SUM, or of LAPLACE, for m rows; with ``end`` the density."""
-    laplace = problem.reduction is Reduction.LAPLACE
+    laplace, varies = problem.reduction is Reduction.LAPLACE, "weights" in problem.requires
     constant, log, dtype = end if isinstance(end, tuple) else (0.0, False, torch.float64)
     result = torch.empty((3, m) if laplace and end is None else m, dtype=dtype, device=partial.device)
     ending = 0 if end is None else 1 if log else 2
-    run = _finish_log_sum(m, parts, problem.d, laplace, weights.vary, ending, dtype is torch.float32)
-    run(partial, weights.log, result, last=(bits(constant),))
+    flags = laplace, varies, ending, dtype is torch.float32, 128
+    run = _finishing_log_sum((-(-m // 128), 1), (m, parts, problem.d), flags)
+    run(partial, log_weights, result, last=(bits(constant),))
     if end is not None:
         return result
     return Partial(result[0], None, result[1], result[2]) if laplace else Partial(result)
-
-
-@functools.lru_cache(maxsize=1024)
-def _finish_log_sum(m: int, parts: int, d: int, laplace: bool, vary: bool, ending: int, single: bool) -> Launch:
-    return Launch(finish.finish_log_sum_kernel, (-(-m // 128), 1), (m, parts, d), (laplace, vary, ending, single, 128))
 
 
 def mean(
     problem: Problem,
     rows: Packed,
     columns: Packed,
-    weights: Weights,
+    log_weights: torch.Tensor,
     form: int,
     extent: float,
     log_sums: torch.Tensor | None = None,
     end: End = None,
 ) -> Any:
-    """MEAN on Tensor Cores of columns within ``extent`` bandwidths of the origin; see :func:`log_sum`.
-
-    ``log_sums`` (m,) are what the rows were shifted by, if they were.
-    """
+    """MEAN on Tensor Cores of columns within ``extent``, of rows shifted by ``log_sums`` (m,), if any; as log_sum."""
     if stores(problem, form, card(rows.buffer.device).capability):
         out = _stored_mean(problem, rows, columns, form, extent)
-        return finish_mean(problem, out, rows, weights, log_sums, 1, end=end)
+        return finish_mean(problem, out, rows, log_weights, log_sums, 1, end=end)
     sizes = rows.padded, columns.padded, rows.points, columns.points
     given, most = (rows.buffer, columns.buffer), steps_at_most(problem, extent)
     out, parts = _partial("mean", problem, sizes, given, most, rows.pieces, form)
     summed = problem.d < packed_dimensions(problem.d)
-    return finish_mean(problem, out, rows, weights, log_sums, parts, summed, end)
+    return finish_mean(problem, out, rows, log_weights, log_sums, parts, summed, end)
 
 
 def _stored_mean(problem: Problem, rows: Packed, columns: Packed, form: int, extent: float) -> torch.Tensor:
-    """Return Σ φ (m,) and Σ φ v (m, D), float64, in one array; φ goes through memory.
-
-    Rows and columns come in blocks. Where the rows are the columns, those of two blocks serve both.
-    """
+    """Return Σ φ (m,) and Σ φ v (m, D), float64, in one array; φ of blocks of rows and columns goes through memory."""
     width, m, device = packed_dimensions(problem.d), rows.points, rows.buffer.device
     processor, exact, pieces = card(device), problem.precision == "high", rows.pieces
     config, shape = (configuration(name, problem, width, processor, pieces) for name in ("stored", "weighted_sum"))
@@ -297,45 +279,37 @@ def finish_mean(
     problem: Problem,
     partial: torch.Tensor,
     rows: Packed | torch.Tensor,
-    weights: Weights,
+    log_weights: torch.Tensor,
     log_sums: torch.Tensor | None,
     parts: int,
     summed: bool = False,
     end: End = None,
 ) -> Any:
-    """Merge the partial results of MEAN for those rows, packed or as :func:`transpose` returns them.
-
-    With ``end`` the moved points.
-    """
+    """Merge the partial results of MEAN for rows, packed or from :func:`transpose`; with ``end`` the moved points."""
     d, direct = problem.d, isinstance(rows, torch.Tensor)
     buffer, m, padded, pieces = (rows, rows.shape[1], 0, 0) if isinstance(rows, torch.Tensor) else rows
     shift = torch.empty((m, d), dtype=torch.float64, device=buffer.device)
     result = shift if end is not None else torch.empty(m, dtype=torch.float64, device=buffer.device)
     given = result if log_sums is None else log_sums
     points = end if isinstance(end, torch.Tensor) else shift
-    flags = (direct, summed, log_sums is not None, weights.vary, end is not None)
-    _finish_mean(padded, m, parts, d, pieces, *flags)(partial, buffer, weights.log, given, result, shift, points)
-    return Partial(result, shift) if end is None else shift
-
-
-@functools.lru_cache(maxsize=1024)
-def _finish_mean(padded: int, m: int, parts: int, d: int, pieces: int, *flags: bool) -> Launch:
     width = packed_dimensions(d)
     span = triton.next_power_of_2(width)
     block = max(1, 512 // span)
-    sizes, parameters = (padded, m, parts, d), (width, span, pieces, *flags, block)
-    return Launch(finish.finish_mean_kernel, (-(-m // block), 1), sizes, parameters)
+    how = direct, summed, log_sums is not None, "weights" in problem.requires, end is not None
+    run = _finishing_mean((-(-m // block), 1), (padded, m, parts, d), (width, span, pieces, *how, block))
+    run(partial, buffer, log_weights, given, result, shift, points)
+    return Partial(result, shift) if end is None else shift
 
 
 def direct(
-    problem: Problem, arithmetic: str, rows: torch.Tensor, columns: torch.Tensor, weights: Weights, end: End = None
+    problem: Problem, arithmetic: str, rows: torch.Tensor, columns: torch.Tensor, log_weights: Any, end: End = None
 ) -> Any:
     """Any reduction by direct differences of points from :func:`transpose`, the columns padded; see :func:`log_sum`."""
     m, mean, most = rows.shape[1], problem.reduction is Reduction.MEAN, steps_at_most(problem, 0.0, packed=False)
-    anchored = mean and problem.same and not weights.vary and arithmetic != "float64"
-    name, sizes = "direct_mean" if anchored else "direct", (m, columns.shape[1], m, weights.log.shape[0])
-    given = rows, columns, weights.log
+    anchored = mean and not shifts_rows(problem) and arithmetic != "float64"
+    name, sizes = "direct_mean" if anchored else "direct", (m, columns.shape[1], m, log_weights.shape[0])
+    given = rows, columns, log_weights
     out, parts = _partial(name, problem, sizes, given, most, arithmetic=arithmetic)
     if mean:
-        return finish_mean(problem, out, rows, weights, None, parts, end=end)
-    return finish_log_sum(problem, out, weights, m, parts, end)
+        return finish_mean(problem, out, rows, log_weights, None, parts, end=end)
+    return finish_log_sum(problem, out, log_weights, m, parts, end)

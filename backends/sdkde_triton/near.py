@@ -22,7 +22,7 @@ from .bounds import Form, merges, packed_dimensions, shifts_rows, steps_at_most
 from .compiled import Launch, card
 from .grid import MOST_PARTS, PARTIAL_BYTES
 from .kernels import SCALE_BITS
-from .launch import Packed, Weights
+from .launch import Packed
 from .price import left_out
 from .space import HEIGHT, LEAF, LISTED, Config, default
 
@@ -44,7 +44,7 @@ class Near(NamedTuple):
 
     order: torch.Tensor
     points: torch.Tensor
-    weights: Weights
+    log_weights: torch.Tensor
     leaves: torch.Tensor
     nodes: torch.Tensor
     log_weight: float
@@ -61,18 +61,8 @@ class Lists(NamedTuple):
     parts: int
 
 
-class _Rows(NamedTuple):
-    """Tiles of rows, and what may be left out of their sums."""
-
-    boxes: torch.Tensor  # (tiles, 2 d) float32
-    limits: torch.Tensor  # (tiles,) float32, scores above are left out
-    reaches: torch.Tensor  # (tiles,) float32
-    counts: torch.Tensor  # (tiles,) int32, leaves that are not
-
-
-def order_columns(points: torch.Tensor, weights: Weights) -> Near | None:
+def order_columns(points: torch.Tensor, log_weights: torch.Tensor) -> Near | None:
     """Return the columns in order; None where a coordinate or weight is not finite."""
-    log_weights = weights.log
     if not bool(torch.isfinite(points).all() & torch.isfinite(log_weights).all()):
         return None
     where = order(points, LEAF)
@@ -80,7 +70,7 @@ def order_columns(points: torch.Tensor, weights: Weights) -> Near | None:
     leaves = _boxes(points, log_weights, LEAF)
     nodes = _boxes(points, log_weights, LEAF * choose.WIDE.value)
     total = float(torch.logsumexp(log_weights, 0))
-    return Near(where, points, Weights(log_weights, weights.vary), leaves, nodes, total)
+    return Near(where, points, log_weights, leaves, nodes, total)
 
 
 def _ends(points: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,10 +104,10 @@ def reduce(
         return None
     packed = columns  # these themselves, where they are the rows
     if rows is not near.points:
-        packed = launch.pack(rows, step, near.weights, columns.pieces, scaled=scaled(problem))
+        packed = launch.pack(problem, rows, step, near.log_weights, columns.pieces, scaled=scaled(problem))
     way = _Pass(problem, near, columns, step, form)
-    tiles = way.count(rows, packed)
-    counts = (-(-tiles.counts.to(torch.int64) * LEAF // LISTED)).cpu()  # in SIZEs
+    tiles, counts = way.count(rows, packed)
+    counts = (-(-counts.to(torch.int64) * LEAF // LISTED)).cpu()  # in SIZEs
     if float(counts.sum()) * LISTED > most * float(len(counts)) * float(columns.padded):  # the last tile may be free
         return None
     longest = AMOUNTS.longest
@@ -150,8 +140,8 @@ class _Pass:
     step: float
     form: int
 
-    def count(self, rows: torch.Tensor, packed: Packed) -> _Rows:
-        """Find out what may be left out of rows' sums, and how many leaves that leaves to be summed."""
+    def count(self, rows: torch.Tensor, packed: Packed) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        """Return boxes, the scores above which leaves are left out, and reaches of tiles of rows; and leaves to sum."""
         problem, near, device = self.problem, self.near, rows.device
         kind = list(Reduction).index(problem.reduction)
         boxes = torch.cat(_ends(rows, HEIGHT), dim=1)
@@ -177,9 +167,9 @@ class _Pass:
         limits, counts = torch.empty_like(lowest), torch.zeros(tiles, dtype=torch.int32, device=device)
         apart = (1.0 + 1e-6) * math.log(near.leaves.shape[1]) / (choose.THRESHOLDS.value - 1)
         self._look(choose.choose_kernel, boxes, 0, tiles, (lowest, reaches, limits, counts), (apart, kind))
-        return _Rows(boxes, limits, reaches, counts)
+        return (boxes, limits, reaches), counts
 
-    def list(self, tiles: _Rows, counts: torch.Tensor, first: int, length: int) -> Lists:
+    def list(self, tiles: tuple[torch.Tensor, ...], counts: torch.Tensor, first: int, length: int) -> Lists:
         """The lists of some tiles of rows, from the ``first`` on, which have that many SIZEs."""
         device, kind = self.near.points.device, list(Reduction).index(self.problem.reduction)
         ends = torch.zeros(len(counts) + 1, dtype=torch.int32)
@@ -190,8 +180,8 @@ class _Pass:
         total, together = int(ends[-1]), LISTED // LEAF
         found = torch.empty(max(1, total * together), dtype=torch.int32, device=device)
         ends = ends.to(device)
-        others, numbers = (tiles.limits, tiles.reaches, ends, found), (self.columns.padded // LEAF - 1, first, kind)
-        self._look(choose.list_kernel, tiles.boxes, first, len(counts), others, numbers, together)
+        (boxes, *limits), numbers = tiles, (self.columns.padded // LEAF - 1, first, kind)
+        self._look(choose.list_kernel, boxes, first, len(counts), (*limits, ends, found), numbers, together)
         return Lists(found, ends, which, first, length, max(1, -(-int(counts.max()) // length)))
 
     def _look(
@@ -211,20 +201,20 @@ class _Pass:
         problem, m, top = self.problem, points.shape[0], over.first * HEIGHT
         if problem.reduction is not Reduction.MEAN:
             return self.log_sum(problem, rows, m, over, self.form)
-        log_sums, weights, pieces = None, self.near.weights, self.columns.pieces
+        log_sums, log_weights, pieces = None, self.near.log_weights, self.columns.pieces
         if shifts_rows(problem):  # as in sdkde_triton.backend
             log_sums = self.log_sum(self.plain, rows, m, over, Form.SHORT).log_sum
-            rows = launch.pack(points, self.step, weights, pieces, scaled=True, log_sums=log_sums)
+            rows = launch.pack(problem, points, self.step, log_weights, pieces, scaled=True, log_sums=log_sums)
             over, top = over._replace(first=0), 0
         out = self._launched("mean", problem, rows, m, over, self.form)
         width = packed_dimensions(problem.d)
         here = Packed(rows.buffer[top * width :], m, rows.padded, pieces)
-        return launch.finish_mean(problem, out, here, weights, log_sums, over.parts, problem.d < width)
+        return launch.finish_mean(problem, out, here, log_weights, log_sums, over.parts, problem.d < width)
 
     def log_sum(self, problem: Problem, rows: Packed, m: int, over: Lists, form: int) -> Partial:
         """LOG_SUM or LAPLACE of m rows, those of the lists' tiles; see :func:`sdkde_triton.launch.log_sum`."""
         out = self._launched("log_sum", problem, rows, m, over, form)
-        return launch.finish_log_sum(problem, out, self.near.weights, m, over.parts)
+        return launch.finish_log_sum(problem, out, self.near.log_weights, m, over.parts)
 
     @property
     def plain(self) -> Problem:
@@ -236,7 +226,7 @@ class _Pass:
         columns, config, device = self.columns, self.config(name), rows.buffer.device
         sums = 2 + (problem.reduction is Reduction.LAPLACE)
         per_row = sums if name == "log_sum" else max(packed_dimensions(problem.d), problem.d + 1)
-        more, counts = ((self.near.weights.log,), (m, columns.points)) if name == "log_sum" else ((), (m,))
+        more, counts = ((self.near.log_weights,), (m, columns.points)) if name == "log_sum" else ((), (m,))
         capability = card(device).capability
         kernel, flags = launch.kernel_of(f"{name}_listed", problem, config, capability, rows.pieces, form)
         numbers = rows.padded, columns.padded, *counts, problem.d, over.first * HEIGHT, over.length
