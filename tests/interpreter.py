@@ -5,6 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="test_in_the_interpreter runs it")
+
 
 def run(file, marked, named=""):
     """Run tests by marker and name; Triton decides when it is imported whether it interprets its kernels."""

@@ -5,10 +5,8 @@ The interpreter rounds nothing: it shows that the kernels compute what they shou
 
 import itertools
 import math
-import os
 from dataclasses import replace
 
-import interpreter
 import numpy as np
 import pytest
 
@@ -16,6 +14,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
+from interpreter import INTERPRETED, interpreted, run
 from sdkde_triton.space import LEAF, Config
 from some_of_all import some_of_all
 
@@ -26,10 +25,6 @@ from sdkde_core.protocol import Columns, Problem, Reduction
 from sdkde_core.testing import BackendConformance, problems, reference
 from sdkde_core.testing.problems import Case
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own, see test_in_the_interpreter")
 warns = pytest.mark.filterwarnings("ignore:All-NaN slice")  # the interpreter's maximum
 
 
@@ -352,7 +347,7 @@ STAGES = {
     ],
 )
 def test_in_the_interpreter(stage, marked):
-    interpreter.run(__file__, marked, STAGES[stage])
+    run(__file__, marked, STAGES[stage])
 
 
 @pytest.mark.gpu

@@ -10,10 +10,11 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
-from sdkde_triton import backend, bounds, compiled, products, space, tunables
+from sdkde_triton import backend, bounds, compiled, kernels, products, space, tunables
 from sdkde_triton.backend import TritonBackend
 from sdkde_triton.grid import PARTIAL_BYTES, most_parts, slab_rows, splits
 from sdkde_triton.info import INFO
+from triton.errors import TritonError
 
 from sdkde_core import SdkdeWarning, tuning
 from sdkde_core.arrays import to_host
@@ -172,6 +173,34 @@ def test_what_is_tried_is_launched_or_refused():
     ):
         compiled.configuration("mean", problem("mean"), 128, processor)
     assert compiled.configuration("mean", problem("mean"), 16, processor) == space.default("mean", 16, 90)
+
+
+def test_a_tuned_configuration_that_does_not_compile_is_not_used_again(monkeypatch, untold):
+    """Where it is the default as well, nothing is left to try."""
+
+    def fails(*_):
+        raise TritonError("out of resource")
+
+    given, processor, config = (
+        problem("mean"),
+        grids.Card(132, 90, 1 << 16, 227 << 10, 2048),
+        space.default("mean", 16, 90),
+    )
+    lookup = lambda query, problem, accept: (config._asdict(), "exact") if accept(config._asdict()) else None  # noqa: E731
+    for where, name, value in (
+        (tuning, "_lookup", lambda: lookup),
+        (tuning, "_rejected", set()),
+        (compiled, "_compile", fails),
+        (torch.cuda, "current_device", lambda: 0),
+    ):
+        monkeypatch.setattr(where, name, value)
+    asked = kernels.mean_kernel, (torch.float16,), (), config
+    assert compiled.configuration("mean", given, 16, processor) == config
+    with pytest.warns(SdkdeWarning, match="mean cannot run as tuned"), pytest.raises(compiled.LaunchFailed):
+        compiled.compiled(*asked)
+    assert compiled.configuration("mean", given, 16, processor) == config
+    with pytest.raises(TritonError):
+        compiled.compiled(*asked)
 
 
 # --- a machine without a compiler -----------------------------------------------------------------------------------

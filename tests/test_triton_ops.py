@@ -3,13 +3,11 @@
 On the GPU where there is one, and in Triton's interpreter, on the CPU; their shapes need neither.
 """
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import interpreter
 import numpy as np
 import pytest
 
@@ -17,6 +15,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
+from interpreter import INTERPRETED, interpreted, run
 from sdkde_triton import ops
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -26,16 +25,14 @@ from sdkde_core.engine.merge import each
 from sdkde_core.protocol import BackendUnavailable, Partial, Reduction
 from sdkde_core.testing import problems
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 OPS = {Reduction.LOG_SUM: ops.log_sum, Reduction.MEAN: ops.mean, Reduction.LAPLACE: ops.laplace}
 
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-runs_apart = pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own, see test_in_the_interpreter")
 each_reduction = pytest.mark.parametrize("reduction", list(Reduction))
 
 
 @pytest.fixture(
-    params=[pytest.param("cpu", id="interpreted", marks=runs_apart), pytest.param("cuda:0", id="gpu", marks=needs_gpu)]
+    params=[pytest.param("cpu", id="interpreted", marks=interpreted), pytest.param("cuda:0", id="gpu", marks=needs_gpu)]
 )
 def device(request):
     return request.param
@@ -63,7 +60,7 @@ def _partial(reduction, result):
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="there is a GPU, or this is what the test starts")
 @pytest.mark.slow
 def test_in_the_interpreter():
-    interpreter.run(__file__, "not gpu", "interpreted")
+    run(__file__, "not gpu", "interpreted")
 
 
 # --- what needs no device -----------------------------------------------------------------------------------------
