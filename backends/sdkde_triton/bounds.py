@@ -87,7 +87,7 @@ def arithmetic(problem: Problem, extent: float, log_weight_span: float = 0.0) ->
 
 
 def steps_at_most(problem: Problem, extent: float, packed: bool = True) -> int:
-    """Return how many steps of columns one program may sum, as fp32 rounds its sums at each. float64 adds programs up.
+    """Return how many steps of columns one program may sum, as fp32 rounds its sums at each.
 
     Steps round by 2⁻²⁵ of a sum at most, and all alike where columns are duplicates of one another: 512 move a log sum
     by 1.5e-5. Packed coordinates count from the origin, so what Σ φ v loses is R times as much, R the extent: 64 steps
@@ -166,24 +166,21 @@ def grid_step(problem: Problem, extent: float, log_weight_span: float = 0.0) -> 
 def form(problem: Problem, extent: float, step: float) -> int:
     """Return the form of the exponents that keeps the tolerance: SHORT, PAIRED, LONG, or FULL.
 
-    "high" takes FULL, and so do rows that are shifted by their log sums: of a row at distance r from the columns that
-    matter to it, two pieces move an exponent by 1.4 · 2⁻¹⁴ g r, and the shift by up to r/2 times that. A shift of many
-    dimensions takes it too: two pieces hold a coordinate to 2⁻¹³ g, at random, and it is a mean of differences of d.
-    Three hold it to 2⁻²⁵ g, or to 2⁻³², where half precision ends.
+    "high" takes FULL, and so do rows that are shifted by their log sums: at distance r from the columns that matter to
+    a row, two pieces move an exponent by 1.4 · 2⁻¹⁴ g r, and the shift by up to r/2 times that. Two pieces hold a
+    coordinate to 2⁻¹³ g, at random, which a shift of many dimensions misses too; three hold it to 2⁻²⁵ g, or to 2⁻³².
 
-    SHORT leaves out lo_i·lo_j: at random between unrelated points, but ‖lo‖² > 0 between a row and its own column,
-    duplicates of it, or columns that it was placed on. No coordinate's lo is above g/2, nor above 2⁻¹¹ of the
-    coordinate, so ‖lo‖² ≤ d g²/4 + 2⁻²² R², R in log2 units. An exponent off by δ for some of the columns moves a log
-    sum by δ at most, and a shift by δ p (1 − p) D, p the weight of those columns and D their distance from the others:
-    δ at most, as columns five bandwidths away would have to number 10⁵ to weigh as much.
+    SHORT leaves out lo_i·lo_j: at random between unrelated points, but ‖lo‖² > 0 between a row and its own column or
+    duplicates of it. No coordinate's lo is above g/2, nor above 2⁻¹¹ of the coordinate, so ‖lo‖² ≤ d g²/4 + 2⁻²² R², R
+    in log2 units. An exponent off by δ for some of the columns moves a log sum by δ at most, and a shift by
+    δ p (1 − p) D, p the weight of those columns and D their distance from the others: δ at most, as columns five
+    bandwidths away would have to number 10⁵ to weigh as much.
 
-    PAIRED leaves out c₃, but for what of the columns' is a multiple of g²: up to g²/2 of each in an exponent, log2
-    units. It is taken up to g = 2⁻⁸, as measured.
+    PAIRED leaves out c₃, up to g²/2 of each in an exponent. It is taken up to g = 2⁻⁸, as measured.
 
-    Two pieces leave 2⁻¹³ g of a coordinate out. On a lattice (counts, pixels) equal coordinates are off by the same
-    amount, so vectors by up to 2⁻¹³ g √d, and exponents at distance r by that times r: at most 5e-4 + 5e-7 r² for every
-    r while 2⁻¹³ g √d is below 3e-5. In blocks of dimensions neither needs a third piece: every dimension is moved
-    (:func:`in_blocks`), and MEAN sums columns rounded to 2⁻²² of a coordinate, by at most 2⁻²² R in all.
+    On a lattice (counts, pixels) two pieces move equal coordinates by the same amount, so vectors by up to 2⁻¹³ g √d,
+    and exponents at distance r by that times r: at most 5e-4 + 5e-7 r² while 2⁻¹³ g √d is below 3e-5. In blocks of
+    dimensions every dimension is moved (:func:`in_blocks`), and MEAN sums columns rounded by at most 2⁻²² R in all.
     """
     if problem.precision == "high" or shifts_rows(problem):
         return Form.FULL

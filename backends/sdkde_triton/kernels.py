@@ -11,8 +11,7 @@ cancelled, in one of four forms: SHORT adds lo·hi + hi·lo; PAIRED also lo·lo,
 and its own column or a duplicate; LONG also c₃, and sums the corrections by themselves; FULL takes coordinates in three
 pieces, v = hi + lo + rest, and adds rest·hi + hi·rest. The same tiles serve the second product of MEAN.
 
-Where d leaves columns of hi free, they carry more: a one, so that the second product of MEAN sums φ too (the fp32 unit
-and the Tensor Cores do not work at the same time on Hopper, so an addition saved is time saved), and up to 12
+Where d leaves columns of hi free, they carry a one, so that the second product of MEAN sums φ too, and up to 12
 dimensions the constants, so that one product less is needed.
 
 A packed array is one half-precision buffer for ``padded`` points: their PIECES, two or three, (padded, D) each, D as

@@ -1,7 +1,7 @@
 """The three reductions as operators of PyTorch, for what traces: ``torch.compile(fullgraph=True)``, ``torch.export``.
 
-Importing this module, and nothing else, registers ``sdkde::log_sum``, ``sdkde::mean`` and ``sdkde::laplace``, with
-what PyTorch must know of them: the shapes of their results. :func:`sdkde_core.estimate` does not go through them.
+Importing this module, and nothing else, registers ``sdkde::log_sum``, ``sdkde::mean`` and ``sdkde::laplace``.
+:func:`sdkde_core.estimate` does not go through them.
 
 ============  ========================================================================================================
 ``log_sum``   ℓ_i = log Σ_j w_j φ_ij, (m,), φ_ij = exp(−½‖u_i − u_j‖²)
@@ -113,7 +113,9 @@ def _reduce(
     (n, d), device = points.shape, str(points.device)
     if not n or not d:
         raise ValueError(f"points has shape {(n, d)}; pass at least one point with at least one dimension")
-    extent = _extent(points, queries) if extent is None else extent
+    if extent is None:  # that of the others where a point is NaN
+        rows = [x for x in (points, queries) if x is not None and x.shape[0]]
+        extent = float(torch.stack([x.norm(dim=1).nan_to_num(0.0, math.inf).max() for x in rows]).max())
     if not 0.0 <= extent <= 1e149:  # beyond, squares of distances are not finite
         raise ValueError(f"extent is {extent}; pass points and queries within 1e149 bandwidths of the origin")
     m, how = n if queries is None else len(queries), {"precision": precision, "device": device}
@@ -126,12 +128,6 @@ def _reduce(
         log_weights = torch.full((n,), -math.log(n), dtype=torch.float64, device=points.device)
     columns = Columns(points.contiguous(), log_weights.contiguous())
     return reduce_pass(_backend(device), INFO, problem, columns, None if queries is None else queries.contiguous())
-
-
-def _extent(points: torch.Tensor, queries: torch.Tensor | None) -> float:
-    """Measure the extent, that of the others where a point is NaN."""
-    rows = [x for x in (points, queries) if x is not None and x.shape[0]]
-    return float(torch.stack([x.norm(dim=1).nan_to_num(0.0, math.inf).max() for x in rows]).max())
 
 
 @functools.cache

@@ -26,7 +26,7 @@ def takes(problem: Problem) -> bool:
 
 
 def looks(problem: Problem, *, for_price: bool = False) -> bool:
-    """Whether it may pay, and the backend's look at how many pairs matter costs little, or that of the host's price."""
+    """Whether lists may pay, and the look at how many pairs matter costs little: the backend's, or the price's."""
     return takes(problem) and _pairs(problem) >= (2e11 if for_price else 4e10) and pays(problem, 0.0)
 
 

@@ -25,10 +25,7 @@ CONFIG_VERSION = 1
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel as a problem launches it, with all that its compile-time parameters follow from.
-
-    Names are those of :mod:`sdkde_triton.space`, with ``_full`` where coordinates are in three pieces.
-    """
+    """A kernel as a problem launches it: a name of :mod:`sdkde_triton.space`, with ``_full`` for three pieces."""
 
     kernel: str
     columns: int
@@ -43,15 +40,12 @@ class Launch:
 
 
 def launches(problem: Problem) -> tuple[Launch, ...]:
-    """Return the kernels with launch parameters that a problem runs, those that take longest first.
-
-    The decisions of :mod:`sdkde_triton.backend`, for weights that are equal or span few nats.
-    """
-    extent = problem.extent
+    """Return the kernels that can be tuned, by descending time, for weights that are equal or span few nats."""
+    extent, formula = problem.extent, bounds.formula(problem, problem.extent)
     mean, shifted = problem.reduction is Reduction.MEAN, bounds.shifts_rows(problem)
-    if bounds.formula(problem, extent) != "packed":
-        if bounds.formula(problem, extent) == "products":
-            return ()
+    if formula == "products":
+        return ()
+    if formula == "direct":
         kind = bounds.arithmetic(problem, extent)
         anchored = mean and not shifted and kind != "float64"
         return (Launch("direct_mean" if anchored else "direct", problem.d, arithmetic=kind),)
@@ -153,8 +147,7 @@ def predicted(launch: Launch, config: space.Config, problem: Problem, card: GPU)
     """Seconds of a kernel on a card, from what its multiprocessors do in a step: a rough figure, only for ranking.
 
     Products, exponentials with the other arithmetic, and loads from the cache (48 bytes a cycle) overlap as far as
-    several programs share a multiprocessor. Tiles reach 0.6 of the Tensor Cores' rate, and a step loses 300 cycles to
-    barriers and to reductions across threads: fitted by eye to an H200.
+    several programs share a multiprocessor; a step loses 300 cycles to barriers: fitted by eye to an H200.
     """
     pairs, threads = config.block_m * config.block_n, 32 * config.num_warps
     units = [pairs / card.exps + _scalar(launch, problem) * pairs / (card.scalar / 2)]
