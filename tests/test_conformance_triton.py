@@ -72,17 +72,8 @@ def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeyp
     y = x if same else np.concatenate([x[::2], [[0.0, 0.0, 0.0], [9.0, -9.0, 9.0]]])
     log_w = 2.0 * rng.normal(size=300) if "weights" in requires else np.zeros(300)
     log_w -= np.logaddexp.reduce(log_w)
-    problem = Problem(
-        Reduction(reduction),
-        len(y),
-        300,
-        3,
-        precision=precision,
-        device="cpu",
-        same=same,
-        requires=frozenset(requires),
-        extent=15.0,
-    )
+    how = {"precision": precision, "device": "cpu", "same": same, "extent": 15.0}
+    problem = Problem(Reduction(reduction), len(y), 300, 3, requires=frozenset(requires), **how)
     backend, queries = TritonBackend(skip=True), None if same else torch.from_numpy(y)
     state = backend.prepare(problem, Columns(torch.from_numpy(x), torch.from_numpy(log_w)))
     got = each(backend.reduce(problem, queries, state), to_host)
@@ -105,12 +96,19 @@ def test_columns_are_left_out_beside_an_outlier_that_weighs_far_more(precision):
     assert problems.errors(problem, got, problems.truth(case)).max() < 1.0
 
 
+class InterpretedConformance(BackendConformance):
+    backend = "triton"
+    device = "cpu"
+
+    @pytest.mark.skip(reason="Triton's interpreter serves one thread at a time")
+    def test_threads(self, parameter):
+        """See the same check on a GPU."""
+
+
 @interpreted
 @warns
 @pytest.mark.covering(1)
-class TestInterpreted(BackendConformance):
-    backend = "triton"
-    device = "cpu"
+class TestInterpreted(InterpretedConformance):
     dimensions = (5,)
     draws, pairs = 6, 4000
     slow = (
@@ -133,23 +131,13 @@ class TestInterpreted(BackendConformance):
         want = problems.truth(case, same=True, rows=np.arange(65, 85))
         assert problems.errors(problem, got, want).max() < 1.0
 
-    @pytest.mark.skip(reason="Triton's interpreter serves one thread at a time")
-    def test_threads(self, parameter):
-        """See the same check on a GPU."""
-
 
 @interpreted
 @warns
 @pytest.mark.slow
-class TestMoreInterpreted(BackendConformance):
-    backend = "triton"
-    device = "cpu"
+class TestMoreInterpreted(InterpretedConformance):
     dimensions = (1, 17)  # two dimensions take the kernels of one; the suite on a GPU has them
     draws, pairs = 3, 4000
-
-    @pytest.mark.skip(reason="Triton's interpreter serves one thread at a time")
-    def test_threads(self, parameter):
-        """See the same check on a GPU."""
 
 
 def _duplicates(d, extent):

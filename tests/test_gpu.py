@@ -2,7 +2,6 @@
 
 import sys
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -286,23 +285,6 @@ def test_what_is_wrong_with_tensors_is_said():
         sdkde_core.estimate(x, y, bandwidth=-1.0)
     with pytest.raises(ValueError, match="negative values, the first"):
         sdkde_core.estimate(x, y, bandwidth=0.5, weights=-_cuda(W))
-
-
-def test_streams_and_threads_have_results_of_their_own():
-    sets = [torch.randn(700, 5, device="cuda", generator=torch.Generator("cuda").manual_seed(i)) for i in range(4)]
-    prepared = sdkde_core.prepare(sets[0], bandwidth=0.6)
-    want = [(sdkde_core.estimate(x, bandwidth=0.6), prepared.estimate(x)) for x in sets]
-    torch.cuda.synchronize()
-
-    def many(i):
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for k in range(40):
-                x = sets[(i + k) % 4]
-                got = sdkde_core.estimate(x, bandwidth=0.6), prepared.estimate(x)
-                assert all(torch.equal(a, b) for a, b in zip(got, want[(i + k) % 4]))
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(many, range(4)))
 
 
 @pytest.mark.parametrize("weighted", [False, True])

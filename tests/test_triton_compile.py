@@ -212,17 +212,10 @@ def test_shipped_winners(row):
     assert row["config_version"] == tunables.CONFIG_VERSION
     assert row["source"] == "measured"
     assert row["provenance"]["triton"]
-    given = Problem(
-        Reduction(row["reduction"]),
-        2 ** row["m_octave"],
-        2 ** row["n_octave"],
-        row["dimension"],
-        precision=row["precision"],
-        same=row["reduction"] == "mean",
-        requires=frozenset(filter(None, row["requires"].split(","))),
-        device="cuda:0",
-        extent=10.0,
-    )
+    requires = frozenset(filter(None, row["requires"].split(",")))
+    how = {"precision": row["precision"], "same": row["reduction"] == "mean", "device": "cuda:0", "extent": 10.0}
+    m, n = 2 ** row["m_octave"], 2 ** row["n_octave"]
+    given = Problem(Reduction(row["reduction"]), m, n, row["dimension"], requires=requires, **how)
     space, kernel, architecture = tunables.SPACE, row["kernel"], row["architecture"]
     assert space.dimension(kernel, given) == row["dimension"]
     assert space.limit(kernel, row["config"], given, architecture) is None
