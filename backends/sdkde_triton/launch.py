@@ -100,14 +100,7 @@ def transpose(points: torch.Tensor, arithmetic: str, padding: int = 1) -> torch.
 
 
 def kernel_of(
-    name: str,
-    problem: Problem,
-    config: Config,
-    capability: int,
-    pieces: int = 2,
-    form: int = Form.SHORT,
-    arithmetic: str = "",
-    both: bool = False,
+    name: str, problem: Problem, config: Config, capability: int, pieces: int, form: int, arithmetic: str, both: bool
 ) -> tuple[Any, tuple[Any, ...]]:
     """Return a kernel by its name in :mod:`sdkde_triton.space`, and its compile-time parameters, in order.
 
@@ -137,14 +130,7 @@ def kernel_of(
 
 
 def _partial(
-    name: str,
-    problem: Problem,
-    sizes: Sizes,
-    given: tuple[torch.Tensor, ...],
-    most: int,
-    pieces: int = 2,
-    form: int = Form.SHORT,
-    arithmetic: str = "",
+    name: str, problem: Problem, sizes: Sizes, given: Any, most: int, pieces: int, form: int, arithmetic: str = ""
 ) -> tuple[torch.Tensor, int]:
     """Return a kernel's partial results, and of how many splits of the columns; see :func:`_splits`."""
     on, columns = given[0].device, problem.d if arithmetic else packed_dimensions(problem.d)
@@ -173,7 +159,7 @@ def _splits(
     of splits follows from all rows of the problem: however few of them come at a time, the bits are the same.
     """
     (_, padded, m, n), d, processor = sizes, problem.d, card(on)
-    kernel, flags = kernel_of(name, problem, config, processor.capability, pieces, form, arithmetic)
+    kernel, flags = kernel_of(name, problem, config, processor.capability, pieces, form, arithmetic, False)
     step = config.block_n * dict(zip(kernel.arg_names[-len(flags) :], flags, strict=True)).get("TILES", 1)
     numbers = (m, n, d, padded) if arithmetic else (*sizes, 0, 0) if name == "blocked" else (*sizes, d)
     laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
@@ -309,7 +295,7 @@ def direct(
     anchored = mean and not shifts_rows(problem) and arithmetic != "float64"
     name, sizes = "direct_mean" if anchored else "direct", (m, columns.shape[1], m, log_weights.shape[0])
     given = rows, columns, log_weights
-    out, parts = _partial(name, problem, sizes, given, most, arithmetic=arithmetic)
+    out, parts = _partial(name, problem, sizes, given, most, 2, Form.SHORT, arithmetic)
     if mean:
         return finish_mean(problem, out, rows, log_weights, None, parts, end=end)
     return finish_log_sum(problem, out, log_weights, m, parts, end)

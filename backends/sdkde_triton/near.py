@@ -228,7 +228,7 @@ class _Pass:
         per_row = sums if name == "log_sum" else max(packed_dimensions(problem.d), problem.d + 1)
         more, counts = ((self.near.log_weights,), (m, columns.points)) if name == "log_sum" else ((), (m,))
         capability = card(device).capability
-        kernel, flags = launch.kernel_of(f"{name}_listed", problem, config, capability, rows.pieces, form)
+        kernel, flags = launch.kernel_of(f"{name}_listed", problem, config, capability, rows.pieces, form, "", False)
         numbers = rows.padded, columns.padded, *counts, problem.d, over.first * HEIGHT, over.length
         out = torch.empty(over.parts * m * per_row, dtype=torch.float32, device=device)
         run = Launch(kernel, (-(-m // HEIGHT), over.parts), numbers, flags, config)

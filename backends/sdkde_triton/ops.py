@@ -102,14 +102,7 @@ def _check(points: Any, queries: Any, log_weights: Any, precision: str) -> None:
         torch._check_value(log_weights.shape[0] == n, lambda: f"log_weights has {log_weights.shape[0]} numbers for {n}")
 
 
-def _reduce(
-    reduction: Reduction,
-    points: torch.Tensor,
-    queries: torch.Tensor | None,
-    log_weights: torch.Tensor | None,
-    extent: float | None,
-    precision: str,
-) -> Partial:
+def _reduce(reduction: Reduction, points: Any, queries: Any, log_weights: Any, extent: Any, precision: str) -> Partial:
     (n, d), device = points.shape, str(points.device)
     if not n or not d:
         raise ValueError(f"points has shape {(n, d)}; pass at least one point with at least one dimension")
