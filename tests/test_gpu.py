@@ -63,12 +63,6 @@ def test_devices_mix():
         np.testing.assert_allclose(got, want, rtol=1e-10)
 
 
-def test_validation_happens_on_the_device():
-    x = _cuda(X)
-    assert ingest(x).train.device == x.device
-    assert ingest(x, device="cpu").device == "cpu"
-
-
 @pytest.mark.filterwarnings("ignore:.*negative:RuntimeWarning")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("method", ["kde", "sdkde", "laplace"])
