@@ -12,7 +12,7 @@ import torch
 
 from sdkde_core.nearby import rough_share
 from sdkde_core.plugin import PerStream, empty, grids, in_slabs, on_device
-from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support, Whitened
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, criteria, launch, price, products
 from . import near as nearby
@@ -25,11 +25,7 @@ from .space import COLUMN_PADDING, HEIGHT, LEAF, LEAST_CAPABILITY
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """The training points, and what has been made of them so far.
-
-    The grid, and the arithmetic of direct differences, depend on whether the rows are shifted by their log sums: so the
-    points are packed when the first rows come.
-    """
+    """The training points, packed when the first rows come: how depends on whether the rows are shifted."""
 
     problem: Problem  # as given to prepare: its extent is the largest
     points: torch.Tensor  # (n, d) float64
@@ -38,7 +34,6 @@ class _State:
     made: PerStream = field(default_factory=PerStream)
 
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return what ``make`` has made of the points."""
         return self.made.get(key, make, self.points)
 
 
@@ -77,11 +72,6 @@ class TritonBackend:
             log_weights = log_weights.clone()
         return _State(problem, columns.points, log_weights, span)
 
-    def whiten(self, given: tuple[Any, ...], scale: Any, centre: Any = None) -> Whitened | None:
-        """Whiten by two launches; of so many numbers that these matter little, nothing."""
-        few = given[0].shape[1] <= 128 and sum(x.numel() for x in given) <= 1 << 23
-        return whitening.whiten(given, scale, centre) if few else None
-
     def moved(self, problem: Problem, state: _State) -> torch.Tensor | None:
         """Return the points, moved by half their shift, by MEAN's launches."""
         return self._ended(problem, state.points, state, state.points)
@@ -90,6 +80,7 @@ class TritonBackend:
         """Return the density in the user's dtype by the launches of LOG_SUM or LAPLACE."""
         return self._ended(problem, state.points if queries is None else queries, state, (constant, log, dtype))
 
+    whiten = staticmethod(whitening.whiten)
     left_out = staticmethod(criteria.left_out)
     climb = staticmethod(criteria.climb)
 
@@ -103,10 +94,7 @@ class TritonBackend:
             return _run(problem, way, points, state, end)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
-        """Reduce over all columns for every row.
-
-        Rows come in slabs; where memory does not suffice, in smaller ones, with the same bits.
-        """
+        """Reduce over all columns, rows in slabs; where memory does not suffice, in smaller ones."""
         points = queries
         if queries is None:  # all of them, or some
             whole = problem.m == problem.n
@@ -186,8 +174,7 @@ _seen = set[Any]()
 def _run(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: Any = None) -> Any:
     """Compute a way; where its kernels are new to the process, compile them side by side before.
 
-    For that it is rehearsed with a few points on the CPU, and after a shift of the points themselves what as a rule
-    follows, the density, is too.
+    For that it is rehearsed with a few points on the CPU, and so is the density that as a rule follows a shift.
     """
     whole, moves = problem.same and points.shape[0] == state.points.shape[0], isinstance(end, torch.Tensor)
     asked = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.same, problem.d, whole

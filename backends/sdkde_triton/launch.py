@@ -70,7 +70,6 @@ def pack(
 
 @functools.lru_cache(maxsize=1024)
 def _packing(n: int, padded: int, d: int, step: float, pieces: int, *flags: bool) -> tuple[Launch, int]:
-    """Return the launch of :func:`pack`, and how many numbers the buffer has."""
     columns, vary, shifted, scaled, rounded = flags
     width, each = packed_dimensions(d), 48 if columns else 32
     span, halves = triton.next_power_of_2(width), padded * (pieces * width + each + 2 * width * rounded)

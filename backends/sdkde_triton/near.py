@@ -152,7 +152,7 @@ class _Pass:
         over = Lists(beside, which * length, which, 0, length, 1)
         # PAIRED adds less than 1e-3 to an exponent, the allowance that follows is 0.01; SHORT serves the next pass too.
         form = Form.SHORT if shifts_rows(problem) or self.form == Form.PAIRED else self.form
-        found = self.log_sum(self.plain, packed, rows.shape[0], over, form).log_sum
+        found = self.log_sum(replace(problem, reduction=Reduction.LOG_SUM), packed, rows.shape[0], over, form).log_sum
         if scaled(problem) and self.columns.pieces == 2:
             found = found - SCALE_BITS.value * math.log(2.0)
         least = by_tile(found, HEIGHT).amin(dim=1)
@@ -203,7 +203,8 @@ class _Pass:
             return self.log_sum(problem, rows, m, over, self.form)
         log_sums, log_weights, pieces = None, self.near.log_weights, self.columns.pieces
         if shifts_rows(problem):  # as in sdkde_triton.backend
-            log_sums = self.log_sum(self.plain, rows, m, over, Form.SHORT).log_sum
+            plain = replace(problem, reduction=Reduction.LOG_SUM)
+            log_sums = self.log_sum(plain, rows, m, over, Form.SHORT).log_sum
             rows = launch.pack(problem, points, self.step, log_weights, pieces, scaled=True, log_sums=log_sums)
             over, top = over._replace(first=0), 0
         out = self._launched("mean", problem, rows, m, over, self.form)
@@ -215,11 +216,6 @@ class _Pass:
         """LOG_SUM or LAPLACE of m rows, those of the lists' tiles; see :func:`sdkde_triton.launch.log_sum`."""
         out = self._launched("log_sum", problem, rows, m, over, form)
         return launch.finish_log_sum(problem, out, self.near.log_weights, m, over.parts)
-
-    @property
-    def plain(self) -> Problem:
-        """The problem of the rows' log sums."""
-        return replace(self.problem, reduction=Reduction.LOG_SUM)
 
     def _launched(self, name: str, problem: Problem, rows: Packed, m: int, over: Lists, form: int) -> torch.Tensor:
         """Partial results of a kernel, (parts, m, numbers of a row) in some order."""
@@ -236,7 +232,6 @@ class _Pass:
         return out
 
     def config(self, name: str) -> Config:
-        """The default launch parameters of a kernel."""
         capability, d = card(self.near.points.device).capability, self.problem.d
         return default(name, packed_dimensions(d), capability, merges(d), self.columns.pieces)
 

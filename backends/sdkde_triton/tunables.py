@@ -35,7 +35,6 @@ class Launch:
 
     @property
     def base(self) -> str:
-        """The kernel's name in :mod:`sdkde_triton.space`."""
         return self.kernel.removesuffix("_full")
 
 
@@ -176,7 +175,6 @@ def predicted(launch: Launch, config: space.Config, problem: Problem, card: GPU)
 
 
 def _matrix_columns(launch: Launch, problem: Problem) -> float:
-    """Columns of all products of a pair."""
     width, high = launch.columns, problem.precision == "high"
     if launch.base == "weighted_sum":
         return (6 if high else 3) * float(width)
@@ -214,7 +212,6 @@ def compiled_kernel(launch: Launch, config: space.Config, problem: Problem, capa
 
 
 def _types(launch: Launch, names: list[str]) -> dict[str, str]:
-    """Types of a kernel's run-time parameters."""
     real = {"float64": "*fp64", "float32": "*fp32", "doubled": "*fp32"}.get(launch.arithmetic)
     pointers = dict.fromkeys(("rows", "columns", "phi"), real or "*fp16")
     pointers |= dict.fromkeys(("leaves", "which", "ends"), "*i32") | dict.fromkeys(("log_weights", "sums"), "*fp64")
