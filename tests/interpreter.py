@@ -5,11 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def run(file, marked):
-    """Run the tests with that marker; Triton decides when it is imported whether it interprets its kernels."""
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="test_in_the_interpreter runs it")
+
+
+def run(file, marked, named=""):
+    """Run tests by marker and name; Triton decides when it is imported whether it interprets its kernels."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file, "-m", marked]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file, "-m", marked, "-k", named]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(file).parent.parent)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

@@ -27,6 +27,7 @@ from tuning_files import add, failed, ok
 import sdkde_core
 from sdkde_core import tuning
 from sdkde_core.choice import cards, hardware, registry
+from sdkde_core.plugin import grids
 from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support
 
 PAGE = (Path(__file__).parent.parent / "docs" / "autotuning.md").read_text()
@@ -451,7 +452,6 @@ def test_a_card_that_is_not_here_end_to_end(tmp_path, monkeypatch):
     """As users run it: the cost model ranks, Triton compiles, the file keeps, and a look-up on that card finds it."""
     pytest.importorskip("triton")
     from sdkde_triton.compiled import configuration
-    from sdkde_triton.grid import Processor
 
     db = tmp_path / "tuning.sqlite"
     command = [sys.executable, "-c", "from sdkde_autotune.cli import main; main()", "--gpu", "a6000", "--db", str(db)]
@@ -470,7 +470,7 @@ def test_a_card_that_is_not_here_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setenv("SDKDE_DB", str(db))
     lookup.forget()
     problem = Problem(Reduction.LOG_SUM, 4096, 32768, 64, precision="fast", device="cuda:0", extent=15.0)
-    card = Processor(84, 86, 1 << 16, 100 << 10, 1536, "RTX A6000")
+    card = grids.Card(84, 86, 1 << 16, 100 << 10, 1536, "RTX A6000")
     assert configuration("log_sum", problem, 64, card)._asdict() == best.config
     lookup.forget()
 

@@ -5,11 +5,7 @@ The interpreter rounds nothing: it shows that the kernels compute what they shou
 
 import itertools
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +14,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
+from interpreter import INTERPRETED, interpreted, run
 from sdkde_triton.space import LEAF, Config
 from some_of_all import some_of_all
 
@@ -28,10 +25,6 @@ from sdkde_core.protocol import Columns, Problem, Reduction
 from sdkde_core.testing import BackendConformance, problems, reference
 from sdkde_core.testing.problems import Case
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own, see test_in_the_interpreter")
 warns = pytest.mark.filterwarnings("ignore:All-NaN slice")  # the interpreter's maximum
 
 
@@ -61,7 +54,7 @@ def _two_clusters(rng):
 def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeypatch):
     """Tiles are small, and lists in several parts; rows in several batches, their last tile not full."""
     import triton.language as tl
-    from sdkde_triton import choose, near
+    from sdkde_triton import choose, launch, near
     from sdkde_triton.backend import TritonBackend
 
     rng, looked = np.random.default_rng(3), []
@@ -69,6 +62,7 @@ def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeyp
     small = near.AMOUNTS._replace(beside=16, visited=5, entries=64, shortest=2, longest=2)
     for name, value in {"LEAF": 8, "LISTED": 32, "AMOUNTS": small}.items():
         monkeypatch.setattr(near, name, value)
+        monkeypatch.setattr(launch, name, value, raising=False)
     monkeypatch.setattr(choose, "WIDE", tl.constexpr(8))
     monkeypatch.setattr(near, "default", lambda *_: Config(64, 32, 4, 1))
     monkeypatch.setattr(near, "steps_at_most", lambda *_: 2)
@@ -78,17 +72,8 @@ def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeyp
     y = x if same else np.concatenate([x[::2], [[0.0, 0.0, 0.0], [9.0, -9.0, 9.0]]])
     log_w = 2.0 * rng.normal(size=300) if "weights" in requires else np.zeros(300)
     log_w -= np.logaddexp.reduce(log_w)
-    problem = Problem(
-        Reduction(reduction),
-        len(y),
-        300,
-        3,
-        precision=precision,
-        device="cpu",
-        same=same,
-        requires=frozenset(requires),
-        extent=15.0,
-    )
+    how = {"precision": precision, "device": "cpu", "same": same, "extent": 15.0}
+    problem = Problem(Reduction(reduction), len(y), 300, 3, requires=frozenset(requires), **how)
     backend, queries = TritonBackend(skip=True), None if same else torch.from_numpy(y)
     state = backend.prepare(problem, Columns(torch.from_numpy(x), torch.from_numpy(log_w)))
     got = each(backend.reduce(problem, queries, state), to_host)
@@ -111,12 +96,19 @@ def test_columns_are_left_out_beside_an_outlier_that_weighs_far_more(precision):
     assert problems.errors(problem, got, problems.truth(case)).max() < 1.0
 
 
+class InterpretedConformance(BackendConformance):
+    backend = "triton"
+    device = "cpu"
+
+    @pytest.mark.skip(reason="Triton's interpreter serves one thread at a time")
+    def test_threads(self, parameter):
+        """See the same check on a GPU."""
+
+
 @interpreted
 @warns
 @pytest.mark.covering(1)
-class TestInterpreted(BackendConformance):
-    backend = "triton"
-    device = "cpu"
+class TestInterpreted(InterpretedConformance):
     dimensions = (5,)
     draws, pairs = 6, 4000
     slow = (
@@ -139,23 +131,13 @@ class TestInterpreted(BackendConformance):
         want = problems.truth(case, same=True, rows=np.arange(65, 85))
         assert problems.errors(problem, got, want).max() < 1.0
 
-    @pytest.mark.skip(reason="Triton's interpreter serves one thread at a time")
-    def test_threads(self, parameter):
-        """See the same check on a GPU."""
-
 
 @interpreted
 @warns
 @pytest.mark.slow
-class TestMoreInterpreted(BackendConformance):
-    backend = "triton"
-    device = "cpu"
+class TestMoreInterpreted(InterpretedConformance):
     dimensions = (1, 17)  # two dimensions take the kernels of one; the suite on a GPU has them
     draws, pairs = 3, 4000
-
-    @pytest.mark.skip(reason="Triton's interpreter serves one thread at a time")
-    def test_threads(self, parameter):
-        """See the same check on a GPU."""
 
 
 def _duplicates(d, extent):
@@ -353,14 +335,7 @@ STAGES = {
     ],
 )
 def test_in_the_interpreter(stage, marked):
-    """Run this file in a process that interprets kernels: Triton decides that when it is imported."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    command += ["-k", STAGES[stage], "-m", marked, "--durations=5"]
-    root = Path(__file__).parent.parent
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=root)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    run(__file__, marked, STAGES[stage])
 
 
 @pytest.mark.gpu

@@ -1,9 +1,7 @@
 """Criteria and steps of EM by Triton's kernels: against the array code, interpreted; and on a card."""
 
 import functools
-import os
 
-import interpreter
 import numpy as np
 import pytest
 
@@ -11,6 +9,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
+from interpreter import INTERPRETED, interpreted, run
 from sdkde_triton import criteria
 
 from sdkde_core import select_bandwidth
@@ -20,15 +19,13 @@ from sdkde_core.bandwidth.shapes import find_shape
 from sdkde_core.choice import registry
 
 METHODS = ("kde", "sdkde", "laplace")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="test_in_the_interpreter runs it")
 CPU = Kernels(*(functools.partial(f, device="cpu") for f in (criteria.left_out, criteria.climb)))
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is what the test starts")
 @pytest.mark.parametrize("marked", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_in_the_interpreter(marked):
-    interpreter.run(__file__, marked)
+    run(__file__, marked)
 
 
 def drawn(n, d, kind, seed=0):

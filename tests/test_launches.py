@@ -1,7 +1,6 @@
 """Lists of launches: without a card kernels are Python's, and write to the CPU's memory by address as a card's do."""
 
 import ctypes
-import os
 import threading
 
 import numpy as np
@@ -194,43 +193,36 @@ def test_lists_have_the_same_bits_on_a_card(method, backend, dtype, monkeypatch)
 
 
 @pytest.mark.gpu
-def test_lists_in_threads_and_on_streams_and_errors_on_a_card(monkeypatch):
+def test_lists_in_threads_and_on_streams_on_a_card(monkeypatch):
     torch.manual_seed(8)
     xs, ys = [torch.randn(2048, 16, device="cuda") for _ in range(8)], torch.randn(256, 16, device="cuda")
     wants = [estimated(False, monkeypatch, x, ys, bandwidth=0.9) for x in xs]
+    prepared = sdkde_core.prepare(xs[0], bandwidth=0.9)
+    at = prepared.estimate(ys)
     monkeypatch.setenv("SDKDE_CHECK", "0")
     torch.cuda.synchronize()
     wrong = []
 
     def work(k):
         with torch.cuda.stream(torch.cuda.Stream()) if k % 2 else torch.cuda.stream(torch.cuda.default_stream()):
-            found = [(i, sdkde_core.estimate(xs[i], ys, bandwidth=0.9)) for _ in range(30) for i in range(8)]
+            found = [(sdkde_core.estimate(xs[i], ys, bandwidth=0.9), wants[i]) for _ in range(30) for i in range(8)]
+            found += [(prepared.estimate(ys), at) for _ in range(30)]
             torch.cuda.synchronize()
-            wrong.extend(not torch.equal(got, wants[i]) for i, got in found)
+            wrong.extend(not torch.equal(got, want) for got, want in found)
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(wrong) == 6 * 240 and not any(wrong)
-    bad = xs[0].clone()
-    bad[5, 3] = float("nan")
-    with pytest.raises(ValueError, match="row 5, column 3"):
-        sdkde_core.estimate(bad, ys, bandwidth=0.9)
-    far = xs[0].clone()
-    far[7] += 1e5
-    got, want = (sdkde_core.estimate(x, ys, bandwidth=0.9).double().cpu() for x in (far, far))
-    assert torch.equal(got, want)
+    assert len(wrong) == 6 * 270 and not any(wrong)
     for h in (2.0, [[0.25]], 2.0, [[0.25]]):  # whose factor and inverse are the same number
         column, where = xs[0][:, :1].contiguous(), ys[:, :1].contiguous()
         got = sdkde_core.estimate(column, where, bandwidth=h).cpu().numpy()
         want = sdkde_core.estimate(column.cpu().numpy(), where.cpu().numpy(), bandwidth=h, device="cpu")
         assert np.allclose(got, want, rtol=1e-3, atol=0)
-    prepared = sdkde_core.prepare(xs[0], bandwidth=0.9)
     assert prepared.grad_log_density(ys).shape == (256, 16)  # Hopper's shift is of the samples alone
     queries = [torch.randn(1000, 16, device="cuda") for _ in range(6)]
     got = [prepared.estimate(q) for q in queries]
     monkeypatch.setenv("SDKDE_CHECK", "1")
     assert all(torch.equal(a, prepared.estimate(q)) for a, q in zip(got, queries))
-    assert os.environ["SDKDE_CHECK"] == "1"

@@ -3,10 +3,8 @@
 On a card it is in test_gpu.py.
 """
 
-import os
 import warnings
 
-import interpreter
 import numpy as np
 import pytest
 
@@ -14,20 +12,19 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
+from interpreter import INTERPRETED, interpreted, run
 
 import sdkde_core
 from sdkde_core.arrays import Argument
 from sdkde_core.estimator import straight
 
 BACKEND = {"backend": "triton", "device": "cpu"}
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="test_in_the_interpreter runs it")
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is what the test starts")
 @pytest.mark.parametrize("marked", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_in_the_interpreter(marked):
-    interpreter.run(__file__, marked)
+    run(__file__, marked)
 
 
 @pytest.fixture

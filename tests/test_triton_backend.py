@@ -10,15 +10,16 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
-from sdkde_triton import backend, bounds, compiled, products, space, tunables
+from sdkde_triton import backend, bounds, compiled, kernels, products, space, tunables
 from sdkde_triton.backend import TritonBackend
-from sdkde_triton.grid import PARTIAL_BYTES, Processor, most_parts, slab_rows, splits
+from sdkde_triton.grid import PARTIAL_BYTES, most_parts, slab_rows, splits
 from sdkde_triton.info import INFO
+from triton.errors import TritonError
 
 from sdkde_core import SdkdeWarning, tuning
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import cards, cost
-from sdkde_core.plugin import each
+from sdkde_core.plugin import each, grids
 from sdkde_core.protocol import Columns, Problem, Reduction
 from sdkde_core.testing import problems
 
@@ -155,7 +156,7 @@ def test_nothing_is_tuned_for_cards_that_it_does_not_run_on():
 def test_a_tuned_configuration_that_is_none_is_ignored(config, monkeypatch, untold):
     lookup = lambda query, problem, accept: (config, "exact") if accept(config) else None  # noqa: E731
     monkeypatch.setattr(tuning, "_lookup", lambda: lookup)
-    processor = Processor(132, 90, 1 << 16, 227 << 10, 2048)
+    processor = grids.Card(132, 90, 1 << 16, 227 << 10, 2048)
     with pytest.warns(SdkdeWarning, match="configuration of mean is ignored"):
         assert compiled.configuration("mean", problem("mean"), 16, processor) == space.default("mean", 16, 90)
     assert compiled.configuration("mean", problem("mean"), 16, processor) == space.default("mean", 16, 90)
@@ -163,7 +164,7 @@ def test_a_tuned_configuration_that_is_none_is_ignored(config, monkeypatch, unto
 
 def test_what_is_tried_is_launched_or_refused():
     config = {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 2}
-    processor = Processor(132, 90, 1 << 16, 227 << 10, 2048)
+    processor = grids.Card(132, 90, 1 << 16, 227 << 10, 2048)
     with tuning.using({"mean": config}):
         assert compiled.configuration("mean", problem("mean"), 16, processor)._asdict() == config
     with (
@@ -172,6 +173,34 @@ def test_what_is_tried_is_launched_or_refused():
     ):
         compiled.configuration("mean", problem("mean"), 128, processor)
     assert compiled.configuration("mean", problem("mean"), 16, processor) == space.default("mean", 16, 90)
+
+
+def test_a_tuned_configuration_that_does_not_compile_is_not_used_again(monkeypatch, untold):
+    """Where it is the default as well, nothing is left to try."""
+
+    def fails(*_):
+        raise TritonError("out of resource")
+
+    given, processor, config = (
+        problem("mean"),
+        grids.Card(132, 90, 1 << 16, 227 << 10, 2048),
+        space.default("mean", 16, 90),
+    )
+    lookup = lambda query, problem, accept: (config._asdict(), "exact") if accept(config._asdict()) else None  # noqa: E731
+    for where, name, value in (
+        (tuning, "_lookup", lambda: lookup),
+        (tuning, "_rejected", set()),
+        (compiled, "_compile", fails),
+        (torch.cuda, "current_device", lambda: 0),
+    ):
+        monkeypatch.setattr(where, name, value)
+    asked = kernels.mean_kernel, (torch.float16,), (), config
+    assert compiled.configuration("mean", given, 16, processor) == config
+    with pytest.warns(SdkdeWarning, match="mean cannot run as tuned"), pytest.raises(compiled.LaunchFailed):
+        compiled.compiled(*asked)
+    assert compiled.configuration("mean", given, 16, processor) == config
+    with pytest.raises(TritonError):
+        compiled.compiled(*asked)
 
 
 # --- a machine without a compiler -----------------------------------------------------------------------------------
@@ -200,9 +229,9 @@ def test_no_c_compiler_is_said_by_the_probe(monkeypatch, tmp_path):
 
 def test_a_rehearsed_pass_begins_to_compile_all_its_kernels(monkeypatch):
     begun = set()
-    monkeypatch.setattr(compiled, "compiled", lambda *asked: begun.add((asked[0].__name__, asked[-1])))
+    monkeypatch.setattr(compiled, "compiled", lambda kernel, *_: begun.add(kernel.__name__))
     given, points = problem("mean", m=64, n=64, d=4, same=True, extent=8.0), torch.zeros((64, 4), dtype=torch.float64)
     state = TritonBackend().prepare(given, Columns(points, points[:, 0].contiguous()))
     compiled.rehearse(backend._listed, given, backend._way(given, 8.0, 0.0, True), points, state, 1.0)
     names = ("pack", "near", "log_sum_listed", "finish_log_sum", "choose", "list", "mean_listed", "finish_mean")
-    assert begun == {(f"{name}_kernel", False) for name in names}
+    assert begun == {f"{name}_kernel" for name in names}

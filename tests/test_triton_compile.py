@@ -115,51 +115,38 @@ def test_listed(kernel, d, form, capability):
 
 _FP32 = dict.fromkeys(("rows", "leaves", "nodes", "lowest", "reaches", "limits"), "*fp32") | {"step": "fp32"}
 _INT = dict.fromkeys(("visited", "counts", "ends", "out"), "*i32")
+_FP64 = dict.fromkeys(("given", "out", "partial"), "*fp64") | dict.fromkeys(("squares", "moves"), "*fp32")
+
+
+def _check_spills(kernel, types, constants, capability):
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
+    source = ASTSource(kernel, signature=signature, constexprs=constants)
+    options = space.Config(1, 1, 4, 1).options
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    assert tunables.usage(compiled.asm["cubin"])[1] <= tunables.SPILLS
 
 
 @pytest.mark.parametrize("capability", [*(pytest.param(x, marks=pytest.mark.slow) for x in (80, 86)), 90])
 @pytest.mark.parametrize("d", [4, pytest.param(16, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    ("kernel", "constants"),
-    [
-        ("near_kernel", {"MOST": 128}),
-        ("choose_kernel", {}),
-        ("list_kernel", {"TOGETHER": 4}),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "constants"), [("near", {"MOST": 128}), ("choose", {}), ("list", {"TOGETHER": 4})])
 def test_lists(kernel, constants, d, capability):
-    found, types = getattr(choose, kernel), _FP32 | _INT
-    constants = constants | ({"D": d} if "D" in found.arg_names else {})
-    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in found.arg_names}
-    source = ASTSource(found, signature=signature, constexprs=constants)
-    compiled = triton.compile(
-        source, target=GPUTarget("cuda", capability, 32), options=space.Config(1, 1, 4, 1).options
-    )
-    assert tunables.usage(compiled.asm["cubin"])[1] <= tunables.SPILLS
-
-
-_FP64 = dict.fromkeys(("given", "out", "partial"), "*fp64") | dict.fromkeys(("squares", "moves"), "*fp32")
+    _check_spills(getattr(choose, f"{kernel}_kernel"), _FP32 | _INT, constants | {"D": d}, capability)
 
 
 @pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 @pytest.mark.parametrize(
     ("kernel", "constants"),
     [
-        ("squares_kernel", {"ROWS": 8, "BLOCK": 128}),
-        ("moves_kernel", {"ROWS": 32, "BLOCK": 64}),
-        ("criteria_kernel", {"MOVED": True, "LAPLACE": False, "ROWS": 16, "BLOCK": 128}),
-        ("criteria_kernel", {"MOVED": False, "LAPLACE": True, "ROWS": 16, "BLOCK": 128}),
-        ("climb_kernel", {"ROWS": 4, "MOST": 512}),
-        ("step_kernel", {"MOST": 512}),
+        ("squares", {"ROWS": 8, "BLOCK": 128}),
+        ("moves", {"ROWS": 32, "BLOCK": 64}),
+        ("criteria", {"MOVED": True, "LAPLACE": False, "ROWS": 16, "BLOCK": 128}),
+        ("criteria", {"MOVED": False, "LAPLACE": True, "ROWS": 16, "BLOCK": 128}),
+        ("climb", {"ROWS": 4, "MOST": 512}),
+        ("step", {"MOST": 512}),
     ],
 )
 def test_criteria(kernel, constants, capability):
-    found = getattr(criteria, kernel)
-    signature = {name: "constexpr" if name in constants else _FP64.get(name, "i32") for name in found.arg_names}
-    source = ASTSource(found, signature=signature, constexprs=constants)
-    options = space.Config(1, 1, 4, 1).options
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    assert tunables.usage(compiled.asm["cubin"])[1] <= tunables.SPILLS
+    _check_spills(getattr(criteria, f"{kernel}_kernel"), _FP64, constants, capability)
 
 
 @pytest.mark.parametrize(
@@ -225,17 +212,10 @@ def test_shipped_winners(row):
     assert row["config_version"] == tunables.CONFIG_VERSION
     assert row["source"] == "measured"
     assert row["provenance"]["triton"]
-    given = Problem(
-        Reduction(row["reduction"]),
-        2 ** row["m_octave"],
-        2 ** row["n_octave"],
-        row["dimension"],
-        precision=row["precision"],
-        same=row["reduction"] == "mean",
-        requires=frozenset(filter(None, row["requires"].split(","))),
-        device="cuda:0",
-        extent=10.0,
-    )
+    requires = frozenset(filter(None, row["requires"].split(",")))
+    how = {"precision": row["precision"], "same": row["reduction"] == "mean", "device": "cuda:0", "extent": 10.0}
+    m, n = 2 ** row["m_octave"], 2 ** row["n_octave"]
+    given = Problem(Reduction(row["reduction"]), m, n, row["dimension"], requires=requires, **how)
     space, kernel, architecture = tunables.SPACE, row["kernel"], row["architecture"]
     assert space.dimension(kernel, given) == row["dimension"]
     assert space.limit(kernel, row["config"], given, architecture) is None

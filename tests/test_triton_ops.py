@@ -3,7 +3,6 @@
 On the GPU where there is one, and in Triton's interpreter, on the CPU; their shapes need neither.
 """
 
-import os
 import re
 import subprocess
 import sys
@@ -16,6 +15,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
+from interpreter import INTERPRETED, interpreted, run
 from sdkde_triton import ops
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -25,16 +25,14 @@ from sdkde_core.engine.merge import each
 from sdkde_core.protocol import BackendUnavailable, Partial, Reduction
 from sdkde_core.testing import problems
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 OPS = {Reduction.LOG_SUM: ops.log_sum, Reduction.MEAN: ops.mean, Reduction.LAPLACE: ops.laplace}
 
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-runs_apart = pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own, see test_in_the_interpreter")
 each_reduction = pytest.mark.parametrize("reduction", list(Reduction))
 
 
 @pytest.fixture(
-    params=[pytest.param("cpu", id="interpreted", marks=runs_apart), pytest.param("cuda:0", id="gpu", marks=needs_gpu)]
+    params=[pytest.param("cpu", id="interpreted", marks=interpreted), pytest.param("cuda:0", id="gpu", marks=needs_gpu)]
 )
 def device(request):
     return request.param
@@ -62,12 +60,7 @@ def _partial(reduction, result):
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="there is a GPU, or this is what the test starts")
 @pytest.mark.slow
 def test_in_the_interpreter():
-    """The tests of numbers, in a process that interprets kernels: Triton decides that when it is imported."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "interpreted"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    run(__file__, "not gpu", "interpreted")
 
 
 # --- what needs no device -----------------------------------------------------------------------------------------
@@ -133,14 +126,14 @@ def test_the_cpu_needs_the_interpreter():
 def test_they_are_registered_as_they_behave(reduction, arguments, device):
     x, y, w = _tensors(device)
     given = {
-        "points": (x, None, None, None, "high"),
-        "queries": (x, y, None, 6.0, "fast"),
-        "weights": (x, y, w, 6.0, "high"),
-        "none": (x, y[:0], None, None, "high"),
-        "far": (torch.cat([x, 1e6 + x[:3]]), y, None, None, "high"),
-        "strided": (x.T.contiguous().T, y[::2], w[::1], None, "fast"),
+        "points": ((x,), {}),
+        "queries": ((x, y), {"extent": 6.0, "precision": "fast"}),
+        "weights": ((x, y, w), {"extent": 6.0}),
+        "none": ((x, y[:0]), {}),
+        "far": ((torch.cat([x, 1e6 + x[:3]]), y), {}),
+        "strided": ((x.T.contiguous().T, y[::2], w[::1]), {"precision": "fast"}),
     }
-    torch.library.opcheck(getattr(torch.ops.sdkde, reduction.value).default, given[arguments])
+    torch.library.opcheck(getattr(torch.ops.sdkde, reduction.value).default, *given[arguments])
 
 
 @each_reduction

@@ -10,52 +10,30 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sdkde_core.nearby import rough_share
 from sdkde_core.plugin import PerStream, empty, grids, in_slabs, on_device
-from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support, Whitened
+from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, criteria, launch, price, products
 from . import near as nearby
 from . import whiten as whitening
 from .compiled import INTERPRETED, LaunchFailed, card, no_compiler, rehearse
 from .grid import slab_rows
-from .launch import Packed, Weights
 from .price import SLOWER
-from .space import COLUMN_PADDING, LEAF, LEAST_CAPABILITY
+from .space import COLUMN_PADDING, HEIGHT, LEAF, LEAST_CAPABILITY
 
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """The training points, and what has been made of them so far.
-
-    The grid, and the arithmetic of direct differences, depend on whether the rows are shifted by their log sums: so the
-    points are packed when the first rows come.
-    """
+    """The training points, packed when the first rows come: how depends on whether the rows are shifted."""
 
     problem: Problem  # as given to prepare: its extent is the largest
     points: torch.Tensor  # (n, d) float64
-    weights: Weights
+    log_weights: torch.Tensor
     span: float  # largest magnitude of a log weight, nats, rounded up
     made: PerStream = field(default_factory=PerStream)
 
-    def packed(self, step: float, pieces: int, **more: bool) -> Packed:
-        """The points as columns of the first product, and as rows; see :func:`launch.pack`."""
-        key = step, pieces, *more.items()
-        return self._made(key, lambda: launch.pack(self.points, step, self.weights, pieces, columns=True, **more))
-
-    def near(self) -> nearby.Near | None:
-        """The points in order, to leave some of them out; None where that cannot be."""
-        return self._made("near", lambda: nearby.order_columns(self.points, self.weights))
-
-    def ordered(self, near: nearby.Near, step: float, pieces: int, scaled: bool) -> Packed:
-        """The points in order, as :meth:`packed`, with a leaf of padding at the end, that fills lists."""
-        pack = functools.partial(launch.pack, columns=True, scaled=scaled, beyond=LEAF)
-        return self._made(("ordered", step, pieces, scaled), lambda: pack(near.points, step, near.weights, pieces))
-
-    def transposed(self, arithmetic: str) -> torch.Tensor:
-        """The points as the direct kernel reads them."""
-        return self._made(arithmetic, lambda: launch.transpose(self.points, arithmetic, COLUMN_PADDING))
-
-    def _made(self, key: Any, make: Callable[[], Any]) -> Any:
+    def kept(self, key: Any, make: Callable[[], Any]) -> Any:
         return self.made.get(key, make, self.points)
 
 
@@ -86,19 +64,13 @@ class TritonBackend:
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""
-        vary = "weights" in problem.requires
-        span = max(0.0, -float(columns.log_weights.min())) if vary else 0.0
+        span = max(0.0, -float(columns.log_weights.min())) if "weights" in problem.requires else 0.0
         if span < math.inf:  # a whole number: new weights hardly ever ask for new decisions, which are kept
             span = float(math.ceil(span))
         log_weights = columns.log_weights
         if log_weights.data_ptr() % 16:  # kernels are compiled for aligned pointers
             log_weights = log_weights.clone()
-        return _State(problem, columns.points, Weights(log_weights, vary), span)
-
-    def whiten(self, given: tuple[Any, ...], scale: Any, centre: Any = None) -> Whitened | None:
-        """Whiten by two launches; of so many numbers that these matter little, nothing."""
-        few = given[0].shape[1] <= 128 and sum(x.numel() for x in given) <= 1 << 23
-        return whitening.whiten(given, scale, centre) if few else None
+        return _State(problem, columns.points, log_weights, span)
 
     def moved(self, problem: Problem, state: _State) -> torch.Tensor | None:
         """Return the points, moved by half their shift, by MEAN's launches."""
@@ -108,6 +80,7 @@ class TritonBackend:
         """Return the density in the user's dtype by the launches of LOG_SUM or LAPLACE."""
         return self._ended(problem, state.points if queries is None else queries, state, (constant, log, dtype))
 
+    whiten = staticmethod(whitening.whiten)
     left_out = staticmethod(criteria.left_out)
     climb = staticmethod(criteria.climb)
 
@@ -121,22 +94,36 @@ class TritonBackend:
             return _run(problem, way, points, state, end)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
-        """Reduce over all columns for every row.
-
-        Rows come in slabs; where memory does not suffice, in smaller ones, with the same bits.
-        """
-        a_range = queries is None and problem.m < problem.n
-        points = state.points[own_offset : own_offset + problem.m] if queries is None else queries
-        if points.shape[0] == 0:
+        """Reduce over all columns, rows in slabs; where memory does not suffice, in smaller ones."""
+        points = queries
+        if queries is None:  # all of them, or some
+            whole = problem.m == problem.n
+            points = state.points if whole else state.points[own_offset : own_offset + problem.m]
+        m = points.shape[0]
+        if m == 0:
             return empty(problem, points)
-        whole = queries is None and not a_range
         with on_device(points):
             if self._skips(problem, state, points):
-                way, rows = _way(problem, state.problem.extent, state.span, True), state.points if whole else points
-                found = _run(problem, way, rows, state, 1.0 if self.skip else 1.0 / SLOWER)
+                way = _way(problem, state.problem.extent, state.span, True)
+                found = _run(problem, way, points, state, 1.0 if self.skip else 1.0 / SLOWER)
                 if found is not None:
                     return found
-            return _reduce(problem, points, state)
+            way = _way(problem, state.problem.extent, state.span)
+            rows = m
+            if way.compute is _products:
+                rows = products.ROWS
+            elif not way.mirrors:
+                rows = slab_rows(m, state.points.shape[0], 8 * (problem.d + 3), way.columns)
+
+            def slab(start: int, stop: int) -> Partial:
+                here = points if stop - start == m else points[start:stop]
+                while True:
+                    try:
+                        return _run(problem, way, here, state)
+                    except LaunchFailed:
+                        continue  # with the next best configuration
+
+            return in_slabs(slab, m, rows)
 
     def _skips(self, problem: Problem, state: _State, rows: torch.Tensor) -> bool:
         """Whether to leave out what cannot matter of all rows."""
@@ -146,15 +133,16 @@ class TritonBackend:
             return False
         if _way(problem, state.problem.extent, state.span, listed=True).compute is not _listed:
             return False
-        given = problem, rows, state.points, state.weights.log
-        return self.skip or (price.looks(problem) and price.found_to_pay(*given))
+        if self.skip or not price.looks(problem):
+            return bool(self.skip)
+        log_weights, out = state.log_weights, price.left_out(problem)
+        return price.pays(problem, rough_share(problem, rows, state.points, log_weights, LEAF, HEIGHT, out))
 
 
 class _Way(NamedTuple):
     """How a problem is computed."""
 
     compute: Callable[..., Any]
-    shifted: bool  # the rows, by their log sums
     columns: int  # that one program may take, about: its steps are told with its configuration
     step: float = 0.0  # the rest is of packed operands
     form: int = bounds.Form.SHORT
@@ -166,36 +154,17 @@ class _Way(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def _way(problem: Problem, extent: float, span: float, listed: bool = False) -> _Way:
     """``listed``: over lists."""
-    chosen, shifted = bounds.formula(problem, extent, span, listed), bounds.shifts_rows(problem)
+    chosen = bounds.formula(problem, extent, span, listed)
     packed = chosen == "packed"
     compute = {"packed": _listed if listed else _packed, "products": _products, "direct": _direct}[chosen]
     columns = (64 if packed else 16) * bounds.steps_at_most(problem, extent, packed)
     if packed and bounds.in_blocks(problem.d) and problem.reduction is Reduction.MEAN:
         columns = 1 << 16  # stored φ has no parts: this is of the rows' other buffers
     if not packed:
-        return _Way(compute, shifted, columns, arithmetic=bounds.arithmetic(problem, extent, span))
+        return _Way(compute, columns, arithmetic=bounds.arithmetic(problem, extent, span))
     step = bounds.grid_step(problem, extent, span)
     form, both = bounds.form(problem, extent, step), bounds.in_blocks(problem.d) and bounds.mirrors(problem)
-    return _Way(compute, shifted, columns, step, form, 3 if form == bounds.Form.FULL else 2, both)
-
-
-def _reduce(problem: Problem, points: torch.Tensor, state: _State) -> Partial:
-    way = _way(problem, state.problem.extent, state.span)
-    rows = m = points.shape[0]
-    if way.compute is _products:
-        rows = products.ROWS
-    elif not way.mirrors:
-        rows = slab_rows(m, state.points.shape[0], 8 * (problem.d + 3), way.columns)
-
-    def slab(start: int, stop: int) -> Partial:
-        here = points if stop - start == m else points[start:stop]
-        while True:
-            try:
-                return _run(problem, way, here, state)
-            except LaunchFailed:
-                continue  # with the next best configuration
-
-    return in_slabs(slab, m, rows)
+    return _Way(compute, columns, step, form, 3 if form == bounds.Form.FULL else 2, both)
 
 
 #: What the kernels follow from of the passes whose kernels are compiled, or are being so.
@@ -205,17 +174,16 @@ _seen = set[Any]()
 def _run(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: Any = None) -> Any:
     """Compute a way; where its kernels are new to the process, compile them side by side before.
 
-    For that it is rehearsed with a few points on the CPU, and after a shift of the points themselves what as a rule
-    follows, the density, is too.
+    For that it is rehearsed with a few points on the CPU, and so is the density that as a rule follows a shift.
     """
     whole, moves = problem.same and points.shape[0] == state.points.shape[0], isinstance(end, torch.Tensor)
     asked = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.same, problem.d, whole
     ending = end[1:] if isinstance(end, tuple) else moves
-    key = asked, way.compute, way.form, way.arithmetic, state.weights.vary, ending, points.device
+    key = asked, way.compute, way.form, way.arithmetic, ending, points.device
     if points.is_cuda and key not in _seen and not torch.cuda.is_current_stream_capturing():
         _seen.add(key)
         few = torch.zeros((2 * LEAF, problem.d), dtype=torch.float64, device="cpu")
-        like = replace(state, points=few, weights=Weights(few[:, 0], state.weights.vary), made=PerStream())
+        like = replace(state, points=few, log_weights=few[:, 0], made=PerStream())
         rows, to = few if whole else few[:LEAF], few if moves else end
         rehearse(way.compute, problem, way, rows, like, to)
         if whole and problem.reduction is Reduction.MEAN:
@@ -229,40 +197,47 @@ def _run(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: 
 
 def _listed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, most: float) -> Any:
     """Sum over lists; None where more than ``most`` matters, or a point is not finite."""
-    near = state.near()
+    near = state.kept("near", lambda: nearby.order_columns(state.points, state.log_weights))
     if near is None:
         return None
-    columns = state.ordered(near, way.step, way.pieces, nearby.scaled(problem))
+    scaled = nearby.scaled(problem)
+    pack = functools.partial(
+        launch.pack, problem, columns=True, scaled=scaled, beyond=LEAF
+    )  # a leaf of padding fills lists
+    key = "ordered", way.step, way.pieces, scaled
+    columns = state.kept(key, lambda: pack(near.points, way.step, near.log_weights, way.pieces))
     rows = None if points is state.points else points
     return nearby.reduce(problem, rows, near, columns, way.step, way.form, most)
 
 
 def _products(problem: Problem, way: _Way, points: Any, state: _State, _: Any = None) -> Partial:
-    return products.reduce(problem, points, state.points, state.weights.log)
+    return products.reduce(problem, points, state.points, state.log_weights)
 
 
 def _direct(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: launch.End = None) -> Any:
-    rows, columns = launch.transpose(points, way.arithmetic), state.transposed(way.arithmetic)
-    return launch.direct(problem, rows, columns, state.weights, end)
+    arithmetic, rows = way.arithmetic, launch.transpose(points, way.arithmetic)
+    columns = state.kept(arithmetic, lambda: launch.transpose(state.points, arithmetic, COLUMN_PADDING))
+    return launch.direct(problem, arithmetic, rows, columns, state.log_weights, end)
 
 
 def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: launch.End = None) -> Any:
-    step, corrections, count, weights, shifted = way.step, way.form, way.pieces, state.weights, way.shifted
-    mean = problem.reduction is Reduction.MEAN
+    step, corrections, count, weights = way.step, way.form, way.pieces, state.log_weights
+    mean, scaled = problem.reduction is Reduction.MEAN, nearby.scaled(problem)
     stored = mean and bounds.stores(problem, corrections, card(points.device).capability)
     rounded = stored and problem.precision == "fast"
-    columns = state.packed(step, count, scaled=mean and not shifted, rounded=rounded)
+    pack = functools.partial(launch.pack, problem, columns=True, scaled=scaled, rounded=rounded)
+    columns = state.kept((step, count, scaled, rounded), lambda: pack(state.points, step, weights, count))
     # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.
     masked = not bounds.in_blocks(problem.d) and not stored
     whole = problem.same and points.shape[0] == columns.points and masked
-    rows = columns if whole else launch.pack(points, step, weights, count, scaled=mean and not shifted)
+    rows = columns if whole else launch.pack(problem, points, step, weights, count, scaled=scaled)
     if not mean:
         return launch.log_sum(problem, rows, columns, weights, corrections, end)
     log_sums = None
-    if shifted:
+    if not scaled:
         # An error of the log sums cancels, as they are added again: so the smaller corrections can be left out.
         shift_form = corrections if bounds.in_blocks(problem.d) else bounds.Form.SHORT
         plain = replace(problem, reduction=Reduction.LOG_SUM)
         log_sums = launch.log_sum(plain, rows, columns, weights, shift_form).log_sum
-        rows = launch.pack(points, step, weights, count, scaled=True, log_sums=log_sums)
+        rows = launch.pack(problem, points, step, weights, count, scaled=True, log_sums=log_sums)
     return launch.mean(problem, rows, columns, weights, corrections, state.problem.extent, log_sums, end)

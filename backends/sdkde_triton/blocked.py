@@ -1,8 +1,7 @@
 """Device code: exponents summed over blocks of dimensions, and weighted sums of stored φ.
 
-For more dimensions than one program holds. With that many the products weigh most, so MEAN is two kernels: φ of some
-rows and columns is stored, in half-precision pieces, and multiplied. See :mod:`sdkde_triton.kernels` for the packed
-operands.
+For more dimensions than one program holds. MEAN is two kernels then: φ of some rows and columns is stored, in
+half-precision pieces, and multiplied. See :mod:`sdkde_triton.kernels` for the packed operands.
 """
 
 from __future__ import annotations
@@ -230,12 +229,12 @@ def weighted_sum_kernel(
     STAGES: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Add Σ φ and Σ φ b over the columns from ``first`` on for the rows from ``top`` on, whose φ is stored.
+    """Add Σ φ (m,) and Σ φ b (m, D), float64, over the columns from ``first`` on for the rows from ``top`` on.
 
     φ is (2 or 3, height, columns_per_split), as :func:`blocked_kernel` stores it in tiles of ``tile_rows`` and
     ``tile_columns``, and ``sums`` what it sums. ``columns`` has arrays (column_padded, D): with ``EXACT`` three pieces
-    of v, else two. The results, Σ φ (m,) and Σ φ b (m, D), are float64: what is added comes in order. ``BOTH``: a
-    second half of the programs takes φ transposed, and adds the sums over the rows, which are columns, for the columns.
+    of v, else two. ``BOTH``: a second half of the programs takes φ transposed, and adds sums over the rows for the
+    columns.
     """
     parts: tl.constexpr = (D + BLOCK_N - 1) // BLOCK_N
     across = tl.program_id(1) >= parts

@@ -35,11 +35,7 @@ def shifts_rows(problem: Problem) -> bool:
 
 
 def prefers_direct(problem: Problem) -> bool:
-    """Whether direct differences beat Tensor Cores, which multiply sixteen dimensions whether they are there or not.
-
-    On an H200, a first pass of 32768² takes 0.35 against 0.47 ms in one dimension, 0.47 against 0.55 in two, and at
-    "high" 0.88 against 1.07 in three; a second pass in two dimensions 0.09 against 0.07.
-    """
+    """Whether direct differences beat Tensor Cores, which multiply sixteen dimensions at least; measured on an H200."""
     most = 3 if problem.precision == "high" else 2
     return problem.d == 1 or (problem.d <= most and problem.reduction is Reduction.MEAN and not shifts_rows(problem))
 
@@ -47,10 +43,9 @@ def prefers_direct(problem: Problem) -> bool:
 def packed_limit(problem: Problem) -> float:
     """Return the extent up to which packed operands keep the tolerance, with a margin to where an H200 misses it.
 
-    MEAN ends earlier: its sums Σ φ v carry rounding errors in proportion to ‖v‖, where the shift is small. Rows that
-    are shifted by their log sums end earlier still: midway between clusters an error of the exponent moves the shift by
-    its product with their distance. Between opposite corners of a lattice all products of many dimensions add up, and
-    fp32 rounds their sum.
+    MEAN's sums Σ φ v carry rounding errors in proportion to ‖v‖. Rows that are shifted by their log sums end earlier:
+    midway between clusters an error of the exponent moves the shift by its product with their distance. Between
+    opposite corners of a lattice the products of many dimensions add up, and fp32 rounds their sum.
     """
     fast = problem.precision == "fast"
     if shifts_rows(problem):
@@ -79,27 +74,24 @@ def arithmetic(problem: Problem, extent: float, log_weight_span: float = 0.0) ->
     A shift between two columns at distance D that matter equally to a row far from both is off by D/4 times an error of
     the exponent, and fp32 rounds an exponent of 300 by 2e-5: such rows need float64.
     """
-    # Extents up to which direct differences of fp32 coordinates keep "fast". A coordinate is off by 2⁻²⁵ R, so an
-    # exponent by 2⁻²⁴ R r at distance r; the allowance 5e-4 + 5e-7 r² is least ahead of that at r ≈ 30. Beyond, and for
-    # "high", a coordinate is two fp32 numbers.
-    single_limit = {Reduction.LOG_SUM: 200.0, Reduction.LAPLACE: 100.0, Reduction.MEAN: 200.0}
-    # Extents up to which pairs of fp32 numbers do. An exponent e is off by some 3e-7 e: less than the tolerances'
-    # relative part, and log |L|, from which L follows only while that is below one, ends first. Of a coordinate 2⁻⁵⁰ R
-    # is lost, so beside a point that far out "high" ends here.
-    doubled_limit = {Reduction.LOG_SUM: 2e9, Reduction.LAPLACE: 400.0, Reduction.MEAN: 2e9}
-    if shifts_rows(problem) or log_weight_span > MOST_SPAN or extent > doubled_limit[problem.reduction]:
+    laplace = problem.reduction is Reduction.LAPLACE
+    # An exponent e of pairs of fp32 numbers is off by some 3e-7 e, less than the relative part of the tolerances. But
+    # log |L|, from which L follows only while that is below one, ends first. Of a coordinate 2⁻⁵⁰ R is lost: "high"
+    # ends at 2e9.
+    if shifts_rows(problem) or log_weight_span > MOST_SPAN or extent > (400.0 if laplace else 2e9):
         return "float64"
-    single = problem.precision == "fast" and extent <= single_limit[problem.reduction]
+    # One fp32 coordinate is off by 2⁻²⁵ R, so an exponent by 2⁻²⁴ R r at distance r; the allowance of "fast",
+    # 5e-4 + 5e-7 r², is least ahead of that at r ≈ 30.
+    single = problem.precision == "fast" and extent <= (100.0 if laplace else 200.0)
     return "float32" if single else "doubled"
 
 
 def steps_at_most(problem: Problem, extent: float, packed: bool = True) -> int:
-    """Return how many steps of columns one program may sum, as fp32 rounds its sums at each. float64 adds programs up.
+    """Return how many steps of columns one program may sum, as fp32 rounds its sums at each.
 
     Steps round by 2⁻²⁵ of a sum at most, and all alike where columns are duplicates of one another: 512 move a log sum
-    by 1.5e-5, 128 by 4e-6. Sums of differences come to a shift of a few times that. Packed coordinates count from the
-    origin, so there what Σ φ v loses is R times as much, R the extent, beside Σ φ: 64 steps move a shift by 2e-5 at
-    R = 13. At "high" what they round off is summed too, up to 64 dimensions.
+    by 1.5e-5. Packed coordinates count from the origin, so what Σ φ v loses is R times as much, R the extent: 64 steps
+    move a shift by 2e-5 at R = 13. At "high" what they round off is summed too, up to 64 dimensions.
     """
     mean = problem.reduction is Reduction.MEAN
     if not packed or not mean:
@@ -115,20 +107,17 @@ def merges(d: int) -> bool:
 
 
 def packed_dimensions(d: int) -> int:
-    """Return D, the columns of a packed operand.
-
-    That is the power of two that holds d, at least what a Tensor Core takes; in blocks, a multiple of 64.
-    """
+    """Return D, the columns of a packed operand: 16 or a larger power of two; in blocks, a multiple of 64."""
     return -(-d // 64) * 64 if in_blocks(d) else max(16, 1 << (d - 1).bit_length())
 
 
 def in_blocks(d: int) -> bool:
     """Whether the dimensions come in blocks of 64: where one program cannot hold all of a tile's pieces.
 
-    Then every dimension is moved by a fraction of the grid of its own, which changes no difference. Equal coordinates
-    are rounded by the same amount. On a lattice (counts, pixels) so are all that differ by a step, and their errors add
-    up over the dimensions: to 2⁻¹³ g √d r in the exponent of a pair at distance r. Once moved by multiples of the
-    golden section they differ from dimension to dimension, as if drawn at random: some 2⁻¹³ g r.
+    Then every dimension is moved by a fraction of the grid of its own, which changes no difference. On a lattice
+    (counts, pixels) equal coordinates are rounded by the same amount, and these errors add up over the dimensions, to
+    2⁻¹³ g √d r in the exponent of a pair at distance r. Moved by multiples of the golden section they differ as if
+    drawn at random: some 2⁻¹³ g r.
     """
     return d > 128
 
@@ -144,14 +133,12 @@ def stores(problem: Problem, corrections: int, capability: int = 90) -> bool:
 
     Tensor Cores before and after Hopper's take a row's operands from registers, where three pieces of 128 do not fit.
     """
-    if problem.reduction is not Reduction.MEAN:
-        return False
-    wide = packed_dimensions(problem.d) == 128 and corrections == Form.FULL
-    return in_blocks(problem.d) or (wide and not 90 <= capability < 100)
+    wide = packed_dimensions(problem.d) == 128 and corrections == Form.FULL and not 90 <= capability < 100
+    return problem.reduction is Reduction.MEAN and (wide or in_blocks(problem.d))
 
 
 def mirrors(problem: Problem) -> bool:
-    """Whether stored φ serves its rows and, read transposed, its columns: they are the same points, without weights.
+    """Whether stored φ serves its rows and its columns: the same points, without weights.
 
     Not at "high", whose leading piece of φ has its unit from the largest of a row.
     """
@@ -162,9 +149,9 @@ def grid_step(problem: Problem, extent: float, log_weight_span: float = 0.0) -> 
     """Return g, the grid of the leading pieces, a power of two.
 
     Sums of products of multiples of g are exact in 24 bits while below 2²⁴ g². The largest is ‖v‖² with the span of
-    the log weights; where rows are shifted by their log sums, ‖v_i − v_j‖²/2 ≤ 2 R² of those. In up to 16 dimensions,
-    where one step of a Tensor Core makes the largest sum, two pieces take one bit more up to 2⁻⁸: that step truncates
-    by at most 2 g², which weighs less than what a coarser grid leaves to the smaller pieces.
+    the log weights; where rows are shifted by their log sums, ‖v_i − v_j‖²/2 ≤ 2 R² of those. In up to 16 dimensions
+    one step of a Tensor Core makes the largest sum, which truncates by 2 g² at most: up to g = 2⁻⁸ that weighs less
+    than what a coarser grid leaves to the smaller pieces.
     """
     d, shifted = problem.d, shifts_rows(problem)
     radius = max(extent * SQRT_LOG2E, 1.0)
@@ -179,40 +166,34 @@ def grid_step(problem: Problem, extent: float, log_weight_span: float = 0.0) -> 
 def form(problem: Problem, extent: float, step: float) -> int:
     """Return the form of the exponents that keeps the tolerance: SHORT, PAIRED, LONG, or FULL.
 
-    "high" takes FULL, and so do rows that are shifted by their log sums: of a row at distance r from the columns that
-    matter to it, two pieces move an exponent by 1.4 · 2⁻¹⁴ g r, and the shift by up to r/2 times that. A shift of many
-    dimensions takes it too: two pieces hold a coordinate to 2⁻¹³ g, at random, and it is a mean of differences of d.
-    Three hold it to 2⁻²⁵ g, or to 2⁻³², where half precision ends.
+    "high" takes FULL, and so do rows that are shifted by their log sums: at distance r from the columns that matter to
+    a row, two pieces move an exponent by 1.4 · 2⁻¹⁴ g r, and the shift by up to r/2 times that. Two pieces hold a
+    coordinate to 2⁻¹³ g, at random, which a shift of many dimensions misses too; three hold it to 2⁻²⁵ g, or to 2⁻³².
 
-    SHORT leaves out lo_i·lo_j: at random between unrelated points, but ‖lo‖² > 0 between a row and its own column,
-    duplicates of it, or columns that it was placed on. No coordinate's lo is above g/2, nor above 2⁻¹¹ of the
-    coordinate, so ‖lo‖² ≤ d g²/4 + 2⁻²² R², R in log2 units. An exponent off by δ for some of the columns moves a log
-    sum by δ at most, and a shift by δ p (1 − p) D, p the weight of those columns and D their distance from the others:
-    δ at most, as columns five bandwidths away would have to number 10⁵ to weigh as much.
+    SHORT leaves out lo_i·lo_j: at random between unrelated points, but ‖lo‖² > 0 between a row and its own column or
+    duplicates of it. No coordinate's lo is above g/2, nor above 2⁻¹¹ of the coordinate, so ‖lo‖² ≤ d g²/4 + 2⁻²² R², R
+    in log2 units. An exponent off by δ for some of the columns moves a log sum by δ at most, and a shift by
+    δ p (1 − p) D, p the weight of those columns and D their distance from the others: δ at most, as columns five
+    bandwidths away would have to number 10⁵ to weigh as much.
 
-    PAIRED leaves out c₃, but for what of the columns' is a multiple of g²: up to g²/2 of each in an exponent, log2
-    units. It is taken up to g = 2⁻⁸, as measured.
+    PAIRED leaves out c₃, up to g²/2 of each in an exponent. It is taken up to g = 2⁻⁸, as measured.
 
-    Two pieces leave 2⁻¹³ g of a coordinate out. On a lattice (counts, pixels) equal coordinates are off by the same
-    amount, so vectors by up to 2⁻¹³ g √d, and exponents at distance r by that times r: at most 5e-4 + 5e-7 r² for every
-    r while 2⁻¹³ g √d is below 3e-5. In blocks of dimensions neither needs a third piece: every dimension is moved
-    (:func:`in_blocks`), and MEAN sums columns rounded to 2⁻²² of a coordinate, by at most 2⁻²² R in all.
+    On a lattice (counts, pixels) two pieces move equal coordinates by the same amount, so vectors by up to 2⁻¹³ g √d,
+    and exponents at distance r by that times r: at most 5e-4 + 5e-7 r² while 2⁻¹³ g √d is below 3e-5. In blocks of
+    dimensions every dimension is moved (:func:`in_blocks`), and MEAN sums columns rounded by at most 2⁻²² R in all.
     """
     if problem.precision == "high" or shifts_rows(problem):
         return Form.FULL
     if in_blocks(problem.d):
         return Form.LONG
-    if problem.reduction is Reduction.MEAN and 2.0**-13 * step * math.sqrt(2.0 * problem.d / 3.0) > 2e-5:
-        return Form.FULL
-    if problem.reduction is not Reduction.MEAN and 2.0**-13 * step * math.sqrt(problem.d) > 3e-5:
+    mean = problem.reduction is Reduction.MEAN
+    rough = 2.0**-13 * step * math.sqrt(2.0 * problem.d / 3.0 if mean else problem.d)
+    if rough > (2e-5 if mean else 3e-5):
         return Form.FULL
     lost = math.log(2.0) * (0.25 * problem.d * step**2 + 2.0**-22 * (extent * SQRT_LOG2E) ** 2)
-    if problem.reduction is Reduction.MEAN:
+    if mean:
         if step > 2.0**-8:
             return Form.LONG
         return Form.SHORT if lost <= 2e-5 else Form.PAIRED
-    return (
-        Form.SHORT
-        if lost <= (1.2e-4 if problem.reduction is Reduction.LAPLACE else 2.5e-4) and step <= 2.0**-7
-        else Form.LONG
-    )
+    most = 1.2e-4 if problem.reduction is Reduction.LAPLACE else 2.5e-4
+    return Form.SHORT if lost <= most and step <= 2.0**-7 else Form.LONG

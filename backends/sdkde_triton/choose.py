@@ -2,13 +2,12 @@
 
 Columns stand in the order of a k-d tree, in leaves, and nodes of :data:`WIDE` leaves; rows likewise, in tiles. A
 program looks at one tile of rows: at the boxes of all nodes, and of the leaves of those that are near enough. The
-bounds are those of :mod:`sdkde_core.nearby`: the **score** of a leaf is −log of what its columns add at most, in the
-units of a row's sum, −log W_J + ½ m² − log f(m), with their weight W_J, the distance m of both boxes and the
-reduction's factor f. That of a node is at most that of its leaves.
+bounds are those of :mod:`sdkde_core.nearby`: the **score** of a leaf is −log of what its columns add to a row's sum at
+most, −log W_J + ½ m² − log f(m), with their weight W_J, the distance m of both boxes and the reduction's factor f. That
+of a node is at most that of its leaves.
 
-Boxes are (2 d + 1, count) in fp32, lower and upper ends and log weights, those of rows (tiles, 2 d). They are rounded
-outwards; so a difference of two ends is off by 2⁻²⁴ of itself, and half a square by less than it is lowered by. A
-score is off by 1e-7 of what it is made of, which 1e-5 exceeds.
+Boxes are (2 d + 1, count) in fp32, lower and upper ends and log weights, those of rows (tiles, 2 d), rounded outwards.
+A score is off by 1e-7 of what it is made of, which 1e-5 exceeds.
 """
 
 from __future__ import annotations
@@ -75,12 +74,12 @@ def _visit(rows, tile, nodes, count, limit, least, reach, out, kind, D: tl.const
 
 @sized
 def near_kernel(
-    rows, leaves, nodes, visited, out, leaf_count, node_count, none, first, D: tl.constexpr, MOST: tl.constexpr
+    rows, leaves, nodes, visited, out, leaf_count, node_count, first, none, D: tl.constexpr, MOST: tl.constexpr
 ):
-    """The nearest leaves of tiles of rows, (tiles, MOST), or some of those equally near; then ``none``.
+    """The nearest leaves of the tiles of rows from ``first`` on, (tiles, MOST), then ``none``.
 
-    Of the tiles from ``first`` on; ``visited`` holds ``node_count`` numbers for each. Leaves are as near as the nearest
-    of the nearest node, and somewhat farther while there is room.
+    ``visited`` holds ``node_count`` numbers for each. Leaves are as near as the nearest of the nearest node, and
+    somewhat farther while there is room.
     """
     tile = first + tl.program_id(0)
     visited += tl.program_id(0) * node_count
@@ -116,23 +115,22 @@ def choose_kernel(
     rows,
     leaves,
     nodes,
+    visited,
     lowest,
     reaches,
-    visited,
     limits,
     counts,
     leaf_count,
     node_count,
-    step,
     first,
+    step,
     kind,
     D: tl.constexpr,
 ):
-    """The threshold of tiles of rows above which scores are left out, and how many are not above it.
+    """The threshold above which scores are left out, of the tiles from ``first`` on, and how many are not above it.
 
-    Of the tiles from ``first`` on. ``lowest``: −log of what may be left out. The thresholds tried are that and ``step``
-    more every time; the last exceeds it by log ``leaf_count``, so that it will do. Scores so near that they may be on
-    either side count both among what is left out and among what is not.
+    ``lowest``: −log of what may be left out. The thresholds tried are that and ``step`` more every time; the last
+    exceeds it by log ``leaf_count``, so that it will do. Scores near a threshold count on both sides.
     """
     tile = first + tl.program_id(0)
     visited += tl.program_id(0) * node_count
@@ -160,15 +158,15 @@ def list_kernel(
     rows,
     leaves,
     nodes,
+    visited,
     limits,
     reaches,
     ends,
-    visited,
     out,
     leaf_count,
     node_count,
-    none,
     first,
+    none,
     top,
     kind,
     D: tl.constexpr,
@@ -176,8 +174,7 @@ def list_kernel(
 ):
     """The leaves whose scores are not above the threshold, of the tiles of rows from ``first`` on.
 
-    Those of tile i, from ``top`` on, are out[TOGETHER · ends[i] : TOGETHER · ends[i + 1]], and ``none`` where there are
-    fewer.
+    Those of tile top + i are out[TOGETHER · ends[i] : TOGETHER · ends[i + 1]], ``none`` where there are fewer.
     """
     tile = first + tl.program_id(0)
     visited += tl.program_id(0) * node_count

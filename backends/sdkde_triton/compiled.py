@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from triton import knobs
@@ -20,13 +20,12 @@ from triton.runtime import cache
 from triton.runtime.driver import driver
 from triton.runtime.interpreter import InterpretedFunction
 
-from sdkde_core.plugin import current_stream, launches, new_lock
+from sdkde_core.plugin import current_stream, grids, launches, new_lock
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Query, reject, tuned
 
 from . import kernels
 from .bounds import merges
-from .grid import Processor, most_parts, slab_rows, splits
 from .space import Config, default, fits
 from .tunables import CONFIG_VERSION, dimension
 
@@ -44,20 +43,28 @@ _hash = functools.cache(lambda: _pool.submit(getattr(cache, "triton_key", str)))
 
 
 def no_compiler() -> str:
-    """Why Triton cannot build what launches kernels on a card, and what to do; empty where it can.
-
-    That is a small library in C, which Triton compiles once and keeps: by ``CC``, else by gcc or clang.
-    """
-    if not sys.platform.startswith("linux") or knobs.build.impl is not None:
-        return ""
-    if os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"):
-        return ""
-    if any(Path(knobs.cache.dir).glob("*/cuda_utils*")):
+    """Why Triton cannot build the small library in C that launches kernels, and what to do; empty where it can."""
+    has_one = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    elsewhere = not sys.platform.startswith("linux") or knobs.build.impl is not None
+    if has_one or elsewhere or any(Path(knobs.cache.dir).glob("*/cuda_utils*")):  # compiled once, and kept
         return ""
     return (
         "Triton compiles what launches kernels, and there is no C compiler: install gcc, or set CC to the one to take"
     )
 
+
+class LaunchFailed(RuntimeError):
+    """A kernel did not compile as tuned; that configuration is not used again."""
+
+
+class _Here(threading.local):
+    rehearses = False  # launches only begin to compile
+
+    def __init__(self) -> None:
+        self.tuned: dict[Config, Any] = {}  # configurations in use: the query, and what the look-up found
+
+
+_here = _Here()
 
 #: Of kernels without launch parameters to choose.
 _WARPS = Config(1, 1, 4, 1)
@@ -65,10 +72,9 @@ _WARPS = Config(1, 1, 4, 1)
 
 @dataclass(eq=False)
 class Launch:
-    """A kernel with all but its pointers: what launches of one shape have in common.
+    """A kernel with all but its pointers, and its compiled code: what launches of one shape have in common.
 
-    Triton itself looks at every argument of every launch to find the compiled code, which takes longer than a small
-    problem's kernels. So the code is kept here. No integer is specialised on.
+    Triton looks at every argument of every launch to find the code, which takes longer than a small problem's kernels.
     """
 
     kernel: Any  # its arguments are pointers, numbers, and compile-time parameters
@@ -92,9 +98,8 @@ class Launch:
         at = device, pointers[0].dtype, pointers[0].data_ptr() % 16
         code = self.kept.get(at)
         if code is None:
-            wait = not getattr(_in_use, "rehearses", False)
-            code = compiled(self.kernel, (*pointers, *numbers), self.flags, self.config, wait)
-            if not wait:
+            code = compiled(self.kernel, (*pointers, *numbers), self.flags, self.config)
+            if code is None:
                 return
             self.kept[at] = code
         listed = _Listed(code, self.grid, pointers, (*numbers, *self.flags))
@@ -118,10 +123,10 @@ class _Listed:
         code.run(*grid, 1, stream, code.function, code.packed_metadata, None, None, None, *pointers, *rest)
 
 
-def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config, wait: bool = True) -> Any:
+def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config) -> Any:
     """Return the compiled kernel for the current device, arguments, and compile-time parameters, which come last.
 
-    An argument that is a dtype stands for an aligned array of that. Without ``wait`` only begin to compile it.
+    An argument that is a dtype stands for an aligned array of that. A rehearsal only begins to compile it: None.
     """
     first = arguments[0]
     like = (first, 0) if isinstance(first, torch.dtype) else (first.dtype, first.data_ptr() % 16)
@@ -129,7 +134,7 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], co
     begun = _compiled.get(key)
     if begun is None:
         begun = _compiled[key] = _pool.submit(_compile, _hash(), key[-1], kernel, arguments, flags, config)
-    if not wait:
+    if _here.rehearses:
         return None
     try:
         found = begun.result()
@@ -137,14 +142,15 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], co
         return found
     except BaseException as error:
         _compiled.pop(key, None)  # another time it may work
-        raise (_tuned_only(error, config) if isinstance(error, TritonError) else None) or error from error
+        query, tried = _here.tuned.pop(config, (None, None))
+        if query is None or not isinstance(error, TritonError) or tried.rung == "forced":
+            raise
+        reject(query, tried, error)
+        raise LaunchFailed(str(error)) from error
 
 
 def _compile(hashed: Future[str], device: int, kernel: Any, arguments: Any, flags: Any, config: Config) -> Any:
-    """Compile a kernel, in a thread: Triton holds Python's lock for a tenth of that time.
-
-    The code is not loaded there, which would end another thread's capture of a CUDA graph.
-    """
+    """Compile a kernel, in a thread; loading the code there would end another thread's capture of a CUDA graph."""
     with torch.cuda.device(device):
         with _driver:  # Triton makes it when it is first asked for, by the C compiler
             launcher = driver.active.launcher_cls
@@ -157,102 +163,37 @@ def _compile(hashed: Future[str], device: int, kernel: Any, arguments: Any, flag
 
 def rehearse(function: Callable[..., Any], *arguments: Any, **more: Any) -> None:
     """Call a function whose launches only begin to compile, for the current GPU; their tensors may be on the CPU."""
-    _in_use.rehearses = True
+    _here.rehearses = True
     try:
         function(*arguments, **more)
     finally:
-        _in_use.rehearses = False
+        _here.rehearses = False
 
 
 @functools.cache
-def card(device: torch.device) -> Processor:
+def card(device: torch.device) -> grids.Card:
     """Describe a device; the CPU, if nothing is interpreted, as the current GPU."""
     rehearses = device.type == "cpu" and not INTERPRETED and torch.cuda.is_available()
-    return Processor.of(torch.device("cuda", torch.cuda.current_device()) if rehearses else device)
+    return grids.Card.of(torch.device("cuda", torch.cuda.current_device()) if rehearses else device)
 
 
-def configuration(kernel: str, problem: Problem, columns: int, processor: Processor, pieces: int = 2) -> Config:
+def configuration(kernel: str, problem: Problem, columns: int, processor: grids.Card, pieces: int = 2) -> Config:
     """Return the tuned launch parameters of a kernel, or the default where none that suit it are known."""
     query, asked = _question(kernel, problem, columns, pieces, processor)
     found = tuned(query, asked, lambda x: fits(kernel, Config.of(x), columns, processor.capability, pieces))
-    if found is not None:
-        config = Config.of(found.config)
-        # The tuned configurations that this thread was given last, newest last.
-        _in_use.tuned = [*getattr(_in_use, "tuned", [])[-7:], (query, found, config)]
-        return config
-    return default(kernel, columns, processor.capability, merges(problem.d), pieces)
-
-
-_in_use = threading.local()
+    if found is None:
+        return default(kernel, columns, processor.capability, merges(problem.d), pieces)
+    config = Config.of(found.config)
+    _here.tuned[config] = query, found
+    return config
 
 
 @functools.lru_cache(maxsize=4096)
-def _question(kernel: str, problem: Problem, columns: int, pieces: int, processor: Processor) -> tuple[Query, Problem]:
-    """Return what to look up for a kernel, and the problem without the fields that change no kernel.
-
-    All numbers arrive as float64, and all sums are deterministic.
-    """
+def _question(kernel: str, problem: Problem, columns: int, pieces: int, processor: grids.Card) -> tuple[Query, Problem]:
+    """Return what to look up for a kernel, and the problem with the dtype that stands for both in tables."""
     name = kernel + ("_full" if pieces == 3 else "")
     architecture = f"sm_{processor.capability}" if processor.name != "CPU" else "interpreted"
     number = dimension(kernel, columns, problem.d)
     query = Query("triton", name, CONFIG_VERSION, number, processor.name, architecture)
     asked = replace(problem, dtype="float32" if problem.precision == "fast" else "float64")
     return query, asked
-
-
-class LaunchFailed(RuntimeError):
-    """A kernel did not compile or could not be launched as tuned; that configuration is not used again."""
-
-
-def _tuned_only(error: Exception, config: Config) -> LaunchFailed | None:
-    """Return the error to raise if the configuration was a tuned one, which is rejected; the caller tries another."""
-    for query, found, used in reversed(getattr(_in_use, "tuned", [])):
-        if used == config and found.rung != "forced":
-            reject(query, found, error)
-            return LaunchFailed(str(error))
-    return None
-
-
-class Splits(NamedTuple):
-    """How a kernel makes partial results, over all splits of the columns."""
-
-    launch: Launch
-    size: int  # of the buffer of results
-    parts: int
-    dtype: torch.dtype  # of the results
-
-    def __call__(self, *before: torch.Tensor) -> torch.Tensor:
-        """Launch the kernel, whose arguments are ``before``, the results, and numbers; return the results."""
-        out = torch.empty(self.size, dtype=self.dtype, device=before[0].device)
-        self.launch(*before, out)
-        return out
-
-
-def over_splits(
-    launch: Launch,
-    step: int,
-    rows: int,
-    m: int,
-    n: int,
-    per_row: int,
-    before: Sequence[torch.dtype],
-    most: int,
-    on: Any,
-) -> Splits:
-    """Return how m of some rows are reduced over all splits of n columns, on the current device, ``on``.
-
-    There are ``per_row`` numbers for every row and split, float64 if the columns are. The kernel's arguments are arrays
-    of the dtypes ``before``, the results, the numbers of ``launch``, and the columns of a split; a program takes
-    ``step`` of them at a time, at most ``most`` times, unless a grid has not that many programs. The number of splits
-    follows from all ``rows``: however few of them come at a time, the bits are the same.
-    """
-    kernel, numbers, flags, config = launch.kernel, launch.numbers, launch.flags, launch.config
-    dtype, processor = torch.float64 if before[1] is torch.float64 else torch.float32, card(on)
-    code = compiled(kernel, (*before, dtype, *numbers, n), flags, config) if on.type == "cuda" else None
-    used = (code.n_regs or 128, code.metadata.shared) if code else (128, 0)  # without it a guess
-    slots = processor.multiprocessors * processor.resident(32 * config.num_warps, *used)
-    bytes_per_row, columns = per_row * dtype.itemsize, most * step
-    limit = most_parts(slab_rows(rows, n, bytes_per_row, columns), bytes_per_row)
-    parts, length = splits(rows, n, config.block_m, step, slots, limit, columns)
-    run = Launch(kernel, (-(-m // config.block_m), parts), (*numbers, length), flags, config)
-    return Splits(run, parts * m * per_row, parts, dtype)

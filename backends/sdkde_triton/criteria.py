@@ -7,6 +7,7 @@ come from the host in one piece, float64: HEAD numbers, then arrays whose rows a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -157,7 +158,7 @@ def criteria_kernel(
 
 
 def left_out(
-    u: np.ndarray, weights: np.ndarray, bandwidths: Sequence[float], method: str, device: str
+    u: Any, weights: Any, bandwidths: Sequence[float], method: str, device: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """See :class:`sdkde_core.protocol.CriteriaBackend`."""
     (n, d), count, rows = u.shape, len(bandwidths), 16
@@ -237,13 +238,7 @@ def step_kernel(given, out, partial, n, d, first, kind, MOST: tl.constexpr):
 
 
 def climb(
-    u: np.ndarray,
-    weights: np.ndarray,
-    shares: np.ndarray,
-    lengths: Sequence[float],
-    least: float,
-    common: bool,
-    device: str,
+    u: Any, weights: Any, shares: Any, lengths: Sequence[float], least: float, common: bool, device: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """See :class:`sdkde_core.protocol.CriteriaBackend`."""
     (n, d), rows = u.shape, 4

@@ -60,11 +60,8 @@ def direct_kernel(
 
     ``rows`` (d, m) and ``columns`` (d, column_padded) are v; all arithmetic is in their dtype, fp32 or float64.
     ``DOUBLED``: as many rows of what fp32 leaves of every coordinate follow. D is d up to
-    :data:`sdkde_triton.bounds.MOST_DIRECT`, whose differences a thread holds, else one more. For few dimensions, where
-    Tensor Cores would multiply padding, and for extents at which expanded squares fail.
-    ``ANCHORED``: every row is a column too, so its largest φ is 1 and needs no search.
-
-    Tiles are (columns, rows), so that a thread owns whole rows and sums without talking to its neighbours.
+    :data:`sdkde_triton.bounds.MOST_DIRECT`, whose differences a thread holds, else one more. ``ANCHORED``: every row is
+    a column too, so its largest φ is 1 and needs no search. Tiles are (columns, rows): a thread owns whole rows.
     """
     real = columns.dtype.element_ty
     floor: tl.constexpr = FLOOR if real == tl.float32 else -1.0e303

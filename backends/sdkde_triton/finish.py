@@ -37,9 +37,9 @@ def finish_log_sum_kernel(
 ):
     """Merge the splits in order, float64: ℓ, and for LAPLACE the sign and log |L| (then ℓ is log M), (1 or 3, m).
 
-    Without weights every column's log weight is that of the first. With END there is one result, (m,), to whose log a
-    constant is added, the bits of the argument ``constant``: END 1 is that log, NaN where L is negative; END 2 its
-    exponential, with L's sign. SINGLE: ``out`` is float32.
+    Without weights every column's log weight is that of the first. With END there is one result, (m,), to whose log the
+    number with the bits ``constant`` is added: END 1 is that log, NaN where L is negative; END 2 its exponential, with
+    L's sign. SINGLE: ``out`` is float32.
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     size = wide(m) * splits

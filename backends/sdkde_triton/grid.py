@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 from sdkde_core.plugin import grids
@@ -16,15 +15,10 @@ MOST_PARTS = (1 << 16) - 1
 PARTIAL_BYTES = 256 << 20
 
 
-Processor = grids.Card
-
-
-@functools.lru_cache(maxsize=4096)
 def splits(rows: int, n: int, block_m: int, step: int, slots: int, limit: int, columns: int) -> tuple[int, int]:
-    """Return in how many parts the columns are split, and the columns of each; see :func:`grids.parts`.
+    """Return in how many parts the columns are split, as a rule ``limit`` at most, and the columns of each.
 
-    A program has ``block_m`` rows, takes ``step`` columns at a time and ``columns`` at most; the card holds ``slots``
-    programs. There are ``limit`` parts at most, unless ``columns`` asks for more.
+    A program has ``block_m`` rows, takes ``step`` columns at a time and ``columns`` at most; a card holds ``slots``.
     """
     blocks, steps = -(-rows // block_m), -(-n // step)
     fewest = min(-(-n // columns), MOST_PARTS)
@@ -33,7 +27,6 @@ def splits(rows: int, n: int, block_m: int, step: int, slots: int, limit: int, c
     return parts, length * step
 
 
-@functools.cache
 def block_points(block_m: int, across: int, multiprocessors: int) -> int:
     """Return how many rows and columns of φ are stored at a time: some 4096, 64 MiB or 96.
 
@@ -48,15 +41,12 @@ def block_points(block_m: int, across: int, multiprocessors: int) -> int:
 
 
 def most_parts(rows: int, bytes_per_row: int) -> int:
-    """Return in how many parts the columns may be split at most, for the memory that their results take."""
+    """Return in how many parts the columns may be split, for the memory that their results take."""
     return max(1, min(64, PARTIAL_BYTES // (rows * bytes_per_row)))
 
 
 def slab_rows(rows: int, n: int, bytes_per_row: int, columns: int) -> int:
-    """Return how many rows to take at a time, so that their partial results are about :data:`PARTIAL_BYTES` at most.
-
-    All slabs but the last have as many: none is left over that would not fill the card.
-    """
+    """Return how many rows to take at a time, for :data:`PARTIAL_BYTES`, so that no few are left over at the end."""
     fewest = min(-(-n // columns), MOST_PARTS)
     most = max(128, PARTIAL_BYTES // (bytes_per_row * fewest))  # fewer have so many parts that they fill a card
     count, unit = -(-rows // most), 1024 if most >= 4096 else 128

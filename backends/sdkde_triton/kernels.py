@@ -11,8 +11,7 @@ cancelled, in one of four forms: SHORT adds lo·hi + hi·lo; PAIRED also lo·lo,
 and its own column or a duplicate; LONG also c₃, and sums the corrections by themselves; FULL takes coordinates in three
 pieces, v = hi + lo + rest, and adds rest·hi + hi·rest. The same tiles serve the second product of MEAN.
 
-Where d leaves columns of hi free, they carry more: a one, so that the second product of MEAN sums φ too (the fp32 unit
-and the Tensor Cores do not work at the same time on Hopper, so an addition saved is time saved), and up to 12
+Where d leaves columns of hi free, they carry a one, so that the second product of MEAN sums φ too, and up to 12
 dimensions the constants, so that one product less is needed.
 
 A packed array is one half-precision buffer for ``padded`` points: their PIECES, two or three, (padded, D) each, D as
@@ -22,15 +21,13 @@ c₃, 0, 0, 0, 1, 0 …]; and for columns theirs as such, (padded, 16) = [1, 1, 
 to a multiple of every tile with c₁ = −60000, whose φ is 0. Where MEAN stores φ at "fast", columns end with the points
 in two pieces of eleven bits each, (padded, D).
 
-Half precision ends at 2⁻²⁴, which would cut the rest short: on a lattice that adds up, and moves the shift of a row
-midway between columns beyond "high". So three pieces are of 128 v, and end at 2⁻³¹ of v. The constants, which would
-overflow, stay as they are; their ones are 128² instead. A sum of products is then 128² times the exponent, and what a
-column of ones sums is 128² Σφ. These are powers of two: what is exact stays so.
+Half precision ends at 2⁻²⁴, which would cut the rest short. So three pieces are of 128 v, and end at 2⁻³¹ of v. The
+constants, which would overflow, stay as they are; their ones are 128² instead. A sum of products is then 128² times the
+exponent, and what a column of ones sums is 128² Σφ. These are powers of two: what is exact stays so.
 
 Partial results of the splits of the columns are consecutive (splits, m) arrays in one buffer, which
-:mod:`sdkde_triton.finish` merges in a fixed order.
-
-Integer arguments are not specialised on, so that a kernel is compiled once for all sizes.
+:mod:`sdkde_triton.finish` merges in a fixed order. Integer arguments are not specialised on, so that a kernel is
+compiled once for all sizes.
 """
 
 from __future__ import annotations
@@ -112,10 +109,9 @@ def pack_kernel(
     """Pack float64 points (n, d) as rows, or as columns and rows; the grid of hi is ``step``, WIDTH a power of two ≥ D.
 
     ``WEIGHTED``: the columns' weights vary, and log2 of them is in their constants. ``SHIFTED`` subtracts log2 of the
-    rows' sums, so that the exponents are those of φ / Σφ; ``raised`` is added to the rows' constants.
-    ``ROUNDED``: columns are followed by v in two pieces, (2, padded, D), the first of eleven bits: 2⁻²² of a coordinate
-    is lost, and the smaller one is smaller than lo. ``MOVED`` moves every dimension by a fraction of g, see
-    :func:`sdkde_triton.bounds.in_blocks`.
+    rows' sums, so that the exponents are those of φ / Σφ; ``raised`` is added to the rows' constants. ``ROUNDED``:
+    columns are followed by v in two pieces, (2, padded, D), the first of eleven bits, which lose 2⁻²² of a coordinate.
+    ``MOVED`` moves every dimension by a fraction of g, see :func:`sdkde_triton.bounds.in_blocks`.
     """
     units: tl.constexpr = UNITS if PIECES == 3 else 1.0
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -219,10 +215,9 @@ def load_rows(
 
 @triton.jit
 def alone(a, b):
-    """a b, summed from 0.
+    """a b, summed from 0: what is added afterwards the compiler would take for the start of the sum, and truncate.
 
-    What is added to it afterwards the compiler would otherwise take for the start of the sum, and truncate every step
-    next to it. It leaves products alone that ask for another precision of sums, which means something for FP8 only.
+    It leaves products alone that ask for another precision of sums, which means something for FP8 only.
     """
     return tl.dot(a, b, max_num_imprecise_acc=1)
 
@@ -231,10 +226,9 @@ def alone(a, b):
 def exponents(
     a, columns, column_padded, j, D: tl.constexpr, PIECES: tl.constexpr, FORM: tl.constexpr, MERGE: tl.constexpr
 ):
-    """log2 φ of a tile, (BLOCK_M, BLOCK_N): what cancels first, and exactly; see the module's docstring.
+    """log2 φ of a tile, (BLOCK_M, BLOCK_N), for rows from :func:`load_rows`; and the tiles of the columns' pieces.
 
-    ``a``: the rows, from :func:`load_rows`. LONG and FULL sum the corrections by themselves: next to a large exponent
-    every step of theirs would be truncated. Also returns the tiles of the columns' pieces.
+    LONG and FULL sum the corrections by themselves: next to a large exponent every step of theirs would be truncated.
     """
     a_hi, a_lo, a_rest, a_c, a_c3 = a
     k = tl.arange(0, D)[None, :]
@@ -377,8 +371,7 @@ def three_halves(p, power):
     """A tile of p ≥ 0 in three half-precision pieces, the first with six bits below ``power``, of a row's largest.
 
     Its products with hi, of eleven bits, then sum exactly over 64 columns. A Tensor Core aligns all products to the
-    largest number and cuts what hangs over: with 22 bits in the leading product that moves a shift by 2⁻²⁰ ‖v‖. The
-    row's sums of the first piece are exact as well.
+    largest number and cuts what hangs over: 22 bits in the leading product would move a shift by 2⁻²⁰ ‖v‖.
     """
     rounding = power * (1.5 * 2.0**18)  # a unit in its last place is a 32nd of the power of two
     first = (p + rounding) - rounding
@@ -405,9 +398,8 @@ def weighted(p, b, part, count, PIECES: tl.constexpr, SUMMED: tl.constexpr):
 
 @triton.jit
 def added(a, b):
-    """a + b, and what is lost by rounding it, but for a rounding of b where that is the larger.
-
-    T. J. Dekker, "A floating-point technique for extending the available precision", 1971.
+    """a + b, and what is lost by rounding it, for |a| ≥ |b| (T. J. Dekker, "A floating-point technique for extending
+    the available precision", 1971).
     """
     total = a + b
     return total, b - (total - a)
@@ -417,11 +409,11 @@ def added(a, b):
 def exactly_weighted(p, b, mean, rest, total, total_rest, SUMMED: tl.constexpr):
     """Sums for "high" with those of a tile: of φ b in ``mean`` and ``rest``, of φ in ``total`` and ``total_rest``.
 
-    φ is in three pieces, in units of the row's largest of the tile: φ of 2⁻²⁰ would use half of half precision's bits.
-    The largest product is added to the first of a sum, and what that rounds off, with all else, to the second: beside
-    a heap of duplicates every tile rounds alike. Where registers do not hold all that, beyond 64 dimensions,
-    programs take few tiles instead (:func:`sdkde_triton.bounds.steps_at_most`), and φ has one unit. The largest
-    products last: every step after them is truncated.
+    φ is in three pieces, in units of the row's largest of the tile. The largest product is added to the first of a sum,
+    and what that rounds off, with all else, to the second: beside a heap of duplicates every tile rounds alike. Beyond
+    64 dimensions registers do not hold all that: programs take few tiles instead
+    (:func:`sdkde_triton.bounds.steps_at_most`), and φ has one unit. The largest products come last: every step after
+    them is truncated.
     """
     b_hi, b_lo, b_rest = b
     held: tl.constexpr = mean.shape[1] <= 64
@@ -481,11 +473,8 @@ def mean_kernel(
     """Σ φ (m,) and Σ φ v (m, D) of every row over one split of the columns, φ scaled by 2**SCALE_BITS.
 
     v is in the columns' units. ``SUMMED``: column d of the means, of ones, is the sum. ``EXACT``, for "high" with three
-    PIECES: φ in three pieces too, and all products that weigh.
-
-    No running maximum: the rows' constants see to it that the largest φ of a row is near 1 (a point among the columns,
-    or rows shifted by their log sums). φ enters the second product in two pieces: one alone misses the shift's
-    tolerance in half of the rows.
+    PIECES: φ in three pieces too, else in two: one alone misses the shift's tolerance in half of the rows. There is no
+    running maximum: the largest φ of a row is near 1 (a point among the columns, or rows shifted by their log sums).
     """
     index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     a = load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)

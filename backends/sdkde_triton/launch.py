@@ -11,20 +11,24 @@ import triton
 
 from sdkde_core.protocol import Partial, Problem, Reduction
 
-from . import blocked, finish, kernels
-from .bounds import MOST_DIRECT, in_blocks, merges, mirrors, packed_dimensions, steps_at_most, stores
-from .compiled import Launch, Splits, card, configuration, over_splits
+from . import blocked, finish, kernels, listed
+from .bounds import MOST_DIRECT, Form, in_blocks, merges, mirrors, packed_dimensions, shifts_rows, steps_at_most, stores
+from .compiled import Launch, card, compiled, configuration
 from .direct import direct_kernel, transpose_kernel
-from .grid import block_points
-from .space import COLUMN_PADDING, Config, block_k, tiles_per_sum
+from .grid import block_points, most_parts, slab_rows, splits
+from .space import COLUMN_PADDING, LEAF, LISTED, Config, block_k, tiles_per_sum
 
 #: What becomes of a log sum: the constant that is added, whether the log is wanted, and the dtype. Of a shift: the
 #: points (n, d) to which half of it is added. None: a :class:`Partial`.
 End: TypeAlias = tuple[float, bool, torch.dtype] | torch.Tensor | None
 
-
 #: Of rows and columns: padded numbers, then numbers.
 Sizes: TypeAlias = tuple[int, int, int, int]
+
+
+_transposing = functools.lru_cache(1024)(functools.partial(Launch, transpose_kernel))
+_finishing_log_sum = functools.lru_cache(1024)(functools.partial(Launch, finish.finish_log_sum_kernel))
+_finishing_mean = functools.lru_cache(1024)(functools.partial(Launch, finish.finish_mean_kernel))
 
 
 class Packed(NamedTuple):
@@ -36,17 +40,11 @@ class Packed(NamedTuple):
     pieces: int
 
 
-class Weights(NamedTuple):
-    """The columns' log weights (n,), float64, and whether they vary."""
-
-    log: torch.Tensor
-    vary: bool
-
-
 def pack(
+    problem: Problem,
     points: torch.Tensor,
     step: float,
-    weights: Weights,
+    log_weights: torch.Tensor,
     pieces: int,
     *,
     columns: bool = False,
@@ -57,22 +55,21 @@ def pack(
 ) -> Packed:
     """Pack float64 points (n, d) as rows, or as columns of the first product and as its rows.
 
-    ``step`` is g (:func:`sdkde_triton.bounds.grid_step`), ``weights`` are the columns'. Rows are shifted by
+    ``step`` is g (:func:`sdkde_triton.bounds.grid_step`), ``log_weights`` are the columns'. Rows are shifted by
     ``log_sums`` (n,), and ``scaled`` for MEAN, to half precision's range. ``rounded``, for MEAN that stores φ at
     "fast": columns are followed by themselves in two pieces that are rounded as such. ``beyond``: columns of padding at
     least.
     """
-    n, d = points.shape
+    (n, d), varies = points.shape, "weights" in problem.requires
     padded = -(-(n + beyond) // COLUMN_PADDING) * COLUMN_PADDING if columns else n
-    run, halves = _packing(n, padded, d, step, pieces, columns, weights.vary, log_sums is not None, scaled, rounded)
+    run, halves = _packing(n, padded, d, step, pieces, columns, varies, log_sums is not None, scaled, rounded)
     buffer = torch.empty(halves, dtype=torch.float16, device=points.device)
-    run(points, weights.log, weights.log if log_sums is None else log_sums, buffer)
+    run(points, log_weights, log_weights if log_sums is None else log_sums, buffer)
     return Packed(buffer, n, padded, pieces)
 
 
 @functools.lru_cache(maxsize=1024)
 def _packing(n: int, padded: int, d: int, step: float, pieces: int, *flags: bool) -> tuple[Launch, int]:
-    """Return the launch of :func:`pack`, and how many numbers the buffer has."""
     columns, vary, shifted, scaled, rounded = flags
     width, each = packed_dimensions(d), 48 if columns else 32
     span, halves = triton.next_power_of_2(width), padded * (pieces * width + each + 2 * width * rounded)
@@ -97,107 +94,138 @@ def transpose(points: torch.Tensor, arithmetic: str, padding: int = 1) -> torch.
     shape = (1 + doubled) * d, -(-n // padding) * padding
     single = arithmetic != "float64"
     v = torch.empty(shape, dtype=torch.float32 if single else torch.float64, device=points.device)
-    _transposing(n, shape[1], d, single, doubled)(points, v)
+    _transposing((-(-shape[1] // 512), d), (n, shape[1], d), (single, doubled, 512))(points, v)
     return v
 
 
-@functools.lru_cache(maxsize=1024)
-def _transposing(n: int, padded: int, d: int, *flags: bool) -> Launch:
-    return Launch(transpose_kernel, (-(-padded // 512), d), (n, padded, d), (*flags, 512))
+def kernel_of(
+    name: str, problem: Problem, config: Config, capability: int, pieces: int, form: int, arithmetic: str, both: bool
+) -> tuple[Any, tuple[Any, ...]]:
+    """Return a kernel by its name in :mod:`sdkde_triton.space`, and its compile-time parameters, in order.
 
-
-def log_sum(problem: Problem, rows: Packed, columns: Packed, weights: Weights, form: int, end: End = None) -> Any:
-    """LOG_SUM or LAPLACE on Tensor Cores, by a form of the exponents.
-
-    The problem's m is of all rows, of which these may be some.
+    ``_listed`` follows the name of those over lists. ``both``: stored φ serves rows and columns.
     """
-    processor = card(rows.buffer.device)
-    name = "blocked" if in_blocks(problem.d) else "log_sum"
-    config = configuration(name, problem, packed_dimensions(problem.d), processor, rows.pieces)
-    sizes = rows.padded, columns.padded, rows.points, columns.points
-    reduce = _log_sum(problem, sizes, rows.pieces, form, weights.vary, config, rows.buffer.device)
-    out = reduce(rows.buffer, columns.buffer, weights.log)
-    laplace = problem.reduction is Reduction.LAPLACE
-    return finish_log_sum(problem, out, weights, rows.points, reduce.parts, laplace, end)
+    d, width, merged, exact = problem.d, packed_dimensions(problem.d), merges(problem.d), problem.precision == "high"
+    laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
+    varies = "weights" in problem.requires
+    weighted = varies and laplace  # others' are in the columns
+    packed, tile = (width, pieces, form), (config.block_m, config.block_n, config.num_stages)
+    if name.startswith("direct"):
+        held, anchored = min(d, MOST_DIRECT + 1), name == "direct_mean"
+        return direct_kernel, (held, arithmetic == "doubled", laplace, mean, varies, anchored, *tile[:2])
+    if name == "log_sum":
+        return kernels.log_sum_kernel, (*packed, merged, laplace, weighted, *tile)
+    if name == "log_sum_listed":
+        return listed.log_sum_listed_kernel, (*packed, merged, laplace, weighted, LISTED, LEAF, *tile)
+    if name == "mean":
+        tiles = tiles_per_sum(width, form, merged, capability) if config.block_n <= 128 else 1
+        return kernels.mean_kernel, (*packed, merged, d < width, exact, tiles, *tile)
+    if name == "mean_listed":
+        return listed.mean_listed_kernel, (*packed, merged, d < width, exact, LISTED, LEAF, *tile)
+    if name == "weighted_sum":
+        return blocked.weighted_sum_kernel, (width, exact, both, *tile, block_k(0, pieces, capability))
+    stores, depth = name == "stored", block_k(width, pieces, capability)
+    return blocked.blocked_kernel, (*packed, laplace, stores, both, exact, weighted, *tile, depth)
+
+
+def _partial(
+    name: str, problem: Problem, sizes: Sizes, given: Any, most: int, pieces: int, form: int, arithmetic: str = ""
+) -> tuple[torch.Tensor, int]:
+    """Return a kernel's partial results, and of how many splits of the columns; see :func:`_splits`."""
+    on, columns = given[0].device, problem.d if arithmetic else packed_dimensions(problem.d)
+    config = configuration(name, problem, columns, card(on), pieces)
+    run, size, parts, dtype = _splits(name, problem, sizes, most, pieces, form, arithmetic, config, on)
+    out = torch.empty(size, dtype=dtype, device=on)
+    run(*given, out)
+    return out, parts
 
 
 @functools.lru_cache(maxsize=1024)
-def _log_sum(problem: Problem, sizes: Sizes, pieces: int, form: int, vary: bool, config: Config, on: Any) -> Splits:
-    width, laplace = packed_dimensions(problem.d), problem.reduction is Reduction.LAPLACE
-    tile, weighted = (config.block_m, config.block_n, config.num_stages), vary and laplace  # others' are in the columns
-    numbers: tuple[int, ...]
-    flags: tuple[int, ...] = (width, pieces, form)
-    if in_blocks(problem.d):
-        kernel, numbers = blocked.blocked_kernel, (*sizes, 0, 0)
-        step = block_k(width, pieces, card(on).capability)
-        flags += laplace, False, False, problem.precision == "high", weighted, *tile, step
-    else:
-        kernel, numbers = kernels.log_sum_kernel, (*sizes, problem.d)
-        flags += merges(problem.d), laplace, weighted, *tile
-    run, halves = Launch(kernel, (1, 1), numbers, flags, config), (torch.float16, torch.float16, torch.float64)
-    most = steps_at_most(problem, 0.0)
-    return over_splits(run, config.block_n, problem.m, *sizes[2:], 3 if laplace else 2, halves, most, on)
+def _splits(
+    name: str,
+    problem: Problem,
+    sizes: Sizes,
+    most: int,
+    pieces: int,
+    form: int,
+    arithmetic: str,
+    config: Config,
+    on: Any,
+) -> tuple[Launch, int, int, torch.dtype]:
+    """Return a launch over all splits of the columns, the size of its results, the number of splits, and the dtype.
+
+    A program takes some columns at a time, at most ``most`` times, unless a grid has not that many programs. The number
+    of splits follows from all rows of the problem: however few of them come at a time, the bits are the same.
+    """
+    (_, padded, m, n), d, processor = sizes, problem.d, card(on)
+    kernel, flags = kernel_of(name, problem, config, processor.capability, pieces, form, arithmetic, False)
+    step = config.block_n * dict(zip(kernel.arg_names[-len(flags) :], flags, strict=True)).get("TILES", 1)
+    numbers = (m, n, d, padded) if arithmetic else (*sizes, 0, 0) if name == "blocked" else (*sizes, d)
+    laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
+    per_row = max(packed_dimensions(d), d + 1) if name == "mean" else 2 + (d if mean else laplace)
+    operand = {"": torch.float16, "float64": torch.float64}.get(arithmetic, torch.float32)
+    dtype = torch.float64 if arithmetic == "float64" else torch.float32
+    before = (operand, operand) if name == "mean" else (operand, operand, torch.float64)
+    code = compiled(kernel, (*before, dtype, *numbers, n), flags, config) if on.type == "cuda" else None
+    used = (code.n_regs or 128, code.metadata.shared) if code else (128, 0)  # without it a guess
+    slots = processor.multiprocessors * processor.resident(32 * config.num_warps, *used)
+    bytes_per_row, columns = per_row * dtype.itemsize, most * step
+    limit = most_parts(slab_rows(problem.m, n, bytes_per_row, columns), bytes_per_row)
+    parts, length = splits(problem.m, n, config.block_m, step, slots, limit, columns)
+    run = Launch(kernel, (-(-m // config.block_m), parts), (*numbers, length), flags, config)
+    return run, parts * m * per_row, parts, dtype
+
+
+def log_sum(
+    problem: Problem, rows: Packed, columns: Packed, log_weights: torch.Tensor, form: int, end: End = None
+) -> Any:
+    """LOG_SUM or LAPLACE on Tensor Cores, by a form of the exponents; the rows may be some of the problem's m."""
+    name = "blocked" if in_blocks(problem.d) else "log_sum"
+    sizes = rows.padded, columns.padded, rows.points, columns.points
+    given = rows.buffer, columns.buffer, log_weights
+    out, parts = _partial(name, problem, sizes, given, steps_at_most(problem, 0.0), rows.pieces, form)
+    return finish_log_sum(problem, out, log_weights, rows.points, parts, end)
 
 
 def finish_log_sum(
-    problem: Problem, partial: torch.Tensor, weights: Weights, m: int, parts: int, laplace: bool, end: End = None
+    problem: Problem, partial: torch.Tensor, log_weights: torch.Tensor, m: int, parts: int, end: End = None
 ) -> Any:
     """Merge the partial results of LOG_SUM, or of LAPLACE, for m rows; with ``end`` the density."""
+    laplace, varies = problem.reduction is Reduction.LAPLACE, "weights" in problem.requires
     constant, log, dtype = end if isinstance(end, tuple) else (0.0, False, torch.float64)
     result = torch.empty((3, m) if laplace and end is None else m, dtype=dtype, device=partial.device)
     ending = 0 if end is None else 1 if log else 2
-    run = _finish_log_sum(m, parts, problem.d, laplace, weights.vary, ending, dtype is torch.float32)
-    run(partial, weights.log, result, last=(bits(constant),))
+    flags = laplace, varies, ending, dtype is torch.float32, 128
+    run = _finishing_log_sum((-(-m // 128), 1), (m, parts, problem.d), flags)
+    run(partial, log_weights, result, last=(bits(constant),))
     if end is not None:
         return result
     return Partial(result[0], None, result[1], result[2]) if laplace else Partial(result)
-
-
-@functools.lru_cache(maxsize=1024)
-def _finish_log_sum(m: int, parts: int, d: int, laplace: bool, vary: bool, ending: int, single: bool) -> Launch:
-    return Launch(finish.finish_log_sum_kernel, (-(-m // 128), 1), (m, parts, d), (laplace, vary, ending, single, 128))
 
 
 def mean(
     problem: Problem,
     rows: Packed,
     columns: Packed,
-    weights: Weights,
+    log_weights: torch.Tensor,
     form: int,
     extent: float,
     log_sums: torch.Tensor | None = None,
     end: End = None,
 ) -> Any:
-    """MEAN on Tensor Cores of columns within ``extent`` bandwidths of the origin; see :func:`log_sum`.
-
-    ``log_sums`` (m,) are what the rows were shifted by, if they were.
-    """
-    processor = card(rows.buffer.device)
-    if stores(problem, form, processor.capability):
+    """MEAN on Tensor Cores of columns within ``extent``, of rows shifted by ``log_sums`` (m,), if any; as log_sum."""
+    if stores(problem, form, card(rows.buffer.device).capability):
         out = _stored_mean(problem, rows, columns, form, extent)
-        return finish_mean(problem, out, rows, weights, log_sums, 1, end=end)
-    config = configuration("mean", problem, packed_dimensions(problem.d), processor, rows.pieces)
+        return finish_mean(problem, out, rows, log_weights, log_sums, 1, end=end)
     sizes = rows.padded, columns.padded, rows.points, columns.points
-    reduce = _mean(problem, sizes, rows.pieces, form, steps_at_most(problem, extent), config, rows.buffer.device)
-    out, summed = reduce(rows.buffer, columns.buffer), problem.d < packed_dimensions(problem.d)
-    return finish_mean(problem, out, rows, weights, log_sums, reduce.parts, summed, end)
-
-
-@functools.lru_cache(maxsize=1024)
-def _mean(problem: Problem, sizes: Sizes, pieces: int, form: int, most: int, config: Config, on: Any) -> Splits:
-    d, width, merged = problem.d, packed_dimensions(problem.d), merges(problem.d)
-    tiles = tiles_per_sum(width, form, merged, card(on).capability) if config.block_n <= 128 else 1
-    exact, tile = problem.precision == "high", (config.block_m, config.block_n)
-    flags = (width, pieces, form, merged, d < width, exact, tiles, *tile, config.num_stages)
-    run, step = Launch(kernels.mean_kernel, (1, 1), (*sizes, d), flags, config), tiles * config.block_n
-    return over_splits(run, step, problem.m, *sizes[2:], max(width, d + 1), (torch.float16,) * 2, most, on)
+    given, most = (rows.buffer, columns.buffer), steps_at_most(problem, extent)
+    out, parts = _partial("mean", problem, sizes, given, most, rows.pieces, form)
+    summed = problem.d < packed_dimensions(problem.d)
+    return finish_mean(problem, out, rows, log_weights, log_sums, parts, summed, end)
 
 
 def _stored_mean(problem: Problem, rows: Packed, columns: Packed, form: int, extent: float) -> torch.Tensor:
-    """Return Σ φ (m,) and Σ φ v (m, D), float64, in one array; φ goes through memory.
-
-    Rows and columns come in blocks. Where the rows are the columns, those of two blocks serve both.
-    """
+    """Return Σ φ (m,) and Σ φ v (m, D), float64, in one array; φ of blocks of rows and columns goes through memory."""
     width, m, device = packed_dimensions(problem.d), rows.points, rows.buffer.device
     processor, exact, pieces = card(device), problem.precision == "high", rows.pieces
     config, shape = (configuration(name, problem, width, processor, pieces) for name in ("stored", "weighted_sum"))
@@ -211,9 +239,9 @@ def _stored_mean(problem: Problem, rows: Packed, columns: Packed, form: int, ext
     tiles = tall * (wide // config.block_n) + wide * (tall // config.block_m)
     totals = torch.empty(tiles, dtype=torch.float64, device=device)
     sums = torch.zeros(m * (1 + width), dtype=torch.float64, device=device)
-    tile = (config.block_m, config.block_n, config.num_stages, block_k(width, pieces, processor.capability))
-    flags = (width, pieces, form, False, True, both, exact, False, *tile)
-    tile = (shape.block_m, shape.block_n, shape.num_stages, block_k(0, pieces, processor.capability))
+    how = processor.capability, pieces, form, "", both
+    kernel, flags = kernel_of("stored", problem, config, *how)
+    sum_kernel, sum_flags = kernel_of("weighted_sum", problem, shape, *how)
     # What is summed: the three pieces, or v rounded to two, which follow the columns' constants.
     values = columns.buffer if exact else columns.buffer[columns.padded * (pieces * width + 48) :]
     for top in range(0, m, tall):
@@ -224,11 +252,11 @@ def _stored_mean(problem: Problem, rows: Packed, columns: Packed, form: int, ext
             before = (rows.buffer, columns.buffer, totals, phi, rows.padded, columns.padded)
             after = (m, columns.points, top, first, here)
             grid = height // config.block_m, here // config.block_n
-            Launch(blocked.blocked_kernel, grid, (), flags, config)(*before, *after)
+            Launch(kernel, grid, (), flags, config)(*before, *after)
             sizes = (columns.padded, m, columns.points, top, first, height, here, config.block_m, config.block_n)
             given = phi, values, totals, sums, *sizes
             grid = -(-max(height, here * mirrored) // shape.block_m), across * (1 + mirrored)
-            Launch(blocked.weighted_sum_kernel, grid, (), (width, exact, both, *tile), shape)(*given)
+            Launch(sum_kernel, grid, (), sum_flags, shape)(*given)
     return sums
 
 
@@ -236,57 +264,37 @@ def finish_mean(
     problem: Problem,
     partial: torch.Tensor,
     rows: Packed | torch.Tensor,
-    weights: Weights,
+    log_weights: torch.Tensor,
     log_sums: torch.Tensor | None,
     parts: int,
     summed: bool = False,
     end: End = None,
 ) -> Any:
-    """Merge the partial results of MEAN for those rows, packed or as :func:`transpose` returns them.
-
-    With ``end`` the moved points.
-    """
+    """Merge the partial results of MEAN for rows, packed or from :func:`transpose`; with ``end`` the moved points."""
     d, direct = problem.d, isinstance(rows, torch.Tensor)
     buffer, m, padded, pieces = (rows, rows.shape[1], 0, 0) if isinstance(rows, torch.Tensor) else rows
     shift = torch.empty((m, d), dtype=torch.float64, device=buffer.device)
     result = shift if end is not None else torch.empty(m, dtype=torch.float64, device=buffer.device)
     given = result if log_sums is None else log_sums
     points = end if isinstance(end, torch.Tensor) else shift
-    flags = (direct, summed, log_sums is not None, weights.vary, end is not None)
-    _finish_mean(padded, m, parts, d, pieces, *flags)(partial, buffer, weights.log, given, result, shift, points)
-    return Partial(result, shift) if end is None else shift
-
-
-@functools.lru_cache(maxsize=1024)
-def _finish_mean(padded: int, m: int, parts: int, d: int, pieces: int, *flags: bool) -> Launch:
     width = packed_dimensions(d)
     span = triton.next_power_of_2(width)
     block = max(1, 512 // span)
-    sizes, parameters = (padded, m, parts, d), (width, span, pieces, *flags, block)
-    return Launch(finish.finish_mean_kernel, (-(-m // block), 1), sizes, parameters)
+    how = direct, summed, log_sums is not None, "weights" in problem.requires, end is not None
+    run = _finishing_mean((-(-m // block), 1), (padded, m, parts, d), (width, span, pieces, *how, block))
+    run(partial, buffer, log_weights, given, result, shift, points)
+    return Partial(result, shift) if end is None else shift
 
 
-def direct(problem: Problem, rows: torch.Tensor, columns: torch.Tensor, weights: Weights, end: End = None) -> Any:
+def direct(
+    problem: Problem, arithmetic: str, rows: torch.Tensor, columns: torch.Tensor, log_weights: Any, end: End = None
+) -> Any:
     """Any reduction by direct differences of points from :func:`transpose`, the columns padded; see :func:`log_sum`."""
-    m, n, mean = rows.shape[1], weights.log.shape[0], problem.reduction is Reduction.MEAN
-    anchored = mean and problem.same and not weights.vary and rows.dtype is torch.float32
-    config = configuration("direct_mean" if anchored else "direct", problem, problem.d, card(rows.device))
-    given = rows.dtype, rows.shape[0] > problem.d, anchored, weights.vary
-    reduce = _direct(problem, m, n, columns.shape[1], *given, config, rows.device)
-    out = reduce(rows, columns, weights.log)
+    m, mean, most = rows.shape[1], problem.reduction is Reduction.MEAN, steps_at_most(problem, 0.0, packed=False)
+    anchored = mean and not shifts_rows(problem) and arithmetic != "float64"
+    name, sizes = "direct_mean" if anchored else "direct", (m, columns.shape[1], m, log_weights.shape[0])
+    given = rows, columns, log_weights
+    out, parts = _partial(name, problem, sizes, given, most, 2, Form.SHORT, arithmetic)
     if mean:
-        return finish_mean(problem, out, rows, weights, None, reduce.parts, end=end)
-    return finish_log_sum(problem, out, weights, m, reduce.parts, problem.reduction is Reduction.LAPLACE, end)
-
-
-@functools.lru_cache(maxsize=1024)
-def _direct(problem: Problem, m: int, n: int, padded: int, dtype: Any, *given: Any) -> Splits:
-    doubled, anchored, vary, config, on = given
-    d, laplace, mean = problem.d, problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
-    flags = (min(d, MOST_DIRECT + 1), doubled, laplace, mean, vary, anchored, *config[:2])
-    run, before = (
-        Launch(direct_kernel, (1, 1), (m, n, d, padded), flags, config),
-        (dtype, dtype, torch.float64),
-    )
-    most, per_row = steps_at_most(problem, 0.0, packed=False), 2 + (d if mean else laplace)
-    return over_splits(run, config.block_n, problem.m, m, n, per_row, before, most, on)
+        return finish_mean(problem, out, rows, log_weights, None, parts, end=end)
+    return finish_log_sum(problem, out, log_weights, m, parts, end)

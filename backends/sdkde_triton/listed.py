@@ -1,10 +1,9 @@
 """Device code: the reductions over the leaves of columns that a list names for every tile of rows.
 
-As :func:`sdkde_triton.kernels.log_sum_kernel` and :func:`sdkde_triton.kernels.mean_kernel`; but rows and columns are
-packed in an order, and leaves of LEAF columns each are taken SIZE columns at a time, wherever they stand.
-Program (i, p) has tile k = ``which[i]`` of the rows from ``first`` on. Of the leaves from SIZE / LEAF · ends[k] up to
-those of the next tile, it takes the p-th ``length`` times SIZE / LEAF, of which there may be none: then it writes the
-sums of no columns.
+As :func:`sdkde_triton.kernels.log_sum_kernel` and :func:`sdkde_triton.kernels.mean_kernel`; but leaves of LEAF columns
+each are taken SIZE columns at a time, wherever they stand. Program (i, p) has tile k = ``which[i]`` of the rows from
+``first`` on. Of the leaves from SIZE / LEAF · ends[k] up to those of the next tile, it takes the p-th ``length`` times
+SIZE / LEAF, of which there may be none: then it writes the sums of no columns.
 """
 
 from __future__ import annotations
@@ -111,8 +110,7 @@ def mean_listed_kernel(
 ):
     """MEAN; see :func:`sdkde_triton.kernels.mean_kernel`. The accumulator is a fresh one for every SIZE columns.
 
-    What its sums round off is summed too, at "fast" as well: in lists near columns stand together, so that nearly every
-    addition rounds, and parts of long lists should not be short.
+    What its sums round off is summed too, at "fast" as well: near columns stand together, so nearly every sum rounds.
     """
     tile, begin, end = _part(which, ends, length)
     local = tile * BLOCK_M + tl.arange(0, BLOCK_M)

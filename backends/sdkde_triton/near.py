@@ -8,8 +8,7 @@ is much closer to the whole sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,12 +17,12 @@ from sdkde_core.nearby import by_tile, order
 from sdkde_core.plugin import concatenate, each
 from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
 
-from . import choose, launch, listed
+from . import choose, launch
 from .bounds import Form, merges, packed_dimensions, shifts_rows, steps_at_most
 from .compiled import Launch, card
 from .grid import MOST_PARTS, PARTIAL_BYTES
 from .kernels import SCALE_BITS
-from .launch import Packed, Weights
+from .launch import Packed
 from .price import left_out
 from .space import HEIGHT, LEAF, LISTED, Config, default
 
@@ -45,7 +44,7 @@ class Near(NamedTuple):
 
     order: torch.Tensor
     points: torch.Tensor
-    weights: Weights
+    log_weights: torch.Tensor
     leaves: torch.Tensor
     nodes: torch.Tensor
     log_weight: float
@@ -62,18 +61,8 @@ class Lists(NamedTuple):
     parts: int
 
 
-class _Rows(NamedTuple):
-    """Tiles of rows, and what may be left out of their sums."""
-
-    boxes: torch.Tensor  # (tiles, 2 d) float32
-    limits: torch.Tensor  # (tiles,) float32, scores above are left out
-    reaches: torch.Tensor  # (tiles,) float32
-    counts: torch.Tensor  # (tiles,) int32, leaves that are not
-
-
-def order_columns(points: torch.Tensor, weights: Weights) -> Near | None:
+def order_columns(points: torch.Tensor, log_weights: torch.Tensor) -> Near | None:
     """Return the columns in order; None where a coordinate or weight is not finite."""
-    log_weights = weights.log
     if not bool(torch.isfinite(points).all() & torch.isfinite(log_weights).all()):
         return None
     where = order(points, LEAF)
@@ -81,7 +70,7 @@ def order_columns(points: torch.Tensor, weights: Weights) -> Near | None:
     leaves = _boxes(points, log_weights, LEAF)
     nodes = _boxes(points, log_weights, LEAF * choose.WIDE.value)
     total = float(torch.logsumexp(log_weights, 0))
-    return Near(where, points, Weights(log_weights, weights.vary), leaves, nodes, total)
+    return Near(where, points, log_weights, leaves, nodes, total)
 
 
 def _ends(points: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,10 +104,10 @@ def reduce(
         return None
     packed = columns  # these themselves, where they are the rows
     if rows is not near.points:
-        packed = launch.pack(rows, step, near.weights, columns.pieces, scaled=scaled(problem))
+        packed = launch.pack(problem, rows, step, near.log_weights, columns.pieces, scaled=scaled(problem))
     way = _Pass(problem, near, columns, step, form)
-    tiles = way.count(rows, packed)
-    counts = (-(-tiles.counts.to(torch.int64) * LEAF // LISTED)).cpu()  # in SIZEs
+    tiles, counts = way.count(rows, packed)
+    counts = (-(-counts.to(torch.int64) * LEAF // LISTED)).cpu()  # in SIZEs
     if float(counts.sum()) * LISTED > most * float(len(counts)) * float(columns.padded):  # the last tile may be free
         return None
     longest = AMOUNTS.longest
@@ -151,22 +140,19 @@ class _Pass:
     step: float
     form: int
 
-    def count(self, rows: torch.Tensor, packed: Packed) -> _Rows:
-        """Find out what may be left out of rows' sums, and how many leaves that leaves to be summed."""
+    def count(self, rows: torch.Tensor, packed: Packed) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        """Return boxes, the scores above which leaves are left out, and reaches of tiles of rows; and leaves to sum."""
         problem, near, device = self.problem, self.near, rows.device
+        kind = list(Reduction).index(problem.reduction)
         boxes = torch.cat(_ends(rows, HEIGHT), dim=1)
-        tiles, none = boxes.shape[0], self.columns.padded // LEAF - 1
-        sizes = near.leaves.shape[1], near.nodes.shape[1]
-
+        tiles = boxes.shape[0]
         beside = torch.empty((tiles, AMOUNTS.beside), dtype=torch.int32, device=device)
-        for first, some, visited in _chunks(near, tiles):
-            before = (boxes, near.leaves, near.nodes, visited, beside)
-            Launch(choose.near_kernel, (some, 1), (*sizes, none, first), (problem.d, AMOUNTS.beside))(*before)
+        self._look(choose.near_kernel, boxes, 0, tiles, (beside,), (self.columns.padded // LEAF - 1,), AMOUNTS.beside)
         length, which = AMOUNTS.beside * LEAF // LISTED, torch.arange(tiles + 1, dtype=torch.int32, device=device)
         over = Lists(beside, which * length, which, 0, length, 1)
         # PAIRED adds less than 1e-3 to an exponent, the allowance that follows is 0.01; SHORT serves the next pass too.
         form = Form.SHORT if shifts_rows(problem) or self.form == Form.PAIRED else self.form
-        found = self.log_sum(packed, rows.shape[0], over, form, False).log_sum
+        found = self.log_sum(replace(problem, reduction=Reduction.LOG_SUM), packed, rows.shape[0], over, form).log_sum
         if scaled(problem) and self.columns.pieces == 2:
             found = found - SCALE_BITS.value * math.log(2.0)
         least = by_tile(found, HEIGHT).amin(dim=1)
@@ -179,16 +165,13 @@ class _Pass:
         whole = max(near.log_weight, 0.0)  # of all columns, of which these may be some
         reaches = (2.0 * (whole - least).clamp(min=0.0)).sqrt().float().clamp(max=1e30)
         limits, counts = torch.empty_like(lowest), torch.zeros(tiles, dtype=torch.int32, device=device)
-        apart = (1.0 + 1e-6) * math.log(sizes[0]) / (choose.THRESHOLDS.value - 1)
-        for first, some, visited in _chunks(near, tiles):
-            numbers = *sizes, apart, first, list(Reduction).index(problem.reduction)
-            run = Launch(choose.choose_kernel, (some, 1), numbers, (problem.d,))
-            run(boxes, near.leaves, near.nodes, lowest, reaches, visited, limits, counts)
-        return _Rows(boxes, limits, reaches, counts)
+        apart = (1.0 + 1e-6) * math.log(near.leaves.shape[1]) / (choose.THRESHOLDS.value - 1)
+        self._look(choose.choose_kernel, boxes, 0, tiles, (lowest, reaches, limits, counts), (apart, kind))
+        return (boxes, limits, reaches), counts
 
-    def list(self, tiles: _Rows, counts: torch.Tensor, first: int, length: int) -> Lists:
+    def list(self, tiles: tuple[torch.Tensor, ...], counts: torch.Tensor, first: int, length: int) -> Lists:
         """The lists of some tiles of rows, from the ``first`` on, which have that many SIZEs."""
-        near, device = self.near, self.near.points.device
+        device, kind = self.near.points.device, list(Reduction).index(self.problem.reduction)
         ends = torch.zeros(len(counts) + 1, dtype=torch.int32)
         ends[1:] = counts.cumsum(0)
         # The longest first, so that the last program ends early; neighbours together, as they read the same columns.
@@ -197,67 +180,60 @@ class _Pass:
         total, together = int(ends[-1]), LISTED // LEAF
         found = torch.empty(max(1, total * together), dtype=torch.int32, device=device)
         ends = ends.to(device)
-        sizes = near.leaves.shape[1], near.nodes.shape[1], self.columns.padded // LEAF - 1
-        for begin, some, visited in _chunks(near, len(counts)):
-            numbers = *sizes, first + begin, first, list(Reduction).index(self.problem.reduction)
-            run = Launch(choose.list_kernel, (some, 1), numbers, (self.problem.d, together))
-            run(tiles.boxes, near.leaves, near.nodes, tiles.limits, tiles.reaches, ends, visited, found)
+        (boxes, *limits), numbers = tiles, (self.columns.padded // LEAF - 1, first, kind)
+        self._look(choose.list_kernel, boxes, first, len(counts), (*limits, ends, found), numbers, together)
         return Lists(found, ends, which, first, length, max(1, -(-int(counts.max()) // length)))
+
+    def _look(
+        self, kernel: Any, boxes: torch.Tensor, top: int, count: int, others: Any, numbers: Any, *flags: int
+    ) -> None:
+        """Run a kernel of :mod:`sdkde_triton.choose` for ``count`` tiles of rows, from ``top`` on."""
+        near, nodes = self.near, self.near.nodes.shape[1]
+        most = max(1, AMOUNTS.visited // nodes)  # tiles at once: there has to be room for the nodes that each visits
+        visited = torch.empty(min(count, most) * nodes, dtype=torch.int32, device=boxes.device)
+        for first in range(0, count, most):
+            sizes = near.leaves.shape[1], nodes, top + first
+            run = Launch(kernel, (min(most, count - first), 1), (*sizes, *numbers), (self.problem.d, *flags))
+            run(boxes, near.leaves, near.nodes, visited, *others)
 
     def sum(self, points: torch.Tensor, rows: Packed, over: Lists) -> Partial:
         """Reduce some tiles of rows, whose points are those from ``over.first`` tiles on."""
         problem, m, top = self.problem, points.shape[0], over.first * HEIGHT
         if problem.reduction is not Reduction.MEAN:
-            return self.log_sum(rows, m, over, self.form, problem.reduction is Reduction.LAPLACE)
-        log_sums, weights, pieces = None, self.near.weights, self.columns.pieces
+            return self.log_sum(problem, rows, m, over, self.form)
+        log_sums, log_weights, pieces = None, self.near.log_weights, self.columns.pieces
         if shifts_rows(problem):  # as in sdkde_triton.backend
-            log_sums = self.log_sum(rows, m, over, Form.SHORT, False).log_sum
-            rows = launch.pack(points, self.step, weights, pieces, scaled=True, log_sums=log_sums)
+            plain = replace(problem, reduction=Reduction.LOG_SUM)
+            log_sums = self.log_sum(plain, rows, m, over, Form.SHORT).log_sum
+            rows = launch.pack(problem, points, self.step, log_weights, pieces, scaled=True, log_sums=log_sums)
             over, top = over._replace(first=0), 0
+        out = self._launched("mean", problem, rows, m, over, self.form)
         width = packed_dimensions(problem.d)
-        summed = problem.d < width
-        flags = (width, pieces, self.form, merges(problem.d), summed, problem.precision == "high")
-        out = self._launched("mean", rows, m, over, flags, width + (not summed))
         here = Packed(rows.buffer[top * width :], m, rows.padded, pieces)
-        return launch.finish_mean(problem, out, here, weights, log_sums, over.parts, summed)
+        return launch.finish_mean(problem, out, here, log_weights, log_sums, over.parts, problem.d < width)
 
-    def log_sum(self, rows: Packed, m: int, over: Lists, form: int, laplace: bool) -> Partial:
+    def log_sum(self, problem: Problem, rows: Packed, m: int, over: Lists, form: int) -> Partial:
         """LOG_SUM or LAPLACE of m rows, those of the lists' tiles; see :func:`sdkde_triton.launch.log_sum`."""
-        problem, weights = self.problem, self.near.weights
-        width = packed_dimensions(problem.d)
-        flags = (width, rows.pieces, form, merges(problem.d), laplace, weights.vary and laplace)
-        out = self._launched("log_sum", rows, m, over, flags, 2 + laplace)
-        return launch.finish_log_sum(problem, out, weights, m, over.parts, laplace)
+        out = self._launched("log_sum", problem, rows, m, over, form)
+        return launch.finish_log_sum(problem, out, self.near.log_weights, m, over.parts)
 
-    def _launched(
-        self, name: str, rows: Packed, m: int, over: Lists, flags: tuple[Any, ...], per_row: int
-    ) -> torch.Tensor:
-        """Partial results of a kernel, (parts, m, per_row) in some order."""
-        columns, config = self.columns, self.config(name)
-        log_sum = name == "log_sum"
-        kernel = listed.log_sum_listed_kernel if log_sum else listed.mean_listed_kernel
-        more, counts = ((self.near.weights.log,), (m, columns.points)) if log_sum else ((), (m,))
-        out = torch.empty(over.parts * m * per_row, dtype=torch.float32, device=rows.buffer.device)
-        sizes = rows.padded, columns.padded, *counts, self.problem.d
-        numbers, grid = (*sizes, over.first * HEIGHT, over.length), (-(-m // HEIGHT), over.parts)
-        last = LISTED, LEAF, config.block_m, config.block_n, config.num_stages
-        run = Launch(kernel, grid, numbers, (*flags, *last), config)
+    def _launched(self, name: str, problem: Problem, rows: Packed, m: int, over: Lists, form: int) -> torch.Tensor:
+        """Partial results of a kernel, (parts, m, numbers of a row) in some order."""
+        columns, config, device = self.columns, self.config(name), rows.buffer.device
+        sums = 2 + (problem.reduction is Reduction.LAPLACE)
+        per_row = sums if name == "log_sum" else max(packed_dimensions(problem.d), problem.d + 1)
+        more, counts = ((self.near.log_weights,), (m, columns.points)) if name == "log_sum" else ((), (m,))
+        capability = card(device).capability
+        kernel, flags = launch.kernel_of(f"{name}_listed", problem, config, capability, rows.pieces, form, "", False)
+        numbers = rows.padded, columns.padded, *counts, problem.d, over.first * HEIGHT, over.length
+        out = torch.empty(over.parts * m * per_row, dtype=torch.float32, device=device)
+        run = Launch(kernel, (-(-m // HEIGHT), over.parts), numbers, flags, config)
         run(rows.buffer, columns.buffer, *more, over.leaves, over.which, over.ends, out)
         return out
 
     def config(self, name: str) -> Config:
-        """The default launch parameters of a kernel."""
         capability, d = card(self.near.points.device).capability, self.problem.d
         return default(name, packed_dimensions(d), capability, merges(d), self.columns.pieces)
-
-
-def _chunks(near: Near, tiles: int) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Tiles of rows to look at together: the first, how many, and room for the nodes that each visits."""
-    nodes = near.nodes.shape[1]
-    most = max(1, AMOUNTS.visited // nodes)
-    visited = torch.empty(min(tiles, most) * nodes, dtype=torch.int32, device=near.points.device)
-    for first in range(0, tiles, most):
-        yield first, min(most, tiles - first), visited
 
 
 def _plan(counts: torch.Tensor, device: torch.device, per_row: int, most: int) -> tuple[list[int], int]:

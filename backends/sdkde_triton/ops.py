@@ -1,9 +1,16 @@
 """The three reductions as operators of PyTorch, for what traces: ``torch.compile(fullgraph=True)``, ``torch.export``.
 
-Importing this module, and nothing else, registers ``sdkde::log_sum``, ``sdkde::mean`` and ``sdkde::laplace``, with
-what PyTorch must know of them: the shapes of their results. :func:`sdkde_core.estimate` does not go through them.
+Importing this module, and nothing else, registers ``sdkde::log_sum``, ``sdkde::mean`` and ``sdkde::laplace``.
+:func:`sdkde_core.estimate` does not go through them.
 
-All take the same arguments:
+============  ========================================================================================================
+``log_sum``   ℓ_i = log Σ_j w_j φ_ij, (m,), φ_ij = exp(−½‖u_i − u_j‖²)
+``mean``      ℓ (m,), and the shifts Σ_j w_j φ_ij (u_j − u_i) / Σ_j w_j φ_ij = ∇ℓ_i, (m, d), in bandwidths
+``laplace``   log M_i, and the signs and log magnitudes of L_i = Σ_j w_j φ_ij (1 + d/2 − ½ r²_ij), each (m,); M is L
+              with plus signs throughout, the scale of its error
+============  ========================================================================================================
+
+All take the same arguments; ``extent`` and ``precision`` by name:
 
 points : (n, d) float64 tensor
     The columns u_j, whitened: in bandwidths. Precision depends on how far they reach from the origin, so centre them.
@@ -41,74 +48,41 @@ from .info import INFO
 __all__ = ["laplace", "log_sum", "mean"]
 
 
-def log_sum(
-    points: torch.Tensor,
-    queries: torch.Tensor | None = None,
-    log_weights: torch.Tensor | None = None,
-    *,
-    extent: float | None = None,
-    precision: str = "high",
-) -> torch.Tensor:
-    """Return ℓ_i = log Σ_j w_j exp(−½‖u_i − u_j‖²), (m,); arguments as :mod:`sdkde_triton.ops` has them."""
-    return torch.ops.sdkde.log_sum(points, queries, log_weights, extent, precision)
-
-
-def mean(
-    points: torch.Tensor,
-    queries: torch.Tensor | None = None,
-    log_weights: torch.Tensor | None = None,
-    *,
-    extent: float | None = None,
-    precision: str = "high",
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ℓ (m,), and the shifts Σ_j w_j φ_ij (u_j − u_i) / Σ_j w_j φ_ij = ∇ℓ_i, (m, d), in bandwidths.
-
-    Arguments as :mod:`sdkde_triton.ops` has them.
-    """
-    return torch.ops.sdkde.mean(points, queries, log_weights, extent, precision)
-
-
-def laplace(
-    points: torch.Tensor,
-    queries: torch.Tensor | None = None,
-    log_weights: torch.Tensor | None = None,
-    *,
-    extent: float | None = None,
-    precision: str = "high",
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return log M_i, and the signs and log magnitudes of L_i = Σ_j w_j φ_ij (1 + d/2 − ½ r²_ij), each (m,).
-
-    M is L with plus signs throughout, the scale of its error. Arguments as :mod:`sdkde_triton.ops` has them.
-    """
-    return torch.ops.sdkde.laplace(points, queries, log_weights, extent, precision)
-
-
-def _register(reduction: Reduction) -> None:
+def _operator(reduction: Reduction, results: str) -> Any:
     """Register an operator, and the shapes of its results."""
-    laplace, mean = reduction is Reduction.LAPLACE, reduction is Reduction.MEAN
 
-    def compute(points: Any, queries: Any, log_weights: Any, extent: Any, precision: str) -> Any:
+    def compute(
+        points: Any, queries: Any = None, log_weights: Any = None, *, extent: Any = None, precision: str = "high"
+    ) -> Any:
         _check(points, queries, log_weights, precision)
         sums = _reduce(reduction, points, queries, log_weights, extent, precision)
-        if laplace:  # the backend's may be rows of one buffer
+        if reduction is Reduction.LAPLACE:  # the backend's may be rows of one buffer
             return sums.log_sum.clone(), sums.sign.clone(), sums.log_magnitude.clone()
-        return (sums.log_sum, sums.shift) if mean else sums.log_sum
+        return (sums.log_sum, sums.shift) if reduction is Reduction.MEAN else sums.log_sum
 
-    def shapes(points: Any, queries: Any, log_weights: Any, extent: Any, precision: str) -> Any:
+    def shapes(
+        points: Any, queries: Any = None, log_weights: Any = None, *, extent: Any = None, precision: str = "high"
+    ) -> Any:
         _check(points, queries, log_weights, precision)
         m, d = (points if queries is None else queries).shape
-        if laplace:
+        if reduction is Reduction.LAPLACE:
             return points.new_empty(m), points.new_empty(m), points.new_empty(m)
-        return (points.new_empty(m), points.new_empty(m, d)) if mean else points.new_empty(m)
+        return (points.new_empty(m), points.new_empty(m, d)) if reduction is Reduction.MEAN else points.new_empty(m)
 
-    arguments = "Tensor points, Tensor? queries, Tensor? log_weights, float? extent, str precision"
-    results = "(Tensor log_plus, Tensor sign, Tensor log_magnitude)" if laplace else "Tensor"
-    if mean:
-        results = "(Tensor log_sum, Tensor shift)"
+    arguments = (
+        'Tensor points, Tensor? queries=None, Tensor? log_weights=None, *, float? extent=None, str precision="high"'
+    )
     name, schema = f"sdkde::{reduction.value}", f"({arguments}) -> {results}"
     # PyTorch must not record it as part of a CUDA graph by itself: depending on the arguments it reads numbers back.
     tags = (torch.Tag.cudagraph_unsafe,)
-    torch.library.custom_op(name, compute, mutates_args=(), schema=schema, tags=tags).register_fake(shapes)
+    found = torch.library.custom_op(name, compute, mutates_args=(), schema=schema, tags=tags)
+    found.register_fake(shapes)
+    return found
+
+
+log_sum = _operator(Reduction.LOG_SUM, "Tensor")
+mean = _operator(Reduction.MEAN, "(Tensor log_sum, Tensor shift)")
+laplace = _operator(Reduction.LAPLACE, "(Tensor log_plus, Tensor sign, Tensor log_magnitude)")
 
 
 def _check(points: Any, queries: Any, log_weights: Any, precision: str) -> None:
@@ -128,18 +102,13 @@ def _check(points: Any, queries: Any, log_weights: Any, precision: str) -> None:
         torch._check_value(log_weights.shape[0] == n, lambda: f"log_weights has {log_weights.shape[0]} numbers for {n}")
 
 
-def _reduce(
-    reduction: Reduction,
-    points: torch.Tensor,
-    queries: torch.Tensor | None,
-    log_weights: torch.Tensor | None,
-    extent: float | None,
-    precision: str,
-) -> Partial:
+def _reduce(reduction: Reduction, points: Any, queries: Any, log_weights: Any, extent: Any, precision: str) -> Partial:
     (n, d), device = points.shape, str(points.device)
     if not n or not d:
         raise ValueError(f"points has shape {(n, d)}; pass at least one point with at least one dimension")
-    extent = _extent(points, queries) if extent is None else extent
+    if extent is None:  # that of the others where a point is NaN
+        rows = [x for x in (points, queries) if x is not None and x.shape[0]]
+        extent = float(torch.stack([x.norm(dim=1).nan_to_num(0.0, math.inf).max() for x in rows]).max())
     if not 0.0 <= extent <= 1e149:  # beyond, squares of distances are not finite
         raise ValueError(f"extent is {extent}; pass points and queries within 1e149 bandwidths of the origin")
     m, how = n if queries is None else len(queries), {"precision": precision, "device": device}
@@ -154,12 +123,6 @@ def _reduce(
     return reduce_pass(_backend(device), INFO, problem, columns, None if queries is None else queries.contiguous())
 
 
-def _extent(points: torch.Tensor, queries: torch.Tensor | None) -> float:
-    """Measure the extent, that of the others where a point is NaN."""
-    rows = [x for x in (points, queries) if x is not None and x.shape[0]]
-    return float(torch.stack([x.norm(dim=1).nan_to_num(0.0, math.inf).max() for x in rows]).max())
-
-
 @functools.cache
 def _backend(device: str) -> TritonBackend:
     backend = TritonBackend()
@@ -167,7 +130,3 @@ def _backend(device: str) -> TritonBackend:
     if not found.ok:
         raise BackendUnavailable(f"backend 'triton' cannot be used: {found.reason}")
     return backend
-
-
-for _reduction in Reduction:
-    _register(_reduction)

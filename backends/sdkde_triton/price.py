@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sdkde_core.nearby import rough_share, typical_share
+from sdkde_core.nearby import typical_share
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Work
 
 from . import bounds
@@ -26,7 +26,7 @@ def takes(problem: Problem) -> bool:
 
 
 def looks(problem: Problem, *, for_price: bool = False) -> bool:
-    """Whether it may pay, and the backend's look at how many pairs matter costs little, or that of the host's price."""
+    """Whether lists may pay, and the look at how many pairs matter costs little: the backend's, or the price's."""
     return takes(problem) and _pairs(problem) >= (2e11 if for_price else 4e10) and pays(problem, 0.0)
 
 
@@ -48,11 +48,6 @@ def _besides(problem: Problem) -> float:
 def left_out(problem: Problem) -> float:
     """What lists leave out of a row's sum at most, relative to that."""
     return 0.3 * TOLERANCES[problem.precision][problem.reduction].absolute
-
-
-def found_to_pay(problem: Problem, rows: Any, columns: Any, log_weights: Any) -> bool:
-    """Whether lists are faster, by some of the rows and columns."""
-    return pays(problem, rough_share(problem, rows, columns, log_weights, LEAF, HEIGHT, left_out(problem)))
 
 
 def listed_share(problem: Problem) -> float | None:

@@ -15,10 +15,7 @@ ROWS, COLUMNS = 8192, 2048
 
 
 def reduce(problem: Problem, rows: torch.Tensor, columns: torch.Tensor, log_weights: torch.Tensor) -> Partial:
-    """Any reduction of float64 rows (m, d) over columns (n, d) with log weights (n,).
-
-    log φ = u_i·u_j − ½‖u_i‖² − ½‖u_j‖². The row's part is added last.
-    """
+    """Any reduction of float64 rows over columns by log φ = u_i·u_j − ½‖u_j‖² − ½‖u_i‖², the row's part added last."""
     (m, d), n = rows.shape, columns.shape[0]
     laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
     of_columns = log_weights - 0.5 * columns.square().sum(1)

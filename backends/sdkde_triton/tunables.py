@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import re
@@ -18,7 +17,7 @@ from sdkde_core.tuning import GPU, Compiled, Config
 
 from . import bounds, space
 from .bounds import Form
-from .space import LEAF, LEAST_CAPABILITY, LISTED
+from .space import LEAST_CAPABILITY
 
 #: Raised when a launch parameter changes its meaning: configurations stored under another version are not used.
 CONFIG_VERSION = 1
@@ -26,10 +25,7 @@ CONFIG_VERSION = 1
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel as a problem launches it, with all that its compile-time parameters follow from.
-
-    Names are those of :mod:`sdkde_triton.space`, with ``_full`` where coordinates are in three pieces.
-    """
+    """A kernel as a problem launches it: a name of :mod:`sdkde_triton.space`, with ``_full`` for three pieces."""
 
     kernel: str
     columns: int
@@ -39,20 +35,16 @@ class Launch:
 
     @property
     def base(self) -> str:
-        """The kernel's name in :mod:`sdkde_triton.space`."""
         return self.kernel.removesuffix("_full")
 
 
 def launches(problem: Problem) -> tuple[Launch, ...]:
-    """Return the kernels with launch parameters that a problem runs, those that take longest first.
-
-    The decisions of :mod:`sdkde_triton.backend`, for weights that are equal or span few nats.
-    """
-    extent = problem.extent
+    """Return the kernels that can be tuned, by descending time, for weights that are equal or span few nats."""
+    extent, formula = problem.extent, bounds.formula(problem, problem.extent)
     mean, shifted = problem.reduction is Reduction.MEAN, bounds.shifts_rows(problem)
-    if bounds.formula(problem, extent) != "packed":
-        if bounds.formula(problem, extent) == "products":
-            return ()
+    if formula == "products":
+        return ()
+    if formula == "direct":
         kind = bounds.arithmetic(problem, extent)
         anchored = mean and not shifted and kind != "float64"
         return (Launch("direct_mean" if anchored else "direct", problem.d, arithmetic=kind),)
@@ -113,9 +105,9 @@ class TritonSpace:
         return Compiled(registers, int(compiled.metadata.shared), spills)
 
     def code(self, kernel: str, config: Config, problem: Problem) -> Hashable:
-        launch = _find(kernel, problem)
-        given = space.Config.of(config)
-        return launch, given, tuple(_constants(launch, given, problem, 90).items())
+        features = "weights" in problem.requires, bounds.mirrors(problem)
+        given = space.Config.of(config), problem.reduction, problem.precision, problem.d, *features
+        return _find(kernel, problem), *given
 
     def too_much(self, compiled: Compiled, architecture: str) -> str | None:
         limit = space.shared_limit(capability(architecture))
@@ -154,8 +146,7 @@ def predicted(launch: Launch, config: space.Config, problem: Problem, card: GPU)
     """Seconds of a kernel on a card, from what its multiprocessors do in a step: a rough figure, only for ranking.
 
     Products, exponentials with the other arithmetic, and loads from the cache (48 bytes a cycle) overlap as far as
-    several programs share a multiprocessor. Tiles reach 0.6 of the Tensor Cores' rate, and a step loses 300 cycles to
-    barriers and to reductions across threads: fitted by eye to an H200.
+    several programs share a multiprocessor; a step loses 300 cycles to barriers: fitted by eye to an H200.
     """
     pairs, threads = config.block_m * config.block_n, 32 * config.num_warps
     units = [pairs / card.exps + _scalar(launch, problem) * pairs / (card.scalar / 2)]
@@ -184,7 +175,6 @@ def predicted(launch: Launch, config: space.Config, problem: Problem, card: GPU)
 
 
 def _matrix_columns(launch: Launch, problem: Problem) -> float:
-    """Columns of all products of a pair."""
     width, high = launch.columns, problem.precision == "high"
     if launch.base == "weighted_sum":
         return (6 if high else 3) * float(width)
@@ -209,12 +199,11 @@ def compiled_kernel(launch: Launch, config: space.Config, problem: Problem, capa
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    base = launch.base.replace("stored", "blocked").replace("direct_mean", "direct")
-    plain = "kernels" if base in ("mean", "log_sum") else "blocked" if base in space.BLOCKED else "direct"
-    module = "listed" if base.endswith("_listed") else plain
-    kernel = getattr(importlib.import_module(f"sdkde_triton.{module}"), f"{base}_kernel")
-    constants = _constants(launch, config, problem, capability)
-    constants = {name: constants[name] for name in kernel.arg_names if name in constants}
+    from .launch import kernel_of
+
+    how = config, capability, launch.pieces, launch.form, launch.arithmetic, bounds.mirrors(problem)
+    kernel, flags = kernel_of(launch.base, problem, *how)
+    constants = dict(zip(kernel.arg_names[-len(flags) :], flags, strict=True))
     types = _types(launch, kernel.arg_names)
     signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(signature.values()) if t.startswith("*")}
@@ -222,39 +211,7 @@ def compiled_kernel(launch: Launch, config: space.Config, problem: Problem, capa
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=config.options)
 
 
-def _constants(launch: Launch, config: space.Config, problem: Problem, capability: int) -> dict[str, Any]:
-    """Every compile-time parameter of all kernels."""
-    base, d, width = launch.base.removesuffix("_listed"), problem.d, launch.columns
-    laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
-    merged = bounds.merges(d) and base in ("mean", "log_sum")
-    tiles = space.tiles_per_sum(width, launch.form, merged, capability) if config.block_n <= 128 else 1
-    depth = space.block_k(0 if base == "weighted_sum" else width, launch.pieces, capability)
-    return {
-        "D": min(d, bounds.MOST_DIRECT + 1) if base.startswith("direct") else width,
-        "PIECES": launch.pieces,
-        "FORM": launch.form,
-        "MERGE": merged,
-        "LAPLACE": laplace,
-        "MEAN": mean,
-        "STORE": base == "stored",
-        "BOTH": base in ("stored", "weighted_sum") and bounds.mirrors(problem),
-        "SUMMED": d < width,
-        "EXACT": problem.precision == "high",
-        "WEIGHTED": "weights" in problem.requires and base != "stored",
-        "DOUBLED": launch.arithmetic == "doubled",
-        "ANCHORED": base == "direct_mean",
-        "TILES": tiles,
-        "SIZE": LISTED,
-        "LEAF": LEAF,
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "BLOCK_K": depth,
-        "STAGES": config.num_stages,
-    }
-
-
 def _types(launch: Launch, names: list[str]) -> dict[str, str]:
-    """Types of a kernel's run-time parameters."""
     real = {"float64": "*fp64", "float32": "*fp32", "doubled": "*fp32"}.get(launch.arithmetic)
     pointers = dict.fromkeys(("rows", "columns", "phi"), real or "*fp16")
     pointers |= dict.fromkeys(("leaves", "which", "ends"), "*i32") | dict.fromkeys(("log_weights", "sums"), "*fp64")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -91,9 +92,11 @@ def whiten_kernel(
     tl.store(slots + tl.program_id(0), tl.max(distances, 0))
 
 
-def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre: torch.Tensor | None) -> Whitened:
-    """See :class:`sdkde_core.protocol.LineBackend`."""
+def whiten(given: tuple[torch.Tensor, ...], scale: Any, centre: torch.Tensor | None = None) -> Whitened | None:
+    """See :class:`sdkde_core.protocol.LineBackend`; of so many numbers that two launches matter little, None."""
     first, second = given[0], given[-1]
+    if first.shape[1] > 128 or sum(x.numel() for x in given) > 1 << 23:
+        return None
     (n, d), m, device = first.shape, second.shape[0] if len(given) > 1 else 0, first.device
     to_centre, to_whiten, programs = _launches(n, m, d, 0 if isinstance(scale, float) else scale.ndim)
     points = [torch.empty(x.shape, dtype=torch.float64, device=device) for x in given]
@@ -110,7 +113,6 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
 
 @functools.lru_cache(maxsize=1024)
 def _launches(n: int, m: int, d: int, kind: int) -> tuple[Launch, Launch, int]:
-    """Return the launches of :func:`whiten` for n and m rows, and how many programs the second has."""
     apart, width = max(1, n // 256), max(2, 1 << (d - 1).bit_length())
     block = min(128, max(2, 2048 // width))
     programs = -(-n // block) - (-m // block)
