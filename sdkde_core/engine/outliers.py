@@ -67,15 +67,17 @@ def pair_share(far_rows: float, m: int, far_columns: float, n: int) -> float:
 
 
 class Outliers(NamedTuple):
-    """The columns that are outliers: a mask where the points are, and what the host knows of them."""
+    """The columns that are outliers."""
 
-    mask: Any  # (n,); a point with a NaN is none, and its result is NaN
+    mask: Any  # (n,), where the points are; None: no column can be one. A point with a NaN is none
     n: int
     negligible: bool  # they add nothing that float64 shows to rows within the limit, which have other columns
 
 
-def find_outliers(problem: Problem, columns: Columns, limit: float) -> Outliers | None:
-    """Return the columns beyond ``limit``; None where there is none."""
+def find_outliers(problem: Problem, columns: Columns, limit: float) -> Outliers:
+    """Return the columns beyond ``limit``."""
+    if problem.extent <= limit:
+        return Outliers(None, 0, True)
     xp, distances = array_namespace(columns.points), radii(columns.points)
     mask = distances > limit
     numbers = [count(mask), xp.min(xp.where(mask, distances, xp.full_like(distances, math.inf)))]
@@ -89,8 +91,7 @@ def find_outliers(problem: Problem, columns: Columns, limit: float) -> Outliers 
         gap = 0.5 * ((closest - limit) ** 2 - (2.0 * limit) ** 2)
         return int(n), gap - (most - least) > 2000.0
 
-    n, negligible = look(decide, *numbers)
-    return Outliers(mask, n, negligible) if n else None
+    return Outliers(mask, *look(decide, *numbers))
 
 
 def count(mask: Any) -> Any:

@@ -95,7 +95,7 @@ class OnDevices:
 
         done = self._at_once(part, given)
         apart = [number for _, number in done if number]  # each counts the columns' outliers
-        twice = max(0, len(apart) - 1) * self._packed[0].n_far
+        twice = max(0, len(apart) - 1) * self._packed[0].far.n
         return concatenate([self._home(partial) for partial, _ in done]), sum(apart) - twice
 
     def _home(self, partial: Partial) -> Partial:
