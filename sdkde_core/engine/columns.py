@@ -33,7 +33,7 @@ Range = tuple[int, int]
 class _Packed(NamedTuple):
     """Some of the columns as a backend holds them."""
 
-    backend: Backend
+    backend: Any  # a Backend, or Exact
     problem: Problem  # its n is theirs, its extent the largest that the state serves
     columns: Columns
     state: Any
@@ -157,7 +157,7 @@ class PackedColumns:
         return self._sum([self._packed(which, *self._reaching(extent))], picked)
 
     def in_order(self, near_first: Partial) -> Partial:
-        """Return sums of all points as the points came, of those with near ones first."""
+        """Return the sums of all points in the points' order, from those with near points first."""
         return undo(near_first, marked_last(self.far.mask)) if self.far.n else near_first
 
     @functools.cached_property
@@ -183,7 +183,7 @@ class PackedColumns:
         near = [self._packed("near", self._backend, self._limit)] if self.far.n < self._problem.n else []
         return near if near and self.far.negligible else [*near, self._packed("far", *self._reaching(0.0))]
 
-    def _reaching(self, extent: float) -> tuple[Backend, float]:
+    def _reaching(self, extent: float) -> tuple[Any, float]:
         """What sums rows within ``extent``, and the extent to pack for: the backend if it reaches so far, or Exact."""
         extent = self._stepped(extent)
         reached = self._info.supports(with_fields(self._problem, extent=extent)).ok
@@ -198,7 +198,7 @@ class PackedColumns:
             wider = min(wider, self._limit)
         return wider if self._info.supports(with_fields(self._problem, extent=wider)).ok else extent
 
-    def _packed(self, which: str, backend: Backend, extent: float) -> _Packed:
+    def _packed(self, which: str, backend: Any, extent: float) -> _Packed:
         """The columns, ``"all"`` or those that are ``"near"`` or ``"far"``, as a backend has them for an extent."""
         far = self.far.n if which != "all" else 0
         which = which if far else "all"
@@ -257,17 +257,9 @@ class PackedColumns:
 def reduce_pass(
     backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, queries: Any = None
 ) -> Partial:
-    """Run one reduction through a backend as the core does it.
+    """Run one reduction through a backend as the core does it, over columns whose log weights may be −inf.
 
-    Parameters
-    ----------
-    backend, info : Backend, BackendInfo
-    problem : Problem
-        Its extent bounds rows and columns.
-    columns : Columns
-        As the protocol has them, but log weights may be −inf.
-    queries : (m, d) float64 array, optional
-        None: the points.
+    Rows are ``queries``, (m, d) float64, or the points; the problem's extent bounds rows and columns.
     """
     with np.errstate(all="ignore"):  # the public functions see to it themselves
         return PackedColumns(backend, info, problem, columns).reduce(queries)[0]

@@ -35,10 +35,7 @@ def current_stream(device: int) -> int:
 
 def captures(x: Any) -> bool:
     """Whether x is a CUDA tensor, and its user captures a CUDA graph on the current stream."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not isinstance(x, torch.Tensor):
-        return False
-    return bool(x.is_cuda and torch.cuda.is_current_stream_capturing())
+    return bool(getattr(x, "is_cuda", False) and sys.modules["torch"].cuda.is_current_stream_capturing())
 
 
 class memory_errors:  # a generator would take ten times as long
@@ -93,10 +90,7 @@ def in_slabs(compute: Callable[[int, int], Partial], m: int, rows: int) -> Parti
 
 
 class PerStream:
-    """Values made once from tensors, for calls on any CUDA stream: the first on another stream waits for the device.
-
-    Two threads that ask for a value at the same time may both make it; either serves.
-    """
+    """Values made once from tensors, for calls on any CUDA stream: the first on another stream waits for the device."""
 
     def __init__(self) -> None:
         self._made: dict[Any, tuple[Any, set[int]]] = {}  # values, and the streams that find them whole
@@ -110,7 +104,7 @@ class PerStream:
         if key not in self._made:
             if captures(like):
                 return make()  # in memory that is the graph's
-            self._made.setdefault(key, (make(), {stream}))  # of two that make it at once one stays
+            self._made.setdefault(key, (make(), {stream}))  # of two threads that make it at once one's stays
         value, known = self._made[key]
         if stream not in known:
             cuda = sys.modules["torch"].cuda

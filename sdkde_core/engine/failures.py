@@ -45,11 +45,8 @@ def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *argumen
     """Return ``method(problem, *arguments)`` of a backend; what goes wrong in it becomes a :class:`BackendFailed`.
 
     So does a write to its ``inputs``. NumPy's arrays are read-only, and PyTorch counts what is done to a tensor in
-    place. Writing through a pointer shows with :func:`checks_always`.
-
-    A SystemExit is a failure too: a plugin must not end the program. Others' errors pass: interrupts and what else a
-    signal handler raises, cancellation, warnings that the user has made errors, memory that does not suffice: of a
-    backend of tensors that is a DeviceOutOfMemory, whatever library says so.
+    place. Writing through a pointer shows with :func:`checks_always`. A SystemExit is a failure too: a plugin must not
+    end the program. What a signal handler raises, warnings that the user has made errors, and a lack of memory pass.
     """
     counts = [
         (x, x._version)
@@ -73,23 +70,18 @@ def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *argumen
 
 def raise_interrupt(error: BaseException) -> None:
     """Raise an error again that is not a backend's: a signal handler's, or the Ctrl-C that it came of."""
-    if _from_signal_handler(error):
+    codes = []
+    for handler in filter(callable, map(signal.getsignal, signal.valid_signals())):
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        codes.append(getattr(handler if hasattr(handler, "__code__") else type(handler).__call__, "__code__", None))
+    if any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__)):
         raise error
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt):
         cause = cause.__context__
     if cause is not None:  # a lock of Python's own that Ctrl-C broke off raises another error at its end
         raise cause from None
-
-
-def _from_signal_handler(error: BaseException) -> bool:
-    """Whether a handler of the program's has raised it, which Python runs in the middle of anything."""
-    codes = []
-    for handler in filter(callable, map(signal.getsignal, signal.valid_signals())):
-        while isinstance(handler, functools.partial):
-            handler = handler.func
-        codes.append(getattr(handler if hasattr(handler, "__code__") else type(handler).__call__, "__code__", None))
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def checks_always() -> bool:
@@ -99,11 +91,10 @@ def checks_always() -> bool:
 
 def read_only(x: Any) -> Any:
     """Return a view of ``x`` that cannot be written to, where its library has such a thing."""
-    if not isinstance(x, np.ndarray):
-        return x
-    view = x.view()
-    view.flags.writeable = False
-    return view
+    if isinstance(x, np.ndarray):
+        x = x.view()
+        x.flags.writeable = False
+    return x
 
 
 def checked(info: BackendInfo, problem: Problem, columns: Columns, rows: Any, partial: Any) -> Partial:

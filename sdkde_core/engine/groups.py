@@ -42,17 +42,13 @@ class Group(NamedTuple):
 
     def raised(self, sums: Partial, d: int) -> Partial:
         """Return sums over the columns, in the group's unit, as its part of the whole."""
-        by, shift, magnitude = self.constant(d), sums.shift, sums.log_magnitude
-        shift = None if shift is None else shift / self.scale
+        by, magnitude = self.log_share - d * math.log(self.scale), sums.log_magnitude
+        shift = None if sums.shift is None else sums.shift / self.scale
         return Partial(sums.log_sum + by, shift, sums.sign, None if magnitude is None else magnitude + by)
 
     def at(self, move: Callable[[Any], Any]) -> Group:
         """The group with its arrays brought elsewhere."""
         return self._replace(columns=Columns(move(self.columns.points), move(self.columns.log_weights)))
-
-    def constant(self, d: int) -> float:
-        """What its log sums are raised by."""
-        return self.log_share - d * math.log(self.scale)
 
     @property
     def scaled(self) -> Columns:

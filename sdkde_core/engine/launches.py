@@ -2,9 +2,7 @@
 
 What Python does between the launches of a small estimate takes several times as long as the kernels, and follows from
 shapes and options. So it is done once: :func:`record` watches a computation, and :meth:`Launches.run` launches the same
-kernels for other arrays. What is made on the way lies in one piece of memory, which every run takes anew.
-
-Only launches that a backend tells of are in the list: where PyTorch has launched any kernel, there is none.
+kernels for other arrays. Only launches that a backend tells of are in the list.
 """
 
 from __future__ import annotations
@@ -26,11 +24,8 @@ class Launch(Protocol):
 
     key: Any
 
-    def place(self, addresses: Sequence[int]) -> None:
-        """Give the kernel's pointers these values."""
-
-    def launch(self, stream: int) -> None:
-        """Launch the kernel on the stream of that handle."""
+    def place(self, addresses: Sequence[int]) -> None: ...  # give the kernel's pointers these values
+    def launch(self, stream: int) -> None: ...  # on the stream of that handle
 
 
 class _Recording:
@@ -116,10 +111,10 @@ class Slots(threading.local):
 
 
 def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tuple[Any, Any, Launches | None]:
-    """Return what ``compute()`` returns, a tensor and what its launches serve, and the list of these.
+    """Return what ``compute()`` returns, a tensor and the extent that its launches serve, and the list of these.
 
     There is no list where ``given``, the tensors that it computes from, overlap, where PyTorch has launched a kernel,
-    or where not exactly one kernel of those told of wrote numbers to the host, and one the result.
+    or where not exactly one kernel wrote numbers to the host.
     """
     before, recording = _here.recording, _Recording()
     _here.recording = recording
@@ -227,19 +222,16 @@ class Launches:
 
 @dataclass(eq=False)
 class _Known:
-    """What is known of calls with one key."""
-
     lists: dict[Any, Launches] = field(default_factory=dict)  # by the extent that they serve
     last: Launches | None = None  # which served last
     able: bool = True  # there can be a list
 
 
 class Lists:
-    """Lists of launches of calls of one shape: by a key, and by the extent that they serve."""
+    """Lists of launches of calls of one shape: by a key, and by the extent that they serve; ``early``: as for run."""
 
     def __init__(self, early: bool) -> None:
-        self._early = early  # see Launches.run
-        self._known: dict[Any, _Known] = {}
+        self._early, self._known = early, dict[Any, _Known]()
 
     def serve(
         self, key: Any, given: Sequence[Any], launch: Callable[[], tuple[Any, Any]], served: Callable[[float], Any]
@@ -251,13 +243,12 @@ class Lists:
         and for others that come again: not in every call, where bandwidths all differ.
         """
         key = key, _stream(given[0].device), given[0] is given[-1], *(x.data_ptr() % 16 for x in given)
-        known, first = self._known.get(key), not self._known
+        known, first, extent = self._known.get(key), not self._known, 0.0
         if known is None:
             if len(self._known) >= 64:
                 self._known.pop(next(iter(self._known)), None)
             known = self._known[key] = _Known()
             return self._listed(known, given, launch) if first else launch()[0]
-        extent: Any = 0.0
         while known.last is not None:
             last = known.last
             if not last.lock.acquire(blocking=False):  # another thread is at it
@@ -283,7 +274,6 @@ class Lists:
         return self._listed(known, given, launch) if known.able else launch()[0]
 
     def _listed(self, known: _Known, given: Sequence[Any], launch: Callable[[], tuple[Any, Any]]) -> Any:
-        """Return the result of ``launch()``, and have a list of its launches made."""
         result, _ = launch()
         if result is None:
             return None

@@ -1,7 +1,6 @@
-"""The host's memory: what this process may use, what of it is free, and an error before a library ends the process.
+"""The host's memory: OpenBLAS, OpenMP, FFTW and finufft end the process where it does not suffice.
 
-OpenBLAS, OpenMP, FFTW and finufft end the process where memory does not suffice or a thread does not start. So what
-they are about to take is compared with what is free before they are called.
+So what they are about to take is compared with what is free before they are called.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ in_child(_claims.clear)  # no other thread is there, nor its claim
 
 
 class Limit(NamedTuple):
-    """Something that limits memory, in bytes, and what it counts beside a claim: for a call, and for each thread."""
+    """Something that limits memory, in bytes."""
 
     name: str
     total: int
     free: int
-    call: int = 0
-    thread: int = 0
+    call: int = 0  # what it counts beside a claim, for a call
+    thread: int = 0  # for each thread
 
 
 def limits(root: Path = Path("/")) -> list[Limit]:
@@ -44,27 +43,21 @@ def limits(root: Path = Path("/")) -> list[Limit]:
         groups = [line.split(":", 2)[1:] for line in (root / "proc/self/cgroup").read_text().splitlines()]
     except (OSError, ValueError):  # not Linux
         return found
-    machine = (kib["MemTotal"] + kib["SwapTotal"]) << 10
+    machine, top = (kib["MemTotal"] + kib["SwapTotal"]) << 10, root / "sys/fs/cgroup"
     found.append(Limit("the machine's memory", machine, (kib["MemAvailable"] + kib["SwapFree"]) << 10))
     for controllers, path in groups:
-        if not controllers:  # version 2
-            mount, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            mount = root / "sys/fs/cgroup/memory"
-            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-        else:
-            continue
-        folder = mount / path.lstrip("/")
-        # The limits of all groups around it hold, too. In a container the path may be the host's, and not there.
-        for place in (folder, *folder.parents):
-            found += _group(place, machine, *names)
-            if place == mount:
-                break
+        mount, names = top, ("memory.max", "memory.current", "inactive_file")
+        if controllers:  # version 1
+            mount, names = top / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        if not controllers or "memory" in controllers.split(","):
+            folder = mount / path.lstrip("/")
+            # The limits of all groups around it hold, too. In a container the path may be the host's, and not there.
+            for place in (folder, *folder.parents):
+                found += _group(place, machine, *names) if place.is_relative_to(mount) else []
     return found
 
 
 def _address_space(root: Path = Path("/")) -> list[Limit]:
-    """The process's limit on address space, where it has one."""
     total = resource.RLIM_INFINITY if sys.platform == "win32" else resource.getrlimit(resource.RLIMIT_AS)[0]
     if total == resource.RLIM_INFINITY:
         return []
@@ -78,10 +71,7 @@ def _address_space(root: Path = Path("/")) -> list[Limit]:
 
 
 def _group(folder: Path, machine: int, limit: str, use: str, cache: str) -> list[Limit]:
-    """The limit of a control group, if it has one that is less than the machine's memory.
-
-    ``cache``: the line of memory.stat that says how much of the use is cache of files, which the kernel takes back.
-    """
+    """The limit of a control group; ``cache``: the line of memory.stat for cached files, which the kernel takes back."""
     try:
         total = int((folder / limit).read_text())
         if total >= machine:
@@ -105,19 +95,9 @@ def claim_memory(
 ) -> Iterator[int]:
     """Claim memory as long as the context lasts, and yield how many of ``tasks`` may run side by side.
 
-    Claims of other threads count as taken. No result may depend on the number.
-
-    Parameters
-    ----------
-    purpose : str
-        What takes the memory, the subject of the error's message.
-    size, each : int
-        Bytes that are taken in any case, and by each task.
-    tasks, fewest : int
-        How many there are at most, each on a thread, and how many there must be room for: else MemoryError says how
-        much they take, and how much is free.
-    mend : str
-        What the user may do, for the message.
+    ``size`` bytes are taken in any case, and ``each`` by each task, which has a thread. Claims of other threads count
+    as taken. No result may depend on the number. MemoryError where there is no room for ``fewest`` tasks: the message
+    begins with the ``purpose``, says how much they take and how much is free, and ends with ``mend``, what may help.
     """
     mine = object()
     try:  # before the claim: Ctrl-C may come right after it

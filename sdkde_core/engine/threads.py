@@ -73,8 +73,7 @@ def map_threads(
 class _Call:
     """Tasks that several threads take in turn, until there is none or the call is stopped.
 
-    While they work the calling thread asks no future, whose lock an interrupt could leave locked. Lists and
-    SimpleQueues are no Python code, which alone is interrupted.
+    The calling thread waits for a SimpleQueue: the lock of a future could stay locked after an interrupt.
     """
 
     def __init__(self, task: Callable[[Any], Any], arguments: Sequence[Any]) -> None:
@@ -88,7 +87,7 @@ class _Call:
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def listen(self, seconds: float) -> bool:
-        """Wait until a thread has ended its work, but no longer than that; return whether one has."""
+        """Return whether a thread ends its work within so many seconds."""
         try:
             self.bell.get(timeout=seconds)
         except queue.Empty:
