@@ -262,32 +262,12 @@ def test_a_lost_worker_changes_nothing(cluster, kills):
         assert np.array_equal(found, expected)
 
 
-def blocks(section):
-    page = Path(__file__).parent.parent.joinpath("docs", "scaling-out.md").read_text(encoding="utf-8")
-    (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## )", page, re.S | re.M)
-    return re.findall(r"```python\n(.*?)```", text, re.S)
-
-
 def test_the_examples_of_the_page(capsys):
     pytest.importorskip("xarray")
+    page = Path(__file__).parent.parent.joinpath("docs", "scaling-out.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^## Dask\n(.*?)(?=^## )", page, re.S | re.M)
     names = {}
     with dask.config.set({"scheduler": "synchronous"}):
-        for example in blocks("Dask")[:2]:  # the last one needs GPUs
+        for example in re.findall(r"```python\n(.*?)```", text, re.S)[:2]:  # the last one needs GPUs
             exec(example, names)
     assert capsys.readouterr().out.startswith("((500, 500, 500, 500),) True\nFrozen({'star': 5000}) ('star',)")
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_the_recipe_for_ray():
-    ray, names = pytest.importorskip("ray"), {}
-    pytest.importorskip("ray.data")
-    exec(blocks("Dask")[0], names)
-    try:
-        for example in blocks("Ray"):
-            exec(example, names)
-        found = np.sort([row["density"] for row in names["p"].take_all()])
-    finally:
-        ray.shutdown()
-    expected = sdkde_core.estimate(np.asarray(names["x"]), np.asarray(names["y"]), backend="numpy")
-    np.testing.assert_allclose(found, np.sort(expected), rtol=1e-4)

@@ -1,10 +1,8 @@
 """The user's arrays: recognised, validated once, and brought to one place.
 
 Host data of every kind becomes NumPy, without a copy where possible. Data on a device stays there, in its own array
-library, through the array API; a backend that wants another library or device gets a conversion from the core.
-
-Every look at a number on a device waits for the device, so there are few: the weights are looked at once. Whether all
-points are finite shows in their extent, on devices and on the host, and the plan reads that anyway.
+library, through the array API. Every look at a number there waits for the device, so there are few: whether all points
+are finite shows in their extent, which the plan reads anyway.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 import datetime
 import functools
 import math
-import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -40,7 +37,7 @@ _HOST = Origin()
 
 
 def refuse_masked(name: str, value: Any) -> None:
-    """Raise TypeError for a masked array, or a list of some: as a plain array it would lose its mask in silence."""
+    """Raise TypeError for a masked array, or a list of some: as a plain array it would lose its mask."""
     rows = value if isinstance(value, list | tuple) else (value,)
     if any(isinstance(row, np.ma.MaskedArray) for row in rows):
         raise TypeError(f"{name} is a masked array; pass a plain array of the rows that count")
@@ -48,8 +45,6 @@ def refuse_masked(name: str, value: Any) -> None:
 
 def is_dask(value: Any) -> bool:
     """Whether this is a Dask array; Dask is not imported for that."""
-    if "dask.array" not in sys.modules:
-        return False
     return type(value).__module__.startswith("dask.array.") and hasattr(value, "chunks")
 
 
@@ -75,7 +70,7 @@ def refuse_dask(name: str, value: Any) -> None:
 
 def numbers(name: str, value: Any) -> np.ndarray:
     """Return an argument that is real numbers, of any shape, on the host, as float64."""
-    return np.asarray(to_host(Argument.of(name, value).array), dtype=np.float64)
+    return Argument.of(name, value).at(_HOST)
 
 
 class _Refused(TypeError):
@@ -94,7 +89,7 @@ class Argument(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Plain numbers, as messages show them, whatever the library has."""
+        """The shape in plain numbers, whatever the library has."""
         return tuple(self.array.shape)
 
     @classmethod
@@ -260,10 +255,7 @@ def ingest(
 
 
 def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) -> None:
-    """Validate a query's shape and its columns' names against train, (n, d); none of the query's values is read.
-
-    Raises as :func:`ingest` does.
-    """
+    """Refuse a query whose shape or columns' names do not fit train, (n, d); none of its values is read."""
     if names and query.names:
         check_names(names, query.names)
     shape = tuple(query.array.shape)
@@ -311,10 +303,7 @@ def columns_are_points(n: int, d: int, *names: str) -> str:
 
 
 def check_names(train: tuple[str, ...], query: tuple[str, ...]) -> None:
-    """Refuse columns that have other names than train's, or another order: no names fit any.
-
-    Columns are not brought into order here: what numbers per column mean, in a bandwidth or a result, would be unclear.
-    """
+    """Refuse columns that have other names than train's, or another order; columns without names fit any."""
     if not (train and query) or train == query:
         return
     texts = [", ".join(names if len(names) <= 10 else (*names[:9], f"… ({len(names)})")) for names in (query, train)]

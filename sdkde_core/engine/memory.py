@@ -71,7 +71,7 @@ def _address_space(root: Path = Path("/")) -> list[Limit]:
 
 
 def _group(folder: Path, machine: int, limit: str, use: str, cache: str) -> list[Limit]:
-    """The limit of a control group; ``cache``: the line of memory.stat for cached files, which the kernel takes back."""
+    """The limit of a control group; ``cache``: the line of memory.stat for cached files, which the kernel frees."""
     try:
         total = int((folder / limit).read_text())
         if total >= machine:

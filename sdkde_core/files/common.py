@@ -57,7 +57,7 @@ class Source:
     dtype: Any
     read_batches: Callable[[int], Iterator[Array]]  # read_batches(rows): arrays of at most so many rows, in order
     names: tuple[str, ...] = ()  # of the columns; empty if the format has none
-    at: Callable[[int, int], Array] | None = None  # at(start, stop); None: read from the beginning on
+    at: Any = None  # at(start, stop) returns rows; None: it is read from the beginning on
     check: Callable[[], object] = lambda: None  # raises a FileError if the file has changed since it was opened
 
     @classmethod
@@ -110,11 +110,6 @@ class Source:
     def shaped(self, name: str) -> Argument:
         """Return an argument of this shape and dtype, without its numbers."""
         return Argument.of(name, np.broadcast_to(np.zeros((), self.dtype), (self.rows, self.columns)))
-
-    def rows_at(self, start: int, stop: int) -> Array:
-        """Return rows of an array that is read in any order."""
-        assert self.at is not None
-        return self.at(start, stop)
 
 
 def width_of(shape: tuple[int, ...]) -> int:

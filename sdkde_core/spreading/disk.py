@@ -74,7 +74,7 @@ class Job:
         """The results of one block of rows."""
         plan, answers = self.plan, step == self.plan.request.answering and not self.plan.debiased
         rows_of = self.query if answers and self.query is not None else self.train
-        rows = plan.whitened(rows_of.rows_at(*tasks[0].rows))
+        rows = plan.whitened(rows_of.at(*tasks[0].rows))
         shards = self._ahead(step, [task.columns for task in tasks])
         sums = plan.folded(plan.partial(step, plan.packed(step, shard), rows) for shard in shards)
         result = plan.density(sums, rows, self._guard, self.log) if answers else sums.shift
@@ -111,8 +111,8 @@ class Job:
         key = step, where[0]
         if key in self._kept:
             return self._kept[key]
-        weights = None if self.weights is None else self.weights.rows_at(*where)
-        columns: Columns = self.plan.columns(self.train.rows_at(*where), weights)
+        weights = None if self.weights is None else self.weights.at(*where)
+        columns: Columns = self.plan.columns(self.train.at(*where), weights)
         if step:
             columns = self.plan.moved(columns, self.shifts.read(*where), self._step)
         self._kept = {k: v for k, v in self._kept.items() if k[0] == step}
