@@ -41,7 +41,6 @@ class Origin:
 
     @property
     def address(self) -> tuple[str, str, bool]:
-        """What :meth:`at` takes."""
         return "" if self.xp is None else self.xp.__name__, str(self.device), self.on_host
 
     @staticmethod
@@ -118,7 +117,6 @@ def grad_enabled() -> bool:
 
 
 def is_attached(x: Any) -> bool:
-    """Whether ``x`` is a tensor that requires grad."""
     return getattr(x, "requires_grad", False) is True and is_torch_array(x)
 
 

@@ -214,7 +214,6 @@ def _by_batches(
 def _by_shards(
     request: Request, train: Source, query: Source | None, output: str, log: bool, quiet: bool, **how: Any
 ) -> tuple[int, int, str]:
-    """The same from samples that are read shard by shard."""
     with ExitStack() as kept:
         job = job_of(kept, request, train, query, log=log, **how)
         plan, rows = job.plan, job.plan.last.m

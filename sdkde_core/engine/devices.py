@@ -41,18 +41,15 @@ def captures(x: Any) -> bool:
 class memory_errors:  # a generator would take ten times as long
     """Raise :class:`DeviceOutOfMemory` for any library's error that says that memory does not suffice."""
 
-    def __enter__(self) -> None:
-        pass
+    def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, DeviceOutOfMemory):
-            return
-        if isinstance(error, MemoryError):
-            raise DeviceOutOfMemory(str(error)) from error
+        short = isinstance(error, MemoryError) and not isinstance(error, DeviceOutOfMemory)
         if isinstance(error, RuntimeError):  # PyTorch's, cuBLAS's, cuFFT's …
-            named = type(error).__name__ == "OutOfMemoryError"  # PyTorch's, whatever it says
-            if named or re.search("out of memory|can't allocate|ALLOC_FAILED|bad_alloc", str(error)):
-                raise DeviceOutOfMemory(str(error)) from error
+            words = f"{type(error).__name__} {error}"
+            short = re.search("OutOfMemoryError|out of memory|can't allocate|ALLOC_FAILED|bad_alloc", words) is not None
+        if short:
+            raise DeviceOutOfMemory(str(error)) from error
 
 
 def without_grad(function: Callable[P, R]) -> Callable[P, R]:

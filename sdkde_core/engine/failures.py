@@ -85,7 +85,7 @@ def raise_interrupt(error: BaseException) -> None:
 
 
 def checks_always() -> bool:
-    """Whether answers and inputs are checked whatever that costs: the environment variable ``SDKDE_CHECK``."""
+    """Whether answers and inputs are checked whatever that costs: the variable ``SDKDE_CHECK``."""
     return os.environ.get("SDKDE_CHECK", "") not in ("", "0")
 
 
@@ -103,11 +103,14 @@ def checked(info: BackendInfo, problem: Problem, columns: Columns, rows: Any, pa
     NaN is looked for on the host, where that costs nothing, and with :func:`checks_always` on devices too.
     """
     m = rows.shape[0]  # which may be fewer than the problem's m
-    more = {Reduction.MEAN: ("shift",), Reduction.LAPLACE: ("sign", "log_magnitude")}
-    expected = ("log_sum", *more.get(problem.reduction, ()))
+    expected: dict[str, tuple[int, ...]] = {"log_sum": (m,)}
+    if problem.reduction is Reduction.MEAN:
+        expected["shift"] = (m, problem.d)
+    elif problem.reduction is Reduction.LAPLACE:
+        expected |= {"sign": (m,), "log_magnitude": (m,)}
     for name in Partial.__dataclass_fields__:
-        x, shape = getattr(partial, name, None), (m, problem.d) if name == "shift" else (m,)
-        found, wanted = None if x is None else tuple(getattr(x, "shape", ())), shape if name in expected else None
+        x = getattr(partial, name, None)
+        found, wanted = None if x is None else tuple(getattr(x, "shape", ())), expected.get(name)
         if found != wanted:
             what = f"its {name} for {problem.reduction} has shape {found}, not {wanted}"
             raise BackendFailed(info, problem.device, what)

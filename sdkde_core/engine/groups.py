@@ -52,7 +52,6 @@ class Group(NamedTuple):
 
     @property
     def scaled(self) -> Columns:
-        """The columns in the group's unit."""
         columns = self.columns
         return columns if self.scale == 1.0 else replace(columns, points=columns.points / self.scale)
 
@@ -142,6 +141,5 @@ class GroupedColumns:
             yield group.raised(sums, self._d), apart
 
     def reduce(self, queries: Any = None, **known: Any) -> tuple[Partial, int]:
-        """As :meth:`.PackedColumns.reduce`."""
         partials, apart = zip(*self.each(queries, **known))
         return merge(partials), max(apart)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace, is_torch_array
+from array_api_compat import array_namespace
 
 from ..arrays import look
 from ..protocol import BackendInfo, Columns, Problem
@@ -30,7 +30,7 @@ def limit_of(info: BackendInfo, problem: Problem) -> float:
 def within_limit(info: BackendInfo, problem: Problem, share: float) -> Problem:
     """Return the problem as the backend will see it: its extent cut to the limit where outliers are summed apart.
 
-    ``share``: of the pairs, with a point beyond ``limit_of(info, problem)``.
+    ``share``: of the pairs, with a point beyond the limit.
     """
     limit = limit_of(info, problem)
     apart = problem.extent > limit and (share <= SPLIT_SHARE or not info.supports(problem).ok)
@@ -45,15 +45,12 @@ def radii(points: Any) -> Any:
 
 
 def outlier_share(row_radii: Any, column_radii: Any, limit: float) -> float:
-    """Return the share of the pairs in which either point lies beyond ``limit``, for a backend's price.
-
-    It is rounded to a power of 2^⅛, and below a thousandth to one of two.
-    """
+    """Return the share of the pairs in which either point lies beyond ``limit``, for a backend's price: rounded."""
     m, n = row_radii.shape[0], column_radii.shape[0]
 
     def decide(far_rows: float, far_columns: float) -> float:
         share = pair_share(far_rows, m, far_columns, n)
-        steps = 8.0 if share > 2.0**-10 else 1.0
+        steps = 8.0 if share > 2.0**-10 else 1.0  # to a power of 2^⅛, and below a thousandth to one of two
         return 2.0 ** (round(steps * math.log2(share)) / steps) if share else 0.0
 
     if row_radii is column_radii:
@@ -62,7 +59,6 @@ def outlier_share(row_radii: Any, column_radii: Any, limit: float) -> float:
 
 
 def pair_share(far_rows: float, m: int, far_columns: float, n: int) -> float:
-    """Return the share of the pairs in which either point is an outlier."""
     return 1.0 - (1.0 - far_rows / max(m, 1)) * (1.0 - far_columns / max(n, 1))
 
 
@@ -97,6 +93,4 @@ def find_outliers(problem: Problem, columns: Columns, limit: float) -> Outliers:
 def count(mask: Any) -> Any:
     """Return how many entries of a mask are true, (), where the mask is."""
     xp = array_namespace(mask)
-    if is_torch_array(mask):
-        return mask.sum(dtype=xp.float64)  # one kernel for two
     return xp.sum(xp.astype(mask, xp.float64))

@@ -28,7 +28,6 @@ from .common import MOST, Array, FileError, Source, Write, filling, width_of
 
 
 def read_npy(name: str, path: Path, key: str) -> Source:
-    """Open a .npy file."""
     with path.open("rb") as file:
         shape, fortran, dtype = _npy_header(file)
         first = file.tell()
@@ -85,7 +84,6 @@ def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
 
 
 def _check_length(shape: tuple[int, ...], dtype: Any, length: int) -> None:
-    """Refuse an array with another number of bytes than its header says."""
     if length != (wanted := math.prod(shape) * dtype.itemsize):
         what = "is cut off" if length < wanted else "has more bytes than its array"
         raise ValueError(f"{what}: its header says shape {shape}, {wanted} bytes, and there are {length}")
@@ -102,7 +100,6 @@ def write_npy(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> 
 
 @contextmanager
 def write_npz(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
-    """Write an archive with one array."""
     with zipfile.ZipFile(file, "w") as archive, archive.open(f"{name}.npy", "w", force_zip64=True) as member:
         member.write(_npy_head(shape, dtype))
         yield lambda batch: member.write(batch.tobytes())
@@ -201,7 +198,6 @@ def _parse_lines(lines: list[str], number: int, columns: int) -> Array:
 
 
 def read_parquet(name: str, path: Path, key: str) -> Source:
-    """Open a .parquet file of numbers."""
     arrow, parquet = _pyarrow()
     with parquet.ParquetFile(path) as file:
         schema, rows = file.schema_arrow, file.metadata.num_rows
@@ -236,7 +232,6 @@ def _pyarrow() -> tuple[Any, Any]:
 
 @contextmanager
 def write_csv(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
-    """Write a .csv file with a header."""
     file.write((",".join(_names(name, shape)) + "\n").encode())
 
     def write(batch: Array) -> None:
@@ -250,7 +245,6 @@ def write_csv(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> 
 
 @contextmanager
 def write_parquet(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
-    """Write a .parquet file with checksums."""
     arrow, parquet = _pyarrow()
     schema = arrow.schema([(one, arrow.from_numpy_dtype(dtype)) for one in _names(name, shape)])
 

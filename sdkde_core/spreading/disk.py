@@ -27,8 +27,7 @@ def resident_bytes() -> int:
 def resident_shards(plan: Any, allowed: int) -> int:
     """Return how many shards may stay in ``allowed`` bytes of memory; ValueError where not even the work fits."""
     d, here = plan.shape.d, resident_bytes()
-    first = plan.shape.shards[0]
-    shard = 8 * (first[1] - first[0]) * (d + 1)
+    shard = 8 * plan.shape.shards[0][1] * (d + 1)  # the first, which begins at 0
     # Compiled code and threads; two shards read, as they come and whitened, packed, and temporaries; sums, twice.
     needed = 100 * 10**6 + 10 * shard + 8 * plan.rows * (6 * d + 8)
     if here + needed > allowed:
@@ -71,7 +70,6 @@ class Job:
                     advance(stop - start)
 
     def _block(self, step: int, tasks: list[Task]) -> Any:
-        """The results of one block of rows."""
         plan, answers = self.plan, step == self.plan.request.answering and not self.plan.debiased
         rows_of = self.query if answers and self.query is not None else self.train
         rows = plan.whitened(rows_of.at(*tasks[0].rows))

@@ -27,13 +27,11 @@ class Task(NamedTuple):
 
     @property
     def work(self) -> float:
-        """The number of pairs that are computed."""
         pairs = (self.rows[1] - self.rows[0]) * (self.columns[1] - self.columns[0])
         return 0.5 * pairs if self.kind == "pairs" and self.rows == self.columns else float(pairs)
 
     @property
     def results(self) -> tuple[Range, ...]:
-        """The rows of each result."""
         return (self.rows, self.columns) if self.kind == "pairs" else (self.rows,)
 
 
