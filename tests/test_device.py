@@ -39,11 +39,8 @@ class Checked(Exact):
 
 
 def _host(x):
-    return np.asarray(array_api_strict.asarray(x, device=array_api_strict.Device("CPU_DEVICE"))) if _strict(x) else x
-
-
-def _strict(x):
-    return type(x).__module__.startswith("array_api_strict")
+    there = type(x).__module__.startswith("array_api_strict")
+    return np.asarray(array_api_strict.asarray(x, device=array_api_strict.Device("CPU_DEVICE"))) if there else x
 
 
 def _radii(points):

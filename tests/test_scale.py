@@ -105,12 +105,8 @@ def _full_disk(patched):
     patched.setattr(kept.Chunks, "write", write)
 
 
-def test_moved_samples_and_methods():
+def test_moved_samples_and_no_queries():
     np.testing.assert_allclose(scale.debias(X, **HOW), sdkde_core.debias(X, **HOW), atol=1e-3)
-    for method in ("kde", "laplace"):
-        got = scale.estimate(X, weights=np.arange(1.0, N + 1.0), method=method, **HOW)
-        plain = sdkde_core.estimate(X, weights=np.arange(1.0, N + 1.0), method=method, **HOW)
-        np.testing.assert_allclose(got, plain, rtol=3e-3, atol=1e-3 * abs(plain).max())
     assert scale.estimate(X, Y[:0], **HOW).shape == (0,)
 
 

@@ -21,10 +21,10 @@ from ..arrays import check_names
 from ..messages import did_you_mean
 from ..storage import write_atomically
 from .common import MOST, FileError, Source, Write, check_apart, filling, naming, without_key
-from .formats import FORMATS, check_archive, zarr_module
+from .formats import FORMATS, check_archive
 
 __all__ = ["EXTENSIONS", "FileError", "Source", "Write", "about", "check_apart", "check_order", "filling", "no_folder"]
-__all__ += ["source", "writing", "zarr_module"]
+__all__ += ["source", "writing"]
 
 EXTENSIONS = tuple(FORMATS)
 
