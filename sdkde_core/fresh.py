@@ -25,10 +25,7 @@ def run_python(code: str, *arguments: str, **options: Any) -> subprocess.Complet
 
 @contextmanager
 def spawning() -> Iterator[Any]:
-    """Yield the context of multiprocessing that starts fresh interpreters, for processes that are started within.
-
-    It passes on flags of this interpreter only, but every interpreter reads the environment.
-    """
+    """Yield the context of multiprocessing that starts fresh interpreters, for processes that are started within."""
     import multiprocessing  # takes milliseconds
 
     before = os.environ.get("PYTHONSAFEPATH")

@@ -162,7 +162,7 @@ def test_blocks_that_are_others_than_declared_are_refused(argument, other):
     given[argument] = declared_wrongly(given[argument], OTHERS[other])
     p = sdkde_core.estimate(**given, method="kde", **HOW)
     shape = r"\(400,\)" if argument == "weights" else r"\(400, 2\)"
-    found = rf"block \([012],( 0)?\) of {argument} is declared as float64 of shape ({shape}|.100.*), and is .*; declare what"
+    found = rf"block \([012],( 0)?\) of {argument} is declared as float64 of shape ({shape}|.100.*), and is .*declare"
     with pytest.raises(ValueError, match=found):
         bits(p)
 

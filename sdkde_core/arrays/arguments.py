@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import functools
 import math
+import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -17,18 +18,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj, is_torch_array, to_device
 from array_api_compat import device as device_of
 
-from .places import (
-    Origin,
-    detached,
-    device_name,
-    from_host,
-    grad_enabled,
-    has_float64,
-    is_attached,
-    look,
-    to_host,
-    with_room,
-)
+from .places import Origin, detached, device_name, from_host, has_float64, is_attached, look, to_host, with_room
 
 #: With at least so many numbers, host data are copied to the GPU that the caller named before they are validated.
 LARGE = 1 << 18
@@ -102,7 +92,7 @@ class Argument(NamedTuple):
             return value
         refuse_dask(name, value)
         if getattr(value, "requires_grad", False):
-            if grad_enabled() or not is_attached(value):  # within no_grad, values alone are wanted
+            if not is_attached(value) or sys.modules["torch"].is_grad_enabled():  # in no_grad, values are wanted
                 raise TypeError(
                     f"{name} requires grad, and only estimate, debias and grad_log_density differentiate, by methods "
                     f"other than 'stacked', without coordinates, support, out, progress; pass {name}.detach(), or call "
@@ -241,17 +231,9 @@ def ingest(
         query = q.at(place) if q.array.shape[0] else train[:0, :]
         query = query[:, None] if query.ndim == 1 else query
     device = "cpu" if here else device_name(train)
-    return Data(
-        train=train,
-        query=query,
-        log_weights=None if w is None else _weighed(w.at(place)),
-        dtype=max(x.dtype, (q or x).dtype),  # "float64" > "float32"
-        origin=(q or x).origin,
-        device=device,
-        came_from=device if on_device else "cpu",
-        unchecked=check_finite,
-        names=x.names,
-    )
+    came_from, weighed = device if on_device else "cpu", None if w is None else _weighed(w.at(place))
+    dtype, origin = max(x.dtype, (q or x).dtype), (q or x).origin  # "float64" > "float32"
+    return Data(train, query, weighed, dtype, origin, device, came_from, unchecked=check_finite, names=x.names)
 
 
 def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) -> None:

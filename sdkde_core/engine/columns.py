@@ -1,12 +1,8 @@
 """One reduction over fixed columns, for any rows.
 
-Besides, ``estimator.straight`` (tensors on CUDA devices) and ``bandwidth.sample`` (left-out sums) call backends.
-
-Columns of weight zero are dropped (and stay rows). Outliers are summed apart: by the backend's slower formula where it
-has one, else by direct differences. Where the device's memory does not suffice, the rows are cut.
-
-Of problems that require ``"grad"`` or ``"kernel"`` nothing is taken off: a backend with that feature holds at any
-extent. With ``"grad"`` nothing is dropped either, as the derivative by a weight of zero is not zero.
+Columns of weight zero are dropped, but for ``"grad"``, as the derivative by such a weight is not zero. Outliers are
+summed apart, but for ``"grad"`` and ``"kernel"``: by the backend's slower formula where it has one, else by direct
+differences. Where the device's memory does not suffice, the rows are cut.
 """
 
 from __future__ import annotations
@@ -42,10 +38,9 @@ class _Packed(NamedTuple):
 class PackedColumns:
     """The columns of one reduction, packed when rows first need them.
 
-    Rows that reach beyond the columns have these packed for the next power of two of the extent; the last states used
-    are kept. Which states serve a batch follows from the batch and the columns alone, so its bits do not depend on the
-    batches before. The problem's m is how many rows to expect, its extent bounds the columns. ``shared``: calls may
-    come from several threads and CUDA streams. Raises OutOfReach where columns or rows are beyond the backend's reach.
+    Rows that reach beyond the columns have these packed for the next power of two of the extent, whatever batches came
+    before. The problem's m is how many rows to expect, its extent bounds the columns. ``shared``: calls may come from
+    several threads and CUDA streams. Raises OutOfReach where columns or rows are beyond the backend's reach.
     """
 
     def __init__(

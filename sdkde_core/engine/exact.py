@@ -1,8 +1,4 @@
-"""The exact path: direct differences in float64 for points beyond the extents that a backend takes.
-
-It serves any array library on any device and every feature, at the price of O(d) memory traffic per pair; the
-passes over many points belong to a backend.
-"""
+"""The exact path: direct differences in float64 for points beyond the extents that a backend takes, in any library."""
 
 from __future__ import annotations
 

@@ -58,9 +58,8 @@ def note(launch: Launch, pointers: Sequence[Any]) -> None:
 class Slots(threading.local):
     """Numbers that a kernel's programs write to the host's memory, one each: read as soon as all are there.
 
-    To copy a number from the device, and to wait for the copy, takes the host three times as long. Every thread has its
-    own, and waits for one kernel before it launches the next. While a CUDA graph is captured nothing can be waited for:
-    then the numbers stay on the device, and so does the largest.
+    Every thread has its own, and waits for one kernel before it launches the next. While a CUDA graph is captured
+    nothing can be waited for: then the numbers stay on the device, and so does the largest.
     """
 
     def __init__(self) -> None:
@@ -239,8 +238,7 @@ class Lists:
         """Return the result of ``launch()``, or of a list of its launches; None where the general way is to answer.
 
         With its result it returns the extent that its launches serve. ``served`` is that of a largest distance, None
-        where there is no result. The list that served last runs before that is known. A list is made for the first key,
-        and for others that come again: not in every call, where bandwidths all differ.
+        where there is no result. A list is made for the first key, and for others that come again: not in every call.
         """
         key = key, _stream(given[0].device), given[0] is given[-1], *(x.data_ptr() % 16 for x in given)
         known, first, extent = self._known.get(key), not self._known, 0.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,14 +46,21 @@ def limits(root: Path = Path("/")) -> list[Limit]:
     machine, top = (kib["MemTotal"] + kib["SwapTotal"]) << 10, root / "sys/fs/cgroup"
     found.append(Limit("the machine's memory", machine, (kib["MemAvailable"] + kib["SwapFree"]) << 10))
     for controllers, path in groups:
-        mount, names = top, ("memory.max", "memory.current", "inactive_file")
+        mount, limit, use, cached = top, "memory.max", "memory.current", "inactive_file"
         if controllers:  # version 1
-            mount, names = top / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        if not controllers or "memory" in controllers.split(","):
-            folder = mount / path.lstrip("/")
-            # The limits of all groups around it hold, too. In a container the path may be the host's, and not there.
-            for place in (folder, *folder.parents):
-                found += _group(place, machine, *names) if place.is_relative_to(mount) else []
+            mount, cached = top / "memory", "total_inactive_file"
+            limit, use = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        folder = mount / path.lstrip("/")
+        # The limits of all groups around it hold, too. In a container the path may be the host's, and not there.
+        for place in filter(lambda place: place.is_relative_to(mount), (folder, *folder.parents)):
+            with suppress(OSError, ValueError):  # not there, or "max"
+                total, used = (int((place / name).read_text()) for name in (limit, use))
+                stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+                free = total - used + int(stat.get(cached, 0))  # the kernel takes back what caches files
+                if total < machine:
+                    found.append(Limit("the control group's limit (a container's, a batch system's)", total, free))
     return found
 
 
@@ -68,20 +75,6 @@ def _address_space(root: Path = Path("/")) -> list[Limit]:
     # Besides its claim a call takes some 16 MiB of it, and each thread a stack (8 MiB), the C library's heap (64) and a
     # buffer of OpenBLAS (32).
     return [Limit("ulimit -v", total, total - used, 16 << 20, 104 << 20)]
-
-
-def _group(folder: Path, machine: int, limit: str, use: str, cache: str) -> list[Limit]:
-    """The limit of a control group; ``cache``: the line of memory.stat for cached files, which the kernel frees."""
-    try:
-        total = int((folder / limit).read_text())
-        if total >= machine:
-            return []
-        used = int((folder / use).read_text())
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # not there, or "max"
-        return []
-    free = total - used + int(stat.get(cache, 0))
-    return [Limit("the control group's limit (a container's, a batch system's)", total, free)]
 
 
 def total_memory() -> int | None:

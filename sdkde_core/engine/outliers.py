@@ -1,7 +1,4 @@
-"""Outliers: points beyond the extent up to which a backend's fast formula keeps its precision.
-
-They are summed apart, as a few outliers must not slow the rest.
-"""
+"""Outliers: points beyond the extent up to which a backend's fast formula keeps its precision, summed apart."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from ..arrays import look
 from ..protocol import BackendInfo, Columns, Problem
 
 #: Largest share of the pairs that is taken off a backend. Above it, a backend that supports the full extent gets all
-#: pairs: columns are packed once. Another is no candidate: the core's array code takes a hundred times as long.
+#: pairs, and another is no candidate.
 SPLIT_SHARE = 0.5
 
 CLEAR = 1e4  # bandwidths from the centre within which rounding does not matter at any precision

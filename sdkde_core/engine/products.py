@@ -1,8 +1,7 @@
 """Products that BLAS computes on the calling thread alone.
 
-The number of threads of OpenBLAS is the whole process's: to change it for a call is to change it under other threads.
-But OpenBLAS shares out large products only, so products come to it in small pieces. MKL shares out small ones too, but
-there a thread has a limit of its own.
+OpenBLAS has one number of threads for the whole process, but shares out large products only: they come to it in small
+pieces. MKL shares out small ones too, but there a thread has a limit of its own.
 """
 
 from __future__ import annotations

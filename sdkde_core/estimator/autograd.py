@@ -11,6 +11,7 @@ samples, through quantiles, is not what people mean by the derivative of a densi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 
-from ..arrays import convert, detached, grad_enabled, is_attached
+from ..arrays import convert, detached, is_attached
 from ..bandwidth.matrix import Bandwidth
 from ..protocol import Columns
 from .plan import Plan
@@ -30,7 +31,7 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
     """Plan as :func:`.plan.plan`, attached to the arguments that require grad."""
     given = {"train": train, "query": query, "weights": request.weights, "bandwidth": request.bandwidth}
     attached = [name for name, x in given.items() if is_attached(x)]
-    if attached and grad_enabled():
+    if attached and sys.modules["torch"].is_grad_enabled():
         return _planned(request, given, attached, explained)
     return plan_without(request, train, query, explained=explained)
 

@@ -1,7 +1,6 @@
-"""Several devices: each has all columns, and takes some of the rows.
+"""Several devices: each packs all columns, and takes its share of the tasks (:mod:`.tasks`) in a thread of its own.
 
-The work per byte is so large that copies hardly matter: n² pairs for n points that travel. So every device packs all
-columns for itself, and takes its share of the tasks (:mod:`.tasks`) in a thread of its own.
+Copies hardly matter: n points travel for n² pairs.
 """
 
 from __future__ import annotations
