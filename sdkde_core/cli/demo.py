@@ -68,19 +68,18 @@ def _example(axes: Any, backend: str, echo: Callable[[str], Any]) -> None:
     samples = rng.choice([-1.5, 1.5], 4000) + 0.5 * rng.normal(size=4000)
     points = np.linspace(-4, 4, 801)
     truth = sum(np.exp(-2 * (points - mode) ** 2) for mode in (-1.5, 1.5)) / np.sqrt(2 * np.pi)
-    base = resolve("silverman", samples[:, None])
-    silverman = estimate(samples, points, method="kde", bandwidth=base, backend=backend)
-    rows = [("kde, Silverman's rule", "kde, Silverman's h", 1.0, silverman, {"color": DARK, "lw": 1.2, "ls": ":"})]
+    base: Any = resolve("silverman", samples[:, None])
+    rows = [("kde, Silverman's rule", "kde, Silverman's h", "kde", base, {"color": DARK, "lw": 1.2, "ls": ":"})]
     for method in METHODS:
-        fit = prepare(samples, method=method, bandwidth="auto", backend=backend)
         line = {"color": COLOURS[method], **({"lw": 1.2, "ls": "--"} if method == "laplace" else {"lw": 2.2})}
-        name = f"{method}, its own bandwidth"
-        rows.append((name, method, _over(fit.bandwidth, base), fit.estimate(points), line))
+        rows.append((f"{method}, its own bandwidth", method, method, "auto", line))
     echo("Two normals, 4000 samples, the density known. h in units of Silverman's; ISE: integrated squared error.")
     echo(f"{'':26} {'h':>5} {'ISE × 1000':>11}   mass below zero")
     upper, lower = axes
     upper.fill_between(points, truth, color="#e9ecef", label="true density")
-    for name, label, multiple, values, line in rows:
+    for name, label, method, bandwidth, line in rows:
+        fit = prepare(samples, method=method, bandwidth=bandwidth, backend=backend)
+        multiple, values = _over(fit.bandwidth, base), fit.estimate(points)
         error, below = (0.01 * float(x.sum()) for x in ((values - truth) ** 2, np.maximum(-values, 0)))
         echo(f"{name:26} {multiple:5.2f} {1e3 * error:11.2f}   {below:.2%}")
         upper.plot(points, values, **line)

@@ -20,7 +20,7 @@ from ..bandwidth.rules import RULES
 from ..estimator.batches import in_batches
 from ..estimator.density import undefined
 from ..estimator.explanation import explained
-from ..estimator.progress import batch_rows
+from ..estimator.progress import Advance, batch_rows, watched
 from ..estimator.request import ALL_METHODS, NEGATIVE, Goal, Request
 from ..files import EXTENSIONS, FileError, Source, about, check_apart, check_order, source, writing
 from ..messages import did_you_mean
@@ -337,19 +337,16 @@ def _shape(text: str) -> tuple[int, ...] | None:
 
 
 @contextmanager
-def _progress(steps: int, *, hidden: bool) -> Iterator[Callable[[int], None]]:
+def _progress(steps: int, *, hidden: bool) -> Iterator[Advance | None]:
     """Yield a function to call with every number of rows done: on a terminal, after a second it draws a bar."""
-    start, done, shown = time.perf_counter(), 0, not hidden and sys.stderr.isatty()
-    bar: Any = None
+    start, shown, bars = time.perf_counter(), not hidden and sys.stderr.isatty(), list[Any]()
 
-    def advance(rows: int) -> None:
-        nonlocal done, bar
-        done += rows
-        if bar is not None:
-            bar.update(rows)
-        elif shown and time.perf_counter() - start > 1:
-            bar = stack.enter_context(click.progressbar(length=steps, label="sdkde", file=sys.stderr, show_pos=True))
-            bar.update(done)
+    def show(done: int, rows: int) -> None:
+        if shown and not bars and time.perf_counter() - start > 1:
+            made = click.progressbar(length=rows, label="sdkde", file=sys.stderr, show_pos=True)
+            bars.append(stack.enter_context(made))
+        for bar in bars:
+            bar.update(done - bar.pos)
 
-    with ExitStack() as stack:
+    with ExitStack() as stack, watched(show, steps) as advance:
         yield advance
