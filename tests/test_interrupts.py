@@ -142,12 +142,17 @@ def _begun(out="out.npy"):
     return process
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_ends_a_command_with_its_status(samples, name):
-    process, number = _begun(), getattr(signal, name)
+@pytest.mark.parametrize(
+    ("name", "out"),
+    [("SIGINT", "out.npy"), ("SIGTERM", "out.npy"), ("SIGHUP", "out.npy"), ("SIGTERM", "out.zarr")],
+)
+def test_a_signal_ends_a_command_with_its_status_and_leaves_no_part_of_the_output(samples, name, out):
+    if out == "out.zarr":
+        pytest.importorskip("zarr")
+    process, number = _begun(out), getattr(signal, name)
     process.send_signal(number)
     assert process.wait(60) == 128 + number
-    assert not list(Path().glob("*out.npy*"))
+    assert not list(Path().glob(f"*{out}*"))
 
 
 #: A command that loses every exception, as a destructor does, and has a thread that does not end.
@@ -189,14 +194,6 @@ def test_a_command_ends_though_the_exception_is_lost(tmp_path, monkeypatch, agai
             process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
     assert not list(Path().iterdir())
-
-
-def test_a_signal_leaves_no_part_of_a_folder(samples):
-    pytest.importorskip("zarr")
-    process = _begun("out.zarr")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 128 + signal.SIGTERM
-    assert not list(Path().glob("*out.zarr*"))
 
 
 def test_a_signal_that_is_ignored_stays_so(samples):

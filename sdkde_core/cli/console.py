@@ -60,7 +60,7 @@ def _signals() -> Iterator[None]:
     An exception lets half-written files be removed. It may be lost in a destructor, or Python wait for threads: so a
     command ends after three seconds, or after a second signal. Signals that are ignored, as nohup has it, stay so.
     """
-    received: list[int] = []
+    received, before = list[int](), dict[int, Any]()
 
     def end() -> None:
         for child in multiprocessing.active_children():
@@ -78,17 +78,15 @@ def _signals() -> Iterator[None]:
 
     patience = threading.Timer(3.0, end)
     patience.daemon = True
-    main = threading.current_thread() is threading.main_thread()
-    known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if main and hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in known}
-    taken = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
-    for number in taken:
-        signal.signal(number, stop)
+    if threading.current_thread() is threading.main_thread():
+        for number in (getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)):
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, stop)
     try:
         yield
     finally:
-        for number in taken:
-            signal.signal(number, before[number])
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if received:
             raise SystemExit(received[0]) from None
 

@@ -14,7 +14,7 @@ from ..arrays import Array
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..estimator.request import METHODS
-from ..files import FileError, no_folder
+from ..files import FileError, check_folder
 from ..interop.plots import COLOURS, DARK, STYLE, contours, moves
 from ..messages import optional
 from ..storage import write_atomically
@@ -30,8 +30,7 @@ def run_demo(output: Path, backend: str, echo: Callable[[str], Any]) -> None:
     from sklearn.decomposition import PCA
     from sklearn.model_selection import train_test_split
 
-    if not output.parent.is_dir():
-        raise no_folder(output)
+    check_folder(output)
     if output.suffix.lstrip(".").lower() not in FigureCanvasBase.filetypes:
         raise FileError(f"{output}: unknown extension {output.suffix!r}; pass one of .png, .pdf, .svg")
     with pyplot.rc_context(STYLE):

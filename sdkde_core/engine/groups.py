@@ -21,8 +21,6 @@ from ..protocol import Columns, Partial, Problem, with_fields
 from .merge import merge, safe_log, take_columns, take_rows
 from .outliers import count
 
-Pack = Callable[[Problem, Columns], Any]  #: Columns made ready for rows, as PackedColumns has them.
-
 
 class Group(NamedTuple):
     """Columns in bandwidths, with weights that sum to 1, how wide their kernels are, and log of their part π."""
@@ -121,7 +119,7 @@ def by_width(columns: Columns, powers: Any, some: Sequence[int]) -> tuple[Group,
 class GroupedColumns:
     """The groups of one reduction, each packed; it reduces as :class:`.PackedColumns` does."""
 
-    def __init__(self, groups: Sequence[Group], pack: Pack, problem: Problem) -> None:
+    def __init__(self, groups: Sequence[Group], pack: Callable[[Problem, Columns], Any], problem: Problem) -> None:
         self._groups, self._d = tuple(groups), problem.d
         self.packed = [pack(group.problem(problem), group.scaled) for group in groups]
 

@@ -42,9 +42,8 @@ Key = tuple[Any, ...]
 def rows_of_a_task(m: int, n: int, width: int, d: int, device: Any) -> int:
     """Return how many of m rows a task sums over a shard of ``width`` columns: a multiple of 1024, by these alone.
 
-    In pairs times (d + 16) a task takes a CPU's core some seconds at most, and a fifth of one at least, against some
-    ten milliseconds of Dask's; in between there are 64 blocks. A GPU that the user names gets a second. A pass has no
-    more than 32,768 tasks, as a scheduler takes about a millisecond for each, and a block no more than 2²⁴ numbers.
+    A task takes a CPU's core a fifth of a second to some seconds, in between there are 64 blocks; a GPU that the user
+    names a second. A pass has at most 32,768 tasks, for the scheduler's sake, and a block at most 2²⁴ numbers.
     """
     first = device if isinstance(device, str) or not device else device[0]
     most, fewest, least = (1 << 46, 8, 0) if first and first != "cpu" else (1 << 36, 64, 1 << 31)
