@@ -109,8 +109,8 @@ class Slots(threading.local):
         return float(numbers.max())
 
 
-def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tuple[Any, Any, Launches | None]:
-    """Return what ``compute()`` returns, a tensor and the extent that its launches serve, and the list of these.
+def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tuple[Any, Launches | None]:
+    """Return the extent that the launches of ``compute()`` serve, and the list of these; it returns a tensor and that.
 
     There is no list where ``given``, the tensors that it computes from, overlap, where PyTorch has launched a kernel,
     or where not exactly one kernel wrote numbers to the host.
@@ -118,7 +118,7 @@ def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tupl
     before, recording = _here.recording, _Recording()
     _here.recording = recording
     try:
-        with _watch()(recording):
+        with _watch()():
             result, served = compute()
     finally:
         _here.recording = before
@@ -129,9 +129,9 @@ def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tupl
     made = {(x.data_ptr(), x.nbytes) for x in recording.made}
     listed = result is not None and (result.data_ptr(), result.nbytes) in made
     if not (listed and apart and recording.alone and len(recording.reads) == 1):
-        return result, served, None
+        return served, None
     found = Launches(recording, given, result)
-    return result, served, found if found.writes else None
+    return served, found if found.writes else None
 
 
 @functools.cache
@@ -144,19 +144,15 @@ def _watch() -> Any:
     looks |= {"is_pinned", "__len__", "nelement", "is_floating_point", "numpy", "is_inference"}
 
     class Watch(TorchFunctionMode):
-        def __init__(self, recording: _Recording) -> None:
-            super().__init__()
-            self.recording = recording
-
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            found, name = function(*args, **(kwargs or {})), function.__name__
+            found, name, recording = function(*args, **(kwargs or {})), function.__name__, _here.recording
+            assert recording is not None
             if name in ("empty", "empty_like", "new_empty"):
-                self.recording.made.append(found)
+                recording.made.append(found)
             elif name in views:
-                places = (x.untyped_storage().data_ptr() for x in (found, args[0]))
-                self.recording.alone &= len(set(places)) == 1
+                recording.alone &= found.untyped_storage().data_ptr() == args[0].untyped_storage().data_ptr()
             else:
-                self.recording.alone &= name in looks
+                recording.alone &= name in looks
             return found
 
     return Watch
@@ -277,7 +273,7 @@ class Lists:
             return None
         try:
             # What is made once, such as prepared columns, is there now: it stays where it is, and is not in the list.
-            _, extent, found = record(launch, given)
+            extent, found = record(launch, given)
             known.able = found is not None
             if found is not None:
                 same = (one for other in list(self._known.values()) for one in list(other.lists.values()))
