@@ -134,11 +134,6 @@ def test_what_cannot_be_is_refused():
         bits(sdkde_core.estimate(da.ma.masked_less(x, 0), **HOW))
 
 
-def declared_wrongly(x, make):
-    """A Dask array of x, whose blocks are others than it declares."""
-    return chunked(x, 400).map_blocks(make, dtype=x.dtype, meta=np.empty((0,) * x.ndim, x.dtype))
-
-
 OTHERS = {
     "fewer rows": lambda block: block[: len(block) // 2],
     "more rows": lambda block: np.concatenate([block, block]),
@@ -159,7 +154,8 @@ OTHERS = {
 def test_blocks_that_are_others_than_declared_are_refused(argument, other):
     """Fewer rows gave half the density, one column was broadcast, imaginary parts were dropped."""
     given = {"train": X[:900], "query": Y[:900], "weights": W[:900]}
-    given[argument] = declared_wrongly(given[argument], OTHERS[other])
+    meta = np.empty((0,) * given[argument].ndim)
+    given[argument] = chunked(given[argument], 400).map_blocks(OTHERS[other], dtype=float, meta=meta)
     p = sdkde_core.estimate(**given, method="kde", **HOW)
     shape = r"\(400,\)" if argument == "weights" else r"\(400, 2\)"
     found = rf"block \([012],( 0)?\) of {argument} is declared as float64 of shape ({shape}|.100.*), and is .*declare"

@@ -120,7 +120,7 @@ class Chunks:
 
     def write(self, start: int, block: Array) -> None:
         numbers = np.ascontiguousarray(block, self.dtype).data
-        with write_atomically(self._file(start)) as temporary, temporary.open("wb") as file:
+        with write_atomically(self.path / str(start // self.rows)) as temporary, temporary.open("wb") as file:
             file.write(zlib.crc32(numbers).to_bytes(8, "little"))
             file.write(numbers)
 
@@ -129,7 +129,7 @@ class Chunks:
         return np.concatenate([self._read(max(start, k), min(stop, k + self.rows)) for k in firsts])
 
     def _read(self, start: int, stop: int) -> Array:
-        file, first = self._file(start), start // self.rows * self.rows
+        file, first = self.path / str(start // self.rows), start // self.rows * self.rows
         if not file.is_file():
             raise FileNotFoundError(errno.ENOENT, "the block is gone; go on with resume=True (--resume)", str(file))
         raw, shape = file.read_bytes(), (min(self.rows, self.shape[0] - first), *self.shape[1:])
@@ -137,9 +137,6 @@ class Chunks:
         if len(numbers) != size or zlib.crc32(numbers).to_bytes(8, "little") != raw[:8]:
             raise FileError(f"{file}: the block is damaged (its checksum is wrong)")
         return np.frombuffer(numbers, self.dtype).reshape(shape)[start - first : stop - first]
-
-    def _file(self, start: int) -> Path:
-        return self.path / str(start // self.rows)
 
 
 class Scratch(AbstractContextManager["Scratch"]):
