@@ -11,10 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from multiprocessing.context import SpawnContext
+from typing import Any
 
 
 def run_python(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -27,11 +24,8 @@ def run_python(code: str, *arguments: str, **options: Any) -> subprocess.Complet
 
 
 @contextmanager
-def spawning() -> Iterator[SpawnContext]:
-    """Yield the context of multiprocessing that starts fresh interpreters, for processes that are started within.
-
-    It passes on flags of this interpreter only, but every interpreter reads the environment.
-    """
+def spawning() -> Iterator[Any]:
+    """Yield the context of multiprocessing that starts fresh interpreters, for processes that are started within."""
     import multiprocessing  # takes milliseconds
 
     before = os.environ.get("PYTHONSAFEPATH")

@@ -36,10 +36,7 @@ def warn_once(message: str, cause: str | None = None) -> None:
 
 
 def caller_level() -> int:
-    """Return the ``stacklevel`` of a warning, as from the function that asks, that is about who called this package.
-
-    Between its first function and the one that asks there may be backends, PyTorch's autograd and the tuner.
-    """
+    """Return the ``stacklevel`` of a warning, as from the function that asks, that is about who called this package."""
     level, ours = 0, 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -67,7 +67,7 @@ def _planned(request: Request, shape: Shape, x: Source, y: Source | None, w: Sou
         about, weights = (y, None) if question.about == "query" else (x, w)
         assert about is not None
         answers = (
-            question.of(about.rows_at(*ends), None if weights is None else weights.rows_at(*ends), ends[0])
+            question.of(about.at(*ends), None if weights is None else weights.at(*ends), ends[0])
             for ends in Shape(about.rows, about.columns).shards
         )
         survey = survey.next(functools.reduce(question.merge, answers))
@@ -216,7 +216,7 @@ def estimate(
         Bytes, or such as ``"1.5 GB"``, that this process may take, what it has already included. Default: 1 GB beyond
         that. Shards for which there is room stay in memory.
     checkpoint : path, optional
-        A folder that keeps what is done, for one process at a time; needs zarr. What is damaged there is computed
+        A folder that keeps what is done, for one process at a time. What is damaged there is computed
         again, with an :class:`sdkde_core.SdkdeWarning` that names the file.
     resume : bool
         Go on with what is there. It has the same bits as in one go.

@@ -14,7 +14,7 @@ import pytest
 
 import sdkde_core
 from sdkde_core.choice import registry
-from sdkde_core.engine.exact import reduce_exact
+from sdkde_core.engine.exact import Exact
 from sdkde_core.protocol import BackendInfo, Support
 from sdkde_core.testing import reference
 
@@ -23,31 +23,24 @@ RNG = np.random.default_rng(0)
 X, Y, W = RNG.normal(size=(60, 3)) + 5, RNG.normal(size=(20, 3)) + 5, RNG.random(60)
 
 
-class Exact:
-    """Direct differences, wherever the arrays are; notes its problems, and checks that extents are bounds."""
-
-    problems = []  # noqa: RUF012
+class Checked(Exact):
+    """Direct differences, wherever the arrays are; checks that extents are bounds."""
 
     def probe(self, device):
         return Support(True, "anywhere")
 
     def prepare(self, problem, columns):
-        self.problems.append(problem)
         assert _radii(columns.points).max() <= problem.extent
         return columns
 
     def reduce(self, problem, queries, state, own_offset=0):
-        rows = state.points if queries is None else queries
-        assert np.nanmax(_radii(rows), initial=0.0) <= problem.extent
-        return reduce_exact(problem, rows, state)
+        assert np.nanmax(_radii(state.points if queries is None else queries), initial=0.0) <= problem.extent
+        return super().reduce(problem, queries, state)
 
 
 def _host(x):
-    return np.asarray(array_api_strict.asarray(x, device=array_api_strict.Device("CPU_DEVICE"))) if _strict(x) else x
-
-
-def _strict(x):
-    return type(x).__module__.startswith("array_api_strict")
+    there = type(x).__module__.startswith("array_api_strict")
+    return np.asarray(array_api_strict.asarray(x, device=array_api_strict.Device("CPU_DEVICE"))) if there else x
 
 
 def _radii(points):
@@ -61,15 +54,14 @@ def _there(x):
 @pytest.fixture(autouse=True)
 def _backend(monkeypatch):
     """The backend of the device, and the same for NumPy arrays."""
-    monkeypatch.setitem(sys.modules, "exact_anywhere", SimpleNamespace(Exact=Exact))
+    monkeypatch.setitem(sys.modules, "exact_anywhere", SimpleNamespace(Checked=Checked))
     monkeypatch.setitem(sys.modules, "array_api_compat.strict", array_api_strict)
     monkeypatch.setattr("sdkde_core.protocol.ARRAYS", ("numpy", "strict"))
     monkeypatch.setattr(registry, "made", {})
-    monkeypatch.setattr(Exact, "problems", [])
     records = []
     for name, device, library in (("there", str(DEVICE).lower(), "strict"), ("here", "cpu", "numpy")):
         features = frozenset({"weights"})
-        info = BackendInfo(name, (1, 0), "exact_anywhere:Exact", (device,), ("float64",), features)
+        info = BackendInfo(name, (1, 0), "exact_anywhere:Checked", (device,), ("float64",), features)
         info = BackendInfo(**{**vars(info), "arrays": library})
         records.append(registry.Record(name, "ok", "installed", "tests", "1.0", "exact_anywhere:INFO", info))
     monkeypatch.setattr(registry, "records", lambda: tuple(records))

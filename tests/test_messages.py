@@ -135,21 +135,6 @@ def test_an_argument_that_is_almost_right(options, meant):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "meant"),
-    [
-        (("--method", "sdke"), "sdkde"),
-        (("--bandwidth", "silvermann"), "silverman"),
-    ],
-)
-def test_an_option_of_a_command_that_is_almost_right(arguments, meant, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    np.save("x.npy", np.arange(5.0))
-    result = CliRunner().invoke(main, ["estimate", "x.npy", "-o", "p.npy", *arguments])
-    assert result.exit_code == 2
-    assert result.stderr.endswith(f"; did you mean {meant!r}?\n"), result.stderr
-
-
-@pytest.mark.parametrize(
     ("variable", "value", "told"),
     [
         ("SDKDE_BACKEND", "nunpy", "backend 'nunpy' is unknown; installed: .*; did you mean 'numpy'"),

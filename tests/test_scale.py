@@ -128,13 +128,9 @@ def test_too_little_memory_says_how_much_is_needed():
         scale.estimate(X, Y, memory="1e3", **HOW)
 
 
-@pytest.fixture
-def checkpoint(tmp_path):
-    return tmp_path / "checkpoint"
-
-
-def test_what_is_gone_is_computed_again(checkpoint):
+def test_what_is_gone_is_computed_again(tmp_path):
     """tests/test_checkpoints.py has what is damaged."""
+    checkpoint = tmp_path / "checkpoint"
     once = scale.estimate(X, Y, checkpoint=checkpoint, **HOW)
     assert np.array_equal(once, scale.estimate(X, Y, **HOW))
     for name in ("shifts/1", "results/1"):
@@ -142,7 +138,8 @@ def test_what_is_gone_is_computed_again(checkpoint):
     assert np.array_equal(scale.estimate(X, Y, checkpoint=checkpoint, resume=True, **HOW), once)
 
 
-def test_a_checkpoint_of_something_else_is_refused(checkpoint):
+def test_a_checkpoint_of_something_else_is_refused(tmp_path):
+    checkpoint = tmp_path / "checkpoint"
     scale.estimate(X, Y, checkpoint=checkpoint, **HOW)
     later = X.copy()
     later[5, 1] = np.nextafter(later[5, 1], np.float32(9.0))

@@ -58,33 +58,27 @@ def test_backends_do_without_threads(backend, no_threads, monkeypatch):
     np.testing.assert_allclose(got, want, rtol=1e-4)
 
 
-class _Endless:
-    """Tasks that end at a checkpoint; the time limit only keeps a failure from hanging."""
+@pytest.mark.parametrize("how", [{}, {"pool": ThreadPoolExecutor(2)}])
+def test_after_an_exception_nothing_begins_and_what_runs_ends_at_a_checkpoint(how):
+    begun, ended = [], []
 
-    def __init__(self):
-        self.begun, self.ended = [], []
-
-    def __call__(self, i):
-        self.begun.append(i)
+    def task(i):
+        begun.append(i)
         if i == 0:
-            while len(self.begun) < 2:
+            while len(begun) < 2:
                 time.sleep(1e-4)
             raise ZeroDivisionError
         try:
-            for _ in range(100_000):
+            for _ in range(100_000):  # which only keeps a failure from hanging
                 checkpoint()
                 time.sleep(1e-4)
         finally:
-            self.ended.append(i)
+            ended.append(i)
 
-
-@pytest.mark.parametrize("how", [{}, {"pool": ThreadPoolExecutor(2)}])
-def test_after_an_exception_nothing_begins_and_what_runs_ends_at_a_checkpoint(how):
-    task = _Endless()
     with pytest.raises(ZeroDivisionError):
         map_threads(task, range(50), 2, **how)
-    assert sorted(task.begun) == [0, 1]
-    assert task.ended == [1]
+    assert sorted(begun) == [0, 1]
+    assert ended == [1]
     assert map_threads(lambda i: i, range(5), 2, **how) == list(range(5))  # threads that stay go on
 
 

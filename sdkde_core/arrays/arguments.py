@@ -1,10 +1,8 @@
 """The user's arrays: recognised, validated once, and brought to one place.
 
 Host data of every kind becomes NumPy, without a copy where possible. Data on a device stays there, in its own array
-library, through the array API; a backend that wants another library or device gets a conversion from the core.
-
-Every look at a number on a device waits for the device, so there are few: the weights are looked at once. Whether all
-points are finite shows in their extent, on devices and on the host, and the plan reads that anyway.
+library, through the array API. Every look at a number there waits for the device, so there are few: whether all points
+are finite shows in their extent, which the plan reads anyway.
 """
 
 from __future__ import annotations
@@ -20,18 +18,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj, is_torch_array, to_device
 from array_api_compat import device as device_of
 
-from .places import (
-    Origin,
-    detached,
-    device_name,
-    from_host,
-    grad_enabled,
-    has_float64,
-    is_attached,
-    look,
-    to_host,
-    with_room,
-)
+from .places import Origin, detached, device_name, from_host, has_float64, is_attached, look, to_host, with_room
 
 #: With at least so many numbers, host data are copied to the GPU that the caller named before they are validated.
 LARGE = 1 << 18
@@ -40,7 +27,7 @@ _HOST = Origin()
 
 
 def refuse_masked(name: str, value: Any) -> None:
-    """Raise TypeError for a masked array, or a list of some: as a plain array it would lose its mask in silence."""
+    """Raise TypeError for a masked array, or a list of some: as a plain array it would lose its mask."""
     rows = value if isinstance(value, list | tuple) else (value,)
     if any(isinstance(row, np.ma.MaskedArray) for row in rows):
         raise TypeError(f"{name} is a masked array; pass a plain array of the rows that count")
@@ -48,8 +35,6 @@ def refuse_masked(name: str, value: Any) -> None:
 
 def is_dask(value: Any) -> bool:
     """Whether this is a Dask array; Dask is not imported for that."""
-    if "dask.array" not in sys.modules:
-        return False
     return type(value).__module__.startswith("dask.array.") and hasattr(value, "chunks")
 
 
@@ -75,7 +60,7 @@ def refuse_dask(name: str, value: Any) -> None:
 
 def numbers(name: str, value: Any) -> np.ndarray:
     """Return an argument that is real numbers, of any shape, on the host, as float64."""
-    return np.asarray(to_host(Argument.of(name, value).array), dtype=np.float64)
+    return Argument.of(name, value).at(_HOST)
 
 
 class _Refused(TypeError):
@@ -94,7 +79,7 @@ class Argument(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Plain numbers, as messages show them, whatever the library has."""
+        """The shape in plain numbers, whatever the library has."""
         return tuple(self.array.shape)
 
     @classmethod
@@ -107,7 +92,7 @@ class Argument(NamedTuple):
             return value
         refuse_dask(name, value)
         if getattr(value, "requires_grad", False):
-            if grad_enabled() or not is_attached(value):  # within no_grad, values alone are wanted
+            if not is_attached(value) or sys.modules["torch"].is_grad_enabled():  # in no_grad, values are wanted
                 raise TypeError(
                     f"{name} requires grad, and only estimate, debias and grad_log_density differentiate, by methods "
                     f"other than 'stacked', without coordinates, support, out, progress; pass {name}.detach(), or call "
@@ -246,24 +231,13 @@ def ingest(
         query = q.at(place) if q.array.shape[0] else train[:0, :]
         query = query[:, None] if query.ndim == 1 else query
     device = "cpu" if here else device_name(train)
-    return Data(
-        train=train,
-        query=query,
-        log_weights=None if w is None else _weighed(w.at(place)),
-        dtype=max(x.dtype, (q or x).dtype),  # "float64" > "float32"
-        origin=(q or x).origin,
-        device=device,
-        came_from=device if on_device else "cpu",
-        unchecked=check_finite,
-        names=x.names,
-    )
+    came_from, weighed = device if on_device else "cpu", None if w is None else _weighed(w.at(place))
+    dtype, origin = max(x.dtype, (q or x).dtype), (q or x).origin  # "float64" > "float32"
+    return Data(train, query, weighed, dtype, origin, device, came_from, unchecked=check_finite, names=x.names)
 
 
 def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) -> None:
-    """Validate a query's shape and its columns' names against train, (n, d); none of the query's values is read.
-
-    Raises as :func:`ingest` does.
-    """
+    """Refuse a query whose shape or columns' names do not fit train, (n, d); none of its values is read."""
     if names and query.names:
         check_names(names, query.names)
     shape = tuple(query.array.shape)
@@ -311,10 +285,7 @@ def columns_are_points(n: int, d: int, *names: str) -> str:
 
 
 def check_names(train: tuple[str, ...], query: tuple[str, ...]) -> None:
-    """Refuse columns that have other names than train's, or another order: no names fit any.
-
-    Columns are not brought into order here: what numbers per column mean, in a bandwidth or a result, would be unclear.
-    """
+    """Refuse columns that have other names than train's, or another order; columns without names fit any."""
     if not (train and query) or train == query:
         return
     texts = [", ".join(names if len(names) <= 10 else (*names[:9], f"… ({len(names)})")) for names in (query, train)]

@@ -41,7 +41,6 @@ class Origin:
 
     @property
     def address(self) -> tuple[str, str, bool]:
-        """What :meth:`at` takes."""
         return "" if self.xp is None else self.xp.__name__, str(self.device), self.on_host
 
     @staticmethod
@@ -111,14 +110,7 @@ def from_host(x: np.ndarray, xp: Any, device: Any) -> Any:
     return xp.asarray(x if plain and (x.flags.writeable or copied) else np.array(x, order="C"), device=device)
 
 
-def grad_enabled() -> bool:
-    """Whether PyTorch records what is done with tensors that require grad; it is not imported for this."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.is_grad_enabled()
-
-
 def is_attached(x: Any) -> bool:
-    """Whether ``x`` is a tensor that requires grad."""
     return getattr(x, "requires_grad", False) is True and is_torch_array(x)
 
 
@@ -208,8 +200,7 @@ quiet = np.errstate(all="ignore")
 def public(function: Callable[P, R]) -> Callable[P, R]:
     """Make ``function`` :func:`quiet`, and break PyTorch's graphs at its call: nothing within is traced.
 
-    Of an estimate PyTorch would compile some 250 frames, which takes it ten seconds, turn NumPy into tensors, warn of
-    caches, and fail in kernels. PyTorch is not imported for this: without its tracer nobody traces.
+    Tracing takes ten seconds, and fails in kernels. PyTorch is not imported for this: without its tracer nobody traces.
     """
     outside: Any = None
 

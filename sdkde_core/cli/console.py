@@ -21,17 +21,13 @@ from ..storage import remove_temporaries
 
 
 class _Refused(click.ClickException):
-    """One line on standard error, and exit status 2."""
-
     exit_code = 2
 
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Turn an expected error, click's own included, into one line, and what sdkde warns of into another.
-
-    Any other error is a bug and keeps its traceback.
-    """
+    """Turn an error that users can correct into one line, and what sdkde warns of into another."""
+    correctable = click.ClickException, OSError, ValueError, TypeError, BackendUnavailable, ImportError, MemoryError
     try:
         with warnings.catch_warnings():
             otherwise = warnings.showwarning
@@ -46,13 +42,11 @@ def _one_line() -> Iterator[None]:
             yield
     except BrokenPipeError:  # the reader of a pipe has left: click ends quietly
         raise
-    except click.ClickException as error:
-        raise _Refused(_flat(error.format_message())) from error
-    except OSError as error:
-        where = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-        raise _Refused(_flat(where)) from error
-    except (ValueError, TypeError, BackendUnavailable, ImportError, MemoryError) as error:  # what users can correct
-        raise _Refused(_flat(str(error)) or type(error).__name__) from error
+    except correctable as error:
+        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            text = f"{error.filename}: {error.strerror}"
+        raise _Refused(_flat(text) or type(error).__name__) from error
 
 
 def _flat(text: str) -> str:
@@ -63,11 +57,10 @@ def _flat(text: str) -> str:
 def _signals() -> Iterator[None]:
     """End a command after SIGINT, SIGTERM or SIGHUP with 128 plus the signal's number as the exit status.
 
-    An exception lets half-written files be removed. Python drops one that is raised where nobody can catch it, in a
-    destructor say, and waits for threads at the end. So what has not ended in time is ended here, and a second signal
-    ends it at once. Signals that are ignored, as nohup has it, stay so.
+    An exception lets half-written files be removed. It may be lost in a destructor, or Python wait for threads: so a
+    command ends after three seconds, or after a second signal. Signals that are ignored, as nohup has it, stay so.
     """
-    received: list[int] = []
+    received, before = list[int](), dict[int, Any]()
 
     def end() -> None:
         for child in multiprocessing.active_children():
@@ -85,17 +78,15 @@ def _signals() -> Iterator[None]:
 
     patience = threading.Timer(3.0, end)
     patience.daemon = True
-    main = threading.current_thread() is threading.main_thread()
-    known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if main and hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in known}
-    taken = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
-    for number in taken:
-        signal.signal(number, stop)
+    if threading.current_thread() is threading.main_thread():
+        for number in (getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)):
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, stop)
     try:
         yield
     finally:
-        for number in taken:
-            signal.signal(number, before[number])
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if received:
             raise SystemExit(received[0]) from None
 
@@ -139,7 +130,6 @@ class Argument(click.Argument):
 
 
 def together(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return several options as one decorator; ``--help`` lists them in this order."""
     return lambda command: functools.reduce(lambda made, decorator: decorator(made), reversed(decorators), command)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,18 +14,10 @@ from ..arrays import Array
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..estimator.request import METHODS
-from ..files import FileError, no_folder
+from ..files import FileError, check_folder
 from ..interop.plots import COLOURS, DARK, STYLE, contours, moves
 from ..messages import optional
 from ..storage import write_atomically
-
-
-class Score(NamedTuple):
-    """What a method makes of the held-out digits at every factor, and last at its own bandwidth."""
-
-    logs: Array  # (bandwidths, images) log densities; NaN where one is not positive
-    bandwidth: Bandwidth  # the method's own
-    multiple: float  # of Silverman's
 
 
 def run_demo(output: Path, backend: str, echo: Callable[[str], Any]) -> None:
@@ -38,8 +30,7 @@ def run_demo(output: Path, backend: str, echo: Callable[[str], Any]) -> None:
     from sklearn.decomposition import PCA
     from sklearn.model_selection import train_test_split
 
-    if not output.parent.is_dir():
-        raise no_folder(output)
+    check_folder(output)
     if output.suffix.lstrip(".").lower() not in FigureCanvasBase.filetypes:
         raise FileError(f"{output}: unknown extension {output.suffix!r}; pass one of .png, .pdf, .svg")
     with pyplot.rc_context(STYLE):
@@ -51,13 +42,14 @@ def run_demo(output: Path, backend: str, echo: Callable[[str], Any]) -> None:
         train, test, _, images = train_test_split(digits.data, digits.images, test_size=0.2, random_state=0)
         project = PCA(16).fit(train)
         train, test = project.transform(train), project.transform(test)
-        scores = _digits(likelihoods.subplots(2, 1, sharex=True, height_ratios=[2.2, 1]), train, test, backend, echo)
-        _passes(train, test, scores, backend, echo)
+        upper_lower = likelihoods.subplots(2, 1, sharex=True, height_ratios=[2.2, 1])
+        own, logs = _digits(upper_lower, train, test, backend, echo)
+        _passes(train, test, own, backend, echo)
         fit = prepare(train[:, :2], bandwidth="auto", backend=backend)
         axes = moves(fit, train[:, :2], ax=contours(fit, ax=plane.subplots()))
         axes.set(xlabel="first principal component of the digits", ylabel="second")
         axes.set_title("sdkde: each sample moves half a mean-shift step", loc="left", fontweight="bold")
-        _ends(ends, images, scores["sdkde"].logs[-1])
+        _ends(ends, images, logs["sdkde"][-1])
         with write_atomically(output) as temporary, temporary.open("wb") as file:
             figure.savefig(file, format=output.suffix.lstrip("."), dpi=120)
         pyplot.close(figure)
@@ -75,19 +67,18 @@ def _example(axes: Any, backend: str, echo: Callable[[str], Any]) -> None:
     samples = rng.choice([-1.5, 1.5], 4000) + 0.5 * rng.normal(size=4000)
     points = np.linspace(-4, 4, 801)
     truth = sum(np.exp(-2 * (points - mode) ** 2) for mode in (-1.5, 1.5)) / np.sqrt(2 * np.pi)
-    base = resolve("silverman", samples[:, None])
-    silverman = estimate(samples, points, method="kde", bandwidth=base, backend=backend)
-    rows = [("kde, Silverman's rule", "kde, Silverman's h", 1.0, silverman, {"color": DARK, "lw": 1.2, "ls": ":"})]
+    base: Any = resolve("silverman", samples[:, None])
+    rows = [("kde, Silverman's rule", "kde, Silverman's h", "kde", base, {"color": DARK, "lw": 1.2, "ls": ":"})]
     for method in METHODS:
-        fit = prepare(samples, method=method, bandwidth="auto", backend=backend)
         line = {"color": COLOURS[method], **({"lw": 1.2, "ls": "--"} if method == "laplace" else {"lw": 2.2})}
-        name = f"{method}, its own bandwidth"
-        rows.append((name, method, _over(fit.bandwidth, base), fit.estimate(points), line))
+        rows.append((f"{method}, its own bandwidth", method, method, "auto", line))
     echo("Two normals, 4000 samples, the density known. h in units of Silverman's; ISE: integrated squared error.")
     echo(f"{'':26} {'h':>5} {'ISE × 1000':>11}   mass below zero")
     upper, lower = axes
     upper.fill_between(points, truth, color="#e9ecef", label="true density")
-    for name, label, multiple, values, line in rows:
+    for name, label, method, bandwidth, line in rows:
+        fit = prepare(samples, method=method, bandwidth=bandwidth, backend=backend)
+        multiple, values = _over(fit.bandwidth, base), fit.estimate(points)
         error, below = (0.01 * float(x.sum()) for x in ((values - truth) ** 2, np.maximum(-values, 0)))
         echo(f"{name:26} {multiple:5.2f} {1e3 * error:11.2f}   {below:.2%}")
         upper.plot(points, values, **line)
@@ -102,19 +93,20 @@ def _example(axes: Any, backend: str, echo: Callable[[str], Any]) -> None:
     lower.legend(frameon=False, fontsize=9, title=title, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=4)
 
 
-def _digits(axes: Any, train: Array, test: Array, backend: str, echo: Callable[[str], Any]) -> dict[str, Score]:
-    """Score every method at multiples of Silverman's bandwidth and at its own."""
-    factors, silverman, scores = np.geomspace(0.4, 2.4, 13), resolve("silverman", train), {}
+def _digits(
+    axes: Any, train: Array, test: Array, backend: str, echo: Callable[[str], Any]
+) -> tuple[dict[str, Bandwidth], dict[str, Array]]:
+    """Return each method's own bandwidth, and its log densities: by multiple of Silverman's, and last at its own."""
+    factors, silverman = np.geomspace(0.4, 2.4, 13), resolve("silverman", train)
+    own = {method: prepare(train, method=method, bandwidth="auto", backend=backend).bandwidth for method in METHODS}
+    over, logs = {method: _over(h, silverman) for method, h in own.items()}, {}
     for method in METHODS:
-        own = prepare(train, method=method, bandwidth="auto", backend=backend).bandwidth
+        asked = [*(silverman.scaled(factor) for factor in factors), own[method]]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # the table has Laplace's negative values
             how: Any = {"method": method, "log": True, "backend": backend}
-            asked = [*(silverman.scaled(factor) for factor in factors), own]
-            logs = np.array([estimate(train, test, bandwidth=h, **how) for h in asked])
-        scores[method] = Score(logs, own, _over(own, silverman))
-    kde, sdkde = (scores[method].logs.mean(axis=1) for method in ("kde", "sdkde"))
-    laplace, missed = scores["laplace"].multiple, np.isnan(scores["laplace"].logs).mean(axis=1)
+            logs[method] = np.array([estimate(train, test, bandwidth=h, **how) for h in asked])
+    kde, sdkde, missed = logs["kde"].mean(axis=1), logs["sdkde"].mean(axis=1), np.isnan(logs["laplace"]).mean(axis=1)
     n, d = train.shape
     echo(f"Handwritten digits: {n} training and {len(test)} held-out images in {d} principal dimensions.")
     echo("Mean held-out log-likelihood, nats per image; h in units of Silverman's. * with the method's own bandwidth,")
@@ -122,33 +114,30 @@ def _digits(axes: Any, train: Array, test: Array, backend: str, echo: Callable[[
     echo(f"{'h':>6}  {'kde':>8}  {'sdkde':>8}    laplace: images where its density is not positive")
     for factor, left, right, share in zip(factors, kde, sdkde, missed):
         echo(f"{factor:6.2f}  {left:8.2f}  {right:8.2f}    {share:.1%}")
-    best = (
-        f"kde {kde[-1]:.2f}* at {scores['kde'].multiple:.2f}, sdkde {sdkde[-1]:.2f}* at {scores['sdkde'].multiple:.2f}"
-    )
-    echo(f"{best}; laplace {missed[-1]:.1%} not positive at {laplace:.2f}\n")
+    best = f"kde {kde[-1]:.2f}* at {over['kde']:.2f}, sdkde {sdkde[-1]:.2f}* at {over['sdkde']:.2f}"
+    echo(f"{best}; laplace {missed[-1]:.1%} not positive at {over['laplace']:.2f}\n")
     upper, lower = axes
     for method, means in (("kde", kde), ("sdkde", sdkde)):
         upper.plot(factors, means[:-1], color=COLOURS[method], label=method, lw=2.2)
-        upper.plot(scores[method].multiple, means[-1], "o", color=COLOURS[method], ms=9, mec="white")
+        upper.plot(over[method], means[-1], "o", color=COLOURS[method], ms=9, mec="white")
     upper.plot([], [], "o", color=DARK, ms=9, mec="white", label="its own bandwidth")
     top = max(kde[:-1].max(), sdkde[:-1].max())
     upper.set(ylim=(top - 7, top + 1), ylabel="nats per image", xscale="log")
     upper.set_title("Held-out log-likelihood of digits in 16 dimensions", loc="left", fontweight="bold")
     upper.legend(frameon=False, loc="lower center")
     lower.plot(factors, 100 * missed[:-1], color=COLOURS["laplace"], lw=2.2)
-    lower.plot(laplace, 100 * missed[-1], "o", color=COLOURS["laplace"], ms=9, mec="white")
+    lower.plot(over["laplace"], 100 * missed[-1], "o", color=COLOURS["laplace"], ms=9, mec="white")
     lower.set(xlabel="bandwidth / Silverman's", ylabel="% of the images", ylim=(0, None))
     lower.set_title("laplace is signed: not positive at", loc="left", fontsize=10, color=COLOURS["laplace"])
     lower.xaxis.set_major_formatter("{x:g}")
     lower.set_xticks([0.4, 0.6, 1.0, 1.5, 2.4], minor=False)
     lower.minorticks_off()
-    return scores
+    return own, logs
 
 
-def _passes(train: Array, test: Array, scores: dict[str, Score], backend: str, echo: Callable[[str], Any]) -> None:
-    """Print the backend and the times of each method at its own bandwidth."""
-    for method, score in scores.items():
-        e = explain(train, test, method=method, bandwidth=score.bandwidth, backend=backend, measure=True)
+def _passes(train: Array, test: Array, own: dict[str, Bandwidth], backend: str, echo: Callable[[str], Any]) -> None:
+    for method, bandwidth in own.items():
+        e = explain(train, test, method=method, bandwidth=bandwidth, backend=backend, measure=True)
         if method == METHODS[0]:
             echo(f"backend: {e.backend} on {e.device}, {e.reason}")
             for c in e.candidates:
@@ -159,7 +148,6 @@ def _passes(train: Array, test: Array, scores: dict[str, Score], backend: str, e
 
 
 def _ends(figure: Any, images: Array, log_density: Array) -> None:
-    """Draw the held-out images of the highest and of the lowest density."""
     order = np.argsort(-log_density)
     figure.suptitle("Held-out digits of highest, lowest density", x=0.02, ha="left", fontsize=12, fontweight="bold")
     for place, (axes, i) in enumerate(zip(figure.subplots(6, 8).ravel(), [*order[:24], *order[-24:]])):

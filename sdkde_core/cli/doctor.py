@@ -25,12 +25,11 @@ def sections() -> Iterator[tuple[str, Sequence[Sequence[str]]]]:
     yield "environment", here
     yield "versions", list(_versions())
     cpu, failure = ask(hardware.cpu)
-    if failure:  # SDKDE_NUM_THREADS
-        yield "devices", [("cpu", failure), *_gpus()]
-    else:
+    devices = [("cpu", failure)]  # SDKDE_NUM_THREADS
+    if not failure:
         rates = f"{cpu.matrix_flops['float32'] / 1e9:.3g} GFLOP/s in float32, {cpu.exps / 1e9:.3g} G exp/s"
-        rates += f", {cpu.bandwidth / 1e9:.3g} GB/s"
-        yield "devices", [("cpu", cpu.name), ("", rates), ("", cpu.source), *_gpus()]
+        devices = [("cpu", cpu.name), ("", f"{rates}, {cpu.bandwidth / 1e9:.3g} GB/s"), ("", cpu.source)]
+    yield "devices", [*devices, *_gpus()]
     rows = []
     for record in registry.records():
         rows.append((record.name, "-", record.status, record.reason))
@@ -62,8 +61,7 @@ def _gpus() -> list[tuple[str, str]]:
 
         memory = hardware.ask_nvml(size, "memory not known: pip install nvidia-ml-py")
         card = hardware.card(f"cuda:{i}")
-        known = f"rates: {card.source}" if card else "rates not known: no predicted times"
         rows.append((f"cuda:{i}", f"{name}, driver {hardware.driver_version()}, {memory}"))
-        rows.append(("", known))
+        rows.append(("", f"rates: {card.source}" if card else "rates not known: no predicted times"))
     unseen = hardware.may_have_driver() and importlib.util.find_spec("pynvml") is None
     return rows or [("gpu", "none found" + "; those of NVIDIA need: pip install nvidia-ml-py" * unseen)]

@@ -17,7 +17,7 @@ import numpy as np
 from .. import __version__, api
 from ..arrays import Argument as Given
 from ..bandwidth.rules import RULES
-from ..estimator.batches import answered, batch_rows
+from ..estimator.batches import Advance, answered, batch_rows, watched
 from ..estimator.density import undefined
 from ..estimator.explanation import explained
 from ..estimator.prepared import fit
@@ -215,7 +215,6 @@ def _by_batches(
 def _by_shards(
     request: Request, train: Source, query: Source | None, output: str, log: bool, quiet: bool, **how: Any
 ) -> tuple[int, int, str]:
-    """The same from samples that are read shard by shard."""
     with ExitStack() as kept:
         job = job_of(kept, request, train, query, log=log, **how)
         plan, rows = job.plan, job.plan.last.m
@@ -339,19 +338,16 @@ def _shape(text: str) -> tuple[int, ...] | None:
 
 
 @contextmanager
-def _progress(steps: int, *, hidden: bool) -> Iterator[Callable[[int], None]]:
+def _progress(steps: int, *, hidden: bool) -> Iterator[Advance | None]:
     """Yield a function to call with every number of rows done: on a terminal, after a second it draws a bar."""
-    start, done, shown = time.perf_counter(), 0, not hidden and sys.stderr.isatty()
-    bar: Any = None
+    start, shown, bars = time.perf_counter(), not hidden and sys.stderr.isatty(), list[Any]()
 
-    def advance(rows: int) -> None:
-        nonlocal done, bar
-        done += rows
-        if bar is not None:
-            bar.update(rows)
-        elif shown and time.perf_counter() - start > 1:
-            bar = stack.enter_context(click.progressbar(length=steps, label="sdkde", file=sys.stderr, show_pos=True))
-            bar.update(done)
+    def show(done: int, rows: int) -> None:
+        if shown and not bars and time.perf_counter() - start > 1:
+            made = click.progressbar(length=rows, label="sdkde", file=sys.stderr, show_pos=True)
+            bars.append(stack.enter_context(made))
+        for bar in bars:
+            bar.update(done - bar.pos)
 
-    with ExitStack() as stack:
+    with ExitStack() as stack, watched(show, steps) as advance:
         yield advance

@@ -1,12 +1,8 @@
 """One reduction over fixed columns, for any rows.
 
-Besides, ``estimator.straight`` (tensors on CUDA devices) and ``bandwidth.sample`` (left-out sums) call backends.
-
-Columns of weight zero are dropped (and stay rows). Outliers are summed apart: by the backend's slower formula where it
-has one, else by direct differences. Where the device's memory does not suffice, the rows are cut.
-
-Of problems that require ``"grad"`` or ``"kernel"`` nothing is taken off: a backend with that feature holds at any
-extent. With ``"grad"`` nothing is dropped either, as the derivative by a weight of zero is not zero.
+Columns of weight zero are dropped, but for ``"grad"``, as the derivative by such a weight is not zero. Outliers are
+summed apart, but for ``"grad"`` and ``"kernel"``: by the backend's slower formula where it has one, else by direct
+differences. Where the device's memory does not suffice, the rows are cut.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ Range = tuple[int, int]
 class _Packed(NamedTuple):
     """Some of the columns as a backend holds them."""
 
-    backend: Backend
+    backend: Any  # a Backend, or Exact
     problem: Problem  # its n is theirs, its extent the largest that the state serves
     columns: Columns
     state: Any
@@ -42,23 +38,23 @@ class _Packed(NamedTuple):
 class PackedColumns:
     """The columns of one reduction, packed when rows first need them.
 
-    Rows that reach beyond the columns have these packed for the next power of two of the extent; the last states used
-    are kept. Which states serve a batch follows from the batch and the columns alone, so its bits do not depend on the
-    batches before. The problem's m is how many rows to expect, its extent bounds the columns. ``shared``: calls may
-    come from several threads and CUDA streams. Raises OutOfReach where columns or rows are beyond the backend's reach.
+    Rows that reach beyond the columns have these packed for the next power of two of the extent, whatever batches came
+    before. The problem's m is how many rows to expect, its extent bounds the columns. ``shared``: calls may come from
+    several threads and CUDA streams. Raises OutOfReach where columns or rows are beyond the backend's reach.
     """
 
     def __init__(
         self, backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
     ) -> None:
         self._points = columns.points  # those of weight zero too, which are rows all the same
+        self.n = int(columns.points.shape[0])
         self._backend, self._info, self._columns, self._shared = backend, info, columns, shared
         if "weights" in problem.requires and "grad" not in problem.requires:
             nothing = columns.log_weights == -math.inf
             without = look(int, count(nothing))
             if without:
                 self._columns = take_columns(columns, marked_last(nothing)[: nothing.shape[0] - without])
-        n, self._all_carry = self._columns.points.shape[0], self._columns is columns
+        n, self._all_carry = int(self._columns.points.shape[0]), self._columns is columns
         # A backend may reach farther where the rows are the columns themselves: then the limit is that one.
         self._limit_of_own = problem.same and self._all_carry and not shared
         self._limit = limit_of(info, with_fields(problem, n=n, same=self._limit_of_own))
@@ -81,13 +77,13 @@ class PackedColumns:
         Rows are ``queries`` (m, d) float64, or the points, or those from ``some[0]`` to ``some[1]``. ``distances`` (m,)
         are the rows' from the origin, where known, and ``extent`` bounds them (None: the problem's).
         """
-        same, rows, n = queries is None, queries, self._points.shape[0]
+        same, rows = queries is None, queries
         if same:
-            start, stop = some or (0, n)
-            rows = self._points[start:stop, :] if stop - start < n else self._points
+            start, stop = some or (0, self.n)
+            rows = self._points[start:stop, :] if stop - start < self.n else self._points
         extent, m = self._problem.extent if extent is None else extent, rows.shape[0]
         # The column that the first row is, where the rows are columns: some backends gain by that.
-        own = start if same and self._all_carry and (m == n or "range" in self._info.features) else None
+        own = start if same and self._all_carry and (m == self.n or "range" in self._info.features) else None
         if self._limit_of_own and own is None:
             return self._as_query.reduce(queries, some=some, distances=distances, extent=extent)
         if max(extent, self._problem.extent) <= self._limit and self._all_carry:  # as nearly always
@@ -95,7 +91,7 @@ class PackedColumns:
             return self._sum([self._packed("all", self._backend, reach)], rows, own), 0
         far, m_far, before = self._far_rows(rows, distances, extent, own)
         together = self._in_one(extent, m_far, m)
-        apart = 0 if together else max(m_far, self.n_far) if same else m_far + self.n_far
+        apart = 0 if together else max(m_far, self.far.n) if same else m_far + self.far.n
         if together:
             return self._sum([self._packed("all", self._backend, self._stepped(extent))], rows, own), 0
         if own is not None:
@@ -111,8 +107,8 @@ class PackedColumns:
 
     def _far_rows(self, rows: Any, distances: Any, extent: float, start: int | None) -> tuple[Any, int, int]:
         """Which rows are far (None: none), how many, and how many far columns come before the first row, ``start``."""
-        if start is not None and self._far is not None:
-            far, ahead = self._far.mask[start : start + rows.shape[0]], self._far.mask[:start]
+        if start is not None and self.far.n:
+            far, ahead = self.far.mask[start : start + rows.shape[0]], self.far.mask[:start]
             return far, *look(lambda *numbers: (int(numbers[0]), int(numbers[1])), count(far), count(ahead))
         if start is not None or extent <= self._limit:
             return None, 0, 0
@@ -126,27 +122,21 @@ class PackedColumns:
         near = self._all_carry and problem.extent <= self._limit and "grad" not in problem.requires
         return self._packed("all", self._backend, problem.extent) if near else None
 
-    @property
-    def n(self) -> int:
-        """How many points there are, those of weight zero among them."""
-        return int(self._points.shape[0])
-
     @functools.cached_property
     def takes_pairs(self) -> bool:
         """Whether all points are to be summed by blocks of pairs: the backend computes each pair once."""
-        n, requires, mean = self._problem.n, self._problem.requires, self._problem.reduction is Reduction.MEAN
-        if not self._limit_of_own or not mean or requires - {"weights"} or not self.n_near:
+        requires, mean = self._problem.requires, self._problem.reduction is Reduction.MEAN
+        if not self._limit_of_own or not mean or requires - {"weights"} or self.far.n == self.n:
             return False
         extent = min(self._problem.extent, self._limit)
-        asked = with_fields(self._problem, m=n, same=True, requires=requires | {"pairs"}, extent=extent)
+        asked = with_fields(self._problem, m=self.n, same=True, requires=requires | {"pairs"}, extent=extent)
         able = "pairs" in self._info.features and self._info.supports(asked).ok
-        return able and not (self.n_far and self._in_one(self._problem.extent, self.n_far, n))
+        return able and not (self.far.n and self._in_one(self._problem.extent, self.far.n, self.n))
 
     def reduce_pairs(self, rows: Range, columns: Range) -> tuple[Partial, Partial]:
         """Reduce two ranges of the near points, each over the other; see :class:`~sdkde_core.protocol.PairsBackend`."""
         backend: Any = self._backend  # which is a PairsBackend
-        which, extent = "near" if self.n_far else "all", min(self._problem.extent, self._limit)
-        packed = self._packed(which, self._backend, extent)
+        packed = self._packed("near", self._backend, min(self._problem.extent, self._limit))
         problem, points = with_fields(packed.problem, m=packed.problem.n, same=True), packed.columns.points
         sides = call(self._info, problem, backend.reduce_pairs, packed.state, rows, columns, inputs=[points])
         found = [
@@ -157,14 +147,13 @@ class PackedColumns:
 
     def reduce_apart(self, rows: Range, columns: Range) -> Partial:
         """Reduce a range of the points, near ones first: over the outliers, or over all columns, as the range says."""
-        assert self._far is not None
-        picked = take_rows(self._points, marked_last(self._far.mask)[slice(*rows)])
+        picked = take_rows(self._points, marked_last(self.far.mask)[slice(*rows)])
         which, extent = ("far", 0.0) if columns[0] else ("all", self._problem.extent)
         return self._sum([self._packed(which, *self._reaching(extent))], picked)
 
     def in_order(self, near_first: Partial) -> Partial:
-        """Return sums of all points as the points came, of those with near ones first."""
-        return near_first if self._far is None else undo(near_first, marked_last(self._far.mask))
+        """Return the sums of all points in the points' order, from those with near points first."""
+        return undo(near_first, marked_last(self.far.mask)) if self.far.n else near_first
 
     @functools.cached_property
     def _as_query(self) -> PackedColumns:
@@ -172,25 +161,9 @@ class PackedColumns:
         return PackedColumns(self._backend, self._info, self._problem, self._columns)
 
     @functools.cached_property
-    def _far(self) -> Outliers | None:
-        """The columns that are outliers; None where there is none."""
-        beyond = self._problem.extent > self._limit
-        return find_outliers(self._problem, self._columns, self._limit) if beyond else None
-
-    @property
-    def n_far(self) -> int:
-        """How many columns are outliers."""
-        return self._far.n if self._far else 0
-
-    @property
-    def n_near(self) -> int:
-        """How many columns are not outliers."""
-        return self._problem.n - self.n_far
-
-    @property
-    def far_adds(self) -> bool:
-        """Whether outliers may add something to near rows."""
-        return self._far is not None and not self._far.negligible
+    def far(self) -> Outliers:
+        """The columns that are outliers."""
+        return find_outliers(self._problem, self._columns, self._limit)
 
     def _in_one(self, extent: float, m_far: int, m: int) -> bool:
         """Whether the backend is to sum all rows over all columns at once, none of them apart."""
@@ -198,16 +171,14 @@ class PackedColumns:
         if reach <= self._limit:
             return True
         problem = with_fields(self._problem, extent=reach)
-        return within_limit(self._info, problem, pair_share(m_far, m, self.n_far, problem.n)) is problem
+        return within_limit(self._info, problem, pair_share(m_far, m, self.far.n, problem.n)) is problem
 
     def _for_near(self) -> list[_Packed]:
         """What near rows are summed over: near columns, and outliers where these may add something."""
-        if self._far is None:
-            return [self._packed("all", self._backend, self._limit)]
-        near = [self._packed("near", self._backend, self._limit)] if self.n_near else []
-        return [*near, self._packed("far", *self._reaching(0.0))] if self.far_adds or not near else near
+        near = [self._packed("near", self._backend, self._limit)] if self.far.n < self._problem.n else []
+        return near if near and self.far.negligible else [*near, self._packed("far", *self._reaching(0.0))]
 
-    def _reaching(self, extent: float) -> tuple[Backend, float]:
+    def _reaching(self, extent: float) -> tuple[Any, float]:
         """What sums rows within ``extent``, and the extent to pack for: the backend if it reaches so far, or Exact."""
         extent = self._stepped(extent)
         reached = self._info.supports(with_fields(self._problem, extent=extent)).ok
@@ -222,14 +193,17 @@ class PackedColumns:
             wider = min(wider, self._limit)
         return wider if self._info.supports(with_fields(self._problem, extent=wider)).ok else extent
 
-    def _packed(self, which: str, backend: Backend, extent: float) -> _Packed:
+    def _packed(self, which: str, backend: Any, extent: float) -> _Packed:
+        """The columns, ``"all"`` or those that are ``"near"`` or ``"far"``, as a backend has them for an extent."""
+        far = self.far.n if which != "all" else 0
+        which = which if far else "all"
         with self._lock:
             packed = self._states.pop((which, extent), None)
             if packed is None:
                 columns = self._columns
-                if which != "all" and self._far is not None:
-                    order = marked_last(self._far.mask)
-                    columns = take_columns(columns, order[: self.n_near] if which == "near" else order[self.n_near :])
+                if far:
+                    order = marked_last(self.far.mask)
+                    columns = take_columns(columns, order[:-far] if which == "near" else order[-far:])
                 problem = with_fields(self._problem, n=columns.points.shape[0], extent=extent)
                 if backend is self._backend and (self._shared or extent > self._problem.extent):
                     support = self._info.supports(problem)
@@ -278,17 +252,9 @@ class PackedColumns:
 def reduce_pass(
     backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, queries: Any = None
 ) -> Partial:
-    """Run one reduction through a backend as the core does it.
+    """Run one reduction through a backend as the core does it, over columns whose log weights may be −inf.
 
-    Parameters
-    ----------
-    backend, info : Backend, BackendInfo
-    problem : Problem
-        Its extent bounds rows and columns.
-    columns : Columns
-        As the protocol has them, but log weights may be −inf.
-    queries : (m, d) float64 array, optional
-        None: the points.
+    Rows are ``queries``, (m, d) float64, or the points; the problem's extent bounds rows and columns.
     """
     with np.errstate(all="ignore"):  # the public functions see to it themselves
         return PackedColumns(backend, info, problem, columns).reduce(queries)[0]

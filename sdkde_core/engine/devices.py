@@ -35,27 +35,21 @@ def current_stream(device: int) -> int:
 
 def captures(x: Any) -> bool:
     """Whether x is a CUDA tensor, and its user captures a CUDA graph on the current stream."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not isinstance(x, torch.Tensor):
-        return False
-    return bool(x.is_cuda and torch.cuda.is_current_stream_capturing())
+    return bool(getattr(x, "is_cuda", False) and sys.modules["torch"].cuda.is_current_stream_capturing())
 
 
 class memory_errors:  # a generator would take ten times as long
     """Raise :class:`DeviceOutOfMemory` for any library's error that says that memory does not suffice."""
 
-    def __enter__(self) -> None:
-        pass
+    def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, DeviceOutOfMemory):
-            return
-        if isinstance(error, MemoryError):
-            raise DeviceOutOfMemory(str(error)) from error
+        short = isinstance(error, MemoryError) and not isinstance(error, DeviceOutOfMemory)
         if isinstance(error, RuntimeError):  # PyTorch's, cuBLAS's, cuFFT's …
-            named = type(error).__name__ == "OutOfMemoryError"  # PyTorch's, whatever it says
-            if named or re.search("out of memory|can't allocate|ALLOC_FAILED|bad_alloc", str(error)):
-                raise DeviceOutOfMemory(str(error)) from error
+            words = f"{type(error).__name__} {error}"
+            short = re.search("OutOfMemoryError|out of memory|can't allocate|ALLOC_FAILED|bad_alloc", words) is not None
+        if short:
+            raise DeviceOutOfMemory(str(error)) from error
 
 
 def without_grad(function: Callable[P, R]) -> Callable[P, R]:
@@ -93,10 +87,7 @@ def in_slabs(compute: Callable[[int, int], Partial], m: int, rows: int) -> Parti
 
 
 class PerStream:
-    """Values made once from tensors, for calls on any CUDA stream: the first on another stream waits for the device.
-
-    Two threads that ask for a value at the same time may both make it; either serves.
-    """
+    """Values made once from tensors, for calls on any CUDA stream: the first on another stream waits for the device."""
 
     def __init__(self) -> None:
         self._made: dict[Any, tuple[Any, set[int]]] = {}  # values, and the streams that find them whole
@@ -110,7 +101,7 @@ class PerStream:
         if key not in self._made:
             if captures(like):
                 return make()  # in memory that is the graph's
-            self._made.setdefault(key, (make(), {stream}))  # of two that make it at once one stays
+            self._made.setdefault(key, (make(), {stream}))  # of two threads that make it at once one's stays
         value, known = self._made[key]
         if stream not in known:
             cuda = sys.modules["torch"].cuda

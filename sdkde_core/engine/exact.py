@@ -1,8 +1,4 @@
-"""The exact path: direct differences in float64 for points beyond the extents that a backend takes.
-
-It serves any array library on any device and every feature, at the price of O(d) memory traffic per pair; the
-passes over many points belong to a backend.
-"""
+"""The exact path: direct differences in float64 for points beyond the extents that a backend takes, in any library."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ from typing import Any, NamedTuple
 
 from array_api_compat import array_namespace
 
-from ..protocol import Columns, Partial, Problem, Reduction, Support
+from ..protocol import Columns, Partial, Problem, Reduction
 from .merge import concatenate, merge, safe_log
 
 #: Numbers in the (rows, columns, d) block of differences: 16 MiB of float64.
@@ -18,10 +14,7 @@ BLOCK = 1 << 21
 
 
 class Exact:
-    """The exact path as a backend, for whatever arrays it is given, where they are."""
-
-    def probe(self, device: str) -> Support:
-        return Support(True, "direct differences")
+    """The exact path with the methods of a backend."""
 
     def prepare(self, problem: Problem, columns: Columns) -> Columns:
         return columns
@@ -31,15 +24,7 @@ class Exact:
 
 
 def reduce_exact(problem: Problem, queries: Any, columns: Columns) -> Partial:
-    """Answer ``problem`` by direct differences.
-
-    Parameters
-    ----------
-    problem : Problem
-        Its reduction, features and d are used; the sizes come from the arrays.
-    queries : (m, d) float64 array
-    columns : Columns
-    """
+    """Answer ``problem``, of which n and m do not matter, for queries (m, d) float64 by direct differences."""
     if "kernel" in problem.requires:  # of such problems nothing is taken off
         raise ValueError(f"the exact path has kernel='gaussian' only, not {problem.kernel!r}")
     m, n, d = queries.shape[0], columns.points.shape[0], max(1, problem.d)

@@ -46,13 +46,10 @@ class Packed(NamedTuple):
     right: Array | None = None
 
     def at(self, which: Any) -> Packed:
-        """Some of the points."""
         return Packed(self.left[which], None if self.right is None else self.right[which])
 
 
 class Formula:
-    """One way of computing exponents."""
-
     def __init__(self, library: Library) -> None:
         self.library = library
 

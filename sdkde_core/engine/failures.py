@@ -45,11 +45,8 @@ def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *argumen
     """Return ``method(problem, *arguments)`` of a backend; what goes wrong in it becomes a :class:`BackendFailed`.
 
     So does a write to its ``inputs``. NumPy's arrays are read-only, and PyTorch counts what is done to a tensor in
-    place. Writing through a pointer shows with :func:`checks_always`.
-
-    A SystemExit is a failure too: a plugin must not end the program. Others' errors pass: interrupts and what else a
-    signal handler raises, cancellation, warnings that the user has made errors, memory that does not suffice: of a
-    backend of tensors that is a DeviceOutOfMemory, whatever library says so.
+    place. Writing through a pointer shows with :func:`checks_always`. A SystemExit is a failure too: a plugin must not
+    end the program. What a signal handler raises, warnings that the user has made errors, and a lack of memory pass.
     """
     counts = [
         (x, x._version)
@@ -73,7 +70,12 @@ def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *argumen
 
 def raise_interrupt(error: BaseException) -> None:
     """Raise an error again that is not a backend's: a signal handler's, or the Ctrl-C that it came of."""
-    if _from_signal_handler(error):
+    codes = []
+    for handler in filter(callable, map(signal.getsignal, signal.valid_signals())):
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        codes.append(getattr(handler if hasattr(handler, "__code__") else type(handler).__call__, "__code__", None))
+    if any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__)):
         raise error
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt):
@@ -82,28 +84,17 @@ def raise_interrupt(error: BaseException) -> None:
         raise cause from None
 
 
-def _from_signal_handler(error: BaseException) -> bool:
-    """Whether a handler of the program's has raised it, which Python runs in the middle of anything."""
-    codes = []
-    for handler in filter(callable, map(signal.getsignal, signal.valid_signals())):
-        while isinstance(handler, functools.partial):
-            handler = handler.func
-        codes.append(getattr(handler if hasattr(handler, "__code__") else type(handler).__call__, "__code__", None))
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
 def checks_always() -> bool:
-    """Whether answers and inputs are checked whatever that costs: the environment variable ``SDKDE_CHECK``."""
+    """Whether answers and inputs are checked whatever that costs: the variable ``SDKDE_CHECK``."""
     return os.environ.get("SDKDE_CHECK", "") not in ("", "0")
 
 
 def read_only(x: Any) -> Any:
     """Return a view of ``x`` that cannot be written to, where its library has such a thing."""
-    if not isinstance(x, np.ndarray):
-        return x
-    view = x.view()
-    view.flags.writeable = False
-    return view
+    if isinstance(x, np.ndarray):
+        x = x.view()
+        x.flags.writeable = False
+    return x
 
 
 def checked(info: BackendInfo, problem: Problem, columns: Columns, rows: Any, partial: Any) -> Partial:
@@ -112,11 +103,14 @@ def checked(info: BackendInfo, problem: Problem, columns: Columns, rows: Any, pa
     NaN is looked for on the host, where that costs nothing, and with :func:`checks_always` on devices too.
     """
     m = rows.shape[0]  # which may be fewer than the problem's m
-    more = {Reduction.MEAN: ("shift",), Reduction.LAPLACE: ("sign", "log_magnitude")}
-    expected = ("log_sum", *more.get(problem.reduction, ()))
+    expected: dict[str, tuple[int, ...]] = {"log_sum": (m,)}
+    if problem.reduction is Reduction.MEAN:
+        expected["shift"] = (m, problem.d)
+    elif problem.reduction is Reduction.LAPLACE:
+        expected |= {"sign": (m,), "log_magnitude": (m,)}
     for name in Partial.__dataclass_fields__:
-        x, shape = getattr(partial, name, None), (m, problem.d) if name == "shift" else (m,)
-        found, wanted = None if x is None else tuple(getattr(x, "shape", ())), shape if name in expected else None
+        x = getattr(partial, name, None)
+        found, wanted = None if x is None else tuple(getattr(x, "shape", ())), expected.get(name)
         if found != wanted:
             what = f"its {name} for {problem.reduction} has shape {found}, not {wanted}"
             raise BackendFailed(info, problem.device, what)

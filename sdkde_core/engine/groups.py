@@ -21,8 +21,6 @@ from ..protocol import Columns, Partial, Problem, with_fields
 from .merge import merge, safe_log, take_columns, take_rows
 from .outliers import count
 
-Pack = Callable[[Problem, Columns], Any]  #: Columns made ready for rows, as PackedColumns has them.
-
 
 class Group(NamedTuple):
     """Columns in bandwidths, with weights that sum to 1, how wide their kernels are, and log of their part π."""
@@ -42,21 +40,16 @@ class Group(NamedTuple):
 
     def raised(self, sums: Partial, d: int) -> Partial:
         """Return sums over the columns, in the group's unit, as its part of the whole."""
-        by, shift, magnitude = self.constant(d), sums.shift, sums.log_magnitude
-        shift = None if shift is None else shift / self.scale
+        by, magnitude = self.log_share - d * math.log(self.scale), sums.log_magnitude
+        shift = None if sums.shift is None else sums.shift / self.scale
         return Partial(sums.log_sum + by, shift, sums.sign, None if magnitude is None else magnitude + by)
 
     def at(self, move: Callable[[Any], Any]) -> Group:
         """The group with its arrays brought elsewhere."""
         return self._replace(columns=Columns(move(self.columns.points), move(self.columns.log_weights)))
 
-    def constant(self, d: int) -> float:
-        """What its log sums are raised by."""
-        return self.log_share - d * math.log(self.scale)
-
     @property
     def scaled(self) -> Columns:
-        """The columns in the group's unit."""
         columns = self.columns
         return columns if self.scale == 1.0 else replace(columns, points=columns.points / self.scale)
 
@@ -126,7 +119,7 @@ def by_width(columns: Columns, powers: Any, some: Sequence[int]) -> tuple[Group,
 class GroupedColumns:
     """The groups of one reduction, each packed; it reduces as :class:`.PackedColumns` does."""
 
-    def __init__(self, groups: Sequence[Group], pack: Pack, problem: Problem) -> None:
+    def __init__(self, groups: Sequence[Group], pack: Callable[[Problem, Columns], Any], problem: Problem) -> None:
         self._groups, self._d = tuple(groups), problem.d
         self.packed = [pack(group.problem(problem), group.scaled) for group in groups]
 
@@ -146,6 +139,5 @@ class GroupedColumns:
             yield group.raised(sums, self._d), apart
 
     def reduce(self, queries: Any = None, **known: Any) -> tuple[Partial, int]:
-        """As :meth:`.PackedColumns.reduce`."""
         partials, apart = zip(*self.each(queries, **known))
         return merge(partials), max(apart)

@@ -2,9 +2,7 @@
 
 What Python does between the launches of a small estimate takes several times as long as the kernels, and follows from
 shapes and options. So it is done once: :func:`record` watches a computation, and :meth:`Launches.run` launches the same
-kernels for other arrays. What is made on the way lies in one piece of memory, which every run takes anew.
-
-Only launches that a backend tells of are in the list: where PyTorch has launched any kernel, there is none.
+kernels for other arrays. Only launches that a backend tells of are in the list.
 """
 
 from __future__ import annotations
@@ -26,11 +24,8 @@ class Launch(Protocol):
 
     key: Any
 
-    def place(self, addresses: Sequence[int]) -> None:
-        """Give the kernel's pointers these values."""
-
-    def launch(self, stream: int) -> None:
-        """Launch the kernel on the stream of that handle."""
+    def place(self, addresses: Sequence[int]) -> None: ...  # give the kernel's pointers these values
+    def launch(self, stream: int) -> None: ...  # on the stream of that handle
 
 
 class _Recording:
@@ -63,9 +58,8 @@ def note(launch: Launch, pointers: Sequence[Any]) -> None:
 class Slots(threading.local):
     """Numbers that a kernel's programs write to the host's memory, one each: read as soon as all are there.
 
-    To copy a number from the device, and to wait for the copy, takes the host three times as long. Every thread has its
-    own, and waits for one kernel before it launches the next. While a CUDA graph is captured nothing can be waited for:
-    then the numbers stay on the device, and so does the largest.
+    Every thread has its own, and waits for one kernel before it launches the next. While a CUDA graph is captured
+    nothing can be waited for: then the numbers stay on the device, and so does the largest.
     """
 
     def __init__(self) -> None:
@@ -115,16 +109,16 @@ class Slots(threading.local):
         return float(numbers.max())
 
 
-def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tuple[Any, Any, Launches | None]:
-    """Return what ``compute()`` returns, a tensor and what its launches serve, and the list of these.
+def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tuple[Any, Launches | None]:
+    """Return the extent that the launches of ``compute()`` serve, and the list of these; it returns a tensor and that.
 
     There is no list where ``given``, the tensors that it computes from, overlap, where PyTorch has launched a kernel,
-    or where not exactly one kernel of those told of wrote numbers to the host, and one the result.
+    or where not exactly one kernel wrote numbers to the host.
     """
     before, recording = _here.recording, _Recording()
     _here.recording = recording
     try:
-        with _watch()(recording):
+        with _watch()():
             result, served = compute()
     finally:
         _here.recording = before
@@ -135,9 +129,9 @@ def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tupl
     made = {(x.data_ptr(), x.nbytes) for x in recording.made}
     listed = result is not None and (result.data_ptr(), result.nbytes) in made
     if not (listed and apart and recording.alone and len(recording.reads) == 1):
-        return result, served, None
+        return served, None
     found = Launches(recording, given, result)
-    return result, served, found if found.writes else None
+    return served, found if found.writes else None
 
 
 @functools.cache
@@ -150,19 +144,15 @@ def _watch() -> Any:
     looks |= {"is_pinned", "__len__", "nelement", "is_floating_point", "numpy", "is_inference"}
 
     class Watch(TorchFunctionMode):
-        def __init__(self, recording: _Recording) -> None:
-            super().__init__()
-            self.recording = recording
-
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            found, name = function(*args, **(kwargs or {})), function.__name__
+            found, name, recording = function(*args, **(kwargs or {})), function.__name__, _here.recording
+            assert recording is not None
             if name in ("empty", "empty_like", "new_empty"):
-                self.recording.made.append(found)
+                recording.made.append(found)
             elif name in views:
-                places = (x.untyped_storage().data_ptr() for x in (found, args[0]))
-                self.recording.alone &= len(set(places)) == 1
+                recording.alone &= found.untyped_storage().data_ptr() == args[0].untyped_storage().data_ptr()
             else:
-                self.recording.alone &= name in looks
+                recording.alone &= name in looks
             return found
 
     return Watch
@@ -227,19 +217,16 @@ class Launches:
 
 @dataclass(eq=False)
 class _Known:
-    """What is known of calls with one key."""
-
     lists: dict[Any, Launches] = field(default_factory=dict)  # by the extent that they serve
     last: Launches | None = None  # which served last
     able: bool = True  # there can be a list
 
 
 class Lists:
-    """Lists of launches of calls of one shape: by a key, and by the extent that they serve."""
+    """Lists of launches of calls of one shape: by a key, and by the extent that they serve; ``early``: as for run."""
 
     def __init__(self, early: bool) -> None:
-        self._early = early  # see Launches.run
-        self._known: dict[Any, _Known] = {}
+        self._early, self._known = early, dict[Any, _Known]()
 
     def serve(
         self, key: Any, given: Sequence[Any], launch: Callable[[], tuple[Any, Any]], served: Callable[[float], Any]
@@ -247,17 +234,15 @@ class Lists:
         """Return the result of ``launch()``, or of a list of its launches; None where the general way is to answer.
 
         With its result it returns the extent that its launches serve. ``served`` is that of a largest distance, None
-        where there is no result. The list that served last runs before that is known. A list is made for the first key,
-        and for others that come again: not in every call, where bandwidths all differ.
+        where there is no result. A list is made for the first key, and for others that come again: not in every call.
         """
         key = key, _stream(given[0].device), given[0] is given[-1], *(x.data_ptr() % 16 for x in given)
-        known, first = self._known.get(key), not self._known
+        known, first, extent = self._known.get(key), not self._known, 0.0
         if known is None:
             if len(self._known) >= 64:
                 self._known.pop(next(iter(self._known)), None)
             known = self._known[key] = _Known()
             return self._listed(known, given, launch) if first else launch()[0]
-        extent: Any = 0.0
         while known.last is not None:
             last = known.last
             if not last.lock.acquire(blocking=False):  # another thread is at it
@@ -283,13 +268,12 @@ class Lists:
         return self._listed(known, given, launch) if known.able else launch()[0]
 
     def _listed(self, known: _Known, given: Sequence[Any], launch: Callable[[], tuple[Any, Any]]) -> Any:
-        """Return the result of ``launch()``, and have a list of its launches made."""
         result, _ = launch()
         if result is None:
             return None
         try:
             # What is made once, such as prepared columns, is there now: it stays where it is, and is not in the list.
-            _, extent, found = record(launch, given)
+            extent, found = record(launch, given)
             known.able = found is not None
             if found is not None:
                 same = (one for other in list(self._known.values()) for one in list(other.lists.values()))

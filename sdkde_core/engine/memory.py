@@ -1,14 +1,13 @@
-"""The host's memory: what this process may use, what of it is free, and an error before a library ends the process.
+"""The host's memory: OpenBLAS, OpenMP, FFTW and finufft end the process where it does not suffice.
 
-OpenBLAS, OpenMP, FFTW and finufft end the process where memory does not suffice or a thread does not start. So what
-they are about to take is compared with what is free before they are called.
+So what they are about to take is compared with what is free before they are called.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,13 +22,13 @@ in_child(_claims.clear)  # no other thread is there, nor its claim
 
 
 class Limit(NamedTuple):
-    """Something that limits memory, in bytes, and what it counts beside a claim: for a call, and for each thread."""
+    """Something that limits memory, in bytes."""
 
     name: str
     total: int
     free: int
-    call: int = 0
-    thread: int = 0
+    call: int = 0  # what it counts beside a claim, for a call
+    thread: int = 0  # for each thread
 
 
 def limits(root: Path = Path("/")) -> list[Limit]:
@@ -44,27 +43,28 @@ def limits(root: Path = Path("/")) -> list[Limit]:
         groups = [line.split(":", 2)[1:] for line in (root / "proc/self/cgroup").read_text().splitlines()]
     except (OSError, ValueError):  # not Linux
         return found
-    machine = (kib["MemTotal"] + kib["SwapTotal"]) << 10
+    machine, top = (kib["MemTotal"] + kib["SwapTotal"]) << 10, root / "sys/fs/cgroup"
     found.append(Limit("the machine's memory", machine, (kib["MemAvailable"] + kib["SwapFree"]) << 10))
     for controllers, path in groups:
-        if not controllers:  # version 2
-            mount, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            mount = root / "sys/fs/cgroup/memory"
-            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-        else:
+        mount, limit, use, cached = top, "memory.max", "memory.current", "inactive_file"
+        if controllers:  # version 1
+            mount, cached = top / "memory", "total_inactive_file"
+            limit, use = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        if controllers and "memory" not in controllers.split(","):
             continue
         folder = mount / path.lstrip("/")
         # The limits of all groups around it hold, too. In a container the path may be the host's, and not there.
-        for place in (folder, *folder.parents):
-            found += _group(place, machine, *names)
-            if place == mount:
-                break
+        for place in filter(lambda place: place.is_relative_to(mount), (folder, *folder.parents)):
+            with suppress(OSError, ValueError):  # not there, or "max"
+                total, used = (int((place / name).read_text()) for name in (limit, use))
+                stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+                free = total - used + int(stat.get(cached, 0))  # the kernel takes back what caches files
+                if total < machine:
+                    found.append(Limit("the control group's limit (a container's, a batch system's)", total, free))
     return found
 
 
 def _address_space(root: Path = Path("/")) -> list[Limit]:
-    """The process's limit on address space, where it has one."""
     total = resource.RLIM_INFINITY if sys.platform == "win32" else resource.getrlimit(resource.RLIMIT_AS)[0]
     if total == resource.RLIM_INFINITY:
         return []
@@ -75,23 +75,6 @@ def _address_space(root: Path = Path("/")) -> list[Limit]:
     # Besides its claim a call takes some 16 MiB of it, and each thread a stack (8 MiB), the C library's heap (64) and a
     # buffer of OpenBLAS (32).
     return [Limit("ulimit -v", total, total - used, 16 << 20, 104 << 20)]
-
-
-def _group(folder: Path, machine: int, limit: str, use: str, cache: str) -> list[Limit]:
-    """The limit of a control group, if it has one that is less than the machine's memory.
-
-    ``cache``: the line of memory.stat that says how much of the use is cache of files, which the kernel takes back.
-    """
-    try:
-        total = int((folder / limit).read_text())
-        if total >= machine:
-            return []
-        used = int((folder / use).read_text())
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # not there, or "max"
-        return []
-    free = total - used + int(stat.get(cache, 0))
-    return [Limit("the control group's limit (a container's, a batch system's)", total, free)]
 
 
 def total_memory() -> int | None:
@@ -105,19 +88,9 @@ def claim_memory(
 ) -> Iterator[int]:
     """Claim memory as long as the context lasts, and yield how many of ``tasks`` may run side by side.
 
-    Claims of other threads count as taken. No result may depend on the number.
-
-    Parameters
-    ----------
-    purpose : str
-        What takes the memory, the subject of the error's message.
-    size, each : int
-        Bytes that are taken in any case, and by each task.
-    tasks, fewest : int
-        How many there are at most, each on a thread, and how many there must be room for: else MemoryError says how
-        much they take, and how much is free.
-    mend : str
-        What the user may do, for the message.
+    ``size`` bytes are taken in any case, and ``each`` by each task, which has a thread. Claims of other threads count
+    as taken. No result may depend on the number. MemoryError where there is no room for ``fewest`` tasks: the message
+    begins with the ``purpose``, says how much they take and how much is free, and ends with ``mend``, what may help.
     """
     mine = object()
     try:  # before the claim: Ctrl-C may come right after it

@@ -77,28 +77,22 @@ def _maximum(xp: Any, logs: list[Any]) -> Any:
 
 
 def marked_last(mask: Any) -> Any:
-    """Indices of all entries, those of the mask last, otherwise in order; so their number need not be known."""
+    """Indices of all entries, those of the mask last, otherwise in order."""
     xp = array_namespace(mask)
     return xp.argsort(xp.astype(mask, xp.int8), stable=True)
 
 
 def undo(partial: Partial, order: Any) -> Partial:
     """Bring results back from an order of the rows."""
-    xp, k = array_namespace(order), order.shape[0]
-    if is_torch_array(order):  # two kernels, where sorting takes a dozen
-        back = xp.empty_like(order).scatter_(0, order, xp.arange(k, device=device(order)))
-    else:
-        back = xp.argsort(order)
+    back = array_namespace(order).argsort(order)
     return each(partial, lambda x: take_rows(x, back))
 
 
 def take_rows(x: Any, which: Any) -> Any:
-    """Rows by their indices, which are where x is."""
     if is_torch_array(x):
         return x.index_select(0, which)  # take() would look for negative indices first, with three kernels more
     return array_namespace(x).take(x, which, axis=0)
 
 
 def take_columns(columns: Columns, which: Any) -> Columns:
-    """Columns by their indices, which are where they are."""
     return Columns(take_rows(columns.points, which), take_rows(columns.log_weights, which))

@@ -1,7 +1,4 @@
-"""Outliers: points beyond the extent up to which a backend's fast formula keeps its precision.
-
-They are summed apart, as a few outliers must not slow the rest.
-"""
+"""Outliers: points beyond the extent up to which a backend's fast formula keeps its precision, summed apart."""
 
 from __future__ import annotations
 
@@ -10,13 +7,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace, is_torch_array
+from array_api_compat import array_namespace
 
 from ..arrays import look
 from ..protocol import BackendInfo, Columns, Problem
 
 #: Largest share of the pairs that is taken off a backend. Above it, a backend that supports the full extent gets all
-#: pairs: columns are packed once. Another is no candidate: the core's array code takes a hundred times as long.
+#: pairs, and another is no candidate.
 SPLIT_SHARE = 0.5
 
 CLEAR = 1e4  # bandwidths from the centre within which rounding does not matter at any precision
@@ -30,7 +27,7 @@ def limit_of(info: BackendInfo, problem: Problem) -> float:
 def within_limit(info: BackendInfo, problem: Problem, share: float) -> Problem:
     """Return the problem as the backend will see it: its extent cut to the limit where outliers are summed apart.
 
-    ``share``: of the pairs, with a point beyond ``limit_of(info, problem)``.
+    ``share``: of the pairs, with a point beyond the limit.
     """
     limit = limit_of(info, problem)
     apart = problem.extent > limit and (share <= SPLIT_SHARE or not info.supports(problem).ok)
@@ -45,15 +42,12 @@ def radii(points: Any) -> Any:
 
 
 def outlier_share(row_radii: Any, column_radii: Any, limit: float) -> float:
-    """Return the share of the pairs in which either point lies beyond ``limit``, for a backend's price.
-
-    It is rounded to a power of 2^⅛, and below a thousandth to one of two.
-    """
+    """Return the share of the pairs in which either point lies beyond ``limit``, for a backend's price: rounded."""
     m, n = row_radii.shape[0], column_radii.shape[0]
 
     def decide(far_rows: float, far_columns: float) -> float:
         share = pair_share(far_rows, m, far_columns, n)
-        steps = 8.0 if share > 2.0**-10 else 1.0
+        steps = 8.0 if share > 2.0**-10 else 1.0  # to a power of 2^⅛, and below a thousandth to one of two
         return 2.0 ** (round(steps * math.log2(share)) / steps) if share else 0.0
 
     if row_radii is column_radii:
@@ -62,20 +56,21 @@ def outlier_share(row_radii: Any, column_radii: Any, limit: float) -> float:
 
 
 def pair_share(far_rows: float, m: int, far_columns: float, n: int) -> float:
-    """Return the share of the pairs in which either point is an outlier."""
     return 1.0 - (1.0 - far_rows / max(m, 1)) * (1.0 - far_columns / max(n, 1))
 
 
 class Outliers(NamedTuple):
-    """The columns that are outliers: a mask where the points are, and what the host knows of them."""
+    """The columns that are outliers."""
 
-    mask: Any  # (n,); a point with a NaN is none, and its result is NaN
+    mask: Any  # (n,), where the points are; None: no column can be one. A point with a NaN is none
     n: int
     negligible: bool  # they add nothing that float64 shows to rows within the limit, which have other columns
 
 
-def find_outliers(problem: Problem, columns: Columns, limit: float) -> Outliers | None:
-    """Return the columns beyond ``limit``; None where there is none."""
+def find_outliers(problem: Problem, columns: Columns, limit: float) -> Outliers:
+    """Return the columns beyond ``limit``."""
+    if problem.extent <= limit:
+        return Outliers(None, 0, True)
     xp, distances = array_namespace(columns.points), radii(columns.points)
     mask = distances > limit
     numbers = [count(mask), xp.min(xp.where(mask, distances, xp.full_like(distances, math.inf)))]
@@ -89,13 +84,10 @@ def find_outliers(problem: Problem, columns: Columns, limit: float) -> Outliers 
         gap = 0.5 * ((closest - limit) ** 2 - (2.0 * limit) ** 2)
         return int(n), gap - (most - least) > 2000.0
 
-    n, negligible = look(decide, *numbers)
-    return Outliers(mask, n, negligible) if n else None
+    return Outliers(mask, *look(decide, *numbers))
 
 
 def count(mask: Any) -> Any:
     """Return how many entries of a mask are true, (), where the mask is."""
     xp = array_namespace(mask)
-    if is_torch_array(mask):
-        return mask.sum(dtype=xp.float64)  # one kernel for two
     return xp.sum(xp.astype(mask, xp.float64))

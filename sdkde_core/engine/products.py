@@ -1,8 +1,7 @@
 """Products that BLAS computes on the calling thread alone.
 
-The number of threads of OpenBLAS is the whole process's: to change it for a call is to change it under other threads.
-But OpenBLAS shares out large products only, so products come to it in small pieces. MKL shares out small ones too, but
-there a thread has a limit of its own.
+OpenBLAS has one number of threads for the whole process, but shares out large products only: they come to it in small
+pieces. MKL shares out small ones too, but there a thread has a limit of its own.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ PIECE = 120_000 if platform.machine().lower() in ("aarch64", "arm64") else 260_0
 def product(a: Array, b: Array, out: Array | None = None, *, terms: int | None = None) -> Array:
     """Return the product of a (m, k) and b (k, n), of one dtype; ``out`` is (m, n) with rows in one piece.
 
-    ``terms``: how many BLAS adds up at most; longer sums are made of these. Equal terms all round alike, so that the
-    error grows with their number.
+    ``terms``: how many BLAS adds up at most, where equal terms all round alike; longer sums are made of these.
     """
     (m, k), n, matrix = a.shape, b.shape[1], 8192
     out = np.empty((m, n), a.dtype) if out is None else out
@@ -71,7 +69,7 @@ def dots(a: Array, b: Array) -> Array:
 
 @functools.cache
 def _setters() -> list[Callable[[int], int]]:
-    """For each loaded MKL, its function that sets this thread's limit; that returns the limit before, 0 for none."""
+    """For each loaded MKL, its function that sets this thread's limit, and returns the limit before."""
     from threadpoolctl import ThreadpoolController
 
     found = ThreadpoolController().select(internal_api="mkl").lib_controllers  # takes milliseconds, so once
@@ -81,7 +79,7 @@ def _setters() -> list[Callable[[int], int]]:
 @contextmanager
 def on_this_thread() -> Iterator[None]:
     """Keep MKL from sharing out the calling thread's products, within this context."""
-    before = [(limit, limit(1)) for limit in _setters()]
+    before = [(limit, limit(1)) for limit in _setters()]  # a limit of 0 is none
     try:
         yield
     finally:

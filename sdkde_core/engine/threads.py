@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,13 +45,11 @@ def map_threads(
     if threads < 1 or (threads == 1 and not apart and pool is None):
         return [task(a) for a in arguments]
     call, running = _Call(task, arguments), list[Future[None]]()
-    own = None if pool else ThreadPoolExecutor(threads, thread_name_prefix="sdkde")
+    workers = pool or ThreadPoolExecutor(threads, thread_name_prefix="sdkde")
     try:
-        for _ in range(threads):
-            try:
-                running.append((pool or own).submit(call.run))  # type: ignore[union-attr]
-            except RuntimeError:  # no more threads can be started, or no more in this process, which is ending
-                break
+        with suppress(RuntimeError):  # no more threads can be started, or no more in this process, which is ending
+            for _ in range(threads):
+                running.append(workers.submit(call.run))
         if not running:
             call.run()
         while not call.stopped and len(call.finished) < len(arguments):
@@ -66,15 +65,14 @@ def map_threads(
         end = time.monotonic() + 0.25  # seconds; threads that reach no checkpoint until then finish by themselves
         while call.inside and time.monotonic() < end:
             call.listen(0.25)
-        if own:
-            own.shutdown(wait=not call.inside, cancel_futures=True)
+        if pool is None:
+            workers.shutdown(wait=not call.inside, cancel_futures=True)
 
 
 class _Call:
     """Tasks that several threads take in turn, until there is none or the call is stopped.
 
-    While they work the calling thread asks no future, whose lock an interrupt could leave locked. Lists and
-    SimpleQueues are no Python code, which alone is interrupted.
+    The calling thread waits for a SimpleQueue: the lock of a future could stay locked after an interrupt.
     """
 
     def __init__(self, task: Callable[[Any], Any], arguments: Sequence[Any]) -> None:
@@ -88,12 +86,11 @@ class _Call:
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def listen(self, seconds: float) -> bool:
-        """Wait until a thread has ended its work, but no longer than that; return whether one has."""
-        try:
+        """Return whether a thread ends its work within so many seconds."""
+        with suppress(queue.Empty):
             self.bell.get(timeout=seconds)
-        except queue.Empty:
-            return False
-        return True
+            return True
+        return False
 
     def run(self) -> None:
         before, _here.call = getattr(_here, "call", None), self

@@ -10,13 +10,14 @@ The centre is a constant, on which no sum depends, and so is a bandwidth that a 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 
-from ..arrays import convert, detached, grad_enabled, is_attached
+from ..arrays import convert, detached, is_attached
 from ..bandwidth.matrix import Bandwidth
 from ..protocol import Columns
 from .plan import Plan
@@ -28,7 +29,7 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
     """Plan as :func:`.plan.plan`, attached to the arguments that require grad."""
     given = {"train": train, "query": query, "weights": request.weights, "bandwidth": request.bandwidth}
     attached = [name for name, x in given.items() if is_attached(x)]
-    if not attached or not grad_enabled():
+    if not attached or not sys.modules["torch"].is_grad_enabled():
         return plan_without(request, train, query, explained=explained)
     required = ", ".join(attached)
     if request.kernel != "gaussian":

@@ -21,10 +21,10 @@ from ..arrays import check_names
 from ..messages import did_you_mean
 from ..storage import write_atomically
 from .common import MOST, FileError, Source, Write, check_apart, filling, naming, without_key
-from .formats import FORMATS, check_archive, zarr_module
+from .formats import FORMATS, check_archive
 
-__all__ = ["EXTENSIONS", "FileError", "Source", "Write", "about", "check_apart", "check_order", "filling", "no_folder"]
-__all__ += ["source", "writing", "zarr_module"]
+__all__ = ["EXTENSIONS", "FileError", "Source", "Write", "about", "check_apart", "check_folder", "check_order"]
+__all__ += ["filling", "source", "writing"]
 
 EXTENSIONS = tuple(FORMATS)
 
@@ -106,8 +106,7 @@ def writing(text: str, shape: tuple[int, ...], dtype: str, name: str) -> Iterato
     shaped = shape, np.dtype(dtype)
     if path.is_dir() and extension != ".zarr":
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not Path(os.path.realpath(path)).parent.is_dir():
-        raise no_folder(path)
+    check_folder(path)
     if key:
         check_archive(path, key)
     with ExitStack() as kept:
@@ -117,7 +116,7 @@ def writing(text: str, shape: tuple[int, ...], dtype: str, name: str) -> Iterato
         yield kept.enter_context(FORMATS[extension][1](target, *shaped, key or name))
 
 
-def no_folder(path: Path) -> FileNotFoundError:
-    """Return the error of an output in a folder that does not exist."""
-    folder = Path(os.path.realpath(path)).parent
-    return FileNotFoundError(errno.ENOENT, f"there is no folder {folder}; make it, or name another file", str(path))
+def check_folder(path: Path) -> None:
+    """Refuse an output in a folder that does not exist."""
+    if not (folder := Path(os.path.realpath(path)).parent).is_dir():
+        raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder}; make it, or name another file", str(path))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Argument, Array
+from ..arrays import Argument, Array, refuse_masked
 
 Write = Callable[[Array], Any]  #: Takes the next rows.
 
@@ -26,7 +26,7 @@ class FileError(ValueError):
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Put the file's name before the message of an error in reading it, whatever a library raises for a damaged one."""
+    """Put the file's name before the message of an error in reading it."""
     try:
         yield
     except Exception as error:
@@ -57,7 +57,7 @@ class Source:
     dtype: Any
     read_batches: Callable[[int], Iterator[Array]]  # read_batches(rows): arrays of at most so many rows, in order
     names: tuple[str, ...] = ()  # of the columns; empty if the format has none
-    at: Callable[[int, int], Array] | None = None  # at(start, stop); None: read from the beginning on
+    at: Any = None  # at(start, stop) returns rows; None: it is read from the beginning on
     check: Callable[[], object] = lambda: None  # raises a FileError if the file has changed since it was opened
 
     @classmethod
@@ -72,8 +72,7 @@ class Source:
 
         def checked(start: int, stop: int) -> Array:
             block = at(start, stop)
-            if isinstance(block, np.ma.MaskedArray):
-                raise TypeError(f"{name} has masked rows; pass a plain array of the rows that count")
+            refuse_masked(name, block)
             x, wanted = np.asarray(block), (stop - start, *shape[1:])
             if x.shape != wanted or x.dtype.newbyteorder("=") != declared.newbyteorder("="):
                 raise ValueError(
@@ -111,14 +110,8 @@ class Source:
         """Return an argument of this shape and dtype, without its numbers."""
         return Argument.of(name, np.broadcast_to(np.zeros((), self.dtype), (self.rows, self.columns)))
 
-    def rows_at(self, start: int, stop: int) -> Array:
-        """Return rows of an array that is read in any order."""
-        assert self.at is not None
-        return self.at(start, stop)
-
 
 def width_of(shape: tuple[int, ...]) -> int:
-    """Return how many columns an array of that shape has."""
     if len(shape) not in (1, 2):
         raise ValueError(f"the array has shape {shape}; pass (points, dimensions), or (points,) in one dimension")
     return 1 if len(shape) == 1 else int(shape[1])
@@ -133,7 +126,7 @@ def without_key(text: str) -> tuple[str, str]:
 def check_apart(out: Any, checkpoint: Any, **inputs: Any) -> None:
     """Refuse to write to where an input is, by another name of it too: to it, to what it lies in, or into it.
 
-    ``inputs``: paths, arrays, Sources or None, by the name of the argument. A checkpoint may not lie in one either.
+    ``inputs``: paths, arrays or None, by the name of the argument. A checkpoint may not lie in one either.
     """
     place, folder = _place(out), _place(checkpoint)
     shown = out if isinstance(out, str | os.PathLike) else place
@@ -156,8 +149,6 @@ def check_apart(out: Any, checkpoint: Any, **inputs: Any) -> None:
 
 def _place(given: Any) -> Path | None:
     """Return the file or folder that an argument is, as a path or a mapped array; None: it is in memory."""
-    if isinstance(given, Source):
-        given = given.name
     if isinstance(given, str | os.PathLike):
         return Path(os.path.realpath(without_key(os.fspath(given))[0]))
     store = getattr(given, "store", None)  # an array of zarr's
@@ -167,7 +158,7 @@ def _place(given: Any) -> Path | None:
         return Path(os.path.realpath(root), getattr(given, "path", ""))
     while isinstance(given, np.ndarray) and not isinstance(given, np.memmap):
         given = given.base
-    name = getattr(given, "filename", None) if isinstance(given, np.memmap) else None
+    name = given.filename if isinstance(given, np.memmap) else None
     return None if name is None else Path(os.path.realpath(name))
 
 
@@ -177,7 +168,4 @@ def _inside(a: Path | None, b: Path | None) -> bool:
 
 
 def _same(a: Path, b: Path) -> bool:
-    try:
-        return a.samefile(b)
-    except OSError:  # one of them is not there
-        return a == b
+    return os.path.samefile(a, b) if os.path.exists(a) and os.path.exists(b) else a == b

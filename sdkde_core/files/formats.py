@@ -16,7 +16,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,11 +28,9 @@ from .common import MOST, Array, FileError, Source, Write, filling, width_of
 
 
 def read_npy(name: str, path: Path, key: str) -> Source:
-    """Open a .npy file."""
     with path.open("rb") as file:
-        shape, fortran, dtype = _npy_header(file)
+        shape, fortran, dtype = _npy_header(file, path.stat().st_size)
         first = file.tell()
-    _check_length(shape, dtype, path.stat().st_size - first)
     if fortran and len(shape) > 1:
         return Source.of(name, np.load(path, mmap_mode="r"))
     row = math.prod(shape[1:])
@@ -54,16 +52,15 @@ def read_npz(name: str, path: Path, key: str) -> Source:
         if key not in arrays:
             raise ValueError(f"holds no {key!r}, only {', '.join(arrays)}")
         with archive.open(f"{key}.npy") as member:
-            shape, fortran, dtype = _npy_header(member)
+            shape, fortran, dtype = _npy_header(member, archive.getinfo(f"{key}.npy").file_size)
             first = member.tell()
-            _check_length(shape, dtype, archive.getinfo(f"{key}.npy").file_size - first)
             if fortran and len(shape) > 1:  # rows do not follow one another; read to the end, the checksum is compared
                 return Source.of(name, np.frombuffer(member.read(), dtype).reshape(shape, order="F"))
     width = width_of(shape)
 
     def batches(rows: int) -> Iterator[Array]:
         with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as member:
-            _npy_header(member)
+            member.read(first)
             for start in range(0, shape[0], rows):
                 count = min(rows, shape[0] - start)
                 data = member.read(count * width * dtype.itemsize)
@@ -73,22 +70,18 @@ def read_npz(name: str, path: Path, key: str) -> Source:
     return Source(name, shape[0], width, dtype, batches)
 
 
-def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
-    """Shape, whether in Fortran order, and dtype of the .npy stream that follows."""
-    first = np.lib.format.read_magic(file) == (1, 0)
-    header = (np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0)(file)
-    if header[2].hasobject:
+def _npy_header(file: Any, size: int) -> tuple[tuple[int, ...], bool, Any]:
+    """Shape, whether in Fortran order, and dtype of a .npy stream of that size; its numbers are to be read next."""
+    old = np.lib.format.read_magic(file) == (1, 0)
+    shape, fortran, dtype = (np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0)(file)
+    if dtype.hasobject:
         raise ValueError("the array is of Python objects; pass numbers")
-    if min(header[0], default=0) < 0:
-        raise ValueError(f"its header says shape {header[0]}, which is negative")
-    return header
-
-
-def _check_length(shape: tuple[int, ...], dtype: Any, length: int) -> None:
-    """Refuse an array with another number of bytes than its header says."""
-    if length != (wanted := math.prod(shape) * dtype.itemsize):
+    if min(shape, default=0) < 0:
+        raise ValueError(f"its header says shape {shape}, which is negative")
+    if (length := size - file.tell()) != (wanted := math.prod(shape) * dtype.itemsize):
         what = "is cut off" if length < wanted else "has more bytes than its array"
         raise ValueError(f"{what}: its header says shape {shape}, {wanted} bytes, and there are {length}")
+    return shape, fortran, dtype
 
 
 @contextmanager
@@ -102,7 +95,6 @@ def write_npy(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> 
 
 @contextmanager
 def write_npz(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
-    """Write an archive with one array."""
     with zipfile.ZipFile(file, "w") as archive, archive.open(f"{name}.npy", "w", force_zip64=True) as member:
         member.write(_npy_head(shape, dtype))
         yield lambda batch: member.write(batch.tobytes())
@@ -182,12 +174,10 @@ def _parse_lines(lines: list[str], number: int, columns: int) -> Array:
     filled = [line for line in lines if not line.isspace()]
     if not filled:
         return np.empty((0, columns))
-    try:
+    with suppress(ValueError):  # below, the line is named by its number, and what only Python takes for one is read
         x = np.loadtxt(filled, delimiter=",", quotechar='"', comments=None, ndmin=2)
         if x.shape[1] == columns:
             return x
-    except ValueError:  # below, the line is named by its number, and what only Python takes for a number is read
-        pass
     rows = []
     for i, line in enumerate(lines, number):
         fields = [] if line.isspace() else _fields(line)
@@ -201,7 +191,6 @@ def _parse_lines(lines: list[str], number: int, columns: int) -> Array:
 
 
 def read_parquet(name: str, path: Path, key: str) -> Source:
-    """Open a .parquet file of numbers."""
     arrow, parquet = _pyarrow()
     with parquet.ParquetFile(path) as file:
         schema, rows = file.schema_arrow, file.metadata.num_rows
@@ -236,7 +225,6 @@ def _pyarrow() -> tuple[Any, Any]:
 
 @contextmanager
 def write_csv(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
-    """Write a .csv file with a header."""
     file.write((",".join(_names(name, shape)) + "\n").encode())
 
     def write(batch: Array) -> None:
@@ -250,7 +238,6 @@ def write_csv(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> 
 
 @contextmanager
 def write_parquet(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
-    """Write a .parquet file with checksums."""
     arrow, parquet = _pyarrow()
     schema = arrow.schema([(one, arrow.from_numpy_dtype(dtype)) for one in _names(name, shape)])
 
@@ -268,7 +255,7 @@ def _names(name: str, shape: tuple[int, ...]) -> list[str]:
 
 def read_zarr(name: str, path: Path, key: str) -> Source:
     """Open a zarr array; warns of chunks that are not there."""
-    x = zarr_module().open_array(path, mode="r")
+    x = _zarr().open_array(path, mode="r")
     # zarr takes chunks that are not there for numbers; its own count looks for each one that could be.
     known = (path / "zarr.json").is_file() and x.shards is None
     missing = x.nchunks - sum(chunk.is_file() for chunk in (path / "c").rglob("*")) if known else 0
@@ -278,9 +265,8 @@ def read_zarr(name: str, path: Path, key: str) -> Source:
     return Source.reading(name, x.shape, x.dtype, lambda start, stop: x[start:stop])
 
 
-def zarr_module() -> Any:
-    """Return the module zarr; ImportError says how to install it."""
-    return optional("zarr", "zarr arrays and checkpoints need zarr", "zarr")
+def _zarr() -> Any:
+    return optional("zarr", "zarr arrays need zarr", "zarr")
 
 
 @contextmanager
@@ -288,11 +274,10 @@ def write_zarr(path: Path, shape: tuple[int, ...], dtype: Any, name: str) -> Ite
     """Write a zarr array with checksums, which takes its place at the end."""
     with write_folder(path, _check_ours) as folder:
         chunks = max(1, min(shape[0], (1 << 20) // math.prod(shape[1:]))), *shape[1:]
-        zarr = zarr_module()
+        codecs = [_zarr().codecs.ZstdCodec(), _zarr().codecs.Crc32cCodec()]
         how = {"shape": shape, "chunks": chunks, "dtype": dtype, "attributes": {"written_by": "sdkde"}}
-        how["compressors"] = [zarr.codecs.ZstdCodec(), zarr.codecs.Crc32cCodec()]
         how["config"] = {"write_empty_chunks": True}  # a chunk that is not there is lost, and not zeros
-        yield filling(zarr.create_array(folder, **how))
+        yield filling(_zarr().create_array(folder, compressors=codecs, **how))
 
 
 def _check_ours(folder: Path) -> None:

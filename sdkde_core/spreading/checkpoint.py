@@ -1,8 +1,7 @@
 """What is done of a long estimate, kept in a folder: a folder a pass, a file a block of rows.
 
-A file begins with a checksum, and is written under another name and then renamed: a process may end at any moment, a
-disk may be full, and the power may fail. A block whose checksum is wrong is computed again. ``checkpoint.json`` says
-what the bits follow from. To go on with anything else is refused. One process at a time has the folder.
+A process may end at any moment: a file has a checksum and is written atomically. ``checkpoint.json`` says what the bits
+follow from; to go on with anything else is refused. One process at a time has the folder.
 """
 
 from __future__ import annotations
@@ -43,24 +42,20 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
         self._note = self._folder / "checkpoint.json"
         if not (self._folder / "lock").exists() and any(self._folder.iterdir()):
             raise ValueError(f"{folder} is there, and is no checkpoint; pass a folder that is empty, or a new one")
-        self._lock = _locked(self._folder)
-        try:
-            if self._note.exists():
-                if not resume:
-                    raise ValueError(
-                        f"checkpoint {folder} is there already; pass resume=True (--resume) to go on, or another folder"
-                    )
-            elif any(path.is_dir() for path in self._folder.iterdir()):
-                raise ValueError(f"checkpoint {folder} has results and no checkpoint.json; pass another folder")
-        except BaseException:
+        self._lock, wrong = _locked(self._folder), ""
+        if self._note.exists():
+            wrong = "" if resume else "is there already; pass resume=True (--resume) to go on, or another folder"
+        elif any(path.is_dir() for path in self._folder.iterdir()):
+            wrong = "has results and no checkpoint.json; pass another folder"
+        if wrong:
             self._lock.close()
-            raise
+            raise ValueError(f"checkpoint {folder} {wrong}")
 
     def __exit__(self, *exception: object) -> None:
         self._lock.close()
 
     def belongs_to(self, identity: Mapping[str, Any]) -> None:
-        """Note what the bits follow from, of what JSON has; ValueError if the checkpoint is of something else."""
+        """Note what the bits follow from, as JSON; ValueError if the checkpoint is of something else."""
         wanted = json.loads(json.dumps(dict(identity)))
         if not self._note.exists():
             with write_atomically(self._note) as temporary:
@@ -79,9 +74,8 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
 
     def parts(self, name: str, shape: tuple[int, ...], dtype: str, rows: int) -> Chunks:
         """Return the array of a pass, with a file for every so many rows."""
-        path = self._folder / name
-        path.mkdir(exist_ok=True)
-        return Chunks(path, shape, np.dtype(dtype), rows)
+        (self._folder / name).mkdir(exist_ok=True)
+        return Chunks(self._folder / name, shape, np.dtype(dtype), rows)
 
 
 def _locked(folder: Path) -> sqlite3.Connection:
@@ -89,14 +83,13 @@ def _locked(folder: Path) -> sqlite3.Connection:
     file = folder / "lock"
     if file.exists() and not os.access(file, os.W_OK):
         raise FileError(f"{file}: cannot be written, so other processes could use the checkpoint; pass another folder")
+    held = None
     try:
         held = sqlite3.connect(file, timeout=0, isolation_level=None, check_same_thread=False)
-        try:
-            held.execute("BEGIN EXCLUSIVE")
-        except BaseException:
-            held.close()
-            raise
+        held.execute("BEGIN EXCLUSIVE")
     except sqlite3.Error as error:
+        if held is not None:
+            held.close()
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
             raise ValueError(
                 f"checkpoint {folder} is in use by another estimate; wait until that ends, or pass another folder"
@@ -126,33 +119,24 @@ class Chunks:
         return True
 
     def write(self, start: int, block: Array) -> None:
-        """Keep a block."""
         numbers = np.ascontiguousarray(block, self.dtype).data
-        with write_atomically(self._file(start)) as temporary, temporary.open("wb") as file:
+        with write_atomically(self.path / str(start // self.rows)) as temporary, temporary.open("wb") as file:
             file.write(zlib.crc32(numbers).to_bytes(8, "little"))
             file.write(numbers)
 
     def read(self, start: int, stop: int) -> Array:
-        """Return rows that are done."""
         firsts = range(start // self.rows * self.rows, stop, self.rows)
         return np.concatenate([self._read(max(start, k), min(stop, k + self.rows)) for k in firsts])
 
     def _read(self, start: int, stop: int) -> Array:
-        """Read rows of one block."""
-        file, first = self._file(start), start // self.rows * self.rows
+        file, first = self.path / str(start // self.rows), start // self.rows * self.rows
         if not file.is_file():
             raise FileNotFoundError(errno.ENOENT, "the block is gone; go on with resume=True (--resume)", str(file))
         raw, shape = file.read_bytes(), (min(self.rows, self.shape[0] - first), *self.shape[1:])
-        numbers = memoryview(raw)[8:]
-        if (
-            len(numbers) != math.prod(shape) * self.dtype.itemsize
-            or zlib.crc32(numbers).to_bytes(8, "little") != raw[:8]
-        ):
+        numbers, size = memoryview(raw)[8:], math.prod(shape) * self.dtype.itemsize
+        if len(numbers) != size or zlib.crc32(numbers).to_bytes(8, "little") != raw[:8]:
             raise FileError(f"{file}: the block is damaged (its checksum is wrong)")
         return np.frombuffer(numbers, self.dtype).reshape(shape)[start - first : stop - first]
-
-    def _file(self, start: int) -> Path:
-        return self.path / str(start // self.rows)
 
 
 class Scratch(AbstractContextManager["Scratch"]):
@@ -172,11 +156,8 @@ class Scratch(AbstractContextManager["Scratch"]):
         self._done.add(start)
 
     def read(self, start: int, stop: int) -> Array:
-        self._file.flush()
-        self._file.seek(start * self._row)
-        block = np.empty((stop - start, *self._shape[1:]), self._dtype)
-        self._file.readinto(block.reshape(-1).view(np.uint8).data)
-        return block
+        self._file.seek(start * self._row)  # which writes what is buffered
+        return np.frombuffer(self._file.read((stop - start) * self._row), self._dtype).reshape(-1, *self._shape[1:])
 
     def __exit__(self, *exception: object) -> None:
         self._file.close()

@@ -30,7 +30,7 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
-from ..arrays import Argument, is_dask, quiet, to_host
+from ..arrays import Argument, is_dask, quiet, refuse_masked, to_host
 from ..choice.hardware import one_thread
 from ..protocol import Columns, Partial
 from .tasks import cut
@@ -42,9 +42,8 @@ Key = tuple[Any, ...]
 def rows_of_a_task(m: int, n: int, width: int, d: int, device: Any) -> int:
     """Return how many of m rows a task sums over a shard of ``width`` columns: a multiple of 1024, by these alone.
 
-    In pairs times (d + 16) a task takes a CPU's core some seconds at most, and a fifth of one at least, against some
-    ten milliseconds of Dask's; in between there are 64 blocks. A GPU that the user names gets a second. A pass has no
-    more than 32,768 tasks, as a scheduler takes about a millisecond for each, and a block no more than 2²⁴ numbers.
+    A task takes a CPU's core a fifth of a second to some seconds, in between there are 64 blocks; a GPU that the user
+    names a second. A pass has at most 32,768 tasks, for the scheduler's sake, and a block at most 2²⁴ numbers.
     """
     first = device if isinstance(device, str) or not device else device[0]
     most, fewest, least = (1 << 46, 8, 0) if first and first != "cpu" else (1 << 36, 64, 1 << 31)
@@ -54,7 +53,6 @@ def rows_of_a_task(m: int, n: int, width: int, d: int, device: Any) -> int:
 
 
 def _blocks(a: Argument, ends: list[tuple[int, int]]) -> da.Array:
-    """The argument in blocks of these rows, each with all columns, on the host."""
     x, sizes = a.array, tuple(stop - start for start, stop in ends)
     none = np.empty((0,) * x.ndim, x.dtype)
     if is_dask(x):
@@ -67,8 +65,7 @@ def _blocks(a: Argument, ends: list[tuple[int, int]]) -> da.Array:
 
 def _as_declared(block: Any, argument: str, declared: np.dtype[Any], block_info: Any = None) -> Array:
     """A block on the host; an error where it is another than the array declares, which would give wrong numbers."""
-    if isinstance(block, np.ma.MaskedArray):
-        raise TypeError(f"{argument} is a masked array; pass a plain array of the rows that count")
+    refuse_masked(argument, block)
     here = block_info[0]
     shape = tuple(stop - start for start, stop in here["array-location"])
     found = to_host(block) if hasattr(block, "shape") else block
@@ -83,13 +80,7 @@ def _as_declared(block: Any, argument: str, declared: np.dtype[Any], block_info:
 
 def _task(function: Any) -> Any:
     """Mark what runs on a worker: in one thread, whatever NumPy's error state is there."""
-
-    @functools.wraps(function)
-    def work(*args: Any, **values: Any) -> Any:
-        with one_thread():
-            return function(*args, **values)
-
-    return quiet(work)
+    return quiet(one_thread()(function))
 
 
 @_task
@@ -107,18 +98,16 @@ def _after(survey: Any, answers: list[Any]) -> Any:
 
 @_task
 def _of(plan: Any, *args: Any, method: str, **values: Any) -> Any:
-    """What a method of the plan returns."""
     return getattr(plan, method)(*args, **values)
 
 
 @_task
-def _partial(plan: Any, shard: Columns, rows: Array, *, step: int) -> Partial:
+def _partial(plan: Any, shard: Columns, rows: Array, *, step: int) -> Any:
     """The sums of some rows over a shard, which stays packed with the plan for the next rows that this thread takes."""
     kept = plan.__dict__.setdefault("_kept", threading.local())
     if getattr(kept, "of", None) != (step, id(shard)):
         kept.of, kept.shard, kept.packed = (step, id(shard)), shard, plan.packed(step, shard)
-    partial: Partial = plan.partial(step, kept.packed, rows)
-    return partial
+    return plan.partial(step, kept.packed, rows)
 
 
 def _rows(shard: Columns, *, start: int, stop: int) -> Array:
@@ -137,8 +126,6 @@ def lazy_result(survey: Any, log: bool, x: Argument, q: Argument | None, w: Argu
 
 
 class _Graph:
-    """The tasks of one estimate."""
-
     def __init__(self, survey: Any, log: bool, x: Argument, q: Argument | None, w: Argument | None) -> None:
         self.survey, self.request, self.shape, self.log = survey, survey.request, survey.shape, log
         n, d, m, self.shards = self.shape.n, self.shape.d, self.shape.m or 0, self.shape.shards
@@ -159,11 +146,9 @@ class _Graph:
         return key
 
     def of(self, what: str, place: tuple[int, ...], method: str, *keys: Any, **values: Any) -> Key:
-        """Add a call of the plan's."""
         return self.add(what, place, _of, self.plan, *keys, method=method, **values)
 
     def result(self) -> da.Array:
-        """Return the lazy array, in blocks of its own."""
         self.plan, moves = self._survey(), self.request.method == "sdkde"
         columns = [self.of("columns", (j,), "columns", *self._samples(j)) for j in range(len(self.shards))]
         rows = [
@@ -178,10 +163,9 @@ class _Graph:
             columns = [self.of("shard", (j,), "moved", *keys, step) for j, keys in enumerate(there)]
             if self.request.goal == "debiased":
                 return self._array([self.of("result", (j, 0), "unwhitened", key) for j, key in enumerate(columns)])
+        flat = list(itertools.chain(*rows))
         if self.q is not None:
             flat = [self.of("queries", (i,), "whitened", (self.q.name, i, 0)) for i in range(len(self.queries))]
-        else:
-            flat = list(itertools.chain(*rows))
         guarding = [self.of("guarding", (j,), "guarding", key, shard=j) for j, key in enumerate(columns)]
         guard = self.of("guard", (), "guard", guarding)
         keys = enumerate((self._sums(int(moves), key, columns), key, guard) for key in flat)
@@ -212,7 +196,6 @@ class _Graph:
         return parts[0]
 
     def _array(self, made: list[Key]) -> da.Array:
-        """The array of the results of all blocks."""
         wide = (self.shape.d,) if self.request.goal == "debiased" else ()
         ends = self.shards if wide else self.queries or itertools.chain(*self.parts)
         chunks = (tuple(stop - start for start, stop in ends), *((k,) for k in wide))

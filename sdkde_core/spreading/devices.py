@@ -1,7 +1,6 @@
-"""Several devices: each has all columns, and takes some of the rows.
+"""Several devices: each packs all columns, and takes its share of the tasks (:mod:`.tasks`) in a thread of its own.
 
-The work per byte is so large that copies hardly matter: n² pairs for n points that travel. So every device packs all
-columns for itself, and takes its share of the tasks (:mod:`.tasks`) in a thread of its own.
+Copies hardly matter: n points travel for n² pairs.
 """
 
 from __future__ import annotations
@@ -9,42 +8,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ..arrays import convert
 from ..engine.columns import PackedColumns
 from ..engine.devices import memory_errors
+from ..engine.groups import GroupedColumns
 from ..engine.merge import concatenate, each
 from ..engine.threads import map_threads
 from ..protocol import Backend, BackendInfo, Columns, Partial, Problem, with_fields
+from .ranks import OnRanks, Ranks
 from .tasks import Range, dealt, joined, run, shares, tasks_of
-
-
-class Reducer(Protocol):
-    """The columns of one reduction, ready for rows."""
-
-    def reduce(
-        self, queries: Any = None, *, some: Range | None = None, distances: Any = None, extent: float | None = None
-    ) -> tuple[Partial, int]:
-        """As :meth:`PackedColumns.reduce`."""
-
-
-class Executor(Protocol):
-    """Runs the tasks of passes whose columns are in memory; :class:`.ranks.Ranks` is one."""
-
-    def pack(
-        self, backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
-    ) -> Reducer:
-        """Return the columns ready for rows; arguments as of :class:`PackedColumns`."""
-
-
-def pack_on(where: Executor | tuple[str, ...], *columns: Any, **how: Any) -> Reducer:
-    """Return columns ready for rows, on several devices or ranks, else on one; arguments as of PackedColumns."""
-    if not isinstance(where, tuple):
-        return where.pack(*columns, **how)
-    return OnDevices(where, *columns, **how) if where else PackedColumns(*columns, **how)
 
 
 class OnDevices:
@@ -62,8 +38,7 @@ class OnDevices:
         columns: Columns,
         shared: bool = False,
     ) -> None:
-        assert "grad" not in problem.requires
-        self._devices, self._info, self._problem = tuple(devices), info, problem
+        self._devices, self._info = tuple(devices), info
 
         def packed(k: int, there: Columns) -> PackedColumns:
             return PackedColumns(backend, info, with_fields(problem, device=self._devices[k]), there, shared)
@@ -95,13 +70,12 @@ class OnDevices:
 
         done = self._at_once(part, given)
         apart = [number for _, number in done if number]  # each counts the columns' outliers
-        twice = max(0, len(apart) - 1) * self._packed[0].n_far
+        twice = max(0, len(apart) - 1) * self._packed[0].far.n
         return concatenate([self._home(partial) for partial, _ in done]), sum(apart) - twice
 
     def _home(self, partial: Partial) -> Partial:
         """Bring sums to the first device."""
-        with memory_errors():
-            return each(partial, lambda x: convert(x, self._info.arrays, self._problem.device))
+        return each(partial, lambda x: self._sent(x, 0))
 
     def _sent(self, x: Any, k: int) -> Any:
         """Bring an array to a device; the calling thread's streams on both devices wait for each other."""
@@ -125,3 +99,13 @@ class OnDevices:
         busy = [k for k in range(len(self._devices)) if mine[k]]
         done = dict(zip(busy, map(iter, map_threads(work, busy, len(busy)))))
         return [next(done[arguments[0]]) for arguments in given]
+
+
+Reducer = PackedColumns | GroupedColumns | OnDevices | OnRanks
+
+
+def pack_on(where: Ranks | tuple[str, ...], *columns: Any, **how: Any) -> Reducer:
+    """Return columns ready for rows, on several devices or ranks, else on one; arguments as of PackedColumns."""
+    if not isinstance(where, tuple):
+        return where.pack(*columns, **how)
+    return OnDevices(where, *columns, **how) if where else PackedColumns(*columns, **how)

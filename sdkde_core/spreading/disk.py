@@ -27,8 +27,7 @@ def resident_bytes() -> int:
 def resident_shards(plan: Any, allowed: int) -> int:
     """Return how many shards may stay in ``allowed`` bytes of memory; ValueError where not even the work fits."""
     d, here = plan.shape.d, resident_bytes()
-    first = plan.shape.shards[0]
-    shard = 8 * (first[1] - first[0]) * (d + 1)
+    shard = 8 * plan.shape.shards[0][1] * (d + 1)  # the first, which begins at 0
     # Compiled code and threads; two shards read, as they come and whitened, packed, and temporaries; sums, twice.
     needed = 100 * 10**6 + 10 * shard + 8 * plan.rows * (6 * d + 8)
     if here + needed > allowed:
@@ -71,10 +70,9 @@ class Job:
                     advance(stop - start)
 
     def _block(self, step: int, tasks: list[Task]) -> Any:
-        """The results of one block of rows."""
         plan, answers = self.plan, step == self.plan.request.answering and not self.plan.debiased
         rows_of = self.query if answers and self.query is not None else self.train
-        rows = plan.whitened(rows_of.rows_at(*tasks[0].rows))
+        rows = plan.whitened(rows_of.at(*tasks[0].rows))
         shards = self._ahead(step, [task.columns for task in tasks])
         sums = plan.folded(plan.partial(step, plan.packed(step, shard), rows) for shard in shards)
         result = plan.density(sums, rows, self._guard, self.log) if answers else sums.shift
@@ -111,8 +109,8 @@ class Job:
         key = step, where[0]
         if key in self._kept:
             return self._kept[key]
-        weights = None if self.weights is None else self.weights.rows_at(*where)
-        columns: Columns = self.plan.columns(self.train.rows_at(*where), weights)
+        weights = None if self.weights is None else self.weights.at(*where)
+        columns: Columns = self.plan.columns(self.train.at(*where), weights)
         if step:
             columns = self.plan.moved(columns, self.shifts.read(*where), self._step)
         self._kept = {k: v for k, v in self._kept.items() if k[0] == step}

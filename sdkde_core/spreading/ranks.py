@@ -25,11 +25,7 @@ class PeerFailed(RuntimeError):
 
 
 class Ranks:
-    """The processes of a torch.distributed group; None: all processes.
-
-    All must ask for the same, in the same order. One that fails says so with :meth:`fail`; the others then raise
-    :class:`PeerFailed` at their next exchange.
-    """
+    """The processes of a torch.distributed group; None: all processes. They must ask for the same, in one order."""
 
     def __init__(self, group: Any = None) -> None:
         dist = sys.modules["torch"].distributed
@@ -60,13 +56,12 @@ class Ranks:
     def pack(
         self, backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
     ) -> OnRanks:
-        """Return the columns ready for rows; arguments as of :class:`PackedColumns`."""
         self.agreed("the backend", info.name)
         self.agreed("the problem", str((problem.reduction, problem.n, problem.d, problem.precision, problem.extent)))
         return OnRanks(self, PackedColumns(backend, info, problem, columns, shared))
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this process has failed, if they still listen: others may have failed too."""
+        """Tell the others, if they still listen, that this process has failed; they raise :class:`PeerFailed`."""
         with suppress(Exception):
             self.gathered("a failure", f"{type(error).__name__}: {error}")
 

@@ -19,8 +19,6 @@ from ..protocol import Partial
 
 
 class Task(NamedTuple):
-    """One block of rows over one block of columns."""
-
     rows: Range
     columns: Range
     # "pairs": both are near points, and the sums of the columns over the rows are a second result. "apart": what blocks
@@ -29,13 +27,11 @@ class Task(NamedTuple):
 
     @property
     def work(self) -> float:
-        """The number of pairs that are computed."""
         pairs = (self.rows[1] - self.rows[0]) * (self.columns[1] - self.columns[0])
         return 0.5 * pairs if self.kind == "pairs" and self.rows == self.columns else float(pairs)
 
     @property
     def results(self) -> tuple[Range, ...]:
-        """The rows of each result."""
         return (self.rows, self.columns) if self.kind == "pairs" else (self.rows,)
 
 
@@ -61,19 +57,19 @@ def tasks_of(packed: PackedColumns, parts: int, some: Range | None = None) -> li
     if some is not None or not packed.takes_pairs:
         first, last = some or (0, n)
         return [Task((first + a, first + b), (0, n)) for a, b in shares(last - first, parts)]
-    near = packed.n_near
+    near = n - packed.far.n
     blocks = shares(near, 8 if near < 1 << 21 else 16)
     tasks = [Task(rows, columns, "pairs") for j, columns in enumerate(blocks) for rows in blocks[: j + 1]]
-    tasks += [Task(rows, (near, n), "apart") for rows in blocks if packed.far_adds]
+    tasks += [Task(rows, (near, n), "apart") for rows in blocks if not packed.far.negligible]
     return tasks + [Task((near + a, near + b), (0, n), "apart") for a, b in shares(n - near, 8)]
 
 
 def run(packed: PackedColumns, task: Task) -> tuple[Sequence[Partial], int]:
     """Return the results of a task, one or two, and how many outliers were summed apart."""
     if task.kind == "pairs":
-        return packed.reduce_pairs(task.rows, task.columns), packed.n_far
+        return packed.reduce_pairs(task.rows, task.columns), packed.far.n
     if task.kind == "apart":
-        return [packed.reduce_apart(task.rows, task.columns)], packed.n_far
+        return [packed.reduce_apart(task.rows, task.columns)], packed.far.n
     partial, apart = packed.reduce(some=task.rows)
     return [partial], apart
 
@@ -81,10 +77,9 @@ def run(packed: PackedColumns, task: Task) -> tuple[Sequence[Partial], int]:
 def joined(packed: PackedColumns, tasks: Sequence[Task], results: Sequence[Sequence[Partial]]) -> Partial:
     """Return the sums of all rows, from the results of every task."""
     found: dict[Range, dict[Range, Partial]] = {}
-    for task, result in zip(tasks, results, strict=True):
-        found.setdefault(task.rows, {})[task.columns] = result[0]
-        if task.kind == "pairs" and task.rows != task.columns:
-            found.setdefault(task.columns, {})[task.rows] = result[1]
+    for task, sides in zip(tasks, results, strict=True):
+        for here, there, side in zip(task.results, (task.columns, task.rows), sides):
+            found.setdefault(here, {}).setdefault(there, side)
     whole = concatenate([merge([found[here][there] for there in sorted(found[here])]) for here in sorted(found)])
     return whole if tasks[0].kind == "rows" else packed.in_order(whole)
 
