@@ -76,11 +76,10 @@ def test_every_pair_comes_once(supers, most, monkeypatch):
     """As a row and a column, in both directions, or in its own super in one."""
     monkeypatch.setattr(plan, "MOST_UNITS", most)
     per, tiles = plan.COLUMNS // plan.ROWS, np.zeros((supers, supers), int)
-    for part in plan.launches(supers, 132):
-        tables = part.tables
+    for first, tables in plan.launches(supers, 132):
         block, column, flags, _ = tables.units.T
-        row = (block // per + part.first) % supers
-        column = (column + part.first) % supers
+        row = (block // per + first) % supers
+        column = (column + first) % supers
         assert ((row != column) == (flags & 1 == 1)).all()
         count = (flags >> 16) - (flags >> 8 & 255)
         assert (count > 0).all() and not (count % 4).any() and not ((flags >> 8 & 255) % 4).any()

@@ -39,8 +39,12 @@ class _State:
     def packed(self) -> launch.Packed:
         """The points as columns, and as rows of MEAN."""
         log_weights = self.log_weights if "weights" in self.problem.requires else None
-        make = functools.partial(launch.pack, self.points, self.step, "columns", self.problem.reduction, log_weights)
+        make = functools.partial(launch.pack, self.points, self.step, self.problem.reduction, True, log_weights)
         return self.made.get("packed", make, self.points)
+
+    def log_sum(self, problem: Problem, rows: torch.Tensor, whole: int, end: launch.End = None) -> Any:
+        """LOG_SUM or LAPLACE of some rows, of ``whole`` in all."""
+        return launch.log_sum(problem, rows, self.step, whole, self.packed(), self.log_weights, end)
 
 
 class HopperBackend:
@@ -66,28 +70,20 @@ class HopperBackend:
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns for every row."""
-        points = state.points if queries is None else queries
-        n, m = state.points.shape[0], problem.m if problem.same else points.shape[0]
+        rows = state.points[own_offset : own_offset + problem.m] if queries is None else queries
+        n, m = state.points.shape[0], rows.shape[0]
         if m == 0:
-            return empty(problem, points)
-        a_range = problem.same and m < n
-        if a_range:
-            points = points[own_offset : own_offset + m]
-        with launching(points):
+            return empty(problem, rows)
+        with launching(rows):
             if problem.reduction is not Reduction.MEAN:
-
-                def slab(start: int, stop: int) -> Partial:
-                    rows = points if stop - start == m else points[start:stop]
-                    found: Partial = _log_sum(problem, rows, state, m)
-                    return found
-
-                return in_slabs(slab, m, _most_rows(state))
+                return in_slabs(lambda a, b: state.log_sum(problem, rows[a:b], m), m, _most_rows(state))
             if queries is not None:  # ``supports`` declines them; but some of the points may come for lack of memory
                 return reduce_exact(problem, queries, Columns(state.points, state.log_weights))
             if symmetric(problem):
                 return launch.symmetric_mean(state.symmetric(), problem.d, state.log_weights)
-            rows = (own_offset, own_offset + m) if a_range else (0, n)
-            return launch.dense_mean(state.packed(), state.points, state.log_weights, rows, (0, n))
+            return launch.dense_mean(
+                state.packed(), state.points, state.log_weights, (own_offset, own_offset + m), (0, n)
+            )
 
     def whiten(self, given: tuple[Any, ...], scale: Any, centre: Any = None) -> Whitened | None:
         """Whiten by two launches; of so many points that it matters little, nothing."""
@@ -112,7 +108,7 @@ class HopperBackend:
         if points.shape[0] > _most_rows(state) or problem.reduction is not Reduction.LOG_SUM:
             return None
         with launching(points):
-            return _log_sum(problem, points, state, points.shape[0], (constant, log, dtype))
+            return state.log_sum(problem, points, points.shape[0], (constant, log, dtype))
 
     def reduce_pairs(
         self, problem: Problem, state: _State, rows: tuple[int, int], columns: tuple[int, int]
@@ -132,9 +128,3 @@ def _most_rows(state: _State) -> int:
     """How many rows come at a time: some 200 bytes each, twice that in 64 dimensions, and 12 for each partial sum."""
     parts = -(-state.points.shape[0] // (64 * LONGEST))
     return min(1 << 21, max(1 << 14, (512 << 20) // (12 * parts)))
-
-
-def _log_sum(problem: Problem, points: torch.Tensor, state: _State, whole: int, end: launch.End = None) -> Any:
-    """LOG_SUM or LAPLACE of some rows; the parts of the columns follow from how many rows there are in all."""
-    rows = launch.pack(points, state.step, "rows", problem.reduction)
-    return launch.log_sum(problem, rows, whole, state.packed(), state.log_weights, end)
