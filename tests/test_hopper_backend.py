@@ -94,10 +94,11 @@ def test_every_pair_of_two_ranges_comes_once(blocks, supers):
     block, column, flags, slot = tables.units.T
     np.add.at(tiles, (block, column), (flags >> 16) - (flags >> 8 & 255))
     assert (tiles == plan.TILES).all() and (flags & 1).all()
-    assert len(tables.row_begin) == blocks + 1 and len(tables.column_begin) == supers + 1
-    assert sorted(tables.row_units) == list(range(len(block))) and (slot < tables.slots).all()
+    row_begin, row_units, column_begin, column_slots = tables.lists
+    assert len(row_begin) == blocks + 1 and len(column_begin) == supers + 1
+    assert sorted(row_units) == list(range(len(block))) and (slot < tables.slots).all()
     for one in range(supers):
-        slots = tables.column_slots[tables.column_begin[one] : tables.column_begin[one + 1]]
+        slots = column_slots[column_begin[one] : column_begin[one + 1]]
         assert set(slots) == set(slot[column == one])
 
 

@@ -24,12 +24,8 @@ class _State:
     problem: Problem  # as given to prepare: its extent is the largest
     points: torch.Tensor  # (n, d) float64
     log_weights: torch.Tensor  # (n,)
+    step: float  # the grid of the leading pieces
     made: PerStream = field(default_factory=PerStream)
-
-    @property
-    def step(self) -> float:
-        """The grid of the leading pieces."""
-        return grid_step(self.problem.extent)
 
     def symmetric(self) -> launch.Symmetric:
         """The points as the symmetric kernel of MEAN takes them."""
@@ -45,6 +41,10 @@ class _State:
     def log_sum(self, problem: Problem, rows: torch.Tensor, whole: int, end: launch.End = None) -> Any:
         """LOG_SUM or LAPLACE of some rows, of ``whole`` in all."""
         return launch.log_sum(problem, rows, self.step, whole, self.packed(), self.log_weights, end)
+
+    def dense_mean(self, rows: tuple[int, int], columns: tuple[int, int]) -> Partial:
+        """MEAN of a range of the points over another."""
+        return launch.dense_mean(self.packed(), self.points, self.log_weights, rows, columns)
 
 
 class HopperBackend:
@@ -66,7 +66,7 @@ class HopperBackend:
         """Keep the training points; they are packed when the first rows come."""
         if problem.reduction is Reduction.MEAN and "weights" not in problem.requires:  # as a rule LOG_SUM follows
             launch.load_for(problem.d)
-        return _State(problem, columns.points, columns.log_weights)
+        return _State(problem, columns.points, columns.log_weights, grid_step(problem.extent))
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns for every row."""
@@ -81,9 +81,7 @@ class HopperBackend:
                 return reduce_exact(problem, queries, Columns(state.points, state.log_weights))
             if symmetric(problem):
                 return launch.symmetric_mean(state.symmetric(), problem.d, state.log_weights)
-            return launch.dense_mean(
-                state.packed(), state.points, state.log_weights, (own_offset, own_offset + m), (0, n)
-            )
+            return state.dense_mean((own_offset, own_offset + m), (0, n))
 
     def whiten(self, given: tuple[Any, ...], scale: Any, centre: Any = None) -> Whitened | None:
         """Whiten by two launches; of so many points that it matters little, nothing."""
@@ -97,8 +95,7 @@ class HopperBackend:
         if not symmetric(problem):
             return None
         with launching(state.points):
-            found = launch.symmetric_mean(state.symmetric(), problem.d, state.log_weights, state.points)
-        return found.shift
+            return launch.symmetric_mean(state.symmetric(), problem.d, state.log_weights, state.points).shift
 
     def density(
         self, problem: Problem, queries: Any, state: _State, constant: float, log: bool, dtype: Any
@@ -117,11 +114,7 @@ class HopperBackend:
         with launching(state.points):
             if symmetric(problem):
                 return launch.symmetric_block(state.symmetric(), problem.d, state.log_weights, rows, columns)
-            packed, given = state.packed(), (state.points, state.log_weights)
-            one = launch.dense_mean(packed, *given, rows, columns)
-            if rows == columns:
-                return one, one
-            return one, launch.dense_mean(packed, *given, columns, rows)
+            return state.dense_mean(rows, columns), state.dense_mean(columns, rows)
 
 
 def _most_rows(state: _State) -> int:

@@ -197,8 +197,7 @@ def _programs(device: torch.device) -> int:
 @functools.cache
 def _on_device(tables: plan.Tables, device: torch.device) -> tuple[torch.Tensor, ...]:
     """Units and their beginnings, then the lists of partial sums, on a device."""
-    lists = tables.row_begin, tables.row_units, tables.column_begin, tables.column_slots
-    found = tuple(torch.from_numpy(x).to(device) for x in (tables.units, tables.begins, *lists))
+    found = tuple(torch.from_numpy(x).to(device) for x in (tables.units, tables.begins, *tables.lists))
     torch.cuda.current_stream(device).synchronize()  # other streams find them there
     return found
 
@@ -210,21 +209,21 @@ def symmetric_mean(
 
     ``moved_from``: the points as they were (n, d), and half the shift is added to them.
     """
-    device, n = points.memory.device, points.count
+    device = points.memory.device
     supers, blocks, programs = points.padded // plan.COLUMNS, points.padded // plan.ROWS, _programs(device)
     launches = plan.launches(supers, programs, points.width)
     units, slots = max(len(x.units) for _, x in launches), max(x.slots for _, x in launches)
     carried = 8 * points.padded * points.sums if len(launches) > 1 else 0
     sizes = 4 * units * plan.ROWS * points.sums, 4 * slots * plan.COLUMNS * points.sums, carried
     memory, (out_rows, out_columns, sums) = _room(device, *sizes)
-    log_sum, shift = _results(n, d, device)
+    log_sum, shift = _results(points.count, d, device)
+    end = points.rows, log_weights, points.count, d, log_sum, shift, moved_from
     reduce, merge = _symmetric_kernels(points.width)
     for i, (first, tables) in enumerate(launches):
         table, circle = _on_device(tables, device), (first * (plan.COLUMNS // plan.ROWS), first, blocks, supers)
         reduce(programs, points.rows, points.tiles, points.bytes, *table[:2], out_rows, out_columns, *circle)
         when = int(i == 0), int(i == len(launches) - 1)
-        end = points.rows, log_weights, n, d, log_sum, shift
-        merge(points.padded // 32, out_rows, out_columns, *table[2:], *circle, sums, *when, *end, moved_from)
+        merge(points.padded // 32, out_rows, out_columns, *table[2:], *circle, sums, *when, *end)
     del memory  # the launches are queued
     return Partial(log_sum, shift)
 

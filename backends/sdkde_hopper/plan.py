@@ -50,10 +50,8 @@ class Tables:
     units: Ints  # (k, 4), {block, super, flags, slot}: see ``device/mean.cu``
     begins: Ints  # (programs + 1,), each program's first unit
     slots: int  # of columns' partial sums
-    row_begin: Ints  # (blocks + 1,), and the units of every block, in a fixed order
-    row_units: Ints
-    column_begin: Ints  # (supers + 1,), likewise the slots of every super
-    column_slots: Ints
+    # (blocks + 1,), where the units of each block begin among all, in a fixed order; (supers + 1,), likewise slots.
+    lists: tuple[Ints, Ints, Ints, Ints]
 
 
 def launches(supers: int, programs: int, width: int = 16) -> list[tuple[int, Tables]]:
@@ -80,8 +78,7 @@ def _tables(supers: int, count: int, longer: int, programs: int, width: int) -> 
     per, met = COLUMNS // ROWS, np.full(count, 1 + (supers - 1) // 2)
     met[:longer] += 1
     own = np.repeat(np.arange(count), met * per)  # the super of every group of a block and a super
-    starts = np.concatenate([[0], np.cumsum(met * per)])
-    within = np.arange(len(own)) - starts[own]
+    within = np.concatenate([np.arange(k * per) for k in met])
     symmetric = (within >= per).astype(np.int64)
     block = (own * per + within) % (supers * per)
     return _deal(block, own, symmetric, supers * per, supers, programs, width)
@@ -123,7 +120,7 @@ def _deal(block: Ints, own: Ints, symmetric: Ints, blocks: int, supers: int, pro
     units = np.stack([block[group], own[group], flags, slot], axis=1).astype(np.int32)
     rows = _lists(units[:, 0], np.arange(len(units)), blocks)
     columns = _lists(units[last, 1], units[last, 3], supers)
-    return Tables(units, np.searchsorted(begin, cuts).astype(np.int32), int(slot[-1]) + 1, *rows, *columns)
+    return Tables(units, np.searchsorted(begin, cuts).astype(np.int32), int(slot[-1]) + 1, (*rows, *columns))
 
 
 class Ring(NamedTuple):
