@@ -23,7 +23,7 @@ SLACK = 1e-12
 
 def left_out(problem: Problem) -> float:
     """Return what lists leave out of a row's sum at most, relative to that."""
-    return (COARSE + FINE) * TOLERANCES[problem.precision][problem.reduction].absolute
+    return (COARSE + FINE) * _allowed(problem)
 
 
 class Lists(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from array_api_compat import array_namespace, device
@@ -51,30 +52,32 @@ def _split(xp: Any, nodes: Any, along: Any, at: int) -> tuple[Any, Any]:
 def _sorted(xp: Any, points: Any, size: int) -> Any:
     """The order of all leaves, by sorts of all points.
 
-    First nodes are stretches of whole parts, of 128 leaves each: node k of 2^level has those from
-    ⌈k · parts / 2^level⌉ on. Then every part is split in halves. So tiles of leaves, by powers of two, are nodes too.
     Coordinates are kept one after the other, in the order so far: rows of a few numbers are gathered slowly on a GPU,
     and what has been put in order is nearly where it was.
     """
-    n, on, part = points.shape[0], device(points), 128  # a power of two
-    where = xp.arange(n, device=on)
-    leaf, leaves, parts = where // size, -(-n // size), -(-n // (size * part))
-    depth, level, along = (parts - 1).bit_length(), 0, xp.asarray(points.T, copy=True)
-    while level < depth:  # the fewer sorts the better: here shapes do not matter yet
-        starts = ((xp.arange((1 << level) + 1, device=on) * parts + (1 << level) - 1) >> level) * part
-        node = ((leaf // part) << level) // parts
-        longest = -(-parts // (1 << level)) * part
+    n, on = points.shape[0], device(points)
+    where, along = xp.arange(n, device=on), xp.asarray(points.T, copy=True)
+    for starts, longest, node in _nodes(xp, where // size, -(-n // size)):
         moved = _within(xp, along, starts, longest, node, size)
         where, along = where[moved], xp.take(along, moved, axis=1)
-        level += min(2, depth - level)  # levels that are split at once, along one dimension
-    wide = part
-    while wide > 1:
-        if wide < 2 * leaves:
-            starts = xp.arange(-(-leaves // wide) + 1, device=on) * wide
-            moved = _within(xp, along, starts, wide, leaf // wide, size)
-            where, along = where[moved], xp.take(along, moved, axis=1)
-        wide //= 2
     return where
+
+
+def _nodes(xp: Any, leaf: Any, leaves: int) -> Iterator[tuple[Any, int, Any]]:
+    """The last three arguments but one of :func:`_within`, sort by sort; ``leaf`` is every point's.
+
+    First nodes are stretches of whole parts, of 128 leaves each: node k of 2^level has those from
+    ⌈k · parts / 2^level⌉ on. Two levels are split at once, along one dimension: the fewer sorts the better, and here
+    shapes do not matter yet. Then every part is split in halves. So tiles of leaves, by powers of two, are nodes too.
+    """
+    part, on = 128, device(leaf)
+    parts = -(-leaves // part)
+    for level in range(0, (parts - 1).bit_length(), 2):
+        starts = ((xp.arange((1 << level) + 1, device=on) * parts + (1 << level) - 1) >> level) * part
+        yield starts, -(-parts // (1 << level)) * part, ((leaf // part) << level) // parts
+    for wide in (128, 64, 32, 16, 8, 4, 2):
+        if wide < 2 * leaves:
+            yield xp.arange(-(-leaves // wide) + 1, device=on) * wide, wide, leaf // wide
 
 
 def _within(xp: Any, along: Any, starts: Any, longest: int, node: Any, size: int) -> Any:
@@ -85,7 +88,7 @@ def _within(xp: Any, along: Any, starts: Any, longest: int, node: Any, size: int
     """
     d, n = along.shape
     count = starts.shape[0] - 1
-    blocks = in_blocks(along, size)
+    blocks = by_tile(along, size, axis=1)
     leaves = blocks.shape[1]
     last = xp.minimum(starts[1:, None], xp.full_like(starts[1:, None], leaves)) - 1
     within = starts[:-1, None] + xp.arange(min(longest, leaves), device=device(along))
@@ -104,18 +107,10 @@ def _within(xp: Any, along: Any, starts: Any, longest: int, node: Any, size: int
     return xp.argsort(xp.astype(key, xp.int32) if count * steps <= 1 << 31 else key, axis=0, stable=True)
 
 
-def in_blocks(along: Any, size: int) -> Any:
-    """(d, n) as (d, blocks, size), the last block filled with its last point."""
-    xp, (d, n) = array_namespace(along), along.shape
+def by_tile(x: Any, size: int, axis: int = 0) -> Any:
+    """(n, …) as (tiles, size, …), the last tile filled with its last point; likewise along another axis."""
+    xp, before, n, after = array_namespace(x), x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     if n % size:
-        along = xp.concat([along, xp.broadcast_to(along[:, -1:], (d, -n % size))], axis=1)
-    return xp.reshape(along, (d, -1, size))
-
-
-def by_tile(x: Any, size: int) -> Any:
-    """(n, …) as (tiles, size, …), the last tile filled with its last point."""
-    xp = array_namespace(x)
-    missing = -x.shape[0] % size
-    if missing:
-        x = xp.concat([x, xp.broadcast_to(x[-1:, ...], (missing, *x.shape[1:]))])
-    return xp.reshape(x, (-1, size, *x.shape[1:]))
+        last = xp.take(x, xp.full_like(xp.arange(-n % size, device=device(x)), n - 1), axis=axis)
+        x = xp.concat([x, last], axis=axis)
+    return xp.reshape(x, (*before, -1, size, *after))

@@ -40,11 +40,7 @@ class Neighbours:
         self._finite = bool(xp.all(xp.abs(points) < FARTHEST))
 
     def reduce(
-        self,
-        problem: Problem,
-        rows: Any,
-        least: float = -math.inf,
-        spread: Callable[..., Any] = map,
+        self, problem: Problem, rows: Any, least: float = -math.inf, spread: Callable[..., Any] = map
     ) -> Partial:
         """Answer for some rows, (m, d).
 
@@ -65,15 +61,9 @@ class Neighbours:
             near = self._near(xp, problem, rows, least)
             if near is not None:
                 return near.reduce(problem, rows, least, spread)
-        parts, places = [], []
-        for which, tiles, columns in self._parts(xp, problem, rows, least):
-            parts.append((rows[which, :], tiles, columns))
-            places.append(xp.reshape(which, (-1,)))
-
-        def task(part: tuple[Any, ...]) -> Partial:
-            return _sum(xp, problem, *part)
-
-        found, place = concatenate(list(spread(task, parts))), xp.concat(places)
+        parts = list(self._parts(xp, problem, rows, least))
+        found = concatenate(list(spread(lambda part: _sum(xp, problem, rows, *part), parts)))
+        place = xp.concat([xp.reshape(which, (-1,)) for which, *_ in parts])
         # The last tile is filled up with its last row, whose results are the same each time.
         back = xp.argsort(place, stable=True)
         first = xp.concat([xp.ones_like(place[:1], dtype=xp.bool), place[back][1:] != place[back][:-1]])
@@ -121,14 +111,12 @@ class Neighbours:
         return Neighbours(Columns(points[which, :], log_weights[which]))
 
     def _tiled(self, where: Any, size: int) -> _Tiles:
-        xp, n = array_namespace(where), where.shape[0]
+        xp, points = array_namespace(where), self.columns.points
         places = by_tile(where, size)
         places = xp.concat([places, places[-1:, :]])
-        there = xp.reshape(xp.arange(places.shape[0] * size, device=device(where)), places.shape) < n
-        log_weights = self.columns.log_weights[places]
-        log_weights = xp.where(there, log_weights, xp.full_like(log_weights, -math.inf))
-        points = self.columns.points
-        return _Tiles([points[:, a][places] for a in range(points.shape[1])], log_weights)
+        log_weights = xp.reshape(self.columns.log_weights[places], (-1,))
+        log_weights[where.shape[0] :] = -math.inf
+        return _Tiles([points[:, a][places] for a in range(points.shape[1])], xp.reshape(log_weights, places.shape))
 
     def _parts(self, xp: Any, problem: Problem, rows: Any, least: float) -> Iterator[tuple[Any, Any, _Tiles]]:
         """Which rows are summed together, (b, height), and over which tiles of which columns, (b, k)."""
@@ -182,8 +170,9 @@ def _pairs(rows: Any) -> int:
     return 1 << (15 if is_numpy_array(rows) else 22)
 
 
-def _sum(xp: Any, problem: Problem, rows: Any, tiles: Any, columns: _Tiles) -> Partial:
-    """Sum rows (b, h, d) over lists of tiles (b, k), some tiles at a time, about a running maximum."""
+def _sum(xp: Any, problem: Problem, rows: Any, which: Any, tiles: Any, columns: _Tiles) -> Partial:
+    """Sum some rows, (b, h), over lists of tiles, (b, k), some tiles at a time, about a running maximum."""
+    rows = rows[which, :]
     (b, h, d), mean, laplace = rows.shape, *(problem.reduction is r for r in (Reduction.MEAN, Reduction.LAPLACE))
     top = xp.full_like(rows[:, :, 0], -1e300)
     sums = [xp.zeros_like(top) for _ in range(1 + (d if mean else 2 if laplace else 0))]

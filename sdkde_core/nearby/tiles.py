@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from array_api_compat import array_namespace
 
-from .order import by_tile, in_blocks, order
+from .order import by_tile, order
 
 #: Tiles of columns that are first looked at together.
 TOGETHER = 16
@@ -50,7 +50,7 @@ def index(points: Any, log_weights: Any, size: int, leaf: int = 0) -> Index:
 def _columns(along: Any, log_weights: Any, size: int) -> Tiles:
     """Tiles of points (d, n) in order."""
     xp, n = array_namespace(along), along.shape[1]
-    blocks, logs = in_blocks(along, size), by_tile(log_weights, size)
+    blocks, logs = by_tile(along, size, axis=1), by_tile(log_weights, size)
     if n % size:
         logs[-1, n % size :] = -math.inf
     low, high, top = xp.min(blocks, axis=2), xp.max(blocks, axis=2), xp.max(logs, axis=1)
