@@ -41,9 +41,8 @@ def test_products_are_the_sums(d, reduction):
     box, *_ = modes.choose_box(problem, ends, points, 1e-13, lambda shape, share, *outside: math.inf if share else 0.0)
     basis = separable.Basis(box, torch.device("cpu"), 1 << 20)
     found = separable.to_modes(basis, torch.tensor(points), torch.tensor(weights))
-    slope = 1.0 if reduction is Reduction.MEAN else 0.0
     coefficients = separable.fields(problem, basis, found)
-    got = separable.to_points(basis, torch.tensor(rows), coefficients, slope).numpy()
+    got = separable.to_points(basis, torch.tensor(rows), coefficients, reduction is Reduction.MEAN).numpy()
     step = points[None] - rows[:, None]
     r2 = (step**2).sum(-1)
     phi = weights * np.exp(-0.5 * r2)

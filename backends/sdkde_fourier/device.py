@@ -57,8 +57,7 @@ class TorchFourierBackend(Fourier):
     def evaluate(self, problem: Problem, series: Series, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
         basis = _basis(series.box, rows.device)
         coefficients = separable.fields(problem, basis, series.modes)
-        slope = 1.0 if problem.reduction is Reduction.MEAN else 0.0
-        total, *others = separable.to_points(basis, rows, coefficients, slope)
+        total, *others = separable.to_points(basis, rows, coefficients, problem.reduction is Reduction.MEAN)
         return total, others
 
 

@@ -67,11 +67,10 @@ def by_products(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Wor
     A cosine and its angle are some forty operations, and are written and read about three times; products as narrow as
     these run at less than half of the peak. What PyTorch does on the host for a pass takes some milliseconds.
     """
-    d, n, m = problem.d, problem.n, problem.m
+    d, n, m, rows = problem.d, problem.n, problem.m, problem.n + problem.m
     backs = {Reduction.LOG_SUM: 1, Reduction.MEAN: max(2, d), Reduction.LAPLACE: 2}[problem.reduction]
     sizes = [2.0 * math.sqrt(2.0 * shape[0])] * 2 if d == 1 else list(shape)
     functions, modes = sum(sizes), math.prod(sizes)
-    rows = n + m
     between = modes / sizes[-1]  # numbers a point and field between two products
     return Work(
         matrix_flops={"float64": 5.0 * modes * (n + backs * m) + 40.0 * functions * rows},
@@ -131,10 +130,9 @@ def box_seconds(
     """
     if math.prod(shape) > MOST_MODES:
         return math.inf
+    rows = share * problem.m
     work = ways.by_box(problem, shape, epsilon)
-    if share:
-        work = plus(work, ways.directly(problem, share * problem.m, left, columns))
-    return seconds(work, problem.device)
+    return seconds(plus(work, ways.directly(problem, rows, left, columns)) if rows else work, problem.device)
 
 
 def direct_seconds(ways: Ways, problem: Problem, points: Array, log_weights: Array) -> float:
@@ -143,30 +141,23 @@ def direct_seconds(ways: Ways, problem: Problem, points: Array, log_weights: Arr
     Where equal points are summed once, one that comes several times among these comes often and stands for itself;
     one that comes once stands for those that were not taken.
     """
-    equal = 0.0
+    equal, n = 0.0, problem.n
     if ways.merges and many(points):
         first, group = distinct(points)
-        share = np.where(np.bincount(group) > 1, 1.0 / problem.n, 1.0 / len(points)).sum()
+        share = np.where(np.bincount(group) > 1, 1.0 / n, 1.0 / len(points)).sum()
         points, log_weights = points[first], merged_weights(log_weights, first, group)
         # Equal points are found before, by one thread.
-        equal = 20.0 * prices.speedup(cpu_threads()) * problem.d * (problem.n + problem.m) * math.log2(problem.n + 1.0)
-        problem = replace(problem, **{name: math.ceil(share * getattr(problem, name)) for name in ("n", "m")})
+        equal = 20.0 * prices.speedup(cpu_threads()) * problem.d * (n + problem.m) * math.log2(n + 1.0)
+        problem = replace(problem, n=math.ceil(share * n), m=math.ceil(share * problem.m))
     share = rough_share(problem, points, points, log_weights, *ways.tiles, left_out(problem))
     work = ways.directly(problem, problem.m, share * problem.n, problem.n)
-    return seconds(plus(work, Work(scalar_flops=equal, launches=0)), problem.device)
+    return seconds(replace(work, scalar_flops=work.scalar_flops + equal), problem.device)
 
 
-def plus(a: Work, b: Work) -> Work:
-    """Return the Work of both."""
-    return Work(
-        matrix_flops={
-            k: a.matrix_flops.get(k, 0.0) + b.matrix_flops.get(k, 0.0) for k in {**a.matrix_flops, **b.matrix_flops}
-        },
-        scalar_flops=a.scalar_flops + b.scalar_flops,
-        exps=a.exps + b.exps,
-        bytes=a.bytes + b.bytes,
-        launches=a.launches + b.launches,
-    )
+def plus(transforms: Work, direct: Work) -> Work:
+    """Return the Work of both; direct sums take no matrix products."""
+    names = "scalar_flops", "exps", "bytes", "launches"
+    return replace(transforms, **{name: getattr(transforms, name) + getattr(direct, name) for name in names})
 
 
 # --- which way is likely to be taken, from the extent ---
@@ -201,19 +192,17 @@ def likely(problem: Problem, by: Ways) -> tuple[str, Work]:
     def price(way: tuple[str, Work]) -> float:
         return seconds(way[1], problem.device)
 
-    usual = prices.typical_extent(problem.n, problem.d)
-    ways = _ways(problem, by, problem.extent)
+    ways, usual = _ways(problem, by, problem.extent), prices.typical_extent(problem.n, problem.d)
     if problem.extent > 3.0 * usual:
-        bulk, direct = min(_ways(problem, by, usual), key=price), ways[-1]
-        dearer = max(1.0, price(bulk) / price(direct)) ** (1.0 / 2.0 if problem.precision == "float64" else 1.0 / 6.0)
-        w = direct[1]
+        bulk, w = min(map(price, _ways(problem, by, usual))), ways[-1][1]
+        dearer = max(1.0, bulk / price(ways[-1])) ** (1.0 / 2.0 if problem.precision == "float64" else 1.0 / 6.0)
         w = replace(w, scalar_flops=dearer * w.scalar_flops, exps=dearer * w.exps, bytes=dearer * w.bytes)
         ways[-1] = "small neighbourhoods, or modes of the most", w
     return min(ways, key=price)
 
 
 def _ways(problem: Problem, by: Ways, extent: float) -> list[tuple[str, Work]]:
-    """Modes, unless there are too many, and lists, if the points were normal with that extent.
+    """Modes, unless there are too many, and direct sums, if the points were normal with that extent.
 
     On a device boxes often leave out what is far out, for little: the modes are those of an extent a third of the way
     down to the usual one.
@@ -237,8 +226,6 @@ def _ways(problem: Problem, by: Ways, extent: float) -> list[tuple[str, Work]]:
 
 
 def _usual_modes(problem: Problem, extent: float) -> float:
-    """Modes of a box with that extent."""
     cut = bounds.cutoff(USUAL)
     width = 2.0 * extent * problem.d**-0.25  # between a cube's around the ball and one's inside
-    period = width + 1.5 * cut
-    return min(period * cut / math.pi, 1e10) ** problem.d
+    return min((width + 1.5 * cut) * cut / math.pi, 1e10) ** problem.d

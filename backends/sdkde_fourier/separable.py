@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class Basis:
     box: Box
     device: torch.device
     memory: int
-    depth: int = 2048  # points of one of the products that are computed side by side, and summed in order
+    depth: ClassVar[int] = 2048  # points of one of the products that are computed side by side, and summed in order
 
     @property
     def waves(self) -> list[Tensor]:
@@ -89,23 +90,14 @@ def to_modes(basis: Basis, points: Tensor, weights: Tensor) -> Tensor:
     return _joined(basis, total) if len(basis.box.highest) == 1 else total.unflatten(0, basis.box.shape[:-1])
 
 
-def _quarters(tensor: Tensor, counts: list[int]) -> list[Tensor]:
-    """The parts cos·cos, cos·sin, sin·cos, sin·sin of a matrix (2 A − 1, 2 B − 1), each (A, B): sin 0 is 0."""
-    a, b = counts
-    parts = tensor.new_zeros(4, a, b)
-    parts[0] = tensor[:a, :b]
-    parts[1, :, 1:] = tensor[:a, b:]
-    parts[2, 1:] = tensor[a:, :b]
-    parts[3, 1:, 1:] = tensor[a:, b:]
-    return list(parts)
-
-
 def _joined(basis: Basis, product: Tensor) -> Tensor:
     """In one dimension: the sums of cos kθ and sin kθ from those of products, k = a + P b."""
-    counts, highest = [len(w) for w in basis.waves], basis.box.highest[0]
-    cc, cs, sc, ss = _quarters(product, counts)
-    cosines, sines = (cc - ss).T.flatten()[: highest + 1], (sc + cs).T.flatten()[: highest + 1]
-    return torch.cat([cosines, sines[1:]])
+    (a, b), highest = [len(w) for w in basis.waves], basis.box.highest[0]
+    cosines, sines = product[:a, :b].clone(), product.new_zeros(a, b)
+    cosines[1:, 1:] -= product[a:, b:]  # sin 0 is 0
+    sines[1:] += product[a:, :b]
+    sines[:, 1:] += product[:a, b:]
+    return torch.cat([cosines.T.flatten()[: highest + 1], sines.T.flatten()[1 : highest + 1]])
 
 
 def _parted(basis: Basis, coefficients: Tensor) -> Tensor:
@@ -159,17 +151,17 @@ def _derivative(coefficients: Tensor, kappa: Tensor, a: int) -> Tensor:
     return found.movedim(-1, a)
 
 
-def to_points(basis: Basis, points: Tensor, coefficients: list[Tensor], slope: float = 0.0) -> Tensor:
+def to_points(basis: Basis, points: Tensor, coefficients: list[Tensor], slope: bool) -> Tensor:
     """Return the values of every field at the points, (fields, b).
 
-    With a ``slope``, in two dimensions or more, the second row is that times the first field's derivative along the
-    first dimension: its products are those of the field itself.
+    With ``slope``, in two dimensions or more, the second row is the first field's derivative along the first dimension:
+    its products are those of the field itself.
     """
     if points.shape[1] == 1:
-        coefficients, slope = [_parted(basis, c) for c in coefficients], 0.0
+        coefficients, slope = [_parted(basis, c) for c in coefficients], False
     # (fields · N1 [· N2], N last), so that one product serves all fields
     matrix = torch.cat([c.flatten(0, -2) for c in coefficients])
-    found = points.new_empty(len(coefficients) + bool(slope), len(points))
+    found = points.new_empty(len(coefficients) + slope, len(points))
     rows = basis.rows(len(coefficients))
     for start in range(0, len(points), rows):
         here = slice(start, start + rows)
@@ -187,5 +179,5 @@ def to_points(basis: Basis, points: Tensor, coefficients: list[Tensor], slope: f
         count = basis.box.highest[0]
         cosines, sines = values[:, 0, 1 : count + 1], values[:, 0, count + 1 :]
         turned = sines * first[:, 1 : count + 1] - cosines * first[:, count + 1 :]
-        found[1, here] = turned @ (slope * _wave_numbers(basis, 0)[1 : count + 1])
+        found[1, here] = turned @ _wave_numbers(basis, 0)[1 : count + 1]
     return found
