@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array, to_device
@@ -21,11 +21,8 @@ from .tiles import Index, index
 FARTHEST = 1e150
 
 
-class _Tiles(NamedTuple):
-    """Columns, a tile at a time; the last tile is empty, and fills lists up."""
-
-    points: list[Any]  # by dimension, (tiles + 1, size) each
-    log_weights: Any  # (tiles + 1, size), −inf where there is no column
+#: Columns by tiles, (tiles + 1, size): coordinates, and log weights, −inf where there is none. The last tile is empty.
+_Tiles: TypeAlias = tuple[list[Any], Any]
 
 
 @dataclass(eq=False)
@@ -79,13 +76,9 @@ class Neighbours:
         points, log_weights, (m, d) = self.columns.points, self.columns.log_weights, rows.shape
         n = points.shape[0]
         step = max(1, n // min(max(1 << 10, (1 << 18) // m), 1 << 13))
-        sample, terms = points[::step, :], xp.zeros_like(rows[:, :1]) + log_weights[None, ::step]
-        for a in range(d):
-            away = rows[:, a, None] - sample[None, :, a]
-            away *= away
-            away *= 0.5
-            terms -= away
-        floor = xp.max(terms, axis=1)
+        sample = points[::step, :]
+        square = sum((rows[:, a, None] - sample[None, :, a]) ** 2 for a in range(d))
+        floor = xp.max(log_weights[None, ::step] - 0.5 * square, axis=1)
         most = max(0.0, math.log(n) + float(xp.max(log_weights)))  # log W is no more
         allowed = COARSE * TOLERANCES[problem.precision][problem.reduction].absolute
         nats = most - math.log(allowed) - xp.maximum(floor, xp.full_like(floor, least))
@@ -116,7 +109,7 @@ class Neighbours:
         places = xp.concat([places, places[-1:, :]])
         log_weights = xp.reshape(self.columns.log_weights[places], (-1,))
         log_weights[where.shape[0] :] = -math.inf
-        return _Tiles([points[:, a][places] for a in range(points.shape[1])], xp.reshape(log_weights, places.shape))
+        return [points[:, a][places] for a in range(points.shape[1])], xp.reshape(log_weights, places.shape)
 
     def _parts(self, xp: Any, problem: Problem, rows: Any, least: float) -> Iterator[tuple[Any, Any, _Tiles]]:
         """Which rows are summed together, (b, height), and over which tiles of which columns, (b, k)."""
@@ -126,7 +119,7 @@ class Neighbours:
         few = 12  # for fewer rows all columns are summed: to put these in order takes longer
         if not self._finite or m < few:
             columns = self._tiled(xp.arange(n, device=on), isolated[0])
-            every = xp.arange(columns.log_weights.shape[0] - 1, device=on)
+            every = xp.arange(columns[1].shape[0] - 1, device=on)
             for start in range(0, m, few):
                 yield xp.arange(start, min(m, start + few), device=on)[None, :], every[None, :], columns
             return
@@ -135,7 +128,7 @@ class Neighbours:
             found = index(self.columns.points, self.columns.log_weights, size)
             self._made[size] = found, self._tiled(found.order, size)
         found, columns = self._made[size]
-        where, none = order(rows, max(height, 8)), columns.log_weights.shape[0] - 1
+        where, none = order(rows, max(height, 8)), columns[1].shape[0] - 1
         group = 32 * height  # rows that are first looked at together
         step = max(1, (1 << 17) // none) * group  # lists take 200 bytes a pair of tiles
         for start in range(0, m, step):
@@ -172,19 +165,19 @@ def _pairs(rows: Any) -> int:
 
 def _sum(xp: Any, problem: Problem, rows: Any, which: Any, tiles: Any, columns: _Tiles) -> Partial:
     """Sum some rows, (b, h), over lists of tiles, (b, k), some tiles at a time, about a running maximum."""
-    rows = rows[which, :]
+    rows, (points, log_weights) = rows[which, :], columns
     (b, h, d), mean, laplace = rows.shape, *(problem.reduction is r for r in (Reduction.MEAN, Reduction.LAPLACE))
     top = xp.full_like(rows[:, :, 0], -1e300)
     sums = [xp.zeros_like(top) for _ in range(1 + (d if mean else 2 if laplace else 0))]
-    width = max(1, _pairs(rows) // (b * h * columns.log_weights.shape[1]))
+    width = max(1, _pairs(rows) // (b * h * log_weights.shape[1]))
     for start in range(0, tiles.shape[1], width):
         some = tiles[:, start : start + width]
-        delta = [xp.reshape(x[some, :], (b, 1, -1)) - rows[:, :, a, None] for a, x in enumerate(columns.points)]
+        delta = [xp.reshape(x[some, :], (b, 1, -1)) - rows[:, :, a, None] for a, x in enumerate(points)]
         exponent = delta[0] * delta[0]
         for x in delta[1:]:
             exponent += x * x
         exponent *= -0.5
-        term = exponent + xp.reshape(columns.log_weights[some, :], (b, 1, -1))
+        term = exponent + xp.reshape(log_weights[some, :], (b, 1, -1))
         higher = xp.maximum(top, xp.max(term, axis=2))
         term -= higher[:, :, None]
         phi, fall = xp.exp(term), xp.exp(top - higher)
