@@ -29,7 +29,6 @@ class TorchFourierBackend(Fourier):
     ways = price.DEVICE
 
     def probe(self, device: str) -> Support:
-        """Make a tensor in float64 on the device."""
         try:
             torch.zeros(1, dtype=torch.float64, device=device).add_(1.0).cpu()
         except (RuntimeError, AssertionError, ValueError, TypeError, NotImplementedError) as error:
@@ -39,11 +38,9 @@ class TorchFourierBackend(Fourier):
 
     @without_grad
     def prepare(self, problem: Problem, columns: Columns) -> State:
-        """Transform the columns to modes, if that is faster than direct sums."""
         made = PerStream()
 
         def directly(problem: Problem, rows: Tensor) -> Partial:
-            """Sum over all columns, which are put in order when the first row asks."""
             near = made.get("near", lambda: Neighbours(columns), columns.points)
             return near.reduce(problem, rows)
 

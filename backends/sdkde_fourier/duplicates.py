@@ -32,7 +32,6 @@ class Distinct:
         return Neighbours(columns)
 
     def reduce(self, problem: Problem, rows: Array) -> Partial:
-        """Answer for some rows."""
         if not many(rows):
             return self._near.reduce(problem, rows, spread=self.spread)
         first, group = distinct(rows)

@@ -107,8 +107,6 @@ def seconds(work: Work, device: str = "cpu") -> float:
 
 
 class Ways(NamedTuple):
-    """The two ways of summing."""
-
     by_box: Callable[[Problem, tuple[int, ...], float], Work]  # of a shape in modes and the transforms' tolerance
     directly: Callable[[Problem, float, float, float], Work]  # of rows, columns left to each, columns
     tiles: tuple[int, int]  # columns and rows of one, see :class:`sdkde_core.nearby.Neighbours`

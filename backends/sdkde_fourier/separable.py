@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,15 +40,8 @@ class Basis:
         if len(highest) > 1:
             return [torch.arange(k + 1, dtype=torch.float64, device=self.device) for k in highest]
         step = math.isqrt(highest[0]) + 1  # P
-        return [
-            torch.arange(count, dtype=torch.float64, device=self.device) * by
-            for count, by in ((step, 1), (highest[0] // step + 1, step))
-        ]
-
-    def angles(self, points: Tensor) -> list[Tensor]:
-        """Per factor the angles (b,) of the points (b, d); see :meth:`Box.angles`."""
-        found = self.box.angles(points)
-        return found if len(found) > 1 else found * 2
+        count = highest[0] // step + 1
+        return [torch.arange(k, dtype=torch.float64, device=self.device) * by for k, by in ((step, 1), (count, step))]
 
     def rows(self, fields: int = 1) -> int:
         """The number of points in a block that memory allows, for the evaluation of ``fields`` fields."""
@@ -59,8 +52,8 @@ class Basis:
 
     def functions(self, points: Tensor) -> list[Tensor]:
         """Per factor cosines and sines of its waves at the points, (b, 2 waves − 1)."""
-        found = []
-        for theta, waves in zip(self.angles(points), self.waves):
+        found, angles = [], self.box.angles(points)
+        for theta, waves in zip(angles if len(angles) > 1 else angles * 2, self.waves):
             count = len(waves)
             out = theta.new_empty(len(theta), 2 * count - 1)
             phase = theta[:, None] * waves
@@ -72,7 +65,7 @@ class Basis:
 
 def to_modes(basis: Basis, points: Tensor, weights: Tensor) -> Tensor:
     """Return Σ_j w_j Π_a f(θ_ja): (2 K_1 + 1, 2 K_2 + 1, …)."""
-    total: Tensor | None = None
+    total: Any = 0.0
     for start in range(0, len(points), basis.rows()):
         here = slice(start, start + basis.rows())
         first, *others = basis.functions(points[here])
@@ -85,8 +78,7 @@ def to_modes(basis: Basis, points: Tensor, weights: Tensor) -> Tensor:
         if whole:
             left, right = (x[:whole].unflatten(0, (-1, basis.depth)) for x in (first, last))
             part = part + torch.bmm(left.mT, right).sum(0)
-        total = part if total is None else total + part
-    assert total is not None  # there is at least one column
+        total = total + part
     return _joined(basis, total) if len(basis.box.highest) == 1 else total.unflatten(0, basis.box.shape[:-1])
 
 

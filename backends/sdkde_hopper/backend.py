@@ -43,7 +43,6 @@ class _State:
         return launch.log_sum(problem, rows, self.step, whole, self.packed(), self.log_weights, end)
 
     def dense_mean(self, rows: tuple[int, int], columns: tuple[int, int]) -> Partial:
-        """MEAN of a range of the points over another."""
         return launch.dense_mean(self.packed(), self.points, self.log_weights, rows, columns)
 
 
@@ -51,7 +50,6 @@ class HopperBackend:
     """Kernels for GPUs of compute capability 9.0."""
 
     def probe(self, device: str) -> Support:
-        """Look for such a GPU, and for what compiles for it."""
         found = grids.probe(device, [90], "the kernels are for 9.0 (H100, H200)")
         if not found.ok:
             return found
@@ -69,7 +67,6 @@ class HopperBackend:
         return _State(problem, columns.points, columns.log_weights, grid_step(problem.extent))
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
-        """Reduce over all columns for every row."""
         rows = state.points[own_offset : own_offset + problem.m] if queries is None else queries
         n, m = state.points.shape[0], rows.shape[0]
         if m == 0:
@@ -77,7 +74,7 @@ class HopperBackend:
         with launching(rows):
             if problem.reduction is not Reduction.MEAN:
                 return in_slabs(lambda a, b: state.log_sum(problem, rows[a:b], m), m, _most_rows(state))
-            if queries is not None:  # ``supports`` declines them; but some of the points may come for lack of memory
+            if queries is not None:  # ``supports`` declines them; but points of weight zero are rows, and no columns
                 return reduce_exact(problem, queries, Columns(state.points, state.log_weights))
             if symmetric(problem):
                 return launch.symmetric_mean(state.symmetric(), problem.d, state.log_weights)
@@ -110,7 +107,6 @@ class HopperBackend:
     def reduce_pairs(
         self, problem: Problem, state: _State, rows: tuple[int, int], columns: tuple[int, int]
     ) -> tuple[Partial, Partial]:
-        """Reduce two ranges of the points, each over the other."""
         with launching(state.points):
             if symmetric(problem):
                 return launch.symmetric_block(state.symmetric(), problem.d, state.log_weights, rows, columns)

@@ -70,8 +70,8 @@ def _mean(width: int) -> _Module:
     values = functools.partial(wgmma, n=2 * width + 8)
     products = (
         *(*_EXPONENTS, wgmma("add_hi", width + 8), values("add_values")),
-        values("begin_bytes", k=32, kind="e5m2", a="shared", begins=True),
-        values("add_bytes", k=32, kind="e5m2", a="shared"),
+        values("begin_bytes", halves=False, a="shared", begins=True),
+        values("add_bytes", halves=False, a="shared"),
         values("add_transposed", a="transposed"),
     )
     constants = {"WIDTH": width, "TILES": TILES, "MEAN_SHARED": MEAN_SHARED[width], "SCALE_BITS": SCALE_BITS}
@@ -103,9 +103,8 @@ def nvrtc_version() -> str:
 
 def check_driver() -> None:
     """Raise RuntimeError where the driver is of an older major version than NVRTC, whose code it does not load."""
-    error, version = driver.cuDriverGetVersion()
-    compiler = nvrtc_version()
-    if error != driver.CUresult.CUDA_SUCCESS or version // 1000 < int(compiler.partition(".")[0]):
+    version, compiler = _check(driver.cuDriverGetVersion()), nvrtc_version()
+    if version // 1000 < int(compiler.partition(".")[0]):
         known = f"{version // 1000}.{version % 1000 // 10}"
         raise RuntimeError(
             f"NVRTC is {compiler} and the driver knows CUDA up to {known}; install cuda-core's extra for it"
@@ -113,7 +112,6 @@ def check_driver() -> None:
 
 
 def source(module: str) -> str:
-    """Return a module's CUDA C++."""
     products, files, constants = MODULES[module]
     defined = "".join(f"#define {name} {value}\n" for name, value in constants.items())
     names = ("sm90.cuh", *files)
@@ -276,7 +274,6 @@ _lock = new_lock()
 
 @functools.cache
 def _module(name: str) -> Any:
-    """A module, loaded: a ``CUlibrary``."""
     return _check(driver.cuLibraryLoadData(_code(name), [], [], 0, [], [], 0))
 
 

@@ -184,7 +184,6 @@ def dense_mean(
 
 
 def _results(n: int, d: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for log sums and shifts."""
     new = functools.partial(torch.empty, dtype=torch.float64, device=device)
     return new(n), new((n, d))
 
