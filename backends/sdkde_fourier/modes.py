@@ -103,7 +103,8 @@ def _box(problem: Problem, low: Array, high: Array, epsilon: float, whole: bool)
 
 def _highest(last: float, period: float) -> int:
     """The mode at the wave number ``last``, capped: it may be huge, or not a number."""
-    return math.ceil(mode) if (mode := last * period / (2.0 * math.pi)) < 1e10 else 10**10
+    mode = last * period / (2.0 * math.pi)
+    return math.ceil(mode) if mode < 1e10 else 10**10
 
 
 def density_bound(box: Box, points: Any, weights: Any) -> float:

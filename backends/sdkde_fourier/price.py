@@ -1,7 +1,4 @@
-"""What the two ways of summing cost, by Fourier modes and directly over lists of nearby tiles; which is likely taken.
-
-On a CPU by finufft 2.5 and NumPy, on a device by PyTorch.
-"""
+"""What the two ways of summing cost, by Fourier modes and directly over nearby tiles, and which is likely taken."""
 
 from __future__ import annotations
 
@@ -26,15 +23,12 @@ MOST_MODES = 1 << 23
 
 
 def by_modes(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Work:
-    """Return the Work of the transforms: spreading and interpolation over width^d grid points, and the FFTs.
-
-    Of few points the way to modes takes one thread. Sorting and double precision are in the figures.
-    """
+    """Return the Work of finufft's transforms: spreading and interpolation over width^d grid points, and the FFTs."""
     d, width = problem.d, math.ceil(math.log10(1.0 / epsilon)) + 2
     backs, stencil, modes = fields_of(problem), float(width**d), float(math.prod(shape))
     grid = modes * bounds.requested(epsilon, d)[0] ** d
     threads = cpu_threads()
-    idle = prices.speedup(threads) / prices.speedup(blocks_to_modes(problem.n, shape, threads))
+    idle = prices.speedup(threads) / prices.speedup(blocks_to_modes(problem.n, shape, threads))  # few points take one
     spread = idle * problem.n * (250.0 + 75.0 * d + 10.0 * stencil)
     interpolation = problem.m * backs * (300.0 + 150.0 * d + 8.0 * stencil)
     transforms = grid * (1 + backs) * (20.0 + 6.0 * math.log2(max(grid, 2.0)))
@@ -48,9 +42,9 @@ def by_modes(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Work:
 def by_lists(problem: Problem, rows: float, left: float, columns: float) -> Work:
     """Return the Work of summing ``rows`` on a CPU over lists of nearby tiles, which leave ``left`` columns to each.
 
-    Fitted to 20,000 to 100,000 points in one to three dimensions, within a factor of 2.5, and to 200 to 10,000 columns
-    outside a box. For few rows the columns near them are gathered instead of sorted. NumPy's passes over small arrays
-    wait for the interpreter's lock: two threads or more save a sixth.
+    Fitted to 20,000 to 100,000 points, within a factor of 2.5, and to 200 to 10,000 columns outside a box. For few rows
+    the columns near them are gathered instead of sorted. Two threads or more save a sixth: NumPy's passes over small
+    arrays wait for the interpreter's lock.
     """
     mean = problem.reduction is Reduction.MEAN
     each = 75.0 * problem.d if 32 * rows < columns else (60.0 if problem.d == 1 else 300.0) * math.log2(columns + 1.0)
@@ -65,7 +59,7 @@ def by_products(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Wor
     """Return the Work of transforms as products of cosines and sines, in float64; see ``separable.py``.
 
     A cosine and its angle are some forty operations, and are written and read about three times; products as narrow as
-    these run at less than half of the peak. What PyTorch does on the host for a pass takes some milliseconds.
+    these run at less than half of the peak.
     """
     d, n, m, rows = problem.d, problem.n, problem.m, problem.n + problem.m
     backs = {Reduction.LOG_SUM: 1, Reduction.MEAN: max(2, d), Reduction.LAPLACE: 2}[problem.reduction]
@@ -81,10 +75,9 @@ def by_products(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Wor
 
 
 def by_tiles(problem: Problem, rows: float, left: float, columns: float) -> Work:
-    """As :func:`by_lists`, on a device.
+    """As :func:`by_lists`, on a device: every operation of a pair reads and writes float64 in memory.
 
-    Every operation of a pair reads and writes float64 in memory, and 12 launches are those around the passes over four
-    million pairs. Before, points are sorted, and tiles judged.
+    12 launches are those around the passes over four million pairs. Before, points are sorted, and tiles judged.
     """
     d, pairs, judged = problem.d, rows * min(left, columns), rows / 32 * columns / 256
     passes = 3.0 * d + (6.0 if problem.reduction is Reduction.LOG_SUM else 10.0)
@@ -158,8 +151,6 @@ def plus(transforms: Work, direct: Work) -> Work:
     return replace(transforms, **{name: getattr(transforms, name) + getattr(direct, name) for name in names})
 
 
-# --- which way is likely to be taken, from the extent ---
-
 #: The transforms' tolerance, assumed before the data are known.
 USUAL = 1e-11
 
@@ -202,8 +193,7 @@ def likely(problem: Problem, by: Ways) -> tuple[str, Work]:
 def _ways(problem: Problem, by: Ways, extent: float) -> list[tuple[str, Work]]:
     """Modes, unless there are too many, and direct sums, if the points were normal with that extent.
 
-    On a device boxes often leave out what is far out, for little: the modes are those of an extent a third of the way
-    down to the usual one.
+    On a device boxes often leave out what is far out: the modes are those a third of the way down to the usual extent.
     """
     box = extent if by is CPU else min(extent, (extent**2 * prices.typical_extent(problem.n, problem.d)) ** (1.0 / 3.0))
     modes = _usual_modes(problem, box)

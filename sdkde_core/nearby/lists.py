@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from array_api_compat import array_namespace, device
 
 from ..protocol import TOLERANCES, Problem, Reduction
-from .order import by_tile
-from .tiles import TOGETHER, Index, Tiles
+from .tiles import TOGETHER, Index, Tiles, by_tile
 
 #: Shares of the tolerance: what is dropped as a tile of tiles, and as a tile.
 COARSE, FINE = 0.01, 0.05

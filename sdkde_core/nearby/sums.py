@@ -14,8 +14,7 @@ from ..engine.exact import reduce_exact
 from ..engine.merge import concatenate, each, safe_log
 from ..protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from .lists import COARSE, lists
-from .order import by_tile, order
-from .tiles import Index, index
+from .tiles import Index, by_tile, index, order
 
 #: Coordinates from which squares overflow.
 FARTHEST = 1e150
@@ -69,9 +68,9 @@ class Neighbours:
     def _near(self, xp: Any, problem: Problem, rows: Any, least: float) -> Neighbours | None:
         """The columns near few rows, found faster than all columns are put in order; None where they are many.
 
-        A row's largest term in a sample of the columns bounds its sum from below. With W the sum of the weights,
-        columns farther away than R add W f(R) exp(−½ R²) at most (see the package), from which R follows. A grid's
-        cells are marked that are within R of a row in every dimension; the columns in marked cells are kept.
+        A row's largest term in a sample of the columns bounds its sum exp(ℓ₀) from below. Columns farther away than R
+        add W f(R) exp(−½ R²) at most (see the package): that is to be 0.01 τ exp(ℓ₀). A grid's cells are marked that
+        are within R of a row in every dimension; the columns in marked cells are kept.
         """
         points, log_weights, (m, d) = self.columns.points, self.columns.log_weights, rows.shape
         n = points.shape[0]
