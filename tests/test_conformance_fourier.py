@@ -1,4 +1,4 @@
-"""The Fourier backend passes the suite that every backend runs: as it is, and transforming wherever it can."""
+"""The Fourier backends pass the suite that every backend runs: as they are, and transforming wherever they can."""
 
 from typing import ClassVar
 
@@ -7,6 +7,7 @@ import pytest
 from sdkde_core.testing import BackendConformance
 
 pytest.importorskip("finufft")
+torch = pytest.importorskip("torch")
 
 
 @pytest.mark.covering(2)
@@ -35,6 +36,20 @@ class TestFourierAlways(BackendConformance):
         super().test_tolerance(parameter)
 
 
+class TestFourierTorchAlways(TestFourierAlways):
+    backend = "fourier-torch"
+    device = "cpu"
+    slow = ("sizes", "threads", "leaks", "surroundings", "new_contents", "many_alive")
+
+
+@pytest.mark.slow
+class TestFourierTorch(BackendConformance):
+    backend = "fourier-torch"
+    device = "cpu"
+    dimensions = (1, 2, 3)
+    draws = 24
+
+
 @pytest.mark.slow
 class TestFourierFull(BackendConformance):
     backend = "fourier"
@@ -45,3 +60,18 @@ class TestFourierFull(BackendConformance):
 
     # The checks that do not depend on the profile are those of the class above.
     test_result_format = test_sizes = test_threads = None
+
+
+class TestFourierTorchFull(TestFourierFull):
+    backend = "fourier-torch"
+    device = "cpu"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestFourierTorchOnCuda(BackendConformance):
+    backend = "fourier-torch"
+    device = "cuda:0"
+    options: ClassVar = {"always": True}
+    profile = "full"
+    dimensions = (1, 2, 3)

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import math
 import os
 import re
 import subprocess
@@ -25,9 +24,6 @@ from sdkde_hopper.info import INFO
 from sdkde_core.choice import registry
 from sdkde_core.choice.registry import start
 from sdkde_core.protocol import Columns, Problem, Reduction
-
-LN2, SQRT_LOG2E = math.log(2.0), math.sqrt(math.log2(math.e))
-
 
 #: The others are these for other dimensions, with weights or without.
 QUICK = ("pack", "exact", "mean_8", "mean_16", "log_sum_16", "laplace_32_weighted", "dense_64", "dense_16_weighted")
@@ -63,24 +59,16 @@ def test_warpgroups_take_no_more_registers_than_they_are_launched_with():
     assert {plan.warpgroups(width) for width in plan.WIDTHS} <= set(plan.REGISTERS)
 
 
-def test_shared_memory_fits():
-    rings = [plan.dense_ring(x, weighted) for x in plan.WIDTHS for weighted in (False, True)]
-    rings += [plan.log_sum_ring(x) for x in plan.WIDTHS]
-    assert min(ring.stages for ring in rings) >= 3
-    assert max(*plan.MEAN_SHARED.values(), *(ring.shared for ring in rings)) <= 232448  # of a multiprocessor
-
-
 @pytest.mark.parametrize("supers", [1, 2, 3, 4, 7, 32, 33])
 @pytest.mark.parametrize("most", [40, 16384])
 def test_every_pair_comes_once(supers, most, monkeypatch):
     """As a row and a column, in both directions, or in its own super in one."""
     monkeypatch.setattr(plan, "MOST_UNITS", most)
     per, tiles = plan.COLUMNS // plan.ROWS, np.zeros((supers, supers), int)
-    for part in plan.launches(supers, 132):
-        tables = part.tables
+    for first, tables in plan.launches(supers, 132):
         block, column, flags, _ = tables.units.T
-        row = (block // per + part.first) % supers
-        column = (column + part.first) % supers
+        row = (block // per + first) % supers
+        column = (column + first) % supers
         assert ((row != column) == (flags & 1 == 1)).all()
         count = (flags >> 16) - (flags >> 8 & 255)
         assert (count > 0).all() and not (count % 4).any() and not ((flags >> 8 & 255) % 4).any()
@@ -95,24 +83,23 @@ def test_every_pair_of_two_ranges_comes_once(blocks, supers):
     block, column, flags, slot = tables.units.T
     np.add.at(tiles, (block, column), (flags >> 16) - (flags >> 8 & 255))
     assert (tiles == plan.TILES).all() and (flags & 1).all()
-    assert len(tables.row_begin) == blocks + 1 and len(tables.column_begin) == supers + 1
-    assert sorted(tables.row_units) == list(range(len(block))) and (slot < tables.slots).all()
+    row_begin, row_units, column_begin, column_slots = tables.lists
+    assert len(row_begin) == blocks + 1 and len(column_begin) == supers + 1
+    assert sorted(row_units) == list(range(len(block))) and (slot < tables.slots).all()
     for one in range(supers):
-        slots = tables.column_slots[tables.column_begin[one] : tables.column_begin[one + 1]]
+        slots = column_slots[column_begin[one] : column_begin[one + 1]]
         assert set(slots) == set(slot[column == one])
 
 
 def test_what_is_declined_and_why():
-    def asked(reduction=Reduction.MEAN, d=16, extent=10.0, same=True, *requires):
-        requires = frozenset(requires)
-        problem = Problem(
-            reduction, 5000, 5000, d, precision="fast", device="cuda:0", same=same, extent=extent, requires=requires
-        )
-        return INFO.supports(problem)
+    problem = Problem(Reduction.MEAN, 5000, 5000, 16, precision="fast", device="cuda:0", same=True, extent=10.0)
 
-    assert asked().ok and asked(Reduction.LOG_SUM, same=False).ok
+    def asked(**other):
+        return INFO.supports(replace(problem, **other))
+
+    assert asked().ok and asked(reduction=Reduction.LOG_SUM, same=False).ok
     for reduction in Reduction:
-        assert asked(reduction, 64, 18.0, True, "weights").ok
+        assert asked(reduction=reduction, d=64, extent=18.0, requires=frozenset({"weights"})).ok
     assert "64 dimensions, not 65" in asked(d=65).reason
     assert "not of other rows" in asked(same=False).reason
     assert "up to 18.8 bandwidths, not 19" in asked(extent=19.0).reason

@@ -1,7 +1,6 @@
 """Which tiles can matter: what is left out stays within its share of the tolerance."""
 
 import functools
-import importlib
 import itertools
 import math
 
@@ -12,13 +11,12 @@ from some_of_all import some_of_all
 
 from sdkde_core import nearby
 from sdkde_core.nearby import Neighbours, index, lists, order
-from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
+from sdkde_core.plugin import each
+from sdkde_core.protocol import Columns, Problem, Reduction
 from sdkde_core.testing import reference
 from sdkde_core.testing.problems import errors
 
-lists_module = importlib.import_module("sdkde_core.nearby.lists")
 SIZE, HEIGHT = 16, 8
-SHARE = lists_module.COARSE + lists_module.FINE
 
 
 # --- order and tiles ------------------------------------------------------------------------------------------------
@@ -93,8 +91,7 @@ def _left_out(problem, y, x, log_w, together=0):
             change[i] = (term * (a + half))[~kept].sum() / (term * (a + half)).sum()
         else:
             change[i] = term[~kept].sum() / term.sum()
-    allowed = SHARE * TOLERANCES[problem.precision][problem.reduction].absolute
-    return change / allowed, len(found.tiles) / (len(columns.fine.square) * (len(found.ends) - 1))
+    return change / nearby.left_out(problem), len(found.tiles) / (len(columns.fine.square) * (len(found.ends) - 1))
 
 
 @functools.cache
@@ -144,7 +141,7 @@ def test_some_of_all_columns_beside_one_that_weighs_far_more(precision):
         return terms @ step / terms.sum()
 
     off = np.linalg.norm(shift(kept) - shift(np.arange(len(x))))
-    assert off <= SHARE * TOLERANCES[precision][Reduction.MEAN].absolute
+    assert off <= nearby.left_out(problem)
 
 
 # --- other libraries ------------------------------------------------------------------------------------------------
@@ -182,11 +179,6 @@ def test_the_share_of_typical_data_is_that_counted_of_a_normal_sample(d, counted
         assert 0.0 <= nearby.typical_share(problem, 128, 128, 1e-5) <= 1.0
 
 
-def _arrays(partial, rows=slice(None)):
-    arrays = (partial.log_sum, partial.shift, partial.sign, partial.log_magnitude)
-    return Partial(*(None if x is None else np.asarray(x)[rows] for x in arrays))
-
-
 @pytest.mark.parametrize("library", [np.asarray, torch.asarray])
 @pytest.mark.parametrize("d", [1, 2, 3])
 @pytest.mark.parametrize("extent", [0.2, 10.0, 1e4])
@@ -201,7 +193,7 @@ def test_direct_sums_over_neighbours(d, extent, library):
     for reduction, few in itertools.product(Reduction, (7, 25, 103)):
         some = slice(0, few)
         problem = Problem(reduction, few, 1000, d)
-        got = _arrays(neighbours.reduce(problem, library(rows[some])))
+        got = each(neighbours.reduce(problem, library(rows[some])), np.asarray)
         assert errors(problem, got, reference.sums(rows[some], points, log_weights=log_weights)).max() <= 0.1
 
 
@@ -217,7 +209,7 @@ def test_direct_sums_of_few_rows_among_many_columns(d, library):
     for reduction in Reduction:
         problem = Problem(reduction, len(rows), len(points), d)
         got = Neighbours(Columns(library(points), library(log_weights))).reduce(problem, library(rows))
-        assert errors(problem, _arrays(got), reference.sums(rows, points)).max() <= 0.1
+        assert errors(problem, each(got, np.asarray), reference.sums(rows, points)).max() <= 0.1
 
 
 def test_rough_shares_of_odd_points():
@@ -238,5 +230,5 @@ def test_direct_sums_beside_other_columns(library):
     neighbours = Neighbours(Columns(library(points[1:]), library(np.zeros(2))))
     rows = np.repeat([[1.0], [30.0], [15.0]], 20, axis=0)
     problem = Problem(Reduction.LOG_SUM, 60, 3, 1)
-    both = np.exp(_arrays(neighbours.reduce(problem, library(rows), 0.0)).log_sum)
+    both = np.exp(np.asarray(neighbours.reduce(problem, library(rows), 0.0).log_sum))
     np.testing.assert_allclose(both[::20], [1.0, 1.0, 0.0], atol=1e-9)

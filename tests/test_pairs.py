@@ -88,20 +88,15 @@ def _named(row):
     return "-".join(map(str, row[:3])) + f"-d{row[3]}-e{row[4]:g}" + "-same" * row[5]
 
 
-@pytest.mark.parametrize("row", CHOSEN, ids=_named)
-def test_they_agree(row):
-    _agree(row, [name for name in _who() if name not in COMPILED])
-
-
-@pytest.mark.parametrize("row", OF_ONE_FORMULA, ids=_named)
-def test_they_agree_with_those_that_compile(row):
-    _agree(row, _who())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("row", OF_MORE, ids=_named)
-def test_they_agree_with_those_that_compile_in_more_formulas(row):
-    _agree(row, _who())
+@pytest.mark.parametrize(
+    ("row", "all_of_them"),
+    [(row, False) for row in CHOSEN]
+    + [(row, True) for row in OF_ONE_FORMULA]
+    + [pytest.param(row, True, marks=pytest.mark.slow) for row in OF_MORE],
+    ids=lambda x: _named(x) if isinstance(x, tuple) else "compiled" * x,
+)
+def test_they_agree(row, all_of_them):
+    _agree(row, [name for name in _who() if all_of_them or name not in COMPILED])
 
 
 @pytest.mark.slow

@@ -35,14 +35,12 @@ class FourierBackend(Fourier):
         self.threads = check_threads(threads)
 
     def probe(self, device: str) -> Support:
-        """finufft runs on any CPU."""
         import finufft
 
         return Support(device == "cpu", f"finufft {finufft.__version__} runs on the CPU")
 
     @np.errstate(all="ignore")
     def prepare(self, problem: Problem, columns: Columns) -> State:
-        """Transform the columns to modes, if that is faster than direct sums."""
         return State(columns, self.transform(problem, columns), Distinct(columns, self.spread).reduce)
 
     def to_modes(self, box: Box, points: Array, weights: Array, epsilon: float) -> Array:
@@ -58,7 +56,6 @@ class FourierBackend(Fourier):
         return total, others[:wanted]
 
     def spread(self, task: Callable[[Any], Partial], parts: Sequence[Any]) -> list[Partial]:
-        """Sum parts over neighbourhoods side by side."""
 
         def one(part: Any) -> Partial:
             checkpoint()

@@ -29,7 +29,6 @@ class TorchFourierBackend(Fourier):
     ways = price.DEVICE
 
     def probe(self, device: str) -> Support:
-        """Make a tensor in float64 on the device."""
         try:
             torch.zeros(1, dtype=torch.float64, device=device).add_(1.0).cpu()
         except (RuntimeError, AssertionError, ValueError, TypeError, NotImplementedError) as error:
@@ -39,11 +38,9 @@ class TorchFourierBackend(Fourier):
 
     @without_grad
     def prepare(self, problem: Problem, columns: Columns) -> State:
-        """Transform the columns to modes, if that is faster than direct sums."""
         made = PerStream()
 
         def directly(problem: Problem, rows: Tensor) -> Partial:
-            """Sum over all columns, which are put in order when the first row asks."""
             near = made.get("near", lambda: Neighbours(columns), columns.points)
             return near.reduce(problem, rows)
 
@@ -57,8 +54,7 @@ class TorchFourierBackend(Fourier):
     def evaluate(self, problem: Problem, series: Series, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
         basis = _basis(series.box, rows.device)
         coefficients = separable.fields(problem, basis, series.modes)
-        slope = 1.0 if problem.reduction is Reduction.MEAN else 0.0
-        total, *others = separable.to_points(basis, rows, coefficients, slope)
+        total, *others = separable.to_points(basis, rows, coefficients, problem.reduction is Reduction.MEAN)
         return total, others
 
 

@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from sdkde_core.nearby import Neighbours
-from sdkde_core.plugin import each, new_lock
+from sdkde_core.plugin import each
 from sdkde_core.protocol import Columns, Partial, Problem
 
 from .modes import Array
 
 
+@dataclass(frozen=True)
 class Distinct:
     """All columns. Equal ones are merged, with the sum of their weights, where they are many; and so are equal rows."""
 
-    def __init__(self, columns: Columns, spread: Callable[..., Any]) -> None:
-        self._columns, self._spread, self._lock = columns, spread, new_lock()
-        self._near: Neighbours | None = None
+    columns: Columns
+    spread: Callable[..., Any]  # see Neighbours.reduce
+
+    @functools.cached_property
+    def _near(self) -> Neighbours:
+        columns = self.columns
+        if many(columns.points):
+            first, group = distinct(columns.points)
+            columns = Columns(columns.points[first], merged_weights(columns.log_weights, first, group))
+        return Neighbours(columns)
 
     def reduce(self, problem: Problem, rows: Array) -> Partial:
-        """Answer for some rows; see :meth:`sdkde_core.nearby.Neighbours.reduce`."""
-        columns = self._columns
-        with self._lock:
-            if self._near is None:
-                if many(columns.points):
-                    first, group = distinct(columns.points)
-                    weights = merged_weights(columns.log_weights, first, group)
-                    columns = Columns(columns.points[first], weights)
-                self._near = Neighbours(columns)
         if not many(rows):
-            return self._near.reduce(problem, rows, spread=self._spread)
+            return self._near.reduce(problem, rows, spread=self.spread)
         first, group = distinct(rows)
-        return each(self._near.reduce(problem, rows[first], spread=self._spread), lambda x: x[group])
+        return each(self._near.reduce(problem, rows[first], spread=self.spread), lambda x: x[group])
 
 
 def distinct(points: Array) -> tuple[Array, Array]:

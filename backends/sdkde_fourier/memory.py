@@ -1,8 +1,8 @@
 """What the Fourier backend takes of the host's memory, in bytes: counted, from what finufft 2.5 and NumPy allocate.
 
-finufft works on a grid of complex numbers, finer than the modes, one for every transform at a time. Beside it are, on
-the way to modes, the part of the grid that a part of the points is spread to first; and in one dimension the tables of
-the FFT. Points have angles, a place in finufft's order, and values. A real number takes 8 bytes, a complex one 16.
+finufft works on a grid of complex numbers, finer than the modes. Beside it are, on the way to modes, the part of the
+grid that a part of the points is spread to first; and in one dimension the tables of the FFT. Points have angles, a
+place in finufft's order, and values.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ def blocks_to_points(count: int, shape: tuple[int, ...], threads: int) -> tuple[
 
 
 def _grid(shape: tuple[int, ...], epsilon: float) -> tuple[int, ...]:
-    """finufft's grid."""
     finer, _ = requested(epsilon, len(shape))
     return tuple(_even(max(math.ceil(finer * modes), 2 * WIDEST)) for modes in shape)
 

@@ -52,7 +52,7 @@ def choose_box(
     sample: Array,
     epsilon: float,
     price: Callable[[tuple[int, ...], float, float, float], float],
-) -> tuple[Box, float] | None:
+) -> tuple[Box, float]:
     """Return the cheapest box and its price, of one around all points and some around most.
 
     Columns that it leaves out are summed directly, over the rows near them.
@@ -74,13 +74,12 @@ def choose_box(
         if price(box.shape, 0.0, 0.0, 0.0) < best[1]:
             cost = price(box.shape, *_in_reach(box, sample, n, reach))
             best = (box, cost) if cost < best[1] else best
-    return best if best[1] < math.inf else None
+    return best
 
 
 def _in_reach(box: Box, sample: Array, n: int, reach: float) -> tuple[float, float, float]:
     """Return the last three arguments of ``price``, see :func:`choose_box`, as estimated from a sample."""
-    outside = sample[~box.holds(sample, np.zeros(len(box.low)))]
-    near = sample[~box.holds(sample, np.full(len(box.low), reach))]
+    outside, near = (sample[~box.holds(sample, np.full(len(box.low), within))] for within in (0.0, reach))
     if not len(outside):
         return 0.0, 0.0, 0.0
     rows, columns = (x[:: -(-len(x) // k)] for x, k in zip((near, outside), (64, 512)))
@@ -136,12 +135,9 @@ def fields(problem: Problem, box: Box, modes: Array, last: float) -> list[Array]
     middle = tuple(slice(k - h, k + h + 1) for k, h in zip(box.highest, highest))
     waves, product = [], modes[middle].copy()
     for a in range(d):
-        shape = [1] * d
-        shape[a] = -1
         kappa = (2.0 * math.pi / box.period[a]) * np.arange(-highest[a], highest[a] + 1)
-        gaussian = (math.sqrt(2.0 * math.pi) / box.period[a]) * np.exp(-0.5 * kappa**2)
-        product *= gaussian.reshape(shape)
-        waves.append(kappa.reshape(shape))
+        waves.append(kappa.reshape([-1 if b == a else 1 for b in range(d)]))
+        product *= (math.sqrt(2.0 * math.pi) / box.period[a]) * np.exp(-0.5 * waves[a] ** 2)
     if problem.reduction is Reduction.LOG_SUM:
         return [product]
     if problem.reduction is Reduction.LAPLACE:

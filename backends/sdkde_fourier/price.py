@@ -1,7 +1,4 @@
-"""What the two ways of summing cost, by Fourier modes and directly over lists of nearby tiles; which is likely taken.
-
-On a CPU by finufft 2.5 and NumPy, on a device by PyTorch.
-"""
+"""What the two ways of summing cost, by Fourier modes and directly over nearby tiles, and which is likely taken."""
 
 from __future__ import annotations
 
@@ -26,15 +23,12 @@ MOST_MODES = 1 << 23
 
 
 def by_modes(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Work:
-    """Return the Work of the transforms: spreading and interpolation over width^d grid points, and the FFTs.
-
-    Of few points the way to modes takes one thread. Sorting and double precision are in the figures.
-    """
+    """Return the Work of finufft's transforms: spreading and interpolation over width^d grid points, and the FFTs."""
     d, width = problem.d, math.ceil(math.log10(1.0 / epsilon)) + 2
     backs, stencil, modes = fields_of(problem), float(width**d), float(math.prod(shape))
     grid = modes * bounds.requested(epsilon, d)[0] ** d
     threads = cpu_threads()
-    idle = prices.speedup(threads) / prices.speedup(blocks_to_modes(problem.n, shape, threads))
+    idle = prices.speedup(threads) / prices.speedup(blocks_to_modes(problem.n, shape, threads))  # few points take one
     spread = idle * problem.n * (250.0 + 75.0 * d + 10.0 * stencil)
     interpolation = problem.m * backs * (300.0 + 150.0 * d + 8.0 * stencil)
     transforms = grid * (1 + backs) * (20.0 + 6.0 * math.log2(max(grid, 2.0)))
@@ -48,9 +42,9 @@ def by_modes(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Work:
 def by_lists(problem: Problem, rows: float, left: float, columns: float) -> Work:
     """Return the Work of summing ``rows`` on a CPU over lists of nearby tiles, which leave ``left`` columns to each.
 
-    Fitted to 20,000 to 100,000 points in one to three dimensions, within a factor of 2.5, and to 200 to 10,000 columns
-    outside a box. For few rows the columns near them are gathered instead of sorted. NumPy's passes over small arrays
-    wait for the interpreter's lock: two threads or more save a sixth.
+    Fitted to 20,000 to 100,000 points, within a factor of 2.5, and to 200 to 10,000 columns outside a box. For few rows
+    the columns near them are gathered instead of sorted. Two threads or more save a sixth: NumPy's passes over small
+    arrays wait for the interpreter's lock.
     """
     mean = problem.reduction is Reduction.MEAN
     each = 75.0 * problem.d if 32 * rows < columns else (60.0 if problem.d == 1 else 300.0) * math.log2(columns + 1.0)
@@ -65,13 +59,12 @@ def by_products(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Wor
     """Return the Work of transforms as products of cosines and sines, in float64; see ``separable.py``.
 
     A cosine and its angle are some forty operations, and are written and read about three times; products as narrow as
-    these run at less than half of the peak. What PyTorch does on the host for a pass takes some milliseconds.
+    these run at less than half of the peak.
     """
-    d, n, m = problem.d, problem.n, problem.m
+    d, n, m, rows = problem.d, problem.n, problem.m, problem.n + problem.m
     backs = {Reduction.LOG_SUM: 1, Reduction.MEAN: max(2, d), Reduction.LAPLACE: 2}[problem.reduction]
     sizes = [2.0 * math.sqrt(2.0 * shape[0])] * 2 if d == 1 else list(shape)
     functions, modes = sum(sizes), math.prod(sizes)
-    rows = n + m
     between = modes / sizes[-1]  # numbers a point and field between two products
     return Work(
         matrix_flops={"float64": 5.0 * modes * (n + backs * m) + 40.0 * functions * rows},
@@ -82,10 +75,9 @@ def by_products(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Wor
 
 
 def by_tiles(problem: Problem, rows: float, left: float, columns: float) -> Work:
-    """As :func:`by_lists`, on a device.
+    """As :func:`by_lists`, on a device: every operation of a pair reads and writes float64 in memory.
 
-    Every operation of a pair reads and writes float64 in memory, and 12 launches are those around the passes over four
-    million pairs. Before, points are sorted, and tiles judged.
+    12 launches are those around the passes over four million pairs. Before, points are sorted, and tiles judged.
     """
     d, pairs, judged = problem.d, rows * min(left, columns), rows / 32 * columns / 256
     passes = 3.0 * d + (6.0 if problem.reduction is Reduction.LOG_SUM else 10.0)
@@ -108,8 +100,6 @@ def seconds(work: Work, device: str = "cpu") -> float:
 
 
 class Ways(NamedTuple):
-    """The two ways of summing."""
-
     by_box: Callable[[Problem, tuple[int, ...], float], Work]  # of a shape in modes and the transforms' tolerance
     directly: Callable[[Problem, float, float, float], Work]  # of rows, columns left to each, columns
     tiles: tuple[int, int]  # columns and rows of one, see :class:`sdkde_core.nearby.Neighbours`
@@ -131,10 +121,9 @@ def box_seconds(
     """
     if math.prod(shape) > MOST_MODES:
         return math.inf
+    rows = share * problem.m
     work = ways.by_box(problem, shape, epsilon)
-    if share:
-        work = plus(work, ways.directly(problem, share * problem.m, left, columns))
-    return seconds(work, problem.device)
+    return seconds(plus(work, ways.directly(problem, rows, left, columns)) if rows else work, problem.device)
 
 
 def direct_seconds(ways: Ways, problem: Problem, points: Array, log_weights: Array) -> float:
@@ -143,33 +132,24 @@ def direct_seconds(ways: Ways, problem: Problem, points: Array, log_weights: Arr
     Where equal points are summed once, one that comes several times among these comes often and stands for itself;
     one that comes once stands for those that were not taken.
     """
-    equal = 0.0
+    equal, n = 0.0, problem.n
     if ways.merges and many(points):
         first, group = distinct(points)
-        share = np.where(np.bincount(group) > 1, 1.0 / problem.n, 1.0 / len(points)).sum()
+        share = np.where(np.bincount(group) > 1, 1.0 / n, 1.0 / len(points)).sum()
         points, log_weights = points[first], merged_weights(log_weights, first, group)
         # Equal points are found before, by one thread.
-        equal = 20.0 * prices.speedup(cpu_threads()) * problem.d * (problem.n + problem.m) * math.log2(problem.n + 1.0)
-        problem = replace(problem, **{name: math.ceil(share * getattr(problem, name)) for name in ("n", "m")})
+        equal = 20.0 * prices.speedup(cpu_threads()) * problem.d * (n + problem.m) * math.log2(n + 1.0)
+        problem = replace(problem, n=math.ceil(share * n), m=math.ceil(share * problem.m))
     share = rough_share(problem, points, points, log_weights, *ways.tiles, left_out(problem))
     work = ways.directly(problem, problem.m, share * problem.n, problem.n)
-    return seconds(plus(work, Work(scalar_flops=equal, launches=0)), problem.device)
+    return seconds(replace(work, scalar_flops=work.scalar_flops + equal), problem.device)
 
 
-def plus(a: Work, b: Work) -> Work:
-    """Return the Work of both."""
-    return Work(
-        matrix_flops={
-            k: a.matrix_flops.get(k, 0.0) + b.matrix_flops.get(k, 0.0) for k in {**a.matrix_flops, **b.matrix_flops}
-        },
-        scalar_flops=a.scalar_flops + b.scalar_flops,
-        exps=a.exps + b.exps,
-        bytes=a.bytes + b.bytes,
-        launches=a.launches + b.launches,
-    )
+def plus(transforms: Work, direct: Work) -> Work:
+    """Return the Work of both; direct sums take no matrix products."""
+    names = "scalar_flops", "exps", "bytes", "launches"
+    return replace(transforms, **{name: getattr(transforms, name) + getattr(direct, name) for name in names})
 
-
-# --- which way is likely to be taken, from the extent ---
 
 #: The transforms' tolerance, assumed before the data are known.
 USUAL = 1e-11
@@ -201,22 +181,19 @@ def likely(problem: Problem, by: Ways) -> tuple[str, Work]:
     def price(way: tuple[str, Work]) -> float:
         return seconds(way[1], problem.device)
 
-    usual = prices.typical_extent(problem.n, problem.d)
-    ways = _ways(problem, by, problem.extent)
+    ways, usual = _ways(problem, by, problem.extent), prices.typical_extent(problem.n, problem.d)
     if problem.extent > 3.0 * usual:
-        bulk, direct = min(_ways(problem, by, usual), key=price), ways[-1]
-        dearer = max(1.0, price(bulk) / price(direct)) ** (1.0 / 2.0 if problem.precision == "float64" else 1.0 / 6.0)
-        w = direct[1]
+        bulk, w = min(map(price, _ways(problem, by, usual))), ways[-1][1]
+        dearer = max(1.0, bulk / price(ways[-1])) ** (1.0 / 2.0 if problem.precision == "float64" else 1.0 / 6.0)
         w = replace(w, scalar_flops=dearer * w.scalar_flops, exps=dearer * w.exps, bytes=dearer * w.bytes)
         ways[-1] = "small neighbourhoods, or modes of the most", w
     return min(ways, key=price)
 
 
 def _ways(problem: Problem, by: Ways, extent: float) -> list[tuple[str, Work]]:
-    """Modes, unless there are too many, and lists, if the points were normal with that extent.
+    """Modes, unless there are too many, and direct sums, if the points were normal with that extent.
 
-    On a device boxes often leave out what is far out, for little: the modes are those of an extent a third of the way
-    down to the usual one.
+    On a device boxes often leave out what is far out: the modes are those a third of the way down to the usual extent.
     """
     box = extent if by is CPU else min(extent, (extent**2 * prices.typical_extent(problem.n, problem.d)) ** (1.0 / 3.0))
     modes = _usual_modes(problem, box)
@@ -237,8 +214,6 @@ def _ways(problem: Problem, by: Ways, extent: float) -> list[tuple[str, Work]]:
 
 
 def _usual_modes(problem: Problem, extent: float) -> float:
-    """Modes of a box with that extent."""
     cut = bounds.cutoff(USUAL)
     width = 2.0 * extent * problem.d**-0.25  # between a cube's around the ball and one's inside
-    period = width + 1.5 * cut
-    return min(period * cut / math.pi, 1e10) ** problem.d
+    return min((width + 1.5 * cut) * cut / math.pi, 1e10) ** problem.d

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class Basis:
     box: Box
     device: torch.device
     memory: int
-    depth: int = 2048  # points of one of the products that are computed side by side, and summed in order
+    depth: ClassVar[int] = 2048  # points of one of the products that are computed side by side, and summed in order
 
     @property
     def waves(self) -> list[Tensor]:
@@ -39,15 +40,8 @@ class Basis:
         if len(highest) > 1:
             return [torch.arange(k + 1, dtype=torch.float64, device=self.device) for k in highest]
         step = math.isqrt(highest[0]) + 1  # P
-        return [
-            torch.arange(count, dtype=torch.float64, device=self.device) * by
-            for count, by in ((step, 1), (highest[0] // step + 1, step))
-        ]
-
-    def angles(self, points: Tensor) -> list[Tensor]:
-        """Per factor the angles (b,) of the points (b, d); see :meth:`Box.angles`."""
-        found = self.box.angles(points)
-        return found if len(found) > 1 else found * 2
+        count = highest[0] // step + 1
+        return [torch.arange(k, dtype=torch.float64, device=self.device) * by for k, by in ((step, 1), (count, step))]
 
     def rows(self, fields: int = 1) -> int:
         """The number of points in a block that memory allows, for the evaluation of ``fields`` fields."""
@@ -58,8 +52,8 @@ class Basis:
 
     def functions(self, points: Tensor) -> list[Tensor]:
         """Per factor cosines and sines of its waves at the points, (b, 2 waves − 1)."""
-        found = []
-        for theta, waves in zip(self.angles(points), self.waves):
+        found, angles = [], self.box.angles(points)
+        for theta, waves in zip(angles if len(angles) > 1 else angles * 2, self.waves):
             count = len(waves)
             out = theta.new_empty(len(theta), 2 * count - 1)
             phase = theta[:, None] * waves
@@ -71,7 +65,7 @@ class Basis:
 
 def to_modes(basis: Basis, points: Tensor, weights: Tensor) -> Tensor:
     """Return Σ_j w_j Π_a f(θ_ja): (2 K_1 + 1, 2 K_2 + 1, …)."""
-    total: Tensor | None = None
+    total: Any = 0.0
     for start in range(0, len(points), basis.rows()):
         here = slice(start, start + basis.rows())
         first, *others = basis.functions(points[here])
@@ -84,28 +78,18 @@ def to_modes(basis: Basis, points: Tensor, weights: Tensor) -> Tensor:
         if whole:
             left, right = (x[:whole].unflatten(0, (-1, basis.depth)) for x in (first, last))
             part = part + torch.bmm(left.mT, right).sum(0)
-        total = part if total is None else total + part
-    assert total is not None  # there is at least one column
+        total = total + part
     return _joined(basis, total) if len(basis.box.highest) == 1 else total.unflatten(0, basis.box.shape[:-1])
-
-
-def _quarters(tensor: Tensor, counts: list[int]) -> list[Tensor]:
-    """The parts cos·cos, cos·sin, sin·cos, sin·sin of a matrix (2 A − 1, 2 B − 1), each (A, B): sin 0 is 0."""
-    a, b = counts
-    parts = tensor.new_zeros(4, a, b)
-    parts[0] = tensor[:a, :b]
-    parts[1, :, 1:] = tensor[:a, b:]
-    parts[2, 1:] = tensor[a:, :b]
-    parts[3, 1:, 1:] = tensor[a:, b:]
-    return list(parts)
 
 
 def _joined(basis: Basis, product: Tensor) -> Tensor:
     """In one dimension: the sums of cos kθ and sin kθ from those of products, k = a + P b."""
-    counts, highest = [len(w) for w in basis.waves], basis.box.highest[0]
-    cc, cs, sc, ss = _quarters(product, counts)
-    cosines, sines = (cc - ss).T.flatten()[: highest + 1], (sc + cs).T.flatten()[: highest + 1]
-    return torch.cat([cosines, sines[1:]])
+    (a, b), highest = [len(w) for w in basis.waves], basis.box.highest[0]
+    cosines, sines = product[:a, :b].clone(), product.new_zeros(a, b)
+    cosines[1:, 1:] -= product[a:, b:]  # sin 0 is 0
+    sines[1:] += product[a:, :b]
+    sines[:, 1:] += product[:a, b:]
+    return torch.cat([cosines.T.flatten()[: highest + 1], sines.T.flatten()[1 : highest + 1]])
 
 
 def _parted(basis: Basis, coefficients: Tensor) -> Tensor:
@@ -159,17 +143,17 @@ def _derivative(coefficients: Tensor, kappa: Tensor, a: int) -> Tensor:
     return found.movedim(-1, a)
 
 
-def to_points(basis: Basis, points: Tensor, coefficients: list[Tensor], slope: float = 0.0) -> Tensor:
+def to_points(basis: Basis, points: Tensor, coefficients: list[Tensor], slope: bool) -> Tensor:
     """Return the values of every field at the points, (fields, b).
 
-    With a ``slope``, in two dimensions or more, the second row is that times the first field's derivative along the
-    first dimension: its products are those of the field itself.
+    With ``slope``, in two dimensions or more, the second row is the first field's derivative along the first dimension:
+    its products are those of the field itself.
     """
     if points.shape[1] == 1:
-        coefficients, slope = [_parted(basis, c) for c in coefficients], 0.0
+        coefficients, slope = [_parted(basis, c) for c in coefficients], False
     # (fields · N1 [· N2], N last), so that one product serves all fields
     matrix = torch.cat([c.flatten(0, -2) for c in coefficients])
-    found = points.new_empty(len(coefficients) + bool(slope), len(points))
+    found = points.new_empty(len(coefficients) + slope, len(points))
     rows = basis.rows(len(coefficients))
     for start in range(0, len(points), rows):
         here = slice(start, start + rows)
@@ -187,5 +171,5 @@ def to_points(basis: Basis, points: Tensor, coefficients: list[Tensor], slope: f
         count = basis.box.highest[0]
         cosines, sines = values[:, 0, 1 : count + 1], values[:, 0, count + 1 :]
         turned = sines * first[:, 1 : count + 1] - cosines * first[:, count + 1 :]
-        found[1, here] = turned @ (slope * _wave_numbers(basis, 0)[1 : count + 1])
+        found[1, here] = turned @ _wave_numbers(basis, 0)[1 : count + 1]
     return found

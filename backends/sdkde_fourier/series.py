@@ -76,16 +76,14 @@ class Fourier:
         # A point's own row has at least its own term; the largest sum is not known before the box is.
         usual = tolerance(problem, math.exp(mean), total)
         cost = functools.partial(price.box_seconds, self.ways, problem, usual)
-        found = choose_box(problem, (low, high), sample, usual, cost)
-        seconds = math.inf if found is None else found[1]
+        box, seconds = choose_box(problem, (low, high), sample, usual, cost)
         least = self.ways.directly(problem, problem.m, 1.0, problem.n)
         if not self.always and seconds > price.seconds(least, problem.device):  # direct sums may be faster
             thin = slice(None, None, max(1, len(sample) >> 13))
             if price.direct_seconds(self.ways, problem, sample[thin], sampled_weights[thin]) < seconds:
                 return None
-        if found is None:
+        if seconds == math.inf:
             return None
-        box = found[0]
         inside = box.holds(points, np.zeros(d))
         whole = bool(xp.all(inside))
         mine, w = (points, weights) if whole else (points[inside, :], weights[inside])
@@ -105,12 +103,11 @@ class Fourier:
 
     def reduce(self, problem: Problem, queries: Any, state: State, own_offset: int = 0) -> Partial:
         """Sum by modes, then directly the rows whose sum is too small against the bound on its error."""
-        rows, blocks = state.columns.points if queries is None else queries, []
+        rows, most = state.columns.points if queries is None else queries, self.ways.rows
         if not len(rows):
             return empty(problem, rows)
-        for start in range(0, len(rows), self.ways.rows):
-            blocks.append(self._block(problem, rows[start : start + self.ways.rows], state))
-        return concatenate(blocks)
+        starts = range(0, len(rows), most)
+        return concatenate([self._block(problem, rows[start : start + most], state) for start in starts])
 
     def _block(self, problem: Problem, rows: Any, state: State) -> Partial:
         xp, series = array_namespace(rows), state.series

@@ -111,7 +111,6 @@ def _room(shape: tuple[int, ...], each: int, blocks: int, inside: int = 1) -> It
 
 
 def _plan(kind: int, shape: tuple[int, ...], epsilon: float, threads: int) -> Any:
-    """Make a plan; kind 1 to modes, 2 to points."""
     finer, epsilon = requested(epsilon, len(shape))
     sign = -1 if kind == 1 else 1
     return finufft.Plan(kind, shape, eps=epsilon, isign=sign, nthreads=threads, upsampfac=finer)

@@ -24,12 +24,8 @@ class _State:
     problem: Problem  # as given to prepare: its extent is the largest
     points: torch.Tensor  # (n, d) float64
     log_weights: torch.Tensor  # (n,)
+    step: float  # the grid of the leading pieces
     made: PerStream = field(default_factory=PerStream)
-
-    @property
-    def step(self) -> float:
-        """The grid of the leading pieces."""
-        return grid_step(self.problem.extent)
 
     def symmetric(self) -> launch.Symmetric:
         """The points as the symmetric kernel of MEAN takes them."""
@@ -39,15 +35,21 @@ class _State:
     def packed(self) -> launch.Packed:
         """The points as columns, and as rows of MEAN."""
         log_weights = self.log_weights if "weights" in self.problem.requires else None
-        make = functools.partial(launch.pack, self.points, self.step, "columns", self.problem.reduction, log_weights)
+        make = functools.partial(launch.pack, self.points, self.step, self.problem.reduction, True, log_weights)
         return self.made.get("packed", make, self.points)
+
+    def log_sum(self, problem: Problem, rows: torch.Tensor, whole: int, end: launch.End = None) -> Any:
+        """LOG_SUM or LAPLACE of some rows, of ``whole`` in all."""
+        return launch.log_sum(problem, rows, self.step, whole, self.packed(), self.log_weights, end)
+
+    def dense_mean(self, rows: tuple[int, int], columns: tuple[int, int]) -> Partial:
+        return launch.dense_mean(self.packed(), self.points, self.log_weights, rows, columns)
 
 
 class HopperBackend:
     """Kernels for GPUs of compute capability 9.0."""
 
     def probe(self, device: str) -> Support:
-        """Look for such a GPU, and for what compiles for it."""
         found = grids.probe(device, [90], "the kernels are for 9.0 (H100, H200)")
         if not found.ok:
             return found
@@ -62,32 +64,21 @@ class HopperBackend:
         """Keep the training points; they are packed when the first rows come."""
         if problem.reduction is Reduction.MEAN and "weights" not in problem.requires:  # as a rule LOG_SUM follows
             launch.load_for(problem.d)
-        return _State(problem, columns.points, columns.log_weights)
+        return _State(problem, columns.points, columns.log_weights, grid_step(problem.extent))
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
-        """Reduce over all columns for every row."""
-        points = state.points if queries is None else queries
-        n, m = state.points.shape[0], problem.m if problem.same else points.shape[0]
+        rows = state.points[own_offset : own_offset + problem.m] if queries is None else queries
+        n, m = state.points.shape[0], rows.shape[0]
         if m == 0:
-            return empty(problem, points)
-        a_range = problem.same and m < n
-        if a_range:
-            points = points[own_offset : own_offset + m]
-        with launching(points):
+            return empty(problem, rows)
+        with launching(rows):
             if problem.reduction is not Reduction.MEAN:
-
-                def slab(start: int, stop: int) -> Partial:
-                    rows = points if stop - start == m else points[start:stop]
-                    found: Partial = _log_sum(problem, rows, state, m)
-                    return found
-
-                return in_slabs(slab, m, _most_rows(state))
-            if queries is not None:  # ``supports`` declines them; but some of the points may come for lack of memory
+                return in_slabs(lambda a, b: state.log_sum(problem, rows[a:b], m), m, _most_rows(state))
+            if queries is not None:  # ``supports`` declines them; but points of weight zero are rows, and no columns
                 return reduce_exact(problem, queries, Columns(state.points, state.log_weights))
             if symmetric(problem):
                 return launch.symmetric_mean(state.symmetric(), problem.d, state.log_weights)
-            rows = (own_offset, own_offset + m) if a_range else (0, n)
-            return launch.dense_mean(state.packed(), state.points, state.log_weights, rows, (0, n))
+            return state.dense_mean((own_offset, own_offset + m), (0, n))
 
     def whiten(self, given: tuple[Any, ...], scale: Any, centre: Any = None) -> Whitened | None:
         """Whiten by two launches; of so many points that it matters little, nothing."""
@@ -101,8 +92,7 @@ class HopperBackend:
         if not symmetric(problem):
             return None
         with launching(state.points):
-            found = launch.symmetric_mean(state.symmetric(), problem.d, state.log_weights, state.points)
-        return found.shift
+            return launch.symmetric_mean(state.symmetric(), problem.d, state.log_weights, state.points).shift
 
     def density(
         self, problem: Problem, queries: Any, state: _State, constant: float, log: bool, dtype: Any
@@ -112,29 +102,18 @@ class HopperBackend:
         if points.shape[0] > _most_rows(state) or problem.reduction is not Reduction.LOG_SUM:
             return None
         with launching(points):
-            return _log_sum(problem, points, state, points.shape[0], (constant, log, dtype))
+            return state.log_sum(problem, points, points.shape[0], (constant, log, dtype))
 
     def reduce_pairs(
         self, problem: Problem, state: _State, rows: tuple[int, int], columns: tuple[int, int]
     ) -> tuple[Partial, Partial]:
-        """Reduce two ranges of the points, each over the other."""
         with launching(state.points):
             if symmetric(problem):
                 return launch.symmetric_block(state.symmetric(), problem.d, state.log_weights, rows, columns)
-            packed, given = state.packed(), (state.points, state.log_weights)
-            one = launch.dense_mean(packed, *given, rows, columns)
-            if rows == columns:
-                return one, one
-            return one, launch.dense_mean(packed, *given, columns, rows)
+            return state.dense_mean(rows, columns), state.dense_mean(columns, rows)
 
 
 def _most_rows(state: _State) -> int:
     """How many rows come at a time: some 200 bytes each, twice that in 64 dimensions, and 12 for each partial sum."""
     parts = -(-state.points.shape[0] // (64 * LONGEST))
     return min(1 << 21, max(1 << 14, (512 << 20) // (12 * parts)))
-
-
-def _log_sum(problem: Problem, points: torch.Tensor, state: _State, whole: int, end: launch.End = None) -> Any:
-    """LOG_SUM or LAPLACE of some rows; the parts of the columns follow from how many rows there are in all."""
-    rows = launch.pack(points, state.step, "rows", problem.reduction)
-    return launch.log_sum(problem, rows, whole, state.packed(), state.log_weights, end)

@@ -14,7 +14,6 @@ import struct
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,22 +70,21 @@ def _mean(width: int) -> _Module:
     values = functools.partial(wgmma, n=2 * width + 8)
     products = (
         *(*_EXPONENTS, wgmma("add_hi", width + 8), values("add_values")),
-        values("begin_bytes", k=32, kind="e5m2", a="shared", begins=True),
-        values("add_bytes", k=32, kind="e5m2", a="shared"),
+        values("begin_bytes", halves=False, a="shared", begins=True),
+        values("add_bytes", halves=False, a="shared"),
         values("add_transposed", a="transposed"),
     )
     constants = {"WIDTH": width, "TILES": TILES, "MEAN_SHARED": MEAN_SHARED[width], "SCALE_BITS": SCALE_BITS}
-    return _Module(products, ("symmetric.cuh", "pieces.cuh", "symmetric.cu", "mean.cu"), constants)
+    return _Module(products, ("pieces.cuh", "symmetric.cu", "mean.cu"), constants)
 
 
-def _pack() -> _Module:
-    # Weights are relative to the largest, times 2**10: a product with a coordinate is in half precision's range.
-    constants = {"SCALE_BITS": SCALE_BITS, "RAISED_BITS": RAISED_BITS, "WEIGHT_BITS": 10}
-    return _Module((), ("pieces.cuh", "pack.cu", "whiten.cu"), constants)
-
-
+#: Weights are relative to the largest, times two to WEIGHT_BITS: times coordinates they are in half precision's range.
 MODULES: Mapping[str, _Module] = {
-    "pack": _pack(),
+    "pack": _Module(
+        (),
+        ("pieces.cuh", "pack.cu", "whiten.cu"),
+        {"SCALE_BITS": SCALE_BITS, "RAISED_BITS": RAISED_BITS, "WEIGHT_BITS": 10},
+    ),
     "exact": _Module((), ("exact.cu",), {}),
     **{f"mean_{width}": _mean(width) for width in MEAN_SHARED},
     **{f"log_sum_{width}{x}": _log_sum(width, False, bool(x)) for width in WIDTHS for x in ("", "_weighted")},
@@ -105,9 +103,8 @@ def nvrtc_version() -> str:
 
 def check_driver() -> None:
     """Raise RuntimeError where the driver is of an older major version than NVRTC, whose code it does not load."""
-    error, version = driver.cuDriverGetVersion()
-    compiler = nvrtc_version()
-    if error != driver.CUresult.CUDA_SUCCESS or version // 1000 < int(compiler.partition(".")[0]):
+    version, compiler = _check(driver.cuDriverGetVersion()), nvrtc_version()
+    if version // 1000 < int(compiler.partition(".")[0]):
         known = f"{version // 1000}.{version % 1000 // 10}"
         raise RuntimeError(
             f"NVRTC is {compiler} and the driver knows CUDA up to {known}; install cuda-core's extra for it"
@@ -115,7 +112,6 @@ def check_driver() -> None:
 
 
 def source(module: str) -> str:
-    """Return a module's CUDA C++."""
     products, files, constants = MODULES[module]
     defined = "".join(f"#define {name} {value}\n" for name, value in constants.items())
     names = ("sm90.cuh", *files)
@@ -139,45 +135,38 @@ def compile_module(module: str, log: io.StringIO | None = None) -> bytes:
         program.close()
 
 
-def _folder() -> Path | None:
-    """Where compiled code is kept, which nobody but the user can change; None without such a folder."""
-    try:
-        folder = cache_folder() / "hopper"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-        if found.st_uid != os.getuid():
-            raise PermissionError(f"{folder} is another user's; set XDG_CACHE_HOME to a folder of your own")
-        if found.st_mode & 0o777 != 0o700:
-            folder.chmod(0o700)
-        return folder
-    except OSError as error:
-        _logger.info("hopper: compiled code is not kept: %s", error)
-        return None
-
-
-def _digest(name: str, code: bytes) -> bytes:
-    """Of compiled code and the file that it is for: no other file's code is taken for it."""
-    return hashlib.sha256(name.encode() + code).digest()
+def _folder() -> Path:
+    """The folder of compiled code, which nobody but the user can change; OSError where there is none."""
+    folder = cache_folder() / "hopper"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.getuid():
+        raise PermissionError(f"{folder} is another user's; set XDG_CACHE_HOME to a folder of your own")
+    if found.st_mode & 0o777 != 0o700:
+        folder.chmod(0o700)
+    return folder
 
 
 def _code(module: str) -> bytes:
     """A module's compiled code: from disk, where it follows its digest, or compiled."""
     key = hashlib.sha256("\n".join([source(module), nvrtc_version(), ARCHITECTURE]).encode()).hexdigest()
-    folder = _folder()
-    path = None if folder is None else folder / f"{module}-{key[:32]}"
-    if path is not None:
-        with suppress(OSError):
-            found = path.read_bytes()
-            if found[:32] == _digest(path.name, found[32:]):
-                return found[32:]
-    code = compile_module(module)
-    if path is not None:
-        try:
-            with write_atomically(path) as new:
-                new.write_bytes(_digest(path.name, code) + code)
-        except OSError as error:
-            _logger.info("hopper: compiled code is not kept: %s", error)
-    return code
+    name, code = f"{module}-{key[:32]}", b""
+
+    def digest(code: bytes) -> bytes:
+        return hashlib.sha256(name.encode() + code).digest()  # no other file's code is taken for it
+
+    try:
+        path = _folder() / name
+        if path.exists():
+            kept = path.read_bytes()
+            if kept[:32] == digest(kept[32:]):
+                return kept[32:]
+        code = compile_module(module)
+        with write_atomically(path) as new:
+            new.write_bytes(digest(code) + code)
+    except OSError as error:
+        _logger.info("hopper: compiled code is not kept: %s", error)
+    return code or compile_module(module)
 
 
 class _Arguments:
@@ -285,11 +274,9 @@ _lock = new_lock()
 
 @functools.cache
 def _module(name: str) -> Any:
-    """A module, loaded: a ``CUlibrary``."""
     return _check(driver.cuLibraryLoadData(_code(name), [], [], 0, [], [], 0))
 
 
-@functools.cache
 def load(*names: str) -> None:
     """Load modules, and compile those that are not kept at the same time: one takes a second."""
     with _lock, ThreadPoolExecutor(len(names)) as pool:

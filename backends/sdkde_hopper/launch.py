@@ -24,20 +24,15 @@ End: TypeAlias = tuple[float, bool, torch.dtype] | None
 
 def _room(device: torch.device, *sizes: int) -> tuple[torch.Tensor, list[int]]:
     """Return memory for arrays of so many bytes, and their addresses: to make a tensor takes as long as a launch."""
-    offsets = _offsets(sizes)
-    memory = torch.empty(offsets[-1], dtype=torch.uint8, device=device)
+    offsets = [0, *itertools.accumulate(-(-size // 256) * 256 for size in sizes)]
+    memory = torch.empty(offsets.pop(), dtype=torch.uint8, device=device)
     begin = memory.data_ptr()
-    return memory, [begin + offset for offset in offsets[:-1]]
-
-
-@functools.lru_cache(maxsize=1024)
-def _offsets(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    return 0, *itertools.accumulate(-(-size // 256) * 256 for size in sizes)
+    return memory, [begin + offset for offset in offsets]
 
 
 @dataclass(frozen=True)
 class Symmetric:
-    """Points in pieces, padded to whole supers, by address; see ``device/symmetric.cuh``."""
+    """Points in pieces, padded to whole supers, by address; see ``device/symmetric.cu``."""
 
     count: int
     padded: int
@@ -78,17 +73,17 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
     """See :class:`sdkde_core.protocol.LineBackend`."""
     first, second = given[0], given[1] if len(given) > 1 else None
     (n, d), m, device = first.shape, 0 if second is None else second.shape[0], first.device
-    kind = "float" if first.dtype == torch.float32 else "double"
+    single = int(first.dtype == torch.float32)
     load_for(d)
     if centre is None:
         centre, stride = torch.empty(d, dtype=torch.float64, device=device), max(1, n // 256)
-        kernel("pack", f"centre_{kind}", 512)(d, first, -(-n // stride), stride, d, centre)
+        kernel("pack", "find_centre", 512)(d, first, single, -(-n // stride), stride, d, centre)
     points = [torch.empty(x.shape, dtype=torch.float64, device=device) for x in given]
     programs = -(-n // 128) - (-m // 128)
     (slots, time), factor = _slots.ready(programs, first), 1.0 / scale if isinstance(scale, float) else 0.0
     by = None if isinstance(scale, float) else scale
     end = int(by is not None and by.ndim == 2), centre, points[0], points[1] if m else None, slots
-    kernel("pack", f"whiten_{kind}", 256)(programs, first, second, n, m, d, factor, by, *end)
+    kernel("pack", "whiten", 256)(programs, first, second, single, n, m, d, factor, by, *end)
     return Whitened(tuple(points), centre, functools.partial(_slots.largest, programs, device, time))
 
 
@@ -109,46 +104,46 @@ def pack_symmetric(points: torch.Tensor, step: float) -> Symmetric:
 
 
 def pack(
-    points: torch.Tensor, step: float, role: str, reduction: Reduction, log_weights: torch.Tensor | None = None
+    points: torch.Tensor, step: float, reduction: Reduction, columns: bool, log_weights: torch.Tensor | None = None
 ) -> Packed:
     """Pack float64 points (n, d) for :func:`dense_mean` or :func:`log_sum`, on a grid of that step.
 
-    As ``"rows"`` or as ``"columns"``, which of MEAN are its rows too. Columns have log weights where these differ.
+    As rows, or as columns, which of MEAN are its rows too. Columns have log weights where these differ.
     """
-    n, d = points.shape
-    width, padded, sizes, scale, copies = _packing(n, d, role, reduction, log_weights is not None)
+    (n, d), mean, weighted = points.shape, reduction is Reduction.MEAN, log_weights is not None
+    width, padded = plan.width(d), -(-n // 768) * 768  # of the rows of a program, be they 192 or 256
+    point, copies = 4 * width + 32, 1 + (mean and weighted)  # bytes of a point
+    # Rows of a range begin anywhere: the last program's reach beyond the padding.
+    rows = (padded + plan.ROWS) * point if mean or not columns else 0
+    sizes = rows, copies * padded * point if columns else 0, 4 * padded if weighted and not mean else 0
     memory, found = _room(points.device, *sizes)
     at, tiles, logs = (address if size else 0 for address, size in zip(found, sizes))
     top = None if log_weights is None else log_weights.max().reshape(1)
-    given = points, log_weights, top, n, padded, d, width, step, scale
+    given = points, log_weights, top, n, padded, d, width, step, float(SCALE_BITS if mean else RAISED_BITS)
     kernel("pack", "pack_points", 256)(padded // 16, *given, at, tiles, logs, copies - 1)
     return Packed(n, width, memory, at, tiles, logs, top)
 
 
-@functools.lru_cache(maxsize=1024)
-def _packing(
-    n: int, d: int, role: str, reduction: Reduction, weighted: bool
-) -> tuple[int, int, tuple[int, int, int], float, int]:
-    """Return, of :func:`pack`, the width, the padded number of points, the arrays' bytes, the scale, and the copies."""
-    width, padded = plan.width(d), -(-n // 768) * 768  # of the rows of a program, be they 192 or 256
-    mean, columns = reduction is Reduction.MEAN, role == "columns"
-    size, copies = padded * (2 * width + 16) * 2, 1 + (mean and weighted)
-    # Rows of a range begin anywhere: the last program's reach beyond the padding.
-    rows = size + plan.ROWS * (4 * width + 32) if mean or not columns else 0
-    sizes = rows, copies * size if columns else 0, 4 * padded if weighted and not mean else 0
-    return width, padded, sizes, float(SCALE_BITS if mean else RAISED_BITS), copies
-
-
-def log_sum(problem: Problem, rows: Packed, whole: int, columns: Packed, log_weights: torch.Tensor, end: End) -> Any:
-    """LOG_SUM or LAPLACE of rows, of ``whole`` in all."""
-    m, laplace, device = rows.count, problem.reduction is Reduction.LAPLACE, rows.memory.device
-    weighted, given = columns.top is not None, (whole, columns.count, columns.width, problem.reduction)
-    tiles, parts, length, reduce = _over_splits(*given, weighted, _programs(device))
+def log_sum(
+    problem: Problem,
+    points: torch.Tensor,
+    step: float,
+    whole: int,
+    columns: Packed,
+    log_weights: torch.Tensor,
+    end: End = None,
+) -> Any:
+    """LOG_SUM or LAPLACE of rows, of ``whole`` in all, from which the parts of the columns follow."""
+    rows, device, width = pack(points, step, problem.reduction, False), points.device, columns.width
+    m, tiles, laplace = rows.count, -(-columns.count // 64), problem.reduction is Reduction.LAPLACE
+    length = min(plan.parts(-(-whole // plan.ROWS), tiles, _programs(device))[1], plan.LONGEST)
+    parts, blocks = -(-tiles // length), -(-m // plan.ROWS)
     out = torch.empty(parts * m * 3, dtype=torch.float32, device=device)
     constant, log, dtype = end or (0.0, False, torch.float64)
     result = torch.empty((3, m) if laplace else m, dtype=dtype, device=device)
-    at, blocks = (rows.rows, columns.tiles, columns.logs, out), -(-m // plan.ROWS)
-    reduce(blocks * parts, *at, m, tiles, length)
+    name = f"{problem.reduction.value}_{width}" + (columns.top is not None) * "_weighted"
+    reduce = kernel(name, "log_sum", 640, plan.log_sum_ring(width).shared)
+    reduce(blocks * parts, rows.rows, columns.tiles, columns.logs, out, m, tiles, length)
     top = log_weights if columns.top is None else columns.top
     log_sums, sign, magnitude = (result[0], result[1], result[2]) if laplace else (result, None, None)
     single = result if dtype == torch.float32 else None
@@ -156,17 +151,6 @@ def log_sum(problem: Problem, rows: Packed, whole: int, columns: Packed, log_wei
     finish = kernel("pack", "finish_log_sum", 128)
     finish(-(-m // 128), out, top, m, problem.d, parts, int(laplace), log_sums, sign, magnitude, *more)
     return result if end else Partial(log_sums, None, sign, magnitude)
-
-
-@functools.lru_cache(maxsize=1024)
-def _over_splits(
-    rows: int, n: int, width: int, reduction: Reduction, weighted: bool, programs: int
-) -> tuple[int, int, int, Kernel]:
-    """Return how many tiles n columns have, in how many parts, the tiles of one, and the kernel that sums them."""
-    tiles = -(-n // 64)
-    length = min(plan.parts(-(-rows // plan.ROWS), tiles, programs)[1], plan.LONGEST)
-    name = f"{reduction.value}_{width}" + weighted * "_weighted"
-    return tiles, -(-tiles // length), length, kernel(name, "log_sum", 640, plan.log_sum_ring(width).shared)
 
 
 def dense_mean(
@@ -187,8 +171,7 @@ def dense_mean(
     name = f"dense_{width}" + weighted * "_weighted"
     reduce = kernel(name, "mean_dense", 128 * (groups + 1), plan.dense_ring(width, weighted).shared)
     reduce(blocks * parts, row_pieces, column_pieces, out, blocks, tiles, length)
-    log_sum = torch.empty(n, dtype=torch.float64, device=device)
-    shift = torch.empty((n, d), dtype=torch.float64, device=device)
+    log_sum, shift = _results(n, d, device)
     listed = torch.zeros(n + 1, dtype=torch.int32, device=device) if weighted else None
     given = out, parts, blocks * high, width, row_pieces, log_weights, packed.top, n, d, log_sum, shift, listed
     kernel("pack", "finish_dense", 256)(-(-n // 8), *given)
@@ -200,6 +183,11 @@ def dense_mean(
     return Partial(log_sum, shift)
 
 
+def _results(n: int, d: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    new = functools.partial(torch.empty, dtype=torch.float64, device=device)
+    return new(n), new((n, d))
+
+
 def _programs(device: torch.device) -> int:
     """How many programs run at a time, each on a multiprocessor of its own."""
     return grids.Card.of(device).multiprocessors
@@ -208,8 +196,7 @@ def _programs(device: torch.device) -> int:
 @functools.cache
 def _on_device(tables: plan.Tables, device: torch.device) -> tuple[torch.Tensor, ...]:
     """Units and their beginnings, then the lists of partial sums, on a device."""
-    lists = tables.row_begin, tables.row_units, tables.column_begin, tables.column_slots
-    found = tuple(torch.from_numpy(x).to(device) for x in (tables.units, tables.begins, *lists))
+    found = tuple(torch.from_numpy(x).to(device) for x in (tables.units, tables.begins, *tables.lists))
     torch.cuda.current_stream(device).synchronize()  # other streams find them there
     return found
 
@@ -222,36 +209,24 @@ def symmetric_mean(
     ``moved_from``: the points as they were (n, d), and half the shift is added to them.
     """
     device = points.memory.device
-    supers, blocks = points.padded // plan.COLUMNS, points.padded // plan.ROWS
-    programs = _programs(device)
-    launches, sizes = _symmetric(points.padded, points.width, programs)
-    n = points.count
-    log_sum = torch.empty(n, dtype=torch.float64, device=device)
-    shift = torch.empty((n, d), dtype=torch.float64, device=device)
+    supers, blocks, programs = points.padded // plan.COLUMNS, points.padded // plan.ROWS, _programs(device)
+    launches = plan.launches(supers, programs, points.width)
+    units, slots = max(len(x.units) for _, x in launches), max(x.slots for _, x in launches)
+    carried = 8 * points.padded * points.sums if len(launches) > 1 else 0
+    sizes = 4 * units * plan.ROWS * points.sums, 4 * slots * plan.COLUMNS * points.sums, carried
     memory, (out_rows, out_columns, sums) = _room(device, *sizes)
+    log_sum, shift = _results(points.count, d, device)
+    end = points.rows, log_weights, points.count, d, log_sum, shift, moved_from
     reduce, merge = _symmetric_kernels(points.width)
-    for i, part in enumerate(launches):
-        table = _on_device(part.tables, device)
-        circle = part.first * (plan.COLUMNS // plan.ROWS), part.first, blocks, supers
-        given = points.rows, points.tiles, points.bytes, *table[:2]
-        reduce(programs, *given, out_rows, out_columns, *circle)
+    for i, (first, tables) in enumerate(launches):
+        table, circle = _on_device(tables, device), (first * (plan.COLUMNS // plan.ROWS), first, blocks, supers)
+        reduce(programs, points.rows, points.tiles, points.bytes, *table[:2], out_rows, out_columns, *circle)
         when = int(i == 0), int(i == len(launches) - 1)
-        end = points.rows, log_weights, n, d, log_sum, shift
-        merge(points.padded // 32, out_rows, out_columns, *table[2:], *circle, sums, *when, *end, moved_from)
+        merge(points.padded // 32, out_rows, out_columns, *table[2:], *circle, sums, *when, *end)
     del memory  # the launches are queued
     return Partial(log_sum, shift)
 
 
-@functools.lru_cache(maxsize=256)
-def _symmetric(padded: int, width: int, programs: int) -> tuple[tuple[plan.Launch, ...], tuple[int, int, int]]:
-    """Return the launches of :func:`symmetric_mean`, and bytes: of sums of rows, of columns, and between launches."""
-    launches, sums = plan.launches(padded // plan.COLUMNS, programs, width), width + 4
-    units, slots = max(len(x.tables.units) for x in launches), max(x.tables.slots for x in launches)
-    carried = 8 * padded * sums if len(launches) > 1 else 0
-    return launches, (4 * units * plan.ROWS * sums, 4 * slots * plan.COLUMNS * sums, carried)
-
-
-@functools.cache
 def _symmetric_kernels(width: int) -> tuple[Kernel, Kernel]:
     """What makes partial sums, and what puts them together: 32 rows a program, a thread for four numbers."""
     module = f"mean_{width}"
@@ -270,7 +245,7 @@ def symmetric_block(
     here, programs = _some(points, rows), _programs(device)
     blocks = -(-here.count // plan.ROWS)
     new = functools.partial(torch.empty, device=device)
-    results = [(new(b - a, dtype=torch.float64), new((b - a, d), dtype=torch.float64)) for a, b in (rows, columns)]
+    results = [_results(b - a, d, device) for a, b in (rows, columns)]
     most = max(1, plan.MOST_UNITS // blocks) * plan.COLUMNS  # columns at a time
     starts = range(columns[0], columns[1], most)
     sums = new(here.padded * here.sums if len(starts) > 1 else 0, dtype=torch.float64)

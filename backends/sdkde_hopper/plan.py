@@ -5,7 +5,7 @@ columns of one program at a time. Super s meets its own blocks with every φ com
 half way round the circle, with every φ used twice. The programs run these units in the order of their columns, cut so
 that all of them take equally long.
 
-Partial sums take 20 KB a unit: so with many points supers come some at a time, :class:`Launch` by launch.
+Partial sums take 20 KB a unit: so with many points supers come some at a time, launch by launch.
 """
 
 from __future__ import annotations
@@ -50,46 +50,35 @@ class Tables:
     units: Ints  # (k, 4), {block, super, flags, slot}: see ``device/mean.cu``
     begins: Ints  # (programs + 1,), each program's first unit
     slots: int  # of columns' partial sums
-    row_begin: Ints  # (blocks + 1,), and the units of every block, in a fixed order
-    row_units: Ints
-    column_begin: Ints  # (supers + 1,), likewise the slots of every super
-    column_slots: Ints
+    # (blocks + 1,), where the units of each block begin among all, in a fixed order; (supers + 1,), likewise slots.
+    lists: tuple[Ints, Ints, Ints, Ints]
 
 
-@dataclass(frozen=True)
-class Launch:
-    """Some supers, from ``first`` on."""
+def launches(supers: int, programs: int, width: int = 16) -> list[tuple[int, Tables]]:
+    """Return how the units of so many supers are dealt out to programs of ``mean_symmetric`` in so many dimensions.
 
-    first: int
-    tables: Tables
-
-
-def launches(supers: int, programs: int, width: int = 16) -> tuple[Launch, ...]:
-    """Return how the units of so many supers are dealt out to programs of ``mean_symmetric`` in so many dimensions."""
-    per, half = COLUMNS // ROWS, supers // 2
-    if supers * per * (half + 1) <= MOST_UNITS:
-        return (Launch(0, _tables(supers, supers, programs, 0, width)),)
+    By launches: each one's first super, and what it does.
+    """
+    half = supers // 2
+    most = MOST_UNITS // (COLUMNS // ROWS * (half + 1))  # supers of a launch
     found = []
-    # An even number of supers: those of the second half do not meet the one that is opposite.
-    for start, stop in ((0, half), (half, supers)):
-        most = max(1, MOST_UNITS // (per * (half + 1)))
-        size = -(-(stop - start) // -(-(stop - start) // most))
+    for start, stop in [(0, supers)] if supers <= most else [(0, half), (half, supers)]:
+        size = -(-(stop - start) // -(-(stop - start) // max(1, most)))
         for first in range(start, stop, size):
-            count, skips = min(size, stop - first), supers % 2 == 0 and start > 0
-            found.append(Launch(first, _tables(supers, count, programs, count if skips else 0, width)))
-    return tuple(found)
+            count = min(size, stop - first)
+            # Of an even number of supers those of the first half meet the one that is opposite.
+            longer = min(count, max(0, half - first)) if supers % 2 == 0 else 0
+            found.append((first, _tables(supers, count, longer, programs, width)))
+    return found
 
 
 @functools.lru_cache(maxsize=256)
-def _tables(supers: int, count: int, programs: int, shorter: int, width: int) -> Tables:
-    """Plan ``count`` supers; the last ``shorter`` of them meet one super less, or half of all if these are all."""
-    per, half = COLUMNS // ROWS, supers // 2
-    met = np.full(count, 1 + (half if supers % 2 == 0 else (supers - 1) // 2))
-    if supers % 2 == 0:
-        met[count - shorter if shorter else (half if count == supers else count) :] -= 1
+def _tables(supers: int, count: int, longer: int, programs: int, width: int) -> Tables:
+    """Plan ``count`` supers, of which the first ``longer`` meet one super more."""
+    per, met = COLUMNS // ROWS, np.full(count, 1 + (supers - 1) // 2)
+    met[:longer] += 1
     own = np.repeat(np.arange(count), met * per)  # the super of every group of a block and a super
-    starts = np.concatenate([[0], np.cumsum(met * per)])
-    within = np.arange(len(own)) - starts[own]
+    within = np.concatenate([np.arange(k * per) for k in met])
     symmetric = (within >= per).astype(np.int64)
     block = (own * per + within) % (supers * per)
     return _deal(block, own, symmetric, supers * per, supers, programs, width)
@@ -131,7 +120,7 @@ def _deal(block: Ints, own: Ints, symmetric: Ints, blocks: int, supers: int, pro
     units = np.stack([block[group], own[group], flags, slot], axis=1).astype(np.int32)
     rows = _lists(units[:, 0], np.arange(len(units)), blocks)
     columns = _lists(units[last, 1], units[last, 3], supers)
-    return Tables(units, np.searchsorted(begin, cuts).astype(np.int32), int(slot[-1]) + 1, *rows, *columns)
+    return Tables(units, np.searchsorted(begin, cuts).astype(np.int32), int(slot[-1]) + 1, (*rows, *columns))
 
 
 class Ring(NamedTuple):

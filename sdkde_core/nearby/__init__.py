@@ -43,10 +43,6 @@ What a backend may leave out besides
     (t / t₀)^0.9 of a part: more than t / t₀, as f grows towards smaller terms, by no more than (t₀ / t)^0.1, since
     r ≥ 4 at the cut.
 
-What few rows need
-    :class:`Neighbours` puts columns in order for many rows. For few it first drops the columns that are beyond every
-    row's radius R, with W f(R) exp(−½ R²) at most 0.01 τ exp(ℓ₀), from a bound ℓ₀ by a sample of the columns.
-
 Rounding: squares of distances are right to 1e-12 of themselves, by which they are lowered or raised; a mean's own
 rounding is carried along (:attr:`Tiles.slip`). Log sums far below −10¹² are not resolved by that: then more is kept.
 """
@@ -55,9 +51,8 @@ from __future__ import annotations
 
 from .forecast import rough_share, typical_share
 from .lists import PARTS, Lists, left_out, lists
-from .order import by_tile, order
 from .sums import Neighbours
-from .tiles import Index, Tiles, index
+from .tiles import Index, Tiles, by_tile, index, order
 
 __all__ = [
     "PARTS",

@@ -14,10 +14,7 @@ from .lists import added
 
 
 def _places(n: int, most: int) -> NDArray[np.int64]:
-    """Indices of up to ``most`` of n points: one of each of as many stretches of equal length.
-
-    An irrational number says where in its stretch, so that no period in the data meets it.
-    """
+    """Indices of up to ``most`` of n points, one of each stretch of equal length, where no period in the data meets."""
     step = -(-n // most)
     k = np.arange(n // step)
     return k * step + (step * (k * 0.5 * (math.sqrt(5.0) - 1.0) % 1.0)).astype(np.int64)
@@ -83,8 +80,6 @@ def rough_share(
 def typical_share(problem: Problem, size: int, height: int, out: float) -> float:
     """Return about what share of the pairs is left, for a price: that of a normal sample of the problem's extent.
 
-    Notes
-    -----
     Let σ be the standard deviation in bandwidths. The farthest of n points is at some (√d + √(2 log n)) σ, which is the
     extent. Where that is far beyond the usual one, either the bandwidth is small or a few points are far out: σ is
     then taken a third of the way from four times the usual one, in logs.
@@ -92,7 +87,6 @@ def typical_share(problem: Problem, size: int, height: int, out: float) -> float
     A row at a distance of √d σ has the log sum ℓ = −½ d (log(1 + σ²) + σ² / (1 + σ²)). Where few columns are within a
     bandwidth, it is that of the nearest ``size`` columns, in a ball whose radius follows from the density at the row.
     A tile is left out if its part is below ``out`` of that: where it is farther than R = √(2 (−ℓ − log out)).
-
     Tiles of a k-d tree are halved log₂(n / size) times, so about 3.7 σ 2^(−log₂(n / size) / d) wide (fitted to
     counts). Two coordinates differ by √2 σ z with z normal, and their boxes by the mean of both widths less. The sum of
     the squares over d dimensions is close to a gamma variable with its mean and variance. R² is a quantile of that

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from array_api_compat import array_namespace, device
 
 from ..protocol import TOLERANCES, Problem, Reduction
-from .order import by_tile
-from .tiles import TOGETHER, Index, Tiles
+from .tiles import TOGETHER, Index, Tiles, by_tile
 
 #: Shares of the tolerance: what is dropped as a tile of tiles, and as a tile.
 COARSE, FINE = 0.01, 0.05
@@ -21,9 +20,13 @@ PARTS = 32.0
 SLACK = 1e-12
 
 
+def _allowed(problem: Problem) -> float:
+    return TOLERANCES[problem.precision][problem.reduction].absolute
+
+
 def left_out(problem: Problem) -> float:
     """Return what lists leave out of a row's sum at most, relative to that."""
-    return (COARSE + FINE) * TOLERANCES[problem.precision][problem.reduction].absolute
+    return (COARSE + FINE) * _allowed(problem)
 
 
 class Lists(NamedTuple):
@@ -79,21 +82,17 @@ def _listed(xp: Any, kept: Any, columns: Index) -> tuple[Any, Any]:
     """The fine tiles of the coarse ones that each group keeps, (g, k), and which of them are there."""
     counts = xp.sum(xp.astype(kept, xp.int64), axis=1)
     first = xp.argsort(xp.astype(~kept, xp.int8), axis=1, stable=True)[:, : max(1, int(xp.max(counts)))]
-    there = xp.arange(first.shape[1], device=device(kept)) < counts[:, None]
-    where = _members(xp, first)
-    there = xp.reshape(xp.broadcast_to(there[:, :, None], (*there.shape, TOGETHER)), where.shape)
-    there = there & (where < columns.fine.log_weight.shape[0])
+    where, there = _members(xp, first, columns)
+    place = xp.arange(where.shape[1], device=device(kept)) // TOGETHER
+    return where, there & (place < counts[:, None])
+
+
+def _members(xp: Any, coarse: Any, columns: Index) -> tuple[Any, Any]:
+    """The fine tiles of coarse ones, (b, k) as (b, k · TOGETHER), and which of them are there."""
+    where = coarse[:, :, None] * TOGETHER + xp.arange(TOGETHER, device=device(coarse))
+    where = xp.reshape(where, (coarse.shape[0], -1))
+    there = where < columns.fine.log_weight.shape[0]
     return xp.where(there, where, xp.zeros_like(where)), there
-
-
-def _allowed(problem: Problem) -> float:
-    return TOLERANCES[problem.precision][problem.reduction].absolute
-
-
-def _members(xp: Any, coarse: Any) -> Any:
-    """The fine tiles of coarse ones, (…, k) as (…, k · TOGETHER); some may be beyond the last."""
-    within = coarse[..., None] * TOGETHER + xp.arange(TOGETHER, device=device(coarse))
-    return xp.reshape(within, (*coarse.shape[:-1], -1))
 
 
 def _floors(xp: Any, problem: Problem, columns: Index, blocks: Any) -> Any:
@@ -108,12 +107,8 @@ def _floors(xp: Any, problem: Problem, columns: Index, blocks: Any) -> Any:
     coarse, fine = columns.coarse, columns.fine
     apart = sum((middle[:, a, None] - coarse.centre[a, :]) ** 2 for a in range(d))  # (b, k)
     order = xp.argsort(0.5 * (apart + coarse.square) - coarse.log_weight, axis=1)
-    which = _members(xp, order[:, :4])  # (b, k)
-    there = which < fine.log_weight.shape[0]
-    which = xp.where(there, which, xp.zeros_like(which))
-    near = _log_sums(xp, rows, fine, which, there)
-    which = order[:, :64]
-    far = _log_sums(xp, rows, coarse, which, which >= 0)
+    near = _log_sums(xp, rows, fine, *_members(xp, order[:, :4], columns))
+    far = _log_sums(xp, rows, coarse, order[:, :64], order[:, :64] >= 0)
     floors = xp.min(xp.reshape(xp.maximum(near, far), (b, -1)), axis=1)
     # Beyond 1e105 bandwidths squares of squares overflow, to no number: then nothing is left out.
     return xp.where(xp.isnan(floors), xp.full_like(floors, -math.inf), floors)
@@ -181,8 +176,7 @@ def _reach(xp: Any, log_weight: float, floor: Any) -> Any:
 def threshold(xp: Any, mass: Any, allowed: float) -> Any:
     """A number for each row such that all smaller ones together are at most ``allowed``, (…, 1); by bisection."""
     good = xp.full_like(mass[..., :1], allowed / mass.shape[-1])
-    factor = mass.shape[-1] ** 0.5
-    # Halvings of the factor by which a threshold may be too small.
+    factor = mass.shape[-1] ** 0.5  # by which it may be too small, halved in logs
     for _ in range(6):
         tried = good * factor
         sums = xp.sum(xp.where(mass < tried, mass, xp.zeros_like(mass)), axis=-1, keepdims=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array, to_device
@@ -14,18 +14,14 @@ from ..engine.exact import reduce_exact
 from ..engine.merge import concatenate, each, safe_log
 from ..protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from .lists import COARSE, lists
-from .order import by_tile, order
-from .tiles import Index, index
+from .tiles import Index, by_tile, index, order
 
 #: Coordinates from which squares overflow.
 FARTHEST = 1e150
 
 
-class _Tiles(NamedTuple):
-    """Columns, a tile at a time; the last tile is empty, and fills lists up."""
-
-    points: list[Any]  # by dimension, (tiles + 1, size) each
-    log_weights: Any  # (tiles + 1, size), −inf where there is no column
+#: Columns by tiles, (tiles + 1, size): coordinates, and log weights, −inf where there is none. The last tile is empty.
+_Tiles: TypeAlias = tuple[list[Any], Any]
 
 
 @dataclass(eq=False)
@@ -40,11 +36,7 @@ class Neighbours:
         self._finite = bool(xp.all(xp.abs(points) < FARTHEST))
 
     def reduce(
-        self,
-        problem: Problem,
-        rows: Any,
-        least: float = -math.inf,
-        spread: Callable[..., Any] = map,
+        self, problem: Problem, rows: Any, least: float = -math.inf, spread: Callable[..., Any] = map
     ) -> Partial:
         """Answer for some rows, (m, d).
 
@@ -65,15 +57,9 @@ class Neighbours:
             near = self._near(xp, problem, rows, least)
             if near is not None:
                 return near.reduce(problem, rows, least, spread)
-        parts, places = [], []
-        for which, tiles, columns in self._parts(xp, problem, rows, least):
-            parts.append((rows[which, :], tiles, columns))
-            places.append(xp.reshape(which, (-1,)))
-
-        def task(part: tuple[Any, ...]) -> Partial:
-            return _sum(xp, problem, *part)
-
-        found, place = concatenate(list(spread(task, parts))), xp.concat(places)
+        parts = list(self._parts(xp, problem, rows, least))
+        found = concatenate(list(spread(lambda part: _sum(xp, problem, rows, *part), parts)))
+        place = xp.concat([xp.reshape(which, (-1,)) for which, *_ in parts])
         # The last tile is filled up with its last row, whose results are the same each time.
         back = xp.argsort(place, stable=True)
         first = xp.concat([xp.ones_like(place[:1], dtype=xp.bool), place[back][1:] != place[back][:-1]])
@@ -82,20 +68,16 @@ class Neighbours:
     def _near(self, xp: Any, problem: Problem, rows: Any, least: float) -> Neighbours | None:
         """The columns near few rows, found faster than all columns are put in order; None where they are many.
 
-        A row's largest term in a sample of the columns bounds its sum from below. With W the sum of the weights,
-        columns farther away than R add W f(R) exp(−½ R²) at most (see the package), from which R follows. A grid's
-        cells are marked that are within R of a row in every dimension; the columns in marked cells are kept.
+        A row's largest term in a sample of the columns bounds its sum exp(ℓ₀) from below. Columns farther away than R
+        add W f(R) exp(−½ R²) at most (see the package): that is to be 0.01 τ exp(ℓ₀). A grid's cells are marked that
+        are within R of a row in every dimension; the columns in marked cells are kept.
         """
         points, log_weights, (m, d) = self.columns.points, self.columns.log_weights, rows.shape
         n = points.shape[0]
         step = max(1, n // min(max(1 << 10, (1 << 18) // m), 1 << 13))
-        sample, terms = points[::step, :], xp.zeros_like(rows[:, :1]) + log_weights[None, ::step]
-        for a in range(d):
-            away = rows[:, a, None] - sample[None, :, a]
-            away *= away
-            away *= 0.5
-            terms -= away
-        floor = xp.max(terms, axis=1)
+        sample = points[::step, :]
+        square = sum((rows[:, a, None] - sample[None, :, a]) ** 2 for a in range(d))
+        floor = xp.max(log_weights[None, ::step] - 0.5 * square, axis=1)
         most = max(0.0, math.log(n) + float(xp.max(log_weights)))  # log W is no more
         allowed = COARSE * TOLERANCES[problem.precision][problem.reduction].absolute
         nats = most - math.log(allowed) - xp.maximum(floor, xp.full_like(floor, least))
@@ -121,14 +103,12 @@ class Neighbours:
         return Neighbours(Columns(points[which, :], log_weights[which]))
 
     def _tiled(self, where: Any, size: int) -> _Tiles:
-        xp, n = array_namespace(where), where.shape[0]
+        xp, points = array_namespace(where), self.columns.points
         places = by_tile(where, size)
         places = xp.concat([places, places[-1:, :]])
-        there = xp.reshape(xp.arange(places.shape[0] * size, device=device(where)), places.shape) < n
-        log_weights = self.columns.log_weights[places]
-        log_weights = xp.where(there, log_weights, xp.full_like(log_weights, -math.inf))
-        points = self.columns.points
-        return _Tiles([points[:, a][places] for a in range(points.shape[1])], log_weights)
+        log_weights = xp.reshape(self.columns.log_weights[places], (-1,))
+        log_weights[where.shape[0] :] = -math.inf
+        return [points[:, a][places] for a in range(points.shape[1])], xp.reshape(log_weights, places.shape)
 
     def _parts(self, xp: Any, problem: Problem, rows: Any, least: float) -> Iterator[tuple[Any, Any, _Tiles]]:
         """Which rows are summed together, (b, height), and over which tiles of which columns, (b, k)."""
@@ -138,7 +118,7 @@ class Neighbours:
         few = 12  # for fewer rows all columns are summed: to put these in order takes longer
         if not self._finite or m < few:
             columns = self._tiled(xp.arange(n, device=on), isolated[0])
-            every = xp.arange(columns.log_weights.shape[0] - 1, device=on)
+            every = xp.arange(columns[1].shape[0] - 1, device=on)
             for start in range(0, m, few):
                 yield xp.arange(start, min(m, start + few), device=on)[None, :], every[None, :], columns
             return
@@ -147,7 +127,7 @@ class Neighbours:
             found = index(self.columns.points, self.columns.log_weights, size)
             self._made[size] = found, self._tiled(found.order, size)
         found, columns = self._made[size]
-        where, none = order(rows, max(height, 8)), columns.log_weights.shape[0] - 1
+        where, none = order(rows, max(height, 8)), columns[1].shape[0] - 1
         group = 32 * height  # rows that are first looked at together
         step = max(1, (1 << 17) // none) * group  # lists take 200 bytes a pair of tiles
         for start in range(0, m, step):
@@ -182,20 +162,21 @@ def _pairs(rows: Any) -> int:
     return 1 << (15 if is_numpy_array(rows) else 22)
 
 
-def _sum(xp: Any, problem: Problem, rows: Any, tiles: Any, columns: _Tiles) -> Partial:
-    """Sum rows (b, h, d) over lists of tiles (b, k), some tiles at a time, about a running maximum."""
+def _sum(xp: Any, problem: Problem, rows: Any, which: Any, tiles: Any, columns: _Tiles) -> Partial:
+    """Sum some rows, (b, h), over lists of tiles, (b, k), some tiles at a time, about a running maximum."""
+    rows, (points, log_weights) = rows[which, :], columns
     (b, h, d), mean, laplace = rows.shape, *(problem.reduction is r for r in (Reduction.MEAN, Reduction.LAPLACE))
     top = xp.full_like(rows[:, :, 0], -1e300)
     sums = [xp.zeros_like(top) for _ in range(1 + (d if mean else 2 if laplace else 0))]
-    width = max(1, _pairs(rows) // (b * h * columns.log_weights.shape[1]))
+    width = max(1, _pairs(rows) // (b * h * log_weights.shape[1]))
     for start in range(0, tiles.shape[1], width):
         some = tiles[:, start : start + width]
-        delta = [xp.reshape(x[some, :], (b, 1, -1)) - rows[:, :, a, None] for a, x in enumerate(columns.points)]
+        delta = [xp.reshape(x[some, :], (b, 1, -1)) - rows[:, :, a, None] for a, x in enumerate(points)]
         exponent = delta[0] * delta[0]
         for x in delta[1:]:
             exponent += x * x
         exponent *= -0.5
-        term = exponent + xp.reshape(columns.log_weights[some, :], (b, 1, -1))
+        term = exponent + xp.reshape(log_weights[some, :], (b, 1, -1))
         higher = xp.maximum(top, xp.max(term, axis=2))
         term -= higher[:, :, None]
         phi, fall = xp.exp(term), xp.exp(top - higher)

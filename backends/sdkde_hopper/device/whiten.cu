@@ -1,15 +1,24 @@
-
 // Points in bandwidths: what comes before packing.
 
 #define SOME 512  // rows of which a centre is taken, at most
 
+// The user's numbers, in either precision.
+struct Numbers {
+  const void* x;
+  int single;
+  __device__ __forceinline__ double operator[](size_t i) const {
+    return single ? (double)((const float*)x)[i] : ((const double*)x)[i];
+  }
+};
+
 // Per column, a program each, the lower median of every ``stride``-th row; NaN is left out.
-template <class T>
-__device__ void centre_of(const T* x, int count, int stride, int d, double* centre) {
-  __shared__ T values[SOME];
+extern "C" __global__ void __launch_bounds__(SOME)
+find_centre(const void* given, int single, int count, int stride, int d, double* centre) {
+  __shared__ double values[SOME];
+  const Numbers x = {given, single};
   const int own = threadIdx.x, k = blockIdx.x;
   const bool inside = own < count;
-  const T value = inside ? x[(size_t)own * stride * d + k] : (T)0;
+  const double value = inside ? x[(size_t)own * stride * d + k] : 0.0;
   const bool valid = inside && value == value;
   values[own] = value;
   const int known = __syncthreads_count(valid);
@@ -19,26 +28,16 @@ __device__ void centre_of(const T* x, int count, int stride, int d, double* cent
   if (valid && rank == (known - 1) / 2) centre[k] = value;
 }
 
-extern "C" __global__ void __launch_bounds__(SOME)
-centre_float(const float* x, int count, int stride, int d, double* centre) {
-  centre_of(x, count, stride, d, centre);
-}
-extern "C" __global__ void __launch_bounds__(SOME)
-centre_double(const double* x, int count, int stride, int d, double* centre) {
-  centre_of(x, count, stride, d, centre);
-}
-
 // u = L⁻¹(x − centre) for the rows of two arrays, sixteen threads a row, WHITENED rows a program, and the largest
 // distance of those to ``slots``: infinite where a coordinate is NaN. ``scale``: null for one factor 1/h of every column;
 // L's diagonal; or, a ``matrix``, L⁻¹.
 #define WHITENED 128
-template <class T>
-__device__ void whitened(
-    const T* first, const T* second, int n, int m, int d, double factor, const double* scale, int matrix,
-    const double* centre, double* points, double* rows, double* slots) {
+extern "C" __global__ void whiten(
+    const void* first, const void* second, int single, int n, int m, int d, double factor, const double* scale,
+    int matrix, const double* centre, double* points, double* rows, double* slots) {
   const int blocks = (n + WHITENED - 1) / WHITENED, lane = threadIdx.x % 16;
   const bool own = blockIdx.x < blocks;
-  const T* x = own ? first : second;
+  const Numbers x = {own ? first : second, single};
   double *to = own ? points : rows, largest = 0.0;
   const int begin = (own ? blockIdx.x : blockIdx.x - blocks) * WHITENED + threadIdx.x / 16, count = own ? n : m;
   for (int i = 0; i < WHITENED; i += blockDim.x / 16) {
@@ -47,9 +46,9 @@ __device__ void whitened(
     for (int k = lane; row < count && k < d; k += 16) {
       double u = 0.0;
       if (matrix) {
-        for (int l = 0; l < d; l++) u = fma((double)x[(size_t)row * d + l] - centre[l], scale[(size_t)k * d + l], u);
+        for (int l = 0; l < d; l++) u = fma(x[(size_t)row * d + l] - centre[l], scale[(size_t)k * d + l], u);
       } else {
-        u = (double)x[(size_t)row * d + k] - centre[k];
+        u = x[(size_t)row * d + k] - centre[k];
         u = scale ? u / scale[k] : u * factor;
       }
       to[(size_t)row * d + k] = u;
@@ -65,15 +64,4 @@ __device__ void whitened(
   if (threadIdx.x > 0) return;
   for (int i = 1; i < blockDim.x / 32; i++) largest = fmax(largest, all[i]);
   *(volatile double*)(slots + blockIdx.x) = largest;
-}
-
-extern "C" __global__ void whiten_float(
-    const float* first, const float* second, int n, int m, int d, double factor, const double* scale, int matrix,
-    const double* centre, double* points, double* rows, double* slots) {
-  whitened(first, second, n, m, d, factor, scale, matrix, centre, points, rows, slots);
-}
-extern "C" __global__ void whiten_double(
-    const double* first, const double* second, int n, int m, int d, double factor, const double* scale, int matrix,
-    const double* centre, double* points, double* rows, double* slots) {
-  whitened(first, second, n, m, d, factor, scale, matrix, centre, points, rows, slots);
 }
