@@ -46,22 +46,21 @@ class KeopsBackend:
         m, device = rows.shape[0], rows.device
         if m == 0:
             return empty(problem, rows)
-        formula = state.formula
         # A CPU would compile for seconds to save little.
-        if queries is None and not formula.weighted and device.type != "cpu":
-            formula = formula._replace(anchored=True)
+        anchored = queries is None and not state.formula.weighted and device.type != "cpu"
+        formula = state.formula._replace(anchored=anchored)
         scheme, height = self._plan(state)
 
         def block(start: int, stop: int) -> Partial:
+            some = rows[start:stop].to(state.columns[0].dtype).contiguous()
             try:
-                sums = _sums(formula, state.columns, rows[start:stop], scheme)
+                sums = evaluate(formula, [some, *state.columns], scheme).double()
             except RuntimeError as error:
                 if "[KeOps] Cuda error" not in str(error):
                     raise
                 torch.cuda.empty_cache()  # KeOps does not say what failed, mostly memory, which is not PyTorch's
-                raise DeviceOutOfMemory(
-                    f"{device} has no room for {stop - start} rows that KeOps sums: {error}"
-                ) from error
+                message = f"{device} has no room for {stop - start} rows that KeOps sums: {error}"
+                raise DeviceOutOfMemory(message) from error
             return _partial(problem, formula, state.uniform, sums)
 
         return in_slabs(block, m, min(m, height))
@@ -81,13 +80,7 @@ class KeopsBackend:
         return "GPU_2D", max(1, memory // 16 // (-(-n // width) * results * columns.element_size()))
 
 
-def _sums(formula: Formula, columns: list[Tensor], rows: Tensor, scheme: str) -> Tensor:
-    """Largest exponents and sums relative to them, (b, 1 + c) float64."""
-    return evaluate(formula, [rows.to(columns[0].dtype).contiguous(), *columns], scheme).double()
-
-
 def _partial(problem: Problem, formula: Formula, uniform: float, sums: Tensor) -> Partial:
-    """The log-domain results."""
     start = 0 if formula.anchored else 1
     total, others = sums[:, start], sums[:, start + 1 :]
     scale = uniform if formula.anchored else sums[:, 0] + uniform

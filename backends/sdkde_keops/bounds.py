@@ -45,9 +45,8 @@ def single_limit(problem: Problem) -> float:
         return -math.inf
     epsilon, width, d = 2.0**-24, block(problem.d, 4), problem.d
     paid = exponents.paid(problem)
-    # Of sums: in blocks, over the blocks, and of exponentials, whose argument is rounded. Over the blocks every
-    # addition may round alike, as beside a heap of equal columns: by up to ε of a partial sum, half the sum on average.
-    # Arguments are below the row's largest by some log n where columns matter.
+    # Of sums: in blocks, over the blocks, where every addition may round alike beside a heap of equal columns, and of
+    # exponentials, whose arguments are below the row's largest by some log n where columns matter.
     of_sums = epsilon * (1.6 * math.sqrt(width / 3.0) + 0.5 * problem.n / width + 16.0)
     tolerance, budget = TOLERANCES[problem.precision][problem.reduction], 0.75  # of what sums leave of it
     absolute = budget * (tolerance.absolute / paid - of_sums)

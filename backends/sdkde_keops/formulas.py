@@ -64,7 +64,8 @@ def evaluate(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
     def run(key: tuple[Any, ...]) -> Tensor:
         if key not in _ready:
             try:
-                _first(formula, [x[:1] for x in arguments], scheme)
+                with library.building():
+                    _call(formula, [x[:1] for x in arguments], scheme)
             except (ImportError, OSError, ValueError) as error:  # no library where the compiler should have left one
                 raise BackendUnavailable(
                     f"KeOps could not compile a formula with {library.compiler()}: {type(error).__name__}: {error}; "
@@ -79,12 +80,6 @@ def evaluate(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
     with library.exclusive():
         # For a thread of its own OpenMP makes threads anew: those of the parent are not there in a forked child.
         return map_threads(run, [key], 1, apart=device.type == "cpu")[0]
-
-
-def _first(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
-    """Call a formula that KeOps has to compile, or to load."""
-    with library.building(repr((formula, arguments[0].dtype, scheme))):
-        return _call(formula, arguments, scheme)
 
 
 @functools.cache
@@ -107,7 +102,8 @@ def trial(device: str) -> None:
     """Compile a small reduction and check its result; KeOps's messages are printed. For a process of its own."""
     library.import_keops()
     x = torch.tensor([[0.0], [3.0]], dtype=torch.float64, device=device)
-    got = _first(Formula(Reduction.LOG_SUM, 1), [x, x], "CPU" if device == "cpu" else "GPU_2D").tolist()
+    with library.building():
+        got = _call(Formula(Reduction.LOG_SUM, 1), [x, x], "CPU" if device == "cpu" else "GPU_2D").tolist()
     want = [0.0, 1.0 + math.exp(-4.5)]
     if not all(math.isclose(a, b, rel_tol=1e-12) for row in got for a, b in zip(row, want, strict=True)):
         raise ValueError(f"KeOps computes {got}, not {[want, want]}")
