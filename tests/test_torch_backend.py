@@ -104,7 +104,7 @@ def test_settings_that_round_products_are_noticed_and_left(pretend):
     problem = case.problem(Reduction.LOG_SUM, "fast")
     backend = TorchBackend()
     state = backend.prepare(problem, _columns(case))
-    assert state.prepared.library.dtype == torch.float32
+    assert state.library.dtype == torch.float32
     before = torch.get_float32_matmul_precision()
     try:
         for precision in ("high", "medium"):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import math
 
+import numpy as np
+
 from sdkde_core.plugin import exponents
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
@@ -50,11 +52,8 @@ def split_limit(problem: Problem, dtype: str) -> float:
     most = exponents.half_tolerance(problem) / share  # R √(R² + half), and for MEAN that times R, at most
     limit = math.sqrt(0.5 * (math.sqrt(half**2 + 4.0 * most**2) - half))
     if problem.reduction is Reduction.MEAN:
-        low, high = 0.0, limit
-        for _ in range(60):
-            middle = 0.5 * (low + high)
-            low, high = (middle, high) if middle**2 * math.sqrt(middle**2 + half) <= most else (low, middle)
-        limit = min(low, _shift_limit(problem, dtype)) if dtype == "float64" else low
+        limit = math.sqrt(np.roots([1.0, half, 0.0, -(most**2)]).real.max())
+        limit = min(limit, _shift_limit(problem, dtype)) if dtype == "float64" else limit
     return limit
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import exponents
-from sdkde_core.protocol import Problem
-
 #: Log weight of a column that is to add nothing, and the exponent of an entry left out: finite, since −inf − −inf would
 #: be NaN.
 NOTHING = {torch.float32: -1e30, torch.float64: -1e300}
@@ -45,15 +42,6 @@ class Tensors:
 
     def dot(self, phi: Tensor, away: Tensor) -> Tensor:
         return away.mul_(phi).sum(1)
-
-
-def make(name: str, problem: Problem, device: torch.device, span: float) -> tuple[exponents.Formula, Tensors]:
-    """Return the formula that ``bounds.formula`` named, and its operations; log weights span ``span`` nats."""
-    kind, _, dtype = name.partition(" ")
-    library = Tensors(torch.float64 if dtype == "float64" else torch.float32, device)
-    if kind == "split":
-        return exponents.Split(library, exponents.grid(problem.extent, 24 if dtype == "float32" else 53, span)), library
-    return (exponents.Expanded if kind == "expanded" else exponents.Direct)(library), library
 
 
 def exponential(tile: Tensor, in_place: bool) -> Tensor:
