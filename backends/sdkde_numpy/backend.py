@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from sdkde_core.plugin import check_threads, claim_memory, concatenate, cpu_threads, empty, map_threads, products
+from sdkde_core.plugin import check_threads, claim_memory, concatenate, cpu_threads, empty, map_threads, merge, products
 from sdkde_core.protocol import Columns, Partial, Problem, Support
 
 from .bounds import COLUMNS, ROWS, columns_of_a_task
-from .compact import Compact, Totals, reduce_compact
+from .compact import Compact
 from .info import MOST_THREADS
-from .kernels import Array, Prepared, Sums, reduce_block
+from .kernels import Array, Prepared
 
 
 class NumpyBackend:
@@ -51,22 +49,17 @@ class NumpyBackend:
         # places in the cache, at twice the time a product.
         width = min(chunk, max(1, ROWS * COLUMNS // min(m, ROWS)))
 
-        def task(where: tuple[int, int]) -> Sums | Totals:
+        def task(where: tuple[int, int]) -> Partial:
             r, c = where
-            block, over = rows[r : r + ROWS], (c, min(c + chunk, n))
             with products.on_this_thread():
-                if isinstance(state, Compact):
-                    return reduce_compact(problem, state, block, over, width)
-                return reduce_block(problem, state, block, over, width)
+                return state.reduce(problem, rows[r : r + ROWS], c, min(c + chunk, n), width)
 
-        starts = range(0, n, chunk)
-        tasks = [(r, c) for r in range(0, m, ROWS) for c in starts]
+        tasks = [(r, c) for r in range(0, m, ROWS) for c in range(0, n, chunk)]
         most = 1 if len(tasks) == 1 else self.threads or min(cpu_threads(), MOST_THREADS)
         # Sums of exponentials underflow by design.
         with np.errstate(all="ignore"), claim_memory("a sum over tiles", tasks=most) as threads:
-            parts: list[Any] = map_threads(task, tasks, threads)
-            for i in range(0, len(parts), len(starts)):  # a block of rows over all chunks of columns
-                for other in parts[i + 1 : i + len(starts)]:
-                    parts[i].join(other)
-            strips = [sums.result(state.uniform) for sums in parts[:: len(starts)]]
-        return strips[0] if len(strips) == 1 else concatenate(strips)
+            parts = map_threads(task, tasks, threads)
+        chunks = -(-n // chunk)
+        if chunks > 1:
+            parts = [merge(parts[i : i + chunks]) for i in range(0, len(parts), chunks)]
+        return parts[0] if len(parts) == 1 else concatenate(parts)

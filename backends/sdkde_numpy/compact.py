@@ -13,7 +13,7 @@ import numpy as np
 from sdkde_core.plugin import checkpoint, exponents, products
 from sdkde_core.protocol import Columns, Partial, Problem
 
-from .kernels import Array, Tiles
+from .kernels import TILES, Array
 
 
 class Compact:
@@ -33,35 +33,18 @@ class Compact:
             within = np.where(level[:, None] == used, log_weights[:, None] - self.tops, -np.inf)
             self.weights = np.exp(within)
 
-
-class Totals:
-    """Sums of a block of rows, level by level."""
-
-    def __init__(self, formula: Compact, rows: int) -> None:
-        self.tops = formula.tops
-        self.total = np.zeros((rows, len(formula.tops)))
-
-    def join(self, other: Totals) -> None:
-        """Add the sums of the same rows over other columns."""
-        self.total += other.total
-
-    def result(self, log_weight: float) -> Partial:
-        """Return the log sums, every column's log weight raised by ``log_weight``; −inf where no column is in reach."""
-        return Partial(np.logaddexp.reduce(np.log(self.total) + self.tops, axis=1) + log_weight)
-
-
-def reduce_compact(problem: Problem, formula: Compact, queries: Array, columns: tuple[int, int], width: int) -> Totals:
-    """Reduce a block of query rows over a range of columns; as :func:`.kernels.reduce_block`."""
-    b, (start, stop) = len(queries), columns
-    sums, buffer, rows, tiles = Totals(formula, b), np.empty(b * width), exponents.Packed(queries), Tiles(np.float64)
-    for left in range(start, stop, width):
-        checkpoint()
-        right = min(left + width, stop)
-        values = buffer[: b * (right - left)].reshape(b, right - left)
-        exponents.squares(tiles, rows, exponents.Packed(formula.points[left:right]), values)
-        _evaluate(problem.kernel, values)
-        sums.total += products.product(values, formula.weights[left:right])
-    return sums
+    def reduce(self, problem: Problem, queries: Array, start: int, stop: int, width: int) -> Partial:
+        """As :meth:`.kernels.Prepared.reduce`; log sums are −inf where no column is in reach."""
+        b, rows, tiles = len(queries), exponents.Packed(queries), TILES["float64"]
+        total, buffer = np.zeros((b, len(self.tops))), np.empty(b * width)
+        for left in range(start, stop, width):
+            checkpoint()
+            right = min(left + width, stop)
+            values = buffer[: b * (right - left)].reshape(b, right - left)
+            exponents.squares(tiles, rows, exponents.Packed(self.points[left:right]), values)
+            _evaluate(problem.kernel, values)
+            total += products.product(values, self.weights[left:right])
+        return Partial(np.logaddexp.reduce(np.log(total) + self.tops, axis=1) + self.uniform)
 
 
 def _evaluate(kernel: str, x: Array) -> None:
@@ -75,5 +58,3 @@ def _evaluate(kernel: str, x: Array) -> None:
     elif kernel == "cosine":  # cos(π r / 2), which is exactly 0 at the edge like this
         np.multiply(x, 0.5 * math.pi, out=x)
         np.sin(x, out=x)
-    elif kernel not in ("epanechnikov", "linear"):  # one that the protocol has got since
-        raise NotImplementedError(f"kernel {kernel!r} is not summed here")

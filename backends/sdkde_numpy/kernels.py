@@ -78,17 +78,36 @@ class Prepared:
             self.formula, self.terms = exponents.Direct(self.tiles), None
         self.packed = self.formula.columns(self.points, None)
 
-    def tile(self, rows: exponents.Packed, some: slice, out: Array) -> tuple[Array, Array | None]:
-        """Return exponents of some columns less a row's base, and that base; None: 0, or −½‖u‖² as the rows have."""
-        base, n = None, len(self.points)
-        columns = self.packed if some.stop - some.start == n else self.packed.at(some)
-        tile = self.formula.first(rows, columns, out)
-        if self.exponential:
-            np.negative(np.sqrt(np.multiply(tile, -2.0, out=tile), out=tile), out=tile)
-        if isinstance(self.formula, exponents.Split):
-            base = tile.max(axis=1)
-            tile = self.formula.second(np.subtract(tile, base[:, None], out=tile), rows, columns)
-        return tile, base
+    def reduce(self, problem: Problem, queries: Array, start: int, stop: int, width: int) -> Partial:
+        """Reduce a block of query rows (b, d) over a range of columns, in tiles of ``width`` columns."""
+        b, n, dtype, packed = len(queries), len(self.points), self.tiles.dtype, exponents.Packed
+        expanded, wide = isinstance(self.formula, exponents.Expanded), dtype == np.float64
+        plain = expanded and wide and problem.same and not problem.requires
+        rows, sums = self.formula.rows(queries), Sums(problem, dtype, plain)
+        base = exponents.norms(queries) if expanded and not wide else np.zeros(b)
+        buffer = np.empty((b, width), dtype)
+        values = np.empty_like(buffer) if problem.reduction is Reduction.LAPLACE else None
+        for left in range(start, stop, width):
+            checkpoint()
+            right = min(left + width, stop)
+            some, out = slice(left, right), buffer if right - left == width else np.empty((b, right - left), dtype)
+            columns = self.packed if right - left == n else self.packed.at(some)
+            terms = self.formula.first(rows, columns, out)  # less the base, or −½‖u‖² as the rows have it
+            if self.exponential:
+                np.negative(np.sqrt(np.multiply(terms, -2.0, out=terms), out=terms), out=terms)
+            if isinstance(self.formula, exponents.Split):
+                base = terms.max(axis=1)
+                terms = self.formula.second(np.subtract(terms, base[:, None], out=terms), rows, columns)
+            weights = None if self.log_weights is None else self.log_weights[some]
+            phi, total = sums.add(terms, base, terms if values is None else values[:, : right - left], weights)
+            if sums.shift is None:
+                continue
+            points = self.points[some]  # Σ_j φ_ij (u_j − u_i), (b, d)
+            if self.terms is None:
+                sums.shift += exponents.displacement(self.tiles, phi, packed(queries), packed(points))
+            else:
+                sums.shift += products.product(phi, points, terms=self.terms) - total[:, None] * queries
+        return sums.result(self.uniform)
 
 
 class Sums:
@@ -135,15 +154,6 @@ class Sums:
                 self.exponent -= products.dots(phi, log_weights)
         return phi, total
 
-    def join(self, other: Sums) -> None:
-        """Add the sums of the same rows over other columns."""
-        self._raise(other.base, other.top)
-        share = np.exp((other.base - self.base) + (other.top - self.top))
-        for name in ("total", "exponent", "shift"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if mine is not None:
-                mine += theirs * (share if mine.ndim == 1 else share[:, None])
-
     def _raise(self, base: Array, top: Array) -> Array:
         """Raise the running maximum to base + top where larger, scale sums down to it, and return it less the base."""
         if not self.started:  # any sum is zero still
@@ -153,10 +163,11 @@ class Sums:
         new_base, new_top = np.where(larger, base, self.base), np.where(larger, top, self.top)
         rescale = np.exp((self.base - new_base) + (self.top - new_top))
         self.base, self.top = new_base, new_top
-        for name in ("total", "exponent", "shift"):
-            sums = getattr(self, name)
-            if sums is not None:
-                sums *= rescale if sums.ndim == 1 else rescale[:, None]
+        self.total *= rescale
+        if self.exponent is not None:
+            self.exponent *= rescale
+        if self.shift is not None:
+            self.shift *= rescale[:, None]
         return new_top + (new_base - base)
 
     def result(self, log_weight: float) -> Partial:
@@ -167,31 +178,5 @@ class Sums:
         log_sum = np.log(self.total) + scale
         if self.shift is None:
             return Partial(log_sum)
-        return Partial(log_sum, shift=self.shift / self.total[:, None])
-
-
-def reduce_block(problem: Problem, prepared: Prepared, queries: Array, columns: tuple[int, int], width: int) -> Sums:
-    """Reduce a block of query rows (b, d) over a range of columns, in tiles of ``width`` columns."""
-    b, (start, stop), dtype = len(queries), columns, prepared.tiles.dtype
-    expanded, wide = isinstance(prepared.formula, exponents.Expanded), dtype == np.float64
-    plain = expanded and wide and problem.same and not problem.requires
-    rows, sums = prepared.formula.rows(queries), Sums(problem, dtype, plain)
-    base = exponents.norms(queries) if expanded and not wide else np.zeros(b)
-    buffer = np.empty((b, width), dtype)
-    values = np.empty_like(buffer) if problem.reduction is Reduction.LAPLACE else None
-    for left in range(start, stop, width):
-        checkpoint()
-        right = min(left + width, stop)
-        some, out = slice(left, right), buffer if right - left == width else np.empty((b, right - left), dtype)
-        terms, own_base = prepared.tile(rows, some, out)
-        weights = None if prepared.log_weights is None else prepared.log_weights[some]
-        phi = terms if values is None else values[:, : right - left]
-        phi, total = sums.add(terms, base if own_base is None else own_base, phi, weights)
-        if sums.shift is None:
-            continue
-        points, tiles, packed = prepared.points[some], prepared.tiles, exponents.Packed  # Σ_j φ_ij (u_j − u_i), (b, d)
-        if prepared.terms is None:
-            sums.shift += exponents.displacement(tiles, phi, packed(queries), packed(points))
-        else:
-            sums.shift += products.product(phi, points, terms=prepared.terms) - total[:, None] * queries
-    return sums
+        # Relative to nothing, far columns alone may add up to 0.
+        return Partial(log_sum, shift=self.shift / np.maximum(self.total, 1e-300)[:, None])
