@@ -53,8 +53,8 @@ def _tile_product(direct):
             places = [builder.add(j, constant(v * lanes)) for v in range(vectors)]
             sums = [llvm.zeros(builder, vector, vectors) for _ in range(ROWS)]
             with cgutils.for_range(builder, many) as loop:
-                line = builder.mul(builder.add(builder.mul(tile, many), loop.index), width)
-                x = [llvm.load(builder, columns.data, builder.add(line, place), vector) for place in places]
+                line = llvm.at(builder, tile, many, loop.index)
+                x = [llvm.load(builder, columns.data, llvm.at(builder, line, width, v), vector) for v in places]
                 for start, row in zip(row_starts, sums):
                     u = llvm.load(builder, rows.data, builder.add(start, loop.index), vector.element)
                     u = llvm.everywhere(builder, u, vector)
@@ -63,9 +63,7 @@ def _tile_product(direct):
                         llvm.add(builder, slot, apart or x_v, apart or u)
             for r, row in enumerate(sums):
                 for place, slot in zip(places, row):
-                    llvm.store(
-                        builder, builder.load(slot), out.data, builder.add(builder.mul(constant(r), width), place)
-                    )
+                    llvm.store(builder, builder.load(slot), out.data, llvm.at(builder, constant(r), width, place))
         return context.get_dummy_value()
 
     return intrinsic(typed)
@@ -86,28 +84,23 @@ def _add_means(typing_context, phi, rows, first, columns, tile, out):
         d = builder.extract_value(out.shape, 1)
         with cgutils.for_range(builder, d) as coordinate:
             c, own = coordinate.index, [builder.add(first, constant(r)) for r in range(ROWS)]
-            u = [llvm.load(builder, rows.data, builder.add(builder.mul(i, many), c), vector.element) for i in own]
+            u = [llvm.load(builder, rows.data, llvm.at(builder, i, many, c), vector.element) for i in own]
             u = [llvm.everywhere(builder, x, vector) for x in u]
-            sums = [
-                llvm.zeros(builder, vector, ROWS) for _ in range(2)
-            ]  # two for each row: additions wait for each other
-            line = builder.mul(builder.add(builder.mul(tile, many), c), width)
+            # Two for each row: additions wait for each other.
+            sums = [llvm.zeros(builder, vector, ROWS) for _ in range(2)]
+            line = llvm.at(builder, tile, many, c)
             with cgutils.for_range_slice(builder, constant(0), width, constant(2 * vector.count)) as (j, _):
                 for v, slots in enumerate(sums):
                     place = builder.add(j, constant(v * vector.count))
-                    x = llvm.load(builder, columns.data, builder.add(line, place), vector)
+                    x = llvm.load(builder, columns.data, llvm.at(builder, line, width, place), vector)
                     for r, slot in enumerate(slots):
-                        weights = llvm.load(
-                            builder, phi.data, builder.add(builder.mul(constant(r), width), place), vector
-                        )
-                        llvm.add(builder, slot, weights, builder.fsub(x, u[r]))
+                        term = llvm.load(builder, phi.data, llvm.at(builder, constant(r), width, place), vector)
+                        llvm.add(builder, slot, term, builder.fsub(x, u[r]))
             for i, slots in zip(own, zip(*sums)):
-                target = builder.add(builder.mul(i, d), c)
-                total = builder.fadd(*(builder.load(slot) for slot in slots))
+                target, total = llvm.at(builder, i, d, c), builder.fadd(*(builder.load(slot) for slot in slots))
                 total = [llvm.load(builder, out.data, target, vector.element), total]
-                llvm.store(
-                    builder, llvm.call(builder, "llvm.vector.reduce.fadd", total, ("reassoc",)), out.data, target
-                )
+                total = llvm.call(builder, "llvm.vector.reduce.fadd", total, ("reassoc",))
+                llvm.store(builder, total, out.data, target)
         return context.get_dummy_value()
 
     return types.void(phi, rows, types.intp, columns, types.intp, out), generate
@@ -120,10 +113,8 @@ def _vector(context, kind):
 
 # --- a tile ---------------------------------------------------------------------------------------------------------
 
-# Helpers are inlined before types are inferred: compiled each on its own, they took longer than the loops.
-#
-# A tile's exponents are computed once and kept: far from every column rounding another way moves them by thousands, and
-# what is summed must be relative to the largest of the numbers that it is the largest of.
+# Helpers are inlined before types are inferred: compiled each on its own, they took longer than the loops. A tile's
+# exponents are computed once and kept: far from every column rounding another way moves them by thousands.
 
 
 @njit(inline="always")

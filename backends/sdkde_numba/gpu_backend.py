@@ -81,7 +81,7 @@ class CudaBackend:
             def slab(start: int, stop: int, config: LaunchConfig = config) -> Partial:
                 depth, group = depth_of(problem.d, config.depth)
                 columns = state.packed(kind, depth * group, config.columns)
-                if anchored(problem) and stop - start == columns.count:
+                if anchored(problem) and stop - start == columns.n:
                     rows = columns  # the rows are the columns, packed alike
                 else:
                     rows = launch.pack(points[start:stop], kind, depth * group)

@@ -33,6 +33,11 @@ def array(context, builder, signature, arguments, k):
     return context.make_array(signature.args[k])(context, builder, value=arguments[k])
 
 
+def at(builder, a, b, c):
+    """a · b + c, of indices."""
+    return builder.add(builder.mul(a, b), c)
+
+
 def load(builder, data, offset, kind):
     """The number, or the vector, that begins at an offset of an array's data."""
     return builder.load(_pointer(builder, data, offset, kind), align=_itemsize(kind))

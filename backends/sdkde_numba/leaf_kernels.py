@@ -56,7 +56,7 @@ def _add_block(typing_context, x, log_weights, which, first, last, rows, i, cent
         splat = lambda value: ir.Constant(vector, [value] * lanes)  # noqa: E731
 
         def place(a, factor, offset):
-            return builder.add(builder.mul(a, constant(factor)), constant(offset))
+            return llvm.at(builder, a, constant(factor), constant(offset))
 
         own = [llvm.load(builder, u, place(i, d, c), vector.element) for c in range(d)]
         own = [llvm.everywhere(builder, x, vector) for x in own]
@@ -115,10 +115,10 @@ def _move(typing_context, columns, tile, c, start, middle, x, k):
         tile, c, start, middle, k = (arguments[i] for i in (1, 2, 3, 4, 6))
         (many, width), d = (builder.extract_value(columns.shape, i) for i in (1, 2)), builder.extract_value(x.shape, 1)
         wide, narrow = (ir.VectorType(kind, LEAF) for kind in (ir.DoubleType(), ir.FloatType()))
-        source = builder.add(builder.mul(builder.add(builder.mul(tile, many), c), width), start)
+        source = llvm.at(builder, llvm.at(builder, tile, many, c), width, start)
         moved = builder.fsub(llvm.load(builder, columns.data, source, wide), llvm.everywhere(builder, middle, wide))
         moved = builder.fptrunc(builder.fmul(moved, ir.Constant(wide, [UNIT] * LEAF)), narrow)
-        target = builder.mul(builder.add(builder.mul(k, d), c), ir.Constant(k.type, LEAF))
+        target = builder.mul(llvm.at(builder, k, d, c), ir.Constant(k.type, LEAF))
         llvm.store(builder, moved, x.data, target)
         return context.get_dummy_value()
 
