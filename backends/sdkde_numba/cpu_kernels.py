@@ -2,10 +2,8 @@
 
 A tile is :data:`ROWS` query rows by a block of columns. Its numbers s_ij, either ‖u_i − u_j‖² or u_i·u_j − ½‖u_j‖², are
 made by :func:`_squares` and :func:`_products`, written as vector instructions because LLVM does not keep such a block
-in registers by itself. Everything else is plain loops over columns that it vectorises.
-
-All functions that call one another are in this file: Numba looks at a function's own file alone to see whether what it
-has cached is stale.
+in registers by itself. Everything else is plain loops over columns that it vectorises. Functions that call one another
+are in one file: Numba looks at a function's own file alone to see whether what it has cached is stale.
 """
 
 from __future__ import annotations
@@ -33,11 +31,7 @@ ABSENT = (-1e30, -1e300)
 
 
 def _tile_product(direct):
-    """An intrinsic ``f(rows, first, columns, tile, out)``.
-
-    out[r, j] = Σ_k (x[k, j] − rows[first + r, k])², or Σ_k x[k, j] · rows[first + r, k], with x = columns[tile]: for
-    :data:`ROWS` rows and all columns of the tile, whose number is a multiple of 64.
-    """
+    """out[r, j] = Σ_k (x[k, j] − rows[first + r, k])², or Σ_k x[k, j] · rows[first + r, k], with x = columns[tile]."""
 
     def typed(typing_context, rows, first, columns, tile, out):
         return types.void(rows, types.intp, columns, types.intp, out), generate
@@ -208,19 +202,19 @@ def reduce_tiles(
     columns, log_weights, tiles, rows, direct, laplace, code, cuts, left, tops, sums, moments, s, exponents, phi,
     peaks,
 ):  # fmt: skip
-    """Add columns to the sums of some rows, over the tiles ``tiles``, each row relative to its running maximum.
+    """Add the columns of some tiles to the sums of some rows, each row relative to its running maximum.
 
     Exponents, in log2 units, are e_ij = s_ij · factor + log_weights[j], with factor = −½ log2(e) for the squares of
     differences (``direct``) and log2(e) for products. ``columns`` (tiles, c, width) are coordinates, and for products
     −½‖u_j‖² after them, as 1 in ``rows`` (b, c); b is a multiple of :data:`ROWS`. ``log_weights`` (tiles, width) are
-    log2, :data:`ABSENT` where there is no column. ``code`` is None for the Gaussian, else that of
-    :func:`_kernel_exponents`: then Σ φ alone is summed, of squares in float64.
+    log2, :data:`ABSENT` where there is no column. With a ``code``, as :func:`_kernel_exponents` has it, Σ φ alone is
+    summed, of squares in float64.
 
     Four rows leave out a tile where no exponent e is above their ``cuts`` (b,) and ``left`` (b,) is at least 1;
     2^(0.9 (e − cut)) is taken off from that. Written are, in float64, the running maxima ``tops`` (b,), ``sums``
     (b, d), Σ φ (columns − rows), (b, 0) or None where that is not wanted, and ``moments`` (2, b), Σ φ and for
-    ``laplace`` Σ φ s. ``s``, ``exponents``, ``phi`` (ROWS, width) and ``peaks`` (ROWS,) are room for a tile's numbers,
-    which the caller allocates: allocation is slow to compile.
+    ``laplace`` Σ φ s. The last four are room for a tile's numbers, (ROWS, width) and (ROWS,): allocation is slow to
+    compile.
     """
     width, real = columns.shape[2], columns.dtype.type
     single = columns.itemsize == 4

@@ -22,8 +22,6 @@ from .gpu_space import LaunchConfig, depth_of
 
 @dataclass(frozen=True)
 class _State:
-    """The training points, and what has been packed of them so far."""
-
     problem: Problem  # as given to prepare: its extent is the largest
     points: torch.Tensor  # (n, d) float64
     log_weights: torch.Tensor  # (n,)

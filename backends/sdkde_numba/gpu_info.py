@@ -34,8 +34,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """Instructions of a pair, as the compiler has them; each counts as an FMA, two operations.
 
     On an H200 the kernels reach some four fifths of the rate at which those are issued, less where several threads
-    share a row. Expanded squares, an FMA a coordinate, take as long as differences. In float64 that rate is half the
-    one of matrix products, and they reach two thirds of it, or half.
+    share a row; in float64, where the rate is half that of matrix products, two thirds, or half.
     """
     pairs, mean, kind = float(problem.pairs), problem.reduction is Reduction.MEAN, arithmetic(problem)
     distance = {"expanded": 2.0, "single": 2.0, "doubled": 4.0, "float64": 2.0}[kind]
@@ -77,7 +76,6 @@ INFO = AdvancedInfo(
     work=_work,
     tuning="sdkde_numba.gpu_space:SPACE",
     # A kernel for every dimension, reduction and arithmetic. A first KDE on an H200's host takes 8.3 s, 5.0 with its
-    # kernel kept; the compiler alone 1.4 to 2.8 s of processor time for defaults in 1 to 784 dimensions. The simulator
-    # compiles nothing.
+    # kernel kept. The simulator compiles nothing.
     compile_seconds=lambda problem: 0.0 if problem.device.startswith("cpu") else 3.0,
 )

@@ -34,6 +34,5 @@ INFO = AdvancedInfo(
     extent_limit=extent_limit,
     work=lambda problem, config: work(problem)[0],
     tuning="sdkde_numba.tunables:SPACE",
-    # No compile_seconds: kernels are compiled once on a machine (0.4 to 2 s) and kept. There is one for each dtype, one
-    # for other kernels than the Gaussian, and three for leaves; one of these is compiled for each number of dimensions.
+    # No compile_seconds: kernels are compiled once on a machine (0.4 to 2 s) and kept.
 )

@@ -1,17 +1,16 @@
 """The compiled loops over the leaves of points in order: over those that matter to a few rows.
 
-Where rows and columns stand together, differences are small once they are taken from the middle of a tile of rows. So
-float32 does for them, whatever the extent; and as no exponent is above 0, no maxima run. What float32 cannot keep is
-seen afterwards, from the sums: :func:`sdkde_numba.bounds.leaf_errors`.
+Where rows and columns stand together, differences from the middle of a tile of rows are small. So float32 does for
+them, whatever the extent; and as no exponent is above 0, no maxima run. What float32 cannot keep is seen afterwards,
+from the sums: :func:`sdkde_numba.bounds.leaf_errors`.
 
-For a tile of rows, :func:`list_leaves` moves its columns to its middle. For :data:`GROUP` rows at a time the leaves of
-:data:`LEAF` columns are then chosen in two steps. First those are summed that may add most: what the rows then have is
-a bound from below on their whole sums. By that bound, and the least distances of boxes, :func:`choose_leaves` leaves
-out others as long as they come to no more than the allowed share (:mod:`sdkde_core.nearby` derives what they add to a
-result at most).
+For :data:`GROUP` rows at a time the leaves of :data:`LEAF` columns are chosen in two steps. First those are summed that
+may add most: what the rows then have is a bound from below on their whole sums. By that bound, and the least distances
+of boxes, :func:`choose_leaves` leaves out others as long as they come to no more than the allowed share
+(:mod:`sdkde_core.nearby` derives what they add to a result at most).
 
 Only :func:`add_leaves` is compiled for each number of dimensions, so that the sums of all coordinates stay in
-registers: in half a second. As in ``cpu_kernels``, everything that is called is in this file, but for ``instructions``.
+registers. As in ``cpu_kernels``, everything that is called is in this file, but for ``instructions``.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ UNIT = math.sqrt(0.5 / LN2)
 
 @intrinsic
 def _add_block(typing_context, x, log_weights, which, first, last, rows, i, centre, totals, moments, shifts):
-    """Add the leaves ``which[first:last]`` to the sums of row i, which stay in registers meanwhile.
-
-    The other arguments are those of :func:`add_leaves`; of ``moments`` and ``shifts`` either may be None.
-    """
+    """Add the leaves ``which[first:last]`` to the sums of row i, in registers; other arguments as in add_leaves."""
     d, wanted = len(centre), [isinstance(kind, types.Array) for kind in (totals, moments, shifts)]
 
     def generate(context, builder, signature, arguments):
@@ -225,18 +221,15 @@ def list_leaves(
 ):  # fmt: skip
     """List the leaves that can matter to a tile of rows, move them to its middle, and choose those to be summed first.
 
-    ``columns`` (tiles, c, width) and ``log_weights`` (tiles, width) are as packed, in float64: d coordinates of columns
-    in order, then what follows them; log2 weights, none above 0, far below where there is no column. ``low``, ``high``
+    ``columns`` (tiles, c, width) and ``log_weights`` (tiles, width) are as packed, in float64; ``low``, ``high``
     (d, leaves) are the leaves' boxes, ``heavy`` (leaves,) log2 of their weights. The ``rows`` (b, d) need the tiles
     ``tiles``, ascending. ``floor`` and ``whole`` are log2 of a lower bound on the rows' sums, and of all weights
-    together. A leaf's mass is multiplied by ``factor`` for its part in a result (0 LOG_SUM, 1 MEAN, 2 LAPLACE), and
-    ``allowed`` is what may be left out of a result.
+    together. ``factor`` says for which result (0 LOG_SUM, 1 MEAN, 2 LAPLACE) ``allowed`` may be left out.
 
-    The arguments from ``x`` on are written, with room for k leaves: ``x`` and ``weights`` as :func:`add_leaves` takes
-    them, times :data:`UNIT` from the rows' ``middle`` (d,); ``boxes`` (2, d, k) and ``heavies`` (k,) of these;
-    ``halves`` (groups, k), a lower bound on −log2 φ, −1 for leaves to be summed first; ``masses`` and ``leaves`` (k,);
-    the rows ``u``, where those that are missing are as the last, and ``chosen`` and ``ends``, each group's leaves to be
-    summed first, as :func:`add_leaves` takes them. Returns how many leaves can matter.
+    The arguments from ``x`` on are written, with room for k leaves: ``x``, ``weights``, ``u``, ``chosen`` and ``ends``
+    as :func:`add_leaves` takes them, times :data:`UNIT` from the rows' ``middle`` (d,), with the leaves to be summed
+    first, and missing rows as the last; ``boxes`` (2, d, k) and ``heavies`` (k,); ``halves`` (groups, k), a lower bound
+    on −log2 φ, −1 for leaves to be summed first; ``masses`` and ``leaves`` (k,). Returns how many leaves can matter.
     """
     (b, d), per, count = rows.shape, columns.shape[2] // LEAF, 0
     for c in range(d):
@@ -280,10 +273,7 @@ def list_leaves(
 
 @loop
 def choose_leaves(totals, heavies, halves, masses, count, d, whole, factor, allowed, chosen, ends):
-    """Choose the leaves to be summed after the first ones, by what rows have from those: ``totals``.
-
-    ``count`` leaves can matter. ``chosen`` and ``ends`` are written. Other arguments are as in :func:`list_leaves`.
-    """
+    """Write the leaves to be summed after the first ones, by what rows have from those; arguments as in list_leaves."""
     for g in range(ends.shape[0]):
         first, ends[g], floor = ends[g], 0, 1e300
         for r in range(g * GROUP, (g + 1) * GROUP):

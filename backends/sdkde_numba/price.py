@@ -31,6 +31,7 @@ def work(problem: Problem) -> tuple[Work, float | None]:
             matrix_flops={dtype: idle * flops for dtype, flops in some.matrix_flops.items()},
             scalar_flops=idle * some.scalar_flops + sorting,
             exps=idle * some.exps,
+            # Packing transposes the columns: a number takes as long as 50 bytes read.
             bytes=32.0 * (problem.m + problem.n) * (problem.d + 2) + 50.0 * problem.n * problem.d,
             launches=45,
         ),
@@ -60,11 +61,9 @@ def _looks(problem: Problem) -> bool:
 
 
 def _over_all(problem: Problem) -> Work:
-    """Everything stays in registers or the first cache: what NumPy does in passes over a tile costs little here.
+    """Over the rate of matrix products, exponents take 1.15, means 0.8, and other kernels, by differences, 0.75.
 
-    The kernel multiplies for exponents at 1.15 times the rate of matrix products, for means at 0.8 times, and for other
-    kernels, by differences, at 0.75 times; double precision costs two singles, and the polynomial exp2 is two to four
-    times as fast as NumPy's exp. Packing transposes the columns: a number takes as long as 50 bytes read.
+    Double precision costs two singles; the polynomial exp2 is two to four times as fast as NumPy's exp.
     """
     pairs, d = problem.pairs, problem.d
     dtype = choose(problem).dtype
@@ -81,10 +80,10 @@ def _over_all(problem: Problem) -> Work:
 
 
 def _over_some(problem: Problem, share: float) -> Work:
-    """The listed pairs, as measured from three to ten dimensions; the figures include making the lists.
+    """The listed pairs, as measured from three to ten dimensions, and making the lists.
 
-    Leaf by leaf about 0.4 of the listed pairs are summed if few are listed, and all if all are; the time grows with d.
-    By tiles a listed pair takes as long as a pair in a sum over all.
+    Leaf by leaf some 0.3 of the listed pairs are summed if few are listed, and all if all are. By tiles a listed pair
+    takes as long as a pair in a sum over all.
     """
     whole, leaves, mean = _over_all(problem), takes_leaves(problem), problem.reduction is Reduction.MEAN
     again = share * (0.05 if leaves else 1.0)  # of rows for which float32 does not do, of most data
