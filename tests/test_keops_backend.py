@@ -23,7 +23,7 @@ if importlib.util.find_spec("pykeops") is None:  # which reads its folder's name
 torch = pytest.importorskip("torch")
 
 import threadpoolctl  # noqa: E402
-from sdkde_keops import bounds, formulas, library  # noqa: E402
+from sdkde_keops import backend, bounds, library  # noqa: E402
 from sdkde_keops.backend import KeopsBackend  # noqa: E402
 from sdkde_keops.info import INFO  # noqa: E402
 
@@ -197,8 +197,8 @@ def test_a_formula_that_does_not_compile_is_unavailable(monkeypatch):
     def broken(*arguments):
         raise ModuleNotFoundError("No module named 'pykeops_cpp_0123456789'")
 
-    monkeypatch.setattr(formulas, "_call", broken)
-    monkeypatch.setattr(formulas, "_ready", set())
+    monkeypatch.setattr(backend, "_call", broken)
+    monkeypatch.setattr(backend, "_ready", set())
     with pytest.raises(BackendUnavailable, match=r"could not compile a formula with .*pykeops_cpp_0123456789"):
         sdkde_core.estimate(np.ones((4, 3)) * np.arange(4)[:, None], backend="keops", device="cpu", method="kde")
 
@@ -263,13 +263,13 @@ def test_nan_stays_where_it_is(method, d):
 def test_threads_are_as_many_as_asked_for(monkeypatch, threads):
     x, y = np.random.default_rng(0).normal(size=(2, 200, 1))
     want = sdkde_core.estimate(x, y, **OPTIONS)
-    real, seen = formulas._call, []
+    real, seen = backend._call, []
 
     def call(*arguments):
         seen.append({lib["num_threads"] for lib in threadpoolctl.threadpool_info() if lib["user_api"] == "openmp"})
         return real(*arguments)
 
-    monkeypatch.setattr(formulas, "_call", call)
+    monkeypatch.setattr(backend, "_call", call)
     monkeypatch.setenv("SDKDE_NUM_THREADS", str(threads))
     before = torch.get_num_threads()
     assert np.array_equal(sdkde_core.estimate(x, y, **OPTIONS), want)

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from sdkde_numba import compiled
 from sdkde_numba.backend import NumbaBackend
-from sdkde_numba.bounds import choose, extent_limit, single_limit, single_products
+from sdkde_numba.bounds import LEAF, choose, extent_limit, single_limit, single_products
 from sdkde_numba.info import INFO
 from sdkde_numba.instructions import exp2, loop
 from sdkde_numba.kept import keep
-from sdkde_numba.price import LEAF
 from some_of_all import some_of_all
 
 import sdkde_core

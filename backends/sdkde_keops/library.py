@@ -148,7 +148,7 @@ def _tried(device: str, compiler: str) -> Support:
     loud = {k: v for k, v in os.environ.items() if k not in ("KEOPS_VERBOSE", "PYKEOPS_VERBOSE")}
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace", "env": loud}
     try:
-        code = f"from sdkde_keops import formulas; formulas.trial({device!r})"
+        code = f"from sdkde_keops import backend; backend.trial({device!r})"
         run_python(code, timeout=240.0, check=True, **how)  # on a machine that may be busy
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         said = error.output if isinstance(error.output, str) else ""

@@ -23,12 +23,12 @@ from sdkde_core.plugin import (
 )
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from .bounds import LN2, Array, Form, choose, double_limit, takes_leaves
+from .bounds import LEAF, LN2, TILE, Array, Form, choose, double_limit, takes_leaves
 from .compiled import call
 from .cpu_kernels import ABSENT, ROWS, reduce_tiles
+from .info import pays
 from .leaf_kernels import GROUP
 from .near import Near, aligned, order_columns, sum_leaves
-from .price import LEAF, TILE, pays
 from .tunables import configuration, width_of
 
 

@@ -23,6 +23,9 @@ LN2 = math.log(2.0)
 #: Columns that a lane of leaves adds in float32 before they go on to float64.
 BLOCK = 32
 
+#: Where tiles are left out: columns and rows of a tile, and columns of a leaf, which stand together in their order.
+TILE, LEAF = 128, 16
+
 #: The largest extent that float64 takes: a column that is left out must stay below all others.
 MOST_EXTENT = 1e140
 

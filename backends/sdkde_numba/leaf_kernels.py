@@ -25,9 +25,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from . import instructions as llvm
-from .bounds import BLOCK, LN2
+from .bounds import BLOCK, LEAF, LN2
 from .instructions import exp2, larger, loop
-from .price import LEAF
 
 #: Rows for which leaves are chosen together.
 GROUP = 8

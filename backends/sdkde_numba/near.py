@@ -11,11 +11,10 @@ from sdkde_core.nearby import Index, Lists, index
 from sdkde_core.plugin import checkpoint, exponents, map_threads
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
-from .bounds import LN2, Array, leaf_errors
+from .bounds import LEAF, LN2, TILE, Array, leaf_errors
 from .compiled import call
 from .cpu_kernels import ABSENT
 from .leaf_kernels import GROUP, UNIT, add_leaves, choose_leaves, list_leaves
-from .price import LEAF, TILE
 
 
 class Near(NamedTuple):

@@ -8,9 +8,8 @@ from sdkde_core.plugin import check_threads, claim_memory, concatenate, cpu_thre
 from sdkde_core.protocol import Columns, Partial, Problem, Support
 
 from .bounds import COLUMNS, ROWS, columns_of_a_task
-from .compact import Compact
 from .info import MOST_THREADS
-from .kernels import Array, Prepared
+from .kernels import Array, Compact, Prepared
 
 
 class NumpyBackend:

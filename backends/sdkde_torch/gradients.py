@@ -28,8 +28,7 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
 from .bounds import CHUNK, expanded_limit
 from .devices import side_by_side
-from .formulas import NOTHING, Tensors, exponential
-from .tiles import Packed
+from .tiles import NOTHING, Packed, Tensors, exponential
 
 
 def reduce(sums: Callable[[], Partial], problem: Problem, queries: Any, columns: Columns, memory: int) -> Partial:
