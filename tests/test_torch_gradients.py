@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from plain_torch import PlainTorch
 from sdkde_torch.backend import TorchBackend
 
 from sdkde_core.protocol import Columns, Problem, Reduction
@@ -43,21 +44,12 @@ def _data(d, weights="none", m=5, n=9, seed=0, device="cpu"):
     return [None if a is None else torch.tensor(a, device=device, requires_grad=True) for a in (x, y, w)]
 
 
-def _reduce(reduction, x, y, w, precision="float64", options=(), extent=20.0):
+def _reduce(reduction, x, y, w, precision="float64", backend=None, extent=20.0):
     requires = {"grad"} | ({"weights"} if w is not None else set())
     m, n = len(x if y is None else y), len(x)
-    problem = Problem(
-        reduction,
-        m,
-        n,
-        x.shape[1],
-        precision=precision,
-        device=str(x.device),
-        same=y is None,
-        requires=frozenset(requires),
-        extent=extent,
-    )
-    backend = TorchBackend(**dict(options))
+    more = {"same": y is None, "requires": frozenset(requires), "extent": extent}
+    problem = Problem(reduction, m, n, x.shape[1], precision=precision, device=str(x.device), **more)
+    backend = backend or TorchBackend()
     log_w = torch.full((n,), -math.log(n), dtype=torch.float64, device=x.device) if w is None else w.detach().log()
     state = backend.prepare(problem, Columns(x, log_w, weights=w))
     return backend.reduce(problem, y, state)
@@ -69,29 +61,12 @@ def _differentiable(reduction, got):
     return (got.log_sum, got.shift) if reduction is Reduction.MEAN else (got.log_magnitude,)
 
 
-def _plain(reduction, x, y, w):
-    """The reduction written out, for autograd; weights may be zero."""
-    n, d = x.shape
-    rows = x if y is None else y
-    away = x[None] - rows[:, None]
-    e = -0.5 * (away**2).sum(-1)
-    w = torch.full((n,), 1.0 / n, dtype=torch.float64, device=x.device) if w is None else w
-    top = e.amax(1).detach()
-    terms = w * (e - top[:, None]).exp()
-    if reduction is Reduction.LAPLACE:
-        return ((terms * (e + (1 + 0.5 * d))).sum(1).abs().log() + top,)
-    log_sum = terms.sum(1).log() + top
-    if reduction is Reduction.LOG_SUM:
-        return (log_sum,)
-    return log_sum, (terms[..., None] * away).sum(1) / terms.sum(1)[:, None]
-
-
 def _compare(reduction, tensors, rtol=1e-8, atol=1e-10, **options):
     """Derivatives of a random combination of the results, by both ways."""
     leaves = [t for t in tensors if t is not None]
     x, y, w = tensors
     got = _differentiable(reduction, _reduce(reduction, x, y, w, **options))
-    want = _plain(reduction, x, y, w)
+    want = _differentiable(reduction, _reduce(reduction, x, y, w, backend=PlainTorch()))
     generator = torch.Generator(device=x.device).manual_seed(0)
     by_got, by_want = 0.0, 0.0
     for a, b in zip(got, want):
@@ -163,7 +138,7 @@ def test_chunks_change_nothing(reduction, weights):
     x, y, w = _data(3, weights, m=70, n=2500)
     got = []
     for memory in ("64MiB", 360 << 10):
-        first = _differentiable(reduction, _reduce(reduction, x, y, w, options={"memory": memory}))
+        first = _differentiable(reduction, _reduce(reduction, x, y, w, backend=TorchBackend(memory)))
         leaves = [t for t in (x, y, w) if t is not None]
         got.append(torch.autograd.grad(sum(t.sum() for t in first), leaves))
     for a, b in zip(*got):
@@ -189,13 +164,10 @@ def test_an_sdkde_by_hand():
     """Two passes, the points moved in between: as the core chains them."""
     x, y, w = _data(3, "some")
 
-    def estimate(by):
-        if by is _plain:
-            moved = x + 0.5 * _plain(Reduction.MEAN, x, None, w)[1]
-            return _plain(Reduction.LOG_SUM, moved, y, w)[0]
-        moved = x + 0.5 * _reduce(Reduction.MEAN, x, None, w).shift
-        return _reduce(Reduction.LOG_SUM, moved, y, w).log_sum
+    def estimate(backend):
+        moved = x + 0.5 * _reduce(Reduction.MEAN, x, None, w, backend=backend).shift
+        return _reduce(Reduction.LOG_SUM, moved, y, w, backend=backend).log_sum
 
-    got, want = (torch.autograd.grad(estimate(by).sum(), [x, y, w]) for by in (None, _plain))
+    got, want = (torch.autograd.grad(estimate(by).sum(), [x, y, w]) for by in (TorchBackend(), PlainTorch()))
     for a, b in zip(got, want):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
