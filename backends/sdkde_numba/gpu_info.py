@@ -49,14 +49,14 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         # What is doubled takes more registers, and at "high" more goes to float64: 6, 7, 31, 35 % in 1, 3, 8, 16.
         reached /= (1.4 if kind == "doubled" else 1.0) * (1.3 if problem.precision == "high" and not double else 1.0)
     operations = 2.0 / reached * shared * instructions * pairs
-    simulated = 1e4 if problem.device.startswith("cpu") else 1.0  # operations of a CPU for one of a simulated kernel
+    if problem.device.startswith("cpu"):
+        return Work(scalar_flops=1e4 * operations, parallel=False)  # of a CPU for one of a simulated kernel
     return Work(
-        matrix_flops={"float64": operations} if double and simulated == 1.0 else {},
-        scalar_flops=0.0 if double and simulated == 1.0 else simulated * operations,
+        matrix_flops={"float64": operations} if double else {},
+        scalar_flops=0.0 if double else operations,
         exps=0.0 if double else 1.3 * pairs,  # measured in one dimension, where they are the most
         bytes=32.0 * (problem.m + problem.n) * problem.d + 8.0 * problem.m * (problem.d + 1),
         launches=170,  # the host's work around kernels, 0.7 ms on an H200's host
-        parallel=simulated == 1.0,
     )
 
 

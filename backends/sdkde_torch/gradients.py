@@ -34,56 +34,49 @@ from .tiles import NOTHING, Packed, Tensors, exponential
 def reduce(sums: Callable[[], Partial], problem: Problem, queries: Any, columns: Columns, memory: int) -> Partial:
     """Return the reduction that ``sums`` computes, differentiable once by queries, points and weights."""
     weights = columns.weights if "weights" in problem.requires else None
-    log_weights = columns.log_weights.detach()
-    found = _Reduction.apply(columns.points, queries, weights, log_weights, sums, problem, memory)
+    given = columns.points, queries, weights, columns.log_weights.detach()
+    found = _Reduction.apply(sums, problem, memory, *given)
     if problem.reduction is Reduction.LAPLACE:
         return Partial(found[0], sign=found[1], log_magnitude=found[2])
     return Partial(found[0], shift=found[1] if problem.reduction is Reduction.MEAN else None)
 
 
 class _Reduction(torch.autograd.Function):
-    """A reduction of (points, queries or None, weights or None)."""
+    """A reduction of points, queries or None, weights or None, and log weights, which are constants."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        points: Tensor,
-        queries: Tensor | None,
-        weights: Tensor | None,
-        log_weights: Tensor,
-        sums: Callable[[], Partial],
-        *how: Any,
+        ctx: Any, sums: Callable[[], Partial], problem: Problem, memory: int, *given: Tensor | None
     ) -> tuple[Tensor, ...]:
         got = sums()
         results = tuple(x for x in (got.log_sum, got.shift, got.sign, got.log_magnitude) if x is not None)
         ctx.set_materialize_grads(False)
-        ctx.how = how  # the problem, bytes
+        ctx.problem, ctx.memory = problem, memory
         if got.sign is not None:
             ctx.mark_non_differentiable(got.log_sum, got.sign)
-        ctx.save_for_backward(points, queries, weights, log_weights, *results)
+        ctx.save_for_backward(*given, *results)
         return results
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         points, queries, weights, log_weights, *results = ctx.saved_tensors
-        problem, memory = ctx.how
+        problem = ctx.problem
         g = cotangents[2 if problem.reduction is Reduction.LAPLACE else 0]
         by_shift = cotangents[1] if problem.reduction is Reduction.MEAN else None
-        nothing: tuple[None, ...] = (None,) * 7
         if g is None and by_shift is None:
-            return nothing
-        wants = ctx.needs_input_grad
-        asked = (wants[0] if queries is None else wants[1], wants[0], wants[2])
+            return (None,) * 7
+        by_points, by_queries, by_weights = ctx.needs_input_grad[3:6]
+        asked = (by_points if queries is None else by_queries, by_points, by_weights)
         tiles = _Tiles(problem, points, log_weights)
         rows = points if queries is None else queries
-        found = _derivatives(tiles, rows, weights, asked, results, g, by_shift, memory)
+        found = _derivatives(tiles, rows, weights, asked, results, g, by_shift, ctx.memory)
         if torch.is_grad_enabled():  # create_graph=True
             given = (points, queries, weights, *cotangents)
             found = [None if x is None else _Once.apply(x, *given) for x in found]
         by_rows, by_columns, by_weights = found
         if queries is None:
             by_columns, by_rows = None if by_rows is None else by_rows + by_columns, None
-        return (by_columns, by_rows, by_weights, *nothing[3:])
+        return (None, None, None, by_columns, by_rows, by_weights, None)
 
 
 class _Once(torch.autograd.Function):
