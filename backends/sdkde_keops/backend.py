@@ -46,7 +46,6 @@ class KeopsBackend:
     """Pairs that KeOps compiles into one loop: nothing of size (m, n) is ever stored."""
 
     def probe(self, device: str) -> Support:
-        """Say whether there are a compiler and the device, and whether KeOps works: in a process of its own, once."""
         return library.works(device)
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
@@ -61,7 +60,6 @@ class KeopsBackend:
         return _State(formula, columns.points, packed, 0.0 if weighted else float(columns.log_weights[0]))
 
     def reduce(self, problem: Problem, queries: Tensor | None, state: _State, own_offset: int = 0) -> Partial:
-        """Reduce over all columns, a block of rows at a time."""
         rows = state.points if queries is None else queries
         m, device = rows.shape[0], rows.device
         if m == 0:
@@ -129,10 +127,7 @@ def _symbolic(formula: Formula) -> Any:
 
 
 def evaluate(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
-    """Return (m, 1 + c): the largest exponent of each row, and its sums relative to that; (m, c) where that is 0.
-
-    BackendUnavailable: KeOps could not compile the formula.
-    """
+    """Return (m, 1 + c): the largest exponent of each row, and its sums relative to that; (m, c) where that is 0."""
     device = arguments[0].device
     key = (formula, arguments[0].dtype, scheme, device)
 

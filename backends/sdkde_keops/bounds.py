@@ -26,11 +26,8 @@ def dtype(problem: Problem) -> str:
 
 
 def extent_limit(problem: Problem) -> float:
-    """Return the extent up to which the fastest dtype keeps the precision, or what float64 takes.
-
-    Where data reach up to four times the limit of float32, many points do: float64 for all then takes less time. Points
-    that are further out are outliers, which the core takes off.
-    """
+    """Return the extent up to which the fastest dtype keeps the precision, or what float64 takes."""
+    # Where data reach up to four times the limit of float32, many points do: float64 for all then takes less time.
     limit = single_limit(problem)
     return limit if limit > 0 and not limit < problem.extent <= 4.0 * limit else MOST_EXTENT
 

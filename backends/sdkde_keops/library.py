@@ -98,11 +98,7 @@ def exclusive() -> Iterator[None]:
 
 @contextmanager
 def building() -> Iterator[None]:
-    """Have a formula's first call in here, where KeOps builds or loads it.
-
-    A build that was killed leaves a short library, an error for ever or the end of the process: after one, KeOps builds
-    everything again.
-    """
+    """Build a formula in here, or load it; after a build that was killed, and left a short library, all are built."""
     with _locked():
         with suppress(OSError):
             if _ours("begun").exists():
@@ -126,10 +122,7 @@ def works(device: str) -> Support:
 
 @functools.cache
 def _tried(device: str, compiler: str) -> Support:
-    """Compile and check a small sum in another process, as what some compilers build ends whoever loads it.
-
-    The answer is kept in the process, and a good one on disk by all that it depends on.
-    """
+    """Compile and check a small sum in another process, as what some compilers build ends whoever loads it."""
     kind, folder = torch.device(device).type, _keops_folder()
     if kind not in ("cpu", "cuda"):
         return Support(False, f"KeOps runs on CPUs and CUDA GPUs, not on {device}")
@@ -141,6 +134,7 @@ def _tried(device: str, compiler: str) -> Support:
     about += [sys.executable, platform.platform(), os.path.realpath(compiler), str(os.stat(compiler).st_mtime_ns)]
     about += [str(folder), device if kind == "cpu" else torch.cuda.get_device_name(device)]
     about += [os.environ.get(name, "") for name in ("CXXFLAGS", "CUDA_PATH", "LD_LIBRARY_PATH")]
+    # A good answer is kept on disk by all that it depends on.
     good = Support(True, f"KeOps compiles and runs on {device} with {compiler}")
     kept = _ours(f"works-{hashlib.sha256(repr(about).encode()).hexdigest()[:20]}")
     if kept.exists():

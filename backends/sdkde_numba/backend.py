@@ -62,13 +62,11 @@ class NumbaBackend:
         self.threads, self.skip = check_threads(threads), skip
 
     def probe(self, device: str) -> Support:
-        """Numba compiles for any CPU that it installs on."""
         if config.DISABLE_JIT:
             return Support(False, "NUMBA_DISABLE_JIT is set, and the kernels are vector instructions")
         return Support(device == "cpu", "Numba compiles for the CPU")
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
-        """Choose the form from the error bounds, pack the columns, and compile what is not compiled yet."""
         points, log_weights = columns.points, columns.log_weights
         weighted = "weights" in problem.requires
         form = choose(problem, float(np.max(-log_weights)) if weighted else 0.0)
@@ -96,7 +94,6 @@ class NumbaBackend:
         return _State(form, points, packed, weights, uniform, nan, near, tuned.get("threads"))
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
-        """Reduce block by block; the pool of threads ends with the call."""
         rows = state.points if queries is None else queries
         if len(rows) == 0:
             return empty(problem, rows)
@@ -161,10 +158,7 @@ def _pack(points: Array, first: int, tiles: Array) -> None:
 
 @np.errstate(all="ignore")
 def _some(problem: Problem, state: _State, rows: Array) -> Partial:
-    """Sum neighbouring rows over the tiles of columns that can matter to them, tile by tile of rows.
-
-    By leaves, and by tiles the rows that those are not right for.
-    """
+    """Sum neighbouring rows over the columns that can matter: by leaves, and by tiles where those do not do."""
     assert state.near is not None
     found = lists(problem, state.near.columns, rows, TILE, 512)
     parts, again, where = list[Partial](), np.arange(len(rows)), np.arange(len(rows))
@@ -180,10 +174,7 @@ def _some(problem: Problem, state: _State, rows: Array) -> Partial:
 
 @np.errstate(all="ignore")
 def _reduce(problem: Problem, state: _State, queries: Array, tiles: Array, cut: float | None = None) -> Partial:
-    """Sum over some tiles for a block of rows (b, d).
-
-    Tiles whose terms' logs are at most ``cut`` are left out; with None no tile is.
-    """
+    """Sum over some tiles for a block of rows (b, d), without those whose terms' logs are at most ``cut``, if any."""
     kernels = ("exponential", "tophat", "epanechnikov", "linear", "cosine")
     code = None if problem.kernel == "gaussian" else kernels.index(problem.kernel)
     laplace, mean, direct = (

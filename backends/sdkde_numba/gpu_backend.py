@@ -40,7 +40,6 @@ class CudaBackend:
     """Kernels that Numba compiles for any NVIDIA GPU, in the arithmetic of its ordinary cores."""
 
     def probe(self, device: str) -> Support:
-        """Look for a GPU, and for what Numba compiles with."""
         if SIMULATED:
             return Support(device == "cpu", "Numba's simulator runs kernels on the CPU")
         if not device.startswith("cuda"):
@@ -56,7 +55,6 @@ class CudaBackend:
         return found
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
-        """Keep the training points; they are packed when the first rows come."""
         vary = "weights" in problem.requires
         span = max(0.0, -float(columns.log_weights.min())) if vary else 0.0
         uniform = torch.zeros_like(columns.log_weights[0]) if vary else columns.log_weights[0].clone()

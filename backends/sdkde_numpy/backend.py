@@ -26,7 +26,6 @@ class NumpyBackend:
         self.threads = check_threads(threads)
 
     def probe(self, device: str) -> Support:
-        """NumPy runs on any CPU."""
         return Support(device == "cpu", "NumPy runs on the CPU")
 
     def prepare(self, problem: Problem, columns: Columns) -> Prepared | Compact:
@@ -37,7 +36,6 @@ class NumpyBackend:
     def reduce(
         self, problem: Problem, queries: Array | None, state: Prepared | Compact, own_offset: int = 0
     ) -> Partial:
-        """Reduce block by block; the pool of threads ends with the call."""
         rows = state.points[own_offset : own_offset + problem.m] if queries is None else queries
         m, n = len(rows), len(state.points)
         if m == 0:

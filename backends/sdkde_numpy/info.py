@@ -35,9 +35,8 @@ def _double_exp() -> float:
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """Every array operation is a pass over a tile in cache, at the rates of NumPy's loops.
 
-    An operation that reads a row's constant or reduces along it costs about two plain ones; double precision costs two
-    singles, exp more where its loop is not vectorised. Each block of rows costs some 250 µs for its buffers, and the
-    call for its threads.
+    One that reads a row's constant or reduces along it costs about two plain ones; double precision costs two singles.
+    Each block of rows costs some 250 µs for its buffers.
     """
     pairs, d = problem.pairs, problem.d
     mean = problem.reduction is Reduction.MEAN

@@ -114,10 +114,9 @@ class Prepared:
 class Sums:
     """Streaming sums of a block of rows.
 
-    All are relative to exp(base + top), a running maximum in two parts: far from every point exponents are
-    huge, and formulas give them relative to a base, so that their differences keep their digits. Bases are
-    kept as the formulas give them: their differences are exact. ``plain``: rows are columns, of equal weights, and
-    their bases are 0; to look for their maxima and to subtract these would take a quarter of the time.
+    All are relative to exp(base + top), a running maximum in two parts: far from every point exponents are huge, and
+    formulas give them relative to a base, so that their differences keep their digits. ``plain``: rows are columns, of
+    equal weights, and their bases are 0; to look for maxima and to subtract them would take a quarter of the time.
     """
 
     def __init__(self, problem: Problem, dtype: np.dtype[Any], plain: bool) -> None:

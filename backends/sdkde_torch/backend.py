@@ -28,7 +28,6 @@ class TorchBackend:
         self.memory = parse_size(memory)
 
     def probe(self, device: str) -> Support:
-        """Make a tensor on the device, and say whether it has float64."""
         try:
             found = place(device)
             torch.zeros(1, device=found.device).add_(1.0).cpu()
@@ -40,12 +39,10 @@ class TorchBackend:
 
     @without_grad
     def prepare(self, problem: Problem, columns: Columns) -> Prepared:
-        """Choose the formula from the error bounds, and pack the columns."""
         where = place(problem.device)
         return Prepared(problem, columns, where, computes_float32_exactly(where.device), self.memory)
 
     def reduce(self, problem: Problem, queries: Any, state: Prepared, own_offset: int = 0) -> Partial:
-        """Reduce over all columns, a block of rows at a time."""
         sums = functools.partial(self._sums, problem, queries, state)
         if "grad" in problem.requires:
             return gradients.reduce(sums, problem, queries, state.given, self.memory)

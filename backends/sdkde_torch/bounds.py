@@ -27,10 +27,7 @@ def has_double(problem: Problem) -> bool:
 
 
 def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
-    """Return the extent up to which expanded squares keep the tolerance; −inf where they never do.
-
-    ``span`` is the largest magnitude of a log weight, nats: log weights are rounded with the squares.
-    """
+    """Return the extent up to which expanded squares keep the tolerance; −inf where they never do."""
     budget = exponents.half_tolerance(problem, dtype, span)
     limit = exponents.expanded_limit(problem, dtype, budget, norms=1.5)
     return min(limit, _shift_limit(problem, dtype)) if problem.reduction is Reduction.MEAN else limit
@@ -71,10 +68,7 @@ def _shift_limit(problem: Problem, dtype: str, part: int = PART) -> float:
 
 
 def terms_at_once(problem: Problem, dtype: str) -> int:
-    """Return how many terms of a shift are added one after another: a whole tile's in float64, where that suffices.
-
-    On a CPU, products in parts make a first pass slower by half.
-    """
+    """Return how many terms of a shift are added one after another: a whole tile's, where that suffices."""
     return CHUNK if dtype == "float64" and problem.extent <= _shift_limit(problem, dtype, CHUNK) else PART
 
 
@@ -85,9 +79,8 @@ def refines(problem: Problem, extent: float) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double: bool | None = None) -> str:
-    """Return the fastest formula that keeps the tolerance.
+    """Return the fastest formula that keeps the tolerance; "" where none does: then the host has to.
 
-    It is "expanded", "split" or "direct", then "float32" or "float64"; "" where none does: then the host has to.
     ``span`` is the largest magnitude of a log weight, nats; ``single``, whether products of float32 are rounded to
     float32 and no further; ``double``, whether the device has float64, by default where it is known to.
     """

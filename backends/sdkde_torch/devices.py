@@ -41,10 +41,9 @@ def _adds_float64(device: torch.device) -> bool:
 
 
 def computes_float32_exactly(device: torch.device) -> bool:
-    """Whether a matrix product of float32 rounds its terms to float32 and no further, as PyTorch is set now.
+    """Whether products of float32 are rounded to float32 as PyTorch is set now, and not to TF32 or bfloat16.
 
-    TF32 and bfloat16 products, which users allow for all of a process, would lose what the bounds count on. Settings
-    are read, never written: other threads depend on them. Where they cannot be read the answer is no.
+    Settings are read, never written: other threads depend on them.
     """
     try:
         if torch.get_float32_matmul_precision() != "highest":
@@ -67,7 +66,7 @@ def side_by_side(device: torch.device, task: Callable[[A], R], arguments: Sequen
     """Return ``[task(a) for a in arguments]``: side by side on a CPU, each on one thread; elsewhere one by one.
 
     Left alone, PyTorch shares out every operation on a tile over threads that wait for one another after it: on a busy
-    machine that is ten times slower. The number of threads is ``SDKDE_NUM_THREADS``, else that of the cores.
+    machine that is ten times slower.
     """
     if device.type == "cpu":
         with claim_memory("a sum over tiles", tasks=min(cpu_threads(), max(len(arguments), 1))) as threads:
