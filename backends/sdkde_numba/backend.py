@@ -71,8 +71,8 @@ class NumbaBackend:
         weighted = "weights" in problem.requires
         form = choose(problem, float(np.max(-log_weights)) if weighted else 0.0)
         near = None  # the columns in order, where it pays to leave tiles out
-        finite = self.skip is not False and problem.kernel == "gaussian" and bool(np.isfinite(points).all())
-        if finite and (self.skip or pays(problem, columns)):
+        may_skip = self.skip is not False and problem.kernel == "gaussian" and bool(np.isfinite(points).all())
+        if may_skip and (self.skip or pays(problem, columns)):
             near = order_columns(columns, problem.reduction is Reduction.MEAN, self.threads or cpu_threads())
         (n, d), in_order, uniform = points.shape, points, 0.0 if weighted else float(log_weights[0])
         if near is not None:
@@ -90,7 +90,7 @@ class NumbaBackend:
             map_threads(
                 lambda first: _pack(in_order, first, packed[first : first + step]), range(0, len(packed), step), threads
             )
-        nan = 0.0 if math.isfinite(float(np.sum(points))) or not np.isnan(points).any() else math.nan
+        nan = math.nan if np.isnan(points).any() else 0.0
         return _State(form, points, packed, weights, uniform, nan, near, tuned.get("threads"))
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:

@@ -78,8 +78,7 @@ def _scale(arithmetic: str) -> float:
 def pack(points: torch.Tensor, arithmetic: str, width: int, log_weights: Any = None, tile: int = 0) -> Packed:
     """Pack float64 points (n, d) to ``width`` coordinates, padded with zeros, in float32 or float64.
 
-    Columns are padded to a multiple of ``tile``: the added ones lie far away, or have no weight. ``log_weights`` are
-    those of columns, where they vary.
+    Columns are padded to a multiple of ``tile``: the added ones lie far away, or have no weight.
     """
     n, d = points.shape
     padded = -(-n // tile) * tile if tile else n
@@ -119,33 +118,20 @@ def _added(x: torch.Tensor) -> torch.Tensor:
 
 
 def most_rows(problem: Problem) -> int:
-    """Return how many rows to take at a time, for the memory of their partial results."""
-    return max(1024, _in_memory(problem.d + 18))
-
-
-def _in_memory(numbers: int) -> int:
-    """How many partial results of so many float64 numbers may exist at once: 256 MiB of them."""
-    return (256 << 20) // (8 * numbers)
+    """Return how many rows to take at a time: their partial results may take 256 MiB."""
+    return max(1024, (1 << 25) // (problem.d + 18))
 
 
 def reduce(
-    problem: Problem,
-    rows: Packed,
-    columns: Packed,
-    log_weight: torch.Tensor,
-    arithmetic: str,
-    config: LaunchConfig,
+    problem: Problem, rows: Packed, columns: Packed, log_weight: torch.Tensor, arithmetic: str, config: LaunchConfig
 ) -> Partial:
-    """Sum some or all rows of a problem over columns.
-
-    ``log_weight`` is added to log sums: the columns' log weight where all have the same, else 0.
-    """
+    """Sum some or all rows of a problem over columns; ``log_weight`` is added to log sums."""
     shape = shape_of(problem, arithmetic, config)
     (kernel, slots), m = compiled(shape, rows.numbers.device), rows.n
     height = config.threads // shape.group * config.rows  # rows of a block
     # The number of parts follows from the problem and the card, not from the rows of this call.
     slab = min(problem.n if problem.same else problem.m, most_rows(problem))
-    limit = max(1, min(64, _in_memory(shape.results * slab)))
+    limit = max(1, min(64, (1 << 25) // (shape.results * slab)))
     blocks, tiles = -(-problem.m // height), -(-columns.padded // config.columns)
     most = min(tiles, limit, max(1, 8 * slots // blocks))
     parts, length = grids.parts(blocks, tiles, slots, most, begins=1)

@@ -58,7 +58,6 @@ def computes_float32_exactly(device: torch.device) -> bool:
 
 _lock = new_lock()
 _here = threading.local()
-_pool: ThreadPoolExecutor | None = None
 
 
 @without_grad
@@ -73,23 +72,15 @@ def side_by_side(device: torch.device, task: Callable[[A], R], arguments: Sequen
             try:
                 return map_threads(functools.partial(_alone, task), arguments, threads, pool=_workers())
             except BaseException:  # an interrupt may have left locks within the pool locked: they are Python's own
-                _leave_threads()
+                _workers.cache_clear()
                 raise
     return [task(a) for a in arguments]
 
 
+@functools.cache
 def _workers() -> ThreadPoolExecutor:
-    """The threads, which stay: to prepare one takes longer than a small problem."""
-    global _pool
-    with _lock:
-        _pool = _pool or ThreadPoolExecutor(1 << 16, "sdkde-torch")  # as many as are asked for
-        return _pool
-
-
-def _leave_threads() -> None:
-    """Leave the threads to the calls that have them; they end with these."""
-    global _pool
-    _pool = None
+    """As many threads as are asked for, which stay: to prepare one takes longer than a small problem."""
+    return ThreadPoolExecutor(1 << 16, "sdkde-torch")
 
 
 def _alone(task: Callable[[A], R], argument: A) -> R:
@@ -123,5 +114,5 @@ def _prepare() -> None:
 
 
 # In a forked child none of the threads is there: neither those above nor those that OpenMP would wait for.
-in_child(_leave_threads)
+in_child(_workers.cache_clear)
 in_child(lambda: torch.set_num_threads(1))
