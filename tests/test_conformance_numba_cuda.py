@@ -133,27 +133,16 @@ def test_simulated_suite(check, reduction):
     CHECKS[check].run(Target(info, info.load(), "cpu"), f"high-{reduction}")
 
 
-def _simulate(*options):
+@pytest.mark.skipif(SIMULATED or torch.cuda.is_available(), reason="there is a GPU, or the test starts this")
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_in_the_simulator(which):
     """Run this file in a process that simulates kernels: Numba decides that when it is imported."""
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, *options]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    command += ["-k", "simulated", "-m", f"{which} and not gpu"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
-
-
-no_gpu = pytest.mark.skipif(SIMULATED or torch.cuda.is_available(), reason="there is a GPU, or the test starts this")
-
-
-@no_gpu
-def test_in_the_simulator():
-    _simulate("-k", "simulated", "-m", "not slow and not gpu")
-
-
-@no_gpu
-@pytest.mark.slow
-def test_more_in_the_simulator():
-    _simulate("-k", "simulated", "-m", "slow and not gpu")
 
 
 @pytest.mark.gpu

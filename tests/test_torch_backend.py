@@ -40,13 +40,6 @@ def pretend(monkeypatch):
 # --- options --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("memory", "size"), [(1000, 1000), ("1000", 1000), ("2KiB", 2048), ("1.5 MB", 1_500_000), ("1gib", 1 << 30)]
-)
-def test_memory_is_bytes_or_a_size(memory, size):
-    assert TorchBackend(memory=memory).memory == size
-
-
 @pytest.mark.parametrize("options", [{"memory": "much"}, {"memory": 0}, {"memory": -1}, {"memory": 1.5}])
 def test_options_that_cannot_be(options):
     with pytest.raises(ValueError, match=next(iter(options))):

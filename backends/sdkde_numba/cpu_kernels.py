@@ -27,8 +27,6 @@ ROWS = 4
 #: -1e290, far below any exponent.
 ABSENT = (-1e30, -1e300)
 
-# --- exponents ------------------------------------------------------------------------------------------------------
-
 
 def _tile_product(direct):
     """out[r, j] = Σ_k (x[k, j] − rows[first + r, k])², or Σ_k x[k, j] · rows[first + r, k], with x = columns[tile]."""
@@ -105,8 +103,6 @@ def _vector(context, kind):
     return ir.VectorType(context.get_data_type(kind.dtype), llvm.register_bytes(context) * 8 // kind.dtype.bitwidth)
 
 
-# --- a tile ---------------------------------------------------------------------------------------------------------
-
 # Helpers are inlined before types are inferred: compiled each on its own, they took longer than the loops. A tile's
 # exponents are computed once and kept: far from every column rounding another way moves them by thousands.
 
@@ -135,9 +131,6 @@ def _exponentials(exponents, r, top, least, out):
         out[r, j] = term
         total += term
     return total
-
-
-# --- other kernels than the Gaussian --------------------------------------------------------------------------------
 
 
 @intrinsic
@@ -192,9 +185,6 @@ def _kernel_sum(s, phi, r, code, total):
             x = s[r, j]
             total += phi[r, j] * larger(_cosine(x if x < 1.0 else 1.0), 0.0)
     return total
-
-
-# --- the loop over tiles --------------------------------------------------------------------------------------------
 
 
 @loop

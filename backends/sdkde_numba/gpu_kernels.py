@@ -58,11 +58,6 @@ class Shape(NamedTuple):
         """Numbers of a row's result: the running maximum, the sum, the moment or the sums of differences."""
         return 2 + {"log_sum": 0, "laplace": 1, "mean": self.depth * self.group}[self.reduction]
 
-    @property
-    def unrolled(self) -> int:
-        """Columns whose exponents a thread has at once."""
-        return 1 if self.reduction == "mean" and self.depth > 2 else 4
-
 
 if SIMULATED:
 
@@ -123,7 +118,8 @@ def reduction(shape: Shape) -> Any:
     every shape has a name.
     """
     depth, group, rows, threads, tile, _, kind, double, doubled, expanded, terms, anchored = shape
-    width, many, unrolled = shape.width, shape.results, shape.unrolled
+    width, many = shape.width, shape.results
+    unrolled = 1 if kind == "mean" and depth > 2 else 4  # columns whose exponents a thread has at once
     size, low, lanes, bits = tile * width, depth * group, threads // group, group.bit_length() - 1
     lazy = 20.0  # log2: an exponent may be that far above a row's running maximum before its sums are scaled to it
     mean, laplace = kind == "mean", kind == "laplace"

@@ -159,8 +159,6 @@ def reduce(
     return Partial(log_sum, shift=(added[1 : 1 + problem.d] / (total * _scale(arithmetic))).T.contiguous())
 
 
-# --- compiled code --------------------------------------------------------------------------------------------------
-
 _lock = threading.RLock()
 _stream = functools.lru_cache(cuda.external_stream)
 

@@ -96,9 +96,6 @@ def default(reduction: str, d: int, arithmetic: str) -> LaunchConfig:
     return config
 
 
-# --- what the autotuner needs ---------------------------------------------------------------------------------------
-
-
 class CudaSpace:
     """See :class:`sdkde_core.tuning.Space`."""
 

@@ -34,8 +34,6 @@ GROUP = 8
 #: Coordinates times this have squares of distances that are −log2 φ.
 UNIT = math.sqrt(0.5 / LN2)
 
-# --- leaves in registers --------------------------------------------------------------------------------------------
-
 
 @intrinsic
 def _add_block(typing_context, x, log_weights, which, first, last, rows, i, centre, totals, moments, shifts):
@@ -140,9 +138,6 @@ def add_leaves(x, log_weights, chosen, ends, u, centre, totals, moments, shifts)
                 last = min(start + _block(), done[g])
                 for r in range(g * GROUP, (g + 1) * GROUP):
                     _add_block(x, log_weights, chosen[g], start, last, u, r, centre, totals, moments, shifts)
-
-
-# --- which leaves ---------------------------------------------------------------------------------------------------
 
 
 @njit(inline="always")

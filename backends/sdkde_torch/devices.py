@@ -28,16 +28,11 @@ class Place(NamedTuple):
 def place(device: str) -> Place:
     """Return what ``device`` names; its float64 is tried once."""
     found = torch.device(device)
-    return Place(found, found.type in ("cpu", "cuda") or _adds_float64(found))
-
-
-def _adds_float64(device: torch.device) -> bool:
-    if device.type == "mps":  # Apple's GPUs have none
-        return False
-    try:  # a tensor alone proves nothing: some devices hold what they cannot add
-        return float(torch.ones(1, dtype=torch.float64, device=device).add_(1.0)) == 2.0
-    except (RuntimeError, TypeError):
-        return False
+    double = found.type in ("cpu", "cuda")
+    if not double and found.type != "mps":  # Apple's GPUs have none
+        with contextlib.suppress(RuntimeError, TypeError):  # some devices hold what they cannot add
+            double = float(torch.ones(1, dtype=torch.float64, device=found).add_(1.0)) == 2.0
+    return Place(found, double)
 
 
 def computes_float32_exactly(device: torch.device) -> bool:
