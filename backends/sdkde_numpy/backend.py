@@ -55,8 +55,7 @@ class NumpyBackend:
         most = 1 if len(tasks) == 1 else self.threads or min(cpu_threads(), MOST_THREADS)
         # Sums of exponentials underflow by design.
         with np.errstate(all="ignore"), claim_memory("a sum over tiles", tasks=most) as threads:
-            parts = map_threads(task, tasks, threads)
-        chunks = -(-n // chunk)
-        if chunks > 1:
-            parts = [merge(parts[i : i + chunks]) for i in range(0, len(parts), chunks)]
+            parts, chunks = map_threads(task, tasks, threads), -(-n // chunk)
+            if chunks > 1:
+                parts = [merge(parts[i : i + chunks]) for i in range(0, len(parts), chunks)]
         return parts[0] if len(parts) == 1 else concatenate(parts)
