@@ -79,7 +79,12 @@ class KeopsBackend:
                 torch.cuda.empty_cache()  # KeOps does not say what failed, mostly memory, which is not PyTorch's
                 message = f"{device} has no room for {stop - start} rows that KeOps sums: {error}"
                 raise DeviceOutOfMemory(message) from error
-            return _partial(problem, formula, state.uniform, sums)
+            top, sums = (0.0, sums) if anchored else (sums[:, 0], sums[:, 1:])
+            total, others, scale = sums[:, 0], sums[:, 1:], top + state.uniform
+            if problem.reduction is Reduction.LAPLACE:
+                return exponents.laplace(problem.d, total, -0.5 * others[:, 0], scale)
+            shift = others / total[:, None] if problem.reduction is Reduction.MEAN else None
+            return Partial(total.log() + scale, shift=shift)
 
         return in_slabs(block, m, min(m, height))
 
@@ -96,16 +101,6 @@ class KeopsBackend:
         results = d + 2 if state.formula.reduction is Reduction.MEAN else 3  # of a block and a row, which KeOps keeps
         memory = torch.cuda.get_device_properties(columns.device).total_memory
         return "GPU_2D", max(1, memory // 16 // (-(-n // width) * results * columns.element_size()))
-
-
-def _partial(problem: Problem, formula: Formula, uniform: float, sums: Tensor) -> Partial:
-    start = 0 if formula.anchored else 1
-    total, others = sums[:, start], sums[:, start + 1 :]
-    scale = uniform if formula.anchored else sums[:, 0] + uniform
-    if problem.reduction is Reduction.LAPLACE:
-        return exponents.laplace(problem.d, total, -0.5 * others[:, 0], scale)
-    shift = others / total[:, None] if problem.reduction is Reduction.MEAN else None
-    return Partial(total.log() + scale, shift=shift)
 
 
 @functools.cache
