@@ -182,7 +182,7 @@ def test_a_good_answer_is_kept_on_disk_and_a_bad_one_is_not(monkeypatch, tmp_pat
         if (end := ends.pop(0)) is not None:
             raise end
 
-    monkeypatch.setattr(library.subprocess, "run", run)
+    monkeypatch.setattr(library, "run_python", run)
     monkeypatch.setattr(library, "cache_folder", lambda: tmp_path)
     ask = library._tried.__wrapped__  # as another process would
     first, second = ask("cpu", sys.executable), ask("cpu", sys.executable)

@@ -46,7 +46,7 @@ def test_without_threads_the_caller_does_the_work(how, no_threads):
 
 
 @pytest.mark.parametrize("backend", CPU)
-def test_backends_do_without_threads(backend, no_threads, monkeypatch):
+def test_backends_do_without_threads(backend, no_threads):
     """All but what KeOps does itself; PyTorch's are those that stay."""
     if backend == "torch":
         pytest.importorskip("sdkde_torch.devices")._workers.cache_clear()

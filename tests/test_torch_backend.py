@@ -37,9 +37,6 @@ def pretend(monkeypatch):
     return put
 
 
-# --- options --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", [{"memory": "much"}, {"memory": 0}, {"memory": -1}, {"memory": 1.5}])
 def test_options_that_cannot_be(options):
     with pytest.raises(ValueError, match=next(iter(options))):
@@ -56,9 +53,6 @@ def test_memory_changes_no_answer():
         for memory in ("256MiB", 1 << 16, 1):
             got = answer(INFO, TorchBackend(memory=memory), problem, case)
             assert errors(problem, got, want).max() <= 1.0, (reduction, precision, memory)
-
-
-# --- formulas -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["mixture", "tails", "clusters", "weights", "duplicates"])
@@ -91,9 +85,6 @@ def test_settings_that_round_products_are_noticed_and_left(pretend):
             assert torch.get_float32_matmul_precision() == precision
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-# --- devices --------------------------------------------------------------------------------------------------------
 
 
 def test_a_device_that_is_not_here():
@@ -134,9 +125,6 @@ def test_weights_that_float32_has_no_room_for(pretend):
         assert errors(problem, answer(INFO, TorchBackend(), problem, case), truth(case)).max() <= 1.0
 
 
-# --- threads --------------------------------------------------------------------------------------------------------
-
-
 def test_in_inference_mode_and_without_autograd():
     x = torch.randn(60, 2)
     want = sdkde_core.estimate(x, backend="torch")
@@ -144,9 +132,6 @@ def test_in_inference_mode_and_without_autograd():
         with mode():
             assert torch.equal(sdkde_core.estimate(x, backend="torch"), want)
     assert torch.is_grad_enabled()
-
-
-# --- far rows and columns -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -47,13 +47,15 @@ def _ours(name: str) -> Path:
 
 
 @contextmanager
-def _locked() -> Iterator[None]:
-    """Let in one process at a time: KeOps would load what another is still writing. No lock where none can be had."""
+def _locked() -> Iterator[bool]:
+    """Let in one process at a time: KeOps would load what another is still writing. False: no lock can be had."""
+    locked = False
     with ExitStack() as stack:
         with suppress(OSError, NotImplementedError):  # nowhere to write; a file system without locks
             _ours("").mkdir(parents=True, exist_ok=True)
             stack.enter_context(filelock.FileLock(_ours("lock")))
-        yield
+            locked = True
+        yield locked
 
 
 def import_keops() -> Any:
@@ -99,13 +101,14 @@ def exclusive() -> Iterator[None]:
 @contextmanager
 def building() -> Iterator[None]:
     """Build a formula in here, or load it; after a build that was killed, and left a short library, all are built."""
-    with _locked():
-        with suppress(OSError):
-            if _ours("begun").exists():
+    with _locked() as alone:
+        if alone and _ours("begun").exists():
+            with suppress(OSError):  # a folder that cannot be written is taken as it is
                 sys.modules["pykeops"].clean_pykeops()
+        if alone:
             _ours("begun").touch()
         yield
-        with suppress(OSError):
+        if alone:
             _ours("begun").unlink(missing_ok=True)
 
 

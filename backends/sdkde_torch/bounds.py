@@ -72,9 +72,9 @@ def terms_at_once(problem: Problem, dtype: str) -> int:
     return CHUNK if dtype == "float64" and problem.extent <= _shift_limit(problem, dtype, CHUNK) else PART
 
 
-def refines(problem: Problem, extent: float) -> bool:
+def refines(problem: Problem) -> bool:
     """Whether a shift from float32 tiles needs a second pass, of differences from the mean that the first one gave."""
-    return problem.reduction is Reduction.MEAN and extent > _shift_limit(problem, "float32")
+    return problem.reduction is Reduction.MEAN and problem.extent > _shift_limit(problem, "float32")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -90,7 +90,7 @@ def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double:
         return "expanded float32"
     # On a CPU split squares in float32 cost more than float64, which costs twice float32; and everywhere a second pass
     # costs more than float64.
-    wide, slow = span > 1000.0, double and (problem.device == "cpu" or refines(problem, extent))
+    wide, slow = span > 1000.0, double and (problem.device == "cpu" or refines(problem))
     if single and not wide and not slow and extent <= split_limit(problem, "float32"):
         return "split float32"
     if double:

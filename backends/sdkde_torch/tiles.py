@@ -89,9 +89,11 @@ class Prepared:
         if weighted:
             carries = log_weights > NOTHING[torch.float32]  # with "grad" some are −inf
             span = float(-torch.where(carries, log_weights, 0.0).min())
-        name, device, self.double = formula(problem, span, single=single, double=where.double), *where
+        device, self.double = where
+        name = formula(problem, span, single=single, double=self.double)
         if not name:  # beyond float32: the points are on the host, as float64
-            name, device, self.double = formula(problem, span, single=single, double=True), points.device, True
+            device, self.double = points.device, True
+            name = formula(problem, span, single=single, double=True)
         kind, _, dtype_name = name.partition(" ")
         dtype, direct = getattr(torch, dtype_name), kind == "direct"
         self.library = Tensors(dtype, device)
@@ -109,7 +111,7 @@ class Prepared:
         self.right = self.library.place(points, 1.0) if self.mean and not direct else None
         # (n,) of the tile's dtype; LAPLACE alone, whose exponents come without them
         self.log_weights = self.library.place(added)[:, 0] if self.laplace and added is not None else None
-        in_pairs = dtype == torch.float32 and refines(problem, problem.extent)
+        in_pairs = dtype == torch.float32 and refines(problem)
         self.pairs = Packed(self.library.place(*high_low(points))) if in_pairs else None  # for a shift's second pass
         #: Terms of a shift that are added one after another.
         self.part = terms_at_once(problem, dtype_name)
