@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import threading
 import warnings
@@ -22,8 +21,6 @@ from .gpu_bounds import anchored
 from .gpu_kernels import ABSENT, SIMULATED, Shape, reduction, signature
 from .gpu_space import SPACE, LaunchConfig, added_up, default, depth_of, fits, fitted
 from .kept import keep
-
-_logger = logging.getLogger("sdkde")
 
 
 class Packed(NamedTuple):
@@ -173,10 +170,7 @@ def compiled(shape: Shape, device: torch.device) -> tuple[Any, int]:
     types = signature(shape)
     with _lock, cuda.gpus[device.index]:
         kernel = cuda.jit(**options)(function)
-        try:
-            keep(kernel)
-        except RuntimeError as error:  # nowhere to write
-            _logger.info("numba-cuda: compiled code cannot be kept for the next process: %s", error)
+        keep(kernel)
         kernel.compile(types)
         kernel._specialized = True  # as of a kernel that is made with its types: calls do not look at their arguments'
         kernel.disable_compile()

@@ -13,12 +13,14 @@ _logger = logging.getLogger("sdkde")
 
 
 def keep(dispatcher: Any) -> None:
-    """Have a dispatcher keep what it compiles; a damaged file counts as missing. RuntimeError: nowhere to write."""
-    dispatcher.enable_caching()
+    """Have a dispatcher keep what it compiles; a damaged file counts as missing."""
     try:
+        dispatcher.enable_caching()
         files = dispatcher._cache._cache_file  # an IndexDataCacheFile, of Numba or of numba-cuda
         kind: Any = type(files)
         files.__class__ = _with_digests(kind)
+    except RuntimeError as error:  # nowhere to write: neither beside the package nor in the user's cache folder
+        _logger.info("numba: compiled code cannot be kept for the next process: %s", error)
     except AttributeError as error:  # another version of Numba
         _logger.info("numba: compiled code is kept without a digest: %s", error)
 
