@@ -24,7 +24,7 @@ import sdkde_core
 from sdkde_core import tuning
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
-from sdkde_core.plugin import each, reduce_pass
+from sdkde_core.plugin import each
 from sdkde_core.protocol import Columns, Problem, Reduction
 from sdkde_core.testing import BackendConformance, problems
 from sdkde_core.testing.checks import CHECKS, Target
@@ -36,14 +36,11 @@ PRECISIONS = ("fast", "high", "float64")
 simulated = pytest.mark.skipif(not SIMULATED, reason="runs in a process of its own, see test_in_the_simulator")
 
 
-def _errors(case, problem, device):
+def _errors(case, problem):
     """Errors of a problem over its tolerance, by way of the core."""
-    record = registry.find(NAME)
-    columns = Columns(*(torch.tensor(x, device=device) for x in (case.points, case.log_weights)))
-    queries = None if problem.same else torch.tensor(case.queries, device=device)
-    got = reduce_pass(record.info.load(), record.info, problem, columns, queries)
-    want = problems.truth(case, same=problem.same)
-    return problems.errors(problem, each(got, to_host), want)
+    info = registry.find(NAME).info
+    got = problems.answer(info, info.load(), problem, case)
+    return problems.errors(problem, got, problems.truth(case, same=problem.same))
 
 
 @simulated
@@ -60,7 +57,7 @@ def _errors(case, problem, device):
 def test_simulated_rows_keep_their_tolerances(data, reduction, asked):
     (kind, extent), (precision, same) = data, asked
     case = problems.make(kind, 29, 11, 3, extent)
-    assert _errors(case, case.problem(reduction, precision, same=same, device="cpu"), "cpu").max() <= 1.0
+    assert _errors(case, case.problem(reduction, precision, same=same, device="cpu")).max() <= 1.0
 
 
 @simulated
@@ -70,7 +67,7 @@ def test_simulated_rows_keep_their_tolerances(data, reduction, asked):
 def test_simulated_rows_far_from_every_point(reduction, distance):
     """The check ``far_below`` in small; :mod:`test_numba_cuda_backend` looks for what compilers fuse."""
     case = problems.far(13, 8, 3, distance, stray=True)
-    assert _errors(case, case.problem(reduction, "high", device="cpu"), "cpu").max() <= 1.0
+    assert _errors(case, case.problem(reduction, "high", device="cpu")).max() <= 1.0
 
 
 @simulated
@@ -79,7 +76,7 @@ def test_simulated_sizes_that_divide_nothing(n, m):
     case = problems.make("mixture", n, m, 1, 10.0)
     for reduction, same in itertools.product(Reduction, (False, True)):
         problem = case.problem(reduction, "high", same=same, device="cpu")
-        assert _errors(case, problem, "cpu").max() <= 1.0, (reduction, same)
+        assert _errors(case, problem).max() <= 1.0, (reduction, same)
 
 
 @simulated
@@ -100,7 +97,7 @@ def test_simulated_rows_that_several_threads_share(d, precision, extent, reducti
     kinds = {f"{reduction}_{kind}": shape for kind in ("expanded", "single", "doubled", "float64")}
     problem = case.problem(Reduction(reduction), precision, same=reduction == "mean", device="cpu")
     with tuning.using(kinds):
-        assert _errors(case, problem, "cpu").max() <= 1.0
+        assert _errors(case, problem).max() <= 1.0
 
 
 @simulated
@@ -136,27 +133,16 @@ def test_simulated_suite(check, reduction):
     CHECKS[check].run(Target(info, info.load(), "cpu"), f"high-{reduction}")
 
 
-def _simulate(*options):
+@pytest.mark.skipif(SIMULATED or torch.cuda.is_available(), reason="there is a GPU, or the test starts this")
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_in_the_simulator(which):
     """Run this file in a process that simulates kernels: Numba decides that when it is imported."""
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, *options]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    command += ["-k", "simulated", "-m", f"{which} and not gpu"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
-
-
-no_gpu = pytest.mark.skipif(SIMULATED or torch.cuda.is_available(), reason="there is a GPU, or the test starts this")
-
-
-@no_gpu
-def test_in_the_simulator():
-    _simulate("-k", "simulated", "-m", "not slow and not gpu")
-
-
-@no_gpu
-@pytest.mark.slow
-def test_more_in_the_simulator():
-    _simulate("-k", "simulated", "-m", "slow and not gpu")
 
 
 @pytest.mark.gpu
@@ -176,7 +162,7 @@ def test_the_arithmetics_hold_up_to_their_limits(d, extent):
         ("mixture", "duplicates", "tails"), PRECISIONS, Reduction, (False, True)
     ):
         case = problems.make(kind, 900, 120, d, extent)
-        error = _errors(case, case.problem(reduction, precision, same=same, device="cuda:0"), "cuda:0")
+        error = _errors(case, case.problem(reduction, precision, same=same, device="cuda:0"))
         assert error.max() <= 0.9, (kind, precision, reduction, same, error.max())
 
 

@@ -102,20 +102,6 @@ def test_a_forced_configuration_that_cannot_run_is_refused():
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("reduction", "arithmetic", "d", "requires", "architecture"),
-    [
-        ("laplace", "doubled", 3, ("weights",), "sm_86"),
-        ("mean", "single", 4, (), "sm_90"),
-        pytest.param("log_sum", "expanded", 64, ("weights",), "sm_75", marks=pytest.mark.slow),
-        pytest.param("mean", "float64", 16, ("weights",), "sm_80", marks=pytest.mark.slow),
-    ],
-)
-def test_kernels_compile_without_a_gpu(reduction, arithmetic, d, requires, architecture):
-    _compiles(reduction, arithmetic, d, requires, architecture)
-
-
-@needs_compiler
 def test_kernels_that_differ_in_their_registers_alone_are_kept_apart():
     """Numba's cache knows a kernel by its file, its code and what it closes over, not by how it was compiled."""
     from numba.cuda.dispatcher import CUDACacheImpl
@@ -157,20 +143,23 @@ def test_the_tuner_ranks_and_compiles_for_a_card_that_is_not_here(tmp_path):
     assert "ok" in {status for _, status in rows}
 
 
+COMPILED = [
+    ("laplace", "doubled", 3, ("weights",), "sm_86"),
+    ("mean", "single", 4, (), "sm_90"),
+    ("log_sum", "expanded", 64, ("weights",), "sm_75"),
+    ("mean", "float64", 16, ("weights",), "sm_80"),
+    *product(("log_sum", "laplace"), ARITHMETICS, (1, 16, 784), ((),), ("sm_86",)),
+    *product(("mean",), ARITHMETICS[1:], (1, 16, 784), ((),), ("sm_86",)),
+]
+
+
 @needs_compiler
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("reduction", "arithmetic", "d", "architecture"),
-    [*product(("log_sum", "mean", "laplace"), ARITHMETICS, (1, 16, 784), ("sm_86",))],
+    ("reduction", "arithmetic", "d", "requires", "architecture"),
+    [*COMPILED[:2], *(pytest.param(*case, marks=pytest.mark.slow) for case in COMPILED[2:])],
 )
-def test_every_default_compiles_without_a_gpu(reduction, arithmetic, d, architecture):
-    if reduction == "mean" and arithmetic == "expanded":
-        pytest.skip("shifts are not taken by expanded squares")
-    _compiles(reduction, arithmetic, d, (), architecture)
-
-
-def _compiles(reduction, arithmetic, d, requires, architecture):
-    """Compile a default as it is launched: what is in registers stays there, and vectors are loaded whole."""
+def test_defaults_compile_without_a_gpu(reduction, arithmetic, d, requires, architecture):
+    """As they are launched: what is in registers stays there, and vectors are loaded whole."""
     precision = {"expanded": "fast", "float64": "float64"}.get(arithmetic, "high")
     given = problem(reduction, d=d, precision=precision, same=True, requires=frozenset(requires))
     config = gpu_space.default(reduction, d, arithmetic)

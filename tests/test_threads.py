@@ -46,10 +46,10 @@ def test_without_threads_the_caller_does_the_work(how, no_threads):
 
 
 @pytest.mark.parametrize("backend", CPU)
-def test_backends_do_without_threads(backend, no_threads, monkeypatch):
+def test_backends_do_without_threads(backend, no_threads):
     """All but what KeOps does itself; PyTorch's are those that stay."""
     if backend == "torch":
-        monkeypatch.setattr(pytest.importorskip("sdkde_torch.devices"), "_pool", None)
+        pytest.importorskip("sdkde_torch.devices")._workers.cache_clear()
     if backend in ("keops", "triton", "numba-cuda", "fourier-torch"):
         pytest.skip("has no threads of ours, or takes long")
     x = np.random.default_rng(0).normal(size=(900, 2))

@@ -17,21 +17,12 @@ from sdkde_torch.info import INFO
 
 import sdkde_core
 from sdkde_core.arrays import to_host
-from sdkde_core.plugin import each, reduce_pass
+from sdkde_core.plugin import each
 from sdkde_core.protocol import PRECISIONS, BackendUnavailable, Columns, Problem, Reduction
 from sdkde_core.testing import reference
-from sdkde_core.testing.problems import errors, make, truth
+from sdkde_core.testing.problems import answer, errors, make, truth
 
 CPU = torch.device("cpu")
-
-
-def _columns(case):
-    return Columns(torch.from_numpy(case.points), torch.from_numpy(case.log_weights))
-
-
-def _answer(backend, problem, case):
-    queries = None if problem.same else torch.from_numpy(case.queries)
-    return each(backend.reduce(problem, queries, backend.prepare(problem, _columns(case))), to_host)
 
 
 @pytest.fixture
@@ -44,16 +35,6 @@ def pretend(monkeypatch):
         monkeypatch.setattr(implementation, "place", lambda name: place if name.startswith(kind) else real(name))
 
     return put
-
-
-# --- options --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("memory", "size"), [(1000, 1000), ("1000", 1000), ("2KiB", 2048), ("1.5 MB", 1_500_000), ("1gib", 1 << 30)]
-)
-def test_memory_is_bytes_or_a_size(memory, size):
-    assert TorchBackend(memory=memory).memory == size
 
 
 @pytest.mark.parametrize("options", [{"memory": "much"}, {"memory": 0}, {"memory": -1}, {"memory": 1.5}])
@@ -70,11 +51,8 @@ def test_memory_changes_no_answer():
     for reduction, precision in itertools.product(Reduction, PRECISIONS):
         problem = case.problem(reduction, precision)
         for memory in ("256MiB", 1 << 16, 1):
-            got = _answer(TorchBackend(memory=memory), problem, case)
+            got = answer(INFO, TorchBackend(memory=memory), problem, case)
             assert errors(problem, got, want).max() <= 1.0, (reduction, precision, memory)
-
-
-# --- formulas -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["mixture", "tails", "clusters", "weights", "duplicates"])
@@ -82,42 +60,31 @@ def test_memory_changes_no_answer():
 @pytest.mark.parametrize("d", [1, 16])
 def test_formulas_of_a_gpu(pretend, kind, extent, d):
     """The CPU passed off as a GPU with float64: split squares at "fast" and "high"."""
-    pretend("xpu", True)
+    pretend("mps", True)
     case = make(kind, 300, 60, d, extent)
-    wanted = [(same, truth(case, same=same)) for same in (False, True)]
-    for precision in ("fast", "high"):
-        for reduction in Reduction:
-            for same, want in wanted:
-                problem = case.problem(reduction, precision, same=same, device="xpu:0")
-                kept = np.isfinite(case.log_weights)
-                columns = Columns(torch.from_numpy(case.points[kept]), torch.from_numpy(case.log_weights[kept]))
-                backend = TorchBackend()
-                state = backend.prepare(replace(problem, n=int(kept.sum()), same=False), columns)
-                rows = torch.from_numpy(case.points if same else case.queries)
-                got = each(backend.reduce(replace(problem, same=False), rows, state), to_host)
-                assert errors(problem, got, want).max() <= 0.8, (precision, reduction, same)
+    for precision, reduction, same in itertools.product(("fast", "high"), Reduction, (False, True)):
+        problem = case.problem(reduction, precision, same=same, device="mps")
+        got = answer(INFO, TorchBackend(), problem, case)
+        assert errors(problem, got, truth(case, same=same)).max() <= 0.8, (precision, reduction, same)
 
 
 def test_settings_that_round_products_are_noticed_and_left(pretend):
     """TF32 or bfloat16 products may be allowed for all of a process: then float64 is taken."""
     case = make("mixture", 500, 90, 16, 12.0)
     problem = case.problem(Reduction.LOG_SUM, "fast")
-    backend = TorchBackend()
-    state = backend.prepare(problem, _columns(case))
-    assert state.prepared.library.dtype == torch.float32
+    backend, columns = TorchBackend(), Columns(torch.from_numpy(case.points), torch.from_numpy(case.log_weights))
+    state = backend.prepare(problem, columns)
+    assert state.library.dtype == torch.float32
     before = torch.get_float32_matmul_precision()
     try:
         for precision in ("high", "medium"):
             torch.set_float32_matmul_precision(precision)
-            for prepared in (state, backend.prepare(problem, _columns(case))):  # also what was packed before
+            for prepared in (state, backend.prepare(problem, columns)):  # also what was packed before
                 got = each(backend.reduce(problem, torch.from_numpy(case.queries), prepared), to_host)
                 assert errors(problem, got, truth(case)).max() <= 0.01
             assert torch.get_float32_matmul_precision() == precision
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-# --- devices --------------------------------------------------------------------------------------------------------
 
 
 def test_a_device_that_is_not_here():
@@ -152,16 +119,10 @@ def test_a_device_without_float64(pretend, method, dtype, monkeypatch):
 def test_weights_that_float32_has_no_room_for(pretend):
     pretend("mps", False)
     case = make("mixture", 60, 30, 3, 8.0)
-    log_w = np.where(np.arange(60) % 2, 0.0, -1300.0)
-    log_w -= math.log(30)
-    case = replace(case, log_weights=log_w)
+    case = replace(case, log_weights=np.where(np.arange(60) % 2, 0.0, -1300.0) - math.log(30))
     for reduction in Reduction:
         problem = case.problem(reduction, "high", device="mps")
-        got = _answer(TorchBackend(), problem, case)
-        assert errors(problem, got, truth(case)).max() <= 1.0
-
-
-# --- threads --------------------------------------------------------------------------------------------------------
+        assert errors(problem, answer(INFO, TorchBackend(), problem, case), truth(case)).max() <= 1.0
 
 
 def test_in_inference_mode_and_without_autograd():
@@ -171,9 +132,6 @@ def test_in_inference_mode_and_without_autograd():
         with mode():
             assert torch.equal(sdkde_core.estimate(x, backend="torch"), want)
     assert torch.is_grad_enabled()
-
-
-# --- far rows and columns -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -200,9 +158,7 @@ def test_a_far_column_does_not_move_rows_whose_sums_are_small():
     case = make("outlier", 16, 51, 5, 200.0)  # its first row has a log sum of −664
     for precision in ("fast", "high", "float64"):
         problem = case.problem(Reduction.MEAN, precision)
-        columns = Columns(torch.tensor(case.points), torch.tensor(case.log_weights))
-        got = each(reduce_pass(TorchBackend(), INFO, problem, columns, torch.tensor(case.queries)), to_host)
-        assert errors(problem, got, truth(case)).max() <= 1.0
+        assert errors(problem, answer(INFO, TorchBackend(), problem, case), truth(case)).max() <= 1.0
 
 
 def test_a_query_of_one_row_may_run_backwards_and_a_far_one_is_refused():

@@ -26,11 +26,8 @@ def dtype(problem: Problem) -> str:
 
 
 def extent_limit(problem: Problem) -> float:
-    """Return the extent up to which the fastest dtype keeps the precision, or what float64 takes.
-
-    Where data reach up to four times the limit of float32, many points do: float64 for all then takes less time. Points
-    that are further out are outliers, which the core takes off.
-    """
+    """Return the extent up to which the fastest dtype keeps the precision, or what float64 takes."""
+    # Where data reach up to four times the limit of float32, many points do: float64 for all then takes less time.
     limit = single_limit(problem)
     return limit if limit > 0 and not limit < problem.extent <= 4.0 * limit else MOST_EXTENT
 
@@ -45,9 +42,8 @@ def single_limit(problem: Problem) -> float:
         return -math.inf
     epsilon, width, d = 2.0**-24, block(problem.d, 4), problem.d
     paid = exponents.paid(problem)
-    # Of sums: in blocks, over the blocks, and of exponentials, whose argument is rounded. Over the blocks every
-    # addition may round alike, as beside a heap of equal columns: by up to ε of a partial sum, half the sum on average.
-    # Arguments are below the row's largest by some log n where columns matter.
+    # Of sums: in blocks, over the blocks, where every addition may round alike beside a heap of equal columns, and of
+    # exponentials, whose arguments are below the row's largest by some log n where columns matter.
     of_sums = epsilon * (1.6 * math.sqrt(width / 3.0) + 0.5 * problem.n / width + 16.0)
     tolerance, budget = TOLERANCES[problem.precision][problem.reduction], 0.75  # of what sums leave of it
     absolute = budget * (tolerance.absolute / paid - of_sums)

@@ -26,9 +26,9 @@ def _supports(problem: Problem) -> Support:
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """One loop over the pairs: differences, squares and sums for every dimension, an exponential of the C library.
 
-    On a core of a CPU, where nothing is vectorised, a pair takes 10.5 ns, and 0.9 a dimension (MEAN 2.4); a nanosecond
-    is 5.3 operations of a nominal core. On an H200 the figures fit measured times, by its rate of scalar operations, to
-    a third. Beyond 32 dimensions what a GPU's thread keeps no longer fits in registers.
+    On a CPU, where nothing is vectorised, a pair takes 10.5 ns, and 0.9 a dimension (MEAN 2.4); a nanosecond is 5.3
+    operations of a nominal core. On an H200 the figures fit measured times, by its rate of scalar operations, to a
+    third. Beyond 32 dimensions what a GPU's thread keeps no longer fits in registers.
     """
     d, mean = problem.d, problem.reduction is Reduction.MEAN
     if problem.device == "cpu":
@@ -57,8 +57,7 @@ INFO = AdvancedInfo(
     supports=_supports,
     extent_limit=extent_limit,
     work=_work,
-    # One formula, with KeOps's cache empty. On a CPU 5 to 10 s, 25 in 1024 dimensions, 11 to 13 s of processor time on
-    # busy cores. On an H200's host the first formula takes 20 to 25 s, others under one; the price may not depend on
-    # what was compiled, so it is the first one's.
+    # One formula, with KeOps's cache empty. On a CPU 5 to 10 s, 25 in 1024 dimensions. On an H200's host the first
+    # formula takes 20 to 25 s, others under one; the price may not depend on what was compiled.
     compile_seconds=lambda problem: 10.0 + 0.015 * problem.d if problem.device == "cpu" else 22.0,
 )

@@ -1,10 +1,9 @@
-"""KeOps as a library: imported quietly, tried in another process, and loading only code that is as it was built."""
+"""KeOps as a library: imported quietly, tried in another process, and building one formula at a time."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import importlib.metadata
 import os
 import platform
@@ -43,24 +42,25 @@ def _keops_folder() -> Path:
     return Path(named) if named else Path.home() / ".cache" / f"keops{importlib.metadata.version('keopscore')}"
 
 
-def _ours(kind: str, about: str) -> Path:
-    return cache_folder() / "keops" / f"{kind}-{hashlib.sha256(about.encode()).hexdigest()[:20]}"
+def _ours(name: str) -> Path:
+    return cache_folder() / "keops" / name
 
 
 @contextmanager
-def _locked(about: str) -> Iterator[None]:
-    """Let in one process at a time: KeOps would load what another is still writing. No lock where none can be had."""
+def _locked() -> Iterator[bool]:
+    """Let in one process at a time: KeOps would load what another is still writing. False: no lock can be had."""
+    locked = False
     with ExitStack() as stack:
         with suppress(OSError, NotImplementedError):  # nowhere to write; a file system without locks
-            path = _ours("lock", about)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(filelock.FileLock(path))
-        yield
+            _ours("").mkdir(parents=True, exist_ok=True)
+            stack.enter_context(filelock.FileLock(_ours("lock")))
+            locked = True
+        yield locked
 
 
 def import_keops() -> Any:
     """Import KeOps; once more without its own records of formulas, which a process that was killed may have cut."""
-    with _locked("import"), warnings.catch_warnings():
+    with _locked(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             import pykeops.torch
@@ -99,50 +99,17 @@ def exclusive() -> Iterator[None]:
 
 
 @contextmanager
-def building(formula: str) -> Iterator[None]:
-    """Have a formula's first call, in here, use what KeOps built before only if its digest says that it is unchanged.
-
-    A build that was killed leaves a short library, which is an error for ever or ends the process; a bit that has
-    changed would give other numbers. Such files are removed, and KeOps builds the formula again.
-    """
-    link_compile: Any = importlib.import_module("keopscore.binders.LinkCompile").LinkCompile
-    _forget()
-    real, built = link_compile.get_dll_and_params, list[tuple[Path, str]]()
-
-    def checked(self: Any) -> Any:
-        folder, tag = Path(self.info_file).parent, self.gencode_filename
-        built.append((folder, tag))
-        with suppress(OSError):  # a folder that cannot be written is taken as it is
-            kept = folder / f"{tag}.sha256"
-            if not kept.exists() or kept.read_text(errors="replace") != _digest(folder, tag):
-                for path in folder.glob(f"*{tag}*"):
-                    path.unlink()
-                importlib.invalidate_caches()
-        return real(self)
-
-    with _locked(formula):
-        link_compile.get_dll_and_params = checked
-        try:
-            yield
-        finally:
-            link_compile.get_dll_and_params = real
-        for folder, tag in built:
-            with suppress(OSError):
-                (folder / f"{tag}.sha256").write_text(_digest(folder, tag))
-
-
-@functools.cache
-def _forget() -> None:
-    """Have KeOps read its files again: of formulas that it remembers from another process it looks at none."""
-    importlib.import_module("keopscore.get_keops_dll").get_keops_dll.reset()
-    importlib.import_module("pykeops.common.keops_io.LoadKeOps_cpp").LoadKeOps_cpp.reset()
-
-
-def _digest(folder: Path, tag: str) -> str:
-    """The SHA-256 of all that KeOps built of a formula: sources, what its arguments are, the library."""
-    files = sorted(path for path in folder.glob(f"*{tag}*") if path.suffix != ".sha256")
-    each = [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
-    return hashlib.sha256("\n".join(each).encode()).hexdigest()
+def building() -> Iterator[None]:
+    """Build a formula in here, or load it; after a build that was killed, and left a short library, all are built."""
+    with _locked() as alone:
+        if alone and _ours("begun").exists():
+            with suppress(OSError):  # a folder that cannot be written is taken as it is
+                sys.modules["pykeops"].clean_pykeops()
+        if alone:
+            _ours("begun").touch()
+        yield
+        if alone:
+            _ours("begun").unlink(missing_ok=True)
 
 
 def works(device: str) -> Support:
@@ -158,10 +125,7 @@ def works(device: str) -> Support:
 
 @functools.cache
 def _tried(device: str, compiler: str) -> Support:
-    """Compile and check a small sum in another process, as what some compilers build ends whoever loads it.
-
-    The answer is kept in the process, and a good one on disk by all that it depends on.
-    """
+    """Compile and check a small sum in another process, as what some compilers build ends whoever loads it."""
     kind, folder = torch.device(device).type, _keops_folder()
     if kind not in ("cpu", "cuda"):
         return Support(False, f"KeOps runs on CPUs and CUDA GPUs, not on {device}")
@@ -173,13 +137,15 @@ def _tried(device: str, compiler: str) -> Support:
     about += [sys.executable, platform.platform(), os.path.realpath(compiler), str(os.stat(compiler).st_mtime_ns)]
     about += [str(folder), device if kind == "cpu" else torch.cuda.get_device_name(device)]
     about += [os.environ.get(name, "") for name in ("CXXFLAGS", "CUDA_PATH", "LD_LIBRARY_PATH")]
-    good, kept = Support(True, f"KeOps compiles and runs on {device} with {compiler}"), _ours("works", repr(about))
+    # A good answer is kept on disk by all that it depends on.
+    good = Support(True, f"KeOps compiles and runs on {device} with {compiler}")
+    kept = _ours(f"works-{hashlib.sha256(repr(about).encode()).hexdigest()[:20]}")
     if kept.exists():
         return good
     loud = {k: v for k, v in os.environ.items() if k not in ("KEOPS_VERBOSE", "PYKEOPS_VERBOSE")}
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace", "env": loud}
     try:
-        code = f"from sdkde_keops import formulas; formulas.trial({device!r})"
+        code = f"from sdkde_keops import backend; backend.trial({device!r})"
         run_python(code, timeout=240.0, check=True, **how)  # on a machine that may be busy
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         said = error.output if isinstance(error.output, str) else ""

@@ -23,12 +23,12 @@ from sdkde_core.plugin import (
 )
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from .bounds import LN2, Array, Form, choose, double_limit, takes_leaves
+from .bounds import LEAF, LN2, TILE, Array, Form, choose, double_limit, takes_leaves
 from .compiled import call
 from .cpu_kernels import ABSENT, ROWS, reduce_tiles
+from .info import pays
 from .leaf_kernels import GROUP
 from .near import Near, aligned, order_columns, sum_leaves
-from .price import LEAF, TILE, pays
 from .tunables import configuration, width_of
 
 
@@ -62,31 +62,25 @@ class NumbaBackend:
         self.threads, self.skip = check_threads(threads), skip
 
     def probe(self, device: str) -> Support:
-        """Numba compiles for any CPU that it installs on."""
         if config.DISABLE_JIT:
             return Support(False, "NUMBA_DISABLE_JIT is set, and the kernels are vector instructions")
         return Support(device == "cpu", "Numba compiles for the CPU")
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
-        """Choose the form from the error bounds, pack the columns, and compile what is not compiled yet."""
         points, log_weights = columns.points, columns.log_weights
         weighted = "weights" in problem.requires
         form = choose(problem, float(np.max(-log_weights)) if weighted else 0.0)
         near = None  # the columns in order, where it pays to leave tiles out
-        finite = self.skip is not False and problem.kernel == "gaussian" and bool(np.isfinite(points).all())
-        if finite and (self.skip or pays(problem, columns)):
+        may_skip = self.skip is not False and problem.kernel == "gaussian" and bool(np.isfinite(points).all())
+        if may_skip and (self.skip or pays(problem, columns)):
             near = order_columns(columns, problem.reduction is Reduction.MEAN, self.threads or cpu_threads())
-        n, packed_points, uniform = len(points), points, 0.0 if weighted else float(log_weights[0])
+        (n, d), in_order, uniform = points.shape, points, 0.0 if weighted else float(log_weights[0])
         if near is not None:
             if takes_leaves(problem):
                 form = Form("float64", problem.extent > double_limit(problem))
-            packed_points, log_weights = points[near.columns.order], log_weights[near.columns.order]
+            in_order, log_weights = points[near.columns.order], log_weights[near.columns.order]
             uniform = LN2 * near.peak
-        parts = [packed_points]
-        if not form.direct:
-            parts.append(-0.5 * np.vecdot(packed_points, packed_points)[:, None])
-        many = sum(part.shape[1] for part in parts)
-        tuned = configuration(problem)
+        many, tuned = d + (not form.direct), configuration(problem)
         width = TILE if near else width_of(n, many, np.dtype(form.dtype).itemsize, tuned.get("width"))
         packed = aligned((-(-n // width), many, width), form.dtype)
         weights = np.full((len(packed), width), ABSENT[form.dtype == "float64"], form.dtype)
@@ -94,13 +88,12 @@ class NumbaBackend:
         step = max(1, (1 << 20) // (many * width))  # tiles of a task
         with claim_memory("packing", tasks=self.threads or cpu_threads()) as threads:
             map_threads(
-                lambda first: _pack(parts, first, packed[first : first + step]), range(0, len(packed), step), threads
+                lambda first: _pack(in_order, first, packed[first : first + step]), range(0, len(packed), step), threads
             )
-        nan = 0.0 if math.isfinite(float(np.sum(points))) or not np.isnan(points).any() else math.nan
+        nan = math.nan if np.isnan(points).any() else 0.0
         return _State(form, points, packed, weights, uniform, nan, near, tuned.get("threads"))
 
     def reduce(self, problem: Problem, queries: Array | None, state: _State, own_offset: int = 0) -> Partial:
-        """Reduce block by block; the pool of threads ends with the call."""
         rows = state.points if queries is None else queries
         if len(rows) == 0:
             return empty(problem, rows)
@@ -153,56 +146,56 @@ class NumbaBackend:
         return each(found, lambda x: x[back])
 
 
-def _pack(parts: list[Array], first: int, tiles: Array) -> None:
-    """Write columns, one behind the other, to tiles from the ``first`` on, (tiles, c, width); pad with zeros."""
-    width, start = tiles.shape[2], 0
-    for part in parts:
-        for t, tile in enumerate(tiles[:, start : start + part.shape[1]], first):
-            block = part[t * width : (t + 1) * width]
-            tile[:, : len(block)] = block.T
-            tile[:, len(block) :] = 0.0
-        start += part.shape[1]
+def _pack(points: Array, first: int, tiles: Array) -> None:
+    """Write points, and −½‖u‖² if there is room, to tiles from the ``first`` on, (tiles, c, width); pad with zeros."""
+    d, width = points.shape[1], tiles.shape[2]
+    for t, tile in enumerate(tiles, first):
+        block = points[t * width : (t + 1) * width]
+        tile[:d, : len(block)] = block.T
+        tile[d:, : len(block)] = -0.5 * np.vecdot(block, block)
+        tile[:, len(block) :] = 0.0
 
 
 @np.errstate(all="ignore")
 def _some(problem: Problem, state: _State, rows: Array) -> Partial:
-    """Sum neighbouring rows over the tiles of columns that can matter to them, tile by tile of rows.
-
-    By leaves, and by tiles the rows that those are not right for.
-    """
+    """Sum neighbouring rows over the columns that can matter: by leaves, and by tiles where those do not do."""
     assert state.near is not None
     found = lists(problem, state.near.columns, rows, TILE, 512)
-    parts, again = [], np.arange(len(rows))
+    parts, again, where = list[Partial](), np.arange(len(rows)), np.arange(len(rows))
     if takes_leaves(problem):
         some, again = sum_leaves(problem, state.near, state.columns, state.log_weights, rows, found)
         parts.append(some)
+        where[again] = len(rows) + np.arange(len(again))
     for b in np.unique(again // TILE):
         here, tiles = again[again // TILE == b], found.tiles[found.ends[b] : found.ends[b + 1]]
         parts.append(_reduce(problem, state, rows[here], tiles, float(found.cuts[b])))
-    where = np.arange(len(rows))
-    where[again] = sum(len(part.log_sum) for part in parts) - len(again) + np.arange(len(again))
     return each(concatenate(parts), lambda x: x[where])
 
 
 @np.errstate(all="ignore")
 def _reduce(problem: Problem, state: _State, queries: Array, tiles: Array, cut: float | None = None) -> Partial:
-    """Sum over some tiles for a block of rows (b, d).
-
-    Tiles whose terms' logs are at most ``cut`` are left out; with None no tile is.
-    """
+    """Sum over some tiles for a block of rows (b, d), without those whose terms' logs are at most ``cut``, if any."""
     kernels = ("exponential", "tophat", "epanechnikov", "linear", "cosine")
     code = None if problem.kernel == "gaussian" else kernels.index(problem.kernel)
-    laplace = problem.reduction is Reduction.LAPLACE
+    laplace, mean, direct = (
+        problem.reduction is Reduction.LAPLACE,
+        problem.reduction is Reduction.MEAN,
+        state.form.direct,
+    )
     real, (b, d), (many, width) = np.dtype(state.form.dtype), queries.shape, state.columns.shape[1:]
     height = -(-b // ROWS) * ROWS
     rows = np.zeros((height, many), real)
     rows[:b, :d] = queries
     rows[:, d:] = 1.0  # times −½‖u_j‖²
-    base = _base(state, queries)
+    # What products leave out of an exponent: −½‖u_i‖², of the coordinates as rounded. A row with a NaN among them is
+    # NaN, whatever the kernel gives.
+    rounded = rows[:b, :d].astype(np.float64, copy=False)
+    base = -0.5 * np.vecdot(rounded, rounded) + state.nan
+    base = np.where(np.isnan(base), base, 0.0) if direct else base
     cuts = np.full(height, 1e300)  # padding needs no tile, rows need all, or those above the cut
     cuts[:b] = -1e300 if cut is None else (cut - (base + state.uniform)) / LN2
     left, tops = np.full(height, PARTS), np.full(height, -1e28 if real.itemsize == 4 else -1e290)
-    sums, moments = np.zeros((height, d if problem.reduction is Reduction.MEAN else 0)), np.zeros((2, height))
+    sums, moments = np.zeros((height, d if mean else 0)), np.zeros((2, height))
     room = *aligned((3, ROWS, width), real), np.empty(ROWS, real)  # for the numbers of ROWS rows and a tile
     columns, step = (state.columns, state.log_weights), _of_a_call(height * width * (many + 16))
     shifts = sums if real.itemsize == 8 and code is None else None  # MEAN is always summed in float64
@@ -210,35 +203,18 @@ def _reduce(problem: Problem, state: _State, queries: Array, tiles: Array, cut: 
         checkpoint()
         over = tiles[first : first + step]
         call(
-            *(reduce_tiles, (real, code is None), *columns, over, rows, state.form.direct, laplace, code, cuts),
+            *(reduce_tiles, (real, code is None), *columns, over, rows, direct, laplace, code, cuts),
             *(left, tops, shifts, moments, *room),
         )
-    return _result(problem, state, base, LN2 * tops[:b], sums[:b], moments[:, :b])
+    total, moment = moments[:, :b]
+    scale = LN2 * tops[:b] + (base + state.uniform)  # log of what total is a multiple of
+    if laplace:
+        exponent = -0.5 * moment if direct else moment + base * total  # Σ φ (−½ r²)
+        return exponents.laplace(d, total, exponent, scale)
+    shift = sums[:b] / total[:, None] + np.where(np.isnan(base), base, 0.0)[:, None] if mean else None
+    return Partial(np.log(total) + scale, shift=shift)
 
 
 def _of_a_call(work: int) -> int:
     """How many things to take in a call of the kernel, of so much work each: an interrupt waits for its end, 20 ms."""
     return max(1, (1 << 29) // work)
-
-
-def _base(state: _State, queries: Array) -> Array:
-    """What products leave out of an exponent, (b,): −½‖u_i‖², of the coordinates as rounded for the kernel.
-
-    A row with a NaN among them is NaN, whatever the kernel gave.
-    """
-    rounded = queries.astype(state.form.dtype, copy=False).astype(np.float64, copy=False)
-    base = -0.5 * np.vecdot(rounded, rounded) + state.nan
-    return np.where(np.isnan(base), base, 0.0) if state.form.direct else base
-
-
-def _result(problem: Problem, state: _State, base: Array, tops: Array, sums: Array, moments: Array) -> Partial:
-    """The log-domain results of a block of rows."""
-    total, moment = moments  # (b,)
-    scale = tops + (base + state.uniform)  # log of what total is a multiple of
-    if problem.reduction is Reduction.LAPLACE:
-        exponent = -0.5 * moment if state.form.direct else moment + base * total  # Σ φ (−½ r²)
-        return exponents.laplace(problem.d, total, exponent, scale)
-    shift = None
-    if problem.reduction is Reduction.MEAN:
-        shift = sums / total[:, None] + np.where(np.isnan(base), base, 0.0)[:, None]
-    return Partial(np.log(total) + scale, shift=shift)

@@ -23,6 +23,9 @@ LN2 = math.log(2.0)
 #: Columns that a lane of leaves adds in float32 before they go on to float64.
 BLOCK = 32
 
+#: Where tiles are left out: columns and rows of a tile, and columns of a leaf, which stand together in their order.
+TILE, LEAF = 128, 16
+
 #: The largest extent that float64 takes: a column that is left out must stay below all others.
 MOST_EXTENT = 1e140
 
@@ -38,11 +41,8 @@ class Form(NamedTuple):
 
 
 def choose(problem: Problem, log_weight_span: float = 0.0) -> Form:
-    """Return the fastest form that keeps the precision; ``log_weight_span``: the largest magnitude of a log weight.
-
-    Another kernel than the Gaussian has one form, right at any extent.
-    """
-    if "kernel" in problem.requires:
+    """Return the fastest form that keeps the precision; ``log_weight_span``: the largest magnitude of a log weight."""
+    if "kernel" in problem.requires:  # one form, right at any extent
         return Form("float64", True)
     # Columns left out must stay below log weights in float32 too.
     if problem.extent <= single_limit(problem) and log_weight_span <= 1e5:
@@ -80,21 +80,18 @@ def takes_leaves(problem: Problem) -> bool:
     return problem.precision != "float64" and problem.d <= 16
 
 
-class LeafSums(NamedTuple):
-    """What is known of rows summed in float32, leaf by leaf: see :func:`leaf_errors`."""
-
-    log_sum: Array  # (m,)
-    total: Array  # (m,), sums over the heaviest column's weight
-    square: Array  # (m,), E[r²] under the shares of the terms, as summed, or a bound
-    fourth: Array  # (m,), E[r⁴]; not used for LOG_SUM
-    shift: Array | None  # (m, d)
-    across: Array  # (m,), largest distance of a row of the tile from its middle
-    tie: float  # largest share of one value of a coordinate among columns that stand together
-    span: float  # log2 of the heaviest column's weight over the lightest's
-
-
-def leaf_errors(problem: Problem, rows: LeafSums) -> Array:
-    """Return what rows summed in float32 may err by, over the tolerance.
+def leaf_errors(
+    problem: Problem,
+    log_sum: Array,  # (m,)
+    total: Array,  # (m,), sums over the heaviest column's weight
+    square: Array,  # (m,), E[r²] as summed, or a bound
+    fourth: Array,  # (m,), E[r⁴]; not used for LOG_SUM
+    shift: Array | None,  # (m, d)
+    across: Array,  # (m,), largest distance of a row of the tile from its middle
+    tie: float,  # largest share of one value of a coordinate among columns that stand together
+    span: float,  # log2 of the heaviest column's weight over the lightest's
+) -> Array:
+    """Return what rows summed in float32, leaf by leaf, may err by, over the tolerance.
 
     With the unit roundoff ε, coordinates from the middle of a tile of rows err by ε of themselves; rows are no
     farther from there than ρ, ``across``. Differences err by ε more, the sum of d squares by d ε, the exponent by ε. So
@@ -120,32 +117,31 @@ def leaf_errors(problem: Problem, rows: LeafSums) -> Array:
     """
     epsilon, d, whole = exponents.UNIT_ROUNDOFF["float32"], problem.d, 1.0 + 0.5 * problem.d
     budget, polynomial, rounded, block_sum = 0.78, 1e-7, 2e-7, 4.0 * epsilon * math.sqrt(BLOCK) / 3.0
-    slip = 4.0 * epsilon * rows.across  # distances as summed err by that, and by little of themselves
-    root = 1.001 * np.sqrt(rows.square) + slip
-    square, fourth = root**2, (1.001 * np.sqrt(np.sqrt(rows.fourth)) + slip) ** 4
-    known = polynomial + 2.0 * LN2 * rows.span * epsilon
-    by_square, by_root = 0.5 * (5.0 + d) * epsilon, 2.0 * rows.across * epsilon
-    summing = np.maximum(block_sum * np.sqrt(np.minimum(BLOCK / rows.total, 1.0)), rows.tie * BLOCK / 3.0 * epsilon)
+    slip = 4.0 * epsilon * across  # distances as summed err by that, and by little of themselves
+    root = 1.001 * np.sqrt(square) + slip
+    known = polynomial + 2.0 * LN2 * span * epsilon
+    by_square, by_root = 0.5 * (5.0 + d) * epsilon, 2.0 * across * epsilon
+    summing = np.maximum(block_sum * np.sqrt(np.minimum(BLOCK / total, 1.0)), tie * BLOCK / 3.0 * epsilon)
+    tolerances, log_plus = TOLERANCES[problem.precision], log_sum + np.log(whole + 0.5 * square)
+    square, fourth = root**2, (1.001 * np.sqrt(np.sqrt(fourth)) + slip) ** 4
     first = known + rounded + by_square * square + by_root * root  # E[η]
-    tolerances = TOLERANCES[problem.precision]
-    allowed = budget * tolerances[Reduction.LOG_SUM].at(rows.log_sum)
-    off = (first + summing) / allowed
+    off = (first + summing) / (budget * tolerances[Reduction.LOG_SUM].at(log_sum))
     if problem.reduction is Reduction.LAPLACE:
         second = (known + rounded) * square + by_square * fourth + by_root * np.sqrt(square * fourth)  # E[η r²]
-        allowed = budget * tolerances[Reduction.LAPLACE].at(rows.log_sum + np.log(whole + 0.5 * rows.square))
-        off = (first + (0.5 * second + first) / whole + summing * (1.0 + 0.5 * square / whole)) / allowed
-    if rows.shift is not None:
-        length = np.linalg.norm(rows.shift, axis=1)
+        off = first + (0.5 * second + first) / whole + summing * (1.0 + 0.5 * square / whole)
+        off = off / (budget * tolerances[Reduction.LAPLACE].at(log_plus))
+    if shift is not None:
+        length = np.linalg.norm(shift, axis=1)
         around = np.maximum(square - length**2, 1e-3 * square)  # E‖x − mean‖²
         by_root = 0.5 * by_root
         worst = (rounded + by_square * np.sqrt(fourth) + by_root * root) * np.sqrt(around)  # A
         one = rounded * (0.61 + length) + by_square * (1.17 + 0.74 * length) + by_root * (0.74 + 0.61 * length)  # B
-        share = np.minimum(np.maximum(1.0 / rows.total, rows.tie), 1.0)
+        share = np.minimum(np.maximum(1.0 / total, tie), 1.0)
         moved = np.minimum(worst, 4.0 / math.sqrt(3.0) * np.sqrt(share * worst * one))
-        moved = moved + known * np.sqrt(around) + epsilon * rows.across * np.maximum(around, 1.0)
-        moved = moved + epsilon * (2.0 * root + rows.across) * np.sqrt(share)  # the differences
+        moved = moved + known * np.sqrt(around) + epsilon * across * np.maximum(around, 1.0)
+        moved = moved + epsilon * (2.0 * root + across) * np.sqrt(share)  # the differences
         moved = moved + summing * (root + length)
-        off = np.maximum(off, moved / (budget * tolerances[Reduction.MEAN].at(rows.log_sum)))
+        off = np.maximum(off, moved / (budget * tolerances[Reduction.MEAN].at(log_sum)))
     return off
 
 

@@ -19,12 +19,9 @@ _logger = logging.getLogger("sdkde")
 _lock, _compiler = new_lock(), Unforkable("Numba's compiler")
 _ready: set[tuple[Any, ...]] = set()
 
-try:
-    if not config.DISABLE_JIT:  # else there is nothing to compile, and probe() says that the backend cannot run
-        for function in (reduce_tiles, list_leaves, add_leaves, choose_leaves):
-            keep(function)
-except RuntimeError as error:  # nowhere to write: neither beside the package nor in the user's cache folder
-    _logger.info("numba: compiled code cannot be kept for the next process: %s", error)
+if not config.DISABLE_JIT:  # else there is nothing to compile, and probe() says that the backend cannot run
+    for loop in (reduce_tiles, list_leaves, add_leaves, choose_leaves):
+        keep(loop)
 
 
 def call(function: Any, variant: tuple[Any, ...], *arguments: Any) -> Any:

@@ -2,10 +2,8 @@
 
 A tile is :data:`ROWS` query rows by a block of columns. Its numbers s_ij, either ‖u_i − u_j‖² or u_i·u_j − ½‖u_j‖², are
 made by :func:`_squares` and :func:`_products`, written as vector instructions because LLVM does not keep such a block
-in registers by itself. Everything else is plain loops over columns that it vectorises.
-
-All functions that call one another are in this file: Numba looks at a function's own file alone to see whether what it
-has cached is stale.
+in registers by itself. Everything else is plain loops over columns that it vectorises. Functions that call one another
+are in one file: Numba looks at a function's own file alone to see whether what it has cached is stale.
 """
 
 from __future__ import annotations
@@ -29,15 +27,9 @@ ROWS = 4
 #: -1e290, far below any exponent.
 ABSENT = (-1e30, -1e300)
 
-# --- exponents ------------------------------------------------------------------------------------------------------
-
 
 def _tile_product(direct):
-    """An intrinsic ``f(rows, first, columns, tile, out)``.
-
-    out[r, j] = Σ_k (x[k, j] − rows[first + r, k])², or Σ_k x[k, j] · rows[first + r, k], with x = columns[tile]: for
-    :data:`ROWS` rows and all columns of the tile, whose number is a multiple of 64.
-    """
+    """out[r, j] = Σ_k (x[k, j] − rows[first + r, k])², or Σ_k x[k, j] · rows[first + r, k], with x = columns[tile]."""
 
     def typed(typing_context, rows, first, columns, tile, out):
         return types.void(rows, types.intp, columns, types.intp, out), generate
@@ -53,8 +45,8 @@ def _tile_product(direct):
             places = [builder.add(j, constant(v * lanes)) for v in range(vectors)]
             sums = [llvm.zeros(builder, vector, vectors) for _ in range(ROWS)]
             with cgutils.for_range(builder, many) as loop:
-                line = builder.mul(builder.add(builder.mul(tile, many), loop.index), width)
-                x = [llvm.load(builder, columns.data, builder.add(line, place), vector) for place in places]
+                line = llvm.at(builder, tile, many, loop.index)
+                x = [llvm.load(builder, columns.data, llvm.at(builder, line, width, v), vector) for v in places]
                 for start, row in zip(row_starts, sums):
                     u = llvm.load(builder, rows.data, builder.add(start, loop.index), vector.element)
                     u = llvm.everywhere(builder, u, vector)
@@ -63,9 +55,7 @@ def _tile_product(direct):
                         llvm.add(builder, slot, apart or x_v, apart or u)
             for r, row in enumerate(sums):
                 for place, slot in zip(places, row):
-                    llvm.store(
-                        builder, builder.load(slot), out.data, builder.add(builder.mul(constant(r), width), place)
-                    )
+                    llvm.store(builder, builder.load(slot), out.data, llvm.at(builder, constant(r), width, place))
         return context.get_dummy_value()
 
     return intrinsic(typed)
@@ -86,28 +76,23 @@ def _add_means(typing_context, phi, rows, first, columns, tile, out):
         d = builder.extract_value(out.shape, 1)
         with cgutils.for_range(builder, d) as coordinate:
             c, own = coordinate.index, [builder.add(first, constant(r)) for r in range(ROWS)]
-            u = [llvm.load(builder, rows.data, builder.add(builder.mul(i, many), c), vector.element) for i in own]
+            u = [llvm.load(builder, rows.data, llvm.at(builder, i, many, c), vector.element) for i in own]
             u = [llvm.everywhere(builder, x, vector) for x in u]
-            sums = [
-                llvm.zeros(builder, vector, ROWS) for _ in range(2)
-            ]  # two for each row: additions wait for each other
-            line = builder.mul(builder.add(builder.mul(tile, many), c), width)
+            # Two for each row: additions wait for each other.
+            sums = [llvm.zeros(builder, vector, ROWS) for _ in range(2)]
+            line = llvm.at(builder, tile, many, c)
             with cgutils.for_range_slice(builder, constant(0), width, constant(2 * vector.count)) as (j, _):
                 for v, slots in enumerate(sums):
                     place = builder.add(j, constant(v * vector.count))
-                    x = llvm.load(builder, columns.data, builder.add(line, place), vector)
+                    x = llvm.load(builder, columns.data, llvm.at(builder, line, width, place), vector)
                     for r, slot in enumerate(slots):
-                        weights = llvm.load(
-                            builder, phi.data, builder.add(builder.mul(constant(r), width), place), vector
-                        )
-                        llvm.add(builder, slot, weights, builder.fsub(x, u[r]))
+                        term = llvm.load(builder, phi.data, llvm.at(builder, constant(r), width, place), vector)
+                        llvm.add(builder, slot, term, builder.fsub(x, u[r]))
             for i, slots in zip(own, zip(*sums)):
-                target = builder.add(builder.mul(i, d), c)
-                total = builder.fadd(*(builder.load(slot) for slot in slots))
+                target, total = llvm.at(builder, i, d, c), builder.fadd(*(builder.load(slot) for slot in slots))
                 total = [llvm.load(builder, out.data, target, vector.element), total]
-                llvm.store(
-                    builder, llvm.call(builder, "llvm.vector.reduce.fadd", total, ("reassoc",)), out.data, target
-                )
+                total = llvm.call(builder, "llvm.vector.reduce.fadd", total, ("reassoc",))
+                llvm.store(builder, total, out.data, target)
         return context.get_dummy_value()
 
     return types.void(phi, rows, types.intp, columns, types.intp, out), generate
@@ -118,12 +103,8 @@ def _vector(context, kind):
     return ir.VectorType(context.get_data_type(kind.dtype), llvm.register_bytes(context) * 8 // kind.dtype.bitwidth)
 
 
-# --- a tile ---------------------------------------------------------------------------------------------------------
-
-# Helpers are inlined before types are inferred: compiled each on its own, they took longer than the loops.
-#
-# A tile's exponents are computed once and kept: far from every column rounding another way moves them by thousands, and
-# what is summed must be relative to the largest of the numbers that it is the largest of.
+# Helpers are inlined before types are inferred: compiled each on its own, they took longer than the loops. A tile's
+# exponents are computed once and kept: far from every column rounding another way moves them by thousands.
 
 
 @njit(inline="always")
@@ -150,9 +131,6 @@ def _exponentials(exponents, r, top, least, out):
         out[r, j] = term
         total += term
     return total
-
-
-# --- other kernels than the Gaussian --------------------------------------------------------------------------------
 
 
 @intrinsic
@@ -209,27 +187,24 @@ def _kernel_sum(s, phi, r, code, total):
     return total
 
 
-# --- the loop over tiles --------------------------------------------------------------------------------------------
-
-
 @loop
 def reduce_tiles(
     columns, log_weights, tiles, rows, direct, laplace, code, cuts, left, tops, sums, moments, s, exponents, phi,
     peaks,
 ):  # fmt: skip
-    """Add columns to the sums of some rows, over the tiles ``tiles``, each row relative to its running maximum.
+    """Add the columns of some tiles to the sums of some rows, each row relative to its running maximum.
 
     Exponents, in log2 units, are e_ij = s_ij · factor + log_weights[j], with factor = −½ log2(e) for the squares of
     differences (``direct``) and log2(e) for products. ``columns`` (tiles, c, width) are coordinates, and for products
     −½‖u_j‖² after them, as 1 in ``rows`` (b, c); b is a multiple of :data:`ROWS`. ``log_weights`` (tiles, width) are
-    log2, :data:`ABSENT` where there is no column. ``code`` is None for the Gaussian, else that of
-    :func:`_kernel_exponents`: then Σ φ alone is summed, of squares in float64.
+    log2, :data:`ABSENT` where there is no column. With a ``code``, as :func:`_kernel_exponents` has it, Σ φ alone is
+    summed, of squares in float64.
 
     Four rows leave out a tile where no exponent e is above their ``cuts`` (b,) and ``left`` (b,) is at least 1;
     2^(0.9 (e − cut)) is taken off from that. Written are, in float64, the running maxima ``tops`` (b,), ``sums``
     (b, d), Σ φ (columns − rows), (b, 0) or None where that is not wanted, and ``moments`` (2, b), Σ φ and for
-    ``laplace`` Σ φ s. ``s``, ``exponents``, ``phi`` (ROWS, width) and ``peaks`` (ROWS,) are room for a tile's numbers,
-    which the caller allocates: allocation is slow to compile.
+    ``laplace`` Σ φ s. The last four are room for a tile's numbers, (ROWS, width) and (ROWS,): allocation is slow to
+    compile.
     """
     width, real = columns.shape[2], columns.dtype.type
     single = columns.itemsize == 4

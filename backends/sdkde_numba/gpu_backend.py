@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,33 +17,23 @@ from sdkde_core.tuning import reject
 from . import gpu_launch as launch
 from .gpu_bounds import anchored, arithmetic
 from .gpu_kernels import SIMULATED
-from .gpu_launch import Packed
 from .gpu_space import LaunchConfig, depth_of
 
 
 @dataclass(frozen=True)
 class _State:
-    """The training points, and what has been packed of them so far."""
-
-    problem: Problem  # as given to prepare: its extent is the largest
+    extent: float  # the largest of all problems
     points: torch.Tensor  # (n, d) float64
-    log_weights: torch.Tensor  # (n,)
+    log_weights: torch.Tensor | None  # (n,), where they vary
     span: float  # largest magnitude of a log weight, nats
     uniform: torch.Tensor  # () what all log weights are, where they do not vary, else 0
-    made: PerStream = field(default_factory=PerStream)
-
-    def packed(self, kind: str, width: int, tile: int) -> Packed:
-        """The points as columns, whole tiles of them."""
-        weights = self.log_weights if "weights" in self.problem.requires else None
-        pack = functools.partial(launch.pack, self.points, kind, width, weights, tile)
-        return self.made.get((kind, width, tile), pack, self.points)
+    packed: PerStream = field(default_factory=PerStream)
 
 
 class CudaBackend:
     """Kernels that Numba compiles for any NVIDIA GPU, in the arithmetic of its ordinary cores."""
 
     def probe(self, device: str) -> Support:
-        """Look for a GPU, and for what Numba compiles with."""
         if SIMULATED:
             return Support(device == "cpu", "Numba's simulator runs kernels on the CPU")
         if not device.startswith("cuda"):
@@ -58,11 +49,11 @@ class CudaBackend:
         return found
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
-        """Keep the training points; they are packed when the first rows come."""
-        vary = "weights" in problem.requires
-        span = max(0.0, -float(columns.log_weights.min())) if vary else 0.0
-        uniform = torch.zeros_like(columns.log_weights[0]) if vary else columns.log_weights[0].clone()
-        return _State(problem, columns.points, columns.log_weights, span, uniform)
+        log_weights, first = columns.log_weights, columns.log_weights[0]
+        if "weights" not in problem.requires:
+            return _State(problem.extent, columns.points, None, 0.0, first.clone())
+        span = max(0.0, -float(log_weights.min()))
+        return _State(problem.extent, columns.points, log_weights, span, torch.zeros_like(first))
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns for every row.
@@ -74,17 +65,18 @@ class CudaBackend:
         m = points.shape[0]
         if m == 0:
             return empty(problem, points)
-        kind = arithmetic(replace(problem, extent=state.problem.extent), state.span)
+        kind = arithmetic(replace(problem, extent=state.extent), state.span)
         while True:
             config, tuned = launch.configuration(problem, kind, points.device)
 
             def slab(start: int, stop: int, config: LaunchConfig = config) -> Partial:
-                depth, group = depth_of(problem.d, config.depth)
-                columns = state.packed(kind, depth * group, config.columns)
-                if anchored(problem) and stop - start == columns.count:
+                width = math.prod(depth_of(problem.d, config.depth))
+                pack = functools.partial(launch.pack, state.points, kind, width, state.log_weights, config.columns)
+                columns = state.packed.get((kind, width, config.columns), pack, state.points)
+                if anchored(problem) and stop - start == columns.n:
                     rows = columns  # the rows are the columns, packed alike
                 else:
-                    rows = launch.pack(points[start:stop], kind, depth * group)
+                    rows = launch.pack(points[start:stop], kind, width)
                 return launch.reduce(problem, rows, columns, state.uniform, kind, config)
 
             try:

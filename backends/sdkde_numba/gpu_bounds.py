@@ -42,10 +42,8 @@ def anchored(problem: Problem) -> bool:
 def arithmetic(problem: Problem, log_weight_span: float = 0.0) -> str:
     """Return the fastest arithmetic that keeps the precision: "expanded", "single", "doubled" or "float64".
 
-    The problem's extent is the largest of all problems of the state, ``log_weight_span`` the largest magnitude of a log
-    weight in nats.
+    ``log_weight_span``: the largest magnitude of a log weight, nats.
     """
-    # float32 takes log weights up to a span: what is left out, and where maxima start, stays far below.
     if log_weight_span <= 1e5:
         if problem.extent <= expanded_limit(problem):
             return "expanded"
@@ -59,8 +57,8 @@ def arithmetic(problem: Problem, log_weight_span: float = 0.0) -> str:
 def extent_limit(problem: Problem) -> float:
     """Return the extent up to which float32 holds, in coordinates or pairs of them, or what float64 takes.
 
-    Pairs take half as long again as coordinates. Points taken off beyond the limit of coordinates would be summed in
-    float64, for which many cards need thirty times as long: so the limit is that of pairs.
+    Pairs take half as long again as coordinates; float64, for points that are taken off, thirty times as long on many
+    cards.
     """
     if single_limit(problem) < 0:
         return MOST_EXTENT

@@ -34,8 +34,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """Instructions of a pair, as the compiler has them; each counts as an FMA, two operations.
 
     On an H200 the kernels reach some four fifths of the rate at which those are issued, less where several threads
-    share a row. Expanded squares, an FMA a coordinate, take as long as differences. In float64 that rate is half the
-    one of matrix products, and they reach two thirds of it, or half.
+    share a row; in float64, where the rate is half that of matrix products, two thirds, or half.
     """
     pairs, mean, kind = float(problem.pairs), problem.reduction is Reduction.MEAN, arithmetic(problem)
     distance = {"expanded": 2.0, "single": 2.0, "doubled": 4.0, "float64": 2.0}[kind]
@@ -50,14 +49,14 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         # What is doubled takes more registers, and at "high" more goes to float64: 6, 7, 31, 35 % in 1, 3, 8, 16.
         reached /= (1.4 if kind == "doubled" else 1.0) * (1.3 if problem.precision == "high" and not double else 1.0)
     operations = 2.0 / reached * shared * instructions * pairs
-    simulated = 1e4 if problem.device.startswith("cpu") else 1.0  # operations of a CPU for one of a simulated kernel
+    if problem.device.startswith("cpu"):
+        return Work(scalar_flops=1e4 * operations, parallel=False)  # of a CPU for one of a simulated kernel
     return Work(
-        matrix_flops={"float64": operations} if double and simulated == 1.0 else {},
-        scalar_flops=0.0 if double and simulated == 1.0 else simulated * operations,
+        matrix_flops={"float64": operations} if double else {},
+        scalar_flops=0.0 if double else operations,
         exps=0.0 if double else 1.3 * pairs,  # measured in one dimension, where they are the most
         bytes=32.0 * (problem.m + problem.n) * problem.d + 8.0 * problem.m * (problem.d + 1),
         launches=170,  # the host's work around kernels, 0.7 ms on an H200's host
-        parallel=simulated == 1.0,
     )
 
 
@@ -77,7 +76,6 @@ INFO = AdvancedInfo(
     work=_work,
     tuning="sdkde_numba.gpu_space:SPACE",
     # A kernel for every dimension, reduction and arithmetic. A first KDE on an H200's host takes 8.3 s, 5.0 with its
-    # kernel kept; the compiler alone 1.4 to 2.8 s of processor time for defaults in 1 to 784 dimensions. The simulator
-    # compiles nothing.
+    # kernel kept. The simulator compiles nothing.
     compile_seconds=lambda problem: 0.0 if problem.device.startswith("cpu") else 3.0,
 )

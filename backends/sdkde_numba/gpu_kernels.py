@@ -8,8 +8,7 @@ A row belongs to ``group`` neighbouring threads, each with ``depth`` of its coor
 
 t_j is log2 w_j where weights vary, and for expanded squares −½‖v_j‖² with it. Summed are 2^(e_ij − top_i), top_i near
 the row's largest exponent; for MEAN also its products with v_j − v_i; for LAPLACE its products with e_ij without t_j,
-of direct differences, and with e_ij − top_i, of expanded squares: those exponents are far from zero, and all columns of
-a heap of duplicates are rounded alike, so that products with e_ij would add up what rounding leaves as many times.
+or, of expanded squares, with e_ij − top_i: all columns of a heap of duplicates are rounded alike, and far from zero.
 Sums are added to the results, which are float64, every 64 or 512 columns by precision, and every 4096 in float64.
 
 No module here may have a name that begins with ``cuda``: numba-cuda's import hook takes any module for its own whose
@@ -26,8 +25,7 @@ from numba import config, cuda, float32, float64, int64, uint64, void
 #: Whether kernels run in Numba's simulator, on the CPU.
 SIMULATED = bool(config.ENABLE_CUDASIM)
 
-#: The exponent of a column that is not there, for float32 and float64. Like the floor that running maxima start from it
-#: is finite, so that differences are, and far from that and from any exponent.
+#: The exponent of a column that is not there, for float32 and float64: finite, so that differences are.
 ABSENT = (-1e34, -1e296)
 
 #: Unsigned indices: a signed one may count from an array's end, and the test for that takes longer than the load.
@@ -60,11 +58,6 @@ class Shape(NamedTuple):
         """Numbers of a row's result: the running maximum, the sum, the moment or the sums of differences."""
         return 2 + {"log_sum": 0, "laplace": 1, "mean": self.depth * self.group}[self.reduction]
 
-    @property
-    def unrolled(self) -> int:
-        """Columns whose exponents a thread has at once."""
-        return 1 if self.reduction == "mean" and self.depth > 2 else 4
-
 
 if SIMULATED:
 
@@ -91,8 +84,7 @@ else:
 
     exchanged = cuda.shfl_xor_sync
 
-    # Always rounded: fused with the subtraction of the maximum that it is, it would leave its rounding error, which far
-    # from every column is thousands.
+    # Never fused with the subtraction of the maximum: far from every column its rounding error is thousands.
     product = libdevice.dmul_rn
 
     @intrinsic
@@ -122,13 +114,12 @@ def reduction(shape: Shape) -> Any:
 
     Its arguments are rows (m, width) and columns (padded, width) as packed, t_j (padded,) if columns have them,
     ``results`` (parts, results, m), zeros, m, padded, the columns of a part, and how many columns are summed in
-    float32.
-
-    Kernels of one name share a file in Numba's cache, in which the limit on registers makes no difference, and of
-    processes that compile at once only one leaves its kernel there. So every shape has a name.
+    float32. Kernels of one name share a file in Numba's cache, where the limit on registers makes no difference: so
+    every shape has a name.
     """
     depth, group, rows, threads, tile, _, kind, double, doubled, expanded, terms, anchored = shape
-    width, many, unrolled = shape.width, shape.results, shape.unrolled
+    width, many = shape.width, shape.results
+    unrolled = 1 if kind == "mean" and depth > 2 else 4  # columns whose exponents a thread has at once
     size, low, lanes, bits = tile * width, depth * group, threads // group, group.bit_length() - 1
     lazy = 20.0  # log2: an exponent may be that far above a row's running maximum before its sums are scaled to it
     mean, laplace = kind == "mean", kind == "laplace"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import threading
 import warnings
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from numba import cuda
@@ -23,15 +22,12 @@ from .gpu_kernels import ABSENT, SIMULATED, Shape, reduction, signature
 from .gpu_space import SPACE, LaunchConfig, added_up, default, depth_of, fits, fitted
 from .kept import keep
 
-_logger = logging.getLogger("sdkde")
 
-
-@dataclass(frozen=True)
-class Packed:
+class Packed(NamedTuple):
     """Points as the kernels read them."""
 
     numbers: torch.Tensor  # (padded · width,)
-    count: int
+    n: int
     padded: int
     terms: torch.Tensor | None = None  # (padded,), of columns that have t_j
 
@@ -50,18 +46,11 @@ def configuration(
     query = Query("numba-cuda", f"{kind}_{arithmetic}", SPACE.config_version, d, *card_of(device))
     asked = replace(problem, dtype="float32" if problem.precision == "fast" else "float64")
     found = tuned(query, asked, lambda x: fits(LaunchConfig.of(x), kind, d, arithmetic))
-    if found is None:
-        return launched(default(kind, d, arithmetic), problem), None
-    return launched(LaunchConfig.of(found.config), problem), (query, found)
-
-
-def launched(config: LaunchConfig, problem: Problem) -> LaunchConfig:
-    """Return the configuration that is launched, or what the simulator is done with in time."""
-    config = fitted(config, problem.precision)
-    if not SIMULATED:
-        return config
-    threads = max(8, depth_of(problem.d, config.depth)[1])  # each is one of the operating system
-    return config._replace(rows=min(config.rows, 2), threads=threads, columns=min(config.columns, 32))
+    config = fitted(LaunchConfig.of(found.config) if found else default(kind, d, arithmetic), problem.precision)
+    if SIMULATED:  # what the simulator is done with in time: each thread is one of the operating system
+        threads = max(8, depth_of(d, config.depth)[1])
+        config = config._replace(rows=min(config.rows, 2), threads=threads, columns=min(config.columns, 32))
+    return config, (query, found) if found else None
 
 
 def shape_of(problem: Problem, arithmetic: str, config: LaunchConfig) -> Shape:
@@ -86,25 +75,24 @@ def _scale(arithmetic: str) -> float:
 def pack(points: torch.Tensor, arithmetic: str, width: int, log_weights: Any = None, tile: int = 0) -> Packed:
     """Pack float64 points (n, d) to ``width`` coordinates, padded with zeros, in float32 or float64.
 
-    Columns are padded to a multiple of ``tile``: the added ones lie far away, or have no weight. ``log_weights`` are
-    those of columns, where they vary.
+    Columns are padded to a multiple of ``tile``: the added ones lie far away, or have no weight.
     """
     n, d = points.shape
     padded = -(-n // tile) * tile if tile else n
-    double, pieces = arithmetic == "float64", 2 if arithmetic == "doubled" else 1
+    double, doubled, expanded = (arithmetic == kind for kind in ("float64", "doubled", "expanded"))
     dtype = torch.float64 if double else torch.float32
-    numbers = torch.zeros(padded, pieces * width, dtype=dtype, device=points.device)
-    scaled = points * _scale(arithmetic) if arithmetic != "float64" else points
+    numbers = points.new_zeros((padded, 2 * width if doubled else width), dtype=dtype)
+    scaled = points if double else points * _scale(arithmetic)
     numbers[:n, :d] = scaled
-    if pieces == 2:
+    if doubled:
         numbers[:n, width : width + d] = scaled - numbers[:n, :d]
-    if arithmetic != "expanded":
+    if not expanded:
         numbers[n:, 0] = 1e150 if double else 1e18  # far from each other and from any exponent, as ABSENT
-    if not tile or (log_weights is None and arithmetic != "expanded"):
+    if not tile or (log_weights is None and not expanded):
         return Packed(numbers.view(-1), n, padded)
-    terms = torch.full((padded,), ABSENT[double], dtype=dtype, device=points.device)
-    t = torch.zeros(n, dtype=torch.float64, device=points.device) if log_weights is None else log_weights / LN2
-    terms[:n] = t - _half_squares(numbers[:n]) if arithmetic == "expanded" else t
+    terms = points.new_full((padded,), ABSENT[double], dtype=dtype)
+    t = torch.zeros_like(points[:, 0]) if log_weights is None else log_weights / LN2
+    terms[:n] = t - _half_squares(numbers[:n]) if expanded else t
     return Packed(numbers.view(-1), n, padded, terms)
 
 
@@ -127,71 +115,46 @@ def _added(x: torch.Tensor) -> torch.Tensor:
 
 
 def most_rows(problem: Problem) -> int:
-    """Return how many rows to take at a time, for the memory of their partial results."""
-    return max(1024, _in_memory(problem.d + 18))
-
-
-def _in_memory(numbers: int) -> int:
-    """How many partial results of so many float64 numbers may exist at once: 256 MiB of them."""
-    return (256 << 20) // (8 * numbers)
+    """Return how many rows to take at a time: their partial results may take 256 MiB."""
+    return max(1024, (1 << 25) // (problem.d + 18))
 
 
 def reduce(
-    problem: Problem,
-    rows: Packed,
-    columns: Packed,
-    log_weight: torch.Tensor,
-    arithmetic: str,
-    config: LaunchConfig,
+    problem: Problem, rows: Packed, columns: Packed, log_weight: torch.Tensor, arithmetic: str, config: LaunchConfig
 ) -> Partial:
-    """Sum some or all rows of a problem over columns.
-
-    ``log_weight`` is added to log sums: the columns' log weight where all have the same, else 0.
-    """
+    """Sum some or all rows of a problem over columns; ``log_weight`` is added to log sums."""
     shape = shape_of(problem, arithmetic, config)
-    (kernel, slots), m = compiled(shape, rows.numbers.device), rows.count
+    (kernel, slots), m = compiled(shape, rows.numbers.device), rows.n
     height = config.threads // shape.group * config.rows  # rows of a block
     # The number of parts follows from the problem and the card, not from the rows of this call.
     slab = min(problem.n if problem.same else problem.m, most_rows(problem))
-    limit = max(1, min(64, _in_memory(shape.results * slab)))
+    limit = max(1, min(64, (1 << 25) // (shape.results * slab)))
     blocks, tiles = -(-problem.m // height), -(-columns.padded // config.columns)
     most = min(tiles, limit, max(1, 8 * slots // blocks))
     parts, length = grids.parts(blocks, tiles, slots, most, begins=1)
     results = torch.zeros(parts, shape.results, m, dtype=torch.float64, device=rows.numbers.device)
     chunk = added_up("float64" if shape.double else problem.precision)
-    terms = columns.terms if shape.terms and columns.terms is not None else columns.numbers
+    terms = columns.numbers if columns.terms is None else columns.terms
     arguments = (rows.numbers, columns.numbers, terms, results.view(-1))
     counts = (m, columns.padded, length * config.columns, chunk)
     _launch(kernel, (-(-m // height), parts), config.threads, arguments, counts)
-    base = -_half_squares(rows.numbers.view(-1, shape.width)[:m]) if shape.expanded else None
-    return _joined(problem, shape, results, base, log_weight, _scale(arithmetic))
-
-
-def _joined(problem: Problem, shape: Shape, results: Any, base: Any, log_weight: Any, scale: float) -> Partial:
-    """Add up the parts (parts, results, m) in order, in float64."""
-    top, share = 0.0, None
-    if not shape.anchored and results.shape[0] > 1:
-        top = results[:, 0].amax(0)
-        share = torch.exp2(results[:, 0] - top)[:, None]  # (parts, 1, m)
-    elif not shape.anchored:
-        top = results[0, 0]
-    sums = results[:, 1:]
+    base = -_half_squares(rows.numbers.view(-1, shape.width)[:m]) if shape.expanded else 0.0
+    # The parts are added up in order, in float64.
+    top, sums = results[:, 0].amax(0), results[:, 1:]  # (m,), (parts, results − 1, m)
     if shape.expanded and problem.reduction is Reduction.LAPLACE:  # exponents below the parts' largest
         sums = torch.stack([sums[:, 0], sums[:, 1] + results[:, 0] * sums[:, 0]], 1)
-    added = _added(sums if share is None else sums * share)  # (results − 1, m)
-    total = added[0]
-    log_scale = top if base is None else top + base
-    scaled = log_scale * LN2 + log_weight
+    if parts > 1 and not shape.anchored:
+        sums = sums * torch.exp2(results[:, 0] - top)[:, None]
+    added = _added(sums)  # (results − 1, m)
+    total, log_scale = added[0], (top + base) * LN2 + log_weight
     if problem.reduction is Reduction.LAPLACE:
-        exponent = (added[1] if base is None else added[1] + base * total) * LN2  # −½r² = ln 2 · log2 φ
-        return exponents.laplace(problem.d, total, exponent, scaled)
-    log_sum = total.log() + scaled
+        exponent = (added[1] + base * total) * LN2  # −½r² = ln 2 · log2 φ
+        return exponents.laplace(problem.d, total, exponent, log_scale)
+    log_sum = total.log() + log_scale
     if problem.reduction is not Reduction.MEAN:
         return Partial(log_sum)
-    return Partial(log_sum, shift=(added[1 : 1 + problem.d] / (total * scale)).T.contiguous())
+    return Partial(log_sum, shift=(added[1 : 1 + problem.d] / (total * _scale(arithmetic))).T.contiguous())
 
-
-# --- compiled code --------------------------------------------------------------------------------------------------
 
 _lock = threading.RLock()
 _stream = functools.lru_cache(cuda.external_stream)
@@ -207,10 +170,7 @@ def compiled(shape: Shape, device: torch.device) -> tuple[Any, int]:
     types = signature(shape)
     with _lock, cuda.gpus[device.index]:
         kernel = cuda.jit(**options)(function)
-        try:
-            keep(kernel)
-        except RuntimeError as error:  # nowhere to write
-            _logger.info("numba-cuda: compiled code cannot be kept for the next process: %s", error)
+        keep(kernel)
         kernel.compile(types)
         kernel._specialized = True  # as of a kernel that is made with its types: calls do not look at their arguments'
         kernel.disable_compile()

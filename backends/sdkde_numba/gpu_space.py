@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sdkde_core.protocol import Problem, Reduction
@@ -42,10 +42,7 @@ class LaunchConfig(NamedTuple):
 
 
 def depth_of(d: int, most: int) -> tuple[int, int]:
-    """Return the coordinates in one thread, and the threads of a row, of d dimensions with ``most`` in a thread.
-
-    Beyond 512 dimensions 32 threads need more than 16 each. Up to ``most`` nothing is padded; beyond, to pairs.
-    """
+    """Return the coordinates in one thread, ``most`` or whole pairs, and the threads that share a row, 32 at most."""
     if d <= most:
         return d, 1
     group = min(32, 1 << (-(-d // most) - 1).bit_length())
@@ -53,10 +50,8 @@ def depth_of(d: int, most: int) -> tuple[int, int]:
 
 
 def added_up(precision: str) -> int:
-    """Return how many columns are added up at a time, in float32 but for "float64".
-
-    Beside a heap of duplicates every addition rounds alike, by 2⁻²⁵ of the sum at most: that is 1e-5 of it after 512.
-    """
+    """Return how many columns are added up at a time, in float32 but for "float64"."""
+    # Beside a heap of duplicates every addition rounds alike, by 2⁻²⁵ of the sum at most: 1e-5 of it after 512.
     return {"fast": 512, "high": 64, "float64": 4096}[precision]
 
 
@@ -101,9 +96,6 @@ def default(reduction: str, d: int, arithmetic: str) -> LaunchConfig:
     return config
 
 
-# --- what the autotuner needs ---------------------------------------------------------------------------------------
-
-
 class CudaSpace:
     """See :class:`sdkde_core.tuning.Space`."""
 
@@ -131,11 +123,7 @@ class CudaSpace:
         return "exceeds the shared memory of a block, or a thread's registers"
 
     def seconds(self, kernel: str, config: Config, problem: Problem, card: GPU) -> float:
-        """A rough figure, for ranking.
-
-        A column costs a block its instructions, for every row of a thread, and vectors from shared memory, once; blocks
-        that share a multiprocessor hide the latencies of each other, as far as registers let several in.
-        """
+        """A rough figure, for ranking: instructions, vectors from shared memory, and latencies that blocks hide."""
         given = _launched(config, problem)
         kind, mean = arithmetic_of(problem), problem.reduction is Reduction.MEAN
         depth, group = depth_of(problem.d, given.depth)
@@ -163,18 +151,17 @@ class CudaSpace:
         from numba import cuda
 
         from .gpu_kernels import signature
-        from .gpu_launch import card_of, compiled, shape_of
+        from .gpu_launch import card_of, compiled
 
-        given = _launched(config, problem)
-        shape, device = shape_of(problem, arithmetic_of(problem), given), torch.device(problem.device)
+        shape, device = self.code(kernel, config, problem), torch.device(problem.device)
         if not torch.cuda.is_available() or card_of(device)[1] != architecture:
-            return resources(ptx(shape, architecture), architecture, given.registers)
+            return resources(ptx(shape, architecture), architecture, shape.registers)
         made, types = compiled(shape, device)[0], signature(shape)
         taken = (made.get_regs_per_thread, made.get_shared_mem_per_block, made.get_local_mem_per_thread)
         with cuda.gpus[device.index or 0]:
             return Compiled(*(ask(types) for ask in taken))
 
-    def code(self, kernel: str, config: Config, problem: Problem) -> Hashable:
+    def code(self, kernel: str, config: Config, problem: Problem) -> Any:
         from .gpu_launch import shape_of
 
         return shape_of(problem, arithmetic_of(problem), _launched(config, problem))

@@ -1,7 +1,7 @@
-"""What the compiled loops have as LLVM's instructions, of a number or of a vector of them.
+"""LLVM's instructions in the compiled loops, of a number or of a vector of them.
 
-The compiled loops have it inlined, and Numba looks at their own files alone to see whether what it has cached is stale:
-after a change here, change these files too.
+Numba looks at the files of the loops alone to see whether what it has cached is stale: after a change here, change
+these files too.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ def register_bytes(context):
 def array(context, builder, signature, arguments, k):
     """The array that argument k of an intrinsic is, with ``data`` and ``shape``."""
     return context.make_array(signature.args[k])(context, builder, value=arguments[k])
+
+
+def at(builder, a, b, c):
+    """a · b + c, of indices."""
+    return builder.add(builder.mul(a, b), c)
 
 
 def load(builder, data, offset, kind):

@@ -1,17 +1,16 @@
 """The compiled loops over the leaves of points in order: over those that matter to a few rows.
 
-Where rows and columns stand together, differences are small once they are taken from the middle of a tile of rows. So
-float32 does for them, whatever the extent; and as no exponent is above 0, no maxima run. What float32 cannot keep is
-seen afterwards, from the sums: :func:`sdkde_numba.bounds.leaf_errors`.
+Where rows and columns stand together, differences from the middle of a tile of rows are small. So float32 does for
+them, whatever the extent; and as no exponent is above 0, no maxima run. What float32 cannot keep is seen afterwards,
+from the sums: :func:`sdkde_numba.bounds.leaf_errors`.
 
-For a tile of rows, :func:`list_leaves` moves its columns to its middle. For :data:`GROUP` rows at a time the leaves of
-:data:`LEAF` columns are then chosen in two steps. First those are summed that may add most: what the rows then have is
-a bound from below on their whole sums. By that bound, and the least distances of boxes, :func:`choose_leaves` leaves
-out others as long as they come to no more than the allowed share (:mod:`sdkde_core.nearby` derives what they add to a
-result at most).
+For :data:`GROUP` rows at a time the leaves of :data:`LEAF` columns are chosen in two steps. First those are summed that
+may add most: what the rows then have is a bound from below on their whole sums. By that bound, and the least distances
+of boxes, :func:`choose_leaves` leaves out others as long as they come to no more than the allowed share
+(:mod:`sdkde_core.nearby` derives what they add to a result at most).
 
 Only :func:`add_leaves` is compiled for each number of dimensions, so that the sums of all coordinates stay in
-registers: in half a second. As in ``cpu_kernels``, everything that is called is in this file, but for ``instructions``.
+registers. As in ``cpu_kernels``, everything that is called is in this file, but for ``instructions``.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from . import instructions as llvm
-from .bounds import BLOCK, LN2
+from .bounds import BLOCK, LEAF, LN2
 from .instructions import exp2, larger, loop
-from .price import LEAF
 
 #: Rows for which leaves are chosen together.
 GROUP = 8
@@ -36,15 +34,10 @@ GROUP = 8
 #: Coordinates times this have squares of distances that are −log2 φ.
 UNIT = math.sqrt(0.5 / LN2)
 
-# --- leaves in registers --------------------------------------------------------------------------------------------
-
 
 @intrinsic
 def _add_block(typing_context, x, log_weights, which, first, last, rows, i, centre, totals, moments, shifts):
-    """Add the leaves ``which[first:last]`` to the sums of row i, which stay in registers meanwhile.
-
-    The other arguments are those of :func:`add_leaves`; of ``moments`` and ``shifts`` either may be None.
-    """
+    """Add the leaves ``which[first:last]`` to the sums of row i, in registers; other arguments as in add_leaves."""
     d, wanted = len(centre), [isinstance(kind, types.Array) for kind in (totals, moments, shifts)]
 
     def generate(context, builder, signature, arguments):
@@ -56,7 +49,7 @@ def _add_block(typing_context, x, log_weights, which, first, last, rows, i, cent
         splat = lambda value: ir.Constant(vector, [value] * lanes)  # noqa: E731
 
         def place(a, factor, offset):
-            return builder.add(builder.mul(a, constant(factor)), constant(offset))
+            return llvm.at(builder, a, constant(factor), constant(offset))
 
         own = [llvm.load(builder, u, place(i, d, c), vector.element) for c in range(d)]
         own = [llvm.everywhere(builder, x, vector) for x in own]
@@ -115,10 +108,10 @@ def _move(typing_context, columns, tile, c, start, middle, x, k):
         tile, c, start, middle, k = (arguments[i] for i in (1, 2, 3, 4, 6))
         (many, width), d = (builder.extract_value(columns.shape, i) for i in (1, 2)), builder.extract_value(x.shape, 1)
         wide, narrow = (ir.VectorType(kind, LEAF) for kind in (ir.DoubleType(), ir.FloatType()))
-        source = builder.add(builder.mul(builder.add(builder.mul(tile, many), c), width), start)
+        source = llvm.at(builder, llvm.at(builder, tile, many, c), width, start)
         moved = builder.fsub(llvm.load(builder, columns.data, source, wide), llvm.everywhere(builder, middle, wide))
         moved = builder.fptrunc(builder.fmul(moved, ir.Constant(wide, [UNIT] * LEAF)), narrow)
-        target = builder.mul(builder.add(builder.mul(k, d), c), ir.Constant(k.type, LEAF))
+        target = builder.mul(llvm.at(builder, k, d, c), ir.Constant(k.type, LEAF))
         llvm.store(builder, moved, x.data, target)
         return context.get_dummy_value()
 
@@ -145,9 +138,6 @@ def add_leaves(x, log_weights, chosen, ends, u, centre, totals, moments, shifts)
                 last = min(start + _block(), done[g])
                 for r in range(g * GROUP, (g + 1) * GROUP):
                     _add_block(x, log_weights, chosen[g], start, last, u, r, centre, totals, moments, shifts)
-
-
-# --- which leaves ---------------------------------------------------------------------------------------------------
 
 
 @njit(inline="always")
@@ -225,18 +215,15 @@ def list_leaves(
 ):  # fmt: skip
     """List the leaves that can matter to a tile of rows, move them to its middle, and choose those to be summed first.
 
-    ``columns`` (tiles, c, width) and ``log_weights`` (tiles, width) are as packed, in float64: d coordinates of columns
-    in order, then what follows them; log2 weights, none above 0, far below where there is no column. ``low``, ``high``
+    ``columns`` (tiles, c, width) and ``log_weights`` (tiles, width) are as packed, in float64; ``low``, ``high``
     (d, leaves) are the leaves' boxes, ``heavy`` (leaves,) log2 of their weights. The ``rows`` (b, d) need the tiles
     ``tiles``, ascending. ``floor`` and ``whole`` are log2 of a lower bound on the rows' sums, and of all weights
-    together. A leaf's mass is multiplied by ``factor`` for its part in a result (0 LOG_SUM, 1 MEAN, 2 LAPLACE), and
-    ``allowed`` is what may be left out of a result.
+    together. ``factor`` says for which result (0 LOG_SUM, 1 MEAN, 2 LAPLACE) ``allowed`` may be left out.
 
-    The arguments from ``x`` on are written, with room for k leaves: ``x`` and ``weights`` as :func:`add_leaves` takes
-    them, times :data:`UNIT` from the rows' ``middle`` (d,); ``boxes`` (2, d, k) and ``heavies`` (k,) of these;
-    ``halves`` (groups, k), a lower bound on −log2 φ, −1 for leaves to be summed first; ``masses`` and ``leaves`` (k,);
-    the rows ``u``, where those that are missing are as the last, and ``chosen`` and ``ends``, each group's leaves to be
-    summed first, as :func:`add_leaves` takes them. Returns how many leaves can matter.
+    The arguments from ``x`` on are written, with room for k leaves: ``x``, ``weights``, ``u``, ``chosen`` and ``ends``
+    as :func:`add_leaves` takes them, times :data:`UNIT` from the rows' ``middle`` (d,), with the leaves to be summed
+    first, and missing rows as the last; ``boxes`` (2, d, k) and ``heavies`` (k,); ``halves`` (groups, k), a lower bound
+    on −log2 φ, −1 for leaves to be summed first; ``masses`` and ``leaves`` (k,). Returns how many leaves can matter.
     """
     (b, d), per, count = rows.shape, columns.shape[2] // LEAF, 0
     for c in range(d):
@@ -280,10 +267,7 @@ def list_leaves(
 
 @loop
 def choose_leaves(totals, heavies, halves, masses, count, d, whole, factor, allowed, chosen, ends):
-    """Choose the leaves to be summed after the first ones, by what rows have from those: ``totals``.
-
-    ``count`` leaves can matter. ``chosen`` and ``ends`` are written. Other arguments are as in :func:`list_leaves`.
-    """
+    """Write the leaves to be summed after the first ones, by what rows have from those; arguments as in list_leaves."""
     for g in range(ends.shape[0]):
         first, ends[g], floor = ends[g], 0, 1e300
         for r in range(g * GROUP, (g + 1) * GROUP):

@@ -11,11 +11,10 @@ from sdkde_core.nearby import Index, Lists, index
 from sdkde_core.plugin import checkpoint, exponents, map_threads
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
-from .bounds import LN2, Array, LeafSums, leaf_errors
+from .bounds import LEAF, LN2, TILE, Array, leaf_errors
 from .compiled import call
 from .cpu_kernels import ABSENT
 from .leaf_kernels import GROUP, UNIT, add_leaves, choose_leaves, list_leaves
-from .price import LEAF, TILE
 
 
 class Near(NamedTuple):
@@ -71,9 +70,8 @@ def sum_leaves(
 ) -> tuple[Partial, Array]:
     """Sum neighbouring rows (m, d) over the leaves that can matter to them, in float32.
 
-    ``columns`` and ``log_weights`` are as packed, the latter log2, over the heaviest; ``found`` has tiles of columns
-    for tiles of :data:`~sdkde_numba.price.TILE` rows. The second result is (k,) array of int, the rows whose errors
-    may be beyond the tolerance.
+    ``columns`` and ``log_weights`` are as packed, the latter log2, over the heaviest. The second result is the indices
+    of rows whose errors may be beyond the tolerance.
     """
     (m, d), parts, mean = rows.shape, [], problem.reduction is Reduction.MEAN
     most = int(np.max(np.diff(found.ends), initial=1)) * (TILE // LEAF)  # leaves of a list
@@ -81,8 +79,7 @@ def sum_leaves(
     x, weights, boxes, u = aligned((most, d, LEAF)), aligned((most, LEAF)), aligned((2, d, most)), aligned((TILE, d))
     heavies, masses, halves = aligned((most,)), aligned((most,)), aligned((groups, most))
     leaves, chosen, ends = np.empty(most, np.intp), np.empty((groups, most + 1), np.intp), np.empty(groups, np.intp)
-    # Σ φ, then Σ φ r² and Σ φ r⁴, then shifts. Log sums in few dimensions need no moments: E[r²] ≤ 2 (log Σ w − ℓ), see
-    # sdkde_core.nearby.
+    # Σ φ, then Σ φ r² and Σ φ r⁴, then shifts. Log sums in few dimensions need no moments: E[r²] ≤ 2 (log Σ w − ℓ).
     wanted = True, problem.reduction is not Reduction.LOG_SUM or d > 8, mean
     sums = [np.zeros((TILE, many, LEAF)) if wish else None for many, wish in zip((1, 2, d), wanted)]
     # The log weight of all columns of the problem: these may be a part of them.
@@ -115,7 +112,7 @@ def sum_leaves(
     across = np.array([np.linalg.norm(np.ptp(rows[i : i + TILE], axis=0)) for i in range(0, m, TILE)]) / 2.0
     across = np.repeat(across, TILE)[:m]
     shift = shifts / (UNIT * total[:, None]) if mean else None
-    errors = leaf_errors(problem, LeafSums(log_sum, total, square, fourth, shift, across, near.tie, near.span))
+    errors = leaf_errors(problem, log_sum, total, square, fourth, shift, across, near.tie, near.span)
     again = np.flatnonzero(~((total >= 2.0**-60) & (errors <= 1.0)))  # below that terms may have been lost
     if problem.reduction is Reduction.LAPLACE:
         return exponents.laplace(d, total, -LN2 * moments[:, 0], LN2 * near.peak), again

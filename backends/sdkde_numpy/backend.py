@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from sdkde_core.plugin import check_threads, claim_memory, concatenate, cpu_threads, empty, map_threads, products
+from sdkde_core.plugin import check_threads, claim_memory, concatenate, cpu_threads, empty, map_threads, merge, products
 from sdkde_core.protocol import Columns, Partial, Problem, Support
 
 from .bounds import COLUMNS, ROWS, columns_of_a_task
-from .compact import Compact, Totals, reduce_compact
 from .info import MOST_THREADS
-from .kernels import Array, Prepared, Sums, reduce_block
+from .kernels import Array, Compact, Prepared
 
 
 class NumpyBackend:
@@ -29,7 +26,6 @@ class NumpyBackend:
         self.threads = check_threads(threads)
 
     def probe(self, device: str) -> Support:
-        """NumPy runs on any CPU."""
         return Support(device == "cpu", "NumPy runs on the CPU")
 
     def prepare(self, problem: Problem, columns: Columns) -> Prepared | Compact:
@@ -40,7 +36,6 @@ class NumpyBackend:
     def reduce(
         self, problem: Problem, queries: Array | None, state: Prepared | Compact, own_offset: int = 0
     ) -> Partial:
-        """Reduce block by block; the pool of threads ends with the call."""
         rows = state.points[own_offset : own_offset + problem.m] if queries is None else queries
         m, n = len(rows), len(state.points)
         if m == 0:
@@ -51,22 +46,16 @@ class NumpyBackend:
         # places in the cache, at twice the time a product.
         width = min(chunk, max(1, ROWS * COLUMNS // min(m, ROWS)))
 
-        def task(where: tuple[int, int]) -> Sums | Totals:
+        def task(where: tuple[int, int]) -> Partial:
             r, c = where
-            block, over = rows[r : r + ROWS], (c, min(c + chunk, n))
             with products.on_this_thread():
-                if isinstance(state, Compact):
-                    return reduce_compact(problem, state, block, over, width)
-                return reduce_block(problem, state, block, over, width)
+                return state.reduce(problem, rows[r : r + ROWS], c, min(c + chunk, n), width)
 
-        starts = range(0, n, chunk)
-        tasks = [(r, c) for r in range(0, m, ROWS) for c in starts]
+        tasks = [(r, c) for r in range(0, m, ROWS) for c in range(0, n, chunk)]
         most = 1 if len(tasks) == 1 else self.threads or min(cpu_threads(), MOST_THREADS)
         # Sums of exponentials underflow by design.
         with np.errstate(all="ignore"), claim_memory("a sum over tiles", tasks=most) as threads:
-            parts: list[Any] = map_threads(task, tasks, threads)
-            for i in range(0, len(parts), len(starts)):  # a block of rows over all chunks of columns
-                for other in parts[i + 1 : i + len(starts)]:
-                    parts[i].join(other)
-            strips = [sums.result(state.uniform) for sums in parts[:: len(starts)]]
-        return strips[0] if len(strips) == 1 else concatenate(strips)
+            parts, chunks = map_threads(task, tasks, threads), -(-n // chunk)
+            if chunks > 1:
+                parts = [merge(parts[i : i + chunks]) for i in range(0, len(parts), chunks)]
+        return parts[0] if len(parts) == 1 else concatenate(parts)

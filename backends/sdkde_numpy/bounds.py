@@ -23,10 +23,7 @@ def columns_of_a_task(m: int, n: int) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def formula(problem: Problem, log_weight_span: float = 0.0) -> str:
-    """Return the fastest formula that keeps the precision, in words that end with its dtype.
-
-    ``log_weight_span`` is the largest magnitude of a log weight: extreme weights need float64 at any extent.
-    """
+    """Return the fastest formula that keeps the precision; ``log_weight_span``: a log weight's largest magnitude."""
     if "kernel" not in problem.requires:
         if problem.extent <= single_limit(problem, log_weight_span):
             return "expanded squares in float32"
@@ -40,10 +37,7 @@ def formula(problem: Problem, log_weight_span: float = 0.0) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def extent_limit(problem: Problem) -> float:
-    """Return the extent up to which the fastest formula for the precision holds: beyond, a slower one takes over.
-
-    Expanded squares in float32 for "fast" sums, otherwise in float64.
-    """
+    """Return the extent up to which the fastest formula for the precision holds: beyond, a slower one takes over."""
     limit = single_limit(problem)
     return limit if limit > 0 else double_limit(problem)
 
@@ -71,10 +65,8 @@ def split_limit(problem: Problem) -> float:
 
 
 def product_shift_limit(problem: Problem, terms: int = PART) -> float:
-    """Return the extent up to which shifts by products keep the tolerance.
-
-    Added up are ``terms`` terms to a part, parts to the sum of a tile (of few rows), and tiles.
-    """
+    """Return the extent up to which shifts by products keep the tolerance."""
+    # Added up are ``terms`` terms to a part, parts to the sum of a tile (of few rows), and tiles.
     return exponents.shift_limit(problem, terms + columns_of_a_task(1, problem.n) / terms + problem.n / COLUMNS)
 
 

@@ -6,6 +6,7 @@ pass over it, most of them into buffers made once per block of rows.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -78,26 +79,44 @@ class Prepared:
             self.formula, self.terms = exponents.Direct(self.tiles), None
         self.packed = self.formula.columns(self.points, None)
 
-    def tile(self, rows: exponents.Packed, some: slice, out: Array) -> tuple[Array, Array | None]:
-        """Return exponents of some columns less a row's base, and that base; None: 0, or −½‖u‖² as the rows have."""
-        base, n = None, len(self.points)
-        columns = self.packed if some.stop - some.start == n else self.packed.at(some)
-        tile = self.formula.first(rows, columns, out)
-        if self.exponential:
-            np.negative(np.sqrt(np.multiply(tile, -2.0, out=tile), out=tile), out=tile)
-        if isinstance(self.formula, exponents.Split):
-            base = tile.max(axis=1)
-            tile = self.formula.second(np.subtract(tile, base[:, None], out=tile), rows, columns)
-        return tile, base
+    def reduce(self, problem: Problem, queries: Array, start: int, stop: int, width: int) -> Partial:
+        """Reduce a block of query rows (b, d) over a range of columns, in tiles of ``width`` columns."""
+        b, n, dtype, packed = len(queries), len(self.points), self.tiles.dtype, exponents.Packed
+        expanded, wide = isinstance(self.formula, exponents.Expanded), dtype == np.float64
+        plain = expanded and wide and problem.same and not problem.requires
+        rows, sums = self.formula.rows(queries), Sums(problem, dtype, plain)
+        base = exponents.norms(queries) if expanded and not wide else np.zeros(b)
+        buffer = np.empty((b, width), dtype)
+        values = np.empty_like(buffer) if problem.reduction is Reduction.LAPLACE else None
+        for left in range(start, stop, width):
+            checkpoint()
+            right = min(left + width, stop)
+            some, out = slice(left, right), buffer if right - left == width else np.empty((b, right - left), dtype)
+            columns = self.packed if right - left == n else self.packed.at(some)
+            terms = self.formula.first(rows, columns, out)  # less the base, or −½‖u‖² as the rows have it
+            if self.exponential:
+                np.negative(np.sqrt(np.multiply(terms, -2.0, out=terms), out=terms), out=terms)
+            if isinstance(self.formula, exponents.Split):
+                base = terms.max(axis=1)
+                terms = self.formula.second(np.subtract(terms, base[:, None], out=terms), rows, columns)
+            weights = None if self.log_weights is None else self.log_weights[some]
+            phi, total = sums.add(terms, base, terms if values is None else values[:, : right - left], weights)
+            if sums.shift is None:
+                continue
+            points = self.points[some]  # Σ_j φ_ij (u_j − u_i), (b, d)
+            if self.terms is None:
+                sums.shift += exponents.displacement(self.tiles, phi, packed(queries), packed(points))
+            else:
+                sums.shift += products.product(phi, points, terms=self.terms) - total[:, None] * queries
+        return sums.result(self.uniform)
 
 
 class Sums:
     """Streaming sums of a block of rows.
 
-    All are relative to exp(base + top), a running maximum in two parts: far from every point exponents are
-    huge, and formulas give them relative to a base, so that their differences keep their digits. Bases are
-    kept as the formulas give them: their differences are exact. ``plain``: rows are columns, of equal weights, and
-    their bases are 0; to look for their maxima and to subtract these would take a quarter of the time.
+    All are relative to exp(base + top), a running maximum in two parts: far from every point exponents are huge, and
+    formulas give them relative to a base, so that their differences keep their digits. ``plain``: rows are columns, of
+    equal weights, and their bases are 0; to look for maxima and to subtract them would take a quarter of the time.
     """
 
     def __init__(self, problem: Problem, dtype: np.dtype[Any], plain: bool) -> None:
@@ -135,15 +154,6 @@ class Sums:
                 self.exponent -= products.dots(phi, log_weights)
         return phi, total
 
-    def join(self, other: Sums) -> None:
-        """Add the sums of the same rows over other columns."""
-        self._raise(other.base, other.top)
-        share = np.exp((other.base - self.base) + (other.top - self.top))
-        for name in ("total", "exponent", "shift"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if mine is not None:
-                mine += theirs * (share if mine.ndim == 1 else share[:, None])
-
     def _raise(self, base: Array, top: Array) -> Array:
         """Raise the running maximum to base + top where larger, scale sums down to it, and return it less the base."""
         if not self.started:  # any sum is zero still
@@ -153,10 +163,11 @@ class Sums:
         new_base, new_top = np.where(larger, base, self.base), np.where(larger, top, self.top)
         rescale = np.exp((self.base - new_base) + (self.top - new_top))
         self.base, self.top = new_base, new_top
-        for name in ("total", "exponent", "shift"):
-            sums = getattr(self, name)
-            if sums is not None:
-                sums *= rescale if sums.ndim == 1 else rescale[:, None]
+        self.total *= rescale
+        if self.exponent is not None:
+            self.exponent *= rescale
+        if self.shift is not None:
+            self.shift *= rescale[:, None]
         return new_top + (new_base - base)
 
     def result(self, log_weight: float) -> Partial:
@@ -167,31 +178,53 @@ class Sums:
         log_sum = np.log(self.total) + scale
         if self.shift is None:
             return Partial(log_sum)
-        return Partial(log_sum, shift=self.shift / self.total[:, None])
+        # Relative to nothing, far columns alone may add up to 0.
+        return Partial(log_sum, shift=self.shift / np.maximum(self.total, 1e-300)[:, None])
 
 
-def reduce_block(problem: Problem, prepared: Prepared, queries: Array, columns: tuple[int, int], width: int) -> Sums:
-    """Reduce a block of query rows (b, d) over a range of columns, in tiles of ``width`` columns."""
-    b, (start, stop), dtype = len(queries), columns, prepared.tiles.dtype
-    expanded, wide = isinstance(prepared.formula, exponents.Expanded), dtype == np.float64
-    plain = expanded and wide and problem.same and not problem.requires
-    rows, sums = prepared.formula.rows(queries), Sums(problem, dtype, plain)
-    base = exponents.norms(queries) if expanded and not wide else np.zeros(b)
-    buffer = np.empty((b, width), dtype)
-    values = np.empty_like(buffer) if problem.reduction is Reduction.LAPLACE else None
-    for left in range(start, stop, width):
-        checkpoint()
-        right = min(left + width, stop)
-        some, out = slice(left, right), buffer if right - left == width else np.empty((b, right - left), dtype)
-        terms, own_base = prepared.tile(rows, some, out)
-        weights = None if prepared.log_weights is None else prepared.log_weights[some]
-        phi = terms if values is None else values[:, : right - left]
-        phi, total = sums.add(terms, base if own_base is None else own_base, phi, weights)
-        if sums.shift is None:
-            continue
-        points, tiles, packed = prepared.points[some], prepared.tiles, exponents.Packed  # Σ_j φ_ij (u_j − u_i), (b, d)
-        if prepared.terms is None:
-            sums.shift += exponents.displacement(tiles, phi, packed(queries), packed(points))
-        else:
-            sums.shift += products.product(phi, points, terms=prepared.terms) - total[:, None] * queries
-    return sums
+class Compact:
+    """Columns packed for a kernel of bounded support: K(r) is summed as it is, as it cannot overflow.
+
+    Only weights may span more than float64 does. So the columns fall into levels by the size of their weights, mostly
+    one, and a tile of K times a matrix of weights, a column for each level, is the sum of each.
+    """
+
+    def __init__(self, problem: Problem, columns: Columns) -> None:
+        self.points, log_weights = columns.points, columns.log_weights
+        self.uniform = float(log_weights[0])  # the log weight of all, if it is
+        self.tops, self.weights = np.zeros(1), np.ones((len(self.points), 1))  # (levels,), (n, levels): w / exp(top)
+        if "weights" in problem.requires:
+            self.uniform = 0.0
+            # Nats of a level: its least weight, times a K at the edge of the support, is still a normal number.
+            top, span = float(log_weights.max()), 600.0
+            level = np.floor((top - log_weights) / span)
+            used = np.unique(level)
+            self.tops = top - span * used
+            within = np.where(level[:, None] == used, log_weights[:, None] - self.tops, -np.inf)
+            self.weights = np.exp(within)
+
+    def reduce(self, problem: Problem, queries: Array, start: int, stop: int, width: int) -> Partial:
+        """As :meth:`Prepared.reduce`; log sums are −inf where no column is in reach."""
+        b, rows, tiles = len(queries), exponents.Packed(queries), TILES["float64"]
+        total, buffer = np.zeros((b, len(self.tops))), np.empty(b * width)
+        for left in range(start, stop, width):
+            checkpoint()
+            right = min(left + width, stop)
+            values = buffer[: b * (right - left)].reshape(b, right - left)
+            exponents.squares(tiles, rows, exponents.Packed(self.points[left:right]), values)
+            _evaluate(problem.kernel, values)
+            total += products.product(values, self.weights[left:right])
+        return Partial(np.logaddexp.reduce(np.log(total) + self.tops, axis=1) + self.uniform)
+
+
+def _evaluate(kernel: str, x: Array) -> None:
+    """Replace r² by K(r); NaN stays NaN."""
+    if kernel in ("linear", "cosine"):
+        np.sqrt(x, out=x)
+    np.subtract(1.0, x, out=x)
+    np.clip(x, 0.0, 1.0, out=x)
+    if kernel == "tophat":
+        np.ceil(x, out=x)
+    elif kernel == "cosine":  # cos(π r / 2), which is exactly 0 at the edge like this
+        np.multiply(x, 0.5 * math.pi, out=x)
+        np.sin(x, out=x)

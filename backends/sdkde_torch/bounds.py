@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import math
 
+import numpy as np
+
 from sdkde_core.plugin import exponents
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
@@ -25,10 +27,7 @@ def has_double(problem: Problem) -> bool:
 
 
 def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
-    """Return the extent up to which expanded squares keep the tolerance; −inf where they never do.
-
-    ``span`` is the largest magnitude of a log weight, nats: log weights are rounded with the squares.
-    """
+    """Return the extent up to which expanded squares keep the tolerance; −inf where they never do."""
     budget = exponents.half_tolerance(problem, dtype, span)
     limit = exponents.expanded_limit(problem, dtype, budget, norms=1.5)
     return min(limit, _shift_limit(problem, dtype)) if problem.reduction is Reduction.MEAN else limit
@@ -50,11 +49,8 @@ def split_limit(problem: Problem, dtype: str) -> float:
     most = exponents.half_tolerance(problem) / share  # R √(R² + half), and for MEAN that times R, at most
     limit = math.sqrt(0.5 * (math.sqrt(half**2 + 4.0 * most**2) - half))
     if problem.reduction is Reduction.MEAN:
-        low, high = 0.0, limit
-        for _ in range(60):
-            middle = 0.5 * (low + high)
-            low, high = (middle, high) if middle**2 * math.sqrt(middle**2 + half) <= most else (low, middle)
-        limit = min(low, _shift_limit(problem, dtype)) if dtype == "float64" else low
+        limit = math.sqrt(np.roots([1.0, half, 0.0, -(most**2)]).real.max())
+        limit = min(limit, _shift_limit(problem, dtype)) if dtype == "float64" else limit
     return limit
 
 
@@ -72,23 +68,19 @@ def _shift_limit(problem: Problem, dtype: str, part: int = PART) -> float:
 
 
 def terms_at_once(problem: Problem, dtype: str) -> int:
-    """Return how many terms of a shift are added one after another: a whole tile's in float64, where that suffices.
-
-    On a CPU, products in parts make a first pass slower by half.
-    """
+    """Return how many terms of a shift are added one after another: a whole tile's, where that suffices."""
     return CHUNK if dtype == "float64" and problem.extent <= _shift_limit(problem, dtype, CHUNK) else PART
 
 
-def refines(problem: Problem, extent: float) -> bool:
+def refines(problem: Problem) -> bool:
     """Whether a shift from float32 tiles needs a second pass, of differences from the mean that the first one gave."""
-    return problem.reduction is Reduction.MEAN and extent > _shift_limit(problem, "float32")
+    return problem.reduction is Reduction.MEAN and problem.extent > _shift_limit(problem, "float32")
 
 
 @functools.lru_cache(maxsize=4096)
 def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double: bool | None = None) -> str:
-    """Return the fastest formula that keeps the tolerance.
+    """Return the fastest formula that keeps the tolerance; "" where none does: then the host has to.
 
-    It is "expanded", "split" or "direct", then "float32" or "float64"; "" where none does: then the host has to.
     ``span`` is the largest magnitude of a log weight, nats; ``single``, whether products of float32 are rounded to
     float32 and no further; ``double``, whether the device has float64, by default where it is known to.
     """
@@ -98,7 +90,7 @@ def formula(problem: Problem, span: float = 0.0, *, single: bool = True, double:
         return "expanded float32"
     # On a CPU split squares in float32 cost more than float64, which costs twice float32; and everywhere a second pass
     # costs more than float64.
-    wide, slow = span > 1000.0, double and (problem.device == "cpu" or refines(problem, extent))
+    wide, slow = span > 1000.0, double and (problem.device == "cpu" or refines(problem))
     if single and not wide and not slow and extent <= split_limit(problem, "float32"):
         return "split float32"
     if double:

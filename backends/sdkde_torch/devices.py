@@ -28,23 +28,17 @@ class Place(NamedTuple):
 def place(device: str) -> Place:
     """Return what ``device`` names; its float64 is tried once."""
     found = torch.device(device)
-    return Place(found, found.type in ("cpu", "cuda") or _adds_float64(found))
-
-
-def _adds_float64(device: torch.device) -> bool:
-    if device.type == "mps":  # Apple's GPUs have none
-        return False
-    try:  # a tensor alone proves nothing: some devices hold what they cannot add
-        return float(torch.ones(1, dtype=torch.float64, device=device).add_(1.0)) == 2.0
-    except (RuntimeError, TypeError):
-        return False
+    double = found.type in ("cpu", "cuda")
+    if not double and found.type != "mps":  # Apple's GPUs have none
+        with contextlib.suppress(RuntimeError, TypeError):  # some devices hold what they cannot add
+            double = float(torch.ones(1, dtype=torch.float64, device=found).add_(1.0)) == 2.0
+    return Place(found, double)
 
 
 def computes_float32_exactly(device: torch.device) -> bool:
-    """Whether a matrix product of float32 rounds its terms to float32 and no further, as PyTorch is set now.
+    """Whether products of float32 are rounded to float32 as PyTorch is set now, and not to TF32 or bfloat16.
 
-    TF32 and bfloat16 products, which users allow for all of a process, would lose what the bounds count on. Settings
-    are read, never written: other threads depend on them. Where they cannot be read the answer is no.
+    Settings are read, never written: other threads depend on them.
     """
     try:
         if torch.get_float32_matmul_precision() != "highest":
@@ -59,7 +53,6 @@ def computes_float32_exactly(device: torch.device) -> bool:
 
 _lock = new_lock()
 _here = threading.local()
-_pool: ThreadPoolExecutor | None = None
 
 
 @without_grad
@@ -67,30 +60,22 @@ def side_by_side(device: torch.device, task: Callable[[A], R], arguments: Sequen
     """Return ``[task(a) for a in arguments]``: side by side on a CPU, each on one thread; elsewhere one by one.
 
     Left alone, PyTorch shares out every operation on a tile over threads that wait for one another after it: on a busy
-    machine that is ten times slower. The number of threads is ``SDKDE_NUM_THREADS``, else that of the cores.
+    machine that is ten times slower.
     """
     if device.type == "cpu":
         with claim_memory("a sum over tiles", tasks=min(cpu_threads(), max(len(arguments), 1))) as threads:
             try:
                 return map_threads(functools.partial(_alone, task), arguments, threads, pool=_workers())
             except BaseException:  # an interrupt may have left locks within the pool locked: they are Python's own
-                _leave_threads()
+                _workers.cache_clear()
                 raise
     return [task(a) for a in arguments]
 
 
+@functools.cache
 def _workers() -> ThreadPoolExecutor:
-    """The threads, which stay: to prepare one takes longer than a small problem."""
-    global _pool
-    with _lock:
-        _pool = _pool or ThreadPoolExecutor(1 << 16, "sdkde-torch")  # as many as are asked for
-        return _pool
-
-
-def _leave_threads() -> None:
-    """Leave the threads to the calls that have them; they end with these."""
-    global _pool
-    _pool = None
+    """As many threads as are asked for, which stay: to prepare one takes longer than a small problem."""
+    return ThreadPoolExecutor(1 << 16, "sdkde-torch")
 
 
 def _alone(task: Callable[[A], R], argument: A) -> R:
@@ -124,5 +109,5 @@ def _prepare() -> None:
 
 
 # In a forked child none of the threads is there: neither those above nor those that OpenMP would wait for.
-in_child(_leave_threads)
+in_child(_workers.cache_clear)
 in_child(lambda: torch.set_num_threads(1))
