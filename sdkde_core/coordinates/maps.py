@@ -165,7 +165,7 @@ class Table(NamedTuple):
 
     def forward(self, u: Array) -> Array:
         cell, t, beyond = self._cell(u)
-        slope = np.where(beyond > 0.0, math.exp(self.logs[-1]), math.exp(self.logs[0]))
+        slope = np.where(beyond > 0.0, *np.exp(self.logs[[-1, 0]]))
         return self.values[cell] + _integral(self._cubic(cell), t) + beyond * slope
 
     def inverse(self, z: Array) -> Array:
