@@ -13,9 +13,8 @@ from .bounds import MOST_EXTENT, dtype, extent_limit
 def _supports(problem: Problem) -> Support:
     # Beyond some 140 dimensions KeOps sums in chunks of them on a GPU, for which it cannot generate shifts, and which
     # are slow: 3 ns a pair in 784.
-    where, most = ("a CPU", 1024) if problem.device == "cpu" else ("a GPU", 256)
-    if where == "a GPU" and problem.reduction is Reduction.MEAN:
-        most = 128
+    on_gpu = ("a GPU", 128 if problem.reduction is Reduction.MEAN else 256)
+    where, most = ("a CPU", 1024) if problem.device == "cpu" else on_gpu
     if problem.d > most:
         return Support(False, f"has {problem.reduction} in up to {most} dimensions on {where}, not {problem.d}")
     if problem.extent > MOST_EXTENT:

@@ -139,10 +139,10 @@ class NormalScores(NamedTuple):
         return self.asinh.inverse(self.table.inverse(z))
 
     def log_jacobian(self, x: Array) -> Array:
-        return self.table.log_slope(self.asinh.forward(x))[0] + self.asinh.log_jacobian(x)
+        return self.table.log_slope(self.asinh.forward(x)) + self.asinh.log_jacobian(x)
 
     def slope(self, x: Array) -> Array:
-        turn = self.table.log_slope(self.asinh.forward(x))[1]
+        turn = self.table.turn(self.asinh.forward(x))
         return turn * np.exp(self.asinh.log_jacobian(x)) + self.asinh.slope(x)
 
 
@@ -161,54 +161,62 @@ class Table(NamedTuple):
     def of(cls, at: Array, logs: Array, turns: Array) -> Table:
         """The table that has 0 at the first knot."""
         made, cells = cls(at, np.zeros(len(at)), logs, turns), np.arange(len(at) - 1)
-        return made._replace(values=np.append(0.0, np.cumsum(made._integral(cells, np.diff(at)))))
+        return made._replace(values=np.append(0.0, np.cumsum(_integral(made._cubic(cells), np.ones(len(cells))))))
 
     def forward(self, u: Array) -> Array:
-        cell, along, beyond = self._cell(u)
-        end = np.where(beyond > 0.0, self.logs[-1], self.logs[0])
-        return self.values[cell] + self._integral(cell, along) + beyond * np.exp(end)
+        cell, t, beyond = self._cell(u)
+        slope = np.where(beyond > 0.0, *np.exp(self.logs[[-1, 0]]))
+        return self.values[cell] + _integral(self._cubic(cell), t) + beyond * slope
 
     def inverse(self, z: Array) -> Array:
         cell = np.clip(np.searchsorted(self.values, z) - 1, 0, len(self.at) - 2)
-        low, high = self.at[cell], self.at[cell + 1]
-        u = low + (high - low) * (z - self.values[cell]) / (self.values[cell + 1] - self.values[cell])
-        for _ in range(40):  # Newton's steps, or halves where these leave the bracket
-            value = self.forward(u)
-            low, high = np.where(value < z, u, low), np.where(value < z, high, u)
-            near = u - (value - z) * np.exp(-self.log_slope(u)[0])
-            near = np.where((near >= low) & (near <= high), near, 0.5 * (low + high))
-            moved, u = abs(near - u), near
-            if (moved <= 1e-14 * (1.0 + abs(u))).all():
+        cubic, wanted = self._cubic(cell), z - self.values[cell]
+        t = np.clip(wanted / np.diff(self.values)[cell], 0.0, 1.0)
+        for _ in range(40):  # Newton's steps within the cell
+            step = (_integral(cubic, t) - wanted) * np.exp(-_polynomial(cubic, t)) / cubic[0]
+            before, t = t, np.clip(t - step, 0.0, 1.0)
+            if (abs(t - before) <= 1e-14).all():
                 break
+        u = self.at[cell] + cubic[0] * t
         for end, beyond in ((-1, z >= self.values[-1]), (0, z <= self.values[0])):
             u = np.where(beyond, self.at[end] + (z - self.values[end]) * math.exp(-self.logs[end]), u)
         return u
 
-    def log_slope(self, u: Array) -> tuple[Array, Array]:
-        """log dT/du, and its derivative."""
-        cell, along, beyond = self._cell(u)
-        value, turn = self._cubic(cell, along)
-        return value, np.where(beyond == 0.0, turn, 0.0)
+    def log_slope(self, u: Array) -> Array:
+        """log dT/du."""
+        cell, t, _ = self._cell(u)
+        return _polynomial(self._cubic(cell), t)
+
+    def turn(self, u: Array) -> Array:
+        """The derivative of that."""
+        cell, t, beyond = self._cell(u)
+        width, _, b, c, d = self._cubic(cell)
+        return np.where(beyond == 0.0, b + t * (2.0 * c + 3.0 * t * d), 0.0) / width
 
     def _cell(self, u: Array) -> tuple[Array, Array, Array]:
-        """The cell of each u, how far that is from its first knot, and from all knots: 0 between the ends."""
+        """The cell of each u, how much of it lies before u, and how far u is from all knots: 0 between the ends."""
         inside = np.clip(u, self.at[0], self.at[-1])
         cell = np.clip(np.searchsorted(self.at, inside, side="right") - 1, 0, len(self.at) - 2)
-        return cell, inside - self.at[cell], u - inside
+        return cell, (inside - self.at[cell]) / np.diff(self.at)[cell], u - inside
 
-    def _integral(self, cell: Array, along: Array) -> Array:
-        """That of dT/du, from the first knot of a cell on."""
-        nodes, shares = np.polynomial.legendre.leggauss(5)
-        terms = (share * np.exp(self._cubic(cell, 0.5 * (1.0 + node) * along)[0]) for node, share in zip(nodes, shares))
-        return 0.5 * along * sum(terms)
+    def _cubic(self, cell: Array) -> tuple[Array, ...]:
+        """The widths of cells, and the coefficients of log dT/du by the part of a cell before u."""
+        width, rise = np.diff(self.at), np.diff(self.logs)
+        left, right = width * self.turns[:-1], width * self.turns[1:]
+        square, cube = 3.0 * rise - 2.0 * left - right, left + right - 2.0 * rise
+        return width[cell], self.logs[cell], left[cell], square[cell], cube[cell]
 
-    def _cubic(self, cell: Array, along: Array) -> tuple[Array, Array]:
-        width = self.at[cell + 1] - self.at[cell]
-        t, left, right = along / width, self.turns[cell], self.turns[cell + 1]
-        secant = (self.logs[cell + 1] - self.logs[cell]) / width
-        square, cube = 3.0 * secant - 2.0 * left - right, left + right - 2.0 * secant
-        value = self.logs[cell] + along * (left + t * (square + t * cube))
-        return value, left + t * (2.0 * square + 3.0 * t * cube)
+
+def _polynomial(cubic: tuple[Array, ...], t: Array) -> Array:
+    _, a, b, c, d = cubic
+    return a + t * (b + t * (c + t * d))
+
+
+def _integral(cubic: tuple[Array, ...], t: Array) -> Array:
+    """That of dT/du, from the first knot of a cell on."""
+    nodes, shares = np.polynomial.legendre.leggauss(5)
+    terms = (share * np.exp(_polynomial(cubic, 0.5 * (1.0 + node) * t)) for node, share in zip(nodes, shares))
+    return 0.5 * t * cubic[0] * sum(terms)
 
 
 def quartiles(x: Array, weights: Array) -> tuple[list[float], float]:

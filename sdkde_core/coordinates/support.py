@@ -78,13 +78,7 @@ class Edges(NamedTuple):
         both = [(end, sign) for end, sign in ((low, 1.0), (high, -1.0)) if end is not None]
         half = 0.5 * high.at - 0.5 * low.at if low and high else math.inf
         at = np.unique([end.at + sign * min(8.0 * end.width, half) * np.arange(401) / 400 for end, sign in both])
-        logs, turns = np.zeros((2, len(at)))
-        for (place, rate, width), sign in both:
-            t = np.clip(sign * (at - place) / width, 0.0, 8.0)
-            falls = np.where(t < 7.99, (0.0 if math.isnan(rate) else rate) * np.exp(-0.5 * t * t), 0.0)
-            logs -= width * t * falls
-            turns -= sign * (1.0 - t * t) * falls
-        table = Table.of(at, logs, turns)
+        table = Table.of(at, *_bends(low, high, at))
         return cls(low, high, table._replace(values=table.values + at[0]))
 
     @property
@@ -111,10 +105,22 @@ class Edges(NamedTuple):
         return np.clip(self.table.inverse(z) if self.bent else z, *self.outer)
 
     def log_jacobian(self, x: Array) -> Array:
-        return self.table.log_slope(x)[0]
+        return _bends(self.low, self.high, x)[0]
 
     def slope(self, x: Array) -> Array:
-        return self.table.log_slope(x)[1]
+        return _bends(self.low, self.high, x)[1]
+
+
+def _bends(low: End | None, high: End | None, x: Array) -> tuple[Array, Array]:
+    """log T′ at x (k,) and its derivative, 0 beyond eight widths; for points the formula is faster than the table."""
+    logs, turns = np.zeros((2, len(x)))
+    for end, sign in ((low, 1.0), (high, -1.0)):
+        if end is not None and abs(end.rate) > 0.0:
+            t = np.clip(sign * (x - end.at) / end.width, 0.0, 8.0)
+            falls = np.where(t < 7.99, end.rate * np.exp(-0.5 * t * t), 0.0)
+            logs -= end.width * t * falls
+            turns -= sign * (1.0 - t * t) * falls
+    return logs, turns
 
 
 class Circle(NamedTuple):
