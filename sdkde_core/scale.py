@@ -20,6 +20,7 @@ from .choice.select import named_backend
 from .estimator.batches import watched
 from .estimator.blockwise import BlockPlan, Shape, Survey
 from .estimator.density import warn_of_negative
+from .estimator.prepared import fit
 from .estimator.request import Goal, Options, Request, takes_options
 from .files import Source, Write, check_apart, check_order, filling, source, writing
 from .messages import parse_size
@@ -154,7 +155,7 @@ def lazy(
             "out and progress are not for Dask arrays; store the result, as by .to_zarr(path), or watch with "
             "dask.diagnostics.ProgressBar() or the dashboard"
         )
-    from .spreading.dask import lazy_result  # Dask takes a second to import
+    from .spreading.dask import lazy_result, lazy_whole  # Dask takes a second to import
 
     x = _argument("train", train)
     q = None if query is None else _argument("query", query)
@@ -165,9 +166,15 @@ def lazy(
     if not isinstance(request.bandwidth, str):
         request = replace(request, bandwidth=Bandwidth.of(request.bandwidth, d))
     dtype = max(x.dtype, (q or x).dtype)  # "float64" > "float32"
+    if request.apart:
+        return lazy_whole(functools.partial(_whole, request), x, q, w, log, dtype)
     survey = Survey.of(request, Shape(x.shape[0], d, None if q is None else q.shape[0], dtype, w is not None))
     result, chunked = lazy_result(survey, log, x, q, w), (q or x).array
     return result.rechunk({0: chunked.chunks[0]}) if is_dask(chunked) else result
+
+
+def _whole(request: Request, train: Any, weights: Any) -> Any:
+    return fit(replace(request, weights=weights), train)
 
 
 def _argument(name: str, value: Any) -> Argument:

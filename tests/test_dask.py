@@ -254,3 +254,19 @@ def test_the_examples_of_the_page(capsys):
         for example in re.findall(r"```python\n(.*?)```", text, re.S)[:2]:  # the last one needs GPUs
             exec(example, names)
     assert capsys.readouterr().out.startswith("((500, 500, 500, 500),) True\nFrozen({'star': 5000}) ('star',)")
+
+
+@pytest.mark.parametrize(
+    "options", [{"support": [(0, None), None]}, {"method": "stacked"}, {"coordinates": ["log", "identity"]}]
+)
+def test_what_needs_all_samples_is_fitted_by_one_task(options):
+    rng = np.random.default_rng(3)
+    x, w = np.stack([rng.exponential(size=300), rng.normal(size=300)], axis=1), rng.random(300)
+    want = sdkde_core.estimate(x, x[:90], weights=w, log=True, **options)
+    given = [chunked(a, k) for a, k in ((x, 100), (x[:90], 40), (w, 100))]
+    got = sdkde_core.estimate(given[0], given[1], weights=given[2], log=True, **options)
+    assert got.chunks == ((40, 40, 10),)
+    np.testing.assert_allclose(got.compute(), want, rtol=1e-9)
+    np.testing.assert_allclose(
+        sdkde_core.estimate(given[0], x[:90], weights=w, log=True, **options).compute(), want, 1e-9
+    )

@@ -280,10 +280,12 @@ def test_the_gallerys_code_runs():
 
 
 def test_the_gallerys_pictures_are_small_and_made_by_the_script():
-    text = "".join((DOCS.parent / page).read_text(encoding="utf-8") for page in ("docs/plots.md", "README.md"))
+    text = "".join(
+        (DOCS.parent / page).read_text(encoding="utf-8") for page in ("docs/plots.md", "docs/support.md", "README.md")
+    )
     script = (DOCS / "pictures.py").read_text(encoding="utf-8")
     names = re.findall(r'^    "([a-z-]+)": \w+,$', script, re.M)
-    assert len(names) == 5
+    assert len(names) == 6
     for name in names:
         assert f"{name}.png" in text, name
         assert 5_000 < (DOCS / f"{name}.png").stat().st_size < 60_000, name

@@ -1,6 +1,7 @@
 """Dask arrays in, a lazy Dask array out: the tasks of an estimate as a graph.
 
-Nothing is read when the graph is made: its tasks follow from the shapes and the options. They are, in order:
+Nothing is read when the graph is made: its tasks follow from the shapes and the options. Stacked densities, coordinates
+and supports need all samples in one memory: one task fits them. Those of others are, in order:
 
     survey      the survey's questions, one after another, put to all blocks; the last answer gives the plan
     columns     by shard: the samples whitened, with their log weights
@@ -22,10 +23,12 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask import delayed
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
@@ -123,6 +126,23 @@ def lazy_result(survey: Any, log: bool, x: Argument, q: Argument | None, w: Argu
     if q is not None and not q.shape[0]:
         return da.zeros((0,), dtype=survey.shape.dtype)
     return _Graph(survey, log, x, q, w).result()
+
+
+def lazy_whole(
+    fit: Callable[..., Any], x: Argument, q: Argument | None, w: Argument | None, log: bool, dtype: str
+) -> da.Array:
+    """The result of a density that one task fits to all samples, and blocks of rows are put to."""
+    made = delayed(_task(fit), pure=True)(x.array, None if w is None else w.array)
+    rows = (q or x).array
+    rows = rows if is_dask(rows) else da.from_array(rows)
+    rows = rows.rechunk({1: -1}) if rows.ndim == 2 else rows
+    how: dict[str, Any] = {"dtype": dtype, "drop_axis": 1 if rows.ndim == 2 else None, "meta": np.empty(0, dtype)}
+    return rows.map_blocks(_asked, density=made, log=log, **how)
+
+
+@_task
+def _asked(rows: Array, density: Any, log: bool) -> Array:
+    return np.asarray(density.estimate(to_host(rows), log=log))
 
 
 class _Graph:
