@@ -266,13 +266,11 @@ def test_a_stack_tries_other_coordinates_by_itself():
 
 
 def test_what_is_refused():
-    da = pytest.importorskip("dask.array")
     for call, message in {
         lambda: sdkde_core.estimate(X, coordinates="logs"): "did you mean 'log'",
         lambda: sdkde_core.estimate(X, coordinates=["log", "logit"]): "coordinates is for 2 columns, but train has 3",
         lambda: sdkde_core.estimate(X, coordinates={7: "log"}): "column 7",
         lambda: sdkde_core.estimate(X, coordinates={"price": "log"}): "column 'price'",
-        lambda: sdkde_core.estimate(da.from_array(X), coordinates="asinh").compute(): "all samples in memory",
         lambda: sdkde_core.explain((100, 3), coordinates="asinh"): "not to their shape",
         lambda: sdkde_core.estimate(np.where(X > 3, np.nan, X), coordinates="asinh"): "train has values that are not",
     }.items():

@@ -108,7 +108,8 @@ def masses(first: Any, ends: Array, signed: bool = False) -> Array:
     places = first.bandwidth.stretch(points)
     for j in np.flatnonzero((ends[0] > -math.inf) | (ends[1] < math.inf)):
         a, b = ((end - centre[j] - places[:, j]) / (width[j] * scales) for end in ends[:, j])
-        inside = between(a, b)
+        inside, near = np.ones(len(a)), (a > -9.0) | (b < 9.0)
+        inside[near] = between(a[near], b[near])
         if signed:  # ΠF_k + Σ_k G_k Π_{l≠k} F_l, see integrals
             extra = extra * inside + 0.5 * result * (times_density(b) - times_density(a))
         result *= inside
