@@ -15,7 +15,6 @@ from .engine.devices import PerStream, current_stream, in_slabs, on_device, with
 from .engine.exact import reduce_exact
 from .engine.forks import Unforkable, in_child, new_lock
 from .engine.launches import Slots
-from .engine.memory import claim_memory
 from .engine.merge import concatenate, each, empty, merge
 from .engine.threads import check_threads, checkpoint, map_threads
 from .fresh import run_python
@@ -29,7 +28,6 @@ __all__ = [
     "cache_folder",
     "check_threads",
     "checkpoint",
-    "claim_memory",
     "concatenate",
     "cpu_threads",
     "current_stream",
