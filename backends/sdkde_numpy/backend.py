@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sdkde_core.plugin import check_threads, concatenate, cpu_threads, empty, map_threads, merge, products
+from sdkde_core.plugin import check_threads, concatenate, cpu_threads, empty, map_threads, merge
 from sdkde_core.protocol import Columns, Partial, Problem, Support
 
 from .bounds import COLUMNS, ROWS, columns_of_a_task
@@ -48,8 +48,7 @@ class NumpyBackend:
 
         def task(where: tuple[int, int]) -> Partial:
             r, c = where
-            with products.on_this_thread():
-                return state.reduce(problem, rows[r : r + ROWS], c, min(c + chunk, n), width)
+            return state.reduce(problem, rows[r : r + ROWS], c, min(c + chunk, n), width)
 
         tasks = [(r, c) for r in range(0, m, ROWS) for c in range(0, n, chunk)]
         threads = self.threads or min(cpu_threads(), MOST_THREADS)
