@@ -44,17 +44,11 @@ def refuse_dask(name: str, value: Any) -> None:
         raise TypeError(
             f"{name} is a Dask array, and only estimate and debias are lazy; pass {name}.compute(), if memory holds it"
         )
-    module, kind = type(value).__module__, type(value).__name__.removesuffix("Leaf")
-    if module.startswith(("dask.", "dask_expr.", "distributed.")):
-        instead = {
-            "dask.delayed": f"{name}.compute(), or dask.array.from_delayed({name}, shape=..., dtype=...)",
-            "dask.bag": f"numpy.asarray({name}.compute()), or a Dask array",
-            "distributed.client": f"{name}.result()",
-        }.get(".".join(module.split(".")[:2]), f"{name}.to_dask_array(lengths=True)")
-        raise TypeError(f"{name} is a Dask {kind}; pass {instead}")
-    if isinstance(value, list | tuple) and value and type(value[0]).__module__.startswith("dask."):
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    if type(first).__module__.startswith(("dask.", "dask_expr.", "distributed.")):
         raise TypeError(
-            f"{name} is a {kind} of Dask objects; pass one Dask array, such as dask.array.concatenate({name}) of arrays"
+            f"{name} is Dask's, of type {type(first).__name__}; pass one Dask array (.to_dask_array(lengths=True) of a "
+            "data frame), or what it computes"
         )
 
 

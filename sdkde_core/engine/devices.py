@@ -35,7 +35,7 @@ def current_stream(device: int) -> int:
 
 def captures(x: Any) -> bool:
     """Whether x is a CUDA tensor, and its user captures a CUDA graph on the current stream."""
-    return bool(getattr(x, "is_cuda", False) and sys.modules["torch"].cuda.is_current_stream_capturing())
+    return getattr(x, "is_cuda", False) is True and sys.modules["torch"].cuda.is_current_stream_capturing()
 
 
 class memory_errors:  # a generator would take ten times as long
