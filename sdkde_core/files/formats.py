@@ -121,7 +121,7 @@ def check_archive(path: Path, key: str) -> None:
 
 
 def read_csv(name: str, path: Path, key: str) -> Source:
-    """Open a .csv file; a first line without any number is a header. What looks like an index is refused."""
+    """Open a .csv file; a first line without any number is a header."""
     with path.open(encoding="utf-8-sig") as file:
         skipped, first = 0, ""
         for first in file:
@@ -137,11 +137,6 @@ def read_csv(name: str, path: Path, key: str) -> Source:
             )
         if header and any(_is_number(part) for part in re.split(r"[;\s]+", first.strip())):
             raise ValueError(f"values are separated by commas, but its first line is {first.strip()[:60]!r}")
-        if header and fields[0] == "" and len(fields) > 1:
-            raise ValueError(
-                "the first column has no name in the header: a data frame's index? "
-                "write the file without it (pandas: index=False), or name the column"
-            )
         rows = sum(not line.isspace() for line in file) + (not header)
     if not first.strip():
         raise ValueError("the file is empty")
