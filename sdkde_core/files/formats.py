@@ -13,7 +13,6 @@ import itertools
 import json
 import math
 import re
-import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -22,9 +21,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..messages import SdkdeWarning, caller_level, optional
+from ..messages import optional
 from ..storage import reserve, write_folder
-from .common import MOST, Array, FileError, Source, Write, filling, width_of
+from .common import Array, FileError, Source, Write, filling, width_of
 
 
 def read_npy(name: str, path: Path, key: str) -> Source:
@@ -249,14 +248,7 @@ def _names(name: str, shape: tuple[int, ...]) -> list[str]:
 
 
 def read_zarr(name: str, path: Path, key: str) -> Source:
-    """Open a zarr array; warns of chunks that are not there."""
     x = _zarr().open_array(path, mode="r")
-    # zarr takes chunks that are not there for numbers; its own count looks for each one that could be.
-    known = (path / "zarr.json").is_file() and x.shards is None
-    missing = x.nchunks - sum(chunk.is_file() for chunk in (path / "c").rglob("*")) if known else 0
-    if missing > 0 and math.prod(x.shape) <= MOST:
-        message = f"{name}: {missing} of {x.nchunks} chunks are not there, and are read as {x.fill_value}"
-        warnings.warn(message, SdkdeWarning, stacklevel=caller_level())
     return Source.reading(name, x.shape, x.dtype, lambda start, stop: x[start:stop])
 
 
@@ -271,7 +263,6 @@ def write_zarr(path: Path, shape: tuple[int, ...], dtype: Any, name: str) -> Ite
         chunks = max(1, min(shape[0], (1 << 20) // math.prod(shape[1:]))), *shape[1:]
         codecs = [_zarr().codecs.ZstdCodec(), _zarr().codecs.Crc32cCodec()]
         how = {"shape": shape, "chunks": chunks, "dtype": dtype, "attributes": {"written_by": "sdkde"}}
-        how["config"] = {"write_empty_chunks": True}  # a chunk that is not there is lost, and not zeros
         yield filling(_zarr().create_array(folder, compressors=codecs, **how))
 
 
