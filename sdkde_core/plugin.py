@@ -13,7 +13,7 @@ from .engine import exponents, launches, products
 from .engine.columns import reduce_pass
 from .engine.devices import PerStream, current_stream, in_slabs, on_device, without_grad
 from .engine.exact import reduce_exact
-from .engine.forks import Unforkable, in_child, new_lock
+from .engine.forks import in_child, new_lock
 from .engine.launches import Slots
 from .engine.merge import concatenate, each, empty, merge
 from .engine.threads import check_threads, checkpoint, map_threads
@@ -24,7 +24,6 @@ from .storage import cache_folder, write_atomically
 __all__ = [
     "PerStream",
     "Slots",
-    "Unforkable",
     "cache_folder",
     "check_threads",
     "checkpoint",

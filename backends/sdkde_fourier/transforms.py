@@ -12,7 +12,7 @@ from typing import Any
 import finufft
 import numpy as np
 
-from sdkde_core.plugin import Unforkable, map_threads
+from sdkde_core.plugin import in_child, map_threads
 
 from .bounds import requested
 from .modes import Array
@@ -20,7 +20,8 @@ from .price import blocks_to_modes
 
 #: Transforms of millions of points take seconds, so that none runs in the calling thread: see :func:`map_threads`. Nor
 #: does a forked child's calling thread have what finufft's OpenMP left there.
-_finufft = Unforkable("finufft")
+_inside, _lost = list[None](), list[None]()  # threads within finufft, now and at a fork: its locks stay locked there
+in_child(lambda: _lost.extend(_inside))
 
 
 def to_modes(
@@ -37,15 +38,14 @@ def to_modes(
 
     def task(k: int) -> Array:
         here = slice(ends[k], ends[k + 1])
-        with _finufft:
+        with _finufft():
             plan = _plan(1, shape, epsilon, 1)
             plan.setpts(*[a[here] for a in angles])
             found: Array = plan.execute(coefficients[here].astype(np.complex128))
             del plan
         return found
 
-    with _malloc_failures():
-        return functools.reduce(operator.iadd, map_threads(task, range(blocks), blocks, apart=True))
+    return functools.reduce(operator.iadd, map_threads(task, range(blocks), blocks, apart=True))
 
 
 def to_points(angles: Sequence[Array], fields: Sequence[Array], epsilon: float, threads: int) -> list[Array]:
@@ -62,27 +62,34 @@ def to_points(angles: Sequence[Array], fields: Sequence[Array], epsilon: float, 
 
     def task(k: int) -> None:
         here = slice(ends[k], ends[k + 1])
-        with _finufft:
+        with _finufft():
             plan = _plan(2, shape, epsilon, inside)
             plan.setpts(*[a[here] for a in angles])
             for whole, field in zip(found, fields):
                 plan.execute(field, out=whole[here])
             del plan
 
-    with _malloc_failures():
-        map_threads(task, range(blocks), blocks, apart=True)
+    map_threads(task, range(blocks), blocks, apart=True)
     return found
 
 
 @contextmanager
-def _malloc_failures() -> Iterator[None]:
-    """Make MemoryErrors of finufft's RuntimeErrors that are a lack of memory."""
+def _finufft() -> Iterator[None]:
+    """Raise where calls would never return, and make MemoryErrors of finufft's that are a lack of memory."""
+    if _lost:
+        raise RuntimeError(
+            "finufft cannot be used in this process: it was forked while another thread was inside, whose locks stay "
+            'locked here; start processes by the method "spawn" or "forkserver" of multiprocessing'
+        )
+    _inside.append(None)
     try:
         yield
     except RuntimeError as error:
         if "malloc" in str(error):
             raise MemoryError(f"a Fourier transform: {error}; pass another backend, or fewer threads") from error
         raise
+    finally:
+        _inside.pop()
 
 
 def _plan(kind: int, shape: tuple[int, ...], epsilon: float, threads: int) -> Any:

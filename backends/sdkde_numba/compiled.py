@@ -8,14 +8,14 @@ from typing import Any
 
 from numba import config, typeof
 
-from sdkde_core.plugin import Unforkable, new_lock
+from sdkde_core.plugin import new_lock
 
 from .cpu_kernels import reduce_tiles
 from .kept import keep
 from .leaf_kernels import add_leaves, choose_leaves, list_leaves
 
 _logger = logging.getLogger("sdkde")
-_lock, _compiler = new_lock(), Unforkable("Numba's compiler")
+_lock = new_lock()
 _ready: set[tuple[Any, ...]] = set()
 
 if not config.DISABLE_JIT:  # else there is nothing to compile, and probe() says that the backend cannot run
@@ -32,7 +32,7 @@ def call(function: Any, variant: tuple[Any, ...], *arguments: Any) -> Any:
 
 
 def _compile(function: Any, signature: tuple[Any, ...]) -> None:
-    with _lock, _compiler:
+    with _lock:
         if signature in function.overloads:
             return
         start = time.perf_counter()
