@@ -13,9 +13,8 @@ from .engine import exponents, launches, products
 from .engine.columns import reduce_pass
 from .engine.devices import PerStream, current_stream, in_slabs, on_device, without_grad
 from .engine.exact import reduce_exact
-from .engine.forks import Unforkable, in_child, new_lock
+from .engine.forks import in_child, new_lock
 from .engine.launches import Slots
-from .engine.memory import claim_memory
 from .engine.merge import concatenate, each, empty, merge
 from .engine.threads import check_threads, checkpoint, map_threads
 from .fresh import run_python
@@ -25,11 +24,9 @@ from .storage import cache_folder, write_atomically
 __all__ = [
     "PerStream",
     "Slots",
-    "Unforkable",
     "cache_folder",
     "check_threads",
     "checkpoint",
-    "claim_memory",
     "concatenate",
     "cpu_threads",
     "current_stream",

@@ -19,9 +19,6 @@ from typing import BinaryIO
 
 from .messages import SdkdeWarning, caller_level
 
-#: Files and folders that are being written.
-_temporaries: set[Path] = set()
-
 
 def cache_folder() -> Path:
     """Return the user's cache folder for sdkde, which need not exist: on Linux ``$XDG_CACHE_HOME/sdkde``.
@@ -49,7 +46,6 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
     """
     final = Path(os.path.realpath(path))
     beside = _beside(final)
-    _temporaries.add(beside)
     try:
         try:
             before = os.stat(path)
@@ -84,7 +80,6 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             beside.unlink()
-        _temporaries.discard(beside)
 
 
 @contextmanager
@@ -99,10 +94,9 @@ def write_folder(path: Path | str, check: Callable[[Path], object]) -> Iterator[
     where. That two folders cannot be exchanged (Windows, NFS) is an OSError before anything is written.
     """
     final = Path(os.path.realpath(path))
-    beside = _beside(final)
+    beside, unplaced = _beside(final), False
     check(final)
     try:
-        _temporaries.add(beside)  # before it is made: a signal may come as soon as it is there
         beside.mkdir()
         if final.exists():
             _check_exchange(beside, path)
@@ -122,16 +116,13 @@ def write_folder(path: Path | str, check: Callable[[Path], object]) -> Iterator[
             else:
                 beside.rename(final)
         except OSError as error:
-            _temporaries.discard(beside)
+            unplaced = True
             raise OSError(error.errno, f"{error.strerror}; the new one is {beside}", str(path)) from error
         with suppress(OSError):
             sync(final.parent)
     finally:
-        if beside in _temporaries:
-            removed = _remove_folder(beside)
-            _temporaries.discard(beside)
-            if not removed:
-                warnings.warn(f"{beside} cannot be removed", SdkdeWarning, stacklevel=caller_level())
+        if not unplaced and not _remove_folder(beside):
+            warnings.warn(f"{beside} cannot be removed", SdkdeWarning, stacklevel=caller_level())
 
 
 def _beside(final: Path) -> Path:
@@ -181,14 +172,6 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(number)
-
-
-def remove_temporaries() -> None:
-    """Remove the files and folders that are being written, for a process that ends without further ado."""
-    for path in list(_temporaries):
-        with suppress(OSError):
-            path.unlink()
-        _remove_folder(path)
 
 
 def _remove_folder(path: Path) -> bool:

@@ -16,7 +16,7 @@ TESTS = Path(__file__).parent
 #: Files most of whose tests start something, and single tests of other files.
 STARTING = """
     test_autotune_search.py test_checkpoints.py test_cli.py test_dask.py test_distributed.py test_fork.py
-    test_fresh.py test_hardware.py test_interrupts.py test_long_work.py test_memory.py test_messages.py
+    test_fresh.py test_hardware.py test_interrupts.py test_long_work.py test_messages.py
     test_package.py test_platforms.py test_scale.py test_start_up.py test_storage.py test_threads.py
     test_tuning_lookup.py test_tuning_store.py
     test_conformance_fourier.py::TestFourier::test_forked_child

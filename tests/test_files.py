@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from commands import HOW, X, command, in_a_folder, needs_zarr, refused  # noqa: F401 - fixtures too
 
-from sdkde_core import SdkdeWarning, scale
-from sdkde_core.files import source
+from sdkde_core import scale
 
 
 def array(zarr, name, x=X, **extra):
@@ -272,14 +271,6 @@ def test_an_array_of_an_archive_does_not_replace_the_others():
     np.savez("r.npz", run1=X, weights=np.ones(3))
     assert "also holds run1, weights, which would be lost" in refused("x.npy", "-o", "r.npz:density")
     assert sorted(np.load("r.npz").files) == ["run1", "weights"]
-
-
-def test_a_chunk_that_is_not_there_is_told(zarr):
-    zarr.create_array("t.zarr", shape=X.shape, chunks=(10, X.shape[1]), dtype="f8")[:] = X
-    assert np.array_equal(source("t.zarr").read(), X)
-    Path("t.zarr/c/0/0").unlink()
-    with pytest.warns(SdkdeWarning, match=r"1 of \d+ chunks are not there, and are read as 0.0"):
-        source("t.zarr")
 
 
 class Reader:

@@ -9,7 +9,7 @@ import pytest
 
 import sdkde_core
 from sdkde_core.choice import registry
-from sdkde_core.plugin import Unforkable, new_lock
+from sdkde_core.plugin import new_lock
 from sdkde_core.testing.calls import _status_of_child
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes go on after a fork on Linux")
@@ -48,25 +48,6 @@ def test_a_lock_that_another_thread_held_is_free(kind, elsewhere):
 
     assert _status_of_child(take) == 0
     assert not lock.acquire(timeout=0)
-
-
-def test_a_library_with_locks_says_so_where_another_thread_was_in_it(elsewhere):
-    """Or where it had threads of its own; one of which the call is over can be used."""
-    inside, over, threads = Unforkable("finufft"), Unforkable("another"), Unforkable("JAX", keeps_threads=True)
-    elsewhere(lambda: inside)
-    with pytest.raises(ZeroDivisionError), over, threads:
-        raise ZeroDivisionError
-
-    def call():
-        for library, why in ((inside, "while another thread was inside"), (threads, "had threads")):
-            with pytest.raises(RuntimeError, match=rf'{library.name} cannot .* {why}.*"spawn"'), library:
-                pass
-        with over:
-            pass
-
-    assert _status_of_child(call) == 0
-    with inside, threads:  # this process has all of its threads
-        pass
 
 
 def test_a_prepared_set_that_another_thread_is_packing(elsewhere):
@@ -116,7 +97,7 @@ def answer():
         try:
             assert np.array_equal(call(), right)
         except RuntimeError as error:
-            assert "spawn" in str(error)
+            assert backend == "fourier" and "spawn" in str(error)
 
 def work(call):
     while True:

@@ -150,47 +150,6 @@ def test_a_signal_ends_a_command_with_its_status_and_leaves_no_part_of_the_outpu
     assert not list(Path().glob(f"*{out}*"))
 
 
-#: A command that loses every exception, as a destructor does, and has a thread that does not end.
-DEAF = """
-import sys, threading, time
-from pathlib import Path
-import click
-from sdkde_core.cli import console
-from sdkde_core.storage import write_atomically
-
-@click.group(cls=console.Group)
-def main():
-    pass
-
-@main.command()
-def work():
-    with write_atomically("out.txt") as path:
-        while True:
-            try:
-                print("deaf", flush=True)
-                threading.Event().wait(60)
-            except BaseException:
-                pass
-
-threading.Thread(target=time.sleep, args=(600,)).start()
-main(["work"])
-"""
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_a_command_ends_though_the_exception_is_lost(tmp_path, monkeypatch, again):
-    monkeypatch.chdir(tmp_path)
-    with subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline()  # from here on an exception is lost
-        assert list(Path().glob(".out.txt.*"))
-        process.send_signal(signal.SIGTERM)
-        if again:
-            assert process.stdout.readline()
-            process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 128 + signal.SIGTERM
-    assert not list(Path().iterdir())
-
-
 def test_a_signal_that_is_ignored_stays_so(samples):
     """As nohup has it."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

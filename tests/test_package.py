@@ -111,7 +111,7 @@ def test_what_the_core_imports():
         "testing": {"pytest", "threadpoolctl"},
         "storage.py": {"platformdirs"},
     }
-    own |= {"choice": {"pynvml"}, "engine": {"threadpoolctl", "torch"}, "interop": {"matplotlib", "sklearn"}}
+    own |= {"choice": {"pynvml"}, "engine": {"torch"}, "interop": {"matplotlib", "sklearn"}}
     own |= {"estimator": {"scipy", "tqdm"}, "distributed.py": {"torch"}, "spreading": {"dask"}}
     for path in sorted((ROOT / "sdkde_core").rglob("*.py")):
         room = path.relative_to(ROOT / "sdkde_core").parts[0]

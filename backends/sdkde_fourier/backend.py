@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sdkde_core.plugin import check_threads, checkpoint, claim_memory, cpu_threads, map_threads
+from sdkde_core.plugin import check_threads, checkpoint, cpu_threads, map_threads
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price
@@ -62,6 +62,4 @@ class FourierBackend(Fourier):
             with np.errstate(all="ignore"):  # as in the calling thread: sums of exponentials underflow by design
                 return task(part)
 
-        tasks = min(self.threads or cpu_threads(), len(parts))
-        with claim_memory("a sum over neighbours", each=8 << 20, tasks=tasks) as together:
-            return map_threads(one, parts, together)
+        return map_threads(one, parts, self.threads or cpu_threads())

@@ -15,17 +15,22 @@ from sdkde_core.protocol import Problem, Reduction, Work
 
 from . import bounds
 from .duplicates import distinct, many, merged_weights
-from .memory import blocks_to_modes, fields_of, interpolation
 from .modes import Array
 
 #: Most modes of a box: with finufft's grid, twice as fine per dimension, 1 GiB in three dimensions.
 MOST_MODES = 1 << 23
 
 
+def blocks_to_modes(count: int, shape: tuple[int, ...], threads: int) -> int:
+    """How many transforms points go to modes by: of 2¹⁷ points or more, with at most 16 modes a point."""
+    return max(1, min(threads, count // (1 << 17), 16 * count // math.prod(shape)))
+
+
 def by_modes(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Work:
     """Return the Work of finufft's transforms: spreading and interpolation over width^d grid points, and the FFTs."""
     d, width = problem.d, math.ceil(math.log10(1.0 / epsilon)) + 2
-    backs, stencil, modes = fields_of(problem), float(width**d), float(math.prod(shape))
+    backs = 2 if problem.reduction is Reduction.MEAN and d > 1 else 1  # each gives two real fields
+    stencil, modes = float(width**d), float(math.prod(shape))
     grid = modes * bounds.requested(epsilon, d)[0] ** d
     threads = cpu_threads()
     idle = prices.speedup(threads) / prices.speedup(blocks_to_modes(problem.n, shape, threads))  # few points take one
@@ -153,20 +158,6 @@ def plus(transforms: Work, direct: Work) -> Work:
 
 #: The transforms' tolerance, assumed before the data are known.
 USUAL = 1e-11
-
-
-def least_memory(problem: Problem) -> int:
-    """Return the bytes that the CPU takes at least, one transform at a time; 0 where they are few, or none.
-
-    At the usual extent, or the problem's if that is less: far points are left out of the box, and do not add to it.
-    """
-    n, m, d = problem.n, problem.m, problem.d
-    modes = _usual_modes(problem, min(problem.extent, prices.typical_extent(n, d)))
-    if modes > MOST_MODES or 200.0 * (modes + n + m) < 128 << 20:  # a mode and a point take no more
-        return 0
-    shape = (int(modes ** (1.0 / d)),) * d
-    fields = math.prod(shape) * 16 * (1 + fields_of(problem))
-    return 2 * 8 * (n + m) * (d + 1) + fields + interpolation(min(m, CPU.rows), shape, USUAL)
 
 
 def likely(problem: Problem, by: Ways) -> tuple[str, Work]:

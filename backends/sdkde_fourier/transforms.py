@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import operator
 from collections.abc import Iterator, Sequence
@@ -13,15 +12,16 @@ from typing import Any
 import finufft
 import numpy as np
 
-from sdkde_core.plugin import Unforkable, claim_memory, map_threads
+from sdkde_core.plugin import in_child, map_threads
 
-from . import memory
 from .bounds import requested
 from .modes import Array
+from .price import blocks_to_modes
 
 #: Transforms of millions of points take seconds, so that none runs in the calling thread: see :func:`map_threads`. Nor
 #: does a forked child's calling thread have what finufft's OpenMP left there.
-_finufft = Unforkable("finufft")
+_inside, _lost = list[None](), list[None]()  # threads within finufft, now and at a fork: its locks stay locked there
+in_child(lambda: _lost.extend(_inside))
 
 
 def to_modes(
@@ -30,84 +30,66 @@ def to_modes(
     """Return Σ_j c_j exp(−i k·θ_j) for the modes k of ``shape``, the middle one 0.
 
     Every thread transforms some of the points, and the modes are added in order: several threads of one transform would
-    spread onto the same grid in an order of their own, with other bits each time. Where memory is short fewer work side
-    by side.
+    spread onto the same grid in an order of their own, with other bits each time.
     """
     count = len(coefficients)
-    blocks = memory.blocks_to_modes(count, shape, threads)
+    blocks = blocks_to_modes(count, shape, threads)
     ends = [count * k // blocks for k in range(blocks + 1)]
 
     def task(k: int) -> Array:
         here = slice(ends[k], ends[k + 1])
-        with _finufft:
+        with _finufft():
             plan = _plan(1, shape, epsilon, 1)
             plan.setpts(*[a[here] for a in angles])
             found: Array = plan.execute(coefficients[here].astype(np.complex128))
             del plan
         return found
 
-    most = -(-count // blocks)
-    extents = _extents(angles, memory.parts(most, shape, epsilon))
-    each = memory.spreading(most, shape, epsilon, extents)
-    with _room(shape, each, blocks) as together:
-        groups = [range(start, min(start + together, blocks)) for start in range(0, blocks, together)]
-        found = itertools.chain.from_iterable(map_threads(task, group, together, apart=True) for group in groups)
-        return functools.reduce(operator.iadd, found)
-
-
-def _extents(angles: Sequence[Array], parts: int) -> list[float]:
-    """Shares of the period that points take, by dimension; in the first, the widest of ``parts`` equal parts."""
-    first = np.sort(angles[0][:: max(1, len(angles[0]) // (1 << 12))])
-    first[0], first[-1] = angles[0].min(), angles[0].max()
-    ends = np.linspace(0, len(first) - 1, min(parts, len(first)) + 1).astype(int)
-    return [float(x) / (2.0 * math.pi) for x in (np.diff(first[ends]).max(), *map(np.ptp, angles[1:]))]
+    return functools.reduce(operator.iadd, map_threads(task, range(blocks), blocks, apart=True))
 
 
 def to_points(angles: Sequence[Array], fields: Sequence[Array], epsilon: float, threads: int) -> list[Array]:
     """Return Σ_k f_k exp(i k·θ) at every point, for each array of modes.
 
-    Every thread transforms some of the points, on a grid of its own; where that would be large, all work on one. Where
-    memory is short fewer work side by side.
+    Every thread transforms some of the points, on a grid of its own; where that would be large, all work on one.
     """
     shape, count = fields[0].shape, len(angles[0])
-    blocks, inside = memory.blocks_to_points(count, shape, threads)
+    fit = math.prod(shape) <= max(count, 1 << 22)
+    blocks = max(1, min(threads, count // (1 << 15))) if fit else 1
+    inside = threads if blocks == 1 else 1
     ends = [count * k // blocks for k in range(blocks + 1)]
     found = [np.empty(count, np.complex128) for _ in fields]
 
     def task(k: int) -> None:
         here = slice(ends[k], ends[k + 1])
-        with _finufft:
+        with _finufft():
             plan = _plan(2, shape, epsilon, inside)
             plan.setpts(*[a[here] for a in angles])
             for whole, field in zip(found, fields):
                 plan.execute(field, out=whole[here])
             del plan
 
-    each = memory.interpolation(-(-count // blocks), shape, epsilon)
-    with _room(shape, each, blocks, inside) as together:
-        map_threads(task, range(blocks), together, apart=True)
+    map_threads(task, range(blocks), blocks, apart=True)
     return found
 
 
 @contextmanager
-def _room(shape: tuple[int, ...], each: int, blocks: int, inside: int = 1) -> Iterator[int]:
-    """Claim the memory of transforms, each on ``inside`` threads of its own; yields how many may run side by side.
-
-    finufft ends the process where memory does not suffice or a thread does not start, wherever it notices in a thread.
-    """
-    purpose = f"a Fourier transform of {' × '.join(map(str, shape))} modes"
-    mend = "pass another backend, or raise that limit"
-    if inside > 1:
-        claim = claim_memory(purpose, each, tasks=inside, fewest=inside, mend=f"{mend}, or pass fewer threads")
-    else:
-        claim = claim_memory(purpose, each=each, tasks=blocks, mend=mend)
-    with claim as together:
-        try:
-            yield together
-        except RuntimeError as error:
-            if "malloc" in str(error):
-                raise MemoryError(f"{purpose}: {error}; {mend}") from error
-            raise
+def _finufft() -> Iterator[None]:
+    """Raise where calls would never return, and make MemoryErrors of finufft's that are a lack of memory."""
+    if _lost:
+        raise RuntimeError(
+            "finufft cannot be used in this process: it was forked while another thread was inside, whose locks stay "
+            'locked here; start processes by the method "spawn" or "forkserver" of multiprocessing'
+        )
+    _inside.append(None)
+    try:
+        yield
+    except RuntimeError as error:
+        if "malloc" in str(error):
+            raise MemoryError(f"a Fourier transform: {error}; pass another backend, or fewer threads") from error
+        raise
+    finally:
+        _inside.pop()
 
 
 def _plan(kind: int, shape: tuple[int, ...], epsilon: float, threads: int) -> Any:

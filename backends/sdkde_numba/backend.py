@@ -12,7 +12,6 @@ from sdkde_core.nearby import PARTS, lists, order
 from sdkde_core.plugin import (
     check_threads,
     checkpoint,
-    claim_memory,
     concatenate,
     cpu_threads,
     each,
@@ -27,7 +26,6 @@ from .bounds import LEAF, LN2, TILE, Array, Form, choose, double_limit, takes_le
 from .compiled import call
 from .cpu_kernels import ABSENT, ROWS, reduce_tiles
 from .info import pays
-from .leaf_kernels import GROUP
 from .near import Near, aligned, order_columns, sum_leaves
 from .tunables import configuration, width_of
 
@@ -86,10 +84,8 @@ class NumbaBackend:
         weights = np.full((len(packed), width), ABSENT[form.dtype == "float64"], form.dtype)
         weights.reshape(-1)[:n] = (log_weights - uniform) / LN2 if weighted else 0.0
         step = max(1, (1 << 20) // (many * width))  # tiles of a task
-        with claim_memory("packing", tasks=self.threads or cpu_threads()) as threads:
-            map_threads(
-                lambda first: _pack(in_order, first, packed[first : first + step]), range(0, len(packed), step), threads
-            )
+        starts = range(0, len(packed), step)
+        map_threads(lambda t: _pack(in_order, t, packed[t : t + step]), starts, self.threads or cpu_threads())
         nan = math.nan if np.isnan(points).any() else 0.0
         return _State(form, points, packed, weights, uniform, nan, near, tuned.get("threads"))
 
@@ -117,8 +113,7 @@ class NumbaBackend:
             return _reduce(problem, state, rows[first : first + height], over)
 
         tasks = [(first, start) for first in range(0, m, height) for start in range(0, tiles, chunk)]
-        with claim_memory("a sum over tiles", tasks=threads) as together:
-            parts = map_threads(task, tasks, together)
+        parts = map_threads(task, tasks, threads)
         chunks = -(-tiles // chunk)
         return concatenate([merge(parts[i : i + chunks]) for i in range(0, len(parts), chunks)])
 
@@ -137,11 +132,7 @@ class NumbaBackend:
         def task(first: int) -> Partial:
             return _some(problem, state, rows[places[first : first + group]])
 
-        leaves = len(state.near.heavy) if takes_leaves(problem) else 0  # as if all of them mattered
-        leaf_bytes = 4 * (problem.d + 1) * LEAF + 8 * problem.d + 16 + 12 * TILE // GROUP
-        each_takes = 64 * tiles * len(state.columns) + leaf_bytes * leaves
-        with claim_memory("a sum over tiles", each=each_takes, tasks=threads) as together:
-            found = concatenate(map_threads(task, range(0, len(rows), group), together))
+        found = concatenate(map_threads(task, range(0, len(rows), group), threads))
         back = np.argsort(places)
         return each(found, lambda x: x[back])
 

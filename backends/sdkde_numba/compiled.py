@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from typing import Any
 
 from numba import config, typeof
 
-from sdkde_core.plugin import Unforkable, claim_memory, new_lock
+from sdkde_core.plugin import new_lock
 
 from .cpu_kernels import reduce_tiles
 from .kept import keep
 from .leaf_kernels import add_leaves, choose_leaves, list_leaves
 
 _logger = logging.getLogger("sdkde")
-_lock, _compiler = new_lock(), Unforkable("Numba's compiler")
+_lock = new_lock()
 _ready: set[tuple[Any, ...]] = set()
 
 if not config.DISABLE_JIT:  # else there is nothing to compile, and probe() says that the backend cannot run
@@ -33,9 +32,7 @@ def call(function: Any, variant: tuple[Any, ...], *arguments: Any) -> Any:
 
 
 def _compile(function: Any, signature: tuple[Any, ...]) -> None:
-    # Numba imports SciPy's OpenBLAS, which hangs, or interrupts the process, where its threads do not start.
-    cores = os.cpu_count() or 1
-    with _lock, _compiler, claim_memory("compiling with Numba", 128 << 20, tasks=cores, fewest=cores):
+    with _lock:
         if signature in function.overloads:
             return
         start = time.perf_counter()

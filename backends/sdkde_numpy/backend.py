@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sdkde_core.plugin import check_threads, claim_memory, concatenate, cpu_threads, empty, map_threads, merge, products
+from sdkde_core.plugin import check_threads, concatenate, cpu_threads, empty, map_threads, merge
 from sdkde_core.protocol import Columns, Partial, Problem, Support
 
 from .bounds import COLUMNS, ROWS, columns_of_a_task
@@ -48,13 +48,11 @@ class NumpyBackend:
 
         def task(where: tuple[int, int]) -> Partial:
             r, c = where
-            with products.on_this_thread():
-                return state.reduce(problem, rows[r : r + ROWS], c, min(c + chunk, n), width)
+            return state.reduce(problem, rows[r : r + ROWS], c, min(c + chunk, n), width)
 
         tasks = [(r, c) for r in range(0, m, ROWS) for c in range(0, n, chunk)]
-        most = 1 if len(tasks) == 1 else self.threads or min(cpu_threads(), MOST_THREADS)
-        # Sums of exponentials underflow by design.
-        with np.errstate(all="ignore"), claim_memory("a sum over tiles", tasks=most) as threads:
+        threads = self.threads or min(cpu_threads(), MOST_THREADS)
+        with np.errstate(all="ignore"):  # sums of exponentials underflow by design
             parts, chunks = map_threads(task, tasks, threads), -(-n // chunk)
             if chunks > 1:
                 parts = [merge(parts[i : i + chunks]) for i in range(0, len(parts), chunks)]

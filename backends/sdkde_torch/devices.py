@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from sdkde_core.plugin import claim_memory, cpu_threads, in_child, map_threads, new_lock, without_grad
+from sdkde_core.plugin import cpu_threads, in_child, map_threads, new_lock, without_grad
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -63,12 +63,11 @@ def side_by_side(device: torch.device, task: Callable[[A], R], arguments: Sequen
     machine that is ten times slower.
     """
     if device.type == "cpu":
-        with claim_memory("a sum over tiles", tasks=min(cpu_threads(), max(len(arguments), 1))) as threads:
-            try:
-                return map_threads(functools.partial(_alone, task), arguments, threads, pool=_workers())
-            except BaseException:  # an interrupt may have left locks within the pool locked: they are Python's own
-                _workers.cache_clear()
-                raise
+        try:
+            return map_threads(functools.partial(_alone, task), arguments, cpu_threads(), pool=_workers())
+        except BaseException:  # an interrupt may have left locks within the pool locked: they are Python's own
+            _workers.cache_clear()
+            raise
     return [task(a) for a in arguments]
 
 

@@ -7,7 +7,6 @@ are finite shows in their extent, which the plan reads anyway.
 
 from __future__ import annotations
 
-import datetime
 import functools
 import math
 import sys
@@ -44,17 +43,11 @@ def refuse_dask(name: str, value: Any) -> None:
         raise TypeError(
             f"{name} is a Dask array, and only estimate and debias are lazy; pass {name}.compute(), if memory holds it"
         )
-    module, kind = type(value).__module__, type(value).__name__.removesuffix("Leaf")
-    if module.startswith(("dask.", "dask_expr.", "distributed.")):
-        instead = {
-            "dask.delayed": f"{name}.compute(), or dask.array.from_delayed({name}, shape=..., dtype=...)",
-            "dask.bag": f"numpy.asarray({name}.compute()), or a Dask array",
-            "distributed.client": f"{name}.result()",
-        }.get(".".join(module.split(".")[:2]), f"{name}.to_dask_array(lengths=True)")
-        raise TypeError(f"{name} is a Dask {kind}; pass {instead}")
-    if isinstance(value, list | tuple) and value and type(value[0]).__module__.startswith("dask."):
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    if type(first).__module__.startswith(("dask.", "dask_expr.", "distributed.")):
         raise TypeError(
-            f"{name} is a {kind} of Dask objects; pass one Dask array, such as dask.array.concatenate({name}) of arrays"
+            f"{name} is Dask's, of type {type(first).__name__}; pass one Dask array (.to_dask_array(lengths=True) of a "
+            "data frame), or what it computes"
         )
 
 
@@ -135,9 +128,11 @@ class Argument(NamedTuple):
             value, has_dtype = np.from_dlpack(value), True
         array = np.asarray(value)
         if array.dtype.kind not in "iufb":
+            hint = "; of a data frame, .to_numpy(float)" if hasattr(value, "to_numpy") else ""
+            hint = "; of times, (t - t[0]) / np.timedelta64(1, 's')" if array.dtype.kind in "mM" else hint
             raise _Refused(
                 f"{name} is {type(value).__name__} of dtype {array.dtype}; "
-                f"pass real numbers (integer, boolean or floating){_numbers_from(array, value)}"
+                f"pass real numbers (integer, boolean or floating){hint}"
             )
         narrow = has_dtype and array.dtype.kind == "f" and array.dtype.itemsize <= 4
         names: tuple[str, ...] = ()
@@ -265,16 +260,6 @@ def _bits(xp: Any, dtype: Any) -> int:
     if xp.isdtype(dtype, "real floating"):
         return int(xp.finfo(dtype).bits)
     return 64 if xp.isdtype(dtype, ("integral", "bool")) else 0
-
-
-def _numbers_from(array: Any, value: Any) -> str:
-    """A hint at how an array of something else becomes one of numbers."""
-    kinds = {type(x) for x in array.flat[:1000]} if array.dtype.kind == "O" else set()
-    if array.dtype.kind == "M" or any(issubclass(kind, datetime.date) for kind in kinds):
-        return ": of times, those since one of them in some unit, such as (t - t[0]) / np.timedelta64(1, 's')"
-    if array.dtype.kind == "m" or any(issubclass(kind, datetime.timedelta) for kind in kinds):
-        return ": of durations, those in some unit, such as t / np.timedelta64(1, 's')"
-    return "; of a data frame, .to_numpy(float)" if hasattr(value, "to_numpy") else ""
 
 
 def columns_are_points(n: int, d: int, *names: str) -> str:

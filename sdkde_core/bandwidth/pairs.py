@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from ..arrays import to_host
 from ..choice.hardware import cpu_threads
-from ..engine.products import on_this_thread, product
+from ..engine.products import product
 from ..engine.threads import map_threads
 from .normal import roughness
 
@@ -95,11 +95,10 @@ class Pairs:
             self._pool = None
             return found
         some, result = max(1, (BLOCK if self.on_host else 1 << 26) // self.n**2), []
-        with on_this_thread() if self.on_host else nullcontext():
-            for i in range(0, len(bandwidths), some):
-                together = self._left(np.array(bandwidths[i : i + some]))
-                signs = np.broadcast_to(together.sign, together.log_density.shape)
-                result += [Left(*parts) for parts in zip(together.log_density, signs, together.log_square)]
+        for i in range(0, len(bandwidths), some):
+            together = self._left(np.array(bandwidths[i : i + some]))
+            signs = np.broadcast_to(together.sign, together.log_density.shape)
+            result += [Left(*parts) for parts in zip(together.log_density, signs, together.log_square)]
         return result
 
     def _left(self, h: Any) -> Left:
@@ -138,7 +137,7 @@ class Pairs:
             return task(self.blocks[0])
 
         def alone(rows: slice) -> Any:
-            with np.errstate(all="ignore"), on_this_thread():
+            with np.errstate(all="ignore"):
                 return task(rows)
 
         return self.xp.concat(map_threads(alone, self.blocks, self.threads, pool=self._pool), axis=0)

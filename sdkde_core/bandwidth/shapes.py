@@ -24,7 +24,7 @@ from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
 from ..arrays import Array, to_host
-from ..engine.products import on_this_thread, product
+from ..engine.products import product
 from .normal import normal_reference
 from .sample import Kernels, Sample
 
@@ -251,10 +251,7 @@ class _Climber(_Kernels):
 
 
 def _product(a: Any, b: Any) -> Any:
-    if not isinstance(a, np.ndarray):
-        return a @ b
-    with on_this_thread():
-        return product(a, b)
+    return product(a, b) if isinstance(a, np.ndarray) else a @ b
 
 
 def _better(fit: _Fit, columns: _Fit) -> str:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
-import os
 import re
 import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from ..messages import SdkdeWarning, did_you_mean
 from ..protocol import BackendUnavailable
-from ..storage import remove_temporaries
 
 
 class _Refused(click.ClickException):
@@ -57,27 +54,14 @@ def _flat(text: str) -> str:
 def _signals() -> Iterator[None]:
     """End a command after SIGINT, SIGTERM or SIGHUP with 128 plus the signal's number as the exit status.
 
-    An exception lets half-written files be removed. It may be lost in a destructor, or Python wait for threads: so a
-    command ends after three seconds, or after a second signal. Signals that are ignored, as nohup has it, stay so.
+    An exception lets half-written files be removed. Signals that are ignored, as nohup has it, stay so.
     """
     received, before = list[int](), dict[int, Any]()
 
-    def end() -> None:
-        for child in multiprocessing.active_children():
-            child.kill()
-        remove_temporaries()
-        os._exit(received[0])
-
     def stop(number: int, frame: Any) -> None:
         received.append(128 + number)
-        if len(received) > 1:
-            end()
-        with suppress(RuntimeError):  # no thread can be started
-            patience.start()
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(received[0])
 
-    patience = threading.Timer(3.0, end)
-    patience.daemon = True
     if threading.current_thread() is threading.main_thread():
         for number in (getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)):
             if signal.getsignal(number) not in (signal.SIG_IGN, None):

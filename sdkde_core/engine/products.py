@@ -1,15 +1,12 @@
-"""Products that BLAS computes on the calling thread alone.
+"""Products that OpenBLAS computes on the calling thread alone.
 
-OpenBLAS has one number of threads for the whole process, but shares out large products only: they come to it in small
-pieces. MKL shares out small ones too, but there a thread has a limit of its own.
+It has one number of threads for the whole process, but shares out large products only: they come to it in small pieces.
 """
 
 from __future__ import annotations
 
-import functools
 import platform
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -65,23 +62,3 @@ def dots(a: Array, b: Array) -> Array:
     for start in range(length, a.shape[1], length):
         total += np.vecdot(a[:, start : start + length], b[..., start : start + length])
     return total
-
-
-@functools.cache
-def _setters() -> list[Callable[[int], int]]:
-    """For each loaded MKL, its function that sets this thread's limit, and returns the limit before."""
-    from threadpoolctl import ThreadpoolController
-
-    found = ThreadpoolController().select(internal_api="mkl").lib_controllers  # takes milliseconds, so once
-    return [mkl.dynlib.MKL_Set_Num_Threads_Local for mkl in found]
-
-
-@contextmanager
-def on_this_thread() -> Iterator[None]:
-    """Keep MKL from sharing out the calling thread's products, within this context."""
-    before = [(limit, limit(1)) for limit in _setters()]  # a limit of 0 is none
-    try:
-        yield
-    finally:
-        for limit, number in before:
-            limit(number)

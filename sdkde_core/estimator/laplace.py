@@ -18,7 +18,6 @@ from array_api_compat import array_namespace, device
 from ..arrays import detached, to_host
 from ..choice.hardware import cpu_threads
 from ..engine.exact import BLOCK, terms_of
-from ..engine.memory import claim_memory
 from ..engine.merge import take_columns
 from ..engine.outliers import radii
 from ..engine.threads import checkpoint, map_threads
@@ -52,8 +51,7 @@ def laplace_slope(queries: Any, columns: Columns) -> Any:
 
     starts = range(0, m, height)
     if isinstance(queries, np.ndarray):
-        with claim_memory("a sum of differences", 6 * 8 * BLOCK, tasks=cpu_threads()) as threads:
-            strips = map_threads(strip, starts, threads)
+        strips = map_threads(strip, starts, cpu_threads())
     else:
         strips = [strip(start) for start in starts]
     return xp.concat(strips, axis=0) if len(strips) > 1 else strips[0]

@@ -13,7 +13,6 @@ import itertools
 import json
 import math
 import re
-import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -22,9 +21,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..messages import SdkdeWarning, caller_level, optional
+from ..messages import optional
 from ..storage import reserve, write_folder
-from .common import MOST, Array, FileError, Source, Write, filling, width_of
+from .common import Array, FileError, Source, Write, filling, width_of
 
 
 def read_npy(name: str, path: Path, key: str) -> Source:
@@ -121,7 +120,7 @@ def check_archive(path: Path, key: str) -> None:
 
 
 def read_csv(name: str, path: Path, key: str) -> Source:
-    """Open a .csv file; a first line without any number is a header. What looks like an index is refused."""
+    """Open a .csv file; a first line without any number is a header."""
     with path.open(encoding="utf-8-sig") as file:
         skipped, first = 0, ""
         for first in file:
@@ -137,11 +136,6 @@ def read_csv(name: str, path: Path, key: str) -> Source:
             )
         if header and any(_is_number(part) for part in re.split(r"[;\s]+", first.strip())):
             raise ValueError(f"values are separated by commas, but its first line is {first.strip()[:60]!r}")
-        if header and fields[0] == "" and len(fields) > 1:
-            raise ValueError(
-                "the first column has no name in the header: a data frame's index? "
-                "write the file without it (pandas: index=False), or name the column"
-            )
         rows = sum(not line.isspace() for line in file) + (not header)
     if not first.strip():
         raise ValueError("the file is empty")
@@ -254,14 +248,7 @@ def _names(name: str, shape: tuple[int, ...]) -> list[str]:
 
 
 def read_zarr(name: str, path: Path, key: str) -> Source:
-    """Open a zarr array; warns of chunks that are not there."""
     x = _zarr().open_array(path, mode="r")
-    # zarr takes chunks that are not there for numbers; its own count looks for each one that could be.
-    known = (path / "zarr.json").is_file() and x.shards is None
-    missing = x.nchunks - sum(chunk.is_file() for chunk in (path / "c").rglob("*")) if known else 0
-    if missing > 0 and math.prod(x.shape) <= MOST:
-        message = f"{name}: {missing} of {x.nchunks} chunks are not there, and are read as {x.fill_value}"
-        warnings.warn(message, SdkdeWarning, stacklevel=caller_level())
     return Source.reading(name, x.shape, x.dtype, lambda start, stop: x[start:stop])
 
 
@@ -276,7 +263,6 @@ def write_zarr(path: Path, shape: tuple[int, ...], dtype: Any, name: str) -> Ite
         chunks = max(1, min(shape[0], (1 << 20) // math.prod(shape[1:]))), *shape[1:]
         codecs = [_zarr().codecs.ZstdCodec(), _zarr().codecs.Crc32cCodec()]
         how = {"shape": shape, "chunks": chunks, "dtype": dtype, "attributes": {"written_by": "sdkde"}}
-        how["config"] = {"write_empty_chunks": True}  # a chunk that is not there is lost, and not zeros
         yield filling(_zarr().create_array(folder, compressors=codecs, **how))
 
 

@@ -1,12 +1,13 @@
 """The protocol's two phases: columns packed in tiles on JAX's device, rows block by block."""
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-from sdkde_core.plugin import Unforkable, checkpoint, concatenate, cpu_threads, empty, exponents, map_threads
+from sdkde_core.plugin import checkpoint, concatenate, cpu_threads, empty, exponents, map_threads
 from sdkde_core.protocol import DeviceOutOfMemory, Partial, Reduction, Support
 
 from .info import formula
@@ -17,7 +18,7 @@ ROWS = (16, 64, 256, 1024)
 COLUMNS = {"cpu": (256, 1024)}  # elsewhere a tile must be larger to take longer than its launch
 LARGE_COLUMNS = (1024, 16384)
 
-_jax = Unforkable("JAX", keeps_threads=True)
+_process = []  # the first to call JAX, whose threads are there alone
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class JaxBackend:
     def probe(self, device):
         """Say whether JAX has the platform."""
         try:
-            with _jax:
-                return Support(True, f"JAX {jax.__version__} on {self._device()}")
+            _check_process()
+            return Support(True, f"JAX {jax.__version__} on {self._device()}")
         except RuntimeError as error:
             return Support(False, f"JAX {jax.__version__} has no platform {self.platform!r}: {error}")
 
@@ -100,7 +101,8 @@ def _apart(task, arguments):
 
     def call(argument):
         try:
-            with _jax, jax.enable_x64(True):
+            _check_process()
+            with jax.enable_x64(True):
                 return task(argument)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" in str(error):
@@ -108,6 +110,14 @@ def _apart(task, arguments):
             raise
 
     return map_threads(call, arguments, cpu_threads(), apart=True)
+
+
+def _check_process():
+    """Raise RuntimeError in a process that was forked after JAX had begun: without its threads a call never ends."""
+    if not _process:
+        _process.append(os.getpid())
+    if _process[0] != os.getpid():
+        raise RuntimeError('JAX cannot be used in this forked process; start processes by "spawn" or "forkserver"')
 
 
 def _at_least(size, sizes):
