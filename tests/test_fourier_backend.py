@@ -4,7 +4,6 @@ import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -269,7 +268,7 @@ def test_the_suite_s_cases_are_transformed():
 def test_too_little_memory_is_an_error_before_finufft_is_called(monkeypatch):
     from sdkde_core.engine import memory as host
 
-    limit = host.Limit("ulimit -v", 1 << 30, 130 << 20, 16 << 20, 104 << 20)
+    limit = host.Limit("ulimit -v", 130 << 20, 16 << 20, 104 << 20)
     monkeypatch.setattr(host, "_address_space", lambda: [limit])
     monkeypatch.setattr(host, "limits", lambda: [limit])
     monkeypatch.setattr(transforms.finufft, "Plan", None)
@@ -291,20 +290,3 @@ def test_finufft_s_failures_to_allocate_are_memory_errors(monkeypatch):
         to_modes(angles, np.ones(3), (5,), 1e-9, 1)
     with pytest.raises(RuntimeError, match="invalid"):
         to_points(angles, [field], 1e-9, 1)
-
-
-def test_problems_beyond_the_machine_s_memory_are_declined(monkeypatch):
-    from sdkde_fourier import info
-
-    from sdkde_core.choice.select import Wanted, ranked
-
-    problem = Problem(Reduction.LOG_SUM, 10**6, 10**6, 3, extent=36.0)
-    reasons = {}
-    for total in (None, 1 << 30, 400 << 20):
-        monkeypatch.setattr(info.prices, "total_memory", lambda: total)  # noqa: B023
-        reasons[total] = {c.name: c for c in ranked([problem], None, Wanted(device="cpu"))}["fourier"]
-        assert info.INFO.supports(replace(problem, n=1000, m=1000)).ok
-    assert reasons[None].ok and reasons[1 << 30].ok
-    assert not reasons[400 << 20].ok and reasons[400 << 20].reason == (
-        "takes 0.44 GiB of memory or more; this process may use 0.39"
-    )

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sdkde_core.plugin import prices
 from sdkde_core.protocol import AdvancedInfo, Problem, Support, Work
 
-from .price import CPU, DEVICE, least_memory, likely
+from .price import CPU, DEVICE, likely
 
 
 def _supports(problem: Problem) -> Support:
@@ -19,12 +18,6 @@ def _supports(problem: Problem) -> Support:
     # digits of a log, and are then summed directly over many neighbours.
     if problem.d == 3 and problem.precision == "float64" and problem.pairs > 1 << 27:
         return Support(False, "float64 leaves most rows to direct sums in three dimensions, too many at this size")
-    least = least_memory(problem)
-    total = prices.total_memory() if least else None  # not what is free: the choice depends on the machine alone
-    if total is not None and least > total:
-        return Support(
-            False, f"takes {least / 2**30:.2g} GiB of memory or more; this process may use {total / 2**30:.2g}"
-        )
     return Support(True, f"Fourier sums, {likely(problem, CPU)[0]}")
 
 

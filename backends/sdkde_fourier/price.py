@@ -15,7 +15,7 @@ from sdkde_core.protocol import Problem, Reduction, Work
 
 from . import bounds
 from .duplicates import distinct, many, merged_weights
-from .memory import blocks_to_modes, fields_of, interpolation
+from .memory import blocks_to_modes, fields_of
 from .modes import Array
 
 #: Most modes of a box: with finufft's grid, twice as fine per dimension, 1 GiB in three dimensions.
@@ -153,20 +153,6 @@ def plus(transforms: Work, direct: Work) -> Work:
 
 #: The transforms' tolerance, assumed before the data are known.
 USUAL = 1e-11
-
-
-def least_memory(problem: Problem) -> int:
-    """Return the bytes that the CPU takes at least, one transform at a time; 0 where they are few, or none.
-
-    At the usual extent, or the problem's if that is less: far points are left out of the box, and do not add to it.
-    """
-    n, m, d = problem.n, problem.m, problem.d
-    modes = _usual_modes(problem, min(problem.extent, prices.typical_extent(n, d)))
-    if modes > MOST_MODES or 200.0 * (modes + n + m) < 128 << 20:  # a mode and a point take no more
-        return 0
-    shape = (int(modes ** (1.0 / d)),) * d
-    fields = math.prod(shape) * 16 * (1 + fields_of(problem))
-    return 2 * 8 * (n + m) * (d + 1) + fields + interpolation(min(m, CPU.rows), shape, USUAL)
 
 
 def likely(problem: Problem, by: Ways) -> tuple[str, Work]:

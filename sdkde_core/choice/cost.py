@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from ..engine.exact import BLOCK
-from ..engine.memory import total_memory
 from ..protocol import BackendInfo, Problem, Reduction, Work
 from .cards import Processor
 from .hardware import processor, speedup
@@ -20,7 +19,6 @@ __all__ = [
     "processor",
     "roofs",
     "speedup",
-    "total_memory",
     "typical_extent",
     "work_seconds",
 ]

@@ -25,7 +25,6 @@ class Limit(NamedTuple):
     """Something that limits memory, in bytes."""
 
     name: str
-    total: int
     free: int
     call: int = 0  # what it counts beside a claim, for a call
     thread: int = 0  # for each thread
@@ -44,7 +43,7 @@ def limits(root: Path = Path("/")) -> list[Limit]:
     except (OSError, ValueError):  # not Linux
         return found
     machine, top = (kib["MemTotal"] + kib["SwapTotal"]) << 10, root / "sys/fs/cgroup"
-    found.append(Limit("the machine's memory", machine, (kib["MemAvailable"] + kib["SwapFree"]) << 10))
+    found.append(Limit("the machine's memory", (kib["MemAvailable"] + kib["SwapFree"]) << 10))
     for controllers, path in groups:
         mount, limit, use, cached = top, "memory.max", "memory.current", "inactive_file"
         if controllers:  # version 1
@@ -60,7 +59,7 @@ def limits(root: Path = Path("/")) -> list[Limit]:
                 stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
                 free = total - used + int(stat.get(cached, 0))  # the kernel takes back what caches files
                 if total < machine:
-                    found.append(Limit("the control group's limit (a container's, a batch system's)", total, free))
+                    found.append(Limit("the control group's limit (a container's, a batch system's)", free))
     return found
 
 
@@ -74,12 +73,7 @@ def _address_space(root: Path = Path("/")) -> list[Limit]:
         return []
     # Besides its claim a call takes some 16 MiB of it, and each thread a stack (8 MiB), the C library's heap (64) and a
     # buffer of OpenBLAS (32).
-    return [Limit("ulimit -v", total, total - used, 16 << 20, 104 << 20)]
-
-
-def total_memory() -> int | None:
-    """Return the bytes that this process may use at most; None where that is not known (macOS, Windows)."""
-    return min((limit.total for limit in limits()), default=None)
+    return [Limit("ulimit -v", total - used, 16 << 20, 104 << 20)]
 
 
 @contextmanager
