@@ -278,15 +278,3 @@ def test_too_little_memory_is_an_error_before_finufft_is_called(monkeypatch):
     )
     with pytest.raises(MemoryError, match=message):
         _prepared("fourier", case.problem(Reduction.MEAN, "high"), case, always=True)
-
-
-def test_finufft_s_failures_to_allocate_are_memory_errors(monkeypatch):
-    def plan(kind, *arguments, **options):
-        raise RuntimeError({1: "FINUFFT general malloc failure", 2: "FINUFFT transform type invalid"}[kind])
-
-    monkeypatch.setattr(transforms.finufft, "Plan", plan)
-    angles, field = [np.zeros(3)], np.ones(5, complex)
-    with pytest.raises(MemoryError, match="5 modes: FINUFFT general malloc"):
-        to_modes(angles, np.ones(3), (5,), 1e-9, 1)
-    with pytest.raises(RuntimeError, match="invalid"):
-        to_points(angles, [field], 1e-9, 1)

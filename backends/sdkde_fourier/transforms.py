@@ -6,8 +6,8 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import finufft
@@ -89,8 +89,7 @@ def to_points(angles: Sequence[Array], fields: Sequence[Array], epsilon: float, 
     return found
 
 
-@contextmanager
-def _room(shape: tuple[int, ...], each: int, blocks: int, inside: int = 1) -> Iterator[int]:
+def _room(shape: tuple[int, ...], each: int, blocks: int, inside: int = 1) -> AbstractContextManager[int]:
     """Claim the memory of transforms, each on ``inside`` threads of its own; yields how many may run side by side.
 
     finufft ends the process where memory does not suffice or a thread does not start, wherever it notices in a thread.
@@ -98,16 +97,8 @@ def _room(shape: tuple[int, ...], each: int, blocks: int, inside: int = 1) -> It
     purpose = f"a Fourier transform of {' × '.join(map(str, shape))} modes"
     mend = "pass another backend, or raise that limit"
     if inside > 1:
-        claim = claim_memory(purpose, each, tasks=inside, fewest=inside, mend=f"{mend}, or pass fewer threads")
-    else:
-        claim = claim_memory(purpose, each=each, tasks=blocks, mend=mend)
-    with claim as together:
-        try:
-            yield together
-        except RuntimeError as error:
-            if "malloc" in str(error):
-                raise MemoryError(f"{purpose}: {error}; {mend}") from error
-            raise
+        return claim_memory(purpose, each, tasks=inside, fewest=inside, mend=f"{mend}, or pass fewer threads")
+    return claim_memory(purpose, each=each, tasks=blocks, mend=mend)
 
 
 def _plan(kind: int, shape: tuple[int, ...], epsilon: float, threads: int) -> Any:
