@@ -103,7 +103,7 @@ def recorded(path: Path) -> Iterator[tuple[Task, dict[str, float]]]:
         for best in store.best():
             ran = [trial for trial in store.trials(best.key) if trial.ms]
             key, sizes = best.key, ([2**best.key.n_octave], [2**best.key.m_octave])
-            wanted = problems([key.reduction], [key.d], *sizes, [key.precision], key.features)
+            wanted = problems([key.reduction], [key.d], *sizes, [key.precision], filter(None, key.requires.split(",")))
             (task,) = (task for task in tasks(wanted, place_of(key.gpu), key.backend) if task.key == key)
             yield task, {trial.name: trial.median for trial in ran}
 
