@@ -74,20 +74,18 @@ def record(db: Path, backend: str) -> None:
         with Store(db) as store:
             for reduction, d, precision in (("mean", 16, "fast"), ("log_sum", 64, "fast"), ("laplace", 32, "high")):
                 for task in tasks(problems((reduction,), (d,), precision=(precision,)), place, backend):
-                    search(task, runner, store, sampler="grid", trials=None)
+                    search(task, runner, store, trials=10**6)
     finally:
         runner.close()
 
 
 def replay(files: list[Path]) -> None:
     """Print the loss of searches, in percent over the best recorded time, and that of the cost model's choice."""
-    print("problem, configurations: 16 trials tpe, random; 60 trials tpe, random; default; predicted")
+    print("problem, configurations: 16 trials; 60 trials; default; predicted")
     for file in files:
         for task, times in recorded(file):
             best, kernel, default = min(times.values()), task.query.kernel, canonical(task.default())
-            cells = [
-                f"{_loss(task, times, default, *how):.1f}" for how in itertools.product((16, 60), ("tpe", "random"))
-            ]
+            cells = [f"{_loss(task, times, trials):.1f}" for trials in (16, 60)]
             card = hardware.card_called(task.query.gpu)
             assert card is not None
             chosen = next(name for name in map(canonical, ranking(task, card)) if name in times)
@@ -103,12 +101,12 @@ def recorded(path: Path) -> Iterator[tuple[Task, dict[str, float]]]:
         for best in store.best():
             ran = [trial for trial in store.trials(best.key) if trial.ms]
             key, sizes = best.key, ([2**best.key.n_octave], [2**best.key.m_octave])
-            wanted = problems([key.reduction], [key.d], *sizes, [key.precision], key.features)
+            wanted = problems([key.reduction], [key.d], *sizes, [key.precision], filter(None, key.requires.split(",")))
             (task,) = (task for task in tasks(wanted, place_of(key.gpu), key.backend) if task.key == key)
             yield task, {trial.name: trial.median for trial in ran}
 
 
-def _loss(task: Task, times: Mapping[str, float], default: str, trials: int, sampler: str) -> float:
+def _loss(task: Task, times: Mapping[str, float], trials: int) -> float:
     """Search recorded times; one that was not recorded does not run."""
 
     def run(task: Task, config: Any, slow: Any) -> Trial:
@@ -119,7 +117,7 @@ def _loss(task: Task, times: Mapping[str, float], default: str, trials: int, sam
     runner.finals = lambda task, configs: [run(task, config, None) for config in configs]
     card = hardware.card_called(task.query.gpu)
     with TemporaryDirectory() as folder, Store(Path(folder) / "replay.sqlite") as store:
-        found = search(task, runner, store, card=card, sampler=sampler, trials=trials)
+        found = search(task, runner, store, card=card, trials=trials)
         assert found.best is not None
         return 100 * (found.best.median / min(times.values()) - 1)
 

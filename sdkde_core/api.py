@@ -123,8 +123,8 @@ def estimate(
     device : {None, "cpu", "cuda", "cuda:0", …, "cuda:all"} or sequence of str
         Where to compute. None: the data's device, or a GPU for host data where that is faster, the copy included. If
         it is a GPU, host data of more than 2¹⁸ numbers are copied there before they are validated. Of several GPUs, as
-        in ``["cuda:0", "cuda:1"]``, each takes some of the rows, where that is predicted to be faster than the first
-        alone; on any number of GPUs of one model a list gives the same bits.
+        in ``["cuda:0", "cuda:1"]``, each takes some of the rows; on any number of GPUs of one model a list gives
+        the same bits.
     check_finite : bool
         Refuse NaN and inf; False skips the check.
     backend_options : mapping, optional

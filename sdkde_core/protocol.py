@@ -20,7 +20,6 @@ with the two methods of :class:`Backend`. Everything here is public and versione
 from __future__ import annotations
 
 import importlib
-import importlib.machinery
 import importlib.util
 import inspect
 import math
@@ -438,7 +437,7 @@ class BackendInfo:
         return 0.0
 
     def missing_modules(self) -> tuple[str, ...]:
-        """Return the required modules that cannot be found, without importing any."""
+        """Return the required modules that cannot be found, without importing them."""
         return tuple(name for name in self.requires_modules if not _can_find(name))
 
     def load(self, options: Mapping[str, Any] | None = None) -> Backend:
@@ -490,13 +489,8 @@ class AdvancedInfo(BackendInfo):
 
 
 def _can_find(module: str) -> bool:
-    """Whether a module is there. Its parents are not imported, as ``find_spec`` would."""
-    top, *names = module.split(".")
+    """Whether a module is there; of a dotted name the parents are imported."""
     try:
-        spec = importlib.util.find_spec(top)
-        for name in names:  # several distributions may share the top-level package, as NVIDIA's do
-            places = spec and spec.submodule_search_locations
-            spec = importlib.machinery.PathFinder.find_spec(f"{spec.name}.{name}", places) if spec and places else None
-        return spec is not None
+        return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError, AttributeError):  # a half-imported module
         return False

@@ -9,7 +9,6 @@ import re
 import shutil
 import stat
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -40,9 +39,8 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
 
     The new file lies in the same folder, with the same extension, and gets the owner and the mode of the file that it
     replaces. It is on disk before it takes that file's place, so a power cut leaves the old one or the new one. A
-    symbolic link stays one. What is no regular file, such as ``/dev/stdout`` or a pipe, is written to as it is. Where
-    the folder takes no new file, or the owner cannot be kept, the bytes are written into the old file at the end. An
-    OSError names ``path``, whose folder must exist.
+    symbolic link stays one. What is no regular file, such as ``/dev/stdout`` or a pipe, is written to as it is. An
+    OSError names ``path``: its folder does not exist or takes no new file, or the owner cannot be kept.
     """
     final = Path(os.path.realpath(path))
     beside = _beside(final)
@@ -54,25 +52,15 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
         is_open = re.fullmatch(r"/dev/(stdout|stderr|fd/\d+)|/proc/(self|\d+)/fd/\d+", os.path.abspath(path))
         if before is not None and (is_open or not stat.S_ISREG(before.st_mode)):  # what this process has open too
             yield Path(path)
-        elif _made(beside, final, before):
+        else:
+            _make(beside, before)
             yield beside
             sync(beside)
             if before is not None:
                 beside.chmod(before.st_mode & 0o777)
-            try:
-                beside.replace(final)
-            except OSError as error:
-                if error.errno != errno.EBUSY:  # a file that is mounted, as into a container
-                    raise
-                _overwrite(final, beside)
+            beside.replace(final)
             with suppress(OSError):  # a folder that may not be read; the new file is in place all the same
                 sync(final.parent)
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                apart = Path(folder, beside.name)
-                apart.touch(0o600)
-                yield apart
-                _overwrite(final, apart)
     except OSError as error:
         if error.filename is None or os.path.basename(error.filename) == beside.name:
             error.filename = str(path)
@@ -184,34 +172,21 @@ def _remove_folder(path: Path) -> bool:
     return False
 
 
-def _made(beside: Path, final: Path, before: os.stat_result | None) -> bool:
-    """Make the new file, with the owner of the one before; False if that one has to be written itself, and can be."""
+def _make(beside: Path, before: os.stat_result | None) -> None:
+    """Make the new file, with the owner of the one that it replaces."""
+    wrong = f"the folder {beside.parent} takes no new file"
     try:
         # exist_ok=False: neither another's file nor a link is opened. Meanwhile a private file is nobody else's either.
         beside.touch(0o666 if before is None else 0o600, exist_ok=False)
         if before is not None:
             made = beside.stat()
             if (made.st_uid, made.st_gid) != (before.st_uid, before.st_gid):
+                wrong = "its owner cannot be kept; remove it first, or name another"
                 os.chown(beside, before.st_uid, before.st_gid)
     except OSError as error:
-        if before is None or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        os.close(_opened(final))
-        return False
-    return True
-
-
-def _overwrite(final: Path, new: Path) -> None:
-    """Write a file's bytes into another; a full disk is found before. A kill in between can leave half a file."""
-    with new.open("rb") as source, open(_opened(final), "wb") as target:
-        before = os.fstat(target.fileno()).st_size
-        try:
-            reserve(target, new.stat().st_size)
-        except OSError:
-            target.truncate(before)
-            raise
-        shutil.copyfileobj(source, target)
-        target.truncate()
+        raise OSError(error.errno, f"{error.strerror} ({wrong})") from error
 
 
 def reserve(file: BinaryIO, size: int) -> None:
@@ -223,8 +198,3 @@ def reserve(file: BinaryIO, size: int) -> None:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # others: a pipe, or a file system that cannot
             raise
-
-
-def _opened(final: Path) -> int:
-    """Open a file for writing, as it is; no link that took its place meanwhile."""
-    return os.open(final, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))

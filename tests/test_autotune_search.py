@@ -161,12 +161,11 @@ def store(tmp_path):
 # --- finding the best ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("sampler", "loss"), [("tpe", 0.06), ("random", 0.25)])
-def test_samplers_come_near_the_optimum(store, sampler, loss):
+def test_a_search_comes_near_the_optimum(store):
     """After 60 of the 217 configurations; the median pruner ends the timing of slow ones, and never of the best."""
     runner = Played()
-    result = search(TASK, runner, store, sampler=sampler)
-    assert ms(result.best.config) <= (1 + loss) * ms(BEST)
+    result = search(TASK, runner, store)
+    assert ms(result.best.config) <= 1.06 * ms(BEST)
     assert len(runner.ran) == 60
     times = sorted(map(ms, runner.ran))
     assert runner.pruned
@@ -174,10 +173,10 @@ def test_samplers_come_near_the_optimum(store, sampler, loss):
 
 
 def test_a_study_is_kept_that_optuna_and_its_dashboard_open(store):
-    answer = lambda config: failed("crash", "x") if config == ALL[100] else ms(config)  # noqa: E731
+    answer = lambda config: failed("crash", "x") if config == Hills.start else ms(config)  # noqa: E731
     for trials in 60, 110:
         with studies(store) as storage:
-            search(TASK, Played(answer), store, storage=storage, trials=trials, sampler="grid")
+            search(TASK, Played(answer), store, storage=storage, trials=trials)
     url = f"sqlite:///{store.path.with_name('tuning-studies.sqlite')}"
     (name,) = optuna.get_all_study_names(url)
     assert "sum log_sum fast d=16 n=2^15 m=2^12 RTX A6000" in name
@@ -198,7 +197,7 @@ def test_a_study_is_kept_that_optuna_and_its_dashboard_open(store):
 
 
 def test_the_default_then_earlier_finalists_then_the_best_priced(store):
-    """Of predictions too; a grid finds the best."""
+    """Of predictions too; who tries all finds the best."""
     for i, config in enumerate((ALL[50], ALL[60])):
         add(store, KEY, config, guess(i + 1), "predicted", {"source": "a"})
     runner = Played()
@@ -206,7 +205,7 @@ def test_the_default_then_earlier_finalists_then_the_best_priced(store):
     expected = [Hills.start, ALL[50], ALL[60], *PRICED[:12]]
     assert runner.ran == [config for i, config in enumerate(expected) if config not in expected[:i]][:12]
     assert store.best()[0].source == "measured"
-    result = search(TASK, Played(), store, sampler="grid", trials=None)
+    result = search(TASK, Played(), store, trials=217)
     assert (result.best.config, result.best.median) == (BEST, ms(BEST))
     assert result.tried == len(ALL) - 12
 
@@ -443,9 +442,8 @@ def test_a_space_in_which_nothing_can_run(store):
         def limit(self, kernel, config, problem, architecture):
             return "closed"
 
-    for sampler in ("tpe", "random", "grid"):
-        result = search(task(space=Closed()), Played(), store, sampler=sampler)
-        assert (result.best, result.tried) == (None, 0)
+    result = search(task(space=Closed()), Played(), store)
+    assert (result.best, result.tried) == (None, 0)
 
 
 def test_a_killed_search_loses_the_trial_in_flight_only(tmp_path):
@@ -462,7 +460,7 @@ def slow(config):
     return ms(config)
 
 with Store({str(path)!r}) as store:
-    search(TASK, Played(slow), store, sampler="random", trials=200)
+    search(TASK, Played(slow), store, trials=200)
 """
     paths = os.pathsep.join(filter(None, [os.path.dirname(__file__), *sys.path]))
     process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": paths})
@@ -476,7 +474,7 @@ with Store({str(path)!r}) as store:
         assert kept in ([line.strip() for line in ended], [line.strip() for line in ended[:-1]])
         assert len(kept) >= 11
         runner = Played()
-        search(TASK, runner, store, sampler="random", trials=60)
+        search(TASK, runner, store, trials=60)
         assert len(store.trials(KEY)) == 60
         assert not {json.dumps(config, sort_keys=True) for config in runner.ran} & set(kept)
 
@@ -503,7 +501,7 @@ def test_interleaved_finals_decide(store):
         return 0.6 * ms(config) if config == lucky else ms(config)
 
     runner = Played(noisy, drift=1.3)
-    result = search(TASK, runner, store, trials=None, sampler="grid")
+    result = search(TASK, runner, store, trials=217)
     assert runner.final[0] == lucky
     assert len(runner.final) == 4
     assert Hills.start in runner.final

@@ -2,7 +2,6 @@
 
 import importlib
 import re
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -97,17 +96,6 @@ def test_missing_modules_come_with_the_command_that_brings_them(install):
         sdkde_core.BackendUnavailable, match="needs no_such_module; install with: pip install no-such-module"
     ):
         sdkde_core.estimate(X, backend="needy")
-
-
-def test_modules_of_a_package_that_several_distributions_share(tmp_path, monkeypatch):
-    """One of them is no sign of another, and none is imported."""
-    (tmp_path / "shared_top" / "one").mkdir(parents=True)
-    (tmp_path / "shared_top" / "one" / "__init__.py").write_text("raise RuntimeError('imported')")
-    monkeypatch.syspath_prepend(tmp_path)
-    asked = ("shared_top", "shared_top.one", "shared_top.two", "shared_top.one.deep", "xml.dom.minidom", "math.pi")
-    info = replace(registry.find("numpy").info, requires_modules=asked)
-    assert info.missing_modules() == ("shared_top.two", "shared_top.one.deep", "math.pi")
-    assert "shared_top.one" not in sys.modules
 
 
 def test_features_are_enforced_by_the_core(install):

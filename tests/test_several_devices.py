@@ -1,4 +1,4 @@
-"""Rows shared out among several devices: the numbers of one, and the choice of how many to use."""
+"""Rows shared out among several devices: the numbers of one, and which lists of devices can be."""
 
 import sys
 from dataclasses import replace
@@ -146,10 +146,11 @@ def test_estimates_on_several_devices(two, method):
     assert "cpu, cpu" in str(sdkde_core.explain(x, device=2, **how))
 
 
-def test_few_rows_stay_on_one_device(monkeypatch):
-    monkeypatch.setattr(request, "parse_device", lambda device: device)
-    x = np.random.default_rng(0).normal(size=(300, 3))
-    assert sdkde_core.explain(x, device=("cpu", "cpu"), backend="numpy").device == "cpu"
+def test_more_devices_than_rows(two):
+    x = np.random.default_rng(0).normal(size=(5, 3))
+    for query in (None, x[:1]):
+        plain, several = (sdkde_core.estimate(x, query, device=k, backend="numpy") for k in ("cpu", 7))
+        assert np.allclose(plain, several, rtol=3e-5)
 
 
 def test_gradients_are_for_one_device(two):

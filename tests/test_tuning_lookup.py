@@ -258,20 +258,6 @@ def test_a_bad_file_counts_as_empty_is_reported_once_and_left_alone(path, tmp_pa
     assert content == (path.is_file() and path.read_bytes())
 
 
-@pytest.mark.parametrize("spoil", [text, cut_to(5000), edit("PRAGMA user_version = 99")])
-def test_a_file_that_was_bad_is_used_once_it_is_mended(path, recwarn, spoil):
-    fill(path, ("x", {}, "measured", {}))
-    good = path.read_bytes()
-    spoil(path)
-    lookup.forget()
-    for _ in range(2):
-        assert ask() is None
-    path.write_bytes(good)
-    for _ in range(2):
-        assert ask() == ("x", "exact")
-    assert len(warnings(recwarn)) == 1
-
-
 @pytest.mark.parametrize("absent", ["nothing", "no folder", "empty file", "a file for a folder"])
 def test_a_missing_file_is_no_news(path, recwarn, monkeypatch, absent):
     if absent == "no folder":

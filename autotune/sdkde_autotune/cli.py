@@ -69,7 +69,7 @@ def _several(name: str, kind: click.ParamType, metavar: str, help: str) -> Calla
     return click.option(name, multiple=True, callback=split, metavar=f"{metavar},…", help=help)
 
 
-_positive, _samplers = click.IntRange(min=1), Choice(("tpe", "random", "grid"))
+_positive = click.IntRange(min=1)
 _db = click.option(
     "--db",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -140,9 +140,8 @@ def main(ctx: click.Context) -> None:
 
 @main.command()
 @_problem_options
-@click.option("--trials", type=_positive, help="Configurations a problem. Default: 60; grid: all; predicted: 16.")
+@click.option("--trials", type=_positive, help="Configurations a problem. Default: 60; predicted: 16.")
 @click.option("--budget", metavar="TIME", callback=_seconds, help="For all problems: 90s, 10m. Default: grid: 10m.")
-@click.option("--sampler", type=_samplers, default="tpe", show_default=True, help="Optuna's sampler, if measured.")
 @click.option("--again", is_flag=True, help="Only measure stored winners, other finalists and defaults again.")
 @click.option("--dry-run", is_flag=True, help="Print the problems and their configurations; run nothing.")
 @click.pass_context
@@ -157,9 +156,8 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, again: bool, dry_run: bo
     place = place_of(gpu)
     grid = not any(what[name] for name in (*GRID, "n_query", "weights"))
     todo = tasks(_problems(what, place, grid), place, what["backend"])
-    trials, budget = what["trials"], what["budget"] or (600.0 if grid else math.inf)
-    if trials is None and (place.device is None or what["sampler"] != "grid"):
-        trials = 60 if place.device else 16
+    trials = what["trials"] or (60 if place.device else 16)
+    budget = what["budget"] or (600.0 if grid else math.inf)
     limit = "no time limit" if math.isinf(budget) else f"{budget:g} s at most"
     predicted = f"nothing is measured; ranking by the cost model and compiling for {place.architecture}"
     doing = f"measuring on {place.device}" if place.device else f"no {place.name} here: {predicted}"
@@ -181,7 +179,7 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, again: bool, dry_run: bo
                 todo = [task for task in todo if task.key in stored]
             click.echo(f"{doing}; problems: {len(todo)}; {limit} (--budget)", err=True)
             progress = report.Progress(len(todo), budget)
-            how = {"trials": trials, "sampler": what["sampler"], "again": again}
+            how = {"trials": trials, "again": again}
             for found in _results(todo, place, store, budget, not grid, progress, how):
                 results.append(found)  # after Ctrl-C the finished ones are reported
                 progress.finished(found)

@@ -51,7 +51,6 @@ class Found(NamedTuple):
 
 #: What this process was asked. Threads may find the same at once; there is no lock.
 _answers: dict[tuple[Any, ...], list[Found]] = {}
-_refused: set[str | None] = set()  # values of SDKDE_DB whose file could not be read, and is read again once it changes
 
 
 def lookup(
@@ -62,10 +61,9 @@ def lookup(
     ``accept(config)`` says whether the kernel can be launched so. It is asked on every call, for the best ones first.
     """
     named, memory = os.environ.get("SDKDE_DB"), _answers
-    stamp = _stamp() if named in _refused else None
     # The fields that Key.of reads, as making a Key takes longer than the rest of a look-up.
     kind = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.d
-    asked = named, stamp, query, *kind, octave(problem.n), octave(problem.m)
+    asked = named, query, *kind, octave(problem.n), octave(problem.m)
     answers = memory.get(asked)
     if answers is None:
         memory[asked] = answers = candidates(query, problem)
@@ -105,7 +103,6 @@ def forget() -> None:
     """Let the next look-up read the database again, after it was written to."""
     global _answers
     _answers = {}  # a look-up that is under way fills the old one
-    _refused.clear()
 
 
 def _stored(key: Key, path: Path | None) -> list[dict[str, Any]]:
@@ -117,19 +114,9 @@ def _stored(key: Key, path: Path | None) -> list[dict[str, Any]]:
     except FileNotFoundError:  # or the user has no home
         return []
     except Exception as error:  # an estimate must not fail because of its tuning
-        _refused.add(os.environ.get("SDKDE_DB"))
         name = str(path or "the tuner's database")
         warn_once(f"{name} is not used: {error} (`sdkde-autotune show` says more)", name)
         return []
-
-
-def _stamp() -> object:
-    """Return what changes as the user's database is mended."""
-    try:
-        found = os.stat(database())
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-    except Exception as error:
-        return str(error)
 
 
 def _select(connection: sqlite3.Connection, key: Key) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -89,7 +88,7 @@ def result_row(result: Result) -> dict[str, Any]:
 
 
 class Progress:
-    """Lines on standard error: rewritten in place on a terminal; else one every ten seconds, and for every problem."""
+    """Lines on standard error: one every ten seconds, and for every problem."""
 
     def __init__(self, problems: int, budget: float) -> None:
         self.problems, self.done, self.start, self.last = problems, 0, time.monotonic(), 0.0
@@ -97,22 +96,20 @@ class Progress:
 
     def during(self, task: Task, known: int, expected: int, best: float) -> None:
         """Show how far the search of a problem is."""
-        terminal = sys.stderr.isatty()
-        if terminal or time.monotonic() - self.last > 10.0:
-            self._show(task, f"{known}/{expected}, best {best:.4g} ms", "\r" if terminal else "\n")
+        if time.monotonic() - self.last > 10.0:
+            self._show(task, f"{known}/{expected}, best {best:.4g} ms")
 
     def finished(self, result: Result) -> None:
         """Show a problem's result."""
         self.done += 1
         best = result.best
-        self._show(result.task, f"{took(best)} by {config_text(best.config)}" if best else "nothing ran", "\n")
+        self._show(result.task, f"{took(best)} by {config_text(best.config)}" if best else "nothing ran")
 
-    def _show(self, task: Task, text: str, end: str) -> None:
+    def _show(self, task: Task, text: str) -> None:
         self.last, problem = time.monotonic(), task.problem
         what = f"{task.query.kernel} {problem.reduction} {problem.precision} d={problem.d} n={problem.n}"
         line = f"{self.done}/{self.problems}, {_clock(self.last - self.start)}{self.budget}: {what}: {text}"
-        rest = "\x1b[K" if sys.stderr.isatty() else ""  # clears what an earlier, longer line had there
-        click.echo(f"{line}{rest}{end}", err=True, nl=False)
+        click.echo(line, err=True)
 
 
 def _clock(seconds: float) -> str:

@@ -73,8 +73,7 @@ def search(
     *,
     storage: optuna.storages.BaseStorage | None = None,
     card: GPU | None = None,
-    sampler: str = "tpe",
-    trials: int | None = 60,
+    trials: int = 60,
     budget: float = math.inf,
     again: bool = False,
     progress: Callable[[int, int, float], None] = lambda known, expected, best: None,
@@ -85,10 +84,10 @@ def search(
     configuration beyond the card's limits is never run, and none is run twice: stored trials of the same source code
     count. Optuna's median pruner ends the timing of slow ones. Finalists are timed once more in turns; the best wins.
 
-    ``storage`` keeps the study, by default memory does. A ``card`` prices candidates. ``sampler`` is ``"tpe"``,
-    ``"random"``, or ``"grid"`` for all in order. ``trials`` limits how many are known at the end, stored
-    ones included. After ``budget`` seconds no further one is run. With ``again`` only the default and the five fastest
-    stored ones are. ``progress(known, expected, best milliseconds)`` is called after every trial.
+    ``storage`` keeps the study, by default memory does. A ``card`` prices candidates. ``trials`` limits how many are
+    known at the end, stored ones included. After ``budget`` seconds no further one is run. With ``again`` only the
+    default and the five fastest stored ones are. ``progress(known, expected, best milliseconds)`` is called after every
+    trial.
     """
     start, key, default = time.monotonic(), task.key, task.default()
     provenance, usual, stored = versions(task.query.backend), canonical(default), store.trials(key)
@@ -96,20 +95,19 @@ def search(
     ran = sorted((t for t in stored if t.status == "ok"), key=lambda t: (not t.final, t.median))
     early = [config for config in (default, *(t.config for t in ran[:5])) if task.limit(config) is None]
     able = [] if again else candidates(task)
-    if card is not None and sampler == "tpe":
+    if card is not None:
         early += sorted(able, key=lambda config: task.seconds(config, card))[:12]
-    order = able if sampler == "grid" else random.Random(0).sample(able, len(able))
-    left = {canonical(config): config for config in (*early, *order)}
+    left = {canonical(config): config for config in (*early, *random.Random(0).sample(able, len(able)))}
     left = {name: config for name, config in left.items() if name not in known}
     count = len({canonical(config) for config in early} & left.keys())
     values = task.space.parameters(task.query.kernel)
     ranges = {name: _range({*values[name], default[name]}) for name in values}
-    chooser, replayed = _Chooser(left, count if sampler == "tpe" else len(left), ranges), len(known)
+    chooser, replayed = _Chooser(left, count, ranges), len(known)
     what = f"{key.kernel} {key.reduction} {key.precision} d={key.d} n=2^{key.n_octave} m=2^{key.m_octave}"
     what += f" {key.requires} {key.gpu} {key.backend} {key.config_version} {provenance['source']}"
     options: Any = {"sampler": chooser, "pruner": optuna.pruners.MedianPruner(4), "load_if_exists": True}
     study = optuna.create_study(storage=storage, study_name=" ".join(what.split()), **options)
-    end = replayed + min(len(left), max(0, trials - replayed) if trials is not None and not again else len(left))
+    end = replayed + (len(left) if again else min(len(left), max(0, trials - replayed)))
 
     def learn(trial: Trial) -> None:
         known[trial.name] = replace(trial, provenance=provenance, is_default=trial.name == usual)

@@ -140,7 +140,7 @@ def _folder() -> Path:
     folder = cache_folder() / "hopper"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
-    if found.st_uid != os.getuid():
+    if hasattr(os, "getuid") and found.st_uid != os.getuid():
         raise PermissionError(f"{folder} is another user's; set XDG_CACHE_HOME to a folder of your own")
     if found.st_mode & 0o777 != 0o700:
         folder.chmod(0o700)

@@ -465,7 +465,6 @@ def mean_kernel(
     MERGE: tl.constexpr,
     SUMMED: tl.constexpr,
     EXACT: tl.constexpr,
-    TILES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
@@ -484,20 +483,18 @@ def mean_kernel(
     total_rest = tl.zeros((BLOCK_M,), tl.float32)
     mean = tl.zeros((BLOCK_M, D), tl.float32)
     rest = tl.zeros((BLOCK_M, D), tl.float32)
-    for start in tl.range(begin, end, BLOCK_N * TILES, num_stages=STAGES):
-        # A fresh accumulator for some tiles, added in fp32 with rounding to nearest: Tensor Cores truncate, and over
-        # thousands of steps that bias reaches the shift (5e-4 bandwidths at n = 32768).
-        part = tl.zeros((BLOCK_M, D), tl.float32)
-        count = tl.zeros((BLOCK_M,), tl.float32)
-        for tile in tl.static_range(TILES):
-            j = start + tile * BLOCK_N + tl.arange(0, BLOCK_N)
-            e, b = exponents(a, columns, column_padded, j, D, PIECES, FORM, MERGE)
-            p = tl.exp2(e)
-            if EXACT:
-                mean, rest, total, total_rest = exactly_weighted(p, b, mean, rest, total, total_rest, SUMMED)
-            else:
-                part, count = weighted(p, b, part, count, PIECES, SUMMED)
-        if not EXACT:
+    for start in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
+        j = start + tl.arange(0, BLOCK_N)
+        e, b = exponents(a, columns, column_padded, j, D, PIECES, FORM, MERGE)
+        p = tl.exp2(e)
+        if EXACT:
+            mean, rest, total, total_rest = exactly_weighted(p, b, mean, rest, total, total_rest, SUMMED)
+        else:
+            # A fresh accumulator for every tile, added in fp32 with rounding to nearest: Tensor Cores truncate, and
+            # over thousands of steps that bias reaches the shift (5e-4 bandwidths at n = 32768).
+            part = tl.zeros((BLOCK_M, D), tl.float32)
+            count = tl.zeros((BLOCK_M,), tl.float32)
+            part, count = weighted(p, b, part, count, PIECES, SUMMED)
             mean += part
             total += count
     if EXACT:

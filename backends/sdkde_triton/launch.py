@@ -16,7 +16,7 @@ from .bounds import MOST_DIRECT, Form, in_blocks, merges, mirrors, packed_dimens
 from .compiled import Launch, card, compiled, configuration
 from .direct import direct_kernel, transpose_kernel
 from .grid import block_points, most_parts, slab_rows, splits
-from .space import COLUMN_PADDING, LEAF, LISTED, Config, block_k, tiles_per_sum
+from .space import COLUMN_PADDING, LEAF, LISTED, Config, block_k
 
 #: What becomes of a log sum: the constant that is added, whether the log is wanted, and the dtype. Of a shift: the
 #: points (n, d) to which half of it is added. None: a :class:`Partial`.
@@ -118,8 +118,7 @@ def kernel_of(
     if name == "log_sum_listed":
         return listed.log_sum_listed_kernel, (*packed, merged, laplace, weighted, LISTED, LEAF, *tile)
     if name == "mean":
-        tiles = tiles_per_sum(width, form, merged, capability) if config.block_n <= 128 else 1
-        return kernels.mean_kernel, (*packed, merged, d < width, exact, tiles, *tile)
+        return kernels.mean_kernel, (*packed, merged, d < width, exact, *tile)
     if name == "mean_listed":
         return listed.mean_listed_kernel, (*packed, merged, d < width, exact, LISTED, LEAF, *tile)
     if name == "weighted_sum":
@@ -159,7 +158,6 @@ def _splits(
     """
     (_, padded, m, n), d, processor = sizes, problem.d, card(on)
     kernel, flags = kernel_of(name, problem, config, processor.capability, pieces, form, arithmetic, False)
-    step = config.block_n * dict(zip(kernel.arg_names[-len(flags) :], flags, strict=True)).get("TILES", 1)
     numbers = (m, n, d, padded) if arithmetic else (*sizes, 0, 0) if name == "blocked" else (*sizes, d)
     laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
     per_row = max(packed_dimensions(d), d + 1) if name == "mean" else 2 + (d if mean else laplace)
@@ -169,9 +167,9 @@ def _splits(
     code = compiled(kernel, (*before, dtype, *numbers, n), flags, config) if on.type == "cuda" else None
     used = (code.n_regs or 128, code.metadata.shared) if code else (128, 0)  # without it a guess
     slots = processor.multiprocessors * processor.resident(32 * config.num_warps, *used)
-    bytes_per_row, columns = per_row * dtype.itemsize, most * step
+    bytes_per_row, columns = per_row * dtype.itemsize, most * config.block_n
     limit = most_parts(slab_rows(problem.m, n, bytes_per_row, columns), bytes_per_row)
-    parts, length = splits(problem.m, n, config.block_m, step, slots, limit, columns)
+    parts, length = splits(problem.m, n, config.block_m, config.block_n, slots, limit, columns)
     run = Launch(kernel, (-(-m // config.block_m), parts), (*numbers, length), flags, config)
     return run, parts * m * per_row, parts, dtype
 

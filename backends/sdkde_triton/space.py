@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from sdkde_core.tuning import checked
 
-from .bounds import Form
-
 #: Kernels of :mod:`sdkde_triton.blocked`; the others are log_sum, mean, direct and direct_mean.
 BLOCKED = ("blocked", "stored", "weighted_sum")
 
@@ -71,8 +69,6 @@ def shared_bytes(kernel: str, config: Config, columns: int, pieces: int = 2, cap
         return max(2, config.num_stages) * stage + scratch + (config.block_m + config.block_n) * 64 + 12288
     rows = config.block_m * (pieces * columns + 32) * 2
     tile = config.block_n * (pieces * columns + 16) * 2
-    if kernel == "mean" and columns == 16:
-        tile *= 2  # see tiles_per_sum
     return rows + max(2, config.num_stages) * tile + 4096
 
 
@@ -135,11 +131,3 @@ def default(kernel: str, columns: int, capability: int, merged: bool = False, pi
     if columns >= 128:
         return Config(64, 16, 8, 2) if kernel == "mean" else Config(64, 16, 4, 2)
     return Config(64, 64, 4, 2) if columns == 32 else Config(64, 32, 4, 3 if columns == 16 else 2)
-
-
-def tiles_per_sum(columns: int, form: int, merged: bool, capability: int) -> int:
-    """Return over how many tiles of columns the second product of MEAN sums before it is added to the total.
-
-    Two save 4 % where registers allow it; elsewhere they spill, or gain nothing.
-    """
-    return 2 if 90 <= capability < 100 and columns == 16 and form < Form.LONG and not merged else 1

@@ -15,7 +15,7 @@ from typing import Any
 from sdkde_core.protocol import Problem, Reduction
 from sdkde_core.tuning import GPU, Compiled, Config
 
-from . import bounds, space
+from . import bounds, price, space
 from .bounds import Form
 from .space import LEAST_CAPABILITY
 
@@ -96,7 +96,37 @@ class TritonSpace:
         return f"exceeds the shared memory or the registers of {architecture}, or has too few columns"
 
     def seconds(self, kernel: str, config: Config, problem: Problem, card: GPU) -> float:
-        return predicted(_find(kernel, problem), space.Config.of(config), problem, card)
+        """Seconds of a kernel on a card, from what its multiprocessors do in a step: a rough figure, only for ranking.
+
+        Products, exponentials with the other arithmetic, and loads from the cache (48 bytes a cycle) overlap as far as
+        several programs share a multiprocessor; a step loses 300 cycles to barriers: fitted by eye to an H200.
+        """
+        launch, given = _find(kernel, problem), space.Config.of(config)
+        pairs, threads = given.block_m * given.block_n, 32 * given.num_warps
+        work, each = price.work(problem, None), pairs / problem.pairs
+        units = [each * (work.exps / card.exps + work.scalar_flops / card.scalar)]
+        accumulators = pairs * (1.5 if launch.base in ("log_sum", "direct", "direct_mean") else 2.0)
+        if not launch.base.startswith("direct"):
+            rate = card.matrix["float16"] * 0.6 * min(1.0, given.block_n / 64, threads / 128)
+            units.append(each * sum(work.matrix_flops.values()) / rate)
+            points = given.block_n + given.block_m * (launch.base in space.BLOCKED)
+            units.append(points * 2.0 * launch.pieces * launch.columns / 48.0)
+        if launch.base == "mean":
+            accumulators += 2.0 * given.block_m * launch.columns
+        registers = 40.0 + accumulators / threads
+        architecture = capability(card.architecture)
+        shared = space.shared_bytes(launch.base, given, launch.columns, launch.pieces, architecture)
+        most = min(65536 // int(min(255.0, registers) * threads), space.shared_limit(architecture) // shared)
+        resident = max(1, min(most, 2048 // threads))
+        hidden = 1.0 - 1.0 / (resident * (1 if given.num_stages == 1 else 1.5))
+        step = max(units) + (1.0 - hidden) * (sum(units) - max(units)) + 300.0 / resident
+        step *= max(1.0, registers / 255.0) ** 2  # what spills
+        across = problem.n / given.block_n
+        if launch.base == "weighted_sum":  # a tile of rows and dimensions, over all columns
+            across = math.ceil(launch.columns / given.block_n) * problem.n / launch.columns
+        steps = math.ceil(problem.m / given.block_m) * across
+        # Few programs leave multiprocessors idle; a program ends about half a wave after the others.
+        return (max(steps / card.sms, across / 64) + 2.0 * resident) * step / (card.clock_ghz * 1e9)
 
     def compile(self, kernel: str, config: Config, problem: Problem, architecture: str) -> Compiled:
         given = space.Config.of(config)
@@ -140,55 +170,6 @@ def _find(kernel: str, problem: Problem) -> Launch:
     if kernel not in found:
         raise ValueError(f"the problem does not run {kernel}, but {', '.join(found)}")
     return found[kernel]
-
-
-def predicted(launch: Launch, config: space.Config, problem: Problem, card: GPU) -> float:
-    """Seconds of a kernel on a card, from what its multiprocessors do in a step: a rough figure, only for ranking.
-
-    Products, exponentials with the other arithmetic, and loads from the cache (48 bytes a cycle) overlap as far as
-    several programs share a multiprocessor; a step loses 300 cycles to barriers: fitted by eye to an H200.
-    """
-    pairs, threads = config.block_m * config.block_n, 32 * config.num_warps
-    units = [pairs / card.exps + _scalar(launch, problem) * pairs / (card.scalar / 2)]
-    accumulators = pairs * (1.5 if launch.base in ("log_sum", "direct", "direct_mean") else 2.0)
-    if not launch.base.startswith("direct"):
-        rate = card.matrix["float16"] * 0.6 * min(1.0, config.block_n / 64, threads / 128)
-        units.append(2.0 * pairs * _matrix_columns(launch, problem) / rate)
-        points = config.block_n + config.block_m * (launch.base in space.BLOCKED)
-        units.append(points * 2.0 * launch.pieces * launch.columns / 48.0)
-    if launch.base == "mean":
-        accumulators += 2.0 * config.block_m * launch.columns
-    registers = 40.0 + accumulators / threads
-    architecture = capability(card.architecture)
-    shared = space.shared_bytes(launch.base, config, launch.columns, launch.pieces, architecture)
-    most = min(65536 // int(min(255.0, registers) * threads), space.shared_limit(architecture) // shared)
-    resident = max(1, min(most, 2048 // threads))
-    hidden = 1.0 - 1.0 / (resident * (1 if config.num_stages == 1 else 1.5))
-    step = max(units) + (1.0 - hidden) * (sum(units) - max(units)) + 300.0 / resident
-    step *= max(1.0, registers / 255.0) ** 2  # what spills
-    across = problem.n / config.block_n
-    if launch.base == "weighted_sum":  # a tile of rows and dimensions, over all columns
-        across = math.ceil(launch.columns / config.block_n) * problem.n / launch.columns
-    steps = math.ceil(problem.m / config.block_m) * across
-    # Few programs leave multiprocessors idle; a program ends about half a wave after the others.
-    return (max(steps / card.sms, across / 64) + 2.0 * resident) * step / (card.clock_ghz * 1e9)
-
-
-def _matrix_columns(launch: Launch, problem: Problem) -> float:
-    width, high = launch.columns, problem.precision == "high"
-    if launch.base == "weighted_sum":
-        return (6 if high else 3) * float(width)
-    second = (6 if high else 5 if launch.pieces == 3 else 3) * width if launch.base == "mean" else 0
-    return float(bounds.exponent_columns(problem.d, launch.form) + second)
-
-
-def _scalar(launch: Launch, problem: Problem) -> float:
-    """Instructions of a pair besides products and exponentials."""
-    if launch.base.startswith("direct"):
-        per_dimension = {"float32": 2.0, "doubled": 4.0, "float64": 64.0}[launch.arithmetic]
-        return per_dimension * problem.d * (2 if problem.reduction is Reduction.MEAN else 1) + 4.0
-    plain = 0.1 if launch.base == "weighted_sum" else 4.0
-    return (12.0 if problem.precision == "high" else 6.0) if launch.base in ("mean", "stored") else plain
 
 
 def compiled_kernel(launch: Launch, config: space.Config, problem: Problem, capability: int) -> Any:

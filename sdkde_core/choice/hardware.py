@@ -164,21 +164,21 @@ def visible_gpus() -> tuple[ListedGPU, ...]:
 
 @functools.cache
 def _listed() -> tuple[_GPUs, _GPUs, int]:
-    """What CUDA can show: cards by PCI bus, of a sliced one its first slice; every card and slice; the fastest card."""
+    """What CUDA can show: cards by PCI bus, of a sliced one its first slice; every card and slice; the fastest."""
 
     def ask(nvml: Any) -> tuple[_GPUs, _GPUs, int]:
-        found = [_card_and_parts(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount())]
-        shown = [(card, parts) for card, parts in found if parts]  # a sliced card may have no slice yet
-        speeds = [card.sms * card.clock_ghz for card, _ in shown]
-        every = tuple(one for _, parts in shown for one in parts)
-        return tuple(parts[0] for _, parts in shown), every, speeds.index(max(speeds)) if shown else 0
+        found = [_parts(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount())]
+        numbered = tuple(parts[0] for parts in found if parts)  # a sliced card may have no slice yet
+        speeds = [gpu.sms * gpu.clock_ghz for gpu in numbered]
+        every = tuple(one for parts in found for one in parts)
+        return numbered, every, speeds.index(max(speeds)) if speeds else 0
 
     none: _GPUs = ()
     return ask_nvml(ask, (none, none, 0))
 
 
-def _card_and_parts(nvml: Any, handle: Any) -> tuple[ListedGPU, list[ListedGPU]]:
-    """A card, and what CUDA can show of it: its slices if it is sliced, else itself.
+def _parts(nvml: Any, handle: Any) -> list[ListedGPU]:
+    """What CUDA can show of a card: its slices if it is sliced, else itself.
 
     Memory transfers twice in a clock, by HBM as by GDDR, whose reported clock is made to fit: 2 · 9751 MHz · 384 bits
     are an RTX 3090's 936 GB/s, 2 · 1215 MHz · 5120 bits the 1555 GB/s of an A100 with 40 GB.
@@ -198,9 +198,8 @@ def _card_and_parts(nvml: Any, handle: Any) -> tuple[ListedGPU, list[ListedGPU]]
     clock, memory = (ask(nvml.nvmlDeviceGetMaxClockInfo, handle, k) for k in (nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM))
     bandwidth = 2e6 * memory * ask(nvml.nvmlDeviceGetMemoryBusWidth, handle) / 8
     sms = ask(nvml.nvmlDeviceGetNumGpuCores, handle) // cores(capability)
-    card = ListedGPU(*named(handle), capability, sms, clock / 1e3, bandwidth)
     if not ask(nvml.nvmlDeviceGetMigMode, handle, default=(0, 0))[0]:
-        return card, [card]
+        return [ListedGPU(*named(handle), capability, sms, clock / 1e3, bandwidth)]
     slices = []
     for i in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         if part := ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, i):
@@ -208,7 +207,7 @@ def _card_and_parts(nvml: Any, handle: Any) -> tuple[ListedGPU, list[ListedGPU]]
             share = has.memorySizeMB * 2**20 / whole.total if has and whole else 0.0
             count = has.multiprocessorCount if has else 0
             slices.append(ListedGPU(*named(part), capability, count, clock / 1e3, share * bandwidth))
-    return card, slices
+    return slices
 
 
 @functools.cache

@@ -141,8 +141,7 @@ def choose(
     ================================  ==================================================================================
 
     Predicted times depend on the problems' fields and on the rates of the hardware, not on the data. Of several devices
-    it is the best backend for the first that works on all of them; rows are shared out where that is predicted to be
-    faster.
+    it is the best backend for the first that works on all of them.
 
     ``device``: as the user named it. ``came_from``: where the user had the data, if they have been copied to
     ``data_device``. ``share``: the share of the pairs beyond an extent. ``calls``: over how many start-up is spread;
@@ -181,8 +180,7 @@ def choose(
         if wanted.named != "auto":
             raise BackendUnavailable(f"backend {choice.name!r} {reason}; leave it out")
         aside[choice.name, choice.device] = reason  # one that works on all of them is to be found
-    shared = _worth_sharing(choice, problems, data_device, share, len(several))
-    return replace(choice, devices=tuple(several[:shared]))
+    return replace(choice, devices=tuple(several))
 
 
 def _unusable_on(
@@ -195,20 +193,6 @@ def _unusable_on(
         if reason or implementation is None or not support.ok:
             return f"cannot use {device}: {reason or support.reason}"
     return ""
-
-
-def _worth_sharing(
-    choice: Choice, problems: Sequence[Problem], data_device: str, share: Share | None, devices: int
-) -> int:
-    """Return the number of devices that is predicted to be fastest: all of them, or one.
-
-    PCIe takes 20 GB a second between them. Threads that start, and what every device does for itself, take 2 ms.
-    """
-    judged = judge(choice.info, at(problems, choice.device), data_device, share, StartUp(0.0, 0.0))
-    if judged.seconds is None:
-        return devices
-    copied = 8 * sum((p.n + p.m) * (p.d + 1) for p in problems) * (devices - 1) / devices / 20e9
-    return devices if judged.seconds / devices + copied + 2e-3 < judged.seconds else 1
 
 
 def _choose(

@@ -210,7 +210,7 @@ def _by_batches(
             negative += undefined(request, part, log)
             write(part.astype(dtype))
             done += len(rows)
-    return points.rows, negative, f"{ready.choice.name} on {ready.choice.where}{' and others' * ready.has_second}"
+    return points.rows, negative, f"{ready.choice.name} on {ready.choice.where}"
 
 
 def _by_shards(

@@ -216,11 +216,6 @@ class Fitted:
                         here._successor = loaded(*here.state("auto"))
                 here = here.current
 
-    @property
-    def has_second(self) -> bool:
-        """Whether some calls have gone to another backend."""
-        return self.current._second is not None
-
     @functools.cached_property
     def negative_mass(self) -> NegativeMass:
         return negative_mass(self.columns, self.reduce)

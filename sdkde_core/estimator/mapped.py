@@ -49,10 +49,6 @@ class Composed:
     def current(self) -> Self:
         return self
 
-    @property
-    def has_second(self) -> bool:
-        return self.first.has_second
-
     def asked(self, query: Any) -> Argument:
         return self.first.asked(query)
 
