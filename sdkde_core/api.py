@@ -359,7 +359,7 @@ def select_bandwidth(
     Parameters
     ----------
     train : (n, d) or (n,) array_like
-        As for :func:`estimate`. On a GPU the criteria of several columns are summed there.
+        As for :func:`estimate`. With Triton the criteria of several columns of a GPU are summed there.
     method : {"sdkde", "kde", "laplace"}
         The estimator that the bandwidth is for.
     rule : {"auto", "lscv", "lcv"}

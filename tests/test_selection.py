@@ -74,17 +74,6 @@ def test_integral_of_the_square_is_a_quadrature(method):
         assert got == pytest.approx(want, rel=3e-6)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_pairs_of_any_library(method):
-    x, w = some(150, 3, 1.0)
-    want = Pairs(x, w, method).at([0.2, 0.4, 0.8])
-    for as_array in (torch.tensor, array_api_strict.asarray):
-        for g, k in zip(Pairs(as_array(x), as_array(w), method).at([0.2, 0.4, 0.8]), want, strict=True):
-            np.testing.assert_allclose(g.log_density, k.log_density, 1e-5, 1e-5)
-            np.testing.assert_array_equal(g.sign, k.sign)
-            assert g.log_square == pytest.approx(k.log_square, rel=1e-5)
-
-
 def test_a_line_is_judged_by_the_step_that_keeps_the_variance():
     x, w = some(160, 1, 1.0)
     x, w = x[np.argsort(x[:, 0])], w[np.argsort(x[:, 0])]

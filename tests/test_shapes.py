@@ -2,10 +2,8 @@
 
 import json
 
-import array_api_strict
 import numpy as np
 import pytest
-import torch
 
 import sdkde_core
 from sdkde_core import select_bandwidth
@@ -32,12 +30,11 @@ def parallel(n=400, seed=0):
     return z + np.c_[side, -side]
 
 
-@pytest.mark.parametrize("as_array", [np.asarray, torch.tensor, array_api_strict.asarray])
-def test_a_fit_is_brute_force(as_array):
+def test_a_fit_is_brute_force():
     rng = np.random.default_rng(0)
     u, w, factor = rng.normal(size=(60, 3)), rng.random(60), rng.normal(size=(3, 3)) + 2 * np.eye(3)
     w /= w.sum()
-    kernels = _Kernels(as_array(u), as_array(w))
+    kernels = _Kernels(u, w)
     fit = kernels.judged(kernels.fit(factor, np.linalg.inv(factor)))
     matrix, logs, moment = factor @ factor.T, [], np.zeros((3, 3))
     for i in range(60):

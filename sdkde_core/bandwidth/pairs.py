@@ -29,10 +29,9 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
-from ..arrays import to_host
+from ..arrays import Array
 from ..choice.hardware import cpu_threads
 from ..engine.products import product
 from ..engine.threads import map_threads
@@ -52,41 +51,32 @@ class Left(NamedTuple):
 class Pairs:
     """All pairs of a sample, ready for any bandwidth.
 
-    u (n, d), float64, of any library: distinct samples, in units of their spread, near the origin. The weights (n,) are
-    positive and sum to 1.
+    u (n, d): distinct samples, in units of their spread, near the origin. The weights (n,) are positive and sum to 1.
     """
 
-    def __init__(self, u: Any, weights: Any, method: str) -> None:
-        self.xp = xp = array_namespace(u)
+    def __init__(self, u: Array, weights: Array, method: str) -> None:
         self.u, self.w, self.method = u, weights, method
-        self.n, self.d = (int(k) for k in u.shape)
-        self.on_host = isinstance(u, np.ndarray)
-        rows = max(1, BLOCK // self.n) if self.on_host and self.n**2 > BLOCK else self.n
+        self.n, self.d = u.shape
+        rows = max(1, BLOCK // self.n) if self.n**2 > BLOCK else self.n
         self._pool: ThreadPoolExecutor | None = None
         self.blocks = [slice(i, min(i + rows, self.n)) for i in range(0, self.n, rows)]
         # More than four get into each other's way: between short operations each waits for the interpreter.
         self.threads = min(cpu_threads(), 4, len(self.blocks))
-        self.w32, u32 = xp.astype(weights, xp.float32), xp.astype(u, xp.float32)
+        self.w32, u32 = weights.astype(np.float32), u.astype(np.float32)
         summed = [self.w32[:, None], self.w32[:, None] * u32]  # (n, 1) and (n, d), which only moves need
-        self.weighted = xp.concat(summed, axis=1) if method == "sdkde" else summed[0]
-        self.with_ones = xp.concat([u32, xp.ones_like(u32[:, :1])], axis=1)
+        self.weighted = np.concatenate(summed, axis=1) if method == "sdkde" else summed[0]
+        self.with_ones = np.concatenate([u32, np.ones_like(u32[:, :1])], axis=1)
         # A nearest sample that is less close, relative to the least weight, is nothing to sums of float32.
-        self._alone = 1e-9 * xp.min(weights)
-        self._where = {} if self.on_host else {"device": u.device}
+        self._alone = 1e-9 * weights.min()
         self.squares = self._gather(self._squares(self.u))  # (n, n), of a sample itself 1e30
-        if self.on_host:
-            np.fill_diagonal(self.squares, 1e30)
-        else:
-            index = xp.arange(self.n, **self._where)
-            itself = index[:, None] == index[None, :]
-            self.squares = xp.where(itself, xp.full_like(self.squares, 1e30), self.squares)
-        self.nearest = xp.min(self.squares, axis=1)
+        np.fill_diagonal(self.squares, 1e30)
+        self.nearest = self.squares.min(axis=1)
         self._closer = self.nearest[:, None] - self.squares  # (n, n), at most 0
 
     def at(self, bandwidths: Sequence[float]) -> list[Left]:
         """Return the criteria's terms for bandwidths in units of the spread.
 
-        Many at a time on a device, and on a CPU where samples are few: there each operation has its costs.
+        Many at a time where samples are few: there each operation has its costs.
         """
         if len(self.blocks) > 1:  # to start threads for each sum takes as long as a sum over 300 samples
             pool = ThreadPoolExecutor(self.threads, thread_name_prefix="sdkde") if self.threads > 1 else nullcontext()
@@ -94,7 +84,7 @@ class Pairs:
                 found = [self._left(h) for h in bandwidths]
             self._pool = None
             return found
-        some, result = max(1, (BLOCK if self.on_host else 1 << 26) // self.n**2), []
+        some, result = max(1, BLOCK // self.n**2), []
         for i in range(0, len(bandwidths), some):
             together = self._left(np.array(bandwidths[i : i + some]))
             signs = np.broadcast_to(together.sign, together.log_density.shape)
@@ -103,33 +93,31 @@ class Pairs:
 
     def _left(self, h: Any) -> Left:
         """The terms for one bandwidth, a float, or for k of them, (k,): then each has an axis k before."""
-        xp, near = self.xp, self.nearest
-        c: Any = 0.5 / h**2
+        near, c = self.nearest, 0.5 / h**2
         wide: Any = c  # as a factor of (rows, n), float32
         if not isinstance(h, float):
-            c = xp.asarray(c, **self._where)[:, None]
-            wide = xp.astype(c, xp.float32)[:, :, None]
+            c = c[:, None]
+            wide = c.astype(np.float32)[:, :, None]
         closeness: dict[int, Any] = {}  # of each block of rows, by its first
         sums = self._gather(functools.partial(self._close, closeness, wide))
-        log_scale = -c * xp.astype(near, xp.float64)
-        z, sign = self.u, None
+        log_scale = -c * near.astype(np.float64)
+        z, sign = self.u, 1.0
         if self.method == "laplace":
-            sign, log = xp.sign(sums), xp.log(xp.abs(sums)) + log_scale
+            sign, log = np.sign(sums), np.log(np.abs(sums)) + log_scale
         else:
-            sums = xp.astype(sums, xp.float64)
-            log = xp.log(sums[..., 0]) + log_scale
+            sums = sums.astype(np.float64)
+            log = np.log(sums[..., 0]) + log_scale
         if self.method == "sdkde":
-            scale = xp.exp(log_scale)
-            scale = xp.where(scale < self._alone, xp.zeros_like(scale), scale)
+            scale = np.exp(log_scale)
+            scale = np.where(scale < self._alone, 0.0, scale)
             total = self.w + scale * sums[..., 0]  # D
             pull = (scale / total)[..., None] * (sums[..., 1:] - sums[..., :1] * self.u)  # S/D
             z = self.u + 0.5 * pull
             log = self._gather(self._moved_without(closeness, scale, total, pull, wide, c))
-        square = to_host(xp.sum(self._gather(self._square(z, wide)), axis=-1))
+        square = self._gather(self._square(z, wide)).sum(axis=-1)
         dimension = self.d * np.log(h)
-        log = to_host(log - xp.log1p(-self.w)) - (dimension if isinstance(h, float) else dimension[:, None])
-        log_square = np.log(np.maximum(square, 1e-300)) - dimension - 0.5 * self.d * math.log(2.0)
-        return Left(log, 1.0 if sign is None else to_host(sign), log_square)
+        log = log - np.log1p(-self.w) - (dimension if isinstance(h, float) else dimension[:, None])
+        return Left(log, sign, np.log(np.maximum(square, 1e-300)) - dimension - 0.5 * self.d * math.log(2.0))
 
     def _gather(self, task: Callable[[slice], Any]) -> Any:
         """Return a task's results for all blocks of rows, one below the other."""
@@ -140,84 +128,53 @@ class Pairs:
             with np.errstate(all="ignore"):
                 return task(rows)
 
-        return self.xp.concat(map_threads(alone, self.blocks, self.threads, pool=self._pool), axis=0)
+        return np.concatenate(map_threads(alone, self.blocks, self.threads, pool=self._pool), axis=0)
 
-    def _product(self, a: Any, b: Any) -> Any:
-        """A product; on a device in float64, as PyTorch may round one of float32 to TF32."""
-        if self.on_host:
-            return product(a, b) if a.ndim == b.ndim == 2 else np.matmul(a, b)
-        wide = (self.xp.astype(x, self.xp.float64, copy=False) for x in (a, b))
-        return self.xp.astype(self.xp.matmul(*wide), a.dtype, copy=False)
-
-    def _weigh(self, terms: Any, weights: Any = None) -> Any:
+    def _weigh(self, terms: Array, weights: Any = None) -> Array:
         """The weighted sum of each row, float64; by all samples' weights unless others are given."""
         weights = self.w32 if weights is None else weights
-        if self.on_host:
-            return self.xp.astype(self._product(terms, weights[:, None])[..., 0], self.xp.float64)
-        return self.xp.sum(terms * weights, axis=-1, dtype=self.xp.float64)
+        return _product(terms, weights[:, None])[..., 0].astype(np.float64)
 
-    def _bounded(self, exponents: Any) -> Any:
-        """None below −50, on a CPU in place: less is nothing to sums of float32, and subnormal numbers take long."""
-        if self.on_host:
-            return np.maximum(exponents, np.float32(-50.0), out=exponents)
-        return self.xp.clip(exponents, min=-50.0)
-
-    def _exp(self, exponents: Any) -> Any:
-        """exp, in place on a CPU."""
-        return np.exp(exponents, out=exponents) if self.on_host else self.xp.exp(exponents)
-
-    def _squares(self, z: Any) -> Callable[..., Any]:
+    def _squares(self, z: Array) -> Callable[..., Array]:
         """A function that returns squared distances of a block of rows, from all or from some, float32."""
-        xp = self.xp
-        norms = xp.sum(z * z, axis=-1, keepdims=True)
-        ones = xp.ones_like(norms)
-        left, right = xp.concat([-2.0 * z, norms, ones], axis=-1), self._turned([z, ones, norms])
+        norms = (z * z).sum(axis=-1, keepdims=True)
+        ones = np.ones_like(norms)
+        left, right = np.concatenate([-2.0 * z, norms, ones], axis=-1), _turned([z, ones, norms])
 
-        def task(rows: slice, columns: slice = slice(None)) -> Any:
-            return xp.astype(self._product(left[..., rows, :], right[..., :, columns]), xp.float32)
+        def task(rows: slice, columns: slice = slice(None)) -> Array:
+            return _product(left[..., rows, :], right[..., :, columns]).astype(np.float32)
 
         return task
 
-    def _turned(self, parts: list[Any]) -> Any:
-        """Parts of columns as the right factor of products: on a CPU one whose rows are in one piece takes half."""
-        whole = self.xp.concat(parts, axis=-1).mT
-        return np.ascontiguousarray(whole) if self.on_host else whole
-
     def _close(self, closeness: dict[int, Any], c: Any, rows: slice) -> Any:
         """Sum over samples that stay where they are: weights, and weighted samples where the method moves them."""
-        exponents = self._bounded(self._closer[rows, :] * c)
+        exponents = _bounded(self._closer[rows, :] * c)
         if self.method == "laplace":
             least = (1.0 + 0.5 * self.d) - self.nearest[rows, None] * c
-            return self._weigh((exponents + least) * self.xp.exp(exponents))
-        terms = self._exp(exponents)
-        closeness[rows.start] = terms
-        return self._product(terms, self.weighted)
+            return self._weigh((exponents + least) * np.exp(exponents))
+        terms = closeness[rows.start] = np.exp(exponents, out=exponents)
+        return _product(terms, self.weighted)
 
     def _moved_without(
         self, closeness: dict[int, Any], scale: Any, total: Any, pull: Any, wide: Any, c: Any
     ) -> Callable[[slice], Any]:
         """A task that sums over samples which moved as they would without the row's own."""
-        xp = self.xp
         twice = 2.0 * pull
-        parts = twice, -xp.sum(self.u * twice, axis=-1, keepdims=True)
-        along = self._turned([xp.astype(part, xp.float32) for part in parts])
+        along = _turned([twice.astype(np.float32), -(self.u * twice).sum(axis=-1, keepdims=True).astype(np.float32)])
 
-        def of_columns(x: Any) -> Any:
-            return xp.astype(x, xp.float32)[..., None, :]
+        def of_columns(x: Array) -> Array:
+            return x.astype(np.float32)[..., None, :]
 
-        length = of_columns(xp.sum(pull * pull, axis=-1))
-        own, everyone = xp.astype(-scale * self.w, xp.float32), of_columns(total)
+        length = of_columns((pull * pull).sum(axis=-1))
+        own, everyone = (-scale * self.w).astype(np.float32), of_columns(total)
         half, least = 0.5 * everyone, self.w32  # of D without the row's, as sample j itself stays: the rest is rounding
 
-        def task(rows: slice) -> Any:
-            rest = closeness.pop(rows.start)
+        def task(rows: slice) -> Array:
+            rest = closeness.pop(rows.start)  # and in its place what follows: an array costs as much as an operation
             rest *= own[..., rows, None]
             rest += everyone
-            if self.on_host:  # an array more costs as much as an operation on it
-                t = np.divide(half, np.maximum(rest, least, out=rest), out=rest)
-            else:
-                t = half / xp.maximum(rest, least)
-            across = self._product(self.with_ones[rows, :], along)  # 2 a·S/D
+            t = np.divide(half, np.maximum(rest, least, out=rest), out=rest)
+            across = _product(self.with_ones[rows, :], along)  # 2 a·S/D
             across *= t
             p = t + 0.5
             far = self.squares[rows, :] * p
@@ -226,11 +183,11 @@ class Pairs:
             t *= t
             t *= length
             far += t
-            near = xp.clip(xp.min(far, axis=-1), min=0.0)
+            near = np.maximum(far.min(axis=-1), 0.0)
             far -= near[..., None]
             far *= -wide
-            sums = self._weigh(self._exp(self._bounded(far)))
-            return xp.log(sums) - c * xp.astype(near, xp.float64)
+            sums = self._weigh(np.exp(_bounded(far), out=far))
+            return np.log(sums) - c * near.astype(np.float64)
 
         return task
 
@@ -239,18 +196,32 @@ class Pairs:
 
         Of two samples in different blocks the first has the part of both.
         """
-        xp, d, squares, own = self.xp, self.d, self._squares(z), 0.0
+        d, squares, own = self.d, self._squares(z), 0.0
         if z is self.u:  # whose squares are known, but for those of a sample and itself
             squares, own = (lambda rows, columns: self.squares[rows, columns]), roughness(self.method, d)
 
         def task(rows: slice) -> Any:
-            q = self._bounded(squares(rows, slice(rows.start, self.n)) * (-0.5 * c))
+            q = _bounded(squares(rows, slice(rows.start, self.n)) * (-0.5 * c))
             if self.method != "laplace":
-                terms = self._exp(q)
+                terms = np.exp(q, out=q)
             else:
-                terms, q = xp.exp(q), -2.0 * q
+                terms, q = np.exp(q), -2.0 * q
                 terms *= 1.0 + d / 2 - 0.5 * q + (q * (q - 2.0 * (d + 2)) + d * (d + 2)) / 16
-            weights = xp.concat([self.w32[rows], 2.0 * self.w32[rows.stop :]])
+            weights = np.concatenate([self.w32[rows], 2.0 * self.w32[rows.stop :]])
             return self.w[rows] * (self._weigh(terms, weights) + own * self.w[rows])
 
         return task
+
+
+def _product(a: Array, b: Array) -> Array:
+    return product(a, b) if a.ndim == b.ndim == 2 else np.matmul(a, b)
+
+
+def _turned(parts: list[Array]) -> Array:
+    """Parts of columns as the right factor of products: one whose rows are in one piece takes half as long."""
+    return np.ascontiguousarray(np.concatenate(parts, axis=-1).mT)
+
+
+def _bounded(exponents: Array) -> Array:
+    """None below −50, in place: less is nothing to sums of float32, and subnormal numbers take long."""
+    return np.maximum(exponents, np.float32(-50.0), out=exponents)

@@ -45,13 +45,6 @@ class Sample:
         self.x /= like(self.unit, x)  # in place: to get memory takes as long
         self.x -= xp.mean(self.x, axis=0) if weights is None else weights @ self.x
 
-    def there(self, *arrays: Array) -> Any:
-        """Host arrays where the samples are: on their device, else NumPy's."""
-        if isinstance(self.x, np.ndarray) or device_name(self.x) == "cpu":
-            return arrays
-        xp = array_namespace(self.x)
-        return tuple(xp.asarray(array, device=device(self.x)) for array in arrays)
-
     @functools.cached_property
     def kernels(self) -> Kernels | None:
         """Those of a backend with the feature ``"criteria"``, if there is one for the samples' device."""

@@ -195,7 +195,7 @@ def _on_a_line(sample: Sample, rule: str, line: Line, units: Array) -> Selection
 
 def _usual(method: str, n_eff: float) -> float:
     """The step, in one column, where samples tell nothing: so few that an estimate had better be like Silverman's."""
-    return (-1.8 if method == "kde" else -2.6) * min(1.0, 60.0 / n_eff)
+    return (-1.8 if method == "kde" else -2.3 - 2.0 / n_eff) * min(1.0, 60.0 / n_eff)
 
 
 def _rounded(sample: Sample, units: Array) -> str:
@@ -279,8 +279,7 @@ class _Looks:
         self.unit = normal_reference(*asked) * widest(*asked)  # in spreads
         self.known: dict[int, Left] = {}
         if sample.kernels is None:
-            x, w = sample.there(u, weights)
-            self.pairs = Pairs(x, w, sample.method)
+            self.pairs = Pairs(u, weights, sample.method)
         else:
             every = [int(step) for step in np.union1d(steps, np.arange(1, 6))]  # these are what _of_both may ask for
             found = sample.kernels.left_out(u, weights, [self._bandwidth(step) for step in every], self.method)

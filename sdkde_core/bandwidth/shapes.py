@@ -20,10 +20,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
-from ..arrays import Array, to_host
+from ..arrays import Array
 from ..engine.products import product
 from .normal import normal_reference
 from .sample import Kernels, Sample
@@ -72,7 +71,7 @@ def find_shape(
     few = order[:most]
     w = weights[few] / weights[few].sum()
     start = normal_reference("kde", d, 1.0 / float(w @ w))
-    kernels = _Kernels(*sample.there(u[few], w)) if sample.kernels is None else _Climber(u[few], w, sample.kernels)
+    kernels = _Kernels(u[few], w) if sample.kernels is None else _Climber(u[few], w, sample.kernels)
     kernels.without_the_far(start * np.eye(d))
     columns = kernels.scaled(start * np.eye(d), SCALE_LENGTHS)
     found: tuple[Array | None, str] = None, ""
@@ -108,37 +107,30 @@ def find_shape(
 class _Kernels:
     """Kernels of any covariance at samples. Whatever a product of matrices can sum is summed by one."""
 
-    def __init__(self, u: Any, weights: Any) -> None:
-        self.xp = xp = array_namespace(u)
-        self.u, self.w, self.on_host = u, to_host(weights), isinstance(u, np.ndarray)
-        self.d, self.where = int(u.shape[1]), {} if self.on_host else {"device": u.device}
-        index, ones = xp.arange(int(u.shape[0]), **self.where), xp.ones_like(u[:, :1])
-        self.itself = index[:, None] == index[None, :]
-        logs = ones * xp.log(weights)[None, :]
-        self.logs = xp.where(self.itself, xp.full_like(logs, -math.inf), logs)
-        self.columns = xp.concat([ones, 2.0 * u], axis=1)
-        self.weights = xp.astype(weights, xp.float32 if self.on_host else xp.float64)
-        self.rows = self.w  # the samples' shares in the likelihood
+    def __init__(self, u: Array, weights: Array) -> None:
+        self.u, self.w, self.d = u, weights, u.shape[1]
+        self.logs = np.tile(np.log(weights), (len(u), 1))
+        np.fill_diagonal(self.logs, -math.inf)
+        self.columns = np.concatenate([np.ones((len(u), 1)), 2.0 * u], axis=1)
+        self.weights = weights.astype(np.float32)
+        self.rows = weights  # the samples' shares in the likelihood
 
     def fit(self, factor: NDArray[Any], inverse: NDArray[Any]) -> _Fit:
         """What kernels of that factor say."""
-        xp, shares = self.xp, self._there(self.rows[:, None])
-        v = _product(self.u, self._there(inverse.T))
-        norms = xp.sum(0.5 * v * v, axis=1)
-        logs = _product(v, v.T) + (self.logs - norms)  # less, in each row, its sample's norm
-        most = xp.max(logs, axis=1)
-        near = logs - most[:, None]
-        # Single precision takes a CPU half the time; on a GPU two conversions cost more.
-        near = xp.exp(near.astype(np.float32)).astype(np.float64) if self.on_host else xp.exp(near)
-        sums = _product(near, self.columns)
+        v, shares = product(self.u, inverse.T), self.rows[:, None]
+        norms = 0.5 * (v * v).sum(axis=1)
+        logs = product(v, v.T) + (self.logs - norms)  # less, in each row, its sample's norm
+        most = logs.max(axis=1)
+        near = np.exp((logs - most[:, None]).astype(np.float32)).astype(np.float64)  # in half the time
+        sums = product(near, self.columns)
         share = shares / sums[:, :1]
-        both = shares + _product(share.T, near).T
-        moment = inverse @ to_host(_product(self.u.T, both * self.u - share * sums[:, 1:])) @ inverse.T
-        return _Fit(factor, inverse, (moment + moment.T) / 2, xp.stack([sums[:, 0], most - norms]))
+        both = shares + product(share.T, near).T
+        moment = inverse @ product(self.u.T, both * self.u - share * sums[:, 1:]) @ inverse.T
+        return _Fit(factor, inverse, (moment + moment.T) / 2, np.stack([sums[:, 0], most - norms]))
 
     def judged(self, fit: _Fit) -> _Fit:
         """The last fit, with what it says of every sample."""
-        sums, most = to_host(fit.found)
+        sums, most = fit.found
         return fit._replace(logs=np.log(sums) + most - np.log1p(-self.w) - np.linalg.slogdet(fit.factor)[1])
 
     def climb(self, fit: _Fit, free: str) -> _Fit:
@@ -162,13 +154,12 @@ class _Kernels:
 
     def _distances(self, factor: NDArray[Any]) -> tuple[Array, Any]:
         """Half the squared distances in kernels of that factor: to the nearest (n,), and all less that (n, n)."""
-        xp = self.xp
-        v = _product(self.u, self._there(np.linalg.inv(factor).T))
-        norms = xp.sum(0.5 * v * v, axis=1)
-        squares = norms[None, :] - _product(v, v.T)  # less, in each row, its sample's norm
-        squares = xp.where(self.itself, xp.full_like(squares, 1e15), squares)
-        least = xp.min(squares, axis=1)
-        return to_host(least + norms), xp.astype(squares - least[:, None], self.weights.dtype)
+        v = product(self.u, np.linalg.inv(factor).T)
+        norms = 0.5 * (v * v).sum(axis=1)
+        squares = norms - product(v, v.T)  # less, in each row, its sample's norm
+        np.fill_diagonal(squares, 1e15)
+        least = squares.min(axis=1)
+        return least + norms, (squares - least[:, None]).astype(np.float32)
 
     def without_the_far(self, factor: NDArray[Any]) -> None:
         """Let the 3 % of the samples in the thinnest places count by their density: they ask for wide kernels."""
@@ -195,14 +186,9 @@ class _Kernels:
 
     def _sums(self, beyond: Any, c: float) -> Array:
         """Each row's sums of w_j exp(−c q), and of that times q, q ≥ 0 beyond its least: (2, n)."""
-        xp, near = self.xp, self.xp.exp(beyond * -c)
+        near = np.exp(beyond * np.float32(-c))
         # :func:`.product` cuts one of a matrix and a vector into pieces, which takes ten times as long here.
-        sums = [xp.vecdot(terms, self.weights) for terms in (near, near * beyond)]
-        return to_host(xp.stack(sums)).astype(np.float64)
-
-    def _there(self, x: Array) -> Any:
-        """A small host array where the samples are."""
-        return self.xp.asarray(np.ascontiguousarray(x), **self.where)
+        return np.stack([np.vecdot(terms, self.weights) for terms in (near, near * beyond)]).astype(np.float64)
 
     def better(self, fit: _Fit, other: _Fit, free: str, more: float, errors: float = 2.0) -> bool:
         """Whether a fit is so many standard errors better than one, with as many steps and ``more`` parameters less."""
@@ -248,10 +234,6 @@ class _Climber(_Kernels):
 
     def scaled(self, factor: NDArray[Any], lengths: Sequence[float]) -> _Fit:
         return self.judged(self.fit(factor, np.linalg.inv(factor), lengths))
-
-
-def _product(a: Any, b: Any) -> Any:
-    return product(a, b) if isinstance(a, np.ndarray) else a @ b
 
 
 def _better(fit: _Fit, columns: _Fit) -> str:
