@@ -77,38 +77,6 @@ def test_what_users_set_keops_to_say_stays_as_they_set_it():
         pykeops.set_verbose(before)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", [lambda raw: b"", lambda raw: raw[:-2], lambda raw: b"c" + raw])
-def test_what_keops_keeps_of_formulas_is_made_anew_where_it_cannot_be_read(tmp_path, damage):
-    """KeOps writes it as a process ends, which may be killed then, and reads it as it is imported."""
-    code = "from sdkde_keops import library; print(library.import_keops().__version__)"
-    quiet = {"KEOPS_CACHE_FOLDER": str(tmp_path), "KEOPS_VERBOSE": "0", "PYKEOPS_VERBOSE": "0"}
-    first = _python(code, **quiet)
-    assert first.returncode == 0, first.stderr
-    kept = list(tmp_path.rglob("*_cache.pkl"))
-    assert len(kept) == 2
-    for path in kept:
-        path.write_bytes(damage(path.read_bytes()))
-    again = _python(code, **quiet)
-    assert (again.returncode, again.stdout) == (0, first.stdout)
-
-
-@compiles
-@pytest.mark.slow  # compiles four times
-@pytest.mark.parametrize("share", [0, 2])
-def test_after_a_build_that_was_killed_everything_is_built_again(tmp_path, share):
-    """It leaves a short library: an error for ever, or the end of the process."""
-    where = {"KEOPS_CACHE_FOLDER": str(tmp_path / "keops"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    first = _python(f"print({KDE}.tolist())", **where)
-    assert first.returncode == 0, first.stderr
-    (built,) = (tmp_path / "keops").rglob("pykeops_cpp_*.so")
-    built.write_bytes(built.read_bytes()[: built.stat().st_size // 4 * share])
-    (tmp_path / "cache" / "sdkde" / "keops" / "begun").touch()
-    for _ in range(2):
-        done = _python(f"print({KDE}.tolist())", **where)
-        assert (done.returncode, done.stdout, done.stderr) == (0, first.stdout, "")
-
-
 # --- the trial ------------------------------------------------------------------------------------------------------
 
 

@@ -47,29 +47,20 @@ def _ours(name: str) -> Path:
 
 
 @contextmanager
-def _locked() -> Iterator[bool]:
-    """Let in one process at a time: KeOps would load what another is still writing. False: no lock can be had."""
-    locked = False
+def building() -> Iterator[None]:
+    """Let in one process at a time that imports or builds: KeOps would load what another is still writing."""
     with ExitStack() as stack:
         with suppress(OSError, NotImplementedError):  # nowhere to write; a file system without locks
             _ours("").mkdir(parents=True, exist_ok=True)
             stack.enter_context(filelock.FileLock(_ours("lock")))
-            locked = True
-        yield locked
+        yield
 
 
 def import_keops() -> Any:
-    """Import KeOps; once more without its own records of formulas, which a process that was killed may have cut."""
-    with _locked(), warnings.catch_warnings():
+    with building(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            import pykeops.torch
-        except Exception:
-            for path in _keops_folder().glob("*/*_cache.pkl"):
-                path.unlink(missing_ok=True)
-            for name in [n for n in sys.modules if n.partition(".")[0] in ("pykeops", "keopscore")]:
-                del sys.modules[name]
-            import pykeops.torch
+        import pykeops.torch
+
         return pykeops
 
 
@@ -96,20 +87,6 @@ def exclusive() -> Iterator[None]:
         finally:
             for module, said in zip(modules, verbose):
                 module.verbose = said
-
-
-@contextmanager
-def building() -> Iterator[None]:
-    """Build a formula in here, or load it; after a build that was killed, and left a short library, all are built."""
-    with _locked() as alone:
-        if alone and _ours("begun").exists():
-            with suppress(OSError):  # a folder that cannot be written is taken as it is
-                sys.modules["pykeops"].clean_pykeops()
-        if alone:
-            _ours("begun").touch()
-        yield
-        if alone:
-            _ours("begun").unlink(missing_ok=True)
 
 
 def works(device: str) -> Support:
