@@ -86,13 +86,13 @@ def estimate(
         ``"normal-scores"`` (a column's own distribution function, estimated, to the normal one) for all columns; one
         for each, or a dict by number or by name for some; or an object with ``forward``, ``inverse`` and
         ``log_jacobian``, see ``docs/coordinates.md``. The bandwidth is in z. Where T takes no values the density is 0,
-        and its gradient NaN. Not for autograd, Dask and samples that are not in memory. None: ``"identity"``; with
+        and its gradient NaN. Not for autograd and samples that are not in memory. None: ``"identity"``; with
         ``method="stacked"`` what left-out samples speak for.
     support : sequence or dict, optional
         Where columns end, for each None, ``(low, high)`` with None for an open end, or ``("circular", period)``; a dict
         by number or by name for some. The density is 0 outside, integrates to 1 between the ends, and does not sag
         there: samples near an end have images, after a map that flattens the density there; see ``docs/support.md``.
-        Kernels then couple no column that ends. Not for ``method="stacked"``, and not where ``coordinates`` are not.
+        Kernels then couple no column that ends. Not where ``coordinates`` are not.
     kernel : {"gaussian", "tophat", "epanechnikov", "exponential", "linear", "cosine"}
         Scikit-learn's, of r_j, the distance in bandwidths: exp(−½ r²), 1, 1 − r², exp(−r), 1 − r, cos(π r / 2); all but
         the Gaussian and the exponential are 0 from r = 1 on, and log p̂ is −inf where no sample is within reach. Kernels

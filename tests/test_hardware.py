@@ -266,15 +266,3 @@ def test_cudas_order_is_not_the_drivers(monkeypatch, nvml):
         monkeypatch.setenv(variable, value)
         assert names() == shown
         monkeypatch.delenv(variable)
-
-
-def test_a_cards_load(monkeypatch, nvml):
-    """Of the card that CUDA numbers so: NVML does not know CUDA_VISIBLE_DEVICES."""
-    measure = pytest.importorskip("sdkde_autotune.measure")
-    nvml(FakeNVML(GPUS))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-27c5")
-    assert measure.load_percent("cuda:0") == 7
-    found = hardware.visible_gpus()
-    nvml(FakeNVML(works=False))
-    monkeypatch.setattr(hardware, "visible_gpus", lambda: found)
-    assert measure.load_percent("cuda") == 0

@@ -132,13 +132,11 @@ def test_few_samples_are_sdkdes(n):
 
 
 def test_what_is_refused():
-    da = pytest.importorskip("dask.array")
     for call in (
         lambda: sdkde_core.debias(X, method="stacked"),
         lambda: sdkde_core.select_bandwidth(X, method="stacked"),
         lambda: sdkde_core.estimate(X, method="stacked", tails="guard"),
         lambda: sdkde_core.estimate(X, method="stacked", step=0.5),
-        lambda: sdkde_core.estimate(da.from_array(X), method="stacked").compute(),
         lambda: sdkde_core.estimate(np.where(X > 3, np.nan, X), method="stacked"),
         lambda: sdkde_core.estimate(X, [[0.0, -np.inf]], method="stacked", check_finite=False),
         lambda: READY.conditional({0: 1e160}),

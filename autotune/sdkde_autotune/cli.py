@@ -210,8 +210,6 @@ def _results(
         assert place.card is not None
         yield from predict(todo, place.card, store, jobs=hardware.cpu_threads(), trials=how["trials"], budget=budget)
         return
-    if (load := measure.load_percent(place.device)) >= (50 if place.device == "cpu" else 5):
-        click.echo(f"{place.device} is busy ({load:.0f} % of its time): times taken now are unreliable", err=True)
     start, runner = time.monotonic(), measure.MeasuringRunner(place.device, hardware.cpu_threads())
     with closing(runner), studies(store) as storage:
         for i, task in enumerate(todo):

@@ -200,13 +200,3 @@ def versions(backend: str) -> dict[str, str]:
             code = zlib.crc32(path.name.encode() + b"\0" + path.read_bytes() + b"\0", code)
         found["source"] = f"{code:08x}"
     return found
-
-
-def load_percent(device: str) -> float:
-    """Return how much of the time a card or this CPU is busy; 0 if unknown."""
-    if device == "cpu":
-        return 100 * os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
-    uuid = hardware.visible_gpus()[int(device.partition(":")[2] or 0)].uuid
-    return hardware.ask_nvml(
-        lambda nvml: float(nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByUUID(uuid)).gpu), 0.0
-    )

@@ -31,7 +31,6 @@ class Formula(NamedTuple):
     reduction: Reduction
     d: int
     weighted: bool = False
-    anchored: bool = False  # every row is a column too, of equal weight: its largest exponent is its own, 0
 
 
 @dataclass(frozen=True)
@@ -64,43 +63,26 @@ class KeopsBackend:
         m, device = rows.shape[0], rows.device
         if m == 0:
             return empty(problem, rows)
-        # A CPU would compile for seconds to save little.
-        anchored = queries is None and not state.formula.weighted and device.type != "cpu"
-        formula = state.formula._replace(anchored=anchored)
-        scheme, height = self._plan(state)
+        # On a CPU a call takes 0.1 to 0.3 s: KeOps holds Python's lock, so that an interrupt waits for its end.
+        height = max(1, (1 << 27) // (problem.n * (problem.d + 8))) * cpu_threads() if device.type == "cpu" else m
 
         def block(start: int, stop: int) -> Partial:
             some = rows[start:stop].to(state.columns[0].dtype).contiguous()
             try:
-                sums = evaluate(formula, [some, *state.columns], scheme).double()
+                sums = evaluate(state.formula, [some, *state.columns]).double()
             except RuntimeError as error:
                 if "[KeOps] Cuda error" not in str(error):
                     raise
                 torch.cuda.empty_cache()  # KeOps does not say what failed, mostly memory, which is not PyTorch's
                 message = f"{device} has no room for {stop - start} rows that KeOps sums: {error}"
                 raise DeviceOutOfMemory(message) from error
-            top, sums = (0.0, sums) if anchored else (sums[:, 0], sums[:, 1:])
-            total, others, scale = sums[:, 0], sums[:, 1:], top + state.uniform
+            total, others, scale = sums[:, 1], sums[:, 2:], sums[:, 0] + state.uniform
             if problem.reduction is Reduction.LAPLACE:
                 return exponents.laplace(problem.d, total, -0.5 * others[:, 0], scale)
             shift = others / total[:, None] if problem.reduction is Reduction.MEAN else None
             return Partial(total.log() + scale, shift=shift)
 
         return in_slabs(block, m, min(m, height))
-
-    def _plan(self, state: _State) -> tuple[str, int]:
-        """KeOps's scheme, and the rows of a call; neither depends on what memory is free."""
-        columns, (n, d) = state.columns[0], state.points.shape
-        if columns.device.type == "cpu":
-            # A call takes 0.1 to 0.3 s: KeOps holds Python's lock, so that an interrupt waits for its end.
-            return "CPU", max(1, (1 << 27) // (n * (d + 8))) * cpu_threads()
-        # Columns can be shared out among a GPU's processors too, in at most 65,535 blocks, which pays for large ones.
-        width = bounds.block(d, columns.element_size())
-        if width < 24 or n > 65535 * width:
-            return "GPU_1D", 1 << 40
-        results = d + 2 if state.formula.reduction is Reduction.MEAN else 3  # of a block and a row, which KeOps keeps
-        memory = torch.cuda.get_device_properties(columns.device).total_memory
-        return "GPU_2D", max(1, memory // 16 // (-(-n // width) * results * columns.element_size()))
 
 
 @functools.cache
@@ -116,22 +98,20 @@ def _symbolic(formula: Formula) -> Any:
     others = {Reduction.MEAN: "y-x", Reduction.LAPLACE: "SqDist(x,y)"}
     summed = f"Concat(IntCst(1),{others[formula.reduction]})" if formula.reduction in others else "IntCst(1)"
     how = {"axis": 1, "sum_scheme": "block_sum"}
-    if formula.anchored:
-        return Genred(f"Exp({exponent})*{summed}", aliases, reduction_op="Sum", **how)
     return Genred(exponent, aliases, reduction_op="Max_SumShiftExpWeight", formula2=summed, **how)
 
 
-def evaluate(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
-    """Return (m, 1 + c): the largest exponent of each row, and its sums relative to that; (m, c) where that is 0."""
+def evaluate(formula: Formula, arguments: list[Tensor]) -> Tensor:
+    """Return (m, 1 + c): the largest exponent of each row, and its sums relative to that."""
     device = arguments[0].device
-    key = (formula, arguments[0].dtype, scheme, device)
+    key = (formula, arguments[0].dtype, device)
 
     @without_grad
     def run(key: tuple[Any, ...]) -> Tensor:
         if key not in _ready:
             try:
                 with library.building():
-                    _call(formula, [x[:1] for x in arguments], scheme)
+                    _call(formula, [x[:1] for x in arguments])
             except (ImportError, OSError, ValueError) as error:  # no library where the compiler should have left one
                 raise BackendUnavailable(
                     f"KeOps could not compile a formula with {library.compiler()}: {type(error).__name__}: {error}; "
@@ -139,9 +119,9 @@ def evaluate(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
                 ) from error
             _ready.add(key)
         if device.type != "cpu":
-            return _call(formula, arguments, scheme)
+            return _call(formula, arguments)
         with _openmp().limit(limits=cpu_threads(), user_api="openmp"):  # of the thread that calls
-            return _call(formula, arguments, scheme)
+            return _call(formula, arguments)
 
     with library.exclusive():
         # For a thread of its own OpenMP makes threads anew: those of the parent are not there in a forked child.
@@ -153,15 +133,15 @@ def _openmp() -> Any:  # KeOps's, which need not be PyTorch's, is loaded once a 
     return threadpoolctl.ThreadpoolController()
 
 
-def _call(formula: Formula, arguments: list[Tensor], scheme: str) -> Tensor:
+def _call(formula: Formula, arguments: list[Tensor]) -> Tensor:
     device = arguments[0].device
     if device.type == "cpu":
-        return _symbolic(formula)(*arguments, backend=scheme)
+        return _symbolic(formula)(*arguments, backend="CPU")
     # KeOps works on the default stream, which does not wait for others, and returns when all is done. It leaves its own
     # context current.
     with torch.cuda.device(device):
         torch.cuda.current_stream().synchronize()
-        return _symbolic(formula)(*arguments, backend=scheme, device_id=device.index or 0)
+        return _symbolic(formula)(*arguments, backend="GPU_1D", device_id=device.index or 0)
 
 
 def trial(device: str) -> None:
@@ -169,7 +149,7 @@ def trial(device: str) -> None:
     library.import_keops()
     x = torch.tensor([[0.0], [3.0]], dtype=torch.float64, device=device)
     with library.building():
-        got = _call(Formula(Reduction.LOG_SUM, 1), [x, x], "CPU" if device == "cpu" else "GPU_2D").tolist()
+        got = _call(Formula(Reduction.LOG_SUM, 1), [x, x]).tolist()
     want = [0.0, 1.0 + math.exp(-4.5)]
     if not all(math.isclose(a, b, rel_tol=1e-12) for row in got for a, b in zip(row, want, strict=True)):
         raise ValueError(f"KeOps computes {got}, not {[want, want]}")

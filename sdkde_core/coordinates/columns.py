@@ -252,26 +252,24 @@ def candidates(x: Array, weights: Array) -> list[list[str]]:
 
 
 def without_ends(x: Array, weights: Array, supports: Sequence[Any]) -> tuple[Array, list[list[Any]]]:
-    """Coordinates in which no column ends, for a stack of samples x (n, d): logs and logits of those that do.
+    """Logs and logits of the columns that end, for a stack of samples x (n, d), others as :func:`candidates` has them.
 
-    Others as :func:`candidates` has them. None where a sample is on an end. With them samples, those that were spread
-    beyond an end reflected. ValueError for a circle.
+    With them samples, those that were spread beyond an end reflected; without where one is on an end.
     """
-    maps, free = list[Any](), np.array([one == (None, None) for one in supports])
+    maps, free, x = list[Any](), np.array([one == (None, None) for one in supports]), x.copy()
     others = candidates(x[:, free], weights) if np.count_nonzero(free) > 1 else []
     names = iter(others[0] if others else ["standard"] * len(free))
-    x = x.copy()
     for j, (low, high) in enumerate(supports):
         if low == "circular":
             raise ValueError(f"support: column {j} goes round, and normal mixtures do not; pass method='sdkde'")
-        x[:, j] = np.where(x[:, j] < (-math.inf if low is None else low), 2.0 * (low or 0.0) - x[:, j], x[:, j])
-        x[:, j] = np.where(x[:, j] > (math.inf if high is None else high), 2.0 * (high or 0.0) - x[:, j], x[:, j])
-        if free[j]:
-            maps.append(next(names))
-        elif low is None:
-            maps.append(Closed("log", high, -1.0))
+        if low is not None:
+            x[:, j] = low + abs(x[:, j] - low)
+        if high is not None:
+            x[:, j] = high - abs(high - x[:, j])
+        if low is not None and high is not None:
+            maps.append(Closed("logit", low, high))
         else:
-            maps.append(Closed("log", low) if high is None else Closed("logit", low, high))
+            maps.append(next(names) if free[j] else Closed("log", *((high, -1.0) if low is None else (low, 1.0))))
     finite = all(free[j] or np.isfinite(one.forward(x[:, j])).all() for j, one in enumerate(maps))
     return x, [maps] if finite else []
 

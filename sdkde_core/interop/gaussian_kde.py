@@ -342,8 +342,7 @@ class gaussian_kde:
     def _kernels(self) -> list[tuple[Array, Array, Array]]:
         """Means (k, d), weights (k,) and covariance (d, d) of kernels that have one covariance, on the host."""
         if self._elsewhere:
-            what = "coordinates or support"
-            raise ValueError(f"with {what} a density has no such integrals; leave these out, or average over draws")
+            raise ValueError("coordinates and support have no such integrals; leave them out, or average over draws")
         if self.method != "stacked":
             means = self.prepared.mixture().means if self.method == "sdkde" else self._samples
             return [(means, self.weights, self.covariance)]
@@ -377,7 +376,6 @@ class gaussian_kde:
 
     @property
     def _elsewhere(self) -> bool:
-        """Whether the density is one of other coordinates, or of samples with images."""
         return any(self._options.get(name) is not None for name in ("coordinates", "support"))
 
     @property
