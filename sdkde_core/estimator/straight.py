@@ -348,7 +348,11 @@ def _plain(request: Request) -> bool:
     if request.kernel != "gaussian" or request.negative == "renormalise" or request.backend_options or request.ranks:
         return False
     laplace = request.goal is Goal.GRADIENT and request.passes[-1].reduction is Reduction.LAPLACE
-    return not (laplace or request.adaptive or isinstance(request.device, tuple) or request.device == "cpu")
+    return not laplace and not request.adaptive and _device_asked(request)
+
+
+def _device_asked(request: Request) -> bool:
+    return not isinstance(request.device, tuple) and request.device != "cpu"
 
 
 def _log_weights(weights: Any) -> Any:

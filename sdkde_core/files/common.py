@@ -164,8 +164,6 @@ def _place(given: Any) -> Path | None:
 
 def _inside(a: Path | None, b: Path | None) -> bool:
     """Whether a is b or lies in it, whatever names they have."""
-    return a is not None and b is not None and any(_same(one, b) for one in (a, *a.parents))
-
-
-def _same(a: Path, b: Path) -> bool:
-    return os.path.samefile(a, b) if os.path.exists(a) and os.path.exists(b) else a == b
+    if a is None or b is None:
+        return False
+    return any(one == b or (one.exists() and b.exists() and one.samefile(b)) for one in (a, *a.parents))
