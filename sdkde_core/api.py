@@ -57,9 +57,8 @@ def estimate(
         memory, and does not differentiate.
     step : None, float or "moments"
         The multiple of H ∇log p̂ by which samples move (sdkde). ``"moments"``: the one with which the estimate has the
-        samples' total variance in units of the bandwidth, from ½ for narrow bandwidths to 1.2 for wide ones, as beyond
-        two dimensions (``docs/mathematics.md``). None: ½, the paper's; with ``bandwidth="auto"`` ``"moments"``, and the
-        bandwidth is chosen for that, but for fewer than 100 samples in one dimension.
+        samples' total variance in units of the bandwidth, from ½ to 1.2 (``docs/mathematics.md``). None: ½, the
+        paper's; with ``bandwidth="auto"`` ``"moments"``, but for fewer than 100 samples in one dimension.
     score_bandwidth : None or float
         The score is estimated at so many times the bandwidth (sdkde). ``"moments"`` is then at most 1.2 times its
         square, and may be less than ½. None: 1, the paper's; with ``"auto"`` and ``step=None`` 1.4 in one dimension
@@ -70,9 +69,8 @@ def estimate(
         to 8. For sdkde samples move by ½ − α, or ``step``, times their squared width. Not for laplace and autograd.
     tails : None, "guard", "plain" or float
         The part of the weight, 0.02 for ``"guard"``, in a second group of kernels at the same places, four times as
-        wide, so that the density falls no faster beyond the samples; of more than 4,096 samples so many have one, and
-        wider. For sdkde and kde. None: ``"plain"``, without; with ``bandwidth="auto"`` and sdkde 0.02, and less for
-        more than 100 samples.
+        wide; at most 4,096 samples have one, wider if there are more. For sdkde and kde. None: ``"plain"``, without;
+        with ``bandwidth="auto"`` and sdkde 0.02, and less for more than 100 samples.
     bandwidth : str, float, (d,) or (d, d) array_like, or Bandwidth
         A number h or one h_j per dimension, in the data's units; a matrix H in squared units (a covariance); or a rule.
         ``"auto"`` chooses from the data for the method, per dimension or a matrix, see :func:`select_bandwidth`;
@@ -115,11 +113,11 @@ def estimate(
     precision : {"auto", "fast", "high", "float64"}
         Errors of log p̂ of at most about 5e-4, 1e-5 or 1e-10 for every row (see
         :data:`sdkde_core.protocol.TOLERANCES`). ``"auto"``: the environment variable ``SDKDE_PRECISION``, else high for
-        float64 input and fast for narrower. Points beyond 1e10, 1e9 or 1e5 bandwidths from the samples' median are
+        float64 input and fast for narrower. Points beyond 1e10, 1e9 or 1.5e4 bandwidths from the samples' median are
         refused where they are so near each other that float64 does not hold the difference.
     backend : str
         A backend's name, or ``"auto"``: the environment variable ``SDKDE_BACKEND``, else the best by predicted time
-        (:func:`explain` says which and why). Of start-up a tenth counts, until :func:`warm_up`.
+        (:func:`explain` says which and why). For host data a tenth of start-up counts, until :func:`warm_up`.
     device : {None, "cpu", "cuda", "cuda:0", …, "cuda:all"} or sequence of str
         Where to compute. None: the data's device, or a GPU for host data where that is faster, the copy included. If
         it is a GPU, host data of more than 2¹⁸ numbers are copied there before they are validated. Of several GPUs, as
@@ -148,8 +146,7 @@ def estimate(
 
     Notes
     -----
-    The size of a batch follows from the shapes and the number of threads. With ``out`` or ``progress`` the numbers are
-    those without within the precision's bounds, and the same bits where the backend sums each row alone by one formula.
+    With ``out`` or ``progress`` results agree with those of a call without them, within the precision's bounds.
 
     Where ``train``, ``query`` or ``weights`` is a Dask array the result, and that of :func:`debias`, is a lazy one
     (``docs/scaling-out.md``): values that cannot be right are an error where it is computed, and with ``log=True`` the
@@ -162,8 +159,7 @@ def estimate(
     chosen is a constant to autograd; the derivative by a matrix H is that by its symmetric part. :func:`debias` and
     :func:`grad_log_density` differentiate too; :func:`prepare`, ``out`` and ``progress`` refuse what requires grad.
 
-    Source: Epstein, Dwaraknath and Winnicki, "Flash-SD-KDE: Accelerating SD-KDE with Tensor Cores". One bandwidth
-    serves score, shift and evaluation.
+    Source: Epstein, Dwaraknath and Winnicki, "Flash-SD-KDE: Accelerating SD-KDE with Tensor Cores".
 
     Examples
     --------
@@ -254,7 +250,7 @@ def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) ->
 def debias(train: Any, *, score: Any = None, progress: Any = False, **options: Unpack[Options]) -> Any:
     """Return the samples moved by ``step`` times H ∇log p̂(x_j): the samples whose KDE is the SD-KDE.
 
-    By ½ in one column and with a bandwidth in numbers, half a mean-shift step. Other parameters as for
+    With a bandwidth in numbers that is ½, half a mean-shift step. Other parameters as for
     :func:`estimate`; the samples must be evaluated with the bandwidth that moved them.
 
     Parameters
@@ -309,7 +305,6 @@ def _debiased_by(score: Any, request: Request, train: Any) -> Any:
 
 
 def _moved(ready: Plan, request: Request, sums: Partial) -> Any:
-    """The samples, moved by the sums of the first pass."""
     away = displaced(ready.columns, sums, request)
     away = ready.bandwidth.stretch(Origin.of(ready.data.train).restore(away, "float64"))
     return ready.data.origin.restore(ready.data.train + away, ready.data.dtype)

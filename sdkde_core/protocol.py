@@ -403,9 +403,9 @@ class BackendInfo:
     #: ``supports(problem) -> Support``: called when device, precision and features fit.
     supports: Callable[[Problem], Support] = lambda problem: Support(True, "takes any problem")
     #: ``extent_limit(problem) -> float``: the extent, in bandwidths, up to which its fast formula keeps the precision,
-    #: from an error bound. Up to half the pairs beyond it the core takes off: the backend sums them apart, as problems
-    #: of the full extent, if it supports those; otherwise the core sums them exactly, however many. Up to it
-    #: ``supports`` must not decline for the extent.
+    #: from an error bound. If at most half of the pairs are beyond it, the core separates them: the backend gets them
+    #: as problems of the full extent, if it supports these; else the core sums them. Up to it ``supports`` must not
+    #: decline for the extent.
     extent_limit: Callable[[Problem], float] = lambda problem: math.inf
     #: ``work(problem, config) -> Work``; without it the core prices a plain matrix-product formulation.
     work: Callable[[Problem, Mapping[str, Any] | None], Work] | None = None

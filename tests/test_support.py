@@ -57,6 +57,19 @@ def test_circles_are_images_by_periods():
     np.testing.assert_allclose(got, around, rtol=1e-9)
 
 
+def test_circles_have_no_beginning():
+    """Turned samples have the turned density, wherever 0 is: bandwidth, step, distribution and quantiles too."""
+    x, y = np.random.default_rng(3).vonmises(0.3, 20.0, 500), grid(0.0, 2.0 * np.pi, 2001)
+    plain, turned = (sdkde_core.prepare(np.mod(x + by, 2.0 * np.pi), support=CIRCLE) for by in (0.0, 2.0))
+    np.testing.assert_allclose(turned.estimate(y + 2.0), plain.estimate(y), rtol=1e-9)
+    density, steps = plain.estimate(y), np.diff(y)
+    reached = np.append(0.0, np.cumsum(0.5 * steps * (density[1:] + density[:-1])))
+    np.testing.assert_allclose(plain.cdf(y), reached, atol=1e-5)
+    q = np.array([0.0, 0.01, 0.4, 0.99, 1.0])
+    np.testing.assert_allclose(plain.cdf(plain.quantile(q)), q, atol=1e-9)
+    assert plain.quantile(q)[[0, -1]].tolist() == [0.0, 2.0 * np.pi]
+
+
 def test_all_of_a_fitted_density():
     x = angles()
     prepared = sdkde_core.prepare(x, support=[CIRCLE, (0, 1)])

@@ -180,7 +180,6 @@ def compiled(shape: Shape, device: torch.device) -> tuple[Any, int]:
 
 
 def _launch(kernel: Any, grid: tuple[int, int], threads: int, arguments: Any, counts: tuple[int, ...]) -> None:
-    """Launch on the stream that PyTorch uses."""
     device = arguments[0].device
     if SIMULATED:
         with _lock:  # the simulator replaces parts of modules while it runs

@@ -167,7 +167,6 @@ def _selected(
 
 
 def _on_a_line(sample: Sample, rule: str, line: Line, units: Array) -> Selection:
-    """Choose from one column."""
     method, n, asked = line.method, len(line.u), (line.method, 1, line.n_eff)
     criterion = {"lscv": "least_squares", "lcv": "likelihood"}.get(rule, "power")
     looks = Looks(line, criterion, normal_reference(*asked) * widest(*asked), 0 if rule == "auto" else 5)

@@ -127,21 +127,22 @@ def choose(
     it does not start, or has failed     the next one
     ===================================  ===============================================================================
 
-    Without ``explained`` what cannot come first is left out: plugins whose start-up alone counts for longer than the
-    best one takes; and one without a competitor gets no price. For data on a device :func:`.plan.choose_near` asks
+    Without ``explained`` a plugin is left out whose start-up alone takes longer than the best one, and one without a
+    competitor gets no price. For data on a device :func:`.plan.choose_near` asks
     first, as if no point were split off, and takes the answer where all points are within that backend's limit and it
     takes less than 20 ms. What counts of start-up and compiling:
 
     ================================  ==================================================================================
     the command line                  all: it makes one call
     data on the host                  a tenth: a process makes ten calls
-    data on a device                  a ten-thousandth: they are in loops; so where PyTorch has made a GPU's context
-    on a GPU with such a context      of start-up nothing
+    data on a device, or PyTorch has  a ten-thousandth: such calls are in loops
+    made a GPU's context
+    on a GPU with such a context      only compiling
     after :func:`sdkde_core.warm_up`  nothing; of a backend that it leaves to compile later, compiling
     ================================  ==================================================================================
 
-    Predicted times depend on the problems' fields and on the rates of the hardware, not on the data. Of several devices
-    it is the best backend for the first that works on all of them.
+    Of the data only the extent and the share of far pairs count. Of several devices it is the best backend for the
+    first that works on all of them.
 
     ``device``: as the user named it. ``came_from``: where the user had the data, if they have been copied to
     ``data_device``. ``share``: the share of the pairs beyond an extent. ``calls``: over how many start-up is spread;
@@ -369,7 +370,6 @@ def require_known(name: str, named_by: str) -> None:
 
 
 def _why(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
-    """Why a candidate was chosen, of all that there are."""
     able = [c.seconds for c in candidates if c.ok]
     if len(able) == 1:
         return "the only one that can"

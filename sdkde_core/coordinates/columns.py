@@ -91,8 +91,8 @@ class Coordinates(NamedTuple):
             if not isinstance(one, Closed | NormalScores | Edges | Circle):
                 raise TypeError(f"coordinates: {brief(one)} is a map of yours, which no file holds; pickle the density")
             match one:
-                case Circle(period):
-                    listed.append(["circle", period])
+                case Circle():
+                    listed.append(["circle", *one])
                 case Edges():  # of each end where, b (None where there are no images) and w
                     sides = [end and [end.at, None if math.isnan(end.rate) else end.rate, end.width] for end in one[:2]]
                     listed.append(["ends", *sides])
@@ -113,8 +113,8 @@ class Coordinates(NamedTuple):
                     name, name in FORMULAS and b > 0.0
                 ):
                     maps.append(Closed(name, a, b))
-                case ["circle", float(a)] if 0.0 < a < math.inf:
-                    maps.append(Circle(a))
+                case ["circle", float(a), float(b)] if 0.0 <= b < a < math.inf:
+                    maps.append(Circle(a, b))
                 case ["ends", *ends]:
                     maps.append(Edges.from_saved(ends))
                 case ["normal-scores", float(a), float(b)] if b > 0.0:
@@ -132,10 +132,6 @@ class Coordinates(NamedTuple):
             return labels[0]
         names = self.names or [f"column {j}" for j in range(len(labels))]
         return ", ".join(f"{label} of {name}" for name, label in zip(names, labels) if label != "identity")
-
-
-def _is_formula(name: str, a: float, b: float) -> bool:
-    return {"logit": b > a, "log": abs(b) == 1.0}.get(name, b > 0.0)
 
 
 def _slope(one: Any, x: Array) -> Array:
@@ -171,7 +167,7 @@ def fit(value: Any, x: Array, weights: Array, names: tuple[str, ...] = (), suppo
         if (low, high) != (None, None):
             if one != "identity":
                 raise ValueError(f"{what} has coordinates {one!r} and a support; pass one of them")
-            maps.append(Circle(high) if low == "circular" else fit_ends(low, high, column, weights, what))
+            maps.append(Circle.fit(high, column) if low == "circular" else fit_ends(low, high, column, weights, what))
             continue
         if one in ("log", "logit"):
             takes, instead, most = "above 0", "'asinh', or shift the column", math.inf

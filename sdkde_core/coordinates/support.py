@@ -124,9 +124,18 @@ def _bends(low: End | None, high: End | None, x: Array) -> tuple[Array, Array]:
 
 
 class Circle(NamedTuple):
-    """Values round a circle, z = x less whole periods: from 0 to the period."""
+    """Values round a circle: z is how far x is round from a start, where samples are rarest."""
 
     period: float
+    start: float = 0.0
+
+    @classmethod
+    def fit(cls, period: float, x: Array) -> Circle:
+        """The start is in the middle of the widest gap between samples (n,)."""
+        ordered = np.sort(np.mod(x, period))
+        gaps = np.diff(ordered, append=ordered[0] + period)
+        k = np.argmax(gaps)
+        return cls(period, float(np.mod(ordered[k] + 0.5 * gaps[k], period)))
 
     @property
     def name(self) -> str:
@@ -137,10 +146,10 @@ class Circle(NamedTuple):
         return 0.0, self.period
 
     def forward(self, x: Array) -> Array:
-        return np.where((x >= 0.0) & (x <= self.period), x, np.mod(x, self.period))
+        return np.mod(x - self.start, self.period)
 
     def inverse(self, z: Array) -> Array:
-        return self.forward(z)
+        return np.mod(z + self.start, self.period)
 
     def log_jacobian(self, x: Array) -> Array:
         return np.zeros(len(x))

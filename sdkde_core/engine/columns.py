@@ -38,9 +38,9 @@ class _Packed(NamedTuple):
 class PackedColumns:
     """The columns of one reduction, packed when rows first need them.
 
-    Rows that reach beyond the columns have these packed for the next power of two of the extent, whatever batches came
-    before. The problem's m is how many rows to expect, its extent bounds the columns. ``shared``: calls may come from
-    several threads and CUDA streams. Raises OutOfReach where columns or rows are beyond the backend's reach.
+    If rows lie farther out than the columns, these are packed again for the next power of two of the rows' extent;
+    earlier batches do not matter. The problem's m is how many rows to expect, its extent bounds the columns.
+    ``shared``: calls may come from several threads and CUDA streams. Raises OutOfReach.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class PackedColumns:
             if without:
                 self._columns = take_columns(columns, marked_last(nothing)[: nothing.shape[0] - without])
         n, self._all_carry = int(self._columns.points.shape[0]), self._columns is columns
-        # A backend may reach farther where the rows are the columns themselves: then the limit is that one.
+        # A backend may reach farther where the rows are the columns themselves: then that larger limit holds.
         self._limit_of_own = problem.same and self._all_carry and not shared
         self._limit = limit_of(info, with_fields(problem, n=n, same=self._limit_of_own))
         self._problem = with_fields(problem, n=n, same=False)
         self._states: OrderedDict[tuple[str, float], _Packed] = OrderedDict()
-        self._lock = new_lock() if shared else threading.Lock()  # one thread's, which has it in a forked child too
+        self._lock = new_lock() if shared else threading.Lock()  # else one thread alone uses it, in a forked child too
         if shared:  # what a batch without outliers needs is packed now
             self._packed("all", backend, problem.extent) if self._in_one(0.0, 0, 1) else self._for_near()
 

@@ -111,19 +111,27 @@ def distribution(fitted: Any) -> Callable[[Any], Array]:
 
 
 def _mapped_distribution(fitted: Any) -> Callable[[Any], Array]:
-    """The distribution function in other coordinates; round a circle from its start."""
+    """The distribution function in other coordinates; round a circle from 0."""
     inner, into, ends = distribution(fitted.first.current), fitted.into, fitted.ends
     if ends is None:
         return lambda x: inner(into(x))
     start, mass, (low, high) = _below(fitted.first.current, ends), math.exp(fitted.log_mass), ends[:, 0]
-    inside = ends[:, 0] if fitted.coordinates.circular[0] else (-math.inf, math.inf)
 
     def between_ends(x: Array) -> Array:
-        z = into(np.clip(x, *inside))
+        z = into(x)
         found = (inner(np.clip(z, low, high)) - start) / mass
         return np.where(z <= low, 0.0, np.where(z >= high, 1.0, np.clip(found, 0.0, 1.0)))
 
-    return between_ends
+    if not fitted.coordinates.circular[0]:
+        return between_ends
+    zero, before = into(np.zeros(1)), between_ends(np.zeros(1))
+
+    def around(x: Array) -> Array:
+        inside = np.clip(x, 0.0, high)
+        found = between_ends(inside) - before + (into(inside) < zero)
+        return np.where(x <= 0.0, 0.0, np.where(x >= high, 1.0, np.clip(found, 0.0, 1.0)))
+
+    return around
 
 
 def _below(fitted: Any, ends: Array) -> float:
@@ -139,10 +147,15 @@ def quantiles(fitted: Any, q: Array) -> Array:
         first, ends = fitted.first.current, fitted.ends
         if ends is None:
             return fitted.coordinates.inverse(quantiles(first, q)[:, None])[:, 0]
-        (low, high), reached = ends[:, 0], _below(first, ends) + math.exp(fitted.log_mass) * q
-        z = np.clip(quantiles(first, np.where(inside, reached, 0.5)), low, high)
-        z = np.where(inside, z, np.where(q <= 0, low, high))
-        return fitted.coordinates.inverse(z[:, None])[:, 0]
+        mass, outer = math.exp(fitted.log_mass), fitted.coordinates.inverse(ends)[:, 0]
+        shares = q
+        if fitted.coordinates.circular[0]:  # from where z begins, not from 0
+            outer = ends[:, 0]
+            before = (distribution(first)(fitted.into(np.zeros(1))) - _below(first, ends)) / mass
+            shares = np.mod(before + q, 1.0)
+        reached = np.where(inside, _below(first, ends) + mass * shares, 0.5)
+        z = np.clip(quantiles(first, reached), *ends[:, 0])
+        return np.where(inside, fitted.coordinates.inverse(z[:, None])[:, 0], np.where(q <= 0, *outer))
     function = distribution(fitted)
     if fitted.parts:
         each = np.array([quantiles(part.fitted, np.where(inside, q, 0.5)) for part in fitted.parts])

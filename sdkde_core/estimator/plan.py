@@ -119,8 +119,8 @@ def plan(
 def choose_near(request: Request, problems: Sequence[Problem], long: bool = False, **how: Any) -> select.Choice | None:
     """Return the backend for points that are all within its limits, summed in one way; None where there is none.
 
-    It is preferred for data on a device: to sum some points apart takes many launches. Where it takes 20 ms they are
-    nothing, and None is returned but for ``long``: another backend may be many times as fast, with a few points apart.
+    It is preferred for data on a device: to sum some points apart takes many launches. In an estimate of 20 ms or more
+    these do not matter, and another backend may be many times as fast: None is returned, unless ``long``.
     """
     try:
         choice = select.choose(problems, backend=request.backend, device=request.device, **how)
@@ -182,7 +182,7 @@ def checked_extent(extent: float, distances: Any, points: Data, bandwidth: Bandw
     if not math.isfinite(extent):
         points.check_finite()
     xp = array_namespace(distances)
-    # Of finite points by a matrix NaN is ∞ − ∞.
+    # Finite points whitened by a matrix may give ∞ − ∞, which is NaN.
     instead = xp.full_like(distances, math.inf if points.unchecked else 0.0)
     distances = xp.where(xp.isnan(distances), instead, distances)
     largest = float(xp.max(distances))

@@ -202,8 +202,8 @@ class Request:
         passes = _passes(self.goal, self.method, self.score_bandwidth or 1.0, bool(self.adaptive), guard > 0.0)
         steps = not (self.step or self.score_bandwidth or self.adaptive)
         self.__dict__.update(passes=passes, answering=int(passes[0].moves), guard=guard, steps=steps)
-        mapped = self.coordinates not in (None, "identity")  # that: a stack tries no others
-        mapped = mapped or (self.support is not None and self.method != "stacked")  # whose parts have it
+        mapped = self.coordinates not in (None, "identity")  # "identity": a stack tries no others
+        mapped = mapped or (self.support is not None and self.method != "stacked")  # its parts have the support
         self.__dict__.update(mapped=mapped, apart=mapped or self.method == "stacked")
 
     @property
@@ -241,7 +241,7 @@ class Request:
         shared |= {"kernel": self.kernel, "precision": self.precision}
         c = self.score_bandwidth or 1.0
         step = MOST if isinstance(self.step, str) else (self.step or 0.5) / c / c
-        # By a step of c² a sample moves to a mean of samples, and by twice that as far beyond as it was from there.
+        # A step of c² takes a sample to a mean of samples; 2c² takes it equally far past that mean.
         reach = max(1.0, 2.0 * step - 1.0)
         found = _problems(self.passes, m, n, reach, **shared)
         if (self.step or self.score_bandwidth) and not max(p.extent for p in found) < 1e149:  # for NaN too

@@ -52,13 +52,10 @@ class gaussian_kde:
         ``"sdkde"`` moves the samples to remove the leading bias. ``"laplace"`` is debiased too, but signed.
         ``"stacked"`` is a sum of sdkde and normal mixtures, in the dataset's coordinates unless others are named:
         attributes of the one bandwidth raise AttributeError.
-    coordinates : None, str, sequence, dict or object
-        As for :func:`sdkde_core.estimate`: the bandwidth and ``covariance`` are in them. Products of densities are
-        refused.
-    support : None, sequence or dict
-        Where columns end or go round, as for :func:`sdkde_core.estimate`. ``"auto"``, ``"lscv"`` and ``"lcv"`` choose
-        from samples with their images, and ``covariance`` has zeros between a column that ends and others. Products of
-        densities are refused.
+    coordinates, support : optional
+        As for :func:`sdkde_core.estimate`; products of densities are refused. The bandwidth and ``covariance`` are in
+        the coordinates. With ``support`` the latter has zeros between a column that ends and others, and ``"auto"``,
+        ``"lscv"`` and ``"lcv"`` choose from samples with their images.
     step, score_bandwidth, precision, backend, device
         As for :func:`sdkde_core.estimate`.
 
@@ -428,7 +425,6 @@ _SINGULAR = (
 
 
 def _columns(name: str, value: Any) -> Argument:
-    """Points in columns, (d, m)."""
     argument = Argument.of(name, value)
     x, xp = argument.array, array_namespace(argument.array)
     if x.ndim > 2:

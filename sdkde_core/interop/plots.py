@@ -218,8 +218,6 @@ def selection(chosen: Any, *, ax: Any = None) -> Any:
 
 
 class _Drawn(NamedTuple):
-    """A density with its label and colour."""
-
     label: str
     density: Prepared
     colour: str
@@ -251,12 +249,10 @@ def _labelled(densities: Any, d: int | None = None, instead: str = "") -> list[_
 
 
 def _kind(value: Any) -> str:
-    """What ``value`` is, for a message."""
     return "an empty dict" if isinstance(value, Mapping) and not value else f"of type {type(value).__name__}"
 
 
 def _points_of(samples: Any, d: int) -> Array:
-    """The samples on the host, (n, d)."""
     x = numbers("samples", samples)
     x = x[:, None] if x.ndim == 1 and d == 1 else x
     if x.ndim != 2 or x.shape[1] != d:
@@ -265,7 +261,6 @@ def _points_of(samples: Any, d: int) -> Array:
 
 
 def _shares_of(shares: Sequence[float]) -> Array:
-    """The shares, descending."""
     found = np.unique(np.asarray(shares, dtype=np.float64))[::-1]
     if not found.size or not (found > 0).all() or not (found < 1).all():
         raise ValueError(f"shares is {shares!r}; pass numbers between 0 and 1, such as (0.5, 0.8, 0.95)")
@@ -278,7 +273,6 @@ def _style() -> Any:
 
 
 def _axes_of(ax: Any) -> Any:
-    """The axes given, or those of a new figure."""
     if ax is not None:
         return ax
     with _style():

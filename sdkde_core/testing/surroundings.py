@@ -210,7 +210,6 @@ def _peak(target: Target, call: Callable[[], object]) -> int:
 
 
 def _status(name: str) -> int:
-    """Return bytes of a line of the process's status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) << 10
 
