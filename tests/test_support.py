@@ -154,12 +154,13 @@ def test_a_far_support_changes_nothing():
         ({"support": (0, None), "coordinates": "log"}, "pass one of them"),
         ({"support": (0, None), "method": "stacked", "coordinates": "log"}, "leave coordinates out"),
         ({"support": ("circular", 20.0), "method": "stacked"}, "pass method='sdkde'"),
+        ({"train": np.ones((9, 2)), "support": (0, None)}, "support is for 1 columns, but train has 2"),
         ({"support": (0, None), "kernel": "tophat", "method": "kde", "bandwidth": 1.0}, "Gaussian"),
     ],
 )
 def test_what_is_refused(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        sdkde_core.estimate(exponential(50), **options)
+        sdkde_core.estimate(**{"train": exponential(50)} | options)
 
 
 def test_kernels_that_couple_a_column_that_ends():
@@ -269,3 +270,20 @@ def test_gaussian_kde_ends_too(tmp_path):
     width = float(np.sqrt(two.covariance[0, 0]))
     alone = sdkde_core.prepare(x, method="kde", bandwidth=width, support=(0, None))
     np.testing.assert_allclose(two.marginal([0])(y), alone.estimate(y), rtol=0.2)
+
+
+def test_stacks_beside_a_wide_tail_and_by_names():
+    """Where sdkde is nearly 0 at a few left-out samples these do not hide what logs say of the others."""
+    rng = np.random.default_rng(0)
+    x, unseen = rng.lognormal(0.0, 2.0, 400), rng.lognormal(0.0, 2.0, 2000)
+    free, ended = (sdkde_core.prepare(x, method="stacked", **how) for how in ({}, {"support": (0, None)}))
+    assert ended.estimate(unseen, log=True).mean() > free.estimate(unseen, log=True).mean() - 0.05
+    assert ended.quantile([0.0, 1.0]).tolist() == [0.0, np.inf]
+    assert ended.modes([-1.0]).shape == (0, 1)
+    below = np.array([-1e-3, -2e-3])  # where parts in logs are 0 and have no score
+    score = (free.estimate(below + 1e-6, log=True) - free.estimate(below - 1e-6, log=True)) / 2e-6
+    np.testing.assert_allclose(free.grad_log_density(below)[:, 0], score, rtol=1e-4)
+    assert np.isnan(ended.grad_log_density(below)).all()
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"wait": x[:200], "size": rng.normal(size=200)})
+    assert sdkde_core.estimate(frame, frame[:1], method="stacked", support={"wait": (0, None)}).shape == (1,)

@@ -198,7 +198,6 @@ def _is_count(value: Any) -> bool:
 
 
 def _values(row: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the names and plain values in a column."""
     found = row.get(name)
     try:
         values = json.loads(found) if isinstance(found, str) else found

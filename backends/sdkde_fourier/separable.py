@@ -109,7 +109,6 @@ def _wave_numbers(basis: Basis, a: int) -> Tensor:
 
 
 def _along(x: Tensor, a: int, d: int) -> Tensor:
-    """A vector, to be multiplied along axis ``a`` of d."""
     return x.view([-1 if b == a else 1 for b in range(d)])
 
 

@@ -271,7 +271,6 @@ def symmetric_block(
 
 
 def _some(points: Symmetric, which: tuple[int, int]) -> Symmetric:
-    """A range of the points that begins with a super."""
     start, stop = which
     padded = -(-(stop - start) // plan.COLUMNS) * plan.COLUMNS
     at = [x + start * size for x, size in zip((points.rows, points.tiles, points.bytes), _sizes(points.width))]

@@ -91,6 +91,5 @@ def single_limit(problem: Problem) -> float:
 
 
 def _budget(problem: Problem) -> Tolerance:
-    """What exponents may use of the tolerance."""
     tolerance, share = TOLERANCES[problem.precision][problem.reduction], 0.9 / exponents.paid(problem)
     return Tolerance(share * tolerance.absolute, share * tolerance.relative)

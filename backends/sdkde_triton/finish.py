@@ -10,7 +10,6 @@ from .kernels import SCALE_BITS, SQRT_LOG2E, UNITS, f64, sized, wide
 
 @triton.jit
 def _nats(x):
-    """Log2 units in nats, float64."""
     return x * f64(0.6931471805599453)
 
 

@@ -45,7 +45,6 @@ def _number_or(*words: str) -> Any:
 
 
 def _coordinates(context: click.Context, option: click.Parameter, value: Sequence[str]) -> Any:
-    """A name for all columns, or by column one for each."""
     if len(value) == 1 and ":" not in value[0]:
         return value[0]
     pairs = [text.rpartition(":")[::2] for text in value]

@@ -135,7 +135,6 @@ class Coordinates(NamedTuple):
 
 
 def _slope(one: Any, x: Array) -> Array:
-    """The derivative of a map's log T′, by differences."""
     step = 1e-5 * (np.minimum(abs(x), np.ptp(x) or math.inf) + 1e-3 * (np.ptp(x) or 1.0))
     return (one.log_jacobian(x + step) - one.log_jacobian(x - step)) / (2.0 * step)
 
@@ -215,8 +214,8 @@ def listed(value: Any, d: int, names: tuple[str, ...] = (), what: str = "coordin
         return [nothing if one is None else one for one in found]
     if isinstance(value, str) or _is_map(value):
         return [value] * d
-    if what == "support":
-        value = [value] if d == 1 and is_support(value) else value
+    if what == "support" and is_support(value) and (d == 1 or any(one is not None for one in value)):
+        value = [value]
     if len(value) != d:
         raise ValueError(f"{what} is for {len(value)} columns, but train has {d}; pass one for each, or a dict")
     return [nothing if one is None else one for one in value]

@@ -147,8 +147,7 @@ def quantiles(fitted: Any, q: Array) -> Array:
         first, ends = fitted.first.current, fitted.ends
         if ends is None:
             return fitted.coordinates.inverse(quantiles(first, q)[:, None])[:, 0]
-        mass, outer = math.exp(fitted.log_mass), fitted.coordinates.inverse(ends)[:, 0]
-        shares = q
+        mass, outer, shares = math.exp(fitted.log_mass), fitted.coordinates.inverse(ends)[:, 0], q
         if fitted.coordinates.circular[0]:  # from where z begins, not from 0
             outer = ends[:, 0]
             before = (distribution(first)(fitted.into(np.zeros(1))) - _below(first, ends)) / mass
@@ -156,8 +155,10 @@ def quantiles(fitted: Any, q: Array) -> Array:
         reached = np.where(inside, _below(first, ends) + mass * shares, 0.5)
         z = np.clip(quantiles(first, reached), *ends[:, 0])
         return np.where(inside, fitted.coordinates.inverse(z[:, None])[:, 0], np.where(q <= 0, *outer))
-    function = distribution(fitted)
+    function, ends = distribution(fitted), (-math.inf, math.inf)
     if fitted.parts:
+        outer = np.array([quantiles(part.fitted, np.array([0.0, 1.0])) for part in fitted.parts])
+        ends = outer[:, 0].min(), outer[:, 1].max()
         each = np.array([quantiles(part.fitted, np.where(inside, q, 0.5)) for part in fitted.parts])
         low, high = each.min(axis=0), each.max(axis=0)  # between which that of the sum is
         h = 1e-2 * float((high - low).max(initial=0.0))
@@ -173,7 +174,7 @@ def quantiles(fitted: Any, q: Array) -> Array:
         low, high = np.where(below, middle, low), np.where(below, high, middle)
         if (np.nextafter(low, math.inf) >= high).all() or (high - low <= 1e-13 * h).all():
             break
-    return np.where(inside, 0.5 * low + 0.5 * high, np.where(q <= 0, -math.inf, math.inf))
+    return np.where(inside, 0.5 * low + 0.5 * high, np.where(q <= 0, *ends))
 
 
 def corner(name: str, value: Any, d: int) -> Array:

@@ -251,6 +251,8 @@ def modes(fitted: Any, starts: Array | None = None) -> Array:
     scale[scale == 0.0] = 1.0  # rows are in units of it, as squares of data units may overflow
     log, slope, unit = local(fitted, Argument.of("query", rows), scale)
     rows, log, slope, unit = (x[np.isfinite(log)] for x in (rows, log, slope, unit))
+    if not len(rows):  # where the density is 0 there is no way up
+        return rows
     longer, going = np.ones(len(rows)), np.arange(len(rows))
     within, shortest = (lambda x: x), (lambda x: x)
     if fitted.coordinates is not None:
@@ -313,8 +315,9 @@ def local(fitted: Any, query: Argument, scale: Array) -> tuple[Array, Array, Arr
         logs = np.stack([part.log_share + log for part, log in zip(fitted.parts, each)])  # (e, m)
         log = np.logaddexp.reduce(logs)
         shares = np.exp(logs - log)
-        score = np.einsum("em,emd->md", shares, np.stack(scores))
-        return log, score, np.einsum("em,emij->mij", shares, np.stack(units))
+        there = shares[:, :, None] > 0.0  # a part that is 0 has no score
+        score = np.einsum("em,emd->md", shares, np.where(there, scores, 0.0))
+        return log, score, np.einsum("em,emij->mij", shares, np.where(there[..., None], units, 0.0))
     log, score = map(to_host, fitted.serve(lambda here: here.answer(here.read(query), "both")))
     widths = np.reshape([1.0] if len(fitted.groups) == 1 else fitted.widths(query), (-1, 1, 1))
     maps = fitted.bandwidth.whiten(np.diag(scale), np.zeros(len(scale)))

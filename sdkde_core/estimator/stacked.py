@@ -68,10 +68,11 @@ class Stacked(Composed):
                 terms.append(Partial(log, of_part(part.fitted, query, "score") if scored else None))
         if normals is not None:  # parts of many, whose sums would each cost their way
             terms.append(Partial(*_of_normals(normals[1], query.at(query.origin), scored)))
-        joined, dtype = merge(terms), max(query.dtype, self.problem.dtype)
-        if scored:
-            return query.origin.restore(joined.shift, dtype)
-        log = joined.log_sum
+        log, dtype = merge(terms).log_sum, max(query.dtype, self.problem.dtype)
+        if scored:  # a part that is 0 there has none
+            xp, none = array_namespace(log), 0.0 * log[:, None]  # NaN where all are
+            terms = [replace(t, shift=xp.where(t.log_sum[:, None] > -math.inf, t.shift, none)) for t in terms]
+            return query.origin.restore(merge(terms).shift, dtype)
         return query.origin.restore(log if what == "log" else array_namespace(log).exp(log), dtype)
 
     @functools.cached_property
@@ -186,7 +187,8 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     y, size = x[0] + unit * z, float(np.log(unit).sum())
     specs: list[list[Any]] = []
     if request.support is not None:
-        y, specs = without_ends(y, weights, listed(request.support, x.shape[1], data.names, "support"))
+        own = replace(own, support=listed(request.support, x.shape[1], data.names, "support"))
+        y, specs = without_ends(y, weights, own.support)
     elif request.coordinates is None:
         specs = [list[Any](spec) for spec in candidates(y, weights)]
     place = np.random.default_rng(SEED).permutation(same.max() + 1)[same]
@@ -214,8 +216,9 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     shares, means, parts = _brief(table, counted, prior, np.flatnonzero(kernels)[1:]), counted @ table, list[Part]()
     if request.support is not None:  # in logs a density is 0 at the end: such parts have to say clearly more
         more = np.logaddexp.reduce(table + np.log(np.maximum(shares, 1e-300)), axis=1) - table[:, 0]
+        more = np.clip(more, -2.0, 2.0)  # a few samples where sdkde is nearly 0 have all of the standard error
         gain = float(counted @ more)
-        if gain < max(0.01, 2.0 * math.sqrt(counted**2 @ (more - gain) ** 2)):
+        if gain < max(0.02, 3.0 * math.sqrt(counted**2 @ (more - gain) ** 2)):
             return alone
     shares[0] = max(shares[0], 0.01)  # for what is so rare that no other part has it
     shares /= shares.sum()

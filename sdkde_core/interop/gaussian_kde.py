@@ -102,9 +102,9 @@ class gaussian_kde:
         backend: str = "auto",
         device: str | Sequence[str] | None = None,
     ) -> None:
-        moves = {"step": step, "score_bandwidth": score_bandwidth, "coordinates": coordinates, "support": support}
+        moves = {"step": step, "score_bandwidth": score_bandwidth, "coordinates": coordinates, "support": None}
         self._options = {"precision": precision, "backend": backend, "device": device, **moves}
-        Request.of(Goal.DENSITY, {"method": method, **self._options})  # type: ignore[typeddict-item]  # or raises
+        Request.of(Goal.DENSITY, {"method": method, **self._options, "support": support})  # type: ignore[typeddict-item]  # or raises
         self.method = method
         columns = _columns("dataset", dataset)
         self.dataset, self._origin = columns.array, columns.origin
@@ -113,8 +113,9 @@ class gaussian_kde:
             raise ValueError("`dataset` input should have multiple elements.")
         if coordinates is not None:
             self._options = {**self._options, "coordinates": listed(coordinates, self.d)}
-        if support is not None:
-            self._options = {**self._options, "support": listed(support, self.d, what="support")}
+        supports = listed({} if support is None else support, self.d, what="support")
+        if any(end is not None for ends in supports for end in ends):
+            self._options = {**self._options, "support": supports}
         if weights is not None:
             self._weights = _normalised(weights, self.n)
         if self.d > self.n:
@@ -407,8 +408,8 @@ class gaussian_kde:
         except ValueError as error:
             raise ValueError(str(error).replace("bandwidth", "bw_method", 1)) from None
         if self._options.get("support") is not None and rule in CHOOSERS:
-            where = {name: self._options[name] for name in ("coordinates", "support")}
-            how: Any = {"method": self.method, "rule": rule, "weights": self._weights, **where}
+            how: Any = {name: self._options[name] for name in ("coordinates", "support")}
+            how |= {"method": self.method, "rule": rule, "weights": self._weights}
             chosen = select_bandwidth(self._samples, base=self._data, **how)
             return math.exp((chosen.log_determinant - _definite(self._data, _SINGULAR).log_determinant) / self.d)
         x = self._mapped

@@ -155,7 +155,6 @@ def index(points: Any, log_weights: Any, size: int, leaf: int = 0) -> Index:
 
 
 def _columns(along: Any, log_weights: Any, size: int) -> Tiles:
-    """Tiles of points (d, n) in order."""
     xp, n = array_namespace(along), along.shape[1]
     blocks, logs = by_tile(along, size, axis=1), by_tile(log_weights, size)
     if n % size:

@@ -132,17 +132,21 @@ def lazy_whole(
     fit: Callable[..., Any], x: Argument, q: Argument | None, w: Argument | None, log: bool, dtype: str
 ) -> da.Array:
     """The result of a density that one task fits to all samples, and blocks of rows are put to."""
-    made = delayed(_task(fit), pure=True)(x.array, None if w is None else w.array)
-    rows = (q or x).array
-    rows = rows if is_dask(rows) else da.from_array(rows)
-    rows = rows.rechunk({1: -1}) if rows.ndim == 2 else rows
-    how: dict[str, Any] = {"dtype": dtype, "drop_axis": 1 if rows.ndim == 2 else None, "meta": np.empty(0, dtype)}
-    return rows.map_blocks(_asked, density=made, log=log, **how)
+    given = (None if a is None else _blocks(a, [(0, x.shape[0])]) for a in (x, w))
+    made, rows = delayed(_fitted, pure=True)(fit, *given), q or x
+    stops = list(itertools.accumulate(rows.array.chunks[0] if is_dask(rows.array) else rows.shape[:1]))
+    how: dict[str, Any] = {"dtype": dtype, "drop_axis": 1, "meta": np.empty(0, dtype)}
+    return _blocks(rows, list(zip([0, *stops], stops))).map_blocks(_asked, density=made, log=log, **how)
+
+
+@_task
+def _fitted(fit: Callable[..., Any], points: Array, weights: Array | None) -> Any:
+    return fit(points, weights)
 
 
 @_task
 def _asked(rows: Array, density: Any, log: bool) -> Array:
-    return np.asarray(density.estimate(to_host(rows), log=log))
+    return np.asarray(density.estimate(rows, log=log))
 
 
 class _Graph:

@@ -206,7 +206,6 @@ def _deal(cards: Sequence[Any], seed: int, salt: int) -> Any:
 
 
 def _sizes(rng: np.random.Generator, shape: str, tile: int, pairs: int) -> tuple[int, int]:
-    """Draw n and m."""
     large, few = int(2 ** rng.uniform(9, 13.1)), int(rng.integers(1, 40))  # up to 8800
     large -= large % tile * int(rng.random() < 0.5)
     if shape == "many columns":

@@ -54,7 +54,6 @@ def sums(
 
 
 def _blocks(y: Any, x: Any) -> Iterator[Any]:
-    """Yield some rows at a time, (b, d)."""
     height = max(1, (1 << 17) // x.size)
     for start in range(0, max(1, len(y)), height):  # one block where there are no rows
         yield y[start : start + height]
@@ -242,7 +241,6 @@ def _whitened(bandwidth: ArrayLike, y: Array, x: Array) -> Any:
 
 
 def _stretched(bandwidth: ArrayLike, u: Array) -> Array:
-    """L u for every row."""
     with decimal.localcontext(prec=60):
         return (_decimal(u) @ _decimal_factor(bandwidth).T).astype(float)
 
@@ -260,7 +258,6 @@ def _decimal_factor(bandwidth: ArrayLike) -> Any:
 
 
 def _decimal(x: Array) -> Any:
-    """The same numbers, exactly, as an array of objects."""
     return np.vectorize(decimal.Decimal, otypes=[object])(x)
 
 
