@@ -629,7 +629,7 @@ MUTANTS = {
     "thread_counts": {"more threads than cores": wrong(a_share_each, where=lambda p: p.m > 0)},
     "memory": {"an array of all pairs": all_pairs},
     "leaks": {"every result kept": results_kept},
-    "price": {"a thirtieth of its price": (Right, times(1 / 30)), "thirty times its price": (Right, times(30))},
+    "price": {"a hundredth of its price": (Right, times(0.01)), "a hundred times its price": (Right, times(100))},
     "interrupts": {"locked after an exception": LeftLocked},
     "forked_child": {"a thread that a forked child lacks": OneThread},
     "kernel": {
