@@ -153,7 +153,6 @@ def test_a_far_support_changes_nothing():
         ({"support": {"age": (0, None)}}, "support has column 'age'"),
         ({"support": (0, None), "coordinates": "log"}, "pass one of them"),
         ({"support": (0, None), "method": "stacked", "coordinates": "log"}, "leave coordinates out"),
-        ({"support": ("circular", 20.0), "method": "stacked"}, "pass method='sdkde'"),
         ({"train": np.ones((9, 2)), "support": (0, None)}, "support is for 1 columns, but train has 2"),
         ({"support": (0, None), "kernel": "tophat", "method": "kde", "bandwidth": 1.0}, "Gaussian"),
     ],
@@ -247,6 +246,12 @@ def test_stacks_are_inside_and_take_logs_where_these_say_more(tmp_path):
     inside = both.sample(400, random_state=1)
     assert inside[:, 0].min() > 0.0 and 0.0 < inside[:, 1].min() <= inside[:, 1].max() < 1.0
     assert abs(both.marginal(1).cdf([1.0]) - 1.0).max() < 1e-9
+
+
+def test_a_stack_round_a_circle_is_sdkde_alone():
+    x, y = angles(300), angles(50)
+    got = sdkde_core.estimate(x, y, method="stacked", support=[CIRCLE, (0, 1)])
+    np.testing.assert_array_equal(got, sdkde_core.estimate(x, y, support=[CIRCLE, (0, 1)]))
 
 
 def test_gaussian_kde_ends_too(tmp_path):

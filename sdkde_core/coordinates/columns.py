@@ -249,14 +249,14 @@ def candidates(x: Array, weights: Array) -> list[list[str]]:
 def without_ends(x: Array, weights: Array, supports: Sequence[Any]) -> tuple[Array, list[list[Any]]]:
     """Logs and logits of the columns that end, for a stack of samples x (n, d), others as :func:`candidates` has them.
 
-    With them samples, those that were spread beyond an end reflected; without where one is on an end.
+    With them samples, those that were spread beyond an end reflected; none where one is on an end, or for a circle.
     """
     maps, free, x = list[Any](), np.array([one == (None, None) for one in supports]), x.copy()
     others = candidates(x[:, free], weights) if np.count_nonzero(free) > 1 else []
     names = iter(others[0] if others else ["standard"] * len(free))
     for j, (low, high) in enumerate(supports):
         if low == "circular":
-            raise ValueError(f"support: column {j} goes round, and normal mixtures do not; pass method='sdkde'")
+            return x, []
         if low is not None:
             x[:, j] = low + abs(x[:, j] - low)
         if high is not None:
