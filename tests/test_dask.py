@@ -14,6 +14,7 @@ from sdkde_core import scale
 from sdkde_core.estimator import blockwise
 
 dask = pytest.importorskip("dask")
+cloudpickle = pytest.importorskip("cloudpickle")
 da = pytest.importorskip("dask.array")
 graph = pytest.importorskip("sdkde_core.spreading.dask")
 
@@ -262,6 +263,9 @@ def test_what_needs_all_samples_is_fitted_by_one_task(options):
     got = sdkde_core.estimate(given[0], given[1], weights=given[2], log=True, **options)
     assert got.chunks == ((40, 40, 10),)
     np.testing.assert_allclose(got.compute(), want, rtol=1e-9)
-    np.testing.assert_allclose(
-        sdkde_core.estimate(given[0], x[:90], weights=w, log=True, **options).compute(), want, 1e-9
-    )
+    cloudpickle.dumps(dict(got.__dask_graph__()))  # as processes and clusters have it
+    plain = sdkde_core.estimate(given[0], x[:90], weights=w, log=True, **options)
+    np.testing.assert_allclose(plain.compute(), want, rtol=1e-9)
+    lies = given[0].map_blocks(lambda block: block[:-1], dtype=float)
+    with pytest.raises(ValueError, match=r"block .* of train is declared as"):
+        sdkde_core.estimate(lies, x[:90], weights=w, log=True, **options).compute()
