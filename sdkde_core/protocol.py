@@ -158,7 +158,7 @@ class Problem:
     #: Largest distance of any row or column from the origin, in bandwidths. With ``"grad"`` or ``"kernel"`` there is no
     #: limit to it: nothing is taken off.
     extent: float = 0.0
-    kernel: str = "gaussian"  #: one of :data:`KERNELS`; another than ``"gaussian"`` with ``"kernel"``
+    kernel: str = "gaussian"  #: one of :data:`KERNELS`; with ``"kernel"`` in requires unless Gaussian
 
     def __post_init__(self) -> None:
         if type(self.reduction) is not Reduction:  # a plain string would equal but not be it

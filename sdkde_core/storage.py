@@ -58,7 +58,12 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
             sync(beside)
             if before is not None:
                 beside.chmod(before.st_mode & 0o777)
-            beside.replace(final)
+            try:
+                beside.replace(final)
+            except OSError as error:  # a file that is mounted, as into a container, is written in place
+                if error.errno != errno.EBUSY:
+                    raise
+                shutil.copyfile(beside, final)
             with suppress(OSError):  # a folder that may not be read; the new file is in place all the same
                 sync(final.parent)
     except OSError as error:

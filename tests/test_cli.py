@@ -184,6 +184,7 @@ def test_csv_as_people_write_it():
         ("1\n3;4\n", "line 2: '3;4' is not a number (values are separated by commas)"),
         ("1;2\n3;4\n", "separated by commas"),
         ("1.5 2.5\n1 2\n", "separated by commas"),
+        (",a,b\n0,1,2\n1,4,5\n", "the first column has no name"),
         ("0,1\n0.5,0.25\n1.5,2.25\n", "is a data frame's default header, or a sample"),
         ("1,2\n3,nan\n", "train has values that are not finite, the first nan at row 1, column 1"),
     ],

@@ -248,3 +248,16 @@ def test_a_folder_goes_in_which_a_thread_still_writes(tmp_path):
         raise KeyboardInterrupt
     thread.join()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_mounted_is_written_in_place(tmp_path, monkeypatch):
+    """As into a container: its name cannot be given to another file, and what was computed is not lost."""
+
+    def replace(self, target):
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    (tmp_path / "p").write_text("before")
+    monkeypatch.setattr(Path, "replace", replace)
+    with write_atomically(tmp_path / "p") as new:
+        new.write_text("after")
+    assert (tmp_path / "p").read_text() == "after" and len(list(tmp_path.iterdir())) == 1

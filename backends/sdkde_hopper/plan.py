@@ -74,7 +74,7 @@ def launches(supers: int, programs: int, width: int = 16) -> list[tuple[int, Tab
 
 @functools.lru_cache(maxsize=256)
 def _tables(supers: int, count: int, longer: int, programs: int, width: int) -> Tables:
-    """Plan ``count`` supers, of which the first ``longer`` meet one super more."""
+    """Plan ``count`` supers; each of the first ``longer`` ones meets one super more."""
     per, met = COLUMNS // ROWS, np.full(count, 1 + (supers - 1) // 2)
     met[:longer] += 1
     own = np.repeat(np.arange(count), met * per)  # the super of every group of a block and a super

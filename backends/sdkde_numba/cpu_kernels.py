@@ -99,7 +99,6 @@ def _add_means(typing_context, phi, rows, first, columns, tile, out):
 
 
 def _vector(context, kind):
-    """A vector register of an array's numbers."""
     return ir.VectorType(context.get_data_type(kind.dtype), llvm.register_bytes(context) * 8 // kind.dtype.bitwidth)
 
 

@@ -224,7 +224,7 @@ class Prepared:
         return sums
 
     def _add_up(self, tiles: Iterator[Tensor]) -> Tensor:
-        """Add the sums of tiles, of which there is one at least, as :meth:`_to_result` has them."""
+        """Add the sums of one or more tiles, as :meth:`_to_result` has them."""
         high = next(tiles)
         if self.double:
             high = high.double()

@@ -154,9 +154,6 @@ class Circle(NamedTuple):
     def log_jacobian(self, x: Array) -> Array:
         return np.zeros(len(x))
 
-    def slope(self, x: Array) -> Array:
-        return np.zeros(len(x))
-
 
 def is_support(value: Any) -> bool:
     """Whether a value is the support of one column."""

@@ -24,7 +24,7 @@ class Exact:
 
 
 def reduce_exact(problem: Problem, queries: Any, columns: Columns) -> Partial:
-    """Answer ``problem``, of which n and m do not matter, for queries (m, d) float64 by direct differences."""
+    """Answer ``problem`` for queries (m, d) float64 by direct differences; its n and m do not matter."""
     if "kernel" in problem.requires:  # of such problems nothing is taken off
         raise ValueError(f"the exact path has kernel='gaussian' only, not {problem.kernel!r}")
     m, n, d = queries.shape[0], columns.points.shape[0], max(1, problem.d)

@@ -135,8 +135,8 @@ def kernels(first: Fitted, request: Request, points: Array, weights: Array, fact
     equal = bool((logs == logs[0]).all())
     requires = first.problem.requires - {"weights"} | (set() if equal else {"weights"})
     extent = rounded(float(radii(whitened).max()))
-    fields = {"n": n, "m": max(n, first.problem.n), "d": d, "requires": frozenset(requires)}  # a query is of all parts
-    asked = replace(first.problem, device="cpu", extent=extent, **fields)
+    rows = max(n, first.problem.n)  # a query is of all parts
+    asked = replace(first.problem, device="cpu", extent=extent, n=n, m=rows, d=d, requires=frozenset(requires))
     place = first.choice.device
     request = replace(request, method="kde", calls=100, device=request.device if place == "cpu" else place)
     groups = (Group(Columns(np.ascontiguousarray(whitened), logs)),)
@@ -215,8 +215,8 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     kernels = [k == 0 or f.found[k - 1].h < 1.0 for f in families for k in range(f.judged.shape[1])]
     shares, means, parts = _brief(table, counted, prior, np.flatnonzero(kernels)[1:]), counted @ table, list[Part]()
     if request.support is not None:  # in logs a density is 0 at the end: such parts have to say clearly more
-        more = np.logaddexp.reduce(table + np.log(np.maximum(shares, 1e-300)), axis=1) - table[:, 0]
-        more = np.clip(more, -2.0, 2.0)  # a few samples where sdkde is nearly 0 have all of the standard error
+        # Clipped, as a few samples where sdkde is nearly 0 would have all of the standard error.
+        more = np.clip(_logs(table, shares) - table[:, 0], -2.0, 2.0)
         gain = float(counted @ more)
         if gain < max(0.02, 3.0 * math.sqrt(counted**2 @ (more - gain) ** 2)):
             return alone
@@ -240,21 +240,19 @@ def _brief(table: Array, weights: Array, prior: Array, kernels: Array) -> Array:
     These have kernels at all samples, which is what a query costs. They go, the one with the smallest share first, as
     long as the mean log density of left-out samples falls by less than .005 in all.
     """
-
-    def said(shares: Array) -> float:
-        top = table.max(axis=1)
-        return float(weights @ (np.log(np.exp(table - top[:, None]) @ shares) + top))
-
     kept, shares = np.ones(len(prior), bool), stack(table, weights, prior)
-    least = said(shares) - 0.005
+    least = weights @ _logs(table, shares) - 0.005
     for k in kernels[np.argsort(shares[kernels], kind="stable")]:
-        kept[k], fewer = False, np.zeros(len(prior))
-        fewer[kept] = stack(table[:, kept], weights, prior[kept])
-        if said(fewer) >= least:
-            shares = fewer
-        else:
-            kept[k] = True
+        tried, fewer = kept & (np.arange(len(kept)) != k), np.zeros(len(prior))
+        fewer[tried] = stack(table[:, tried], weights, prior[tried])
+        if weights @ _logs(table, fewer) >= least:
+            kept, shares = tried, fewer
     return shares
+
+
+def _logs(table: Array, shares: Array) -> Array:
+    """The log of the parts' sum (n,), by the logs of each, (n, e)."""
+    return np.logaddexp.reduce(table + np.log(np.maximum(shares, 1e-300)), axis=1)
 
 
 def _fitted(request: Request, train: Any) -> tuple[Any, Data]:

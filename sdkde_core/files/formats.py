@@ -129,6 +129,8 @@ def read_csv(name: str, path: Path, key: str) -> Source:
             skipped += 1
         fields = _fields(first)
         header = not any(_is_number(f) for f in fields)
+        if header and fields[0] == "" and len(fields) > 1:
+            raise ValueError("the first column has no name: a data frame's index? (pandas: write with index=False)")
         if len(fields) > 1 and fields == [str(k) for k in range(len(fields))]:
             raise ValueError(
                 f"its first line, {first.strip()[:40]}, is a data frame's default header, or a sample; "

@@ -88,7 +88,7 @@ def _listed(xp: Any, kept: Any, columns: Index) -> tuple[Any, Any]:
 
 
 def _members(xp: Any, coarse: Any, columns: Index) -> tuple[Any, Any]:
-    """The fine tiles of coarse ones, (b, k) as (b, k · TOGETHER), and which of them are there."""
+    """The fine tiles (b, k · TOGETHER) of coarse ones (b, k), and which fine tiles exist."""
     where = coarse[:, :, None] * TOGETHER + xp.arange(TOGETHER, device=device(coarse))
     where = xp.reshape(where, (coarse.shape[0], -1))
     there = where < columns.fine.log_weight.shape[0]
