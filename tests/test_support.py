@@ -292,3 +292,12 @@ def test_stacks_beside_a_wide_tail_and_by_names():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"wait": x[:200], "size": rng.normal(size=200)})
     assert sdkde_core.estimate(frame, frame[:1], method="stacked", support={"wait": (0, None)}).shape == (1,)
+
+
+def test_axes_end_where_the_support_ends():
+    pytest.importorskip("matplotlib").use("Agg")
+    waits, round_ = exponential(200), angles(200)[:, 0]
+    assert sdkde_core.plots.curves(sdkde_core.prepare(waits, support=(0, None))).lines[1].get_xdata()[0] == 0.0
+    both = sdkde_core.prepare(np.stack([waits, round_], axis=1), support=[(0, None), CIRCLE])
+    ax = sdkde_core.plots.contours(both)
+    assert ax.get_xlim()[0] >= 0.0 and ax.get_ylim()[0] >= 0.0 and ax.get_ylim()[1] <= 2.0 * np.pi + 1e-9

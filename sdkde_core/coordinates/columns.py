@@ -265,8 +265,7 @@ def without_ends(x: Array, weights: Array, supports: Sequence[Any]) -> tuple[Arr
             maps.append(Closed("logit", low, high))
         else:
             maps.append(next(names) if free[j] else Closed("log", *((high, -1.0) if low is None else (low, 1.0))))
-    finite = all(free[j] or np.isfinite(one.forward(x[:, j])).all() for j, one in enumerate(maps))
-    return x, [maps] if finite else []
+    return x, [maps] * all(free[j] or np.isfinite(one.forward(x[:, j])).all() for j, one in enumerate(maps))
 
 
 def _gain(one: Any, x: Array, weights: Array) -> float:

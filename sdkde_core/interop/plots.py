@@ -8,6 +8,7 @@ figure has to be made: ``pip install 'sdkde-core[plot]'``, which an ImportError 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -282,17 +283,11 @@ def _axes_of(ax: Any) -> Any:
 
 
 def _grid(
-    drawn: Sequence[_Drawn],
-    j: int,
-    per_bandwidth: int,
-    fewest: int,
-    most: int,
-    tail: float = 0.005,
-    limits: tuple[float, float] | None = None,
+    drawn: Sequence[_Drawn], j: int, per_bandwidth: int, fewest: int, most: int, tail: float = 0.005, limits: Any = None
 ) -> Array:
     """Points of dimension ``j`` to draw all densities at: so many for the smallest of their bandwidths.
 
-    By default they span the samples less the share ``tail`` at each end, a tenth more and four bandwidths.
+    They span the samples less the share ``tail`` at each end, a tenth more and four bandwidths, within supports.
     """
     ends, widths = [], []
     for one in drawn:
@@ -301,11 +296,17 @@ def _grid(
         x, weights = (np.concatenate(found) for found in zip(*(found[:2] for found in kernels)))
         x, weights, h = x[weights > 0], weights[weights > 0], min(found[2] for found in kernels)
         low, high = np.quantile(x, [tail, 1 - tail], weights=weights, method="inverted_cdf")
-        more = 0.1 * (high - low) + 4.0 * h
-        ends.append((max(low - more, x.min() - 4.0 * h), min(high + more, x.max() + 4.0 * h)))
+        far, more = 4.0 * h, 0.1 * (high - low) + 4.0 * h
+        least, greatest = np.array([_outer(density._fitted.coordinates, j) for density in several]).T
+        ends.append((max(low - more, x.min() - far, least.min()), min(high + more, x.max() + far, greatest.max())))
         widths.append(h)
     low, high = limits or (float(min(low for low, _ in ends)), float(max(high for _, high in ends)))
     return np.linspace(low, high, int(np.clip(per_bandwidth * (high - low) / min(widths), fewest, most)))
+
+
+def _outer(maps: Any, j: int) -> tuple[float, float]:
+    one = maps and maps.maps[j]
+    return getattr(one, "outer", getattr(one, "ends", (-math.inf, math.inf)))
 
 
 def _kernels(fitted: Any, j: int) -> tuple[Array, Array, float]:
