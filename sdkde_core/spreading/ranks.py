@@ -69,11 +69,14 @@ class Ranks:
         """Return the parts of all processes (n_rank, …), joined along the first axis by rank: an array like theirs."""
         torch = sys.modules["torch"]
         counts = self.gathered("an array", part.shape[0])
+        if self.size == 1:
+            return part
         host = isinstance(part, np.ndarray)
         mine = torch.from_numpy(np.ascontiguousarray(part)) if host else part.contiguous()
-        home, whole = mine.device, torch.empty((sum(counts), *mine.shape[1:]), dtype=mine.dtype)
+        home = mine.device
         place = torch.device("cuda", torch.cuda.current_device()) if self._on_cards else torch.device("cpu")
-        whole = whole.to(home if home.type == place.type else place)
+        place = home if home.type == place.type else place
+        whole = torch.empty((sum(counts), *mine.shape[1:]), dtype=mine.dtype, device=place)
         self.gathered("memory for it", None)  # one that has none says so before the others send
         ends = np.cumsum([0, *counts])
         whole[ends[self.rank] : ends[self.rank + 1]] = mine
