@@ -293,7 +293,8 @@ class PairsBackend(Backend, TypingProtocol):
         """Reduce two ranges of the points: return ``rows`` over ``columns``, and ``columns`` over ``rows``.
 
         Merged over all blocks with a row, the results are ``reduce``'s for that row, within the tolerance. The same
-        block gives the same bits. The results are the caller's, as those of ``reduce``.
+        block gives the same bits. The results are the caller's, as those of ``reduce``. On a GPU it launches and does
+        not wait, as ``reduce`` of such a backend does not: one thread calls them for several devices in turn.
 
         Parameters
         ----------

@@ -118,8 +118,8 @@ def choose(
     the host the plugin's other devices too:
 
     ===================================  ===============================================================================
-    the same was asked before            the choice is kept, unless it followed from ``share``; not with several
-                                         devices, options or ``explained``
+    the same was asked before            the choice is kept, unless it followed from ``share``; not with options or
+                                         ``explained``
     a plugin is broken, or missing       not a candidate; the registry's reason
     it runs on none of the devices       not a candidate; nor where the device is not here and nobody named it
     it lacks the precision or a feature  not a candidate; the plugin is not asked
@@ -167,12 +167,12 @@ def choose(
     # In a loop all calls ask for the same, and to judge takes half of a call: what was chosen before is kept, but not
     # if the share of far pairs was asked for.
     key: Any = None
-    if not (several or explained or options or aside):
+    if not (explained or options or aside or (several and share)):
         context = loaded and has_context("cuda")
         state = tuple(registry.aside.items()), tuple(registry.warm.items()), cpu_threads(), context
         cards = map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))  # the driver is asked once
         ours = map(os.environ.get, ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB"))
-        key = (tuple(problems), wanted, share is None, *state, *cards, *ours)
+        key = (tuple(problems), wanted, several and tuple(several), type(several), share is None, *state, *cards, *ours)
         known = registry.chosen.get(key)
         if known is not None and known[0] is registry.records():
             return known[1]
@@ -193,7 +193,16 @@ def choose(
         counts = [k for k in (1, 2, 4, 8) if k < most] + [most]
         count = min(counts, key=lambda k: (_shared_seconds(problems, choice, k), -k))
     more = f"; {count} of {most} devices, as more would take longer" if count < most else ""
-    return replace(choice, devices=tuple(several[:count]) if count > 1 else (), reason=choice.reason + more)
+    choice = replace(choice, devices=tuple(several[:count]) if count > 1 else (), reason=choice.reason + more)
+    if key is not None and not aside:
+        _keep(key, choice)
+    return choice
+
+
+def _keep(key: Any, choice: Choice) -> None:
+    if len(registry.chosen) >= 256:
+        registry.chosen.clear()
+    registry.chosen[key] = registry.records(), choice
 
 
 def _shared_seconds(problems: Sequence[Problem], choice: Choice, devices: int) -> float:
@@ -268,9 +277,7 @@ def _choose(
             choice = Choice(record.info, candidate.device, implementation, final, reason, wanted.calls)
             _logger.debug("backend %s on %s: %s", choice.name, choice.device, choice.reason)
             if key is not None and not looked:
-                if len(registry.chosen) >= 256:
-                    registry.chosen.clear()
-                registry.chosen[key] = registry.records(), choice
+                _keep(key, choice)
             return choice
     failures = [_settle(c, None, tried) for c in candidates if named in ("auto", c.name)]
     if named != "auto":
