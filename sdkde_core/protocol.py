@@ -71,7 +71,8 @@ ARRAYS = ("numpy", "torch")
 
 #: What a backend may have besides plain sums; it is only asked for what its ``features`` list. ``Problem.requires``
 #: carries those that the answer depends on: all but range, pairs, line and criteria, other ways to ask for the same.
-#: With ``"pairs"`` in it ``supports`` is asked whether each φ is computed once for both of its points.
+#: With ``"pairs"`` in it ``supports`` is asked whether each φ is computed once for both of its points, with ``"groups"``
+#: whether several groups are summed at once.
 FEATURES: Mapping[str, str] = {
     "weights": "the columns' log weights differ from one another (without it they are all equal)",
     "grad": "results attached to autograd: derivatives by queries, points and Columns.weights",
@@ -80,6 +81,7 @@ FEATURES: Mapping[str, str] = {
     "pairs": "reduce_pairs: what two ranges of the points are to each other, each φ computed once; MEAN only",
     "line": "whiten, moved and density: what comes before and after the sums, by its own kernels; on CUDA devices",
     "criteria": "left_out and climb: what bandwidths say of left-out samples, by its own kernels; on CUDA devices",
+    "groups": "prepare_groups and reduce_groups: several groups of columns at once, each with rows of its own",
 }
 
 #: Names of kernels, as scikit-learn has them, and K(r), r in bandwidths. All are 1 at 0; ``"gaussian"`` and
@@ -348,6 +350,19 @@ class LineBackend(Backend, TypingProtocol):
 
         ℓ as :meth:`reduce` has it, of LOG_SUM. Of LAPLACE it is log |L|, the density has L's sign, and the log of a
         negative one is NaN. None where another way is to be taken.
+        """
+
+
+class GroupsBackend(Backend, TypingProtocol):
+    """A backend with the feature ``"groups"``: one call for a density that is a list of many small ones."""
+
+    def prepare_groups(self, problem: Problem, groups: Sequence[Columns]) -> Any:
+        """Pack k groups of columns, each in bandwidths of its own; ``problem`` has all columns as n, and weights."""
+
+    def reduce_groups(self, problem: Problem, queries: Any, state: Any) -> Partial:
+        """Return what :meth:`reduce` has of every group, for its own rows: log sums (k, m), and shifts (k, m, d).
+
+        ``queries``: (k, m, d) float64. The extent bounds all rows and columns. LOG_SUM and MEAN.
         """
 
 
