@@ -71,8 +71,8 @@ ARRAYS = ("numpy", "torch")
 
 #: What a backend may have besides plain sums; it is only asked for what its ``features`` list. ``Problem.requires``
 #: carries those that the answer depends on: all but range, pairs, line and criteria, other ways to ask for the same.
-#: With ``"pairs"`` in it ``supports`` is asked whether each φ is computed once for both of its points, with ``"groups"``
-#: whether several groups are summed at once.
+#: With ``"pairs"`` in it ``supports`` is asked whether each φ is computed once for both of its points; with
+#: ``"groups"``, whether several groups are summed at once.
 FEATURES: Mapping[str, str] = {
     "weights": "the columns' log weights differ from one another (without it they are all equal)",
     "grad": "results attached to autograd: derivatives by queries, points and Columns.weights",

@@ -51,7 +51,7 @@ def test_every_group_is_summed_over_its_own_columns(device, reduction, precision
     assert INFO.supports(asked).ok
     backend = TritonBackend()
     state = backend.prepare_groups(asked, groups)
-    for rounds in range(2):  # lists are kept
+    for _ in range(2):  # lists are kept
         got = backend.reduce_groups(asked, torch.from_numpy(rows).to(device), state)
         absolute = TOLERANCES[precision][reduction]
         for k, sums in enumerate(want):
@@ -64,6 +64,6 @@ def test_every_group_is_summed_over_its_own_columns(device, reduction, precision
 
 
 def test_groups_are_declined_where_no_kernel_sums_them():
-    asked = dict(precision="fast", device="cuda:0", requires=frozenset(["weights", "groups"]))
+    asked = {"precision": "fast", "device": "cuda:0", "requires": frozenset(["weights", "groups"])}
     for d, extent in ((17, 5.0), (1, 5.0), (4, 1e3)):
         assert not INFO.supports(Problem(Reduction.LOG_SUM, 10, 100, d, extent=extent, **asked)).ok

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import device
+from array_api_compat import device, is_torch_array
 
-from ..arrays import Argument, Array, Data, array_namespace, ingest, quiet, rounded, to_host
+from ..arrays import Argument, Array, Data, array_namespace, convert, device_name, ingest, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.mixtures import Chosen, choose, fit, log_density_of, smoothed, stack
 from ..bandwidth.rounding import spread_within, units_of
@@ -194,18 +194,21 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     place = np.random.default_rng(SEED).permutation(same.max() + 1)[same]
     folds = np.where(place < HEARD, place % FOLDS, -1)
     heard, own = folds >= 0, replace(own, weights=None if logs is None else weights)
-    found = choose(z, weights, folds, SEED) if request.support is None else []  # else they had mass beyond the ends
+    there: Callable[[Array], Any] = np.asarray
+    if is_torch_array(data.train) and not data.origin.on_host:
+        there = functools.partial(convert, library="torch", device=device_name(data.train))
+    found = [] if request.support is not None else choose(z, weights, folds, SEED, there)  # else mass beyond the ends
 
     def plain(kept: Array) -> Cut:
         return x[kept], y[~kept], 0.0, z[kept], z[~kept], -size
 
     fixed = replace(own, bandwidth=whole.bandwidth)
-    judged = _left_out(fixed, found, weights, folds, plain, not heard.all())
+    judged = _left_out(fixed, found, weights, folds, plain, there, not heard.all())
     for k, one in enumerate(found if heard.all() else ()):
         judged[:, k + 1] = one.left_out - size
     families = [_Family(None, whole, found, z, judged)]
     elsewhere = replace(own, bandwidth="auto", support=None)
-    families += [_elsewhere(elsewhere, spec, y, weights, folds, data) for spec in specs]
+    families += [_elsewhere(elsewhere, spec, y, weights, folds, data, there) for spec in specs]
     table = np.concatenate([family.judged for family in families], axis=1)[heard]
     counted = weights[heard] / weights[heard].sum()
     # Three samples are counted for the parts, half of them for sdkde: in one column, n = 500, where shares are hardly
@@ -265,7 +268,9 @@ def _fitted(request: Request, train: Any) -> tuple[Any, Data]:
     return Mapped(Fitted.of(plan(inner, z)), coordinates, n), data
 
 
-def _elsewhere(own: Request, spec: Sequence[Any], y: Array, weights: Array, folds: Array, data: Data) -> _Family:
+def _elsewhere(
+    own: Request, spec: Sequence[Any], y: Array, weights: Array, folds: Array, data: Data, there: Callable[[Array], Any]
+) -> _Family:
     """The parts in coordinates ``spec``, of samples y (n, d)."""
 
     def cut(kept: Array) -> Cut:
@@ -277,13 +282,19 @@ def _elsewhere(own: Request, spec: Sequence[Any], y: Array, weights: Array, fold
     maps = fit_maps(spec, y, weights, data.names)
     z = maps.forward(y)
     ready = plan(own, Argument("train", z, data.dtype, data.origin, data.names))
-    found = choose(z, weights, folds, SEED)
+    found = choose(z, weights, folds, SEED, there)
     fixed = replace(own, bandwidth=ready.bandwidth)
-    return _Family(maps, Fitted.of(ready), found, z, _left_out(fixed, found, weights, folds, cut))
+    return _Family(maps, Fitted.of(ready), found, z, _left_out(fixed, found, weights, folds, cut, there))
 
 
 def _left_out(
-    own: Request, found: Sequence[Chosen], weights: Array, folds: Array, cut: Cutting, refitted: bool = True
+    own: Request,
+    found: Sequence[Chosen],
+    weights: Array,
+    folds: Array,
+    cut: Cutting,
+    there: Callable[[Array], Any],
+    refitted: bool = True,
 ) -> Array:
     """Log densities (n, 1 + mixtures) of sdkde, and of mixtures, from all samples but those of each fold, at these.
 
@@ -295,10 +306,10 @@ def _left_out(
         kept, points, change, z, left, of_z = cut(~out)
         given = own if own.weights is None else replace(own, weights=weights[~out])
         result[out, 0] = of_part(_fitted(given, kept)[0], Argument.of("query", points), "log") + change
-        w = weights[~out] / weights[~out].sum()
+        z, w, left = (there(a) for a in (z, weights[~out] / weights[~out].sum(), left))
         for k, one in enumerate(found if refitted else (), 1):
             normals = fit(z, w, len(one.normals.shares), one.normals, shrink=one.shrink)
-            result[out, k] = log_density_of(smoothed(z, w, normals, one.h), left) + of_z
+            result[out, k] = to_host(log_density_of(smoothed(z, w, normals, one.h), left)) + of_z
     return result
 
 
