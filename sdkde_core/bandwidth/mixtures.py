@@ -22,6 +22,7 @@ from array_api_compat import device
 from numpy.typing import NDArray
 
 from ..arrays import Array, array_namespace, to_host
+from ..engine.products import dots, product
 
 Group = tuple[Any, Any, Array, float]  # points (n, d), their weights (n,), the kernel's factor (d, d), its share
 
@@ -57,10 +58,18 @@ def log_densities(normals: Normals, y: Any) -> Any:
         flat, offsets, constants = (_beside(y, x) for x in (inverses.reshape(k * d, d).T, offsets, constants))
         return constants - 0.5 * ((y @ flat - offsets) ** 2).reshape(-1, k, d).sum(2)
     result = np.empty((len(y), k))
-    for rows in _blocks(len(y), k * d):
-        u = (y[rows] @ inverses.reshape(k * d, d).T - offsets).reshape(-1, k, d)
+    flat = np.ascontiguousarray(inverses.reshape(k * d, d).T)
+    for rows in _blocks(len(y), k * d, 1 << 16):  # u stays in cache
+        u = product(y[rows], flat)
+        u -= offsets
+        u = u.reshape(-1, k, d)
         result[rows] = constants - 0.5 * np.einsum("mkd,mkd->mk", u, u)
     return result
+
+
+def _product(a: Any, b: Any) -> Any:
+    """On the host by one thread: the steps are short, and threads of BLAS that wait for each other take twenty times."""
+    return product(a, b) if isinstance(a, np.ndarray) else a @ b
 
 
 def _beside(y: Any, x: Array) -> Any:
@@ -117,10 +126,10 @@ def _nearest(z: Array, weights: Array, k: int, rng: np.random.Generator) -> Arra
         best = int(np.argmin([weights @ distances for distances in nearer]))
         near, centres = nearer[best], np.concatenate([centres, z[tried[best]][None]])
     for _ in range(20):
-        which = np.argmin((centres**2).sum(1) - 2.0 * z @ centres.T, axis=1)
+        which = np.argmin((centres**2).sum(1) - 2.0 * product(z, centres.T), axis=1)
         shares = (which[:, None] == np.arange(len(centres))).astype(float)
         shares = shares[:, shares.any(0)]
-        centres = (shares.T @ (weights[:, None] * z)) / (weights @ shares)[:, None]
+        centres = product(shares.T, weights[:, None] * z) / (weights @ shares)[:, None]
     return shares
 
 
@@ -157,7 +166,7 @@ def _moments(z: Any, weights: Any, shares: Any) -> tuple[Array, Array]:
         heard /= heard.sum()
         means[j] = heard @ z[rows]
         away = np.sqrt(heard)[:, None] * (z[rows] - means[j])
-        covariances[j] = away.T @ away
+        covariances[j] = product(away.T, away)
     return means, covariances
 
 
@@ -182,11 +191,11 @@ def log_density_of(groups: list[Group], y: Any) -> Any:
     result = _beside(y, np.full(y.shape[0], -math.inf))
     for points, weights, factor, share in groups:
         points, weights, inverse = (_beside(y, a) for a in (points, weights, np.linalg.inv(factor).T))
-        u, v = (y - points[0]) @ inverse, (points - points[0]) @ inverse
+        u, v = (_product(a - points[0], inverse) for a in (y, points))
         constant = math.log(share) - np.log(np.diagonal(factor)).sum() - 0.5 * y.shape[1] * math.log(2 * math.pi)
         columns = xp.log(weights) - 0.5 * (v * v).sum(1)
         for rows in _blocks(y.shape[0], points.shape[0], 1 << 18 if isinstance(y, np.ndarray) else 1 << 26):
-            total = _shares(u[rows] @ v.T + columns)[1] - 0.5 * (u[rows] * u[rows]).sum(1)
+            total = _shares(_product(u[rows], v.T) + columns)[1] - 0.5 * (u[rows] * u[rows]).sum(1)
             result[rows] = xp.logaddexp(result[rows], total + float(constant))
     return result
 
@@ -257,9 +266,9 @@ def stack(logs: Array, weights: Array, prior: Array | float = 0.0) -> Array:
     prior = prior * float(weights @ weights) + np.zeros(logs.shape[1])
     densities = np.exp(logs - np.maximum(logs.max(1, keepdims=True), -1e300))
     densities[~densities.any(1)] = 1.0
-    shares = np.full(logs.shape[1], 1.0 / logs.shape[1])
+    shares, turned = np.full(logs.shape[1], 1.0 / logs.shape[1]), np.ascontiguousarray(densities.T)
     for _ in range(1000):
-        last, shares = shares, shares * (densities.T @ (weights / (densities @ shares))) + prior
+        last, shares = shares, shares * dots(turned, weights / dots(densities, shares)) + prior
         shares /= shares.sum()
         if np.abs(shares - last).max() < 1e-7:
             break
