@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from .arrays import Argument, Origin, detached, is_dask, public, to_host
+from .arrays import Argument, Origin, check_names, detached, is_dask, labelled, public, to_host
 from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
@@ -181,7 +181,10 @@ def estimate(
     result = with_fallback(request, lambda tried: _computed(tried, train, query, log))
     if log:
         warn_of_negative(undefined(request, result, log), result.shape[0], request.check_finite)
-    return result
+    given = train if query is None else query
+    if type(given) is np.ndarray or type(result) is not np.ndarray:  # no labels
+        return result
+    return labelled(given, result, "log_density" if log else "density")
 
 
 def _by_batches(
@@ -194,8 +197,13 @@ def _by_batches(
     with watched(progress, x if request.passes[0].moves else None, given) as advance:
         fitted = fit(request, train, given, advance)._fitted
         if request.goal is Goal.GRADIENT:
-            return answered(fitted, given, "score", advance=advance)
-        return densities(fitted, given, log, out, advance)
+            result = answered(fitted, given, "score", advance=advance)
+        else:
+            result = densities(fitted, given, log, out, advance)
+    if out is not None:
+        return out
+    name = "grad_log_density" if request.goal is Goal.GRADIENT else "log_density" if log else "density"
+    return labelled(train if query is None else query, result, name)
 
 
 def _computed(request: Request, train: Any, query: Any, log: bool = False) -> Any:
@@ -273,9 +281,9 @@ def debias(train: Any, *, score: Any = None, progress: Any = False, **options: U
                 raise ValueError("score= has no support yet; pass one of them, or debias without the ends")
             score = partial(score_in, score, coordinates, train)
         there = to_host(debias(z._replace(dtype="float64"), score=score, progress=progress, **request.options()))[:n]
-        return z.origin.restore(coordinates.inverse(coordinates.folded(there)), z.dtype)
+        return labelled(train, z.origin.restore(coordinates.inverse(coordinates.folded(there)), z.dtype))
     if score is not None:
-        return _debiased_by(score, request, train)
+        return labelled(train, _debiased_by(score, request, train))
     if is_dask(train) or is_dask(request.weights):
         from .scale import lazy
 
@@ -287,7 +295,8 @@ def debias(train: Any, *, score: Any = None, progress: Any = False, **options: U
 
     moved = None if progress is False else Argument.of("train", detached(train))
     with watched(progress, moved) as advance:
-        return with_fallback(request, compute)
+        result = with_fallback(request, compute)
+    return result if type(train) is np.ndarray or type(result) is not np.ndarray else labelled(train, result)
 
 
 def _debiased_by(score: Any, request: Request, train: Any) -> Any:
@@ -297,6 +306,8 @@ def _debiased_by(score: Any, request: Request, train: Any) -> Any:
     given, (n, d) = Argument.of("score", score(train) if callable(score) else score), ready.data.train.shape
     if given.shape != (n, d) and not (d == 1 and given.shape == (n,)):
         raise ValueError(f"score has shape {given.shape}; pass one gradient for each sample: shape {(n, d)}")
+    if sorted(given.names) == sorted(ready.data.names):  # others may be those of slopes
+        check_names(ready.data.names, given.names, "score")
     slope = given.at(Origin.of(ready.columns.points))
     if request.check_finite and not np.isfinite(to_host(slope)).all():
         raise ValueError("score has values that are not finite; mend it, or pass check_finite=False")
@@ -330,7 +341,11 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
     if request.apart:
         return fit(request, train).grad_log_density(train if query is None else query)
 
-    return with_fallback(request, lambda tried: _computed(tried, train, query))
+    result = with_fallback(request, lambda tried: _computed(tried, train, query))
+    given = train if query is None else query
+    if type(given) is np.ndarray or type(result) is not np.ndarray:
+        return result
+    return labelled(given, result, "grad_log_density")
 
 
 @public

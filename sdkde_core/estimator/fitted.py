@@ -243,7 +243,8 @@ class Fitted:
         points = query.at(self.home)
         points = points[:, None] if points.ndim == 1 else points
         refused, first = self.request.check_finite, query.first
-        return Data(points, None, None, query.dtype, query.origin, unchecked=refused, name="query", first=first)
+        known: dict[str, Any] = {"unchecked": refused, "names": self.names, "name": "query", "first": first}
+        return Data(points, None, None, query.dtype, query.origin, **known)
 
     def reduce(self, queries: Any, reduction: Reduction | None = None, **known: Any) -> Partial:
         """Reduce whitened queries (m, d), m ≥ 1; ``known``: as for :meth:`.PackedColumns.reduce`."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..archive import write
-from ..arrays import Argument, Origin, numbers, public, to_host
+from ..arrays import Argument, Origin, labelled, numbers, public, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
 from .batches import Advance, answered, check_out, densities, watched
@@ -119,7 +119,10 @@ class Prepared:
         given = self._fitted.asked(query)
         check_out(out, given)
         with watched(progress, given) as advance:
-            return densities(self._fitted, given, log, out, advance)
+            result = densities(self._fitted, given, log, out, advance)
+        if type(query) is np.ndarray or type(result) is not np.ndarray or out is not None:  # no labels
+            return result
+        return labelled(query, result, "log_density" if log else "density")
 
     @public
     def negative_mass(self) -> NegativeMass:
@@ -153,7 +156,10 @@ class Prepared:
         self._gaussian("gradient")
         given = self._fitted.asked(query)
         with watched(progress, given) as advance:
-            return answered(self._fitted, given, "score", advance=advance)
+            result = answered(self._fitted, given, "score", advance=advance)
+        if type(query) is np.ndarray or type(result) is not np.ndarray:
+            return result
+        return labelled(query, result, "grad_log_density")
 
     @public
     def sample(self, n: int = 1, random_state: Any = None) -> Any:
@@ -276,7 +282,7 @@ class Prepared:
         """
         if not isinstance(other, Prepared) or other.n_dimensions != self.n_dimensions:
             raise TypeError(f"other is {brief(other)}; pass a prepared density of {self.n_dimensions} dimensions")
-        points = self.sample(n, random_state) if samples is None else samples
+        points = self.sample(n, random_state) if samples is None else Argument.of("samples", samples)
         ours, theirs = (to_host(one.estimate(points, log=True)) for one in (self, other))
         difference = np.asarray(ours - theirs, dtype=np.float64)
         if difference.size < 2:

@@ -1,0 +1,113 @@
+"""Tables and labelled arrays: their numbers, the names of their columns, and results with the labels of their rows.
+
+Results for pandas and xarray keep the labels of the rows. Those for polars and Arrow, whose rows have none, are arrays
+of NumPy: many functions of NumPy refuse a polars Series, and polars takes such an array as a column. No library is
+imported for that: one whose objects come in is loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+
+class Refused(TypeError):
+    """An argument that is no array of real numbers, found by the code here and not by an array library."""
+
+
+def library_of(value: Any) -> str:
+    """Return which library of tables an object is of, a subclass of its classes too; empty for other objects."""
+    for one in type(value).__mro__:
+        library = str(one.__module__).partition(".")[0]
+        if library in ("pandas", "polars", "pyarrow", "xarray"):
+            return library
+    return ""
+
+
+def names_of(value: Any, library: str) -> tuple[str, ...]:
+    """Return the names of an object's columns; empty where it has none, or some are no strings."""
+    found = getattr(value, "columns", None)
+    if library == "pyarrow":
+        found = getattr(value, "column_names", None)
+    elif library == "xarray":
+        coordinate = value.coords.get(value.dims[-1]) if value.ndim == 2 else None
+        found = None if coordinate is None or coordinate.ndim != 1 else coordinate.values.tolist()
+    names = tuple(found) if isinstance(found, Iterable) else ()
+    return names if all(isinstance(name, str) for name in names) else ()
+
+
+def read(name: str, value: Any, library: str) -> np.ndarray:
+    """Return the numbers of a table or a labelled array; missing ones are NaN.
+
+    :class:`Refused` names the column that holds no numbers. Where a table as a whole is none of numbers, as of floats
+    and booleans, or of pandas' nullable ones, it is read by its columns.
+    """
+    if library == "polars" and not hasattr(value, "__array__"):
+        raise Refused(f"{name} is a polars {type(value).__name__}, which has no rows yet; pass {name}.collect()")
+    if library == "xarray" and hasattr(value, "data_vars"):
+        raise Refused(
+            f"{name} is an xarray Dataset; pass its variables as one array, with a column for each: "
+            f"{name}.to_dataarray('column').transpose(..., 'column')"
+        )
+    try:
+        array = np.asarray(value)
+    except TypeError:  # columns without a type in common
+        array = np.array(None)
+    if array.dtype.kind in "iufb":
+        return array
+    if not array.size:
+        return np.empty(array.shape)
+    if library == "pandas" and array.ndim == 2:
+        columns = [(label, value.iloc[:, j]) for j, label in enumerate(value.columns)]
+    elif hasattr(value, "get_columns"):
+        columns = list(zip(value.columns, value.get_columns()))
+    elif hasattr(value, "column_names"):
+        columns = list(zip(value.column_names, value.columns))
+    else:
+        return _column(name, value, library)
+    drop = {"pandas": "drop(columns={!r})", "polars": "drop({!r})"}.get(library, "drop_columns({!r})")
+    found = [
+        _column(f"column {label!r} of {name}", column, library, f", or leave it out: {name}.{drop.format(label)}")
+        for label, column in columns
+    ]
+    return np.stack(found, axis=1)
+
+
+def _column(what: str, column: Any, library: str, otherwise: str = "") -> np.ndarray:
+    array = np.asarray(column)
+    dtype = getattr(column, "dtype", getattr(column, "type", array.dtype))
+    if array.dtype.kind in "iufb":
+        return array
+    if library == "pandas" and sys.modules["pandas"].api.types.is_numeric_dtype(dtype):  # booleans with NA, decimals
+        return column.to_numpy(np.float64, na_value=np.nan)
+    how = ", of times as (t - t[0]) / np.timedelta64(1, 's')" if array.dtype.kind in "mM" else ""
+    raise Refused(
+        f"{what} has dtype {dtype}; pass real numbers (integer, boolean or floating): convert it{how}{otherwise}"
+    )
+
+
+def labelled(given: Any, values: Any, name: str = "") -> Any:
+    """Return values (m,) or (m, d) with the labels of the rows ``given`` (and of its columns), where these have some.
+
+    Without a ``name`` the values are rows of the same kind, and keep the name and the attributes that these have.
+    """
+    library = library_of(given)
+    if library == "pandas" and hasattr(given, "iloc"):
+        pandas = sys.modules["pandas"]
+        if values.ndim == 1:
+            return pandas.Series(values, given.index, name=name, copy=False)
+        columns = given.columns if given.ndim == 2 else given.to_frame().columns
+        return pandas.DataFrame(values, given.index, columns, copy=False)
+    if library == "xarray" and hasattr(given, "isel"):
+        if values.ndim < given.ndim:
+            given = given.isel({given.dims[-1]: 0}, drop=True)
+        elif values.ndim > given.ndim:
+            given = given.expand_dims("dim_1", -1)
+        result = given.copy(data=values)
+        if name:
+            result.name, result.attrs = name, {}
+        return result
+    return values
