@@ -6,14 +6,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 import numpy as np
 
-from .arrays import Argument, Origin, check_names, detached, is_dask, labelled, public, to_host
+from .arrays import Argument, Array, Origin, check_names, detached, is_dask, labelled, public, to_host
+from .arrays.frames import Column, Frame, Kind, Plain, Rows, Same, T, Values
 from .bandwidth.matrix import Bandwidth
-from .bandwidth.rules import check_rule, resolve
+from .bandwidth.rules import BandwidthLike, Rule, check_rule, resolve
 from .choice import registry, select
+from .coordinates import OfColumns
 from .estimator import autograd, straight, warming
 from .estimator.batches import answered, check_out, densities, watched
 from .estimator.density import density, log_constant, undefined, warn_of_negative
@@ -23,12 +25,27 @@ from .estimator.mapped import mapped, score_in
 from .estimator.moving import displaced
 from .estimator.plan import Plan, plan, read
 from .estimator.prepared import Prepared, fit
-from .estimator.request import Goal, Options, Request, takes_options
+from .estimator.request import Asked, Goal, Moved, Options, Progress, Request, Single, Support, Watched, takes_options
 from .protocol import Partial
 
 __all__ = ["backends", "debias", "estimate", "explain", "grad_log_density", "prepare", "select_bandwidth", "warm_up"]
 
 
+# Results are of the query's kind, else of train's. Of two different kinds, and of Dask arrays, types say nothing.
+
+
+@overload
+def estimate(
+    train: Plain, query: Plain | None = None, *, out: Array | None = None, **options: Unpack[Asked]
+) -> Array: ...
+@overload
+def estimate(train: Frame[T], query: Frame[T] | None = None, **options: Unpack[Asked]) -> T: ...
+@overload
+def estimate(train: Kind, query: None = None, **options: Unpack[Asked]) -> Kind: ...
+@overload
+def estimate(train: Rows, query: Kind, **options: Unpack[Asked]) -> Kind: ...
+@overload
+def estimate(train: Any, query: Any = None, *, out: Array | None = None, **options: Unpack[Asked]) -> Any: ...
 @public
 @takes_options
 def estimate(
@@ -36,8 +53,8 @@ def estimate(
     query: Any = None,
     *,
     log: bool = False,
-    out: Any = None,
-    progress: Any = False,
+    out: Array | None = None,
+    progress: Progress = False,
     **options: Unpack[Options],
 ) -> Any:
     r"""Estimate the density of ``train`` at ``query``.
@@ -225,7 +242,7 @@ def _computed(request: Request, train: Any, query: Any, log: bool = False) -> An
 
 @public
 @takes_options
-def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> Prepared:
+def prepare(train: Any, *, progress: Progress = False, **options: Unpack[Options]) -> Prepared:
     """Do once what :func:`estimate` does with ``train`` in every call: validate, whiten, move (sdkde) and pack it.
 
     Parameters as for :func:`estimate`; ``progress`` is of the pass that moves the samples (sdkde). What follows from
@@ -253,9 +270,17 @@ def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) ->
         return fit(request, train, advance=advance)
 
 
+@overload
+def debias(train: Plain, **options: Unpack[Moved]) -> Array: ...
+@overload
+def debias(train: Column[T], **options: Unpack[Moved]) -> T: ...
+@overload
+def debias(train: Same, **options: Unpack[Moved]) -> Same: ...
+@overload
+def debias(train: Any, **options: Unpack[Moved]) -> Any: ...
 @public
 @takes_options
-def debias(train: Any, *, score: Any = None, progress: Any = False, **options: Unpack[Options]) -> Any:
+def debias(train: Any, *, score: Any = None, progress: Progress = False, **options: Unpack[Options]) -> Any:
     """Return the samples moved by ``step`` times H ∇log p̂(x_j): the samples whose KDE is the SD-KDE.
 
     With a bandwidth in numbers that is ½, half a mean-shift step. Other parameters as for
@@ -321,9 +346,19 @@ def _moved(ready: Plan, request: Request, sums: Partial) -> Any:
     return ready.data.origin.restore(ready.data.train + away, ready.data.dtype)
 
 
+@overload
+def grad_log_density(train: Plain, query: Plain | None = None, **options: Unpack[Watched]) -> Array: ...
+@overload
+def grad_log_density(train: Column[T], query: Column[T] | None = None, **options: Unpack[Watched]) -> T: ...
+@overload
+def grad_log_density(train: Same, query: None = None, **options: Unpack[Watched]) -> Same: ...
+@overload
+def grad_log_density(train: Rows, query: Same, **options: Unpack[Watched]) -> Same: ...
+@overload
+def grad_log_density(train: Any, query: Any = None, **options: Unpack[Watched]) -> Any: ...
 @public
 @takes_options
-def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **options: Unpack[Options]) -> Any:
+def grad_log_density(train: Any, query: Any = None, *, progress: Progress = False, **options: Unpack[Options]) -> Any:
     """Return the score ∇log p̂ at ``query`` (default: at the training points) of the density that ``method`` estimates.
 
     Parameters as for :func:`estimate`. With ``method="laplace"`` it is NaN where p̂ < 0, takes some ten times as long as
@@ -352,12 +387,12 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
 def select_bandwidth(
     train: Any,
     *,
-    method: str = "sdkde",
-    rule: str = "auto",
-    weights: Any = None,
-    base: Any = None,
-    coordinates: Any = None,
-    support: Any = None,
+    method: Single = "sdkde",
+    rule: Rule = "auto",
+    weights: Values | None = None,
+    base: BandwidthLike | None = None,
+    coordinates: OfColumns | None = None,
+    support: Support | None = None,
 ) -> Bandwidth:
     """Choose a bandwidth from the data, for the estimator: what ``bandwidth="auto"`` does, with more to say about it.
 

@@ -8,10 +8,62 @@ imported for that: one whose objects come in is loaded.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class HasArray(Protocol):
+    """What NumPy reads as an array."""
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class LibrarysArray(Protocol):
+    """An array of PyTorch, JAX, CuPy or another library that exchanges them."""
+
+    @property
+    def shape(self) -> Any: ...
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class LabelledArray(Protocol):
+    """An array of xarray."""
+
+    @property
+    def dims(self) -> Any: ...
+    @property
+    def coords(self) -> Any: ...
+
+
+class Frame(Protocol[T_co]):
+    """A data frame of pandas, of which :meth:`pop` tells the type of a series."""
+
+    @property
+    def iloc(self) -> Any: ...
+    def pop(self, item: Any, /) -> T_co: ...
+
+
+class Column(Protocol[T_co]):
+    """A series of pandas, of which :meth:`to_frame` tells the type of a data frame."""
+
+    @property
+    def iloc(self) -> Any: ...
+    def to_frame(self, *args: Any, **kwargs: Any) -> T_co: ...
+
+
+# What arguments are, and with it the results, for those who check types: those without labels, all, values of options,
+# and what has results (m,) or (m, d) of its own kind.
+Plain: TypeAlias = NDArray[Any] | Sequence[Any]
+Rows: TypeAlias = Plain | LibrarysArray | LabelledArray | Frame[Any] | Column[Any]
+Values: TypeAlias = HasArray | Sequence[float | HasArray | Sequence[float]]
+Kind = TypeVar("Kind", bound=LibrarysArray | LabelledArray | Column[Any])
+Same = TypeVar("Same", bound=LibrarysArray | LabelledArray | Frame[Any])
 
 
 class Refused(TypeError):

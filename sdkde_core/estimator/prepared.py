@@ -6,14 +6,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from ..archive import write
-from ..arrays import Argument, Origin, labelled, numbers, public, to_host
+from ..arrays import Argument, Array, Origin, labelled, numbers, public, to_host
+from ..arrays.frames import Column, Frame, Kind, Plain, Same, T
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
+from ..protocol import Kernel, Precision
 from .batches import Advance, answered, check_out, densities, watched
 from .fitted import Fitted, with_fallback
 from .integrals import distribution, probability, quantiles
@@ -21,7 +23,7 @@ from .laplace import NegativeMass
 from .mapped import Mapped, leaves, mapped, shares
 from .mixture import Mixture, check_count, check_positive, components, conditional, draws, marginal, modes
 from .plan import plan
-from .request import Goal, Request
+from .request import Goal, Method, Progress, Request
 from .saved import from_saved, origin_of, to_saved
 from .stacked import stacked
 
@@ -57,11 +59,11 @@ class Prepared:
     _origin: Origin = field(default_factory=Origin)
 
     @property
-    def method(self) -> str:
+    def method(self) -> Method:
         return self._fitted.request.method
 
     @property
-    def kernel(self) -> str:
+    def kernel(self) -> Kernel:
         return self._fitted.request.kernel
 
     @property
@@ -77,7 +79,7 @@ class Prepared:
         return self._fitted.bandwidth
 
     @property
-    def precision(self) -> str:
+    def precision(self) -> Precision:
         return self._fitted.problem.precision
 
     @property
@@ -88,8 +90,20 @@ class Prepared:
     def device(self) -> str:
         return self._fitted.current.choice.where
 
+    @overload
+    def estimate(
+        self, query: Plain, *, log: bool = False, out: Array | None = None, progress: Progress = False
+    ) -> Array: ...
+    @overload
+    def estimate(self, query: Frame[T], *, log: bool = False, progress: Progress = False) -> T: ...
+    @overload
+    def estimate(self, query: Kind, *, log: bool = False, progress: Progress = False) -> Kind: ...
+    @overload
+    def estimate(
+        self, query: Any, *, log: bool = False, out: Array | None = None, progress: Progress = False
+    ) -> Any: ...
     @public
-    def estimate(self, query: Any, *, log: bool = False, out: Any = None, progress: Any = False) -> Any:
+    def estimate(self, query: Any, *, log: bool = False, out: Any = None, progress: Progress = False) -> Any:
         """Estimate the density at ``query``.
 
         The same numbers as ``sdkde_core.estimate(train, query, ...)``, within the bounds of the precision.
@@ -146,8 +160,16 @@ class Prepared:
             raise ValueError(f"method={self.method!r} is never negative; the negative mass is that of method='laplace'")
         return self._fitted.serve(lambda fitted: fitted.negative_mass)
 
+    @overload
+    def grad_log_density(self, query: Plain, *, progress: Progress = False) -> Array: ...
+    @overload
+    def grad_log_density(self, query: Column[T], *, progress: Progress = False) -> T: ...
+    @overload
+    def grad_log_density(self, query: Same, *, progress: Progress = False) -> Same: ...
+    @overload
+    def grad_log_density(self, query: Any, *, progress: Progress = False) -> Any: ...
     @public
-    def grad_log_density(self, query: Any, *, progress: Any = False) -> Any:
+    def grad_log_density(self, query: Any, *, progress: Progress = False) -> Any:
         """Return the score ∇log p̂ at ``query``, (m, d), per data unit; NaN where a Laplace estimate is negative.
 
         The first call packs the training samples for it, and keeps them. ``progress`` as for
