@@ -62,11 +62,12 @@ def estimate(
     Parameters
     ----------
     train : (n, d) or (n,) array_like
-        Samples, in any units. One-dimensional: n samples in one dimension. NumPy, lists, and arrays of any library
-        with the array API or DLPack (torch, CuPy, JAX), on any device; for Dask and for autograd see Notes.
+        Samples, in any units. One-dimensional: n samples in one dimension. NumPy, lists, data frames, and arrays of any
+        library with the array API or DLPack (torch, CuPy, JAX), on any device; for Dask and for autograd see Notes.
     query : (m, d) or (m,) array_like, optional
         Where to evaluate; may be empty. Default: at the training points, each sample's own kernel included
-        (resubstitution). Columns are those of ``train`` by their places; of two data frames they must have one order.
+        (resubstitution). Columns are those of ``train`` by their places; of two data frames, or labelled arrays, they
+        must have one order.
     method : {"sdkde", "kde", "laplace", "stacked"}
         ``"kde"`` is Σ_j w_j N(y; x_j, H); ``"sdkde"`` the same on samples moved by ½ H ∇log p̂(x_j), which removes the
         leading bias; ``"laplace"`` multiplies each kernel by 1 + d/2 − ½ r²_j: debiased too, but signed. ``"stacked"``
@@ -150,7 +151,9 @@ def estimate(
     (m,) array
         In 1 / (units of x₁ · … · units of x_d); an array of the kind and on the device of ``query`` (else
         ``train``), with the wider dtype of the two, at least float32. Lists, integers and booleans count as float64.
-        Of Dask arrays a Dask array, in the chunks of ``query`` (else ``train``).
+        Of Dask arrays a Dask array, in the chunks of ``query`` (else ``train``). For pandas a Series with the index,
+        named ``density`` or ``log_density``; for xarray a DataArray with the points' coordinates; for polars and Arrow
+        NumPy's (``docs/data-frames.md``).
 
     Raises
     ------
@@ -297,6 +300,7 @@ def debias(train: Any, *, score: Any = None, progress: Progress = False, **optio
     -------
     (n, d) array
         In the units of ``train``, of its kind, on its device; (n, 1) for one-dimensional input; of a Dask array lazy.
+        For pandas a DataFrame with the index and the columns, for xarray a DataArray with the coordinates.
     """
     request = Request.of(Goal.DEBIASED, options, "score", "progress")
     if request.mapped:
@@ -367,8 +371,9 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Progress = Fals
     Returns
     -------
     (m, d) array
-        Per data unit; of the kind and on the device of ``query`` (else ``train``). Attached to autograd where something
-        requires grad, so that a loss of the score can be minimised.
+        Per data unit; of the kind and on the device of ``query`` (else ``train``), for data frames and labelled arrays
+        as for :func:`debias`. Attached to autograd where something requires grad, so that a loss of the score can be
+        minimised.
     """
     request = Request.of(Goal.GRADIENT, options, "query", "progress")
     if progress is not False:

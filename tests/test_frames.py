@@ -228,6 +228,10 @@ def test_a_labelled_array_keeps_its_coordinates():
         sdkde_core.estimate(train.to_dataset("axis"), **H)
     columns = train.to_dataset("axis").to_dataarray("column").transpose(..., "column")
     np.testing.assert_array_equal(sdkde_core.estimate(columns, **H), sdkde_core.estimate(X, **H))
+    grid = xarray.DataArray(X[:12].reshape(3, 4, 2), {"lat": [0, 1, 2], "lon": [5, 6, 7, 8]}, ("lat", "lon", "axis"))
+    there = sdkde_core.estimate(train, grid.stack(point=("lat", "lon")).transpose("point", ...), **H).unstack("point")
+    np.testing.assert_array_equal(there.values.ravel(), sdkde_core.estimate(X, X[:12], **H))
+    assert there.sizes == {"lat": 3, "lon": 4} and there.lon.values.tolist() == [5, 6, 7, 8]
 
 
 def test_no_library_of_tables_is_imported_or_needed():

@@ -121,7 +121,7 @@ class Prepared:
         -------
         (m,) array
             ``out``, or one of the kind and on the device of ``query``, with the wider dtype of it and of the training
-            samples.
+            samples; for a data frame of pandas a Series with its index.
 
         Raises
         ------
@@ -196,7 +196,7 @@ class Prepared:
         Returns
         -------
         (n, d) array
-            Of the kind, on the device and with the dtype of the training samples.
+            Of the kind, on the device and with the dtype of the training samples; of a data frame NumPy's.
         """
         many = check_count("n", n)
         return self._origin.restore(draws(self._fitted.current, many, random_state), self._dtype)
