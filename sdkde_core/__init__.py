@@ -65,5 +65,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """What is public, but for what needs a library that is not here: consoles ask for everything that is listed."""
     needs = {"KernelDensity": "sklearn", "distributed": "torch"}
-    missing = {name for name, library in needs.items() if importlib.util.find_spec(library) is None}
-    return sorted({*__all__, *_LATER} - missing)
+    return sorted(name for name in {*__all__, *_LATER} if name not in needs or importlib.util.find_spec(needs[name]))

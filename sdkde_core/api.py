@@ -25,27 +25,23 @@ from .estimator.mapped import mapped, score_in
 from .estimator.moving import displaced
 from .estimator.plan import Plan, plan, read
 from .estimator.prepared import Prepared, fit
-from .estimator.request import Asked, Goal, Moved, Options, Progress, Request, Single, Support, Watched, takes_options
+from .estimator.request import Asked, Goal, Options, Progress, Request, Score, Single, Support, Watched, takes_options
 from .protocol import Partial
 
 __all__ = ["backends", "debias", "estimate", "explain", "grad_log_density", "prepare", "select_bandwidth", "warm_up"]
 
 
-# Results are of the query's kind, else of train's. Of two different kinds, and of Dask arrays, types say nothing.
-
-
+# Results are of the query's kind, else of train's. Of two different kinds, and of Dask arrays, types say little.
 @overload
-def estimate(
-    train: Plain, query: Plain | None = None, *, out: Array | None = None, **options: Unpack[Asked]
-) -> Array: ...
-@overload
-def estimate(train: Frame[T], query: Frame[T] | None = None, **options: Unpack[Asked]) -> T: ...
+def estimate(train: Plain, query: Plain | None = None, *, out: Any = None, **options: Unpack[Asked]) -> Array: ...
 @overload
 def estimate(train: Kind, query: None = None, **options: Unpack[Asked]) -> Kind: ...
 @overload
 def estimate(train: Rows, query: Kind, **options: Unpack[Asked]) -> Kind: ...
 @overload
-def estimate(train: Any, query: Any = None, *, out: Array | None = None, **options: Unpack[Asked]) -> Any: ...
+def estimate(train: Frame[T], query: Frame[T] | None = None, **options: Unpack[Asked]) -> T: ...
+@overload
+def estimate(train: Any, query: Any = None, *, out: Any = None, **options: Unpack[Asked]) -> Any: ...
 @public
 @takes_options
 def estimate(
@@ -66,8 +62,7 @@ def estimate(
         library with the array API or DLPack (torch, CuPy, JAX), on any device; for Dask and for autograd see Notes.
     query : (m, d) or (m,) array_like, optional
         Where to evaluate; may be empty. Default: at the training points, each sample's own kernel included
-        (resubstitution). Columns are those of ``train`` by their places; of two data frames, or labelled arrays, they
-        must have one order.
+        (resubstitution). Columns are those of ``train`` by their places; of two data frames they must have one order.
     method : {"sdkde", "kde", "laplace", "stacked"}
         ``"kde"`` is Σ_j w_j N(y; x_j, H); ``"sdkde"`` the same on samples moved by ½ H ∇log p̂(x_j), which removes the
         leading bias; ``"laplace"`` multiplies each kernel by 1 + d/2 − ½ r²_j: debiased too, but signed. ``"stacked"``
@@ -151,9 +146,8 @@ def estimate(
     (m,) array
         In 1 / (units of x₁ · … · units of x_d); an array of the kind and on the device of ``query`` (else
         ``train``), with the wider dtype of the two, at least float32. Lists, integers and booleans count as float64.
-        Of Dask arrays a Dask array, in the chunks of ``query`` (else ``train``). For pandas a Series with the index,
-        named ``density`` or ``log_density``; for xarray a DataArray with the points' coordinates; for polars and Arrow
-        NumPy's (``docs/data-frames.md``).
+        Of Dask arrays a Dask array, in the chunks of ``query`` (else ``train``). Of data frames of pandas a Series with
+        the index, of xarray a DataArray with the coordinates; of others NumPy's (``docs/data-frames.md``).
 
     Raises
     ------
@@ -194,15 +188,15 @@ def estimate(
 
         return lazy(request, train, query, log, out, progress)
     if out is not None or progress is not False:
-        return _by_batches(request, train, query, log, out, progress)
-    if request.apart:
+        result = _by_batches(request, train, query, log, out, progress)
+    elif request.apart:
         return fit(request, train).estimate(train if query is None else query, log=log)
-
-    result = with_fallback(request, lambda tried: _computed(tried, train, query, log))
-    if log:
-        warn_of_negative(undefined(request, result, log), result.shape[0], request.check_finite)
+    else:
+        result = with_fallback(request, lambda tried: _computed(tried, train, query, log))
+        if log:
+            warn_of_negative(undefined(request, result, log), result.shape[0], request.check_finite)
     given = train if query is None else query
-    if type(given) is np.ndarray or type(result) is not np.ndarray:  # no labels
+    if out is not None or type(given) is np.ndarray:
         return result
     return labelled(given, result, "log_density" if log else "density")
 
@@ -217,13 +211,8 @@ def _by_batches(
     with watched(progress, x if request.passes[0].moves else None, given) as advance:
         fitted = fit(request, train, given, advance)._fitted
         if request.goal is Goal.GRADIENT:
-            result = answered(fitted, given, "score", advance=advance)
-        else:
-            result = densities(fitted, given, log, out, advance)
-    if out is not None:
-        return out
-    name = "grad_log_density" if request.goal is Goal.GRADIENT else "log_density" if log else "density"
-    return labelled(train if query is None else query, result, name)
+            return answered(fitted, given, "score", advance=advance)
+        return densities(fitted, given, log, out, advance)
 
 
 def _computed(request: Request, train: Any, query: Any, log: bool = False) -> Any:
@@ -274,16 +263,16 @@ def prepare(train: Any, *, progress: Progress = False, **options: Unpack[Options
 
 
 @overload
-def debias(train: Plain, **options: Unpack[Moved]) -> Array: ...
+def debias(train: Plain, *, score: Score = None, **options: Unpack[Watched]) -> Array: ...
 @overload
-def debias(train: Column[T], **options: Unpack[Moved]) -> T: ...
+def debias(train: Column[T], *, score: Score = None, **options: Unpack[Watched]) -> T: ...
 @overload
-def debias(train: Same, **options: Unpack[Moved]) -> Same: ...
+def debias(train: Same, *, score: Score = None, **options: Unpack[Watched]) -> Same: ...
 @overload
-def debias(train: Any, **options: Unpack[Moved]) -> Any: ...
+def debias(train: Any, *, score: Score = None, **options: Unpack[Watched]) -> Any: ...
 @public
 @takes_options
-def debias(train: Any, *, score: Any = None, progress: Progress = False, **options: Unpack[Options]) -> Any:
+def debias(train: Any, *, score: Score = None, progress: Progress = False, **options: Unpack[Options]) -> Any:
     """Return the samples moved by ``step`` times H ∇log p̂(x_j): the samples whose KDE is the SD-KDE.
 
     With a bandwidth in numbers that is ½, half a mean-shift step. Other parameters as for
@@ -325,7 +314,7 @@ def debias(train: Any, *, score: Any = None, progress: Progress = False, **optio
     moved = None if progress is False else Argument.of("train", detached(train))
     with watched(progress, moved) as advance:
         result = with_fallback(request, compute)
-    return result if type(train) is np.ndarray or type(result) is not np.ndarray else labelled(train, result)
+    return result if type(train) is np.ndarray else labelled(train, result)
 
 
 def _debiased_by(score: Any, request: Request, train: Any) -> Any:
@@ -335,8 +324,7 @@ def _debiased_by(score: Any, request: Request, train: Any) -> Any:
     given, (n, d) = Argument.of("score", score(train) if callable(score) else score), ready.data.train.shape
     if given.shape != (n, d) and not (d == 1 and given.shape == (n,)):
         raise ValueError(f"score has shape {given.shape}; pass one gradient for each sample: shape {(n, d)}")
-    if sorted(given.names) == sorted(ready.data.names):  # others may be those of slopes
-        check_names(ready.data.names, given.names, "score")
+    check_names(ready.data.names, given.names, "score")
     slope = given.at(Origin.of(ready.columns.points))
     if request.check_finite and not np.isfinite(to_host(slope)).all():
         raise ValueError("score has values that are not finite; mend it, or pass check_finite=False")
@@ -377,15 +365,13 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Progress = Fals
     """
     request = Request.of(Goal.GRADIENT, options, "query", "progress")
     if progress is not False:
-        return _by_batches(request, train, query, progress=progress)
-    if request.apart:
+        result = _by_batches(request, train, query, progress=progress)
+    elif request.apart:
         return fit(request, train).grad_log_density(train if query is None else query)
-
-    result = with_fallback(request, lambda tried: _computed(tried, train, query))
+    else:
+        result = with_fallback(request, lambda tried: _computed(tried, train, query))
     given = train if query is None else query
-    if type(given) is np.ndarray or type(result) is not np.ndarray:
-        return result
-    return labelled(given, result, "grad_log_density")
+    return result if type(given) is np.ndarray else labelled(given, result, "grad_log_density")
 
 
 @public

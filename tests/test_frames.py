@@ -1,8 +1,6 @@
 """Tables and labelled arrays of pandas, polars, Arrow and xarray: what they hold, and what comes back for them."""
 
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,107 +15,75 @@ TRAIN = pandas.DataFrame(X, columns=["a", "b"])
 QUERY = pandas.DataFrame(Y, columns=["a", "b"], index=pandas.Index(list("ABCDEFG"), name="site"))
 H = {"bandwidth": 0.5}
 READY = sdkde_core.prepare(TRAIN, **H)
+WATCHED = {"progress": lambda done, rows: None}
 
 
-def same(found, values, name):
-    """A Series with the query's index, of that name and those values."""
-    pandas.testing.assert_series_equal(found, pandas.Series(np.asarray(values), QUERY.index, name=name))
-
-
+@pytest.mark.parametrize("how", [{}, {"log": True}, WATCHED])
 @pytest.mark.parametrize(
-    "options",
-    [
-        H,
-        {"log": True, **H},
-        {"progress": lambda done, rows: None, **H},
-        {"method": "laplace", **H},
-        {"support": {"a": (-6.0, None)}, **H},
-        {"method": "stacked"},
-    ],
+    "options", [H, {"method": "laplace", "negative": "clip", **H}, {"support": {"a": (-6.0, None)}, **H}]
 )
-def test_a_density_has_the_index_of_the_query(options):
-    name = "log_density" if options.get("log") else "density"
-    want = sdkde_core.estimate(X, Y, **{**options, "support": [(-6.0, None), None] if "support" in options else None})
-    same(sdkde_core.estimate(TRAIN, QUERY, **options), want, name)
-    own = {key: value for key, value in options.items() if key not in ("log", "progress")}
-    how = {key: value for key, value in options.items() if key in ("log", "progress")}
-    same(sdkde_core.prepare(TRAIN, **own).estimate(QUERY, **how), want, name)
-    places = {**options, "support": None}
-    same(sdkde_core.estimate(X, QUERY, **places), sdkde_core.estimate(X, Y, **places), name)
+def test_a_density_has_the_index_of_the_query(options, how):
+    by_place = options | ({"support": [(-6.0, None), None]} if "support" in options else {})
+    want = pandas.Series(sdkde_core.estimate(X, Y, **by_place, **how), QUERY.index, name="density")
+    want.name = "log_density" if "log" in how else "density"
+    pandas.testing.assert_series_equal(sdkde_core.estimate(TRAIN, QUERY, **options, **how), want)
+    pandas.testing.assert_series_equal(sdkde_core.prepare(TRAIN, **options).estimate(QUERY, **how), want)
+    pandas.testing.assert_series_equal(sdkde_core.estimate(X, QUERY, **by_place, **how), want)
 
 
-def test_a_density_joins_its_samples_and_reads_as_before():
-    found = sdkde_core.estimate(TRAIN.astype("float32"), **H)
-    assert found.dtype == np.float32 and found.index.equals(TRAIN.index)
+def test_a_density_joins_its_samples_and_its_numbers_are_as_before():
+    found, want = sdkde_core.estimate(TRAIN.astype("f4"), **H), sdkde_core.estimate(X.astype("f4"), **H)
+    assert found.dtype == np.float32
     assert TRAIN.join(found).columns.tolist() == ["a", "b", "density"]
-    want = sdkde_core.estimate(X.astype("float32"), **H)
     np.testing.assert_array_equal(np.asarray(found), want)
-    assert (found > 0.1).sum() == (want > 0.1).sum() and found.iloc[0] == found[0] == want[0]
-    assert isinstance(sdkde_core.estimate(TRAIN, Y, **H), np.ndarray)  # the query's kind
-    assert isinstance(sdkde_core.estimate(X, Y, **H), np.ndarray)
-    empty = READY.estimate(QUERY[:0])
-    assert empty.shape == (0,) and empty.index.name == "site"
+    assert found.iloc[0] == want[0] and np.mean(found) == pytest.approx(want.mean())
+    assert type(sdkde_core.estimate(TRAIN, Y, **H)) is np.ndarray  # of the query's kind
+    assert READY.estimate(QUERY[:0]).index.name == "site"
     out = np.empty(7)
-    assert READY.estimate(QUERY, out=out) is out
-    assert sdkde_core.estimate(TRAIN, QUERY, out=out, **H) is out
+    assert READY.estimate(QUERY, out=out) is sdkde_core.estimate(TRAIN, QUERY, out=out, **H) is out
+    other = sdkde_core.prepare(X, bandwidth=0.3)
+    for ready in (READY, pickle.loads(pickle.dumps(READY)), sdkde_core.prepare(TRAIN, coordinates="asinh")):
+        assert ready.divergence(other, QUERY) == ready.divergence(other, Y)
 
 
 def test_slopes_and_moved_samples_have_the_columns_too():
     slopes = pandas.DataFrame(sdkde_core.grad_log_density(X, Y, **H), QUERY.index, QUERY.columns)
-    pandas.testing.assert_frame_equal(sdkde_core.grad_log_density(TRAIN, QUERY, **H), slopes)
-    pandas.testing.assert_frame_equal(READY.grad_log_density(QUERY), slopes)
-    watched = sdkde_core.grad_log_density(TRAIN, QUERY, progress=lambda done, rows: None, **H)
-    pandas.testing.assert_frame_equal(watched, slopes)
+    for found in (
+        sdkde_core.grad_log_density(TRAIN, QUERY, **H),
+        sdkde_core.grad_log_density(TRAIN, QUERY, **H, **WATCHED),
+        READY.grad_log_density(QUERY),
+    ):
+        pandas.testing.assert_frame_equal(found, slopes)
     for how in ({}, {"score": lambda x: -x}, {"coordinates": "asinh"}):
         moved = sdkde_core.debias(TRAIN[::2], **H, **how)
         want = pandas.DataFrame(sdkde_core.debias(X[::2], **H, **how), TRAIN[::2].index, TRAIN.columns)
         pandas.testing.assert_frame_equal(moved, want)
     one = sdkde_core.grad_log_density(TRAIN["a"], QUERY["a"], **H)
     assert one.columns.tolist() == ["a"] and one.index.equals(QUERY.index)
-    assert sdkde_core.estimate(TRAIN["a"], QUERY["a"], **H).index.equals(QUERY.index)
 
 
 def test_the_classes_of_other_libraries_return_what_theirs_do():
     pytest.importorskip("sklearn")
-    assert type(sdkde_core.KernelDensity().fit(TRAIN).score_samples(QUERY)) is np.ndarray
     kde = sdkde_core.gaussian_kde(TRAIN.T)
-    assert type(kde(QUERY.T)) is type(kde.logpdf(QUERY.T)) is type(kde.pdf(QUERY.T)) is np.ndarray
-    assert type(READY.sample(3, 0)) is type(READY.modes()) is np.ndarray
+    of_classes = sdkde_core.KernelDensity().fit(TRAIN).score_samples(QUERY), kde(QUERY.T), kde.logpdf(QUERY.T)
+    assert {type(x) for x in (*of_classes, READY.sample(3, 0), READY.modes())} == {np.ndarray}
 
 
-@pytest.mark.parametrize(
-    "ready", [READY, pickle.loads(pickle.dumps(READY)), sdkde_core.prepare(TRAIN, coordinates="asinh")]
-)
-def test_samples_for_a_divergence_may_be_a_table(ready):
-    other = sdkde_core.prepare(X, bandwidth=0.3)
-    assert ready.divergence(other, QUERY) == ready.divergence(other, Y)
-
-
-def test_a_table_is_read_as_pandas_numbers_whatever_they_are_kept_in():
-    flags, counts = X[:, 0] > 0.0, np.arange(50) % 5
-    plain = np.column_stack([X[:, 0], flags, counts])
-    at = pandas.DataFrame(plain)
-    want = sdkde_core.estimate(plain, bandwidth=1.0)
-    kept = {
-        "mixed": {},
-        "nullable": {0: "Float64", 1: "boolean", 2: "Int64"},
-        "arrow": {0: "double[pyarrow]", 1: "bool[pyarrow]", 2: "int8[pyarrow]"},
-    }
-    for name, types in kept.items():
-        if name == "arrow":
-            pytest.importorskip("pyarrow")
-        table = at.astype({1: bool, 2: int}).astype(types)
-        same_index = sdkde_core.estimate(table, bandwidth=1.0)
-        np.testing.assert_array_equal(np.asarray(same_index), want, err_msg=name)
-    holed = at.astype({2: "Int64"})
-    holed.columns = list("xyz")
-    holed.loc[3, "z"] = pandas.NA
-    with pytest.raises(ValueError, match=r"train has .* nan at row 3, column 2 \('z'\); drop or fill"):
-        sdkde_core.estimate(holed, **H)
-    holed["y"] = holed["y"].astype(bool).astype("boolean")
-    holed.loc[5, "y"] = pandas.NA
-    with pytest.raises(ValueError, match=r"query has .* nan at row 3, column 2 \('z'\)"):
-        sdkde_core.prepare(holed.dropna(), **H).estimate(holed)
+@pytest.mark.parametrize("kept", ["f8 ? i8", "Float64 boolean Int64", "double[pyarrow] bool[pyarrow] int8[pyarrow]"])
+def test_numbers_are_read_whatever_they_are_kept_in(kept):
+    if "pyarrow" in kept:
+        pytest.importorskip("pyarrow")
+    plain = np.column_stack([X[:, 0], X[:, 1] > 0.0, np.arange(50) % 5])
+    table = pandas.DataFrame(plain, columns=list("xyz")).astype({"y": bool, "z": int})
+    table = table.astype(dict(zip("xyz", kept.split())))
+    found = np.asarray(sdkde_core.estimate(table, bandwidth=1.0))
+    np.testing.assert_array_equal(found, sdkde_core.estimate(plain, bandwidth=1.0))
+    if "bool" in kept:
+        table.loc[3, "y"] = pandas.NA
+        with pytest.raises(ValueError, match=r"train has .* nan at row 3, column 1 \('y'\); drop or fill"):
+            sdkde_core.estimate(table, **H)
+        with pytest.raises(ValueError, match=r"query has .* nan at row 3, column 1 \('y'\); drop or fill"):
+            sdkde_core.prepare(table.dropna(), **H).estimate(table)
 
 
 @pytest.mark.parametrize(
@@ -125,63 +91,53 @@ def test_a_table_is_read_as_pandas_numbers_whatever_they_are_kept_in():
     [
         (["x"] * 50, r"column 'b' of train has dtype (str|object); pass real numbers .*train.drop\(columns='b'\)"),
         (pandas.Categorical(["x", "y"] * 25), "column 'b' of train has dtype category"),
-        (
-            pandas.date_range("2020", periods=50),
-            r"column 'b' of train has dtype datetime64.* as \(t - t\[0\]\)",
-        ),
-        (pandas.array([1, None] * 25, dtype="Int64").astype(object), "column 'b' of train has dtype object"),
+        (pandas.date_range("2020", periods=50), r"column 'b' of train has dtype datetime64.* as \(t - t\[0\]\)"),
     ],
 )
 def test_a_column_that_holds_no_numbers_is_named(column, message):
     table = TRAIN.assign(b=column)
-    for call in (sdkde_core.estimate, sdkde_core.prepare, sdkde_core.debias, sdkde_core.select_bandwidth):
+    for call in (sdkde_core.estimate, sdkde_core.debias, sdkde_core.select_bandwidth):
         with pytest.raises(TypeError, match=message) as error:
             call(table)
         assert type(error.value) is TypeError
-    with pytest.raises(TypeError, match=message.replace("train", "query").split(";")[0]):
+    with pytest.raises(TypeError, match="column 'b' of query has dtype"):
         READY.estimate(table)
 
 
 def test_columns_are_those_of_the_training_frame():
-    turned = QUERY[["b", "a"]]
     for call in (READY.estimate, READY.grad_log_density, lambda query: sdkde_core.estimate(TRAIN, query, **H)):
         with pytest.raises(ValueError, match=r"in another order: b, a, .* query\[list\(train.columns\)\]"):
-            call(turned)
+            call(QUERY[["b", "a"]])
         with pytest.raises(ValueError, match=r"shape \(7,\), but train has 2 .* or a data frame with the columns a, b"):
             call(QUERY["a"])
-    for how in ({}, {"coordinates": "asinh"}):
+    for how in (H, {"coordinates": "asinh", **H}):
         with pytest.raises(ValueError, match="score has the columns of train in another order: b, a"):
-            sdkde_core.debias(TRAIN, score=lambda x: -x[["b", "a"]], **H, **how)
+            sdkde_core.debias(TRAIN, score=lambda x: -x[["b", "a"]], **how)
     sdkde_core.debias(TRAIN, score=-TRAIN.add_prefix("slope of "), **H)
 
 
-def _polars(polars, x):
-    return polars.DataFrame(x, schema=["a", "b"])
+MADE = {
+    "polars": lambda library, x: library.DataFrame(x, schema=["a", "b"]),
+    "pyarrow": lambda library, x: library.table({"a": x[:, 0], "b": x[:, 1]}),
+}
 
 
-def _arrow(arrow, x):
-    return arrow.table({"a": x[:, 0], "b": x[:, 1]})
-
-
-@pytest.mark.parametrize(("name", "made"), [("polars", _polars), ("pyarrow", _arrow)])
-def test_polars_and_arrow_give_numpys_arrays(name, made):
+@pytest.mark.parametrize("name", MADE)
+def test_polars_and_arrow_give_numpys_arrays(name):
     """Their rows have no labels, and polars takes an array as a column."""
     library = pytest.importorskip(name)
-    train, query = made(library, X), made(library, Y)
-    want = sdkde_core.estimate(X, Y, **H)
+    train, query = MADE[name](library, X), MADE[name](library, Y)
     for found in (sdkde_core.estimate(train, query, **H), sdkde_core.prepare(train, **H).estimate(query)):
         assert type(found) is np.ndarray
-        np.testing.assert_array_equal(found, want)
+        np.testing.assert_array_equal(found, sdkde_core.estimate(X, Y, **H))
     assert type(sdkde_core.debias(train, **H)) is np.ndarray
-    same(sdkde_core.estimate(train, QUERY, **H), want, "density")
     with pytest.raises(ValueError, match="in another order: b, a"):
         sdkde_core.estimate(train, query.select(["b", "a"]), **H)
-    np.testing.assert_array_equal(sdkde_core.estimate(train["a"], **H), sdkde_core.estimate(X[:, 0], **H))
 
 
 def test_what_polars_holds():
     polars = pytest.importorskip("polars")
-    train = _polars(polars, X)
+    train = MADE["polars"](polars, X)
     with pytest.raises(TypeError, match=r"train is a polars LazyFrame, .* pass train.collect\(\)"):
         sdkde_core.estimate(train.lazy(), **H)
     with pytest.raises(TypeError, match=r"column 'b' of train has dtype String; .* leave it out: train.drop\('b'\)"):
@@ -192,11 +148,7 @@ def test_what_polars_holds():
 
 def test_what_arrow_holds():
     arrow = pytest.importorskip("pyarrow")
-    times = arrow.array(np.arange(50).astype("datetime64[s]"))
-    mixed = arrow.table({"a": X[:, 0], "b": X[:, 1] > 0.0})
-    want = sdkde_core.estimate(np.column_stack([X[:, 0], X[:, 1] > 0.0]), **H)
-    np.testing.assert_array_equal(sdkde_core.estimate(mixed, **H), want)
-    for column, dtype in ((times, r"timestamp\[s\]"), (arrow.array(["x"] * 50), "string")):
+    for column, dtype in ((np.arange(50).astype("datetime64[s]"), r"timestamp\[s\]"), (["x"] * 50, "string")):
         with pytest.raises(TypeError, match=rf"column 'b' of train has dtype {dtype}; .*train.drop_columns\('b'\)"):
             sdkde_core.estimate(arrow.table({"a": X[:, 0], "b": column}), **H)
     for holed in (arrow.array([1, None, 2]), arrow.chunked_array([[1.5], [None, 2.0]])):
@@ -206,44 +158,24 @@ def test_what_arrow_holds():
 
 def test_a_labelled_array_keeps_its_coordinates():
     xarray = pytest.importorskip("xarray")
-    own = {"site": list("ABCDEFG"), "height": ("site", np.arange(7.0), {"units": "m"}), "axis": ["a", "b"]}
-    query = xarray.DataArray(Y, dims=("site", "axis"), coords=own, name="winds", attrs={"units": "m/s"})
-    train = xarray.DataArray(X, dims=("time", "axis"), coords={"axis": ["a", "b"]})
+    same, sites = xarray.testing.assert_identical, ("site", np.arange(7.0), {"units": "m"})
+    own = {"site": list("ABCDEFG"), "height": sites, "axis": ["a", "b"]}
+    query = xarray.DataArray(Y, own, ("site", "axis"), "winds", {"units": "m/s"})
+    train = xarray.DataArray(X, {"axis": ["a", "b"]}, ("time", "axis"))
     left = {name: query.coords[name] for name in ("site", "height")}
-    for name, log in (("density", False), ("log_density", True)):
-        want = xarray.DataArray(sdkde_core.estimate(X, Y, log=log, **H), left, ("site",), name)
-        for found in (sdkde_core.estimate(train, query, log=log, **H), READY.estimate(query, log=log)):
-            xarray.testing.assert_identical(found, want)
-    slopes = sdkde_core.grad_log_density(train, query, **H)
-    want = xarray.DataArray(sdkde_core.grad_log_density(X, Y, **H), own, query.dims, "grad_log_density")
-    xarray.testing.assert_identical(slopes, want)
-    xarray.testing.assert_identical(sdkde_core.debias(query, **H), query.copy(data=sdkde_core.debias(Y, **H)))
-    one = query.isel(axis=0)
-    xarray.testing.assert_identical(sdkde_core.estimate(one, **H).coords.to_dataset(), one.coords.to_dataset())
-    assert sdkde_core.grad_log_density(one, **H).shape == (7, 1)
-    for turned in (query.isel(axis=[1, 0]), query.T):
+    want = xarray.DataArray(sdkde_core.estimate(X, Y, **H), left, ("site",), "density")
+    same(sdkde_core.estimate(train, query, **H), want)
+    same(READY.estimate(query), want)
+    slopes = sdkde_core.grad_log_density(X, Y, **H)
+    found = sdkde_core.grad_log_density(train, query, **H)
+    same(found, xarray.DataArray(slopes, own, query.dims, "grad_log_density"))
+    same(sdkde_core.debias(query, **H), query.copy(data=sdkde_core.debias(Y, **H)))
+    assert sdkde_core.grad_log_density(query[:, 0], **H).shape == (7, 1)
+    for turned in (query[:, ::-1], query.T):
         with pytest.raises(ValueError, match=r"query has the columns of train (in another|under other)"):
             sdkde_core.estimate(train, turned, **H)
-    with pytest.raises(TypeError, match=r"train is an xarray Dataset; .* train.to_dataarray\('column'\)"):
+    with pytest.raises(TypeError, match=r"train is an xarray Dataset; pass train.to_dataarray\('column'\)"):
         sdkde_core.estimate(train.to_dataset("axis"), **H)
-    columns = train.to_dataset("axis").to_dataarray("column").transpose(..., "column")
-    np.testing.assert_array_equal(sdkde_core.estimate(columns, **H), sdkde_core.estimate(X, **H))
-    grid = xarray.DataArray(X[:12].reshape(3, 4, 2), {"lat": [0, 1, 2], "lon": [5, 6, 7, 8]}, ("lat", "lon", "axis"))
+    grid = xarray.DataArray(X[:12].reshape(3, 4, 2), {"lat": [0, 1, 2]}, ("lat", "lon", "axis"))
     there = sdkde_core.estimate(train, grid.stack(point=("lat", "lon")).transpose("point", ...), **H).unstack("point")
     np.testing.assert_array_equal(there.values.ravel(), sdkde_core.estimate(X, X[:12], **H))
-    assert there.sizes == {"lat": 3, "lon": 4} and there.lon.values.tolist() == [5, 6, 7, 8]
-
-
-def test_no_library_of_tables_is_imported_or_needed():
-    """While another thread imports one it is there and empty."""
-    code = """
-import sys, types, numpy, sdkde_core
-for name in ("pandas", "polars", "pyarrow", "xarray"):
-    sys.modules[name] = types.ModuleType(name)
-x = [[0.0, 1.0], [2.0, 3.0], [1.0, 5.0]]
-class Rows(list):
-    pass
-assert type(sdkde_core.estimate(Rows(x), bandwidth=1.0)) is numpy.ndarray
-assert type(sdkde_core.grad_log_density(numpy.array(x), x, bandwidth=1.0)) is numpy.ndarray
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

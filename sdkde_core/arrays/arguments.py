@@ -266,7 +266,10 @@ def check_names(train: tuple[str, ...], query: tuple[str, ...], name: str = "que
     """Refuse columns that have other names than train's, or another order; columns without names fit any."""
     if not (train and query) or train == query:
         return
-    other = "in another order" if sorted(train) == sorted(query) else "under other names"
+    reordered = sorted(train) == sorted(query)
+    if name == "score" and not reordered:
+        return  # slopes may have names of their own
+    other = "in another order" if reordered else "under other names"
     raise ValueError(
         f"{name} has the columns of train {other}: {_brief(query)}, where train has {_brief(train)}; pass the same "
         f"ones in one order (of a DataArray by .sel, of a data frame {name}[list(train.columns)])"

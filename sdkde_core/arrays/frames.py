@@ -1,8 +1,7 @@
 """Tables and labelled arrays: their numbers, the names of their columns, and results with the labels of their rows.
 
-Results for pandas and xarray keep the labels of the rows. Those for polars and Arrow, whose rows have none, are arrays
-of NumPy: many functions of NumPy refuse a polars Series, and polars takes such an array as a column. No library is
-imported for that: one whose objects come in is loaded.
+Results for pandas and xarray keep the labels of the rows. Those for polars and Arrow, whose rows have none, are
+NumPy's, as many of its functions refuse a polars Series. No library is imported: one whose objects come in is loaded.
 """
 
 from __future__ import annotations
@@ -17,53 +16,40 @@ from numpy.typing import NDArray
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
+# What arguments are, for those who check types, by what they have: NumPy reads HasArray; LibrarysArray is of PyTorch,
+# JAX or CuPy, LabelledArray of xarray, Frame and Column of pandas, each with a method that tells the other's type.
+
 
 class HasArray(Protocol):
-    """What NumPy reads as an array."""
-
     def __array__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class LibrarysArray(Protocol):
-    """An array of PyTorch, JAX, CuPy or another library that exchanges them."""
-
     @property
     def shape(self) -> Any: ...
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class LabelledArray(Protocol):
-    """An array of xarray."""
-
-    @property
-    def dims(self) -> Any: ...
     @property
     def coords(self) -> Any: ...
 
 
 class Frame(Protocol[T_co]):
-    """A data frame of pandas, of which :meth:`pop` tells the type of a series."""
-
-    @property
-    def iloc(self) -> Any: ...
     def pop(self, item: Any, /) -> T_co: ...
 
 
 class Column(Protocol[T_co]):
-    """A series of pandas, of which :meth:`to_frame` tells the type of a data frame."""
-
     @property
     def iloc(self) -> Any: ...
     def to_frame(self, *args: Any, **kwargs: Any) -> T_co: ...
 
 
-# What arguments are, and with it the results, for those who check types: those without labels, all, values of options,
-# and what has results (m,) or (m, d) of its own kind.
 Plain: TypeAlias = NDArray[Any] | Sequence[Any]
 Rows: TypeAlias = Plain | LibrarysArray | LabelledArray | Frame[Any] | Column[Any]
 Values: TypeAlias = HasArray | Sequence[float | HasArray | Sequence[float]]
-Kind = TypeVar("Kind", bound=LibrarysArray | LabelledArray | Column[Any])
-Same = TypeVar("Same", bound=LibrarysArray | LabelledArray | Frame[Any])
+Kind = TypeVar("Kind", bound=LibrarysArray | LabelledArray | Column[Any])  # a density (m,) is of the same
+Same = TypeVar("Same", bound=LibrarysArray | LabelledArray | Frame[Any])  # rows (m, d) are
 
 
 class Refused(TypeError):
@@ -72,21 +58,15 @@ class Refused(TypeError):
 
 def library_of(value: Any) -> str:
     """Return which library of tables an object is of, a subclass of its classes too; empty for other objects."""
-    for one in type(value).__mro__:
-        library = str(one.__module__).partition(".")[0]
-        if library in ("pandas", "polars", "pyarrow", "xarray"):
-            return library
-    return ""
+    found = (str(one.__module__).partition(".")[0] for one in type(value).__mro__)
+    return next((library for library in found if library in ("pandas", "polars", "pyarrow", "xarray")), "")
 
 
 def names_of(value: Any, library: str) -> tuple[str, ...]:
     """Return the names of an object's columns; empty where it has none, or some are no strings."""
-    found = getattr(value, "columns", None)
-    if library == "pyarrow":
-        found = getattr(value, "column_names", None)
-    elif library == "xarray":
-        coordinate = value.coords.get(value.dims[-1]) if value.ndim == 2 else None
-        found = None if coordinate is None or coordinate.ndim != 1 else coordinate.values.tolist()
+    found = getattr(value, "column_names" if library == "pyarrow" else "columns", None)
+    if library == "xarray" and value.ndim == 2 and value.dims[1] in value.coords:
+        found = value.coords[value.dims[1]].values.tolist()
     names = tuple(found) if isinstance(found, Iterable) else ()
     return names if all(isinstance(name, str) for name in names) else ()
 
@@ -100,10 +80,7 @@ def read(name: str, value: Any, library: str) -> np.ndarray:
     if library == "polars" and not hasattr(value, "__array__"):
         raise Refused(f"{name} is a polars {type(value).__name__}, which has no rows yet; pass {name}.collect()")
     if library == "xarray" and hasattr(value, "data_vars"):
-        raise Refused(
-            f"{name} is an xarray Dataset; pass its variables as one array, with a column for each: "
-            f"{name}.to_dataarray('column').transpose(..., 'column')"
-        )
+        raise Refused(f"{name} is an xarray Dataset; pass {name}.to_dataarray('column').transpose(..., 'column')")
     try:
         array = np.asarray(value)
     except TypeError:  # columns without a type in common
@@ -112,15 +89,14 @@ def read(name: str, value: Any, library: str) -> np.ndarray:
         return array
     if not array.size:
         return np.empty(array.shape)
-    if library == "pandas" and array.ndim == 2:
-        columns = [(label, value.iloc[:, j]) for j, label in enumerate(value.columns)]
-    elif hasattr(value, "get_columns"):
-        columns = list(zip(value.columns, value.get_columns()))
-    elif hasattr(value, "column_names"):
-        columns = list(zip(value.column_names, value.columns))
-    else:
+    if not hasattr(value, "columns"):
         return _column(name, value, library)
-    drop = {"pandas": "drop(columns={!r})", "polars": "drop({!r})"}.get(library, "drop_columns({!r})")
+    if library == "pandas":
+        columns, drop = value.items(), "drop(columns={!r})"
+    elif library == "polars":
+        columns, drop = zip(value.columns, value.get_columns()), "drop({!r})"
+    else:
+        columns, drop = zip(value.column_names, value.columns), "drop_columns({!r})"
     found = [
         _column(f"column {label!r} of {name}", column, library, f", or leave it out: {name}.{drop.format(label)}")
         for label, column in columns
@@ -133,7 +109,8 @@ def _column(what: str, column: Any, library: str, otherwise: str = "") -> np.nda
     dtype = getattr(column, "dtype", getattr(column, "type", array.dtype))
     if array.dtype.kind in "iufb":
         return array
-    if library == "pandas" and sys.modules["pandas"].api.types.is_numeric_dtype(dtype):  # booleans with NA, decimals
+    known = sys.modules["pandas"].api.types if library == "pandas" else None
+    if known and (known.is_numeric_dtype(dtype) or known.is_bool_dtype(dtype)):  # booleans with NA, decimals
         return column.to_numpy(np.float64, na_value=np.nan)
     how = ", of times as (t - t[0]) / np.timedelta64(1, 's')" if array.dtype.kind in "mM" else ""
     raise Refused(
@@ -142,11 +119,11 @@ def _column(what: str, column: Any, library: str, otherwise: str = "") -> np.nda
 
 
 def labelled(given: Any, values: Any, name: str = "") -> Any:
-    """Return values (m,) or (m, d) with the labels of the rows ``given`` (and of its columns), where these have some.
+    """Return NumPy's values (m,) or (m, d) with the labels of the rows ``given`` and of its columns, if it has some.
 
     Without a ``name`` the values are rows of the same kind, and keep the name and the attributes that these have.
     """
-    library = library_of(given)
+    library = library_of(given) if type(values) is np.ndarray else ""
     if library == "pandas" and hasattr(given, "iloc"):
         pandas = sys.modules["pandas"]
         if values.ndim == 1:

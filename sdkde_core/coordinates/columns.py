@@ -21,9 +21,8 @@ NAMES: tuple[str, ...] = get_args(Name)
 _METHODS = ("forward", "inverse", "log_jacobian")  # what a user's own map has
 
 
+# A user's own map of one column, see docs/coordinates.md.
 class Map(Protocol):
-    """A monotone map of one column, of a user's own: see ``docs/coordinates.md``."""
-
     def forward(self, x: Any, /) -> Any: ...
     def inverse(self, z: Any, /) -> Any: ...
     def log_jacobian(self, x: Any, /) -> Any: ...

@@ -222,7 +222,6 @@ def score_in(score: Any, coordinates: Coordinates, train: Any, z: Argument) -> A
     """A score from elsewhere, of samples in other coordinates."""
     x = coordinates.inverse(z.at(Origin()))
     given = Argument.of("score", score(train) if callable(score) else score)
-    if sorted(given.names) == sorted(z.names):  # others may be those of slopes
-        check_names(z.names, given.names, "score")
+    check_names(z.names, given.names, "score")
     slope = given.at(Origin())
     return (slope.reshape(x.shape) - coordinates.turns(x)) / np.exp(coordinates.log_slopes(x))

@@ -91,13 +91,11 @@ class Prepared:
         return self._fitted.current.choice.where
 
     @overload
-    def estimate(
-        self, query: Plain, *, log: bool = False, out: Array | None = None, progress: Progress = False
-    ) -> Array: ...
-    @overload
-    def estimate(self, query: Frame[T], *, log: bool = False, progress: Progress = False) -> T: ...
+    def estimate(self, query: Plain, *, log: bool = False, out: Any = None, progress: Progress = False) -> Array: ...
     @overload
     def estimate(self, query: Kind, *, log: bool = False, progress: Progress = False) -> Kind: ...
+    @overload
+    def estimate(self, query: Frame[T], *, log: bool = False, progress: Progress = False) -> T: ...
     @overload
     def estimate(
         self, query: Any, *, log: bool = False, out: Array | None = None, progress: Progress = False
@@ -134,7 +132,7 @@ class Prepared:
         check_out(out, given)
         with watched(progress, given) as advance:
             result = densities(self._fitted, given, log, out, advance)
-        if type(query) is np.ndarray or type(result) is not np.ndarray or out is not None:  # no labels
+        if out is not None or type(query) is np.ndarray:
             return result
         return labelled(query, result, "log_density" if log else "density")
 
@@ -179,9 +177,7 @@ class Prepared:
         given = self._fitted.asked(query)
         with watched(progress, given) as advance:
             result = answered(self._fitted, given, "score", advance=advance)
-        if type(query) is np.ndarray or type(result) is not np.ndarray:
-            return result
-        return labelled(query, result, "grad_log_density")
+        return result if type(query) is np.ndarray else labelled(query, result, "grad_log_density")
 
     @public
     def sample(self, n: int = 1, random_state: Any = None) -> Any:

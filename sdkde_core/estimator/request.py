@@ -25,12 +25,11 @@ Single = Literal["kde", "sdkde", "laplace"]
 Method = Literal[Single, "stacked"]  # the last: a list of fitted densities, each of its own method
 Negative = Literal["keep", "clip", "renormalise"]  # what becomes of negative values of a signed density
 Progress: TypeAlias = bool | Callable[[int, int], object]  # of the rows done and of all rows
+Score: TypeAlias = Callable[[Any], Any] | Values | None
 Support: TypeAlias = Sequence[Any] | Mapping[Any, Any]  # (low, high) or ("circular", period) of columns
 
 METHODS: tuple[Any, ...] = get_args(Single)
-
 ALL_METHODS: tuple[Any, ...] = get_args(Method)
-
 NEGATIVE: tuple[str, ...] = get_args(Negative)
 
 MOST = 1.2  # the largest step of "moments", for a score at the bandwidth itself
@@ -77,21 +76,12 @@ class Options(TypedDict, total=False):
     backend_options: Mapping[str, Any] | None
 
 
+# What some functions take besides.
 class Watched(Options, total=False):
-    """The options of what may take long."""
-
     progress: Progress
 
 
-class Moved(Watched, total=False):
-    """The options of :func:`sdkde_core.debias`."""
-
-    score: Callable[[Any], Any] | Values | None
-
-
 class Asked(Watched, total=False):
-    """The options of a density."""
-
     log: bool
 
 
