@@ -91,6 +91,7 @@ def test_numbers_are_read_whatever_they_are_kept_in(kept):
     [
         (["x"] * 50, r"column 'b' of train has dtype (str|object); pass real numbers .*train.drop\(columns='b'\)"),
         (pandas.Categorical(["x", "y"] * 25), "column 'b' of train has dtype category"),
+        (1j, "column 'b' of train has dtype complex"),
         (pandas.date_range("2020", periods=50), r"column 'b' of train has dtype datetime64.* as \(t - t\[0\]\)"),
     ],
 )
@@ -102,6 +103,8 @@ def test_a_column_that_holds_no_numbers_is_named(column, message):
         assert type(error.value) is TypeError
     with pytest.raises(TypeError, match="column 'b' of query has dtype"):
         READY.estimate(table)
+    with pytest.raises(TypeError, match="train is a Series and has dtype"):
+        sdkde_core.estimate(table["b"])
 
 
 def test_columns_are_those_of_the_training_frame():
@@ -171,6 +174,7 @@ def test_a_labelled_array_keeps_its_coordinates():
     same(found, xarray.DataArray(slopes, own, query.dims, "grad_log_density"))
     same(sdkde_core.debias(query, **H), query.copy(data=sdkde_core.debias(Y, **H)))
     assert sdkde_core.grad_log_density(query[:, 0], **H).shape == (7, 1)
+    assert type(sdkde_core.estimate(query.variable, **H)) is np.ndarray  # which has no coordinates
     for turned in (query[:, ::-1], query.T):
         with pytest.raises(ValueError, match=r"query has the columns of train (in another|under other)"):
             sdkde_core.estimate(train, turned, **H)

@@ -65,7 +65,7 @@ def library_of(value: Any) -> str:
 def names_of(value: Any, library: str) -> tuple[str, ...]:
     """Return the names of an object's columns; empty where it has none, or some are no strings."""
     found = getattr(value, "column_names" if library == "pyarrow" else "columns", None)
-    if library == "xarray" and value.ndim == 2 and value.dims[1] in value.coords:
+    if library == "xarray" and value.ndim == 2 and value.dims[1] in getattr(value, "coords", ()):
         found = value.coords[value.dims[1]].values.tolist()
     names = tuple(found) if isinstance(found, Iterable) else ()
     return names if all(isinstance(name, str) for name in names) else ()
@@ -77,7 +77,7 @@ def read(name: str, value: Any, library: str) -> np.ndarray:
     :class:`Refused` names the column that holds no numbers. Where a table as a whole is none of numbers, as of floats
     and booleans, or of pandas' nullable ones, it is read by its columns.
     """
-    if library == "polars" and not hasattr(value, "__array__"):
+    if library == "polars" and hasattr(value, "collect"):
         raise Refused(f"{name} is a polars {type(value).__name__}, which has no rows yet; pass {name}.collect()")
     if library == "xarray" and hasattr(value, "data_vars"):
         raise Refused(f"{name} is an xarray Dataset; pass {name}.to_dataarray('column').transpose(..., 'column')")
@@ -90,7 +90,7 @@ def read(name: str, value: Any, library: str) -> np.ndarray:
     if not array.size:
         return np.empty(array.shape)
     if not hasattr(value, "columns"):
-        return _column(name, value, library)
+        return _column(f"{name} is a {type(value).__name__} and", value, library)
     if library == "pandas":
         columns, drop = value.items(), "drop(columns={!r})"
     elif library == "polars":
@@ -109,7 +109,7 @@ def _column(what: str, column: Any, library: str, otherwise: str = "") -> np.nda
     dtype = getattr(column, "dtype", getattr(column, "type", array.dtype))
     if array.dtype.kind in "iufb":
         return array
-    known = sys.modules["pandas"].api.types if library == "pandas" else None
+    known = sys.modules["pandas"].api.types if library == "pandas" and array.dtype.kind == "O" else None
     if known and (known.is_numeric_dtype(dtype) or known.is_bool_dtype(dtype)):  # booleans with NA, decimals
         return column.to_numpy(np.float64, na_value=np.nan)
     how = ", of times as (t - t[0]) / np.timedelta64(1, 's')" if array.dtype.kind in "mM" else ""
@@ -130,7 +130,7 @@ def labelled(given: Any, values: Any, name: str = "") -> Any:
             return pandas.Series(values, given.index, name=name, copy=False)
         columns = given.columns if given.ndim == 2 else given.to_frame().columns
         return pandas.DataFrame(values, given.index, columns, copy=False)
-    if library == "xarray" and hasattr(given, "isel"):
+    if library == "xarray" and hasattr(given, "coords"):
         if values.ndim < given.ndim:
             given = given.isel({given.dims[-1]: 0}, drop=True)
         elif values.ndim > given.ndim:
