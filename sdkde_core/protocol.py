@@ -27,7 +27,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 from typing import Protocol as TypingProtocol
 
 from .messages import did_you_mean
@@ -63,8 +63,10 @@ T = TypeVar("T")
 #: or to KERNELS, or fields with defaults, so a plugin of an older minor works.
 PROTOCOL = (1, 0)
 
+Precision = Literal["fast", "high", "float64"]
+
 #: Precisions, least precise first.
-PRECISIONS = ("fast", "high", "float64")
+PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 #: Array libraries that the core hands to a backend.
 ARRAYS = ("numpy", "torch")
@@ -84,6 +86,8 @@ FEATURES: Mapping[str, str] = {
     "groups": "prepare_groups and reduce_groups: several groups of columns at once, each with rows of its own",
 }
 
+Kernel = Literal["gaussian", "tophat", "epanechnikov", "exponential", "linear", "cosine"]
+
 #: Names of kernels, as scikit-learn has them, and K(r), r in bandwidths. All are 1 at 0; ``"gaussian"`` and
 #: ``"exponential"`` are positive everywhere, the others have bounded support: they are 0 from r = 1 on. Names may be
 #: added. A backend's ``supports`` declines those that it does not know: one that raises is set aside for all kernels.
@@ -92,7 +96,7 @@ FEATURES: Mapping[str, str] = {
 #: sum for distances that are nearly the true ones: with the :class:`Tolerance` (a, b) of LOG_SUM,
 #: log Σ_j w_j K((1 + b) r_ij) − a ≤ ℓ_i ≤ log Σ_j w_j K((1 − b) r_ij) + a. Away from the edge that is the tolerance of
 #: the Gaussian. A column within b of the edge may count or not; a row that reaches no column has ℓ_i = −inf.
-KERNELS: Mapping[str, str] = {
+KERNELS: Mapping[Kernel, str] = {
     "gaussian": "exp(−½ r²)",
     "tophat": "1",
     "epanechnikov": "1 − r²",

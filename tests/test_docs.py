@@ -25,7 +25,8 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-PAGES = ["../README", "backends", "coming-from", "guide", "mathematics", "scikit-learn", "scipy", "start"]
+PAGES = ["../README", "backends", "coming-from", "data-frames", "guide", "mathematics", "scikit-learn", "scipy"]
+PAGES += ["start"]
 SLOW_PAGES = ["bandwidths", "densities", "gallery", "large-data"]
 
 

@@ -82,7 +82,7 @@ ROOMS = {
         "spreading",
     },
     "scale": {"messages", "arrays", "choice", "bandwidth", "files", "spreading", "estimator"},
-    "api": {"protocol", "arrays", "choice", "bandwidth", "estimator", "scale"},
+    "api": {"protocol", "arrays", "choice", "bandwidth", "coordinates", "estimator", "scale"},
     "distributed": {"arrays", "spreading", "estimator"},
     "interop": {"messages", "archive", "protocol", "arrays", "bandwidth", "coordinates", "estimator", "api"},
     "cli": {

@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,9 @@ from .rounding import spread_within, units_of
 from .sample import Sample
 from .shapes import find_shape
 
-CHOOSERS = ("auto", "lscv", "lcv")  # rules that choose from the data
+Chooser = Literal["auto", "lscv", "lcv"]  # rules that choose from the data
+
+CHOOSERS: tuple[str, ...] = get_args(Chooser)
 MANY = 100.0  # samples from which one column is worth the step "moments", and improved Sheather-Jones
 SEED = 20261122  # of the draw of the samples that criteria are summed over
 

@@ -68,7 +68,8 @@ def _example(axes: Any, backend: str, echo: Callable[[str], Any]) -> None:
     points = np.linspace(-4, 4, 801)
     truth = sum(np.exp(-2 * (points - mode) ** 2) for mode in (-1.5, 1.5)) / np.sqrt(2 * np.pi)
     base: Any = resolve("silverman", samples[:, None])
-    rows = [("kde, Silverman's rule", "kde, Silverman's h", "kde", base, {"color": DARK, "lw": 1.2, "ls": ":"})]
+    style = {"color": DARK, "lw": 1.2, "ls": ":"}
+    rows: list[tuple[Any, ...]] = [("kde, Silverman's rule", "kde, Silverman's h", "kde", base, style)]
     for method in METHODS:
         line = {"color": COLOURS[method], **({"lw": 1.2, "ls": "--"} if method == "laplace" else {"lw": 2.2})}
         rows.append((f"{method}, its own bandwidth", method, method, "auto", line))
@@ -135,7 +136,7 @@ def _digits(
     return own, logs
 
 
-def _passes(train: Array, test: Array, own: dict[str, Bandwidth], backend: str, echo: Callable[[str], Any]) -> None:
+def _passes(train: Array, test: Array, own: dict[Any, Bandwidth], backend: str, echo: Callable[[str], Any]) -> None:
     for method, bandwidth in own.items():
         e = explain(train, test, method=method, bandwidth=bandwidth, backend=backend, measure=True)
         if method == METHODS[0]:

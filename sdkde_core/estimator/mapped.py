@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from ..arrays import Argument, Array, Origin, array_namespace, ingest, quiet, to_host
+from ..arrays import Argument, Array, Origin, array_namespace, check_names, ingest, quiet, to_host
 from ..coordinates import Coordinates, fit, images
 from ..protocol import Problem
 from .batches import answered
@@ -221,5 +221,7 @@ def _with_images(request: Request, z: Argument, coordinates: Coordinates, reach:
 def score_in(score: Any, coordinates: Coordinates, train: Any, z: Argument) -> Any:
     """A score from elsewhere, of samples in other coordinates."""
     x = coordinates.inverse(z.at(Origin()))
-    slope = Argument.of("score", score(train) if callable(score) else score).at(Origin())
+    given = Argument.of("score", score(train) if callable(score) else score)
+    check_names(z.names, given.names, "score")
+    slope = given.at(Origin())
     return (slope.reshape(x.shape) - coordinates.turns(x)) / np.exp(coordinates.log_slopes(x))

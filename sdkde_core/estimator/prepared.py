@@ -6,14 +6,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from ..archive import write
-from ..arrays import Argument, Origin, numbers, public, to_host
+from ..arrays import Argument, Array, Origin, labelled, numbers, public, to_host
+from ..arrays.frames import Column, Frame, Kind, Plain, Same, T
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
+from ..protocol import Kernel, Precision
 from .batches import Advance, answered, check_out, densities, watched
 from .fitted import Fitted, with_fallback
 from .integrals import distribution, probability, quantiles
@@ -21,7 +23,7 @@ from .laplace import NegativeMass
 from .mapped import Mapped, leaves, mapped, shares
 from .mixture import Mixture, check_count, check_positive, components, conditional, draws, marginal, modes
 from .plan import plan
-from .request import Goal, Request
+from .request import Goal, Method, Progress, Request
 from .saved import from_saved, origin_of, to_saved
 from .stacked import stacked
 
@@ -57,11 +59,11 @@ class Prepared:
     _origin: Origin = field(default_factory=Origin)
 
     @property
-    def method(self) -> str:
+    def method(self) -> Method:
         return self._fitted.request.method
 
     @property
-    def kernel(self) -> str:
+    def kernel(self) -> Kernel:
         return self._fitted.request.kernel
 
     @property
@@ -77,7 +79,7 @@ class Prepared:
         return self._fitted.bandwidth
 
     @property
-    def precision(self) -> str:
+    def precision(self) -> Precision:
         return self._fitted.problem.precision
 
     @property
@@ -88,8 +90,18 @@ class Prepared:
     def device(self) -> str:
         return self._fitted.current.choice.where
 
+    @overload
+    def estimate(self, query: Plain, *, log: bool = False, out: Any = None, progress: Progress = False) -> Array: ...
+    @overload
+    def estimate(self, query: Kind, *, log: bool = False, progress: Progress = False) -> Kind: ...
+    @overload
+    def estimate(self, query: Frame[T], *, log: bool = False, progress: Progress = False) -> T: ...
+    @overload
+    def estimate(
+        self, query: Any, *, log: bool = False, out: Array | None = None, progress: Progress = False
+    ) -> Any: ...
     @public
-    def estimate(self, query: Any, *, log: bool = False, out: Any = None, progress: Any = False) -> Any:
+    def estimate(self, query: Any, *, log: bool = False, out: Any = None, progress: Progress = False) -> Any:
         """Estimate the density at ``query``.
 
         The same numbers as ``sdkde_core.estimate(train, query, ...)``, within the bounds of the precision.
@@ -107,7 +119,7 @@ class Prepared:
         -------
         (m,) array
             ``out``, or one of the kind and on the device of ``query``, with the wider dtype of it and of the training
-            samples.
+            samples; for a data frame of pandas a Series with its index.
 
         Raises
         ------
@@ -119,7 +131,10 @@ class Prepared:
         given = self._fitted.asked(query)
         check_out(out, given)
         with watched(progress, given) as advance:
-            return densities(self._fitted, given, log, out, advance)
+            result = densities(self._fitted, given, log, out, advance)
+        if out is not None or type(query) is np.ndarray:
+            return result
+        return labelled(query, result, "log_density" if log else "density")
 
     @public
     def negative_mass(self) -> NegativeMass:
@@ -143,8 +158,16 @@ class Prepared:
             raise ValueError(f"method={self.method!r} is never negative; the negative mass is that of method='laplace'")
         return self._fitted.serve(lambda fitted: fitted.negative_mass)
 
+    @overload
+    def grad_log_density(self, query: Plain, *, progress: Progress = False) -> Array: ...
+    @overload
+    def grad_log_density(self, query: Column[T], *, progress: Progress = False) -> T: ...
+    @overload
+    def grad_log_density(self, query: Same, *, progress: Progress = False) -> Same: ...
+    @overload
+    def grad_log_density(self, query: Any, *, progress: Progress = False) -> Any: ...
     @public
-    def grad_log_density(self, query: Any, *, progress: Any = False) -> Any:
+    def grad_log_density(self, query: Any, *, progress: Progress = False) -> Any:
         """Return the score ∇log p̂ at ``query``, (m, d), per data unit; NaN where a Laplace estimate is negative.
 
         The first call packs the training samples for it, and keeps them. ``progress`` as for
@@ -153,7 +176,8 @@ class Prepared:
         self._gaussian("gradient")
         given = self._fitted.asked(query)
         with watched(progress, given) as advance:
-            return answered(self._fitted, given, "score", advance=advance)
+            result = answered(self._fitted, given, "score", advance=advance)
+        return result if type(query) is np.ndarray else labelled(query, result, "grad_log_density")
 
     @public
     def sample(self, n: int = 1, random_state: Any = None) -> Any:
@@ -168,7 +192,7 @@ class Prepared:
         Returns
         -------
         (n, d) array
-            Of the kind, on the device and with the dtype of the training samples.
+            Of the kind, on the device and with the dtype of the training samples; of a data frame NumPy's.
         """
         many = check_count("n", n)
         return self._origin.restore(draws(self._fitted.current, many, random_state), self._dtype)
@@ -276,7 +300,7 @@ class Prepared:
         """
         if not isinstance(other, Prepared) or other.n_dimensions != self.n_dimensions:
             raise TypeError(f"other is {brief(other)}; pass a prepared density of {self.n_dimensions} dimensions")
-        points = self.sample(n, random_state) if samples is None else samples
+        points = self.sample(n, random_state) if samples is None else Argument.of("samples", samples)
         ours, theirs = (to_host(one.estimate(points, log=True)) for one in (self, other))
         difference = np.asarray(ours - theirs, dtype=np.float64)
         if difference.size < 2:
