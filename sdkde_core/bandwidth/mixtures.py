@@ -68,7 +68,7 @@ def log_densities(normals: Normals, y: Any) -> Any:
 
 
 def _product(a: Any, b: Any) -> Any:
-    """On the host by one thread: the steps are short, and threads of BLAS that wait for each other take twenty times."""
+    """On the host by one thread: steps are short, and threads of BLAS that wait for each other take twenty times."""
     return product(a, b) if isinstance(a, np.ndarray) else a @ b
 
 
