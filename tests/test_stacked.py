@@ -59,6 +59,32 @@ def test_scores_are_derivatives_of_the_logs():
     np.testing.assert_allclose(got, READY.grad_log_density(Y), rtol=1e-9)
 
 
+def test_groups_that_add_nothing_at_a_row_are_not_missed():
+    angle, rng = np.linspace(0.0, 6.28, 200), np.random.default_rng(3)
+    ring = np.c_[np.cos(angle), np.sin(angle)]
+    ready = sdkde_core.prepare(
+        ring * (1.0 + 0.05 * rng.normal(size=(200, 1))), method="stacked", coordinates="identity", check_finite=False
+    )
+    assert sum(label.startswith("smoothed") for label, _, _ in ready.parts) > 3
+    y = np.concatenate([ring + 0.1 * rng.normal(size=(200, 2)), ring[:100] * np.logspace(0.0, 3.0, 100)[:, None]])
+    logs = np.stack([math.log(share) + part.estimate(y, log=True) for _, share, part in ready.parts])
+    want = np.logaddexp.reduce(logs)
+    assert want.min() < -1e6
+    scores = np.stack([part.grad_log_density(y) for *_, part in ready.parts])
+    slope = np.einsum("em,emd->md", np.exp(logs - want), scores)
+    got, found = ready.estimate(y, log=True), ready.grad_log_density(y)
+    np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(found, slope, rtol=1e-8, atol=1e-8)
+    np.testing.assert_array_equal(ready.estimate(y, log=True), got)
+    for i in (0, 299):
+        np.testing.assert_allclose(ready.estimate(y[i : i + 1], log=True), got[i : i + 1], rtol=1e-10)
+    many = np.resize(y, (70_000, 2))  # more than are summed at a time
+    np.testing.assert_allclose(ready.estimate(many, log=True), np.resize(got, 70_000), rtol=1e-10, atol=1e-10)
+    y[5, 1] = np.nan
+    np.testing.assert_array_equal(np.isnan(ready.estimate(y)), np.arange(300) == 5)
+    np.testing.assert_allclose(np.delete(ready.grad_log_density(y), 5, 0), np.delete(found, 5, 0), rtol=1e-8, atol=1e-8)
+
+
 def test_what_a_density_gives_is_of_all_parts():
     drawn = READY.sample(60_000, 0)
     np.testing.assert_array_equal(drawn, READY.sample(60_000, 0))

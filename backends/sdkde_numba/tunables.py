@@ -59,6 +59,6 @@ def configuration(problem: Problem) -> Config:
 
 
 def width_of(n: int, many: int, itemsize: int, tuned: int | None = None) -> int:
-    """Return the columns of a tile: as tuned or what the cache holds, no more than there are, blocks of registers."""
+    """Return the columns of a tile, blocks of registers: shared out evenly, at most as tuned or in cache."""
     most = tuned or max(64, min(512, (1 << 18) // (many * itemsize)) // 64 * 64)
-    return min(most, -(-n // 64) * 64)
+    return -(-n // (64 * -(-n // most))) * 64

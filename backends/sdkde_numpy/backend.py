@@ -51,7 +51,8 @@ class NumpyBackend:
             return state.reduce(problem, rows[r : r + ROWS], c, min(c + chunk, n), width)
 
         tasks = [(r, c) for r in range(0, m, ROWS) for c in range(0, n, chunk)]
-        threads = self.threads or min(cpu_threads(), MOST_THREADS)
+        # A millisecond's work is done before another thread has begun.
+        threads = 1 if m * n < 1 << 18 else self.threads or min(cpu_threads(), MOST_THREADS)
         with np.errstate(all="ignore"):  # sums of exponentials underflow by design
             parts, chunks = map_threads(task, tasks, threads), -(-n // chunk)
             if chunks > 1:

@@ -6,6 +6,7 @@ Values x, z and results are (k,), float64, on the host.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from statistics import NormalDist
@@ -171,7 +172,7 @@ class Table(NamedTuple):
     def inverse(self, z: Array) -> Array:
         cell = np.clip(np.searchsorted(self.values, z) - 1, 0, len(self.at) - 2)
         cubic, wanted = self._cubic(cell), z - self.values[cell]
-        t = np.clip(wanted / np.diff(self.values)[cell], 0.0, 1.0)
+        t = np.clip(wanted / (self.values[cell + 1] - self.values[cell]), 0.0, 1.0)
         for _ in range(40):  # Newton's steps within the cell
             step = (_integral(cubic, t) - wanted) * np.exp(-_polynomial(cubic, t)) / cubic[0]
             before, t = t, np.clip(t - step, 0.0, 1.0)
@@ -197,14 +198,13 @@ class Table(NamedTuple):
         """The cell of each u, how much of it lies before u, and how far u is from all knots: 0 between the ends."""
         inside = np.clip(u, self.at[0], self.at[-1])
         cell = np.clip(np.searchsorted(self.at, inside, side="right") - 1, 0, len(self.at) - 2)
-        return cell, (inside - self.at[cell]) / np.diff(self.at)[cell], u - inside
+        return cell, (inside - self.at[cell]) / (self.at[cell + 1] - self.at[cell]), u - inside
 
     def _cubic(self, cell: Array) -> tuple[Array, ...]:
         """The widths of cells, and the coefficients of log dT/du by the part of a cell before u."""
-        width, rise = np.diff(self.at), np.diff(self.logs)
-        left, right = width * self.turns[:-1], width * self.turns[1:]
-        square, cube = 3.0 * rise - 2.0 * left - right, left + right - 2.0 * rise
-        return width[cell], self.logs[cell], left[cell], square[cell], cube[cell]
+        start, (width, rise) = self.logs[cell], (ends[cell + 1] - ends[cell] for ends in (self.at, self.logs))
+        left, right = width * self.turns[cell], width * self.turns[cell + 1]
+        return width, start, left, 3.0 * rise - 2.0 * left - right, left + right - 2.0 * rise
 
 
 def _polynomial(cubic: tuple[Array, ...], t: Array) -> Array:
@@ -212,10 +212,15 @@ def _polynomial(cubic: tuple[Array, ...], t: Array) -> Array:
     return a + t * (b + t * (c + t * d))
 
 
+@functools.cache
+def _nodes() -> tuple[Array, Array]:
+    """Five nodes and their shares: an eigenvalue problem, which takes longer than the sums."""
+    return np.polynomial.legendre.leggauss(5)
+
+
 def _integral(cubic: tuple[Array, ...], t: Array) -> Array:
     """That of dT/du, from the first knot of a cell on."""
-    nodes, shares = np.polynomial.legendre.leggauss(5)
-    terms = (share * np.exp(_polynomial(cubic, 0.5 * (1.0 + node) * t)) for node, share in zip(nodes, shares))
+    terms = (share * np.exp(_polynomial(cubic, 0.5 * (1.0 + node) * t)) for node, share in zip(*_nodes()))
     return 0.5 * t * cubic[0] * sum(terms)
 
 

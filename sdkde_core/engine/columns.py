@@ -191,7 +191,8 @@ class PackedColumns:
         wider = 2.0 ** max(0, math.ceil(math.log2(extent)))
         if extent <= self._limit:
             wider = min(wider, self._limit)
-        return wider if self._info.supports(with_fields(self._problem, extent=wider)).ok else extent
+        known = ("all", wider) in self._states
+        return wider if known or self._info.supports(with_fields(self._problem, extent=wider)).ok else extent
 
     def _packed(self, which: str, backend: Any, extent: float) -> _Packed:
         """The columns, ``"all"`` or those that are ``"near"`` or ``"far"``, as a backend has them for an extent."""

@@ -81,6 +81,11 @@ class Mapped(Composed):
         x, z, outside = located(self.coordinates, query, to_host(self.centre))
         asked = query._replace(array=z, dtype="float64", origin=Origin())
         slopes = self.coordinates.log_slopes(x)
+        if what == "both":
+            log, score = of_both(self.first, asked)
+            log, score = log - self.log_mass + slopes.sum(axis=1), score * np.exp(slopes) + self.coordinates.turns(x)
+            log[outside], score[outside] = -np.inf, np.nan
+            return log, score
         if what == "score":
             found = of_part(self.first, asked, what) * np.exp(slopes) + self.coordinates.turns(x)
         elif what == "density" and self.request.method == "laplace":
@@ -154,6 +159,12 @@ def of_part(fitted: Any, query: Argument, what: str) -> Any:
     """What a density answers, float64, where the query is."""
     found = answered(fitted, query, what)
     return array_namespace(found).astype(found, array_namespace(found).float64)
+
+
+def of_both(fitted: Any, query: Argument) -> tuple[Array, Array]:
+    """The log (m,) and the score (m, d) at a query on the host, float64, by one sum."""
+    log, score = fitted.serve(lambda here: here.answer(here.read(query), "both"))
+    return to_host(log), to_host(score)
 
 
 def mapped(request: Request, train: Any, choosing: bool = False) -> tuple[Request, Argument, Coordinates, int]:

@@ -28,7 +28,7 @@ from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
 from .density import kernel_draws
 from .fitted import Fitted
-from .mapped import located, masses
+from .mapped import located, masses, of_both
 from .plan import FARTHEST
 
 
@@ -318,7 +318,7 @@ def local(fitted: Any, query: Argument, scale: Array) -> tuple[Array, Array, Arr
         there = shares[:, :, None] > 0.0  # a part that is 0 has no score
         score = np.einsum("em,emd->md", shares, np.where(there, scores, 0.0))
         return log, score, np.einsum("em,emij->mij", shares, np.where(there[..., None], units, 0.0))
-    log, score = map(to_host, fitted.serve(lambda here: here.answer(here.read(query), "both")))
+    log, score = of_both(fitted, query)
     widths = np.reshape([1.0] if len(fitted.groups) == 1 else fitted.widths(query), (-1, 1, 1))
     maps = fitted.bandwidth.whiten(np.diag(scale), np.zeros(len(scale)))
     return log, score * scale, widths * (maps @ maps.T) + np.zeros((len(log), 1, 1))

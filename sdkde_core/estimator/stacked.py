@@ -15,7 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import device, is_torch_array
 
-from ..arrays import Argument, Array, Data, array_namespace, convert, device_name, ingest, quiet, rounded, to_host
+from ..arrays import (
+    Argument,
+    Array,
+    Data,
+    Origin,
+    array_namespace,
+    convert,
+    device_name,
+    ingest,
+    quiet,
+    rounded,
+    to_host,
+)
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.mixtures import Chosen, choose, fit, log_density_of, smoothed, stack
 from ..bandwidth.rounding import spread_within, units_of
@@ -23,11 +35,13 @@ from ..bandwidth.selection import SEED
 from ..coordinates import Coordinates, candidates, listed, without_ends
 from ..coordinates import fit as fit_maps
 from ..engine.groups import Group
-from ..engine.merge import merge, take_rows
+from ..engine.merge import concatenate, take_rows
 from ..engine.outliers import radii
 from ..protocol import Columns, Partial
+from .batches import ROWS
 from .fitted import Fitted, loaded
-from .mapped import Composed, Mapped, mapped, of_part
+from .joint import Joint
+from .mapped import Composed, Mapped, mapped, of_both, of_part
 from .mixture import draws
 from .plan import plan
 from .request import Goal, Request
@@ -61,36 +75,44 @@ class Stacked(Composed):
         if not query.shape[0]:
             first = self.parts[0].fitted
             return first.answer(first.read(query), what)
-        terms, normals, scored = list[Partial](), self._normals, what == "score"  # float64, where the query is
-        for k, part in enumerate(self.parts):
-            if normals is None or k not in normals[0]:
-                log = part.log_share + of_part(part.fitted, query, "log")
-                terms.append(Partial(log, of_part(part.fitted, query, "score") if scored else None))
-        if normals is not None:  # parts of many, whose sums would each cost their way
-            terms.append(Partial(*_of_normals(normals[1], query.at(query.origin), scored)))
-        log, dtype = merge(terms).log_sum, max(query.dtype, self.problem.dtype)
-        if scored:  # a part that is 0 there has none
-            xp, none = array_namespace(log), 0.0 * log[:, None]  # NaN where all are
-            terms = [replace(t, shift=xp.where(t.log_sum[:, None] > -math.inf, t.shift, none)) for t in terms]
-            return query.origin.restore(merge(terms).shift, dtype)
-        return query.origin.restore(log if what == "log" else array_namespace(log).exp(log), dtype)
+        scored, dtype, asked = what in ("score", "both"), max(query.dtype, self.problem.dtype), [query]
+        if query.origin.on_host:
+            host = query._replace(array=query.at(Origin()), dtype="float64", origin=Origin())
+            asked = [host.rows(i, i + ROWS) for i in range(0, query.shape[0], ROWS)]
+        sums = concatenate([self._summed(rows, scored) for rows in asked])
+        log, score = sums.log_sum, sums.shift
+        if score is not None:
+            score = score + 0.0 * log[:, None]  # NaN where the density is 0
+        if what == "both":
+            return log, score
+        result = score if scored else log if what == "log" else array_namespace(log).exp(log)
+        return query.origin.restore(result, dtype)
+
+    def _summed(self, query: Argument, scored: bool) -> Partial:
+        """The log (m,) and the score (m, d), float64, where the query is.
+
+        On the host a group is asked only about rows to which it adds more than 1e-15 of what the other parts have.
+        """
+        y, (normals, groups) = query.at(query.origin), self._joint
+        y, groups = y[:, None] if y.ndim == 1 else y, groups if query.origin.on_host else None
+        joint = {*(normals.which if normals else ()), *(groups.which if groups else ())}
+        rest = (part for k, part in enumerate(self.parts) if k not in joint)
+        sums = functools.reduce(_added, (_of(part, query, scored) for part in rest))
+        if normals:
+            sums = _added(sums, normals.normals(y, scored))
+        for k, most in zip(groups.which, groups.bounds(y).T) if groups else ():
+            rows = np.flatnonzero(~(most < sums.log_sum - 35.0))  # of NaN too
+            if rows.size:
+                sums = _added(sums, _of(self.parts[k], query._replace(array=y[rows]), scored), rows)
+        return sums
 
     @functools.cached_property
-    def _normals(self) -> tuple[frozenset[int], list[Array]] | None:
-        """Which parts are single normals, and what :func:`_of_normals` takes; None for few."""
-        plain = (k for k, part in enumerate(self.parts) if k and part.fitted.coordinates is None)
-        which = [k for k in plain if self.parts[k].fitted.components.points.shape[0] == 1]
-        if len(which) < 2:
-            return None
-        d, logs, offsets, maps = self.problem.d, [], [], []
-        for k in which:
-            fitted = self.parts[k].fitted
-            points, _, scales, centre = fitted.on_host
-            maps.append(fitted.bandwidth.whiten(np.eye(d), np.zeros(d)) / scales[0])  # L⁻ᵀ
-            offsets.append(centre @ maps[-1] + points[0] / scales[0])
-            logs.append(self.parts[k].log_share + np.log(np.diagonal(maps[-1])).sum() - 0.5 * d * math.log(2 * math.pi))
-        back = np.stack(maps).transpose(0, 2, 1).copy()
-        return frozenset(which), [np.array(logs), np.concatenate(offsets), np.concatenate(maps, axis=1), back]
+    def _joint(self) -> tuple[Joint | None, Joint | None]:
+        """Parts of one sample, and those of one group on the host; not the first, which finds what is wrong."""
+        single = [k for k, part in enumerate(self.parts) if k and len(part.fitted.groups) == 1]
+        normals = [k for k in single if self.parts[k].fitted.groups[0].n == 1]
+        groups = [k for k in single if k not in normals and self.parts[k].fitted.choice.device == "cpu"]
+        return Joint.of(self.parts, normals), Joint.of(self.parts, groups)
 
     def draws(self, n: int, rng: Any) -> Any:
         shares = np.exp([part.log_share for part in self.parts])
@@ -102,28 +124,32 @@ class Stacked(Composed):
         return take_rows(xp.concat(drawn), xp.asarray(rng.permutation(n), device=device(drawn[0])))
 
 
-def _of_normals(normals: list[Array], y: Any, scored: bool) -> tuple[Any, Any]:
-    """The log (m,) and the score (m, d) or None of a mixture of normals at y, where that is, float64.
+def _of(part: Part, query: Argument, scored: bool) -> Partial:
+    """What a part adds: its log, and its score, where the query is."""
+    if not scored:
+        return Partial(part.log_share + of_part(part.fitted, query, "log"))
+    if query.origin.on_host:
+        log, score = of_both(part.fitted, query)
+    else:
+        log, score = of_part(part.fitted, query, "log"), of_part(part.fitted, query, "score")
+    return Partial(part.log_share + log, score)
 
-    ``normals``: the logs of their shares and constants (k,), means times L_k⁻ᵀ (k d,), all L_k⁻ᵀ beside each other
-    (d, k d), and all L_k⁻¹ (k, d, d).
-    """
-    xp, where = array_namespace(y), {} if isinstance(y, np.ndarray) else {"device": device(y)}
-    y = xp.astype(y[:, None] if y.ndim == 1 else y, xp.float64, copy=False)
-    constants, offsets, flat, back = (xp.asarray(a, **where) for a in normals)
-    k, d = back.shape[:2]
-    logs, slopes, step = [], [], max(1, (1 << 22) // (k * d))
-    for start in range(0, max(1, y.shape[0]), step):
-        u = xp.reshape(y[start : start + step, :] @ flat - offsets, (-1, k, d))
-        terms = constants - 0.5 * xp.sum(u * u, axis=-1)
-        top = xp.max(terms, axis=-1, keepdims=True)
-        shares = xp.exp(terms - top)
-        total = xp.sum(shares, axis=-1, keepdims=True)
-        logs.append((xp.log(total) + top)[:, 0])
-        if scored:  # Σ_k r_k −L_k⁻ᵀ u_k
-            pulled = xp.matmul(u[:, :, None, :], back)[:, :, 0, :]
-            slopes.append(-xp.sum((shares / total)[:, :, None] * pulled, axis=1))
-    return xp.concat(logs), xp.concat(slopes) if scored else None
+
+def _added(sums: Partial, more: Partial, rows: Any = None) -> Partial:
+    """Return the sum of two densities; ``rows``: of NumPy's ``sums``, which are changed, where there are ``more``."""
+    if rows is not None:
+        shift = None if sums.shift is None else sums.shift[rows]
+        there = _added(Partial(sums.log_sum[rows], shift), more)
+        sums.log_sum[rows] = there.log_sum
+        if sums.shift is not None:
+            sums.shift[rows] = there.shift
+        return sums
+    xp = array_namespace(more.log_sum)
+    log, shift = xp.logaddexp(sums.log_sum, more.log_sum), None
+    if more.shift is not None:  # where a density is 0 it has none
+        shares = ((one, xp.exp(one.log_sum - log)[:, None]) for one in (sums, more))
+        shift = sum(xp.where(share > 0.0, share * one.shift, 0.0 * share) for one, share in shares)
+    return Partial(log, shift)
 
 
 def kernels(first: Fitted, request: Request, points: Array, weights: Array, factor: Array) -> Fitted:
