@@ -36,7 +36,7 @@ def _supports(problem: Problem) -> Support:
 
 def _extent_limit(problem: Problem) -> float:
     """That of the fast formula; of packed operands too where direct differences are faster, but not than lists."""
-    packed = price.looks(problem, for_price=True) or not prefers_direct(problem)
+    packed = "groups" in problem.requires or price.looks(problem, for_price=True) or not prefers_direct(problem)
     return packed_limit(problem) if packed else MOST_EXTENT
 
 

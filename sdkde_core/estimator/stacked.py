@@ -24,6 +24,7 @@ from ..arrays import (
     convert,
     device_name,
     ingest,
+    look,
     quiet,
     rounded,
     to_host,
@@ -45,6 +46,7 @@ from .mapped import Composed, Mapped, mapped, of_both, of_part
 from .mixture import draws
 from .plan import plan
 from .request import Goal, Request
+from .together import Together
 
 
 class Part(NamedTuple):
@@ -62,6 +64,9 @@ class Stacked(Composed):
     def __init__(self, request: Request, parts: Iterable[Part], n: int) -> None:
         self.parts = tuple(parts)
         super().__init__(self.parts[0].fitted, request, n)
+
+    def __reduce__(self) -> Any:
+        return Stacked, (self.request, self.parts, self.problem.n)  # not what a GPU has
 
     def each(self, changed: Sequence[Fitted], log_terms: Any = 0.0) -> Stacked:
         """The list of changed parts; ``log_terms``: added to the logs of their shares, which then sum to 1."""
@@ -91,15 +96,24 @@ class Stacked(Composed):
     def _summed(self, query: Argument, scored: bool) -> Partial:
         """The log (m,) and the score (m, d), float64, where the query is.
 
-        On the host a group is asked only about rows to which it adds more than 1e-15 of what the other parts have.
+        On the host a group is asked only about rows to which it adds more than 1e-15 of what the other parts have, on a
+        GPU all groups are asked at once.
         """
-        y, (normals, groups) = query.at(query.origin), self._joint
+        y, (normals, groups), on_card = query.at(query.origin), self._joint, self._together
         y, groups = y[:, None] if y.ndim == 1 else y, groups if query.origin.on_host else None
+        together = None if query.origin.on_host or on_card is None else on_card.summed(y, scored)
         joint = {*(normals.which if normals else ()), *(groups.which if groups else ())}
+        joint |= set(on_card.which) if on_card and together else set()
         rest = (part for k, part in enumerate(self.parts) if k not in joint)
         sums = functools.reduce(_added, (_of(part, query, scored) for part in rest))
         if normals:
             sums = _added(sums, normals.normals(y, scored))
+        if on_card and together:
+            found, left = together
+            all_of_it = _added(sums, found)
+            if not look(bool, array_namespace(left).max(left - all_of_it.log_sum) + 35.0 > 0.0):
+                return all_of_it
+            sums = functools.reduce(_added, (_of(self.parts[k], query, scored) for k in on_card.which), sums)
         for k, most in zip(groups.which, groups.bounds(y).T) if groups else ():
             rows = np.flatnonzero(~(most < sums.log_sum - 35.0))  # of NaN too
             if rows.size:
@@ -113,6 +127,12 @@ class Stacked(Composed):
         normals = [k for k in single if self.parts[k].fitted.groups[0].n == 1]
         groups = [k for k in single if k not in normals and self.parts[k].fitted.choice.device == "cpu"]
         return Joint.of(self.parts, normals), Joint.of(self.parts, groups)
+
+    @functools.cached_property
+    def _together(self) -> Together | None:
+        """The parts of one group that a GPU has, if a backend sums several at once."""
+        single = [k for k, part in enumerate(self.parts) if k and len(part.fitted.groups) == 1]
+        return Together.of(self.parts, [k for k in single if self.parts[k].fitted.groups[0].n > 1])
 
     def draws(self, n: int, rng: Any) -> Any:
         shares = np.exp([part.log_share for part in self.parts])
