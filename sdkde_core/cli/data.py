@@ -32,7 +32,7 @@ from ..storage import write_atomically
 Names = Sequence[str]
 
 
-def opened(text: str, columns: Names, known: Names = ()) -> Source:
+def opened(text: str, columns: Names, known: Names | None = None) -> Source:
     """Open a file of points; ``-`` is standard input, kept in a temporary file until the command ends."""
     pick = picking(columns, known)
     if text != "-":
@@ -73,8 +73,8 @@ def queries_of(text: str, columns: Names, known: Names, train: str) -> Source:
     return y
 
 
-def picking(columns: Names, known: Names = ()) -> Pick:
-    """Pick columns of a file by the names ``known`` of the samples' where it has them, else as the user says."""
+def picking(columns: Names, known: Names | None = None) -> Pick:
+    """Pick columns as the user says, of queries by the names ``known`` of the samples' where the file has them."""
 
     def place(column: str, names: Names, width: int) -> int:
         if names.count(column) == 1:
@@ -89,7 +89,9 @@ def picking(columns: Names, known: Names = ()) -> Pick:
     def pick(names: tuple[str, ...], width: int) -> Sequence[int]:
         if known and all(names.count(name) == 1 for name in known):
             return [names.index(name) for name in known]
-        if not columns or (known and not names and width == len(columns)):  # a file of the points' columns alone
+        numbers = all(column.isdecimal() and int(column) < width for column in columns)
+        alone = known is not None and not names and width == len(columns)  # the query's file has no other columns
+        if not columns or (alone and not numbers):
             return range(width)
         wanted = [place(column, names, width) for column in columns]
         if len(set(wanted)) < len(wanted):

@@ -108,7 +108,10 @@ estimator_options = together(
 
 
 def _columns(context: click.Context, option: click.Parameter, value: str | None) -> list[str]:
-    return [] if value is None else [name.strip() for name in next(csv.reader([value]), [])]
+    found = [name.strip() for name in next(csv.reader([value or ""]), [])]
+    if value is not None and not all(found or [""]):
+        raise click.BadParameter(f"{value!r} has no name; pass names or numbers, separated by commas")
+    return found
 
 
 def train_argument(what: str) -> Callable[[Any], Any]:

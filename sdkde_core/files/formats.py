@@ -264,15 +264,18 @@ def _pyarrow() -> tuple[Any, Any]:
 def write_csv(file: BinaryIO, shape: tuple[int, ...], dtype: Any, names: Names, comma: str) -> Iterator[Write]:
     to = SimpleNamespace(write=lambda line: file.write(line.encode()))
     rows = csv.writer(to, delimiter=comma, lineterminator="\n")
-    rows.writerow(names)
+    head = [names]  # written with the first rows: standard output is to have nothing where an estimate fails
 
     def write(batch: Any) -> None:
+        rows.writerows(head)
+        head.clear()
         if len(shape) == 1:
             file.writelines(f"{value!s}\n".encode() for value in batch)  # the shortest that reads back
         else:
             rows.writerows(map(str, row) for row in batch)
 
     yield write
+    rows.writerows(head)
 
 
 @contextmanager
