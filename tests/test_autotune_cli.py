@@ -1,11 +1,13 @@
 """``sdkde-autotune``, on a stranger's backend and without a GPU."""
 
+import contextlib
 import itertools
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +19,7 @@ pytest.importorskip("click_default_group")
 
 import test_autotune_search
 from click.testing import CliRunner
-from sdkde_autotune import lookup, measure
+from sdkde_autotune import lookup, measure, report
 from sdkde_autotune.cli import main
 from sdkde_autotune.problems import place_of, problems, tasks
 from sdkde_autotune.store import Store
@@ -207,6 +209,25 @@ def test_without_that_gpu_the_best_priced_is_compiled_and_kept_as_predicted(comp
     assert (again["gpu"], again["source"]) == ("RTX A6000", "predicted")
     assert (again["tasks"][0]["tried"], again["tasks"][0]["known before"]) == (0, 2)
     assert len(compiled) == 1
+
+
+def test_a_log_has_a_line_by_the_clock(capsys):
+    """Also before the first trial, with the trials, the best time and what is left of the budget."""
+    (task, *_) = todo = tasks(problems(["log_sum"], [16]), place_of("a6000"))
+
+    def told(pattern):
+        for _ in range(3000):
+            if re.search(
+                rf"^0/1, \d:\d\d of 10:00: sum log_sum fast d=16 n=32768: {pattern}$", capsys.readouterr().err, re.M
+            ):
+                return True
+            time.sleep(0.02)
+        return False
+
+    with contextlib.closing(report.Progress(todo, 600.0, every=0.01)) as progress:
+        assert told(r"compiling, \d:\d\d left")
+        progress.during(task, 3, 20, 0.25)
+        assert told(r"3/20, best 0\.25 ms, \d:\d\d left")
 
 
 def test_where_nothing_is_named_the_budget_is_ten_minutes(compiled, monkeypatch):

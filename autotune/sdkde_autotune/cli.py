@@ -180,7 +180,7 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, again: bool, dry_run: bo
             each = "" if again else f", {trials} trials each at most (--trials)"
             click.echo(f"{doing}; problems: {len(todo)}{each}; {limit} (--budget)", err=True)
             how = {"trials": trials, "again": again}
-            with report.Progress(todo, budget) as progress:
+            with closing(report.Progress(todo, budget)) as progress:
                 for found in _results(todo, place, store, budget, not grid, progress, how):
                     results.append(found)  # after Ctrl-C the finished ones are reported
                     progress.finished(found)

@@ -90,22 +90,20 @@ def result_row(result: Result) -> dict[str, Any]:
 
 
 class Progress:
-    """Lines on standard error for every problem; while it is searched one in ten seconds, without a terminal a minute.
+    """Lines on standard error for every problem, and while it is searched: every ten seconds, by trials.
 
-    Without a terminal they come by the clock, also while nothing is finished: whoever reads a log sees that it goes on.
+    Where that is no terminal they come by the clock, also while nothing ends: who reads a log sees that it goes on.
     """
 
     def __init__(self, todo: Sequence[Task], budget: float, every: float = 60.0) -> None:
         self.todo, self.done, self.start, self.last = todo, 0, time.monotonic(), 0.0
         self.budget, self.every, self.terminal = budget, every, sys.stderr.isatty()
         self.doing, self.over = "compiling", threading.Event()
-
-    def __enter__(self) -> Progress:
         if not self.terminal:
             threading.Thread(target=self._by_the_clock, daemon=True).start()
-        return self
 
-    def __exit__(self, *failure: object) -> None:
+    def close(self) -> None:
+        """Show no more lines by the clock."""
         self.over.set()
 
     def _by_the_clock(self) -> None:

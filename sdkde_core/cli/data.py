@@ -42,7 +42,7 @@ def opened(text: str, columns: Names, known: Names | None = None) -> Source:
         shutil.copyfileobj(sys.stdin.buffer, file)
         file.seek(0)
         begins = file.readline(1 << 16)
-    known_by = {b"\x93NUMPY": ".npy", b"PK\x03\x04": ".npz", b"PAR1": ".parquet", b"\x1f\x8b": ".csv.gz"}
+    known_by = {b"\x93NUMPY": ".npy", b"PK\x03\x04": ".npz", b"PAR1": ".parquet"}
     text = ".tsv" if b"\t" in begins and b"," not in begins else ".csv"
     extension = next((e for start, e in known_by.items() if begins.startswith(start)), text)
     return source(str(path.rename(path.with_suffix(extension))), pick, "standard input")
@@ -52,13 +52,14 @@ def samples_of(text: str, columns: Names) -> Source:
     """Open samples; warn of a column of few distinct integers among others, a label or a target that was left in."""
     x = opened(text, columns)
     first = np.empty((0, 0)) if columns else next(x.batches(), np.empty((0, 0)))
-    counts = [len(np.unique(c)) if (c == np.rint(c)).all() else len(c) for c in first.T]
-    few = [j for j, count in enumerate(counts) if 1 < count <= min(10, len(first) // 10)]
+    whole = [j for j, column in enumerate(first.T) if (column == np.rint(column)).all()]
+    few = [j for j in whole if 1 < len(np.unique(first[:, j])) <= min(10, len(first) // 10)]
     if few and len(few) < x.columns:
         names = x.names or [str(j) for j in range(x.columns)]
         rest = ",".join(name for j, name in enumerate(names) if j not in few)
-        what = "; ".join(f"column {names[j]} has {counts[j]} distinct values, all integers" for j in few)
-        warn(f"{x.name}: {what}: a label? To leave it out: --columns {rest if len(rest) < 200 else '…'}")
+        what = f"column {', '.join(names[j] for j in few)} has at most ten distinct values, all integers: a label?"
+        left = f"To leave it out: --columns {rest if len(rest) < 200 else '…'}"
+        click.echo(f"Warning: {x.name}: {what} {left}", err=True)
     return x
 
 
@@ -69,7 +70,8 @@ def queries_of(text: str, columns: Names, known: Names, train: str) -> Source:
     y = opened(text, columns, known)
     if y.names and known and y.names != tuple(known) and len(y.names) == len(known):
         ours, theirs = (", ".join(names if len(names) <= 10 else [*names[:9], "…"]) for names in (y.names, known))
-        warn(f"{y.name} has the columns {ours} for {theirs} of {train}: they are matched by position")
+        what = f"{y.name} has the columns {ours} for {theirs} of {train}: they are matched by position"
+        click.echo(f"Warning: {what}", err=True)
     return y
 
 
@@ -99,10 +101,6 @@ def picking(columns: Names, known: Names | None = None) -> Pick:
         return wanted
 
     return pick
-
-
-def warn(text: str) -> None:
-    click.echo(f"Warning: {text}", err=True)
 
 
 def request_of(options: dict[str, Any], weights_as: Callable[[str], Any] | None = None, **more: Any) -> Request:
@@ -145,11 +143,6 @@ def _weights(text: str) -> Any:
     return weights.read()[:, 0]
 
 
-def given(x: Source) -> Given:
-    """Read samples whole."""
-    return Given.of("train", x.read())._replace(names=x.names)
-
-
 def is_saved(text: str) -> bool:
     """Whether a file holds a density, by its name or by what is in it."""
     if text.lower().endswith(".sdkde") or not zipfile.is_zipfile(text):
@@ -160,16 +153,22 @@ def is_saved(text: str) -> bool:
 
 def density_of(text: str, columns: Names, marginal: bool = False) -> tuple[Prepared, Array | None]:
     """Load a density, whatever was saved; or fit one to samples, with the defaults, and return these too."""
-    if is_saved(text):
-        found = load(text)
-        prepared = getattr(found, "density_", getattr(found, "prepared", found))
-        if marginal and columns:
-            prepared = prepared.marginal(list(picking(columns)(prepared._fitted.names, prepared.n_dimensions)))
-        return prepared, None
-    x = samples_of(text, columns)
-    with about(train=x.name):
-        points = given(x)
-        return fit(Request(Goal.DENSITY), points), points.array
+    if not is_saved(text):
+        return fitted(text, columns, {"bandwidth": "auto", "weights": None})
+    found = load(text)
+    prepared = getattr(found, "density_", getattr(found, "prepared", found))
+    if marginal and columns:
+        prepared = prepared.marginal(list(picking(columns)(prepared._fitted.names, prepared.n_dimensions)))
+    return prepared, None
+
+
+def fitted(text: str, columns: Names, options: dict[str, Any], quiet: bool = False) -> tuple[Prepared, Array]:
+    """Fit a density to samples, and return these too."""
+    x, files = samples_of(text, columns), files_of(text, None, options)
+    with about(**files):
+        request, train = request_of(options), x.argument("train")
+        with Results("", False, quiet=quiet).progress(x.rows if request.passes[0].moves else 0) as advance:
+            return fit(request, train, advance=advance), train.array
 
 
 class Results(NamedTuple):

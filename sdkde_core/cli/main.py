@@ -81,7 +81,7 @@ def main(ctx: click.Context) -> None:
 def estimate(
     ctx: click.Context, train: str, query: str | None, columns: list[str], quiet: bool, **options: Any
 ) -> None:
-    """Estimate the density of the samples in TRAIN at the points in QUERY.
+    """Estimate the density of samples at other points.
 
     Queries are read, and results written, in batches: neither need fit in memory. With --memory or --checkpoint, and of
     a zarr array, TRAIN need not either.
@@ -104,9 +104,10 @@ def estimate(
             run: Any = partial(_by_shards, **how) if by_shards else _by_batches
             below, where = run(request, x, y, results)
     if below:
-        data.warn(
-            f"the Laplace estimate is negative at {below} of {points.rows} points, where its log is NaN; leave out "
-            "--log for the signed values, or use --negative clip, or --method sdkde, never negative"
+        click.echo(
+            f"Warning: the Laplace estimate is negative at {below} of {points.rows} points, where its log is NaN; "
+            "leave out --log for the signed values, or use --negative clip, or --method sdkde, never negative",
+            err=True,
         )
     if not quiet and not is_stdout(output):
         click.echo(f"{output}: {points.rows} rows, {where}, {time.perf_counter() - start:.2f} s", err=True)
@@ -124,7 +125,7 @@ def _loaded(ctx: click.Context, train: str, query: str | None) -> Prepared:
 
 
 def _by_batches(request: Request, train: Source, query: Source | None, results: data.Results) -> tuple[int, str]:
-    x, y = data.given(train), (query or train).shaped("query")
+    x, y = train.argument("train"), (query or train).shaped("query")
     points = query or replace(Source.of(train.name, x.array), whole=train.table)
     moved = train.rows if request.passes[0].moves else 0
     return results.written(lambda advance: fit(request, x, y, advance), points, x.dtype, moved)
@@ -148,22 +149,18 @@ def _by_shards(
 @estimator_options
 @quiet_option
 def fit_command(train: str, output: str, columns: list[str], quiet: bool, **options: Any) -> None:
-    """Fit a density to the samples in TRAIN and keep it, for estimate, score, sample, plot and sdkde_core.load.
+    """Fit a density to the samples in TRAIN and keep it.
 
-    The names of the columns are kept too.
+    The file is for estimate, score, sample, plot and sdkde_core.load; it has the names of the columns too.
     """
-    start, files = time.perf_counter(), data.files_of(train, None, options)
-    check_apart(output, None, **files)
+    start = time.perf_counter()
+    check_apart(output, None, **data.files_of(train, None, options))
     check_folder(path := Path(output))
     if is_stdout(output) or path.suffix.lower() in set(EXTENSIONS) - {".npz"}:
         raise FileError(f"{output}: a density is no table; pass such as -o density.sdkde")
     if path.is_file() and not data.is_saved(output):
         raise FileError(f"{output}: is there, and is no density; name another, or remove it first")
-    x = data.samples_of(train, columns)
-    with about(**files):
-        request = data.request_of(options)
-        with data.Results(output, False, quiet=quiet).progress(x.rows if request.passes[0].moves else 0) as advance:
-            prepared = fit(request, data.given(x), advance=advance)
+    prepared, _ = data.fitted(train, columns, options, quiet)
     prepared.save(output)
     if not quiet:
         click.echo(f"{output}: {prepared}, {time.perf_counter() - start:.2f} s", err=True)
@@ -176,9 +173,9 @@ def fit_command(train: str, output: str, columns: list[str], quiet: bool, **opti
 @columns_option
 @json_option
 def score(density: str, query: str, output: str | None, columns: list[str], as_json: bool) -> None:
-    """Score a density by its mean log density at the samples in QUERY, in nats: the higher, the better it fits.
+    """Score a density by its mean logarithm at other samples.
 
-    Use samples that it was not fitted to.
+    The mean is in nats; the higher, the better the density fits samples that it was not fitted to.
     """
     to_stdout = output is not None and is_stdout(output)
     check_apart(None if to_stdout else output, None, density=density, query=query)
@@ -211,7 +208,7 @@ def score(density: str, query: str, output: str | None, columns: list[str], as_j
 )
 @columns_option
 def sample(density: str, number: int, seed: int | None, output: str, columns: list[str]) -> None:
-    """Draw from a density: new points that are distributed as it says."""
+    """Draw new points from a density."""
     check_apart(None if is_stdout(output) else output, None, density=density)
     prepared, _ = data.density_of(density, columns, marginal=True)
     shape = number, prepared.n_dimensions
@@ -225,9 +222,10 @@ def sample(density: str, number: int, seed: int | None, output: str, columns: li
 @output_option("the picture: .png, .pdf or .svg. A file is replaced.", required=True)
 @columns_option
 def plot(density: str, output: str, columns: list[str]) -> None:
-    """Draw a density: a curve in one dimension, and in up to eight the contours of every pair of columns.
+    """Draw a picture of a density.
 
-    With --columns the marginal density of these columns of a saved one. Of samples these are drawn too.
+    A curve in one dimension, and in up to eight the contours of every pair of columns. With --columns the marginal
+    density of these columns of a saved one. Samples are drawn too.
     """
     check_apart(output, None, density=density)
     with data.picture(Path(output), ("plots need matplotlib", "plot"), dpi=150):
@@ -248,14 +246,14 @@ def plot(density: str, output: str, columns: list[str]) -> None:
 @click.option("--measure", is_flag=True, help="Compute it too, and report the time of each pass. Needs files.")
 @json_option
 def explain(train: str, query: str | None, columns: list[str], measure: bool, as_json: bool, **options: Any) -> None:
-    """Explain an estimate without computing it: its passes, each backend's predicted time, and which is chosen and why.
+    """Explain an estimate without computing it.
 
-    With shapes instead of files no data is read.
+    Its passes, each backend's predicted time, which is chosen and why. With shapes instead of files no data is read.
     """
     x: Any = _shape(train) or data.samples_of(train, columns)
     y: Any = query and (_shape(query) or data.queries_of(query, columns, getattr(x, "names", ()), train))
     with about(**data.files_of(train, query, options)):
-        given = [data.given(x) if isinstance(x, Source) else x for x in (x, y)]
+        given = [x.argument("data") if isinstance(x, Source) else x for x in (x, y)]
         request = data.request_of(options, calls=1)
         explanation = explained(request, *given, measure=measure)
     click.echo(json.dumps(explanation.to_dict(), indent=2) if as_json else str(explanation))
@@ -268,7 +266,7 @@ def _shape(text: str) -> tuple[int, ...] | None:
 @main.command()
 @json_option
 def backends(as_json: bool) -> None:
-    """List the backends: what is installed, what each can do, and what is missing."""
+    """List the backends, what each can do, and what is missing."""
     rows, cells = [], [["name", "status", "devices", "precisions", "features", "from", "reason"]]
     for record in api.backends():
         lists = {name: list(getattr(record.info, name, ())) for name in ("devices", "precisions")}
@@ -282,7 +280,7 @@ def backends(as_json: bool) -> None:
 
 @main.command()
 def doctor() -> None:
-    """Report the environment, versions, devices, and a probe of each backend.
+    """Report versions and devices, and probe each backend.
 
     A backend that is not installed is reported as such; the exit status is 0 all the same.
     """
@@ -301,7 +299,7 @@ def doctor() -> None:
 )
 @backend_option
 def demo(output: Path, backend: str) -> None:
-    """What debiasing buys: a known density, and scikit-learn's handwritten digits.
+    """Show what debiasing buys, on known and on real data.
 
     Fits kde, sdkde and laplace, each at its own bandwidth: to samples of two normals, with the errors, and to the
     digits in 16 principal dimensions, with held-out log-likelihoods over a grid of bandwidths, the backend chosen and

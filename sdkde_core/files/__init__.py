@@ -1,14 +1,12 @@
 """Arrays in files: read in batches or, where the format has it, in any order; written in batches.
 
-Formats by extension: .npy, .npz (one array, or ``data.npz:key``), .csv and .tsv, packed too (.csv.gz), .parquet (needs
-pyarrow, imported when used) and .zarr, a folder (needs zarr). Every array is two-dimensional here: a one-dimensional
-one is a column.
+Formats by extension: .npy, .npz (one array, or ``data.npz:key``), .csv, .tsv, .parquet (needs pyarrow, imported
+when used) and .zarr, a folder (needs zarr). Every array is two-dimensional here: a one-dimensional one is a column.
 """
 
 from __future__ import annotations
 
 import errno
-import gzip
 import os
 import re
 import sys
@@ -23,11 +21,11 @@ import numpy as np
 from ..arrays import check_names
 from ..messages import did_you_mean
 from ..storage import write_atomically
-from .common import MOST, FileError, Pick, Source, Write, check_apart, every, filling, naming, without_key
+from .common import MOST, FileError, Pick, Source, Write, check_apart, filling, naming, without_key
 from .formats import FORMATS, Names, check_archive
 
 __all__ = ["EXTENSIONS", "FileError", "Pick", "Source", "Write", "about", "check_apart", "check_folder", "check_order"]
-__all__ += ["every", "filling", "is_stdout", "naming", "source", "writing"]
+__all__ += ["filling", "is_stdout", "naming", "source", "writing"]
 
 EXTENSIONS = tuple(FORMATS)
 
@@ -52,7 +50,7 @@ def about(**files: str | None) -> Iterator[None]:
         raise FileError(f"{file}: {error}") from error
 
 
-def source(text: str, pick: Pick = every, name: str = "") -> Source:
+def source(text: str, pick: Pick = lambda names, width: range(width), name: str = "") -> Source:
     """Open a path, or ``path.npz:key``, for reading; FileError if it is not the file of one array of numbers.
 
     ``pick``: which columns; ``name``: what errors call the file.
@@ -94,9 +92,7 @@ def check_order(*sources: Source) -> None:
 def _parse_place(text: str) -> tuple[Path, str, str]:
     """Path, extension in lower case, and key ("" without)."""
     name, key = without_key(text)
-    path, extension = Path(name), Path(name.lower().removesuffix(".gz")).suffix
-    if name.lower().endswith(".gz") and extension not in (".csv", ".tsv"):
-        extension = ".gz"
+    path, extension = Path(name), Path(name).suffix.lower()
     if extension not in EXTENSIONS:
         hint = did_you_mean(extension, EXTENSIONS)
         raise FileError(f"{text}: unknown extension {extension!r}; pass one of {', '.join(EXTENSIONS)}{hint}")
@@ -132,8 +128,6 @@ def writing(text: str, shape: tuple[int, ...], dtype: str, name: str, names: Nam
             kept.callback(target.flush)
         elif extension != ".zarr":
             target = kept.enter_context(kept.enter_context(write_atomically(path)).open("wb"))
-        if path.suffix.lower() == ".gz":
-            target = kept.enter_context(gzip.GzipFile("", "wb", fileobj=target, mtime=0))
         names = names or ([name] if len(shape) == 1 else [f"{name}_{j}" for j in range(shape[1])])
         names = [key or name] if extension == ".npz" else names
         yield kept.enter_context(FORMATS[extension][1](target, *shaped, names))

@@ -50,11 +50,6 @@ def filling(array: Any) -> Write:
     return write
 
 
-def every(names: tuple[str, ...], width: int) -> Sequence[int]:
-    """Pick all columns."""
-    return range(width)
-
-
 class Table(NamedTuple):
     """All columns of a file, also those that are no points'."""
 
@@ -135,6 +130,10 @@ class Source:
     def table(self) -> Table:
         rows = lambda: (list(map(str, row)) for batch in self.batches() for row in batch)  # noqa: E731
         return self.whole or Table(self.names, self.columns, rows)
+
+    def argument(self, name: str) -> Argument:
+        """Return the array as an argument, with the columns' names."""
+        return Argument.of(name, self.read())._replace(names=self.names)
 
     def shaped(self, name: str) -> Argument:
         """Return an argument of this shape and dtype, without its numbers."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import gzip
 import io
 import itertools
 import json
@@ -21,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -126,8 +125,8 @@ def check_archive(path: Path, key: str) -> None:
 
 
 def read_csv(name: str, path: Path, key: str, pick: Pick, comma: str) -> Source:
-    """Open a .csv or a .tsv file, or one that gzip has packed; a first line without any number is a header."""
-    with _text(path) as file:
+    """Open a .csv or a .tsv file; a first line without any number is a header."""
+    with path.open(encoding="utf-8-sig") as file:
         skipped, first = 0, ""
         for first in file:
             if not first.isspace():
@@ -141,25 +140,24 @@ def read_csv(name: str, path: Path, key: str, pick: Pick, comma: str) -> Source:
                 "write it with names, or without a header (pandas: header=False)"
             )
         if header and len(fields) == 1 and all(_is_number(part) for part in re.split(r"[;,\s]+", first.strip())):
-            raise ValueError(f"{_separated(comma)}, but its first line is {first.strip()[:60]!r}")
+            commas = "commas" if comma == "," else "tabs"
+            raise ValueError(f"values are separated by {commas}, but its first line is {first.strip()[:60]!r}")
         rows = sum(not line.isspace() for line in file) + (not header)
     if not first.strip():
         raise ValueError("the file is empty")
     names, start = tuple(fields) if header else (), skipped + header  # lines before the first that may hold data
     wanted = list(pick(names, len(fields)))
     if names and names[0] == "" and len(fields) > 1 and 0 in wanted:
-        raise ValueError(
-            "the first column has no name: a data frame's index? (pandas: write with index=False; or use --columns)"
-        )
+        raise ValueError("the first column has no name: a data frame's index? (pandas: write with index=False)")
 
     def table() -> Iterator[Sequence[str]]:
-        with _text(path) as file:
+        with path.open(encoding="utf-8-sig") as file:
             yield from (_fields(line, comma) for line in itertools.islice(file, start, None) if not line.isspace())
 
     whole = Table(names, len(fields), table)
 
     def batches(rows: int) -> Iterator[Array]:
-        with _text(path) as file:
+        with path.open(encoding="utf-8-sig") as file:
             lines, number = itertools.islice(file, start, None), start + 1
             while block := list(itertools.islice(lines, rows)):
                 yield _parse_lines(block, number, whole, wanted, comma)
@@ -167,11 +165,6 @@ def read_csv(name: str, path: Path, key: str, pick: Pick, comma: str) -> Source:
 
     kept = tuple(names[j] for j in wanted if names)
     return Source(name, rows, len(wanted), np.dtype(np.float64), batches, kept, whole=whole)
-
-
-def _text(path: Path) -> TextIO:
-    packed: Any = gzip.open if path.suffix.lower() == ".gz" else open
-    return packed(path, "rt", encoding="utf-8-sig")
 
 
 def _fields(line: str, comma: str) -> list[str]:
@@ -184,10 +177,6 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _separated(comma: str) -> str:
-    return f"values are separated by {'commas' if comma == ',' else 'tabs'}"
 
 
 def _parse_lines(lines: list[str], number: int, table: Table, wanted: list[int], comma: str) -> Array:
@@ -206,9 +195,9 @@ def _parse_lines(lines: list[str], number: int, table: Table, wanted: list[int],
         fields = [] if line.isspace() else _fields(line, comma)
         for j in wanted if len(fields) == table.width else range(len(fields)):
             if not _is_number(fields[j]):
-                where = f"column {table.names[j]!r}; " if j < len(table.names) else ""
-                hint = "; --columns of the command line leaves columns out" if table.width > 1 else ""
-                raise ValueError(f"line {i}: {fields[j]!r} is not a number ({where}{_separated(comma)}{hint})")
+                where = f"column {table.names[j]!r}, see --columns; " if j < len(table.names) else ""
+                where += f"values are separated by {'commas' if comma == ',' else 'tabs'}"
+                raise ValueError(f"line {i}: {fields[j]!r} is not a number ({where})")
         if fields and len(fields) != table.width:
             raise ValueError(f"line {i} has {len(fields)} values, the first line {table.width}")
         rows += [[float(fields[j]) for j in wanted]] if fields else []
@@ -227,9 +216,7 @@ def read_parquet(name: str, path: Path, key: str, pick: Pick) -> Source:
     for i in wanted:
         kind = schema.field(i).type
         if not any(is_one(kind) for is_one in numbers):
-            raise ValueError(
-                f"column {schema.names[i]!r} is of type {kind}; pass real numbers only (on the command line: --columns)"
-            )
+            raise ValueError(f"column {schema.names[i]!r} is of type {kind}; pass real numbers only (see --columns)")
     narrow = bool(wanted) and all(schema.field(i).type in (arrow.float16(), arrow.float32()) for i in wanted)
     dtype = np.dtype(np.float32 if narrow else np.float64)
     only = {} if wanted == kept else {"columns": [schema.names[i] for i in wanted]}  # what is not wanted is not read
