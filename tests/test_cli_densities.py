@@ -246,6 +246,9 @@ def test_a_density_is_kept_with_its_names_and_read_by_all():
     piped = sdkde("score", "x.sdkde", "query.csv", "-o", "-")
     assert piped.stderr == said
     np.testing.assert_allclose(numbers(piped), logs, rtol=1e-12)
+    assert "but train has 3" in refused("score", "x.sdkde", "query.csv", "--columns", "a,b")
+    told = sdkde("score", "x.sdkde", "query.csv", "--columns", "b,a,c").stderr
+    assert "query.csv has the columns b, a, c for a, b, c of x.sdkde: they are matched by position" in told
     drawn = sdkde("sample", "x.sdkde", "-n", "5", "--seed", "3")
     assert drawn.stdout.startswith("a,b,c\n")
     got = np.loadtxt(io.StringIO(drawn.stdout), delimiter=",", skiprows=1)
@@ -296,6 +299,9 @@ def test_a_picture(columns):
     assert sdkde("plot", "x.sdkde", "--columns", columns, "-o", "p.png").output == ""
     assert Path("p.png").read_bytes().startswith(b"\x89PNG")
     assert all(f"<!-- {name} -->" in Path("samples.svg").read_text() for name in columns.split(","))
+    kernel = ("--method", "kde", "--kernel", "epanechnikov", "--bandwidth", "9")
+    sdkde("fit", "train.csv", "--columns", "a,b", "-o", "x.sdkde", *kernel)
+    sdkde("plot", "x.sdkde", "-o", "p.png")
 
 
 def test_what_cannot_be_kept_scored_or_drawn():

@@ -63,11 +63,14 @@ def samples_of(text: str, columns: Names) -> Source:
     return x
 
 
-def queries_of(text: str, columns: Names, known: Names, train: str) -> Source:
-    """Open queries of samples that have the names ``known``; warn where other columns are taken for them."""
+def queries_of(text: str, columns: Names, known: Names, train: str, by_name: bool = True) -> Source:
+    """Open queries of samples that have the names ``known``; warn where other columns are taken for them.
+
+    ``columns`` are those of the samples' file, or without ``by_name`` those of the queries' own.
+    """
     if text == train == "-":
         raise ValueError("TRAIN and QUERY are both standard input, which is read once; name a file for one of them")
-    y = opened(text, columns, known)
+    y = opened(text, columns, known if by_name else ())
     if y.names and known and y.names != tuple(known) and len(y.names) == len(known):
         ours, theirs = (", ".join(names if len(names) <= 10 else [*names[:9], "…"]) for names in (y.names, known))
         what = f"{y.name} has the columns {ours} for {theirs} of {train}: they are matched by position"

@@ -94,7 +94,7 @@ def estimate(
     with about(**files):
         if data.is_saved(train):
             prepared = _loaded(ctx, train, query)
-            points = data.queries_of(query or "", columns, prepared._fitted.names, train)
+            points = data.queries_of(query or "", columns, prepared._fitted.names, train, not columns)
             below, where = results.written(lambda advance: prepared, points, prepared._dtype)
         else:
             x = data.samples_of(train, columns)
@@ -180,7 +180,8 @@ def score(density: str, query: str, output: str | None, columns: list[str], as_j
     to_stdout = output is not None and is_stdout(output)
     check_apart(None if to_stdout else output, None, density=density, query=query)
     prepared, _ = data.density_of(density, columns)
-    points, parts = data.queries_of(query, columns, prepared._fitted.names, density), list[Array]()
+    points = data.queries_of(query, columns, prepared._fitted.names, density, not columns)
+    parts = list[Array]()
     with about(query=query):
         results = data.Results(output, log=True)
         results.written(lambda advance: prepared, points, prepared._dtype, also=parts.append)
@@ -224,7 +225,7 @@ def sample(density: str, number: int, seed: int | None, output: str, columns: li
 def plot(density: str, output: str, columns: list[str]) -> None:
     """Draw a picture of a density.
 
-    A curve in one dimension, and in up to eight the contours of every pair of columns. With --columns the marginal
+    A curve in one dimension, contours in two, and of up to eight columns every pair. With --columns the marginal
     density of these columns of a saved one. Samples are drawn too.
     """
     check_apart(output, None, density=density)
@@ -232,10 +233,11 @@ def plot(density: str, output: str, columns: list[str]) -> None:
         prepared, points = data.density_of(density, columns, marginal=True)
         if (d := prepared.n_dimensions) > 8:
             raise FileError(f"{density}: has {d} columns, too many for all pairs of them; pass up to 8 as --columns")
-        if d > 1:
+        if d > 2:
             plots.pairs(prepared, points)
         else:
-            plots.curves(prepared, points).set_xlabel((*prepared._fitted.names, "x")[0])
+            axes = (plots.curves if d == 1 else plots.contours)(prepared, points)
+            axes.set(**dict(zip(("xlabel", "ylabel"), prepared._fitted.names)))
 
 
 @main.command()
