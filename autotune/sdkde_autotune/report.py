@@ -90,10 +90,7 @@ def result_row(result: Result) -> dict[str, Any]:
 
 
 class Progress:
-    """Lines on standard error for every problem, and while it is searched: every ten seconds, by trials.
-
-    Where that is no terminal they come by the clock, also while nothing ends: who reads a log sees that it goes on.
-    """
+    """Lines on standard error, for every problem and while it is searched: by trials, or in a log by the clock."""
 
     def __init__(self, todo: Sequence[Task], budget: float, every: float = 60.0) -> None:
         self.todo, self.done, self.start, self.last = todo, 0, time.monotonic(), 0.0

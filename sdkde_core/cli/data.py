@@ -169,7 +169,7 @@ def fitted(text: str, columns: Names, options: dict[str, Any], quiet: bool = Fal
     """Fit a density to samples, and return these too."""
     x, files = samples_of(text, columns), files_of(text, None, options)
     with about(**files):
-        request, train = request_of(options), x.argument("train")
+        request, train = request_of(options), Given.of("train", x.read())._replace(names=x.names)
         with Results("", False, quiet=quiet).progress(x.rows if request.passes[0].moves else 0) as advance:
             return fit(request, train, advance=advance), train.array
 
@@ -204,14 +204,16 @@ class Results(NamedTuple):
     @contextmanager
     def opened(self, points: Source, dtype: Any) -> Iterator[Write]:
         """Open the output for a number per point, after the columns of the points' file if they are to be kept."""
-        name, table, output = "log_density" if self.log else "density", points.table, self.output or ""
-        names, shape = table.names or tuple(f"x{j}" for j in range(table.width)), (points.rows, table.width + 1)
+        name, output = "log_density" if self.log else "density", self.output or ""
         as_text = output == "-" or any(extension in output.lower() for extension in (".csv", ".tsv"))
+        whole = points.whole or points
+        kept = whole if as_text else points
+        names, shape = kept.names or tuple(f"x{j}" for j in range(kept.columns)), (points.rows, kept.columns + 1)
         if self.keep and name in names:
             raise FileError(f"{points.name}: has a column {name!r} already; rename that, or leave out --keep")
-        if self.keep and not as_text and table.width != points.columns:
+        if self.keep and kept.columns < whole.columns:
             raise FileError(f"{output}: --keep writes columns that are no points' to .csv and .tsv only")
-        rows: Iterator[Any] = table.rows() if as_text else (row for batch in points.batches() for row in batch)
+        rows = (row for batch in kept.batches() for row in batch)
 
         def beside(part: Array) -> None:
             joined: Any = [(*row, value) for row, value in zip(islice(rows, len(part)), part)]

@@ -17,6 +17,7 @@ import numpy as np
 from click.core import ParameterSource
 
 from .. import __version__, api
+from ..arrays import Argument as Given
 from ..arrays import Array, to_host
 from ..estimator.explanation import explained
 from ..estimator.prepared import Prepared, fit
@@ -125,8 +126,8 @@ def _loaded(ctx: click.Context, train: str, query: str | None) -> Prepared:
 
 
 def _by_batches(request: Request, train: Source, query: Source | None, results: data.Results) -> tuple[int, str]:
-    x, y = train.argument("train"), (query or train).shaped("query")
-    points = query or replace(Source.of(train.name, x.array), whole=train.table)
+    x, y = Given.of("train", train.read())._replace(names=train.names), (query or train).shaped("query")
+    points = query or replace(Source.of(train.name, x.array), whole=train.whole)
     moved = train.rows if request.passes[0].moves else 0
     return results.written(lambda advance: fit(request, x, y, advance), points, x.dtype, moved)
 
@@ -255,7 +256,8 @@ def explain(train: str, query: str | None, columns: list[str], measure: bool, as
     x: Any = _shape(train) or data.samples_of(train, columns)
     y: Any = query and (_shape(query) or data.queries_of(query, columns, getattr(x, "names", ()), train))
     with about(**data.files_of(train, query, options)):
-        given = [x.argument("data") if isinstance(x, Source) else x for x in (x, y)]
+        given = [Given.of("data", x.read()) if isinstance(x, Source) else x for x in (x, y)]
+        given[0] = given[0]._replace(names=x.names) if isinstance(x, Source) else x
         request = data.request_of(options, calls=1)
         explanation = explained(request, *given, measure=measure)
     click.echo(json.dumps(explanation.to_dict(), indent=2) if as_json else str(explanation))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -107,13 +106,6 @@ estimator_options = together(
 )
 
 
-def _columns(context: click.Context, option: click.Parameter, value: str | None) -> list[str]:
-    found = [name.strip() for name in next(csv.reader([value or ""]), [])]
-    if value is not None and not all(found or [""]):
-        raise click.BadParameter(f"{value!r} has no name; pass names or numbers, separated by commas")
-    return found
-
-
 def train_argument(what: str) -> Callable[[Any], Any]:
     return click.argument("train", cls=Argument, help=f"{what}: {', '.join(EXTENSIONS)}; - is standard input.")
 
@@ -125,7 +117,7 @@ def output_option(what: str, **more: Any) -> Callable[[Any], Any]:
 columns_option = click.option(
     "--columns",
     metavar="A,B,…",
-    callback=_columns,
+    callback=lambda context, option, value: [] if value is None else [name.strip() for name in value.split(",")],
     help="Which columns are the points', by name or by number from 0. Default: all.",
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress bar, and no line at the end.")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -50,14 +50,6 @@ def filling(array: Any) -> Write:
     return write
 
 
-class Table(NamedTuple):
-    """All columns of a file, also those that are no points'."""
-
-    names: tuple[str, ...]
-    width: int
-    rows: Callable[[], Iterator[Sequence[str]]]  # as text
-
-
 @dataclass(frozen=True)
 class Source:
     """An array that is read in batches."""
@@ -70,7 +62,7 @@ class Source:
     names: tuple[str, ...] = ()  # of the columns; empty if the format has none
     at: Any = None  # at(start, stop) returns rows; None: it is read from the beginning on
     check: Callable[[], object] = lambda: None  # raises a FileError if the file has changed since it was opened
-    whole: Table | None = None  # None: the columns here are all
+    whole: Source | None = None  # of all columns of the file, those of tables as text; None: this one
 
     @classmethod
     def of(cls, name: str, x: Array) -> Source:
@@ -124,16 +116,7 @@ class Source:
         if wanted == list(range(self.columns)):
             return self
         some = replace(self, columns=len(wanted), read_batches=lambda rows: (x[:, wanted] for x in read(rows)))
-        return replace(some, at=at and (lambda start, stop: at(start, stop)[:, wanted]), whole=self.table)
-
-    @property
-    def table(self) -> Table:
-        rows = lambda: (list(map(str, row)) for batch in self.batches() for row in batch)  # noqa: E731
-        return self.whole or Table(self.names, self.columns, rows)
-
-    def argument(self, name: str) -> Argument:
-        """Return the array as an argument, with the columns' names."""
-        return Argument.of(name, self.read())._replace(names=self.names)
+        return replace(some, at=at and (lambda start, stop: at(start, stop)[:, wanted]), whole=self)
 
     def shaped(self, name: str) -> Argument:
         """Return an argument of this shape and dtype, without its numbers."""

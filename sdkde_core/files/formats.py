@@ -26,7 +26,7 @@ import numpy as np
 
 from ..messages import optional
 from ..storage import reserve, write_folder
-from .common import Array, FileError, Pick, Source, Table, Write, filling, width_of
+from .common import Array, FileError, Pick, Source, Write, filling, width_of
 
 Names = Sequence[str]
 
@@ -150,19 +150,22 @@ def read_csv(name: str, path: Path, key: str, pick: Pick, comma: str) -> Source:
     if names and names[0] == "" and len(fields) > 1 and 0 in wanted:
         raise ValueError("the first column has no name: a data frame's index? (pandas: write with index=False)")
 
-    def table() -> Iterator[Sequence[str]]:
-        with path.open(encoding="utf-8-sig") as file:
-            yield from (_fields(line, comma) for line in itertools.islice(file, start, None) if not line.isspace())
-
-    whole = Table(names, len(fields), table)
-
-    def batches(rows: int) -> Iterator[Array]:
+    def blocks(rows: int) -> Iterator[tuple[int, list[str]]]:
         with path.open(encoding="utf-8-sig") as file:
             lines, number = itertools.islice(file, start, None), start + 1
             while block := list(itertools.islice(lines, rows)):
-                yield _parse_lines(block, number, whole, wanted, comma)
+                yield number, block
                 number += len(block)
 
+    def text(rows: int) -> Iterator[Any]:
+        for _, lines in blocks(rows):
+            yield [_fields(line, comma) for line in lines if not line.isspace()]
+
+    def batches(rows: int) -> Iterator[Array]:
+        for number, lines in blocks(rows):
+            yield _parse_lines(lines, number, whole, wanted, comma)
+
+    whole = Source(name, rows, len(fields), np.dtype(str), text, names)
     kept = tuple(names[j] for j in wanted if names)
     return Source(name, rows, len(wanted), np.dtype(np.float64), batches, kept, whole=whole)
 
@@ -179,13 +182,13 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _parse_lines(lines: list[str], number: int, table: Table, wanted: list[int], comma: str) -> Array:
+def _parse_lines(lines: list[str], number: int, table: Source, wanted: list[int], comma: str) -> Array:
     """Return the numbers in ``lines``, which begin at line ``number`` of a file; blank lines are skipped."""
     filled = [line for line in lines if not line.isspace()]
     if not filled:
         return np.empty((0, len(wanted)))
-    some = {} if wanted == list(range(table.width)) else {"usecols": wanted}
-    if not some or all(line.count(comma) == table.width - 1 for line in filled):
+    some = {} if wanted == list(range(table.columns)) else {"usecols": wanted}
+    if not some or all(line.count(comma) == table.columns - 1 for line in filled):
         with suppress(ValueError):  # below, the line is named by its number, and what only Python takes for one is read
             x = np.loadtxt(filled, delimiter=comma, quotechar='"', comments=None, ndmin=2, **some)  # type: ignore
             if x.shape[1] == len(wanted):
@@ -193,13 +196,13 @@ def _parse_lines(lines: list[str], number: int, table: Table, wanted: list[int],
     rows = []
     for i, line in enumerate(lines, number):
         fields = [] if line.isspace() else _fields(line, comma)
-        for j in wanted if len(fields) == table.width else range(len(fields)):
+        for j in wanted if len(fields) == table.columns else range(len(fields)):
             if not _is_number(fields[j]):
                 where = f"column {table.names[j]!r}, see --columns; " if j < len(table.names) else ""
                 where += f"values are separated by {'commas' if comma == ',' else 'tabs'}"
                 raise ValueError(f"line {i}: {fields[j]!r} is not a number ({where})")
-        if fields and len(fields) != table.width:
-            raise ValueError(f"line {i} has {len(fields)} values, the first line {table.width}")
+        if fields and len(fields) != table.columns:
+            raise ValueError(f"line {i} has {len(fields)} values, the first line {table.columns}")
         rows += [[float(fields[j]) for j in wanted]] if fields else []
     return np.array(rows)
 
@@ -232,14 +235,14 @@ def read_parquet(name: str, path: Path, key: str, pick: Pick) -> Source:
                     x[:, j] = column.to_numpy(zero_copy_only=False)
                 yield x
 
-    def table() -> Iterator[Sequence[str]]:
+    def text(rows: int) -> Iterator[Any]:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            for batch in file.iter_batches():
+            for batch in file.iter_batches(batch_size=rows):
                 columns = [batch.column(i).to_pylist() for i in kept]
-                yield from (["" if cell is None else str(cell) for cell in row] for row in zip(*columns))
+                yield [["" if cell is None else str(cell) for cell in row] for row in zip(*columns)]
 
-    found = tuple(schema.names[i] for i in wanted)
-    return Source(name, rows, len(wanted), dtype, batches, found, whole=Table(names, len(kept), table))
+    whole, found = Source(name, rows, len(kept), np.dtype(str), text, names), tuple(schema.names[i] for i in wanted)
+    return Source(name, rows, len(wanted), dtype, batches, found, whole=whole)
 
 
 def _pyarrow() -> tuple[Any, Any]:
