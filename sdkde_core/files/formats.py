@@ -261,6 +261,8 @@ def write_csv(file: BinaryIO, shape: tuple[int, ...], dtype: Any, names: Names, 
         head.clear()
         if len(shape) == 1:
             file.writelines(f"{value!s}\n".encode() for value in batch)  # the shortest that reads back
+        elif isinstance(batch, np.ndarray):  # numbers need no quotes, which takes a fifth less time
+            file.writelines((comma.join(map(str, row)) + "\n").encode() for row in batch)
         else:
             rows.writerows(map(str, row) for row in batch)
 
