@@ -264,15 +264,16 @@ def test_samples_in_place_of_a_density_are_fitted_with_the_defaults():
 def test_where_a_density_is_zero_or_there_is_one_point():
     sdkde("fit", "train.csv", "--columns", "c", "--support", "c:-2,2", "-o", "x.sdkde")
     Path("q.csv").write_text("c\n0.1\n9\n")
-    assert sdkde("score", "x.sdkde", "q.csv").stdout.startswith(
-        "mean log density -inf, standard error nan, points 2, points of"
-    )
+    assert ", points 2, points of density 0 1\n" in sdkde("score", "x.sdkde", "q.csv").stdout
     told = json.loads(sdkde("score", "x.sdkde", "q.csv", "--json").stdout)
     assert told == {"mean_log_density": None, "standard_error": None, "points": 2, "points_of_density_0": 1}
     Path("q.csv").write_text("c\n0.1\n")
     assert json.loads(sdkde("score", "x.sdkde", "q.csv", "--json").stdout)["standard_error"] is None
     Path("q.csv").write_text("c\n")
     assert "q.csv: has no rows" in refused("score", "x.sdkde", "q.csv")
+    sdkde("fit", "train.npy", "--method", "laplace", "-o", "x.sdkde", "--bandwidth", "1")
+    np.save("far.npy", Y * 3)
+    assert json.loads(sdkde("score", "x.sdkde", "far.npy", "--json").stdout)["points_of_negative_density"] > 0
 
 
 @pytest.mark.parametrize("columns", ["a", "a,b", "a,b,c"])

@@ -28,15 +28,7 @@ from ..scale import job as job_of
 from . import data
 from .console import Argument, Group, json_option, table
 from .doctor import sections
-from .options import (
-    backend_option,
-    columns_option,
-    density_argument,
-    estimator_options,
-    output_option,
-    quiet_option,
-    train_argument,
-)
+from .options import backend_option, columns_option, density_argument, estimator_options, output_option, quiet_option
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
@@ -58,7 +50,11 @@ def main(ctx: click.Context) -> None:
 
 
 @main.command()
-@train_argument("A file of samples, a row each, or a density that sdkde fit wrote")
+@click.argument(
+    "train",
+    cls=Argument,
+    help=f"A file of samples, a row each ({', '.join(EXTENSIONS)}; - is standard input), or a saved density.",
+)
 @click.argument("query", cls=Argument, required=False, help="A file of points. Default: the training points.")
 @output_option(
     "one density per row; the format follows from the extension. A file is replaced; a folder only if it is a zarr "
@@ -144,7 +140,7 @@ def _by_shards(
 
 
 @main.command("fit")
-@train_argument("A file of samples, a row each")
+@click.argument("train", cls=Argument, help="A file of samples, a row each, as for estimate.")
 @output_option("the density, such as density.sdkde. A file is replaced if it holds a density.", required=True)
 @columns_option
 @estimator_options
@@ -186,15 +182,15 @@ def score(density: str, query: str, output: str | None, columns: list[str], as_j
     parts = list[Array]()
     with about(query=query):
         results = data.Results(output, log=True)
-        results.written(lambda advance: prepared, points, prepared._dtype, also=parts.append)
+        below, _ = results.written(lambda advance: prepared, points, prepared._dtype, also=parts.append)
     if not points.rows:
         raise FileError(f"{query}: has no rows; pass at least one")
     logs = np.concatenate(parts).astype(np.float64)
     error = float(logs.std(ddof=1) / math.sqrt(len(logs))) if len(logs) > 1 else math.nan
     found = {"mean_log_density": float(logs.mean()), "standard_error": error, "points": len(logs)}
-    if outside := int(np.isneginf(logs).sum()):
-        found["points_of_density_0"] = outside
-    text = ", ".join(f"{name.replace('_', ' ')} {value:.6g}" for name, value in found.items())
+    odd = {"points_of_density_0": int(np.isneginf(logs).sum()), "points_of_negative_density": below}
+    found |= {name: count for name, count in odd.items() if count}
+    text = ", ".join(f"{k.replace('_', ' ')} {v if isinstance(v, int) else f'{v:.6g}'}" for k, v in found.items())
     if as_json:
         text = json.dumps({k: v if math.isfinite(v) else None for k, v in found.items()}, indent=2)
     click.echo(text, err=to_stdout)
@@ -203,12 +199,8 @@ def score(density: str, query: str, output: str | None, columns: list[str], as_j
 @main.command()
 @density_argument
 @click.option("-n", "number", type=click.IntRange(min=1), default=1, show_default=True, help="How many draws.")
-@click.option(
-    "--seed", type=click.IntRange(min=0), help="The same seed has the same draws. Default: another each time."
-)
-@output_option(
-    "one draw per row; the format follows from the extension. Default: standard output, as .csv.", default="-"
-)
+@click.option("--seed", type=click.IntRange(min=0), help="Makes the draws repeatable. Default: others each time.")
+@output_option("one draw per row. Default: standard output, as .csv.", default="-")
 @columns_option
 def sample(density: str, number: int, seed: int | None, output: str, columns: list[str]) -> None:
     """Draw new points from a density."""

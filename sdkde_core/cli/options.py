@@ -9,7 +9,6 @@ import click
 
 from ..bandwidth.rules import RULES
 from ..estimator.request import ALL_METHODS, NEGATIVE
-from ..files import EXTENSIONS
 from ..protocol import KERNELS, PRECISIONS
 from .console import Argument, Choice, together
 
@@ -104,10 +103,6 @@ estimator_options = together(
         help="Where to compute: cpu, cuda, cuda:0; several GPUs: cuda:0,cuda:1 or cuda:all. Default: the fastest.",
     ),
 )
-
-
-def train_argument(what: str) -> Callable[[Any], Any]:
-    return click.argument("train", cls=Argument, help=f"{what}: {', '.join(EXTENSIONS)}; - is standard input.")
 
 
 def output_option(what: str, **more: Any) -> Callable[[Any], Any]:
