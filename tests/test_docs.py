@@ -187,7 +187,8 @@ def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
     (files,) = re.findall(r"```python\n(.*?)```", page, re.S)
     exec(compile(files, "command-line.md", "exec"), {})
     lines = "\n".join(re.findall(r"```sh\n(.*?)```", page, re.S)).splitlines()
-    told = [line.partition("#")[0].split()[1:] for line in lines if re.match(r"sdkde (estimate|explain) [a-z\d]", line)]
+    ours = r"sdkde (estimate|explain|fit|score|sample|plot) [a-z\d]"
+    told = [line.partition("#")[0].split()[1:] for line in lines if re.match(ours, line)]
     assert len(told) >= 9
     for arguments in told:
         # The memory is that of the process, which has that of all tests before.

@@ -87,7 +87,7 @@ ROOMS = {
     "interop": {"messages", "archive", "protocol", "arrays", "bandwidth", "coordinates", "estimator", "api"},
     "cli": {
         *("messages", "protocol", "storage", "arrays", "choice", "bandwidth", "files", "estimator", "scale", "api"),
-        "interop",
+        *("archive", "interop"),
     },
     "testing": {"protocol", "arrays", "engine", "choice", "plugin", "bandwidth", "estimator"},
 }
