@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from .interop import plots
     from .interop.gaussian_kde import gaussian_kde
     from .interop.kernel_density import KernelDensity
+    from .interop.mode_clustering import ModeClustering
 
 __all__ = [
     "BackendUnavailable",
     "Bandwidth",
     "KernelDensity",
+    "ModeClustering",
     "Prepared",
     "SdkdeWarning",
     "__version__",
@@ -47,6 +49,7 @@ logging.getLogger("sdkde").addHandler(logging.NullHandler())
 #: What needs a library that is imported when it is first asked for, by the module that has it, or that it is.
 _LATER = {
     "KernelDensity": ".interop.kernel_density",
+    "ModeClustering": ".interop.mode_clustering",
     "gaussian_kde": ".interop.gaussian_kde",
     "plots": ".interop.plots",
 }
