@@ -51,7 +51,7 @@ class ModeClustering(ClusterMixin, BaseEstimator):
     --------
     >>> import numpy as np, sdkde_core
     >>> x = np.random.default_rng(0).normal(size=(500, 2)) + 5 * (np.arange(500) % 2)[:, None]
-    >>> model = sdkde_core.ModeClustering().fit(x)
+    >>> model = sdkde_core.ModeClustering(bandwidth=1.0).fit(x)
     >>> len(model.cluster_centers_)
     2
     """
