@@ -20,6 +20,7 @@ from ..messages import brief
 from .density import normal_distribution
 from .mapped import leaves
 from .mixture import check_positive, indices, split
+from .plan import FARTHEST
 
 if TYPE_CHECKING:
     from .prepared import Prepared
@@ -129,6 +130,8 @@ class _Kernels:
         near, points, held, kept, slope = split(inner, first)
         _, log_weights, self.scales, centre = inner.on_host
         value = held.whiten(x if maps is None else maps.kept(first).forward(x), centre[first])  # (b, k)
+        if not (abs(value) < FARTHEST).all():
+            raise ValueError("given has values too far from the samples: squares of distances overflow")
         logs = log_weights - len(first) * np.log(self.scales)
         logs = logs - 0.5 * sum(((near[:, j] - value[:, j, None]) / self.scales) ** 2 for j in range(len(first)))
         top = logs.max(axis=1, keepdims=True)

@@ -16,12 +16,13 @@ from ..arrays import Argument, Origin, numbers, public, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
 from .batches import Advance, answered, check_out, densities, watched
+from .climbing import clusters, modes
 from .conditionals import Conditionals
 from .fitted import Fitted, with_fallback
 from .integrals import distribution, probability, quantiles
 from .laplace import NegativeMass
 from .mapped import Mapped, leaves, mapped, shares
-from .mixture import Mixture, check_count, check_positive, components, conditional, draws, labelled, marginal, modes
+from .mixture import Mixture, check_count, check_positive, components, conditional, draws, marginal
 from .moments import covariance, mean
 from .plan import plan
 from .regions import log_thresholds
@@ -283,9 +284,10 @@ class Prepared:
             The latter are m densities, whose ``mean()``, ``quantile(q)`` and ``pdf(y)`` are row by row: regression
             curves.
         """
+        fitted = self._gaussian("conditionals")
         if isinstance(given, Mapping) and any(np.ndim(value) for value in given.values()):
             return Conditionals(self, given)
-        return replace(self, _fitted=conditional(self._gaussian("conditionals"), given))
+        return replace(self, _fitted=conditional(fitted, given))
 
     @public
     def probability(self, lower: Any, upper: Any) -> float:
@@ -356,7 +358,7 @@ class Prepared:
         """
         fitted = self._gaussian("modes")
         rows = self._places() if query is None else self._near("query", query)
-        found, labels = labelled(fitted, rows)
+        found, labels = clusters(fitted, rows)
         return (labels, found) if return_modes else labels
 
     def _near(self, name: str, points: Any) -> Any:
