@@ -81,6 +81,12 @@ def test_moments_are_exact():
     assert one.cov()[0, 0] == pytest.approx(second - mean**2, rel=1e-3)
 
 
+def test_the_guard_of_the_tails_counts_for_moments():
+    x = np.exp(np.random.default_rng(1).normal(size=2000))
+    guarded, plain = (prepare(x, coordinates="log", tails=tails) for tails in (None, "plain"))
+    assert plain.mean()[0] == pytest.approx(x.mean(), rel=0.02) and guarded.mean()[0] > plain.mean()[0]
+
+
 def test_what_has_no_moments_says_what_to_do():
     angles = prepare(RNG.random(200), support=("circular", 1.0))
     with pytest.raises(ValueError, match=r"go round a circle.*sample"):

@@ -206,7 +206,8 @@ class Prepared:
     def mean(self) -> Any:
         """Return the mean (d,) of the density, NumPy's; exact, in other coordinates by quadrature of each column's.
 
-        ValueError for a column that goes round a circle, where a mean depends on the cut.
+        ValueError for a column that goes round a circle, where a mean depends on the cut. In coordinates ``"log"`` the
+        guard of the tails may reach so far that it makes up most of the mean: ``tails="plain"`` leaves it out.
         """
         return mean(self._fitted.current)
 
