@@ -29,8 +29,8 @@ def modes(fitted: Any, starts: Array | None = None) -> Array:
 def climb(fitted: Any, starts: Array, scale: Array, together: bool = False) -> tuple[Array, Array]:
     """The modes (k, d) that ``starts`` (m, d) go to, highest first, and to which of them each goes (m,), −1: to none.
 
-    ``together``: rows that meet within a quarter of a bandwidth go on as one, and steps are up to 64 times the mean
-    shift's where they are below half a bandwidth.
+    ``together``: rows that meet within a quarter of a kernel's width go on as one, and steps are up to 64 times the
+    mean shift's where they are below half a bandwidth.
     """
     rows, scale = np.array(starts, dtype=float), np.where(scale == 0.0, 1.0, scale)  # squares of data units overflow
     log, slope, unit = local(fitted, Argument.of("query", rows), scale)
@@ -56,7 +56,8 @@ def climb(fitted: Any, starts: Array, scale: Array, together: bool = False) -> t
         rows[moved], log[moved], slope[moved], unit[moved] = (x[better] for x in (tried, *there))
         going = going[still & (longer[going] > 1e-9)]
         if together and going.size:
-            _, first, met = np.unique(cells(fitted, rows[going], 4), axis=0, return_index=True, return_inverse=True)
+            here = cells(fitted, rows[going], 0.25)[0]
+            _, first, met = np.unique(here, axis=0, return_index=True, return_inverse=True)
             leader[going] = going[first[met.reshape(-1)]]
             going = going[first]
     while (leader != leader[leader]).any():
@@ -81,17 +82,18 @@ def climb(fitted: Any, starts: Array, scale: Array, together: bool = False) -> t
 def clusters(fitted: Any, points: Array) -> tuple[Array, Array]:
     """The modes (k, d) that points (m, d) climb to, highest first, and which of them each has, (m,): −1 for none.
 
-    In up to four dimensions points of one cell of half a bandwidth go from its middle, and the way up is by the samples
-    of such cells at their mean; only the last part, from where they arrive, is by all samples.
+    In up to four dimensions points of one cell of half a kernel's width go from its middle, and the way up is by the
+    samples of such cells at their mean; only the last part, from where they arrive, is by all samples.
     """
     check_positive(fitted, "mean shift may lower it")
     scale = np.ptp(places(fitted, 512, np.random.default_rng(0)), axis=0)
-    labels, lattice, few = np.full(len(points), -1), cells(fitted, points, 2), points.shape[1] <= 4
+    labels, few = np.full(len(points), -1), points.shape[1] <= 4
+    lattice, size = cells(fitted, points, 0.5)
     inside = np.isfinite(lattice).all(axis=1)
     starts, which = points[inside], np.arange(np.count_nonzero(inside))
     if few:
         taken, which = np.unique(lattice[inside], axis=0, return_inverse=True)
-        starts = to_host(fitted.centre) + fitted.bandwidth.stretch((taken + 0.5) / 2.0)
+        starts = to_host(fitted.centre) + fitted.bandwidth.stretch(size * (taken + 0.5))
         if fitted.coordinates is not None:
             ends = fitted.coordinates.ends
             starts = fitted.coordinates.inverse(starts if ends is None else np.clip(starts, *ends))
@@ -103,10 +105,12 @@ def clusters(fitted: Any, points: Array) -> tuple[Array, Array]:
     return found, labels
 
 
-def cells(fitted: Any, points: Array, per_bandwidth: int) -> Array:
-    """The cells (m, d) of a lattice, so many per bandwidth, that points (m, d) lie in."""
+def cells(fitted: Any, points: Array, size: float) -> tuple[Array, float]:
+    """The cells (m, d) that points (m, d) lie in, and their size in bandwidths; ``size`` is in narrowest kernels."""
+    inner = fitted if fitted.coordinates is None else fitted.first.current
+    size *= min((group.scale for group in inner.groups), default=1.0)
     z = points if fitted.coordinates is None else fitted.coordinates.forward(points)
-    return np.floor(per_bandwidth * fitted.bandwidth.whiten(z, to_host(fitted.centre)))
+    return np.floor(fitted.bandwidth.whiten(z, to_host(fitted.centre)) / size), size
 
 
 def _for_rows(fitted: Any, binned: bool = False) -> Any:

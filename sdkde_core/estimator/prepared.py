@@ -342,8 +342,9 @@ class Prepared:
     def labels(self, query: Any = None, *, return_modes: bool = False) -> Any:
         """Return for every point which mode it climbs to by mean shift: clusters. Not for ``method="laplace"``.
 
-        In up to four dimensions the points of a cell of half a bandwidth climb as one, along the density of samples
-        joined in such cells. So points within a quarter of a bandwidth of a border may have the label beyond it.
+        In up to four dimensions the points of a cell of half a bandwidth (of an adaptive density's narrowest kernels)
+        climb as one, along the density of samples joined in such cells: points within a quarter of a bandwidth of a
+        border may have the label beyond it.
 
         Parameters
         ----------
