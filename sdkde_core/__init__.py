@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from .interop import plots
     from .interop.gaussian_kde import gaussian_kde
     from .interop.kernel_density import KernelDensity
+    from .interop.mode_clustering import ModeClustering
 
 __all__ = [
     "BackendUnavailable",
     "Bandwidth",
     "KernelDensity",
+    "ModeClustering",
     "Prepared",
     "SdkdeWarning",
     "__version__",
@@ -49,6 +51,7 @@ logging.getLogger("sdkde").addHandler(logging.NullHandler())
 #: What is imported when it is first asked for, by the module that has it, or that it is.
 _LATER = {
     "KernelDensity": ".interop.kernel_density",
+    "ModeClustering": ".interop.mode_clustering",
     "gaussian_kde": ".interop.gaussian_kde",
     "plots": ".interop.plots",
     **{name: f".{name}" for name in ("distributed", "plugin", "protocol", "scale", "testing", "tuning")},
@@ -64,5 +67,5 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """What is public, but for what needs a library that is not here: consoles ask for everything that is listed."""
-    needs = {"KernelDensity": "sklearn", "distributed": "torch"}
+    needs = {"KernelDensity": "sklearn", "ModeClustering": "sklearn", "distributed": "torch"}
     return sorted(name for name in {*__all__, *_LATER} if name not in needs or importlib.util.find_spec(needs[name]))

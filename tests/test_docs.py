@@ -197,7 +197,7 @@ def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
         assert result.exit_code == 0 or "pip install 'sdkde-core[" in result.output, (arguments, result.output)
 
 
-@pytest.mark.parametrize("module", ["api", "interop.gaussian_kde", "interop.kernel_density"])
+@pytest.mark.parametrize("module", ["api", "interop.gaussian_kde", "interop.kernel_density", "interop.mode_clustering"])
 def test_docstring_examples(module):
     result = doctest.testmod(importlib.import_module(f"sdkde_core.{module}"))
     assert result.attempted > 0
