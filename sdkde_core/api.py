@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from .arrays import Argument, Origin, detached, is_dask, public, to_host
+from .arrays import Argument, Origin, detached, is_dask, is_traced, public, to_host
 from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import check_rule, resolve
 from .choice import registry, select
@@ -22,7 +22,7 @@ from .estimator.fitted import Fitted, run, scores, slope, with_fallback
 from .estimator.mapped import mapped, score_in
 from .estimator.moving import displaced
 from .estimator.plan import Plan, plan, read
-from .estimator.prepared import Prepared, fit
+from .estimator.prepared import Prepared, fit, traced
 from .estimator.request import Goal, Options, Request, takes_options
 from .protocol import Partial
 
@@ -175,6 +175,8 @@ def estimate(
         return lazy(request, train, query, log, out, progress)
     if out is not None or progress is not False:
         return _by_batches(request, train, query, log, out, progress)
+    if is_traced(query):
+        return traced(request, train, "log" if log else "density", query)
     if request.apart:
         return fit(request, train).estimate(train if query is None else query, log=log)
 
@@ -327,6 +329,8 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
     request = Request.of(Goal.GRADIENT, options, "query", "progress")
     if progress is not False:
         return _by_batches(request, train, query, progress=progress)
+    if is_traced(query):
+        return traced(request, train, "score", query)
     if request.apart:
         return fit(request, train).grad_log_density(train if query is None else query)
 

@@ -254,7 +254,7 @@ def test_what_keeps_numbers_refuses_what_requires_grad():
     ready = sdkde_core.prepare(x.detach())
     for call in (ready.estimate, ready.grad_log_density):
         with pytest.raises(TypeError, match=r"query requires grad.*query\.detach\(\), or call within torch\.no_grad"):
-            call(y)
+            call(y, progress=True)
     with pytest.raises(TypeError, match="bandwidth requires grad"):
         sdkde_core.Bandwidth.of(h, 2)
     with pytest.raises(TypeError, match="requires grad"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..archive import write
-from ..arrays import Argument, Origin, numbers, public, to_host
+from ..arrays import Argument, Origin, check_query, is_attached, is_followed, numbers, public, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
 from .batches import Advance, answered, check_out, densities, watched
@@ -98,6 +99,7 @@ class Prepared:
         ----------
         query : (m, d) or (m,) array_like
             As for :func:`sdkde_core.estimate`, but required.
+            A torch tensor that requires grad, or is within ``torch.func``, has derivatives (``docs/gradients.md``).
         log : bool
             Return log p̂. Laplace: NaN where p̂ < 0, with one RuntimeWarning, or −inf where that is clipped.
         out, progress
@@ -116,6 +118,8 @@ class Prepared:
         BackendUnavailable
             The backend that was named, or with ``"auto"`` any, cannot answer queries so far from the training samples.
         """
+        if out is None and progress is False and is_followed(query):
+            return self._followed("log" if log else "density", query)
         given = self._fitted.asked(query)
         check_out(out, given)
         with watched(progress, given) as advance:
@@ -148,9 +152,11 @@ class Prepared:
         """Return the score ∇log p̂ at ``query``, (m, d), per data unit; NaN where a Laplace estimate is negative.
 
         The first call packs the training samples for it, and keeps them. ``progress`` as for
-        :func:`sdkde_core.estimate`.
+        :func:`sdkde_core.estimate`. By a query that requires grad it differentiates for kde and sdkde.
         """
         self._gaussian("gradient")
+        if progress is False and is_followed(query):
+            return self._followed("score", query)
         given = self._fitted.asked(query)
         with watched(progress, given) as advance:
             return answered(self._fitted, given, "score", advance=advance)
@@ -314,6 +320,31 @@ class Prepared:
         fitted = from_saved(content, arrays, name)
         return cls(fitted, fitted.problem.dtype, origin_of(content))
 
+    def _followed(self, what: str, query: Any) -> Any:
+        """What a density answers at a tensor, with derivatives."""
+        from .queried import follow  # which imports PyTorch
+
+        if is_attached(query):
+            self._gaussian("derivatives")
+        check_query(Argument("query", query, "", Origin()), self.n_train, self.n_dimensions)
+        return follow(lambda: self, what, query.reshape(query.shape[0], self.n_dimensions))
+
+    @public
+    def of_tensors(self, what: str, query: Any, vectors: Any = None) -> Any:
+        """Return what :class:`.queried.Answer` asks for."""
+        given = self._fitted.asked(query)
+        if what in ("density", "log"):
+            return densities(self._fitted, given, what == "log")
+        self._gaussian("derivatives")
+        if what != "curvature":
+            return answered(self._fitted, given, what if self.method == "laplace" else "score")
+        if self.method == "laplace" or not self._fitted.groups:
+            raise ValueError(
+                "the gradient of laplace, of a stacked density and of one with coordinates or support has no "
+                "derivatives of its own; prepare with method='sdkde' or 'kde' alone"
+            )
+        return self._fitted.serve(lambda fitted: fitted.curved(fitted.read(given), vectors)) if len(query) else vectors
+
     def _gaussian(self, what: str) -> Any:
         """The fitted density; ValueError unless its kernel is the Gaussian, the only one with ``what``."""
         if self.kernel != "gaussian":
@@ -337,6 +368,13 @@ class Prepared:
         how += f", adaptive {alpha:g}" if (alpha := self._fitted.request.adaptive) else ""
         h = self._fitted.request.told(self.bandwidth)
         return f"Prepared({how}, {size}, {h}{where}, {self.precision}, {self.backend} on {self.device})"
+
+
+def traced(request: Request, train: Any, what: str, query: Any) -> Any:
+    """Return what the density of ``train`` answers at a tensor within ``torch.func``: it is fitted when first asked."""
+    from .queried import follow  # which imports PyTorch
+
+    return follow(functools.cache(lambda: fit(request, train)), what, query)
 
 
 def fit(request: Request, train: Any, expected: Argument | None = None, advance: Advance | None = None) -> Prepared:
