@@ -116,7 +116,6 @@ class _Tiles:
         self.log_share = log_weights.clamp(min=NOTHING[torch.float64]) - self.log_v  # (n,) log w / v
         self.light = bool((self.log_share < 0).any())
         self.share = self.log_share.exp()[:, None]
-        self.ones = _with_one(points) * self.share  # (n, d + 1)
         library = Tensors(torch.float64, points.device)
         limit = expanded_limit(replace(problem, precision="float64"), "float64", -float(self.log_v.min()))
         self.formula = (exponents.Expanded if problem.extent <= limit else exponents.Direct)(library)
@@ -214,8 +213,8 @@ def _derivatives(
                 by_columns[some] += moved * tiles.share[some]
         if by_rows is None:
             return None
-        sums = q @ tiles.ones[some]  # (b, d + 1)
-        return sums[:, :d] - block.ones[:, :d] * sums[:, d:]
+        q = q.mul_(tiles.share[some].T) if tiles.light else q
+        return q @ points[some] - block.ones[:, :d] * q.sum(1, keepdim=True)
 
     elements = memory // (5 * 8)  # five tiles at a time, of float64
     if points.device.type == "cpu":

@@ -74,7 +74,8 @@ def _attach(ready: Plan, train: Any, query: Any, weights: Any, bandwidth: Any) -
     if is_attached(bandwidth):
         h = _attached(h, bandwidth.to(place).double())
     whiten = h.whitening(convert(ready.centre, "torch", place))
-    points = _valued(whiten(train), columns.points)
+    follows = is_attached(train) or is_attached(h.factor)
+    points = _valued(whiten(train), columns.points) if follows else columns.points
     if "weights" not in ready.problems[0].requires:
         weights = None
     elif is_attached(weights):
