@@ -88,7 +88,10 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> None:
-        raise RuntimeError("sdkde differentiates once: its derivatives have none themselves")
+        raise RuntimeError(
+            "sdkde differentiates once: its derivatives have none themselves; prepare(train).estimate(query) "
+            "differentiates twice, by the query"
+        )
 
 
 class _Block(NamedTuple):

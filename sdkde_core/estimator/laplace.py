@@ -25,10 +25,7 @@ from ..protocol import Columns, Partial
 
 
 def laplace_slope(queries: Any, columns: Columns, signed: bool = False) -> Any:
-    """Return ∇ log |p̂| of the Laplace estimate at whitened queries, (m, d), per bandwidth.
-
-    NaN where p̂ < 0, unless the ``signed`` estimate's is wanted.
-    """
+    """Return ∇ log |p̂| of the Laplace estimate at whitened queries, (m, d); NaN where p̂ < 0, unless ``signed``."""
     xp = array_namespace(queries)
     columns = take_columns(columns, xp.nonzero(columns.log_weights > -math.inf)[0])
     (m, d), n = queries.shape, columns.points.shape[0]

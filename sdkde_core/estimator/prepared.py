@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -321,9 +320,7 @@ class Prepared:
         return cls(fitted, fitted.problem.dtype, origin_of(content))
 
     def _followed(self, what: str, query: Any) -> Any:
-        """What a density answers at a tensor, with derivatives."""
-        from .queried import follow  # which imports PyTorch
-
+        """What the density answers at a tensor, with derivatives."""
         if is_attached(query):
             self._gaussian("derivatives")
         check_query(Argument("query", query, "", Origin()), self.n_train, self.n_dimensions)
@@ -370,11 +367,20 @@ class Prepared:
         return f"Prepared({how}, {size}, {h}{where}, {self.precision}, {self.backend} on {self.device})"
 
 
-def traced(request: Request, train: Any, what: str, query: Any) -> Any:
-    """Return what the density of ``train`` answers at a tensor within ``torch.func``: it is fitted when first asked."""
-    from .queried import follow  # which imports PyTorch
+def follow(density: Callable[[], Prepared], what: str, query: Any) -> Any:
+    """Return what a density, which is made where ``torch.func`` lets numbers be seen, answers at a tensor."""
+    from .queried import Answer, torch  # which the tensor's owner has imported
 
-    return follow(functools.cache(lambda: fit(request, train)), what, query)
+    if query.ndim not in (1, 2):
+        raise ValueError(f"query has shape {tuple(query.shape)}; pass (points, dimensions), or (points,) in one")
+    recorded = torch.is_grad_enabled()
+
+    def compute(*asked: Any) -> Any:
+        with torch.set_grad_enabled(recorded):  # what requires grad is refused as ever
+            found = density()
+        return found.of_tensors(*asked)
+
+    return Answer.apply(compute, what, query if query.ndim == 2 else query[:, None])
 
 
 def fit(request: Request, train: Any, expected: Argument | None = None, advance: Advance | None = None) -> Prepared:

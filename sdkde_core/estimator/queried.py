@@ -13,20 +13,6 @@ import torch
 from torch import Tensor
 
 
-def follow(density: Callable[[], Any], what: str, query: Tensor) -> Tensor:
-    """Return ``what`` a Prepared, which ``density`` makes where numbers can be seen, answers at a query."""
-    if query.ndim not in (1, 2):
-        raise ValueError(f"query has shape {tuple(query.shape)}; pass (points, dimensions), or (points,) in one")
-    recorded = torch.is_grad_enabled()
-
-    def compute(*asked: Any) -> Tensor:
-        with torch.set_grad_enabled(recorded):  # what requires grad is refused as ever
-            found = density()
-        return found.of_tensors(*asked)
-
-    return Answer.apply(compute, what, query if query.ndim == 2 else query[:, None])
-
-
 class Answer(torch.autograd.Function):
     """Return ``compute(what, *given)``, ``given`` the queries (m, d), and for the curvature vectors (m, d).
 
