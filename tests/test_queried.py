@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+import torch.utils.checkpoint
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
@@ -113,6 +114,8 @@ def test_dtypes_shapes_and_backends(backend):
         assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         assert q.grad.dtype == dtype
         torch.testing.assert_close(q.grad, p.grad_log_density(q.detach()).to(dtype))
+    again = torch.utils.checkpoint.checkpoint(p.estimate, q := attached(), use_reentrant=False)
+    torch.testing.assert_close(*(torch.autograd.grad(v.sum(), q)[0] for v in (again, p.estimate(q))))
     for shape in ((0, 3), (0,)):
         p.estimate(q := torch.empty(shape, requires_grad=True)).sum().backward()
         assert q.grad.shape == shape

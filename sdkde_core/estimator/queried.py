@@ -32,13 +32,14 @@ class Answer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        along = g[:, None] * _slope(ctx) if g.ndim == 1 else _curvature(ctx, g)
-        return None, None, along.to(ctx.saved_tensors[0].dtype)
+        query, *_, found = ctx.saved_tensors  # which a checkpoint lets be read once
+        along = _curvature(ctx, query, g) if g.ndim == 2 else g[:, None] * _slope(ctx, query, found)
+        return None, None, along.to(query.dtype)
 
     @staticmethod
     def jvp(ctx: Any, _compute: None, _what: None, tangent: Tensor, *_vectors: Tensor) -> Tensor:
-        found = ctx.saved_tensors[-1]
-        along = (_slope(ctx) * tangent).sum(1) if found.ndim == 1 else _curvature(ctx, tangent)
+        query, *_, found = ctx.saved_tensors
+        along = _curvature(ctx, query, tangent) if found.ndim == 2 else (_slope(ctx, query, found) * tangent).sum(1)
         return along.to(found.dtype)
 
     @staticmethod
@@ -50,16 +51,15 @@ class Answer(torch.autograd.Function):
         return found.unflatten(0, every[0].shape[:2]), 0
 
 
-def _slope(ctx: Any) -> Tensor:
+def _slope(ctx: Any, query: Tensor, found: Tensor) -> Tensor:
     """The derivative (m, d) of each row's density or its log: 0 where p̂ is 0, or has no log."""
-    query, found = ctx.saved_tensors
     slope, found = Answer.apply(ctx.compute, "slope", query), found[:, None]
     if ctx.what == "log":
         return torch.where(found.isfinite(), slope, 0.0)
     return torch.where(found == 0.0, 0.0, found * slope)
 
 
-def _curvature(ctx: Any, vectors: Tensor) -> Tensor:
+def _curvature(ctx: Any, query: Tensor, vectors: Tensor) -> Tensor:
     if ctx.what == "curvature":
         raise RuntimeError("a prepared density differentiates twice by its query; its second derivatives have none")
-    return Answer.apply(ctx.compute, "curvature", ctx.saved_tensors[0], vectors)
+    return Answer.apply(ctx.compute, "curvature", query, vectors)
