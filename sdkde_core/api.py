@@ -176,7 +176,7 @@ def estimate(
         return lazy(request, train, query, log, out, progress)
     if out is not None or progress is not False:
         return _by_batches(request, train, query, log, out, progress)
-    if is_traced(query):
+    if "torch" in sys.modules and is_traced(query):
         return follow(cache(lambda: fit(request, train)), "log" if log else "density", query)
     if request.apart:
         return fit(request, train).estimate(train if query is None else query, log=log)
@@ -330,7 +330,7 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
     request = Request.of(Goal.GRADIENT, options, "query", "progress")
     if progress is not False:
         return _by_batches(request, train, query, progress=progress)
-    if is_traced(query):
+    if "torch" in sys.modules and is_traced(query):
         return follow(cache(lambda: fit(request, train)), "score", query)
     if request.apart:
         return fit(request, train).grad_log_density(train if query is None else query)
