@@ -327,8 +327,8 @@ class Prepared:
         return follow(lambda: self, what, query.reshape(query.shape[0], self.n_dimensions))
 
     @public
-    def of_tensors(self, what: str, query: Any, vectors: Any = None) -> Any:
-        """Return what :class:`.queried.Answer` asks for."""
+    def _of_tensors(self, what: str, query: Any, vectors: Any = None) -> Any:
+        """What :class:`.queried.Answer` asks for."""
         given = self._fitted.asked(query)
         if what in ("density", "log"):
             return densities(self._fitted, given, what == "log")
@@ -378,7 +378,7 @@ def follow(density: Callable[[], Prepared], what: str, query: Any) -> Any:
     def compute(*asked: Any) -> Any:
         with torch.set_grad_enabled(recorded):  # what requires grad is refused as ever
             found = density()
-        return found.of_tensors(*asked)
+        return found._of_tensors(*asked)
 
     return Answer.apply(compute, what, query if query.ndim == 2 else query[:, None])
 
