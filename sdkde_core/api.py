@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Unpack, overload
 
 import numpy as np
 
-from .arrays import Argument, Array, Origin, check_names, detached, is_dask, labelled, public, to_host
+from .arrays import Argument, Array, Origin, check_names, detached, is_dask, is_traced, labelled, public, to_host
 from .arrays.frames import Column, Frame, Kind, Plain, Rows, Same, T, Values
 from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import BandwidthLike, Rule, check_rule, resolve
@@ -24,7 +24,7 @@ from .estimator.fitted import Fitted, run, scores, slope, with_fallback
 from .estimator.mapped import mapped, score_in
 from .estimator.moving import displaced
 from .estimator.plan import Plan, plan, read
-from .estimator.prepared import Prepared, fit
+from .estimator.prepared import Prepared, fit, follow
 from .estimator.request import Asked, Goal, Options, Progress, Request, Score, Single, Support, Watched, takes_options
 from .protocol import Partial
 
@@ -67,7 +67,7 @@ def estimate(
         ``"kde"`` is Σ_j w_j N(y; x_j, H); ``"sdkde"`` the same on samples moved by ½ H ∇log p̂(x_j), which removes the
         leading bias; ``"laplace"`` multiplies each kernel by 1 + d/2 − ½ r²_j: debiased too, but signed. ``"stacked"``
         is a sum of sdkde and normal mixtures, weighted by what they say of left-out samples; it needs all samples in
-        memory, and does not differentiate.
+        memory, and differentiates by a query alone.
     step : None, float or "moments"
         The multiple of H ∇log p̂ by which samples move (sdkde). ``"moments"``: the one with which the estimate has the
         samples' total variance in units of the bandwidth, from ½ to 1.2 (``docs/mathematics.md``). None: ½, the
@@ -79,7 +79,7 @@ def estimate(
     adaptive : None or float
         The exponent α of kernels that are (p̂(x_i) / g)^−α bandwidths wide, p̂ the KDE that the score is of and g its
         geometric mean over the samples: wide where samples are rare (Abramson's is ½). Widths are powers of √2, from ⅛
-        to 8. For sdkde samples move by ½ − α, or ``step``, times their squared width. Not for laplace and autograd.
+        to 8. For sdkde samples move by ½ − α, or ``step``, times their squared width. Not for laplace, nor autograd.
     tails : None, "guard", "plain" or float
         The part of the weight, 0.02 for ``"guard"``, in a second group of kernels at the same places, four times as
         wide; at most 4,096 samples have one, wider if there are more. For sdkde and kde. None: ``"plain"``, without;
@@ -97,8 +97,8 @@ def estimate(
         ``"normal-scores"`` (a column's own distribution function, estimated, to the normal one) for all columns; one
         for each, or a dict by number or by name for some; or an object with ``forward``, ``inverse`` and
         ``log_jacobian``, see ``docs/coordinates.md``. The bandwidth is in z. Where T takes no values the density is 0,
-        and its gradient NaN. Not for autograd and samples that are not in memory. None: ``"identity"``; with
-        ``method="stacked"`` what left-out samples speak for.
+        and its gradient NaN. It differentiates by a query alone, and needs all samples in memory. None:
+        ``"identity"``; with ``method="stacked"`` what left-out samples speak for.
     support : sequence or dict, optional
         Where columns end, for each None, ``(low, high)`` with None for an open end, or ``("circular", period)``; a dict
         by number or by name for some. The density is 0 outside, integrates to 1 between the ends, and does not sag
@@ -171,7 +171,8 @@ def estimate(
     attached to autograd: first derivatives, by backends with the feature ``"grad"`` only, and not within
     ``torch.no_grad()``. The query (else ``train``) must be a tensor then, as the result is. A bandwidth that a rule has
     chosen is a constant to autograd; the derivative by a matrix H is that by its symmetric part. :func:`debias` and
-    :func:`grad_log_density` differentiate too; :func:`prepare`, ``out`` and ``progress`` refuse what requires grad.
+    :func:`grad_log_density` differentiate too, and a prepared density by its query; ``out`` and ``progress`` refuse
+    what requires grad. ``torch.func`` and forward mode may follow the query alone, and the samples are prepared then.
 
     Source: Epstein, Dwaraknath and Winnicki, "Flash-SD-KDE: Accelerating SD-KDE with Tensor Cores".
 
@@ -189,6 +190,8 @@ def estimate(
         return lazy(request, train, query, log, out, progress)
     if out is not None or progress is not False:
         result = _by_batches(request, train, query, log, out, progress)
+    elif "torch" in sys.modules and is_traced(query):
+        return follow(cache(lambda: fit(request, train)), "log" if log else "density", query)
     elif request.apart:
         return fit(request, train).estimate(train if query is None else query, log=log)
     else:
@@ -240,7 +243,7 @@ def prepare(train: Any, *, progress: Progress = False, **options: Unpack[Options
     Parameters as for :func:`estimate`; ``progress`` is of the pass that moves the samples (sdkde). What follows from
     them is decided here, for all queries: the bandwidth, the backend (as for as many queries as samples), and with
     ``precision="auto"`` the precision, by the dtype of ``train``. It keeps numbers, not what autograd knows of them:
-    tensors that require grad are refused, but within ``torch.no_grad()``.
+    tensors that require grad are refused, but within ``torch.no_grad()``. The density has derivatives by its queries.
 
     Returns
     -------
@@ -366,6 +369,8 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Progress = Fals
     request = Request.of(Goal.GRADIENT, options, "query", "progress")
     if progress is not False:
         result = _by_batches(request, train, query, progress=progress)
+    elif "torch" in sys.modules and is_traced(query):
+        return follow(cache(lambda: fit(request, train)), "score", query)
     elif request.apart:
         return fit(request, train).grad_log_density(train if query is None else query)
     else:

@@ -254,7 +254,7 @@ def test_what_keeps_numbers_refuses_what_requires_grad():
     ready = sdkde_core.prepare(x.detach())
     for call in (ready.estimate, ready.grad_log_density):
         with pytest.raises(TypeError, match=r"query requires grad.*query\.detach\(\), or call within torch\.no_grad"):
-            call(y)
+            call(y, progress=True)
     with pytest.raises(TypeError, match="bandwidth requires grad"):
         sdkde_core.Bandwidth.of(h, 2)
     with pytest.raises(TypeError, match="requires grad"):
@@ -325,13 +325,18 @@ def test_a_compiled_caller():
         assert torch.equal(a, b)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # which forward mode needs itself
 def test_the_pages_example_runs(capsys):
     """What gradients are for: the held-out likelihood chooses the bandwidth."""
     page = (Path(__file__).parent.parent / "docs" / "gradients.md").read_text()
-    example = re.findall(r"```python\n(.*?)```", page, re.S)[0]
     names = {}
-    exec(compile(example, "gradients.md", "exec"), names)
-    assert "tensor(" in capsys.readouterr().out
+    for example in re.findall(r"```python\n(.*?)```", page, re.S)[:2]:
+        exec(compile(example, "gradients.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "tensor(" in printed
+    assert "[3, 2, 2]" in printed
+    with torch.no_grad():
+        assert names["density"].estimate(names["q"]).mean() > 1.2 * names["density"].estimate(names["held_out"]).mean()
     h = names["log_h"].detach().exp()
     assert 5.0 < float(h[1] / h[0]) < 20.0
 

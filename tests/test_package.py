@@ -113,7 +113,7 @@ def test_what_the_core_imports():
         "storage.py": {"platformdirs"},
     }
     own |= {"choice": {"pynvml"}, "engine": {"torch"}, "interop": {"matplotlib", "sklearn"}}
-    own |= {"estimator": {"scipy", "tqdm"}, "distributed.py": {"torch"}, "spreading": {"dask"}}
+    own |= {"estimator": {"scipy", "torch", "tqdm"}, "distributed.py": {"torch"}, "spreading": {"dask"}}
     for path in sorted((ROOT / "sdkde_core").rglob("*.py")):
         room = path.relative_to(ROOT / "sdkde_core").parts[0]
         found = {name.partition(".")[0] for name in _imports(path)}

@@ -146,8 +146,9 @@ def test_tensors_in_tensors_out():
     got = sdkde_core.estimate(x, y, method="stacked", log=True)
     assert got.dtype == torch.float32
     np.testing.assert_allclose(got.numpy(), READY.estimate(Y, log=True), atol=0.02)
-    with pytest.raises(TypeError, match=r"other than 'stacked', .* pass query.detach\(\)"):
-        sdkde_core.estimate(x, y.requires_grad_(), method="stacked")
+    assert sdkde_core.estimate(x, y.requires_grad_(), method="stacked").requires_grad
+    with pytest.raises(TypeError, match=r"other than 'stacked' .* pass train.detach\(\)"):
+        sdkde_core.estimate(x.requires_grad_(), y, method="stacked")
 
 
 @pytest.mark.parametrize("n", [2, 3, 8])

@@ -22,9 +22,9 @@ def _data(d, weighted=False, m=5, n=9):
     ]
 
 
-def _reduce(reduction, x, y, w, extent=20.0, **options):
+def _reduce(reduction, x, y, w, extent=20.0, precision="float64", **options):
     n, requires = len(x), {"grad"} | ({"weights"} if w is not None else set())
-    how = {"precision": "float64", "device": "cpu", "requires": frozenset(requires), "extent": extent}
+    how = {"precision": precision, "device": "cpu", "requires": frozenset(requires), "extent": extent}
     problem, backend = Problem(reduction, len(y), n, x.shape[1], **how), TorchBackend(**options)
     log_w = torch.full((n,), -math.log(n), dtype=torch.float64) if w is None else w.detach().log()
     state = backend.prepare(problem, Columns(x, log_w, weights=w))
@@ -67,8 +67,24 @@ def test_chunks_change_nothing(reduction, weighted):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
 
 
-def test_second_derivatives_are_refused():
+@pytest.mark.parametrize("extent", [20.0, 1e4])  # what the forward pass sums beside, and what a second one does
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_alone_have_the_same_derivatives(weighted, extent):
+    x, y, w = _data(40, weighted, m=70, n=2500)
+    for precision in ("fast", "high", "float64"):
+        log_sum = _reduce(Reduction.LOG_SUM, x, y, w, extent, precision=precision).log_sum
+        alone = _reduce(
+            Reduction.LOG_SUM, x.detach(), y, None if w is None else w.detach(), extent, precision=precision
+        ).log_sum
+        (want,), (got,) = (torch.autograd.grad((v**2).sum(), y) for v in (log_sum, alone))
+        torch.testing.assert_close(alone, log_sum, rtol=1e-6, atol=5e-4 if precision == "fast" else 1e-5)
+        torch.testing.assert_close(got, want, rtol=1e-5 if precision == "fast" else 1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_second_derivatives_are_refused(alone):
     x, y, _ = _data(2)
+    x = x.detach() if alone else x
     result = _reduce(Reduction.LOG_SUM, x, y, None).log_sum
     (by_y,) = torch.autograd.grad(result.sum(), [y], create_graph=True)
     penalty = result.sum() + (by_y**2).sum()  # part of it is differentiable

@@ -39,7 +39,7 @@ class TorchBackend:
 
     @without_grad
     def prepare(self, problem: Problem, columns: Columns) -> Prepared:
-        where = place(problem.device)
+        where, problem = place(problem.device), gradients.to_prepare(problem, columns)
         return Prepared(problem, columns, where, computes_float32_exactly(where.device), self.memory)
 
     def reduce(self, problem: Problem, queries: Any, state: Prepared, own_offset: int = 0) -> Partial:

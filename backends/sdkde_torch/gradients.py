@@ -24,11 +24,30 @@ import torch
 from torch import Tensor
 
 from sdkde_core.plugin import cpu_threads, exponents, without_grad
-from sdkde_core.protocol import Columns, Partial, Problem, Reduction
+from sdkde_core.protocol import PRECISIONS, Columns, Partial, Problem, Reduction
 
 from .bounds import CHUNK, expanded_limit
 from .devices import side_by_side
 from .tiles import NOTHING, Packed, Tensors, exponential
+
+
+def to_prepare(problem: Problem, columns: Columns) -> Problem:
+    """Return the pass to prepare: on a CPU MEAN for LOG_SUM where rows alone are attached, whose derivative is a shift.
+
+    So nothing is summed twice. It is as exact as the backward pass, at extents at which that expands squares.
+    """
+    attached = columns.points.requires_grad or (columns.weights is not None and columns.weights.requires_grad)
+    if attached or "grad" not in problem.requires or problem.reduction is not Reduction.LOG_SUM:
+        return problem
+    if problem.device != "cpu" or problem.extent > _limit(problem, columns.log_weights):
+        return problem
+    return replace(problem, reduction=Reduction.MEAN, precision=max("high", problem.precision, key=PRECISIONS.index))
+
+
+def _limit(problem: Problem, log_weights: Tensor) -> float:
+    """The extent up to which expanded squares keep float64's tolerance."""
+    lightest = float(log_weights.detach().clamp(min=math.log(1e-200)).min())
+    return expanded_limit(replace(problem, precision="float64"), "float64", -lightest)
 
 
 def reduce(sums: Callable[[], Partial], problem: Problem, queries: Any, columns: Columns, memory: int) -> Partial:
@@ -54,6 +73,8 @@ class _Reduction(torch.autograd.Function):
         ctx.problem, ctx.memory = problem, memory
         if got.sign is not None:
             ctx.mark_non_differentiable(got.log_sum, got.sign)
+        if problem.reduction is Reduction.LOG_SUM:
+            ctx.mark_non_differentiable(*results[1:])
         ctx.save_for_backward(*given, *results)
         return results
 
@@ -67,9 +88,11 @@ class _Reduction(torch.autograd.Function):
             return (None,) * 7
         by_points, by_queries, by_weights = ctx.needs_input_grad[3:6]
         asked = (by_points if queries is None else by_queries, by_points, by_weights)
-        tiles = _Tiles(problem, points, log_weights)
-        rows = points if queries is None else queries
-        found = _derivatives(tiles, rows, weights, asked, results, g, by_shift, ctx.memory)
+        if g is not None and problem.reduction is Reduction.LOG_SUM and len(results) == 2:
+            found = [g[:, None] * results[1], None, None]
+        else:
+            rows, tiles = points if queries is None else queries, _Tiles(problem, points, log_weights)
+            found = _derivatives(tiles, rows, weights, asked, results, g, by_shift, ctx.memory)
         if torch.is_grad_enabled():  # create_graph=True
             given = (points, queries, weights, *cotangents)
             found = [None if x is None else _Once.apply(x, *given) for x in found]
@@ -88,7 +111,10 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> None:
-        raise RuntimeError("sdkde differentiates once: its derivatives have none themselves")
+        raise RuntimeError(
+            "sdkde differentiates once: its derivatives have none themselves; prepare(train).estimate(query) "
+            "differentiates twice, by the query"
+        )
 
 
 class _Block(NamedTuple):
@@ -116,10 +142,9 @@ class _Tiles:
         self.log_share = log_weights.clamp(min=NOTHING[torch.float64]) - self.log_v  # (n,) log w / v
         self.light = bool((self.log_share < 0).any())
         self.share = self.log_share.exp()[:, None]
-        self.ones = _with_one(points) * self.share  # (n, d + 1)
         library = Tensors(torch.float64, points.device)
-        limit = expanded_limit(replace(problem, precision="float64"), "float64", -float(self.log_v.min()))
-        self.formula = (exponents.Expanded if problem.extent <= limit else exponents.Direct)(library)
+        near = problem.extent <= _limit(problem, log_weights)
+        self.formula = (exponents.Expanded if near else exponents.Direct)(library)
         self.columns = self.formula.columns(points, None if self.laplace else self.log_v)
 
     def exponents(self, rows: Packed, some: slice) -> tuple[Tensor, Tensor]:
@@ -214,8 +239,8 @@ def _derivatives(
                 by_columns[some] += moved * tiles.share[some]
         if by_rows is None:
             return None
-        sums = q @ tiles.ones[some]  # (b, d + 1)
-        return sums[:, :d] - block.ones[:, :d] * sums[:, d:]
+        q = q.mul_(tiles.share[some].T) if tiles.light else q
+        return q @ points[some] - block.ones[:, :d] * q.sum(1, keepdim=True)
 
     elements = memory // (5 * 8)  # five tiles at a time, of float64
     if points.device.type == "cpu":

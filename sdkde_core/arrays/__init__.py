@@ -25,6 +25,8 @@ from .places import (
     detached,
     device_name,
     is_attached,
+    is_followed,
+    is_traced,
     look,
     public,
     quiet,
@@ -34,5 +36,5 @@ from .places import (
 
 __all__ = ["Argument", "Array", "Data", "Origin", "array_namespace", "c_order", "check_names", "check_query"]
 __all__ += ["check_shapes", "check_weights", "columns_are_points", "convert", "detached", "device_name"]
-__all__ += ["ingest", "is_attached", "is_dask", "labelled", "look", "numbers", "public", "quiet", "refuse_dask"]
-__all__ += ["refuse_masked", "refuse_not_finite", "rounded", "to_host"]
+__all__ += ["ingest", "is_attached", "is_dask", "is_followed", "is_traced", "labelled", "look", "numbers", "public"]
+__all__ += ["quiet", "refuse_dask", "refuse_masked", "refuse_not_finite", "rounded", "to_host"]

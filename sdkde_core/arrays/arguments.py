@@ -16,6 +16,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj, is_torch_array, to_device
 from array_api_compat import device as device_of
 
+from . import places
 from .frames import Refused, library_of, names_of, read
 from .places import Origin, detached, device_name, from_host, has_float64, is_attached, look, to_host, with_room
 
@@ -80,12 +81,17 @@ class Argument(NamedTuple):
         if isinstance(value, cls):
             return value
         refuse_dask(name, value)
+        if places.is_traced(value):
+            raise TypeError(
+                f"{name} is a tensor within torch.func or forward mode, which estimate and grad_log_density take as "
+                "their query alone, without out, progress; call outside, or differentiate by torch.autograd.grad"
+            )
         if getattr(value, "requires_grad", False):
             if not is_attached(value) or sys.modules["torch"].is_grad_enabled():  # in no_grad, values are wanted
                 raise TypeError(
-                    f"{name} requires grad, and only estimate, debias and grad_log_density differentiate, by methods "
-                    f"other than 'stacked', without coordinates, support, out, progress; pass {name}.detach(), or call "
-                    "within torch.no_grad(); the slopes at a query are those of grad_log_density"
+                    f"{name} requires grad, and only estimate, debias and grad_log_density differentiate: by a query "
+                    "every density, by all else methods other than 'stacked' without coordinates and support, and none "
+                    f"with out, progress; pass {name}.detach(), or call within torch.no_grad()"
                 )
             value = detached(value)
         refuse_masked(name, value)

@@ -114,6 +114,20 @@ def is_attached(x: Any) -> bool:
     return getattr(x, "requires_grad", False) is True and is_torch_array(x)
 
 
+def is_traced(x: Any) -> bool:
+    """Whether ``x`` is a tensor within ``torch.func``, where only PyTorch sees numbers, or one of forward mode."""
+    if not is_torch_array(x):
+        return False
+    torch = sys.modules["torch"]
+    inside = torch._C._are_functorch_transforms_active() or torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return inside or torch.autograd.forward_ad.unpack_dual(x).tangent is not None
+
+
+def is_followed(x: Any) -> bool:
+    """Whether the derivatives of what is computed from ``x`` may be asked for, or ``torch.func`` looks on."""
+    return (is_attached(x) and sys.modules["torch"].is_grad_enabled()) or is_traced(x)
+
+
 def detached(x: Any) -> Any:
     """Return ``x`` without what autograd knows of it; itself where that is nothing."""
     return x.detach() if is_attached(x) else x

@@ -248,8 +248,12 @@ def laplace(d: int, total: Array, exponent: Array, scale: Array | float) -> Part
 
 
 def norms(points: Array) -> Array:
-    """−½‖u‖², (n,)."""
-    return -0.5 * (np.vecdot(points, points) if isinstance(points, np.ndarray) else (points * points).sum(1))
+    """−½‖u‖², (n,); on the host without temporaries of the points' size."""
+    if isinstance(points, np.ndarray):
+        return -0.5 * np.vecdot(points, points)
+    if points.device.type == "cpu":
+        return -0.5 * sys.modules["torch"].einsum("ij,ij->i", points, points)
+    return -0.5 * (points * points).sum(1)
 
 
 def _norm_rest(a: Array, b: Array) -> Array:

@@ -32,23 +32,23 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
     if not attached or not sys.modules["torch"].is_grad_enabled():
         return plan_without(request, train, query, explained=explained)
     required = ", ".join(attached)
-    if request.kernel != "gaussian":
-        raise ValueError(
-            f"{required} requires grad, but kernel={request.kernel!r} has no derivatives; leave kernel out, "
-            "pass detached tensors, or call within torch.no_grad()"
-        )
-    if request.adaptive:
-        raise ValueError("an adaptive estimate has no derivatives; leave adaptive out, or call within torch.no_grad()")
-    if request.negative == "renormalise":
-        raise ValueError(
-            "negative='renormalise' has no derivatives, as the mass that it divides by is a sum over random points; "
-            "pass negative='clip', or call within torch.no_grad()"
-        )
-    if request.method == "laplace" and request.goal is Goal.GRADIENT:
-        raise ValueError(
-            "the gradient of method='laplace' has no derivatives of its own; pass method='sdkde' or 'kde', "
-            "or call within torch.no_grad()"
-        )
+    refused = {
+        f"kernel={request.kernel!r} has no derivatives; leave kernel out": request.kernel != "gaussian",
+        "an adaptive estimate has no derivatives but by the query of a prepared one; leave adaptive out": (
+            request.adaptive
+        ),
+        "negative='renormalise' has no derivatives but by the query of a prepared density; pass negative='clip'": (
+            request.negative == "renormalise"
+        ),
+        "the gradient of method='laplace' has no derivatives of its own; pass method='sdkde' or 'kde'": (
+            request.method == "laplace" and request.goal is Goal.GRADIENT
+        ),
+    }
+    for why, found in refused.items():
+        if found:
+            raise ValueError(
+                f"{required} requires grad, but {why}, pass detached tensors, or call within torch.no_grad()"
+            )
     name = "train" if query is None else "query"
     if not is_torch_array(given[name]):
         raise TypeError(
@@ -74,7 +74,8 @@ def _attach(ready: Plan, train: Any, query: Any, weights: Any, bandwidth: Any) -
     if is_attached(bandwidth):
         h = _attached(h, bandwidth.to(place).double())
     whiten = h.whitening(convert(ready.centre, "torch", place))
-    points = _valued(whiten(train), columns.points)
+    follows = is_attached(train) or is_attached(h.factor)
+    points = _valued(whiten(train), columns.points) if follows else columns.points
     if "weights" not in ready.problems[0].requires:
         weights = None
     elif is_attached(weights):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -260,10 +261,13 @@ class Fitted:
         return Reduction.MEAN if what == "score" else self.problem.reduction
 
     def answer(self, query: Data, what: str) -> Any:
-        """Return the ``"density"`` (m,), its ``"log"``, or the ``"score"`` (m, d); or ``"both"`` of these, float64."""
+        """Return the ``"density"`` (m,), its ``"log"``, or the ``"score"`` (m, d); or ``"both"`` of these, float64.
+
+        The ``"slope"`` of a Laplace estimate is its score where it is negative too.
+        """
         dtype = max(query.dtype, self.problem.dtype)  # "float64" > "float32"
         if not query.train.shape[0]:
-            return query.origin.restore(np.empty((0, self.problem.d) if what == "score" else 0), dtype)
+            return query.origin.restore(np.empty((0, self.problem.d) if what in ("score", "slope") else 0), dtype)
         points = self._whiten(query.train)
         distances = radii(points)
         largest = distances.max() if isinstance(distances, np.ndarray) else array_namespace(distances).max(distances)
@@ -273,17 +277,35 @@ class Fitted:
             problem = replace(self.problem, reduction=self.reduction_for(what))
             check_resolution(problem, self.bandwidth, self.columns, points, query.first)
         known: dict[str, Any] = {"distances": distances, "extent": extent}
-        if what not in ("score", "both"):
+        if what not in ("score", "slope", "both"):
             clip = self.request.negative != "keep"
             result = density(self.reduce(points, **known), self.log_constant, what == "log", clip)
         elif self.problem.reduction is Reduction.LAPLACE:
-            result = self.bandwidth.pull_back(laplace_slope(points, self.columns))
+            result = self.bandwidth.pull_back(laplace_slope(points, self.columns, what == "slope"))
         else:
             sums = self.reduce(points, Reduction.MEAN, **known)
             result = self.bandwidth.pull_back(sums.shift)
             if what == "both":  # where the columns are
                 return sums.log_sum + self.log_constant, result
         return query.origin.restore(result, dtype)
+
+    def curved(self, query: Data, vectors: Any) -> Any:
+        """Return ∇²log p̂ at a query times a vector for each row, tensors (m, d), by a backend that differentiates."""
+        points, torch = self._whiten(query.train), sys.modules["torch"]
+        distances = radii(points)
+        extent = checked_extent(look(rounded, distances.max()), distances, query, self.bandwidth)
+        with torch.enable_grad():
+            rows = convert(points, "torch", self._twin.choice.device).requires_grad_()
+            score = self.bandwidth.pull_back(self._twin.reduce(rows, Reduction.MEAN, extent=extent).shift)
+            (found,) = torch.autograd.grad(score, rows, vectors.to(score))
+        return query.origin.restore(self.bandwidth.pull_back(found), max(query.dtype, self.problem.dtype))
+
+    @functools.cached_property
+    def _twin(self) -> Fitted:
+        """The same columns with a backend that differentiates the score."""
+        request, bandwidth, problem, _, *rest = self.state("auto")
+        problem = replace(problem, reduction=Reduction.MEAN, requires=problem.requires | {"grad"})
+        return loaded(request, bandwidth, problem, "auto", *rest)
 
     @property
     def components(self) -> Components:

@@ -24,8 +24,8 @@ from ..engine.threads import checkpoint, map_threads
 from ..protocol import Columns, Partial
 
 
-def laplace_slope(queries: Any, columns: Columns) -> Any:
-    """Return ∇ log p̂ of the Laplace estimate at whitened queries, (m, d), per bandwidth; NaN where p̂ < 0."""
+def laplace_slope(queries: Any, columns: Columns, signed: bool = False) -> Any:
+    """Return ∇ log |p̂| of the Laplace estimate at whitened queries, (m, d); NaN where p̂ < 0, unless ``signed``."""
     xp = array_namespace(queries)
     columns = take_columns(columns, xp.nonzero(columns.log_weights > -math.inf)[0])
     (m, d), n = queries.shape, columns.points.shape[0]
@@ -34,7 +34,7 @@ def laplace_slope(queries: Any, columns: Columns) -> Any:
 
     def strip(start: int) -> Any:
         rows = queries[start : start + height, :]
-        signed, slope, top = xp.zeros_like(rows[:, 0]), xp.zeros_like(rows), xp.full_like(rows[:, 0], -math.inf)
+        total, slope, top = xp.zeros_like(rows[:, 0]), xp.zeros_like(rows), xp.full_like(rows[:, 0], -math.inf)
         with np.errstate(all="ignore"):
             for first in range(0, n, width):
                 checkpoint()
@@ -45,9 +45,10 @@ def laplace_slope(queries: Any, columns: Columns) -> Any:
                 there = xp.sum(both[:, :, None] * terms.delta, axis=1) + xp.sum(both, axis=1)[:, None] * terms.away
                 higher = xp.maximum(top, terms.top)
                 before, now = xp.exp(top - higher), xp.exp(terms.top - higher)
-                signed = before * signed + now * xp.sum(share, axis=1)
+                total = before * total + now * xp.sum(share, axis=1)
                 slope, top = before[:, None] * slope + now[:, None] * there, higher
-            return xp.where((signed < 0)[:, None], xp.full_like(slope, math.nan), slope / signed[:, None])
+            slope = slope / total[:, None]
+            return slope if signed else xp.where((total < 0)[:, None], xp.full_like(slope, math.nan), slope)
 
     starts = range(0, m, height)
     if isinstance(queries, np.ndarray):

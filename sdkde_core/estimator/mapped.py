@@ -86,14 +86,14 @@ class Mapped(Composed):
             log, score = log - self.log_mass + slopes.sum(axis=1), score * np.exp(slopes) + self.coordinates.turns(x)
             log[outside], score[outside] = -np.inf, np.nan
             return log, score
-        if what == "score":
+        if what in ("score", "slope"):
             found = of_part(self.first, asked, what) * np.exp(slopes) + self.coordinates.turns(x)
         elif what == "density" and self.request.method == "laplace":
             found = of_part(self.first, asked, what) * math.exp(-self.log_mass) * np.exp(slopes.sum(axis=1))
         else:
             log = of_part(self.first, asked, "log") - self.log_mass + slopes.sum(axis=1)
             found = np.exp(log) if what == "density" else log
-        found[outside] = {"score": np.nan, "log": -np.inf, "density": 0.0}[what]
+        found[outside] = {"log": -np.inf, "density": 0.0}.get(what, np.nan)
         return query.origin.restore(found, max(query.dtype, self.problem.dtype))
 
     def into(self, points: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -12,7 +12,18 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from ..archive import write
-from ..arrays import Argument, Array, Origin, labelled, numbers, public, to_host
+from ..arrays import (
+    Argument,
+    Array,
+    Origin,
+    check_query,
+    is_attached,
+    is_followed,
+    labelled,
+    numbers,
+    public,
+    to_host,
+)
 from ..arrays.frames import Column, Frame, Kind, Plain, Same, T
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
@@ -122,6 +133,7 @@ class Prepared:
         ----------
         query : (m, d) or (m,) array_like
             As for :func:`sdkde_core.estimate`, but required.
+            A torch tensor that requires grad, or is within ``torch.func``, has derivatives (``docs/gradients.md``).
         log : bool
             Return log p̂. Laplace: NaN where p̂ < 0, with one RuntimeWarning, or −inf where that is clipped.
         out, progress
@@ -140,6 +152,8 @@ class Prepared:
         BackendUnavailable
             The backend that was named, or with ``"auto"`` any, cannot answer queries so far from the training samples.
         """
+        if out is None and progress is False and is_followed(query):
+            return self._followed("log" if log else "density", query)
         given = self._fitted.asked(query)
         check_out(out, given)
         with watched(progress, given) as advance:
@@ -193,9 +207,11 @@ class Prepared:
         """Return the score ∇log p̂ at ``query``, (m, d), per data unit; NaN where a Laplace estimate is negative.
 
         The first call packs the training samples for it, and keeps them. ``progress`` as for
-        :func:`sdkde_core.estimate`.
+        :func:`sdkde_core.estimate`. By a query that requires grad it differentiates for kde and sdkde.
         """
         self._gaussian("gradient")
+        if progress is False and is_followed(query):
+            return self._followed("score", query)
         given = self._fitted.asked(query)
         with watched(progress, given) as advance:
             result = answered(self._fitted, given, "score", advance=advance)
@@ -471,6 +487,29 @@ class Prepared:
         fitted = from_saved(content, arrays, name)
         return cls(fitted, fitted.problem.dtype, origin_of(content))
 
+    def _followed(self, what: str, query: Any) -> Any:
+        """What the density answers at a tensor, with derivatives."""
+        if is_attached(query):
+            self._gaussian("derivatives")
+        check_query(Argument("query", query, "", Origin()), self.n_train, self.n_dimensions)
+        return follow(lambda: self, what, query.reshape(query.shape[0], self.n_dimensions))
+
+    @public
+    def _of_tensors(self, what: str, query: Any, vectors: Any = None) -> Any:
+        """What :class:`.queried.Answer` asks for."""
+        given = self._fitted.asked(query)
+        if what in ("density", "log"):
+            return densities(self._fitted, given, what == "log")
+        self._gaussian("derivatives")
+        if what != "curvature":
+            return answered(self._fitted, given, what if self.method == "laplace" else "score")
+        if self.method == "laplace" or not self._fitted.groups:
+            raise ValueError(
+                "the gradient of laplace, of a stacked density and of one with coordinates or support has no "
+                "derivatives of its own; prepare with method='sdkde' or 'kde' alone"
+            )
+        return self._fitted.serve(lambda fitted: fitted.curved(fitted.read(given), vectors)) if len(query) else vectors
+
     def _gaussian(self, what: str) -> Any:
         """The fitted density; ValueError unless its kernel is the Gaussian, the only one with ``what``."""
         if self.kernel != "gaussian":
@@ -506,6 +545,22 @@ def _mean_of(values: Any, name: str) -> tuple[float, float]:
     if values.size < 2:
         raise ValueError(f"{name} has fewer than 2 points; pass more")
     return float(values.mean()), float(values.std(ddof=1) / math.sqrt(values.size))
+
+
+def follow(density: Callable[[], Prepared], what: str, query: Any) -> Any:
+    """Return what a density, which is made where ``torch.func`` lets numbers be seen, answers at a tensor."""
+    from .queried import Answer, torch  # which the tensor's owner has imported
+
+    if query.ndim not in (1, 2):
+        raise ValueError(f"query has shape {tuple(query.shape)}; pass (points, dimensions), or (points,) in one")
+    recorded = torch.is_grad_enabled()
+
+    def compute(*asked: Any) -> Any:
+        with torch.set_grad_enabled(recorded):  # what requires grad is refused as ever
+            found = density()
+        return found._of_tensors(*asked)
+
+    return Answer.apply(compute, what, query if query.ndim == 2 else query[:, None])
 
 
 def fit(request: Request, train: Any, expected: Argument | None = None, advance: Advance | None = None) -> Prepared:

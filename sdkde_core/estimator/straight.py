@@ -271,7 +271,7 @@ def answer(fitted: Fitted, query: Argument, what: str) -> Any:
 def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
     x, request, choice = query.array, fitted.request, fitted.choice
     place = place_of(x)
-    laplace_score = what == "score" and request.method == "laplace"
+    laplace_score = what in ("score", "slope") and request.method == "laplace"
     if not fitted.groups:  # a list of densities asks for each
         return None
     if place is None or x.ndim != 2 or not x.shape[0] or choice.device != place or choice.devices:
