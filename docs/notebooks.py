@@ -102,9 +102,12 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="such as outliers; all without")
     parser.add_argument("--check", action="store_true", help="compare with what is kept, and write nothing")
     given = parser.parse_args()
+    known = sorted(path.stem for path in EXAMPLES.glob("*.ipynb"))
+    if unknown := set(given.names) - set(known):
+        parser.error(f"no notebook {', '.join(sorted(unknown))} in {EXAMPLES}; there are {', '.join(known)}")
     failed = False
     os.chdir(EXAMPLES)
-    for name in given.names or sorted(path.stem for path in EXAMPLES.glob("*.ipynb")):
+    for name in given.names or known:
         path = EXAMPLES / f"{name}.ipynb"
         notebook = json.loads(path.read_text(encoding="utf-8"))
         before = printed(notebook)
