@@ -4,8 +4,15 @@ The root of the repository is the source, so that links between docs/, README.md
 """
 
 import re
+import sys
+from pathlib import Path
+
+from myst_parser.parsers.sphinx_ import MystParser
 
 import sdkde_core
+
+sys.path.insert(0, str(Path(__file__).parent))
+import notebooks  # the notebooks of docs/examples as Markdown
 
 project = "sdkde"
 author = copyright = "The sdkde developers"
@@ -21,6 +28,7 @@ extensions = [
 root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",
+    "docs/examples/*.ipynb",
     "docs/api/*.rst",
     "benchmarks/README.md",
     "benchmarks/notes/**.md",
@@ -58,5 +66,16 @@ def as_restructured_text(app, what, name, obj, options, lines):
     lines[:] = "".join(p if p.startswith("``") else p.replace("|", r"\|") for p in parts).split("\n")
 
 
+class Notebook(MystParser):
+    """A notebook, with the outputs that it keeps."""
+
+    supported = ("ipynb",)
+
+    def parse(self, inputstring, document):
+        super().parse(notebooks.markdown(inputstring, Path(document["source"]).stem), document)
+
+
 def setup(app):
+    app.add_source_suffix(".ipynb", "ipynb")
+    app.add_source_parser(Notebook)
     app.connect("autodoc-process-docstring", as_restructured_text, priority=400)  # before napoleon's, at 500
