@@ -35,6 +35,8 @@ autosummary_generate_overwrite = False
 
 html_theme = "furo"
 html_title = f"sdkde {release}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_extra_path = ["site"]  # the page at the top of the site, which leads to root_doc
 html_copy_source = False
 
