@@ -4,6 +4,7 @@ The root of the repository is the source, so that links between docs/, README.md
 """
 
 import re
+from pathlib import Path
 
 import sdkde_core
 
@@ -29,9 +30,42 @@ include_patterns = [
 ]
 exclude_patterns = ["build", "dist", ".*", "**/node_modules", "**/*.egg-info"]
 
-# A page a function: docs/api, made by autosummary. A page that somebody wrote there stays as it is.
-templates_path = ["templates"]
+# A page a function: docs/api, made by autosummary. A page that somebody wrote there stays as it is. The path is absolute:
+# autosummary looks for a relative one in the source folder, and Sphinx in this one.
+templates_path = [str(Path(__file__).with_name("templates"))]
 autosummary_generate_overwrite = False
+
+
+def example(page, heading):
+    """The first block of Python of a section, which tests run, and its first picture, if any: the file and its text."""
+    text = Path(__file__).with_name(f"{page}.md").read_text(encoding="utf-8")
+    section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    code, picture = re.search(r"```python\n(.*?)```", section, re.S)[1], re.search(r"!\[(.*)\]\((.*)\)", section)
+    return {"page": page, "code": code, "alt": picture and picture[1], "picture": picture and picture[2]}
+
+
+#: By the full name of a function or class: the example that its page shows below the docstring.
+EXAMPLES = {
+    "sdkde_core.estimate": ("gallery", "What debiasing does in one dimension"),
+    "sdkde_core.debias": ("plots", "Contours and moves"),
+    "sdkde_core.grad_log_density": ("gallery", "Modes and gradients"),
+    "sdkde_core.prepare": ("gallery", "Two moons"),
+    "sdkde_core.Prepared": ("gallery", "A conditional density"),
+    "sdkde_core.select_bandwidth": ("gallery", "How sure the bandwidth is"),
+    "sdkde_core.Bandwidth": ("gallery", "How sure the bandwidth is"),
+    "sdkde_core.KernelDensity": ("start", "Ten lines"),
+    "sdkde_core.explain": ("guide", "A backend"),
+    "sdkde_core.backends": ("backends", "All backends"),
+    "sdkde_core.load": ("large-data", "Files"),
+    "sdkde_core.scale.estimate": ("large-data", "More samples than memory holds"),
+    "sdkde_core.scale.debias": ("large-data", "More samples than memory holds"),
+    "sdkde_core.interop.plots.curves": ("plots", "Curves"),
+    "sdkde_core.interop.plots.contours": ("gallery", "Two moons"),
+    "sdkde_core.interop.plots.moves": ("plots", "Contours and moves"),
+    "sdkde_core.interop.plots.pairs": ("plots", "Pairs"),
+    "sdkde_core.interop.plots.selection": ("plots", "How a bandwidth was chosen"),
+}
+autosummary_context = {"examples": {name: example(*where) for name, where in EXAMPLES.items()}}
 
 html_theme = "furo"
 html_title = f"sdkde {release}"

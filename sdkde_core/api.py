@@ -264,6 +264,12 @@ def debias(train: Any, *, score: Any = None, progress: Any = False, **options: U
     -------
     (n, d) array
         In the units of ``train``, of its kind, on its device; (n, 1) for one-dimensional input; of a Dask array lazy.
+
+    Examples
+    --------
+    >>> import sdkde_core
+    >>> sdkde_core.debias([[-1.0], [1.0]], bandwidth=1.0).round(2).tolist()  # towards each other
+    [[-0.88], [0.88]]
     """
     request = Request.of(Goal.DEBIASED, options, "score", "progress")
     if request.mapped:
@@ -323,6 +329,12 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
     (m, d) array
         Per data unit; of the kind and on the device of ``query`` (else ``train``). Attached to autograd where something
         requires grad, so that a loss of the score can be minimised.
+
+    Examples
+    --------
+    >>> import sdkde_core
+    >>> sdkde_core.grad_log_density([0.0], [[-1.0], [1.0]], method="kde", bandwidth=1.0).tolist()  # towards 0
+    [[1.0], [-1.0]]
     """
     request = Request.of(Goal.GRADIENT, options, "query", "progress")
     if progress is not False:
