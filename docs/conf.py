@@ -30,7 +30,7 @@ include_patterns = [
 ]
 exclude_patterns = ["build", "dist", ".*", "**/node_modules", "**/*.egg-info"]
 
-# A page a function: docs/api, made by autosummary. A page that somebody wrote there stays as it is. The path is absolute:
+# A page a function: docs/api, made by autosummary. A page that somebody wrote there stays. The path is absolute:
 # autosummary looks for a relative one in the source folder, and Sphinx in this one.
 templates_path = [str(Path(__file__).with_name("templates"))]
 autosummary_generate_overwrite = False
