@@ -84,6 +84,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say types, with shapes and units
 napoleon_google_docstring = False
 napoleon_use_rtype = False
+napoleon_use_param = False  # else a shape such as (n, d) gets links to whatever attributes are called n and d
 
 
 def as_restructured_text(app, what, name, obj, options, lines):
