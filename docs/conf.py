@@ -73,10 +73,12 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_extra_path = ["site"]  # the page at the top of the site, which leads to root_doc
 html_copy_source = False
+html_scaled_image_link = False  # a card is one link, to a page
 
 # `page.md#a-heading`, and formulas, as GitHub has them.
 myst_heading_anchors = 4
 myst_fence_as_directive = ["math"]
+myst_enable_extensions = ["html_image"]  # the small pictures of cards: GitHub shows ![](…) at full size
 suppress_warnings = ["misc.highlighting_failure"]  # of an "…" in an example
 
 autodoc_mock_imports = ["torch"]  # gigabytes, for the docstring of one function
