@@ -43,10 +43,10 @@ bench: $(VENV)/.dev
 
 # The site, in build/site: every warning is an error, such as a link to nothing or a docstring that cannot be read. It is
 # built anew every time (-E -a, and the pages of the reference), as Sphinx says nothing of pages that have not changed.
-# Of docs/api only the pages go whose first line says that this command made them.
+# Of docs/api only the pages go whose first line says that this command made them; Sphinx puts a byte order mark before it.
 docs: $(VENV)/.docs
 	@for page in docs/api/*.rst; do \
-	  if head -n 1 "$$page" 2>/dev/null | grep -qx '.. Made by make docs, which removes it.'; then rm "$$page"; fi; \
+	  if head -n 1 "$$page" 2>/dev/null | grep -q '\.\. Made by make docs, which removes it\.$$'; then rm "$$page"; fi; \
 	done
 	$(BIN)/python -m sphinx -W --keep-going -q -E -a -c docs . build/site
 

@@ -132,7 +132,8 @@ def section(benchmark: Benchmark, records: Sequence[Record], to: Path | None, pr
         if not kept:
             continue
         if isinstance(view, Table):
-            text += [f"**{view.title}**", table(view, kept), *filter(None, [view.note])]
+            text += ["<details>", f"<summary>{view.title}</summary>", table(view, kept), "</details>"]
+            text += filter(None, [view.note])
         elif to is not None:
             path = to / f"{prefix}-{view.name}.png"
             draw(view, kept, path)

@@ -293,6 +293,12 @@ def debias(train: Any, *, score: Score = None, progress: Progress = False, **opt
     (n, d) array
         In the units of ``train``, of its kind, on its device; (n, 1) for one-dimensional input; of a Dask array lazy.
         For pandas a DataFrame with the index and the columns, for xarray a DataArray with the coordinates.
+
+    Examples
+    --------
+    >>> import sdkde_core
+    >>> sdkde_core.debias([[-1.0], [1.0]], bandwidth=1.0).round(2).tolist()  # towards each other
+    [[-0.88], [0.88]]
     """
     request = Request.of(Goal.DEBIASED, options, "score", "progress")
     if request.mapped:
@@ -365,6 +371,12 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Progress = Fals
         Per data unit; of the kind and on the device of ``query`` (else ``train``), for data frames and labelled arrays
         as for :func:`debias`. Attached to autograd where something requires grad, so that a loss of the score can be
         minimised.
+
+    Examples
+    --------
+    >>> import sdkde_core
+    >>> sdkde_core.grad_log_density([0.0], [[-1.0], [1.0]], method="kde", bandwidth=1.0).tolist()  # towards 0
+    [[1.0], [-1.0]]
     """
     request = Request.of(Goal.GRADIENT, options, "query", "progress")
     if progress is not False:
@@ -405,14 +417,13 @@ def select_bandwidth(
         The estimator that the bandwidth is for.
     rule : {"auto", "lscv", "lcv"}
         ``"lscv"``: the minimum of least squares, an estimate of the integrated squared error. ``"lcv"``: the maximum of
-        the likelihood; not for laplace, which is signed. ``"auto"`` is less noisy: in one column between a criterion
-        that neither peaks nor far samples rule, and the error that is expected of the estimate (for sdkde with 100 to
-        2,000 samples also improved Sheather-Jones); in several the upper end of the bandwidths that least squares does
-        not tell apart. It is at most what is best for normal samples, and what is usual for few samples that tell
-        nothing. In several columns it chooses a shape first: a scale per column or a full matrix, where the likelihood
-        of a KDE is clearly better so. For sdkde, but in one column with fewer than 100 samples, the bandwidth is for
-        ``step="moments"``, which it remembers, unless there is a ``base``. Any other rule's name of :func:`estimate` is
-        its bandwidth.
+        the likelihood; not for laplace, which is signed. ``"auto"`` is less noisy. In one column a criterion that
+        neither peaks nor far samples dominate gives a pilot, and the choice minimises the error expected if the pilot
+        is true (for sdkde with 100 to 2,000 samples improved Sheather-Jones counts too). In several columns it chooses
+        a shape first, a full matrix where the likelihood of a KDE is clearly better so, then the upper end of the
+        bandwidths that least squares does not tell apart. It is at most the best for normal samples, and the usual one
+        if few samples tell nothing. For sdkde it is for ``step="moments"``, which it remembers, but with a ``base`` or
+        with one column of fewer than 100 samples. Any other rule's name of :func:`estimate` is its bandwidth.
     weights : (n,) array_like, optional
     base : str, float, (d,) or (d, d) array_like, or Bandwidth, optional
         The shape of the bandwidth; a multiple of it is chosen. ``"scott"`` is the shape of the covariance.
@@ -472,8 +483,7 @@ def explain(
         The data, or their shape alone: ``(n, d)`` or ``(n,)``. From a shape, the extent is that of normal data under
         Silverman's rule, the dtype float64.
     measure : bool
-        Also run the passes, and report the time each took, and how much of a Laplace estimate is below zero. Needs the
-        data.
+        Also run the passes, and report their times, and how much of a Laplace estimate is below zero. Needs the data.
 
     Other parameters as for :func:`estimate`.
 

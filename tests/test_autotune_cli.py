@@ -444,9 +444,9 @@ def test_explain(tuned, monkeypatch):
 def test_explain_says_what_has_changed(tmp_path):
     (task, *_) = tasks(problems(["log_sum"], [16]), place_of("a6000"))
     with Store(tmp_path / "there.sqlite") as store:
-        add(store, task.key, BEST, ok(1.0), "measured", {"source": "a", "triton": "2.0"})
+        add(store, task.key, BEST, ok(1.0), "measured", {"source": "a", "sdkde": "0.0"})
     output = run("explain", "--gpu", "a6000", *ONE, "--db", "there.sqlite").stdout
-    assert re.search(r"exact .*measured; .*triton was 2.0, now ", output)
+    assert re.search(r"exact .*measured; .*sdkde was 0.0, now ", output)
     assert "there" not in os.environ["SDKDE_DB"]
     assert "heuristic" in run("explain", "--gpu", "a6000", *ONE).stdout
 

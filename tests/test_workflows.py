@@ -55,7 +55,8 @@ def test_what_a_workflow_calls_exists(name):
         given = step.get("with", {})
         for file in given.get("cache-dependency-path", "").split():
             assert (ROOT / file).exists(), file
-        assert given.get("python-version") in (None, *MATRIX["python-version"], "${{ matrix.python-version }}")
+        version = given.get("python-version", "${{ matrix.python-version }}")
+        assert version.removesuffix("t") in (*MATRIX["python-version"], "${{ matrix.python-version }}")
     for job in WORKFLOWS[name]["jobs"].values():
         if "uses" in job:
             assert "workflow_call" in WORKFLOWS[Path(job["uses"]).stem][True]  # YAML 1.1 reads the key `on` so
@@ -69,16 +70,38 @@ def test_the_workflows_tests_are_those_of_the_makefile():
 
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_workflows_are_careful(name):
-    """Pinned actions, least permissions, limits of time, one run for a branch."""
+    """Actions pinned by digest, the version beside it, least permissions, limits of time, one run for a branch."""
     workflow = WORKFLOWS[name]
     assert workflow["permissions"] in ({}, {"contents": "read"})
     assert workflow["concurrency"]["group"].startswith(name)  # a called workflow must not wait for its caller
     assert all("uses" in job or job["timeout-minutes"] <= 60 for job in workflow["jobs"].values())
     for step in steps(name):
         if "uses" in step:
-            assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+)", step["uses"]), step["uses"]
+            assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"]), step["uses"]
+            assert re.search(rf"{step['uses']} # v\d+\.\d+\.\d+$", TEXTS[name], re.M), step["uses"]
         if step.get("uses", "").startswith("actions/checkout"):
             assert step["with"]["persist-credentials"] is False
+
+
+def test_an_action_has_one_digest_everywhere():
+    uses = {step["uses"] for name in WORKFLOWS for step in steps(name) if "uses" in step}
+    assert len(uses) == len({action.partition("@")[0] for action in uses})
+
+
+def test_lower_bounds_development_versions_and_no_lock_are_tested():
+    jobs = WORKFLOWS["tests"]["jobs"]
+    oldest = " ".join(step.get("run", "") for step in jobs["oldest"]["steps"])
+    assert "--resolution lowest-direct" in oldest
+    assert jobs["oldest"]["steps"][1]["with"]["python-version"] == MATRIX["python-version"][0]
+    assert jobs["free-threaded"]["env"]["PYTHON_GIL"] == "0"
+    nightly = " ".join(commands("nightly"))
+    assert all(name in nightly for name in ("torch", "numpy", "scikit-learn", "scientific-python-nightly-wheels"))
+
+
+def test_gpus_are_not_used_unless_switched_on():
+    (job,) = WORKFLOWS["gpu"]["jobs"].values()
+    assert job["if"].startswith("vars.GPU_RUNNER != '' && ")
+    assert WORKFLOWS["gpu"][True] == {"pull_request": {"types": ["labeled"]}}
 
 
 def test_a_release_is_built_once_and_published_without_a_secret():
@@ -92,4 +115,5 @@ def test_a_release_is_built_once_and_published_without_a_secret():
     (made,) = [s["with"] for s in release["build"]["steps"] if s.get("uses", "").startswith("actions/upload-artifact")]
     assert made["name"] == download["with"]["name"] and made["path"] == download["with"]["path"]
     assert sum(command.count("-m build") for command in commands("release")) == 1
+    assert publish["steps"][1]["with"]["attestations"] is True
     assert "secrets." not in TEXTS["release"]

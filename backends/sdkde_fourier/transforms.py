@@ -93,6 +93,7 @@ def _finufft() -> Iterator[None]:
 
 
 def _plan(kind: int, shape: tuple[int, ...], epsilon: float, threads: int) -> Any:
-    finer, epsilon = requested(epsilon, len(shape))
+    known = tuple(map(int, finufft.__version__.split(".")[:2])) >= (2, 5)  # older ones have no grid 1.5 times as fine
+    finer, epsilon = requested(epsilon, len(shape) if known else 2)
     sign = -1 if kind == 1 else 1
     return finufft.Plan(kind, shape, eps=epsilon, isign=sign, nthreads=threads, upsampfac=finer)

@@ -80,11 +80,7 @@ def compile_seconds(info: BackendInfo, problems: Sequence[Problem]) -> float:
 
 
 def judge(
-    info: BackendInfo,
-    problems: Sequence[Problem],
-    data_device: str,
-    share: Share | None,
-    startup: StartUp | None,
+    info: BackendInfo, problems: Sequence[Problem], data_device: str, share: Share | None, startup: StartUp | None
 ) -> Candidate:
     """Return what becomes of a plugin for the passes of one estimate, on their device; without ``startup`` no price."""
     device, priced = problems[0].device, startup is not None

@@ -46,8 +46,7 @@ def curves(densities: Any, samples: Any = None, *, ax: Any = None, limits: tuple
         For the rug; of more than 2000 some are left out evenly.
     ax : matplotlib.axes.Axes, optional
     limits : (float, float), optional
-        Where the curves begin and end; by default where the samples are, less half a percent at each end, and some
-        bandwidths more.
+        Where the curves begin and end. Default: the middle 99 percent of the samples, and some bandwidths more.
     """
     drawn = _labelled(densities, 1, "pass density.marginal(j) for dimension j, or draw them all with plots.pairs")
     rug = None if samples is None else _points_of(samples, 1)
@@ -66,10 +65,9 @@ def curves(densities: Any, samples: Any = None, *, ax: Any = None, limits: tuple
 def contours(densities: Any, samples: Any = None, *, ax: Any = None, shares: Sequence[float] = (0.5, 0.8, 0.95)) -> Any:
     """Draw densities of two dimensions as contours that enclose given shares of the probability.
 
-    A contour is the border of the smallest region with its share: of where the density is above one value, which is
-    found on a grid. A single density is filled; several are lines. Where a signed density is below zero, by more than
-    a thousandth of its highest value, it is hatched. TypeError or ValueError for what is no prepared density, or not of
-    two dimensions.
+    A contour is the border of the smallest region with its share, found on a grid. A single density is filled; several
+    are lines. Where a signed density is below zero, by more than a thousandth of its highest value, it is hatched.
+    TypeError or ValueError for what is no prepared density, or not of two dimensions.
 
     Parameters
     ----------

@@ -166,11 +166,7 @@ def debias(train: ArrayLike, bandwidth: ArrayLike = 1.0, *, weights: ArrayLike |
 
 
 def _moved(
-    x: Array,
-    bandwidth: ArrayLike,
-    weights: ArrayLike | None,
-    step: float | str | None = None,
-    c: float = 1.0,
+    x: Array, bandwidth: ArrayLike, weights: ArrayLike | None, step: float | str | None = None, c: float = 1.0
 ) -> Any:
     """Moved samples in extended precision: far from 0, float64 has too few digits in bandwidths.
 
