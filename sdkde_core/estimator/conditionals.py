@@ -35,6 +35,15 @@ class Conditionals:
         Of all dimensions.
     given : (m, k) array
         The values, in the order of the mapping.
+
+    Examples
+    --------
+    >>> import numpy as np, sdkde_core
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.normal(size=2000)
+    >>> joint = sdkde_core.prepare(np.stack([x, 2.0 * x + 0.1 * rng.normal(size=2000)], axis=1))
+    >>> joint.conditional({0: np.array([-1.0, 1.0])}).quantile(0.5).round(1).tolist()
+    [-2.0, 2.0]
     """
 
     def __init__(self, density: Prepared, given: Mapping[Any, Any]) -> None:
