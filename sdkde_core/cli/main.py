@@ -201,7 +201,7 @@ def _by_batches(
         _progress(points.rows + (train.rows if request.passes[0].moves else 0), hidden=quiet) as advance,
     ):
         ready = fit(request, x, y, advance)._fitted
-        for rows in points.batches(batch_rows(points.rows, ready.problem)):
+        for rows in points.batches(batch_rows(points.rows, ready.problem, ready.choice.info)):
             batch = Given.of("query", rows)._replace(first=done)
             part = answered(ready, batch, "log" if log else "density")
             if advance is not None:
