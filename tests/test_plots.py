@@ -327,7 +327,7 @@ def test_the_gallerys_code_runs():
     here = {}
     for block in blocks:
         exec(compile(block, "docs/plots.md", "exec"), here)
-    assert len(pyplot.get_fignums()) == len(blocks) == 4
+    assert len(pyplot.get_fignums()) == len(blocks) == 6
     pyplot.close("all")
 
 
@@ -337,7 +337,7 @@ def test_the_gallerys_pictures_are_small_and_made_by_the_script():
     )
     script = (DOCS / "pictures.py").read_text(encoding="utf-8")
     names = re.findall(r'^    "([a-z-]+)": \w+,$', script, re.M)
-    assert len(names) == 6
+    assert len(names) == 7
     for name in names:
         assert f"{name}.png" in text, name
         assert 5_000 < (DOCS / f"{name}.png").stat().st_size < 60_000, name
