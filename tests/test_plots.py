@@ -111,6 +111,8 @@ def test_a_scatter_has_every_point_in_its_colour_the_densest_last(ax, x):
         plots.scatter(x, density, ax=ax)
     with pytest.raises(TypeError, match="bandwidth= is for the density of the points"):
         plots.scatter(x[:, :2], density, ax=ax, bandwidth=1.0)
+    with pytest.raises(TypeError, match="density is of type dict; pass what"):
+        plots.scatter(x[:, :2], {"one": density}, ax=ax)
 
 
 def test_a_raster_is_the_density_on_a_grid_and_contours_are_drawn_from_it(ax, x):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numba import config
@@ -143,15 +141,12 @@ class NumbaBackend:
         found = each(found, lambda x: x[back])
         alone = np.flatnonzero(apart & (found.log_sum < state.near.lowest))
         if len(alone):
-            again = state.near.neighbours.scattered(problem, rows[alone], spread=functools.partial(_spread, threads))
+            spread = functools.partial(map_threads, threads=threads)
+            again = state.near.neighbours.scattered(problem, rows[alone], spread=spread)
             for name, x in vars(again).items():
                 if x is not None:
                     getattr(found, name)[alone] = x
         return found
-
-
-def _spread(threads: int, task: Callable[[Any], Partial], parts: Sequence[Any]) -> list[Partial]:
-    return map_threads(np.errstate(all="ignore")(task), parts, threads)
 
 
 def _pack(points: Array, first: int, tiles: Array) -> None:

@@ -179,6 +179,8 @@ def scatter(
     xy = _points_of(points, 2, "points")
     if density is None:
         density = prepare(points, **options)
+    elif not isinstance(density, Prepared):
+        raise TypeError(f"density is {_kind(density)}; pass what sdkde_core.prepare returns, or None")
     elif options:
         raise TypeError(
             f"{next(iter(options))}= is for the density of the points, but density was passed: leave one out"
@@ -188,8 +190,7 @@ def scatter(
     order = np.argsort(values, kind="stable")
     ax = _axes_of(ax)
     area = float(np.clip(2e4 / max(len(xy), 1), 0.5, 20.0)) if size is None else size
-    look = {"c": values[order], "s": area, "cmap": cmap, "linewidths": 0, "rasterized": True}
-    drawn = ax.scatter(*xy[order].T, **look)
+    drawn = ax.scatter(*xy[order].T, s=area, c=values[order], cmap=cmap, linewidths=0, rasterized=True)
     if colorbar:
         ax.figure.colorbar(drawn, ax=ax, label="density")
     _name_axes(ax, density)

@@ -31,6 +31,7 @@ class Tree:
     def __init__(self, points: Array, log_weights: Array, found: Index, columns: tuple[list[Array], Array]) -> None:
         self.levels, self.columns, self.log_weight = levels(points, log_weights, found), columns, found.log_weight
 
+    @np.errstate(all="ignore")  # sums of exponentials underflow by design
     def sums(self, problem: Problem, rows: Array, least: float) -> tuple[Array, list[Array]]:
         """Return logs of a row's largest term, about, and sums of terms over that; as :func:`.sums._sum` has them."""
         floors = np.maximum(self._floors(rows), least)
