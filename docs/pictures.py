@@ -82,6 +82,13 @@ def contours() -> Any:
     return ax.figure
 
 
+def scatter() -> Any:
+    """Many points, coloured by their density."""
+    ax = plots.scatter(ring(4000))
+    ax.set_aspect("equal")
+    return ax.figure
+
+
 def pairs() -> Any:
     """The marginals of an estimate in three dimensions."""
     rng = np.random.default_rng(3)
@@ -128,6 +135,7 @@ PICTURES = {
     "debiasing": debiasing,
     "plots-curves": curves,
     "plots-contours": contours,
+    "plots-scatter": scatter,
     "plots-pairs": pairs,
     "plots-selection": selection,
 }

@@ -13,8 +13,10 @@ from pairwise import cases
 
 import sdkde_core
 from sdkde_core.choice import registry
+from sdkde_core.choice.cost import predict
+from sdkde_core.choice.hardware import cpu
 from sdkde_core.estimator import batches
-from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Support
+from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Problem, Reduction, Support
 
 RNG = np.random.default_rng(0)
 X, Y, W = RNG.normal(size=(700, 2)), RNG.normal(size=(1100, 2)), RNG.random(700)
@@ -337,3 +339,14 @@ def test_a_backend_that_fails_between_batches_is_replaced(monkeypatch):
     assert len(calls) == 3
     assert watch.steps(1100) == [256, 256, 256, 256, 76]
     near(np.log(got), sdkde_core.estimate(X, Y, bandwidth=H, method="kde", log=True, backend="numpy"))
+
+
+def test_steps_are_as_fine_as_the_work_is_long(monkeypatch):
+    """Some ten where two seconds are predicted, and few where a backend needs little time for all rows."""
+    monkeypatch.setattr(batches, "ROWS", 1 << 16)
+    for name in ("numpy", "numba", "fourier"):
+        info = registry.find(name).info
+        for n, m in ((30_000, 30_000), (300_000, 300_000), (10**6, 10**6)):
+            problem = Problem(Reduction.LOG_SUM, m, n, 2, extent=20.0)
+            seconds, steps = predict(info, problem, cpu()), m / batches.batch_rows(m, problem, info)
+            assert min(5.0 * seconds, 256.0) - 1.0 <= steps <= max(5.0 * seconds, m / batches.ROWS) + 1.0, (name, n)

@@ -232,3 +232,23 @@ def test_direct_sums_beside_other_columns(library):
     problem = Problem(Reduction.LOG_SUM, 60, 3, 1)
     both = np.exp(np.asarray(neighbours.reduce(problem, library(rows), 0.0).log_sum))
     np.testing.assert_allclose(both[::20], [1.0, 1.0, 0.0], atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["numba", "fourier"])
+@pytest.mark.parametrize("reduction", Reduction)
+def test_a_grid_around_clusters_that_are_far_apart(name, reduction):
+    """Most rows are far from all columns, and each sum is over few of these."""
+    module = pytest.importorskip(f"sdkde_{name}.backend")
+    backend = module.NumbaBackend(skip=True) if name == "numba" else module.FourierBackend(always=True)
+    rng = np.random.default_rng(5)
+    x = np.concatenate([20.0 * rng.normal(size=(3000, 2)), 2.0 * rng.normal(size=(3000, 2)) + [2000.0, 0.0]])
+    log_weights = np.where(rng.random(6000) < 0.5, -30.0, 0.0)
+    log_weights -= np.logaddexp.reduce(log_weights)
+    rows = [np.stack(np.meshgrid(*[np.linspace(-w, w, 9)] * 2), axis=-1).reshape(-1, 2) for w in (50.0, 3e3, 1e6)]
+    rows = np.concatenate(rows)
+    for precision in ("fast", "high"):
+        problem = Problem(
+            reduction, len(rows), 6000, 2, precision=precision, extent=2e6, requires=frozenset({"weights"})
+        )
+        got = backend.reduce(problem, rows, backend.prepare(problem, Columns(x, log_weights)))
+        assert errors(problem, got, reference.sums(rows, x, log_weights=log_weights)).max() <= 1.0

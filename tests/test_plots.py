@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from strange import Frame
 
-from sdkde_core import debias, plots, prepare, select_bandwidth
+from sdkde_core import debias, load, plots, prepare, select_bandwidth
 from sdkde_core.estimator.request import METHODS
 
 pytest.importorskip("matplotlib")
@@ -96,6 +96,60 @@ def test_samples_without_weight_do_not_stretch_a_plot(ax):
     samples, weights = [0.0, 1.0, 100.0], [1.0, 1.0, 0.0]
     plots.curves(prepare(samples, method="kde", weights=weights, **FAST), ax=ax)
     np.testing.assert_allclose(ax.get_xlim(), [-1.6, 2.6])  # four bandwidths beyond the others
+
+
+def test_a_scatter_has_every_point_in_its_colour_the_densest_last(ax, x):
+    density = prepare(x[:, :2], **FAST)
+    for given, options in ((density, {}), (None, FAST)):
+        assert plots.scatter(x[:, :2], given, ax=ax, colorbar=given is None, **options) is ax
+        drawn, values = ax.collections[-1], density.estimate(x[:, :2])
+        np.testing.assert_array_equal(drawn.get_array(), np.sort(values))
+        np.testing.assert_array_equal(drawn.get_offsets(), x[np.argsort(values, kind="stable"), :2])
+        assert drawn.get_rasterized() and len(ax.figure.axes) == 1 + (given is None)
+    plots.scatter(np.empty((0, 2)), density, ax=ax)
+    with pytest.raises(ValueError, match=r"points has shape \(500, 3\).*pass shape \(n, 2\)"):
+        plots.scatter(x, density, ax=ax)
+    with pytest.raises(TypeError, match="bandwidth= is for the density of the points"):
+        plots.scatter(x[:, :2], density, ax=ax, bandwidth=1.0)
+    with pytest.raises(TypeError, match="density is of type dict; pass what"):
+        plots.scatter(x[:, :2], {"one": density}, ax=ax)
+
+
+def test_a_raster_is_the_density_on_a_grid_and_contours_are_drawn_from_it(ax, x):
+    density = prepare(x[:, :2], **FAST)
+    found = plots.raster(density, x=[-1.0, 0.0, 1.0, 2.0], y=np.linspace(4, -4, 5))
+    assert found.values.shape == (5, 4) and found.cell == (1.0, -2.0) and found.extent == (-1.5, 2.5, 5.0, -5.0)
+    np.testing.assert_allclose(found.values[1, 3], density.estimate([[2.0, 2.0]])[0])
+    far = plots.raster(density, [1e3, 2e3], 7, log=True)
+    assert far.values.shape == (7, 2) and (far.values < -1e5).all() and np.isfinite(far.values).all()
+    whole = plots.raster(density)  # little is left out
+    np.testing.assert_allclose(whole.values.sum() * np.prod(whole.cell), 1.0, atol=0.03)
+    for wrong in ([0.0, 1.0, 3.0], [1.0], [[0.0, 1.0]], 1, [0.0, np.nan], [2.0, 2.0]):
+        with pytest.raises(ValueError, match=r"^y (is|has shape)"):
+            plots.raster(density, y=wrong)
+    with pytest.raises(ValueError, match=r"3 dimensions.*marginal\(\(i, j\)\)"):
+        plots.raster(prepare(x, **FAST))
+    with pytest.raises(TypeError, match="pass what"):
+        plots.raster(x)
+
+
+def test_axes_have_the_names_of_the_columns_unless_they_have_labels(ax, x, tmp_path):
+    prepare(Frame(x[:, :2], names=["east", "north"]), **FAST).save(tmp_path / "map.sdkde")
+    density = load(tmp_path / "map.sdkde")
+    frame = Frame(x[:, :2], names=["east", "north"])
+    for draw in (
+        lambda at: plots.contours(density, ax=at),
+        lambda at: plots.moves(density, x[:, :2], ax=at),
+        lambda at: plots.scatter(frame, density, ax=at, colorbar=False),
+        lambda at: plots.scatter(frame, ax=at, colorbar=False, **FAST),
+    ):
+        at = draw(Figure().subplots())
+        assert (at.get_xlabel(), at.get_ylabel()) == ("east", "north")
+    plots.curves(density.marginal("north"), ax=ax)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("north", "density")
+    ax.set(xlabel="mine", ylabel="")
+    plots.contours(density, ax=ax)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("mine", "north")
 
 
 def test_of_many_samples_some_are_drawn(ax):
@@ -275,7 +329,7 @@ def test_the_gallerys_code_runs():
     here = {}
     for block in blocks:
         exec(compile(block, "docs/plots.md", "exec"), here)
-    assert len(pyplot.get_fignums()) == len(blocks) == 4
+    assert len(pyplot.get_fignums()) == len(blocks) == 6
     pyplot.close("all")
 
 
@@ -285,7 +339,7 @@ def test_the_gallerys_pictures_are_small_and_made_by_the_script():
     )
     script = (DOCS / "pictures.py").read_text(encoding="utf-8")
     names = re.findall(r'^    "([a-z-]+)": \w+,$', script, re.M)
-    assert len(names) == 6
+    assert len(names) == 7
     for name in names:
         assert f"{name}.png" in text, name
         assert 5_000 < (DOCS / f"{name}.png").stat().st_size < 60_000, name

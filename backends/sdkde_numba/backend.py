@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 from numba import config
 
-from sdkde_core.nearby import PARTS, lists, order
+from sdkde_core.nearby import PARTS, lists, order, scattered_pays
 from sdkde_core.plugin import (
     check_threads,
     checkpoint,
@@ -129,12 +130,23 @@ class NumbaBackend:
         tiles = max(1, min(4096 // TILE, (1 << 19) // len(state.columns), len(rows) // (16 * TILE)))
         group = TILE * tiles
 
+        # Rows far from all columns share no lists: they are summed one by one, where it pays to prepare for that.
+        apart = takes_leaves(problem) and problem.d <= 3 and not problem.same and scattered_pays(len(rows), problem.n)
+
         def task(first: int) -> Partial:
-            return _some(problem, state, rows[places[first : first + group]])
+            return _some(problem, state, rows[places[first : first + group]], apart)
 
         found = concatenate(map_threads(task, range(0, len(rows), group), threads))
         back = np.argsort(places)
-        return each(found, lambda x: x[back])
+        found = each(found, lambda x: x[back])
+        alone = np.flatnonzero(apart & (found.log_sum < state.near.lowest))
+        if len(alone):
+            spread = functools.partial(map_threads, threads=threads)
+            again = state.near.neighbours.scattered(problem, rows[alone], spread=spread)
+            for name, x in vars(again).items():
+                if x is not None:
+                    getattr(found, name)[alone] = x
+        return found
 
 
 def _pack(points: Array, first: int, tiles: Array) -> None:
@@ -148,13 +160,17 @@ def _pack(points: Array, first: int, tiles: Array) -> None:
 
 
 @np.errstate(all="ignore")
-def _some(problem: Problem, state: _State, rows: Array) -> Partial:
-    """Sum neighbouring rows over the columns that can matter: by leaves, and by tiles where those do not do."""
+def _some(problem: Problem, state: _State, rows: Array, apart: bool) -> Partial:
+    """Sum neighbouring rows over the columns that can matter: by leaves, and by tiles where those do not do.
+
+    ``apart``: rows whose sums are too low for leaves need not be right, nor others than low.
+    """
     assert state.near is not None
     found = lists(problem, state.near.columns, rows, TILE, 512)
     parts, again, where = list[Partial](), np.arange(len(rows)), np.arange(len(rows))
     if takes_leaves(problem):
         some, again = sum_leaves(problem, state.near, state.columns, state.log_weights, rows, found)
+        again = again[~(some.log_sum[again] < state.near.lowest)] if apart else again
         parts.append(some)
         where[again] = len(rows) + np.arange(len(again))
     for b in np.unique(again // TILE):

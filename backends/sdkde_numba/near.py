@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sdkde_core.nearby import Index, Lists, index
+from sdkde_core.nearby import Index, Lists, Neighbours, index
 from sdkde_core.plugin import checkpoint, exponents, map_threads
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
@@ -27,6 +27,12 @@ class Near(NamedTuple):
     peak: float  # log2 of the heaviest column's weight
     span: float  # log2 of the heaviest over the lightest
     tie: float  # see :func:`_tie`; for MEAN
+    neighbours: Neighbours  # for rows that are far from all
+
+    @property
+    def lowest(self) -> float:
+        """The least log of a sum over leaves: below it, terms may have been lost."""
+        return LN2 * (self.peak - 60.0)
 
 
 def order_columns(columns: Columns, mean: bool, threads: int) -> Near:
@@ -40,7 +46,8 @@ def order_columns(columns: Columns, mean: bool, threads: int) -> Near:
     with np.errstate(divide="ignore"):  # of the least weights nothing is left
         heavy = np.maximum(np.log2(np.add.reduceat(shares, starts)), ABSENT[0])
     ties = map_threads(lambda x: _tie(x, shares), points.T if mean else [], threads, apart=True)
-    return Near(found, low, high, heavy, peak, peak - lightest, max(ties, default=1.0))
+    neighbours = Neighbours(columns, found.order)
+    return Near(found, low, high, heavy, peak, peak - lightest, max(ties, default=1.0), neighbours)
 
 
 def _tie(x: Array, weights: Array) -> float:
@@ -113,7 +120,7 @@ def sum_leaves(
     across = np.repeat(across, TILE)[:m]
     shift = shifts / (UNIT * total[:, None]) if mean else None
     errors = leaf_errors(problem, log_sum, total, square, fourth, shift, across, near.tie, near.span)
-    again = np.flatnonzero(~((total >= 2.0**-60) & (errors <= 1.0)))  # below that terms may have been lost
+    again = np.flatnonzero(~((log_sum >= near.lowest) & (errors <= 1.0)))
     if problem.reduction is Reduction.LAPLACE:
         return exponents.laplace(d, total, -LN2 * moments[:, 0], LN2 * near.peak), again
     return Partial(log_sum, shift=shift), again

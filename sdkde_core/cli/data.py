@@ -192,7 +192,7 @@ class Results(NamedTuple):
             prepared = fitted(advance)
             ready = prepared._fitted
             ready.asked(asked)
-            for rows in points.batches(batch_rows(points.rows, ready.problem)):
+            for rows in points.batches(batch_rows(points.rows, ready.problem, ready.choice.info)):
                 batch = Given.of("query", rows)._replace(first=done)
                 part = answered(ready, batch, "log" if self.log else "density").astype(dtype)
                 if advance is not None:

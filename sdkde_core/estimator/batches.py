@@ -1,11 +1,13 @@
 """Long work in batches of rows: somebody may watch it, and neither queries nor results need be whole in memory.
 
 A row's sums do not depend on the other rows but within the precision's bounds: for a batch with rows far from the
-samples a backend may take another formula. The size of a batch follows from the shapes and the number of threads.
+samples a backend may take another formula. The size of a batch follows from the problem, the backend and the number
+of threads.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,8 +16,9 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from ..arrays import Argument, to_host
-from ..choice.hardware import cpu_threads
-from ..protocol import Problem
+from ..choice.cost import predict
+from ..choice.hardware import cpu
+from ..protocol import BackendInfo, Problem, with_fields
 from . import straight
 from .density import undefined, warn_of_negative
 
@@ -27,11 +30,15 @@ Advance = Callable[[int], None]  # called with every number of rows that are don
 ROWS = 1 << 16  # of a batch at most
 
 
-def batch_rows(m: int, problem: Problem) -> int:
-    """The rows of a batch, of m over the samples: up to 32 MiB, on a CPU about a second's work or a 256th."""
-    n, d, rows = problem.n, problem.d, min(ROWS, (1 << 22) // problem.d)
-    if problem.device == "cpu":
-        rows = min(rows, max(cpu_threads() * (1 << 32) // (n * (d + 16)), m // 256))
+def batch_rows(m: int, problem: Problem, info: BackendInfo) -> int:
+    """The rows of a batch, of m over the samples: up to 32 MiB, on a CPU about a fifth of a second's work or a 256th.
+
+    How long the work takes is predicted: some backends do nearly the same for few rows as for many.
+    """
+    rows = min(ROWS, (1 << 22) // problem.d)
+    if problem.device == "cpu" and m:
+        seconds = predict(info, with_fields(problem, m=m), cpu())
+        rows = min(rows, max(math.ceil(m * 0.2 / seconds), m // 256)) if seconds else rows
     return max(rows, 256)  # fewer would occupy no backend
 
 
@@ -100,7 +107,7 @@ def answered(fitted: Fitted, query: Argument, what: str, out: Any = None, advanc
         result = straight.answer(fitted.current, query, what)
         return fitted.serve(lambda here: here.answer(here.read(query), what)) if result is None else result
     m = query.shape[0]
-    size, parts = batch_rows(m, fitted.problem), []
+    size, parts = batch_rows(m, fitted.problem, fitted.current.choice.info), []
     for start in range(0, max(m, 1), size):  # one of no rows where m = 0
         rows = query.rows(start, start + size)
         part = fitted.serve(lambda here, rows=rows: here.answer(here.read(rows), what))  # type: ignore[misc]

@@ -126,7 +126,7 @@ def _pass(
                 report(PassReport(one, time.perf_counter() - start, far))
                 start, far = time.perf_counter(), 0
         return merge(parts)
-    batches, size = list[Partial](), batch_rows(problem.n, problem)
+    batches, size = list[Partial](), batch_rows(problem.n, problem, plan.choice.info)
     for first in range(0, problem.n, size):
         stop = min(first + size, problem.n)
         batches.append(packed.reduce(None, some=(first, stop))[0])

@@ -7,7 +7,8 @@ from html import escape
 import numpy as np
 
 from ..estimator.prepared import Prepared
-from .plots import COLOURS, DARK, _grid, _labelled
+from .plots import COLOURS, DARK
+from .rasters import grid
 
 
 def page(density: Prepared) -> str:
@@ -36,7 +37,7 @@ def _curves(density: Prepared) -> str:
     drawn, names = [], fitted.names or [f"column {j}" for j in range(d)]
     for j, name in enumerate(names):
         one = density if d == 1 else density.marginal(j)
-        x = _grid(_labelled(one), 0, 4, 80, 160)
+        x = grid([one], 0, 4, 80, 160)
         y = np.asarray(one.estimate(x), dtype=np.float64)
         low, high = min(0.0, y.min()), y.max()
         places = zip((x - x[0]) * 178.0 / (x[-1] - x[0]) + 1.0, 58.0 - 56.0 * (y - low) / (high - low))

@@ -8,21 +8,34 @@ figure has to be made: ``pip install 'sdkde-core[plot]'``, which an ImportError 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import Array, numbers
+from ..api import prepare
+from ..arrays import Array, numbers, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.selection import Selection
-from ..estimator.mixture import components, indices
+from ..estimator.mixture import indices
 from ..estimator.prepared import Prepared
 from ..estimator.regions import thresholds
 from ..messages import optional
+from .rasters import Raster, evaluated, grid, raster
 
-__all__ = ["COLOURS", "DARK", "STYLE", "contours", "curves", "moves", "pairs", "selection"]
+__all__ = [
+    "COLOURS",
+    "DARK",
+    "STYLE",
+    "Raster",
+    "contours",
+    "curves",
+    "moves",
+    "pairs",
+    "raster",
+    "scatter",
+    "selection",
+]
 
 
 #: A colour for each method. They stay apart where a kind of cone is missing; line styles help.
@@ -58,6 +71,7 @@ def curves(densities: Any, samples: Any = None, *, ax: Any = None, limits: tuple
     ax = _axes_of(ax)
     _draw_curves(ax, drawn, rug, limits)
     ax.set_ylabel("density")
+    _name_axes(ax, drawn[0].density, 1)
     ax.legend(frameon=False)
     return ax
 
@@ -85,6 +99,7 @@ def contours(densities: Any, samples: Any = None, *, ax: Any = None, shares: Seq
     dots = None if samples is None else _points_of(samples, 2)
     ax = _axes_of(ax)
     _draw_contours(ax, drawn, dots, enclosed, labels=True)
+    _name_axes(ax, drawn[0].density)
     if len(drawn) > 1:
         for one in drawn:
             ax.plot([], [], color=one.colour, label=one.label, **one.line)
@@ -116,6 +131,68 @@ def moves(density: Prepared, samples: Any, *, ax: Any = None) -> Any:
     few = _some(len(start))
     look = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.0025, "color": DARK, "alpha": 0.75}
     ax.quiver(*start[few].T, *step[few].T, **look)
+    _name_axes(ax, density)
+    return ax
+
+
+def scatter(
+    points: Any,
+    density: Prepared | None = None,
+    *,
+    ax: Any = None,
+    colorbar: bool = True,
+    cmap: Any = "viridis",
+    size: float | None = None,
+    **options: Any,
+) -> Any:
+    """Draw points of two dimensions as dots, coloured by the density where they are, the densest last.
+
+    The dots are an image in vector formats. A million points take seconds with finufft
+    (``pip install 'sdkde-core[fourier]'``), most of them to estimate the density, and without it much longer: then pass
+    a density of some of the points, ``prepare(points[::20])``. ValueError for other shapes, TypeError for another
+    density.
+
+    Parameters
+    ----------
+    points : (n, 2) array_like
+        Of a data frame the columns' names become the labels of the axes.
+    density : Prepared, optional
+        Default: :func:`sdkde_core.prepare` of the points.
+    ax : matplotlib.axes.Axes, optional
+        Its last ``PathCollection`` has the densities, in ascending order: ``ax.collections[-1].set_norm("log")``.
+    colorbar : bool
+        Draw a colour bar beside the axes.
+    cmap : str or matplotlib.colors.Colormap
+    size : float, optional
+        Area of a dot in square points; by default from 0.5 for many points to 20 for few.
+    **options
+        For :func:`sdkde_core.prepare`, such as ``bandwidth``, where no density is given.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sdkde_core import plots
+    >>> x = np.random.default_rng(0).normal(size=(2000, 2))
+    >>> ax = plots.scatter(x, bandwidth=0.3)
+    """
+    xy = _points_of(points, 2, "points")
+    if density is None:
+        density = prepare(points, **options)
+    elif not isinstance(density, Prepared):
+        raise TypeError(f"density is {_kind(density)}; pass what sdkde_core.prepare returns, or None")
+    elif options:
+        raise TypeError(
+            f"{next(iter(options))}= is for the density of the points, but density was passed: leave one out"
+        )
+    _labelled(density, 2, "pass density.marginal((i, j)) and points[:, [i, j]]")
+    values = to_host(density.estimate(points))
+    order = np.argsort(values, kind="stable")
+    ax = _axes_of(ax)
+    area = float(np.clip(2e4 / max(len(xy), 1), 0.5, 20.0)) if size is None else size
+    drawn = ax.scatter(*xy[order].T, s=area, c=values[order], cmap=cmap, linewidths=0, rasterized=True)
+    if colorbar:
+        ax.figure.colorbar(drawn, ax=ax, label="density")
+    _name_axes(ax, density)
     return ax
 
 
@@ -252,11 +329,11 @@ def _kind(value: Any) -> str:
     return "an empty dict" if isinstance(value, Mapping) and not value else f"of type {type(value).__name__}"
 
 
-def _points_of(samples: Any, d: int) -> Array:
-    x = numbers("samples", samples)
+def _points_of(samples: Any, d: int, name: str = "samples") -> Array:
+    x = numbers(name, samples)
     x = x[:, None] if x.ndim == 1 and d == 1 else x
     if x.ndim != 2 or x.shape[1] != d:
-        raise ValueError(f"samples has shape {x.shape}, but the density has {d} dimensions: pass shape (n, {d})")
+        raise ValueError(f"{name} has shape {x.shape}, but the density has {d} dimensions: pass shape (n, {d})")
     return x
 
 
@@ -272,6 +349,13 @@ def _style() -> Any:
     return optional("matplotlib", "plots need matplotlib", "plot").rc_context(STYLE)
 
 
+def _name_axes(ax: Any, density: Prepared, d: int = 2) -> None:
+    """Label axes that have no label by the names of the columns, where there are names."""
+    for axis, name in zip((ax.xaxis, ax.yaxis)[:d], density._fitted.names):
+        if not axis.get_label_text():
+            axis.set_label_text(name)
+
+
 def _axes_of(ax: Any) -> Any:
     if ax is not None:
         return ax
@@ -281,44 +365,6 @@ def _axes_of(ax: Any) -> Any:
         return pyplot.subplots(layout="constrained")[1]
 
 
-def _grid(
-    drawn: Sequence[_Drawn], j: int, per_bandwidth: int, fewest: int, most: int, tail: float = 0.005, limits: Any = None
-) -> Array:
-    """Points of dimension ``j`` to draw all densities at: so many for the smallest of their bandwidths.
-
-    They span the samples less the share ``tail`` at each end, a tenth more and four bandwidths, within supports.
-    """
-    ends, widths = [], []
-    for one in drawn:
-        several = [part for _, _, part in one.density.parts] or [one.density]
-        kernels = [_kernels(density._fitted, j) for density in several]
-        x, weights = (np.concatenate(found) for found in zip(*(found[:2] for found in kernels)))
-        x, weights, h = x[weights > 0], weights[weights > 0], min(found[2] for found in kernels)
-        low, high = np.quantile(x, [tail, 1 - tail], weights=weights, method="inverted_cdf")
-        far, more = 4.0 * h, 0.1 * (high - low) + 4.0 * h
-        least, greatest = np.array([_outer(density._fitted.coordinates, j) for density in several]).T
-        ends.append((max(low - more, x.min() - far, least.min()), min(high + more, x.max() + far, greatest.max())))
-        widths.append(h)
-    low, high = limits or (float(min(low for low, _ in ends)), float(max(high for _, high in ends)))
-    return np.linspace(low, high, int(np.clip(per_bandwidth * (high - low) / min(widths), fewest, most)))
-
-
-def _outer(maps: Any, j: int) -> tuple[float, float]:
-    one = maps and maps.maps[j]
-    return getattr(one, "outer", getattr(one, "ends", (-math.inf, math.inf)))
-
-
-def _kernels(fitted: Any, j: int) -> tuple[Array, Array, float]:
-    """Where the kernels of a density are in dimension ``j`` (n,), their weights (n,), and how wide they are."""
-    maps = fitted.coordinates
-    found = components(fitted if maps is None else fitted.first)
-    means, h = found.means, float(np.sqrt(found.covariance[j, j]))
-    if maps is not None:  # in data units as wide as in the middle
-        means = maps.inverse(means)
-        h /= float(np.exp(np.median(maps.log_slopes(means)[:, j])))
-    return means[:, j], found.weights, h
-
-
 def _some(n: int) -> slice:
     """Which of n samples to draw: at most 2,000, as more would be a black bar."""
     return slice(None, None, -(-n // 2000) or 1)
@@ -326,7 +372,7 @@ def _some(n: int) -> slice:
 
 def _draw_curves(ax: Any, drawn: Sequence[_Drawn], rug: Array | None, limits: tuple[float, float] | None) -> None:
     """Draw curves over what is in the axes; ``rug``: the samples for it, (n, 1)."""
-    x = _grid(drawn, 0, 8, 400, 4000, limits=limits)
+    x = grid([one.density for one in drawn], 0, 8, 400, 4000, limits=limits)
     baseline = ax.axhline(0, color="#adb5bd", lw=0.8, zorder=0)
     baseline.sticky_edges.y.append(0)  # a density begins on the axis
     ax.margins(x=0)
@@ -347,11 +393,10 @@ def _draw_curves(ax: Any, drawn: Sequence[_Drawn], rug: Array | None, limits: tu
 def _draw_contours(ax: Any, drawn: Sequence[_Drawn], dots: Array | None, shares: Array, labels: bool) -> None:
     """Draw contours over what is in the axes; ``dots`` are the samples, shares descend, and ``labels`` writes them."""
     tail = min(0.005, (1 - shares[0]) / 8)  # so that the largest share is within
-    x, y = (_grid(drawn, j, 2, 80, 200, tail) for j in (0, 1))
-    where = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
+    x, y = (grid([one.density for one in drawn], j, 2, 80, 200, tail) for j in (0, 1))
     cell = (x[1] - x[0]) * (y[1] - y[0])
     for one in drawn:
-        values = one.density.estimate(where).reshape(len(y), len(x))
+        values = evaluated(one.density, x, y).values
         levels = thresholds(values.ravel(), values.ravel() * cell, shares)  # ascending, as the shares descend
         if len(drawn) == 1:
             shades = [(one.colour, alpha) for alpha in np.linspace(0.2, 0.7, len(levels))]

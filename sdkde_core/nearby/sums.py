@@ -14,7 +14,9 @@ from ..engine.exact import reduce_exact
 from ..engine.merge import concatenate, each, safe_log
 from ..protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from .lists import COARSE, lists
-from .tiles import Index, by_tile, index, order
+from .scattered import Tree, scattered_pays
+from .tiles import Index, by_tile, index
+from .tiles import order as in_order
 
 #: Coordinates from which squares overflow.
 FARTHEST = 1e150
@@ -26,10 +28,15 @@ _Tiles: TypeAlias = tuple[list[Any], Any]
 
 @dataclass(eq=False)
 class Neighbours:
-    """Columns. Every row is summed over those that matter to it. They are put in order when rows come."""
+    """Columns. Every row is summed over those that matter to it. They are put in order when rows come.
+
+    ``order``: one that is known, see :func:`index`.
+    """
 
     columns: Columns
+    order: Any = None
     _made: dict[int, tuple[Index, _Tiles]] = field(default_factory=dict, init=False)  # by size
+    _tree: Tree | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         points, xp = self.columns.points, array_namespace(self.columns.points)
@@ -53,7 +60,15 @@ class Neighbours:
             for name in (f.name for f in fields(Partial) if getattr(exact, f.name) is not None):
                 getattr(found, name)[far] = getattr(exact, name)
             return found
-        if self._finite and 32 * rows.shape[0] < self.columns.points.shape[0]:
+        few = self._finite and 32 * rows.shape[0] < self.columns.points.shape[0]
+        if (
+            few
+            and is_numpy_array(rows)
+            and not problem.same
+            and scattered_pays(rows.shape[0], self.columns.points.shape[0])
+        ):
+            return self.scattered(problem, rows, least, spread)
+        if few:
             near = self._near(xp, problem, rows, least)
             if near is not None:
                 return near.reduce(problem, rows, least, spread)
@@ -64,6 +79,23 @@ class Neighbours:
         back = xp.argsort(place, stable=True)
         first = xp.concat([xp.ones_like(place[:1], dtype=xp.bool), place[back][1:] != place[back][:-1]])
         return each(found, lambda x: x[back[first], ...])
+
+    def scattered(
+        self, problem: Problem, rows: Any, least: float = -math.inf, spread: Callable[..., Any] = map
+    ) -> Partial:
+        """As :meth:`reduce`, for finite rows and columns of NumPy's that are far apart; see :class:`Tree`."""
+        if self._tree is None:
+            self._tree = Tree(self.columns.points, self.columns.log_weights, *self._indexed(32))
+        tree = self._tree
+        many = max(16, (1 << 22) // tree.levels[-1].log_weight.size)
+        blocks = [rows[k : k + many] for k in range(0, rows.shape[0], many)]
+        return concatenate(list(spread(lambda x: _partial(problem, *tree.sums(problem, x, least)), blocks)))
+
+    def _indexed(self, size: int) -> tuple[Index, _Tiles]:
+        if size not in self._made:
+            found = index(self.columns.points, self.columns.log_weights, size, where=self.order)
+            self._made[size] = found, self._tiled(found.order, size)
+        return self._made[size]
 
     def _near(self, xp: Any, problem: Problem, rows: Any, least: float) -> Neighbours | None:
         """The columns near few rows, found faster than all columns are put in order; None where they are many.
@@ -123,11 +155,8 @@ class Neighbours:
                 yield xp.arange(start, min(m, start + few), device=on)[None, :], every[None, :], columns
             return
         size, height = many if 32 * m >= n else isolated
-        if size not in self._made:
-            found = index(self.columns.points, self.columns.log_weights, size)
-            self._made[size] = found, self._tiled(found.order, size)
-        found, columns = self._made[size]
-        where, none = order(rows, max(height, 8)), columns[1].shape[0] - 1
+        found, columns = self._indexed(size)
+        where, none = in_order(rows, max(height, 8)), columns[1].shape[0] - 1
         group = 32 * height  # rows that are first looked at together
         step = max(1, (1 << 17) // none) * group  # lists take 200 bytes a pair of tiles
         for start in range(0, m, step):
@@ -183,12 +212,16 @@ def _sum(xp: Any, problem: Problem, rows: Any, which: Any, tiles: Any, columns: 
         factors = delta if mean else [1.0 + 0.5 * d + exponent, 1.0 + 0.5 * d - exponent] if laplace else []
         added = [xp.sum(phi, axis=2), *(xp.sum(phi * x, axis=2) for x in factors)]
         sums, top = [x * fall + y for x, y in zip(sums, added)], higher
-    total, *others = (xp.reshape(x, (-1,)) for x in sums)
-    top = xp.reshape(top, (-1,))
-    if laplace:
+    return _partial(problem, xp.reshape(top, (-1,)), [xp.reshape(x, (-1,)) for x in sums])
+
+
+def _partial(problem: Problem, top: Any, sums: list[Any]) -> Partial:
+    """The result of sums over exp(top): of φ, and of φ (u_j − u) for MEAN, or of LAPLACE's L and M."""
+    xp, (total, *others) = array_namespace(top), sums
+    if problem.reduction is Reduction.LAPLACE:
         log_magnitude = safe_log(xp.abs(others[0])) + top
         return Partial(safe_log(others[1]) + top, sign=xp.sign(others[0]), log_magnitude=log_magnitude)
-    if not mean:
+    if problem.reduction is not Reduction.MEAN:
         return Partial(safe_log(total) + top)
     empty = total == 0.0  # a number that is none, in the data, is not
     scale = 1.0 / xp.where(empty, xp.ones_like(total), total)

@@ -141,17 +141,27 @@ class Index(NamedTuple):
     log_weight: float  # log of the weights' sum
 
 
-def index(points: Any, log_weights: Any, size: int, leaf: int = 0) -> Index:
+def index(points: Any, log_weights: Any, size: int, leaf: int = 0, where: Any = None) -> Index:
     """Return the order of finite columns (n, d), and their tiles, of ``size`` columns each.
 
-    ``leaf`` points stand together in the order, by default ``size``, which is a multiple.
+    ``leaf`` points stand together in the order, by default ``size``, which is a multiple; ``where``: such an order.
     """
-    where = order(points, leaf or size)
+    where = order(points, leaf or size) if where is None else where
     xp, weights = array_namespace(points), log_weights[where]
     along = xp.stack([points[where, a] for a in range(points.shape[1])])
     fine, coarse = (_columns(along, weights, s) for s in (size, TOGETHER * size))
     top = xp.max(fine.log_weight)
     return Index(where, size, fine, coarse, float(top + xp.log(xp.sum(xp.exp(fine.log_weight - top)))))
+
+
+def levels(points: Any, log_weights: Any, found: Index) -> list[Tiles]:
+    """Return the tiles of columns, tiles of tiles, and so on, the largest ones first: 64 at most, or coarse ones."""
+    made, size = [found.coarse, found.fine], TOGETHER * found.size
+    while made[0].log_weight.shape[0] > 64:
+        size *= TOGETHER
+        along = array_namespace(points).stack([points[found.order, a] for a in range(points.shape[1])])
+        made.insert(0, _columns(along, log_weights[found.order], size))
+    return made
 
 
 def _columns(along: Any, log_weights: Any, size: int) -> Tiles:
