@@ -1,10 +1,11 @@
 """Score-debiased kernel density estimation: estimators, the contract for backends, and the choice among them.
 
 Public: the names below; for backends' authors :mod:`sdkde_core.protocol`, :mod:`sdkde_core.plugin`,
-:mod:`sdkde_core.tuning` and :mod:`sdkde_core.testing`; among processes :mod:`sdkde_core.distributed`.
+:mod:`sdkde_core.tuning` and :mod:`sdkde_core.testing`; among processes :mod:`sdkde_core.distributed`, and for files
+:mod:`sdkde_core.scale`.
 """
 
-import importlib
+import importlib.util
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,17 @@ from .messages import SdkdeWarning
 from .protocol import BackendUnavailable
 
 if TYPE_CHECKING:
+    from . import distributed, plugin, protocol, scale, testing, tuning  # noqa: F401
     from .interop import plots
     from .interop.gaussian_kde import gaussian_kde
     from .interop.kernel_density import KernelDensity
+    from .interop.mode_clustering import ModeClustering
 
 __all__ = [
     "BackendUnavailable",
     "Bandwidth",
     "KernelDensity",
+    "ModeClustering",
     "Prepared",
     "SdkdeWarning",
     "__version__",
@@ -44,11 +48,13 @@ __version__ = "0.1.0"
 
 logging.getLogger("sdkde").addHandler(logging.NullHandler())
 
-#: What needs a library that is imported when it is first asked for, by the module that has it, or that it is.
+#: What is imported when it is first asked for, by the module that has it, or that it is.
 _LATER = {
     "KernelDensity": ".interop.kernel_density",
+    "ModeClustering": ".interop.mode_clustering",
     "gaussian_kde": ".interop.gaussian_kde",
     "plots": ".interop.plots",
+    **{name: f".{name}" for name in ("distributed", "plugin", "protocol", "scale", "testing", "tuning")},
 }
 
 
@@ -57,3 +63,9 @@ def __getattr__(name: str) -> Any:
         module = importlib.import_module(_LATER[name], __name__)
         return globals().setdefault(name, getattr(module, name, module))  # where Python finds it from now on
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What is public, but for what needs a library that is not here: consoles ask for everything that is listed."""
+    needs = {"KernelDensity": "sklearn", "ModeClustering": "sklearn", "distributed": "torch"}
+    return sorted(name for name in {*__all__, *_LATER} if name not in needs or importlib.util.find_spec(needs[name]))

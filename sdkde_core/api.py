@@ -6,14 +6,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 import numpy as np
 
-from .arrays import Argument, Origin, detached, is_dask, public, to_host
+from .arrays import Argument, Array, Origin, check_names, detached, is_dask, labelled, public, to_host
+from .arrays.frames import Column, Frame, Kind, Plain, Rows, Same, T, Values
 from .bandwidth.matrix import Bandwidth
-from .bandwidth.rules import check_rule, resolve
+from .bandwidth.rules import BandwidthLike, Rule, check_rule, resolve
 from .choice import registry, select
+from .coordinates import OfColumns
 from .estimator import autograd, straight, warming
 from .estimator.batches import answered, check_out, densities, watched
 from .estimator.density import density, log_constant, undefined, warn_of_negative
@@ -23,12 +25,23 @@ from .estimator.mapped import mapped, score_in
 from .estimator.moving import displaced
 from .estimator.plan import Plan, plan, read
 from .estimator.prepared import Prepared, fit
-from .estimator.request import Goal, Options, Request, takes_options
+from .estimator.request import Asked, Goal, Options, Progress, Request, Score, Single, Support, Watched, takes_options
 from .protocol import Partial
 
 __all__ = ["backends", "debias", "estimate", "explain", "grad_log_density", "prepare", "select_bandwidth", "warm_up"]
 
 
+# Results are of the query's kind, else of train's. Of two different kinds, and of Dask arrays, types say little.
+@overload
+def estimate(train: Plain, query: Plain | None = None, *, out: Any = None, **options: Unpack[Asked]) -> Array: ...
+@overload
+def estimate(train: Kind, query: None = None, **options: Unpack[Asked]) -> Kind: ...
+@overload
+def estimate(train: Rows, query: Kind, **options: Unpack[Asked]) -> Kind: ...
+@overload
+def estimate(train: Frame[T], query: Frame[T] | None = None, **options: Unpack[Asked]) -> T: ...
+@overload
+def estimate(train: Any, query: Any = None, *, out: Any = None, **options: Unpack[Asked]) -> Any: ...
 @public
 @takes_options
 def estimate(
@@ -36,8 +49,8 @@ def estimate(
     query: Any = None,
     *,
     log: bool = False,
-    out: Any = None,
-    progress: Any = False,
+    out: Array | None = None,
+    progress: Progress = False,
     **options: Unpack[Options],
 ) -> Any:
     r"""Estimate the density of ``train`` at ``query``.
@@ -45,8 +58,8 @@ def estimate(
     Parameters
     ----------
     train : (n, d) or (n,) array_like
-        Samples, in any units. One-dimensional: n samples in one dimension. NumPy, lists, and arrays of any library
-        with the array API or DLPack (torch, CuPy, JAX), on any device; for Dask and for autograd see Notes.
+        Samples, in any units. One-dimensional: n samples in one dimension. NumPy, lists, data frames, and arrays of any
+        library with the array API or DLPack (torch, CuPy, JAX), on any device; for Dask and for autograd see Notes.
     query : (m, d) or (m,) array_like, optional
         Where to evaluate; may be empty. Default: at the training points, each sample's own kernel included
         (resubstitution). Columns are those of ``train`` by their places; of two data frames they must have one order.
@@ -133,7 +146,8 @@ def estimate(
     (m,) array
         In 1 / (units of x₁ · … · units of x_d); an array of the kind and on the device of ``query`` (else
         ``train``), with the wider dtype of the two, at least float32. Lists, integers and booleans count as float64.
-        Of Dask arrays a Dask array, in the chunks of ``query`` (else ``train``).
+        Of Dask arrays a Dask array, in the chunks of ``query`` (else ``train``). Of data frames of pandas a Series with
+        the index, of xarray a DataArray with the coordinates; of others NumPy's (``docs/data-frames.md``).
 
     Raises
     ------
@@ -174,14 +188,17 @@ def estimate(
 
         return lazy(request, train, query, log, out, progress)
     if out is not None or progress is not False:
-        return _by_batches(request, train, query, log, out, progress)
-    if request.apart:
+        result = _by_batches(request, train, query, log, out, progress)
+    elif request.apart:
         return fit(request, train).estimate(train if query is None else query, log=log)
-
-    result = with_fallback(request, lambda tried: _computed(tried, train, query, log))
-    if log:
-        warn_of_negative(undefined(request, result, log), result.shape[0], request.check_finite)
-    return result
+    else:
+        result = with_fallback(request, lambda tried: _computed(tried, train, query, log))
+        if log:
+            warn_of_negative(undefined(request, result, log), result.shape[0], request.check_finite)
+    given = train if query is None else query
+    if out is not None or type(given) is np.ndarray:
+        return result
+    return labelled(given, result, "log_density" if log else "density")
 
 
 def _by_batches(
@@ -217,7 +234,7 @@ def _computed(request: Request, train: Any, query: Any, log: bool = False) -> An
 
 @public
 @takes_options
-def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) -> Prepared:
+def prepare(train: Any, *, progress: Progress = False, **options: Unpack[Options]) -> Prepared:
     """Do once what :func:`estimate` does with ``train`` in every call: validate, whiten, move (sdkde) and pack it.
 
     Parameters as for :func:`estimate`; ``progress`` is of the pass that moves the samples (sdkde). What follows from
@@ -245,9 +262,17 @@ def prepare(train: Any, *, progress: Any = False, **options: Unpack[Options]) ->
         return fit(request, train, advance=advance)
 
 
+@overload
+def debias(train: Plain, *, score: Score = None, **options: Unpack[Watched]) -> Array: ...
+@overload
+def debias(train: Column[T], *, score: Score = None, **options: Unpack[Watched]) -> T: ...
+@overload
+def debias(train: Same, *, score: Score = None, **options: Unpack[Watched]) -> Same: ...
+@overload
+def debias(train: Any, *, score: Score = None, **options: Unpack[Watched]) -> Any: ...
 @public
 @takes_options
-def debias(train: Any, *, score: Any = None, progress: Any = False, **options: Unpack[Options]) -> Any:
+def debias(train: Any, *, score: Score = None, progress: Progress = False, **options: Unpack[Options]) -> Any:
     """Return the samples moved by ``step`` times H ∇log p̂(x_j): the samples whose KDE is the SD-KDE.
 
     With a bandwidth in numbers that is ½, half a mean-shift step. Other parameters as for
@@ -264,6 +289,7 @@ def debias(train: Any, *, score: Any = None, progress: Any = False, **options: U
     -------
     (n, d) array
         In the units of ``train``, of its kind, on its device; (n, 1) for one-dimensional input; of a Dask array lazy.
+        For pandas a DataFrame with the index and the columns, for xarray a DataArray with the coordinates.
     """
     request = Request.of(Goal.DEBIASED, options, "score", "progress")
     if request.mapped:
@@ -273,9 +299,9 @@ def debias(train: Any, *, score: Any = None, progress: Any = False, **options: U
                 raise ValueError("score= has no support yet; pass one of them, or debias without the ends")
             score = partial(score_in, score, coordinates, train)
         there = to_host(debias(z._replace(dtype="float64"), score=score, progress=progress, **request.options()))[:n]
-        return z.origin.restore(coordinates.inverse(coordinates.folded(there)), z.dtype)
+        return labelled(train, z.origin.restore(coordinates.inverse(coordinates.folded(there)), z.dtype))
     if score is not None:
-        return _debiased_by(score, request, train)
+        return labelled(train, _debiased_by(score, request, train))
     if is_dask(train) or is_dask(request.weights):
         from .scale import lazy
 
@@ -287,7 +313,8 @@ def debias(train: Any, *, score: Any = None, progress: Any = False, **options: U
 
     moved = None if progress is False else Argument.of("train", detached(train))
     with watched(progress, moved) as advance:
-        return with_fallback(request, compute)
+        result = with_fallback(request, compute)
+    return result if type(train) is np.ndarray else labelled(train, result)
 
 
 def _debiased_by(score: Any, request: Request, train: Any) -> Any:
@@ -297,6 +324,7 @@ def _debiased_by(score: Any, request: Request, train: Any) -> Any:
     given, (n, d) = Argument.of("score", score(train) if callable(score) else score), ready.data.train.shape
     if given.shape != (n, d) and not (d == 1 and given.shape == (n,)):
         raise ValueError(f"score has shape {given.shape}; pass one gradient for each sample: shape {(n, d)}")
+    check_names(ready.data.names, given.names, "score")
     slope = given.at(Origin.of(ready.columns.points))
     if request.check_finite and not np.isfinite(to_host(slope)).all():
         raise ValueError("score has values that are not finite; mend it, or pass check_finite=False")
@@ -310,9 +338,19 @@ def _moved(ready: Plan, request: Request, sums: Partial) -> Any:
     return ready.data.origin.restore(ready.data.train + away, ready.data.dtype)
 
 
+@overload
+def grad_log_density(train: Plain, query: Plain | None = None, **options: Unpack[Watched]) -> Array: ...
+@overload
+def grad_log_density(train: Column[T], query: Column[T] | None = None, **options: Unpack[Watched]) -> T: ...
+@overload
+def grad_log_density(train: Same, query: None = None, **options: Unpack[Watched]) -> Same: ...
+@overload
+def grad_log_density(train: Rows, query: Same, **options: Unpack[Watched]) -> Same: ...
+@overload
+def grad_log_density(train: Any, query: Any = None, **options: Unpack[Watched]) -> Any: ...
 @public
 @takes_options
-def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **options: Unpack[Options]) -> Any:
+def grad_log_density(train: Any, query: Any = None, *, progress: Progress = False, **options: Unpack[Options]) -> Any:
     """Return the score ∇log p̂ at ``query`` (default: at the training points) of the density that ``method`` estimates.
 
     Parameters as for :func:`estimate`. With ``method="laplace"`` it is NaN where p̂ < 0, takes some ten times as long as
@@ -321,28 +359,31 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Any = False, **
     Returns
     -------
     (m, d) array
-        Per data unit; of the kind and on the device of ``query`` (else ``train``). Attached to autograd where something
-        requires grad, so that a loss of the score can be minimised.
+        Per data unit; of the kind and on the device of ``query`` (else ``train``), for data frames and labelled arrays
+        as for :func:`debias`. Attached to autograd where something requires grad, so that a loss of the score can be
+        minimised.
     """
     request = Request.of(Goal.GRADIENT, options, "query", "progress")
     if progress is not False:
-        return _by_batches(request, train, query, progress=progress)
-    if request.apart:
+        result = _by_batches(request, train, query, progress=progress)
+    elif request.apart:
         return fit(request, train).grad_log_density(train if query is None else query)
-
-    return with_fallback(request, lambda tried: _computed(tried, train, query))
+    else:
+        result = with_fallback(request, lambda tried: _computed(tried, train, query))
+    given = train if query is None else query
+    return result if type(given) is np.ndarray else labelled(given, result, "grad_log_density")
 
 
 @public
 def select_bandwidth(
     train: Any,
     *,
-    method: str = "sdkde",
-    rule: str = "auto",
-    weights: Any = None,
-    base: Any = None,
-    coordinates: Any = None,
-    support: Any = None,
+    method: Single = "sdkde",
+    rule: Rule = "auto",
+    weights: Values | None = None,
+    base: BandwidthLike | None = None,
+    coordinates: OfColumns | None = None,
+    support: Support | None = None,
 ) -> Bandwidth:
     """Choose a bandwidth from the data, for the estimator: what ``bandwidth="auto"`` does, with more to say about it.
 

@@ -76,7 +76,7 @@ def estimate(
     ranks = Ranks(group)
     try:
         result = _estimate(ranks, local_train, local_query, log, options)
-        ranks.agreed("the end", "")
+        ranks.agreed({"the end": ""})
     except Exception as error:
         if not isinstance(error, PeerFailed):
             ranks.fail(error)
@@ -100,12 +100,15 @@ def _estimate(ranks: Ranks, local_train: Any, local_query: Any, log: bool, optio
         raise ValueError(f"device is {', '.join(request.device)}; pass one device to each rank")
     train = Argument.of("local_train", local_train)
     query = train if local_query is None else Argument.of("local_query", local_query)
-    ranks.agreed("samples of shape", ("n", *train.shape[1:]))
-    ranks.agreed("queries of shape", ("m", *query.shape[1:]))
-    ranks.agreed("dtypes", (train.dtype, query.dtype))
+    asked = {
+        "samples of shape": ("n", *train.shape[1:]),
+        "queries of shape": ("m", *query.shape[1:]),
+        "dtypes": (train.dtype, query.dtype),
+        "weights": "given" if request.weights is not None else "not given",
+    }
     for name, value in request.options("weights", "device").items():
-        ranks.agreed(f"{name} =", repr(to_host(value).tolist()) if hasattr(value, "shape") else repr(value))
-    ranks.agreed("weights", "given" if request.weights is not None else "not given")
+        asked[f"{name} ="] = repr(to_host(value).tolist()) if hasattr(value, "shape") else repr(value)
+    ranks.agreed(asked)
     weights = None if request.weights is None else Argument.of("weights", request.weights)
     if weights is not None and weights.shape != train.shape[:1]:
         raise ValueError(f"weights has shape {weights.shape}, but local_train has {train.shape[0]} points on this rank")

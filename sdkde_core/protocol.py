@@ -27,7 +27,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 from typing import Protocol as TypingProtocol
 
 from .messages import did_you_mean
@@ -63,15 +63,18 @@ T = TypeVar("T")
 #: or to KERNELS, or fields with defaults, so a plugin of an older minor works.
 PROTOCOL = (1, 0)
 
+Precision = Literal["fast", "high", "float64"]
+
 #: Precisions, least precise first.
-PRECISIONS = ("fast", "high", "float64")
+PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 #: Array libraries that the core hands to a backend.
 ARRAYS = ("numpy", "torch")
 
 #: What a backend may have besides plain sums; it is only asked for what its ``features`` list. ``Problem.requires``
 #: carries those that the answer depends on: all but range, pairs, line and criteria, other ways to ask for the same.
-#: With ``"pairs"`` in it ``supports`` is asked whether each φ is computed once for both of its points.
+#: With ``"pairs"`` in it ``supports`` is asked whether each φ is computed once for both of its points; with
+#: ``"groups"``, whether several groups are summed at once.
 FEATURES: Mapping[str, str] = {
     "weights": "the columns' log weights differ from one another (without it they are all equal)",
     "grad": "results attached to autograd: derivatives by queries, points and Columns.weights",
@@ -80,7 +83,10 @@ FEATURES: Mapping[str, str] = {
     "pairs": "reduce_pairs: what two ranges of the points are to each other, each φ computed once; MEAN only",
     "line": "whiten, moved and density: what comes before and after the sums, by its own kernels; on CUDA devices",
     "criteria": "left_out and climb: what bandwidths say of left-out samples, by its own kernels; on CUDA devices",
+    "groups": "prepare_groups and reduce_groups: several groups of columns at once, each with rows of its own",
 }
+
+Kernel = Literal["gaussian", "tophat", "epanechnikov", "exponential", "linear", "cosine"]
 
 #: Names of kernels, as scikit-learn has them, and K(r), r in bandwidths. All are 1 at 0; ``"gaussian"`` and
 #: ``"exponential"`` are positive everywhere, the others have bounded support: they are 0 from r = 1 on. Names may be
@@ -90,7 +96,7 @@ FEATURES: Mapping[str, str] = {
 #: sum for distances that are nearly the true ones: with the :class:`Tolerance` (a, b) of LOG_SUM,
 #: log Σ_j w_j K((1 + b) r_ij) − a ≤ ℓ_i ≤ log Σ_j w_j K((1 − b) r_ij) + a. Away from the edge that is the tolerance of
 #: the Gaussian. A column within b of the edge may count or not; a row that reaches no column has ℓ_i = −inf.
-KERNELS: Mapping[str, str] = {
+KERNELS: Mapping[Kernel, str] = {
     "gaussian": "exp(−½ r²)",
     "tophat": "1",
     "epanechnikov": "1 − r²",
@@ -293,7 +299,8 @@ class PairsBackend(Backend, TypingProtocol):
         """Reduce two ranges of the points: return ``rows`` over ``columns``, and ``columns`` over ``rows``.
 
         Merged over all blocks with a row, the results are ``reduce``'s for that row, within the tolerance. The same
-        block gives the same bits. The results are the caller's, as those of ``reduce``.
+        block gives the same bits. The results are the caller's, as those of ``reduce``. On a GPU it launches and does
+        not wait, as ``reduce`` of such a backend does not: one thread calls them for several devices in turn.
 
         Parameters
         ----------
@@ -347,6 +354,19 @@ class LineBackend(Backend, TypingProtocol):
 
         ℓ as :meth:`reduce` has it, of LOG_SUM. Of LAPLACE it is log |L|, the density has L's sign, and the log of a
         negative one is NaN. None where another way is to be taken.
+        """
+
+
+class GroupsBackend(Backend, TypingProtocol):
+    """A backend with the feature ``"groups"``: one call for a density that is a list of many small ones."""
+
+    def prepare_groups(self, problem: Problem, groups: Sequence[Columns]) -> Any:
+        """Pack k groups of columns, each in bandwidths of its own; ``problem`` has all columns as n, and weights."""
+
+    def reduce_groups(self, problem: Problem, queries: Any, state: Any) -> Partial:
+        """Return what :meth:`reduce` has of every group, for its own rows: log sums (k, m), and shifts (k, m, d).
+
+        ``queries``: (k, m, d) float64. The extent bounds all rows and columns. LOG_SUM and MEAN.
         """
 
 

@@ -1,11 +1,13 @@
 """``sdkde-autotune``, on a stranger's backend and without a GPU."""
 
+import contextlib
 import itertools
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +19,7 @@ pytest.importorskip("click_default_group")
 
 import test_autotune_search
 from click.testing import CliRunner
-from sdkde_autotune import lookup, measure
+from sdkde_autotune import lookup, measure, report
 from sdkde_autotune.cli import main
 from sdkde_autotune.problems import place_of, problems, tasks
 from sdkde_autotune.store import Store
@@ -195,7 +197,7 @@ def test_without_that_gpu_the_best_priced_is_compiled_and_kept_as_predicted(comp
     result = run("--gpu", "a6000", *ONE)
     first, second = result.stderr.splitlines()  # not a terminal: progress is lines
     told = "no RTX A6000 here: nothing is measured; ranking by the cost model and compiling for sm_86"
-    assert first == f"{told}; problems: 1; no time limit (--budget)"
+    assert first == f"{told}; problems: 1, 16 trials each at most (--trials); no time limit (--budget)"
     assert re.match(r"1/1, 0:0\d: sum log_sum fast d=16 n=32768: rank 1 by block_m=", second)
     assert len(compiled) == 1
     assert re.search(r"log_sum +fast +16 .* rank \d+ +rank 1 +block_m=.* \d +0 +0$", result.stdout, re.M)
@@ -209,11 +211,30 @@ def test_without_that_gpu_the_best_priced_is_compiled_and_kept_as_predicted(comp
     assert len(compiled) == 1
 
 
+def test_a_log_has_a_line_by_the_clock(capsys):
+    """Also before the first trial, with the trials, the best time and what is left of the budget."""
+    (task, *_) = todo = tasks(problems(["log_sum"], [16]), place_of("a6000"))
+
+    def told(pattern):
+        for _ in range(3000):
+            if re.search(
+                rf"^0/1, \d:\d\d of 10:00: sum log_sum fast d=16 n=32768: {pattern}$", capsys.readouterr().err, re.M
+            ):
+                return True
+            time.sleep(0.02)
+        return False
+
+    with contextlib.closing(report.Progress(todo, 600.0, every=0.01)) as progress:
+        assert told(r"compiling, \d:\d\d left")
+        progress.during(task, 3, 20, 0.25)
+        assert told(r"3/20, best 0\.25 ms, \d:\d\d left")
+
+
 def test_where_nothing_is_named_the_budget_is_ten_minutes(compiled, monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr("time.monotonic", lambda: 5.0 * next(clock))
     result = run("--gpu", "a6000")
-    assert re.search(r"problems: \d+; 600 s at most", result.stderr)
+    assert re.search(r"problems: \d+, 16 trials each at most \(--trials\); 600 s at most", result.stderr)
     assert re.search(r"^7/\d+, \d:\d\d of 10:00: ", result.stderr, re.M)
     assert "the budget is spent" in result.stderr
     assert re.search(r"predicted for RTX A6000", result.stdout)
@@ -223,7 +244,9 @@ def test_a_card_that_is_here_is_measured(worker, monkeypatch, tmp_path):
     listed_cards(monkeypatch, "NVIDIA H100 80GB HBM3", "NVIDIA RTX A6000")
     db = tmp_path / "other.sqlite"
     result = run("--gpu", "a6000", *ONE, "--db", db, "--trials", 20)
-    assert result.stderr.startswith("measuring on cuda:1; problems: 1; no time limit (--budget)\n")
+    assert result.stderr.startswith(
+        "measuring on cuda:1; problems: 1, 20 trials each at most (--trials); no time limit"
+    )
     (runner,) = worker
     assert runner.device == "cuda:1"
     assert len(runner.ran) == 20

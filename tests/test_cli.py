@@ -63,9 +63,10 @@ def save(name, x, names=None):
     elif path.suffix == ".npz":
         np.savez(path, other=np.zeros(3), points=x)
         return f"{name}:points"
-    elif path.suffix == ".csv":
-        header = ",".join(names or "abc"[: x.shape[1]])
-        np.savetxt(path, x, delimiter=",", fmt="%.17g", header=header, comments="")
+    elif path.suffix in (".csv", ".tsv"):
+        comma = "," if path.suffix == ".csv" else "\t"
+        header = comma.join(names or "abc"[: x.shape[1]])
+        np.savetxt(path, x, delimiter=comma, fmt="%.17g", header=header, comments="")
     else:
         arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         table = arrow.table({n: arrow.array(np.ascontiguousarray(c)) for n, c in zip(names or "abcdef", x.T)})
@@ -77,7 +78,7 @@ def load(name):
     if name.endswith(".npz"):
         return np.load(name)["density"]
     found = files.source(name)
-    assert found.names == (("density",) if name.endswith((".csv", ".parquet")) else ())
+    assert found.names == (("density",) if name.endswith((".csv", ".tsv", ".parquet")) else ())
     return found.read()[:, 0]
 
 
@@ -215,13 +216,19 @@ def test_parquet_without_pyarrow(monkeypatch):
         assert "pip install 'sdkde-core[parquet]'" in refused("estimate", *arguments)
 
 
-def test_columns_of_the_same_names_in_another_order_are_refused():
-    train, query = save("x.csv", X, "abc"), save("y.csv", Y, "cab")
-    estimate = "estimate", train, query, "-o", "out.npy"
-    for command in (estimate, (*estimate, "--memory", "4GB"), ("explain", train, query)):
-        assert "query has the columns of train in another order: c, a, b, where train has a, b, c" in refused(*command)
-    sdkde("estimate", train, save("y.npy", Y), "-o", "out.npy")
-    sdkde("estimate", train, save("z.csv", Y, "def"), "-o", "out.npy")
+def test_columns_are_matched_by_name_where_both_files_have_them():
+    train, want = save("x.csv", X, "abc"), sdkde_core.estimate(X, Y)
+    other = save("y.csv", np.column_stack([Y[:, 2], np.full(70, 7.5), Y[:, :2]]), "czab")
+    for more in ((), ("--memory", "64GB")):
+        sdkde("estimate", train, other, "-o", "out.npy", *more)
+        np.testing.assert_allclose(np.load("out.npy"), want, rtol=1e-9)
+    assert "70 × 100, d = 3" in sdkde("explain", train, other).stdout
+    assert "Warning" not in sdkde("estimate", train, save("y.npy", Y), "-o", "out.npy").stderr
+    told = sdkde("estimate", train, save("z.csv", Y, "def"), "-o", "out.npy").stderr
+    assert told.startswith(
+        "Warning: z.csv has the columns d, e, f for a, b, c of x.csv: they are matched by position\n"
+    )
+    np.testing.assert_allclose(np.load("out.npy"), want, rtol=1e-9)
 
 
 # --- options ----------------------------------------------------------------------------------------------------
@@ -419,7 +426,10 @@ def test_errors_are_one_line():
     for arguments, cause in [
         (("none.npy", "-o", "o.npy"), "none.npy: No such file or directory"),
         (("folder.npy", "-o", "o.npy"), "folder.npy: Is a directory"),
-        (("x.txt", "-o", "o.npy"), "x.txt: unknown extension '.txt'; pass one of .npy, .npz, .csv, .parquet, .zarr"),
+        (
+            ("x.txt", "-o", "o.npy"),
+            "x.txt: unknown extension '.txt'; pass one of .npy, .npz, .csv, .tsv, .parquet, .zarr",
+        ),
         ((train, "-o", "o.txt"), "o.txt: unknown extension '.txt'"),
         ((train, "-o", "none/o.npy"), "none/o.npy: there is no folder "),
         ((train, "-o", "folder.npy"), "folder.npy: Is a directory"),
@@ -430,7 +440,7 @@ def test_errors_are_one_line():
         ),
         (
             (train, "-o", "o.cvs"),
-            "o.cvs: unknown extension '.cvs'; pass one of .npy, .npz, .csv, .parquet, .zarr; did you mean",
+            "o.cvs: unknown extension '.cvs'; pass one of .npy, .npz, .csv, .tsv, .parquet, .zarr; did you mean",
         ),
         (("objects.npy", "-o", "o.npy"), "objects.npy: the array is of Python objects"),
         (("objects.npz", "-o", "o.npy"), "objects.npz: the array is of Python objects"),
@@ -448,7 +458,6 @@ def test_errors_are_one_line():
         ((save("one.npy", np.ones((1, 2))), "-o", "o.npy"), "one.npy: bandwidth='auto' needs more than one sample"),
         ((train, "-o", "o.npy", "--bandwidth", "1e-300"), "bandwidth (given: h 1e-300) is too small"),
         ((train, "-o", "o.npy", "--device", "cuda", "--backend", "numpy"), "runs on cpu, not on cuda"),
-        ((train,), "Missing option '-o'"),
         ((), "Missing argument 'TRAIN'"),
         ((train, "-o", "o.npy", "--loud"), "No such option"),
     ]:

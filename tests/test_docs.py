@@ -25,7 +25,8 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-PAGES = ["../README", "backends", "coming-from", "guide", "mathematics", "scikit-learn", "scipy", "start"]
+PAGES = ["../README", "backends", "coming-from", "data-frames", "guide", "mathematics", "scikit-learn", "scipy"]
+PAGES += ["start"]
 SLOW_PAGES = ["bandwidths", "densities", "gallery", "large-data"]
 
 
@@ -186,7 +187,8 @@ def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
     (files,) = re.findall(r"```python\n(.*?)```", page, re.S)
     exec(compile(files, "command-line.md", "exec"), {})
     lines = "\n".join(re.findall(r"```sh\n(.*?)```", page, re.S)).splitlines()
-    told = [line.partition("#")[0].split()[1:] for line in lines if re.match(r"sdkde (estimate|explain) [a-z\d]", line)]
+    ours = r"sdkde (estimate|explain|fit|score|sample|plot) [a-z\d]"
+    told = [line.partition("#")[0].split()[1:] for line in lines if re.match(ours, line)]
     assert len(told) >= 9
     for arguments in told:
         # The memory is that of the process, which has that of all tests before.
@@ -195,7 +197,7 @@ def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
         assert result.exit_code == 0 or "pip install 'sdkde-core[" in result.output, (arguments, result.output)
 
 
-@pytest.mark.parametrize("module", ["api", "interop.gaussian_kde", "interop.kernel_density"])
+@pytest.mark.parametrize("module", ["api", "interop.gaussian_kde", "interop.kernel_density", "interop.mode_clustering"])
 def test_docstring_examples(module):
     result = doctest.testmod(importlib.import_module(f"sdkde_core.{module}"))
     assert result.attempted > 0

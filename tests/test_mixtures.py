@@ -90,3 +90,15 @@ def test_the_stack_finds_the_shares_and_drops_what_no_sample_is_from():
     shares = mixtures.stack(logs, np.full(len(x), 1 / len(x)))
     assert shares[2] == 0.0
     np.testing.assert_allclose(shares, [0.3, 0.7, 0.0], atol=0.02)
+
+
+def test_a_choice_where_pytorch_has_the_samples_is_that_on_the_host():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(3)
+    x = 2.0 * rng.normal(size=(4, 2))[rng.integers(4, size=500)] + rng.normal(size=(500, 2))
+    given = x, np.full(500, 1 / 500), np.arange(500) % 4, SEED
+    for there, here in zip(mixtures.choose(*given, torch.from_numpy), mixtures.choose(*given)):
+        assert there.h == here.h and there.shrink == here.shrink
+        np.testing.assert_allclose(there.left_out, here.left_out, atol=1e-9)
+        for one, other in zip(there.normals, here.normals):
+            np.testing.assert_allclose(one, other, atol=1e-9)

@@ -82,12 +82,12 @@ ROOMS = {
         "spreading",
     },
     "scale": {"messages", "arrays", "choice", "bandwidth", "files", "spreading", "estimator"},
-    "api": {"protocol", "arrays", "choice", "bandwidth", "estimator", "scale"},
+    "api": {"protocol", "arrays", "choice", "bandwidth", "coordinates", "estimator", "scale"},
     "distributed": {"arrays", "spreading", "estimator"},
     "interop": {"messages", "archive", "protocol", "arrays", "bandwidth", "coordinates", "estimator", "api"},
     "cli": {
         *("messages", "protocol", "storage", "arrays", "choice", "bandwidth", "files", "estimator", "scale", "api"),
-        "interop",
+        *("archive", "interop"),
     },
     "testing": {"protocol", "arrays", "engine", "choice", "plugin", "bandwidth", "estimator"},
 }

@@ -177,12 +177,13 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, again: bool, dry_run: bo
             if again:
                 stored = {trial.key for trial in store.trials(gpu=place.name)}
                 todo = [task for task in todo if task.key in stored]
-            click.echo(f"{doing}; problems: {len(todo)}; {limit} (--budget)", err=True)
-            progress = report.Progress(len(todo), budget)
+            each = "" if again else f", {trials} trials each at most (--trials)"
+            click.echo(f"{doing}; problems: {len(todo)}{each}; {limit} (--budget)", err=True)
             how = {"trials": trials, "again": again}
-            for found in _results(todo, place, store, budget, not grid, progress, how):
-                results.append(found)  # after Ctrl-C the finished ones are reported
-                progress.finished(found)
+            with closing(report.Progress(todo, budget)) as progress:
+                for found in _results(todo, place, store, budget, not grid, progress, how):
+                    results.append(found)  # after Ctrl-C the finished ones are reported
+                    progress.finished(found)
         if len(results) < len(todo):
             stopped = f"the budget is spent: {len(todo) - len(results)} of {len(todo)} problems were not begun"
     except KeyboardInterrupt:

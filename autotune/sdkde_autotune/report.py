@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -88,28 +90,42 @@ def result_row(result: Result) -> dict[str, Any]:
 
 
 class Progress:
-    """Lines on standard error: one every ten seconds, and for every problem."""
+    """Lines on standard error, for every problem and while it is searched: by trials, or in a log by the clock."""
 
-    def __init__(self, problems: int, budget: float) -> None:
-        self.problems, self.done, self.start, self.last = problems, 0, time.monotonic(), 0.0
-        self.budget = "" if math.isinf(budget) else f" of {_clock(budget)}"
+    def __init__(self, todo: Sequence[Task], budget: float, every: float = 60.0) -> None:
+        self.todo, self.done, self.start, self.last = todo, 0, time.monotonic(), 0.0
+        self.budget, self.every, self.terminal = budget, every, sys.stderr.isatty()
+        self.doing, self.over = "compiling", threading.Event()
+        if not self.terminal:
+            threading.Thread(target=self._by_the_clock, daemon=True).start()
+
+    def close(self) -> None:
+        """Show no more lines by the clock."""
+        self.over.set()
+
+    def _by_the_clock(self) -> None:
+        while not self.over.wait(self.every):
+            left = max(0.0, self.budget - (time.monotonic() - self.start))
+            for task in self.todo[self.done :][:1]:
+                self._show(task, self.doing + ("" if math.isinf(left) else f", {_clock(left)} left"))
 
     def during(self, task: Task, known: int, expected: int, best: float) -> None:
         """Show how far the search of a problem is."""
-        if time.monotonic() - self.last > 10.0:
-            self._show(task, f"{known}/{expected}, best {best:.4g} ms")
+        self.doing = f"{known}/{expected}, best {best:.4g} ms"
+        if self.terminal and time.monotonic() - self.last > 10.0:
+            self._show(task, self.doing)
 
     def finished(self, result: Result) -> None:
         """Show a problem's result."""
-        self.done += 1
+        self.done, self.doing = self.done + 1, "compiling"
         best = result.best
         self._show(result.task, f"{took(best)} by {config_text(best.config)}" if best else "nothing ran")
 
     def _show(self, task: Task, text: str) -> None:
         self.last, problem = time.monotonic(), task.problem
         what = f"{task.query.kernel} {problem.reduction} {problem.precision} d={problem.d} n={problem.n}"
-        line = f"{self.done}/{self.problems}, {_clock(self.last - self.start)}{self.budget}: {what}: {text}"
-        click.echo(line, err=True)
+        limit = "" if math.isinf(self.budget) else f" of {_clock(self.budget)}"
+        click.echo(f"{self.done}/{len(self.todo)}, {_clock(self.last - self.start)}{limit}: {what}: {text}", err=True)
 
 
 def _clock(seconds: float) -> str:

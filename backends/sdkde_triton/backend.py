@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from sdkde_core.nearby import rough_share
 from sdkde_core.plugin import PerStream, empty, grids, in_slabs, on_device
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from . import bounds, criteria, launch, price, products
+from . import bounds, criteria, joint, launch, price, products
 from . import near as nearby
 from . import whiten as whitening
 from .compiled import INTERPRETED, LaunchFailed, card, no_compiler, rehearse
@@ -124,6 +124,26 @@ class TritonBackend:
                         continue  # with the next best configuration
 
             return in_slabs(slab, m, rows)
+
+    def prepare_groups(self, problem: Problem, groups: Sequence[Columns]) -> joint.Groups:
+        """Keep several groups, one after another."""
+        with on_device(groups[0].points):
+            return joint.gathered(groups)
+
+    def reduce_groups(self, problem: Problem, queries: torch.Tensor, state: joint.Groups) -> Partial:
+        """Reduce the rows of every group over its columns, some rows at a time."""
+        k, m, _ = queries.shape
+        way = _way(problem, problem.extent, state.span, listed=True)
+        with on_device(queries):
+            most = max(HEIGHT, (1 << 20) // k // HEIGHT * HEIGHT)
+            parts = [
+                joint.reduce(problem, queries[:, i : i + most], state, way.step, way.form, way.pieces)
+                for i in range(0, m, most)
+            ]
+        if len(parts) == 1:
+            return parts[0]
+        shifts = None if parts[0].shift is None else torch.cat([part.shift for part in parts], dim=1)
+        return Partial(torch.cat([part.log_sum for part in parts], dim=1), shifts)
 
     def _skips(self, problem: Problem, state: _State, rows: torch.Tensor) -> bool:
         """Whether to leave out what cannot matter of all rows."""

@@ -21,6 +21,9 @@ def _supports(problem: Problem) -> Support:
         return Support(False, "Triton compiles for GPUs; TRITON_INTERPRET=1 interprets its kernels on a CPU")
     if problem.extent > MOST_EXTENT:
         return Support(False, f"has sums up to {MOST_EXTENT:g} bandwidths from the origin, not {problem.extent:g}")
+    if "groups" in problem.requires:
+        within = price.takes(problem) and formula(problem, problem.extent, listed=True) == "packed"
+        return Support(within, "" if within else "takes groups in 2 to 16 dimensions, near the origin")
     share = price.listed_share(problem)
     if share is not None or formula(problem, problem.extent) == "packed":
         how = "half-precision pieces on Tensor Cores"
@@ -33,7 +36,7 @@ def _supports(problem: Problem) -> Support:
 
 def _extent_limit(problem: Problem) -> float:
     """That of the fast formula; of packed operands too where direct differences are faster, but not than lists."""
-    packed = price.looks(problem, for_price=True) or not prefers_direct(problem)
+    packed = "groups" in problem.requires or price.looks(problem, for_price=True) or not prefers_direct(problem)
     return packed_limit(problem) if packed else MOST_EXTENT
 
 
@@ -43,7 +46,7 @@ INFO = AdvancedInfo(
     implementation="sdkde_triton.backend:TritonBackend",
     devices=("cuda", "cpu"),
     precisions=("fast", "high"),
-    features=frozenset({"weights", "range", "line", "criteria"}),
+    features=frozenset({"weights", "range", "line", "criteria", "groups"}),
     requires_modules=("torch", "triton"),
     install="pip install 'sdkde-core[triton]'  # on Linux",
     arrays="torch",

@@ -110,11 +110,7 @@ def reduce(
     counts = (-(-counts.to(torch.int64) * LEAF // LISTED)).cpu()  # in SIZEs
     if float(counts.sum()) * LISTED > most * float(len(counts)) * float(columns.padded):  # the last tile may be free
         return None
-    longest = AMOUNTS.longest
-    if problem.reduction is not Reduction.MEAN:
-        block_n = way.config("log_sum").block_n
-        longest = max(1, steps_at_most(problem, 0.0) * block_n // LISTED)
-    ends, length = _plan(counts, rows.device, 4 * (packed_dimensions(problem.d) + 1), longest)
+    ends, length = planned(counts, rows.device, 4 * (packed_dimensions(problem.d) + 1), way.longest)
     found, first = [], 0
     for last in ends:
         over = way.list(tiles, counts[first:last], first, length)
@@ -123,6 +119,13 @@ def reduce(
     back = torch.empty_like(where)
     back[where] = torch.arange(rows.shape[0], device=where.device)
     return each(concatenate(found), lambda x: x[back])
+
+
+def of_all(
+    problem: Problem, points: torch.Tensor, log_weights: torch.Tensor, columns: Packed, step: float, form: int
+) -> _Pass:
+    """A reduction over lists that were not looked for."""
+    return _Pass(problem, Near(points, points, log_weights, points, points, 0.0), columns, step, form)
 
 
 def scaled(problem: Problem) -> bool:
@@ -231,12 +234,19 @@ class _Pass:
         run(rows.buffer, columns.buffer, *more, over.leaves, over.which, over.ends, out)
         return out
 
+    @property
+    def longest(self) -> int:
+        """How many SIZEs one program takes at most."""
+        if self.problem.reduction is Reduction.MEAN:
+            return AMOUNTS.longest
+        return max(1, steps_at_most(self.problem, 0.0) * self.config("log_sum").block_n // LISTED)
+
     def config(self, name: str) -> Config:
         capability, d = card(self.near.points.device).capability, self.problem.d
         return default(name, packed_dimensions(d), capability, merges(d), self.columns.pieces)
 
 
-def _plan(counts: torch.Tensor, device: torch.device, per_row: int, most: int) -> tuple[list[int], int]:
+def planned(counts: torch.Tensor, device: torch.device, per_row: int, most: int) -> tuple[list[int], int]:
     """Where batches of tiles end, and how many SIZEs a program takes, up to ``most``, by what each list has."""
     programs = AMOUNTS.programs * card(device).multiprocessors
     length = min(max(-(-int(counts.sum()) // programs), AMOUNTS.shortest), most)

@@ -15,6 +15,7 @@ from .arguments import (
     refuse_masked,
     refuse_not_finite,
 )
+from .frames import labelled
 from .places import (
     Array,
     Origin,
@@ -33,5 +34,5 @@ from .places import (
 
 __all__ = ["Argument", "Array", "Data", "Origin", "array_namespace", "c_order", "check_names", "check_query"]
 __all__ += ["check_shapes", "check_weights", "columns_are_points", "convert", "detached", "device_name"]
-__all__ += ["ingest", "is_attached", "is_dask", "look", "numbers", "public", "quiet", "refuse_dask"]
+__all__ += ["ingest", "is_attached", "is_dask", "labelled", "look", "numbers", "public", "quiet", "refuse_dask"]
 __all__ += ["refuse_masked", "refuse_not_finite", "rounded", "to_host"]

@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj, is_torch_array, to_device
 from array_api_compat import device as device_of
 
+from .frames import Refused, library_of, names_of, read
 from .places import Origin, detached, device_name, from_host, has_float64, is_attached, look, to_host, with_room
 
 #: With at least so many numbers, host data are copied to the GPU that the caller named before they are validated.
@@ -56,10 +56,6 @@ def numbers(name: str, value: Any) -> np.ndarray:
     return Argument.of(name, value).at(_HOST)
 
 
-class _Refused(TypeError):
-    """An argument that is no array of real numbers, found by the code here and not by an array library."""
-
-
 class Argument(NamedTuple):
     """An array argument as it came: its name, its dtype's share in the result's, and where it came from."""
 
@@ -97,8 +93,8 @@ class Argument(NamedTuple):
             raise TypeError(f"{name} is a sparse {type(value).__name__}; pass {name}.toarray()")
         try:
             return cls._recognised(name, value)
-        except _Refused:
-            raise
+        except Refused as error:
+            raise TypeError(str(error)) from None
         except ValueError as error:
             raise ValueError(f"{name} is no array of numbers: pass rows of equal length ({error})") from None
         except Exception as error:  # a library that cannot show its array (sparse, abstract, traced …)
@@ -107,39 +103,35 @@ class Argument(NamedTuple):
 
     @classmethod
     def _recognised(cls, name: str, value: Any) -> Argument:
-        numpys = isinstance(value, (np.ndarray, np.generic))
+        numpys, library = isinstance(value, (np.ndarray, np.generic)), ""
         origin, has_dtype = _HOST, numpys or hasattr(value, "__array__")
         if not numpys and is_array_api_obj(value):
             xp, device = array_namespace(value), device_of(value)
             bits, place = _bits(xp, value.dtype), str(device).lower()
             if not bits:
-                raise _Refused(f"{name} has dtype {value.dtype}; pass real numbers (integer, boolean or floating)")
+                raise Refused(f"{name} has dtype {value.dtype}; pass real numbers (integer, boolean or floating)")
             if place == "meta":
-                raise _Refused(f"{name} is on the meta device and has no numbers")
+                raise Refused(f"{name} is on the meta device and has no numbers")
             if bits < 32:
                 value = xp.astype(value, xp.float32)  # NumPy may lack the type (bfloat16)
             origin, has_dtype = Origin(xp, device, on_host="cpu" in place), True  # NumPy sees its memory
             if not origin.on_host:
                 return cls(name, value, "float32" if bits <= 32 else "float64", origin)
             value = to_host(value)
-        elif not numpys and hasattr(value, "__dlpack_device__"):
+        elif not numpys and not (library := library_of(value)) and hasattr(value, "__dlpack_device__"):
             if value.__dlpack_device__()[0] != 1:  # kDLCPU
-                raise _Refused(f"{name} is on a device and not an array-API array; pass a torch, CuPy or JAX array")
+                raise Refused(f"{name} is on a device and not an array-API array; pass a torch, CuPy or JAX array")
             value, has_dtype = np.from_dlpack(value), True
-        array = np.asarray(value)
+        array = read(name, value, library) if library else np.asarray(value)
         if array.dtype.kind not in "iufb":
             hint = "; of a data frame, .to_numpy(float)" if hasattr(value, "to_numpy") else ""
             hint = "; of times, (t - t[0]) / np.timedelta64(1, 's')" if array.dtype.kind in "mM" else hint
-            raise _Refused(
+            raise Refused(
                 f"{name} is {type(value).__name__} of dtype {array.dtype}; "
                 f"pass real numbers (integer, boolean or floating){hint}"
             )
         narrow = has_dtype and array.dtype.kind == "f" and array.dtype.itemsize <= 4
-        names: tuple[str, ...] = ()
-        for attribute in ("columns", "column_names"):  # of data frames: pandas, polars and pyarrow
-            found = None if array is value else getattr(value, attribute, None)
-            if not names and isinstance(found, Iterable) and all(isinstance(column, str) for column in found):
-                names = tuple(found)
+        names = () if array is value else names_of(value, library)
         return cls(name, array, "float32" if narrow else "float64", origin, names)
 
     def rows(self, start: int, stop: int) -> Argument:
@@ -183,9 +175,9 @@ class Data(NamedTuple):
     def check_finite(self) -> None:
         """Raise ValueError for the first NaN or inf, where they are to be refused."""
         if self.unchecked:
-            refuse_not_finite(self.name, self.train, self.first)
+            refuse_not_finite(self.name, self.train, self.first, self.names)
             if self.query is not None:
-                refuse_not_finite("query", self.query)
+                refuse_not_finite("query", self.query, names=self.names)
 
     def row(self, i: int) -> tuple[str, int, Any]:
         """Return a point, by its number among those of train and query: its argument, its number there, its values."""
@@ -240,6 +232,7 @@ def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) ->
         raise _wrong_axes(query)
     if len(shape) == 1 and d > 1 and shape != (0,):
         hint = "query[None, :] for one point" if shape == (d,) else f"shape (m, {d})"
+        hint += f", or a data frame with the columns {_brief(names)}" if names else ""
         raise ValueError(f"query has shape {shape}, but train has {d} dimensions; pass {hint}")
     if len(shape) == 2 and shape[1] != d:
         hint = ""
@@ -269,16 +262,22 @@ def columns_are_points(n: int, d: int, *names: str) -> str:
     return f"; if columns are points, as for SciPy's gaussian_kde, pass {' and '.join(f'{x}.T' for x in names)}"
 
 
-def check_names(train: tuple[str, ...], query: tuple[str, ...]) -> None:
+def check_names(train: tuple[str, ...], query: tuple[str, ...], name: str = "query") -> None:
     """Refuse columns that have other names than train's, or another order; columns without names fit any."""
     if not (train and query) or train == query:
         return
-    texts = [", ".join(names if len(names) <= 10 else (*names[:9], f"… ({len(names)})")) for names in (query, train)]
-    other = "in another order" if sorted(train) == sorted(query) else "under other names"
+    reordered = sorted(train) == sorted(query)
+    if name == "score" and not reordered:
+        return  # slopes may have names of their own
+    other = "in another order" if reordered else "under other names"
     raise ValueError(
-        f"query has the columns of train {other}: {texts[0]}, where train has {texts[1]}; pass the same ones in one "
-        "order (of a data frame, query[list(train.columns)])"
+        f"{name} has the columns of train {other}: {_brief(query)}, where train has {_brief(train)}; pass the same "
+        f"ones in one order (of a DataArray by .sel, of a data frame {name}[list(train.columns)])"
     )
+
+
+def _brief(names: tuple[str, ...]) -> str:
+    return ", ".join(names if len(names) <= 10 else (*names[:9], f"… ({len(names)})"))
 
 
 def check_shapes(x: Argument, q: Argument | None, w: Argument | None) -> None:
@@ -296,7 +295,7 @@ def check_shapes(x: Argument, q: Argument | None, w: Argument | None) -> None:
         raise ValueError(f"weights has shape {w.shape}, but train has {n} points; pass shape ({n},){hint}")
 
 
-def refuse_not_finite(name: str, x: Any, first: int = 0) -> None:
+def refuse_not_finite(name: str, x: Any, first: int = 0, names: tuple[str, ...] = ()) -> None:
     """Raise ValueError for the first value of points (n, d) that is not finite; ``first``: the first row's number."""
     xp = array_namespace(x)
     total = float(xp.sum(x))  # one pass without temporaries; a finite sum has only finite terms
@@ -304,8 +303,8 @@ def refuse_not_finite(name: str, x: Any, first: int = 0) -> None:
         return
     i, j = (int(k) for k in np.argwhere(~np.isfinite(to_host(x)))[0])
     raise ValueError(
-        f"{name} has values that are not finite, the first {to_host(x)[i, j]} at row {first + i}, column {j}; "
-        "drop or fill them"
+        f"{name} has values that are not finite, the first {to_host(x)[i, j]} at row {first + i}, column {j}"
+        f"{f' ({names[j]!r})' if names else ''}; drop or fill them"
     )
 
 

@@ -7,20 +7,24 @@ A mixture Σ_k π_k N(μ_k, Σ_k) is fitted by EM. Its smoothed form keeps the s
 r_ik the share of component k in sample i. Each group k has about the mean and covariance of its component whatever h
 is: h = 1 is the mixture, and h → 0 a kernel estimate. The number of components, h and how far covariances are shrunk
 are those that say most of left-out samples.
+
+Samples x, weights and shares are on the host, or where a GPU's PyTorch has them; what is small is NumPy's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from array_api_compat import device
 from numpy.typing import NDArray
 
-from ..arrays import Array
+from ..arrays import Array, array_namespace, to_host
+from ..engine.products import dots, product
 
-Group = tuple[Array, Array, Array, float]  # points (n, d), their weights (n,), the kernel's factor (d, d), its share
+Group = tuple[Any, Any, Array, float]  # points (n, d), their weights (n,), the kernel's factor (d, d), its share
 
 
 class Normals(NamedTuple):
@@ -43,22 +47,38 @@ class Chosen(NamedTuple):
     shrink: float  # as of :func:`fit`
 
 
-def log_densities(normals: Normals, y: Array) -> Array:
+def log_densities(normals: Normals, y: Any) -> Any:
     """Log shares plus the components' log densities at y, (m, k)."""
     k, d = normals.means.shape
     inverses = np.linalg.inv(normals.factors)
     offsets = (inverses @ normals.means[:, :, None]).reshape(-1)
     constants = np.log(normals.shares) + np.log(np.diagonal(inverses, axis1=1, axis2=2)).sum(1)
     constants -= 0.5 * d * math.log(2 * math.pi)
+    if not isinstance(y, np.ndarray):
+        flat, offsets, constants = (_beside(y, x) for x in (inverses.reshape(k * d, d).T, offsets, constants))
+        return constants - 0.5 * ((y @ flat - offsets) ** 2).reshape(-1, k, d).sum(2)
     result = np.empty((len(y), k))
-    for rows in _blocks(len(y), k * d):
-        u = (y[rows] @ inverses.reshape(k * d, d).T - offsets).reshape(-1, k, d)
+    flat = np.ascontiguousarray(inverses.reshape(k * d, d).T)
+    for rows in _blocks(len(y), k * d, 1 << 16):  # u stays in cache
+        u = product(y[rows], flat)
+        u -= offsets
+        u = u.reshape(-1, k, d)
         result[rows] = constants - 0.5 * np.einsum("mkd,mkd->mk", u, u)
     return result
 
 
+def _product(a: Any, b: Any) -> Any:
+    """On the host by one thread: steps are short, and threads of BLAS that wait for each other take twenty times."""
+    return product(a, b) if isinstance(a, np.ndarray) else a @ b
+
+
+def _beside(y: Any, x: Array) -> Any:
+    """An array of NumPy's where y is."""
+    return x if isinstance(y, np.ndarray) else array_namespace(y).asarray(x, device=device(y))
+
+
 def fit(
-    x: Array, weights: Array, k: int, start: Any, *, shrink: float = 1.0, ridge: Array | None = None, most: int = 100
+    x: Any, weights: Any, k: int, start: Any, *, shrink: float = 1.0, ridge: Array | None = None, most: int = 100
 ) -> Normals:
     """Fit k normals by EM; fewer where components have less than d + 1 samples, effectively.
 
@@ -69,8 +89,11 @@ def fit(
     """
     centre, last = weights @ x, -math.inf
     z = x - centre
-    ridge = 1e-10 * (weights @ z**2) if ridge is None else ridge
-    shares = _shares(log_densities(start, x))[0] if isinstance(start, Normals) else _nearest(z, weights, k, start)
+    ridge = 1e-10 * to_host(weights @ z**2) if ridge is None else ridge
+    if isinstance(start, Normals):
+        shares = _shares(log_densities(start, x))[0]
+    else:
+        shares = _beside(x, _nearest(to_host(z), to_host(weights), k, start))
     for _ in range(most):
         normals = _maximised(z, weights, shares, shrink, ridge)
         fewer = len(normals.shares) < shares.shape[1]
@@ -78,16 +101,17 @@ def fit(
         before, last = last, float(weights @ logs)
         if last - before < 1e-3 and not fewer:
             break
-    return normals._replace(means=normals.means + centre)
+    return normals._replace(means=normals.means + to_host(centre))
 
 
-def _shares(logs: Array) -> tuple[Array, Array]:
+def _shares(logs: Any) -> tuple[Any, Any]:
     """The components' shares in every sample (n, k), and the log of their sum, (n,)."""
-    top = np.maximum(logs.max(1, keepdims=True), -1e300)
-    shares = np.exp(logs - top)
-    total = shares.sum(1, keepdims=True)
+    xp = array_namespace(logs)
+    top = xp.clip(xp.max(logs, axis=1, keepdims=True), min=-1e300)
+    shares = xp.exp(logs - top)
+    total = xp.sum(shares, axis=1, keepdims=True)
     shares /= total
-    return shares, (np.log(total) + top)[:, 0]
+    return shares, (xp.log(total) + top)[:, 0]
 
 
 def _nearest(z: Array, weights: Array, k: int, rng: np.random.Generator) -> Array:
@@ -102,29 +126,22 @@ def _nearest(z: Array, weights: Array, k: int, rng: np.random.Generator) -> Arra
         best = int(np.argmin([weights @ distances for distances in nearer]))
         near, centres = nearer[best], np.concatenate([centres, z[tried[best]][None]])
     for _ in range(20):
-        which = np.argmin((centres**2).sum(1) - 2.0 * z @ centres.T, axis=1)
+        which = np.argmin((centres**2).sum(1) - 2.0 * product(z, centres.T), axis=1)
         shares = (which[:, None] == np.arange(len(centres))).astype(float)
         shares = shares[:, shares.any(0)]
-        centres = (shares.T @ (weights[:, None] * z)) / (weights @ shares)[:, None]
+        centres = product(shares.T, weights[:, None] * z) / (weights @ shares)[:, None]
     return shares
 
 
-def _maximised(z: Array, weights: Array, shares: Array, shrink: float, ridge: Array) -> Normals:
+def _maximised(z: Any, weights: Any, shares: Any, shrink: float, ridge: Array) -> Normals:
     """The components that samples with such shares are most likely from, of covariances that are shrunk."""
     d, n_eff = z.shape[1], 1.0 / float(weights @ weights)
-    counts = n_eff * (weights @ shares)
+    counts = n_eff * to_host(weights @ shares)
     kept = counts >= min(d + 1, counts.max())
-    shares = shares[:, kept] + 1e-12  # samples that only a dropped one had are shared out
-    shares /= shares.sum(1, keepdims=True)
-    counts = n_eff * (weights @ shares)[:, None, None]
-    means, covariances = np.empty((len(counts), d)), np.empty((len(counts), d, d))
-    for j, share in enumerate(shares.T):
-        rows = np.flatnonzero(share > 1e-5)
-        heard = weights[rows] * share[rows]
-        heard /= heard.sum()
-        means[j] = heard @ z[rows]
-        away = np.sqrt(heard)[:, None] * (z[rows] - means[j])
-        covariances[j] = away.T @ away
+    shares = shares[:, _beside(shares, kept)] + 1e-12  # samples that only a dropped one had are shared out
+    shares /= shares.sum(1)[:, None]
+    counts = n_eff * to_host(weights @ shares)[:, None, None]
+    means, covariances = _moments(z, weights, shares)
     within = (counts * covariances).sum(0) / counts.sum()
     few, added = shrink**2 * d, 0.3 * shrink * (d + 1)
     within = (n_eff * within + few * np.diag(np.diagonal(within))) / (n_eff + few)
@@ -133,55 +150,85 @@ def _maximised(z: Array, weights: Array, shares: Array, shrink: float, ridge: Ar
     return Normals(counts[:, 0, 0] / counts.sum(), means, np.linalg.cholesky(covariances))
 
 
-def smoothed(x: Array, weights: Array, normals: Normals, h: float) -> list[Group]:
+def _moments(z: Any, weights: Any, shares: Any) -> tuple[Array, Array]:
+    """Means (k, d) and covariances (k, d, d) of samples by their shares (n, k), but those below 1e-5."""
+    (_, d), k = z.shape, shares.shape[1]
+    if not isinstance(z, np.ndarray):  # all at once
+        heard = weights[:, None] * shares * (shares > 1e-5)
+        heard = (heard / heard.sum(0)).T  # (k, n)
+        centres = heard @ z
+        away = heard.sqrt()[:, :, None] * (z[None, :, :] - centres[:, None, :])
+        return to_host(centres), to_host(away.mT @ away)
+    means, covariances = np.empty((k, d)), np.empty((k, d, d))
+    for j, share in enumerate(shares.T):
+        rows = np.flatnonzero(share > 1e-5)
+        heard = weights[rows] * share[rows]
+        heard /= heard.sum()
+        means[j] = heard @ z[rows]
+        away = np.sqrt(heard)[:, None] * (z[rows] - means[j])
+        covariances[j] = product(away.T, away)
+    return means, covariances
+
+
+def smoothed(x: Any, weights: Any, normals: Normals, h: float) -> list[Group]:
     """The groups of a mixture that is smoothed with h; h = 1 has one point in each, its mean."""
     if h == 1.0:
         return [(m[None], np.ones(1), f, float(s)) for s, m, f in zip(*normals)]
-    shares = _shares(log_densities(normals, x))[0]
+    xp, shares = array_namespace(x), _shares(log_densities(normals, x))[0]
     shares[shares < 1e-3] = 0.0
     shares *= (weights / shares.sum(1))[:, None]
     groups = []
     for share, mean, factor in zip(shares.T, normals.means, normals.factors):
-        rows, total = np.flatnonzero(share), float(share.sum())
-        if rows.size:
-            groups.append((mean + math.sqrt(1 - h * h) * (x[rows] - mean), share[rows] / total, h * factor, total))
+        rows, total, middle = xp.nonzero(share)[0], float(share.sum()), _beside(x, mean)
+        if rows.shape[0]:
+            groups.append((middle + math.sqrt(1 - h * h) * (x[rows] - middle), share[rows] / total, h * factor, total))
     return groups
 
 
-def log_density_of(groups: list[Group], y: Array) -> Array:
+def log_density_of(groups: list[Group], y: Any) -> Any:
     """Log densities of the groups' sum at y, (m,)."""
-    result = np.full(len(y), -math.inf)
+    xp = array_namespace(y)
+    result = _beside(y, np.full(y.shape[0], -math.inf))
     for points, weights, factor, share in groups:
-        inverse = np.linalg.inv(factor)
-        u, v = (y - points[0]) @ inverse.T, (points - points[0]) @ inverse.T
+        points, weights, inverse = (_beside(y, a) for a in (points, weights, np.linalg.inv(factor).T))
+        u, v = (_product(a - points[0], inverse) for a in (y, points))
         constant = math.log(share) - np.log(np.diagonal(factor)).sum() - 0.5 * y.shape[1] * math.log(2 * math.pi)
-        columns = np.log(weights) - 0.5 * (v * v).sum(1)
-        for rows in _blocks(len(y), len(points)):
-            total = _shares(u[rows] @ v.T + columns)[1] - 0.5 * (u[rows] * u[rows]).sum(1)
-            result[rows] = np.logaddexp(result[rows], total + constant)
+        columns = xp.log(weights) - 0.5 * (v * v).sum(1)
+        for rows in _blocks(y.shape[0], points.shape[0], 1 << 18 if isinstance(y, np.ndarray) else 1 << 26):
+            total = _shares(_product(u[rows], v.T) + columns)[1] - 0.5 * (u[rows] * u[rows]).sum(1)
+            result[rows] = xp.logaddexp(result[rows], total + float(constant))
     return result
 
 
-def choose(x: Array, weights: Array, folds: NDArray[np.intp], seed: int) -> list[Chosen]:
+def choose(
+    x: Array, weights: Array, folds: NDArray[np.intp], seed: int, there: Callable[[Array], Any] = np.asarray
+) -> list[Chosen]:
     """Choose the mixtures that say most of samples that are left out, the one with the largest share first.
 
     Mixtures of more and more components are fitted, until more of them say clearly less. The best one that is smoothed
     and those that are not are stacked, and four at most are kept. Samples with the same number in ``folds`` (n,) are
-    left out together, those with −1 are heard only in the last fit. ``seed`` is that of EM's starts.
+    left out together, those with −1 are heard only in the last fit. ``seed`` is that of EM's starts. ``there`` brings
+    arrays to where sums are to be made.
     """
     heard = np.flatnonzero(folds >= 0)
     z, parts, fold, d = x[heard], weights[heard] / weights[heard].sum(), folds[heard], x.shape[1]
-    cuts = [(z[rows], parts[rows] / parts[rows].sum(), ~rows) for rows in (fold != f for f in np.unique(fold))]
+    cuts = [
+        (there(z[rows]), there(parts[rows] / parts[rows].sum()), ~rows, there(z[~rows]))
+        for rows in (fold != f for f in np.unique(fold))
+    ]
     ridge = 1e-10 * (weights @ (x - weights @ x) ** 2)  # a column may be constant in a fold
     few = cuts[: max(1, min(len(cuts), round(1000 * len(cuts) / len(z))))]  # enough to choose h by
-    judged = np.any([left for *_, left in few], axis=0)
+    judged = np.any([cut[2] for cut in few], axis=0)
     fits: dict[tuple[int, float], list[Normals]] = {}
     plain: dict[tuple[int, float], Array] = {}
 
-    def left_out(key: tuple[int, float], h: float, cuts: list[tuple[Array, Array, Array]]) -> Array:
+    def left_out(key: tuple[int, float], h: float, cuts: list[tuple[Any, Any, Array, Any]]) -> Array:
         logs = np.full(len(z), -math.inf)
-        for normals, (rows, shares, left) in zip(fits[key], cuts):
-            logs[left] = log_density_of(smoothed(rows, shares, normals, h), z[left])
+        for normals, (rows, shares, left, points) in zip(fits[key], cuts):
+            if h == 1.0:
+                logs[left] = to_host(_shares(log_densities(normals, points))[1])
+            else:
+                logs[left] = to_host(log_density_of(smoothed(rows, shares, normals, h), points))
         return logs
 
     best, top, worse = ((1, 1.0), 1.0), -math.inf, {1.0: 0, 0.015: 0}
@@ -205,8 +252,9 @@ def choose(x: Array, weights: Array, folds: NDArray[np.intp], seed: int) -> list
     for i in np.argsort(-shares, kind="stable")[:4]:
         if shares[i] >= 0.05:
             key, h, logs = found[i]
-            start = max(fits[key], key=lambda normals: float(parts @ _shares(log_densities(normals, z))[1]))
-            normals = fit(x, weights, key[0], start, shrink=key[1], most=30)
+            every = there(z)
+            start = max(fits[key], key=lambda one: float(parts @ to_host(_shares(log_densities(one, every))[1])))
+            normals = fit(there(x), there(weights), key[0], start, shrink=key[1], most=30)
             everywhere = np.full(len(x), math.nan)
             everywhere[heard] = logs
             result.append(Chosen(normals, h, everywhere, key[1]))
@@ -218,9 +266,9 @@ def stack(logs: Array, weights: Array, prior: Array | float = 0.0) -> Array:
     prior = prior * float(weights @ weights) + np.zeros(logs.shape[1])
     densities = np.exp(logs - np.maximum(logs.max(1, keepdims=True), -1e300))
     densities[~densities.any(1)] = 1.0
-    shares = np.full(logs.shape[1], 1.0 / logs.shape[1])
+    shares, turned = np.full(logs.shape[1], 1.0 / logs.shape[1]), np.ascontiguousarray(densities.T)
     for _ in range(1000):
-        last, shares = shares, shares * (densities.T @ (weights / (densities @ shares))) + prior
+        last, shares = shares, shares * dots(turned, weights / dots(densities, shares)) + prior
         shares /= shares.sum()
         if np.abs(shares - last).max() < 1e-7:
             break
@@ -228,6 +276,6 @@ def stack(logs: Array, weights: Array, prior: Array | float = 0.0) -> Array:
     return shares / shares.sum()
 
 
-def _blocks(n: int, width: int) -> Iterator[slice]:
-    size = max(1, (1 << 18) // width)
+def _blocks(n: int, width: int, most: int = 1 << 18) -> Iterator[slice]:
+    size = max(1, most // width)
     return (slice(i, i + size) for i in range(0, n, size))

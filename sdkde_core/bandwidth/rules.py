@@ -5,19 +5,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
 from ..arrays import Array, columns_are_points, to_host
+from ..arrays.frames import Values
 from ..messages import did_you_mean, warn_once
 from .isj import improved_sheather_jones
 from .matrix import Bandwidth
 from .normal import normal_reference
 from .sample import Sample
-from .selection import CHOOSERS, MANY, choose
+from .selection import CHOOSERS, MANY, Chooser, choose
 
 
 def _silverman(s: Sample) -> Array:
@@ -64,6 +65,9 @@ def _chosen(rule: str, s: Sample) -> Array:
         return h * scales
     return shape * h[:, None] * h
 
+
+Rule = Literal[Chooser, "silverman", "silverman-iso", "sdkde", "scott", "silverman-full", "normal-reference", "isj"]
+BandwidthLike: TypeAlias = Rule | float | Values | Bandwidth
 
 RULES: dict[str, Callable[[Sample], Array]] = {
     **{rule: functools.partial(_chosen, rule) for rule in CHOOSERS},

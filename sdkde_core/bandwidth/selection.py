@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,9 @@ from .rounding import spread_within, units_of
 from .sample import Sample
 from .shapes import find_shape
 
-CHOOSERS = ("auto", "lscv", "lcv")  # rules that choose from the data
+Chooser = Literal["auto", "lscv", "lcv"]  # rules that choose from the data
+
+CHOOSERS: tuple[str, ...] = get_args(Chooser)
 MANY = 100.0  # samples from which one column is worth the step "moments", and improved Sheather-Jones
 SEED = 20261122  # of the draw of the samples that criteria are summed over
 
@@ -223,17 +225,19 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
     """
     rng = np.random.default_rng(SEED)
     x, counts = sample.thinned(most_of(sample.d), rng)
-    ordered, line = np.sort(x, axis=0), sample.d == 1
+    ordered, line = _sorted(x), sample.d == 1
     x = ordered if line and counts is None else x  # which takes a tenth of the time to sort again
     scale, units = spreads / sample.unit, units_of(ordered)
     units[units > 100.0 * scale] = 0.0  # as of a group beside a far sample
     if units.any():
         x = spread_within(x, units, counts)
-        ordered = np.sort(x, axis=0)
+        ordered = _sorted(x)
     u, ordered = (np.clip(some / scale, -1e150, 1e150) for some in (x, ordered))  # a column's range may overflow
     middle = 0.5 * (ordered[(len(u) - 1) // 2] + ordered[len(u) // 2])
     u = _without_gaps(u - middle, ordered[-1] - ordered[0])
-    first = np.lexsort(u.T[::-1])
+    first = np.argsort(u[:, 0], kind="stable")
+    if (np.diff(u[first, 0]) == 0.0).any():  # rare, and only then the other columns decide
+        first = np.lexsort(u.T[::-1])
     u, together = u[first], np.ones(len(u)) if counts is None else counts[first]
     starts = np.flatnonzero((np.diff(u, axis=0, prepend=-math.inf) != 0.0).any(axis=1))  # NaN are kept
     u, together = u[starts], np.add.reduceat(together, starts)
@@ -244,6 +248,11 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
     if not line:
         _spread_ties(u, together, np.flatnonzero((ordered[1:] == ordered[:-1]).any(axis=0)), rng)
     return u, together, index, units * sample.unit
+
+
+def _sorted(x: Array) -> Array:
+    """Each column in order; by rows in one piece, which takes a third of the time."""
+    return np.sort(x.T, axis=1).T
 
 
 def _spread_ties(u: Array, weights: Array, columns: NDArray[np.intp], rng: np.random.Generator) -> None:

@@ -197,7 +197,7 @@ class _Kernels:
     def _score(self, fit: _Fit, other: _Fit, more: float) -> float:
         """By how many standard errors a fit is better than another, which has ``more`` parameters less."""
         differences, rows = fit.logs - other.logs, self.rows
-        middle = float(np.median(differences))
+        middle = _median(differences)
         differences = np.clip(differences, middle - 2.0, middle + 2.0)  # one far sample can have more than all others
         mean = float(differences @ rows)
         error = math.sqrt(float(rows**2 @ (differences - mean) ** 2))
@@ -237,7 +237,13 @@ class _Climber(_Kernels):
 
 
 def _better(fit: _Fit, columns: _Fit) -> str:
-    return f"which makes a left-out sample {math.exp(float(np.median(fit.logs - columns.logs))):.3g} times as likely"
+    return f"which makes a left-out sample {math.exp(_median(fit.logs - columns.logs)):.3g} times as likely"
+
+
+def _median(x: Array) -> float:
+    """NumPy's takes five times as long for so few."""
+    places = [(len(x) - 1) // 2, len(x) // 2]
+    return 0.5 * float(np.partition(x, places)[places].sum())
 
 
 def _correlation(u: Array, weights: Array) -> Array:

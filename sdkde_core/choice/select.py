@@ -13,12 +13,15 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..messages import did_you_mean, switched_off
-from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, with_fields
-from . import registry
+from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, Reduction, with_fields
+from . import cost, registry
 from .hardware import cpu_threads, gpu_name, processor, visible_gpus
 from .judge import Candidate, Share, StartUp, calls_of, has_context, judge, start_up
 
 _logger = logging.getLogger("sdkde")
+
+#: What an estimate takes the host for every device that shares it, in seconds: measured with two and four H100s.
+SHARING = 1.5e-3
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,10 @@ class Wanted(NamedTuple):
         return named_backend(self.backend)
 
 
+class AllGpus(tuple[str, ...]):
+    """Every GPU that is here, as ``"cuda:all"`` names them: an estimate takes as many as pay."""
+
+
 def parse_device(device: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
     """Return the device that the user named, or the devices, all of one kind.
 
@@ -67,7 +74,7 @@ def parse_device(device: str | Sequence[str] | None) -> str | tuple[str, ...] | 
     if not isinstance(device, str) and isinstance(device, Sequence):
         return _parsed_several(device)
     if device == "cuda:all":
-        found = tuple(f"cuda:{i}" for i in range(len(visible_gpus())))
+        found = AllGpus(f"cuda:{i}" for i in range(len(visible_gpus())))
         if not found:
             raise BackendUnavailable("device is 'cuda:all', but no CUDA device is here; pass None, or 'cpu'")
         return found
@@ -111,8 +118,8 @@ def choose(
     the host the plugin's other devices too:
 
     ===================================  ===============================================================================
-    the same was asked before            the choice is kept, unless it followed from ``share``; not with several
-                                         devices, options or ``explained``
+    the same was asked before            the choice is kept, unless it followed from ``share``; not with options or
+                                         ``explained``
     a plugin is broken, or missing       not a candidate; the registry's reason
     it runs on none of the devices       not a candidate; nor where the device is not here and nobody named it
     it lacks the precision or a feature  not a candidate; the plugin is not asked
@@ -142,7 +149,7 @@ def choose(
     ================================  ==================================================================================
 
     Of the data only the extent and the share of far pairs count. Of several devices it is the best backend for the
-    first that works on all of them.
+    first that works on all of them, and of ``"cuda:all"`` those take part that make the estimate faster.
 
     ``device``: as the user named it. ``came_from``: where the user had the data, if they have been copied to
     ``data_device``. ``share``: the share of the pairs beyond an extent. ``calls``: over how many start-up is spread;
@@ -160,12 +167,12 @@ def choose(
     # In a loop all calls ask for the same, and to judge takes half of a call: what was chosen before is kept, but not
     # if the share of far pairs was asked for.
     key: Any = None
-    if not (several or explained or options or aside):
+    if not (explained or options or aside or (several and share)):
         context = loaded and has_context("cuda")
         state = tuple(registry.aside.items()), tuple(registry.warm.items()), cpu_threads(), context
         cards = map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))  # the driver is asked once
         ours = map(os.environ.get, ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB"))
-        key = (tuple(problems), wanted, share is None, *state, *cards, *ours)
+        key = (tuple(problems), wanted, several and tuple(several), type(several), share is None, *state, *cards, *ours)
         known = registry.chosen.get(key)
         if known is not None and known[0] is registry.records():
             return known[1]
@@ -181,7 +188,38 @@ def choose(
         if wanted.named != "auto":
             raise BackendUnavailable(f"backend {choice.name!r} {reason}; leave it out")
         aside[choice.name, choice.device] = reason  # one that works on all of them is to be found
-    return replace(choice, devices=tuple(several))
+    most, count = len(several), len(several)
+    if isinstance(several, AllGpus):
+        counts = [k for k in (1, 2, 4, 8) if k < most] + [most]
+        count = min(counts, key=lambda k: (_shared_seconds(problems, choice, k), -k))
+    more = f"; {count} of {most} devices, as more would take longer" if count < most else ""
+    choice = replace(choice, devices=tuple(several[:count]) if count > 1 else (), reason=choice.reason + more)
+    if key is not None and not aside:
+        _keep(key, choice)
+    return choice
+
+
+def _keep(key: Any, choice: Choice) -> None:
+    if len(registry.chosen) >= 256:
+        registry.chosen.clear()
+    registry.chosen[key] = registry.records(), choice
+
+
+def _shared_seconds(problems: Sequence[Problem], choice: Choice, devices: int) -> float:
+    """Predicted time where devices share every pass: by blocks of pairs where the backend has them, else by rows."""
+    info, on = choice.info, processor(choice.device)
+    total = SHARING * devices if devices > 1 else 0.0
+    for problem in at(problems, choice.device):
+        own = problem.same and problem.reduction is Reduction.MEAN
+        pairs = with_fields(problem, requires=problem.requires | {"pairs"})
+        blocks = own and "pairs" in info.features and info.supports(pairs).ok
+        part = problem
+        if devices > 1 and not blocks:
+            ranged = problem.requires | ({"range"} if problem.same else set())
+            part = with_fields(problem, m=-(-problem.m // devices), requires=ranged)
+        seconds = cost.predict(info, part, on)
+        total += 0.0 if seconds is None else seconds / (devices if blocks else 1)
+    return total
 
 
 def _unusable_on(
@@ -239,9 +277,7 @@ def _choose(
             choice = Choice(record.info, candidate.device, implementation, final, reason, wanted.calls)
             _logger.debug("backend %s on %s: %s", choice.name, choice.device, choice.reason)
             if key is not None and not looked:
-                if len(registry.chosen) >= 256:
-                    registry.chosen.clear()
-                registry.chosen[key] = registry.records(), choice
+                _keep(key, choice)
             return choice
     failures = [_settle(c, None, tried) for c in candidates if named in ("auto", c.name)]
     if named != "auto":

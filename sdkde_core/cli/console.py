@@ -78,6 +78,9 @@ def _signals() -> Iterator[None]:
 class Group(click.Group):
     """A group of commands whose expected errors are printed as one line, and which end after a signal."""
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)  # in the order of the source, not of the alphabet
+
     def main(self, *args: Any, **extra: Any) -> Any:
         with _signals():
             return super().main(*args, **extra)

@@ -14,26 +14,20 @@ from ..arrays import Array
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..estimator.request import METHODS
-from ..files import FileError, check_folder
-from ..interop.plots import COLOURS, DARK, STYLE, contours, moves
+from ..interop.plots import COLOURS, DARK, contours, moves
 from ..messages import optional
-from ..storage import write_atomically
+from .data import picture
 
 
 def run_demo(output: Path, backend: str, echo: Callable[[str], Any]) -> None:
     """Print errors, held-out likelihoods, the backend and the times; write the plot to ``output``."""
     needs = "the demo needs scikit-learn and matplotlib", "demo"
-    optional("sklearn", *needs), optional("matplotlib", *needs).use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.backend_bases import FigureCanvasBase
+    optional("sklearn", *needs)
     from sklearn.datasets import load_digits
     from sklearn.decomposition import PCA
     from sklearn.model_selection import train_test_split
 
-    check_folder(output)
-    if output.suffix.lstrip(".").lower() not in FigureCanvasBase.filetypes:
-        raise FileError(f"{output}: unknown extension {output.suffix!r}; pass one of .png, .pdf, .svg")
-    with pyplot.rc_context(STYLE):
+    with picture(output, needs, dpi=120) as pyplot:
         figure = pyplot.figure(figsize=(13, 10), layout="constrained")
         (known, plane), (likelihoods, ends) = figure.subfigures(2, 2, wspace=0.03, hspace=0.03)
         _example(known.subplots(2, 1, sharex=True, height_ratios=[1.4, 1]), backend, echo)
@@ -50,9 +44,6 @@ def run_demo(output: Path, backend: str, echo: Callable[[str], Any]) -> None:
         axes.set(xlabel="first principal component of the digits", ylabel="second")
         axes.set_title("sdkde: each sample moves half a mean-shift step", loc="left", fontweight="bold")
         _ends(ends, images, logs["sdkde"][-1])
-        with write_atomically(output) as temporary, temporary.open("wb") as file:
-            figure.savefig(file, format=output.suffix.lstrip("."), dpi=120)
-        pyplot.close(figure)
     echo(f"\nplot: {output}")
 
 
@@ -68,7 +59,8 @@ def _example(axes: Any, backend: str, echo: Callable[[str], Any]) -> None:
     points = np.linspace(-4, 4, 801)
     truth = sum(np.exp(-2 * (points - mode) ** 2) for mode in (-1.5, 1.5)) / np.sqrt(2 * np.pi)
     base: Any = resolve("silverman", samples[:, None])
-    rows = [("kde, Silverman's rule", "kde, Silverman's h", "kde", base, {"color": DARK, "lw": 1.2, "ls": ":"})]
+    style = {"color": DARK, "lw": 1.2, "ls": ":"}
+    rows: list[tuple[Any, ...]] = [("kde, Silverman's rule", "kde, Silverman's h", "kde", base, style)]
     for method in METHODS:
         line = {"color": COLOURS[method], **({"lw": 1.2, "ls": "--"} if method == "laplace" else {"lw": 2.2})}
         rows.append((f"{method}, its own bandwidth", method, method, "auto", line))
@@ -135,7 +127,7 @@ def _digits(
     return own, logs
 
 
-def _passes(train: Array, test: Array, own: dict[str, Bandwidth], backend: str, echo: Callable[[str], Any]) -> None:
+def _passes(train: Array, test: Array, own: dict[Any, Bandwidth], backend: str, echo: Callable[[str], Any]) -> None:
     for method, bandwidth in own.items():
         e = explain(train, test, method=method, bandwidth=bandwidth, backend=backend, measure=True)
         if method == METHODS[0]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
 
@@ -14,9 +14,21 @@ from ..messages import brief, did_you_mean
 from .maps import FORMULAS, Closed, NormalScores, Table
 from .support import Circle, Edges, fit_ends, is_support, refuse
 
-NAMES = (*FORMULAS, "normal-scores")
+Name = Literal["identity", "log", "logit", "asinh", "normal-scores"]
+
+NAMES: tuple[str, ...] = get_args(Name)
 
 _METHODS = ("forward", "inverse", "log_jacobian")  # what a user's own map has
+
+
+# A user's own map of one column, see docs/coordinates.md.
+class Map(Protocol):
+    def forward(self, x: Any, /) -> Any: ...
+    def inverse(self, z: Any, /) -> Any: ...
+    def log_jacobian(self, x: Any, /) -> Any: ...
+
+
+OfColumns: TypeAlias = Name | Map | Sequence[Name | Map | None] | Mapping[Any, Name | Map | None]
 
 
 class Coordinates(NamedTuple):

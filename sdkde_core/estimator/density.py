@@ -71,6 +71,14 @@ def log_norm(kernel: str, d: int) -> float:
     return math.log(2.0) + 0.5 * d * math.log(math.pi) - math.lgamma(0.5 * d) + float(_radial(kernel)[0](d))
 
 
+def radial_variance(kernel: str, d: int) -> float:
+    """The variance of a kernel K along each of d dimensions, in bandwidths squared."""
+    if kernel == "gaussian":
+        return 1.0
+    log_integral = _radial(kernel)[0]  # of r^(d−1) K
+    return math.exp(float(log_integral(d + 2)) - float(log_integral(d))) / d
+
+
 def _radial(kernel: str) -> Sequence[Callable[..., Any]]:
     """Two functions: log ∫ r^(d−1) K(r) dr, of d; and radii (n,) drawn by r^(d−1) K(r), of n, d and rng."""
     known: dict[str, Sequence[Callable[..., Any]]] = {

@@ -242,8 +242,8 @@ class Fitted:
         """Bring a query, or some of its rows, to where the columns are; NaN and inf are looked for with the extent."""
         points = query.at(self.home)
         points = points[:, None] if points.ndim == 1 else points
-        refused, first = self.request.check_finite, query.first
-        return Data(points, None, None, query.dtype, query.origin, unchecked=refused, name="query", first=first)
+        known: dict[str, Any] = {"unchecked": self.request.check_finite, "names": self.names, "first": query.first}
+        return Data(points, None, None, query.dtype, query.origin, name="query", **known)
 
     def reduce(self, queries: Any, reduction: Reduction | None = None, **known: Any) -> Partial:
         """Reduce whitened queries (m, d), m ≥ 1; ``known``: as for :meth:`.PackedColumns.reduce`."""

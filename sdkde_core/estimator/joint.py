@@ -52,7 +52,7 @@ class Joint(NamedTuple):
 
     def normals(self, y: Any, scored: bool) -> Partial:
         """The log (m,) and the score (m, d) of parts that have one sample each, float64, where y (m, d) is."""
-        xp, there = array_namespace(y), self._at(y)
+        xp, there = array_namespace(y), self.at(y)
         logs, slopes = list[Any](), list[Any]()
         for _, u in there._blocks(y):
             terms = there.constants - 0.5 * xp.sum(u * u, axis=1)
@@ -82,7 +82,8 @@ class Joint(NamedTuple):
             away = xp.astype(y[start : start + size, :], xp.float64, copy=False) - self.centre
             yield away, xp.reshape(_product(away, self.maps), (-1, d, k)) - self.offsets
 
-    def _at(self, y: Any) -> Joint:
+    def at(self, y: Any) -> Joint:
+        """The same where y is."""
         if isinstance(y, np.ndarray):
             return self
         xp, place = array_namespace(y), device(y)

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from ..arrays import Argument, Array, Origin, array_namespace, ingest, quiet, to_host
+from ..arrays import Argument, Array, Origin, array_namespace, check_names, ingest, quiet, to_host
 from ..coordinates import Coordinates, fit, images
 from ..protocol import Problem
 from .batches import answered
@@ -105,7 +105,7 @@ def masses(first: Any, ends: Array, signed: bool = False) -> Array:
     """The mass (n,) that the kernels have between ends (2, d), with their weights; ``signed``: of Laplace's."""
     points, log_weights, scales, centre = first.on_host
     result, extra = np.exp(log_weights), np.zeros(len(points))
-    width = _widths(first.bandwidth)[0]
+    width = widths(first.bandwidth)[0]
     places = first.bandwidth.stretch(points)
     for j in np.flatnonzero((ends[0] > -math.inf) | (ends[1] < math.inf)):
         a, b = ((end - centre[j] - places[:, j]) / (width[j] * scales) for end in ends[:, j])
@@ -117,7 +117,7 @@ def masses(first: Any, ends: Array, signed: bool = False) -> Array:
     return result + extra
 
 
-def _widths(bandwidth: Any) -> tuple[Array, Array]:
+def widths(bandwidth: Any) -> tuple[Array, Array]:
     """The kernels' standard deviations (d,) and correlations (d, d), without squares: in far units they underflow."""
     rows = bandwidth.stretch(np.eye(bandwidth.d)).T
     width = np.hypot.reduce(rows, axis=1)
@@ -192,14 +192,14 @@ def _for_choosing(request: Request, z: Argument, coordinates: Coordinates) -> tu
     n, d = data.train.shape
     n_eff = n if data.log_weights is None else 1.0 / float(np.exp(2.0 * to_host(data.log_weights)).sum())
     wide = min(3.5 * n_eff ** (1.0 / (d + 4.0)), 15.0 if d < 3 else 6.0)
-    return _with_images(request, z, coordinates, wide * _widths(start)[0])
+    return _with_images(request, z, coordinates, wide * widths(start)[0])
 
 
 def _imaged(request: Request, z: Argument, coordinates: Coordinates) -> tuple[Request, Argument]:
     """Samples with images as far as kernels reach; ValueError where these couple a column that ends with another."""
     chosen = isinstance(request.bandwidth, str)
     bandwidth = read(*(_for_choosing(request, z, coordinates) if chosen else (request, z)))[1]
-    (scale, matrix), ended = _widths(bandwidth), np.isfinite(np.asarray(coordinates.ends)).any(axis=0)
+    (scale, matrix), ended = widths(bandwidth), np.isfinite(np.asarray(coordinates.ends)).any(axis=0)
     couples = (abs(matrix) > 1e-9) & (ended[:, None] | ended)
     np.fill_diagonal(couples, False)
     if couples.any():
@@ -232,5 +232,7 @@ def _with_images(request: Request, z: Argument, coordinates: Coordinates, reach:
 def score_in(score: Any, coordinates: Coordinates, train: Any, z: Argument) -> Any:
     """A score from elsewhere, of samples in other coordinates."""
     x = coordinates.inverse(z.at(Origin()))
-    slope = Argument.of("score", score(train) if callable(score) else score).at(Origin())
+    given = Argument.of("score", score(train) if callable(score) else score)
+    check_names(z.names, given.names, "score")
+    slope = given.at(Origin())
     return (slope.reshape(x.shape) - coordinates.turns(x)) / np.exp(coordinates.log_slopes(x))

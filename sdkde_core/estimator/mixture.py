@@ -1,4 +1,4 @@
-"""A fitted density as what it is, a mixture: its components, draws and modes, and its marginals and conditionals.
+"""A fitted density as what it is, a mixture: its components and draws, and its marginals and conditionals.
 
 The marginal of a normal over some coordinates has the means and the covariance of these. So has that of the Laplace
 kernel N(x) (1 + d/2 − ½ r²): r² is that within the coordinates kept, plus one whose mean is the number of the others.
@@ -6,10 +6,6 @@ kernel N(x) (1 + d/2 − ½ r²): r² is that within the coordinates kept, plus 
 Of the conditional, let the coordinates given come first and L be the lower Cholesky factor of H in that order. A
 component's whitened coordinates are independent, so the others keep their places: the origin moves to where the value
 given is regressed to, and weights are multiplied by the densities there.
-
-Modes are found by mean shift (Comaniciu and Meer, "Mean shift: a robust approach toward feature space analysis", 2002):
-a row moves to the mean of the samples under its kernel weights, which never lowers a density of normal kernels. Of
-kernels of several widths each counts by its share over its squared width.
 """
 
 from __future__ import annotations
@@ -188,27 +184,36 @@ def _conditional(fitted: Any, given: Any, first: list[int], values: Array) -> tu
         inner, log = _conditional(fitted.first.current, given, first, z)
         made = type(fitted)(inner, fitted.coordinates.kept(others), fitted.problem.n)
         return made, log + made.log_mass - fitted.log_mass + float(maps.log_slopes(x).sum())
-    order, k, whole = [*first, *others], len(first), fitted.bandwidth
-    points, log_weights, scales, centre = fitted.on_host
-    away = values - centre[first]
-    if whole.factor.ndim == 1:
-        points, value, moved = points[:, order], away / whole.factor[first], np.zeros(len(others))
-        held, bandwidth = Bandwidth(k, whole.factor[first]), Bandwidth(len(others), whole.factor[others], whole.rule)
-    else:
-        joint = _of_rows(whole.factor[order], whole.rule)
-        points = joint.whiten(whole.stretch(points)[:, order], np.zeros(len(order)))
-        held, bandwidth = (Bandwidth(len(f), f, whole.rule) for f in (joint.factor[:k, :k], joint.factor[k:, k:]))
-        value = held.whiten(away[None, :], np.zeros(k))[0]
-        moved = joint.factor[k:, :k] @ value
+    k = len(first)
+    near, points, held, bandwidth, slope = split(fitted, first)
+    _, log_weights, scales, centre = fitted.on_host
+    value = held.whiten((values - centre[first])[None, :], np.zeros(k))[0]
+    moved = slope @ value
     if not (abs(value) < FARTHEST).all():
         raise ValueError(f"given is {brief(dict(given))}, too far from the samples: squares of distances overflow")
-    log_weights = log_weights - 0.5 * np.square((points[:, :k] - value) / scales[:, None]).sum(axis=1)
+    log_weights = log_weights - 0.5 * np.square((near - value) / scales[:, None]).sum(axis=1)
     log_weights = log_weights - k * np.log(scales)
     top = float(log_weights.max())
     rest = math.log(np.exp(log_weights - top).sum())
     names = tuple(fitted.names[j] for j in others) if fitted.names else ()
-    found = fitted.derived(bandwidth, centre[others] + moved, points[:, k:], log_weights - top - rest, names)
+    found = fitted.derived(bandwidth, centre[others] + moved, points, log_weights - top - rest, names)
     return found, top + rest + held.log_constant
+
+
+def split(fitted: Fitted, first: list[int]) -> tuple[Array, Array, Bandwidth, Bandwidth, Array]:
+    """The kernels' places in bandwidths, of the dimensions given (n, k) and of the others (n, d − k), each bandwidth,
+    and by how much the others' origin moves per bandwidth of those given, (d − k, k), in data units.
+    """
+    others = [j for j in range(fitted.problem.d) if j not in first]
+    points, k, whole = fitted.on_host.points, len(first), fitted.bandwidth
+    if whole.factor.ndim == 1:
+        held, kept = Bandwidth(k, whole.factor[first]), Bandwidth(len(others), whole.factor[others], whole.rule)
+        return points[:, first], points[:, others], held, kept, np.zeros((len(others), k))
+    order = [*first, *others]
+    joint = _of_rows(whole.factor[order], whole.rule)
+    points = joint.whiten(whole.stretch(points)[:, order], np.zeros(len(order)))
+    held, kept = (Bandwidth(len(f), f, whole.rule) for f in (joint.factor[:k, :k], joint.factor[k:, k:]))
+    return points[:, :k], points[:, k:], held, kept, joint.factor[k:, :k]
 
 
 def _of_rows(rows: Array, rule: str) -> Bandwidth:
@@ -243,53 +248,14 @@ def indices(name: str, fitted: Fitted, dims: Any) -> list[int]:
     return found
 
 
-def modes(fitted: Any, starts: Array | None = None) -> Array:
-    """The local maxima that are reached (k, d), highest first, from ``starts`` (m, d), or 512 kernels' places."""
-    check_positive(fitted, "mean shift may lower it")
-    places = _places(fitted, 512, np.random.default_rng(0))
-    rows, scale = places if starts is None else np.array(starts, dtype=float), np.ptp(places, axis=0)
-    scale[scale == 0.0] = 1.0  # rows are in units of it, as squares of data units may overflow
-    log, slope, unit = local(fitted, Argument.of("query", rows), scale)
-    rows, log, slope, unit = (x[np.isfinite(log)] for x in (rows, log, slope, unit))
-    if not len(rows):  # where the density is 0 there is no way up
-        return rows
-    longer, going = np.ones(len(rows)), np.arange(len(rows))
-    within, shortest = (lambda x: x), (lambda x: x)
-    if fitted.coordinates is not None:
-        within, shortest = fitted.coordinates.within, fitted.coordinates.shortest
-    for _ in range(5000):
-        step = np.linalg.solve(unit[going], slope[going][:, :, None])[:, :, 0]
-        tried = within(rows[going] + longer[going, None] * step * scale)
-        step = (within(rows[going] + step * scale) - rows[going]) / scale
-        still = np.sqrt(np.einsum("mi,mij,mj->m", step, unit[going], step)) > 1e-7
-        there = local(fitted, Argument.of("query", tried), scale)
-        better = there[0] >= log[going] - 1e-12 * (1.0 + abs(log[going]))
-        longer[going] = np.where(better, np.minimum(1.0, 2.0 * longer[going]), 0.5 * longer[going])
-        moved = going[better]
-        rows[moved], log[moved], slope[moved], unit[moved] = (x[better] for x in (tried, *there))
-        going = going[still & (longer[going] > 1e-9)]
-        if not going.size:
-            break
-    if 0 < going.size < len(rows):  # rows that are still on their way are at no maximum
-        rows, log, unit = (np.delete(x, going, axis=0) for x in (rows, log, unit))
-    if fitted.coordinates is not None:  # of circles, that went round
-        rows = fitted.coordinates.inverse(fitted.coordinates.forward(rows))
-    kept: list[int] = []
-    for i in np.argsort(-log, kind="stable"):
-        away = (shortest(rows[i] - rows[k]) / scale for k in kept)
-        if all(v @ unit[i] @ v > 1e-4 for v in away):  # else it is the same mode
-            kept.append(int(i))
-    return rows[kept]
-
-
-def _places(fitted: Any, n: int, rng: Any) -> Array:
+def places(fitted: Any, n: int, rng: Any) -> Array:
     """Where kernels are (k, d), up to n of them, data units: the same on every device."""
     if fitted.coordinates is not None:
-        z = _places(fitted.first.current, n, rng)
+        z = places(fitted.first.current, n, rng)
         return fitted.coordinates.inverse(z if fitted.ends is None else np.clip(z, *fitted.ends))
     if fitted.parts:
         counts = rng.multinomial(n, np.exp([part.log_share for part in fitted.parts]) * (1.0 - 1e-12))
-        return np.concatenate([_places(part.fitted.current, int(k), rng) for k, part in zip(counts, fitted.parts)])
+        return np.concatenate([places(part.fitted.current, int(k), rng) for k, part in zip(counts, fitted.parts)])
     points, log_weights, _, centre = fitted.on_host
     weights = np.exp(log_weights)
     which = np.unique(rng.choice(len(weights), n, p=weights / weights.sum())) if len(weights) > n else weights > 0.0

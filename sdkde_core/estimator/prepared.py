@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from ..archive import write
-from ..arrays import Argument, Origin, numbers, public, to_host
+from ..arrays import Argument, Array, Origin, labelled, numbers, public, to_host
+from ..arrays.frames import Column, Frame, Kind, Plain, Same, T
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
+from ..protocol import Kernel, Precision
 from .batches import Advance, answered, check_out, densities, watched
+from .climbing import clusters, modes
+from .conditionals import Conditionals
 from .fitted import Fitted, with_fallback
 from .integrals import distribution, probability, quantiles
 from .laplace import NegativeMass
 from .mapped import Mapped, leaves, mapped, shares
-from .mixture import Mixture, check_count, check_positive, components, conditional, draws, marginal, modes
+from .mixture import Mixture, check_count, check_positive, components, conditional, draws, marginal
+from .moments import covariance, mean
 from .plan import plan
-from .request import Goal, Request
+from .regions import log_thresholds
+from .request import Goal, Method, Progress, Request
 from .saved import from_saved, origin_of, to_saved
 from .stacked import stacked
 
 
 class Divergence(NamedTuple):
     """A mean difference of log densities, in nats, and its standard error."""
+
+    mean: float
+    standard_error: float
+
+
+class Entropy(NamedTuple):
+    """The mean of −log p̂ over draws, in nats, and its standard error."""
 
     mean: float
     standard_error: float
@@ -57,11 +71,11 @@ class Prepared:
     _origin: Origin = field(default_factory=Origin)
 
     @property
-    def method(self) -> str:
+    def method(self) -> Method:
         return self._fitted.request.method
 
     @property
-    def kernel(self) -> str:
+    def kernel(self) -> Kernel:
         return self._fitted.request.kernel
 
     @property
@@ -77,7 +91,7 @@ class Prepared:
         return self._fitted.bandwidth
 
     @property
-    def precision(self) -> str:
+    def precision(self) -> Precision:
         return self._fitted.problem.precision
 
     @property
@@ -88,8 +102,18 @@ class Prepared:
     def device(self) -> str:
         return self._fitted.current.choice.where
 
+    @overload
+    def estimate(self, query: Plain, *, log: bool = False, out: Any = None, progress: Progress = False) -> Array: ...
+    @overload
+    def estimate(self, query: Kind, *, log: bool = False, progress: Progress = False) -> Kind: ...
+    @overload
+    def estimate(self, query: Frame[T], *, log: bool = False, progress: Progress = False) -> T: ...
+    @overload
+    def estimate(
+        self, query: Any, *, log: bool = False, out: Array | None = None, progress: Progress = False
+    ) -> Any: ...
     @public
-    def estimate(self, query: Any, *, log: bool = False, out: Any = None, progress: Any = False) -> Any:
+    def estimate(self, query: Any, *, log: bool = False, out: Any = None, progress: Progress = False) -> Any:
         """Estimate the density at ``query``.
 
         The same numbers as ``sdkde_core.estimate(train, query, ...)``, within the bounds of the precision.
@@ -107,7 +131,7 @@ class Prepared:
         -------
         (m,) array
             ``out``, or one of the kind and on the device of ``query``, with the wider dtype of it and of the training
-            samples.
+            samples; for a data frame of pandas a Series with its index.
 
         Raises
         ------
@@ -119,7 +143,20 @@ class Prepared:
         given = self._fitted.asked(query)
         check_out(out, given)
         with watched(progress, given) as advance:
-            return densities(self._fitted, given, log, out, advance)
+            result = densities(self._fitted, given, log, out, advance)
+        if out is not None or type(query) is np.ndarray:
+            return result
+        return labelled(query, result, "log_density" if log else "density")
+
+    def pdf(self, query: Any) -> Any:
+        """Return the density at ``query``, (m,), as :meth:`estimate` does; ``density(query)`` is the same."""
+        return self.estimate(query)
+
+    __call__ = pdf
+
+    def logpdf(self, query: Any) -> Any:
+        """Return the log density at ``query``, (m,), as :meth:`estimate` does with ``log=True``."""
+        return self.estimate(query, log=True)
 
     @public
     def negative_mass(self) -> NegativeMass:
@@ -143,8 +180,16 @@ class Prepared:
             raise ValueError(f"method={self.method!r} is never negative; the negative mass is that of method='laplace'")
         return self._fitted.serve(lambda fitted: fitted.negative_mass)
 
+    @overload
+    def grad_log_density(self, query: Plain, *, progress: Progress = False) -> Array: ...
+    @overload
+    def grad_log_density(self, query: Column[T], *, progress: Progress = False) -> T: ...
+    @overload
+    def grad_log_density(self, query: Same, *, progress: Progress = False) -> Same: ...
+    @overload
+    def grad_log_density(self, query: Any, *, progress: Progress = False) -> Any: ...
     @public
-    def grad_log_density(self, query: Any, *, progress: Any = False) -> Any:
+    def grad_log_density(self, query: Any, *, progress: Progress = False) -> Any:
         """Return the score ∇log p̂ at ``query``, (m, d), per data unit; NaN where a Laplace estimate is negative.
 
         The first call packs the training samples for it, and keeps them. ``progress`` as for
@@ -153,7 +198,8 @@ class Prepared:
         self._gaussian("gradient")
         given = self._fitted.asked(query)
         with watched(progress, given) as advance:
-            return answered(self._fitted, given, "score", advance=advance)
+            result = answered(self._fitted, given, "score", advance=advance)
+        return result if type(query) is np.ndarray else labelled(query, result, "grad_log_density")
 
     @public
     def sample(self, n: int = 1, random_state: Any = None) -> Any:
@@ -168,7 +214,7 @@ class Prepared:
         Returns
         -------
         (n, d) array
-            Of the kind, on the device and with the dtype of the training samples.
+            Of the kind, on the device and with the dtype of the training samples; of a data frame NumPy's.
         """
         many = check_count("n", n)
         return self._origin.restore(draws(self._fitted.current, many, random_state), self._dtype)
@@ -179,6 +225,61 @@ class Prepared:
         fitted = self._gaussian("normal components")
         check_positive(fitted, "is no mixture of normals")
         return components(fitted)
+
+    @public
+    def mean(self) -> Any:
+        """Return the mean (d,) of the density, NumPy's; exact, in other coordinates by quadrature of each column's.
+
+        ValueError for a column that goes round a circle, where a mean depends on the cut. In coordinates ``"log"`` the
+        guard of the tails may reach so far that it makes up most of the mean: ``tails="plain"`` leaves it out.
+        """
+        return mean(self._fitted.current)
+
+    @public
+    def cov(self) -> Any:
+        """Return the covariance (d, d), that of the kernels' places and their own; exact. Laplace's kernels have none.
+
+        In other coordinates the variance, by quadrature, in one dimension; ValueError in more, with a recipe.
+        """
+        return covariance(self._fitted.current)
+
+    @public
+    def entropy(self, *, n: int = 10_000, random_state: Any = 0) -> Entropy:
+        """Return the entropy −∫ p̂ log p̂ as ``mean``, that of −log p̂ over ``n`` draws, in nats, and ``standard_error``.
+
+        Not for ``method="laplace"``. One ``random_state``, see :meth:`sample`, gives the same draws.
+        """
+        return Entropy(*_mean_of(-to_host(self.logpdf(self.sample(n, random_state))), "n draws"))
+
+    @public
+    def hdr(self, mass: Any, *, log: bool = False, n: int = 10_000, random_state: Any = 0) -> Any:
+        """Return the density above which the smallest region lies that holds ``mass`` of the probability.
+
+        A point is in that highest-density region where ``density.pdf(y) >= density.hdr(mass)``. In one dimension by
+        quadrature on cells of a 32nd of a kernel's width, up to 65,536. In more it is the quantile 1 − mass of the
+        density at ``n`` draws (Hyndman, 1996): the mass held has a standard error of √(mass (1 − mass) / n).
+
+        Parameters
+        ----------
+        mass : float or array_like
+            Between 0 and 1.
+        log : bool
+            Return logs, for :meth:`logpdf`, which hold in many dimensions too.
+        n, random_state
+            Of the draws, see :meth:`sample`.
+
+        Returns
+        -------
+        float, or array of the shape of ``mass``
+            Usable as levels of contours.
+        """
+        shares = numbers("mass", mass)
+        if not ((shares > 0) & (shares < 1)).all():
+            raise ValueError(f"mass is {brief(mass)}; pass probabilities between 0 and 1, such as 0.95")
+        if check_count("n", n) < 2:
+            raise ValueError(f"n is {n}; pass at least 2 draws")
+        found = log_thresholds(self._fitted, shares, n, random_state)
+        return (found if log else np.exp(found))[()]
 
     @public
     def marginal(self, dims: Any) -> Prepared:
@@ -192,17 +293,26 @@ class Prepared:
         return replace(self, _fitted=marginal(self._gaussian("marginals"), dims))
 
     @public
-    def conditional(self, given: Mapping[Any, Any]) -> Prepared:
+    def conditional(self, given: Mapping[Any, Any]) -> Any:
         """Return the density of the other dimensions where some have the values given, in closed form, prepared.
 
         It is again a mixture: the same components, of other weights. Not for ``method="laplace"``.
 
         Parameters
         ----------
-        given : mapping of int or str to float
+        given : mapping of int or str to float, or to (m,) array_like
             Values in data units, by index, or by name for a data frame; such as ``{0: 1.5}``.
+
+        Returns
+        -------
+        Prepared, or of arrays Conditionals
+            The latter are m densities, whose ``mean()``, ``quantile(q)`` and ``pdf(y)`` are row by row: regression
+            curves.
         """
-        return replace(self, _fitted=conditional(self._gaussian("conditionals"), given))
+        fitted = self._gaussian("conditionals")
+        if isinstance(given, Mapping) and any(np.ndim(value) for value in given.values()):
+            return Conditionals(self, given)
+        return replace(self, _fitted=conditional(fitted, given))
 
     @public
     def probability(self, lower: Any, upper: Any) -> float:
@@ -249,11 +359,52 @@ class Prepared:
         """
         fitted, rows = self._gaussian("modes"), None
         if starts is not None:
-            rows = fitted.asked(starts).at(Origin()).reshape(-1, self.n_dimensions)
-            points = self.bandwidth.whiten(rows, to_host(fitted.centre))
-            if not len(points) or not (abs(points) < 1e140).all():  # squares of distances must stay finite
-                raise ValueError("starts is empty, not finite, or too far away; pass points within 1e140 bandwidths")
+            rows = self._near("starts", starts)
         return modes(fitted, rows)
+
+    @public
+    def labels(self, query: Any = None, *, return_modes: bool = False) -> Any:
+        """Return for every point which mode it climbs to by mean shift: clusters. Not for ``method="laplace"``.
+
+        In up to four dimensions the points of a cell of half a bandwidth (of an adaptive density's narrowest kernels)
+        climb as one, along the density of samples joined in such cells: points within a quarter of a bandwidth of a
+        border may have the label beyond it.
+
+        Parameters
+        ----------
+        query : (m, d) array_like, optional
+            Default: the samples as the density has them, for sdkde moved.
+        return_modes : bool
+            Return the modes too, (k, d), highest first.
+
+        Returns
+        -------
+        (m,) array of int
+            Numbers of modes from 0, the highest; −1 where the density is 0.
+        """
+        fitted = self._gaussian("modes")
+        rows = self._places() if query is None else self._near("query", query)
+        found, labels = clusters(fitted, rows)
+        return (labels, found) if return_modes else labels
+
+    def _near(self, name: str, points: Any) -> Any:
+        """Points (m, d) on the host to climb from."""
+        rows = self._fitted.asked(points).at(Origin()).reshape(-1, self.n_dimensions)
+        away = self.bandwidth.whiten(rows, to_host(self._fitted.centre))
+        if not len(rows) or not (abs(away) < 1e140).all():  # squares of distances must stay finite
+            raise ValueError(f"{name} is empty, not finite, or too far away; pass points within 1e140 bandwidths")
+        return rows
+
+    def _places(self) -> Any:
+        """Where the samples are, (n, d), in their order."""
+        first = self.parts[0][2]._fitted.current if self.parts else self._fitted.current
+        if self._fitted.request.adaptive:
+            raise ValueError("query is None, but an adaptive density has its samples in another order; pass them")
+        inner = first if first.coordinates is None else first.first.current
+        z = to_host(inner.centre) + inner.bandwidth.stretch(to_host(inner.columns.points)[: self.n_train])
+        if first.coordinates is None:
+            return z
+        return first.coordinates.inverse(z if first.ends is None else first.coordinates.folded(z))
 
     @public
     def divergence(self, other: Prepared, samples: Any = None, *, n: int = 10_000, random_state: Any = 0) -> Divergence:
@@ -276,12 +427,18 @@ class Prepared:
         """
         if not isinstance(other, Prepared) or other.n_dimensions != self.n_dimensions:
             raise TypeError(f"other is {brief(other)}; pass a prepared density of {self.n_dimensions} dimensions")
-        points = self.sample(n, random_state) if samples is None else samples
+        points = self.sample(n, random_state) if samples is None else Argument.of("samples", samples)
         ours, theirs = (to_host(one.estimate(points, log=True)) for one in (self, other))
-        difference = np.asarray(ours - theirs, dtype=np.float64)
-        if difference.size < 2:
-            raise ValueError("samples has fewer than 2 points; pass more")
-        return Divergence(float(difference.mean()), float(difference.std(ddof=1) / math.sqrt(difference.size)))
+        return Divergence(*_mean_of(ours - theirs, "samples"))
+
+    def plot(self, samples: Any = None, **options: Any) -> Any:
+        """Draw the density with matplotlib: its curve, its contours in two dimensions, or all pairs in more.
+
+        ``options`` and what returns are those of ``sdkde_core.plots.curves``, ``contours`` or ``pairs``.
+        """
+        plots = importlib.import_module("sdkde_core.interop.plots")
+        name = {1: "curves", 2: "contours"}.get(self.n_dimensions, "pairs")
+        return getattr(plots, name)(self, samples, **options)
 
     @public
     def save(self, path: Path | str) -> None:
@@ -327,6 +484,10 @@ class Prepared:
         """Of a stacked density what it is a weighted sum of: what each part is, its share, and its density."""
         return tuple((p.label, math.exp(p.log_share), replace(self, _fitted=p.fitted)) for p in leaves(self._fitted))
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the settings, and small curves of up to six columns."""
+        return importlib.import_module("sdkde_core.interop.html").page(self)
+
     def __repr__(self) -> str:
         size, t = f"{self.n_train} × {self.n_dimensions}", self._fitted.coordinates
         where = "" if t is None else f", {t}" if t.ends is not None else f" in coordinates {t}"
@@ -337,6 +498,14 @@ class Prepared:
         how += f", adaptive {alpha:g}" if (alpha := self._fitted.request.adaptive) else ""
         h = self._fitted.request.told(self.bandwidth)
         return f"Prepared({how}, {size}, {h}{where}, {self.precision}, {self.backend} on {self.device})"
+
+
+def _mean_of(values: Any, name: str) -> tuple[float, float]:
+    """The mean of values (n,) and its standard error."""
+    values = np.asarray(values, dtype=np.float64)
+    if values.size < 2:
+        raise ValueError(f"{name} has fewer than 2 points; pass more")
+    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(values.size))
 
 
 def fit(request: Request, train: Any, expected: Argument | None = None, advance: Advance | None = None) -> Prepared:

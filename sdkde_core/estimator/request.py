@@ -9,26 +9,34 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from numbers import Real
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, get_args
 
+from ..arrays.frames import Values
 from ..bandwidth.matrix import Bandwidth
+from ..bandwidth.rules import BandwidthLike
 from ..choice.select import parse_device
+from ..coordinates import OfColumns, check_support
 from ..coordinates import check as check_coordinates
-from ..coordinates import check_support
 from ..messages import did_you_mean
-from ..protocol import KERNELS, PRECISIONS, TOLERANCES, Problem, Reduction, with_fields
+from ..protocol import KERNELS, PRECISIONS, TOLERANCES, Kernel, Precision, Problem, Reduction, with_fields
 
-METHODS = ("kde", "sdkde", "laplace")
+# The options that are names; what validates them is made of these, or tested to have the same.
+Single = Literal["kde", "sdkde", "laplace"]
+Method = Literal[Single, "stacked"]  # the last: a list of fitted densities, each of its own method
+Negative = Literal["keep", "clip", "renormalise"]  # what becomes of negative values of a signed density
+Progress: TypeAlias = bool | Callable[[int, int], object]  # of the rows done and of all rows
+Score: TypeAlias = Callable[[Any], Any] | Values | None
+Support: TypeAlias = Sequence[Any] | Mapping[Any, Any]  # (low, high) or ("circular", period) of columns
 
-ALL_METHODS = (*METHODS, "stacked")  # the last: a list of fitted densities, each of its own method
+METHODS: tuple[Any, ...] = get_args(Single)
+ALL_METHODS: tuple[Any, ...] = get_args(Method)
+NEGATIVE: tuple[str, ...] = get_args(Negative)
 
 MOST = 1.2  # the largest step of "moments", for a score at the bandwidth itself
 
 TAILS = {"guard": 0.02, "plain": 0.0}  # the guard's part of the whole
 
 GUARD = 4.0, 4096  # its width in bandwidths, and how many samples it has at most
-
-NEGATIVE = ("keep", "clip", "renormalise")  # what becomes of negative values of a signed density
 
 
 class Goal(StrEnum):
@@ -50,22 +58,31 @@ class Pass(NamedTuple):
 class Options(TypedDict, total=False):
     """The options that public functions share; :func:`sdkde_core.estimate` describes them."""
 
-    method: str
-    bandwidth: Any
-    step: float | str | None
+    method: Method
+    bandwidth: BandwidthLike
+    step: float | Literal["moments"] | None
     score_bandwidth: float | None
     adaptive: float | None
-    tails: float | str | None
-    coordinates: Any
-    support: Any
-    kernel: str
-    weights: Any
-    negative: str
-    precision: str
+    tails: float | Literal["guard", "plain"] | None
+    coordinates: OfColumns | None
+    support: Support | None
+    kernel: Kernel
+    weights: Values | None
+    negative: Negative
+    precision: Literal["auto", Precision]
     backend: str
     device: str | Sequence[str] | None
     check_finite: bool
     backend_options: Mapping[str, Any] | None
+
+
+# What some functions take besides.
+class Watched(Options, total=False):
+    progress: Progress
+
+
+class Asked(Watched, total=False):
+    log: bool
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,9 +13,22 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import device
+from array_api_compat import device, is_torch_array
 
-from ..arrays import Argument, Array, Data, Origin, array_namespace, ingest, quiet, rounded, to_host
+from ..arrays import (
+    Argument,
+    Array,
+    Data,
+    Origin,
+    array_namespace,
+    convert,
+    device_name,
+    ingest,
+    look,
+    quiet,
+    rounded,
+    to_host,
+)
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.mixtures import Chosen, choose, fit, log_density_of, smoothed, stack
 from ..bandwidth.rounding import spread_within, units_of
@@ -33,6 +46,7 @@ from .mapped import Composed, Mapped, mapped, of_both, of_part
 from .mixture import draws
 from .plan import plan
 from .request import Goal, Request
+from .together import Together
 
 
 class Part(NamedTuple):
@@ -50,6 +64,9 @@ class Stacked(Composed):
     def __init__(self, request: Request, parts: Iterable[Part], n: int) -> None:
         self.parts = tuple(parts)
         super().__init__(self.parts[0].fitted, request, n)
+
+    def __reduce__(self) -> Any:
+        return Stacked, (self.request, self.parts, self.problem.n)  # not what a GPU has
 
     def each(self, changed: Sequence[Fitted], log_terms: Any = 0.0) -> Stacked:
         """The list of changed parts; ``log_terms``: added to the logs of their shares, which then sum to 1."""
@@ -79,15 +96,24 @@ class Stacked(Composed):
     def _summed(self, query: Argument, scored: bool) -> Partial:
         """The log (m,) and the score (m, d), float64, where the query is.
 
-        On the host a group is asked only about rows to which it adds more than 1e-15 of what the other parts have.
+        On the host a group is asked only about rows to which it adds more than 1e-15 of what the other parts have, on a
+        GPU all groups are asked at once.
         """
-        y, (normals, groups) = query.at(query.origin), self._joint
+        y, (normals, groups), on_card = query.at(query.origin), self._joint, self._together
         y, groups = y[:, None] if y.ndim == 1 else y, groups if query.origin.on_host else None
+        together = None if query.origin.on_host or on_card is None else on_card.summed(y, scored)
         joint = {*(normals.which if normals else ()), *(groups.which if groups else ())}
+        joint |= set(on_card.which) if on_card and together else set()
         rest = (part for k, part in enumerate(self.parts) if k not in joint)
         sums = functools.reduce(_added, (_of(part, query, scored) for part in rest))
         if normals:
             sums = _added(sums, normals.normals(y, scored))
+        if on_card and together:
+            found, left = together
+            all_of_it = _added(sums, found)
+            if not look(bool, array_namespace(left).max(left - all_of_it.log_sum) + 35.0 > 0.0):
+                return all_of_it
+            sums = functools.reduce(_added, (_of(self.parts[k], query, scored) for k in on_card.which), sums)
         for k, most in zip(groups.which, groups.bounds(y).T) if groups else ():
             rows = np.flatnonzero(~(most < sums.log_sum - 35.0))  # of NaN too
             if rows.size:
@@ -101,6 +127,12 @@ class Stacked(Composed):
         normals = [k for k in single if self.parts[k].fitted.groups[0].n == 1]
         groups = [k for k in single if k not in normals and self.parts[k].fitted.choice.device == "cpu"]
         return Joint.of(self.parts, normals), Joint.of(self.parts, groups)
+
+    @functools.cached_property
+    def _together(self) -> Together | None:
+        """The parts of one group that a GPU has, if a backend sums several at once."""
+        single = [k for k, part in enumerate(self.parts) if k and len(part.fitted.groups) == 1]
+        return Together.of(self.parts, [k for k in single if self.parts[k].fitted.groups[0].n > 1])
 
     def draws(self, n: int, rng: Any) -> Any:
         shares = np.exp([part.log_share for part in self.parts])
@@ -208,18 +240,21 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     place = np.random.default_rng(SEED).permutation(same.max() + 1)[same]
     folds = np.where(place < HEARD, place % FOLDS, -1)
     heard, own = folds >= 0, replace(own, weights=None if logs is None else weights)
-    found = choose(z, weights, folds, SEED) if request.support is None else []  # else they had mass beyond the ends
+    there: Callable[[Array], Any] = np.asarray
+    if is_torch_array(data.train) and not data.origin.on_host:
+        there = functools.partial(convert, library="torch", device=device_name(data.train))
+    found = [] if request.support is not None else choose(z, weights, folds, SEED, there)  # else mass beyond the ends
 
     def plain(kept: Array) -> Cut:
         return x[kept], y[~kept], 0.0, z[kept], z[~kept], -size
 
     fixed = replace(own, bandwidth=whole.bandwidth)
-    judged = _left_out(fixed, found, weights, folds, plain, not heard.all())
+    judged = _left_out(fixed, found, weights, folds, plain, there, not heard.all())
     for k, one in enumerate(found if heard.all() else ()):
         judged[:, k + 1] = one.left_out - size
     families = [_Family(None, whole, found, z, judged)]
     elsewhere = replace(own, bandwidth="auto", support=None)
-    families += [_elsewhere(elsewhere, spec, y, weights, folds, data) for spec in specs]
+    families += [_elsewhere(elsewhere, spec, y, weights, folds, data, there) for spec in specs]
     table = np.concatenate([family.judged for family in families], axis=1)[heard]
     counted = weights[heard] / weights[heard].sum()
     # Three samples are counted for the parts, half of them for sdkde: in one column, n = 500, where shares are hardly
@@ -279,7 +314,9 @@ def _fitted(request: Request, train: Any) -> tuple[Any, Data]:
     return Mapped(Fitted.of(plan(inner, z)), coordinates, n), data
 
 
-def _elsewhere(own: Request, spec: Sequence[Any], y: Array, weights: Array, folds: Array, data: Data) -> _Family:
+def _elsewhere(
+    own: Request, spec: Sequence[Any], y: Array, weights: Array, folds: Array, data: Data, there: Callable[[Array], Any]
+) -> _Family:
     """The parts in coordinates ``spec``, of samples y (n, d)."""
 
     def cut(kept: Array) -> Cut:
@@ -291,13 +328,19 @@ def _elsewhere(own: Request, spec: Sequence[Any], y: Array, weights: Array, fold
     maps = fit_maps(spec, y, weights, data.names)
     z = maps.forward(y)
     ready = plan(own, Argument("train", z, data.dtype, data.origin, data.names))
-    found = choose(z, weights, folds, SEED)
+    found = choose(z, weights, folds, SEED, there)
     fixed = replace(own, bandwidth=ready.bandwidth)
-    return _Family(maps, Fitted.of(ready), found, z, _left_out(fixed, found, weights, folds, cut))
+    return _Family(maps, Fitted.of(ready), found, z, _left_out(fixed, found, weights, folds, cut, there))
 
 
 def _left_out(
-    own: Request, found: Sequence[Chosen], weights: Array, folds: Array, cut: Cutting, refitted: bool = True
+    own: Request,
+    found: Sequence[Chosen],
+    weights: Array,
+    folds: Array,
+    cut: Cutting,
+    there: Callable[[Array], Any],
+    refitted: bool = True,
 ) -> Array:
     """Log densities (n, 1 + mixtures) of sdkde, and of mixtures, from all samples but those of each fold, at these.
 
@@ -309,10 +352,10 @@ def _left_out(
         kept, points, change, z, left, of_z = cut(~out)
         given = own if own.weights is None else replace(own, weights=weights[~out])
         result[out, 0] = of_part(_fitted(given, kept)[0], Argument.of("query", points), "log") + change
-        w = weights[~out] / weights[~out].sum()
+        z, w, left = (there(a) for a in (z, weights[~out] / weights[~out].sum(), left))
         for k, one in enumerate(found if refitted else (), 1):
             normals = fit(z, w, len(one.normals.shares), one.normals, shrink=one.shrink)
-            result[out, k] = log_density_of(smoothed(z, w, normals, one.h), left) + of_z
+            result[out, k] = to_host(log_density_of(smoothed(z, w, normals, one.h), left)) + of_z
     return result
 
 

@@ -1,7 +1,7 @@
 """Arrays in files: read in batches or, where the format has it, in any order; written in batches.
 
-Formats by extension: .npy, .npz (one array, or ``data.npz:key``), .csv, .parquet (needs pyarrow, imported when used)
-and .zarr, a folder (needs zarr). Every array is two-dimensional here: a one-dimensional one is a column.
+Formats by extension: .npy, .npz (one array, or ``data.npz:key``), .csv, .tsv, .parquet (needs pyarrow, imported
+when used) and .zarr, a folder (needs zarr). Every array is two-dimensional here: a one-dimensional one is a column.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -20,11 +21,11 @@ import numpy as np
 from ..arrays import check_names
 from ..messages import did_you_mean
 from ..storage import write_atomically
-from .common import MOST, FileError, Source, Write, check_apart, filling, naming, without_key
-from .formats import FORMATS, check_archive
+from .common import MOST, FileError, Pick, Source, Write, check_apart, filling, naming, without_key
+from .formats import FORMATS, Names, check_archive
 
-__all__ = ["EXTENSIONS", "FileError", "Source", "Write", "about", "check_apart", "check_folder", "check_order"]
-__all__ += ["filling", "source", "writing"]
+__all__ = ["EXTENSIONS", "FileError", "Pick", "Source", "Write", "about", "check_apart", "check_folder", "check_order"]
+__all__ += ["filling", "is_stdout", "naming", "source", "writing"]
 
 EXTENSIONS = tuple(FORMATS)
 
@@ -49,15 +50,19 @@ def about(**files: str | None) -> Iterator[None]:
         raise FileError(f"{file}: {error}") from error
 
 
-def source(text: str) -> Source:
-    """Open a path, or ``path.npz:key``, for reading; FileError if it is not the file of one array of numbers."""
+def source(text: str, pick: Pick = lambda names, width: range(width), name: str = "") -> Source:
+    """Open a path, or ``path.npz:key``, for reading; FileError if it is not the file of one array of numbers.
+
+    ``pick``: which columns; ``name``: what errors call the file.
+    """
     path, extension, key = _parse_place(text)
+    text = name or text
     if not path.is_file() and not (extension == ".zarr" and path.is_dir()):
         code = errno.EISDIR if path.is_dir() else errno.ENOENT
         raise OSError(code, os.strerror(code), str(path))
     with naming(text):
         before = _stamp(path)
-        found = FORMATS[extension][0](text, path, key)
+        found = FORMATS[extension][0](text, path, key, pick)
         if found.dtype.kind not in "iufbc":
             raise ValueError(f"the array is of dtype {found.dtype}; pass numbers")
         if not found.columns:
@@ -94,16 +99,23 @@ def _parse_place(text: str) -> tuple[Path, str, str]:
     return path, extension, key
 
 
+def is_stdout(text: str) -> bool:
+    """Whether an output is standard output: ``-``, as .csv, or such as ``-.tsv``."""
+    return text == "-" or (text.startswith("-.") and "/" not in text)
+
+
 @contextmanager
-def writing(text: str, shape: tuple[int, ...], dtype: str, name: str) -> Iterator[Write]:
+def writing(text: str, shape: tuple[int, ...], dtype: str, name: str, names: Names = ()) -> Iterator[Write]:
     """Open a file for an array, and yield the function that appends a batch of its rows.
 
     The file takes its place at the end; after an error an older one is as it was. A folder is replaced only if it is a
-    zarr array that sdkde wrote. ``name``: of the column (.csv, .parquet; of several, with a number) or of the array
-    (.npz without a key).
+    zarr array that sdkde wrote. ``name``: of the column (.csv, .parquet; of several, with a number, unless they have
+    ``names``) or of the array (.npz without a key). See :func:`is_stdout`.
     """
-    path, extension, key = _parse_place(text)
+    path, extension, key = _parse_place("-.csv" if text == "-" else text)
     shaped = shape, np.dtype(dtype)
+    if is_stdout(text) and extension == ".zarr":
+        raise FileError(f"{text}: a zarr array is a folder; name one")
     if path.is_dir() and extension != ".zarr":
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     check_folder(path)
@@ -111,9 +123,14 @@ def writing(text: str, shape: tuple[int, ...], dtype: str, name: str) -> Iterato
         check_archive(path, key)
     with ExitStack() as kept:
         target: Any = path
-        if extension != ".zarr":
+        if is_stdout(text):
+            target = sys.stdout.buffer
+            kept.callback(target.flush)
+        elif extension != ".zarr":
             target = kept.enter_context(kept.enter_context(write_atomically(path)).open("wb"))
-        yield kept.enter_context(FORMATS[extension][1](target, *shaped, key or name))
+        names = names or ([name] if len(shape) == 1 else [f"{name}_{j}" for j in range(shape[1])])
+        names = [key or name] if extension == ".npz" else names
+        yield kept.enter_context(FORMATS[extension][1](target, *shaped, names))
 
 
 def check_folder(path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ import numpy as np
 from ..arrays import Argument, Array, refuse_masked
 
 Write = Callable[[Array], Any]  #: Takes the next rows.
+
+#: Which columns are read, and in what order: of a file with these names, or none, and so many columns.
+Pick = Callable[[tuple[str, ...], int], Sequence[int]]
 
 #: Numbers of an array at most: 128 TiB of float64.
 MOST = 1 << 44
@@ -59,6 +62,7 @@ class Source:
     names: tuple[str, ...] = ()  # of the columns; empty if the format has none
     at: Any = None  # at(start, stop) returns rows; None: it is read from the beginning on
     check: Callable[[], object] = lambda: None  # raises a FileError if the file has changed since it was opened
+    whole: Source | None = None  # of all columns of the file, those of tables as text; None: this one
 
     @classmethod
     def of(cls, name: str, x: Array) -> Source:
@@ -105,6 +109,14 @@ class Source:
         for batch in self.batches():
             write(batch)
         return result
+
+    def picked(self, pick: Pick) -> Source:
+        """Return a source of some columns of an array, which have no names."""
+        wanted, read, at = list(pick((), self.columns)), self.read_batches, self.at
+        if wanted == list(range(self.columns)):
+            return self
+        some = replace(self, columns=len(wanted), read_batches=lambda rows: (x[:, wanted] for x in read(rows)))
+        return replace(some, at=at and (lambda start, stop: at(start, stop)[:, wanted]), whole=self)
 
     def shaped(self, name: str) -> Argument:
         """Return an argument of this shape and dtype, without its numbers."""

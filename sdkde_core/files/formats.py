@@ -1,7 +1,8 @@
-"""How each format is read and written: NumPy's .npy, in any order, and .npz; .csv and .parquet; folders of zarr's.
+"""How each format is read and written: NumPy's .npy, in any order, and .npz; .csv, .tsv, .parquet; folders of zarr's.
 
-``read(name, path, key)`` returns a :class:`Source`; ``write(file, shape, dtype, name)`` is a context that yields the
-function for the next rows.
+``read(name, path, key, pick)`` returns a :class:`Source` of the columns that ``pick`` names;
+``write(file, shape, dtype, names)`` is a context that yields the function for the next rows; ``names``: of the columns,
+of .npz the key.
 """
 
 from __future__ import annotations
@@ -14,34 +15,38 @@ import json
 import math
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from ..messages import optional
 from ..storage import reserve, write_folder
-from .common import Array, FileError, Source, Write, filling, width_of
+from .common import Array, FileError, Pick, Source, Write, filling, width_of
+
+Names = Sequence[str]
 
 
-def read_npy(name: str, path: Path, key: str) -> Source:
+def read_npy(name: str, path: Path, key: str, pick: Pick) -> Source:
     with path.open("rb") as file:
         shape, fortran, dtype = _npy_header(file, path.stat().st_size)
         first = file.tell()
     if fortran and len(shape) > 1:
-        return Source.of(name, np.load(path, mmap_mode="r"))
+        return Source.of(name, np.load(path, mmap_mode="r")).picked(pick)
     row = math.prod(shape[1:])
 
     def at(start: int, stop: int) -> Array:  # no map: what is read of one counts as this process's memory
         count = (stop - start) * row
         return np.fromfile(path, dtype, count, offset=first + start * row * dtype.itemsize).reshape(-1, *shape[1:])
 
-    return Source.reading(name, shape, dtype, at)
+    return Source.reading(name, shape, dtype, at).picked(pick)
 
 
-def read_npz(name: str, path: Path, key: str) -> Source:
+def read_npz(name: str, path: Path, key: str, pick: Pick) -> Source:
     """Open one array of an archive: the one that there is, or ``key``."""
     with zipfile.ZipFile(path) as archive:
         arrays = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
@@ -54,7 +59,7 @@ def read_npz(name: str, path: Path, key: str) -> Source:
             shape, fortran, dtype = _npy_header(member, archive.getinfo(f"{key}.npy").file_size)
             first = member.tell()
             if fortran and len(shape) > 1:  # rows do not follow one another; read to the end, the checksum is compared
-                return Source.of(name, np.frombuffer(member.read(), dtype).reshape(shape, order="F"))
+                return Source.of(name, np.frombuffer(member.read(), dtype).reshape(shape, order="F")).picked(pick)
     width = width_of(shape)
 
     def batches(rows: int) -> Iterator[Array]:
@@ -66,7 +71,7 @@ def read_npz(name: str, path: Path, key: str) -> Source:
                 yield np.frombuffer(data, dtype).reshape(count, width)
             member.read(1)  # at the end the checksum is compared
 
-    return Source(name, shape[0], width, dtype, batches)
+    return Source(name, shape[0], width, dtype, batches).picked(pick)
 
 
 def _npy_header(file: Any, size: int) -> tuple[tuple[int, ...], bool, Any]:
@@ -84,7 +89,7 @@ def _npy_header(file: Any, size: int) -> tuple[tuple[int, ...], bool, Any]:
 
 
 @contextmanager
-def write_npy(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
+def write_npy(file: BinaryIO, shape: tuple[int, ...], dtype: Any, names: Names) -> Iterator[Write]:
     """Write a .npy file; a full disk is found now."""
     head = _npy_head(shape, dtype)
     reserve(file, len(head) + math.prod(shape) * dtype.itemsize)
@@ -93,8 +98,8 @@ def write_npy(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> 
 
 
 @contextmanager
-def write_npz(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
-    with zipfile.ZipFile(file, "w") as archive, archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+def write_npz(file: BinaryIO, shape: tuple[int, ...], dtype: Any, names: Names) -> Iterator[Write]:
+    with zipfile.ZipFile(file, "w") as archive, archive.open(f"{names[0]}.npy", "w", force_zip64=True) as member:
         member.write(_npy_head(shape, dtype))
         yield lambda batch: member.write(batch.tobytes())
 
@@ -119,42 +124,54 @@ def check_archive(path: Path, key: str) -> None:
         raise FileError(f"{path}: also holds {', '.join(others)}, which would be lost; name another file")
 
 
-def read_csv(name: str, path: Path, key: str) -> Source:
-    """Open a .csv file; a first line without any number is a header."""
+def read_csv(name: str, path: Path, key: str, pick: Pick, comma: str) -> Source:
+    """Open a .csv or a .tsv file; a first line without any number is a header."""
     with path.open(encoding="utf-8-sig") as file:
         skipped, first = 0, ""
         for first in file:
             if not first.isspace():
                 break
             skipped += 1
-        fields = _fields(first)
+        fields = _fields(first, comma)
         header = not any(_is_number(f) for f in fields)
-        if header and fields[0] == "" and len(fields) > 1:
-            raise ValueError("the first column has no name: a data frame's index? (pandas: write with index=False)")
         if len(fields) > 1 and fields == [str(k) for k in range(len(fields))]:
             raise ValueError(
                 f"its first line, {first.strip()[:40]}, is a data frame's default header, or a sample; "
                 "write it with names, or without a header (pandas: header=False)"
             )
-        if header and any(_is_number(part) for part in re.split(r"[;\s]+", first.strip())):
-            raise ValueError(f"values are separated by commas, but its first line is {first.strip()[:60]!r}")
+        if header and len(fields) == 1 and all(_is_number(part) for part in re.split(r"[;,\s]+", first.strip())):
+            commas = "commas" if comma == "," else "tabs"
+            raise ValueError(f"values are separated by {commas}, but its first line is {first.strip()[:60]!r}")
         rows = sum(not line.isspace() for line in file) + (not header)
     if not first.strip():
         raise ValueError("the file is empty")
-    start = skipped + header  # lines before the first that may hold data
+    names, start = tuple(fields) if header else (), skipped + header  # lines before the first that may hold data
+    wanted = list(pick(names, len(fields)))
+    if names and names[0] == "" and len(fields) > 1 and 0 in wanted:
+        raise ValueError("the first column has no name: a data frame's index? (pandas: write with index=False)")
 
-    def batches(rows: int) -> Iterator[Array]:
+    def blocks(rows: int) -> Iterator[tuple[int, list[str]]]:
         with path.open(encoding="utf-8-sig") as file:
             lines, number = itertools.islice(file, start, None), start + 1
             while block := list(itertools.islice(lines, rows)):
-                yield _parse_lines(block, number, len(fields))
+                yield number, block
                 number += len(block)
 
-    return Source(name, rows, len(fields), np.dtype(np.float64), batches, tuple(fields) if header else ())
+    def text(rows: int) -> Iterator[Any]:
+        for _, lines in blocks(rows):
+            yield [_fields(line, comma) for line in lines if not line.isspace()]
+
+    def batches(rows: int) -> Iterator[Array]:
+        for number, lines in blocks(rows):
+            yield _parse_lines(lines, number, whole, wanted, comma)
+
+    whole = Source(name, rows, len(fields), np.dtype(str), text, names)
+    kept = tuple(names[j] for j in wanted if names)
+    return Source(name, rows, len(wanted), np.dtype(np.float64), batches, kept, whole=whole)
 
 
-def _fields(line: str) -> list[str]:
-    return [field.strip() for field in next(csv.reader([line], skipinitialspace=True))] or [""]
+def _fields(line: str, comma: str) -> list[str]:
+    return [field.strip() for field in next(csv.reader([line], delimiter=comma, skipinitialspace=True))] or [""]
 
 
 def _is_number(text: str) -> bool:
@@ -165,53 +182,67 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _parse_lines(lines: list[str], number: int, columns: int) -> Array:
+def _parse_lines(lines: list[str], number: int, table: Source, wanted: list[int], comma: str) -> Array:
     """Return the numbers in ``lines``, which begin at line ``number`` of a file; blank lines are skipped."""
     filled = [line for line in lines if not line.isspace()]
     if not filled:
-        return np.empty((0, columns))
-    with suppress(ValueError):  # below, the line is named by its number, and what only Python takes for one is read
-        x = np.loadtxt(filled, delimiter=",", quotechar='"', comments=None, ndmin=2)
-        if x.shape[1] == columns:
-            return x
+        return np.empty((0, len(wanted)))
+    some = {} if wanted == list(range(table.columns)) else {"usecols": wanted}
+    if not some or all(line.count(comma) == table.columns - 1 for line in filled):
+        with suppress(ValueError):  # below, the line is named by its number, and what only Python takes for one is read
+            x = np.loadtxt(filled, delimiter=comma, quotechar='"', comments=None, ndmin=2, **some)  # type: ignore
+            if x.shape[1] == len(wanted):
+                return x
     rows = []
     for i, line in enumerate(lines, number):
-        fields = [] if line.isspace() else _fields(line)
-        for field in fields:
-            if not _is_number(field):
-                raise ValueError(f"line {i}: {field!r} is not a number (values are separated by commas)")
-        if fields and len(fields) != columns:
-            raise ValueError(f"line {i} has {len(fields)} values, the first line {columns}")
-        rows += [[float(field) for field in fields]] if fields else []
+        fields = [] if line.isspace() else _fields(line, comma)
+        for j in wanted if len(fields) == table.columns else range(len(fields)):
+            if not _is_number(fields[j]):
+                where = f"column {table.names[j]!r}, see --columns; " if j < len(table.names) else ""
+                where += f"values are separated by {'commas' if comma == ',' else 'tabs'}"
+                raise ValueError(f"line {i}: {fields[j]!r} is not a number ({where})")
+        if fields and len(fields) != table.columns:
+            raise ValueError(f"line {i} has {len(fields)} values, the first line {table.columns}")
+        rows += [[float(fields[j]) for j in wanted]] if fields else []
     return np.array(rows)
 
 
-def read_parquet(name: str, path: Path, key: str) -> Source:
+def read_parquet(name: str, path: Path, key: str, pick: Pick) -> Source:
     arrow, parquet = _pyarrow()
     with parquet.ParquetFile(path) as file:
         schema, rows = file.schema_arrow, file.metadata.num_rows
     # pandas writes its index as a column of this name; it is no dimension
     kept = [i for i, n in enumerate(schema.names) if not re.fullmatch(r"__index_level_\d+__", n)]
+    names = tuple(schema.names[i] for i in kept)
+    wanted = [kept[j] for j in pick(names, len(kept))]
     numbers = arrow.types.is_floating, arrow.types.is_integer, arrow.types.is_boolean
-    for i in kept:
+    for i in wanted:
         kind = schema.field(i).type
         if not any(is_one(kind) for is_one in numbers):
-            raise ValueError(f"column {schema.names[i]!r} is of type {kind}; pass real numbers only")
-    narrow = bool(kept) and all(schema.field(i).type in (arrow.float16(), arrow.float32()) for i in kept)
+            raise ValueError(f"column {schema.names[i]!r} is of type {kind}; pass real numbers only (see --columns)")
+    narrow = bool(wanted) and all(schema.field(i).type in (arrow.float16(), arrow.float32()) for i in wanted)
     dtype = np.dtype(np.float32 if narrow else np.float64)
+    only = {} if wanted == kept else {"columns": [schema.names[i] for i in wanted]}  # what is not wanted is not read
 
     def batches(rows: int) -> Iterator[Array]:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            for batch in file.iter_batches(batch_size=rows):
-                x = np.empty((batch.num_rows, len(kept)), dtype)
-                for j, i in enumerate(kept):
-                    column = batch.column(i)
+            for batch in file.iter_batches(batch_size=rows, **only):
+                x = np.empty((batch.num_rows, len(wanted)), dtype)
+                for j, i in enumerate(wanted):
+                    column = batch.column(schema.names[i] if only else i)
                     if column.null_count:
                         raise ValueError(f"column {schema.names[i]!r} has missing values; drop or fill them")
                     x[:, j] = column.to_numpy(zero_copy_only=False)
                 yield x
 
-    return Source(name, rows, len(kept), dtype, batches, tuple(schema.names[i] for i in kept))
+    def text(rows: int) -> Iterator[Any]:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            for batch in file.iter_batches(batch_size=rows):
+                columns = [batch.column(i).to_pylist() for i in kept]
+                yield [["" if cell is None else str(cell) for cell in row] for row in zip(*columns)]
+
+    whole, found = Source(name, rows, len(kept), np.dtype(str), text, names), tuple(schema.names[i] for i in wanted)
+    return Source(name, rows, len(wanted), dtype, batches, found, whole=whole)
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -220,22 +251,29 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 @contextmanager
-def write_csv(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
-    file.write((",".join(_names(name, shape)) + "\n").encode())
+def write_csv(file: BinaryIO, shape: tuple[int, ...], dtype: Any, names: Names, comma: str) -> Iterator[Write]:
+    to = SimpleNamespace(write=lambda line: file.write(line.encode()))
+    rows = csv.writer(to, delimiter=comma, lineterminator="\n")
+    head = [names]  # written with the first rows: standard output is to have nothing where an estimate fails
 
-    def write(batch: Array) -> None:
+    def write(batch: Any) -> None:
+        rows.writerows(head)
+        head.clear()
         if len(shape) == 1:
             file.writelines(f"{value!s}\n".encode() for value in batch)  # the shortest that reads back
+        elif isinstance(batch, np.ndarray):  # numbers need no quotes, which takes a fifth less time
+            file.writelines((comma.join(map(str, row)) + "\n").encode() for row in batch)
         else:
-            file.writelines((",".join(map(str, row)) + "\n").encode() for row in batch)
+            rows.writerows(map(str, row) for row in batch)
 
     yield write
+    rows.writerows(head)
 
 
 @contextmanager
-def write_parquet(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
+def write_parquet(file: BinaryIO, shape: tuple[int, ...], dtype: Any, names: Names) -> Iterator[Write]:
     arrow, parquet = _pyarrow()
-    schema = arrow.schema([(one, arrow.from_numpy_dtype(dtype)) for one in _names(name, shape)])
+    schema = arrow.schema([(one, arrow.from_numpy_dtype(dtype)) for one in names])
 
     def write(batch: Array) -> None:
         columns = [np.ascontiguousarray(column) for column in batch.reshape(len(batch), -1).T]
@@ -245,13 +283,9 @@ def write_parquet(file: BinaryIO, shape: tuple[int, ...], dtype: Any, name: str)
         yield write
 
 
-def _names(name: str, shape: tuple[int, ...]) -> list[str]:
-    return [name] if len(shape) == 1 else [f"{name}_{j}" for j in range(shape[1])]
-
-
-def read_zarr(name: str, path: Path, key: str) -> Source:
+def read_zarr(name: str, path: Path, key: str, pick: Pick) -> Source:
     x = _zarr().open_array(path, mode="r")
-    return Source.reading(name, x.shape, x.dtype, lambda start, stop: x[start:stop])
+    return Source.reading(name, x.shape, x.dtype, lambda start, stop: x[start:stop]).picked(pick)
 
 
 def _zarr() -> Any:
@@ -259,7 +293,7 @@ def _zarr() -> Any:
 
 
 @contextmanager
-def write_zarr(path: Path, shape: tuple[int, ...], dtype: Any, name: str) -> Iterator[Write]:
+def write_zarr(path: Path, shape: tuple[int, ...], dtype: Any, names: Names) -> Iterator[Write]:
     """Write a zarr array with checksums, which takes its place at the end."""
     with write_folder(path, _check_ours) as folder:
         chunks = max(1, min(shape[0], (1 << 20) // math.prod(shape[1:]))), *shape[1:]
@@ -285,10 +319,11 @@ def _check_ours(folder: Path) -> None:
         raise FileExistsError(errno.EEXIST, cause, str(folder))
 
 
-FORMATS: dict[str, tuple[Callable[[str, Path, str], Source], Callable[..., AbstractContextManager[Write]]]] = {
+FORMATS: dict[str, tuple[Callable[[str, Path, str, Pick], Source], Callable[..., AbstractContextManager[Write]]]] = {
     ".npy": (read_npy, write_npy),
     ".npz": (read_npz, write_npz),
-    ".csv": (read_csv, write_csv),
+    ".csv": (partial(read_csv, comma=","), partial(write_csv, comma=",")),
+    ".tsv": (partial(read_csv, comma="\t"), partial(write_csv, comma="\t")),
     ".parquet": (read_parquet, write_parquet),
     ".zarr": (read_zarr, write_zarr),
 }

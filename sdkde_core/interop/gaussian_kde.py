@@ -8,25 +8,27 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ..api import estimate, select_bandwidth
 from ..archive import write
 from ..arrays import Argument, Array, Origin, array_namespace, numbers, public, quiet, to_host
+from ..arrays.frames import Values
 from ..bandwidth.matrix import Bandwidth
-from ..bandwidth.rules import check_rule, resolve
+from ..bandwidth.rules import Rule, check_rule, resolve
 from ..bandwidth.sample import Sample
 from ..bandwidth.selection import CHOOSERS
-from ..coordinates import fit, listed
+from ..coordinates import OfColumns, fit, listed
 from ..estimator.batches import densities
 from ..estimator.integrals import corner
 from ..estimator.mixture import check_count
 from ..estimator.prepared import Prepared
 from ..estimator.prepared import fit as fit_density
-from ..estimator.request import Goal, Request
+from ..estimator.request import Goal, Method, Request, Support
 from ..messages import brief
+from ..protocol import Precision
 
 
 class gaussian_kde:
@@ -77,7 +79,7 @@ class gaussian_kde:
     """
 
     # Of subclasses that do not call __init__.
-    method = "kde"
+    method: Method = "kde"
     _options: Mapping[str, Any] = {"precision": "float64", "backend": "auto", "device": None}
     _origin = Origin()
     _weights: Array | None = None
@@ -91,15 +93,15 @@ class gaussian_kde:
     def __init__(
         self,
         dataset: Any,
-        bw_method: Any = None,
-        weights: Any = None,
+        bw_method: Rule | float | Callable[[Any], Any] | None = None,
+        weights: Values | None = None,
         *,
-        method: str = "kde",
-        step: float | str | None = None,
+        method: Method = "kde",
+        step: float | Literal["moments"] | None = None,
         score_bandwidth: float | None = None,
-        coordinates: Any = None,
-        support: Any = None,
-        precision: str = "float64",
+        coordinates: OfColumns | None = None,
+        support: Support | None = None,
+        precision: Literal["auto", Precision] = "float64",
         backend: str = "auto",
         device: str | Sequence[str] | None = None,
     ) -> None:

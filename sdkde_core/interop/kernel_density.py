@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -14,10 +14,11 @@ from ..api import prepare
 from ..archive import plain, write
 from ..arrays import Array, refuse_dask, refuse_masked
 from ..bandwidth.matrix import Bandwidth
-from ..coordinates import listed
+from ..bandwidth.rules import BandwidthLike
+from ..coordinates import OfColumns, listed
 from ..estimator.prepared import Prepared
-from ..estimator.request import ALL_METHODS, NEGATIVE, TAILS
-from ..protocol import PRECISIONS
+from ..estimator.request import ALL_METHODS, NEGATIVE, TAILS, Method, Negative, Support
+from ..protocol import PRECISIONS, Kernel, Precision
 
 try:
     from sklearn import neighbors
@@ -99,24 +100,24 @@ class KernelDensity(neighbors.KernelDensity):
     def __init__(
         self,
         *,
-        bandwidth: Any = 1.0,
+        bandwidth: BandwidthLike = 1.0,
         algorithm: str = "auto",
-        kernel: str = "gaussian",
+        kernel: Kernel = "gaussian",
         metric: str = "euclidean",
         atol: float = 0,
         rtol: float = 0,
         breadth_first: bool = True,
         leaf_size: int = 40,
         metric_params: dict[str, Any] | None = None,
-        method: str = "kde",
-        step: float | str | None = None,
+        method: Method = "kde",
+        step: float | Literal["moments"] | None = None,
         score_bandwidth: float | None = None,
         adaptive: float | None = None,
-        tails: float | str | None = None,
-        coordinates: Any = None,
-        support: Any = None,
-        negative: str = "keep",
-        precision: str = "auto",
+        tails: float | Literal["guard", "plain"] | None = None,
+        coordinates: OfColumns | None = None,
+        support: Support | None = None,
+        negative: Negative = "keep",
+        precision: Literal["auto", Precision] = "auto",
         backend: str = "auto",
         device: str | Sequence[str] | None = None,
         backend_options: Mapping[str, Any] | None = None,

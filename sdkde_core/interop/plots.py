@@ -19,6 +19,7 @@ from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.selection import Selection
 from ..estimator.mixture import components, indices
 from ..estimator.prepared import Prepared
+from ..estimator.regions import thresholds
 from ..messages import optional
 
 __all__ = ["COLOURS", "DARK", "STYLE", "contours", "curves", "moves", "pairs", "selection"]
@@ -353,9 +354,7 @@ def _draw_contours(ax: Any, drawn: Sequence[_Drawn], dots: Array | None, shares:
     cell = (x[1] - x[0]) * (y[1] - y[0])
     for one in drawn:
         values = one.density.estimate(where).reshape(len(y), len(x))
-        # The densities above which the shares lie; ascending, as the shares descend.
-        heights = np.sort(values, axis=None)[::-1]
-        levels = np.interp(shares, np.maximum.accumulate(np.cumsum(heights)) * cell, heights)
+        levels = thresholds(values.ravel(), values.ravel() * cell, shares)  # ascending, as the shares descend
         if len(drawn) == 1:
             shades = [(one.colour, alpha) for alpha in np.linspace(0.2, 0.7, len(levels))]
             ax.contourf(x, y, values, [*levels, 2 * values.max()], colors=shades, zorder=1)

@@ -1,10 +1,12 @@
-"""Several devices: each packs all columns, and takes its share of the tasks (:mod:`.tasks`) in a thread of its own.
+"""Several devices: each packs all columns, and takes its share of the tasks (:mod:`.tasks`).
 
-Copies hardly matter: n points travel for n² pairs.
+A backend that reads nothing back while it sums (the feature ``"pairs"``) is called from one thread, which goes round
+the devices; any other from a thread for every device. Copies hardly matter: n points travel for n² pairs.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -85,19 +87,26 @@ class OnDevices:
     def _at_once(self, task: Any, given: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Return ``task(*arguments)`` for each, the first argument being the device's number.
 
-        Each device has a thread, on the stream that the calling thread has there.
+        On the stream that the calling thread has on each device.
         """
         mine = [[a for a in given if a[0] == k] for k in range(len(self._devices))]
         tensors = self._info.arrays == "torch"
         cuda: Any = sys.modules["torch"].cuda if tensors else None
         streams = [cuda.current_stream(x) if tensors and x.startswith("cuda") else None for x in self._devices]
 
-        def work(k: int) -> list[Any]:
+        def work(k: int, some: Sequence[tuple[Any, ...]]) -> list[Any]:
             with np.errstate(all="ignore"), nullcontext() if streams[k] is None else cuda.stream(streams[k]):
-                return [task(*arguments) for arguments in mine[k]]
+                return [task(*arguments) for arguments in some]
 
         busy = [k for k in range(len(self._devices)) if mine[k]]
-        done = dict(zip(busy, map(iter, map_threads(work, busy, len(busy)))))
+        found: dict[int, list[Any]] = {k: [] for k in busy}
+        if "pairs" in self._info.features:  # two threads that launch take twice as long as one
+            for turn in itertools.zip_longest(*(mine[k] for k in busy)):
+                for arguments in filter(None, turn):
+                    found[arguments[0]] += work(arguments[0], [arguments])
+        else:
+            found = dict(zip(busy, map_threads(lambda k: work(k, mine[k]), busy, len(busy))))
+        done = {k: iter(results) for k, results in found.items()}
         return [next(done[arguments[0]]) for arguments in given]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -46,18 +47,22 @@ class Ranks:
                 raise ValueError(f"rank {rank} has come to {at}, rank 0 to {values[0][0]}; all ranks must call alike")
         return [value for _, value in values]
 
-    def agreed(self, what: str, value: Any) -> None:
-        """Raise ValueError unless all processes have the same value."""
-        values = self.gathered(what, value)
-        for rank, other in enumerate(values):
-            if other != values[0]:
-                raise ValueError(f"rank {rank} has {what} {other}, rank 0 has {values[0]}; pass the same on all")
+    def agreed(self, values: Mapping[str, Any]) -> None:
+        """Raise ValueError unless all processes have the same values, by name.
+
+        With NCCL every question takes half a millisecond: so all that is known at one point is asked at once.
+        """
+        found = self.gathered(", ".join(values), dict(values))
+        for rank, other in enumerate(found):
+            for what, value in other.items():
+                if value != (first := found[0][what]):
+                    raise ValueError(f"rank {rank} has {what} {value}, rank 0 has {first}; pass the same on all")
 
     def pack(
         self, backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
     ) -> OnRanks:
-        self.agreed("the backend", info.name)
-        self.agreed("the problem", str((problem.reduction, problem.n, problem.d, problem.precision, problem.extent)))
+        asked = str((problem.reduction, problem.n, problem.d, problem.precision, problem.extent))
+        self.agreed({"the backend": info.name, "the problem": asked})
         return OnRanks(self, PackedColumns(backend, info, problem, columns, shared))
 
     def fail(self, error: BaseException) -> None:
@@ -65,15 +70,21 @@ class Ranks:
         with suppress(Exception):
             self.gathered("a failure", f"{type(error).__name__}: {error}")
 
-    def joined(self, part: Any) -> Any:
-        """Return the parts of all processes (n_rank, …), joined along the first axis by rank: an array like theirs."""
+    def joined(self, part: Any, counts: Sequence[int] | None = None) -> Any:
+        """Return the parts of all processes (n_rank, …), joined along the first axis by rank: an array like theirs.
+
+        ``counts``: how many rows each has, where that is known.
+        """
         torch = sys.modules["torch"]
-        counts = self.gathered("an array", part.shape[0])
+        counts = self.gathered("an array", part.shape[0]) if counts is None else counts
+        if self.size == 1:
+            return part
         host = isinstance(part, np.ndarray)
         mine = torch.from_numpy(np.ascontiguousarray(part)) if host else part.contiguous()
-        home, whole = mine.device, torch.empty((sum(counts), *mine.shape[1:]), dtype=mine.dtype)
+        home = mine.device
         place = torch.device("cuda", torch.cuda.current_device()) if self._on_cards else torch.device("cpu")
-        whole = whole.to(home if home.type == place.type else place)
+        place = home if home.type == place.type else place
+        whole = torch.empty((sum(counts), *mine.shape[1:]), dtype=mine.dtype, device=place)
         self.gathered("memory for it", None)  # one that has none says so before the others send
         ends = np.cumsum([0, *counts])
         whole[ends[self.rank] : ends[self.rank + 1]] = mine
@@ -105,7 +116,8 @@ class OnRanks:
         done = [run(self._packed, tasks[i]) for i in places[me] or [0]]
         results = concatenate([partial for partials, _ in done for partial in partials])
         rows = slice(0, None if places[me] else 0)
-        whole, start = each(results, lambda x: self._ranks.joined(x[rows])), 0
+        counts = [sum(b - a for i in place for a, b in tasks[i].results) for place in places]
+        whole, start = each(results, lambda x: self._ranks.joined(x[rows], counts)), 0
         found: list[list[Partial]] = [[] for _ in tasks]
         for i in itertools.chain(*places):
             for first, last in tasks[i].results:

@@ -50,15 +50,17 @@ def shares(m: int, parts: int) -> list[Range]:
 def tasks_of(packed: PackedColumns, parts: int, some: Range | None = None) -> list[Task]:
     """Return the tasks whose rows are the points, or a range of them, for several devices or processes.
 
-    With eight blocks of points there are 28 tasks and eight of half the size: as much for each of two, four or eight
-    devices. Many points are cut into twice as many blocks, as every row has a partial sum for each.
+    With four blocks of points there are six tasks and four of half the size: as much for each of two or four devices.
+    For others, and where a task takes long, there are eight blocks, and sixteen of many points, as memory for the
+    partial sums goes by the size of a block.
     """
     n = packed.n
     if some is not None or not packed.takes_pairs:
         first, last = some or (0, n)
         return [Task((first + a, first + b), (0, n)) for a, b in shares(last - first, parts)]
     near = n - packed.far.n
-    blocks = shares(near, 8 if near < 1 << 21 else 16)
+    few = parts in (2, 4) and near < 1 << 19  # to launch a task takes the host half a millisecond
+    blocks = shares(near, 4 if few else 8 if near < 1 << 21 else 16)
     tasks = [Task(rows, columns, "pairs") for j, columns in enumerate(blocks) for rows in blocks[: j + 1]]
     tasks += [Task(rows, (near, n), "apart") for rows in blocks if not packed.far.negligible]
     return tasks + [Task((near + a, near + b), (0, n), "apart") for a, b in shares(n - near, 8)]

@@ -74,10 +74,11 @@ merge(
   int block = first / 256 - block_offset, super = first / (64 * TILES) - super_offset;
   if (block < 0) block += blocks;
   if (super < 0) super += supers;
+  const int last_unit = row_begin[block + 1], last_slot = column_begin[super + 1];
+  if (!begins && !ends && row_begin[block] == last_unit && column_begin[super] == last_slot) return;  // half of them
   double s[4] = {0, 0, 0, 0};
   auto add = [&](float4 x) { s[0] += x.x; s[1] += x.y; s[2] += x.z; s[3] += x.w; };
   const float4* here = out_rows + first % 256 * QUADS + own;
-  const int last_unit = row_begin[block + 1], last_slot = column_begin[super + 1];
 #pragma unroll 8
   for (int j = row_begin[block]; j < last_unit; j++) add(here[(size_t)row_units[j] * (256 * QUADS)]);
   here = out_columns + first % (64 * TILES) * QUADS + own;

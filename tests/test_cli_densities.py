@@ -1,0 +1,319 @@
+"""The command line: columns, pipes, densities that are kept, and the queries' columns beside their densities."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import sdkde_core
+from sdkde_core import files
+from sdkde_core.cli.main import main
+
+X = np.random.default_rng(0).normal(size=(100, 3)) * [1.0, 20.0, 0.3]
+Y = np.random.default_rng(1).normal(size=(40, 3)) * [1.0, 20.0, 0.3]
+WANT = sdkde_core.estimate(X, Y, bandwidth=0.5)
+HOW = ("--bandwidth", "0.5")
+
+
+@pytest.fixture(autouse=True)
+def tables(tmp_path, monkeypatch):
+    """In a folder of the test's own, samples and queries with text and a label beside the numbers."""
+    monkeypatch.chdir(tmp_path)
+    for name, x in (("train", X), ("query", Y)):
+        text(f"{name}.csv", x)
+        np.save(f"{name}.npy", x)
+
+
+def text(name, x, comma=","):
+    names = [f'"kind{comma} or not"', "a", "label", "b", "c"]
+    rows = [
+        [f'"k{comma} {i % 5}"', repr(a), str(i % 3), repr(b), f"{c:.17f}"] for i, (a, b, c) in enumerate(x.tolist())
+    ]
+    Path(name).write_text("".join(comma.join(row) + "\n" for row in [names, *rows]))
+
+
+def sdkde(*arguments, stdin=None):
+    result = CliRunner().invoke(main, [str(a) for a in arguments], input=stdin, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def refused(*arguments, stdin=None):
+    """Run a command that must fail in one line; return that."""
+    result = CliRunner().invoke(main, [str(a) for a in arguments], input=stdin)
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert result.stdout == "" and result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def numbers(result):
+    return np.loadtxt(io.StringIO(result.stdout), skiprows=1, ndmin=1)
+
+
+# --- columns ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", ["a,b,c", "1,3,4", "a,3, c"])
+@pytest.mark.parametrize("extension", [".csv", ".tsv", ".parquet"])
+def test_columns_of_a_file_with_text(extension, columns):
+    for name, x in (("train", X), ("query", Y)):
+        if extension == ".parquet":
+            arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+            more = {"kind": ["k"] * len(x), "a": x[:, 0], "label": [1] * len(x), "b": x[:, 1], "c": x[:, 2]}
+            parquet.write_table(arrow.table(more), f"{name}.parquet")
+        else:
+            text(f"{name}{extension}", x, "\t" if extension == ".tsv" else ",")
+    result = sdkde("estimate", f"train{extension}", f"query{extension}", "--columns", columns, *HOW)
+    np.testing.assert_allclose(numbers(result), WANT, rtol=1e-12)
+    assert result.stdout.startswith("density\n") and result.stderr == ""
+
+
+def test_columns_by_number_in_arrays_and_out_of_order():
+    wide = np.column_stack([np.zeros(100), X])
+    np.save("wide.npy", wide)
+    np.savez("wide.npz", points=wide)
+    for train in ("wide.npy", "wide.npz"):
+        np.testing.assert_allclose(numbers(sdkde("estimate", train, "query.npy", "--columns", "1,2,3", *HOW)), WANT)
+    turned = numbers(sdkde("estimate", "train.npy", "query.npy", "--columns", "2,0,1", "--bandwidth", "0.1,0.5,9"))
+    want = sdkde_core.estimate(X, Y, bandwidth=[0.5, 9.0, 0.1])
+    np.testing.assert_allclose(turned, want, rtol=1e-9)
+    by_shards = sdkde("estimate", "wide.npy", "query.npy", "--columns", "1,2,3", "--memory", "64GB", *HOW)
+    np.testing.assert_allclose(numbers(by_shards), WANT, rtol=1e-9)
+    assert "100 × 100, d = 2" in sdkde("explain", "train.csv", "--columns", "a,b").stdout
+
+
+@pytest.mark.parametrize(
+    ("columns", "cause"),
+    [
+        ("a,bb", "there is no column 'bb'; its columns are kind, or not, a, label, b, c; or pass numbers from 0 to 4"),
+        ("a,labl", "did you mean 'label'?"),
+        ("a,5", "there is no column '5'"),
+        ("a,1", "--columns has a column twice: a, 1"),
+        ("", "there is no column ''; its columns are kind, or not, a,"),
+        ("kind", "there is no column 'kind'"),
+        ("0,1", "line 2: 'k, 0' is not a number (column 'kind, or not', see --columns; values are"),
+    ],
+)
+def test_columns_that_cannot_be(columns, cause):
+    assert cause in refused("estimate", "train.csv", "--columns", columns)
+
+
+def test_columns_that_two_files_do_not_share():
+    text("other.csv", Y)
+    Path("other.csv").write_text(Path("other.csv").read_text().replace(",c\n", ",d\n", 1))
+    np.save("wide.npy", Y)
+    Path("twice.csv").write_text("a,a,b\n1,2,3\n4,5,7\n")
+    for arguments, cause in [
+        (("train.csv", "other.csv", "--columns", "a,b,c"), "other.csv: --columns: there is no column 'c'"),
+        (("train.csv", "wide.npy", "--columns", "a,b"), "its columns are without names; pass numbers from 0 to 2"),
+        (("twice.csv", "--columns", "a,b"), "two columns are 'a'"),
+        (("train.csv", "--columns", "a", "--keep", "-o", "o.npy"), "o.npy: --keep writes columns that are no points'"),
+    ]:
+        assert cause in refused("estimate", *arguments)
+
+
+def test_a_label_among_the_points_is_named_with_what_leaves_it_out():
+    labels = np.arange(100) % 3
+    np.savetxt("x.csv", np.column_stack([X, labels]), delimiter=",", header="a,b,c,target", comments="")
+    for command in ("estimate x.csv", "fit x.csv -o x.sdkde", "sample x.csv", "explain x.csv"):
+        told = sdkde(*command.split()).stderr
+        assert "Warning: x.csv: column target has at most ten distinct values, all integers: a label?" in told
+        assert "To leave it out: --columns a,b,c\n" in told
+    np.save("x.npy", np.column_stack([labels, X]))
+    assert "column 0 has at most ten distinct values" in sdkde("estimate", "x.npy").stderr
+    assert sdkde("estimate", "x.csv", "--columns", "a,target").stderr == ""
+    for right in (labels / 2, np.arange(100)):
+        np.save("x.npy", np.column_stack([X, right]))
+        assert sdkde("estimate", "x.npy").stderr == ""
+    for counts in (labels, np.column_stack([labels, np.arange(100) % 4])):
+        np.save("x.npy", counts)
+        assert sdkde("estimate", "x.npy").stderr == ""
+
+
+# --- pipes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "npy"])
+def test_standard_input_by_what_it_holds(kind):
+    data, columns = Path("train.npy").read_bytes(), "0,1,2"
+    if kind != "npy":
+        text("in", X, "\t" if kind == "tsv" else ",")
+        data, columns = Path("in").read_bytes(), "a,b,c"
+    result = sdkde("estimate", "-", "query.npy", "-o", "-", "--columns", columns, *HOW, stdin=data)
+    np.testing.assert_allclose(numbers(result), WANT, rtol=1e-12)
+    as_query = sdkde("estimate", "train.csv", "-", "--columns", "a,b,c", *HOW, stdin=Path("query.csv").read_bytes())
+    np.testing.assert_allclose(numbers(as_query), WANT, rtol=1e-12)
+
+
+def test_standard_input_that_cannot_be():
+    assert "standard input: the file is empty" in refused("estimate", "-", stdin=b"")
+    assert "TRAIN and QUERY are both standard input" in refused("estimate", "-", "-", stdin=b"1\n2\n3\n")
+    assert "standard input: line 2: 'x' is not a number" in refused("estimate", "-", stdin=b"1,2\n3,x\n")
+    assert "-.zarr: a zarr array is a folder" in refused("estimate", "train.npy", "-o", "-.zarr")
+
+
+def test_standard_output_as_other_formats():
+    got = sdkde("estimate", "train.npy", "query.npy", *HOW, "-o", "-.npy", "--log").stdout_bytes
+    np.testing.assert_allclose(np.load(io.BytesIO(got)), np.log(WANT), rtol=1e-9)
+    assert sdkde("sample", "train.npy", "-o", "-.tsv").stdout.startswith("x0\tx1\tx2\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
+def test_a_reader_that_leaves_early_ends_the_command_quietly():
+    np.save("many.npy", np.random.default_rng(2).normal(size=(100_000, 3)))
+    code = "from sdkde_core.cli.main import main; main(['estimate', '-', 'many.npy', '--keep', '--bandwidth', '2'])"
+    with Path("train.csv.3").open("wb") as file:
+        np.savetxt(file, X, delimiter=",")
+    with Path("train.csv.3").open("rb") as stdin:
+        pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
+            assert process.stdout.readline() == b"x0,x1,x2,density\n"
+            process.stdout.close()
+            assert process.stderr.read() == b""
+            assert process.wait(120) == 1
+
+
+# --- beside the queries' columns --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [(), ("--memory", "64GB"), ("--log",)])
+def test_all_columns_of_the_query_are_kept_as_they_stand(how):
+    name = "log_density" if "--log" in how else "density"
+    sdkde("estimate", "train.csv", "query.csv", "--columns", "a,b,c", "--keep", "-o", "out.csv", *how, *HOW)
+    before, after = (Path(name).read_text().splitlines() for name in ("query.csv", "out.csv"))
+    assert after[0] == f"{before[0]},{name}"
+    assert [line.rpartition(",")[0] for line in after[1:]] == before[1:]
+    got = np.array([float(line.rpartition(",")[2]) for line in after[1:]])
+    np.testing.assert_allclose(got, np.log(WANT) if "--log" in how else WANT, rtol=1e-9)
+    again = refused("estimate", "train.csv", "out.csv", "--columns", "a,b,c", "--keep", *how)
+    assert f"out.csv: has a column '{name}' already; rename that, or leave out --keep" in again
+
+
+@pytest.mark.parametrize("out", ["out.npy", "out.parquet", "out.csv"])
+def test_columns_of_arrays_are_kept_as_numbers(out):
+    if out.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
+    sdkde("estimate", "train.npy", "query.npy", "--keep", "-o", out, *HOW)
+    found = files.source(out)
+    assert found.names == (() if out.endswith(".npy") else ("x0", "x1", "x2", "density"))
+    np.testing.assert_allclose(found.read(), np.column_stack([Y, WANT]), rtol=1e-12)
+    np.save("empty.npy", np.empty((0, 3)))
+    sdkde("estimate", "train.npy", "empty.npy", "--keep", "-o", out, *HOW)
+    assert files.source(out).rows == 0
+    sdkde("estimate", "train.npy", "--columns", "2,0,1", "--keep", "-o", out, *HOW)
+    order = [0, 1, 2] if out.endswith(".csv") else [2, 0, 1]  # .csv as it stands
+    np.testing.assert_allclose(files.source(out).read()[:, :3], X[:, order], rtol=1e-15)
+
+
+# --- densities that are kept ------------------------------------------------------------------------------------
+
+
+def test_a_density_is_kept_with_its_names_and_read_by_all():
+    result = sdkde("fit", "train.csv", "--columns", "a,b,c", "-o", "x.sdkde", *HOW)
+    assert result.stdout == "" and result.stderr.startswith("x.sdkde: Prepared(sdkde, 100 × 3, given: h 0.5")
+    prepared = sdkde_core.load("x.sdkde")
+    logs = prepared.estimate(Y, log=True)
+    np.testing.assert_allclose(numbers(sdkde("estimate", "x.sdkde", "query.csv", "--log")), logs, rtol=1e-12)
+    score = json.loads(sdkde("score", "x.sdkde", "query.csv", "--json", "-o", "logs.npy").stdout)
+    np.testing.assert_allclose(np.load("logs.npy"), logs, rtol=1e-12)
+    error = logs.std(ddof=1) / np.sqrt(len(logs))
+    assert score == pytest.approx({"mean_log_density": logs.mean(), "standard_error": error, "points": 40})
+    said = f"mean log density {logs.mean():.6g}, standard error {error:.6g}, points 40\n"
+    assert sdkde("score", "x.sdkde", "query.csv").stdout == said
+    piped = sdkde("score", "x.sdkde", "query.csv", "-o", "-")
+    assert piped.stderr == said
+    np.testing.assert_allclose(numbers(piped), logs, rtol=1e-12)
+    assert "but train has 3" in refused("score", "x.sdkde", "query.csv", "--columns", "a,b")
+    told = sdkde("score", "x.sdkde", "query.csv", "--columns", "b,a,c").stderr
+    assert "query.csv has the columns b, a, c for a, b, c of x.sdkde: they are matched by position" in told
+    drawn = sdkde("sample", "x.sdkde", "-n", "5", "--seed", "3")
+    assert drawn.stdout.startswith("a,b,c\n")
+    got = np.loadtxt(io.StringIO(drawn.stdout), delimiter=",", skiprows=1)
+    np.testing.assert_array_equal(got, prepared.sample(5, 3))
+    some = sdkde("sample", "x.sdkde", "-n", "5", "--seed", "3", "--columns", "c,a").stdout
+    want = prepared.marginal([2, 0]).sample(5, 3)
+    np.testing.assert_array_equal(np.loadtxt(io.StringIO(some), delimiter=",", skiprows=1), want)
+    assert sdkde("sample", "x.sdkde").stdout.count("\n") == 2
+    sdkde("fit", "train.npy", "-o", "x.sdkde", "-q")  # what holds a density is replaced
+    assert "there is no column 'a'" in refused("sample", "x.sdkde", "--columns", "a")
+
+
+def test_a_density_that_python_saved_has_any_name():
+    kde = pytest.importorskip("sdkde_core.interop.kernel_density").KernelDensity(bandwidth=0.5).fit(X)
+    kde.save("kde.npz")
+    np.testing.assert_allclose(numbers(sdkde("estimate", "kde.npz", "query.npy", "--log")), kde.score_samples(Y))
+    pytest.importorskip("scipy")
+    theirs = sdkde_core.gaussian_kde(X.T)
+    theirs.save("density")
+    np.testing.assert_allclose(numbers(sdkde("estimate", "density", "query.npy")), theirs(Y.T), rtol=1e-9)
+
+
+def test_samples_in_place_of_a_density_are_fitted_with_the_defaults():
+    want = sdkde_core.prepare(X).estimate(Y, log=True).mean()
+    np.savetxt("turned.csv", Y[:, ::-1], delimiter=",", header="c,b,a", comments="")
+    told = json.loads(sdkde("score", "train.csv", "turned.csv", "--columns", "1,3,4", "--json").stdout)
+    assert told["mean_log_density"] == pytest.approx(want)
+
+
+def test_where_a_density_is_zero_or_there_is_one_point():
+    sdkde("fit", "train.csv", "--columns", "c", "--support", "c:-2,2", "-o", "x.sdkde")
+    Path("q.csv").write_text("c\n0.1\n9\n")
+    assert ", points 2, points of density 0 1\n" in sdkde("score", "x.sdkde", "q.csv").stdout
+    told = json.loads(sdkde("score", "x.sdkde", "q.csv", "--json").stdout)
+    assert told == {"mean_log_density": None, "standard_error": None, "points": 2, "points_of_density_0": 1}
+    Path("q.csv").write_text("c\n0.1\n")
+    assert json.loads(sdkde("score", "x.sdkde", "q.csv", "--json").stdout)["standard_error"] is None
+    Path("q.csv").write_text("c\n")
+    assert "q.csv: has no rows" in refused("score", "x.sdkde", "q.csv")
+    sdkde("fit", "train.npy", "--method", "laplace", "-o", "x.sdkde", "--bandwidth", "1")
+    np.save("far.npy", Y * 3)
+    assert json.loads(sdkde("score", "x.sdkde", "far.npy", "--json").stdout)["points_of_negative_density"] > 0
+
+
+@pytest.mark.parametrize("columns", ["a", "a,b", "a,b,c"])
+def test_a_picture(columns):
+    pytest.importorskip("matplotlib")
+    sdkde("plot", "train.csv", "--columns", columns, "-o", "samples.svg")
+    sdkde("fit", "train.csv", "--columns", "a,b,c", "-o", "x.sdkde", *HOW)
+    assert sdkde("plot", "x.sdkde", "--columns", columns, "-o", "p.png").output == ""
+    assert Path("p.png").read_bytes().startswith(b"\x89PNG")
+    assert all(f"<!-- {name} -->" in Path("samples.svg").read_text() for name in columns.split(","))
+    kernel = ("--method", "kde", "--kernel", "epanechnikov", "--bandwidth", "9")
+    sdkde("fit", "train.csv", "--columns", "a,b", "-o", "x.sdkde", *kernel)
+    sdkde("plot", "x.sdkde", "-o", "p.png")
+
+
+def test_what_cannot_be_kept_scored_or_drawn():
+    sdkde("fit", "train.npy", "-o", "x.sdkde", *HOW)
+    Path("notes.txt").write_text("precious")
+    Path("damaged.sdkde").write_bytes(Path("x.sdkde").read_bytes()[:500])
+    np.save("nine.npy", np.random.default_rng(0).normal(size=(50, 9)))
+    for arguments, cause in [
+        (("fit", "train.npy"), "Missing option '-o'"),
+        (("fit", "train.npy", "-o", "-"), "-: a density is no table"),
+        (("fit", "train.npy", "-o", "out.csv"), "out.csv: a density is no table; pass such as -o density.sdkde"),
+        (("fit", "train.npy", "-o", "notes.txt"), "notes.txt: is there, and is no density"),
+        (("fit", "train.npy", "-o", "none/x.sdkde"), "none/x.sdkde: there is no folder"),
+        (("fit", "train.npy", "-o", "x.sdkde", "--bandwidth", "1,2"), "bandwidth has shape (2,), but train has 3"),
+        (("estimate", "x.sdkde"), "x.sdkde is a density, without its training points; pass QUERY"),
+        (("estimate", "x.sdkde", "query.npy", *HOW), "--bandwidth comes too late for x.sdkde, which is fitted"),
+        (("estimate", "x.sdkde", "query.npy", "--memory", "1GB"), "--memory comes too late for x.sdkde"),
+        (("estimate", "x.sdkde", "query.npy", "-o", "x.sdkde"), "x.sdkde: out and train are one file"),
+        (("estimate", "x.sdkde", "nine.npy"), "nine.npy: query has 9 dimensions, but train has 3"),
+        (("score", "damaged.sdkde", "query.npy"), "is cut off, altered or damaged"),
+        (("score", "none.sdkde", "query.npy"), "none.sdkde: No such file"),
+        (("score", "x.sdkde", "nine.npy"), "nine.npy: query has 9 dimensions, but train has 3"),
+        (("sample", "x.sdkde", "-n", "0"), "Invalid value for '-n'"),
+        (("sample", "x.sdkde", "-o", "x.sdkde"), "x.sdkde: out and density are one file"),
+        (("plot", "x.sdkde", "-o", "p.doc"), "p.doc: unknown extension '.doc'; pass one of .png, .pdf, .svg"),
+        (("plot", "nine.npy", "-o", "p.png"), "nine.npy: has 9 columns, too many for all pairs of them"),
+    ]:
+        assert cause in refused(*arguments)
+    assert Path("notes.txt").read_text() == "precious"
+    assert not Path("out.csv").exists() and not Path("p.png").exists()

@@ -1,0 +1,113 @@
+"""Several groups of columns in one call: the feature "groups"."""
+
+import numpy as np
+import pytest
+from interpreter import INTERPRETED, interpreted, run
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from sdkde_triton.backend import TritonBackend  # noqa: E402
+from sdkde_triton.info import INFO  # noqa: E402
+
+import sdkde_core  # noqa: E402
+from sdkde_core.arrays import Argument  # noqa: E402
+from sdkde_core.estimator.mapped import of_part  # noqa: E402
+from sdkde_core.estimator.together import Together  # noqa: E402
+from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction  # noqa: E402
+from sdkde_core.testing import reference  # noqa: E402
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+
+@pytest.mark.skipif(INTERPRETED, reason="it starts this")
+def test_in_the_interpreter():
+    run(__file__, "not gpu")
+
+
+CASES = [
+    (Reduction.LOG_SUM, "fast", 3, 70),
+    (Reduction.LOG_SUM, "high", 16, 5),
+    (Reduction.MEAN, "fast", 5, 64),
+    (Reduction.MEAN, "high", 2, 33),
+]
+
+
+@pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize(("reduction", "precision", "d", "m"), CASES)
+def test_every_group_is_summed_over_its_own_columns(device, reduction, precision, d, m):
+    rng = np.random.default_rng(d)
+    sizes, counts = (1, 40, 300) if device == "cpu" else (1, 40, 3000, 128), 0
+    groups, want = [], []
+    rows = rng.normal(size=(len(sizes), m, d)) * 2.0
+    for k, n in enumerate(sizes):
+        points, w = rng.normal(size=(n, d)) * (1.0 + 0.3 * k), np.log(rng.gamma(1.0, size=n))
+        groups.append(Columns(*(torch.from_numpy(a).to(device) for a in (points, w - np.logaddexp.reduce(w)))))
+        want.append(reference.sums(rows[k], points, log_weights=w - np.logaddexp.reduce(w)))
+        counts += n
+    extent = max(float(abs(rows).max()) * d**0.5, *(float(abs(g.points).max()) * d**0.5 for g in groups))
+    asked = Problem(
+        reduction, m, counts, d, precision=precision, device=str(groups[0].points.device), extent=extent,
+        requires=frozenset(["weights", "groups"]),
+    )  # fmt: skip
+    assert INFO.supports(asked).ok
+    backend = TritonBackend()
+    state = backend.prepare_groups(asked, groups)
+    for _ in range(2):  # lists are kept
+        got = backend.reduce_groups(asked, torch.from_numpy(rows).to(device), state)
+        absolute = TOLERANCES[precision][reduction]
+        for k, sums in enumerate(want):
+            if reduction is Reduction.LOG_SUM:
+                off = abs(got.log_sum[k].cpu().numpy() - sums.log_sum)
+                assert (off <= absolute.absolute + absolute.relative * abs(sums.log_sum)).all()
+            else:
+                off = np.linalg.norm(got.shift[k].cpu().numpy() - sums.shift, axis=1)
+                assert (off <= absolute.absolute + absolute.relative * abs(sums.log_sum)).all()
+
+
+def test_groups_are_declined_where_no_kernel_sums_them():
+    asked = {"precision": "fast", "device": "cuda:0", "requires": frozenset(["weights", "groups"])}
+    for d, extent in ((17, 5.0), (1, 5.0), (4, 1e3)):
+        assert not INFO.supports(Problem(Reduction.LOG_SUM, 10, 100, d, extent=extent, **asked)).ok
+
+
+def _drawn():
+    """Skewed samples, to which mixtures are fitted that keep them, torch; queries beside them, and one far from all."""
+    rng, d = np.random.default_rng(5), 5
+    x = rng.normal(size=(700, d)) ** 2 * np.sign(rng.normal(size=(700, d))) @ (np.eye(d) + 0.3)
+    return torch.from_numpy(x), torch.from_numpy(np.concatenate([x[:40] + 0.3, [np.full(d, 3000.0)]]))
+
+
+@interpreted
+@pytest.mark.parametrize("scored", [False, True])
+def test_parts_of_a_list_are_summed_together(scored):
+    x, y = _drawn()
+    density = sdkde_core.prepare(x, method="stacked", backend="torch", precision="high")
+    parts = density._fitted.parts
+    which = [k for k, part in enumerate(parts) if len(part.fitted.groups) == 1 and part.fitted.groups[0].n > 1]
+    assert len(which) > 1
+    found, left = Together(parts, which, INFO, TritonBackend()).summed(y, scored)
+    asked = Argument.of("query", y)
+    logs = np.stack([parts[k].log_share + of_part(parts[k].fitted, asked, "log").numpy() for k in which])
+    np.testing.assert_allclose(found.log_sum[:-1], np.logaddexp.reduce(logs, axis=0)[:-1], atol=1e-4)
+    assert found.log_sum[-1] == -np.inf and left[-1] >= logs[:, -1].max() and (left < found.log_sum - 35.0)[:-1].all()
+    if scored:
+        shares = np.exp(logs - np.logaddexp.reduce(logs, axis=0))[:, :-1]
+        slopes = np.stack([of_part(parts[k].fitted, asked, "score").numpy() for k in which])[:, :-1]
+        want = np.einsum("km,kmd->md", shares, slopes)
+        np.testing.assert_allclose(found.shift[:-1], want, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fast", "high"])
+def test_a_stack_on_a_gpu_is_that_of_the_host(precision):
+    x, y = _drawn()
+    density = sdkde_core.prepare(x.cuda(), method="stacked", precision=precision)
+    host = sdkde_core.prepare(x.numpy(), method="stacked", precision="float64")
+    assert [label for label, *_ in density.parts] == [label for label, *_ in host.parts]
+    want = host.estimate(y.numpy(), log=True)
+    np.testing.assert_allclose(density.estimate(y.cuda(), log=True).cpu(), want, rtol=1e-5, atol=2e-3)
+    score = density.grad_log_density(y[:-1].cuda()).cpu()
+    np.testing.assert_allclose(score, host.grad_log_density(y[:-1].numpy()), rtol=1e-3, atol=2e-2)
