@@ -43,7 +43,7 @@ class Sample:
         xp, self.n, self.given, self.x = array_namespace(x), int(x.shape[0]), x, x - x[:1, :]
         self.unit = to_host(xp.maximum(xp.max(self.x, axis=0), -xp.min(self.x, axis=0)))  # (d,) data units
         self.x /= like(self.unit, x)  # in place: to get memory takes as long
-        self.x -= xp.mean(self.x, axis=0) if weights is None else weights @ self.x
+        self.x -= xp.sum(self.x, axis=0) / self.n if weights is None else weights @ self.x
 
     @functools.cached_property
     def kernels(self) -> Kernels | None:
