@@ -17,6 +17,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from ..arrays import Argument, Array, c_order, detached, is_attached, quiet, to_host
+from ..engine.products import product
 from .precise import Inverse, inverse_of, shifted_product
 
 
@@ -178,7 +179,7 @@ class Bandwidth:
         inverse = self._inverse
         if inverse.low is None:
             matrix = like(inverse.whole.T, centre)
-            return lambda x: (x - centre) @ matrix
+            return lambda x: _times(x - centre, matrix)
         cut = [like(array, centre) for array in inverse.cut()]
         return lambda x: shifted_product(x, centre, *cut)
 
@@ -206,7 +207,7 @@ class Bandwidth:
     @quiet
     def pull_back(self, u: Any) -> Any:
         """Return L⁻ᵀ u for every row: a gradient with respect to whitened points, per data unit."""
-        return u / like(self.factor, u) if self.factor.ndim == 1 else u @ like(self._inverse.whole, u)
+        return u / like(self.factor, u) if self.factor.ndim == 1 else _times(u, like(self._inverse.whole, u))
 
     @quiet
     def pushed(self, gradient: Any) -> Any:
@@ -240,6 +241,12 @@ def _divided(h: Any, centre: Any, x: Any) -> Any:
         return scaled / h
     scaled /= h
     return scaled
+
+
+def _times(x: Any, matrix: Any) -> Any:
+    """x @ matrix; on the host of few points on this thread, as others of BLAS take longer to wake than that."""
+    few = isinstance(x, np.ndarray) and x.ndim == 2 and x.dtype == matrix.dtype and x.size * len(matrix) < 1 << 22
+    return product(x, matrix) if few else x @ matrix
 
 
 def _span(h: Array) -> str:

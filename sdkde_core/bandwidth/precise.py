@@ -8,12 +8,14 @@ transformations of matrix multiplication", 2012). So nothing here needs more tha
 
 from __future__ import annotations
 
+from operator import matmul
 from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace
 
 from ..arrays import Array
+from ..engine.products import product
 
 
 class Inverse(NamedTuple):
@@ -97,8 +99,8 @@ def shifted_product(x: Any, centre: Any, unit: Any, coarse: Any, fine: Any, matr
     back = shifted - x
     lost = (x - (shifted - back)) - (centre + back)
     shifted = shifted * unit
-    top = _top(shifted, 1)
-    return top @ coarse + (top @ fine + ((shifted - top) + lost * unit) @ matrix)
+    top, times = _top(shifted, 1), product if isinstance(x, np.ndarray) else matmul
+    return times(top, coarse) + (times(top, fine) + times((shifted - top) + lost * unit, matrix))
 
 
 def _top(x: Any, axis: int) -> Any:
