@@ -14,7 +14,7 @@ from ..engine.exact import reduce_exact
 from ..engine.merge import concatenate, each, safe_log
 from ..protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from .lists import COARSE, lists
-from .scattered import Tree, scattered_pays
+from .scattered import Tree
 from .tiles import Index, by_tile, index
 from .tiles import order as in_order
 
@@ -60,16 +60,10 @@ class Neighbours:
             for name in (f.name for f in fields(Partial) if getattr(exact, f.name) is not None):
                 getattr(found, name)[far] = getattr(exact, name)
             return found
-        few = self._finite and 32 * rows.shape[0] < self.columns.points.shape[0]
-        if (
-            few
-            and is_numpy_array(rows)
-            and not problem.same
-            and scattered_pays(rows.shape[0], self.columns.points.shape[0])
-        ):
-            return self.scattered(problem, rows, least, spread)
-        if few:
+        if self._finite and 32 * rows.shape[0] < self.columns.points.shape[0]:
             near = self._near(xp, problem, rows, least)
+            if is_numpy_array(rows) and rows.shape[0] >= 12:  # for fewer, see _parts
+                return (near or self).scattered(problem, rows, least, spread)
             if near is not None:
                 return near.reduce(problem, rows, least, spread)
         parts = list(self._parts(xp, problem, rows, least))
@@ -117,18 +111,24 @@ class Neighbours:
         radius = xp.minimum(radius, xp.full_like(radius, 10.0 * FARTHEST))
         # The grid is three times as wide as the middle of the columns; its outer cells have no end.
         middle = np.sort(np.asarray(to_device(sample[:: -(-sample.shape[0] // 1024), :], "cpu")), axis=0)
-        skip, cells, cell, ends = len(middle) // 32, round(2.0 ** (14.0 / d)), 0, []
-        outer = [xp.full_like(radius[:1], x) for x in (0.0, cells - 1.0)]
+        skip, cells, ends, grid = len(middle) // 32, round(2.0 ** (14.0 / d)), [], []
         for a in range(d):
             first, last = middle[skip, a], middle[-1 - skip, a]
-            start, scale = float(2.0 * first - last), float(cells / (3.0 * (last - first))) if last > first else 0.0
-            low, high, inside = (
-                xp.astype(xp.minimum(xp.maximum((x - start) * scale, outer[0]), outer[1]), xp.int64)
-                for x in (rows[:, a] - radius, rows[:, a] + radius, points[:, a])
-            )
+            scale = float(cells / (3.0 * (last - first))) if last > first else 0.0
+            grid.append((float(2.0 * first - last), scale, cells))
+            low, high = (_cells(rows[:, a] + far, *grid[a]) for far in (-radius, radius))
             ends.append([np.asarray(to_device(x, "cpu")) for x in (low, high + 1)])
-            cell = cell * cells + inside
-        (which,) = xp.nonzero(xp.asarray(_marked(ends, cells), device=device(rows))[cell])
+        marked = xp.asarray(_marked(ends, cells), device=device(rows))
+
+        def kept(points: Any) -> Any:
+            cell: Any = 0
+            for a in range(d):
+                cell = cell * cells + _cells(points[:, a], *grid[a])
+            return marked[cell]
+
+        if is_numpy_array(rows) and 8.0 * kept(sample).mean() > 1.0:  # a device asks for all in the time of a look
+            return None
+        (which,) = xp.nonzero(kept(points))
         if 4 * which.shape[0] > n:
             return None
         which = which if which.shape[0] else xp.arange(1, device=device(rows))  # adds nothing either
@@ -174,6 +174,13 @@ class Neighbours:
                 at = xp.where(k < counts[which][:, None], begins[which][:, None] + k, tiles.shape[0] - 1)
                 yield by[which, :], tiles[at], columns
                 first += together
+
+
+def _cells(x: Any, start: float, scale: float, cells: int) -> Any:
+    """Which of the cells of a dimension coordinates are in; the outer ones have no end."""
+    xp = array_namespace(x)
+    place, (least, most) = (x - start) * scale, (xp.full_like(x[:1], end) for end in (0.0, cells - 1.0))
+    return xp.astype(xp.minimum(xp.maximum(place, least), most), xp.int64)
 
 
 def _marked(ends: list[list[np.ndarray[Any, Any]]], cells: int) -> np.ndarray[Any, Any]:
