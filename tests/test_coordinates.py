@@ -278,3 +278,8 @@ def test_what_is_refused():
             call()
     with pytest.raises(TypeError, match="coordinates is 3"):
         sdkde_core.estimate(X, coordinates=3)
+
+
+def test_the_guard_does_not_carry_the_mean_of_many_samples_away():
+    x = np.exp(np.random.default_rng(0).normal(size=20_000))
+    assert sdkde_core.prepare(x, coordinates="log").mean() == pytest.approx([x.mean()], rel=0.01)

@@ -58,16 +58,18 @@ class Group(NamedTuple):
         return x if x is None or self.scale == 1.0 else x / self.scale
 
 
-def guard(columns: Columns, share: float, scale: float, most: int, all_carry: bool = False) -> Group:
+def guard(
+    columns: Columns, share: float, scale: float, most: int, all_carry: bool = False, widest: float = 16.0
+) -> Group:
     """Return a guard of the columns' tails: some of them with kernels that are ``scale`` bandwidths wide.
 
     At most ``most`` of them, evenly spaced by their number or by their weights: they cost little beside sums over pairs
     that are near each other. Where they are fewer than the columns their kernels are wider by the factor by which they
-    are farther apart, up to 16 bandwidths: benchmarks/notes/tails.md. ``all_carry``: no weight is zero.
+    are farther apart, up to ``widest`` bandwidths: benchmarks/notes/tails.md. ``all_carry``: no weight is zero.
     """
     n, d = columns.points.shape
     carried = n if n <= most or all_carry else look(int, count(columns.log_weights > -math.inf))
-    return Group(_some(columns, carried, most), guard_scale(carried, d, scale, most), math.log(share))
+    return Group(_some(columns, carried, most), min(widest, guard_scale(carried, d, scale, most)), math.log(share))
 
 
 def guard_scale(n: int, d: int, scale: float, most: int) -> float:
