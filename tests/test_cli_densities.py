@@ -317,3 +317,37 @@ def test_what_cannot_be_kept_scored_or_drawn():
         assert cause in refused(*arguments)
     assert Path("notes.txt").read_text() == "precious"
     assert not Path("out.csv").exists() and not Path("p.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a\n1.2\n\n0.3\n2.2\n", "line 3 is empty"),
+        ('a,t\n1.5,"x\ny"\n2.5,"z"\n', "line 2 has a line break within quotes"),
+        ("a,b\n1.5,\n2.5,1\n", "line 2 has '' for a number"),
+    ],
+)
+def test_what_a_table_lacks_is_said(tmp_path, text, words):
+    (tmp_path / "x.csv").write_text(text)
+    columns = ["--columns", "a"] if ",t" in text else []
+    done = CliRunner().invoke(main, ["estimate", str(tmp_path / "x.csv"), *columns])
+    assert done.exit_code and words in done.output
+
+
+def test_a_header_of_numbers_is_warned_of_and_columns_add_up(tmp_path):
+    (tmp_path / "x.csv").write_text("0\n1.5\n2.5\n0.25\n0.75\n")
+    done = CliRunner().invoke(main, ["estimate", str(tmp_path / "x.csv"), "-q"])
+    assert "its first line, 0, is taken as a sample" in done.stderr
+    (tmp_path / "y.csv").write_text("a,b,c\n1.5,2.5,0.1\n2.5,0.2,0.3\n0.25,0.1,0.7\n")
+    asked = ["estimate", str(tmp_path / "y.csv"), "--bandwidth", "1", "-q"]
+    ways = (["--columns", "a", "--columns", "b"], ["--columns", "a,b"])
+    both, one = (CliRunner().invoke(main, [*asked, *more]) for more in ways)
+    assert both.stdout == one.stdout and both.exit_code == 0
+
+
+def test_an_archive_of_several_arrays_is_not_replaced(tmp_path):
+    np.savez(tmp_path / "o.npz", train=np.zeros(3), test=np.ones(3))
+    (tmp_path / "x.csv").write_text("a\n1.5\n2.5\n0.25\n")
+    done = CliRunner().invoke(main, ["estimate", str(tmp_path / "x.csv"), "-o", str(tmp_path / "o.npz")])
+    assert done.exit_code and "also holds test, train" in done.output
+    assert sorted(np.load(tmp_path / "o.npz")) == ["test", "train"]

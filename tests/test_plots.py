@@ -343,3 +343,20 @@ def test_the_gallerys_pictures_are_small_and_made_by_the_script():
     for name in names:
         assert f"{name}.png" in text, name
         assert 5_000 < (DOCS / f"{name}.png").stat().st_size < 60_000, name
+
+
+def test_scatter_takes_data_frames():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(np.random.default_rng(0).normal(size=(50, 2)), columns=["u", "v"])
+    ax = plots.scatter(frame, bandwidth=0.5)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("u", "v") and len(ax.collections[-1].get_array()) == 50
+    pyplot.close("all")
+
+
+def test_a_raster_of_a_stack_has_the_samples():
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(size=(150, 2)), [[6.0, 0.0], [0.0, -6.0]]]) * [1.0, 30.0]
+    found = plots.raster(prepare(x, method="stacked"), x=60, y=60)
+    left, right, bottom, top = found.extent
+    assert left < x[:, 0].min() and x[:, 0].max() < right and bottom < x[:, 1].min() and x[:, 1].max() < top
+    assert found.values.sum() * abs(np.prod(found.cell)) > 0.99

@@ -62,6 +62,14 @@ def library_of(value: Any) -> str:
     return next((library for library in found if library in ("pandas", "polars", "pyarrow", "xarray")), "")
 
 
+def check_labels(name: str, value: Any, names: Sequence[str]) -> None:
+    """ValueError where a Series or a frame of pandas has the columns' names in another order."""
+    if names and hasattr(value, "iloc"):
+        labels = [str(label) for label in value.index]
+        if labels != list(names) and sorted(labels) == sorted(names):
+            raise ValueError(f"{name} has the columns in another order, {', '.join(labels)}; pass {', '.join(names)}")
+
+
 def names_of(value: Any, library: str) -> tuple[str, ...]:
     """Return the names of an object's columns; empty where it has none, or some are no strings."""
     found = getattr(value, "column_names" if library == "pyarrow" else "columns", None)

@@ -52,6 +52,12 @@ def samples_of(text: str, columns: Names) -> Source:
     """Open samples; warn of a column of few distinct integers among others, a label or a target that was left in."""
     x = opened(text, columns)
     first = np.empty((0, 0)) if columns else next(x.batches(), np.empty((0, 0)))
+    rows = first[:50]
+    if len(rows) > 2 and not x.names and x.whole is not None and x.whole.dtype.kind == "U":
+        fractions = (rows[1:] != np.rint(rows[1:])).mean(axis=0)
+        if (rows[0] == np.rint(rows[0])).all() and (fractions > 0.8).all():
+            what = f"its first line, {', '.join(f'{v:g}' for v in rows[0])}, is taken as a sample: a header?"
+            click.echo(f"Warning: {x.name}: {what} Then write names with a letter, or leave it out", err=True)
     whole = [j for j, column in enumerate(first.T) if (column == np.rint(column)).all()]
     few = [j for j in whole if 1 < len(np.unique(first[:, j])) <= min(10, len(first) // 10)]
     if few and len(few) < x.columns:

@@ -112,7 +112,8 @@ def output_option(what: str, **more: Any) -> Callable[[Any], Any]:
 columns_option = click.option(
     "--columns",
     metavar="A,B,…",
-    callback=lambda context, option, value: [] if value is None else [name.strip() for name in value.split(",")],
+    multiple=True,
+    callback=lambda context, option, value: [name.strip() for some in value for name in some.split(",")],
     help="Which columns are the points', by name or by number from 0. Default: all.",
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress bar, and no line at the end.")

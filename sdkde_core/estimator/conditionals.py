@@ -70,6 +70,9 @@ class Conditionals:
     def __len__(self) -> int:
         return len(self.given)
 
+    def __repr__(self) -> str:
+        return f"Conditionals({len(self)} × {len(self._others)} of {self.density!r})"
+
     def __getitem__(self, row: int) -> Prepared:
         return self.density.conditional(dict(zip(self._first, self.given[row].tolist())))
 
@@ -93,7 +96,10 @@ class Conditionals:
             raise ValueError(f"q is {brief(q)}; pass probabilities between 0 and 1")
         maps = self.density._fitted.coordinates
         if len(self._others) > 1 or (maps is not None and maps.circular[self._others].any()):
-            raise ValueError("quantiles are of one dimension, and of none that goes round; take density.marginal first")
+            raise ValueError(
+                "quantiles are of one dimension, and of none that goes round; begin with density.marginal([...]) "
+                "of those given and one other"
+            )
         levels = values.ravel()
         found = self._blocks(lambda parts: np.stack([_quantile(parts, q) for q in levels], axis=1), len(levels))
         return found.reshape(len(self), *values.shape)

@@ -130,7 +130,9 @@ def normal_distribution() -> Any:
     try:
         from scipy.special import ndtr
     except ImportError as error:
-        raise ImportError("probabilities need SciPy: pip install 'sdkde-core[scipy]'") from error
+        raise ImportError(
+            "probabilities, quantiles and columns that end need SciPy: pip install 'sdkde-core[scipy]'"
+        ) from error
     return ndtr
 
 

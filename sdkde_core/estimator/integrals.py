@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array, numbers
+from ..arrays.frames import check_labels
 from ..messages import brief
 from .density import between, normal_distribution, times_density
 from .mapped import masses
@@ -24,6 +25,8 @@ def probability(fitted: Any, lower: Any, upper: Any) -> float:
     if fitted.parts:
         return sum(math.exp(part.log_share) * probability(part.fitted, lower, upper) for part in fitted.parts)
     d = fitted.problem.d
+    for name, value in (("lower", lower), ("upper", upper)):
+        check_labels(name, value, fitted.names)
     low, high = corner("lower", lower, d), corner("upper", upper, d)
     wrong = low > high
     if fitted.coordinates is not None:

@@ -233,6 +233,8 @@ def indices(name: str, fitted: Fitted, dims: Any) -> list[int]:
     found = []
     for one in listed:
         if isinstance(one, str) and one in names:
+            if names.count(one) > 1:
+                raise ValueError(f"{name} has {one!r}, which {names.count(one)} columns are called; pass their numbers")
             found.append(names.index(one))
             continue
         try:

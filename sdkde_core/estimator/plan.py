@@ -15,6 +15,7 @@ from array_api_compat import device as device_of
 from array_api_compat import is_torch_array
 
 from ..arrays import Argument, Data, array_namespace, check_query, convert, detached, ingest, look, rounded, to_host
+from ..arrays.frames import check_labels
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..choice import select
@@ -60,6 +61,8 @@ def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwid
         device = None  # they are to agree on every bit of the bandwidth, whatever memory each has
     data = ingest(train, query, request.weights, check_finite=request.check_finite, device=device)
     bandwidth, method, kernel = request.bandwidth, request.method, request.kernel
+    if hasattr(bandwidth, "iloc"):
+        check_labels("bandwidth", bandwidth, data.names)
     try:
         how: dict[str, Any] = {"method": method, "kernel": kernel, "steps": request.steps, "mixed": request.mixed}
         return data, resolve(bandwidth, data.train, data.log_weights, **how)

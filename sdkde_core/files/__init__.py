@@ -119,8 +119,8 @@ def writing(text: str, shape: tuple[int, ...], dtype: str, name: str, names: Nam
     if path.is_dir() and extension != ".zarr":
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     check_folder(path)
-    if key:
-        check_archive(path, key)
+    if extension == ".npz" and not is_stdout(text):
+        check_archive(path, key or name, most=0 if key else 1)
     with ExitStack() as kept:
         target: Any = path
         if is_stdout(text):

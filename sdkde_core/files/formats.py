@@ -111,8 +111,8 @@ def _npy_head(shape: tuple[int, ...], dtype: Any) -> bytes:
     return head.getvalue()
 
 
-def check_archive(path: Path, key: str) -> None:
-    """Refuse to write an array to an archive that has others: a file is replaced as a whole."""
+def check_archive(path: Path, key: str, most: int = 0) -> None:
+    """Refuse to write an array to an archive that has more than ``most`` others: a file is replaced as a whole."""
     if not path.is_file():
         return
     try:
@@ -120,13 +120,13 @@ def check_archive(path: Path, key: str) -> None:
             others = sorted({member.removesuffix(".npy") for member in archive.namelist()} - {key})
     except zipfile.BadZipFile as error:
         raise FileError(f"{path}: is there, and is no archive; name another, or remove it first") from error
-    if others:
+    if len(others) > most:
         raise FileError(f"{path}: also holds {', '.join(others)}, which would be lost; name another file")
 
 
 def read_csv(name: str, path: Path, key: str, pick: Pick, comma: str) -> Source:
     """Open a .csv or a .tsv file; a first line without any number is a header."""
-    with path.open(encoding="utf-8-sig") as file:
+    with path.open(encoding="utf-8-sig") as file, _as_text():
         skipped, first = 0, ""
         for first in file:
             if not first.isspace():
@@ -142,7 +142,14 @@ def read_csv(name: str, path: Path, key: str, pick: Pick, comma: str) -> Source:
         if header and len(fields) == 1 and all(_is_number(part) for part in re.split(r"[;,\s]+", first.strip())):
             commas = "commas" if comma == "," else "tabs"
             raise ValueError(f"values are separated by {commas}, but its first line is {first.strip()[:60]!r}")
-        rows = sum(not line.isspace() for line in file) + (not header)
+        rows, gap = int(not header), 0
+        for i, line in enumerate(file, skipped + 2):
+            if line.isspace():
+                gap = gap or i
+            elif gap and len(fields) == 1:
+                raise ValueError(f"line {gap} is empty: a missing value? drop it, or fill it")
+            else:
+                rows += 1
     if not first.strip():
         raise ValueError("the file is empty")
     names, start = tuple(fields) if header else (), skipped + header  # lines before the first that may hold data
@@ -170,6 +177,14 @@ def read_csv(name: str, path: Path, key: str, pick: Pick, comma: str) -> Source:
     return Source(name, rows, len(wanted), np.dtype(np.float64), batches, kept, whole=whole)
 
 
+@contextmanager
+def _as_text() -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ValueError("it is no text in UTF-8: save it as that, and unpack .gz files first") from error
+
+
 def _fields(line: str, comma: str) -> list[str]:
     return [field.strip() for field in next(csv.reader([line], delimiter=comma, skipinitialspace=True))] or [""]
 
@@ -195,10 +210,14 @@ def _parse_lines(lines: list[str], number: int, table: Source, wanted: list[int]
                 return x
     rows = []
     for i, line in enumerate(lines, number):
+        if line.count('"') % 2:
+            raise ValueError(f"line {i} has a line break within quotes, which is not read; write it without")
         fields = [] if line.isspace() else _fields(line, comma)
         for j in wanted if len(fields) == table.columns else range(len(fields)):
             if not _is_number(fields[j]):
                 where = f"column {table.names[j]!r}, see --columns; " if j < len(table.names) else ""
+                if fields[j] in ("", "NA", "N/A", "null", "None"):
+                    raise ValueError(f"line {i} has {fields[j]!r} for a number ({where}drop or fill missing values)")
                 where += f"values are separated by {'commas' if comma == ',' else 'tabs'}"
                 raise ValueError(f"line {i}: {fields[j]!r} is not a number ({where})")
         if fields and len(fields) != table.columns:

@@ -185,7 +185,7 @@ def scatter(
             f"{next(iter(options))}= is for the density of the points, but density was passed: leave one out"
         )
     _labelled(density, 2, "pass density.marginal((i, j)) and points[:, [i, j]]")
-    values = to_host(density.estimate(points))
+    values = to_host(density.estimate(xy))
     order = np.argsort(values, kind="stable")
     ax = _axes_of(ax)
     area = float(np.clip(2e4 / max(len(xy), 1), 0.5, 20.0)) if size is None else size

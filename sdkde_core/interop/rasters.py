@@ -115,12 +115,17 @@ def grid(
     for one in densities:
         several = [part for _, _, part in one.parts] or [one]
         kernels = [_kernels(density._fitted, j) for density in several]
-        x, weights = (np.concatenate(found) for found in zip(*(found[:2] for found in kernels)))
-        x, weights, h = x[weights > 0], weights[weights > 0], min(found[2] for found in kernels)
-        low, high = np.quantile(x, [tail, 1 - tail], weights=weights, method="inverted_cdf")
-        far, more = 4.0 * h, 0.1 * (high - low) + 4.0 * h
+        h, spans = min(found[2] for found in kernels), list[Array]()
+        for x, weights, width in kernels:
+            x, weights = x[weights > 0], weights[weights > 0]
+            inner = np.quantile(x, [tail, 1 - tail], weights=weights, method="inverted_cdf")
+            if len(x) == 1:  # a normal, which is as wide as its kernel
+                inner = x[0] + 2.5 * width * np.array([-1.0, 1.0])
+            spans.append(np.array([*inner, x.min() - 4.0 * width, x.max() + 4.0 * width]))
+        low, high, first, last = (f(column) for f, column in zip((min, max, min, max), zip(*spans)))
+        more = 0.1 * (high - low) + 4.0 * h
         least, greatest = np.array([_outer(density._fitted.coordinates, j) for density in several]).T
-        ends.append((max(low - more, x.min() - far, least.min()), min(high + more, x.max() + far, greatest.max())))
+        ends.append((max(low - more, first, least.min()), min(high + more, last, greatest.max())))
         widths.append(h)
     low, high = limits or (float(min(low for low, _ in ends)), float(max(high for _, high in ends)))
     return np.linspace(low, high, int(np.clip(per_bandwidth * (high - low) / min(widths), fewest, most)))
