@@ -357,3 +357,15 @@ def test_on_a_device(method, places, device):
     assert all(a.device == v.device for a, v in zip(mine, (x, y, w, h)))
     for a, b in zip(mine, torch.autograd.grad(textbook(*leaves, method).sum(), leaves)):
         torch.testing.assert_close(a.cpu(), b, rtol=1e-8, atol=1e-12)
+
+
+def test_forward_mode_within_forward_mode_is_refused():
+    """PyTorch would have a second derivative of 0, in silence."""
+    density = sdkde_core.prepare(torch.randn(50, 1, dtype=torch.float64), bandwidth=0.5)
+    log = lambda z: density.estimate(z[None], log=True)[0]  # noqa: E731
+    at = torch.tensor([0.3], dtype=torch.float64)
+    assert torch.func.hessian(log)(at).item() != 0.0
+    with pytest.raises(RuntimeError, match="no forward mode within forward mode"):
+        torch.func.jacfwd(torch.func.jacfwd(log))(at)
+    with pytest.raises(TypeError, match=r"pass value.detach\(\)"):
+        sdkde_core.prepare(torch.randn(50, 2)).conditional({0: torch.tensor(0.3, requires_grad=True)})

@@ -344,3 +344,9 @@ def test_nothing_of_it_can_be_changed():
     h = sdkde_core.Bandwidth(3, given)
     given[:] = 0.0
     assert h.factor.tolist() == [0.1, 0.2, 0.3]
+
+
+def test_modes_start_from_all_of_few_samples():
+    x = np.random.default_rng(9).exponential(size=400)
+    density = sdkde_core.prepare(x, coordinates="log")
+    np.testing.assert_allclose(density.modes(), density.modes(x), atol=1e-6)

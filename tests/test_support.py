@@ -301,3 +301,12 @@ def test_axes_end_where_the_support_ends():
     both = sdkde_core.prepare(np.stack([waits, round_], axis=1), support=[(0, None), CIRCLE])
     ax = sdkde_core.plots.contours(both)
     assert ax.get_xlim()[0] >= 0.0 and ax.get_ylim()[0] >= 0.0 and ax.get_ylim()[1] <= 2.0 * np.pi + 1e-9
+
+
+def test_a_stack_round_a_circle_has_one_mode_across_its_beginning():
+    angles = np.mod(np.random.default_rng(0).normal(350, 30, 500), 360)
+    density = sdkde_core.prepare(angles, support=("circular", 360), method="stacked")
+    assert density.modes().shape == (1, 1) and np.ptp(density.labels(angles)) == 0
+    plane = sdkde_core.prepare(np.stack([angles, angles], axis=1), support=[("circular", 360)] * 2, method="stacked")
+    with pytest.raises(ValueError, match="none that goes round"):
+        plane.conditional({0: [10.0, 20.0]}).quantile(0.5)

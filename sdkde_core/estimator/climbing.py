@@ -16,12 +16,14 @@ from ..arrays import Argument, Array, to_host
 from ..engine.groups import Group
 from ..protocol import Columns
 from .fitted import loaded
+from .mapped import unwrapped
 from .mixture import check_positive, local, places
 
 
 def modes(fitted: Any, starts: Array | None = None) -> Array:
     """The local maxima that are reached (k, d), highest first, from ``starts`` (m, d), or 512 kernels' places."""
     check_positive(fitted, "mean shift may lower it")
+    fitted = unwrapped(fitted)
     kernels = places(fitted, 512, np.random.default_rng(0))
     return climb(fitted, kernels if starts is None else starts, np.ptp(kernels, axis=0))[0]
 
@@ -86,6 +88,7 @@ def clusters(fitted: Any, points: Array) -> tuple[Array, Array]:
     samples of such cells at their mean; only the last part, from where they arrive, is by all samples.
     """
     check_positive(fitted, "mean shift may lower it")
+    fitted = unwrapped(fitted)
     scale = np.ptp(places(fitted, 512, np.random.default_rng(0)), axis=0)
     labels, few = np.full(len(points), -1), points.shape[1] <= 4
     lattice, size = cells(fitted, points, 0.5)

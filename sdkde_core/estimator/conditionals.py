@@ -18,7 +18,7 @@ from ..choice.hardware import cpu_threads
 from ..engine.threads import map_threads
 from ..messages import brief
 from .density import normal_distribution
-from .mapped import leaves
+from .mapped import leaves, unwrapped
 from .mixture import check_positive, indices, split
 from .plan import FARTHEST
 
@@ -47,7 +47,7 @@ class Conditionals:
     """
 
     def __init__(self, density: Prepared, given: Mapping[Any, Any]) -> None:
-        fitted = density._fitted
+        fitted = unwrapped(density._fitted)
         check_positive(fitted, "has no conditional density")
         self.density, self._first = density, indices("given", fitted, list(given))
         self._others = [j for j in range(density.n_dimensions) if j not in self._first]
@@ -94,7 +94,7 @@ class Conditionals:
         values = numbers("q", q)
         if not ((values > 0) & (values < 1)).all() or values.ndim > 1:
             raise ValueError(f"q is {brief(q)}; pass probabilities between 0 and 1")
-        maps = self.density._fitted.coordinates
+        maps = unwrapped(self.density._fitted).coordinates
         if len(self._others) > 1 or (maps is not None and maps.circular[self._others].any()):
             raise ValueError(
                 "quantiles are of one dimension, and of none that goes round; begin with density.marginal([...]) "
@@ -174,8 +174,8 @@ class _Kernels:
     def mean(self) -> Array:
         if self.maps is not None:
             raise ValueError(
-                f"in coordinates {self.maps} conditional means have no closed form; take quantile(0.5), or the mean() "
-                "of each row's density, conditionals[i]"
+                f"in coordinates or with supports ({self.maps}) conditional means have no closed form; take "
+                "quantile(0.5), or the mean() of each row's density, conditionals[i]"
             )
         return self.moved + self.shares @ self.places
 

@@ -124,6 +124,13 @@ def widths(bandwidth: Any) -> tuple[Array, Array]:
     return width, (rows / width[:, None]) @ (rows / width[:, None]).T
 
 
+def unwrapped(fitted: Any) -> Any:
+    """A density that is a list of one: that one, whose coordinates say where columns go round."""
+    while fitted.coordinates is None and len(fitted.parts) == 1:
+        fitted = fitted.parts[0].fitted.current
+    return fitted
+
+
 def leaves(fitted: Any) -> list[Any]:
     """The parts of a density that is a list, with their shares of the whole; empty for one that is none."""
     if fitted.coordinates is not None:

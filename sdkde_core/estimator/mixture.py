@@ -251,7 +251,7 @@ def indices(name: str, fitted: Fitted, dims: Any) -> list[int]:
 
 
 def places(fitted: Any, n: int, rng: Any) -> Array:
-    """Where kernels are (k, d), up to n of them, data units: the same on every device."""
+    """Where kernels are (k, d), some n or all of up to 2 n, data units: the same on every device."""
     if fitted.coordinates is not None:
         z = places(fitted.first.current, n, rng)
         return fitted.coordinates.inverse(z if fitted.ends is None else np.clip(z, *fitted.ends))
@@ -260,7 +260,7 @@ def places(fitted: Any, n: int, rng: Any) -> Array:
         return np.concatenate([places(part.fitted.current, int(k), rng) for k, part in zip(counts, fitted.parts)])
     points, log_weights, _, centre = fitted.on_host
     weights = np.exp(log_weights)
-    which = np.unique(rng.choice(len(weights), n, p=weights / weights.sum())) if len(weights) > n else weights > 0.0
+    which = np.unique(rng.choice(len(weights), n, p=weights / weights.sum())) if len(weights) > 2 * n else weights > 0.0
     return centre + fitted.bandwidth.stretch(points[which])
 
 

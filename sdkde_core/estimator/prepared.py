@@ -326,6 +326,8 @@ class Prepared:
             curves.
         """
         fitted = self._gaussian("conditionals")
+        if isinstance(given, Mapping) and any(map(is_attached, given.values())):
+            raise TypeError("given has a tensor that requires grad, which is not followed; pass value.detach()")
         if isinstance(given, Mapping) and any(np.ndim(value) for value in given.values()):
             return Conditionals(self, given)
         return replace(self, _fitted=conditional(fitted, given))
@@ -549,8 +551,9 @@ def _mean_of(values: Any, name: str) -> tuple[float, float]:
 
 def follow(density: Callable[[], Prepared], what: str, query: Any) -> Any:
     """Return what a density, which is made where ``torch.func`` lets numbers be seen, answers at a tensor."""
-    from .queried import Answer, torch  # which the tensor's owner has imported
+    from .queried import Answer, refuse_twice_forward, torch  # which the tensor's owner has imported
 
+    refuse_twice_forward()
     if query.ndim not in (1, 2):
         raise ValueError(f"query has shape {tuple(query.shape)}; pass (points, dimensions), or (points,) in one")
     recorded = torch.is_grad_enabled()

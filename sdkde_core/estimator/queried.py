@@ -13,6 +13,16 @@ import torch
 from torch import Tensor
 
 
+def refuse_twice_forward() -> None:
+    """RuntimeError within two forward modes of ``torch.func``, where :class:`Answer` would be 0 in silence."""
+    levels: Any = torch._C._functorch
+    if sum(one.key() == levels.TransformType.Jvp for one in levels.get_interpreter_stack() or ()) > 1:
+        raise RuntimeError(
+            "a density has no forward mode within forward mode (jvp of jvp, jacfwd of jacfwd); take "
+            "torch.func.hessian, which is jacfwd of jacrev"
+        )
+
+
 class Answer(torch.autograd.Function):
     """Return ``compute(what, *given)``, ``given`` the queries (m, d), and for the curvature vectors (m, d).
 
