@@ -75,7 +75,10 @@ def by_products(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Wor
         matrix_flops={"float64": 5.0 * modes * (n + backs * m) + 40.0 * functions * rows},
         scalar_flops=20.0 * functions * rows,
         bytes=48.0 * functions * rows + 16.0 * between * (backs * m + (n if d == 3 else 0)),
-        launches=int(1000 + 20.0 * rows * (functions + (between if d == 3 else 0)) / (1 << 25)),
+        launches=int(
+            (500 if problem.device == "cpu" else 1000)
+            + 20.0 * rows * (functions + (between if d == 3 else 0)) / (1 << 25)
+        ),
     )
 
 
