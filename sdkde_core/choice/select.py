@@ -60,7 +60,7 @@ class Wanted(NamedTuple):
 
 
 class AllGpus(tuple[str, ...]):
-    """Every GPU that is here, as ``"cuda:all"`` names them: an estimate takes as many as pay."""
+    """All GPUs, for ``device="cuda:all"``: an estimate uses the number with the shortest predicted time."""
 
 
 def parse_device(device: str | Sequence[str] | None) -> str | tuple[str, ...] | None:

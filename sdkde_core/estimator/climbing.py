@@ -1,4 +1,4 @@
-"""Modes of a fitted density, and which of them points climb to.
+"""Modes of a fitted density, and the mode that each point climbs to.
 
 Modes are found by mean shift (Comaniciu and Meer, "Mean shift: a robust approach toward feature space analysis", 2002):
 a row moves to the mean of the samples under its kernel weights, which never lowers a density of normal kernels. Of
@@ -29,7 +29,7 @@ def modes(fitted: Any, starts: Array | None = None) -> Array:
 
 
 def climb(fitted: Any, starts: Array, scale: Array, together: bool = False) -> tuple[Array, Array]:
-    """The modes (k, d) that ``starts`` (m, d) go to, highest first, and to which of them each goes (m,), −1: to none.
+    """Modes (k, d), highest first, and for each of ``starts`` (m, d) the index of its mode (m,), −1 without one.
 
     ``together``: rows that meet within a quarter of a kernel's width go on as one, and steps are up to 64 times the
     mean shift's where they are below half a bandwidth.
@@ -82,7 +82,7 @@ def climb(fitted: Any, starts: Array, scale: Array, together: bool = False) -> t
 
 
 def clusters(fitted: Any, points: Array) -> tuple[Array, Array]:
-    """The modes (k, d) that points (m, d) climb to, highest first, and which of them each has, (m,): −1 for none.
+    """Modes (k, d), highest first, and for each of the points (m, d) the index of its mode (m,), −1 without one.
 
     In up to four dimensions points of one cell of half a kernel's width go from its middle, and the way up is by the
     samples of such cells at their mean; only the last part, from where they arrive, is by all samples.
