@@ -256,8 +256,6 @@ def test_tensors_are_estimated_as_rightly_as_arrays(method, bandwidth, weighted,
         for single in (True, False):
             given = [_cuda(a).float() if single else _cuda(a) for a in (x, y)]
             weights = None if w is None else _cuda(w)
-            if backend == "hopper" and not single:
-                continue  # it has "fast" alone
             got = sdkde_core.estimate(*given, backend=backend, **(options | {"weights": weights}))
             assert got.dtype == given[1].dtype
             want = sdkde_core.estimate(*(a.double().cpu().numpy() for a in given), precision="float64", **options)

@@ -35,15 +35,15 @@ class _State:
     def packed(self) -> launch.Packed:
         """The points as columns, and as rows of MEAN."""
         log_weights = self.log_weights if "weights" in self.problem.requires else None
-        make = functools.partial(launch.pack, self.points, self.step, self.problem.reduction, True, log_weights)
+        make = functools.partial(launch.pack, self.points, self.step, self.problem, True, log_weights)
         return self.made.get("packed", make, self.points)
 
     def log_sum(self, problem: Problem, rows: torch.Tensor, whole: int, end: launch.End = None) -> Any:
         """LOG_SUM or LAPLACE of some rows, of ``whole`` in all."""
         return launch.log_sum(problem, rows, self.step, whole, self.packed(), self.log_weights, end)
 
-    def dense_mean(self, rows: tuple[int, int], columns: tuple[int, int]) -> Partial:
-        return launch.dense_mean(self.packed(), self.points, self.log_weights, rows, columns)
+    def dense_mean(self, rows: tuple[int, int], columns: tuple[int, int], move: bool = False) -> Partial:
+        return launch.dense_mean(self.problem, self.packed(), self.points, self.log_weights, rows, columns, move)
 
 
 class HopperBackend:
@@ -63,8 +63,9 @@ class HopperBackend:
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""
         if problem.reduction is Reduction.MEAN and "weights" not in problem.requires:  # as a rule LOG_SUM follows
-            launch.load_for(problem.d)
-        return _State(problem, columns.points, columns.log_weights, grid_step(problem.extent))
+            launch.load_for(problem.d, problem.precision)
+        step = grid_step(problem.extent, problem.precision)
+        return _State(problem, columns.points, columns.log_weights, step)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         rows = state.points[own_offset : own_offset + problem.m] if queries is None else queries
@@ -89,10 +90,13 @@ class HopperBackend:
 
     def moved(self, problem: Problem, state: _State) -> torch.Tensor | None:
         """Return the points, moved by half their shift, where the kernel that makes the shift can move them."""
-        if not symmetric(problem):
+        if "weights" in problem.requires or not problem.same:
             return None
         with launching(state.points):
-            return launch.symmetric_mean(state.symmetric(), problem.d, state.log_weights, state.points).shift
+            if symmetric(problem):
+                return launch.symmetric_mean(state.symmetric(), problem.d, state.log_weights, state.points).shift
+            every = 0, problem.n
+            return state.dense_mean(every, every, move=True).shift
 
     def density(
         self, problem: Problem, queries: Any, state: _State, constant: float, log: bool, dtype: Any
@@ -115,5 +119,5 @@ class HopperBackend:
 
 def _most_rows(state: _State) -> int:
     """How many rows come at a time: some 200 bytes each, twice that in 64 dimensions, and 12 for each partial sum."""
-    parts = -(-state.points.shape[0] // (64 * LONGEST))
+    parts = -(-state.points.shape[0] // (64 * LONGEST[state.problem.precision]))
     return min(1 << 21, max(1 << 14, (512 << 20) // (12 * parts)))

@@ -9,20 +9,22 @@ from sdkde_core.protocol import Problem, Reduction, Support
 #: MEAN scales φ by two to this: φ ≤ 1 then uses the whole range of half precision.
 SCALE_BITS = 14
 
-#: LOG_SUM does by two to this: with φ from 2⁻²²² on, most rows need no running maximum.
-RAISED_BITS = 96
+#: LOG_SUM does by two to this: with φ from 2⁻²²² on, most rows need no running maximum. At "high" exponents stay below
+#: 64, of which a step truncates 2⁻¹⁸ at most.
+RAISED_BITS = {"fast": 96, "high": 63}
 
 
-def grid_step(extent: float) -> float:
+def grid_step(extent: float, precision: str) -> float:
     """Return g, the grid of the leading pieces of the points: a power of two.
 
     Sums of products of multiples of g are exact in 24 bits while below 2²⁴ g². The largest is ‖v‖², for which there is
     one bit more: a step of a Tensor Core that makes a sum above 2²⁴ g² truncates it by g². In sixteen dimensions that
     is one step. In more the constants are added half way, so that before and after sums of near points are a part of
-    ‖v‖²: not both parts are above half of it, so two steps are, at most, in 64 dimensions.
+    ‖v‖²: not both parts are above half of it, so two steps are, at most, in 64 dimensions. At "high" that bit is not
+    given away, and nothing is truncated.
     """
     radius = max(extent * math.sqrt(math.log2(math.e)), 1.0)
-    return 2.0 ** (math.ceil(0.5 * math.log2(radius**2 / 2.0)) - 12)
+    return 2.0 ** (math.ceil(math.log2(radius) - 0.5 * (precision == "fast")) - 12)
 
 
 def extent_limit(problem: Problem) -> float:
@@ -41,6 +43,11 @@ def extent_limit(problem: Problem) -> float:
     exponents in fp32.
 
     LOG_SUM and LAPLACE leave lo·lo out, ‖lo‖² ≤ d g²/4 + 2⁻²² R² for a row and its own column: 2e-4 in 64 dimensions.
+
+    At "high" nothing is left out of an exponent, and what the grid leaves of the constants follows as a product of its
+    own. It is off by what steps truncate of sums that are small for near points: 2⁻²⁰ each for MEAN, and for LOG_SUM
+    once 2⁻¹⁸, 2.6e-6. φ is off by 2⁻²² and multiplied by points off by 2⁻²⁴ R. Sums round R by 2⁻²⁴ in every one of
+    sixteen additions before float64 takes over, and by 2⁻²³ in four steps: 4e-7 R, if all round alike.
     """
     # The grid step g is the coarsest at which the rounding of both constants stays within the tolerance, and
     # ‖v‖² ≤ 2 · 2²⁴ g².
@@ -59,11 +66,14 @@ def supports(problem: Problem) -> Support:
     both = mean and symmetric(problem)
     # To deal out blocks of pairs takes the host some 20 ms: two cards take as long for the rows of 400,000 points.
     if "pairs" in problem.requires and (not both or problem.n < 1 << 19):
-        return Support(False, "takes each pair once in up to 16 dimensions, without weights, of many points")
+        return Support(False, "takes each pair once in up to 16 dimensions at 'fast', without weights, of many points")
     return Support(True, "every φ once, for its row and its column" if both else "every φ once, for its row")
 
 
 def symmetric(problem: Problem) -> bool:
-    """Whether MEAN takes φ once for its row and its column: all are both, sums of both fit, and are scaled alike."""
-    every = problem.same and problem.m == problem.n
+    """Whether MEAN takes φ once for its row and its column: all are both, sums of both fit, and are scaled alike.
+
+    Two pieces of φ of eleven bits for the columns too, as "high" needs, do not fit.
+    """
+    every = problem.same and problem.m == problem.n and problem.precision == "fast"
     return every and problem.d <= 16 and "weights" not in problem.requires

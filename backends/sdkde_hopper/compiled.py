@@ -23,7 +23,7 @@ import torch
 from sdkde_core.plugin import cache_folder, current_stream, launches, new_lock, on_device, write_atomically
 
 from .bounds import RAISED_BITS, SCALE_BITS
-from .plan import MEAN_SHARED, REGISTERS, TILES, WIDTHS, dense_ring, log_sum_ring, warpgroups
+from .plan import LONGEST, MEAN_SHARED, REGISTERS, TILES, WIDTHS, dense_ring, log_sum_ring, warpgroups
 from .wgmma import wgmma
 
 try:
@@ -47,22 +47,26 @@ class _Module(NamedTuple):
     constants: Mapping[str, int]
 
 
+def module_name(kind: str, width: int, weighted: bool, precision: str) -> str:
+    return f"{kind}_{width}" + weighted * "_weighted" + (precision == "high") * "_high"
+
+
 _EXPONENTS = wgmma("begin_n64", 64, begins=True), wgmma("add_n64", 64)
 
 
-def _log_sum(width: int, laplace: bool, weighted: bool) -> _Module:
+def _log_sum(laplace: bool, width: int, weighted: bool, precision: str) -> _Module:
     ring, which = log_sum_ring(width), {"WIDTH": width, "LAPLACE": int(laplace), "WEIGHTED": int(weighted)}
-    shared = {"STAGES": ring.stages, "LOG_SUM_SHARED": ring.shared}
-    constants = which | shared | {"RAISED_BITS": RAISED_BITS, "REGISTERS": REGISTERS[4]}
+    shared = {"STAGES": ring.stages, "LOG_SUM_SHARED": ring.shared, "HIGH": int(precision == "high")}
+    constants = which | shared | {"RAISED_BITS": RAISED_BITS[precision], "REGISTERS": REGISTERS[4]}
     return _Module(_EXPONENTS, ("exponents.cuh", "log_sum.cu"), constants)
 
 
-def _dense(width: int, weighted: bool) -> _Module:
+def _dense(width: int, weighted: bool, precision: str) -> _Module:
     ring, values = dense_ring(width, weighted), functools.partial(wgmma, n=width + 8, b="transposed")
     products = *_EXPONENTS, values("begin_values", begins=True), values("add_values")
     groups = warpgroups(width)
     constants = {"WIDTH": width, "WEIGHTED": int(weighted), "WARPGROUPS": groups, "REGISTERS": REGISTERS[groups]}
-    shared = {"STAGES": ring.stages, "DENSE_SHARED": ring.shared}
+    shared = {"STAGES": ring.stages, "DENSE_SHARED": ring.shared, "HIGH": int(precision == "high")}
     return _Module(products, ("exponents.cuh", "dense.cu"), constants | shared)
 
 
@@ -83,13 +87,21 @@ MODULES: Mapping[str, _Module] = {
     "pack": _Module(
         (),
         ("pieces.cuh", "pack.cu", "whiten.cu"),
-        {"SCALE_BITS": SCALE_BITS, "RAISED_BITS": RAISED_BITS, "WEIGHT_BITS": 10},
+        {"SCALE_BITS": SCALE_BITS, "WEIGHT_BITS": 10},
     ),
     "exact": _Module((), ("exact.cu",), {}),
     **{f"mean_{width}": _mean(width) for width in MEAN_SHARED},
-    **{f"log_sum_{width}{x}": _log_sum(width, False, bool(x)) for width in WIDTHS for x in ("", "_weighted")},
-    **{f"laplace_{width}{x}": _log_sum(width, True, bool(x)) for width in WIDTHS for x in ("", "_weighted")},
-    **{f"dense_{width}{x}": _dense(width, bool(x)) for width in WIDTHS for x in ("", "_weighted")},
+    **{
+        module_name(kind, width, weighted, precision): make(width, weighted, precision)
+        for kind, make in (
+            ("log_sum", functools.partial(_log_sum, False)),
+            ("laplace", functools.partial(_log_sum, True)),
+            ("dense", _dense),
+        )
+        for width in WIDTHS
+        for weighted in (False, True)
+        for precision in LONGEST
+    },
 }
 
 

@@ -24,7 +24,8 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         exponents = 5 * 16 if narrow == 16 else 3 * 16  # in eight dimensions two pieces fit into one product
         products = 0.5 * (exponents + (2 * narrow + 8) * 2.5 + narrow + 8)
     else:
-        products = (4 * width + 16.0 + 3 * (width + 8.0)) if mean else 3 * width + 16.0
+        more = problem.precision == "high"  # one product more of the constants, and lo·lo for log sums too
+        products = 16.0 * (1 + more) + ((4 * width + 3 * (width + 8.0)) if mean else (3 + more) * width)
     halves = 4 * (2 * width + 16.0)  # bytes of a point in pieces, written and read
     # Time of kernels over that of their products at the peak rate, and over that of their exponentials: the symmetric
     # kernel, shifts by dense tiles, other sums. Measured on an H100 with 32,768 points in 3 to 64 dimensions.
@@ -43,7 +44,7 @@ INFO = AdvancedInfo(
     protocol=(1, 0),
     implementation="sdkde_hopper.backend:HopperBackend",
     devices=("cuda",),
-    precisions=("fast",),
+    precisions=("fast", "high"),
     features=frozenset({"weights", "range", "pairs", "line"}),
     requires_modules=("torch", "cuda.core"),
     install="pip install 'sdkde-core[hopper]'",

@@ -14,7 +14,7 @@ from sdkde_core.protocol import Partial, Problem, Reduction, Whitened
 
 from . import plan
 from .bounds import RAISED_BITS, SCALE_BITS
-from .compiled import Kernel, kernel, load
+from .compiled import Kernel, kernel, load, module_name
 
 _slots = Slots()
 
@@ -74,7 +74,7 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
     first, second = given[0], given[1] if len(given) > 1 else None
     (n, d), m, device = first.shape, 0 if second is None else second.shape[0], first.device
     single = int(first.dtype == torch.float32)
-    load_for(d)
+    load_for(d, "fast" if single else "high")  # as a rule
     if centre is None:
         centre, stride = torch.empty(d, dtype=torch.float64, device=device), max(1, n // 256)
         kernel("pack", "find_centre", 512)(d, first, single, -(-n // stride), stride, d, centre)
@@ -88,10 +88,12 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
 
 
 @functools.cache
-def load_for(d: int) -> None:
+def load_for(d: int, precision: str) -> None:
     """Load the modules of an estimate in d dimensions, without weights."""
-    mean = f"mean_{plan.width(d, plan.MEAN_SHARED)}" if d <= 16 else f"dense_{plan.width(d)}"
-    load("pack", mean, f"log_sum_{plan.width(d)}")
+    log_sum, mean = (module_name(kind, plan.width(d), False, precision) for kind in ("log_sum", "dense"))
+    if d <= 16 and precision == "fast":
+        mean = f"mean_{plan.width(d, plan.MEAN_SHARED)}"
+    load("pack", mean, log_sum)
 
 
 def pack_symmetric(points: torch.Tensor, step: float) -> Symmetric:
@@ -104,13 +106,13 @@ def pack_symmetric(points: torch.Tensor, step: float) -> Symmetric:
 
 
 def pack(
-    points: torch.Tensor, step: float, reduction: Reduction, columns: bool, log_weights: torch.Tensor | None = None
+    points: torch.Tensor, step: float, problem: Problem, columns: bool, log_weights: torch.Tensor | None = None
 ) -> Packed:
     """Pack float64 points (n, d) for :func:`dense_mean` or :func:`log_sum`, on a grid of that step.
 
     As rows, or as columns, which of MEAN are its rows too. Columns have log weights where these differ.
     """
-    (n, d), mean, weighted = points.shape, reduction is Reduction.MEAN, log_weights is not None
+    (n, d), mean, weighted = points.shape, problem.reduction is Reduction.MEAN, log_weights is not None
     width, padded = plan.width(d), -(-n // 768) * 768  # of the rows of a program, be they 192 or 256
     point, copies = 4 * width + 32, 1 + (mean and weighted)  # bytes of a point
     # Rows of a range begin anywhere: the last program's reach beyond the padding.
@@ -119,7 +121,8 @@ def pack(
     memory, found = _room(points.device, *sizes)
     at, tiles, logs = (address if size else 0 for address, size in zip(found, sizes))
     top = None if log_weights is None else log_weights.max().reshape(1)
-    given = points, log_weights, top, n, padded, d, width, step, float(SCALE_BITS if mean else RAISED_BITS)
+    raised, high = float(SCALE_BITS if mean else RAISED_BITS[problem.precision]), problem.precision == "high"
+    given = points, log_weights, top, n, padded, d, width, step, *((0.0, raised) if high else (raised, 0.0))
     kernel("pack", "pack_points", 256)(padded // 16, *given, at, tiles, logs, copies - 1)
     return Packed(n, width, memory, at, tiles, logs, top)
 
@@ -134,31 +137,38 @@ def log_sum(
     end: End = None,
 ) -> Any:
     """LOG_SUM or LAPLACE of rows, of ``whole`` in all, from which the parts of the columns follow."""
-    rows, device, width = pack(points, step, problem.reduction, False), points.device, columns.width
+    rows, device, width = pack(points, step, problem, False), points.device, columns.width
     m, tiles, laplace = rows.count, -(-columns.count // 64), problem.reduction is Reduction.LAPLACE
-    length = min(plan.parts(-(-whole // plan.ROWS), tiles, _programs(device))[1], plan.LONGEST)
+    length = min(plan.parts(-(-whole // plan.ROWS), tiles, _programs(device))[1], plan.LONGEST[problem.precision])
     parts, blocks = -(-tiles // length), -(-m // plan.ROWS)
     out = torch.empty(parts * m * 3, dtype=torch.float32, device=device)
     constant, log, dtype = end or (0.0, False, torch.float64)
     result = torch.empty((3, m) if laplace else m, dtype=dtype, device=device)
-    name = f"{problem.reduction.value}_{width}" + (columns.top is not None) * "_weighted"
+    name = module_name(problem.reduction.value, width, columns.top is not None, problem.precision)
     reduce = kernel(name, "log_sum", 640, plan.log_sum_ring(width).shared)
     reduce(blocks * parts, rows.rows, columns.tiles, columns.logs, out, m, tiles, length)
     top = log_weights if columns.top is None else columns.top
     log_sums, sign, magnitude = (result[0], result[1], result[2]) if laplace else (result, None, None)
     single = result if dtype == torch.float32 else None
-    more = constant, (1 if log else 2) if end else 0, single
+    more = float(RAISED_BITS[problem.precision]), constant, (1 if log else 2) if end else 0, single
     finish = kernel("pack", "finish_log_sum", 128)
     finish(-(-m // 128), out, top, m, problem.d, parts, int(laplace), log_sums, sign, magnitude, *more)
     return result if end else Partial(log_sums, None, sign, magnitude)
 
 
 def dense_mean(
-    packed: Packed, points: torch.Tensor, log_weights: torch.Tensor, rows: tuple[int, int], columns: tuple[int, int]
+    problem: Problem,
+    packed: Packed,
+    points: torch.Tensor,
+    log_weights: torch.Tensor,
+    rows: tuple[int, int],
+    columns: tuple[int, int],
+    move: bool = False,
 ) -> Partial:
     """MEAN of a range of the points over another, every φ for its row alone.
 
-    Columns start with a tile, and end with one or the points.
+    Columns start with a tile, and end with one or the points. ``move``: instead of the shift, the points moved by half
+    of it, without weights.
     """
     (start, stop), d, device, width = columns, points.shape[1], points.device, packed.width
     groups, weighted = plan.warpgroups(width), packed.top is not None
@@ -168,13 +178,14 @@ def dense_mean(
     size = 4 * width + 32  # bytes of a point
     row_pieces, column_pieces = packed.rows + rows[0] * size, packed.tiles + start * size * (1 + weighted)
     out = torch.empty(parts * blocks * high * (width + 4), dtype=torch.float64, device=device)
-    name = f"dense_{width}" + weighted * "_weighted"
+    name = module_name("dense", width, weighted, problem.precision)
     reduce = kernel(name, "mean_dense", 128 * (groups + 1), plan.dense_ring(width, weighted).shared)
     reduce(blocks * parts, row_pieces, column_pieces, out, blocks, tiles, length)
     log_sum, shift = _results(n, d, device)
     listed = torch.zeros(n + 1, dtype=torch.int32, device=device) if weighted else None
-    given = out, parts, blocks * high, width, row_pieces, log_weights, packed.top, n, d, log_sum, shift, listed
-    kernel("pack", "finish_dense", 256)(-(-n // 8), *given)
+    given = out, parts, blocks * high, width, row_pieces, log_weights, packed.top, n, d, log_sum, shift
+    end = points[rows[0] :] if move else None, listed, 8.0 if problem.precision == "high" else 1.0
+    kernel("pack", "finish_dense", 256)(-(-n // 8), *given, *end)
     if listed is not None:
         # 128 columns in up to 64 dimensions, a number apart from where the next ones lie.
         exact = kernel("exact", "mean_exact", 128, 128 * 65 * 8)

@@ -35,7 +35,7 @@ MEAN_SHARED = {8: 161912, 16: 227448}
 WIDTHS = (16, 32, 48, 64)
 
 #: Tiles of columns that a program of ``log_sum`` sums in fp32, at most: beside duplicates every addition rounds alike.
-LONGEST = 1024
+LONGEST = {"fast": 1024, "high": 128}
 
 #: Units of a launch, at most; of more than a million points four times as many for four times the points, as every
 #: launch adds up what there is so far: four million take 6.5 s for 7.4.

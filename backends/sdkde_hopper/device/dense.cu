@@ -1,7 +1,7 @@
 // MEAN of the points themselves, every φ for its row alone: for weights, ranges, and more than sixteen dimensions.
 //
 // WARPGROUPS of 64 rows each, and one more that fetches the columns. A tile of 64 columns lies as pack_points has it,
-// hi (WIDTH) | constants (8) | lo (WIDTH) | zeros (8): so hi | constants is what φ is multiplied by too, a core matrix
+// hi (WIDTH) | constants (8) | lo (WIDTH) | rests (8): so hi | constants is what φ is multiplied by too, a core matrix
 // then being contiguous along the product's columns; the constants begin with a one, whose product is Σφ. With weights
 // there is a second copy of the kind, w hi | w, its rest, one | w lo | zeros. A tile's sums are added up in fp32, those of
 // MOST_TILES in float64: beside a heap of duplicates every addition rounds alike.
@@ -9,7 +9,7 @@
 constexpr int COPIES = (WEIGHTED + 1) * TILE;  // with weights there are two of a tile
 constexpr int FULL = STAGES * COPIES, EMPTY = FULL + 8 * STAGES;
 constexpr int SUMS = WIDTH + 4;
-constexpr int MOST_TILES = 64;
+constexpr int MOST_TILES = HIGH ? 16 : 64;
 static_assert(EMPTY + 8 * STAGES == DENSE_SHARED && DENSE_SHARED <= 232448, "shared memory");
 
 __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, double* out, int count) {

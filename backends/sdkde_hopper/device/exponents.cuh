@@ -1,5 +1,5 @@
 // Exponents of WIDTH dimensions, of 64 rows in registers and a tile of 64 columns in shared memory: for dense.cu and
-// log_sum.cu. A tile lies as pack_points has it, hi (WIDTH) | constants (8) | lo (WIDTH) | zeros (8).
+// log_sum.cu. A tile lies as pack_points has it, hi (WIDTH) | constants (8) | lo (WIDTH) | rests (8).
 
 // The constants are added after half of the dimensions, where sums of near points are smallest: see bounds.py.
 constexpr int STEPS = WIDTH / 16, HALF = (STEPS + 1) / 2;
@@ -26,14 +26,15 @@ struct Columns {
   }
 };
 
-// LOW: with lo·lo, which cannot weigh in a log sum.
+// LOW: with lo·lo, which cannot weigh in a log sum at "fast". At "high" what the constants' grid leaves of them, and what
+// raises the exponents, come last: sums of near points are small until then, and little is truncated of them.
 template <bool LOW> __device__ __forceinline__ void take_exponents(float (&S)[32], const Rows& q, const Columns& tile) {
   const uint64_t hi = tile.hi, lo = tile.lo;
   WGMMA_FENCE;
   begin_n64(S, q[0][0], q[0][1], q[0][2], q[0][3], hi);
 #pragma unroll
   for (int k = 1; k < HALF; k++) add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], hi + k * (GROUP / 8));
-  add_n64(S, q[STEPS][0], q[STEPS][1], q[STEPS][2], q[STEPS][3], tile.constants);
+  add_n64(S, q[STEPS][0], q[STEPS][1], 0, 0, tile.constants);
 #pragma unroll
   for (int k = HALF; k < STEPS; k++) add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], hi + k * (GROUP / 8));
 #pragma unroll
@@ -41,8 +42,9 @@ template <bool LOW> __device__ __forceinline__ void take_exponents(float (&S)[32
     const uint32_t* x = q[STEPS + 1 + k];
     add_n64(S, x[0], x[1], x[2], x[3], hi + k * (GROUP / 8));
     add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], lo + k * (GROUP / 8));
-    if (LOW) add_n64(S, x[0], x[1], x[2], x[3], lo + k * (GROUP / 8));
+    if (LOW || HIGH) add_n64(S, x[0], x[1], x[2], x[3], lo + k * (GROUP / 8));
   }
+  if (HIGH) add_n64(S, 0, 0, q[STEPS][2], q[STEPS][3], tile.constants);
   WGMMA_COMMIT;
   WGMMA_WAIT(0);
   hold(S);

@@ -114,8 +114,8 @@ __device__ __forceinline__ void consume(
   load_rows(q, rows, row, lane % 4);
   int stage = 0, phase = 0;
   Sums sums = reduce<false>(shared, q, count, stage, phase);
-  // What underflows is less than 2^-14 of such a sum. NaN is not at least anything.
-  const float least = 64.0f * count * 0x1p-112f;
+  // What underflows is less than 2^-14 of such a sum, 2^-20 at "high". NaN is not at least anything.
+  const float least = 64.0f * count * (HIGH ? 0x1p-106f : 0x1p-112f);
   bool is_far[2];
 #pragma unroll
   for (int r = 0; r < 2; r++) is_far[r] = row + 8 * r < m && !(sums.total[r] >= least);

@@ -2,14 +2,15 @@
 
 // Points as what the other kernels take, in ``width`` dimensions, a multiple of 16 up to 64; sixteen threads for each.
 //
-// rows: (padded, 2 width + 16), hi | constants | lo, the constants larger by ``row_offset``. tiles: of 64 columns, hi |
-// constants (8) | lo | zeros (8), eight columns of these after another. With ``weighted``, a copy of every tile for
+// rows: (padded, 2 width + 16), hi | constants (8) | rests (8) | lo, the constants larger by ``row_offset``. tiles: of 64
+// columns, hi | constants (8) | lo | rests (8), eight columns of these after another. The rests are what "high" adds:
+// what the grid leaves of a row's and a column's constant, each by the other's one, and ``high_offset``. With ``weighted``, a copy of every tile for
 // what φ is multiplied by: w v in two pieces for v, and for the constants w, its rest, and one, w the weight relative
 // to the largest, two to WEIGHT_BITS. logs: of the weights relative to the largest, to base two. Rows, tiles and logs
 // are written where they are not null.
 extern "C" __global__ void pack_points(
     const double* points, const double* log_weights, const double* top, int n, int padded, int d, int width,
-    double step, double row_offset, uint16_t* rows, uint16_t* tiles, float* logs, int weighted) {
+    double step, double row_offset, double high_offset, uint16_t* rows, uint16_t* tiles, float* logs, int weighted) {
   const int point = (blockIdx.x * blockDim.x + threadIdx.x) / 16, lane = threadIdx.x % 16;
   if (point >= padded) return;
   const bool inside = point < n;
@@ -28,7 +29,11 @@ extern "C" __global__ void pack_points(
       row[k] = v.hi;
       row[width + 16 + k] = v.lo;
     }
-    row[width + lane] = constant_of_row(square, row_offset, step, inside, lane);
+    row[width + lane] = lane < 8    ? constant_of_row(square, row_offset, step, inside, lane)
+                        : lane == 8 ? rest_of(square, step, inside)
+                        : lane == 9 ? one
+                        : lane == 10 ? half_of((float)high_offset)
+                                     : 0;
   }
   const double log_weight = inside && log_weights ? log_weights[point] - top[0] : 0.0;
   if (logs && lane == 0) logs[point] = (float)(log_weight * 1.4426950408889634);
@@ -41,7 +46,10 @@ extern "C" __global__ void pack_points(
     to[(groups + 1 + k / 8) * 512] = v.lo;
   }
   uint16_t* constants = to + (lane < 8 ? groups : 2 * groups + 1) * 512;
-  constants[0] = constant_of_column(square, 0.0, step, inside, lane);
+  constants[0] = lane < 8    ? constant_of_column(square, 0.0, step, inside, lane)
+                 : lane == 9 ? rest_of(square, step, inside)
+                 : lane < 11 ? one
+                             : 0;
   if (!weighted) return;
   const double w = inside ? exp(log_weight) * (1 << WEIGHT_BITS) : 0.0;
   for (int k = lane; k < width; k += 16) {
@@ -58,11 +66,12 @@ extern "C" __global__ void pack_points(
 // in a fixed order: (parts, padded, width + 4).
 //
 // With weights, ``top`` is the largest log weight; rows whose sums are too small for the pieces that they are made of
-// are listed. Of w v, 2⁻²⁵ in every dimension is lost, where w is up to two to WEIGHT_BITS; of φ, 2⁻³⁹.
+// are listed. Of w v, 2⁻²⁵ in every dimension is lost, where w is up to two to WEIGHT_BITS; of φ, 2⁻³⁹: ``more`` says how
+// many times as much as "fast" needs has to be there. Where ``moved_from`` is not null, half the shift is added to it.
 extern "C" __global__ void __launch_bounds__(256)
 finish_dense(
     const double* out, int parts, int padded, int width, const uint16_t* rows, const double* log_weights,
-    const double* top, int n, int d, double* log_sum, double* shift, int* listed) {
+    const double* top, int n, int d, double* log_sum, double* shift, const double* moved_from, int* listed, double more) {
   const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
   if (row >= n) return;
   double v[2] = {0, 0}, sum = 0, count = 0;
@@ -78,7 +87,9 @@ finish_dense(
   for (int i = 0; i < 2; i++) {
     const int k = lane + 32 * i;
     const double own = of_half(packed[k]) + of_half(packed[width + 16 + k]);
-    if (k < d) shift[(size_t)row * d + k] = sum <= 0 ? 0.0 : (v[i] / sum - own) * (1.0 / SQRT_LOG2E);
+    const size_t at = (size_t)row * d + k;
+    const double by = sum <= 0 ? 0.0 : (v[i] / sum - own) * (1.0 / SQRT_LOG2E);
+    if (k < d) shift[at] = moved_from ? moved_from[at] + 0.5 * by : by;
   }
   if (lane > 0) return;
   if (!listed) {
@@ -87,16 +98,17 @@ finish_dense(
   }
   log_sum[row] = log_of(sum) - (SCALE_BITS + WEIGHT_BITS) * LN2 + top[0];
   const double all = fmin(exp(-top[0]), 131072.0);  // the sum of all weights, at most, in units of the largest
-  const bool enough = sum >= count * 0x1p-5 && sum >= all * 0x1p-22 * (1 << SCALE_BITS) * (1 << WEIGHT_BITS);
+  const bool enough =
+      sum >= more * count * 0x1p-5 && sum >= more * all * 0x1p-22 * (1 << SCALE_BITS) * (1 << WEIGHT_BITS);
   if (!enough) listed[1 + atomicAdd(listed, 1)] = row;
 }
 
 // ℓ of every row from the maxima and sums of all parts of the columns, in a fixed order: (parts, m, 3); ``laplace``:
 // log M, the sign and log |L| of LAPLACE. Rows with no column have what padding leaves. ``form`` 1: ℓ + constant, the
-// log density; 2: the density; to ``single`` where that is not null, else to ``log_sum``.
+// log density; 2: the density; exponents were ``raised`` by so many bits; to ``single`` where that is not null, else to ``log_sum``.
 extern "C" __global__ void finish_log_sum(
     const float* out, const double* top_weight, int m, int d, int parts, int laplace, double* log_sum, double* sign,
-    double* log_magnitude, double constant, int form, float* single) {
+    double* log_magnitude, double raised, double constant, int form, float* single) {
   const int row = blockIdx.x * blockDim.x + threadIdx.x;
   if (row >= m) return;
   double top = -1e300, total = 0.0, moment = 0.0;
@@ -109,7 +121,7 @@ extern "C" __global__ void finish_log_sum(
   }
   const double nothing = -1.0 / 0.0;
   const bool none = top < -2e4 && total == total;  // NaN stays
-  const double all = none ? nothing : log(total) + (top - RAISED_BITS) * LN2 + top_weight[0];
+  const double all = none ? nothing : log(total) + (top - raised) * LN2 + top_weight[0];
   if (!laplace) {
     const double value = form == 0 ? all : form == 1 ? all + constant : exp(all + constant);
     if (single) single[row] = (float)value;

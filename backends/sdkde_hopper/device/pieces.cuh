@@ -42,6 +42,11 @@ __device__ __forceinline__ uint16_t constant(double square, double offset, doubl
   const uint16_t c1 = half_of((float)c), c2 = half_of((float)(c - of_half(c1)));
   return piece == 0 ? c1 : piece == 1 ? c2 : half_of((float)(c - of_half(c1) - of_half(c2)));
 }
+// What is left of c beyond its multiple of step².
+__device__ __forceinline__ uint16_t rest_of(double square, double step, bool inside) {
+  const double grid = step * step, c = -0.5 * square;
+  return half_of(inside ? (float)(c - rint(c / grid) * grid) : 0.0f);
+}
 // What stands among a row's eight constants, and a column's: the one has its pieces where the other has ones. The first
 // of a column's is a one.
 __device__ __forceinline__ uint16_t constant_of_row(double square, double offset, double step, bool inside, int k) {
