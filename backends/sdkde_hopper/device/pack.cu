@@ -4,7 +4,8 @@
 //
 // rows: (padded, 2 width + 16), hi | constants (8) | rests (8) | lo, the constants larger by ``row_offset``. tiles: of 64
 // columns, hi | constants (8) | lo | rests (8), eight columns of these after another. The rests are what "high" adds:
-// what the grid leaves of a row's and a column's constant, each by the other's one, and ``high_offset``. With ``weighted``, a copy of every tile for
+// what the grid leaves of a row's and a column's constant, each by the other's one, and ``high_offset``; the first is zero,
+// as for MEAN it is added to the constants' first. With ``weighted``, a copy of every tile for
 // what φ is multiplied by: w v in two pieces for v, and for the constants w, its rest, and one, w the weight relative
 // to the largest, two to WEIGHT_BITS. logs: of the weights relative to the largest, to base two. Rows, tiles and logs
 // are written where they are not null.
@@ -30,9 +31,9 @@ extern "C" __global__ void pack_points(
       row[width + 16 + k] = v.lo;
     }
     row[width + lane] = lane < 8    ? constant_of_row(square, row_offset, step, inside, lane)
-                        : lane == 8 ? rest_of(square, step, inside)
-                        : lane == 9 ? one
-                        : lane == 10 ? half_of((float)high_offset)
+                        : lane == 9 ? rest_of(square, step, inside)
+                        : lane == 10 ? one
+                        : lane == 11 ? half_of((float)high_offset)
                                      : 0;
   }
   const double log_weight = inside && log_weights ? log_weights[point] - top[0] : 0.0;
@@ -47,9 +48,9 @@ extern "C" __global__ void pack_points(
   }
   uint16_t* constants = to + (lane < 8 ? groups : 2 * groups + 1) * 512;
   constants[0] = lane < 8    ? constant_of_column(square, 0.0, step, inside, lane)
-                 : lane == 9 ? rest_of(square, step, inside)
-                 : lane < 11 ? one
-                             : 0;
+                 : lane == 10 ? rest_of(square, step, inside)
+                 : lane == 9 || lane == 11 ? one
+                                           : 0;
   if (!weighted) return;
   const double w = inside ? exp(log_weight) * (1 << WEIGHT_BITS) : 0.0;
   for (int k = lane; k < width; k += 16) {
