@@ -28,7 +28,7 @@ from sdkde_core.protocol import Columns, Problem, Reduction
 #: The others are these for other dimensions, with weights or without.
 QUICK = (
     *("pack", "exact", "mean_8", "mean_16", "log_sum_16", "laplace_32_weighted", "dense_64", "dense_16_weighted"),
-    *("log_sum_16_high", "dense_16_high", "dense_64_weighted_high"),
+    *("log_sum_16_high", "dense_16_high", "dense_32_third", "dense_48_weighted_third"),
 )
 
 
@@ -49,7 +49,7 @@ def test_kernels_compile_for_hopper(module):
     kind, *rest = module.split("_")
     threads = {"pack": 256, "exact": 128}.get(kind, 640)
     if kind == "dense":
-        threads = 128 * (plan.warpgroups(int(rest[0])) + 1)
+        threads = 128 * (plan.warpgroups(int(rest[0]), rest[-1]) + 1)
     registers = max(int(x) for x in re.findall(r"Used (\d+) registers", told))
     assert registers * threads <= 65536
 
@@ -59,7 +59,8 @@ def test_warpgroups_take_no_more_registers_than_they_are_launched_with():
     for groups, registers in plan.REGISTERS.items():
         launched = 65536 // (128 * (groups + 1)) // 8 * 8
         assert groups * registers + 24 <= (groups + 1) * launched
-    assert {plan.warpgroups(width) for width in plan.WIDTHS} <= set(plan.REGISTERS)
+    found = {plan.warpgroups(width, form) for width in plan.WIDTHS for form in plan.FORMS}
+    assert found <= set(plan.REGISTERS)
 
 
 @pytest.mark.parametrize("supers", [1, 2, 3, 4, 7, 32, 33])
@@ -106,6 +107,9 @@ def test_what_is_declined_and_why():
     assert "64 dimensions, not 65" in asked(d=65).reason
     assert "not of other rows" in asked(same=False).reason
     assert "up to 18.8 bandwidths, not 19" in asked(extent=19.0).reason
+    assert asked(precision="high", d=48, extent=18.0).ok and asked(precision="high", d=64, extent=13.0).ok
+    assert "up to 13.3 bandwidths, not 14" in asked(precision="high", d=49, extent=14.0).reason
+    assert "at 'fast'" in asked(precision="high", n=1 << 20, m=1 << 20, requires=frozenset({"pairs"})).reason
 
 
 class _Launched:

@@ -43,7 +43,7 @@ class _State:
         return launch.log_sum(problem, rows, self.step, whole, self.packed(), self.log_weights, end)
 
     def dense_mean(self, rows: tuple[int, int], columns: tuple[int, int], move: bool = False) -> Partial:
-        return launch.dense_mean(self.problem, self.packed(), self.points, self.log_weights, rows, columns, move)
+        return launch.dense_mean(self.packed(), self.points, self.log_weights, rows, columns, move)
 
 
 class HopperBackend:

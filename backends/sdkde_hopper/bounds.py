@@ -6,8 +6,10 @@ import math
 
 from sdkde_core.protocol import Problem, Reduction, Support
 
-#: MEAN scales φ by two to this: φ ≤ 1 then uses the whole range of half precision.
-SCALE_BITS = 14
+from .plan import MOST_OF_THREE
+
+#: MEAN scales φ by two to this: φ ≤ 1 then uses the range of half precision, nearly all of it at "high".
+SCALE_BITS = {"fast": 14, "high": 15}
 
 #: LOG_SUM does by two to this: with φ from 2⁻²²² on, most rows need no running maximum. At "high" exponents stay below
 #: 64, of which a step truncates 2⁻¹⁸ at most.
@@ -28,7 +30,7 @@ def grid_step(extent: float, precision: str) -> float:
 
 
 def extent_limit(problem: Problem) -> float:
-    """Return the extent up to which the tolerances are kept, 18.8 bandwidths.
+    """Return the extent up to which the tolerances are kept, 18.8 bandwidths, or 13.3 at "high" beyond 48 dimensions.
 
     An exponent is off by what is rounded of two constants, half of g² for each in log2 units, and by g² where hi·hi is
     truncated: 2e-5 at the coarsest grid. φ is off by 2⁻¹⁵ of itself for the columns, and by 2⁻²¹ for the rows; those of
@@ -44,14 +46,16 @@ def extent_limit(problem: Problem) -> float:
 
     LOG_SUM and LAPLACE leave lo·lo out, ‖lo‖² ≤ d g²/4 + 2⁻²² R² for a row and its own column: 2e-4 in 64 dimensions.
 
-    At "high" nothing is left out of an exponent, and what the grid leaves of the constants follows as a product of its
-    own. It is off by what steps truncate of sums that are small for near points: 2⁻²⁰ each for MEAN, and for LOG_SUM
-    once 2⁻¹⁸, 2.6e-6. φ is off by 2⁻²² and multiplied by points off by 2⁻²⁴ R. Sums round R by 2⁻²⁴ in every one of
-    sixteen additions before float64 takes over, and by 2⁻²³ in four steps: 4e-7 R, if all round alike.
+    At "high" nothing is left out of an exponent: what the grid leaves of the constants follows as a product of its
+    own, and steps truncate sums that are small for near points; of LOG_SUM once 2⁻¹⁸, 2.6e-6. Two pieces of a point are
+    off by 2⁻¹³ g a dimension, which beyond g = 2⁻⁸ moves a shift between a row and a heap of duplicates by up to 1e-5,
+    so MEAN has a third piece there. A row's own φ is added in float64: what is truncated beside it moved shifts as
+    much. φ is off by 2⁻²², and sums by 2⁻²³ R in each of four steps.
     """
     # The grid step g is the coarsest at which the rounding of both constants stays within the tolerance, and
-    # ‖v‖² ≤ 2 · 2²⁴ g².
-    return math.sqrt(2.0 * 2.0**24) * 2.0**-8 / math.sqrt(math.log2(math.e))
+    # ‖v‖² ≤ 2 · 2²⁴ g²; of points in two pieces at "high" ‖v‖ ≤ 2¹² g.
+    two = problem.precision == "high" and problem.reduction is Reduction.MEAN and problem.d > MOST_OF_THREE
+    return (16.0 if two else math.sqrt(2.0 * 2.0**24) * 2.0**-8) / math.sqrt(math.log2(math.e))
 
 
 def supports(problem: Problem) -> Support:

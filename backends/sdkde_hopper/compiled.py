@@ -22,8 +22,8 @@ import torch
 
 from sdkde_core.plugin import cache_folder, current_stream, launches, new_lock, on_device, write_atomically
 
+from . import plan
 from .bounds import RAISED_BITS, SCALE_BITS
-from .plan import LONGEST, MEAN_SHARED, REGISTERS, TILES, WIDTHS, dense_ring, log_sum_ring, warpgroups
 from .wgmma import wgmma
 
 try:
@@ -47,26 +47,27 @@ class _Module(NamedTuple):
     constants: Mapping[str, int]
 
 
-def module_name(kind: str, width: int, weighted: bool, precision: str) -> str:
-    return f"{kind}_{width}" + weighted * "_weighted" + (precision == "high") * "_high"
+def module_name(kind: str, width: int, weighted: bool, form: str) -> str:
+    return f"{kind}_{width}" + weighted * "_weighted" + (form != "fast") * f"_{form}"
 
 
 _EXPONENTS = wgmma("begin_n64", 64, begins=True), wgmma("add_n64", 64)
 
 
 def _log_sum(laplace: bool, width: int, weighted: bool, precision: str) -> _Module:
-    ring, which = log_sum_ring(width), {"WIDTH": width, "LAPLACE": int(laplace), "WEIGHTED": int(weighted)}
-    shared = {"STAGES": ring.stages, "LOG_SUM_SHARED": ring.shared, "HIGH": int(precision == "high")}
-    constants = which | shared | {"RAISED_BITS": RAISED_BITS[precision], "REGISTERS": REGISTERS[4]}
+    ring, which = plan.log_sum_ring(width), {"WIDTH": width, "LAPLACE": int(laplace), "WEIGHTED": int(weighted)}
+    shared = {"STAGES": ring.stages, "LOG_SUM_SHARED": ring.shared, "HIGH": int(precision == "high"), "THIRD": 0}
+    constants = which | shared | {"RAISED_BITS": RAISED_BITS[precision], "REGISTERS": plan.REGISTERS[4]}
     return _Module(_EXPONENTS, ("exponents.cuh", "log_sum.cu"), constants)
 
 
-def _dense(width: int, weighted: bool, precision: str) -> _Module:
-    ring, values = dense_ring(width, weighted), functools.partial(wgmma, n=width + 8, b="transposed")
+def _dense(width: int, weighted: bool, form: str) -> _Module:
+    ring, values = plan.dense_ring(width, weighted, form), functools.partial(wgmma, n=width + 8, b="transposed")
     products = *_EXPONENTS, values("begin_values", begins=True), values("add_values")
-    groups = warpgroups(width)
-    constants = {"WIDTH": width, "WEIGHTED": int(weighted), "WARPGROUPS": groups, "REGISTERS": REGISTERS[groups]}
-    shared = {"STAGES": ring.stages, "DENSE_SHARED": ring.shared, "HIGH": int(precision == "high")}
+    groups = plan.warpgroups(width, form)
+    constants = {"WIDTH": width, "WEIGHTED": int(weighted), "WARPGROUPS": groups, "REGISTERS": plan.REGISTERS[groups]}
+    pieces = {"HIGH": int(form != "fast"), "THIRD": int(form == "third")}
+    shared = {"STAGES": ring.stages, "DENSE_SHARED": ring.shared} | pieces
     return _Module(products, ("exponents.cuh", "dense.cu"), constants | shared)
 
 
@@ -78,7 +79,12 @@ def _mean(width: int) -> _Module:
         values("add_bytes", halves=False, a="shared"),
         values("add_transposed", a="transposed"),
     )
-    constants = {"WIDTH": width, "TILES": TILES, "MEAN_SHARED": MEAN_SHARED[width], "SCALE_BITS": SCALE_BITS}
+    constants = {
+        "WIDTH": width,
+        "TILES": plan.TILES,
+        "MEAN_SHARED": plan.MEAN_SHARED[width],
+        "SCALE_BITS": SCALE_BITS["fast"],
+    }
     return _Module(products, ("pieces.cuh", "symmetric.cu", "mean.cu"), constants)
 
 
@@ -87,20 +93,21 @@ MODULES: Mapping[str, _Module] = {
     "pack": _Module(
         (),
         ("pieces.cuh", "pack.cu", "whiten.cu"),
-        {"SCALE_BITS": SCALE_BITS, "WEIGHT_BITS": 10},
+        {"WEIGHT_BITS": 10},
     ),
     "exact": _Module((), ("exact.cu",), {}),
-    **{f"mean_{width}": _mean(width) for width in MEAN_SHARED},
+    **{f"mean_{width}": _mean(width) for width in plan.MEAN_SHARED},
     **{
-        module_name(kind, width, weighted, precision): make(width, weighted, precision)
-        for kind, make in (
-            ("log_sum", functools.partial(_log_sum, False)),
-            ("laplace", functools.partial(_log_sum, True)),
-            ("dense", _dense),
+        module_name(kind, width, weighted, form): make(width, weighted, form)
+        for kind, make, forms in (
+            ("log_sum", functools.partial(_log_sum, False), plan.LONGEST),
+            ("laplace", functools.partial(_log_sum, True), plan.LONGEST),
+            ("dense", _dense, plan.FORMS),
         )
-        for width in WIDTHS
+        for width in plan.WIDTHS
         for weighted in (False, True)
-        for precision in LONGEST
+        for form in forms
+        if form != "third" or width <= plan.MOST_OF_THREE
     },
 }
 

@@ -57,6 +57,7 @@ class Packed:
 
     count: int
     width: int
+    form: str  # of plan.FORMS
     memory: torch.Tensor
     rows: int
     tiles: int
@@ -114,17 +115,19 @@ def pack(
     """
     (n, d), mean, weighted = points.shape, problem.reduction is Reduction.MEAN, log_weights is not None
     width, padded = plan.width(d), -(-n // 768) * 768  # of the rows of a program, be they 192 or 256
-    point, copies = 4 * width + 32, 1 + (mean and weighted)  # bytes of a point
+    form = plan.form(problem.precision, step) if mean else problem.precision
+    point, copies = plan.point_bytes(width, form), 1 + (mean and weighted)
     # Rows of a range begin anywhere: the last program's reach beyond the padding.
     rows = (padded + plan.ROWS) * point if mean or not columns else 0
     sizes = rows, copies * padded * point if columns else 0, 4 * padded if weighted and not mean else 0
     memory, found = _room(points.device, *sizes)
     at, tiles, logs = (address if size else 0 for address, size in zip(found, sizes))
     top = None if log_weights is None else log_weights.max().reshape(1)
-    raised, high = float(SCALE_BITS if mean else RAISED_BITS[problem.precision]), problem.precision == "high"
-    given = points, log_weights, top, n, padded, d, width, step, *((0.0, raised) if high else (raised, 0.0))
-    kernel("pack", "pack_points", 256)(padded // 16, *given, at, tiles, logs, copies - 1)
-    return Packed(n, width, memory, at, tiles, logs, top)
+    raised = float((SCALE_BITS if mean else RAISED_BITS)[problem.precision])
+    offsets = (0.0, raised) if not mean and problem.precision == "high" else (raised, 0.0)
+    given = points, log_weights, top, n, padded, d, width, step, *offsets
+    kernel("pack", "pack_points", 256)(padded // 16, *given, at, tiles, logs, copies - 1, int(form == "third"))
+    return Packed(n, width, form, memory, at, tiles, logs, top)
 
 
 def log_sum(
@@ -157,7 +160,6 @@ def log_sum(
 
 
 def dense_mean(
-    problem: Problem,
     packed: Packed,
     points: torch.Tensor,
     log_weights: torch.Tensor,
@@ -171,21 +173,23 @@ def dense_mean(
     of it, without weights.
     """
     (start, stop), d, device, width = columns, points.shape[1], points.device, packed.width
-    groups, weighted = plan.warpgroups(width), packed.top is not None
-    n, high = rows[1] - rows[0], groups * 64
-    blocks, tiles, programs = -(-n // high), -(-(stop - start) // 64), _programs(device)
+    groups, weighted = plan.warpgroups(width, packed.form), packed.top is not None
+    n, height = rows[1] - rows[0], groups * 64
+    blocks, tiles, programs = -(-n // height), -(-(stop - start) // 64), _programs(device)
     parts, length = plan.parts(blocks, tiles, programs)
-    size = 4 * width + 32  # bytes of a point
+    size, high = plan.point_bytes(width, packed.form), packed.form != "fast"
     row_pieces, column_pieces = packed.rows + rows[0] * size, packed.tiles + start * size * (1 + weighted)
-    out = torch.empty(parts * blocks * high * (width + 4), dtype=torch.float64, device=device)
-    name = module_name("dense", width, weighted, problem.precision)
-    reduce = kernel(name, "mean_dense", 128 * (groups + 1), plan.dense_ring(width, weighted).shared)
-    reduce(blocks * parts, row_pieces, column_pieces, out, blocks, tiles, length)
+    out = torch.empty(parts * blocks * height * (width + 4), dtype=torch.float64, device=device)
+    name = module_name("dense", width, weighted, packed.form)
+    reduce = kernel(name, "mean_dense", 128 * (groups + 1), plan.dense_ring(width, weighted, packed.form).shared)
+    own = rows[0] - start
+    reduce(blocks * parts, row_pieces, column_pieces, out, blocks, tiles, length, own)
     log_sum, shift = _results(n, d, device)
     listed = torch.zeros(n + 1, dtype=torch.int32, device=device) if weighted else None
-    given = out, parts, blocks * high, width, row_pieces, log_weights, packed.top, n, d, log_sum, shift
-    end = points[rows[0] :] if move else None, listed, 8.0 if problem.precision == "high" else 1.0
-    kernel("pack", "finish_dense", 256)(-(-n // 8), *given, *end)
+    given = out, parts, blocks * height, width, row_pieces, log_weights[start:], packed.top, n, d, log_sum, shift
+    raised, more = float(SCALE_BITS["high" if high else "fast"]), 4.0 if high else 1.0
+    end = points[rows[0] :] if move else None, listed, raised, more, int(packed.form == "third")
+    kernel("pack", "finish_dense", 256)(-(-n // 8), *given, *end, own, stop - start if high else 0)
     if listed is not None:
         # 128 columns in up to 64 dimensions, a number apart from where the next ones lie.
         exact = kernel("exact", "mean_exact", 128, 128 * 65 * 8)

@@ -141,14 +141,31 @@ def width(d: int, widths: Iterable[int] = WIDTHS) -> int:
 REGISTERS = {3: 160, 4: 112}
 
 
-def warpgroups(width: int) -> int:
+def warpgroups(width: int, form: str) -> int:
     """Return how many groups of 64 rows a program of ``mean_dense`` has: what registers suffice for."""
-    return 4 if width <= 32 else 3
+    return 4 if width <= (16 if form == "third" else 32) else 3
 
 
-def dense_ring(width: int, weighted: bool) -> Ring:
+#: How ``mean_dense`` has points: in two pieces, or at "high" in three where two do not suffice.
+FORMS = ("fast", "high", "third")
+
+#: Dimensions that a third piece leaves registers for.
+MOST_OF_THREE = 48
+
+
+def form(precision: str, step: float) -> str:
+    """Return how MEAN has points on a grid of that step where each φ is for its row alone."""
+    return "third" if precision == "high" and step > 2.0**-8 else precision
+
+
+def point_bytes(width: int, form: str = "fast") -> int:
+    """Return the bytes of a point in pieces, as a row or in a tile."""
+    return (6 if form == "third" else 4) * width + 32
+
+
+def dense_ring(width: int, weighted: bool, form: str) -> Ring:
     """Return what a program of ``mean_dense`` holds; with weights there are two copies of a tile."""
-    tile = (2 * width + 16) * 128 * (1 + weighted)
+    tile = 64 * point_bytes(width, form) * (1 + weighted)
     stages = min(8, 196_608 // tile)
     return Ring(stages, stages * (tile + 16))
 

@@ -9,10 +9,11 @@
 constexpr int COPIES = (WEIGHTED + 1) * TILE;  // with weights there are two of a tile
 constexpr int FULL = STAGES * COPIES, EMPTY = FULL + 8 * STAGES;
 constexpr int SUMS = WIDTH + 4;
-constexpr int MOST_TILES = HIGH ? 16 : 64;
+constexpr int MOST_TILES = HIGH ? 8 : 64;
 static_assert(EMPTY + 8 * STAGES == DENSE_SHARED && DENSE_SHARED <= 232448, "shared memory");
 
-__device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, double* out, int count) {
+__device__ __forceinline__ void consume(
+    uint32_t shared, const uint32_t* rows, double* out, int count, int own) {
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
   float S[32], T[WIDTH / 2 + 4], M[WIDTH / 2 + 2];
   uint32_t P[16], L[16];
@@ -29,6 +30,12 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, d
     const Columns columns(at);
     const uint64_t v = descriptor(at + WEIGHTED * TILE, 128, GROUP), v_lo = v + (STEPS * 2 + 1) * (GROUP / 16);
     take_exponents<true>(S, q, columns);
+    const int at_own = own + warp * 16 + g - t * TILE_COLUMNS;  // the column of this tile that is row g, if one is
+    if (HIGH && at_own > -9 && at_own < TILE_COLUMNS) {
+#pragma unroll
+      for (int i = 0; i < 32; i++)
+        if (i / 4 * 8 + 2 * c + i % 2 == at_own + i / 2 % 2 * 8) S[i] = -1e4f;
+    }
 #pragma unroll
     for (int p = 0; p < 16; p++) P[p] = exponentials(S[2 * p], S[2 * p + 1], L[p]);
     WGMMA_FENCE;  // the largest last, as what follows it is truncated
@@ -68,10 +75,13 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, d
   }
 }
 
+// At "high" a row's own φ, in the column ``own`` for the first one, is left to finish_dense: beside it a Tensor Core
+// truncates of others what matters where they are many and alike.
+//
 // rows: as packed, whole blocks; out: (parts, blocks of rows, SUMS): Σ w φ v, Σ w φ, Σ φ with weights, and what is
 // free. Every part has ``length`` tiles at most, of ``count``.
 extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1)
-mean_dense(const uint32_t* rows, const uint8_t* tiles, double* out, int blocks, int count, int length) {
+mean_dense(const uint32_t* rows, const uint8_t* tiles, double* out, int blocks, int count, int length, int own) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
   if (threadIdx.x == 0) {
@@ -86,7 +96,7 @@ mean_dense(const uint32_t* rows, const uint8_t* tiles, double* out, int blocks, 
   if (role < WARPGROUPS) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
     const size_t first = (size_t)WARPGROUPS * 64 * block, to = (size_t)WARPGROUPS * 64 * blockIdx.x;
-    consume(shared, rows + first * (WIDTH + 8), out + to * SUMS, count);
+    consume(shared, rows + first * ROW, out + to * SUMS, count, own + (int)first - part * length * TILE_COLUMNS);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     if (threadIdx.x == 128 * WARPGROUPS) {

@@ -5,30 +5,32 @@
 // rows: (padded, 2 width + 16), hi | constants (8) | rests (8) | lo, the constants larger by ``row_offset``. tiles: of 64
 // columns, hi | constants (8) | lo | rests (8), eight columns of these after another. The rests are what "high" adds:
 // what the grid leaves of a row's and a column's constant, each by the other's one, and ``high_offset``; the first is zero,
-// as for MEAN it is added to the constants' first. With ``weighted``, a copy of every tile for
+// as for MEAN it is added to the constants' first. With ``third`` that piece of the points follows in both. With ``weighted``, a copy of every tile for
 // what φ is multiplied by: w v in two pieces for v, and for the constants w, its rest, and one, w the weight relative
 // to the largest, two to WEIGHT_BITS. logs: of the weights relative to the largest, to base two. Rows, tiles and logs
 // are written where they are not null.
 extern "C" __global__ void pack_points(
     const double* points, const double* log_weights, const double* top, int n, int padded, int d, int width,
-    double step, double row_offset, double high_offset, uint16_t* rows, uint16_t* tiles, float* logs, int weighted) {
+    double step, double row_offset, double high_offset, uint16_t* rows, uint16_t* tiles, float* logs, int weighted,
+    int third) {
   const int point = (blockIdx.x * blockDim.x + threadIdx.x) / 16, lane = threadIdx.x % 16;
   if (point >= padded) return;
   const bool inside = point < n;
   auto piece = [&](int k) { return Pieces(inside && k < d ? points[(size_t)point * d + k] : 0.0, step); };
   double square = 0.0;
   for (int k = lane; k < width; k += 16) {
-    const double x = piece(k).packed();
+    const double x = piece(k).packed(third);
     square += x * x;
   }
   square = sum16(square);
   const uint16_t one = 0x3c00;
   if (rows) {
-    uint16_t* row = rows + (size_t)point * (2 * width + 16);
+    uint16_t* row = rows + (size_t)point * ((2 + third) * width + 16);
     for (int k = lane; k < width; k += 16) {
       const Pieces v = piece(k);
       row[k] = v.hi;
       row[width + 16 + k] = v.lo;
+      if (third) row[2 * width + 16 + k] = v.third;
     }
     row[width + lane] = lane < 8    ? constant_of_row(square, row_offset, step, inside, lane)
                         : lane == 9 ? rest_of(square, step, inside)
@@ -39,12 +41,13 @@ extern "C" __global__ void pack_points(
   const double log_weight = inside && log_weights ? log_weights[point] - top[0] : 0.0;
   if (logs && lane == 0) logs[point] = (float)(log_weight * 1.4426950408889634);
   if (!tiles) return;
-  const int j = point % 64, groups = width / 8, copy = (2 * groups + 2) * 512;
+  const int j = point % 64, groups = width / 8, copy = ((2 + third) * groups + 2) * 512;
   uint16_t* to = tiles + (size_t)(point / 64) * (copy << weighted) + j / 8 * 64 + j % 8 * 8 + lane % 8;
   for (int k = lane; k < width; k += 16) {
     const Pieces v = piece(k);
     to[k / 8 * 512] = v.hi;
     to[(groups + 1 + k / 8) * 512] = v.lo;
+    if (third) to[(2 * groups + 2 + k / 8) * 512] = v.third;
   }
   uint16_t* constants = to + (lane < 8 ? groups : 2 * groups + 1) * 512;
   constants[0] = lane < 8    ? constant_of_column(square, 0.0, step, inside, lane)
@@ -54,7 +57,7 @@ extern "C" __global__ void pack_points(
   if (!weighted) return;
   const double w = inside ? exp(log_weight) * (1 << WEIGHT_BITS) : 0.0;
   for (int k = lane; k < width; k += 16) {
-    const double x = w * piece(k).packed();
+    const double x = w * piece(k).packed(third);
     const uint16_t near = half_of((float)x);
     to[copy + k / 8 * 512] = near;
     to[copy + (groups + 1 + k / 8) * 512] = half_of((float)(x - of_half(near)));
@@ -67,12 +70,14 @@ extern "C" __global__ void pack_points(
 // in a fixed order: (parts, padded, width + 4).
 //
 // With weights, ``top`` is the largest log weight; rows whose sums are too small for the pieces that they are made of
-// are listed. Of w v, 2⁻²⁵ in every dimension is lost, where w is up to two to WEIGHT_BITS; of φ, 2⁻³⁹: ``more`` says how
-// many times as much as "fast" needs has to be there. Where ``moved_from`` is not null, half the shift is added to it.
+// are listed. Of w v, 2⁻²⁵ in every dimension is lost, where w is up to two to WEIGHT_BITS; of φ two to -25 - ``raised``: ``more`` says how
+// many times as much as "fast" needs has to be there. With ``columns`` a row's own φ, of column ``own`` for the first, is
+// added here, if it is one of so many. Where ``moved_from`` is not null, half the shift is added to it.
 extern "C" __global__ void __launch_bounds__(256)
 finish_dense(
     const double* out, int parts, int padded, int width, const uint16_t* rows, const double* log_weights,
-    const double* top, int n, int d, double* log_sum, double* shift, const double* moved_from, int* listed, double more) {
+    const double* top, int n, int d, double* log_sum, double* shift, const double* moved_from, int* listed, double raised,
+    double more, int third, int own, int columns) {
   const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
   if (row >= n) return;
   double v[2] = {0, 0}, sum = 0, count = 0;
@@ -83,24 +88,30 @@ finish_dense(
     sum += from[width];
     count += from[width + 1];
   }
-  const uint16_t* packed = rows + (size_t)row * (2 * width + 16);
+  const uint16_t* packed = rows + (size_t)row * ((2 + third) * width + 16);
+  const bool adds = own + row >= 0 && own + row < columns;
+  const double one = exp2(raised);
+  const double mine = adds && listed ? one * exp(log_weights[own + row] - top[0]) * (1 << WEIGHT_BITS) : adds * one;
+  sum += mine;
+  count += adds ? one : 0.0;
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int k = lane + 32 * i;
-    const double own = of_half(packed[k]) + of_half(packed[width + 16 + k]);
+    const double leaves = third ? of_half(packed[2 * width + 16 + k]) : 0.0;
+    const double here = of_half(packed[k]) + of_half(packed[width + 16 + k]) + leaves;
     const size_t at = (size_t)row * d + k;
-    const double by = sum <= 0 ? 0.0 : (v[i] / sum - own) * (1.0 / SQRT_LOG2E);
+    const double by = sum <= 0 ? 0.0 : ((v[i] + mine * here) / sum - here) * (1.0 / SQRT_LOG2E);
     if (k < d) shift[at] = moved_from ? moved_from[at] + 0.5 * by : by;
   }
   if (lane > 0) return;
   if (!listed) {
-    log_sum[row] = log_of(sum) - SCALE_BITS * LN2 + log_weights[0];
+    log_sum[row] = log_of(sum) - raised * LN2 + log_weights[0];
     return;
   }
-  log_sum[row] = log_of(sum) - (SCALE_BITS + WEIGHT_BITS) * LN2 + top[0];
+  log_sum[row] = log_of(sum) - (raised + WEIGHT_BITS) * LN2 + top[0];
   const double all = fmin(exp(-top[0]), 131072.0);  // the sum of all weights, at most, in units of the largest
   const bool enough =
-      sum >= more * count * 0x1p-5 && sum >= more * all * 0x1p-22 * (1 << SCALE_BITS) * (1 << WEIGHT_BITS);
+      sum >= more * count * 0x1p-5 && sum >= more * all * exp2(raised + WEIGHT_BITS - 22);
   if (!enough) listed[1 + atomicAdd(listed, 1)] = row;
 }
 

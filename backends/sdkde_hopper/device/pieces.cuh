@@ -24,15 +24,18 @@ __device__ __forceinline__ uint8_t byte_of(float x, float& back) {
   return (uint8_t)both;
 }
 
-// v = √(log2 e) u as two pieces: hi + lo in half precision, hi a multiple of ``step``.
+// v = √(log2 e) u as two pieces, hi + lo in half precision, hi a multiple of ``step``; and a third, what they leave.
 struct Pieces {
-  uint16_t hi, lo;
+  uint16_t hi, lo, third;
   __device__ __forceinline__ Pieces(double u, double step) {
     const double v = u * SQRT_LOG2E;
     hi = half_of((float)(rint(v / step) * step));
     lo = half_of((float)(v - of_half(hi)));
+    third = half_of((float)(v - packed()));
   }
-  __device__ __forceinline__ double packed() const { return of_half(hi) + of_half(lo); }
+  __device__ __forceinline__ double packed(bool all = false) const {
+    return of_half(hi) + of_half(lo) + (all ? of_half(third) : 0.0);
+  }
 };
 
 // c = -½|v|² + offset as three pieces, multiples of step²: 24 bits, which two do not hold. Points beyond the last have c
