@@ -55,7 +55,7 @@ def extent_limit(problem: Problem) -> float:
     # The grid step g is the coarsest at which the rounding of both constants stays within the tolerance, and
     # ‖v‖² ≤ 2 · 2²⁴ g²; of points in two pieces at "high" ‖v‖ ≤ 2¹² g.
     two = problem.precision == "high" and problem.reduction is Reduction.MEAN and problem.d > MOST_OF_THREE
-    return (16.0 if two else math.sqrt(2.0 * 2.0**24) * 2.0**-8) / math.sqrt(math.log2(math.e))
+    return (15.99 if two else math.sqrt(2.0 * 2.0**24) * 2.0**-8) / math.sqrt(math.log2(math.e))
 
 
 def supports(problem: Problem) -> Support:

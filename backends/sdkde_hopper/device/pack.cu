@@ -3,12 +3,13 @@
 // Points as what the other kernels take, in ``width`` dimensions, a multiple of 16 up to 64; sixteen threads for each.
 //
 // rows: (padded, 2 width + 16), hi | constants (8) | rests (8) | lo, the constants larger by ``row_offset``. tiles: of 64
-// columns, hi | constants (8) | lo | rests (8), eight columns of these after another. The rests are what "high" adds:
-// what the grid leaves of a row's and a column's constant, each by the other's one, and ``high_offset``; the first is zero,
-// as for MEAN it is added to the constants' first. With ``third`` that piece of the points follows in both. With ``weighted``, a copy of every tile for
-// what φ is multiplied by: w v in two pieces for v, and for the constants w, its rest, and one, w the weight relative
-// to the largest, two to WEIGHT_BITS. logs: of the weights relative to the largest, to base two. Rows, tiles and logs
-// are written where they are not null.
+// columns, hi | constants (8) | lo | rests (8), eight columns of these after another. The rests are for "high": what the
+// grid leaves of a row's and of a column's constant, each by the other's one, and ``high_offset``. Their first is zero,
+// as MEAN adds it to the constants' first. With ``third`` that piece of the points is the last, in rows and in tiles.
+//
+// With ``weighted``, a copy of every tile for what φ is multiplied by: w v in two pieces for v, and for the constants w,
+// its rest, and one, w the weight relative to the largest, two to WEIGHT_BITS. logs: of the weights relative to the
+// largest, to base two. Rows, tiles and logs are written where they are not null.
 extern "C" __global__ void pack_points(
     const double* points, const double* log_weights, const double* top, int n, int padded, int d, int width,
     double step, double row_offset, double high_offset, uint16_t* rows, uint16_t* tiles, float* logs, int weighted,
@@ -70,9 +71,10 @@ extern "C" __global__ void pack_points(
 // in a fixed order: (parts, padded, width + 4).
 //
 // With weights, ``top`` is the largest log weight; rows whose sums are too small for the pieces that they are made of
-// are listed. Of w v, 2⁻²⁵ in every dimension is lost, where w is up to two to WEIGHT_BITS; of φ two to -25 - ``raised``: ``more`` says how
-// many times as much as "fast" needs has to be there. With ``columns`` a row's own φ, of column ``own`` for the first, is
-// added here, if it is one of so many. Where ``moved_from`` is not null, half the shift is added to it.
+// are listed. Of w v, 2⁻²⁵ in every dimension is lost, where w is up to two to WEIGHT_BITS; of φ 2⁻²⁵, which is
+// ``raised`` by so many bits: ``more`` says how many times as much as "fast" needs has to be there. At "high" a row's
+// own φ, of column ``own`` for the first row, is added here where it is one of so many ``columns``. Where ``moved_from``
+// is not null, half the shift is added to it.
 extern "C" __global__ void __launch_bounds__(256)
 finish_dense(
     const double* out, int parts, int padded, int width, const uint16_t* rows, const double* log_weights,
@@ -116,8 +118,9 @@ finish_dense(
 }
 
 // ℓ of every row from the maxima and sums of all parts of the columns, in a fixed order: (parts, m, 3); ``laplace``:
-// log M, the sign and log |L| of LAPLACE. Rows with no column have what padding leaves. ``form`` 1: ℓ + constant, the
-// log density; 2: the density; exponents were ``raised`` by so many bits; to ``single`` where that is not null, else to ``log_sum``.
+// log M, the sign and log |L| of LAPLACE. Rows with no column have what padding leaves. Exponents were ``raised`` by so
+// many bits. ``form`` 1: ℓ + constant, the log density; 2: the density; to ``single`` where that is not null, else to
+// ``log_sum``.
 extern "C" __global__ void finish_log_sum(
     const float* out, const double* top_weight, int m, int d, int parts, int laplace, double* log_sum, double* sign,
     double* log_magnitude, double raised, double constant, int form, float* single) {
