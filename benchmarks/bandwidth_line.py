@@ -67,8 +67,8 @@ class Judge:
         step = 1 / (towards + math.sqrt(rest)) if rest > 0 else towards / squares
         return float(np.clip(step, 0.5 if c == 1 else 0, 1.2 * c * c))
 
-    def error(self, method: str, h: float, score: float | None = None) -> float:
-        """Of a bandwidth; ``score``: of sdkde's step "moments" the score's, in bandwidths, else it is half a step."""
+    def error(self, method: str, h: float, score: float | None = None, moves: Any = "moments") -> float:
+        """Of a bandwidth; ``score``: the score's, in bandwidths, of sdkde's step ``moves``, else it is half a step."""
         h, c = h / self.width, score or 1.0
         q = (h * self.frequencies) ** 2
         kernel, spectrum = np.exp(-0.5 * q), np.fft.rfft(self.mass)
@@ -77,7 +77,7 @@ class Judge:
             near = np.maximum(np.fft.irfft(wide, POINTS), np.maximum(0.3 * self.mass / (c * h), 1e-14))
             shift = np.clip(h * np.fft.irfft(wide * 1j * self.frequencies, POINTS) / near, -8, 8)
             places = np.arange(POINTS, dtype=float)
-            step = 0.5 if score is None else self.moments(places / h, shift, c)
+            step = 0.5 if score is None else self.moments(places / h, shift, c) if moves == "moments" else moves
             places += step * h * shift
             spectrum = np.fft.rfft(self.shared(np.clip(places, 0, POINTS - 1.5), self.mass))
         factor = 1 + 0.5 * q if method == "laplace" else 1.0
@@ -99,7 +99,7 @@ def draw(name: str, n: int, index: int, seed: int, methods: tuple[str, ...], rou
         found = sdkde_core.select_bandwidth(given, method=method)
         others = () if unit else np.geomspace(0.02, 2.5, 60)
         tried = [judge.error(method, judge.silverman * k, found.score_bandwidth) for k in others] or [math.nan]
-        error = judge.error(method, float(found.factor[0]), found.score_bandwidth)
+        error = judge.error(method, float(found.factor[0]), found.score_bandwidth, found.step)
         result[method] = math.log(error / base), math.log(min(tried) / base)
     if "kde" in methods and n > 50:
         h = float(sdkde_core.select_bandwidth(given, method="kde", rule="isj").factor[0])

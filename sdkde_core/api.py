@@ -71,7 +71,8 @@ def estimate(
     step : None, float or "moments"
         The multiple of H ∇log p̂ by which samples move (sdkde). ``"moments"``: the one with which the estimate has the
         samples' total variance in units of the bandwidth, from ½ to 1.2 (``docs/mathematics.md``). None: ½, the
-        paper's; with ``bandwidth="auto"`` ``"moments"``, but for fewer than 100 samples in one dimension.
+        paper's; with ``bandwidth="auto"`` ``"moments"``, but for fewer than 100 samples in one dimension, and coarsely
+        rounded ones there: for those a number, with which the variance that rounding added is taken off.
     score_bandwidth : None or float
         The score is estimated at so many times the bandwidth (sdkde). ``"moments"`` is then at most 1.2 times its
         square, and may be less than ½. None: 1, the paper's; with ``"auto"`` and ``step=None`` 1.4 in one dimension

@@ -226,7 +226,8 @@ class Bandwidth:
         return Inverse(scale, linalg.inv(self.factor / scale[:, None]))
 
     def __str__(self) -> str:
-        moves = "" if self.step is None else f", step {self.step}"
+        step = self.step if self.step is None or isinstance(self.step, str) else f"{self.step:.4g}"
+        moves = "" if step is None else f", step {step}"
         moves += "" if self.score_bandwidth is None else f", score at {self.score_bandwidth} bandwidths"
         moves += f", {100.0 * self.tails:.2g} % of the weight a guard of the tails" if self.tails else ""
         if self.factor.ndim == 2:

@@ -130,7 +130,8 @@ def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
         reason = f"{multiple:.3g} of the normal reference: {n} distinct samples are too few to choose from"
         return Selection(method, rule, multiple, reason, empty, empty, empty, n, units=units)
     if sample.d == 1:
-        return _on_a_line(sample, rule, Line(u[:, 0], weights, index % min(FOLDS, n), method, sample.moves[1]), units)
+        line = Line(u[:, 0], weights, index % min(FOLDS, n), method, sample.moves[1])
+        return _on_a_line(sample, rule, line, units, float(units[0] / spreads[0]))
     shape, why = None, ""
     if rule == "auto" and not sample.common:
         held = bool(sample.mixed and spreads.min() > 1e-140 and spreads.max() < 1e140)  # by float64, squared
@@ -168,7 +169,8 @@ def _selected(
     return Selection(sample.method, rule, multiple, reason, unit * np.exp(STEP * steps), squares, logs, **more)
 
 
-def _on_a_line(sample: Sample, rule: str, line: Line, units: Array) -> Selection:
+def _on_a_line(sample: Sample, rule: str, line: Line, units: Array, unit: float) -> Selection:
+    """``unit``: what values are multiples of, in spreads."""
     method, n, asked = line.method, len(line.u), (line.method, 1, line.n_eff)
     criterion = {"lscv": "least_squares", "lcv": "likelihood"}.get(rule, "power")
     looks = Looks(line, criterion, normal_reference(*asked) * widest(*asked), 0 if rule == "auto" else 5)
@@ -191,6 +193,11 @@ def _on_a_line(sample: Sample, rule: str, line: Line, units: Array) -> Selection
     squares = np.array([line.held @ left.least_squares for left in found])
     logs = np.array([line.held @ left.likelihood for left in found])
     what += f", an eighth of {n} samples left out in turn"
+    of_all = method, 1, sample.n_eff
+    h = max(0.5 * unit, normal_reference(*of_all) * widest(*of_all) * math.exp(STEP * best))
+    if unit > 0.25 * h and sample.moves[1] and units[0] < 0.5 * sample.std()[0]:  # coarser ones are as of counts
+        step = line.moments(h, unit)
+        sample.moves, what = (step, sample.moves[1]), f"{what}; the step is {step:.3g}, for what was rounded"
     return _selected(sample, rule, STEP * best, what, np.array(steps), (squares, logs), used=n, units=units)
 
 
