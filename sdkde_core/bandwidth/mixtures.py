@@ -5,8 +5,8 @@ A mixture Σ_k π_k N(μ_k, Σ_k) is fitted by EM. Its smoothed form keeps the s
     p̂(y) = Σ_ik w_i r_ik N(y; μ_k + √(1 − h²) (x_i − μ_k), h² Σ_k),
 
 r_ik the share of component k in sample i. Each group k has about the mean and covariance of its component whatever h
-is: h = 1 is the mixture, and h → 0 a kernel estimate. The number of components, h and how far covariances are shrunk
-are those that say most of left-out samples.
+is: h = 1 is the mixture, and h → 0 a kernel estimate. The number of components, h and how far covariances are shrunk, or that
+they are diagonal, are those that say most of left-out samples.
 
 Samples x, weights and shares are on the host, or where a GPU's PyTorch has them; what is small is NumPy's.
 """
@@ -85,7 +85,8 @@ def fit(
     x is (n, d); weights (n,) sum to 1; ``start`` are Normals, or a generator that draws for k-means++. Ends after
     ``most`` steps, or where one raises the mean log likelihood by less than 1e-3. Covariances are shrunk towards their
     mean, as if that were .3 shrink (d + 1) more samples, and the mean towards its diagonal, as if by shrink² d more:
-    that mends few samples, and spoils data that are nearly in a plane. ``ridge`` (d,) is added to variances.
+    that mends few samples, and spoils data that are nearly in a plane. With an infinite ``shrink`` they are diagonal,
+    and shrunk as one column's variance. ``ridge`` (d,) is added to variances.
     """
     centre, last = weights @ x, -math.inf
     z = x - centre
@@ -142,8 +143,10 @@ def _maximised(z: Any, weights: Any, shares: Any, shrink: float, ridge: Array) -
     shares /= shares.sum(1)[:, None]
     counts = n_eff * to_host(weights @ shares)[:, None, None]
     means, covariances = _moments(z, weights, shares)
-    within = (counts * covariances).sum(0) / counts.sum()
     few, added = shrink**2 * d, 0.3 * shrink * (d + 1)
+    if math.isinf(shrink):
+        covariances, few, added = covariances * np.eye(d), 0.0, 0.6
+    within = (counts * covariances).sum(0) / counts.sum()
     within = (n_eff * within + few * np.diag(np.diagonal(within))) / (n_eff + few)
     covariances = (counts * covariances + added * within) / (counts + added)
     covariances += np.diag(ridge)
@@ -231,7 +234,7 @@ def choose(
                 logs[left] = to_host(log_density_of(smoothed(rows, shares, normals, h), points))
         return logs
 
-    best, top, worse = ((1, 1.0), 1.0), -math.inf, {1.0: 0, 0.015: 0}
+    best, top, worse = ((1, 1.0), 1.0), -math.inf, {1.0: 0, 0.015: 0} | dict.fromkeys([math.inf] * (d > 2), 0)
     for k in (1, 2, 3, 4, 6, 8, 12, 17, 24, 34):
         going = [shrink for shrink in worse if worse[shrink] < 2 and (k == 1 or 0.8 * len(z) >= 2 * k * (d + 1))]
         for shrink in going:

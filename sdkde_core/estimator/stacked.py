@@ -366,7 +366,8 @@ def _parts(
     where = "" if maps is None else f" in {maps if len(str(maps)) < 30 else 'other coordinates'}"
     parts = [Part(f"sdkde{where}", math.log(shares[0]), family.whole, float(means[0]))] if shares[0] else []
     for share, mean, one in zip(shares[1:], means[1:], family.found):
-        label = f"{'smoothed ' if one.h < 1.0 else ''}mixture of {len(one.normals.shares)}{where}"
+        kind = f"{'smoothed ' if one.h < 1.0 else ''}mixture of {len(one.normals.shares)}"
+        label = f"{kind}{' without correlations' if math.isinf(one.shrink) else ''}{where}"
         for points, w, factor, part in smoothed(family.z, weights, one.normals, one.h) if share else ():
             if family.coordinates is None:
                 points, factor = origin + unit * points, unit[:, None] * factor
