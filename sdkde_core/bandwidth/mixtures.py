@@ -5,8 +5,8 @@ A mixture Σ_k π_k N(μ_k, Σ_k) is fitted by EM. Its smoothed form keeps the s
     p̂(y) = Σ_ik w_i r_ik N(y; μ_k + √(1 − h²) (x_i − μ_k), h² Σ_k),
 
 r_ik the share of component k in sample i. Each group k has about the mean and covariance of its component whatever h
-is: h = 1 is the mixture, and h → 0 a kernel estimate. The number of components, h and how far covariances are shrunk, or that
-they are diagonal, are those that say most of left-out samples.
+is: h = 1 is the mixture, and h → 0 a kernel estimate. The number of components, h, and how far covariances are shrunk
+or whether they are diagonal are those that say most of left-out samples.
 
 Samples x, weights and shares are on the host, or where a GPU's PyTorch has them; what is small is NumPy's.
 """
