@@ -8,6 +8,7 @@ and a tile.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,13 @@ class Tree:
         self.levels, self.columns, self.log_weight = levels(points, log_weights, found), columns, found.log_weight
 
     @np.errstate(all="ignore")  # sums of exponentials underflow by design
-    def sums(self, problem: Problem, rows: Array, least: float) -> tuple[Array, list[Array]]:
-        """Return logs of a row's largest term, about, and sums of terms over that; as :func:`.sums._sum` has them."""
-        floors = np.maximum(self._floors(rows), least)
+    def sums(self, problem: Problem, rows: Array, least: float, most: float) -> tuple[Array, list[Array]]:
+        """Return logs of a row's largest term, about, and sums of terms over that; as :func:`.sums._sum` has them.
+
+        Nothing is summed for rows whose log sums are above ``most``.
+        """
+        floors = self._floors(rows)
+        floors = np.where(floors > most, np.inf, np.maximum(floors, least))
         row, tile = self._pairs(problem, rows, floors)
         points, log_weights = self.columns
         mean, laplace = (problem.reduction is r for r in (Reduction.MEAN, Reduction.LAPLACE))
@@ -55,6 +60,11 @@ class Tree:
             for whole, part in zip(sums, [phi, *(phi * x for x in factors)]):
                 whole[which] = whole[which] * fall + np.add.reduceat(part.sum(axis=1), first)
         return top, sums
+
+    @property
+    def few(self) -> float:
+        """The log of 20 mean weights: rows with smaller sums have few neighbours, and share few of them."""
+        return self.log_weight - math.log(self.columns[1].size / 20.0)
 
     def _floors(self, rows: Array) -> Array:
         """What the log sums of rows are at least, (b,): the sum over the columns of a few tiles that are nearest."""
