@@ -115,7 +115,7 @@ class NumbaBackend:
             return _reduce(problem, state, rows[first : first + height], over)
 
         tasks = [(first, start) for first in range(0, m, height) for start in range(0, tiles, chunk)]
-        parts = map_threads(task, tasks, threads)
+        parts = map_threads(task, tasks, threads, told=True)
         chunks = -(-tiles // chunk)
         return concatenate([merge(parts[i : i + chunks]) for i in range(0, len(parts), chunks)])
 
@@ -137,7 +137,7 @@ class NumbaBackend:
         def task(first: int) -> Partial:
             return _some(problem, state, rows[places[first : first + group]], apart)
 
-        found = concatenate(map_threads(task, range(0, len(rows), group), threads))
+        found = concatenate(map_threads(task, range(0, len(rows), group), threads, told=True))
         back = np.argsort(places)
         found = each(found, lambda x: x[back])
         alone = np.flatnonzero(apart & (found.log_sum == -math.inf))

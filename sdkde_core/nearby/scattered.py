@@ -8,7 +8,6 @@ and a tile.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -60,11 +59,6 @@ class Tree:
             for whole, part in zip(sums, [phi, *(phi * x for x in factors)]):
                 whole[which] = whole[which] * fall + np.add.reduceat(part.sum(axis=1), first)
         return top, sums
-
-    @property
-    def few(self) -> float:
-        """The log of 20 mean weights: rows with smaller sums have few neighbours, and share few of them."""
-        return self.log_weight - math.log(self.columns[1].size / 20.0)
 
     def _floors(self, rows: Array) -> Array:
         """What the log sums of rows are at least, (b,): the sum over the columns of a few tiles that are nearest."""

@@ -64,7 +64,8 @@ class Neighbours:
             if near is not None:
                 return near.reduce(problem, rows, least, spread)
         elif self._finite and is_numpy_array(rows) and 12 <= rows.shape[0] <= self.columns.points.shape[0]:
-            found = self.scattered(problem, rows, least, spread, self._tree.few)
+            few = self._tree.log_weight - math.log(self.columns.points.shape[0] / 20.0)  # neighbours, shared by none
+            found = self.scattered(problem, rows, least, spread, few)
             (rest,) = np.nonzero(found.log_sum == -math.inf)
             return put(found, rest, self._listed(problem, rows[rest], least, spread)) if len(rest) else found
         return self._listed(problem, rows, least, spread)
