@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import config
 
-from sdkde_core.nearby import PARTS, lists, order, scattered_pays
+from sdkde_core.nearby import PARTS, lists, order
 from sdkde_core.plugin import (
     check_threads,
     checkpoint,
@@ -132,7 +132,7 @@ class NumbaBackend:
         group = TILE * tiles
 
         # Rows with few columns near share no lists: they are summed one by one, where it pays to prepare for that.
-        apart = takes_leaves(problem) and problem.d <= 3 and not problem.same and scattered_pays(len(rows), problem.n)
+        apart = takes_leaves(problem) and problem.d <= 3 and not problem.same and 2048 * len(rows) >= problem.n
 
         def task(first: int) -> Partial:
             return _some(problem, state, rows[places[first : first + group]], apart)

@@ -41,7 +41,8 @@ def telling(rows: int, advance: Callable[[int], None]) -> Iterator[None]:
         nonlocal done
         more, done = int(share * rows) - done, max(done, int(share * rows))
         try:
-            advance(more) if more > 0 else None
+            if more > 0:
+                advance(more)
         except Exception as error:  # the user's, not a failure of the backend that this goes through
             raise _Stopped from error
 

@@ -108,10 +108,8 @@ def answered(fitted: Fitted, query: Argument, what: str, out: Any = None, advanc
         result = straight.answer(fitted.current, query, what)
         return fitted.serve(lambda here: here.answer(here.read(query), what)) if result is None else result
     m, info = query.shape[0], fitted.current.choice.info
-    if (
-        out is None and advance and "told" in info.features and 0 < len(fitted.current.groups) < 3
-    ):  # of many the first is a part
-        with telling(m, advance):
+    if advance is not None and out is None and "told" in info.features and 0 < len(fitted.current.groups) < 3:
+        with telling(m, advance):  # of many groups the first would be told as all
             return fitted.serve(lambda here: here.answer(here.read(query), what))
     size, parts = batch_rows(m, fitted.problem, info), []
     for start in range(0, max(m, 1), size):  # one of no rows where m = 0

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,14 @@ def about(**files: str | None) -> Iterator[None]:
         file = files.get(argument or "")
         if file is None:
             raise
-        raise FileError(f"{file}: {error}") from error
+        message, row = str(error), re.search(r"\b(?:row|index) (\d+)", str(error))
+        if row and file.lower().endswith((".csv", ".tsv")):  # whose lines count from 1, header included
+            header = bool(source(file, lambda names, width: [width - 1]).names)
+            with open(file, encoding="utf-8-sig") as text:
+                lines = (i for i, line in enumerate(text, 1) if not line.isspace())
+                where = f"{row[0]} (line {next(islice(lines, int(row[1]) + header, None))})"
+            message = message.replace(row[0], where, 1)
+        raise FileError(f"{file}: {message}") from error
 
 
 def source(text: str, pick: Pick = lambda names, width: range(width), name: str = "") -> Source:
