@@ -188,12 +188,19 @@ def test_csv_as_people_write_it():
         (",a,b\n0,1,2\n1,4,5\n", "the first column has no name"),
         ("0,1\n0.5,0.25\n1.5,2.25\n", "is a data frame's default header, or a sample"),
         ("1,2\n3,nan\n", "train has values that are not finite, the first nan at row 1 (line 2), column 1"),
-        ("\na,b\n1,2\n\n3,inf\n", "the first inf at row 1 (line 5), column 1 ('b')"),
+        ("\na,b\n1,2\n\n3,inf\n", "x.csv: train has values that are not finite, the first inf at row 1 (line 5), col"),
     ],
 )
 def test_csv_errors_name_the_line(text, cause):
     Path("x.csv").write_text(text)
     assert cause in refused("estimate", "x.csv", "-o", "out.npy")
+
+
+@pytest.mark.parametrize("option", [("--support", "a:0,"), ("--coordinates", "log")])
+def test_samples_outside_are_named_by_their_line(option):
+    Path("x.csv").write_text("a\n1.5\n2.5\n-1\n3.5\n")
+    line = refused("estimate", "x.csv", "-o", "out.npy", *option)
+    assert line.startswith("Error: x.csv: ") and "in row 2 (line 4)" in line
 
 
 def test_parquet_columns():

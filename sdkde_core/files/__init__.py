@@ -35,7 +35,7 @@ EXTENSIONS = tuple(FORMATS)
 def about(**files: str | None) -> Iterator[None]:
     """Put the file's name before an error in what an argument holds; ``files``: by argument, None for what is no file.
 
-    Such errors name the argument first, but for rules of the bandwidth, which are about the samples, and for a
+    Such errors name the argument first, but for rules of the bandwidth and ends, which are about samples, and for a
     bandwidth with its value in parentheses, which is too small for what is named next.
     """
     try:
@@ -44,7 +44,9 @@ def about(**files: str | None) -> Iterator[None]:
         raise
     except (TypeError, ValueError) as error:
         named = re.search(rf"\b({'|'.join(files)})\b(?!=| \()", str(error))
-        argument = "train" if str(error).startswith("bandwidth='") else named and named[0]
+        argument = (
+            "train" if str(error).startswith(("bandwidth='", "support: ", "coordinates: ")) else named and named[0]
+        )
         file = files.get(argument or "")
         if file is None:
             raise
