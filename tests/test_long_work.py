@@ -126,8 +126,13 @@ def test_numba_tells_of_rows_without_batches(bandwidth, adaptive):
     got = ready.estimate(x, log=True, progress=second)
     np.testing.assert_array_equal(got, want) if adaptive is None else near(got, want)
     assert sum(first.steps(30_000)) == sum(second.steps(30_000)) == 30_000
+    nested = Watch()
+    ready.estimate(x, progress=lambda done, rows: nested(done, rows) or ready.estimate(x[:5000]))
+    assert sum(nested.steps(30_000)) == 30_000 and min(nested.steps(30_000)) > 0
     with pytest.raises(ZeroDivisionError):
         ready.estimate(x, progress=lambda done, rows: 1 / 0)
+    with pytest.raises(SystemExit):
+        ready.estimate(x, progress=lambda done, rows: sys.exit(3))
     assert np.array_equal(ready.estimate(x, log=True), want)
 
 

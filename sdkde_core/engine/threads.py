@@ -40,11 +40,13 @@ def telling(rows: int, advance: Callable[[int], None]) -> Iterator[None]:
     def tell(share: float) -> None:
         nonlocal done
         more, done = int(share * rows) - done, max(done, int(share * rows))
+        _here.tell = None  # whom it tells may estimate something too
         try:
             if more > 0:
                 advance(more)
-        except Exception as error:  # the user's, not a failure of the backend that this goes through
+        except (Exception, SystemExit) as error:  # no failure of the backend that this goes through
             raise _Stopped from error
+        _here.tell = tell
 
     _here.tell = tell
     try:

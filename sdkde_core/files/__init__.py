@@ -43,21 +43,18 @@ def about(**files: str | None) -> Iterator[None]:
     except FileError:
         raise
     except (TypeError, ValueError) as error:
-        named = re.search(rf"\b({'|'.join(files)})\b(?!=| \()", str(error))
-        argument = (
-            "train" if str(error).startswith(("bandwidth='", "support: ", "coordinates: ")) else named and named[0]
-        )
-        file = files.get(argument or "")
+        text, rules = str(error), ("bandwidth='", "support: ", "coordinates: ")
+        named = re.search(rf"\b({'|'.join(files)})\b(?!=| \()", text)
+        file = files.get("train" if text.startswith(rules) else named[0] if named else "")
         if file is None:
             raise
-        message, row = str(error), re.search(r"\b(?:row|index) (\d+)", str(error))
+        row = re.search(r"\b(?:row|index) (\d+)", text)
         if row and file.lower().endswith((".csv", ".tsv")):  # whose lines count from 1, header included
             header = bool(source(file, lambda names, width: [width - 1]).names)
-            with open(file, encoding="utf-8-sig") as text:
-                lines = (i for i, line in enumerate(text, 1) if not line.isspace())
-                where = f"{row[0]} (line {next(islice(lines, int(row[1]) + header, None))})"
-            message = message.replace(row[0], where, 1)
-        raise FileError(f"{file}: {message}") from error
+            with open(file, encoding="utf-8-sig") as lines:
+                filled = (i for i, line in enumerate(lines, 1) if not line.isspace())
+                text = text.replace(row[0], f"{row[0]} (line {next(islice(filled, int(row[1]) + header, None))})", 1)
+        raise FileError(f"{file}: {text}") from error
 
 
 def source(text: str, pick: Pick = lambda names, width: range(width), name: str = "") -> Source:

@@ -71,7 +71,6 @@ class Neighbours:
         return self._listed(problem, rows, least, spread)
 
     def _listed(self, problem: Problem, rows: Any, least: float, spread: Callable[..., Any]) -> Partial:
-        """Answer by lists of tiles for tiles of rows."""
         xp = array_namespace(rows)
         parts = list(self._parts(xp, problem, rows, least))
         found = concatenate(list(spread(lambda part: _sum(xp, problem, rows, *part), parts)))
