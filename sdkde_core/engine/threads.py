@@ -72,7 +72,7 @@ def map_threads(
     threads, tell = min(threads, len(arguments)), getattr(_here, "tell", None) if told else None
     if threads < 1 or (threads == 1 and not apart and pool is None and tell is None):
         return [task(a) for a in arguments]
-    call, running = _Call(task, arguments), list[Future[None]]()
+    call, running, share = _Call(task, arguments), list[Future[None]](), 0.0
     workers = pool or ThreadPoolExecutor(threads, thread_name_prefix="sdkde")
     try:
         with suppress(RuntimeError):  # no more threads can be started, or no more in this process, which is ending
@@ -80,13 +80,14 @@ def map_threads(
                 running.append(workers.submit(call.run))
         if not running:
             call.run()
-        while not call.stopped and len(call.finished) < len(arguments):
+        while not call.stopped and share < 1.0:
             if not call.listen(0.1) and not call.inside:  # an interrupt does not always wake a thread that waits
                 for one in running:
                     if one.done():
                         one.result()  # raises where the pool itself failed
+            share = len(call.finished) / len(arguments)
             if tell is not None:
-                tell(len(call.finished) / len(arguments))
+                tell(share)
         if call.error is not None:
             raise call.error
         return call.results

@@ -82,10 +82,9 @@ class Neighbours:
 
     def scattered(self, problem: Problem, rows: Any, least: float, spread: Any, most: float = math.inf) -> Partial:
         """As :meth:`reduce`, see :class:`Tree`, for finite rows and columns of NumPy's; log sums above ``most``: −∞."""
-        tree = self._tree
-        many = max(16, (1 << 22) // tree.levels[-1].log_weight.size)
+        many = max(16, (1 << 22) // self._tree.levels[-1].log_weight.size)
         blocks = [rows[k : k + many] for k in range(0, rows.shape[0], many)]
-        return concatenate(list(spread(lambda x: _partial(problem, *tree.sums(problem, x, least, most)), blocks)))
+        return concatenate(list(spread(lambda x: _partial(problem, *self._tree.sums(problem, x, least, most)), blocks)))
 
     @functools.cached_property
     def _tree(self) -> Tree:
