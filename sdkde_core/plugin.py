@@ -15,7 +15,7 @@ from .engine.devices import PerStream, current_stream, in_slabs, on_device, with
 from .engine.exact import reduce_exact
 from .engine.forks import in_child, new_lock
 from .engine.launches import Slots
-from .engine.merge import concatenate, each, empty, merge
+from .engine.merge import concatenate, each, empty, merge, put
 from .engine.threads import check_threads, checkpoint, map_threads
 from .fresh import run_python
 from .messages import parse_size, warn_once
@@ -44,6 +44,7 @@ __all__ = [
     "parse_size",
     "prices",
     "products",
+    "put",
     "reduce_exact",
     "reduce_pass",
     "run_python",

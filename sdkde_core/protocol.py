@@ -72,7 +72,7 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 ARRAYS = ("numpy", "torch")
 
 #: What a backend may have besides plain sums; it is only asked for what its ``features`` list. ``Problem.requires``
-#: carries those that the answer depends on: all but range, pairs, line and criteria, other ways to ask for the same.
+#: carries those that the answer depends on: all but range, pairs, line, criteria and told, which do not change it.
 #: With ``"pairs"`` in it ``supports`` is asked whether each φ is computed once for both of its points; with
 #: ``"groups"``, whether several groups are summed at once.
 FEATURES: Mapping[str, str] = {
@@ -83,6 +83,7 @@ FEATURES: Mapping[str, str] = {
     "pairs": "reduce_pairs: what two ranges of the points are to each other, each φ computed once; MEAN only",
     "line": "whiten, moved and density: what comes before and after the sums, by its own kernels; on CUDA devices",
     "criteria": "left_out and climb: what bandwidths say of left-out samples, by its own kernels; on CUDA devices",
+    "told": "map_threads(…, told=True) over the rows: progress then needs no batches of rows",
     "groups": "prepare_groups and reduce_groups: several groups of columns at once, each with rows of its own",
 }
 

@@ -187,12 +187,20 @@ def test_csv_as_people_write_it():
         ("1.5 2.5\n1 2\n", "separated by commas"),
         (",a,b\n0,1,2\n1,4,5\n", "the first column has no name"),
         ("0,1\n0.5,0.25\n1.5,2.25\n", "is a data frame's default header, or a sample"),
-        ("1,2\n3,nan\n", "train has values that are not finite, the first nan at row 1, column 1"),
+        ("1,2\n3,nan\n", "train has values that are not finite, the first nan at row 1 (line 2), column 1"),
+        ("\na,b\n1,2\n\n3,inf\n", "x.csv: train has values that are not finite, the first inf at row 1 (line 5), col"),
     ],
 )
 def test_csv_errors_name_the_line(text, cause):
     Path("x.csv").write_text(text)
     assert cause in refused("estimate", "x.csv", "-o", "out.npy")
+
+
+@pytest.mark.parametrize("option", [("--support", "a:0,"), ("--coordinates", "log")])
+def test_samples_outside_are_named_by_their_line(option):
+    Path("x.csv").write_text("a\n1.5\n2.5\n-1\n3.5\n")
+    line = refused("estimate", "x.csv", "-o", "out.npy", *option)
+    assert line.startswith("Error: x.csv: ") and "in row 2 (line 4)" in line
 
 
 def test_parquet_columns():
@@ -357,7 +365,7 @@ def test_a_value_that_is_not_finite_is_named_by_its_row_in_the_file(small_batche
     Path("out.npy").write_text("as before")
     for query in (save("y.npy", y), save("y.csv", y)):
         line = refused("estimate", save("x.npy", X), query, "-o", "out.npy")
-        assert "query has values that are not finite, the first inf at row 2500, column 1" in line
+        assert "query has values that are not finite, the first inf at row 2500" in line
     assert Path("out.npy").read_text() == "as before"
     assert sorted(p.name for p in Path().iterdir()) == ["out.npy", "x.npy", "y.csv", "y.npy"]
 
@@ -487,7 +495,10 @@ def test_errors_in_what_a_file_holds_begin_with_its_name(command):
     small = "far.npy: bandwidth (given: h 0.5) is too small for the data: distances beyond 1e149 bandwidths overflow"
     for arguments, cause in [
         ((nan,), "nan.npy: train has values that are not finite, the first nan at row 7, column 1"),
-        ((train, save("nan.csv", bad)), "nan.csv: query has values that are not finite, the first nan at row 7"),
+        (
+            (train, save("nan.csv", bad)),
+            "nan.csv: query has values that are not finite, the first nan at row 7 (line 9)",
+        ),
         (
             (train, good, "--weights", save("w.npy", ones[:4])),
             "w.npy: weights has shape (4,), but train has 100 points",

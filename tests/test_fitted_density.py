@@ -179,6 +179,18 @@ def test_the_distribution_function(method):
         np.testing.assert_allclose(line.cdf(many), stats.norm(x, 0.4).cdf(many[:, None]).mean(axis=1), rtol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_tensors_for_tensors(dtype):
+    torch = pytest.importorskip("torch")
+    line, y = prepared("kde", x=X[:, 0], bandwidth=0.4), np.array([-0.5, 0.25], dtype)
+    for call in (line.cdf, lambda q: line.quantile(abs(q)), line.labels):
+        got = call(torch.tensor(y))
+        assert got.dtype == (torch.int64 if call == line.labels else getattr(torch, dtype))
+        np.testing.assert_allclose(got.numpy(), call(y), rtol=1e-6)
+    assert line.cdf(torch.tensor(0.25)).shape == ()
+    assert type(line.labels(torch.tensor(y), return_modes=True)[0]) is torch.Tensor
+
+
 def test_quantiles_invert_the_distribution_function():
     line = prepared("sdkde", x=1e6 + X[:, 0], bandwidth=0.4)
     q = np.array([1e-300, 1e-12, 0.01, 0.5, 0.99, 1 - 1e-12])

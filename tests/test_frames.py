@@ -119,6 +119,19 @@ def test_columns_are_those_of_the_training_frame():
     sdkde_core.debias(TRAIN, score=-TRAIN.add_prefix("slope of "), **H)
 
 
+def test_one_column_has_its_name():
+    ready = sdkde_core.prepare(TRAIN["a"], **H)
+    for query in (QUERY["a"], QUERY[["a"]], QUERY["a"].rename(None), QUERY["a"].to_numpy()):
+        assert ready.estimate(query).shape == (7,)
+    for query in (QUERY["b"], QUERY[["b"]]):
+        with pytest.raises(ValueError, match=r"under other names: b, where train has a; .* \(a Series by .rename"):
+            ready.estimate(query)
+    with pytest.raises(ValueError, match="under other names: a, where train has b"):
+        sdkde_core.estimate(TRAIN["b"], QUERY["a"], **H)
+    sdkde_core.estimate(TRAIN["a"], weights=TRAIN["b"].abs(), **H)
+    sdkde_core.debias(TRAIN["a"], score=-TRAIN["b"], **H)
+
+
 MADE = {
     "polars": lambda library, x: library.DataFrame(x, schema=["a", "b"]),
     "pyarrow": lambda library, x: library.table({"a": x[:, 0], "b": x[:, 1]}),

@@ -1,6 +1,7 @@
 """Work that takes long: batches that somebody watches, with queries and results that are never whole in memory."""
 
 import sys
+import threading
 import tracemalloc
 import warnings
 from dataclasses import replace
@@ -15,8 +16,9 @@ import sdkde_core
 from sdkde_core.choice import registry
 from sdkde_core.choice.cost import predict
 from sdkde_core.choice.hardware import cpu
+from sdkde_core.engine.threads import map_threads, telling
 from sdkde_core.estimator import batches
-from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Problem, Reduction, Support
+from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Columns, Problem, Reduction, Support
 
 RNG = np.random.default_rng(0)
 X, Y, W = RNG.normal(size=(700, 2)), RNG.normal(size=(1100, 2)), RNG.random(700)
@@ -111,6 +113,49 @@ def test_the_other_calls_say_how_far_they_are():
     watch = Watch()
     sdkde_core.prepare(X, bandwidth=H, method="kde", progress=watch)
     assert not watch.told
+
+
+@pytest.mark.parametrize(("bandwidth", "adaptive"), [(1e-3, None), (0.4, None), (0.4, 0.5)])
+def test_numba_tells_of_rows_without_batches(bandwidth, adaptive):
+    """The same bits with progress: batches would have neighbours apart, which costs most where kernels are narrow."""
+    pytest.importorskip("numba")
+    x = np.random.default_rng(3).normal(size=(30_000, 2))
+    options, first, second = {"bandwidth": bandwidth, "adaptive": adaptive, "backend": "numba"}, Watch(), Watch()
+    ready = sdkde_core.prepare(x, progress=first, **options)
+    want = sdkde_core.prepare(x, **options).estimate(x, log=True)
+    got = ready.estimate(x, log=True, progress=second)
+    np.testing.assert_array_equal(got, want) if adaptive is None else near(got, want)
+    assert sum(first.steps(30_000)) == sum(second.steps(30_000)) == 30_000
+    nested = Watch()
+    ready.estimate(x, progress=lambda done, rows: nested(done, rows) or ready.estimate(x[:5000]))
+    assert sum(nested.steps(30_000)) == 30_000 and min(nested.steps(30_000)) > 0
+    with pytest.raises(ZeroDivisionError):
+        ready.estimate(x, progress=lambda done, rows: 1 / 0)
+    with pytest.raises(SystemExit):
+        ready.estimate(x, progress=lambda done, rows: sys.exit(3))
+    assert np.array_equal(ready.estimate(x, log=True), want)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_are_told_while_others_are_summed(threads):
+    told, heard = [], threading.Event()
+
+    def task(i):
+        assert i < 5 or heard.wait(10.0)
+
+    with telling(70, lambda rows: (told.append(rows), heard.set())):
+        map_threads(task, range(10), threads, told=True)
+        assert (len(told) > 1, sum(told)) == (True, 70)
+
+
+@pytest.mark.parametrize("h", [0.01, 3.0])
+def test_numba_tells_of_all_rows(h):
+    backend, told = pytest.importorskip("sdkde_numba.backend").NumbaBackend(skip=h < 1.0), []
+    problem = Problem(Reduction.MEAN, 1100, 700, 2, extent=5.0 / h)
+    state = backend.prepare(problem, Columns(X / h, np.full(700, -np.log(700.0))))
+    with telling(1100, told.append):
+        backend.reduce(problem, Y / h, state)
+        assert sum(told) == 1100
 
 
 def test_resubstitution_and_empty_queries():

@@ -237,7 +237,7 @@ def test_direct_sums_beside_other_columns(library):
 @pytest.mark.parametrize("name", ["numba", "fourier"])
 @pytest.mark.parametrize("reduction", Reduction)
 def test_a_grid_around_clusters_that_are_far_apart(name, reduction):
-    """Most rows are far from all columns, and each sum is over few of these."""
+    """Most rows are far from all columns, and each sum is over few of these; some rows are within a cluster."""
     module = pytest.importorskip(f"sdkde_{name}.backend")
     backend = module.NumbaBackend(skip=True) if name == "numba" else module.FourierBackend(always=True)
     rng = np.random.default_rng(5)
@@ -245,7 +245,7 @@ def test_a_grid_around_clusters_that_are_far_apart(name, reduction):
     log_weights = np.where(rng.random(6000) < 0.5, -30.0, 0.0)
     log_weights -= np.logaddexp.reduce(log_weights)
     rows = [np.stack(np.meshgrid(*[np.linspace(-w, w, 9)] * 2), axis=-1).reshape(-1, 2) for w in (50.0, 3e3, 1e6)]
-    rows = np.concatenate(rows)
+    rows = np.concatenate([*rows, x[::100] + 0.1])
     for precision in ("fast", "high"):
         problem = Problem(
             reduction, len(rows), 6000, 2, precision=precision, extent=2e6, requires=frozenset({"weights"})

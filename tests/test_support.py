@@ -229,7 +229,7 @@ def test_stacks_are_inside_and_take_logs_where_these_say_more(tmp_path):
     assert 0.85 < flat.estimate([0.0])[0] < 1.15  # no part that is 0 there
     x = np.exp(rng.normal(size=500))
     prepared = sdkde_core.prepare(x, method="stacked", support=(0, None))
-    assert "in log" in repr(prepared)
+    assert "in log" in repr(prepared) and "support (0, ∞)" in repr(prepared)
     density = prepared.estimate(y)
     assert abs(np.trapezoid(density, y) - 1.0) < 1e-2
     assert prepared.estimate([-0.1], log=True)[0] == -np.inf

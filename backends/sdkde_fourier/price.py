@@ -190,7 +190,8 @@ def _ways(problem: Problem, by: Ways, extent: float) -> list[tuple[str, Work]]:
     On a device boxes often leave out what is far out: the modes are those a third of the way down to the usual extent.
     """
     box = extent if by is CPU else min(extent, (extent**2 * prices.typical_extent(problem.n, problem.d)) ** (1.0 / 3.0))
-    modes = _usual_modes(problem, box)
+    cut, width = bounds.cutoff(USUAL), 2.0 * box * problem.d**-0.25  # between a cube's around the ball and one's inside
+    modes = min((width + 1.5 * cut) * cut / math.pi, 1e10) ** problem.d
     left = problem.n * typical_share(replace(problem, extent=extent), *by.tiles, left_out(problem))
     ways = [("direct sums, few enough", by.directly(problem, problem.m, left, problem.n))]
     if modes <= MOST_MODES:
@@ -205,9 +206,3 @@ def _ways(problem: Problem, by: Ways, extent: float) -> list[tuple[str, Work]]:
         transforms = by.by_box(problem, (round(modes ** (1.0 / problem.d)),) * problem.d, USUAL)
         ways.insert(0, (f"about {modes:.0f} modes at most", plus(transforms, again)))
     return ways
-
-
-def _usual_modes(problem: Problem, extent: float) -> float:
-    cut = bounds.cutoff(USUAL)
-    width = 2.0 * extent * problem.d**-0.25  # between a cube's around the ball and one's inside
-    return min((width + 1.5 * cut) * cut / math.pi, 1e10) ** problem.d

@@ -8,14 +8,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, device, to_device
 
 from sdkde_core.nearby import Neighbours
-from sdkde_core.plugin import concatenate, empty
+from sdkde_core.plugin import concatenate, empty, put
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
 from . import price
@@ -129,11 +129,7 @@ class Fourier:
                 add(problem, more, near, total, others)
         found, good = finish(problem, total, others, series.error)
         (redo,) = xp.nonzero(~(good & held))
-        if len(redo):
-            again = state.directly(problem, rows[redo])
-            for name in (f.name for f in fields(Partial) if getattr(found, f.name) is not None):
-                getattr(found, name)[redo] = getattr(again, name)
-        return found
+        return put(found, redo, state.directly(problem, rows[redo])) if len(redo) else found
 
 
 def finish(problem: Problem, total: Any, others: list[Any], bound: float) -> tuple[Partial, Any]:

@@ -36,12 +36,6 @@ def compiler() -> str | None:
     return next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), *names])), None)
 
 
-def _keops_folder() -> Path:
-    """Where KeOps keeps what it compiled, by its own rule."""
-    named = os.environ.get("KEOPS_CACHE_FOLDER")
-    return Path(named) if named else Path.home() / ".cache" / f"keops{importlib.metadata.version('keopscore')}"
-
-
 def _ours(name: str) -> Path:
     return cache_folder() / "keops" / name
 
@@ -103,7 +97,8 @@ def works(device: str) -> Support:
 @functools.cache
 def _tried(device: str, compiler: str) -> Support:
     """Compile and check a small sum in another process, as what some compilers build ends whoever loads it."""
-    kind, folder = torch.device(device).type, _keops_folder()
+    kind, named = torch.device(device).type, os.environ.get("KEOPS_CACHE_FOLDER")  # KeOps keeps there what it compiled
+    folder = Path(named) if named else Path.home() / ".cache" / f"keops{importlib.metadata.version('keopscore')}"
     if kind not in ("cpu", "cuda"):
         return Support(False, f"KeOps runs on CPUs and CUDA GPUs, not on {device}")
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import config
 
-from sdkde_core.nearby import PARTS, lists, order, scattered_pays
+from sdkde_core.nearby import PARTS, lists, order
 from sdkde_core.plugin import (
     check_threads,
     checkpoint,
@@ -20,6 +20,7 @@ from sdkde_core.plugin import (
     exponents,
     map_threads,
     merge,
+    put,
 )
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
@@ -114,7 +115,7 @@ class NumbaBackend:
             return _reduce(problem, state, rows[first : first + height], over)
 
         tasks = [(first, start) for first in range(0, m, height) for start in range(0, tiles, chunk)]
-        parts = map_threads(task, tasks, threads)
+        parts = map_threads(task, tasks, threads, told=True)
         chunks = -(-tiles // chunk)
         return concatenate([merge(parts[i : i + chunks]) for i in range(0, len(parts), chunks)])
 
@@ -130,22 +131,19 @@ class NumbaBackend:
         tiles = max(1, min(4096 // TILE, (1 << 19) // len(state.columns), len(rows) // (16 * TILE)))
         group = TILE * tiles
 
-        # Rows far from all columns share no lists: they are summed one by one, where it pays to prepare for that.
-        apart = takes_leaves(problem) and problem.d <= 3 and not problem.same and scattered_pays(len(rows), problem.n)
+        # Rows with few columns near share no lists: they are summed one by one, where it pays to prepare for that.
+        apart = takes_leaves(problem) and problem.d <= 3 and not problem.same and 2048 * len(rows) >= problem.n
 
         def task(first: int) -> Partial:
             return _some(problem, state, rows[places[first : first + group]], apart)
 
-        found = concatenate(map_threads(task, range(0, len(rows), group), threads))
+        found = concatenate(map_threads(task, range(0, len(rows), group), threads, told=True))
         back = np.argsort(places)
         found = each(found, lambda x: x[back])
-        alone = np.flatnonzero(apart & (found.log_sum < state.near.lowest))
+        alone = np.flatnonzero(apart & (found.log_sum == -math.inf))
         if len(alone):
             spread = functools.partial(map_threads, threads=threads)
-            again = state.near.neighbours.scattered(problem, rows[alone], spread=spread)
-            for name, x in vars(again).items():
-                if x is not None:
-                    getattr(found, name)[alone] = x
+            put(found, alone, state.near.neighbours.scattered(problem, rows[alone], -math.inf, spread))
         return found
 
 
@@ -163,14 +161,17 @@ def _pack(points: Array, first: int, tiles: Array) -> None:
 def _some(problem: Problem, state: _State, rows: Array, apart: bool) -> Partial:
     """Sum neighbouring rows over the columns that can matter: by leaves, and by tiles where those do not do.
 
-    ``apart``: rows whose sums are too low for leaves need not be right, nor others than low.
+    ``apart``: rows that leaves do not do get −∞ where their sums are low.
     """
     assert state.near is not None
     found = lists(problem, state.near.columns, rows, TILE, 512)
     parts, again, where = list[Partial](), np.arange(len(rows)), np.arange(len(rows))
     if takes_leaves(problem):
         some, again = sum_leaves(problem, state.near, state.columns, state.log_weights, rows, found)
-        again = again[~(some.log_sum[again] < state.near.lowest)] if apart else again
+        if apart:
+            low = some.log_sum[again] < LN2 * (state.near.peak + 10.0)  # over some thousand columns at most
+            some.log_sum[again[low]] = -math.inf
+            again = again[~low]
         parts.append(some)
         where[again] = len(rows) + np.arange(len(again))
     for b in np.unique(again // TILE):

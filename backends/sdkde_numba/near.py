@@ -29,11 +29,6 @@ class Near(NamedTuple):
     tie: float  # see :func:`_tie`; for MEAN
     neighbours: Neighbours  # for rows that are far from all
 
-    @property
-    def lowest(self) -> float:
-        """The least log of a sum over leaves: below it, terms may have been lost."""
-        return LN2 * (self.peak - 60.0)
-
 
 def order_columns(columns: Columns, mean: bool, threads: int) -> Near:
     """Put finite columns in order; their leaves are those of the packed columns, tile by tile."""
@@ -120,7 +115,7 @@ def sum_leaves(
     across = np.repeat(across, TILE)[:m]
     shift = shifts / (UNIT * total[:, None]) if mean else None
     errors = leaf_errors(problem, log_sum, total, square, fourth, shift, across, near.tie, near.span)
-    again = np.flatnonzero(~((log_sum >= near.lowest) & (errors <= 1.0)))
+    again = np.flatnonzero(~((log_sum >= LN2 * (near.peak - 60.0)) & (errors <= 1.0)))  # below terms may be lost
     if problem.reduction is Reduction.LAPLACE:
         return exponents.laplace(d, total, -LN2 * moments[:, 0], LN2 * near.peak), again
     return Partial(log_sum, shift=shift), again

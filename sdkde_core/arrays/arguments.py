@@ -231,7 +231,7 @@ def ingest(
 
 def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) -> None:
     """Refuse a query whose shape or columns' names do not fit train, (n, d); none of its values is read."""
-    if names and query.names:
+    if names and query.names and (query.array.ndim == 2 or len(names) == 1):
         check_names(names, query.names)
     shape = tuple(query.array.shape)
     if len(shape) not in (1, 2):
@@ -278,7 +278,7 @@ def check_names(train: tuple[str, ...], query: tuple[str, ...], name: str = "que
     other = "in another order" if reordered else "under other names"
     raise ValueError(
         f"{name} has the columns of train {other}: {_brief(query)}, where train has {_brief(train)}; pass the same "
-        f"ones in one order (of a DataArray by .sel, of a data frame {name}[list(train.columns)])"
+        f"ones in one order (a Series by .rename, a DataArray by .sel, a data frame by {name}[list(train.columns)])"
     )
 
 

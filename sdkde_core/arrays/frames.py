@@ -75,6 +75,8 @@ def names_of(value: Any, library: str) -> tuple[str, ...]:
     found = getattr(value, "column_names" if library == "pyarrow" else "columns", None)
     if library == "xarray" and value.ndim == 2 and value.dims[1] in getattr(value, "coords", ()):
         found = value.coords[value.dims[1]].values.tolist()
+    if len(getattr(value, "shape", ())) == 1 and getattr(value, "name", None):
+        found = (value.name,)  # a Series, or a labelled array of one column
     names = tuple(found) if isinstance(found, Iterable) else ()
     return names if all(isinstance(name, str) for name in names) else ()
 

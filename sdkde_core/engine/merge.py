@@ -63,6 +63,13 @@ def each(partial: Partial, change: Callable[[Any], Any]) -> Partial:
     return Partial(*(None if x is None else change(x) for x in arrays))
 
 
+def put(partial: Partial, where: Any, others: Partial) -> Partial:
+    """Write other results to the rows ``where``, in place."""
+    for name in (field.name for field in fields(Partial) if getattr(others, field.name) is not None):
+        getattr(partial, name)[where] = getattr(others, name)
+    return partial
+
+
 def safe_log(x: Any) -> Any:
     """log(x), −inf at 0 and below, without a warning; NaN stays NaN."""
     xp = array_namespace(x)

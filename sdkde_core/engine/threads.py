@@ -7,9 +7,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,22 +29,50 @@ class _Stopped(BaseException):
     """Ends a task whose call was interrupted, or has another task that failed."""
 
 
-_here = threading.local()  # the call that this thread works for
+_here = threading.local()  # the call that this thread works for, and whom it tells of its own
+
+
+@contextmanager
+def telling(rows: int, advance: Callable[[int], None]) -> Iterator[None]:
+    """Call ``advance`` with numbers of rows as tasks that this thread maps ``told`` end, and at last with the rest."""
+    done = 0
+
+    def tell(share: float) -> None:
+        nonlocal done
+        more, done = int(share * rows) - done, max(done, int(share * rows))
+        _here.tell = None  # whom it tells may estimate something too
+        try:
+            if more > 0:
+                advance(more)
+        except (Exception, SystemExit) as error:  # no failure of the backend that this goes through
+            raise _Stopped from error
+        _here.tell = tell
+
+    _here.tell = tell
+    try:
+        yield
+        tell(1.0)
+    except _Stopped as stopped:
+        raise stopped.__cause__ or stopped from None
+    finally:
+        _here.tell = None
 
 
 def map_threads(
-    task: Callable[[A], R], arguments: Sequence[A], threads: int, *, apart: bool = False, pool: Executor | None = None
-) -> list[R]:
+    task: Callable[[A], R], arguments: Sequence[A], threads: int, *, apart: bool = False, pool: Executor | None = None,
+    told: bool = False,
+) -> list[R]:  # fmt: skip
     """Return ``[task(a) for a in arguments]``, computed by up to ``threads`` threads that end with the call.
 
     After an exception no further task begins, and those that run end at their next :func:`checkpoint`. Where no thread
     can be started the calling one does the work. ``apart`` leaves the calling thread idle, also for a single task: an
     interrupt then leaves what does not end behind. ``pool`` has threads to use instead of new ones, and implies that.
+    ``told``: the tasks are all rows, of which a ``progress`` may be told; see the feature ``"told"``.
     """
-    threads = min(threads, len(arguments))
-    if threads < 1 or (threads == 1 and not apart and pool is None):
+    threads, tell = min(threads, len(arguments)), getattr(_here, "tell", None) if told else None
+    if threads < 1 or (threads == 1 and not apart and pool is None and tell is None):
         return [task(a) for a in arguments]
-    call, running = _Call(task, arguments), list[Future[None]]()
+    call, running, share = _Call(task, arguments), list[Future[None]](), 0.0
     workers = pool or ThreadPoolExecutor(threads, thread_name_prefix="sdkde")
     try:
         with suppress(RuntimeError):  # no more threads can be started, or no more in this process, which is ending
@@ -52,11 +80,14 @@ def map_threads(
                 running.append(workers.submit(call.run))
         if not running:
             call.run()
-        while not call.stopped and len(call.finished) < len(arguments):
+        while not call.stopped and share < 1.0:
             if not call.listen(0.1) and not call.inside:  # an interrupt does not always wake a thread that waits
                 for one in running:
                     if one.done():
                         one.result()  # raises where the pool itself failed
+            share = len(call.finished) / len(arguments)
+            if tell is not None:
+                tell(share)
         if call.error is not None:
             raise call.error
         return call.results

@@ -18,6 +18,7 @@ from array_api_compat import array_namespace
 from ..arrays import Argument, to_host
 from ..choice.cost import predict
 from ..choice.hardware import cpu
+from ..engine.threads import telling
 from ..protocol import BackendInfo, Problem, with_fields
 from . import straight
 from .density import undefined, warn_of_negative
@@ -106,8 +107,11 @@ def answered(fitted: Fitted, query: Argument, what: str, out: Any = None, advanc
     if out is None and advance is None:
         result = straight.answer(fitted.current, query, what)
         return fitted.serve(lambda here: here.answer(here.read(query), what)) if result is None else result
-    m = query.shape[0]
-    size, parts = batch_rows(m, fitted.problem, fitted.current.choice.info), []
+    m, info = query.shape[0], fitted.current.choice.info
+    if advance is not None and out is None and "told" in info.features and 0 < len(fitted.current.groups) < 3:
+        with telling(m, advance):  # of many groups the first would be told as all
+            return fitted.serve(lambda here: here.answer(here.read(query), what))
+    size, parts = batch_rows(m, fitted.problem, info), []
     for start in range(0, max(m, 1), size):  # one of no rows where m = 0
         rows = query.rows(start, start + size)
         part = fitted.serve(lambda here, rows=rows: here.answer(here.read(rows), what))  # type: ignore[misc]

@@ -302,8 +302,8 @@ class Survey:
             bandwidth = by_rule(rule, summary, found.low, found.high)
         else:
             bandwidth = Bandwidth.of(rule, self.shape.d)
-        scale, centre = np.sqrt(np.diagonal(bandwidth.matrix)), centre_of(asked.centre_rows(found), bandwidth)
-        centre = clearest_centre(found.rows, None, scale, centre)
+        centre = centre_of(found.rows[np.isin(found.index, asked.centre())], bandwidth)
+        centre = clearest_centre(found.rows, None, np.sqrt(np.diagonal(bandwidth.matrix)), centre)
         reach = Reach("train", bandwidth, centre, self.request.check_finite)
         return replace(self, request=self.request.moving(bandwidth), question=reach)
 

@@ -193,10 +193,7 @@ def _rows_of(query: Any, d: int) -> int | None:
     """The rows of ``query``, a shape or an array, for a train that is given by its shape; None for None."""
     if query is None:
         return None
-    shape = _shape_of("query", query)
-    if shape is None:
-        given = Argument.of("query", query).shape
-        shape = (given[0], given[1] if len(given) == 2 else 1) if len(given) in (1, 2) else (0, 0)
+    shape = _shape_of("query", query) or _shape_of("query", Argument.of("query", query).shape) or (0, 0)
     if shape[1] != d or shape[0] < 1:
         raise ValueError(f"query has the shape {shape}, but train has {d} dimensions; pass (points, {d})")
     return shape[0]

@@ -24,6 +24,7 @@ from ..engine.groups import Group, GroupedColumns
 from ..engine.launches import Lists
 from ..engine.merge import concatenate, empty, merge
 from ..engine.outliers import radii
+from ..engine.threads import telling
 from ..messages import warn_once
 from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
 from ..spreading.devices import Reducer, pack_on
@@ -126,6 +127,9 @@ def _pass(
                 report(PassReport(one, time.perf_counter() - start, far))
                 start, far = time.perf_counter(), 0
         return merge(parts)
+    if "told" in plan.choice.info.features:
+        with telling(problem.n, advance):
+            return packed.reduce(queries)[0]
     batches, size = list[Partial](), batch_rows(problem.n, problem, plan.choice.info)
     for first in range(0, problem.n, size):
         stop = min(first + size, problem.n)

@@ -355,7 +355,9 @@ class Prepared:
         values = numbers("x", x)
         if np.isnan(values).any():
             raise ValueError("x has NaN; drop or fill it")
-        return distribution(self._gaussian("distribution function"))(values.ravel()).reshape(values.shape)[()]
+        return _beside(
+            x, distribution(self._gaussian("distribution function"))(values.ravel()).reshape(values.shape)[()]
+        )
 
     @public
     def quantile(self, q: Any) -> Any:
@@ -363,7 +365,7 @@ class Prepared:
         values = numbers("q", q)
         if not ((values >= 0) & (values <= 1)).all():
             raise ValueError(f"q is {brief(q)}; pass probabilities from 0 to 1")
-        return quantiles(self._gaussian("quantiles"), values.ravel()).reshape(values.shape)[()]
+        return _beside(q, quantiles(self._gaussian("quantiles"), values.ravel()).reshape(values.shape)[()])
 
     @public
     def modes(self, starts: Any = None) -> Any:
@@ -398,11 +400,12 @@ class Prepared:
         Returns
         -------
         (m,) array of int
-            Numbers of modes from 0, the highest; −1 where the density is 0.
+            Numbers of modes from 0, the highest; −1 where the density is 0. A tensor for a tensor.
         """
         fitted = self._gaussian("modes")
         rows = self._places() if query is None else self._near("query", query)
         found, labels = clusters(fitted, rows)
+        labels = labels if query is None else _beside(query, labels, "int64")
         return (labels, found) if return_modes else labels
 
     def _near(self, name: str, points: Any) -> Any:
@@ -530,7 +533,8 @@ class Prepared:
         return importlib.import_module("sdkde_core.interop.html").page(self)
 
     def __repr__(self) -> str:
-        size, t = f"{self.n_train} × {self.n_dimensions}", self._fitted.coordinates
+        size, first = f"{self.n_train} × {self.n_dimensions}", self._fitted
+        t = first.coordinates or (first.parts[0].fitted.coordinates if first.parts else None)
         where = "" if t is None else f", {t}" if t.ends is not None else f" in coordinates {t}"
         if parts := shares(self._fitted):
             listed = ", ".join(f"{100.0 * share:.0f} % {label}" for label, (share, _) in parts.items())
@@ -539,6 +543,13 @@ class Prepared:
         how += f", adaptive {alpha:g}" if (alpha := self._fitted.request.adaptive) else ""
         h = self._fitted.request.told(self.bandwidth)
         return f"Prepared({how}, {size}, {h}{where}, {self.precision}, {self.backend} on {self.device})"
+
+
+def _beside(given: Any, found: Any, dtype: str = "") -> Any:
+    """Results on the host as tensors where a tensor was given, on its device."""
+    query = Argument.of("query", given)
+    there = query.origin.restore(np.asarray(found), dtype or query.dtype)
+    return found if query.origin.xp is None else there.reshape(np.shape(found))
 
 
 def _mean_of(values: Any, name: str) -> tuple[float, float]:

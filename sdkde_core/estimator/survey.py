@@ -141,9 +141,6 @@ class Moments:
         found = left.carrying + right.carrying, *ends, mean, spread, total, totals, squares, equal, left.first_log
         return MomentsOf(*found, index, rows, best, (left.digest + right.digest) % (1 << 128))
 
-    def centre_rows(self, found: MomentsOf) -> Array:
-        return found.rows[np.isin(found.index, self.centre())]
-
     def sample(self, found: MomentsOf) -> tuple[Array, Array | None]:
         """The samples that a bandwidth is chosen from, and their weights."""
         if found.equal:

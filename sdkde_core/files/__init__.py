@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ EXTENSIONS = tuple(FORMATS)
 def about(**files: str | None) -> Iterator[None]:
     """Put the file's name before an error in what an argument holds; ``files``: by argument, None for what is no file.
 
-    Such errors name the argument first, but for rules of the bandwidth, which are about the samples, and for a
+    Such errors name the argument first, but for rules of the bandwidth and ends, which are about samples, and for a
     bandwidth with its value in parentheses, which is too small for what is named next.
     """
     try:
@@ -42,12 +43,18 @@ def about(**files: str | None) -> Iterator[None]:
     except FileError:
         raise
     except (TypeError, ValueError) as error:
-        named = re.search(rf"\b({'|'.join(files)})\b(?!=| \()", str(error))
-        argument = "train" if str(error).startswith("bandwidth='") else named and named[0]
-        file = files.get(argument or "")
+        text, rules = str(error), ("bandwidth='", "support: ", "coordinates: ")
+        named = re.search(rf"\b({'|'.join(files)})\b(?!=| \()", text)
+        file = files.get("train" if text.startswith(rules) else named[0] if named else "")
         if file is None:
             raise
-        raise FileError(f"{file}: {error}") from error
+        row = re.search(r"\b(?:row|index) (\d+)", text)
+        if row and file.lower().endswith((".csv", ".tsv")):  # whose lines count from 1, header included
+            header = bool(source(file, lambda names, width: [width - 1]).names)
+            with open(file, encoding="utf-8-sig") as lines:
+                filled = (i for i, line in enumerate(lines, 1) if not line.isspace())
+                text = text.replace(row[0], f"{row[0]} (line {next(islice(filled, int(row[1]) + header, None))})", 1)
+        raise FileError(f"{file}: {text}") from error
 
 
 def source(text: str, pick: Pick = lambda names, width: range(width), name: str = "") -> Source:

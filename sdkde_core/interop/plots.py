@@ -410,4 +410,5 @@ def _draw_contours(ax: Any, drawn: Sequence[_Drawn], dots: Array | None, shares:
             below.set(edgecolor=one.colour, linewidth=0)
     if dots is not None:
         there = dots[((dots >= [x[0], y[0]]) & (dots <= [x[-1], y[-1]])).all(axis=1)]
-        ax.plot(*there[_some(len(there))].T, ".", color=DARK, alpha=0.35, ms=2, mew=0, zorder=1.5, label="_samples")
+        ms = float(np.clip(50.0 / np.sqrt(len(there) or 1), 2.0, 5.0))
+        ax.plot(*there[_some(len(there))].T, ".", color=DARK, alpha=0.35, ms=ms, mew=0, zorder=1.5, label="_samples")

@@ -124,16 +124,12 @@ def grid(
             spans.append(np.array([*inner, x.min() - 4.0 * width, x.max() + 4.0 * width]))
         low, high, first, last = (f(column) for f, column in zip((min, max, min, max), zip(*spans)))
         more = 0.1 * (high - low) + 4.0 * h
-        least, greatest = np.array([_outer(density._fitted.coordinates, j) for density in several]).T
+        maps = [density._fitted.coordinates and density._fitted.coordinates.maps[j] for density in several]
+        least, greatest = np.array([getattr(m, "outer", getattr(m, "ends", (-math.inf, math.inf))) for m in maps]).T
         ends.append((max(low - more, first, least.min()), min(high + more, last, greatest.max())))
         widths.append(h)
     low, high = limits or (float(min(low for low, _ in ends)), float(max(high for _, high in ends)))
     return np.linspace(low, high, int(np.clip(per_bandwidth * (high - low) / min(widths), fewest, most)))
-
-
-def _outer(maps: Any, j: int) -> tuple[float, float]:
-    one = maps and maps.maps[j]
-    return getattr(one, "outer", getattr(one, "ends", (-math.inf, math.inf)))
 
 
 def _kernels(fitted: Any, j: int) -> tuple[Array, Array, float]:

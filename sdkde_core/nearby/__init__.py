@@ -52,7 +52,6 @@ from __future__ import annotations
 
 from .forecast import rough_share, typical_share
 from .lists import PARTS, Lists, left_out, lists
-from .scattered import scattered_pays
 from .sums import Neighbours
 from .tiles import Index, Tiles, by_tile, index, order
 
@@ -68,6 +67,5 @@ __all__ = [
     "lists",
     "order",
     "rough_share",
-    "scattered_pays",
     "typical_share",
 ]

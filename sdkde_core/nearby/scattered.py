@@ -20,11 +20,6 @@ from .tiles import TOGETHER, Index, Tiles, levels
 Array = NDArray[Any]
 
 
-def scattered_pays(rows: int, columns: int) -> bool:
-    """Whether to put columns in order, once, for that many rows: else to look at all columns each time is faster."""
-    return 2048 * rows >= columns
-
-
 class Tree:
     """Columns (n, d) in the order of an index, tile by tile: ``columns`` as :func:`.sums._sum` takes them."""
 
@@ -32,9 +27,10 @@ class Tree:
         self.levels, self.columns, self.log_weight = levels(points, log_weights, found), columns, found.log_weight
 
     @np.errstate(all="ignore")  # sums of exponentials underflow by design
-    def sums(self, problem: Problem, rows: Array, least: float) -> tuple[Array, list[Array]]:
-        """Return logs of a row's largest term, about, and sums of terms over that; as :func:`.sums._sum` has them."""
-        floors = np.maximum(self._floors(rows), least)
+    def sums(self, problem: Problem, rows: Array, least: float, most: float) -> tuple[Array, list[Array]]:
+        """Logs of rows' largest terms, and sums over these as in :func:`.sums._sum`; for log sums up to ``most``."""
+        floors = self._floors(rows)
+        floors = np.where(floors > most, np.inf, np.maximum(floors, least))
         row, tile = self._pairs(problem, rows, floors)
         points, log_weights = self.columns
         mean, laplace = (problem.reduction is r for r in (Reduction.MEAN, Reduction.LAPLACE))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array, to_device
 
 from ..engine.exact import reduce_exact
-from ..engine.merge import concatenate, each, safe_log
+from ..engine.merge import concatenate, each, put, safe_log
 from ..protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from .lists import COARSE, lists
 from .scattered import Tree
@@ -36,7 +37,6 @@ class Neighbours:
     columns: Columns
     order: Any = None
     _made: dict[int, tuple[Index, _Tiles]] = field(default_factory=dict, init=False)  # by size
-    _tree: Tree | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         points, xp = self.columns.points, array_namespace(self.columns.points)
@@ -56,16 +56,22 @@ class Neighbours:
         if self._finite and bool(xp.any(far)):
             near = xp.where(far[:, None], self.columns.points[:1, :], rows)
             found = self.reduce(problem, near, least, spread)
-            exact = reduce_exact(problem, rows[far, :], self.columns)
-            for name in (f.name for f in fields(Partial) if getattr(exact, f.name) is not None):
-                getattr(found, name)[far] = getattr(exact, name)
-            return found
+            return put(found, far, reduce_exact(problem, rows[far, :], self.columns))
         if self._finite and 32 * rows.shape[0] < self.columns.points.shape[0]:
             near = self._near(xp, problem, rows, least)
             if is_numpy_array(rows) and rows.shape[0] >= 12:  # for fewer, see _parts
                 return (near or self).scattered(problem, rows, least, spread)
             if near is not None:
                 return near.reduce(problem, rows, least, spread)
+        elif self._finite and is_numpy_array(rows) and 12 <= rows.shape[0] <= self.columns.points.shape[0]:
+            few = self._tree.log_weight - math.log(self.columns.points.shape[0] / 20.0)  # neighbours, shared by none
+            found = self.scattered(problem, rows, least, spread, few)
+            (rest,) = np.nonzero(found.log_sum == -math.inf)
+            return put(found, rest, self._listed(problem, rows[rest], least, spread)) if len(rest) else found
+        return self._listed(problem, rows, least, spread)
+
+    def _listed(self, problem: Problem, rows: Any, least: float, spread: Callable[..., Any]) -> Partial:
+        xp = array_namespace(rows)
         parts = list(self._parts(xp, problem, rows, least))
         found = concatenate(list(spread(lambda part: _sum(xp, problem, rows, *part), parts)))
         place = xp.concat([xp.reshape(which, (-1,)) for which, *_ in parts])
@@ -74,16 +80,15 @@ class Neighbours:
         first = xp.concat([xp.ones_like(place[:1], dtype=xp.bool), place[back][1:] != place[back][:-1]])
         return each(found, lambda x: x[back[first], ...])
 
-    def scattered(
-        self, problem: Problem, rows: Any, least: float = -math.inf, spread: Callable[..., Any] = map
-    ) -> Partial:
-        """As :meth:`reduce`, for finite rows and columns of NumPy's that are far apart; see :class:`Tree`."""
-        if self._tree is None:
-            self._tree = Tree(self.columns.points, self.columns.log_weights, *self._indexed(32))
-        tree = self._tree
-        many = max(16, (1 << 22) // tree.levels[-1].log_weight.size)
+    def scattered(self, problem: Problem, rows: Any, least: float, spread: Any, most: float = math.inf) -> Partial:
+        """As :meth:`reduce`, see :class:`Tree`, for finite rows and columns of NumPy's; log sums above ``most``: −∞."""
+        many = max(16, (1 << 22) // self._tree.levels[-1].log_weight.size)
         blocks = [rows[k : k + many] for k in range(0, rows.shape[0], many)]
-        return concatenate(list(spread(lambda x: _partial(problem, *tree.sums(problem, x, least)), blocks)))
+        return concatenate(list(spread(lambda x: _partial(problem, *self._tree.sums(problem, x, least, most)), blocks)))
+
+    @functools.cached_property
+    def _tree(self) -> Tree:
+        return Tree(self.columns.points, self.columns.log_weights, *self._indexed(32))
 
     def _indexed(self, size: int) -> tuple[Index, _Tiles]:
         if size not in self._made:
