@@ -1,7 +1,11 @@
 """Plugins through the one door: found, refused, shadowed, broken, and chosen."""
 
 import importlib
+import os
 import re
+import signal
+import sys
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -283,3 +287,21 @@ def test_a_choice_made_without_the_data_s_outliers_is_not_taken_where_they_are_k
         select.choose(far, backend="numpy", share=share)
         select.choose(far, share=share)
     assert shares
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs POSIX signals")
+def test_what_a_signal_raises_while_a_plugin_is_asked_is_not_the_plugins():
+    def handler(number, frame):
+        raise SystemExit(7)
+
+    def question():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(5.0)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(SystemExit, match="7"):
+            registry.ask(question)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert registry.ask(sys.exit, 3) == (None, "SystemExit: 3")  # which a plugin may raise

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..engine.failures import raise_interrupt
 from ..engine.forks import in_child
 from ..protocol import FEATURES, PRECISIONS, PROTOCOL, Backend, BackendInfo, Support
 
@@ -142,13 +143,14 @@ def _start(info: BackendInfo, device: str, options: Mapping[str, Any] | None) ->
 def ask(question: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
     """Ask a plugin something; return its answer and "", or None and what it raised, which may be SystemExit.
 
-    Only the user's interrupt and memory that does not suffice pass.
+    Only the user's interrupt, what a signal's handler raises, and memory that does not suffice pass.
     """
     try:
         return question(*arguments), ""
     except (KeyboardInterrupt, MemoryError):
         raise
     except BaseException as error:
+        raise_interrupt(error)
         return None, f"{type(error).__name__}: {error}"
 
 
