@@ -74,9 +74,11 @@ def test_groups_are_declined_where_no_kernel_sums_them():
 
 
 def _drawn():
-    """Skewed samples, to which mixtures are fitted that keep them, torch; queries beside them, and one far from all."""
-    rng, d = np.random.default_rng(5), 5
-    x = rng.normal(size=(700, d)) ** 2 * np.sign(rng.normal(size=(700, d))) @ (np.eye(d) + 0.3)
+    """Samples on a spiral, to which mixtures are fitted that keep them, torch; queries beside, and one far from all."""
+    rng, d = np.random.default_rng(9), 5
+    at = rng.uniform(1.0, 9.0, size=(300, 1))
+    x = np.hstack([at * np.cos(at), at * np.sin(at), at, 0 * at, 0 * at]) + 0.2 * rng.normal(size=(300, d))
+    x = x @ rng.normal(size=(d, d))
     return torch.from_numpy(x), torch.from_numpy(np.concatenate([x[:40] + 0.3, [np.full(d, 3000.0)]]))
 
 
@@ -84,7 +86,7 @@ def _drawn():
 @pytest.mark.parametrize("scored", [False, True])
 def test_parts_of_a_list_are_summed_together(scored):
     x, y = _drawn()
-    density = sdkde_core.prepare(x, method="stacked", backend="torch", precision="high")
+    density = sdkde_core.prepare(x, method="stacked", backend="torch", precision="high", coordinates="identity")
     parts = density._fitted.parts
     which = [k for k, part in enumerate(parts) if len(part.fitted.groups) == 1 and part.fitted.groups[0].n > 1]
     assert len(which) > 1
@@ -104,8 +106,8 @@ def test_parts_of_a_list_are_summed_together(scored):
 @pytest.mark.parametrize("precision", ["fast", "high"])
 def test_a_stack_on_a_gpu_is_that_of_the_host(precision):
     x, y = _drawn()
-    density = sdkde_core.prepare(x.cuda(), method="stacked", precision=precision)
-    host = sdkde_core.prepare(x.numpy(), method="stacked", precision="float64")
+    density = sdkde_core.prepare(x.cuda(), method="stacked", precision=precision, coordinates="identity")
+    host = sdkde_core.prepare(x.numpy(), method="stacked", precision="float64", coordinates="identity")
     assert [label for label, *_ in density.parts] == [label for label, *_ in host.parts]
     want = host.estimate(y.numpy(), log=True)
     np.testing.assert_allclose(density.estimate(y.cuda(), log=True).cpu(), want, rtol=1e-5, atol=2e-3)

@@ -17,7 +17,9 @@ def clusters(n=300, d=2, k=3):
 
 
 def fitted(x, weights, k, **options):
-    return mixtures.fit(x, weights, k, np.random.default_rng(SEED), **options)
+    ranks = np.argsort(np.argsort(x, axis=0), axis=0) / len(x)
+    seeds = mixtures.seeds(ranks, weights, k, np.random.default_rng(SEED))
+    return mixtures.fit(x, weights, mixtures.nearest(ranks, weights, seeds), **options)
 
 
 def test_one_component_is_the_normal_of_the_samples():

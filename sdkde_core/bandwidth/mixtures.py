@@ -13,7 +13,9 @@ Samples x, weights and shares are on the host, or where a GPU's PyTorch has them
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -21,8 +23,10 @@ import numpy as np
 from array_api_compat import device
 from numpy.typing import NDArray
 
-from ..arrays import Array, array_namespace, to_host
+from ..arrays import Array, array_namespace, look, to_host
+from ..choice.hardware import cpu_threads
 from ..engine.products import dots, product
+from ..engine.threads import checkpoint, map_threads
 
 Group = tuple[Any, Any, Array, float]  # points (n, d), their weights (n,), the kernel's factor (d, d), its share
 
@@ -55,7 +59,8 @@ def log_densities(normals: Normals, y: Any) -> Any:
     constants = np.log(normals.shares) + np.log(np.diagonal(inverses, axis1=1, axis2=2)).sum(1)
     constants -= 0.5 * d * math.log(2 * math.pi)
     if not isinstance(y, np.ndarray):
-        flat, offsets, constants = (_beside(y, x) for x in (inverses.reshape(k * d, d).T, offsets, constants))
+        sent = _beside(y, np.concatenate([inverses.reshape(-1), offsets, constants]))  # at once
+        flat, offsets, constants = sent[: k * d * d].reshape(k * d, d).T, sent[k * d * d : -k], sent[-k:]
         return constants - 0.5 * ((y @ flat - offsets) ** 2).reshape(-1, k, d).sum(2)
     result = np.empty((len(y), k))
     flat = np.ascontiguousarray(inverses.reshape(k * d, d).T)
@@ -78,28 +83,29 @@ def _beside(y: Any, x: Array) -> Any:
 
 
 def fit(
-    x: Any, weights: Any, k: int, start: Any, *, shrink: float = 1.0, ridge: Array | None = None, most: int = 100
+    x: Any, weights: Any, start: Any, *, shrink: float = 1.0, ridge: Array | None = None, most: int = 100
 ) -> Normals:
-    """Fit k normals by EM; fewer where components have less than d + 1 samples, effectively.
+    """Fit normals by EM; fewer than at the start where components have less than d + 1 samples, effectively.
 
-    x is (n, d); weights (n,) sum to 1; ``start`` are Normals, or a generator that draws for k-means++. Ends after
-    ``most`` steps, or where one raises the mean log likelihood by less than 1e-3. Covariances are shrunk towards their
-    mean, as if that were .3 shrink (d + 1) more samples, and the mean towards its diagonal, as if by shrink² d more:
-    that mends few samples, and spoils data that are nearly in a plane. With an infinite ``shrink`` they are diagonal,
-    and shrunk as one column's variance. ``ridge`` (d,) is added to variances.
+    x is (n, d); weights (n,) sum to 1; ``start`` are Normals, or shares (n, k) on the host. Ends after ``most`` steps,
+    or where one raises the mean log likelihood by less than 1e-3. Covariances are shrunk towards their mean, as if that
+    were .3 shrink (d + 1) more samples, and the mean towards its diagonal, as if by shrink² d more: that mends few
+    samples, and spoils data that are nearly in a plane. With an infinite ``shrink`` they are diagonal, and shrunk as
+    one column's variance. ``ridge`` (d,) is added to variances.
     """
     centre, last = weights @ x, -math.inf
     z = x - centre
     ridge = 1e-10 * to_host(weights @ z**2) if ridge is None else ridge
-    if isinstance(start, Normals):
-        shares = _shares(log_densities(start, x))[0]
-    else:
-        shares = _beside(x, _nearest(to_host(z), to_host(weights), k, start))
+    shares = _shares(log_densities(start, x))[0] if isinstance(start, Normals) else _beside(x, start)
+    n_eff = 1.0 / float(weights @ weights)
+    counts = n_eff * to_host(weights @ shares)
     for _ in range(most):
-        normals = _maximised(z, weights, shares, shrink, ridge)
+        checkpoint()
+        normals = _maximised(z, weights, shares, counts, shrink, ridge)
         fewer = len(normals.shares) < shares.shape[1]
         shares, logs = _shares(log_densities(normals, z))
-        before, last = last, float(weights @ logs)
+        *found, mean = look(lambda *both: both, weights @ shares, weights @ logs)
+        counts, before, last = n_eff * np.array(found), last, mean
         if last - before < 1e-3 and not fewer:
             break
     return normals._replace(means=normals.means + to_host(centre))
@@ -115,9 +121,8 @@ def _shares(logs: Any) -> tuple[Any, Any]:
     return shares, (xp.log(total) + top)[:, 0]
 
 
-def _nearest(z: Array, weights: Array, k: int, rng: np.random.Generator) -> Array:
-    """Shares (n, k) of 0 and 1: by k-means from k-means++, of ranks, where no sample is far out."""
-    z = np.argsort(np.argsort(z, axis=0, kind="stable"), axis=0) / len(z)
+def seeds(z: Array, weights: Array, k: int, rng: np.random.Generator) -> Array:
+    """Points (k, d) of z, by k-means++."""
     centres = z[rng.choice(len(z), 1, p=weights)]
     near = ((z - centres) ** 2).sum(1)
     while len(centres) < k and near.max() > 0.0:
@@ -126,6 +131,11 @@ def _nearest(z: Array, weights: Array, k: int, rng: np.random.Generator) -> Arra
         nearer = [np.minimum(near, ((z - z[i]) ** 2).sum(1)) for i in tried]
         best = int(np.argmin([weights @ distances for distances in nearer]))
         near, centres = nearer[best], np.concatenate([centres, z[tried[best]][None]])
+    return centres
+
+
+def nearest(z: Array, weights: Array, centres: Array) -> Array:
+    """Shares (n, k) of 0 and 1, by k-means from these centres."""
     for _ in range(20):
         which = np.argmin((centres**2).sum(1) - 2.0 * product(z, centres.T), axis=1)
         shares = (which[:, None] == np.arange(len(centres))).astype(float)
@@ -134,14 +144,18 @@ def _nearest(z: Array, weights: Array, k: int, rng: np.random.Generator) -> Arra
     return shares
 
 
-def _maximised(z: Any, weights: Any, shares: Any, shrink: float, ridge: Array) -> Normals:
-    """The components that samples with such shares are most likely from, of covariances that are shrunk."""
-    d, n_eff = z.shape[1], 1.0 / float(weights @ weights)
-    counts = n_eff * to_host(weights @ shares)
+def _maximised(z: Any, weights: Any, shares: Any, counts: Array, shrink: float, ridge: Array) -> Normals:
+    """The components that samples with such shares are most likely from, of covariances that are shrunk.
+
+    ``counts`` (k,): how many samples each has, effectively.
+    """
+    d, n_eff = z.shape[1], float(counts.sum())
     kept = counts >= min(d + 1, counts.max())
-    shares = shares[:, _beside(shares, kept)] + 1e-12  # samples that only a dropped one had are shared out
-    shares /= shares.sum(1)[:, None]
-    counts = n_eff * to_host(weights @ shares)[:, None, None]
+    if not kept.all():
+        shares = shares[:, _beside(shares, kept)] + 1e-12  # samples that only a dropped one had are shared out
+        shares /= shares.sum(1)[:, None]
+        counts = n_eff * to_host(weights @ shares)
+    counts = counts[:, None, None]
     means, covariances = _moments(z, weights, shares)
     few, added = shrink**2 * d, 0.3 * shrink * (d + 1)
     if math.isinf(shrink):
@@ -161,7 +175,8 @@ def _moments(z: Any, weights: Any, shares: Any) -> tuple[Array, Array]:
         heard = (heard / heard.sum(0)).T  # (k, n)
         centres = heard @ z
         away = heard.sqrt()[:, :, None] * (z[None, :, :] - centres[:, None, :])
-        return to_host(centres), to_host(away.mT @ away)
+        both = to_host(array_namespace(z).concat((centres[:, :, None], away.mT @ away), axis=2))
+        return both[:, :, 0], both[:, :, 1:]
     means, covariances = np.empty((k, d)), np.empty((k, d, d))
     for j, share in enumerate(shares.T):
         rows = np.flatnonzero(share > 1e-5)
@@ -215,33 +230,43 @@ def choose(
     """
     heard = np.flatnonzero(folds >= 0)
     z, parts, fold, d = x[heard], weights[heard] / weights[heard].sum(), folds[heard], x.shape[1]
-    cuts = [
-        (there(z[rows]), there(parts[rows] / parts[rows].sum()), ~rows, there(z[~rows]))
-        for rows in (fold != f for f in np.unique(fold))
-    ]
+    outs = [fold == f for f in np.unique(fold)]
+    on_host = [(z[~out], parts[~out] / parts[~out].sum()) for out in outs]
+    cuts = [(there(rows), there(shares)) for rows, shares in on_host]
+    left = [there(z[out]) for out in outs]
+    ranks = [np.argsort(np.argsort(rows, axis=0, kind="stable"), axis=0) / len(rows) for rows, _ in on_host]
+    # Of few samples starting threads takes as long; a GPU's sums are in one queue.
+    threads = cpu_threads() if z.size > 1 << 14 and there is np.asarray else 1
     ridge = 1e-10 * (weights @ (x - weights @ x) ** 2)  # a column may be constant in a fold
-    few = cuts[: max(1, min(len(cuts), round(1000 * len(cuts) / len(z))))]  # enough to choose h by
-    judged = np.any([cut[2] for cut in few], axis=0)
+    few = max(1, min(len(cuts), round(1000 * len(cuts) / len(z))))  # enough to choose h by
+    judged = np.any(outs[:few], axis=0)
     fits: dict[tuple[int, float], list[Normals]] = {}
     plain: dict[tuple[int, float], Array] = {}
 
-    def left_out(key: tuple[int, float], h: float, cuts: list[tuple[Any, Any, Array, Any]]) -> Array:
-        logs = np.full(len(z), -math.inf)
-        for normals, (rows, shares, left, points) in zip(fits[key], cuts):
+    def fitted(i: int, start: Any, shrink: float) -> Normals:
+        start = start if isinstance(start, Normals) else nearest(ranks[i], on_host[i][1], start)
+        return fit(*cuts[i], start, shrink=shrink, ridge=ridge, most=40)
+
+    def left_out(key: tuple[int, float], h: float, many: int) -> Array:
+        def of(i: int) -> Array:
             if h == 1.0:
-                logs[left] = to_host(_shares(log_densities(normals, points))[1])
-            else:
-                logs[left] = to_host(log_density_of(smoothed(rows, shares, normals, h), points))
+                return to_host(_shares(log_densities(fits[key][i], left[i]))[1])
+            return to_host(log_density_of(smoothed(*cuts[i], fits[key][i], h), left[i]))
+
+        logs = np.full(len(z), -math.inf)
+        for out, found in zip(outs, map_threads(of, range(many), threads)):
+            logs[out] = found
         return logs
 
     best, top, worse = ((1, 1.0), 1.0), -math.inf, {1.0: 0, 0.015: 0} | dict.fromkeys([math.inf] * (d > 2), 0)
     for k in (1, 2, 3, 4, 6, 8, 12, 17, 24, 34):
         going = [shrink for shrink in worse if worse[shrink] < 2 and (k == 1 or 0.8 * len(z) >= 2 * k * (d + 1))]
         for shrink in going:
-            starts: list[Any] = fits.get((k, 1.0), [np.random.default_rng(seed)] * len(cuts))
-            how: dict[str, Any] = {"shrink": shrink, "ridge": ridge, "most": 40}
-            fits[k, shrink] = [fit(*cut[:2], k, start, **how) for cut, start in zip(cuts, starts)]
-            plain[k, shrink] = left_out((k, shrink), 1.0, cuts)
+            rng = np.random.default_rng(seed)
+            starts: list[Any] = fits.get((k, 1.0)) or [seeds(u, w, k, rng) for u, (_, w) in zip(ranks, on_host)]
+            tasks = [functools.partial(fitted, i, start, shrink) for i, start in enumerate(starts)]
+            fits[k, shrink] = map_threads(operator.call, tasks, threads)
+            plain[k, shrink] = left_out((k, shrink), 1.0, len(cuts))
             less = plain[k, shrink] - max(plain.values(), key=lambda logs: float(parts @ logs))
             error = math.sqrt(float(parts**2 @ (less - parts @ less) ** 2))
             worse[shrink] = worse[shrink] + 1 if parts @ less < -2.0 * error else 0
@@ -249,19 +274,18 @@ def choose(
             key = k, max(going, key=lambda shrink: float(parts @ plain[k, shrink]))
             value, h = max((float(parts[judged] @ left_out(key, h, few)[judged]), h) for h in (0.3, 0.5, 0.7, 0.85))
             best, top = ((key, h), value) if value > top else (best, top)
-    found = [(*best, left_out(*best, cuts)), *((key, 1.0, logs) for key, logs in plain.items())]
+    found = [(*best, left_out(*best, len(cuts))), *((key, 1.0, logs) for key, logs in plain.items())]
     shares = stack(np.stack([logs for _, _, logs in found], axis=1), parts)
-    result = []
-    for i in np.argsort(-shares, kind="stable")[:4]:
-        if shares[i] >= 0.05:
-            key, h, logs = found[i]
-            every = there(z)
-            start = max(fits[key], key=lambda one: float(parts @ to_host(_shares(log_densities(one, every))[1])))
-            normals = fit(there(x), there(weights), key[0], start, shrink=key[1], most=30)
-            everywhere = np.full(len(x), math.nan)
-            everywhere[heard] = logs
-            result.append(Chosen(normals, h, everywhere, key[1]))
-    return result
+    every, all_of_them = there(z), (there(x), there(weights))
+
+    def last(i: np.intp) -> Chosen:
+        key, h, logs = found[i]
+        start = max(fits[key], key=lambda one: float(parts @ to_host(_shares(log_densities(one, every))[1])))
+        everywhere = np.full(len(x), math.nan)
+        everywhere[heard] = logs
+        return Chosen(fit(*all_of_them, start, shrink=key[1], most=30), h, everywhere, key[1])
+
+    return map_threads(last, [i for i in np.argsort(-shares, kind="stable")[:4] if shares[i] >= 0.05], threads)
 
 
 def stack(logs: Array, weights: Array, prior: Array | float = 0.0) -> Array:

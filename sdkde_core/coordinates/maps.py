@@ -197,7 +197,11 @@ class Table(NamedTuple):
     def _cell(self, u: Array) -> tuple[Array, Array, Array]:
         """The cell of each u, how much of it lies before u, and how far u is from all knots: 0 between the ends."""
         inside = np.clip(u, self.at[0], self.at[-1])
-        cell = np.clip(np.searchsorted(self.at, inside, side="right") - 1, 0, len(self.at) - 2)
+        per_knot, most = (len(self.at) - 1) / (self.at[-1] - self.at[0]), len(self.at) - 2
+        with np.errstate(invalid="ignore"):  # NaN is in no cell
+            cell = np.clip(((inside - self.at[0]) * per_knot).astype(np.intp), 0, most)
+        if not ((self.at[cell] <= inside) & (inside <= self.at[cell + 1])).all():  # knots are not even: some are found
+            cell = np.clip(np.searchsorted(self.at, inside, side="right") - 1, 0, most)
         return cell, (inside - self.at[cell]) / (self.at[cell + 1] - self.at[cell]), u - inside
 
     def _cubic(self, cell: Array) -> tuple[Array, ...]:

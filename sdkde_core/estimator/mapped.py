@@ -80,6 +80,8 @@ class Mapped(Composed):
     def answer(self, query: Argument, what: str) -> Any:
         x, z, outside = located(self.coordinates, query, to_host(self.centre))
         asked = query._replace(array=z, dtype="float64", origin=Origin())
+        if self.choice.device != "cpu" and not query.origin.on_host:  # sums are made where both are
+            asked = asked._replace(array=query.origin.restore(z, "float64"), origin=query.origin)
         slopes = self.coordinates.log_slopes(x)
         if what == "both":
             log, score = of_both(self.first, asked)
@@ -87,11 +89,12 @@ class Mapped(Composed):
             log[outside], score[outside] = -np.inf, np.nan
             return log, score
         if what in ("score", "slope"):
-            found = of_part(self.first, asked, what) * np.exp(slopes) + self.coordinates.turns(x)
+            found = to_host(of_part(self.first, asked, what)) * np.exp(slopes) + self.coordinates.turns(x)
         elif what == "density" and self.request.method == "laplace":
-            found = of_part(self.first, asked, what) * math.exp(-self.log_mass) * np.exp(slopes.sum(axis=1))
+            change = math.exp(-self.log_mass) * np.exp(slopes.sum(axis=1))
+            found = to_host(of_part(self.first, asked, what)) * change
         else:
-            log = of_part(self.first, asked, "log") - self.log_mass + slopes.sum(axis=1)
+            log = to_host(of_part(self.first, asked, "log")) - self.log_mass + slopes.sum(axis=1)
             found = np.exp(log) if what == "density" else log
         found[outside] = {"log": -np.inf, "density": 0.0}.get(what, np.nan)
         return query.origin.restore(found, max(query.dtype, self.problem.dtype))

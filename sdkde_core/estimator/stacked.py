@@ -354,7 +354,7 @@ def _left_out(
         result[out, 0] = of_part(_fitted(given, kept)[0], Argument.of("query", points), "log") + change
         z, w, left = (there(a) for a in (z, weights[~out] / weights[~out].sum(), left))
         for k, one in enumerate(found if refitted else (), 1):
-            normals = fit(z, w, len(one.normals.shares), one.normals, shrink=one.shrink)
+            normals = fit(z, w, one.normals, shrink=one.shrink)
             result[out, k] = to_host(log_density_of(smoothed(z, w, normals, one.h), left)) + of_z
     return result
 
