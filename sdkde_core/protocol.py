@@ -388,17 +388,23 @@ class CriteriaBackend(Backend, TypingProtocol):
         1 + d/2 − q/2 + (q² − 2(d+2) q + d(d+2))/16, q = r²/2h².
         """
 
-    def climb(
-        self, u: Any, weights: Any, shares: Any, lengths: Sequence[float], least: float, common: bool, device: str
-    ) -> tuple[Any, Any, Any]:
-        """Raise Σ_i a_i log Σ_{j≠i} w_j exp(−½ Σ_k g_k (u_ik − u_jk)²) |g|^½ by its precisions g, of 1 before.
+    def climber(self, u: Any, weights: Any, device: str) -> Climber:
+        """Return what raises Σ_i a_i log Σ_{j≠i} w_j exp(−½ ‖A (u_i − u_j)‖²) |A|; of at most 1,024 samples."""
 
-        One step for each of ``lengths``: log g_k falls by that times log m_k, m_k at least ``least``, but by no more
-        than 5, nor by less than −5. m is the diagonal of the moment; if ``common``, its mean. ``shares`` (n,) are a.
-        Distances are float64. At most 32 lengths and 1,024 samples.
 
-        Returned are g (d,); the moment there, Σ_i a_i Σ_j r_ij v_ij v_ijᵀ (d, d), v_ij = g^½ (u_i − u_j) and r_ij the
-        share of sample j in the sum; and the log of that sum, (n,), without g's determinant.
+class Climber(TypingProtocol):
+    """Climbs by the matrix A (d, d) of :meth:`CriteriaBackend.climber`: several, for which the host waits once."""
+
+    def __call__(
+        self, shares: Any, least: float, starts: Sequence[tuple[Any, str, Sequence[float]]]
+    ) -> Sequence[tuple[Any, Any, Any]]:
+        """Return for each start A; the moment there, Σ_i a_i Σ_j r_ij v_ij v_ijᵀ (d, d); and the log of the sum, (n,).
+
+        v_ij is A (u_i − u_j), r_ij the share of sample j in the sum, and ``shares`` (n,) are a. Distances are float64.
+        A start has an A, what is free, and at most 32 lengths, a step each. By the ``"scales"`` a step multiplies each
+        row of A by e^(−s/2), s the length times log m, but from −5 to 5; m is the moment's diagonal element, or
+        ``least`` if that is more. By the ``"scale"`` m is the mean of these elements. By the ``"matrix"`` A is turned
+        first, such that the moment becomes diagonal.
         """
 
 

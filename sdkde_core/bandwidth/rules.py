@@ -17,7 +17,7 @@ from ..messages import did_you_mean, warn_once
 from .isj import improved_sheather_jones
 from .matrix import Bandwidth
 from .normal import normal_reference
-from .sample import Sample
+from .sample import Sample, ends_of
 from .selection import CHOOSERS, MANY, Chooser, choose
 
 
@@ -145,7 +145,8 @@ def resolve(
         if bool(xp.any(weights == 0)):  # a point without weight must not widen the range of a column
             carrying = xp.nonzero(weights)[0]
             train, weights = xp.take(train, carrying, axis=0), xp.take(weights, carrying)
-    low, high = to_host(xp.min(train, axis=0)), to_host(xp.max(train, axis=0))
+    ends = ends_of(train)
+    low, high = ends[:2]
     if not (np.isfinite(low) & np.isfinite(high)).all():
         values = to_host(train)
         i, j = (int(k) for k in np.argwhere(~np.isfinite(values))[0])
@@ -155,7 +156,7 @@ def resolve(
             "fill it, or pass bandwidth as a number"
         )
     check_spread(bandwidth, int(train.shape[0]), n_eff, low, high, turned)
-    sample = Sample(train, weights, n_eff, method)
+    sample = Sample(train, weights, n_eff, method, ends)
     sample.steps, sample.common, sample.mixed = steps and not common, common, mixed
     return by_rule(bandwidth, sample, low, high)
 

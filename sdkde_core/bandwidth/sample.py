@@ -21,7 +21,7 @@ class Kernels(NamedTuple):
     """What :class:`~sdkde_core.protocol.CriteriaBackend` has, for a device."""
 
     left_out: Callable[..., tuple[Array, Array, Array]]
-    climb: Callable[..., tuple[Array, Array, Array]]
+    climber: Callable[..., Callable[..., Any]]
 
 
 class Sample:
@@ -38,10 +38,11 @@ class Sample:
     mixed = True
     moves: tuple[Any, Any] = None, None
 
-    def __init__(self, x: Any, weights: Any, n_eff: float, method: str = "sdkde") -> None:
+    def __init__(self, x: Any, weights: Any, n_eff: float, method: str = "sdkde", ends: Array | None = None) -> None:
         self.weights, self.n_eff, self.d, self.method = weights, n_eff, int(x.shape[1]), method
         xp, self.n, self.given, self.x = array_namespace(x), int(x.shape[0]), x, x - x[:1, :]
-        self.unit = to_host(xp.maximum(xp.max(self.x, axis=0), -xp.min(self.x, axis=0)))  # (d,) data units
+        low, high, first = ends_of(x) if ends is None else ends
+        self.unit = np.maximum(high - first, first - low)  # (d,) data units
         self.x /= like(self.unit, x)  # in place: to get memory takes as long
         self.x -= xp.sum(self.x, axis=0) / self.n if weights is None else weights @ self.x
 
@@ -54,7 +55,7 @@ class Sample:
                 backend: Any
                 backend, support = registry.start(record.info, device)
                 if support.ok:
-                    return Kernels(*(functools.partial(f, device=device) for f in (backend.left_out, backend.climb)))
+                    return Kernels(*(functools.partial(f, device=device) for f in (backend.left_out, backend.climber)))
         return None
 
     def thinned(self, most: int, rng: np.random.Generator) -> tuple[Array, Array | None]:
@@ -72,14 +73,6 @@ class Sample:
             chosen, counts = np.unique(order[np.minimum(places, n - 1)], return_counts=True)
         return to_host(xp.take(x, xp.asarray(chosen, device=device(x)), axis=0)), counts
 
-    def std(self) -> Array:
-        """Standard deviation per column, (d,), ddof 0."""
-        if self.weights is None and isinstance(self.x, np.ndarray):
-            return self.unit * np.sqrt(np.einsum("ij,ij->j", self.x, self.x) / self.n)
-        squared, xp = self.x**2, array_namespace(self.x)
-        mean = xp.mean(squared, axis=0) if self.weights is None else self.weights @ squared
-        return self.unit * np.sqrt(to_host(mean))
-
     def covariance(self) -> Array:
         """Covariance, (d, d), normalised as SciPy does: 1 − Σw², which is (n − 1)/n without weights."""
         xp = array_namespace(self.x)
@@ -92,8 +85,16 @@ class Sample:
     def spread(self) -> Array:
         """σ₁ = min(std, IQR/1.34) per column, (d,); std where the IQR is 0."""
         low, high = self._quartiles()
-        std, iqr = self.std(), self.unit * to_host(high - low) / 1.34
+        std, iqr = to_host(array_namespace(low).stack((self._std(), high - low)))
+        std, iqr = self.unit * std, self.unit * iqr / 1.34
         return np.where(iqr > 0, np.minimum(std, iqr), std)
+
+    def _std(self) -> Any:
+        """Standard deviation per column of ``self.x``, (d,), ddof 0."""
+        if self.weights is None and isinstance(self.x, np.ndarray):
+            return np.sqrt(np.einsum("ij,ij->j", self.x, self.x) / self.n)
+        squared, xp = self.x**2, array_namespace(self.x)
+        return xp.sqrt(xp.mean(squared, axis=0) if self.weights is None else self.weights @ squared)
 
     def _quartiles(self) -> tuple[Any, Any]:
         """Quartiles per column of ``self.x``: linear interpolation (type 7), and its weighted form.
@@ -140,6 +141,12 @@ def _around(x: Any, ranks: list[int]) -> list[tuple[Any, Any]]:
     keys = (xp.concat([ordered[:, k : k + 2] for k in ranks], axis=1) - column) << room
     values = (keys ^ ((keys >> 63) & most)).view(xp.float64)
     return [(values[:, 2 * i], values[:, 2 * i + 1]) for i in range(len(ranks))]
+
+
+def ends_of(x: Any) -> Array:
+    """The least and the largest values of all columns, and the first row, read at once: (3, d)."""
+    xp = array_namespace(x)
+    return to_host(xp.stack((xp.min(x, axis=0), xp.max(x, axis=0), x[0, :])))
 
 
 def drawn(n: int, most: int, rng: np.random.Generator) -> NDArray[np.intp]:

@@ -303,8 +303,8 @@ class Summary(Sample):
             drawn(self.n, most, rng)  # what is drawn hereafter follows
         return self.x, self.weights
 
-    def std(self) -> Array:
-        return np.sqrt(np.diagonal(self._spread) if self._spread.ndim == 2 else self._spread)
+    def _std(self) -> Array:
+        return np.sqrt(np.diagonal(self._spread) if self._spread.ndim == 2 else self._spread) / self.unit
 
     def covariance(self) -> Array:
         return self._spread / (1.0 - 1.0 / self.n_eff)
