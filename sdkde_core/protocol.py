@@ -388,23 +388,16 @@ class CriteriaBackend(Backend, TypingProtocol):
         1 + d/2 − q/2 + (q² − 2(d+2) q + d(d+2))/16, q = r²/2h².
         """
 
-    def climber(self, u: Any, weights: Any, device: str) -> Climber:
-        """Return what raises Σ_i a_i log Σ_{j≠i} w_j exp(−½ ‖A (u_i − u_j)‖²) |A|; of at most 1,024 samples."""
+    def climber(self, u: Any, weights: Any, device: str) -> Callable[..., Any]:
+        """Return what raises Σ_i a_i log Σ_{j≠i} w_j exp(−½ ‖A (u_i − u_j)‖²) |A| by A (d, d); at most 1,024 samples.
 
+        It takes a (n,), a number ``least``, and starts. Each has an A, what is free, and at most 32 lengths, a step
+        each: by the ``"scales"`` every row of A times e^(−s/2), s the length times log m, but from −5 to 5, m the
+        moment's diagonal element, and at least ``least``. By the ``"scale"`` m is the mean of these. By the
+        ``"matrix"`` A is turned first, such that the moment is diagonal. Distances are float64.
 
-class Climber(TypingProtocol):
-    """Climbs by the matrix A (d, d) of :meth:`CriteriaBackend.climber`: several, for which the host waits once."""
-
-    def __call__(
-        self, shares: Any, least: float, starts: Sequence[tuple[Any, str, Sequence[float]]]
-    ) -> Sequence[tuple[Any, Any, Any]]:
-        """Return for each start A; the moment there, Σ_i a_i Σ_j r_ij v_ij v_ijᵀ (d, d); and the log of the sum, (n,).
-
-        v_ij is A (u_i − u_j), r_ij the share of sample j in the sum, and ``shares`` (n,) are a. Distances are float64.
-        A start has an A, what is free, and at most 32 lengths, a step each. By the ``"scales"`` a step multiplies each
-        row of A by e^(−s/2), s the length times log m, but from −5 to 5; m is the moment's diagonal element, or
-        ``least`` if that is more. By the ``"scale"`` m is the mean of these elements. By the ``"matrix"`` A is turned
-        first, such that the moment becomes diagonal.
+        It returns of each start A; the moment there, Σ_i a_i Σ_j r_ij v_ij v_ijᵀ, v_ij = A (u_i − u_j) and r_ij the
+        share of sample j in the sum; and the log of that sum, (n,). For all of them the host should wait once.
         """
 
 

@@ -309,7 +309,7 @@ def step_kernel(asked, out, partial, n, d, length, first, kind, MOST: tl.constex
 
 
 class Climber:
-    """See :class:`sdkde_core.protocol.Climber`."""
+    """See :class:`sdkde_core.protocol.CriteriaBackend`."""
 
     def __init__(self, u: Any, weights: Any, device: str) -> None:
         (n, d), self.weights, self.most = u.shape, weights, max(512, 1 << (len(u) - 1).bit_length())

@@ -232,18 +232,22 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
     if units.any():
         x = spread_within(x, units, counts)
         ordered = _sorted(x)
-    u, ordered = (np.clip(some / scale, -1e150, 1e150) for some in (x, ordered))  # a column's range may overflow
+    u, ordered = (x / scale, ordered / scale)
+    for some in (u, ordered):  # a column's range may overflow
+        np.clip(some, -1e150, 1e150, out=some)
     middle = 0.5 * (ordered[(len(u) - 1) // 2] + ordered[len(u) // 2])
     u = _without_gaps(u - middle, ordered[-1] - ordered[0])
     first = np.argsort(u[:, 0], kind="stable")
-    if (np.diff(u[first, 0]) == 0.0).any():  # rare, and only then the other columns decide
-        first = np.lexsort(u.T[::-1])
+    equal = (np.diff(u[first, 0]) == 0.0).any()  # rare, and only then the other columns decide
+    first = np.lexsort(u.T[::-1]) if equal else first
     u, together = u[first], np.ones(len(u)) if counts is None else counts[first]
-    starts = np.flatnonzero((np.diff(u, axis=0, prepend=-math.inf) != 0.0).any(axis=1))  # NaN are kept
-    u, together = u[starts], np.add.reduceat(together, starts)
+    if equal:
+        starts = np.flatnonzero((np.diff(u, axis=0, prepend=-math.inf) != 0.0).any(axis=1))  # NaN are kept
+        u, together = u[starts], np.add.reduceat(together, starts)
     together = together / together.sum()
-    heard = together > 1e-16  # less adds nothing to sums of float32
-    u, together = u[heard], together[heard]
+    if counts is not None:
+        heard = together > 1e-16  # less adds nothing to sums of float32
+        u, together = u[heard], together[heard]
     index = rng.permutation(len(u))
     if not line:
         _spread_ties(u, together, np.flatnonzero((ordered[1:] == ordered[:-1]).any(axis=0)), rng)
