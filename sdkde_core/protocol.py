@@ -388,15 +388,17 @@ class CriteriaBackend(Backend, TypingProtocol):
         1 + d/2 − q/2 + (q² − 2(d+2) q + d(d+2))/16, q = r²/2h².
         """
 
-    def climber(self, u: Any, weights: Any, device: str) -> Callable[..., Any]:
-        """Return what raises Σ_i a_i log Σ_{j≠i} w_j exp(−½ ‖A (u_i − u_j)‖²) |A| by A (d, d); at most 1,024 samples.
+    def climb(
+        self, starts: Sequence[tuple[Any, str, Sequence[float]]], weights: Any, shares: Any, least: float, device: str
+    ) -> Sequence[tuple[Any, Any, Any]]:
+        """Raise Σ_i a_i log Σ_{j≠i} w_j exp(−½ ‖A (v_i − v_j)‖²) |A| by A (d, d), the identity before, for every start.
 
-        It takes a (n,), a number ``least``, and starts. Each has an A, what is free, and at most 32 lengths, a step
-        each: by the ``"scales"`` every row of A times e^(−s/2), s the length times log m, but from −5 to 5, m the
-        moment's diagonal element, and at least ``least``. By the ``"scale"`` m is the mean of these. By the
-        ``"matrix"`` A is turned first, such that the moment is diagonal. Distances are float64.
+        Each has samples v (n, d), what is free, and at most 32 lengths, a step each: by the ``"scales"`` every row of A
+        times e^(−s/2), s the length times log m, but from −5 to 5, m the moment's diagonal element, and at least
+        ``least``. By the ``"scale"`` m is the mean of these. By the ``"matrix"`` A is turned first, such that the
+        moment is diagonal. ``shares`` (n,) are a. Distances are float64. At most 1,024 samples.
 
-        It returns of each start A; the moment there, Σ_i a_i Σ_j r_ij v_ij v_ijᵀ, v_ij = A (u_i − u_j) and r_ij the
+        Returned of each start: A; the moment there, Σ_i a_i Σ_j r_ij v_ij v_ijᵀ, v_ij = A (v_i − v_j) and r_ij the
         share of sample j in the sum; and the log of that sum, (n,). For all of them the host should wait once.
         """
 

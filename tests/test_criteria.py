@@ -20,7 +20,7 @@ from sdkde_core.bandwidth.shapes import find_shape
 from sdkde_core.choice import registry
 
 METHODS = ("kde", "sdkde", "laplace")
-CPU = Kernels(*(functools.partial(f, device="cpu") for f in (criteria.left_out, criteria.Climber)))
+CPU = Kernels(*(functools.partial(f, device="cpu") for f in (criteria.left_out, criteria.climb)))
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is what the test starts")
@@ -72,8 +72,10 @@ def test_climbs_are_brute_force(d):
     starts = [(first, "matrix", [1.0, 5.2])]
     if d < 17:
         starts += [(first, "scale", [1.6]), (stretched, "scales", [1.6, 4.0]), (stretched, "matrix", [5.2])]
-    results = criteria.Climber(u, weights, "cpu")(shares, 1e-6, starts)
+    given = [(u @ matrix.T, free, lengths) for matrix, free, lengths in starts]
+    results = criteria.climb(given, weights, shares, 1e-6, "cpu")
     for (matrix, free, lengths), (got, got_moment, got_logs) in zip(starts, results):
+        got = got @ matrix
         for length in (*lengths, None):
             away = (u[:, None] - u) @ matrix.T
             terms = weights * np.exp(-0.5 * (away**2).sum(2)) * (1 - np.eye(n))

@@ -115,9 +115,7 @@ def test_listed(kernel, d, form, capability):
 
 _FP32 = dict.fromkeys(("rows", "leaves", "nodes", "lowest", "reaches", "limits"), "*fp32") | {"step": "fp32"}
 _INT = dict.fromkeys(("visited", "counts", "ends", "out"), "*i32")
-_FP64 = dict.fromkeys(("given", "samples", "source", "asked", "points", "out", "partial"), "*fp64") | dict.fromkeys(
-    ("squares", "moves"), "*fp32"
-)
+_FP64 = dict.fromkeys(("given", "out", "partial"), "*fp64") | dict.fromkeys(("squares", "moves"), "*fp32")
 
 
 def _check_spills(kernel, types, constants, capability):
@@ -146,7 +144,6 @@ def test_lists(kernel, constants, d, capability):
         ("climb", {"ROWS": 4, "MOST": 512}),
         ("step", {"MOST": 512}),
         ("axes", {"D": 16, "MOST": 512}),
-        ("turn", {"D": 16, "MOST": 512}),
     ],
 )
 def test_criteria(kernel, constants, capability):

@@ -82,7 +82,7 @@ class TritonBackend:
 
     whiten = staticmethod(whitening.whiten)
     left_out = staticmethod(criteria.left_out)
-    climber = staticmethod(criteria.Climber)
+    climb = staticmethod(criteria.climb)
 
     def _ended(self, problem: Problem, points: torch.Tensor, state: _State, end: launch.End) -> torch.Tensor | None:
         """Sum with another end, of rows that come at once over all columns."""

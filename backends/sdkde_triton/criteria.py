@@ -21,8 +21,6 @@ from .space import Config
 
 HEAD = tl.constexpr(64)
 
-FREE = ("scale", "scales", "matrix")  # what kernels are climbed by, by kind
-
 #: A squared distance that stands for none: of a sample to itself, and to padding. Its products stay finite.
 FAR = tl.constexpr(1e25)
 
@@ -194,13 +192,14 @@ def left_out(
 
 
 @sized
-def axes_kernel(asked, out, d, length, first, D: tl.constexpr, MOST: tl.constexpr):
-    """Of a climb by a matrix, what takes points to the axes of their moment, which are stretched by the step ``first``.
+def axes_kernel(given, out, d, length, first, D: tl.constexpr, MOST: tl.constexpr):
+    """Turn a climb by a matrix to the axes of its moment, which are stretched by the step ``first``.
 
-    It is written to where the climb began. Eigenvectors by Jacobi's rotations, of i and i ^ r at once: a pair has the
-    same one to the last bit, else the vectors of equal eigenvalues do not stay orthogonal.
+    Eigenvectors by Hestenes' rotations of columns, i and i ^ r at once: a pair has the same one to the last bit, else
+    the vectors of equal eigenvalues do not stay orthogonal.
     """
-    head, out = asked + MOST + HEAD + tl.program_id(0) * (HEAD + d * d), out + tl.program_id(0) * length
+    width: tl.constexpr = MOST + HEAD
+    head, out = given + 2 * MOST + tl.program_id(0) * (HEAD + d * width), out + tl.program_id(0) * length
     if tl.load(head + HEAD - 2) != 2.0:
         return
     i, j, k = tl.arange(0, D)[:, None], tl.arange(0, D)[None, :], tl.arange(0, D)
@@ -208,75 +207,58 @@ def axes_kernel(asked, out, d, length, first, D: tl.constexpr, MOST: tl.constexp
     a = tl.where(inside, tl.load(out + d + i * d + j, mask=inside, other=0.0), vectors)
     apart, sweep = f64(1.0), 0
     while (apart > 1e-12) & (sweep < 12):
+        apart, sweep = f64(0.0), sweep + 1
         for r in range(1, D):
-            pair, columns = i == (j ^ r), tl.broadcast_to(j ^ r, (D, D))
-            diagonal = tl.sum(tl.where(i == j, a, 0.0), 0)
-            more = tl.sum(tl.where(pair, diagonal[:, None], 0.0), 0) - diagonal
-            beside = tl.sum(tl.where(pair, a, 0.0), 0) + tl.sum(tl.where(pair, a, 0.0), 1)
-            positive = (more > 0.0) | ((more == 0.0) & (k < (k ^ r)))
-            t = tl.where(positive, beside, -beside) / (tl.abs(more) + tl.sqrt(more * more + beside * beside) + 1e-300)
+            columns = tl.broadcast_to(j ^ r, (D, D))
+            other = tl.gather(a, columns, 1)
+            square, others, both = tl.sum(a * a, 0), tl.sum(other * other, 0), 2.0 * tl.sum(a * other, 0)
+            apart = tl.maximum(apart, tl.max(both * both / (square * others + 1e-300), 0))
+            more = others - square
+            both = tl.where((more > 0.0) | ((more == 0.0) & (k < (k ^ r))), both, -both)
+            t = both / (tl.abs(more) + tl.sqrt(more * more + both * both) + 1e-300)
             c = 1.0 / tl.sqrt(1.0 + t * t)
-            s = c * t
-            a = a * c[None, :] - tl.gather(a, columns, 1) * s[None, :]
-            a = a * c[:, None] - tl.gather(a, tl.broadcast_to(i ^ r, (D, D)), 0) * s[:, None]
-            vectors = vectors * c[None, :] - tl.gather(vectors, columns, 1) * s[None, :]
-        sweep += 1
-        diagonal = tl.maximum(tl.sum(tl.where(i == j, a, 0.0), 0), 1e-300)
-        apart = tl.sum(tl.sum(tl.where(i == j, 0.0, a * a / diagonal[:, None] / diagonal[None, :]), 1), 0)
-    values = tl.maximum(tl.sum(tl.where(i == j, a, 0.0), 0), tl.load(head + HEAD - 1))
+            a = (a - other * t[None, :]) * c[None, :]
+            vectors = (vectors - tl.gather(vectors, columns, 1) * t[None, :]) * c[None, :]
+    values = tl.maximum(tl.sqrt(tl.sum(a * a, 0)), tl.load(head + HEAD - 1))
     stretch = tl.minimum(tl.maximum(tl.load(head + first) * tl.log(values), f64(-5.0)), f64(5.0))
-    tl.store(head + HEAD + j * d + i, vectors * tl.exp(-0.5 * stretch)[None, :], mask=inside)
+    tl.store(out + d + i * d + j, vectors * tl.exp(-0.5 * stretch)[None, :], mask=inside)  # in place of the moment
+    tl.debug_barrier()
+    for block in range(0, width, 256):
+        column, new = block + tl.arange(0, 256)[None, :], tl.zeros((D, 256), tl.float64)
+        for row in range(d):
+            by = tl.load(out + d + row * d + i, mask=i < d, other=0.0)
+            new += by * tl.load(head + HEAD + row * width + column, mask=column < width, other=0.0)
+        tl.debug_barrier()  # all have been read
+        tl.store(head + HEAD + i * width + column, new, mask=(i < d) & (column < width))
+        vector = column - MOST  # behind the samples
+        tl.store(out + d + d * d + i * d + vector, new, mask=(i < d) & (vector >= 0) & (vector < d))
 
 
 @sized
-def turn_kernel(asked, source, points, out, d, length, first, D: tl.constexpr, MOST: tl.constexpr):
-    """The points of a climb, samples and behind them unit vectors, times a matrix (d, d); ``source``: before.
-
-    ``first``: how far apart those of two climbs are; 0 where all begin with the samples.
-    """
-    some: tl.constexpr = 16 if D <= 16 else 8192 // (D * D)
-    width: tl.constexpr = MOST + HEAD
-    i, chain = tl.program_id(0) * some + tl.arange(0, some)[None, :], tl.program_id(1)
-    head, source = asked + width + chain * (HEAD + d * d), source + chain * first
-    if (first > 0) & (tl.load(head + HEAD - 2) != 2.0):
-        return
-    points, out = points + chain * d * width, out + chain * length
-    j, k = tl.arange(0, D)[None, :], tl.arange(0, D)[:, None]
-    by = tl.load(head + HEAD + j * d + k, mask=(j < d) & (k < d), other=0.0)
-    old = tl.load(source + k * width + i, mask=k < d, other=0.0)
-    new, vector = tl.sum(by[:, :, None] * old[:, None, :], 0), i - MOST
-    tl.debug_barrier()  # all have been read
-    tl.store(points + k * width + i, new, mask=k < d)
-    tl.store(out + d + d * d + k * d + vector, new, mask=(k < d) & (vector >= 0) & (vector < d))
-    tl.store(out + tl.arange(0, D), tl.full((D,), 1.0, tl.float64), mask=tl.arange(0, D) < d)
-
-
-@sized
-def climb_kernel(
-    samples, asked, points, out, partial, n, d, length, splits, kind, ROWS: tl.constexpr, MOST: tl.constexpr
-):
+def climb_kernel(given, out, partial, n, d, length, kind, ROWS: tl.constexpr, MOST: tl.constexpr):
     """A program's share in the moment (d, d) of kernels with the precisions that ``out`` begins with, float64.
 
     Kind 0: its trace; 1: its diagonal, an element a program; 2: all of it, a row a program, and log Σ_j w_j φ_ij, the
     last of ``out``. 1 and 2 are without the precisions. A climb has a kind of its own; with ``kind`` 2 all have that.
+    ``given``: log weights, shares, and of each climb a head and samples (d, MOST), behind which are unit vectors.
     """
     width: tl.constexpr = MOST + HEAD
-    i, j, chain = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, MOST), tl.program_id(1) // splits
-    row, points, out = tl.program_id(1) % splits, points + chain * d * width, out + chain * length
-    own = tl.load(asked + width + chain * (HEAD + d * d) + HEAD - 2).to(tl.int32)
-    kind = tl.where(kind == 2, 2, own)
+    i, j, chain = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, MOST), tl.program_id(1) // d
+    head, row = given + 2 * MOST + chain * (HEAD + d * width), tl.program_id(1) % d
+    points, out = head + HEAD, out + chain * length
+    kind = tl.maximum(kind, tl.load(head + HEAD - 2).to(tl.int32))
     if (kind == 0) & (row > 0):
         return
     q = tl.zeros((ROWS, MOST), tl.float64)
     for k in range(d):
         away = tl.load(points + k * width + i)[:, None] - tl.load(points + k * width + j)[None, :]
         q += tl.load(out + k) * away * away
-    logs = tl.load(samples + j)[None, :] - 0.5 * q
+    logs = tl.load(given + j)[None, :] - 0.5 * q
     logs = tl.where((i[:, None] != j[None, :]) & (j < n)[None, :], logs, -1e300)
     most = tl.max(logs, 1)
     near = tl.exp(logs - most[:, None])
     sums = tl.sum(near, 1)
-    near *= (tl.load(asked + i) / sums)[:, None]
+    near *= (tl.load(given + MOST + i) / sums)[:, None]
     partial += ((chain * tl.num_programs(0) + tl.program_id(0)) * d + row) * d
     if kind == 0:
         tl.store(partial, tl.sum(tl.sum(near * q, 1), 0))
@@ -285,16 +267,16 @@ def climb_kernel(
         for k in range(tl.where(kind == 1, row, 0), tl.where(kind == 1, row + 1, d)):
             away = tl.load(points + k * width + i)[:, None] - tl.load(points + k * width + j)[None, :]
             tl.store(partial + k, tl.sum(tl.sum(near * away, 1), 0))
-        stored = tl.where(kind == 2, tl.where(row == 0, n, 0), 0)
+        stored = tl.where((kind == 2) & (row == 0), n, 0)
         tl.store(out + d + 2 * d * d + i, most + tl.log(sums), mask=i < stored)
 
 
 @sized
-def step_kernel(asked, out, partial, n, d, length, first, kind, MOST: tl.constexpr):
+def step_kernel(given, out, partial, n, d, length, kind, first, MOST: tl.constexpr):
     """Sum the shares of ``n`` programs: kind 2 keeps the moment, with others precisions go the step ``first`` on."""
     k, i, chain = tl.program_id(0), tl.arange(0, MOST), tl.program_id(1)
-    head, out = asked + MOST + HEAD + chain * (HEAD + d * d), out + chain * length
-    kind = tl.where(kind == 2, 2, tl.load(head + HEAD - 2).to(tl.int32))
+    head, out = given + 2 * MOST + chain * (HEAD + d * (MOST + HEAD)), out + chain * length
+    kind = tl.maximum(kind, tl.load(head + HEAD - 2).to(tl.int32))
     if (kind < 2) & (k >= d):
         return
     element = tl.where(kind == 2, k, kind * k * (d + 1))
@@ -308,47 +290,34 @@ def step_kernel(asked, out, partial, n, d, length, first, kind, MOST: tl.constex
         tl.store(out + k, rate * tl.exp(-stretch))
 
 
-class Climber:
+def climb(
+    starts: Sequence[tuple[Any, str, Sequence[float]]], weights: Any, shares: Any, least: float, device: str
+) -> list[tuple[Any, Any, Any]]:
     """See :class:`sdkde_core.protocol.CriteriaBackend`."""
-
-    def __init__(self, u: Any, weights: Any, device: str) -> None:
-        (n, d), self.weights, self.most = u.shape, weights, max(512, 1 << (len(u) - 1).bit_length())
-        given = np.zeros((1 + d, self.most + HEAD.value))  # behind the samples are unit vectors
-        given[0, :n], given[1:, :n], given[1:, self.most : self.most + d] = np.log(weights), u.T, np.eye(d)
-        self.samples, self.sizes = torch.from_numpy(given).to(device), (n, d)
-
-    def __call__(self, shares: Any, least: float, starts: Sequence[tuple[Any, str, Sequence[float]]]) -> list[Any]:
-        (n, d), most, rows, chains, head = self.sizes, self.most, 4, len(starts), int(HEAD.value)
-        programs, length, wide = -(-n // rows), d + 2 * d * d + n, max(2, 1 << (d - 1).bit_length())
-        asked = np.zeros(most + head + chains * (head + d * d))
-        asked[:n] = shares
-        for start, (inverse, free, lengths) in zip(asked[most + head :].reshape(chains, -1), starts):
-            start[: len(lengths)], start[head:] = lengths, inverse.ravel()
-            start[head - 2 : head] = FREE.index(free), least
-        most_of, steps = max(FREE.index(free) for _, free, _ in starts), max(len(lengths) for *_, lengths in starts)
-        there = torch.from_numpy(asked).to(self.samples.device)
-        with on_device(there):
-            points, partial, out = (
-                torch.empty(chains * size, dtype=torch.float64, device=there.device)
-                for size in (d * (most + head), programs * d * d, length)
-            )
-            grid = (most + head) * wide**2 // 8192 if wide > 16 else (most + head) // 16, chains
-            turn = Launch(turn_kernel, grid, (d, length), (wide, most), Config(1, 1, max(4, wide // 4), 1))
-            axes = Launch(axes_kernel, (chains, 1), (d, length), (wide, most), Config(1, 1, max(1, wide // 4), 1))
-            turn(there, self.samples[1:], points, out, last=(0,))
-            for step in range(steps + 1):
-                kind = 2 if step == steps else 0
-                splits, elements = (1, d, d)[max(kind, most_of)], (d, d, d * d)[max(kind, most_of)]
-                climb = Launch(climb_kernel, (programs, chains * splits), (n, d, length, splits, kind), (rows, most))
-                climb(self.samples, there, points, out, partial)
-                Launch(step_kernel, (elements, chains), (programs, d, length, step, kind), (most,))(there, out, partial)
-                if most_of == 2 and step < steps:
-                    axes(there, out, last=(step,))
-                    turn(there, points, points, out, last=(d * (most + head),))
-            found = out.cpu().numpy().reshape(chains, length)
-        results = []
-        for numbers in found:
-            rates, moment, inverse = numbers[:d], *numbers[d : d + 2 * d * d].reshape(2, d, d)
-            scale = np.sqrt(rates)[:, None]
-            results.append((scale * inverse, scale * moment * scale.T, numbers[d + 2 * d * d :]))
-        return results
+    (n, d), rows, chains, head = starts[0][0].shape, 4, len(starts), int(HEAD.value)
+    most, wide, programs = max(512, 1 << (n - 1).bit_length()), max(2, 1 << (d - 1).bit_length()), -(-n // rows)
+    length, steps = d + 2 * d * d + n, max(len(lengths) for *_, lengths in starts)
+    kinds = [("scale", "scales", "matrix").index(free) for _, free, _ in starts]
+    given = np.zeros(2 * most + chains * (head + d * (most + head) + length))
+    given[:n], given[most : most + n], size = np.log(weights), shares, len(given) - chains * length
+    for begin, kind, (v, _, lengths) in zip(given[2 * most : size].reshape(chains, -1), kinds, starts):
+        begin[: len(lengths)], begin[head - 2 : head], points = lengths, (kind, least), begin[head:].reshape(d, -1)
+        points[:, :n], points[:, most:] = v.T, np.eye(d, head)
+    results = given[size:].reshape(chains, -1)
+    results[:, :d], results[:, d + d * d : -n] = 1.0, np.eye(d).ravel()
+    there = torch.from_numpy(given).to(device)
+    with on_device(there):
+        out = there[size:]  # as aligned as that
+        partial = torch.empty(chains * programs * d * d, dtype=torch.float64, device=there.device)
+        axes = Launch(axes_kernel, (chains, 1), (d, length), (wide, most), Config(1, 1, max(1, wide // 4), 1))
+        sums = Launch(climb_kernel, (programs, chains * d), (n, d, length), (rows, most))
+        add = Launch(step_kernel, (d * d, chains), (programs, d, length), (most,))
+        for step in range(steps + 1):
+            kind = 2 * (step == steps)
+            sums(there, out, partial, last=(kind,))
+            add(there, out, partial, last=(kind, step))
+            if 2 in kinds and step < steps:
+                axes(there, out, last=(step,))
+        found = out.cpu().numpy().reshape(chains, length)
+    scales, squares = np.sqrt(found[:, :d, None]), found[:, d:-n].reshape(chains, 2, d, d)
+    return [(c * by, c * moment * c.T, logs) for c, (moment, by), logs in zip(scales, squares, found[:, -n:])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ class Kernels(NamedTuple):
     """What :class:`~sdkde_core.protocol.CriteriaBackend` has, for a device."""
 
     left_out: Callable[..., tuple[Array, Array, Array]]
-    climber: Callable[..., Callable[..., Any]]
+    climb: Callable[..., Sequence[tuple[Array, Array, Array]]]
 
 
 class Sample:
@@ -55,7 +55,7 @@ class Sample:
                 backend: Any
                 backend, support = registry.start(record.info, device)
                 if support.ok:
-                    return Kernels(*(functools.partial(f, device=device) for f in (backend.left_out, backend.climber)))
+                    return Kernels(*(functools.partial(f, device=device) for f in (backend.left_out, backend.climb)))
         return None
 
     def thinned(self, most: int, rng: np.random.Generator) -> tuple[Array, Array | None]:

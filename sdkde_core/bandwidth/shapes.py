@@ -52,9 +52,6 @@ class _Fit(NamedTuple):
         return self.factor @ self.factor.T
 
 
-_Climb = tuple[_Fit, str, Sequence[float]]  # from where; by what, as of :meth:`_Kernels.climb`; the steps' lengths
-
-
 def find_shape(
     sample: Sample, u: Array, weights: Array, order: NDArray[np.intp], *, mixed: bool = True
 ) -> tuple[Array | None, str]:
@@ -78,7 +75,7 @@ def find_shape(
     kernels.without_the_far(begin)
     columns = kernels.climb(begin, "scale", SCALE_LENGTHS)
     found: tuple[Array | None, str] = None, ""
-    scales, oriented, size, more = columns, None, 1.0, d * (d - 1) / 2
+    oriented, size, more = None, 1.0, d * (d - 1) / 2
     correlation = _correlation(u, weights)
     if mixed := mixed and _far_from_singular(correlation):
         size = _size(correlation)
@@ -87,11 +84,10 @@ def find_shape(
             factor = np.linalg.cholesky(correlation) * math.sqrt(_size(columns.matrix) / size)
             oriented = _Fit(factor, np.linalg.inv(factor))
     gains = kernels.may_gain(columns, "scales", d - 1)
-    asked: list[_Climb] = [(oriented, "scale", SCALE_LENGTHS)] if oriented else []
-    asked += [(columns, "scales", LENGTHS)] if gains else []
-    kernels.ahead(*asked, *[(columns, "scale", LENGTHS)][: len(asked)])
-    if gains:
-        scales = kernels.climb(columns, "scales")
+    asked = [(oriented, "scale", SCALE_LENGTHS)] * bool(oriented) + [(columns, "scales", LENGTHS)] * gains
+    if asked and sample.kernels:  # what follows may ask for; together they take less time
+        kernels.all_of(*asked, (columns, "scale", LENGTHS))
+    scales = kernels.climb(columns, "scales") if gains else columns
     simple, freed = columns, "scale"  # the best so far, and what it was climbed by
     if kernels.better(scales, columns, "scale", d - 1):
         simple, freed, matrix = scales, "scales", np.diag(np.diagonal(scales.matrix))
@@ -107,7 +103,8 @@ def find_shape(
         return found
     if not kernels.may_gain(likeliest, "matrix", d * (d + 1) / 2 - 1):
         return found
-    kernels.ahead((likeliest, "matrix", LENGTHS), (simple, freed, LENGTHS))
+    if sample.kernels:
+        kernels.all_of((likeliest, "matrix", LENGTHS), (simple, freed, LENGTHS))
     full = kernels.climb(likeliest, "matrix")
     more += (d - 1) * (freed == "scale")
     if kernels.better(full, simple, freed, more) and _far_from_singular(full.matrix):
@@ -131,11 +128,13 @@ class _Kernels:
     def climb(self, start: _Fit, free: str, lengths: Sequence[float] = LENGTHS) -> _Fit:
         """Raise the likelihood by a matrix's ``"scale"``, the ``"scales"`` of columns or all of it, ``"matrix"``."""
         if (id(start), free) not in self.known:
-            self.known[id(start), free] = start, self._climbed(start, free, lengths)
+            self.all_of((start, free, lengths))
         return self.known[id(start), free][1]
 
-    def ahead(self, *climbs: _Climb) -> None:
-        """Climb already, where several climbs at once take less time than one after the other."""
+    def all_of(self, *climbs: Any) -> None:
+        """Climb for every tuple of what :meth:`climb` is given."""
+        for start, free, lengths in climbs:
+            self.known[id(start), free] = start, self._climbed(start, free, lengths)
 
     def _climbed(self, start: _Fit, free: str, lengths: Sequence[float]) -> _Fit:
         if free == "scale":
@@ -226,21 +225,18 @@ class _Climber(_Kernels):
     """The same by a backend's kernels: all steps of several climbs are launched at once."""
 
     def __init__(self, u: Array, weights: Array, kernels: Kernels) -> None:
-        self.w, self.rows, self.known, self._by = weights, weights, {}, kernels.climber(u, weights)
+        self.u, self.w, self.rows, self.known, self._by = u, weights, weights, {}, kernels.climb
 
-    def ahead(self, *climbs: _Climb) -> None:
+    def all_of(self, *climbs: Any) -> None:
         new = [climb for climb in climbs if (id(climb[0]), climb[1]) not in self.known]
-        asked = [(start.inverse, free, lengths) for start, free, lengths in new]
-        for (start, free, _), (inverse, moment, logs) in zip(new, self._by(self.rows, LEAST, asked) if new else ()):
+        starts = [(product(self.u, start.inverse.T), free, lengths) for start, free, lengths in new]
+        for (start, free, _), (by, moment, logs) in zip(new, self._by(starts, self.w, self.rows, LEAST)):
+            inverse = by @ start.inverse
             logs = logs - np.log1p(-self.w) + np.linalg.slogdet(inverse)[1]
             self.known[id(start), free] = start, _Fit(np.linalg.inv(inverse), inverse, (moment + moment.T) / 2, logs)
 
-    def _climbed(self, start: _Fit, free: str, lengths: Sequence[float]) -> _Fit:
-        self.ahead((start, free, lengths))
-        return self.known[id(start), free][1]
-
     def _logs(self, begin: _Fit) -> Array:
-        return np.asarray(self._climbed(begin, "matrix", ()).logs)
+        return np.asarray(self.climb(begin, "matrix", ()).logs)
 
 
 def _better(fit: _Fit, columns: _Fit) -> str:
