@@ -166,6 +166,7 @@ class Looks:
                 self.known[k] = line.left_out(self.width(k))
             return getattr(self.known[k], criterion)
 
+        @functools.cache
         def loss(k: int) -> float:
             return float(line.held @ at(k))
 
