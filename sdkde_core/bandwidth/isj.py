@@ -91,8 +91,8 @@ def _fixed_point(power: Array, n: float) -> float | None:
         """Log t less log ξ γ⁽⁵⁾(t): which h² is best if ‖p⁽⁷⁾‖² is that at bandwidth √t."""
         t = math.exp(log_t)
         for s in range(stages, 1, -1):
-            some = slice(np.searchsorted(k2, 700.0 / t))  # the exponential of the others underflows
-            norm = 0.5 * float(np.sum(np.exp(-t * k2[some]) * terms[s][some]))  # ‖p⁽ˢ⁾‖²; BLAS would start threads
+            some = slice(k2.searchsorted(700.0 / t))  # the exponential of the others underflows
+            norm = 0.5 * float((np.exp(-t * k2[some]) * terms[s][some]).sum())  # ‖p⁽ˢ⁾‖²; BLAS would start threads
             if norm == 0.0:
                 return -math.inf
             if s > 2:  # the bandwidth for ‖p⁽ˢ⁻¹⁾‖²

@@ -68,11 +68,11 @@ class Line:
 
     def __init__(self, u: Array, weights: Array, folds: NDArray[np.intp], method: str, score: Any = None) -> None:
         self.u, self.weights, self.method, self.score = u, weights, method, score
-        self.n_eff = 1.0 / float(weights @ weights)
+        self.n_eff = 1.0 / float(dots(weights[None], weights)[0])
         self.gaps = np.diff(u, prepend=u[0])
         self.held = np.bincount(folds, weights)
         order = np.argsort(folds.astype(np.int16), kind="stable")
-        self._parts = (weights * (1.0 + 1j * u))[order]  # one fold after the other; masses and moments
+        self._parts = np.stack([weights, weights * u], axis=1)[order].view(complex)[:, 0]  # by folds; masses, moments
         self._before = np.zeros(len(self.held) * len(u) + 1, np.int32)  # where a fold's next sample stands there
         np.cumsum(folds == np.arange(len(self.held))[:, None], out=self._before[1:])
 
@@ -176,6 +176,7 @@ class Looks:
                 self.known[k] = line.left_out(self.width(k))
             return getattr(self.known[k], criterion)
 
+        @functools.cache
         def loss(k: int) -> float:
             return float(line.held @ at(k))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from ..arrays import Array
@@ -18,8 +16,7 @@ def units_of(ordered: Array) -> Array:
     apart = gaps > 1e-12 * ranges
     fine = ranges / (100.0 * n + 1000.0)
     result = np.zeros(len(ranges))
-    coarse = np.min(np.where(apart, gaps, math.inf), axis=0) > fine
-    for j in np.flatnonzero(coarse & apart.any(axis=0)):  # of some samples a column may be constant
+    for j in np.flatnonzero(~(apart & (gaps <= fine)).any(axis=0) & (ranges > 0.0) & (ranges < np.inf)):
         steps = np.unique(gaps[apart[:, j], j])
         unit = steps[0] if n > 2 else 0.0
         while unit > fine[j]:  # Euclid's algorithm, with differences rounded as those of float32 are

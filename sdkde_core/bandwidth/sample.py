@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ class Kernels(NamedTuple):
     """What :class:`~sdkde_core.protocol.CriteriaBackend` has, for a device."""
 
     left_out: Callable[..., tuple[Array, Array, Array]]
-    climb: Callable[..., tuple[Array, Array, Array]]
+    climb: Callable[..., Sequence[tuple[Array, Array, Array]]]
 
 
 class Sample:
@@ -41,9 +42,10 @@ class Sample:
     def __init__(self, x: Any, weights: Any, n_eff: float, method: str = "sdkde") -> None:
         self.weights, self.n_eff, self.d, self.method = weights, n_eff, int(x.shape[1]), method
         xp, self.n, self.given, self.x = array_namespace(x), int(x.shape[0]), x, x - x[:1, :]
-        self.unit = to_host(xp.maximum(xp.max(self.x, axis=0), -xp.min(self.x, axis=0)))  # (d,) data units
+        self.ends = to_host(xp.stack((xp.min(x, axis=0), xp.max(x, axis=0), x[0, :])))  # of all columns, and a row
+        self.unit = np.maximum(self.ends[1] - self.ends[2], self.ends[2] - self.ends[0])  # (d,) data units
         self.x /= like(self.unit, x)  # in place: to get memory takes as long
-        self.x -= xp.sum(self.x, axis=0) / self.n if weights is None else weights @ self.x
+        self.x -= xp.mean(self.x, axis=0) if weights is None else weights @ self.x
 
     @functools.cached_property
     def kernels(self) -> Kernels | None:
@@ -72,14 +74,6 @@ class Sample:
             chosen, counts = np.unique(order[np.minimum(places, n - 1)], return_counts=True)
         return to_host(xp.take(x, xp.asarray(chosen, device=device(x)), axis=0)), counts
 
-    def std(self) -> Array:
-        """Standard deviation per column, (d,), ddof 0."""
-        if self.weights is None and isinstance(self.x, np.ndarray):
-            return self.unit * np.sqrt(np.einsum("ij,ij->j", self.x, self.x) / self.n)
-        squared, xp = self.x**2, array_namespace(self.x)
-        mean = xp.mean(squared, axis=0) if self.weights is None else self.weights @ squared
-        return self.unit * np.sqrt(to_host(mean))
-
     def covariance(self) -> Array:
         """Covariance, (d, d), normalised as SciPy does: 1 − Σw², which is (n − 1)/n without weights."""
         xp = array_namespace(self.x)
@@ -91,55 +85,60 @@ class Sample:
 
     def spread(self) -> Array:
         """σ₁ = min(std, IQR/1.34) per column, (d,); std where the IQR is 0."""
-        low, high = self._quartiles()
-        std, iqr = self.std(), self.unit * to_host(high - low) / 1.34
+        std, low, high = self._measured()
+        std, iqr = self.unit * std, self.unit * (high - low) / 1.34
         return np.where(iqr > 0, np.minimum(std, iqr), std)
 
-    def _quartiles(self) -> tuple[Any, Any]:
-        """Quartiles per column of ``self.x``: linear interpolation (type 7), and its weighted form.
+    def _measured(self) -> Any:
+        """Of ``self.x`` the standard deviation per column, ddof 0, and quartiles, three of (d,), read at once.
 
-        That is of Akinshin, "Weighted quantile estimators" (2023): a mean of the order statistics under the uniform
-        distribution on an interval of width 1/n_eff.
+        Quartiles are of type 7, and the weighted form of Akinshin, "Weighted quantile estimators" (2023): a mean of the
+        order statistics under the uniform distribution on an interval of width 1/n_eff.
         """
-        xp = array_namespace(self.x)
-        if self.weights is None and isinstance(self.x, np.ndarray) and self.x.size > 1024:  # else to sort is faster
-            parts = [self.x[:, i : i + 8] for i in range(0, self.d, 8)]
-            threads = cpu_threads() if self.x.size >= 1 << 18 else 1
-            found = map_threads(quiet(lambda part: np.quantile(part, (0.25, 0.75), axis=0)), parts, threads)
-            return tuple(np.concatenate(found, axis=1))
+        xp, x, n = array_namespace(self.x), self.x, self.n
         if self.weights is None:
-            places = 0.25 * (self.n - 1), 0.75 * (self.n - 1)
-            around = _around(self.x, [int(place) for place in places])
-            return tuple(low + (place % 1.0) * (high - low) for place, (low, high) in zip(places, around))
-        order = xp.argsort(self.x, axis=0)  # (n, d)
+            host = isinstance(x, np.ndarray)
+            std = np.sqrt(np.einsum("ij,ij->j", x, x) / n) if host else xp.linalg.vector_norm(x, axis=0) / math.sqrt(n)
+            if host and x.size > 1024:  # else to sort is faster
+                parts = [x[:, i : i + 8] for i in range(0, self.d, 8)]
+                threads = cpu_threads() if x.size >= 1 << 18 else 1
+                found = map_threads(quiet(lambda part: np.quantile(part, (0.25, 0.75), axis=0)), parts, threads)
+                return std, *np.concatenate(found, axis=1)
+            places = np.array([0.25, 0.75]) * (n - 1)
+            std, low, high = _around(x, [int(place) for place in places], std)
+            return std, *(low + (places % 1.0)[:, None] * (high - low))
+        order = xp.argsort(x, axis=0)  # (n, d)
         weights = xp.reshape(xp.take(self.weights, xp.reshape(order, (-1,))), order.shape)
-        reached, ordered = xp.cumulative_sum(weights, axis=0), xp.take_along_axis(self.x, order, axis=0)
-        result = []
+        reached, ordered = xp.cumulative_sum(weights, axis=0), xp.take_along_axis(x, order, axis=0)
+        result = [xp.sqrt(self.weights @ x**2)]
         for p in (0.25, 0.75):
             share = xp.clip(reached * self.n_eff - p * (self.n_eff - 1), 0.0, 1.0)
             share = xp.concat([share[:1, :], share[1:, :] - share[:-1, :]], axis=0)
             result.append(xp.sum(share * ordered, axis=0))
-        return result[0], result[1]
+        return to_host(xp.stack(result))
 
 
-def _around(x: Any, ranks: list[int]) -> list[tuple[Any, Any]]:
-    """Of all columns of x (n, d) the values of these ranks, and the next ones: pairs of (d,).
+def _around(x: Any, ranks: list[int], first: Any) -> tuple[Array, Array, Array]:
+    """Read ``first`` (d,), and of all columns of x (n, d) the values of these ranks (k, d), and the next ones.
 
     On a CUDA device PyTorch sorts long columns one after the other. So all are sorted at once, as integers that begin
     with the column's number in place of the last bits.
     """
     xp, n, d = array_namespace(x), int(x.shape[0]), int(x.shape[1])
-    if n <= 4096 or n * d > 1 << 26 or not is_torch_array(x) or not x.is_cuda:
+    if d == 1 or n <= 4096 or n * d > 1 << 26 or not is_torch_array(x) or not x.is_cuda:
         ordered = xp.sort(x, axis=0)
-        return [(ordered[k, :], ordered[k + 1, :]) for k in ranks]
+        found = to_host(xp.stack([first, *(ordered[k + more, :] for k in ranks for more in (0, 1))]))
+        return found[0], found[1::2], found[2::2]
     room, most = (d - 1).bit_length(), (1 << 63) - 1
     bits = x.T.contiguous().view(xp.int64)
     keys = bits ^ ((bits >> 63) & most)  # ordered as the numbers are
-    column = (2 * xp.arange(d, device=x.device)[:, None] + 1 - (1 << room)) << (63 - room)
+    column = xp.arange(1 - (1 << room), 1 << room, 2, device=x.device)[:d, None] << (63 - room)
     ordered = ((keys >> room) + column).reshape(-1).sort().values.view(d, n)
-    keys = (xp.concat([ordered[:, k : k + 2] for k in ranks], axis=1) - column) << room
-    values = (keys ^ ((keys >> 63) & most)).view(xp.float64)
-    return [(values[:, 2 * i], values[:, 2 * i + 1]) for i in range(len(ranks))]
+    taken = [ordered[:, k : k + 2] - column for k in ranks]
+    bits = to_host(xp.concat([*taken, first.view(xp.int64)[:, None]], axis=1)).T
+    keys = bits[:-1] << room
+    values = (keys ^ ((keys >> 63) & most)).view(np.float64)
+    return bits[-1].view(np.float64), values[::2], values[1::2]
 
 
 def drawn(n: int, most: int, rng: np.random.Generator) -> NDArray[np.intp]:

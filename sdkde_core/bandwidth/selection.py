@@ -232,34 +232,31 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
     """
     rng = np.random.default_rng(SEED)
     x, counts = sample.thinned(most_of(sample.d), rng)
-    ordered, line = _sorted(x), sample.d == 1
+    ordered, line = np.sort(x.T, axis=1).T, sample.d == 1  # by rows in one piece, which takes a third of the time
     x = ordered if line and counts is None else x  # which takes a tenth of the time to sort again
     scale, units = spreads / sample.unit, units_of(ordered)
     units[units > 100.0 * scale] = 0.0  # as of a group beside a far sample
     if units.any():
         x = spread_within(x, units, counts)
-        ordered = _sorted(x)
-    u, ordered = (np.clip(some / scale, -1e150, 1e150) for some in (x, ordered))  # a column's range may overflow
-    middle = 0.5 * (ordered[(len(u) - 1) // 2] + ordered[len(u) // 2])
-    u = _without_gaps(u - middle, ordered[-1] - ordered[0])
+        ordered = np.sort(x.T, axis=1).T
+    places = [0, (len(x) - 1) // 2, len(x) // 2, -1]
+    u, (low, *middle, high) = (np.clip(some / scale, -1e150, 1e150) for some in (x, ordered[places]))  # no overflow
+    u = _without_gaps(u - 0.5 * (middle[0] + middle[1]), high - low)
     first = np.argsort(u[:, 0], kind="stable")
-    if (np.diff(u[first, 0]) == 0.0).any():  # rare, and only then the other columns decide
-        first = np.lexsort(u.T[::-1])
+    equal = (np.diff(u[first, 0]) == 0.0).any()  # rare, and only then the other columns decide
+    first = np.lexsort(u.T[::-1]) if equal else first
     u, together = u[first], np.ones(len(u)) if counts is None else counts[first]
-    starts = np.flatnonzero((np.diff(u, axis=0, prepend=-math.inf) != 0.0).any(axis=1))  # NaN are kept
-    u, together = u[starts], np.add.reduceat(together, starts)
+    if equal:
+        starts = np.flatnonzero((np.diff(u, axis=0, prepend=-math.inf) != 0.0).any(axis=1))  # NaN are kept
+        u, together = u[starts], np.add.reduceat(together, starts)
     together = together / together.sum()
-    heard = together > 1e-16  # less adds nothing to sums of float32
-    u, together = u[heard], together[heard]
+    if counts is not None:
+        heard = together > 1e-16  # less adds nothing to sums of float32
+        u, together = u[heard], together[heard]
     index = rng.permutation(len(u))
     if not line:
         _spread_ties(u, together, np.flatnonzero((ordered[1:] == ordered[:-1]).any(axis=0)), rng)
     return u, together, index, units * sample.unit
-
-
-def _sorted(x: Array) -> Array:
-    """Each column in order; by rows in one piece, which takes a third of the time."""
-    return np.sort(x.T, axis=1).T
 
 
 def _spread_ties(u: Array, weights: Array, columns: NDArray[np.intp], rng: np.random.Generator) -> None:

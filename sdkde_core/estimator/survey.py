@@ -300,12 +300,10 @@ class Summary(Sample):
             drawn(self.n, most, rng)  # what is drawn hereafter follows
         return self.x, self.weights
 
-    def std(self) -> Array:
-        return np.sqrt(np.diagonal(self._spread) if self._spread.ndim == 2 else self._spread)
-
     def covariance(self) -> Array:
         return self._spread / (1.0 - 1.0 / self.n_eff)
 
-    def _quartiles(self) -> tuple[Any, Any]:
+    def _measured(self) -> Any:
         assert self._ends is not None  # asked for by the rules that need them
-        return self._ends[0] / self.unit, self._ends[1] / self.unit
+        squared = np.diagonal(self._spread) if self._spread.ndim == 2 else self._spread
+        return np.sqrt(squared) / self.unit, self._ends[0] / self.unit, self._ends[1] / self.unit
