@@ -85,11 +85,11 @@ class Sample:
 
     def spread(self) -> Array:
         """σ₁ = min(std, IQR/1.34) per column, (d,); std where the IQR is 0."""
-        std, low, high = self._measured()
+        std, low, high = self.measured()
         std, iqr = self.unit * std, self.unit * (high - low) / 1.34
         return np.where(iqr > 0, np.minimum(std, iqr), std)
 
-    def _measured(self) -> Any:
+    def measured(self) -> Any:
         """Of ``self.x`` the standard deviation per column, ddof 0, and quartiles, three of (d,), read at once.
 
         Quartiles are of type 7, and the weighted form of Akinshin, "Weighted quantile estimators" (2023): a mean of the

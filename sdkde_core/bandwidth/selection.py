@@ -195,7 +195,8 @@ def _on_a_line(sample: Sample, rule: str, line: Line, units: Array, unit: float)
     what += f", an eighth of {n} samples left out in turn"
     of_all = method, 1, sample.n_eff
     h = max(0.5 * unit, normal_reference(*of_all) * widest(*of_all) * math.exp(STEP * best))
-    if unit > 0.25 * h and sample.moves[1] and units[0] < 0.5 * sample.std()[0]:  # coarser ones are as of counts
+    std = sample.unit[0] * sample.measured()[0][0] if unit > 0.25 * h and sample.moves[1] else 0.0
+    if units[0] < 0.5 * std:  # coarser ones are as of counts
         step = line.moments(h, unit)
         sample.moves, what = (step, sample.moves[1]), f"{what}; the step is {step:.3g}, for what was rounded"
     return _selected(sample, rule, STEP * best, what, np.array(steps), (squares, logs), used=n, units=units)

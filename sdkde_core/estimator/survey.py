@@ -303,7 +303,7 @@ class Summary(Sample):
     def covariance(self) -> Array:
         return self._spread / (1.0 - 1.0 / self.n_eff)
 
-    def _measured(self) -> Any:
+    def measured(self) -> Any:
         assert self._ends is not None  # asked for by the rules that need them
         squared = np.diagonal(self._spread) if self._spread.ndim == 2 else self._spread
         return np.sqrt(squared) / self.unit, self._ends[0] / self.unit, self._ends[1] / self.unit
