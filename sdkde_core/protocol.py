@@ -390,17 +390,16 @@ class CriteriaBackend(Backend, TypingProtocol):
         """
 
     def climb(
-        self, starts: Sequence[tuple[Any, str, Sequence[float]]], weights: Any, shares: Any, least: float, device: str
-    ) -> Sequence[tuple[Any, Any, Any]]:
-        """Raise Σ_i a_i log Σ_{j≠i} w_j exp(−½ ‖A (v_i − v_j)‖²) |A| by A (d, d), the identity before, for every start.
+        self, u: Any, weights: Any, shares: Any, lengths: Sequence[float], least: float, common: bool, device: str
+    ) -> tuple[Any, Any, Any]:
+        """Raise Σ_i a_i log Σ_{j≠i} w_j exp(−½ Σ_k g_k (u_ik − u_jk)²) |g|^½ by its precisions g, of 1 before.
 
-        Each has samples v (n, d), what is free, and at most 32 lengths, a step each: by the ``"scales"`` every row of A
-        times e^(−s/2), s the length times log m, but from −5 to 5, m the moment's diagonal element, and at least
-        ``least``. By the ``"scale"`` m is the mean of these. By the ``"matrix"`` A is turned first, such that the
-        moment is diagonal. ``shares`` (n,) are a. Distances are float64. At most 1,024 samples.
+        One step for each of ``lengths``: log g_k falls by that times log m_k, m_k at least ``least``, but by no more
+        than 5, nor by less than −5. m is the diagonal of the moment; if ``common``, its mean. ``shares`` (n,) are a.
+        Distances are float64. At most 32 lengths and 1,024 samples.
 
-        Returned of each start: A; the moment there, Σ_i a_i Σ_j r_ij v_ij v_ijᵀ, v_ij = A (v_i − v_j) and r_ij the
-        share of sample j in the sum; and the log of that sum, (n,). For all of them the host should wait once.
+        Returned are g (d,); the moment there, Σ_i a_i Σ_j r_ij v_ij v_ijᵀ (d, d), v_ij = g^½ (u_i − u_j) and r_ij the
+        share of sample j in the sum; and the log of that sum, (n,), without g's determinant.
         """
 
 

@@ -63,33 +63,22 @@ def test_criteria_are_those_of_the_array_code(n, d, kind, method):
 
 
 @interpreted
-@pytest.mark.parametrize("d", [2, 3, pytest.param(17, marks=pytest.mark.slow)])
-def test_climbs_are_brute_force(d):
-    rng, n = np.random.default_rng(d), 20
-    u, weights = drawn(n, d, "weighted")
-    shares, first = np.linspace(1.0, 2.0, n) / 30, np.linalg.inv(0.7 * np.eye(d) + 0.1 * rng.normal(size=(d, d)))
-    stretched = np.diag(3.0 ** np.linspace(-2.0, 2.0, d))  # steps of which are cut short
-    starts = [(first, "matrix", [1.0, 5.2])]
-    if d < 17:
-        starts += [(first, "scale", [1.6]), (stretched, "scales", [1.6, 4.0]), (stretched, "matrix", [5.2])]
-    given = [(u @ matrix.T, free, lengths) for matrix, free, lengths in starts]
-    results = criteria.climb(given, weights, shares, 1e-6, "cpu")
-    for (matrix, free, lengths), (got, got_moment, got_logs) in zip(starts, results):
-        got = got @ matrix
-        for length in (*lengths, None):
-            away = (u[:, None] - u) @ matrix.T
-            terms = weights * np.exp(-0.5 * (away**2).sum(2)) * (1 - np.eye(n))
-            moment = np.einsum("ij,ijk,ijl->kl", shares[:, None] * terms / terms.sum(1)[:, None], away, away)
-            values, vectors = np.diagonal(moment), np.eye(d)
-            if free == "matrix":
-                values, vectors = np.linalg.eigh(moment)
-            values = np.full(d, values.mean()) if free == "scale" else values
-            steps = np.clip((length or 0.0) * np.log(np.maximum(values, 1e-6)), -5.0, 5.0)
-            matrix = matrix if length is None else (vectors * np.exp(-0.5 * steps)).T @ matrix
-        np.testing.assert_allclose(got.T @ got, matrix.T @ matrix, rtol=1e-5, atol=1e-6 * abs(matrix).max() ** 2)
-        want = matrix.T @ moment @ matrix  # the same whichever way the axes are turned
-        np.testing.assert_allclose(got.T @ got_moment @ got, want, rtol=1e-5, atol=1e-6 * abs(want).max())
-        np.testing.assert_allclose(got_logs, np.log(terms.sum(1)), rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("common", [False, True])
+@pytest.mark.parametrize("d", [2, pytest.param(16, marks=pytest.mark.slow)])
+def test_a_climb_is_brute_force(d, common):
+    u, weights = drawn(30, d, "weighted")
+    shares, lengths = np.linspace(1.0, 2.0, 30) / 45, [1.6, 4.0]
+    rates, moment, logs = criteria.climb(u, weights, shares, lengths, 1e-6, common, "cpu")
+    away, g = u[:, None] - u, np.ones(d)
+    for length in (*lengths, None):
+        terms = weights * np.exp(-0.5 * away**2 @ g) * (1 - np.eye(30))
+        parts = shares[:, None] * terms / terms.sum(1)[:, None]
+        want = np.einsum("ij,ijk,ijl->kl", parts, away, away) * np.sqrt(g[:, None] * g)
+        step = np.diagonal(want).mean() if common else np.diagonal(want)
+        g = g if length is None else g / step**length
+    np.testing.assert_allclose(rates, g, rtol=1e-9)
+    np.testing.assert_allclose(moment, want, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(logs, np.log(terms.sum(1)), rtol=1e-9)
 
 
 @interpreted

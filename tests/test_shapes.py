@@ -35,7 +35,7 @@ def test_a_fit_is_brute_force():
     u, w, factor = rng.normal(size=(60, 3)), rng.random(60), rng.normal(size=(3, 3)) + 2 * np.eye(3)
     w /= w.sum()
     kernels = _Kernels(u, w)
-    fit = kernels.fit(factor, np.linalg.inv(factor))
+    fit = kernels.judged(kernels.fit(factor, np.linalg.inv(factor)))
     matrix, logs, moment = factor @ factor.T, [], np.zeros((3, 3))
     for i in range(60):
         a = np.delete(u - u[i], i, axis=0)

@@ -143,7 +143,6 @@ def test_lists(kernel, constants, d, capability):
         ("criteria", {"MOVED": False, "LAPLACE": True, "ROWS": 16, "BLOCK": 128}),
         ("climb", {"ROWS": 4, "MOST": 512}),
         ("step", {"MOST": 512}),
-        ("axes", {"D": 16, "MOST": 512}),
     ],
 )
 def test_criteria(kernel, constants, capability):

@@ -17,7 +17,6 @@ from sdkde_core.plugin import on_device
 
 from .compiled import Launch
 from .kernels import f64, sized
-from .space import Config
 
 HEAD = tl.constexpr(64)
 
@@ -192,132 +191,73 @@ def left_out(
 
 
 @sized
-def axes_kernel(given, out, d, length, first, D: tl.constexpr, MOST: tl.constexpr):
-    """Turn a climb by a matrix to the axes of its moment, which are stretched by the step ``first``.
-
-    Eigenvectors by Hestenes' rotations of columns, i and i ^ r at once: a pair has the same one to the last bit, else
-    the vectors of equal eigenvalues do not stay orthogonal.
-    """
-    width: tl.constexpr = MOST + HEAD
-    head, out = given + 2 * MOST + tl.program_id(0) * (HEAD + d * width), out + tl.program_id(0) * length
-    if tl.load(head + HEAD - 2) != 2.0:
-        return
-    i, j, k = tl.arange(0, D)[:, None], tl.arange(0, D)[None, :], tl.arange(0, D)
-    inside, vectors = (i < d) & (j < d), (i == j).to(tl.float64)
-    a = tl.where(inside, tl.load(out + d + i * d + j, mask=inside, other=0.0), vectors)
-    apart, sweep = f64(1.0), 0
-    while (apart > 1e-12) & (sweep < 12):
-        apart, sweep = f64(0.0), sweep + 1
-        for r in range(1, D):
-            columns = tl.broadcast_to(j ^ r, (D, D))
-            other = tl.gather(a, columns, 1)
-            square, others, both = tl.sum(a * a, 0), tl.sum(other * other, 0), 2.0 * tl.sum(a * other, 0)
-            apart = tl.maximum(apart, tl.max(both * both / (square * others + 1e-300), 0))
-            more = others - square
-            both = tl.where((more > 0.0) | ((more == 0.0) & (k < (k ^ r))), both, -both)
-            t = both / (tl.abs(more) + tl.sqrt(more * more + both * both) + 1e-300)
-            c = 1.0 / tl.sqrt(1.0 + t * t)
-            a = (a - other * t[None, :]) * c[None, :]
-            vectors = (vectors - tl.gather(vectors, columns, 1) * t[None, :]) * c[None, :]
-    values = tl.maximum(tl.sqrt(tl.sum(a * a, 0)), tl.load(head + HEAD - 1))
-    stretch = tl.minimum(tl.maximum(tl.load(head + first) * tl.log(values), f64(-5.0)), f64(5.0))
-    tl.store(out + d + i * d + j, vectors * tl.exp(-0.5 * stretch)[None, :], mask=inside)  # in place of the moment
-    tl.debug_barrier()
-    for block in range(0, width, 256):
-        column, new = block + tl.arange(0, 256)[None, :], tl.zeros((D, 256), tl.float64)
-        for row in range(d):
-            by = tl.load(out + d + row * d + i, mask=i < d, other=0.0)
-            new += by * tl.load(head + HEAD + row * width + column, mask=column < width, other=0.0)
-        tl.debug_barrier()  # all have been read
-        tl.store(head + HEAD + i * width + column, new, mask=(i < d) & (column < width))
-        vector = column - MOST  # behind the samples
-        tl.store(out + d + d * d + i * d + vector, new, mask=(i < d) & (vector >= 0) & (vector < d))
-
-
-@sized
-def climb_kernel(given, out, partial, n, d, length, kind, ROWS: tl.constexpr, MOST: tl.constexpr):
+def climb_kernel(given, out, partial, n, d, kind, ROWS: tl.constexpr, MOST: tl.constexpr):
     """A program's share in the moment (d, d) of kernels with the precisions that ``out`` begins with, float64.
 
-    Kind 0: its trace; 1: its diagonal, an element a program; 2: all of it, a row a program, and log Σ_j w_j φ_ij, the
-    last of ``out``. 1 and 2 are without the precisions. A climb has a kind of its own; with ``kind`` 2 all have that.
-    ``given``: log weights, shares, and of each climb a head and samples (d, MOST), behind which are unit vectors.
+    Kind 0: its trace; 1: its diagonal, an element a program; 2: all of it, a row a program, and log Σ_j w_j φ_ij, which
+    follows the moment in ``out``. 1 and 2 are without the precisions. ``given``: the head, log weights, shares, and
+    samples (d, MOST).
     """
-    width: tl.constexpr = MOST + HEAD
-    i, j, chain = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, MOST), tl.program_id(1) // d
-    head, row = given + 2 * MOST + chain * (HEAD + d * width), tl.program_id(1) % d
-    points, out = head + HEAD, out + chain * length
-    kind = tl.maximum(kind, tl.load(head + HEAD - 2).to(tl.int32))
-    if (kind == 0) & (row > 0):
-        return
+    i, j, row = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, MOST), tl.program_id(1)
+    points = given + HEAD + 2 * MOST
     q = tl.zeros((ROWS, MOST), tl.float64)
     for k in range(d):
-        away = tl.load(points + k * width + i)[:, None] - tl.load(points + k * width + j)[None, :]
+        away = tl.load(points + k * MOST + i)[:, None] - tl.load(points + k * MOST + j)[None, :]
         q += tl.load(out + k) * away * away
-    logs = tl.load(given + j)[None, :] - 0.5 * q
+    logs = tl.load(given + HEAD + j)[None, :] - 0.5 * q
     logs = tl.where((i[:, None] != j[None, :]) & (j < n)[None, :], logs, -1e300)
     most = tl.max(logs, 1)
     near = tl.exp(logs - most[:, None])
     sums = tl.sum(near, 1)
-    near *= (tl.load(given + MOST + i) / sums)[:, None]
-    partial += ((chain * tl.num_programs(0) + tl.program_id(0)) * d + row) * d
+    near *= (tl.load(given + HEAD + MOST + i) / sums)[:, None]
+    partial += (tl.program_id(0) * d + row) * d
     if kind == 0:
         tl.store(partial, tl.sum(tl.sum(near * q, 1), 0))
     else:
-        near *= tl.load(points + row * width + i)[:, None] - tl.load(points + row * width + j)[None, :]
+        near *= tl.load(points + row * MOST + i)[:, None] - tl.load(points + row * MOST + j)[None, :]
         for k in range(tl.where(kind == 1, row, 0), tl.where(kind == 1, row + 1, d)):
-            away = tl.load(points + k * width + i)[:, None] - tl.load(points + k * width + j)[None, :]
+            away = tl.load(points + k * MOST + i)[:, None] - tl.load(points + k * MOST + j)[None, :]
             tl.store(partial + k, tl.sum(tl.sum(near * away, 1), 0))
-        stored = tl.where((kind == 2) & (row == 0), n, 0)
-        tl.store(out + d + 2 * d * d + i, most + tl.log(sums), mask=i < stored)
+        stored = tl.where(kind == 2, tl.where(row == 0, n, 0), 0)
+        tl.store(out + d + d * d + i, most + tl.log(sums), mask=i < stored)
 
 
 @sized
-def step_kernel(given, out, partial, n, d, length, kind, first, MOST: tl.constexpr):
+def step_kernel(given, out, partial, n, d, first, kind, MOST: tl.constexpr):
     """Sum the shares of ``n`` programs: kind 2 keeps the moment, with others precisions go the step ``first`` on."""
-    k, i, chain = tl.program_id(0), tl.arange(0, MOST), tl.program_id(1)
-    head, out = given + 2 * MOST + chain * (HEAD + d * (MOST + HEAD)), out + chain * length
-    kind = tl.maximum(kind, tl.load(head + HEAD - 2).to(tl.int32))
-    if (kind < 2) & (k >= d):
-        return
+    k, i = tl.program_id(0), tl.arange(0, MOST)
     element = tl.where(kind == 2, k, kind * k * (d + 1))
-    total = tl.sum(tl.load(partial + (chain * n + i) * d * d + element, mask=i < n, other=0.0), 0)
+    total = tl.sum(tl.load(partial + i * d * d + element, mask=i < n, other=0.0), 0)
     if kind == 2:
         tl.store(out + d + k, total)
     else:
         rate = tl.load(out + k)
-        mean = tl.maximum(tl.where(kind == 1, rate * total, total / d), tl.load(head + HEAD - 1))
-        stretch = tl.minimum(tl.maximum(tl.load(head + first) * tl.log(mean), f64(-5.0)), f64(5.0))
+        mean = tl.maximum(tl.where(kind == 1, rate * total, total / d), tl.load(given + HEAD - 1))
+        stretch = tl.minimum(tl.maximum(tl.load(given + first) * tl.log(mean), f64(-5.0)), f64(5.0))
         tl.store(out + k, rate * tl.exp(-stretch))
 
 
 def climb(
-    starts: Sequence[tuple[Any, str, Sequence[float]]], weights: Any, shares: Any, least: float, device: str
-) -> list[tuple[Any, Any, Any]]:
+    u: Any, weights: Any, shares: Any, lengths: Sequence[float], least: float, common: bool, device: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """See :class:`sdkde_core.protocol.CriteriaBackend`."""
-    (n, d), rows, chains, head = starts[0][0].shape, 4, len(starts), int(HEAD.value)
-    most, wide, programs = max(512, 1 << (n - 1).bit_length()), max(2, 1 << (d - 1).bit_length()), -(-n // rows)
-    length, steps = d + 2 * d * d + n, max(len(lengths) for *_, lengths in starts)
-    kinds = [("scale", "scales", "matrix").index(free) for _, free, _ in starts]
-    given = np.zeros(2 * most + chains * (head + d * (most + head) + length))
-    given[:n], given[most : most + n], size = np.log(weights), shares, len(given) - chains * length
-    for begin, kind, (v, _, lengths) in zip(given[2 * most : size].reshape(chains, -1), kinds, starts):
-        begin[: len(lengths)], begin[head - 2 : head], points = lengths, (kind, least), begin[head:].reshape(d, -1)
-        points[:, :n], points[:, most:] = v.T, np.eye(d, head)
-    results = given[size:].reshape(chains, -1)
-    results[:, :d], results[:, d + d * d : -n] = 1.0, np.eye(d).ravel()
+    (n, d), rows = u.shape, 4
+    most = max(512, 1 << (n - 1).bit_length())
+    programs, head = -(-n // rows), int(HEAD.value)
+    size = head + most * (2 + d)
+    given = np.zeros(size + d + d * d + n)
+    given[: len(lengths)], given[head - 1] = lengths, least
+    given[head : head + n], given[head + most : head + most + n] = np.log(weights), shares
+    given[head + 2 * most : size].reshape(d, most)[:, :n], given[size : size + d] = u.T, 1.0
     there = torch.from_numpy(given).to(device)
     with on_device(there):
         out = there[size:]  # as aligned as that
-        partial = torch.empty(chains * programs * d * d, dtype=torch.float64, device=there.device)
-        axes = Launch(axes_kernel, (chains, 1), (d, length), (wide, most), Config(1, 1, max(1, wide // 4), 1))
-        sums = Launch(climb_kernel, (programs, chains * d), (n, d, length), (rows, most))
-        add = Launch(step_kernel, (d * d, chains), (programs, d, length), (most,))
-        for step in range(steps + 1):
-            kind = 2 * (step == steps)
-            sums(there, out, partial, last=(kind,))
-            add(there, out, partial, last=(kind, step))
-            if 2 in kinds and step < steps:
-                axes(there, out, last=(step,))
-        found = out.cpu().numpy().reshape(chains, length)
-    scales, squares = np.sqrt(found[:, :d, None]), found[:, d:-n].reshape(chains, 2, d, d)
-    return [(c * by, c * moment * c.T, logs) for c, (moment, by), logs in zip(scales, squares, found[:, -n:])]
+        partial = torch.empty(programs * d * d, dtype=torch.float64, device=there.device)
+        for step, kind in [*enumerate([0 if common else 1] * len(lengths)), (0, 2)]:
+            grid = programs, 1 if kind == 0 else d
+            Launch(climb_kernel, grid, (), (rows, most))(there, out, partial, n, d, kind)
+            grid = d * d if kind == 2 else d, 1
+            Launch(step_kernel, grid, (), (most,))(there, out, partial, programs, d, step, kind)
+        found = out.cpu().numpy()
+    rates, moment, logs = found[:d], found[d : d + d * d].reshape(d, d), found[d + d * d :]
+    return rates, moment * np.sqrt(rates[:, None] * rates), logs

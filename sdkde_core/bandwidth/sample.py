@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ class Kernels(NamedTuple):
     """What :class:`~sdkde_core.protocol.CriteriaBackend` has, for a device."""
 
     left_out: Callable[..., tuple[Array, Array, Array]]
-    climb: Callable[..., Sequence[tuple[Array, Array, Array]]]
+    climb: Callable[..., tuple[Array, Array, Array]]
 
 
 class Sample:

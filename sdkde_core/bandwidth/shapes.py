@@ -40,12 +40,13 @@ LEAST = 1e-6
 
 
 class _Fit(NamedTuple):
-    """Kernels N(0, L Lᵀ), and what they say of left-out samples; without that only where a climb is to begin."""
+    """Kernels N(0, L Lᵀ), and what they say of left-out samples."""
 
     factor: NDArray[Any]  # L, (d, d), not triangular
     inverse: NDArray[Any]  # L⁻¹
-    moment: Any = None  # (d, d) Σ_i a_i Σ_j r_ij v vᵀ, v = L⁻¹(u_i − u_j): the identity at the best H
-    logs: Any = None  # (n,) log p̂₋ᵢ(u_i), without (2π)^(−d/2)
+    moment: Array  # (d, d) Σ_i a_i Σ_j r_ij v vᵀ, v = L⁻¹(u_i − u_j): the identity at the best H
+    found: Any  # (2, n) of each row the sum relative to its largest kernel, and the log of that; by a backend its log
+    logs: Any = None  # (n,) log p̂₋ᵢ(u_i), without (2π)^(−d/2), on the host; of the last fit of a climb
 
     @property
     def matrix(self) -> NDArray[Any]:
@@ -71,40 +72,30 @@ def find_shape(
     w = weights[few] / weights[few].sum()
     start = normal_reference("kde", d, 1.0 / float(w @ w))
     kernels = _Kernels(u[few], w) if sample.kernels is None else _Climber(u[few], w, sample.kernels)
-    begin = _Fit(start * np.eye(d), np.eye(d) / start)
-    kernels.without_the_far(begin)
-    columns = kernels.climb(begin, "scale", SCALE_LENGTHS)
+    kernels.without_the_far(start * np.eye(d))
+    columns = kernels.scaled(start * np.eye(d), SCALE_LENGTHS)
     found: tuple[Array | None, str] = None, ""
-    oriented, size, more = None, 1.0, d * (d - 1) / 2
-    correlation = _correlation(u, weights)
-    if mixed := mixed and _far_from_singular(correlation):
-        size = _size(correlation)
-        # What the correlation adds to the log likelihood of normal samples, against what Akaike takes for chance.
-        if -0.5 * d * math.log(size) > 2.0 * more * float(weights @ weights):
-            factor = np.linalg.cholesky(correlation) * math.sqrt(_size(columns.matrix) / size)
-            oriented = _Fit(factor, np.linalg.inv(factor))
-    gains = kernels.may_gain(columns, "scales", d - 1)
-    asked = [(oriented, "scale", SCALE_LENGTHS)] * bool(oriented) + [(columns, "scales", LENGTHS)] * gains
-    if asked and sample.kernels:  # what follows may ask for; together they take less time
-        kernels.all_of(*asked, (columns, "scale", LENGTHS))
-    scales = kernels.climb(columns, "scales") if gains else columns
     simple, freed = columns, "scale"  # the best so far, and what it was climbed by
+    scales = kernels.climb(columns, "scales") if kernels.may_gain(columns, "scales", d - 1) else columns
     if kernels.better(scales, columns, "scale", d - 1):
         simple, freed, matrix = scales, "scales", np.diag(np.diagonal(scales.matrix))
         found = matrix / _size(matrix), f"a scale of its own per column, {_better(scales, columns)}"
-    likeliest = simple
-    if oriented:
-        oriented = kernels.climb(oriented, "scale", SCALE_LENGTHS)
+    correlation = _correlation(u, weights)
+    if not mixed or not _far_from_singular(correlation):
+        return found
+    size, more, likeliest = _size(correlation), d * (d - 1) / 2, simple
+    # What the correlation adds to the log likelihood of normal samples, against what Akaike takes for chance.
+    if -0.5 * d * math.log(size) > 2.0 * more * float(weights @ weights):
+        factor = np.linalg.cholesky(correlation) * math.sqrt(_size(columns.matrix) / size)
+        oriented = kernels.scaled(factor, SCALE_LENGTHS)
         likeliest = max(simple, oriented, key=lambda fit: float(fit.logs @ kernels.rows))
         if kernels.better(oriented, simple, freed, 0, errors=max(-1.5, 1.0 + 2.5 * math.log(size))):
             simple, freed = oriented, "scale"
             found = correlation, f"that of the samples' correlation, {_better(oriented, columns)}"
-    if not mixed or most < 3 * d * (d + 1) / 2:  # three samples for each parameter
+    if most < 3 * d * (d + 1) / 2:  # three samples for each parameter
         return found
     if not kernels.may_gain(likeliest, "matrix", d * (d + 1) / 2 - 1):
         return found
-    if sample.kernels:
-        kernels.all_of((likeliest, "matrix", LENGTHS), (simple, freed, LENGTHS))
     full = kernels.climb(likeliest, "matrix")
     more += (d - 1) * (freed == "scale")
     if kernels.better(full, simple, freed, more) and _far_from_singular(full.matrix):
@@ -123,31 +114,6 @@ class _Kernels:
         self.columns = np.concatenate([np.ones((len(u), 1)), 2.0 * u], axis=1)
         self.weights = weights.astype(np.float32)
         self.rows = weights  # the samples' shares in the likelihood
-        self.known: dict[Any, tuple[_Fit, _Fit]] = {}
-
-    def climb(self, start: _Fit, free: str, lengths: Sequence[float] = LENGTHS) -> _Fit:
-        """Raise the likelihood by a matrix's ``"scale"``, the ``"scales"`` of columns or all of it, ``"matrix"``."""
-        if (id(start), free) not in self.known:
-            self.all_of((start, free, lengths))
-        return self.known[id(start), free][1]
-
-    def all_of(self, *climbs: Any) -> None:
-        """Climb for every tuple of what :meth:`climb` is given."""
-        for start, free, lengths in climbs:
-            self.known[id(start), free] = start, self._climbed(start, free, lengths)
-
-    def _climbed(self, start: _Fit, free: str, lengths: Sequence[float]) -> _Fit:
-        if free == "scale":
-            return self._scaled(start.factor, lengths)
-        fit = start
-        for length in lengths:
-            values, vectors = np.diagonal(fit.moment), np.eye(self.d)
-            if free == "matrix":
-                values, vectors = np.linalg.eigh(fit.moment)
-            logs = length * np.log(np.maximum(values, LEAST))
-            stretch = np.exp(0.5 * np.clip(logs, -5.0, 5.0))
-            fit = self.fit(fit.factor @ (vectors * stretch), (vectors / stretch).T @ fit.inverse)
-        return fit
 
     def fit(self, factor: NDArray[Any], inverse: NDArray[Any]) -> _Fit:
         """What kernels of that factor say."""
@@ -160,18 +126,31 @@ class _Kernels:
         share = shares / sums[:, :1]
         both = shares + product(share.T, near).T
         moment = inverse @ product(self.u.T, both * self.u - share * sums[:, 1:]) @ inverse.T
-        logs = np.log(sums[:, 0]) + (most - norms) - np.log1p(-self.w) - np.linalg.slogdet(factor)[1]
-        return _Fit(factor, inverse, (moment + moment.T) / 2, logs)
+        return _Fit(factor, inverse, (moment + moment.T) / 2, np.stack([sums[:, 0], most - norms]))
 
-    def _scaled(self, factor: NDArray[Any], lengths: Sequence[float]) -> _Fit:
-        """After steps by the scale of kernels of that factor: one product is less than a :meth:`fit`."""
-        c, (least, beyond) = 1.0, self._distances(factor)  # c is scale⁻²
-        for length in lengths:
-            sums, products = self._sums(beyond, c)
-            mean = 2.0 * c * float(self.rows @ (least + products / sums)) / self.d
-            c *= math.exp(-min(max(length * math.log(max(mean, LEAST)), -5.0), 5.0))
-        factor = factor / math.sqrt(c)
-        return self.fit(factor, np.linalg.inv(factor))
+    def judged(self, fit: _Fit) -> _Fit:
+        """The last fit, with what it says of every sample."""
+        sums, most = fit.found
+        return fit._replace(logs=np.log(sums) + most - np.log1p(-self.w) - np.linalg.slogdet(fit.factor)[1])
+
+    def climb(self, fit: _Fit, free: str) -> _Fit:
+        """Raise the likelihood by a matrix's ``"scale"``, the ``"scales"`` of columns or all of it, ``"matrix"``."""
+        if free == "scale":
+            return self.scaled(fit.factor, LENGTHS)
+        for length in LENGTHS:
+            values, vectors = np.diagonal(fit.moment), np.eye(self.d)
+            if free == "matrix":
+                values, vectors = np.linalg.eigh(fit.moment)
+            logs = length * np.log(np.maximum(values, LEAST))
+            stretch = np.exp(0.5 * np.clip(logs, -5.0, 5.0))
+            fit = self.fit(fit.factor @ (vectors * stretch), (vectors / stretch).T @ fit.inverse)
+        return self.judged(fit)
+
+    def may_gain(self, fit: _Fit, free: str, more: float) -> bool:
+        """Whether a climb with ``more`` parameters may pay: not if the moment is all but a multiple of the identity."""
+        values = np.linalg.eigvalsh(fit.moment) if free == "matrix" else np.diagonal(fit.moment)
+        logs = np.log(np.maximum(values, LEAST))
+        return bool(((logs - logs.mean()) ** 2).sum() > 0.2 * more * float(self.rows @ self.rows))
 
     def _distances(self, factor: NDArray[Any]) -> tuple[Array, Any]:
         """Half the squared distances in kernels of that factor: to the nearest (n,), and all less that (n, n)."""
@@ -182,30 +161,34 @@ class _Kernels:
         least = squares.min(axis=1)
         return least + norms, (squares - least[:, None]).astype(np.float32)
 
-    def _sums(self, beyond: Any, c: float) -> Array:
-        """Each row's sums of w_j exp(−c q), and of that times q, q ≥ 0 beyond its least: (2, n)."""
-        near = np.exp(beyond * np.float32(-c))
-        # :func:`.product` cuts one of a matrix and a vector into pieces, which takes ten times as long here.
-        return np.stack([np.vecdot(terms, self.weights) for terms in (near, near * beyond)]).astype(np.float64)
-
-    def _logs(self, begin: _Fit) -> Array:
-        """Log p̂₋ᵢ(u_i) but for a constant."""
-        least, beyond = self._distances(begin.factor)
-        return np.log(self._sums(beyond, 1.0)[0]) - least - np.log1p(-self.w)
-
-    def without_the_far(self, begin: _Fit) -> None:
+    def without_the_far(self, factor: NDArray[Any]) -> None:
         """Let the 3 % of the samples in the thinnest places count by their density: they ask for wide kernels."""
-        logs = self._logs(begin)
+        logs = self._logs(factor)
         n = len(logs)
         least = np.interp(0.03 * (n - 1), np.arange(n), np.sort(logs))  # the quantile, which NumPy takes longer for
         rows = self.w * np.exp(np.minimum(logs - least, 0.0))
         self.rows = rows / rows.sum()
 
-    def may_gain(self, fit: _Fit, free: str, more: float) -> bool:
-        """Whether a climb with ``more`` parameters may pay: not if the moment is all but a multiple of the identity."""
-        values = np.linalg.eigvalsh(fit.moment) if free == "matrix" else np.diagonal(fit.moment)
-        logs = np.log(np.maximum(values, LEAST))
-        return bool(((logs - logs.mean()) ** 2).sum() > 0.2 * more * float(self.rows @ self.rows))
+    def _logs(self, factor: NDArray[Any]) -> Array:
+        """Log p̂₋ᵢ(u_i) but for a constant."""
+        least, beyond = self._distances(factor)
+        return np.log(self._sums(beyond, 1.0)[0]) - least - np.log1p(-self.w)
+
+    def scaled(self, factor: NDArray[Any], lengths: Sequence[float]) -> _Fit:
+        """Raise the likelihood by the scale of kernels of that factor; one product is less than a :meth:`fit`."""
+        c, (least, beyond) = 1.0, self._distances(factor)  # c is scale⁻²
+        for length in lengths:
+            sums, products = self._sums(beyond, c)
+            mean = 2.0 * c * float(self.rows @ (least + products / sums)) / self.d
+            c *= math.exp(-min(max(length * math.log(max(mean, LEAST)), -5.0), 5.0))
+        factor = factor / math.sqrt(c)
+        return self.judged(self.fit(factor, np.linalg.inv(factor)))
+
+    def _sums(self, beyond: Any, c: float) -> Array:
+        """Each row's sums of w_j exp(−c q), and of that times q, q ≥ 0 beyond its least: (2, n)."""
+        near = np.exp(beyond * np.float32(-c))
+        # :func:`.product` cuts one of a matrix and a vector into pieces, which takes ten times as long here.
+        return np.stack([np.vecdot(terms, self.weights) for terms in (near, near * beyond)]).astype(np.float64)
 
     def better(self, fit: _Fit, other: _Fit, free: str, more: float, errors: float = 2.0) -> bool:
         """Whether a fit is so many standard errors better than one, with as many steps and ``more`` parameters less."""
@@ -222,21 +205,35 @@ class _Kernels:
 
 
 class _Climber(_Kernels):
-    """The same by a backend's kernels: all steps of several climbs are launched at once."""
+    """The same by a backend's kernels: all steps of a scale, or of a scale per column, are launched at once."""
 
     def __init__(self, u: Array, weights: Array, kernels: Kernels) -> None:
-        self.u, self.w, self.rows, self.known, self._by = u, weights, weights, {}, kernels.climb
+        self.u, self.w, self.rows, self.d, self._by = u, weights, weights, u.shape[1], kernels
 
-    def all_of(self, *climbs: Any) -> None:
-        new = [climb for climb in climbs if (id(climb[0]), climb[1]) not in self.known]
-        starts = [(product(self.u, start.inverse.T), free, lengths) for start, free, lengths in new]
-        for (start, free, _), (by, moment, logs) in zip(new, self._by(starts, self.w, self.rows, LEAST)):
-            inverse = by @ start.inverse
-            logs = logs - np.log1p(-self.w) + np.linalg.slogdet(inverse)[1]
-            self.known[id(start), free] = start, _Fit(np.linalg.inv(inverse), inverse, (moment + moment.T) / 2, logs)
+    def fit(
+        self, factor: NDArray[Any], inverse: NDArray[Any], lengths: Sequence[float] = (), common: bool = True
+    ) -> _Fit:
+        """What kernels of that factor say, after steps of such lengths by the scales of its columns."""
+        u = product(self.u, inverse.T)
+        rates, moment, found = self._by.climb(u, self.w, self.rows, lengths, LEAST, common)
+        if lengths:
+            scale = np.sqrt(rates)
+            factor, inverse = factor / scale, inverse * scale[:, None]
+        return _Fit(factor, inverse, (moment + moment.T) / 2, found)
 
-    def _logs(self, begin: _Fit) -> Array:
-        return np.asarray(self.climb(begin, "matrix", ()).logs)
+    def judged(self, fit: _Fit) -> _Fit:
+        return fit._replace(logs=fit.found - np.log1p(-self.w) - np.linalg.slogdet(fit.factor)[1])
+
+    def climb(self, fit: _Fit, free: str) -> _Fit:
+        if free == "matrix":  # whose moment is turned to its axes on the host
+            return super().climb(fit, free)
+        return self.judged(self.fit(fit.factor, fit.inverse, LENGTHS, free == "scale"))
+
+    def _logs(self, factor: NDArray[Any]) -> Array:
+        return np.asarray(self.scaled(factor, ()).logs)
+
+    def scaled(self, factor: NDArray[Any], lengths: Sequence[float]) -> _Fit:
+        return self.judged(self.fit(factor, np.linalg.inv(factor), lengths))
 
 
 def _better(fit: _Fit, columns: _Fit) -> str:
