@@ -175,6 +175,8 @@ def scatter(
     >>> x = np.random.default_rng(0).normal(size=(2000, 2))
     >>> ax = plots.scatter(x, bandwidth=0.3)
     """
+    if isinstance(points, Prepared):
+        raise TypeError("points is a Prepared; pass the points first and the density second: scatter(points, density)")
     xy = _points_of(points, 2, "points")
     if density is None:
         density = prepare(points, **options)
