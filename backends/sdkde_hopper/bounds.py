@@ -6,7 +6,7 @@ import math
 
 from sdkde_core.protocol import Problem, Reduction, Support
 
-from .plan import MOST_OF_THREE
+from .plan import MOST_AT_HIGH
 
 #: MEAN scales φ by two to this: φ ≤ 1 then uses the range of half precision, nearly all of it at "high".
 SCALE_BITS = {"fast": 14, "high": 15}
@@ -23,14 +23,14 @@ def grid_step(extent: float, precision: str) -> float:
     one bit more: a step of a Tensor Core that makes a sum above 2²⁴ g² truncates it by g². In sixteen dimensions that
     is one step. In more the constants are added half way, so that before and after sums of near points are a part of
     ‖v‖²: not both parts are above half of it, so two steps are, at most, in 64 dimensions. At "high" that bit is not
-    given away, and nothing is truncated.
+    given away, and nothing is truncated: ‖hi‖ ≤ ‖v‖ + ½ √d g, .1 % more.
     """
-    radius = max(extent * math.sqrt(math.log2(math.e)), 1.0)
+    radius = max(extent * math.sqrt(math.log2(math.e)) * (1.001 if precision == "high" else 1.0), 1.0)
     return 2.0 ** (math.ceil(math.log2(radius) - 0.5 * (precision == "fast")) - 12)
 
 
 def extent_limit(problem: Problem) -> float:
-    """Return the extent up to which the tolerances are kept, 18.8 bandwidths, or 13.3 at "high" beyond 48 dimensions.
+    """Return the extent up to which the tolerances are kept, 18.8 bandwidths, or 13.3 at "high".
 
     An exponent is off by what is rounded of two constants, half of g² for each in log2 units, and by g² where hi·hi is
     truncated: 2e-5 at the coarsest grid. φ is off by 2⁻¹⁵ of itself for the columns, and by 2⁻²¹ for the rows; those of
@@ -48,21 +48,26 @@ def extent_limit(problem: Problem) -> float:
 
     At "high" nothing is left out of an exponent: what the grid leaves of the constants follows as a product of its
     own, and steps truncate sums that are small for near points; of LOG_SUM once 2⁻¹⁸, 2.6e-6. Two pieces of a point are
-    off by 2⁻¹³ g a dimension, which beyond g = 2⁻⁸ moves a shift between a row and a heap of duplicates by up to 1e-5,
-    so MEAN has a third piece there. A row's own φ is added in float64: what is truncated beside it moved shifts as
-    much. φ is off by 2⁻²², and sums by 2⁻²³ R in each of four steps.
+    off by 2⁻¹³ g in a dimension, by four times as much in the three at most that are beyond 2¹¹ g. In the direction of
+    a heap of duplicates five bandwidths away that is up to 7e-6 of a log sum with g = 2⁻⁸, to which g is held; a shift
+    would be off by up to 3e-5, so MEAN has a third piece. A row's own φ is added in float64: what is truncated beside
+    it moved shifts by 1e-5. φ is off by 2⁻²² and its second piece multiplied by hi alone, 4e-6; sums are off by
+    2⁻²³ R in each of four steps. Of φ below 2⁻¹⁶, 2⁻⁴⁰ is lost, for every column beside a heap alike.
     """
     # The grid step g is the coarsest at which the rounding of both constants stays within the tolerance, and
-    # ‖v‖² ≤ 2 · 2²⁴ g²; of points in two pieces at "high" ‖v‖ ≤ 2¹² g.
-    two = problem.precision == "high" and problem.reduction is Reduction.MEAN and problem.d > MOST_OF_THREE
-    return (15.99 if two else math.sqrt(2.0 * 2.0**24) * 2.0**-8) / math.sqrt(math.log2(math.e))
+    # ‖v‖² ≤ 2 · 2²⁴ g²; at "high" ‖v‖ ≤ 2¹² g.
+    return (15.98 if problem.precision == "high" else math.sqrt(2.0 * 2.0**24) * 2.0**-8) / math.sqrt(math.log2(math.e))
 
 
 def supports(problem: Problem) -> Support:
     """Say whether the kernels take a problem."""
     if problem.d > 64:  # which the kernels hold at once
         return Support(False, f"has kernels for up to 64 dimensions, not {problem.d}")
-    mean = problem.reduction is Reduction.MEAN
+    mean, high = problem.reduction is Reduction.MEAN, problem.precision == "high"
+    if high and problem.d > MOST_AT_HIGH:
+        return Support(False, f"has kernels for up to {MOST_AT_HIGH} dimensions at 'high', not {problem.d}")
+    if high and mean and problem.n > (1 << 17 if "weights" in problem.requires else 1 << 20):
+        return Support(False, f"what it loses of small φ adds up, of {problem.n} points")
     if mean and not problem.same:
         return Support(False, "its MEAN is of the points themselves, not of other rows")
     if problem.extent > (limit := extent_limit(problem)):
@@ -77,7 +82,7 @@ def supports(problem: Problem) -> Support:
 def symmetric(problem: Problem) -> bool:
     """Whether MEAN takes φ once for its row and its column: all are both, sums of both fit, and are scaled alike.
 
-    Two pieces of φ of eleven bits for the columns too, as "high" needs, do not fit.
+    Two pieces of φ of eleven bits for the columns too, as "high" needs, do not fit into shared memory.
     """
     every = problem.same and problem.m == problem.n and problem.precision == "fast"
     return every and problem.d <= 16 and "weights" not in problem.requires

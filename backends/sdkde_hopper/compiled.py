@@ -47,8 +47,8 @@ class _Module(NamedTuple):
     constants: Mapping[str, int]
 
 
-def module_name(kind: str, width: int, weighted: bool, form: str) -> str:
-    return f"{kind}_{width}" + weighted * "_weighted" + (form != "fast") * f"_{form}"
+def module_name(kind: str, width: int, weighted: bool, precision: str) -> str:
+    return f"{kind}_{width}" + weighted * "_weighted" + (precision == "high") * "_high"
 
 
 _EXPONENTS = wgmma("begin_n64", 64, begins=True), wgmma("add_n64", 64)
@@ -61,13 +61,12 @@ def _log_sum(laplace: bool, width: int, weighted: bool, precision: str) -> _Modu
     return _Module(_EXPONENTS, ("exponents.cuh", "log_sum.cu"), constants)
 
 
-def _dense(width: int, weighted: bool, form: str) -> _Module:
-    ring, values = plan.dense_ring(width, weighted, form), functools.partial(wgmma, n=width + 8, b="transposed")
+def _dense(width: int, weighted: bool, precision: str) -> _Module:
+    ring, values = plan.dense_ring(width, weighted, precision), functools.partial(wgmma, n=width + 8, b="transposed")
     products = *_EXPONENTS, values("begin_values", begins=True), values("add_values")
-    groups = plan.warpgroups(width, form)
+    groups, high = plan.warpgroups(width), int(precision == "high")
     constants = {"WIDTH": width, "WEIGHTED": int(weighted), "WARPGROUPS": groups, "REGISTERS": plan.REGISTERS[groups]}
-    pieces = {"HIGH": int(form != "fast"), "THIRD": int(form == "third")}
-    shared = {"STAGES": ring.stages, "DENSE_SHARED": ring.shared} | pieces
+    shared = {"STAGES": ring.stages, "DENSE_SHARED": ring.shared, "HIGH": high, "THIRD": high}
     return _Module(products, ("exponents.cuh", "dense.cu"), constants | shared)
 
 
@@ -98,16 +97,16 @@ MODULES: Mapping[str, _Module] = {
     "exact": _Module((), ("exact.cu",), {}),
     **{f"mean_{width}": _mean(width) for width in plan.MEAN_SHARED},
     **{
-        module_name(kind, width, weighted, form): make(width, weighted, form)
-        for kind, make, forms in (
-            ("log_sum", functools.partial(_log_sum, False), plan.LONGEST),
-            ("laplace", functools.partial(_log_sum, True), plan.LONGEST),
-            ("dense", _dense, plan.FORMS),
+        module_name(kind, width, weighted, precision): make(width, weighted, precision)
+        for kind, make in (
+            ("log_sum", functools.partial(_log_sum, False)),
+            ("laplace", functools.partial(_log_sum, True)),
+            ("dense", _dense),
         )
         for width in plan.WIDTHS
         for weighted in (False, True)
-        for form in forms
-        if form != "third" or width <= plan.MOST_OF_THREE
+        for precision in plan.LONGEST
+        if precision == "fast" or width <= plan.MOST_AT_HIGH
     },
 }
 

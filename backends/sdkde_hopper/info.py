@@ -7,8 +7,8 @@ from typing import Any
 
 from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Work
 
-from .bounds import extent_limit, grid_step, supports, symmetric
-from .plan import MEAN_SHARED, form
+from .bounds import extent_limit, supports, symmetric
+from .plan import MEAN_SHARED
 from .plan import width as least_width
 
 __all__ = ["INFO"]
@@ -24,14 +24,14 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         exponents = 5 * 16 if narrow == 16 else 3 * 16  # in eight dimensions two pieces fit into one product
         products = 0.5 * (exponents + (2 * narrow + 8) * 2.5 + narrow + 8)
     else:
-        # At "high" one product more of the constants, lo·lo for log sums too, and two of a third piece.
-        more, three = problem.precision == "high", form(problem.precision, grid_step(problem.extent, problem.precision))
-        exponents = 4 + 2 * (three == "third") if mean else 3 + more
-        products = 16.0 * (1 + more) + exponents * width + 3 * (width + 8.0) * mean
+        # At "high" one product more of the constants; for MEAN two of a third piece, for log sums lo·lo.
+        high = problem.precision == "high"
+        exponents = 4 + 2 * high if mean else 3 + high
+        products = 16.0 * (1 + high) + exponents * width + 3 * (width + 8.0) * mean
     halves = 4 * (2 * width + 16.0)  # bytes of a point in pieces, written and read
     # Time of kernels over that of their products at the peak rate, and over that of their exponentials: the symmetric
     # kernel, shifts by dense tiles, other sums. Measured on an H100 with 32,768 points in 3 to 64 dimensions.
-    if problem.precision == "high":  # 8 to 64 dimensions
+    if problem.precision == "high":
         slower, waits = (1.4, 2.2) if mean else (1.6, 1.8)
     else:
         slower, waits = (2.0, 2.7) if both else (1.2, 1.4) if mean else (1.4, 1.45)

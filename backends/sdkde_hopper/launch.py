@@ -57,7 +57,7 @@ class Packed:
 
     count: int
     width: int
-    form: str  # of plan.FORMS
+    precision: str
     memory: torch.Tensor
     rows: int
     tiles: int
@@ -75,7 +75,7 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
     first, second = given[0], given[1] if len(given) > 1 else None
     (n, d), m, device = first.shape, 0 if second is None else second.shape[0], first.device
     single = int(first.dtype == torch.float32)
-    load_for(d, "fast" if single else "high")  # as a rule
+    load_for(d, "fast" if single or d > plan.MOST_AT_HIGH else "high")  # as a rule
     if centre is None:
         centre, stride = torch.empty(d, dtype=torch.float64, device=device), max(1, n // 256)
         kernel("pack", "find_centre", 512)(d, first, single, -(-n // stride), stride, d, centre)
@@ -91,10 +91,11 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
 @functools.cache
 def load_for(d: int, precision: str) -> None:
     """Load the modules of an estimate in d dimensions, without weights."""
-    log_sum, mean = (module_name(kind, plan.width(d), False, precision) for kind in ("log_sum", "dense"))
+    width = plan.width(d)
+    mean = module_name("dense", width, False, precision)
     if d <= 16 and precision == "fast":
         mean = f"mean_{plan.width(d, plan.MEAN_SHARED)}"
-    load("pack", mean, log_sum)
+    load("pack", mean, module_name("log_sum", width, False, precision))
 
 
 def pack_symmetric(points: torch.Tensor, step: float) -> Symmetric:
@@ -115,8 +116,8 @@ def pack(
     """
     (n, d), mean, weighted = points.shape, problem.reduction is Reduction.MEAN, log_weights is not None
     width, padded = plan.width(d), -(-n // 768) * 768  # of the rows of a program, be they 192 or 256
-    form = plan.form(problem.precision, step) if mean else problem.precision
-    point, copies = plan.point_bytes(width, form), 1 + (mean and weighted)
+    third = mean and problem.precision == "high"
+    point, copies = plan.point_bytes(width, third), 1 + (mean and weighted)
     # Rows of a range begin anywhere: the last program's reach beyond the padding.
     rows = (padded + plan.ROWS) * point if mean or not columns else 0
     sizes = rows, copies * padded * point if columns else 0, 4 * padded if weighted and not mean else 0
@@ -126,8 +127,8 @@ def pack(
     raised = float((SCALE_BITS if mean else RAISED_BITS)[problem.precision])
     offsets = (0.0, raised) if not mean and problem.precision == "high" else (raised, 0.0)
     given = points, log_weights, top, n, padded, d, width, step, *offsets
-    kernel("pack", "pack_points", 256)(padded // 16, *given, at, tiles, logs, copies - 1, int(form == "third"))
-    return Packed(n, width, form, memory, at, tiles, logs, top)
+    kernel("pack", "pack_points", 256)(padded // 16, *given, at, tiles, logs, copies - 1, int(third))
+    return Packed(n, width, problem.precision, memory, at, tiles, logs, top)
 
 
 def log_sum(
@@ -173,22 +174,23 @@ def dense_mean(
     of it, without weights.
     """
     (start, stop), d, device, width = columns, points.shape[1], points.device, packed.width
-    groups, weighted = plan.warpgroups(width, packed.form), packed.top is not None
+    groups, weighted = plan.warpgroups(width), packed.top is not None
     n, height = rows[1] - rows[0], groups * 64
     blocks, tiles, programs = -(-n // height), -(-(stop - start) // 64), _programs(device)
     parts, length = plan.parts(blocks, tiles, programs)
-    size, high = plan.point_bytes(width, packed.form), packed.form != "fast"
+    high = packed.precision == "high"
+    size = plan.point_bytes(width, high)
     row_pieces, column_pieces = packed.rows + rows[0] * size, packed.tiles + start * size * (1 + weighted)
     out = torch.empty(parts * blocks * height * (width + 4), dtype=torch.float64, device=device)
-    name = module_name("dense", width, weighted, packed.form)
-    reduce = kernel(name, "mean_dense", 128 * (groups + 1), plan.dense_ring(width, weighted, packed.form).shared)
+    name = module_name("dense", width, weighted, packed.precision)
+    reduce = kernel(name, "mean_dense", 128 * (groups + 1), plan.dense_ring(width, weighted, packed.precision).shared)
     own = rows[0] - start
     reduce(blocks * parts, row_pieces, column_pieces, out, blocks, tiles, length, own)
     log_sum, shift = _results(n, d, device)
     listed = torch.zeros(n + 1, dtype=torch.int32, device=device) if weighted else None
     given = out, parts, blocks * height, width, row_pieces, log_weights[start:], packed.top, n, d, log_sum, shift
-    raised, more = float(SCALE_BITS["high" if high else "fast"]), 4.0 if high else 1.0
-    end = points[rows[0] :] if move else None, listed, raised, more, int(packed.form == "third")
+    raised, more = float(SCALE_BITS[packed.precision]), 4.0 if high else 1.0
+    end = points[rows[0] :] if move else None, listed, raised, more, int(high)
     kernel("pack", "finish_dense", 256)(-(-n // 8), *given, *end, own, stop - start if high else 0)
     if listed is not None:
         # 128 columns in up to 64 dimensions, a number apart from where the next ones lie.

@@ -35,7 +35,7 @@ MEAN_SHARED = {8: 161912, 16: 227448}
 WIDTHS = (16, 32, 48, 64)
 
 #: Tiles of columns that a program of ``log_sum`` sums in fp32, at most: beside duplicates every addition rounds alike.
-LONGEST = {"fast": 1024, "high": 128}
+LONGEST = {"fast": 1024, "high": 32}
 
 #: Units of a launch, at most; of more than a million points four times as many for four times the points, as every
 #: launch adds up what there is so far: four million take 6.5 s for 7.4.
@@ -141,31 +141,23 @@ def width(d: int, widths: Iterable[int] = WIDTHS) -> int:
 REGISTERS = {3: 160, 4: 112}
 
 
-def warpgroups(width: int, form: str) -> int:
+def warpgroups(width: int) -> int:
     """Return how many groups of 64 rows a program of ``mean_dense`` has: what registers suffice for."""
-    return 4 if width <= (16 if form == "third" else 32) else 3
+    return 4 if width <= 32 else 3
 
 
-#: How ``mean_dense`` has points: in two pieces, or at "high" in three where two do not suffice.
-FORMS = ("fast", "high", "third")
-
-#: Dimensions that a third piece leaves registers for.
-MOST_OF_THREE = 48
+#: Dimensions that kernels for "high" take.
+MOST_AT_HIGH = 16
 
 
-def form(precision: str, step: float) -> str:
-    """Return how MEAN has points on a grid of that step where each φ is for its row alone."""
-    return "third" if precision == "high" and step > 2.0**-8 else precision
+def point_bytes(width: int, third: bool) -> int:
+    """Return the bytes of a point in pieces, as a row or in a tile; MEAN at "high" has a ``third``."""
+    return (6 if third else 4) * width + 32
 
 
-def point_bytes(width: int, form: str = "fast") -> int:
-    """Return the bytes of a point in pieces, as a row or in a tile."""
-    return (6 if form == "third" else 4) * width + 32
-
-
-def dense_ring(width: int, weighted: bool, form: str) -> Ring:
+def dense_ring(width: int, weighted: bool, precision: str) -> Ring:
     """Return what a program of ``mean_dense`` holds; with weights there are two copies of a tile."""
-    tile = 64 * point_bytes(width, form) * (1 + weighted)
+    tile = 64 * point_bytes(width, precision == "high") * (1 + weighted)
     stages = min(8, 196_608 // tile)
     return Ring(stages, stages * (tile + 16))
 

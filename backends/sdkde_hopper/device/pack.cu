@@ -99,8 +99,7 @@ finish_dense(
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int k = lane + 32 * i;
-    const double leaves = third ? of_half(packed[2 * width + 16 + k]) : 0.0;
-    const double here = of_half(packed[k]) + of_half(packed[width + 16 + k]) + leaves;
+    const double here = of_half(packed[k]) + of_half(packed[width + 16 + k]);  // what φ was multiplied by
     const size_t at = (size_t)row * d + k;
     const double by = sum <= 0 ? 0.0 : ((v[i] + mine * here) / sum - here) * (1.0 / SQRT_LOG2E);
     if (k < d) shift[at] = moved_from ? moved_from[at] + 0.5 * by : by;
