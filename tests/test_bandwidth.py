@@ -272,3 +272,21 @@ def test_it_is_the_array_that_it_was_made_of_and_has_products_with_numbers(given
             b * bad
     with pytest.raises(TypeError):
         b * np.ones(2)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.7, 1e-9])
+def test_weighted_quartiles_that_are_equal_but_for_rounding_are_no_spread(scale):
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        x, weights = np.round(rng.normal(size=2000) / 2.0) * scale, rng.random(2000)
+    for rule in ("auto", "silverman", "normal-reference"):
+        h = sdkde_core.select_bandwidth(x, rule=rule, weights=weights).factor.item()
+        assert 0.02 * scale < h < scale, (rule, h)
+
+
+def test_a_multiple_of_the_bandwidth_of_rounded_values_keeps_the_variance():
+    x = 3.0 * np.round(np.random.default_rng(3).normal(size=3000) * 10.0 / 3.0)
+    found = sdkde_core.select_bandwidth(x)
+    for times in (1, 2):
+        variance = sdkde_core.prepare(x, bandwidth=times * found).cov()[0, 0]
+        assert abs(variance / x.var() - 1.0) < 0.02

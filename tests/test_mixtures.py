@@ -119,3 +119,12 @@ def test_a_choice_where_pytorch_has_the_samples_is_that_on_the_host():
         np.testing.assert_allclose(there.left_out, here.left_out, atol=1e-9)
         for one, other in zip(there.normals, here.normals):
             np.testing.assert_allclose(one, other, atol=1e-9)
+
+
+def test_many_clusters_of_independent_columns_have_as_many_components():
+    """Though mixtures of few components say far less without correlations than with them."""
+    rng, clusters, d, n = np.random.default_rng(0), 12, 10, 800
+    which, centres = rng.integers(clusters, size=n), 4.0 * rng.normal(size=(clusters, d))
+    x = centres[which] + rng.normal(size=(n, d)) * rng.uniform(0.2, 1.0, (clusters, d))[which]
+    best = chosen(x, np.full(n, 1 / n))[0]
+    assert np.isinf(best.shrink) and len(best.normals.shares) >= clusters

@@ -70,7 +70,8 @@ class Bandwidth:
             return NotImplemented
         if not 0.0 < times < math.inf:
             raise ValueError(f"a bandwidth times {times} is none; pass a positive finite number")
-        return replace(self.scaled(float(times)), rule=f"{self.rule} × {float(times):.4g}")
+        step = self.step if self.step is None else "moments"  # a number is for these values, rounded, and this size
+        return replace(self.scaled(float(times)), rule=f"{self.rule} × {float(times):.4g}", step=step)
 
     __rmul__ = __mul__
 

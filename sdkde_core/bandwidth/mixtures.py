@@ -267,7 +267,9 @@ def choose(
             tasks = [functools.partial(fitted, i, start, shrink) for i, start in enumerate(starts)]
             fits[k, shrink] = map_threads(operator.call, tasks, threads)
             plain[k, shrink] = left_out((k, shrink), 1.0, len(cuts))
-            less = plain[k, shrink] - max(plain.values(), key=lambda logs: float(parts @ logs))
+            # Without correlations more components are needed: such mixtures have only each other to keep up with.
+            rivals = [logs for key, logs in plain.items() if math.isfinite(shrink) or key[1] == shrink]
+            less = plain[k, shrink] - max(rivals, key=lambda logs: float(parts @ logs))
             error = math.sqrt(float(parts**2 @ (less - parts @ less) ** 2))
             worse[shrink] = worse[shrink] + 1 if parts @ less < -2.0 * error else 0
         if going:

@@ -87,7 +87,7 @@ class Sample:
         """σ₁ = min(std, IQR/1.34) per column, (d,); std where the IQR is 0."""
         std, low, high = self.measured()
         std, iqr = self.unit * std, self.unit * (high - low) / 1.34
-        return np.where(iqr > 0, np.minimum(std, iqr), std)
+        return np.where(iqr > 1e-12 * std, np.minimum(std, iqr), std)  # equal quartiles, but for rounding of weights
 
     def measured(self) -> Any:
         """Of ``self.x`` the standard deviation per column, ddof 0, and quartiles, three of (d,), read at once.
