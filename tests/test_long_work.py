@@ -134,6 +134,8 @@ def test_numba_tells_of_rows_without_batches(bandwidth, adaptive):
         ready.estimate(x, progress=lambda done, rows: 1 / 0)
     with pytest.raises(SystemExit):
         ready.estimate(x, progress=lambda done, rows: sys.exit(3))
+    with pytest.raises(StopIteration):
+        ready.estimate(x, progress=lambda done, rows: next(iter(())))
     assert np.array_equal(ready.estimate(x, log=True), want)
 
 

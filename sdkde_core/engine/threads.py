@@ -7,9 +7,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,30 +32,35 @@ class _Stopped(BaseException):
 _here = threading.local()  # the call that this thread works for, and whom it tells of its own
 
 
-@contextmanager
-def telling(rows: int, advance: Callable[[int], None]) -> Iterator[None]:
+class telling:
     """Call ``advance`` with numbers of rows as tasks that this thread maps ``told`` end, and at last with the rest."""
-    done = 0
 
-    def tell(share: float) -> None:
-        nonlocal done
-        more, done = int(share * rows) - done, max(done, int(share * rows))
+    def __init__(self, rows: int, advance: Callable[[int], None]) -> None:
+        self._rows, self._advance, self._done = rows, advance, 0
+
+    def _tell(self, share: float) -> None:
+        more, self._done = int(share * self._rows) - self._done, max(self._done, int(share * self._rows))
         _here.tell = None  # whom it tells may estimate something too
         try:
             if more > 0:
-                advance(more)
+                self._advance(more)
         except (Exception, SystemExit) as error:  # no failure of the backend that this goes through
             raise _Stopped from error
-        _here.tell = tell
+        _here.tell = self._tell
 
-    _here.tell = tell
-    try:
-        yield
-        tell(1.0)
-    except _Stopped as stopped:
-        raise stopped.__cause__ or stopped from None
-    finally:
-        _here.tell = None
+    def __enter__(self) -> None:
+        _here.tell = self._tell
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            if kind is None:
+                self._tell(1.0)
+        except _Stopped as stopped:
+            error = stopped
+        finally:
+            _here.tell = None
+        if isinstance(error, _Stopped):
+            raise error.__cause__ or error from None
 
 
 def map_threads(
