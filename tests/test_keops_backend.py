@@ -161,6 +161,7 @@ def test_a_good_answer_is_kept_on_disk_and_a_bad_one_is_not(monkeypatch, tmp_pat
 
 
 @compiles
+@pytest.mark.slow
 def test_a_formula_that_does_not_compile_is_unavailable(monkeypatch):
     def broken(*arguments):
         raise ModuleNotFoundError("No module named 'pykeops_cpp_0123456789'")
