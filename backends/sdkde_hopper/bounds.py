@@ -12,7 +12,7 @@ from .plan import MOST_AT_HIGH
 SCALE_BITS = {"fast": 14, "high": 15}
 
 #: LOG_SUM does by two to this: with φ from 2⁻²²² on, most rows need no running maximum. At "high" exponents stay below
-#: 64, of which a step truncates 2⁻¹⁸ at most.
+#: 64, and a product that is added to such an exponent changes it by a rounding error of 2⁻¹⁸ at most.
 RAISED_BITS = {"fast": 96, "high": 63}
 
 

@@ -13,9 +13,7 @@ Samples x, weights and shares are on the host, or where a GPU's PyTorch has them
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -24,9 +22,8 @@ from array_api_compat import device
 from numpy.typing import NDArray
 
 from ..arrays import Array, array_namespace, look, to_host
-from ..choice.hardware import cpu_threads
 from ..engine.products import dots, product
-from ..engine.threads import checkpoint, map_threads
+from ..engine.threads import checkpoint
 
 Group = tuple[Any, Any, Array, float]  # points (n, d), their weights (n,), the kernel's factor (d, d), its share
 
@@ -235,8 +232,6 @@ def choose(
     cuts = [(there(rows), there(shares)) for rows, shares in on_host]
     left = [there(z[out]) for out in outs]
     ranks = [np.argsort(np.argsort(rows, axis=0, kind="stable"), axis=0) / len(rows) for rows, _ in on_host]
-    # Of few samples starting threads takes as long; a GPU's sums are in one queue.
-    threads = cpu_threads() if z.size > 1 << 14 and there is np.asarray else 1
     ridge = 1e-10 * (weights @ (x - weights @ x) ** 2)  # a column may be constant in a fold
     few = max(1, min(len(cuts), round(1000 * len(cuts) / len(z))))  # enough to choose h by
     judged = np.any(outs[:few], axis=0)
@@ -254,8 +249,8 @@ def choose(
             return to_host(log_density_of(smoothed(*cuts[i], fits[key][i], h), left[i]))
 
         logs = np.full(len(z), -math.inf)
-        for out, found in zip(outs, map_threads(of, range(many), threads)):
-            logs[out] = found
+        for i in range(many):
+            logs[outs[i]] = of(i)
         return logs
 
     best, top, worse = ((1, 1.0), 1.0), -math.inf, {1.0: 0, 0.015: 0} | dict.fromkeys([math.inf] * (d > 2), 0)
@@ -264,8 +259,7 @@ def choose(
         for shrink in going:
             rng = np.random.default_rng(seed)
             starts: list[Any] = fits.get((k, 1.0)) or [seeds(u, w, k, rng) for u, (_, w) in zip(ranks, on_host)]
-            tasks = [functools.partial(fitted, i, start, shrink) for i, start in enumerate(starts)]
-            fits[k, shrink] = map_threads(operator.call, tasks, threads)
+            fits[k, shrink] = [fitted(i, start, shrink) for i, start in enumerate(starts)]
             plain[k, shrink] = left_out((k, shrink), 1.0, len(cuts))
             # Without correlations more components are needed: such mixtures have only each other to keep up with.
             rivals = [logs for key, logs in plain.items() if math.isfinite(shrink) or key[1] == shrink]
@@ -287,7 +281,7 @@ def choose(
         everywhere[heard] = logs
         return Chosen(fit(*all_of_them, start, shrink=key[1], most=30), h, everywhere, key[1])
 
-    return map_threads(last, [i for i in np.argsort(-shares, kind="stable")[:4] if shares[i] >= 0.05], threads)
+    return [last(i) for i in np.argsort(-shares, kind="stable")[:4] if shares[i] >= 0.05]
 
 
 def stack(logs: Array, weights: Array, prior: Array | float = 0.0) -> Array:

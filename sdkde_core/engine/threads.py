@@ -72,7 +72,8 @@ def map_threads(
     After an exception no further task begins, and those that run end at their next :func:`checkpoint`. Where no thread
     can be started the calling one does the work. ``apart`` leaves the calling thread idle, also for a single task: an
     interrupt then leaves what does not end behind. ``pool`` has threads to use instead of new ones, and implies that.
-    ``told``: the tasks are all rows, of which a ``progress`` may be told; see the feature ``"told"``.
+    ``told``: the tasks together sum all rows of a call. After each task the user's ``progress`` hears how many rows
+    are done.
     """
     threads, tell = min(threads, len(arguments)), getattr(_here, "tell", None) if told else None
     if threads < 1 or (threads == 1 and not apart and pool is None and tell is None):
