@@ -28,7 +28,7 @@ from sdkde_core.protocol import Columns, Problem, Reduction
 #: The others are these for other dimensions, with weights or without.
 QUICK = (
     *("pack", "exact", "mean_8", "mean_16", "log_sum_16", "laplace_32_weighted", "dense_64", "dense_16_weighted"),
-    *("log_sum_16_high", "dense_16_high", "dense_16_weighted_high"),
+    *("log_sum_16_high", "dense_16_high", "dense_32_weighted_high"),
 )
 
 
@@ -49,7 +49,7 @@ def test_kernels_compile_for_hopper(module):
     kind, *rest = module.split("_")
     threads = {"pack": 256, "exact": 128}.get(kind, 640)
     if kind == "dense":
-        threads = 128 * (plan.warpgroups(int(rest[0])) + 1)
+        threads = 128 * (plan.warpgroups(int(rest[0]), "high" if "high" in rest else "fast") + 1)
     registers = max(int(x) for x in re.findall(r"Used (\d+) registers", told))
     assert registers * threads <= 65536
 
@@ -59,7 +59,7 @@ def test_warpgroups_take_no_more_registers_than_they_are_launched_with():
     for groups, registers in plan.REGISTERS.items():
         launched = 65536 // (128 * (groups + 1)) // 8 * 8
         assert groups * registers + 24 <= (groups + 1) * launched
-    assert {plan.warpgroups(width) for width in plan.WIDTHS} <= set(plan.REGISTERS)
+    assert {plan.warpgroups(width, how) for width in plan.WIDTHS for how in INFO.precisions} <= set(plan.REGISTERS)
 
 
 @pytest.mark.parametrize("supers", [1, 2, 3, 4, 7, 32, 33])
@@ -106,8 +106,7 @@ def test_what_is_declined_and_why():
     assert "64 dimensions, not 65" in asked(d=65).reason
     assert "not of other rows" in asked(same=False).reason
     assert "up to 18.8 bandwidths, not 19" in asked(extent=19.0).reason
-    assert asked(precision="high", extent=13.3).ok and "up to 16 dim" in asked(precision="high", d=17).reason
-    assert "up to 13.3 bandwidths, not 14" in asked(precision="high", extent=14.0).reason
+    assert asked(precision="high", d=32, extent=18.8).ok and "up to 32 dim" in asked(precision="high", d=33).reason
     many = frozenset({"weights"})
     assert "small φ adds up" in asked(precision="high", n=200_000, m=200_000, requires=many).reason
     assert asked(precision="high", n=200_000, m=200_000).ok and asked(n=200_000, m=200_000, requires=many).ok
@@ -136,7 +135,7 @@ class _Launched:
 @pytest.mark.parametrize("reduction", list(Reduction))
 @pytest.mark.parametrize("precision", INFO.precisions)
 def test_kernels_are_launched_with_what_they_take(precision, reduction, d, weighted, monkeypatch):
-    if precision == "high" and d > 16:
+    if precision == "high" and d > plan.MOST_AT_HIGH:
         pytest.skip("has none")
     launched, n, m = _Launched(), 2100, 40
     monkeypatch.setattr(launch, "kernel", launched)
@@ -262,4 +261,4 @@ def test_what_is_taken_has_its_kernels_and_a_grid_that_is_fine_enough(precision)
                 assert (v + 0.5 * g * d**0.5 * (precision == "high")) ** 2 <= 2.0**24 * g * g * (
                     1 + (precision == "fast")
                 )
-                assert precision == "fast" or g <= 2.0**-8
+                assert precision == "fast" or g <= 2.0**-7

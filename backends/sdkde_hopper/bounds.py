@@ -30,7 +30,7 @@ def grid_step(extent: float, precision: str) -> float:
 
 
 def extent_limit(problem: Problem) -> float:
-    """Return the extent up to which the tolerances are kept, 18.8 bandwidths, or 13.3 at "high".
+    """Return the extent up to which the tolerances are kept, 18.8 bandwidths.
 
     An exponent is off by what is rounded of two constants, half of g² for each in log2 units, and by g² where hi·hi is
     truncated: 2e-5 at the coarsest grid. φ is off by 2⁻¹⁵ of itself for the columns, and by 2⁻²¹ for the rows; those of
@@ -46,17 +46,17 @@ def extent_limit(problem: Problem) -> float:
 
     LOG_SUM and LAPLACE leave lo·lo out, ‖lo‖² ≤ d g²/4 + 2⁻²² R² for a row and its own column: 2e-4 in 64 dimensions.
 
-    At "high" nothing is left out of an exponent: what the grid leaves of the constants follows as a product of its
-    own, and steps truncate sums that are small for near points; of LOG_SUM once 2⁻¹⁸, 2.6e-6. Two pieces of a point are
-    off by 2⁻¹³ g in a dimension, by four times as much in the three at most that are beyond 2¹¹ g. In the direction of
-    a heap of duplicates five bandwidths away that is up to 7e-6 of a log sum with g = 2⁻⁸, to which g is held; a shift
-    would be off by up to 3e-5, so MEAN has a third piece. A row's own φ is added in float64: what is truncated beside
-    it moved shifts by 1e-5. φ is off by 2⁻²² and its second piece multiplied by hi alone, 4e-6; sums are off by
-    2⁻²³ R in each of four steps. Of φ below 2⁻¹⁶, 2⁻⁴⁰ is lost, for every column beside a heap alike.
+    At "high" nothing is left out of an exponent: points have a third piece in it, what the grid leaves of the constants
+    follows as a product of its own, and steps truncate sums that are small for near points; of LOG_SUM once 2⁻¹⁸,
+    2.6e-6. A row's own φ is added in float64: what is truncated beside it moved shifts by 1e-5. φ is off by 2⁻²² and
+    its second piece multiplied by hi alone, 4e-6; sums are off by 2⁻²³ R in each of four steps. What φ is multiplied by
+    has two pieces, off by 2⁻¹³ g in a dimension, and by four times as much where it is beyond 2¹¹ g, which one can be:
+    between a row and a heap of duplicates 4e-6 at the coarsest grid in 16 dimensions, twice that if all are off alike.
+    Of φ below 2⁻¹⁶, 2⁻⁴⁰ is lost, for every column beside a heap alike.
     """
     # The grid step g is the coarsest at which the rounding of both constants stays within the tolerance, and
-    # ‖v‖² ≤ 2 · 2²⁴ g²; at "high" ‖v‖ ≤ 2¹² g.
-    return (15.98 if problem.precision == "high" else math.sqrt(2.0 * 2.0**24) * 2.0**-8) / math.sqrt(math.log2(math.e))
+    # ‖v‖² ≤ 2 · 2²⁴ g²; at "high" it is 2⁻⁷ there.
+    return math.sqrt(2.0 * 2.0**24) * 2.0**-8 / math.sqrt(math.log2(math.e))
 
 
 def supports(problem: Problem) -> Support:

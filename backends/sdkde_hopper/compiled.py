@@ -55,8 +55,9 @@ _EXPONENTS = wgmma("begin_n64", 64, begins=True), wgmma("add_n64", 64)
 
 
 def _log_sum(laplace: bool, width: int, weighted: bool, precision: str) -> _Module:
-    ring, which = plan.log_sum_ring(width), {"WIDTH": width, "LAPLACE": int(laplace), "WEIGHTED": int(weighted)}
-    shared = {"STAGES": ring.stages, "LOG_SUM_SHARED": ring.shared, "HIGH": int(precision == "high"), "THIRD": 0}
+    ring, high = plan.log_sum_ring(width, precision), int(precision == "high")
+    which = {"WIDTH": width, "LAPLACE": int(laplace), "WEIGHTED": int(weighted), "HIGH": high}
+    shared = {"STAGES": ring.stages, "LOG_SUM_SHARED": ring.shared}
     constants = which | shared | {"RAISED_BITS": RAISED_BITS[precision], "REGISTERS": plan.REGISTERS[4]}
     return _Module(_EXPONENTS, ("exponents.cuh", "log_sum.cu"), constants)
 
@@ -64,9 +65,9 @@ def _log_sum(laplace: bool, width: int, weighted: bool, precision: str) -> _Modu
 def _dense(width: int, weighted: bool, precision: str) -> _Module:
     ring, values = plan.dense_ring(width, weighted, precision), functools.partial(wgmma, n=width + 8, b="transposed")
     products = *_EXPONENTS, values("begin_values", begins=True), values("add_values")
-    groups, high = plan.warpgroups(width), int(precision == "high")
+    groups, high = plan.warpgroups(width, precision), int(precision == "high")
     constants = {"WIDTH": width, "WEIGHTED": int(weighted), "WARPGROUPS": groups, "REGISTERS": plan.REGISTERS[groups]}
-    shared = {"STAGES": ring.stages, "DENSE_SHARED": ring.shared, "HIGH": high, "THIRD": high}
+    shared = {"STAGES": ring.stages, "DENSE_SHARED": ring.shared, "HIGH": high}
     return _Module(products, ("exponents.cuh", "dense.cu"), constants | shared)
 
 

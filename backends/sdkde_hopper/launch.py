@@ -116,8 +116,8 @@ def pack(
     """
     (n, d), mean, weighted = points.shape, problem.reduction is Reduction.MEAN, log_weights is not None
     width, padded = plan.width(d), -(-n // 768) * 768  # of the rows of a program, be they 192 or 256
-    third = mean and problem.precision == "high"
-    point, copies = plan.point_bytes(width, third), 1 + (mean and weighted)
+    high = problem.precision == "high"
+    point, copies = plan.point_bytes(width, problem.precision), 1 + (mean and weighted)
     # Rows of a range begin anywhere: the last program's reach beyond the padding.
     rows = (padded + plan.ROWS) * point if mean or not columns else 0
     sizes = rows, copies * padded * point if columns else 0, 4 * padded if weighted and not mean else 0
@@ -125,9 +125,9 @@ def pack(
     at, tiles, logs = (address if size else 0 for address, size in zip(found, sizes))
     top = None if log_weights is None else log_weights.max().reshape(1)
     raised = float((SCALE_BITS if mean else RAISED_BITS)[problem.precision])
-    offsets = (0.0, raised) if not mean and problem.precision == "high" else (raised, 0.0)
+    offsets = (0.0, raised) if high and not mean else (raised, 0.0)
     given = points, log_weights, top, n, padded, d, width, step, *offsets
-    kernel("pack", "pack_points", 256)(padded // 16, *given, at, tiles, logs, copies - 1, int(third))
+    kernel("pack", "pack_points", 256)(padded // 16, *given, at, tiles, logs, copies - 1, int(high))
     return Packed(n, width, problem.precision, memory, at, tiles, logs, top)
 
 
@@ -149,7 +149,7 @@ def log_sum(
     constant, log, dtype = end or (0.0, False, torch.float64)
     result = torch.empty((3, m) if laplace else m, dtype=dtype, device=device)
     name = module_name(problem.reduction.value, width, columns.top is not None, problem.precision)
-    reduce = kernel(name, "log_sum", 640, plan.log_sum_ring(width).shared)
+    reduce = kernel(name, "log_sum", 640, plan.log_sum_ring(width, problem.precision).shared)
     reduce(blocks * parts, rows.rows, columns.tiles, columns.logs, out, m, tiles, length)
     top = log_weights if columns.top is None else columns.top
     log_sums, sign, magnitude = (result[0], result[1], result[2]) if laplace else (result, None, None)
@@ -174,12 +174,12 @@ def dense_mean(
     of it, without weights.
     """
     (start, stop), d, device, width = columns, points.shape[1], points.device, packed.width
-    groups, weighted = plan.warpgroups(width), packed.top is not None
+    groups, weighted = plan.warpgroups(width, packed.precision), packed.top is not None
     n, height = rows[1] - rows[0], groups * 64
     blocks, tiles, programs = -(-n // height), -(-(stop - start) // 64), _programs(device)
     parts, length = plan.parts(blocks, tiles, programs)
     high = packed.precision == "high"
-    size = plan.point_bytes(width, high)
+    size = plan.point_bytes(width, packed.precision)
     row_pieces, column_pieces = packed.rows + rows[0] * size, packed.tiles + start * size * (1 + weighted)
     out = torch.empty(parts * blocks * height * (width + 4), dtype=torch.float64, device=device)
     name = module_name("dense", width, weighted, packed.precision)

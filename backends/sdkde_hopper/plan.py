@@ -141,30 +141,30 @@ def width(d: int, widths: Iterable[int] = WIDTHS) -> int:
 REGISTERS = {3: 160, 4: 112}
 
 
-def warpgroups(width: int) -> int:
+def warpgroups(width: int, precision: str) -> int:
     """Return how many groups of 64 rows a program of ``mean_dense`` has: what registers suffice for."""
-    return 4 if width <= 32 else 3
+    return 4 if width <= (16 if precision == "high" else 32) else 3
 
 
 #: Dimensions that kernels for "high" take.
-MOST_AT_HIGH = 16
+MOST_AT_HIGH = 32
 
 
-def point_bytes(width: int, third: bool) -> int:
-    """Return the bytes of a point in pieces, as a row or in a tile; MEAN at "high" has a ``third``."""
-    return (6 if third else 4) * width + 32
+def point_bytes(width: int, precision: str) -> int:
+    """Return the bytes of a point in pieces, two or at "high" three, as a row or in a tile."""
+    return (6 if precision == "high" else 4) * width + 32
 
 
 def dense_ring(width: int, weighted: bool, precision: str) -> Ring:
     """Return what a program of ``mean_dense`` holds; with weights there are two copies of a tile."""
-    tile = 64 * point_bytes(width, precision == "high") * (1 + weighted)
+    tile = 64 * point_bytes(width, precision) * (1 + weighted)
     stages = min(8, 196_608 // tile)
     return Ring(stages, stages * (tile + 16))
 
 
-def log_sum_ring(width: int) -> Ring:
+def log_sum_ring(width: int, precision: str) -> Ring:
     """Return what a program of ``log_sum`` holds."""
-    tile = (2 * width + 16) * 128 + 256
+    tile = 64 * point_bytes(width, precision) + 256
     stages = min(12, 131_072 // tile)
     return Ring(stages, stages * (tile + 16) + 8)
 

@@ -69,18 +69,21 @@ class _Line:
     def passes(self, extent: float, weighted: bool, captured: bool = False) -> _Passes | None:
         """Return the passes for points within the extent; None where some of them would be summed apart.
 
-        As it changes with the data, the backend is chosen for the next half power of two, if all is near within that.
+        As it changes with the data, the passes are those for the next half power of two, if its backend is the same.
         """
         key = extent, weighted, captured
         if key not in self.known:
             found = choice = None
             if extent <= CLEAR:
-                wide = 2.0 ** (math.ceil(2.0 * math.log2(max(extent, 1.0))) / 2.0)
-                for reach in (wide, extent):  # for a capture there is no other way
-                    choice = choose_near(self.request, self._problems(reach, weighted), captured, **self.how)
-                    if choice is not None:
-                        extent = reach if self.brief and not weighted else extent
-                        break
+
+                def near(reach: float) -> Any:  # for a capture there is no other way
+                    return choose_near(self.request, self._problems(reach, weighted), captured, **self.how)
+
+                choice = near(extent)
+                if choice is not None and self.brief and not weighted:
+                    wide = 2.0 ** (math.ceil(2.0 * math.log2(max(extent, 1.0))) / 2.0)
+                    if (other := near(wide)) is not None and other.info is choice.info:
+                        extent = wide
             if choice is not None and choice.device == self.place and "line" in choice.info.features:
                 problems = self._problems(extent, weighted)
                 found = _Passes(extent, choice.backend, problems, tuple(with_fields(p, same=False) for p in problems))

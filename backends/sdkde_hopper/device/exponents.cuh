@@ -1,19 +1,19 @@
 // Exponents of WIDTH dimensions, of 64 rows in registers and a tile of 64 columns in shared memory: for dense.cu and
 // log_sum.cu. A tile lies as pack_points has it, hi (WIDTH) | constants (8) | lo (WIDTH) | rests (8), and
-// with a THIRD piece of the points that (WIDTH).
+// at "high" the third piece of the points (WIDTH).
 
 // The constants are added after half of the dimensions, where sums of near points are smallest: see bounds.py.
 constexpr int STEPS = WIDTH / 16, HALF = (STEPS + 1) / 2;
 constexpr int GROUP = TILE_COLUMNS * 16;  // bytes of eight dimensions of a tile
-constexpr int TILE = ((2 + THIRD) * WIDTH / 8 + 2) * GROUP;
-constexpr int ROW = (2 + THIRD) * WIDTH / 2 + 8;  // pairs of numbers of a row
+constexpr int TILE = ((2 + HIGH) * WIDTH / 8 + 2) * GROUP;
+constexpr int ROW = (2 + HIGH) * WIDTH / 2 + 8;  // pairs of numbers of a row
 
 // What sixteen rows are to the products of their warp; a thread has some numbers of rows g and g + 8.
-typedef uint32_t Rows[(2 + THIRD) * STEPS + 1][4];
+typedef uint32_t Rows[(2 + HIGH) * STEPS + 1][4];
 
 __device__ __forceinline__ void load_rows(Rows& q, const uint32_t* rows, int g, int c) {
 #pragma unroll
-  for (int k = 0; k < (2 + THIRD) * STEPS + 1; k++) {
+  for (int k = 0; k < (2 + HIGH) * STEPS + 1; k++) {
 #pragma unroll
     for (int i = 0; i < 4; i++) q[k][i] = rows[(size_t)(g + (i & 1) * 8) * ROW + k * 8 + (i >> 1) * 4 + c];
   }
@@ -46,7 +46,7 @@ template <bool LOW> __device__ __forceinline__ void take_exponents(float (&S)[32
     add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], tile.lo + k * (GROUP / 8));
     if (LOW || HIGH) add_n64(S, x[0], x[1], x[2], x[3], tile.lo + k * (GROUP / 8));
   }
-#if THIRD
+#if HIGH
 #pragma unroll
   for (int k = 0; k < STEPS; k++) {
     const uint32_t* x = q[2 * STEPS + 1 + k];
