@@ -69,7 +69,7 @@ def _given(name, n, d, away, precision):
     return record.info, Problem(Reduction.MEAN, n, n, d, **how), Columns(points, log_weights), rows
 
 
-@pytest.mark.parametrize("away", [5.0, 12.0])
+@pytest.mark.parametrize("away", [5.0, 10.0, 12.0])
 @pytest.mark.parametrize("d", [1, 3, 8, 12, 16, 24, 64, 128, 200])
 @pytest.mark.parametrize("precision", ["fast", "high", "float64"])
 @pytest.mark.parametrize("name", ["triton", "hopper", "numba-cuda", "torch"])

@@ -29,7 +29,7 @@ struct Pieces {
   uint16_t hi, lo, third;
   __device__ __forceinline__ Pieces(double u, double step) {
     const double v = u * SQRT_LOG2E;
-    hi = half_of((float)(rint(v / step) * step));
+    hi = half_of((float)(fabs(v) < 2048.0 * step ? rint(v / step) * step : v));  // rounded once: beyond, by half precision
     lo = half_of((float)(v - of_half(hi)));
     third = half_of((float)(v - packed()));
   }
