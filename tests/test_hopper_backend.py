@@ -44,8 +44,15 @@ def test_kernels_compile_for_hopper(module):
     assert "sm_90a" in told
     assert not re.findall(r"\(C7\d\d\d\).*", told)  # such as C7512 and C7514: products are serialised
     spills = [int(x) for x in re.findall(r"(\d+) bytes spill stores", told)]
-    # That one does in its sums with a running maximum, which few rows take.
-    assert spills and max(spills) <= (64 if module.startswith("laplace_64_weighted") else 0)
+    # That one does in its sums with a running maximum, which few rows take; these do one number.
+    few = (
+        64
+        if module.startswith("laplace_64_weighted")
+        else 4
+        if module in ("dense_32_high", "dense_32_weighted_high")
+        else 0
+    )
+    assert spills and max(spills) <= few
     kind, *rest = module.split("_")
     threads = {"pack": 256, "exact": 128}.get(kind, 640)
     if kind == "dense":
@@ -106,8 +113,7 @@ def test_what_is_declined_and_why():
     assert "64 dimensions, not 65" in asked(d=65).reason
     assert "not of other rows" in asked(same=False).reason
     assert "up to 18.8 bandwidths, not 19" in asked(extent=19.0).reason
-    assert asked(precision="high", d=32, extent=16.0).ok and "up to 32 dim" in asked(precision="high", d=33).reason
-    assert "up to 16.0 bandwidths, not 17" in asked(precision="high", extent=17.0).reason
+    assert asked(precision="high", d=32, extent=18.8).ok and "up to 32 dim" in asked(precision="high", d=33).reason
     many = frozenset({"weights"})
     assert "small φ adds up" in asked(precision="high", n=200_000, m=200_000, requires=many).reason
     assert asked(precision="high", n=200_000, m=200_000).ok and asked(n=200_000, m=200_000, requires=many).ok
@@ -251,7 +257,7 @@ def test_what_is_taken_has_its_kernels_and_a_grid_that_is_fine_enough(precision)
     """‖hi‖ ≤ ‖v‖ + ½ √d g, whose square is exact in 24 bits, but for one bit at "fast"."""
     for reduction in Reduction:
         for d in range(1, 65):
-            for extent in (0.1, 3.3, 6.65, 6.67, 13.3, 13.304, 13.31, 16.0, 18.79, 18.85):
+            for extent in (0.1, 3.3, 6.65, 6.67, 13.3, 13.304, 13.31, 18.79, 18.85):
                 problem = Problem(reduction, 900, 900, d, precision=precision, same=True, extent=extent)
                 if not INFO.supports(problem).ok:
                     continue

@@ -30,7 +30,7 @@ def grid_step(extent: float, precision: str) -> float:
 
 
 def extent_limit(problem: Problem) -> float:
-    """Return the extent up to which the tolerances are kept, 18.8 bandwidths, or 16 at "high".
+    """Return the extent up to which the tolerances are kept, 18.8 bandwidths.
 
     An exponent is off by what is rounded of two constants, half of g² for each in log2 units, and by g² where hi·hi is
     truncated: 2e-5 at the coarsest grid. φ is off by 2⁻¹⁵ of itself for the columns, and by 2⁻²¹ for the rows; those of
@@ -52,12 +52,12 @@ def extent_limit(problem: Problem) -> float:
     its second piece multiplied by hi alone, 4e-6; sums are off by 2⁻²³ R in each of four steps. What φ is multiplied by
     has two pieces, off by 2⁻¹³ g in a dimension, and by four times as much where it is beyond 2¹¹ g, which one can be:
     between a row and a heap of duplicates 4e-6 at the coarsest grid in 16 dimensions, twice that if all are off alike.
-    Of φ below 2⁻¹⁶, 2⁻⁴⁰ is lost, for every column beside a heap alike. And beside near neighbours in the same tile the
-    products of a heap are truncated alike, in proportion to R: 1e-5 if it lies twelve away, which the limit excludes.
+    Of φ below 2⁻¹⁶, 2⁻⁴⁰ is lost, for every column beside a heap alike. Beside near neighbours of a
+    row, which are among the same 32 columns, the products of a heap are truncated alike: 7e-6 if it lies twelve away.
     """
     # The grid step g is the coarsest at which the rounding of both constants stays within the tolerance, and
     # ‖v‖² ≤ 2 · 2²⁴ g²; at "high" it is 2⁻⁷ there.
-    return 16.0 if problem.precision == "high" else math.sqrt(2.0 * 2.0**24) * 2.0**-8 / math.sqrt(math.log2(math.e))
+    return math.sqrt(2.0 * 2.0**24) * 2.0**-8 / math.sqrt(math.log2(math.e))
 
 
 def supports(problem: Problem) -> Support:

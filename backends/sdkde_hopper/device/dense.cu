@@ -9,6 +9,7 @@
 constexpr int COPIES = (WEIGHTED + 1) * TILE;  // with weights there are two of a tile
 constexpr int FULL = STAGES * COPIES, EMPTY = FULL + 8 * STAGES;
 constexpr int SUMS = WIDTH + 4;
+constexpr uint64_t LOW = (STEPS * 2 + 1) * (GROUP / 16);
 constexpr int MOST_TILES = HIGH ? 8 : 64;
 static_assert(EMPTY + 8 * STAGES == DENSE_SHARED && DENSE_SHARED <= 232448, "shared memory");
 
@@ -22,15 +23,16 @@ __device__ __forceinline__ void consume(
 #pragma unroll
   for (int i = 0; i < WIDTH / 2 + 2; i++) M[i] = 0;
   double* to = out + (size_t)(warp * 16 + g) * SUMS;
+  own += warp * 16 + g;
   int phase = 0, stage = 0;
 #pragma unroll 1
   for (int t = 0; t < count; t++) {
     barrier_wait(shared + FULL + 8 * stage, phase);
     const uint32_t at = __shfl_sync(0xffffffffu, shared + stage * COPIES, 0);
     const Columns columns(at);
-    const uint64_t v = descriptor(at + WEIGHTED * TILE, 128, GROUP), v_lo = v + (STEPS * 2 + 1) * (GROUP / 16);
+    const uint64_t v = descriptor(at + WEIGHTED * TILE, 128, GROUP);
     take_exponents<true>(S, q, columns);
-    const int at_own = own + warp * 16 + g - t * TILE_COLUMNS;  // the column of this tile that is row g, if one is
+    const int at_own = own - t * TILE_COLUMNS;  // the column of this tile that is row g, if one is
     if (HIGH && at_own > -9 && at_own < TILE_COLUMNS) {
 #pragma unroll
       for (int i = 0; i < 32; i++)
@@ -38,23 +40,32 @@ __device__ __forceinline__ void consume(
     }
 #pragma unroll
     for (int p = 0; p < 16; p++) P[p] = exponentials(S[2 * p], S[2 * p + 1], L[p]);
-    WGMMA_FENCE;  // the largest last, as what follows it is truncated
-    begin_values(T, L[0], L[1], L[2], L[3], v);
+    // At "high" half of a tile at a time: what follows a near neighbour's is truncated beside it.
+    constexpr int PER = HIGH ? 2 : 4;
 #pragma unroll
-    for (int i = 1; i < 4; i++) add_values(T, L[4 * i], L[4 * i + 1], L[4 * i + 2], L[4 * i + 3], v + 16 * i);
+    for (int first = 0; first < 4; first += PER) {
+      auto take = [&](const uint32_t* x, uint64_t tile, int i) {
+        add_values(T, x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3], tile + 16 * i);
+      };
+      const uint32_t* x = L + 4 * first;
+      WGMMA_FENCE;  // the largest last, as what follows it is truncated
+      begin_values(T, x[0], x[1], x[2], x[3], v + 16 * first);
 #pragma unroll
-    for (int i = 0; i < 4; i++) add_values(T, P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3], v_lo + 16 * i);
+      for (int i = first + 1; i < first + PER; i++) take(L, v, i);
 #pragma unroll
-    for (int i = 0; i < 4; i++) add_values(T, P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3], v + 16 * i);
-    WGMMA_COMMIT;
-    WGMMA_WAIT(0);
-    hold(T);
-    if (lane == 0) barrier_arrive(shared + EMPTY + 8 * stage);
+      for (int i = first; i < first + PER; i++) take(P, v + LOW, i);
 #pragma unroll
-    for (int i = 0; i < WIDTH / 2; i++) M[i] += T[i];
-    // Of the eight constants' products a thread has two for each row: 1 in the first, or w, its rest, and 1.
-    M[WIDTH / 2] += WEIGHTED ? T[WIDTH / 2] + T[WIDTH / 2 + 1] : T[WIDTH / 2];
-    M[WIDTH / 2 + 1] += WEIGHTED ? T[WIDTH / 2 + 2] + T[WIDTH / 2 + 3] : T[WIDTH / 2 + 2];
+      for (int i = first; i < first + PER; i++) take(P, v, i);
+      WGMMA_COMMIT;
+      WGMMA_WAIT(0);
+      hold(T);
+      if (first + PER == 4 && lane == 0) barrier_arrive(shared + EMPTY + 8 * stage);
+#pragma unroll
+      for (int i = 0; i < WIDTH / 2; i++) M[i] += T[i];
+      // Of the eight constants' products a thread has two for each row: 1 in the first, or w, its rest, and 1.
+      M[WIDTH / 2] += WEIGHTED ? T[WIDTH / 2] + T[WIDTH / 2 + 1] : T[WIDTH / 2];
+      M[WIDTH / 2 + 1] += WEIGHTED ? T[WIDTH / 2 + 2] + T[WIDTH / 2 + 3] : T[WIDTH / 2 + 2];
+    }
     if (++stage == STAGES) { stage = 0; phase ^= 1; }
     if ((t + 1) % MOST_TILES != 0 && t + 1 < count) continue;
     auto add = [&](double* place, float x, float y) {
