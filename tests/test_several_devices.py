@@ -102,7 +102,7 @@ def test_pairs_of_points_are_taken_once(away):
 
 @pytest.mark.parametrize(("d", "requires", "once"), [(16, set(), True), (17, set(), False), (16, {"weights"}, False)])
 def test_blocks_of_pairs_are_dealt_where_a_backend_says_that_it_takes_each_pair_once(d, requires, once):
-    n = 1 << 19  # as the Hopper backend says it
+    n = 3 << 16  # as the Hopper backend says it
     problem = Problem(Reduction.MEAN, n, n, d, precision="fast", same=True, requires=frozenset(requires), extent=8.0)
     columns = Columns(np.zeros((n, d)), np.full(n, -np.log(n)))
     for features in (blocks.INFO.features, INFO.features):
