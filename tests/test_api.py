@@ -5,10 +5,11 @@ import sys
 
 import numpy as np
 import pytest
+import reference
 from pairwise import cases
 
 import sdkde_core
-from sdkde_core.testing import problems, reference
+from sdkde_core.testing import problems
 
 METHODS = ("kde", "sdkde", "laplace")
 

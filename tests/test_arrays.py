@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+import reference
 import torch
 from scipy import sparse
 from strange import Frame
@@ -15,7 +16,6 @@ from strange import Frame
 import sdkde_core
 from sdkde_core.arrays import Origin, arguments, convert, ingest
 from sdkde_core.arrays.places import with_room
-from sdkde_core.testing import reference
 
 X = np.random.default_rng(0).normal(size=(50, 2))
 Y = np.random.default_rng(1).normal(size=(7, 2))

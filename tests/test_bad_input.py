@@ -10,6 +10,7 @@ import warnings
 
 import numpy as np
 import pytest
+import reference
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,6 @@ from strange import OPTIONS, arrays, bandwidths
 
 import sdkde_core
 from sdkde_core.protocol import BackendUnavailable
-from sdkde_core.testing import reference
 
 #: What an error may be; its message names one of the arguments, or the backend.
 ERRORS = (TypeError, ValueError, BackendUnavailable)

@@ -3,6 +3,7 @@
 import array_api_strict
 import numpy as np
 import pytest
+import reference
 import torch
 from scipy import stats
 
@@ -12,7 +13,6 @@ from sdkde_core.bandwidth.matrix import Bandwidth
 from sdkde_core.bandwidth.rules import RULES, resolve
 from sdkde_core.engine.outliers import radii
 from sdkde_core.estimator.plan import measure
-from sdkde_core.testing import reference
 
 
 @pytest.fixture

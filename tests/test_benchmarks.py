@@ -7,12 +7,12 @@ from itertools import pairwise
 import numpy as np
 import of_benchmarks
 import pytest
+import reference
 from click.testing import CliRunner
 
 from benchmarks import __main__ as command
 from benchmarks import compare, metrics, problems, records, report, runner, subjects, timing
 from benchmarks.registry import REGISTRY, Benchmark, Setting, Skipped
-from sdkde_core.testing import reference
 
 pytestmark = pytest.mark.filterwarnings("ignore:the Laplace estimate is negative:RuntimeWarning")
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import reference
 
 from sdkde_core.protocol import TOLERANCES, Reduction
-from sdkde_core.testing import reference
 
 ROOT = Path(__file__).parent.parent
 MODULES = {name: f"benchmarks.choice.{name}" for name in ("cases", "worker", "report")}

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+import reference
 import torch
 from interpreter import INTERPRETED, interpreted, run
 from sdkde_triton.space import LEAF, Config
@@ -22,7 +23,7 @@ from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
 from sdkde_core.plugin import each
 from sdkde_core.protocol import Columns, Problem, Reduction
-from sdkde_core.testing import BackendConformance, problems, reference
+from sdkde_core.testing import BackendConformance, problems
 from sdkde_core.testing.problems import Case
 
 warns = pytest.mark.filterwarnings("ignore:All-NaN slice")  # the interpreter's maximum

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import array_api_strict
 import numpy as np
 import pytest
+import reference
 
 import sdkde_core
 from sdkde_core.choice import registry
 from sdkde_core.engine.exact import Exact
 from sdkde_core.protocol import BackendInfo, Support
-from sdkde_core.testing import reference
 
 DEVICE = array_api_strict.Device("device1")
 RNG = np.random.default_rng(0)

@@ -5,11 +5,11 @@ import pickle
 
 import numpy as np
 import pytest
+import reference
 import torch
 from scipy import stats
 
 import sdkde_core
-from sdkde_core.testing import reference
 
 METHODS = ("kde", "sdkde", "laplace")
 RNG = np.random.default_rng(0)

@@ -8,13 +8,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import reference
 
 import sdkde_core
 from sdkde_core.arrays import convert
 from sdkde_core.choice import registry
 from sdkde_core.plugin import each
 from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction
-from sdkde_core.testing import reference
 from sdkde_core.testing.problems import Case, answer, errors, make, truth
 
 pytest.importorskip("finufft")

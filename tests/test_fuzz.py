@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reference
 from pairwise import cases
 
 import sdkde_core
 from sdkde_core.engine.merge import each
 from sdkde_core.protocol import Reduction
-from sdkde_core.testing import reference
 
 torch = pytest.importorskip("torch")
 

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+import reference
 import torch
 
 import sdkde_core
@@ -16,7 +17,6 @@ from sdkde_core.arrays import ingest
 from sdkde_core.choice import registry
 from sdkde_core.engine.exact import reduce_exact
 from sdkde_core.protocol import BackendInfo, Support
-from sdkde_core.testing import reference
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,6 +7,7 @@ from interpreter import INTERPRETED, interpreted, run
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+import reference  # noqa: E402
 from sdkde_triton.backend import TritonBackend  # noqa: E402
 from sdkde_triton.info import INFO  # noqa: E402
 
@@ -15,7 +16,6 @@ from sdkde_core.arrays import Argument  # noqa: E402
 from sdkde_core.estimator.mapped import of_part  # noqa: E402
 from sdkde_core.estimator.together import Together  # noqa: E402
 from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction  # noqa: E402
-from sdkde_core.testing import reference  # noqa: E402
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 

@@ -7,6 +7,7 @@ import re
 import mpmath
 import numpy as np
 import pytest
+import reference
 from scipy import stats
 
 import sdkde_core
@@ -14,7 +15,6 @@ from sdkde_core.cli.main import main as command
 from sdkde_core.engine.exact import reduce_exact
 from sdkde_core.estimator.density import log_norm
 from sdkde_core.protocol import KERNELS, BackendUnavailable, Columns, Problem, Reduction
-from sdkde_core.testing import reference
 
 OTHERS = tuple(name for name in KERNELS if name != "gaussian")
 BACKENDS = ("numpy", "numba")

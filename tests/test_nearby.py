@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import reference
 import torch
 from some_of_all import some_of_all
 
@@ -13,7 +14,6 @@ from sdkde_core import nearby
 from sdkde_core.nearby import Neighbours, index, lists, order
 from sdkde_core.plugin import each
 from sdkde_core.protocol import Columns, Problem, Reduction
-from sdkde_core.testing import reference
 from sdkde_core.testing.problems import errors
 
 SIZE, HEIGHT = 16, 8

@@ -5,10 +5,10 @@ import pickle
 
 import numpy as np
 import pytest
+import reference
 import torch
 
 import sdkde_core
-from sdkde_core.testing import reference
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(60, 2)), 2.0 * RNG.normal(size=(300, 2))

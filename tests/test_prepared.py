@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import array_api_strict
 import numpy as np
 import pytest
+import reference
 from sdkde_numpy.backend import NumpyBackend
 from sdkde_numpy.info import INFO
 
 import sdkde_core
 from sdkde_core.choice import registry
 from sdkde_core.protocol import TOLERANCES, BackendUnavailable, Reduction, Support
-from sdkde_core.testing import reference
 
 METHODS = ("kde", "sdkde", "laplace")
 SCALE = np.array([0.01, 1.0, 100.0])

@@ -3,9 +3,10 @@
 import mpmath
 import numpy as np
 import pytest
+import reference
 
 from sdkde_core.protocol import KERNELS
-from sdkde_core.testing import problems, reference
+from sdkde_core.testing import problems
 from sdkde_core.testing.accuracy import draw, drawn_parameters
 from sdkde_core.testing.checks import PROFILES
 

@@ -11,13 +11,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import reference
 from plugins import good, installer  # noqa: F401 - the fixture ``install``
 
 import sdkde_core
 from sdkde_core import SdkdeWarning, tuning
 from sdkde_core.choice import hardware, judge, registry, select
 from sdkde_core.protocol import AdvancedInfo, BackendInfo, BackendUnavailable, Problem, Reduction, Support, Work
-from sdkde_core.testing import problems, reference
+from sdkde_core.testing import problems
 
 X = np.random.default_rng(0).normal(size=(60, 2))
 

@@ -4,12 +4,12 @@ import re
 
 import numpy as np
 import pytest
+import reference
 import torch
 
 import sdkde_core
 from sdkde_core.estimator.resolution import REACH
 from sdkde_core.protocol import TOLERANCES, Reduction
-from sdkde_core.testing import reference
 
 FULL = [[0.25, 0.1, 0.0], [0.1, 0.25, 0.0], [0.0, 0.0, 0.25]]
 

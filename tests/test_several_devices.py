@@ -6,6 +6,7 @@ from dataclasses import replace
 import blocks
 import numpy as np
 import pytest
+import reference
 import sdkde_hopper.info
 from array_api_compat import is_torch_array
 
@@ -16,7 +17,6 @@ from sdkde_core.estimator import request
 from sdkde_core.protocol import BackendUnavailable, Columns, Problem, Reduction, Support
 from sdkde_core.spreading.devices import OnDevices
 from sdkde_core.spreading.tasks import dealt, tasks_of
-from sdkde_core.testing import reference
 
 INFO = registry.find("numpy").info
 N, M, D = 3149, 2053, 2

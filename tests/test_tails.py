@@ -5,9 +5,9 @@ import pickle
 
 import numpy as np
 import pytest
+import reference
 
 import sdkde_core
-from sdkde_core.testing import reference
 
 RNG = np.random.default_rng(11)
 X, W = RNG.normal(size=(300, 2)) * [1.0, 2.0], RNG.random(300)

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+import reference
 import torch
 from sdkde_torch import backend as implementation
 from sdkde_torch import devices
@@ -19,7 +20,6 @@ import sdkde_core
 from sdkde_core.arrays import to_host
 from sdkde_core.plugin import each
 from sdkde_core.protocol import PRECISIONS, BackendUnavailable, Columns, Problem, Reduction
-from sdkde_core.testing import reference
 from sdkde_core.testing.problems import answer, errors, make, truth
 
 CPU = torch.device("cpu")

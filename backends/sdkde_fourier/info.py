@@ -8,17 +8,17 @@ from typing import Any
 
 from sdkde_core.protocol import AdvancedInfo, Problem, Support, Work
 
-from .price import CPU, DEVICE, likely
+from .price import CPU, DEVICE, Ways, likely
 
 
-def _supports(problem: Problem) -> Support:
+def _supports(problem: Problem, by: Ways = CPU) -> Support:
     if problem.d > 3:
         return Support(False, f"d = {problem.d}: modes grow with the power d, it takes at most 3")
     # A transform's error is relative to its largest sum. In three dimensions most rows have too small a sum for ten
     # digits of a log, and are then summed directly over many neighbours.
     if problem.d == 3 and problem.precision == "float64" and problem.pairs > 1 << 27:
         return Support(False, "float64 leaves most rows to direct sums in three dimensions, too many at this size")
-    return Support(True, f"Fourier sums, {likely(problem, CPU)[0]}")
+    return Support(True, f"Fourier sums{'' if by is CPU else ' in PyTorch'}, {likely(problem, by)[0]}")
 
 
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
@@ -40,13 +40,6 @@ INFO = AdvancedInfo(
     work=_work,
 )
 
-
-def _torch_supports(problem: Problem) -> Support:
-    if problem.d > 3:
-        return Support(False, f"d = {problem.d}: modes grow with the power d, it takes at most 3")
-    return Support(True, f"Fourier sums in PyTorch, {likely(problem, DEVICE)[0]}")
-
-
 TORCH = AdvancedInfo(
     name="fourier-torch",
     protocol=(1, 0),
@@ -58,6 +51,6 @@ TORCH = AdvancedInfo(
     install="pip install 'sdkde-core[torch]'",
     arrays="torch",
     startup_seconds=3.5,
-    supports=_torch_supports,
+    supports=lambda problem: _supports(problem, DEVICE),
     work=lambda problem, config: likely(problem, DEVICE)[1],
 )

@@ -2,8 +2,7 @@
 
 With F_ij = −½ ‖x_i − y_j‖² + log w_j, KeOps gives for every row m_i = max_j F_ij and Σ_j exp(F_ij − m_i) g_ij: g is 1
 for LOG_SUM, [1, y_j − x_i] for MEAN, [1, ‖x_i − y_j‖²] for LAPLACE. Differences are taken before they are squared or
-summed, so that nothing cancels, at any distance from the origin. Where every row is a column and weights are equal,
-m_i is 0, and Σ_j exp(F_ij) g_ij takes a sixth less time.
+summed, so that nothing cancels, at any distance from the origin.
 """
 
 from __future__ import annotations

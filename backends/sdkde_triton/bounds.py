@@ -122,12 +122,6 @@ def in_blocks(d: int) -> bool:
     return d > 128
 
 
-def exponent_columns(d: int, form: int) -> int:
-    """Return the columns of an exponent's products: hi·hi, lo·hi and hi·lo, then lo·lo, the rest, and the constants."""
-    pieces = 3 + (form >= Form.PAIRED) + 2 * (form == Form.FULL)
-    return pieces * packed_dimensions(d) + 16 * ((not merges(d)) + (form >= Form.LONG))
-
-
 def stores(problem: Problem, corrections: int, capability: int = 90) -> bool:
     """Whether φ is stored before it is multiplied: MEAN of more dimensions than one program holds.
 

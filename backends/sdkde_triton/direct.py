@@ -76,10 +76,7 @@ def direct_kernel(
     top = tl.zeros((BLOCK_M,), real) if ANCHORED else tl.full((BLOCK_M,), floor, real)
     total = tl.zeros((BLOCK_M,), real)
     moment = tl.zeros((BLOCK_M,), real)
-    mean0 = tl.zeros((BLOCK_M,), real)
-    mean1 = tl.zeros((BLOCK_M,), real)
-    mean2 = tl.zeros((BLOCK_M,), real)
-    mean3 = tl.zeros((BLOCK_M,), real)
+    means = (tl.zeros((BLOCK_M,), real),) * D
     if not held and MEAN:
         more_at = split * d * m + i
         for _ in range(d):
@@ -89,19 +86,13 @@ def direct_kernel(
     for start in range(begin, tl.minimum(begin + columns_per_split, n), BLOCK_N):
         j = start + tl.arange(0, BLOCK_N)
         if held:
-            d0 = _differences(rows, columns, i, inside, j, low_rows, low_columns, DOUBLED)
-            e = d0 * d0
-            if D >= 2:
-                d1 = _differences(rows + m, columns + column_padded, i, inside, j, low_rows, low_columns, DOUBLED)
-                e = tl.fma(d1, d1, e)  # left to the compiler, registers of one tile are fused differently
-            if D >= 3:
-                x, y = rows + 2 * wide(m), columns + 2 * wide(column_padded)
-                d2 = _differences(x, y, i, inside, j, low_rows, low_columns, DOUBLED)
-                e = tl.fma(d2, d2, e)
-            if D == 4:
-                x, y = rows + 3 * wide(m), columns + 3 * wide(column_padded)
-                d3 = _differences(x, y, i, inside, j, low_rows, low_columns, DOUBLED)
-                e = tl.fma(d3, d3, e)
+            away = (_differences(rows, columns, i, inside, j, low_rows, low_columns, DOUBLED),)
+            e = away[0] * away[0]
+            for k in tl.static_range(1, D):  # 64 bits only where it takes them: they cost registers
+                x = rows + m if k == 1 else rows + k * wide(m)
+                y = columns + column_padded if k == 1 else columns + k * wide(column_padded)
+                away += (_differences(x, y, i, inside, j, low_rows, low_columns, DOUBLED),)
+                e = tl.fma(away[k], away[k], e)  # left to the compiler, registers of one tile are fused differently
         else:
             # Sixteen squares at a time: one sum of a thousand would lose more digits.
             e = tl.zeros((BLOCK_N, BLOCK_M), real)
@@ -136,18 +127,13 @@ def direct_kernel(
             top = highest
         if MEAN:
             if held:
-                if not ANCHORED:
-                    mean0 *= decay
-                    mean1 *= decay
-                    mean2 *= decay
-                    mean3 *= decay
-                mean0 += tl.sum(p * d0, 0)
-                if D >= 2:
-                    mean1 += tl.sum(p * d1, 0)
-                if D >= 3:
-                    mean2 += tl.sum(p * d2, 0)
-                if D == 4:
-                    mean3 += tl.sum(p * d3, 0)
+                added = ()
+                for k in tl.static_range(D):
+                    mean = means[k]
+                    if not ANCHORED:
+                        mean *= decay
+                    added += (mean + tl.sum(p * away[k], 0),)
+                means = added
             else:
                 x_at = i.to(tl.int64)
                 y_at = j.to(tl.int64)
@@ -167,10 +153,5 @@ def direct_kernel(
     if LAPLACE:
         tl.store(out_more + to, moment, mask=inside)
     if MEAN and held:
-        tl.store(out_more + split * D * m + i, mean0, mask=inside)
-        if D >= 2:
-            tl.store(out_more + (split * D + 1) * m + i, mean1, mask=inside)
-        if D >= 3:
-            tl.store(out_more + (split * D + 2) * m + i, mean2, mask=inside)
-        if D == 4:
-            tl.store(out_more + (split * D + 3) * m + i, mean3, mask=inside)
+        for k in tl.static_range(D):
+            tl.store(out_more + (split * D + k) * m + i, means[k], mask=inside)

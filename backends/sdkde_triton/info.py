@@ -9,8 +9,6 @@ from sdkde_core.protocol import AdvancedInfo, Problem, Support
 from . import price
 from .bounds import MOST_EXTENT, arithmetic, formula, packed_limit, prefers_direct
 
-__all__ = ["INFO"]
-
 
 def _supports(problem: Problem) -> Support:
     if problem.d > 4096:  # no test has more dimensions; every 64 more need kernels of their own

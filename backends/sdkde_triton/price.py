@@ -67,7 +67,9 @@ def work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         width = bounds.packed_dimensions(d)
         full = problem.precision == "high" or two_passes
         corrections = bounds.form(problem, extent, bounds.grid_step(problem, extent))
-        exponent = bounds.exponent_columns(d, corrections)
+        # Of its products: hi·hi, lo·hi and hi·lo, then lo·lo, the rest, and the constants.
+        pieces = 3 + (corrections >= bounds.Form.PAIRED) + 2 * (corrections == bounds.Form.FULL)
+        exponent = pieces * width + 16 * ((not bounds.merges(d)) + (corrections >= bounds.Form.LONG))
         first = (3 * width + 16) if two_passes else 0
         # Of the second: pieces of φ times pieces of what it is multiplied by, less what is small.
         stored = bounds.stores(problem, corrections)

@@ -185,19 +185,14 @@ def compiled_kernel(launch: Launch, config: space.Config, problem: Problem, capa
     how = config, capability, launch.pieces, launch.form, launch.arithmetic, bounds.mirrors(problem)
     kernel, flags = kernel_of(launch.base, problem, *how)
     constants = dict(zip(kernel.arg_names[-len(flags) :], flags, strict=True))
-    types = _types(launch, kernel.arg_names)
-    signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
+    real = {"float64": "*fp64", "float32": "*fp32", "doubled": "*fp32"}.get(launch.arithmetic)
+    types = dict.fromkeys(("rows", "columns", "phi"), real or "*fp16")
+    types |= dict.fromkeys(("leaves", "which", "ends"), "*i32") | dict.fromkeys(("log_weights", "sums"), "*fp64")
+    types["out"] = {"stored": "*fp16", "weighted_sum": "*fp64"}.get(launch.base, real or "*fp32")
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(signature.values()) if t.startswith("*")}
     source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=config.options)
-
-
-def _types(launch: Launch, names: list[str]) -> dict[str, str]:
-    real = {"float64": "*fp64", "float32": "*fp32", "doubled": "*fp32"}.get(launch.arithmetic)
-    pointers = dict.fromkeys(("rows", "columns", "phi"), real or "*fp16")
-    pointers |= dict.fromkeys(("leaves", "which", "ends"), "*i32") | dict.fromkeys(("log_weights", "sums"), "*fp64")
-    pointers["out"] = {"stored": "*fp16", "weighted_sum": "*fp64"}.get(launch.base, real or "*fp32")
-    return {name: pointers.get(name, "i32") for name in names}
 
 
 def usage(cubin: bytes) -> tuple[int, int]:

@@ -61,9 +61,9 @@ from sdkde_core.choice import judge as judging
 from sdkde_core.choice.judge import Candidate, compile_seconds
 from sdkde_core.estimator.explanation import Explanation, PassLine
 from sdkde_core.estimator.request import Goal, Request
-from sdkde_core.estimator.warming import compiles
+from sdkde_core.estimator.warming import common
 from sdkde_core.plugin import write_atomically
-from sdkde_core.protocol import Problem, Reduction
+from sdkde_core.protocol import BackendInfo, Problem, Reduction
 
 from ..records import machine
 from .cases import HOPELESS_IN_ALL, Case, Price, data, draw, headline, hopeless, price, priced
@@ -353,6 +353,11 @@ for line in sys.stdin:
     asked = {way: bench.explain(case, x, y, h, way) for way in WAYS_OF[case.place]}
     print(json.dumps({way: label({"name": e.backend, "device": e.device}) for way, e in asked.items()}))
 """
+
+
+def compiles(info: BackendInfo, device: str) -> bool:
+    """Whether ``warm_up`` compiles what a backend needs for common estimates: no pass takes more than five seconds."""
+    return all(compile_seconds(info, [p]) <= 5.0 for _, problems in common(info, device) for p in problems)
 
 
 @contextmanager

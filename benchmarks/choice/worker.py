@@ -54,14 +54,14 @@ def some(count: int) -> Array:
 
 def sums(rows: Array, points: Array, h: float) -> reference.Sums:
     """The reference's sums of a few rows, over the columns that add something."""
-    rows, points = rows.astype(float), points.astype(float)
+    rows, points = (x.astype(np.longdouble) / h for x in (rows, points))
     found = []
     for row in rows:
-        exponents = -0.5 * ((points - row) ** 2).sum(axis=1) / h**2
+        exponents = -0.5 * ((points - row) ** 2).sum(axis=1)
         kept = points[exponents > exponents.max() - NOTHING]
-        found.append(reference.sums(row[None], kept, h, log_weights=np.full(len(kept), -math.log(len(points)))))
-    arrays = (np.concatenate([getattr(f, name) for f in found]) for name in reference.Sums._fields)
-    return reference.Sums(*arrays)
+        found.append(reference.sums(row[None], kept, np.full(len(kept), -math.log(len(points)))))
+    whole = reference.Sums(*(np.concatenate([getattr(f, name) for f in found]) for name in reference.Sums._fields))
+    return whole._replace(shift=h * whole.shift)  # in the units of the data
 
 
 def truth(case: Case, x: Array, y: Array, h: float) -> reference.Sums:

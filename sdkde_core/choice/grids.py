@@ -15,8 +15,6 @@ from typing import Any
 from ..protocol import Support
 from .cards import card_name
 
-__all__ = ["Card", "parts", "probe"]
-
 
 @dataclass(frozen=True)
 class Card:

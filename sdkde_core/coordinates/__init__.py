@@ -2,6 +2,3 @@
 
 from .columns import Coordinates, OfColumns, candidates, check, fit, listed, without_ends
 from .support import check_support, images
-
-__all__ = ["Coordinates", "OfColumns", "candidates", "check", "check_support", "fit", "images", "listed"]
-__all__ += ["without_ends"]

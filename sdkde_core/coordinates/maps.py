@@ -247,6 +247,4 @@ def _smoothed(mass: Array, h: float) -> Array:
     """Masses on a grid convolved with a normal density that is h steps wide."""
     reach = math.ceil(8.0 * h)
     kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / h) ** 2)
-    size = 1 << (len(mass) + 2 * reach).bit_length()
-    product = np.fft.rfft(mass, size) * np.fft.rfft(kernel / kernel.sum(), size)
-    return np.maximum(np.fft.irfft(product, size)[reach : reach + len(mass)], 0.0)
+    return np.convolve(mass, kernel / kernel.sum())[reach : reach + len(mass)]

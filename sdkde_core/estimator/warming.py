@@ -60,11 +60,6 @@ def common(info: BackendInfo, device: str) -> list[tuple[Request, tuple[Problem,
     return found
 
 
-def compiles(info: BackendInfo, device: str) -> bool:
-    """Whether warming up compiles what a backend needs for common estimates: no pass takes more than five seconds."""
-    return all(compile_seconds(info, [p]) <= 5.0 for _, problems in common(info, device) for p in problems)
-
-
 def _places(infos: Sequence[BackendInfo], device: str | tuple[str, ...] | None) -> Sequence[str]:
     """The devices to warm up, by the names under which they are chosen."""
     if isinstance(device, tuple):
@@ -83,7 +78,7 @@ def _warm(info: BackendInfo, device: str) -> str:
         return registry.aside[info.name, device]
     if not (asked := common(info, device)):
         return "takes none of the common estimates there"
-    compiled = compiles(info, device)
+    compiled = all(compile_seconds(info, [p]) <= 5.0 for _, problems in asked for p in problems)
     _, support = registry.start(info, device)
     if not support.ok:
         return support.reason

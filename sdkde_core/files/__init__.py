@@ -25,9 +25,6 @@ from ..storage import write_atomically
 from .common import MOST, FileError, Pick, Source, Write, check_apart, filling, naming, without_key
 from .formats import FORMATS, Names, check_archive
 
-__all__ = ["EXTENSIONS", "FileError", "Pick", "Source", "Write", "about", "check_apart", "check_folder", "check_order"]
-__all__ += ["filling", "is_stdout", "naming", "source", "writing"]
-
 EXTENSIONS = tuple(FORMATS)
 
 

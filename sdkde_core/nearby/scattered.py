@@ -80,20 +80,13 @@ class Tree:
                 row, tile = np.repeat(row, TOGETHER), _children(tile[None, :])[0]
                 there = tile < level.log_weight.size
                 row, tile = row[there], tile[there]
-            mass = self._mass(problem, level, rows, floors, row, tile)
+            near = sum((_gap(level, a, tile, rows[row, a]) ** 2 for a in range(rows.shape[1])), np.zeros(len(row)))
+            logs = level.log_weight[tile][:, None]
+            mass = added(np, problem, self.log_weight, logs, (1.0 - SLACK) * near[:, None], floors[row])[:, 0]
             share = FINE if k + 1 == len(self.levels) else COARSE / max(1, len(self.levels) - 1)
             kept = mass >= share * tolerance / np.bincount(row, minlength=b)[row]
             row, tile = row[kept], tile[kept]
         return row, tile
-
-    def _mass(self, problem: Problem, level: Tiles, rows: Array, floors: Array, row: Array, tile: Array) -> Array:
-        near = np.zeros(len(row))
-        for a in range(rows.shape[1]):
-            near += _gap(level, a, tile, rows[row, a]) ** 2
-        near *= 1.0 - SLACK
-        logs = level.log_weight[tile][:, None]
-        found: Array = added(np, problem, self.log_weight, logs, near[:, None], floors[row])[:, 0]
-        return found
 
 
 def _gap(level: Tiles, a: int, tiles: Array, x: Array) -> Array:
