@@ -30,7 +30,7 @@ from ..arrays import (
     to_host,
 )
 from ..bandwidth.matrix import Bandwidth
-from ..bandwidth.mixtures import Chosen, choose, fit, log_density_of, smoothed, stack
+from ..bandwidth.mixtures import Chosen, Normals, choose, fit, log_density_of, smoothed, stack
 from ..bandwidth.rounding import spread_within, units_of
 from ..bandwidth.selection import SEED
 from ..coordinates import Coordinates, candidates, listed, without_ends
@@ -354,7 +354,8 @@ def _left_out(
         result[out, 0] = of_part(_fitted(given, kept)[0], Argument.of("query", points), "log") + change
         z, w, left = (there(a) for a in (z, weights[~out] / weights[~out].sum(), left))
         for k, one in enumerate(found if refitted else (), 1):
-            normals = fit(z, w, one.normals, shrink=one.shrink)
+            start = Normals(*(a[None] for a in one.normals))
+            normals = fit(z, w[None], start, shrink=one.shrink)[0].one(0)
             result[out, k] = to_host(log_density_of(smoothed(z, w, normals, one.h), left)) + of_z
     return result
 
