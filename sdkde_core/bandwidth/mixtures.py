@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -248,15 +248,20 @@ def smoothed(x: Any, weights: Any, normals: Normals, h: float) -> list[Group]:
     """The groups of a mixture that is smoothed with h; h = 1 has one point in each, its mean."""
     if h == 1.0:
         return [(m[None], np.ones(1), f, float(s)) for s, m, f in zip(*normals)]
-    xp, shares = array_namespace(x), _shares(log_densities(normals, x))[0]
-    shares[shares < 1e-3] = 0.0
-    shares *= (weights / shares.sum(1))[:, None]
-    groups = []
+    xp, shares, groups = array_namespace(x), _heard(x, weights, normals), []
     for share, mean, factor in zip(shares.T, normals.means, normals.factors):
         rows, total, middle = xp.nonzero(share)[0], float(share.sum()), _beside(x, mean)
         if rows.shape[0]:
             groups.append((middle + math.sqrt(1 - h * h) * (x[rows] - middle), share[rows] / total, h * factor, total))
     return groups
+
+
+def _heard(x: Any, weights: Any, normals: Normals) -> Any:
+    """The components' shares in every sample, times its weight (n, k)."""
+    shares = _shares(log_densities(normals, x))[0]
+    shares[shares < 1e-3] = 0.0
+    shares *= (weights / shares.sum(1))[:, None]
+    return shares
 
 
 def log_density_of(groups: list[Group], y: Any) -> Any:
@@ -272,6 +277,27 @@ def log_density_of(groups: list[Group], y: Any) -> Any:
             total = _shares(_product(u[rows], v.T) + columns)[1] - 0.5 * (u[rows] * u[rows]).sum(1)
             result[rows] = xp.logaddexp(result[rows], total + float(constant))
     return result
+
+
+def smoothed_logs(x: Any, weights: Any, normals: Normals, widths: Sequence[float], y: Any) -> Any:
+    """Log densities (h, m) at y of a mixture of samples x that is smoothed with each of some ``widths`` h."""
+    if isinstance(y, np.ndarray):
+        return np.stack([log_density_of(smoothed(x, weights, normals, h), y) for h in widths])
+    xp, shares, found = array_namespace(x), _heard(x, weights, normals), list[Any]()
+    inverses, means, logs = (_beside(x, a) for a in (np.linalg.inv(normals.factors), normals.means, np.log(widths)))
+    constants = xp.linalg.diagonal(inverses).log().sum(1) - 0.5 * y.shape[1] * math.log(2 * math.pi)
+    v = (x[None] - means[:, None]) @ inverses.mT
+    columns, squares = (xp.log(shares).T + constants[:, None])[:, None], (v * v).sum(2)[:, None]
+    for rows in _blocks(y.shape[0], shares.shape[0] * shares.shape[1], 1 << 26):  # all components at once
+        u, each = (y[None, rows] - means[:, None]) @ inverses.mT, list[Any]()
+        across, own = u @ v.mT, (u * u).sum(2)[:, :, None]
+        for h in widths:
+            less = math.sqrt(1 - h * h)
+            e = (less * across - 0.5 * own - 0.5 * less**2 * squares) / h**2 + columns
+            e = xp.permute_dims(e, (1, 0, 2)).reshape(e.shape[1], -1)
+            each.append(_shares(e)[1])
+        found.append(xp.stack(each))
+    return xp.concat(found, axis=1) - y.shape[1] * logs[:, None]
 
 
 def choose(
@@ -318,15 +344,14 @@ def choose(
             error = math.sqrt(float(parts**2 @ (less - parts @ less) ** 2))
             worse[shrink] = worse[shrink] + 1 if parts @ less < -2.0 * error else 0
 
-    def left_out(key: tuple[int, float], h: float, many: int) -> Array:
-        if h == 1.0:
-            return plain[key]
-        logs = np.full(len(z), -math.inf)
+    def left_out(key: tuple[int, float], widths: Sequence[float], many: int) -> Array:
+        logs = np.full((len(widths), len(z)), -math.inf)
         for i, (rows, shares, left) in enumerate(cuts[:many]):
-            logs[outs[i]] = to_host(log_density_of(smoothed(rows, shares, fits[key].one(i), h), left))
+            logs[:, outs[i]] = to_host(smoothed_logs(rows, shares, fits[key].one(i), widths, left))
         return logs
 
-    best, top, worse = ((1, 1.0), 1.0), -math.inf, {1.0: 0, 0.015: 0} | dict.fromkeys([math.inf] * (d > 2), 0)
+    widths, best, top = (0.3, 0.5, 0.7, 0.85), ((1, 1.0), 1.0), -math.inf
+    worse = {1.0: 0, 0.015: 0} | dict.fromkeys([math.inf] * (d > 2), 0)
     for k in (1, 2, 3, 4, 6, 8, 12, 17, 24, 34):
         going = [shrink for shrink in worse if worse[shrink] < 2 and (k == 1 or 0.8 * len(z) >= 2 * k * (d + 1))]
         start: Any = None
@@ -340,9 +365,14 @@ def choose(
             fitted(k, others, start)
         if going:
             key = k, max(going, key=lambda shrink: float(parts @ plain[k, shrink]))
-            value, h = max((float(parts[judged] @ left_out(key, h, few)[judged]), h) for h in (0.3, 0.5, 0.7, 0.85))
-            best, top = ((key, h), value) if value > top else (best, top)
-    found = [(*best, left_out(*best, len(cuts))), *((key, 1.0, logs) for key, logs in plain.items())]
+            values = left_out(key, widths, few)[:, judged] @ parts[judged]
+            if values.max() > top:
+                top, best = values.max(), (key, widths[int(np.argmax(values))])
+    key, h = best
+    found = [
+        (key, h, left_out(key, [h], len(cuts))[0] if h < 1.0 else plain[key]),
+        *((key, 1.0, logs) for key, logs in plain.items()),
+    ]
     shares = stack(np.stack([logs for _, _, logs in found], axis=1), parts)
     rows, by_all = there(x), there(weights[None])
 

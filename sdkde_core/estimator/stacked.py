@@ -30,7 +30,7 @@ from ..arrays import (
     to_host,
 )
 from ..bandwidth.matrix import Bandwidth
-from ..bandwidth.mixtures import Chosen, Normals, choose, fit, log_density_of, smoothed, stack
+from ..bandwidth.mixtures import Chosen, Normals, choose, fit, smoothed, smoothed_logs, stack
 from ..bandwidth.rounding import spread_within, units_of
 from ..bandwidth.selection import SEED
 from ..coordinates import Coordinates, candidates, listed, without_ends
@@ -356,7 +356,7 @@ def _left_out(
         for k, one in enumerate(found if refitted else (), 1):
             start = Normals(*(a[None] for a in one.normals))
             normals = fit(z, w[None], start, shrink=one.shrink)[0].one(0)
-            result[out, k] = to_host(log_density_of(smoothed(z, w, normals, one.h), left)) + of_z
+            result[out, k] = to_host(smoothed_logs(z, w, normals, [one.h], left))[0] + of_z
     return result
 
 
