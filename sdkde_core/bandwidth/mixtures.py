@@ -13,15 +13,16 @@ Samples x, weights and shares are on the host, or where a GPU's PyTorch has them
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import device
 from numpy.typing import NDArray
 
-from ..arrays import Array, array_namespace, look, to_host
+from ..arrays import Array, array_namespace, to_host
 from ..engine.products import dots, product
 from ..engine.threads import checkpoint
 
@@ -29,11 +30,18 @@ Group = tuple[Any, Any, Array, float]  # points (n, d), their weights (n,), the 
 
 
 class Normals(NamedTuple):
-    """A mixture: shares (k,) that sum to 1, means (k, d), lower Cholesky factors of the covariances (k, d, d)."""
+    """A mixture: shares (k,) that sum to 1, means (k, d), lower Cholesky factors of the covariances (k, d, d).
+
+    Or several, with a first axis more; components that were given up have shares of 0 then.
+    """
 
     shares: Array
     means: Array
     factors: Array
+
+    def one(self, i: int) -> Normals:
+        """The i-th of several, without components of share 0."""
+        return Normals(*(x[i][self.shares[i] > 0.0] for x in self))
 
 
 class Chosen(NamedTuple):
@@ -49,24 +57,41 @@ class Chosen(NamedTuple):
 
 
 def log_densities(normals: Normals, y: Any) -> Any:
-    """Log shares plus the components' log densities at y, (m, k)."""
-    k, d = normals.means.shape
+    """Log shares plus the components' log densities at y, (m, k); of several mixtures (b, m, k)."""
+    *_, k, d = normals.means.shape
     inverses = np.linalg.inv(normals.factors)
-    offsets = (inverses @ normals.means[:, :, None]).reshape(-1)
-    constants = np.log(normals.shares) + np.log(np.diagonal(inverses, axis1=1, axis2=2)).sum(1)
-    constants -= 0.5 * d * math.log(2 * math.pi)
+    offsets = (inverses @ normals.means[..., None]).reshape(*inverses.shape[:-3], 1, k * d)
+    constants = np.log(np.diagonal(inverses, axis1=-1, axis2=-2)).sum(-1) - 0.5 * d * math.log(2 * math.pi)
+    with np.errstate(divide="ignore"):
+        constants = (constants + np.log(normals.shares))[..., None, :]
+    flat = inverses.reshape(*offsets.shape[:-2], k * d, d).swapaxes(-1, -2)
     if not isinstance(y, np.ndarray):
-        sent = _beside(y, np.concatenate([inverses.reshape(-1), offsets, constants]))  # at once
-        flat, offsets, constants = sent[: k * d * d].reshape(k * d, d).T, sent[k * d * d : -k], sent[-k:]
-        return constants - 0.5 * ((y @ flat - offsets) ** 2).reshape(-1, k, d).sum(2)
+        sizes, sent = (flat.size, flat.size + offsets.size), [x.reshape(-1) for x in (flat, offsets, constants)]
+        sent = _beside(y, np.concatenate(sent))  # at once
+        sent = [sent[: sizes[0]], sent[sizes[0] : sizes[1]], sent[sizes[1] :]]
+        flat, offsets, constants = (x.reshape(a.shape) for x, a in zip(sent, (flat, offsets, constants)))
+        found = []
+        for rows in _blocks(y.shape[0], math.prod(offsets.shape), 1 << 27):
+            u = (y[rows] @ flat - offsets) ** 2
+            found.append(constants - 0.5 * u.reshape(*u.shape[:-1], k, d).sum(-1))
+        return found[0] if len(found) == 1 else array_namespace(y).concat(found, axis=-2)
+    if flat.ndim == 3:
+        result = np.empty((len(flat), len(y), k))
+        for each in zip(result, flat, offsets, constants):
+            _log_densities(y, *each)
+        return result
     result = np.empty((len(y), k))
-    flat = np.ascontiguousarray(inverses.reshape(k * d, d).T)
-    for rows in _blocks(len(y), k * d, 1 << 16):  # u stays in cache
+    _log_densities(y, result, flat, offsets, constants)
+    return result
+
+
+def _log_densities(y: Array, result: Array, flat: Array, offsets: Array, constants: Array) -> None:
+    flat = np.ascontiguousarray(flat)
+    for rows in _blocks(len(y), flat.shape[1], 1 << 16):  # u stays in cache
         u = product(y[rows], flat)
         u -= offsets
-        u = u.reshape(-1, k, d)
+        u = u.reshape(len(u), -1, y.shape[1])
         result[rows] = constants - 0.5 * np.einsum("mkd,mkd->mk", u, u)
-    return result
 
 
 def _product(a: Any, b: Any) -> Any:
@@ -80,108 +105,142 @@ def _beside(y: Any, x: Array) -> Any:
 
 
 def fit(
-    x: Any, weights: Any, start: Any, *, shrink: float = 1.0, ridge: Array | None = None, most: int = 100
-) -> Normals:
-    """Fit normals by EM; fewer than at the start where components have less than d + 1 samples, effectively.
+    x: Any, weights: Any, start: Any, *, shrink: Any = 1.0, ridge: Array | None = None, most: int = 100
+) -> tuple[Normals, Any]:
+    """Fit mixtures of normals by EM, as many as there are ``weights`` (b, n) of the samples x (n, d), that sum to 1.
 
-    x is (n, d); weights (n,) sum to 1; ``start`` are Normals, or shares (n, k) on the host. Ends after ``most`` steps,
-    or where one raises the mean log likelihood by less than 1e-3. Covariances are shrunk towards their mean, as if that
-    were .3 shrink (d + 1) more samples, and the mean towards its diagonal, as if by shrink² d more: that mends few
-    samples, and spoils data that are nearly in a plane. With an infinite ``shrink`` they are diagonal, and shrunk as
-    one column's variance. ``ridge`` (d,) is added to variances.
+    ``start`` are Normals, or shares (b, n, k). Returns the mixtures, and their log densities at the samples, (b, n).
+    A mixture ends after ``most`` steps, or where one raises its mean log likelihood by less than 1e-3. Components with
+    less than d + 1 samples, effectively, are given up. Covariances are shrunk towards their mean, as if that were
+    .3 shrink (d + 1) more samples, and the mean towards its diagonal, as if by shrink² d more: that mends few samples,
+    and spoils data that are nearly in a plane. With an infinite ``shrink``, a number or (b,), they are diagonal, and
+    shrunk as one column's variance. ``ridge`` (d,) is added to variances.
     """
-    centre, last = weights @ x, -math.inf
+    centre = weights.sum(0) @ x / len(weights)
     z = x - centre
-    ridge = 1e-10 * to_host(weights @ z**2) if ridge is None else ridge
-    shares = _shares(log_densities(start, x))[0] if isinstance(start, Normals) else _beside(x, start)
-    n_eff = 1.0 / float(weights @ weights)
-    counts = n_eff * to_host(weights @ shares)
-    for _ in range(most):
+    ridge = 1e-10 * to_host(weights.sum(0) / len(weights) @ z**2) if ridge is None else ridge
+    shares = _shares(log_densities(start, x))[0] if isinstance(start, Normals) else start
+    n_eff = 1.0 / to_host((weights**2).sum(1))
+    counts = n_eff[:, None] * to_host((weights[:, None, :] @ shares)[:, 0, :])
+    shrink, last = np.broadcast_to(shrink, n_eff.shape), np.full(len(n_eff), -math.inf)
+    going, ended = np.arange(len(n_eff)), dict[int, tuple[Any, ...]]()
+    for step in range(most):
         checkpoint()
-        normals = _maximised(z, weights, shares, counts, shrink, ridge)
-        fewer = len(normals.shares) < shares.shape[1]
+        normals, fewer = _maximised(z, weights, shares, counts, shrink, ridge)
         shares, logs = _shares(log_densities(normals, z))
-        *found, mean = look(lambda *both: both, weights @ shares, weights @ logs)
-        counts, before, last = n_eff * np.array(found), last, mean
-        if last - before < 1e-3 and not fewer:
+        sums = (weights[:, None, :] @ shares)[:, 0, :], (weights * logs).sum(1)[:, None]
+        found = to_host(array_namespace(x).concat(sums, axis=1))
+        goes = ((found[:, -1] - last >= 1e-3) | fewer) & (step < most - 1)
+        ended |= {int(going[i]): (*(part[i] for part in normals), logs[i]) for i in np.flatnonzero(~goes)}
+        if not goes.any():
             break
-    return normals._replace(means=normals.means + to_host(centre))
+        going, last, counts, n_eff, shrink = (
+            going[goes],
+            *(a[goes] for a in (found[:, -1], found[:, :-1], n_eff, shrink)),
+        )
+        counts = n_eff[:, None] * counts
+        if not goes.all():
+            weights, shares = weights[_beside(x, goes)], shares[_beside(x, goes)]
+    *parts, logs = zip(*(ended[i] for i in range(len(ended))))
+    result = Normals(*map(np.stack, parts))
+    return result._replace(means=result.means + to_host(centre)), array_namespace(x).stack(logs)
 
 
 def _shares(logs: Any) -> tuple[Any, Any]:
-    """The components' shares in every sample (n, k), and the log of their sum, (n,)."""
+    """The components' shares (…, n, k) in every sample, and the log of their sum (…, n)."""
     xp = array_namespace(logs)
-    top = xp.clip(xp.max(logs, axis=1, keepdims=True), min=-1e300)
+    top = xp.clip(xp.max(logs, axis=-1, keepdims=True), min=-1e300)
     shares = xp.exp(logs - top)
-    total = xp.sum(shares, axis=1, keepdims=True)
+    total = xp.sum(shares, axis=-1, keepdims=True)
     shares /= total
-    return shares, (xp.log(total) + top)[:, 0]
+    return shares, (xp.log(total) + top)[..., 0]
 
 
-def seeds(z: Array, weights: Array, k: int, rng: np.random.Generator) -> Array:
-    """Points (k, d) of z, by k-means++."""
-    centres = z[rng.choice(len(z), 1, p=weights)]
-    near = ((z - centres) ** 2).sum(1)
-    while len(centres) < k and near.max() > 0.0:
+def seeds(z: Any, weights: Any, rng: np.random.Generator) -> Iterator[Any]:
+    """Yield points (b, d) of z (n, d), one for each of some weights (b, n), by k-means++."""
+    xp, tries = array_namespace(z), 5
+    chances = weights
+    near: Any = None
+    while True:
+        sums = xp.cumulative_sum(chances, axis=1)
+        drawn = _beside(z, rng.random((weights.shape[0], tries))) * sums[:, -1:]
+        tried = z[xp.clip((sums[:, None, :] <= drawn[:, :, None]).sum(-1), max=z.shape[0] - 1)]  # (b, tries, d)
+        flat = tried.reshape(-1, z.shape[1])
+        away = (flat * flat).sum(1)[:, None] - 2.0 * _product(flat, z.T) + (z * z).sum(1)
+        away = away.reshape(*tried.shape[:2], -1)
+        away = xp.where(away < 1e-13, 0.0, away)  # of equal samples, by rounding
+        away = away if near is None else xp.minimum(near[:, None, :], away)
+        best = xp.argmin((weights[:, None, :] * away).sum(-1), axis=1)
+        each = xp.arange(weights.shape[0], device=device(z))
+        near = away[each, best]
         chances = weights * near
-        tried = rng.choice(len(z), 2 + int(math.log(k)), p=chances / chances.sum())
-        nearer = [np.minimum(near, ((z - z[i]) ** 2).sum(1)) for i in tried]
-        best = int(np.argmin([weights @ distances for distances in nearer]))
-        near, centres = nearer[best], np.concatenate([centres, z[tried[best]][None]])
-    return centres
+        yield tried[each, best]
 
 
-def nearest(z: Array, weights: Array, centres: Array) -> Array:
-    """Shares (n, k) of 0 and 1, by k-means from these centres."""
+def nearest(z: Any, weights: Any, centres: Any) -> Any:
+    """Shares (b, n, k) of 0 and 1, by k-means from these centres (b, k, d)."""
+    xp, which = array_namespace(z), None
+    (b, k, d), n = centres.shape, z.shape[0]
     for _ in range(20):
-        which = np.argmin((centres**2).sum(1) - 2.0 * product(z, centres.T), axis=1)
-        shares = (which[:, None] == np.arange(len(centres))).astype(float)
-        shares = shares[:, shares.any(0)]
-        centres = product(shares.T, weights[:, None] * z) / (weights @ shares)[:, None]
+        across = _product(z, centres.reshape(b * k, d).T).reshape(n, b, k)
+        last, which = which, xp.argmin((centres * centres).sum(-1) - 2.0 * across, axis=2).T
+        shares = xp.astype(which[:, :, None] == xp.arange(k, device=device(z)), xp.float64)
+        if last is not None and bool(xp.all(which == last)):
+            break
+        heard = (weights[:, :, None] * shares).mT
+        total = xp.clip(heard.sum(-1), min=1e-300)
+        centres = _product(heard.reshape(b * k, n), z).reshape(b, k, d) / total[:, :, None]
     return shares
 
 
-def _maximised(z: Any, weights: Any, shares: Any, counts: Array, shrink: float, ridge: Array) -> Normals:
-    """The components that samples with such shares are most likely from, of covariances that are shrunk.
+def _maximised(z: Any, weights: Any, shares: Any, counts: Array, shrink: Array, ridge: Array) -> tuple[Normals, Any]:
+    """The components that samples with such shares are most likely from; of which mixtures some were given up (b,).
 
-    ``counts`` (k,): how many samples each has, effectively.
+    ``counts`` (b, k): how many samples each has, effectively.
     """
-    d, n_eff = z.shape[1], float(counts.sum())
-    kept = counts >= min(d + 1, counts.max())
-    if not kept.all():
-        shares = shares[:, _beside(shares, kept)] + 1e-12  # samples that only a dropped one had are shared out
-        shares /= shares.sum(1)[:, None]
-        counts = n_eff * to_host(weights @ shares)
-    counts = counts[:, None, None]
+    d, n_eff = z.shape[1], counts.sum(1)
+    kept = counts >= np.minimum(d + 1, counts.max(1, keepdims=True))
+    fewer = ((counts > 0.0) & ~kept).any(1)
+    if fewer.any():
+        shares = (shares + 1e-12) * _beside(shares, 1.0 * kept[:, None, :])  # what only a dropped one had is shared out
+        shares /= shares.sum(2)[:, :, None]
+        counts = n_eff[:, None] * to_host((weights[:, None, :] @ shares)[:, 0, :])
     means, covariances = _moments(z, weights, shares)
-    few, added = shrink**2 * d, 0.3 * shrink * (d + 1)
-    if math.isinf(shrink):
-        covariances, few, added = covariances * np.eye(d), 0.0, 0.6
-    within = (counts * covariances).sum(0) / counts.sum()
-    within = (n_eff * within + few * np.diag(np.diagonal(within))) / (n_eff + few)
-    covariances = (counts * covariances + added * within) / (counts + added)
+    diagonal = np.isinf(shrink)
+    few, added = (
+        np.where(diagonal, a, b)[:, None, None] for a, b in ((0.0, shrink**2 * d), (0.6, 0.3 * shrink * (d + 1)))
+    )
+    covariances[diagonal] *= np.eye(d)
+    counts, total = counts[:, :, None, None], n_eff[:, None, None]
+    within = (counts * covariances).sum(1) / total
+    within = (total * within + few * np.eye(d) * within) / (total + few)
+    covariances = (counts * covariances + added[:, None] * within[:, None]) / (counts + added[:, None])
     covariances += np.diag(ridge)
-    return Normals(counts[:, 0, 0] / counts.sum(), means, np.linalg.cholesky(covariances))
+    return Normals(counts[:, :, 0, 0] / total[:, 0], means, np.linalg.cholesky(covariances)), fewer
 
 
 def _moments(z: Any, weights: Any, shares: Any) -> tuple[Array, Array]:
-    """Means (k, d) and covariances (k, d, d) of samples by their shares (n, k), but those below 1e-5."""
-    (_, d), k = z.shape, shares.shape[1]
-    if not isinstance(z, np.ndarray):  # all at once
-        heard = weights[:, None] * shares * (shares > 1e-5)
-        heard = (heard / heard.sum(0)).T  # (k, n)
-        centres = heard @ z
-        away = heard.sqrt()[:, :, None] * (z[None, :, :] - centres[:, None, :])
-        both = to_host(array_namespace(z).concat((centres[:, :, None], away.mT @ away), axis=2))
-        return both[:, :, 0], both[:, :, 1:]
-    means, covariances = np.empty((k, d)), np.empty((k, d, d))
-    for j, share in enumerate(shares.T):
-        rows = np.flatnonzero(share > 1e-5)
-        heard = weights[rows] * share[rows]
-        heard /= heard.sum()
-        means[j] = heard @ z[rows]
-        away = np.sqrt(heard)[:, None] * (z[rows] - means[j])
-        covariances[j] = product(away.T, away)
+    """Means (b, k, d) and covariances (b, k, d, d) of samples by their shares (b, n, k), but those below 1e-5."""
+    (n, d), (b, _, k) = z.shape, shares.shape
+    if not isinstance(z, np.ndarray) or n * d * d <= 1 << 19:  # all at once
+        xp = array_namespace(z)
+        heard = (weights[:, :, None] * shares * (shares > 1e-5)).mT
+        heard = (heard / xp.clip(heard.sum(-1), min=1e-300)[:, :, None]).reshape(b * k, n)
+        found = xp.zeros((b * k, d + d * d), dtype=z.dtype, device=device(z))
+        for rows in _blocks(n, d * d, 1 << 26):
+            squares = (z[rows, :, None] * z[rows, None, :]).reshape(-1, d * d)
+            found += _product(heard[:, rows], xp.concat((z[rows], squares), axis=1))
+        found = to_host(found)
+        means, squares = found[:, :d].reshape(b, k, d), found[:, d:].reshape(b, k, d, d)
+        return means, squares - means[..., None] * means[..., None, :]
+    means, covariances = np.zeros((b, k, d)), np.zeros((b, k, d, d))
+    for i, j in np.ndindex(b, k):
+        heard = weights[i] * shares[i, :, j]
+        some = np.flatnonzero(heard > 1e-5 * weights[i])
+        heard = heard[some] / heard[some].sum()
+        means[i, j] = heard @ z[some]
+        away = np.sqrt(heard)[:, None] * (z[some] - means[i, j])
+        covariances[i, j] = product(away.T, away)
     return means, covariances
 
 
@@ -189,15 +248,20 @@ def smoothed(x: Any, weights: Any, normals: Normals, h: float) -> list[Group]:
     """The groups of a mixture that is smoothed with h; h = 1 has one point in each, its mean."""
     if h == 1.0:
         return [(m[None], np.ones(1), f, float(s)) for s, m, f in zip(*normals)]
-    xp, shares = array_namespace(x), _shares(log_densities(normals, x))[0]
-    shares[shares < 1e-3] = 0.0
-    shares *= (weights / shares.sum(1))[:, None]
-    groups = []
+    xp, shares, groups = array_namespace(x), _heard(x, weights, normals), []
     for share, mean, factor in zip(shares.T, normals.means, normals.factors):
         rows, total, middle = xp.nonzero(share)[0], float(share.sum()), _beside(x, mean)
         if rows.shape[0]:
             groups.append((middle + math.sqrt(1 - h * h) * (x[rows] - middle), share[rows] / total, h * factor, total))
     return groups
+
+
+def _heard(x: Any, weights: Any, normals: Normals) -> Any:
+    """The components' shares in every sample, times its weight (n, k)."""
+    shares = _shares(log_densities(normals, x))[0]
+    shares[shares < 1e-3] = 0.0
+    shares *= (weights / shares.sum(1))[:, None]
+    return shares
 
 
 def log_density_of(groups: list[Group], y: Any) -> Any:
@@ -215,6 +279,27 @@ def log_density_of(groups: list[Group], y: Any) -> Any:
     return result
 
 
+def smoothed_logs(x: Any, weights: Any, normals: Normals, widths: Sequence[float], y: Any) -> Any:
+    """Log densities (h, m) at y of a mixture of samples x that is smoothed with each of some ``widths`` h."""
+    if isinstance(y, np.ndarray):
+        return np.stack([log_density_of(smoothed(x, weights, normals, h), y) for h in widths])
+    xp, shares, found = array_namespace(x), _heard(x, weights, normals), list[Any]()
+    inverses, means, logs = (_beside(x, a) for a in (np.linalg.inv(normals.factors), normals.means, np.log(widths)))
+    constants = xp.linalg.diagonal(inverses).log().sum(1) - 0.5 * y.shape[1] * math.log(2 * math.pi)
+    v = (x[None] - means[:, None]) @ inverses.mT
+    columns, squares = (xp.log(shares).T + constants[:, None])[:, None], (v * v).sum(2)[:, None]
+    for rows in _blocks(y.shape[0], shares.shape[0] * shares.shape[1], 1 << 26):  # all components at once
+        u, each = (y[None, rows] - means[:, None]) @ inverses.mT, list[Any]()
+        across, own = u @ v.mT, (u * u).sum(2)[:, :, None]
+        for h in widths:
+            less = math.sqrt(1 - h * h)
+            e = (less * across - 0.5 * own - 0.5 * less**2 * squares) / h**2 + columns
+            e = xp.permute_dims(e, (1, 0, 2)).reshape(e.shape[1], -1)
+            each.append(_shares(e)[1])
+        found.append(xp.stack(each))
+    return xp.concat(found, axis=1) - y.shape[1] * logs[:, None]
+
+
 def choose(
     x: Array, weights: Array, folds: NDArray[np.intp], seed: int, there: Callable[[Array], Any] = np.asarray
 ) -> list[Chosen]:
@@ -226,60 +311,78 @@ def choose(
     arrays to where sums are to be made.
     """
     heard = np.flatnonzero(folds >= 0)
-    z, parts, fold, d = x[heard], weights[heard] / weights[heard].sum(), folds[heard], x.shape[1]
-    outs = [fold == f for f in np.unique(fold)]
-    on_host = [(z[~out], parts[~out] / parts[~out].sum()) for out in outs]
-    cuts = [(there(rows), there(shares)) for rows, shares in on_host]
-    left = [there(z[out]) for out in outs]
-    ranks = [np.argsort(np.argsort(rows, axis=0, kind="stable"), axis=0) / len(rows) for rows, _ in on_host]
+    z, parts, d = x[heard], weights[heard] / weights[heard].sum(), x.shape[1]
+    numbers, fold = np.unique(folds[heard], return_inverse=True)
+    outs = fold == np.arange(len(numbers))[:, None]
+    by_fold = np.where(outs, 0.0, parts)  # each without its own samples
+    by_fold /= by_fold.sum(1, keepdims=True)
+    samples, inside = there(z), there(by_fold)
+    ranks = there(np.argsort(np.argsort(z, axis=0, kind="stable"), axis=0) / len(z))
     ridge = 1e-10 * (weights @ (x - weights @ x) ** 2)  # a column may be constant in a fold
-    few = max(1, min(len(cuts), round(1000 * len(cuts) / len(z))))  # enough to choose h by
+    few = max(1, min(len(outs), round(1000 * len(outs) / len(z))))  # enough to choose h by
     judged = np.any(outs[:few], axis=0)
-    fits: dict[tuple[int, float], list[Normals]] = {}
+    cuts = [(there(z[~out]), there(w[~out]), there(z[out])) for w, out in zip(by_fold, outs)]
+    fits: dict[tuple[int, float], Normals] = {}
     plain: dict[tuple[int, float], Array] = {}
+    drawn, centres = seeds(ranks, inside, np.random.default_rng(seed)), list[Any]()
 
-    def fitted(i: int, start: Any, shrink: float) -> Normals:
-        start = start if isinstance(start, Normals) else nearest(ranks[i], on_host[i][1], start)
-        return fit(*cuts[i], start, shrink=shrink, ridge=ridge, most=40)
-
-    def left_out(key: tuple[int, float], h: float, many: int) -> Array:
-        def of(i: int) -> Array:
-            if h == 1.0:
-                return to_host(_shares(log_densities(fits[key][i], left[i]))[1])
-            return to_host(log_density_of(smoothed(*cuts[i], fits[key][i], h), left[i]))
-
-        logs = np.full(len(z), -math.inf)
-        for i in range(many):
-            logs[outs[i]] = of(i)
-        return logs
-
-    best, top, worse = ((1, 1.0), 1.0), -math.inf, {1.0: 0, 0.015: 0} | dict.fromkeys([math.inf] * (d > 2), 0)
-    for k in (1, 2, 3, 4, 6, 8, 12, 17, 24, 34):
-        going = [shrink for shrink in worse if worse[shrink] < 2 and (k == 1 or 0.8 * len(z) >= 2 * k * (d + 1))]
-        for shrink in going:
-            rng = np.random.default_rng(seed)
-            starts: list[Any] = fits.get((k, 1.0)) or [seeds(u, w, k, rng) for u, (_, w) in zip(ranks, on_host)]
-            fits[k, shrink] = [fitted(i, start, shrink) for i, start in enumerate(starts)]
-            plain[k, shrink] = left_out((k, shrink), 1.0, len(cuts))
+    def fitted(k: int, shrinks: list[float], start: Any) -> None:
+        xp, many = array_namespace(inside), len(shrinks)
+        each = xp.concat([inside] * many)
+        repeated = (
+            [np.concatenate([a] * many) for a in start] if isinstance(start, Normals) else xp.concat([start] * many)
+        )
+        start = Normals(*repeated) if isinstance(start, Normals) else repeated
+        found, logs = fit(samples, each, start, shrink=np.repeat(shrinks, len(outs)), ridge=ridge, most=40)
+        for i, shrink in enumerate(shrinks):
+            rows = slice(i * len(outs), (i + 1) * len(outs))
+            fits[k, shrink] = Normals(*(a[rows] for a in found))
+            plain[k, shrink] = to_host(logs[rows])[fold, np.arange(len(z))]
             # Without correlations more components are needed: such mixtures have only each other to keep up with.
             rivals = [logs for key, logs in plain.items() if math.isfinite(shrink) or key[1] == shrink]
             less = plain[k, shrink] - max(rivals, key=lambda logs: float(parts @ logs))
             error = math.sqrt(float(parts**2 @ (less - parts @ less) ** 2))
             worse[shrink] = worse[shrink] + 1 if parts @ less < -2.0 * error else 0
+
+    def left_out(key: tuple[int, float], widths: Sequence[float], many: int) -> Array:
+        logs = np.full((len(widths), len(z)), -math.inf)
+        for i, (rows, shares, left) in enumerate(cuts[:many]):
+            logs[:, outs[i]] = to_host(smoothed_logs(rows, shares, fits[key].one(i), widths, left))
+        return logs
+
+    widths, best, top = (0.3, 0.5, 0.7, 0.85), ((1, 1.0), 1.0), -math.inf
+    worse = {1.0: 0, 0.015: 0} | dict.fromkeys([math.inf] * (d > 2), 0)
+    for k in (1, 2, 3, 4, 6, 8, 12, 17, 24, 34):
+        going = [shrink for shrink in worse if worse[shrink] < 2 and (k == 1 or 0.8 * len(z) >= 2 * k * (d + 1))]
+        start: Any = None
+        if going:
+            centres += itertools.islice(drawn, k - len(centres))
+            start = nearest(ranks, inside, array_namespace(ranks).stack(centres, axis=1))
+        if 1.0 in going:
+            fitted(k, [1.0], start)
+            start = fits[k, 1.0]
+        if others := [shrink for shrink in going if shrink != 1.0]:
+            fitted(k, others, start)
         if going:
             key = k, max(going, key=lambda shrink: float(parts @ plain[k, shrink]))
-            value, h = max((float(parts[judged] @ left_out(key, h, few)[judged]), h) for h in (0.3, 0.5, 0.7, 0.85))
-            best, top = ((key, h), value) if value > top else (best, top)
-    found = [(*best, left_out(*best, len(cuts))), *((key, 1.0, logs) for key, logs in plain.items())]
+            values = left_out(key, widths, few)[:, judged] @ parts[judged]
+            if values.max() > top:
+                top, best = values.max(), (key, widths[int(np.argmax(values))])
+    key, h = best
+    found = [
+        (key, h, left_out(key, [h], len(cuts))[0] if h < 1.0 else plain[key]),
+        *((key, 1.0, logs) for key, logs in plain.items()),
+    ]
     shares = stack(np.stack([logs for _, _, logs in found], axis=1), parts)
-    every, all_of_them = there(z), (there(x), there(weights))
+    rows, by_all = there(x), there(weights[None])
 
     def last(i: np.intp) -> Chosen:
         key, h, logs = found[i]
-        start = max(fits[key], key=lambda one: float(parts @ to_host(_shares(log_densities(one, every))[1])))
+        start = fits[key].one(int(np.argmax(to_host(_shares(log_densities(fits[key], samples))[1]) @ parts)))
         everywhere = np.full(len(x), math.nan)
         everywhere[heard] = logs
-        return Chosen(fit(*all_of_them, start, shrink=key[1], most=30), h, everywhere, key[1])
+        start = Normals(*(a[None] for a in start))
+        return Chosen(fit(rows, by_all, start, shrink=key[1], most=30)[0].one(0), h, everywhere, key[1])
 
     return [last(i) for i in np.argsort(-shares, kind="stable")[:4] if shares[i] >= 0.05]
 
