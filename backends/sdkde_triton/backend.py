@@ -226,8 +226,10 @@ def _listed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, mo
     )  # a leaf of padding fills lists
     key = "ordered", way.step, way.pieces, scaled
     columns = state.kept(key, lambda: pack(near.points, way.step, near.log_weights, way.pieces))
-    rows = None if points is state.points else points
-    return nearby.reduce(problem, rows, near, columns, way.step, way.form, most)
+    start = None  # of rows that are some of the columns, which have an order already
+    if points.untyped_storage().data_ptr() == state.points.untyped_storage().data_ptr():
+        start = (points.storage_offset() - state.points.storage_offset()) // problem.d
+    return nearby.reduce(problem, points, start, near, columns, way.step, way.form, most)
 
 
 def _products(problem: Problem, way: _Way, points: Any, state: _State, _: Any = None) -> Partial:
