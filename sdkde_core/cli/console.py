@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -54,21 +55,39 @@ def _flat(text: str) -> str:
 def _signals() -> Iterator[None]:
     """End a command after SIGINT, SIGTERM or SIGHUP with 128 plus the signal's number as the exit status.
 
-    An exception lets half-written files be removed. Signals that are ignored, as nohup has it, stay so.
+    An exception lets half-written files be removed. Where Python ignores it, as in a weak reference's callback, or an
+    except clause takes it, it is raised again. Signals that are ignored, as nohup has it, stay so.
     """
-    received, before = list[int](), dict[int, Any]()
+    received, before, usual = list[int](), dict[int, Any](), sys.unraisablehook
 
     def stop(number: int, frame: Any) -> None:
         received.append(128 + number)
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(received[0])
+        if received[0] == 128 + signal.SIGINT:  # the tuner takes it, and reports
+            raise KeyboardInterrupt
+        again(3.0)
+        raise SystemExit(received[0])
 
-    if threading.current_thread() is threading.main_thread():
-        for number in (getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)):
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                before[number] = signal.signal(number, stop)
+    def again(seconds: float) -> None:
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def ignored(what: Any) -> None:
+        if received and what.exc_type in (KeyboardInterrupt, SystemExit):
+            again(0.01)
+        else:
+            usual(what)
+
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM") if threading.current_thread() is threading.main_thread() else ()
+    for number in (getattr(signal, name) for name in names if hasattr(signal, name)):
+        if signal.getsignal(number) not in (signal.SIG_IGN, None):
+            before[number] = signal.signal(number, stop)
+    sys.unraisablehook = ignored
     try:
         yield
     finally:
+        sys.unraisablehook = usual
+        if received:
+            again(0.0)
         for number, handler in before.items():
             signal.signal(number, handler)
         if received:
