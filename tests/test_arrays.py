@@ -182,9 +182,9 @@ def test_columns_of_data_frames_stand_in_one_order(frame):
     for call in calls.values():
         with pytest.raises(ValueError, match=r"in another order: b, a, where train has a, b; pass .*columns\)"):
             call(y)
-        with pytest.raises(ValueError, match="under other names: a, c, where train has a, b"):
+        with pytest.raises(ValueError, match="other columns than train: a, c, where train has a, b"):
             call(frame(Y, ["a", "c"]))
-        with pytest.raises(ValueError, match="under other names: a, b, c, where"):
+        with pytest.raises(ValueError, match="other columns than train: a, b, c, where"):
             call(frame(np.ones((5, 3)), ["a", "b", "c"]))
     for query in (frame(Y, ["a", "b"]), Y, Frame(Y, [0, 1]), Frame(Y, None)):  # numbers are places, not names
         np.testing.assert_allclose(ready.estimate(query), WANT, rtol=2e-5)

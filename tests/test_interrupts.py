@@ -181,7 +181,7 @@ main(["work"])
 """
 
 
-@pytest.mark.parametrize(("name", "where"), [("SIGTERM", "callback"), ("SIGINT", "callback"), ("SIGTERM", "except")])
+@pytest.mark.parametrize(("name", "where"), [("SIGTERM", "callback"), ("SIGINT", "callback"), ("SIGINT", "except")])
 def test_a_signal_is_not_lost_with_its_exception(tmp_path, name, where):
     done = _run(LOST, name, where, cwd=tmp_path)
     assert done.returncode == 128 + getattr(signal, name), done.stderr

@@ -55,25 +55,20 @@ def _flat(text: str) -> str:
 def _signals() -> Iterator[None]:
     """End a command after SIGINT, SIGTERM or SIGHUP with 128 plus the signal's number as the exit status.
 
-    An exception lets half-written files be removed. Where Python ignores it, as in a weak reference's callback, or an
-    except clause takes it, it is raised again. Signals that are ignored, as nohup has it, stay so.
+    An exception lets half-written files be removed. It is raised again where Python ignores it, as in a weak
+    reference's callback, or somebody else takes it, as modules do while they are imported. Signals that are ignored, as
+    nohup has it, stay so.
     """
     received, before, usual = list[int](), dict[int, Any](), sys.unraisablehook
 
     def stop(number: int, frame: Any) -> None:
         received.append(128 + number)
-        if received[0] == 128 + signal.SIGINT:  # the tuner takes it, and reports
-            raise KeyboardInterrupt
-        again(3.0)
-        raise SystemExit(received[0])
-
-    def again(seconds: float) -> None:
-        if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_REAL, seconds)
+        raise_again(3.0)
+        raise KeyboardInterrupt if received[0] == 128 + signal.SIGINT else SystemExit(received[0])
 
     def ignored(what: Any) -> None:
         if received and what.exc_type in (KeyboardInterrupt, SystemExit):
-            again(0.01)
+            raise_again(0.01)
         else:
             usual(what)
 
@@ -87,11 +82,17 @@ def _signals() -> Iterator[None]:
     finally:
         sys.unraisablehook = usual
         if received:
-            again(0.0)
+            raise_again(0.0)
         for number, handler in before.items():
             signal.signal(number, handler)
         if received:
             raise SystemExit(received[0]) from None
+
+
+def raise_again(seconds: float) -> None:
+    """Have a signal that has come raise its exception again after so many seconds; 0: it is heard, and need not."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 class Group(click.Group):

@@ -49,11 +49,13 @@ def about(**files: str | None) -> Iterator[None]:
         if file is None:
             raise
         row = re.search(r"\b(?:row|index) (\d+)", text)
-        if row and file.lower().endswith((".csv", ".tsv")):  # whose lines count from 1, header included
-            header = bool(source(file, lambda names, width: [width - 1]).names)
+        if row and file.lower().endswith((".csv", ".tsv")):  # whose lines count from 1, with what is before the samples
+            rows = source(file, lambda names, width: [width - 1]).rows
             with open(file, encoding="utf-8-sig") as lines:
+                before = sum(not line.isspace() for line in lines) - rows
+                lines.seek(0)
                 filled = (i for i, line in enumerate(lines, 1) if not line.isspace())
-                text = text.replace(row[0], f"{row[0]} (line {next(islice(filled, int(row[1]) + header, None))})", 1)
+                text = text.replace(row[0], f"{row[0]} (line {next(islice(filled, int(row[1]) + before, None))})", 1)
         raise FileError(f"{file}: {text}") from error
 
 
