@@ -10,6 +10,7 @@ from .arguments import (
     columns_are_points,
     ingest,
     is_dask,
+    listed,
     numbers,
     refuse_dask,
     refuse_masked,
@@ -36,5 +37,5 @@ from .places import (
 
 __all__ = ["Argument", "Array", "Data", "Origin", "array_namespace", "c_order", "check_names", "check_query"]
 __all__ += ["check_shapes", "check_weights", "columns_are_points", "convert", "detached", "device_name"]
-__all__ += ["ingest", "is_attached", "is_dask", "is_followed", "is_traced", "labelled", "look", "numbers", "public"]
-__all__ += ["quiet", "refuse_dask", "refuse_masked", "refuse_not_finite", "rounded", "to_host"]
+__all__ += ["ingest", "is_attached", "is_dask", "is_followed", "is_traced", "labelled", "listed", "look", "numbers"]
+__all__ += ["public", "quiet", "refuse_dask", "refuse_masked", "refuse_not_finite", "rounded", "to_host"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -238,7 +239,7 @@ def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) ->
         raise _wrong_axes(query)
     if len(shape) == 1 and d > 1 and shape != (0,):
         hint = "query[None, :] for one point" if shape == (d,) else f"shape (m, {d})"
-        hint += f", or a data frame with the columns {_brief(names)}: of one row df.iloc[[0]]" if names else ""
+        hint += f", or a data frame with the columns {listed(names)}: of one row df.iloc[[0]]" if names else ""
         raise ValueError(f"query has shape {shape}, but train has {d} dimensions; pass {hint}")
     if len(shape) == 2 and shape[1] != d:
         hint = ""
@@ -277,12 +278,12 @@ def check_names(train: tuple[str, ...], query: tuple[str, ...], name: str = "que
         return  # slopes may have names of their own
     other = "the columns of train in another order" if reordered else "other columns than train"
     raise ValueError(
-        f"{name} has {other}: {_brief(query)}, where train has {_brief(train)}; pass the same "
+        f"{name} has {other}: {listed(query)}, where train has {listed(train)}; pass the same "
         f"ones in one order (a Series by .rename, a DataArray by .sel, a data frame by {name}[list(train.columns)])"
     )
 
 
-def _brief(names: tuple[str, ...]) -> str:
+def listed(names: Sequence[str]) -> str:
     return ", ".join(names if len(names) <= 10 else (*names[:9], f"… ({len(names)})"))
 
 
