@@ -235,7 +235,7 @@ def test_memory_that_pytorch_cannot_share(kind, backend, tmp_path):
         ((torch.empty(3, 2, device="meta"),), TypeError, "train"),
         ((np.empty((0, 2)),), ValueError, "train is empty"),
         ((np.empty((3, 0)),), ValueError, "train is empty"),
-        ((3.0,), ValueError, r"train has shape \(\)"),
+        ((3.0,), ValueError, r"train has shape \(\); pass .*\(points,\): \[0.5\]"),
         ((np.ones((2, 2, 2)),), ValueError, r"shape \(2, 2, 2\)"),
         ((X.astype(complex),), TypeError, "complex128"),
         ((torch.from_numpy(X).to(torch.complex64),), TypeError, "complex64"),

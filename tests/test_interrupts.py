@@ -181,12 +181,11 @@ main(["work"])
 """
 
 
-@pytest.mark.parametrize(("name", "where"), [("SIGTERM", "callback"), ("SIGINT", "callback"), ("SIGINT", "except")])
+@pytest.mark.parametrize(("name", "where"), [("SIGTERM", "callback"), ("SIGINT", "except")])
 def test_a_signal_is_not_lost_with_its_exception(tmp_path, name, where):
     done = _run(LOST, name, where, cwd=tmp_path)
     assert done.returncode == 128 + getattr(signal, name), done.stderr
     assert (tmp_path / "begun").exists()  # the exception was lost at first
-    assert "Traceback" not in done.stderr
 
 
 def test_a_signal_that_is_ignored_stays_so(samples):

@@ -251,7 +251,7 @@ def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) ->
 
 
 def _wrong_axes(a: Argument) -> ValueError:
-    return ValueError(f"{a.name} has shape {a.shape}; pass (points, dimensions), or (points,) in one dimension")
+    return ValueError(f"{a.name} has shape {a.shape}; pass (points, dimensions), or in one dimension (points,): [0.5]")
 
 
 @functools.lru_cache(maxsize=64)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 import signal
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -55,32 +54,24 @@ def _flat(text: str) -> str:
 def _signals() -> Iterator[None]:
     """End a command after SIGINT, SIGTERM or SIGHUP with 128 plus the signal's number as the exit status.
 
-    An exception lets half-written files be removed. It is raised again where Python ignores it, as in a weak
-    reference's callback, or somebody else takes it, as modules do while they are imported. Signals that are ignored, as
-    nohup has it, stay so.
+    An exception lets half-written files be removed. It is raised until it is heard: imports lose some, in callbacks of
+    weak references and in compiled modules. Signals that are ignored, as nohup has it, stay so.
     """
-    received, before, usual = list[int](), dict[int, Any](), sys.unraisablehook
+    received, before = list[int](), dict[int, Any]()
 
     def stop(number: int, frame: Any) -> None:
         received.append(128 + number)
-        raise_again(3.0)
+        raise_again(2.0)
         raise KeyboardInterrupt if received[0] == 128 + signal.SIGINT else SystemExit(received[0])
 
-    def ignored(what: Any) -> None:
-        if received and what.exc_type in (KeyboardInterrupt, SystemExit):
-            raise_again(0.01)
-        else:
-            usual(what)
-
-    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM") if threading.current_thread() is threading.main_thread() else ()
-    for number in (getattr(signal, name) for name in names if hasattr(signal, name)):
-        if signal.getsignal(number) not in (signal.SIG_IGN, None):
-            before[number] = signal.signal(number, stop)
-    sys.unraisablehook = ignored
+    if threading.current_thread() is threading.main_thread():
+        names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM")
+        for number in (getattr(signal, name) for name in names if hasattr(signal, name)):
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, stop)
     try:
         yield
     finally:
-        sys.unraisablehook = usual
         if received:
             raise_again(0.0)
         for number, handler in before.items():

@@ -125,11 +125,8 @@ def check_archive(path: Path, key: str, most: int = 0) -> None:
 
 
 def read_csv(name: str, path: Path, key: str, pick: Pick, comma: str) -> Source:
-    """Open a .csv or a .tsv file; a first line without any number is a header, also one that begins with #.
-
-    Other lines before the first that begin with # are comments.
-    """
-    with path.open(encoding="utf-8-sig") as file, _as_text():
+    """Open a .csv or a .tsv file; a first line without any number is a header, those before it with a # comments."""
+    with path.open(encoding="utf-8-sig") as file:
         skipped, first, noted = 0, "", list[str]()
         for first in file:
             if not first.isspace() and not first.startswith("#"):
@@ -182,14 +179,6 @@ def read_csv(name: str, path: Path, key: str, pick: Pick, comma: str) -> Source:
     return Source(name, rows, len(wanted), np.dtype(np.float64), batches, kept, whole=whole)
 
 
-@contextmanager
-def _as_text() -> Iterator[None]:
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise ValueError("it is no text in UTF-8: save it as that, and unpack .gz files first") from error
-
-
 def _fields(line: str, comma: str) -> list[str]:
     return [field.strip() for field in next(csv.reader([line], delimiter=comma, skipinitialspace=True))] or [""]
 
@@ -213,22 +202,20 @@ def _parse_lines(lines: list[str], number: int, table: Source, wanted: list[int]
             x = np.loadtxt(filled, delimiter=comma, quotechar='"', comments=None, ndmin=2, **some)  # type: ignore
             if x.shape[1] == len(wanted):
                 return x
-    rows = []
+    rows, between = [], f"separated by {'commas' if comma == ',' else 'tabs'}"
     for i, line in enumerate(lines, number):
         if line.count('"') % 2:
             raise ValueError(f"line {i} has a line break within quotes, which is not read; write it without")
-        fields, between = [] if line.isspace() else _fields(line, comma), "commas" if comma == "," else "tabs"
+        fields = [] if line.isspace() else _fields(line, comma)
         if fields and len(fields) != table.columns:
             counts = f"line {i} has {len(fields)} values, the first line {table.columns}"
-            raise ValueError(f"{counts}, separated by {between}: {line.strip()[:40]!r}")
+            raise ValueError(f"{counts}, {between}: {line.strip()[:40]!r}")
         for j in wanted if fields else ():
             if not _is_number(fields[j]):
                 where = f"column {table.names[j]!r}, see --columns; " if table.columns > 1 and table.names else ""
                 if fields[j] in ("", "NA", "N/A", "null", "None"):
                     raise ValueError(f"line {i} has {fields[j]!r} for a number ({where}drop or fill missing values)")
-                raise ValueError(
-                    f"line {i}: {fields[j][:40]!r} is not a number ({where}values are separated by {between})"
-                )
+                raise ValueError(f"line {i}: {fields[j][:40]!r} is not a number ({where}values are {between})")
         rows += [[float(fields[j]) for j in wanted]] if fields else []
     return np.array(rows)
 
