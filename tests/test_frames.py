@@ -128,7 +128,7 @@ def test_one_column_has_its_name():
         with pytest.raises(ValueError, match=r"other columns than train: b, where train has a; .* \(a Series by"):
             call(query)
     np.testing.assert_array_equal(ready.cdf(QUERY["a"]), ready.cdf(QUERY["a"].to_numpy()))
-    with pytest.raises(ValueError, match=r"columns a, b: of one row df.iloc\[\[0\]\]$"):
+    with pytest.raises(ValueError, match=r"columns a, b \(a row of pandas: df.iloc\[\[0\]\]\)$"):
         READY.estimate(QUERY.iloc[0])
     with pytest.raises(ValueError, match="other columns than train: a, where train has b"):
         sdkde_core.estimate(TRAIN["b"], QUERY["a"], **H)

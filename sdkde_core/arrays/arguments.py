@@ -239,7 +239,7 @@ def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) ->
         raise _wrong_axes(query)
     if len(shape) == 1 and d > 1 and shape != (0,):
         hint = "query[None, :] for one point" if shape == (d,) else f"shape (m, {d})"
-        hint += f", or a data frame with the columns {listed(names)}: of one row df.iloc[[0]]" if names else ""
+        hint += f", or a data frame with the columns {listed(names)} (a row of pandas: df.iloc[[0]])" if names else ""
         raise ValueError(f"query has shape {shape}, but train has {d} dimensions; pass {hint}")
     if len(shape) == 2 and shape[1] != d:
         hint = ""
