@@ -182,9 +182,9 @@ def test_columns_of_data_frames_stand_in_one_order(frame):
     for call in calls.values():
         with pytest.raises(ValueError, match=r"in another order: b, a, where train has a, b; pass .*columns\)"):
             call(y)
-        with pytest.raises(ValueError, match="under other names: a, c, where train has a, b"):
+        with pytest.raises(ValueError, match="other columns than train: a, c, where train has a, b"):
             call(frame(Y, ["a", "c"]))
-        with pytest.raises(ValueError, match="under other names: a, b, c, where"):
+        with pytest.raises(ValueError, match="other columns than train: a, b, c, where"):
             call(frame(np.ones((5, 3)), ["a", "b", "c"]))
     for query in (frame(Y, ["a", "b"]), Y, Frame(Y, [0, 1]), Frame(Y, None)):  # numbers are places, not names
         np.testing.assert_allclose(ready.estimate(query), WANT, rtol=2e-5)
@@ -235,7 +235,7 @@ def test_memory_that_pytorch_cannot_share(kind, backend, tmp_path):
         ((torch.empty(3, 2, device="meta"),), TypeError, "train"),
         ((np.empty((0, 2)),), ValueError, "train is empty"),
         ((np.empty((3, 0)),), ValueError, "train is empty"),
-        ((3.0,), ValueError, r"train has shape \(\)"),
+        ((3.0,), ValueError, r"train has shape \(\); pass .*\(points,\): \[0.5\]"),
         ((np.ones((2, 2, 2)),), ValueError, r"shape \(2, 2, 2\)"),
         ((X.astype(complex),), TypeError, "complex128"),
         ((torch.from_numpy(X).to(torch.complex64),), TypeError, "complex64"),

@@ -167,6 +167,8 @@ def test_csv_as_people_write_it():
         "\ufeff\n\n" + "\n\n".join(["# x, y, z", *lines]) + "\n\n \n",
         '"a","b",""\n' + quoted,
         quoted.replace(",", ", "),
+        "# of 1936\n#\n\n" + "\n".join(["a,b,c", *lines]),
+        "# of 1936\n# 1, 2, 3\n" + "\n".join(lines),
     ):
         Path("x.csv").write_text(text, encoding="utf-8", newline="")
         sdkde("estimate", "x.csv", "-o", "out.npy")
@@ -188,6 +190,11 @@ def test_csv_as_people_write_it():
         (",a,b\n0,1,2\n1,4,5\n", "the first column has no name"),
         ("0,1\n0.5,0.25\n1.5,2.25\n", "is a data frame's default header, or a sample"),
         ("1,2\n3,nan\n", "train has values that are not finite, the first nan at row 1 (line 2), column 1"),
+        ("a,b,c\n1,2\n", "line 2 has 2 values, the first line 3, separated by commas: '1,2'"),
+        ("A title\na,b\n1,2\n", "line 2 has 2 values, the first line 1, separated by commas: 'a,b'"),
+        ("a;b\n1;2\n", "Error: x.csv: line 2: '1;2' is not a number (values are separated by commas)"),
+        ("# a note\n\n# b\na,b\n1,2\n3,inf\n", "the first inf at row 1 (line 6), column 1 ('b')"),
+        ("# a note\n1,2\n3,inf\n", "the first inf at row 1 (line 3), column 1;"),
         ("\na,b\n1,2\n\n3,inf\n", "x.csv: train has values that are not finite, the first inf at row 1 (line 5), col"),
     ],
 )

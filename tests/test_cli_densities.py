@@ -229,7 +229,7 @@ def test_a_density_is_kept_with_its_names_and_read_by_all():
     piped = sdkde("score", "x.sdkde", "query.csv", "-o", "-")
     assert piped.stderr == said
     np.testing.assert_allclose(numbers(piped), logs, rtol=1e-12)
-    assert "but train has 3" in refused("score", "x.sdkde", "query.csv", "--columns", "a,b")
+    assert "lacks c of x.sdkde" in refused("score", "x.sdkde", "query.csv", "--columns", "a,b")
     told = sdkde("score", "x.sdkde", "query.csv", "--columns", "b,a,c").stderr
     assert "query.csv has the columns b, a, c for a, b, c of x.sdkde: they are matched by position" in told
     drawn = sdkde("sample", "x.sdkde", "-n", "5", "--seed", "3")
@@ -332,6 +332,17 @@ def test_what_a_table_lacks_is_said(tmp_path, text, words):
     columns = ["--columns", "a"] if ",t" in text else []
     done = CliRunner().invoke(main, ["estimate", str(tmp_path / "x.csv"), *columns])
     assert done.exit_code and words in done.output
+
+
+def test_queries_that_lack_a_column_are_told_which(tmp_path):
+    x, y, kept = (str(tmp_path / name) for name in ("x.csv", "y.csv", "x.sdkde"))
+    np.savetxt(x, X, delimiter=",", header="a,b,target", comments="")
+    np.savetxt(y, X[:, :2], delimiter=",", header="a,b", comments="")
+    assert CliRunner().invoke(main, ["fit", x, "-o", kept]).exit_code == 0
+    for train, words in ((x, "the same columns, as by --columns a,b\n"), (kept, "the same columns\n")):
+        done = CliRunner().invoke(main, ["estimate", train, y])
+        assert done.exit_code == 2 and done.stderr.endswith(f"{y}: lacks target of {train}; pass {words}")
+    assert CliRunner().invoke(main, ["estimate", x, y, "--columns", "a,b"]).exit_code == 0
 
 
 def test_a_header_of_numbers_is_warned_of_and_columns_add_up(tmp_path):

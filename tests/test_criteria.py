@@ -30,14 +30,15 @@ def test_in_the_interpreter(marked):
 
 
 def drawn(n, d, kind, seed=0):
-    """Samples and weights that sum to 1, over a power of ten where they are ``"weighted"``."""
+    """Samples and weights that sum to 1: over a power of ten if ``"weighted"``, a third of nothing if ``"light"``."""
     rng = np.random.default_rng([n, d, seed])
     x = rng.normal(size=(n, d)) @ (np.eye(d) + 0.5 * rng.normal(size=(d, d)) / d)
     if kind == "apart":  # as far as gaps are shortened to
         x[::2] += 20.0
     elif kind == "rounded":  # as duplicates are spread
         x = np.round(x) + 1e-3 * rng.normal(size=x.shape)
-    weights = 10 ** rng.random(n) if kind == "weighted" else np.ones(n)
+    kinds = {"weighted": 10 ** rng.random(n), "light": np.where(np.arange(n) % 3, 1.0, 1e-7)}
+    weights = kinds.get(kind, np.ones(n))
     return x, weights / weights.sum()
 
 
@@ -46,7 +47,7 @@ SLOW = [(20, 17), (300, 16), (140, 64)]
 
 @interpreted
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", ["weighted", "apart", "rounded"])
+@pytest.mark.parametrize("kind", ["weighted", "light", "apart", "rounded"])
 @pytest.mark.parametrize(("n", "d"), [(5, 1), (60, 2), *(pytest.param(*s, marks=pytest.mark.slow) for s in SLOW)])
 def test_criteria_are_those_of_the_array_code(n, d, kind, method):
     u, weights = drawn(n, d, kind)

@@ -1,5 +1,6 @@
 """Tables and labelled arrays of pandas, polars, Arrow and xarray: what they hold, and what comes back for them."""
 
+import itertools
 import pickle
 
 import numpy as np
@@ -123,10 +124,13 @@ def test_one_column_has_its_name():
     ready = sdkde_core.prepare(TRAIN["a"], **H)
     for query in (QUERY["a"], QUERY[["a"]], QUERY["a"].rename(None), QUERY["a"].to_numpy()):
         assert ready.estimate(query).shape == (7,)
-    for query in (QUERY["b"], QUERY[["b"]]):
-        with pytest.raises(ValueError, match=r"under other names: b, where train has a; .* \(a Series by .rename"):
-            ready.estimate(query)
-    with pytest.raises(ValueError, match="under other names: a, where train has b"):
+    for call, query in itertools.product((ready.estimate, ready.cdf), (QUERY["b"], QUERY[["b"]])):
+        with pytest.raises(ValueError, match=r"other columns than train: b, where train has a; .* \(a Series by"):
+            call(query)
+    np.testing.assert_array_equal(ready.cdf(QUERY["a"]), ready.cdf(QUERY["a"].to_numpy()))
+    with pytest.raises(ValueError, match=r"columns a, b \(a row of pandas: df.iloc\[\[0\]\]\)$"):
+        READY.estimate(QUERY.iloc[0])
+    with pytest.raises(ValueError, match="other columns than train: a, where train has b"):
         sdkde_core.estimate(TRAIN["b"], QUERY["a"], **H)
     sdkde_core.estimate(TRAIN["a"], weights=TRAIN["b"].abs(), **H)
     sdkde_core.debias(TRAIN["a"], score=-TRAIN["b"], **H)

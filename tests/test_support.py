@@ -150,7 +150,7 @@ def test_a_far_support_changes_nothing():
         ({"support": (2.0, 1.0)}, "None, \\(low, high\\)"),
         ({"support": "positive"}, "a sequence, or a dict"),
         ({"support": [None, (0, 1)]}, "support is for 2 columns, but train has 1"),
-        ({"support": {"age": (0, None)}}, "support has column 'age'"),
+        ({"support": {"age": (0, None)}}, "support has column 'age'; train's are without names: pass .* below 1"),
         ({"support": (0, None), "coordinates": "log"}, "pass one of them"),
         ({"support": (0, None), "method": "stacked", "coordinates": "log"}, "leave coordinates out"),
         ({"train": np.ones((9, 2)), "support": (0, None)}, "support is for 1 columns, but train has 2"),

@@ -16,7 +16,7 @@ import click
 
 from sdkde_core import __version__
 from sdkde_core.choice import cards, hardware
-from sdkde_core.cli.console import Argument, Choice, json_option, together
+from sdkde_core.cli.console import Argument, Choice, json_option, raise_again, together
 from sdkde_core.cli.console import Group as OneLine
 from sdkde_core.messages import did_you_mean, switched_off
 from sdkde_core.plugin import write_atomically
@@ -187,6 +187,7 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, again: bool, dry_run: bo
         if len(results) < len(todo):
             stopped = f"the budget is spent: {len(todo) - len(results)} of {len(todo)} problems were not begun"
     except KeyboardInterrupt:
+        raise_again(0.0)
         stopped = "stopped: what was tried is kept, and the same command goes on from there"
     source, where = "measured" if place.device else "predicted", db or database()
     rows = list(map(report.result_row, results))

@@ -131,7 +131,7 @@ def criteria_kernel(
             # Sample j itself stays: less than its weight is rounding. A square of 1e8 does not overflow.
             t = tl.minimum(0.5 * everyone / tl.maximum(rest, tl.maximum(w, 1e-30)), 1e8)
             p = t + 0.5
-            far = p * (p * apart - 2.0 * t * along) + t * t * pulls[None, :]
+            far = tl.maximum(p * (p * apart - 2.0 * t * along) + t * t * pulls[None, :], 0.0)  # less is rounding
             far = tl.where(others, far, FAR)
             least = tl.minimum(near, tl.min(far, 1))
             sums = sums * tl.exp((least - near) * rate) + tl.sum(tl.exp((least[:, None] - far) * rate) * w, 1)

@@ -10,6 +10,7 @@ from .arguments import (
     columns_are_points,
     ingest,
     is_dask,
+    listed,
     numbers,
     refuse_dask,
     refuse_masked,

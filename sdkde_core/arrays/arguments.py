@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -238,7 +239,7 @@ def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) ->
         raise _wrong_axes(query)
     if len(shape) == 1 and d > 1 and shape != (0,):
         hint = "query[None, :] for one point" if shape == (d,) else f"shape (m, {d})"
-        hint += f", or a data frame with the columns {_brief(names)}" if names else ""
+        hint += f", or a data frame with the columns {listed(names)} (a row of pandas: df.iloc[[0]])" if names else ""
         raise ValueError(f"query has shape {shape}, but train has {d} dimensions; pass {hint}")
     if len(shape) == 2 and shape[1] != d:
         hint = ""
@@ -250,7 +251,7 @@ def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) ->
 
 
 def _wrong_axes(a: Argument) -> ValueError:
-    return ValueError(f"{a.name} has shape {a.shape}; pass (points, dimensions), or (points,) in one dimension")
+    return ValueError(f"{a.name} has shape {a.shape}; pass (points, dimensions), or in one dimension (points,): [0.5]")
 
 
 @functools.lru_cache(maxsize=64)
@@ -275,14 +276,14 @@ def check_names(train: tuple[str, ...], query: tuple[str, ...], name: str = "que
     reordered = sorted(train) == sorted(query)
     if name == "score" and not reordered:
         return  # slopes may have names of their own
-    other = "in another order" if reordered else "under other names"
+    other = "the columns of train in another order" if reordered else "other columns than train"
     raise ValueError(
-        f"{name} has the columns of train {other}: {_brief(query)}, where train has {_brief(train)}; pass the same "
+        f"{name} has {other}: {listed(query)}, where train has {listed(train)}; pass the same "
         f"ones in one order (a Series by .rename, a DataArray by .sel, a data frame by {name}[list(train.columns)])"
     )
 
 
-def _brief(names: tuple[str, ...]) -> str:
+def listed(names: Sequence[str]) -> str:
     return ", ".join(names if len(names) <= 10 else (*names[:9], f"… ({len(names)})"))
 
 

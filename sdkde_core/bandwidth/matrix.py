@@ -97,8 +97,8 @@ class Bandwidth:
     @classmethod
     @quiet
     def _of(cls, value: Any, d: int, rule: str) -> Bandwidth:
-        h = np.asarray(value) if isinstance(value, float) else to_host(Argument.of("bandwidth", value).array)
-        if h.dtype == bool:
+        h = np.asarray(value) if isinstance(value, float | None) else to_host(Argument.of("bandwidth", value).array)
+        if h.dtype in (bool, object):
             raise TypeError(f"bandwidth is {value!r}; pass a rule's name, numbers or a (d, d) matrix H")
         h = h.astype(np.float64)  # extended precision may overflow, which is found below
         if h.ndim == 2:

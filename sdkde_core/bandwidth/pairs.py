@@ -183,7 +183,9 @@ class Pairs:
             t *= t
             t *= length
             far += t
-            near = np.maximum(far.min(axis=-1), 0.0)
+            near = far.min(axis=-1)
+            if near.min() < 0.0:  # by rounding: a lot where the row outweighs another a million times
+                near = np.maximum(far, 0.0, out=far).min(axis=-1)
             far -= near[..., None]
             far *= -wide
             sums = self._weigh(np.exp(_bounded(far), out=far))

@@ -54,25 +54,36 @@ def _flat(text: str) -> str:
 def _signals() -> Iterator[None]:
     """End a command after SIGINT, SIGTERM or SIGHUP with 128 plus the signal's number as the exit status.
 
-    An exception lets half-written files be removed. Signals that are ignored, as nohup has it, stay so.
+    An exception lets half-written files be removed. It is raised until it is heard: imports lose some, in callbacks of
+    weak references and in compiled modules. Signals that are ignored, as nohup has it, stay so.
     """
     received, before = list[int](), dict[int, Any]()
 
     def stop(number: int, frame: Any) -> None:
         received.append(128 + number)
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(received[0])
+        raise_again(2.0)
+        raise KeyboardInterrupt if received[0] == 128 + signal.SIGINT else SystemExit(received[0])
 
     if threading.current_thread() is threading.main_thread():
-        for number in (getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)):
+        names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM")
+        for number in (getattr(signal, name) for name in names if hasattr(signal, name)):
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 before[number] = signal.signal(number, stop)
     try:
         yield
     finally:
+        if received:
+            raise_again(0.0)
         for number, handler in before.items():
             signal.signal(number, handler)
         if received:
             raise SystemExit(received[0]) from None
+
+
+def raise_again(seconds: float) -> None:
+    """Have a signal that has come raise its exception again after so many seconds; 0: it is heard, and need not."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 class Group(click.Group):

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..archive import load
 from ..arrays import Argument as Given
-from ..arrays import Array
+from ..arrays import Array, listed
 from ..bandwidth.rules import RULES
 from ..estimator.batches import Advance, answered, batch_rows, watched
 from ..estimator.density import undefined
@@ -77,10 +77,14 @@ def queries_of(text: str, columns: Names, known: Names, train: str, by_name: boo
     if text == train == "-":
         raise ValueError("TRAIN and QUERY are both standard input, which is read once; name a file for one of them")
     y = opened(text, columns, known if by_name else ())
+    lacking = [name for name in known if name not in y.names] if y.names else []
+    if lacking and len(y.names) != len(known):
+        rest = ",".join(name for name in known if name in y.names)
+        instead = f", as by --columns {rest if len(rest) < 200 else '…'}" if rest and not is_saved(train) else ""
+        raise FileError(f"{y.name}: lacks {listed(lacking)} of {train}; pass the same columns{instead}")
     if y.names and known and y.names != tuple(known) and len(y.names) == len(known):
-        ours, theirs = (", ".join(names if len(names) <= 10 else [*names[:9], "…"]) for names in (y.names, known))
-        what = f"{y.name} has the columns {ours} for {theirs} of {train}: they are matched by position"
-        click.echo(f"Warning: {what}", err=True)
+        what = f"{y.name} has the columns {listed(y.names)} for {listed(known)} of {train}"
+        click.echo(f"Warning: {what}: they are matched by position", err=True)
     return y
 
 

@@ -23,7 +23,6 @@ from ..estimator.explanation import explained
 from ..estimator.prepared import Prepared, fit
 from ..estimator.request import Request
 from ..files import EXTENSIONS, FileError, Source, about, check_apart, check_folder, is_stdout, source, writing
-from ..interop import plots
 from ..scale import job as job_of
 from . import data
 from .console import Argument, Group, json_option, table
@@ -225,13 +224,10 @@ def plot(density: str, output: str, columns: list[str]) -> None:
     check_apart(output, None, density=density)
     with data.picture(Path(output), ("plots need matplotlib", "plot"), dpi=150):
         prepared, points = data.density_of(density, columns, marginal=True)
-        if (d := prepared.n_dimensions) > 8:
-            raise FileError(f"{density}: has {d} columns, too many for all pairs of them; pass up to 8 as --columns")
-        if d > 2:
-            plots.pairs(prepared, points)
-        else:
-            axes = (plots.curves if d == 1 else plots.contours)(prepared, points)
-            axes.set(**dict(zip(("xlabel", "ylabel"), prepared._fitted.names)))
+        if prepared.n_dimensions > 8:
+            what = f"has {prepared.n_dimensions} columns, too many for all pairs of them"
+            raise FileError(f"{density}: {what}; pass up to 8 as --columns")
+        prepared.plot(points)
 
 
 @main.command()

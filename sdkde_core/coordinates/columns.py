@@ -216,13 +216,13 @@ def listed(value: Any, d: int, names: tuple[str, ...] = (), what: str = "coordin
     if isinstance(value, Mapping):
         found: list[Any] = [nothing] * d
         for key, one in value.items():
-            known = ", ".join(map(repr, names)) or f"numbers below {d}"
+            known = ", ".join(map(repr, names)) or "without names"
             if key in names:
                 found[names.index(key)] = one
             elif isinstance(key, int | np.integer) and not isinstance(key, bool) and -d <= key < d:
                 found[int(key)] = one
             else:
-                raise ValueError(f"{what} has column {key!r}; train has {d}: pass some of {known}")
+                raise ValueError(f"{what} has column {key!r}; train's are {known}: pass those, or numbers below {d}")
         return [nothing if one is None else one for one in found]
     if isinstance(value, str) or _is_map(value):
         return [value] * d

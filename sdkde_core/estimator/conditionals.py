@@ -82,7 +82,12 @@ class Conditionals:
 
         ValueError in other coordinates, where medians have a closed form: ``quantile(0.5)``.
         """
-        found = self._blocks(lambda leaves: _mixed([leaf.mean() for leaf in leaves], leaves), len(self._others))
+
+        def mixed(parts: list[_Kernels]) -> Array:
+            logs = np.stack([part.log for part in parts])  # (e, b)
+            return np.einsum("eb,ebl->bl", np.exp(logs - np.logaddexp.reduce(logs)), [part.mean() for part in parts])
+
+        found = self._blocks(mixed, len(self._others))
         return found[:, 0] if len(self._others) == 1 else found
 
     @public
@@ -205,12 +210,6 @@ class _Kernels:
             found, width = np.clip((found - self.below_low) / inside, 0.0, 1.0), width * inside
         density = np.exp(-0.5 * t * t) / (width * math.sqrt(2.0 * math.pi))
         return np.einsum("bn,bn->b", shares, found), np.einsum("bn,bn->b", shares, density)
-
-
-def _mixed(found: list[Array], parts: list[_Kernels]) -> Array:
-    """The mean over the parts by their shares of each row."""
-    logs = np.stack([part.log for part in parts])  # (e, b)
-    return np.einsum("eb,ebl->bl", np.exp(logs - np.logaddexp.reduce(logs)), np.stack(found))
 
 
 def _quantile(parts: list[_Kernels], q: float) -> Array:

@@ -16,6 +16,7 @@ from ..arrays import (
     Argument,
     Array,
     Origin,
+    check_names,
     check_query,
     is_attached,
     is_followed,
@@ -352,12 +353,12 @@ class Prepared:
 
         Right to rounding, relative to itself in the lower tail. Laplace's is not monotone.
         """
-        values = numbers("x", x)
+        below, given = distribution(self._gaussian("distribution function")), Argument.of("x", x)
+        check_names(self._fitted.names, given.names, "x")
+        values = given.at(Origin())
         if np.isnan(values).any():
             raise ValueError("x has NaN; drop or fill it")
-        return _beside(
-            x, distribution(self._gaussian("distribution function"))(values.ravel()).reshape(values.shape)[()]
-        )
+        return _beside(given, below(values.ravel()).reshape(values.shape)[()])
 
     @public
     def quantile(self, q: Any) -> Any:

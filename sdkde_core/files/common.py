@@ -35,7 +35,9 @@ def naming(name: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, FileError | ImportError) or getattr(error, "filename", None):  # an OSError has the name
             raise
-        raise (MemoryError if isinstance(error, MemoryError) else FileError)(f"{name}: {error}") from error
+        text = "it is no text in UTF-8: save it as that, and unpack .gz files first"
+        text = text if isinstance(error, UnicodeDecodeError) else str(error)
+        raise (MemoryError if isinstance(error, MemoryError) else FileError)(f"{name}: {text}") from error
 
 
 def filling(array: Any) -> Write:

@@ -125,12 +125,13 @@ def check_archive(path: Path, key: str, most: int = 0) -> None:
 
 
 def read_csv(name: str, path: Path, key: str, pick: Pick, comma: str) -> Source:
-    """Open a .csv or a .tsv file; a first line without any number is a header."""
-    with path.open(encoding="utf-8-sig") as file, _as_text():
-        skipped, first = 0, ""
+    """Open a .csv or a .tsv file; a first line without any number is a header, those before it with a # comments."""
+    with path.open(encoding="utf-8-sig") as file:
+        skipped, first, noted = 0, "", list[str]()
         for first in file:
-            if not first.isspace():
+            if not first.isspace() and not first.startswith("#"):
                 break
+            noted = noted if first.isspace() else _fields(first.lstrip("# "), comma)
             skipped += 1
         fields = _fields(first, comma)
         header = not any(_is_number(f) for f in fields)
@@ -152,7 +153,8 @@ def read_csv(name: str, path: Path, key: str, pick: Pick, comma: str) -> Source:
                 rows += 1
     if not first.strip():
         raise ValueError("the file is empty")
-    names, start = tuple(fields) if header else (), skipped + header  # lines before the first that may hold data
+    begun = noted and len(noted) == len(fields) and not any(map(_is_number, noted))  # with a #, as by NumPy's savetxt
+    names, start = tuple(fields if header else noted if begun else ()), skipped + header  # lines without data
     wanted = list(pick(names, len(fields)))
     if names and names[0] == "" and len(fields) > 1 and 0 in wanted:
         raise ValueError("the first column has no name: a data frame's index? (pandas: write with index=False)")
@@ -175,14 +177,6 @@ def read_csv(name: str, path: Path, key: str, pick: Pick, comma: str) -> Source:
     whole = Source(name, rows, len(fields), np.dtype(str), text, names)
     kept = tuple(names[j] for j in wanted if names)
     return Source(name, rows, len(wanted), np.dtype(np.float64), batches, kept, whole=whole)
-
-
-@contextmanager
-def _as_text() -> Iterator[None]:
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise ValueError("it is no text in UTF-8: save it as that, and unpack .gz files first") from error
 
 
 def _fields(line: str, comma: str) -> list[str]:
@@ -208,20 +202,20 @@ def _parse_lines(lines: list[str], number: int, table: Source, wanted: list[int]
             x = np.loadtxt(filled, delimiter=comma, quotechar='"', comments=None, ndmin=2, **some)  # type: ignore
             if x.shape[1] == len(wanted):
                 return x
-    rows = []
+    rows, between = [], f"separated by {'commas' if comma == ',' else 'tabs'}"
     for i, line in enumerate(lines, number):
         if line.count('"') % 2:
             raise ValueError(f"line {i} has a line break within quotes, which is not read; write it without")
         fields = [] if line.isspace() else _fields(line, comma)
-        for j in wanted if len(fields) == table.columns else range(len(fields)):
+        if fields and len(fields) != table.columns:
+            counts = f"line {i} has {len(fields)} values, the first line {table.columns}"
+            raise ValueError(f"{counts}, {between}: {line.strip()[:40]!r}")
+        for j in wanted if fields else ():
             if not _is_number(fields[j]):
-                where = f"column {table.names[j]!r}, see --columns; " if j < len(table.names) else ""
+                where = f"column {table.names[j]!r}, see --columns; " if table.columns > 1 and table.names else ""
                 if fields[j] in ("", "NA", "N/A", "null", "None"):
                     raise ValueError(f"line {i} has {fields[j]!r} for a number ({where}drop or fill missing values)")
-                where += f"values are separated by {'commas' if comma == ',' else 'tabs'}"
-                raise ValueError(f"line {i}: {fields[j]!r} is not a number ({where})")
-        if fields and len(fields) != table.columns:
-            raise ValueError(f"line {i} has {len(fields)} values, the first line {table.columns}")
+                raise ValueError(f"line {i}: {fields[j][:40]!r} is not a number ({where}values are {between})")
         rows += [[float(fields[j]) for j in wanted]] if fields else []
     return np.array(rows)
 

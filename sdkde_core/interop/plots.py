@@ -23,19 +23,8 @@ from ..estimator.regions import thresholds
 from ..messages import optional
 from .rasters import Raster, evaluated, grid, raster
 
-__all__ = [
-    "COLOURS",
-    "DARK",
-    "STYLE",
-    "Raster",
-    "contours",
-    "curves",
-    "moves",
-    "pairs",
-    "raster",
-    "scatter",
-    "selection",
-]
+__all__ = ["COLOURS", "DARK", "STYLE", "Raster", "contours", "curves", "moves", "pairs", "raster", "scatter"]
+__all__ += ["selection"]
 
 
 #: A colour for each method. They stay apart where a kind of cone is missing; line styles help.
