@@ -261,11 +261,8 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     # known, that takes a sixth off the squared error.
     kinds = [k == 0 for family in families for k in range(family.judged.shape[1])]
     prior = 1.5 / len(kinds) + 1.5 * np.array(kinds) / sum(kinds)
-    sizes = [family.judged.shape[1] for family in families]
-    elsewhere_at = np.split(np.arange(len(kinds)), np.cumsum(sizes))[1:-1]  # the parts in each of other coordinates
-    alone_at = [k == 0 or f.found[k - 1].h < 1.0 for f in families for k in range(f.judged.shape[1])]
-    costly = [*elsewhere_at, *np.flatnonzero(alone_at)[1:, None]]
-    shares, means, parts = _brief(table, counted, prior, costly), counted @ table, list[Part]()
+    kernels = [k == 0 or f.found[k - 1].h < 1.0 for f in families for k in range(f.judged.shape[1])]
+    shares, means, parts = _brief(table, counted, prior, np.flatnonzero(kernels)[1:]), counted @ table, list[Part]()
     if request.support is not None:  # in logs a density is 0 at the end: such parts have to say clearly more
         # Clipped, as a few samples where sdkde is nearly 0 would have all of the standard error.
         more = np.clip(_logs(table, shares) - table[:, 0], -2.0, 2.0)
@@ -286,17 +283,16 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     return Stacked(settled, parts, n), data.dtype, data.origin
 
 
-def _brief(table: Array, weights: Array, prior: Array, costly: list[Array]) -> Array:
-    """The parts' shares, as :func:`.stack` has them, but without those of the parts ``costly`` that say little.
+def _brief(table: Array, weights: Array, prior: Array, kernels: Array) -> Array:
+    """The parts' shares, as :func:`.stack` has them, but without those of the parts ``kernels`` that say little.
 
-    These have kernels at all samples, or are those in other coordinates, which is what a query costs. They go, those
-    with the smallest share first, as long as the mean log density of left-out samples falls by less than .005 in all.
+    These have kernels at all samples, which is what a query costs. They go, the one with the smallest share first, as
+    long as the mean log density of left-out samples falls by less than .005 in all.
     """
     kept, shares = np.ones(len(prior), bool), stack(table, weights, prior)
     least = weights @ _logs(table, shares) - 0.005
-    for some in sorted(costly, key=lambda some: float(shares[some].sum())):
-        tried, fewer = kept.copy(), np.zeros(len(prior))
-        tried[some] = False
+    for k in kernels[np.argsort(shares[kernels], kind="stable")]:
+        tried, fewer = kept & (np.arange(len(kept)) != k), np.zeros(len(prior))
         fewer[tried] = stack(table[:, tried], weights, prior[tried])
         if weights @ _logs(table, fewer) >= least:
             kept, shares = tried, fewer
