@@ -130,7 +130,9 @@ class TritonBackend:
         with on_device(groups[0].points):
             return joint.gathered(groups)
 
-    def reduce_groups(self, problem: Problem, queries: torch.Tensor, state: joint.Groups) -> Partial:
+    def reduce_groups(
+        self, problem: Problem, queries: torch.Tensor, state: joint.Groups, constants: Any, known: Any
+    ) -> Partial:
         """Reduce the rows of every group over its columns, some rows at a time."""
         k, m, _ = queries.shape
         way = _way(problem, problem.extent, state.span, listed=True)

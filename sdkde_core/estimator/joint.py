@@ -34,14 +34,14 @@ class Joint(NamedTuple):
     def of(cls, parts: Sequence[Any], which: list[int]) -> Joint | None:
         """The parts ``which``, all with a middle of their own where they have one sample; None for no part."""
         rows, centre = list[Any](), None
-        for k in which:
-            fitted, group = parts[k].fitted, parts[k].fitted.groups[0]
+        for part, group in ((parts[k], group) for k in which for group in parts[k].fitted.groups):
+            fitted = part.fitted
             d, own = fitted.problem.d, to_host(fitted.centre)
             centre = own if centre is None else centre
             inverse = fitted.bandwidth.whiten(np.eye(d), np.zeros(d)) / group.scale  # L⁻ᵀ
             points = group.columns.points / group.scale
             middle = to_host(points)[0] if group.n == 1 else np.zeros(d)
-            constant = parts[k].log_share + fitted.log_constant - d * np.log(group.scale)
+            constant = part.log_share + fitted.log_constant + group.log_share - d * np.log(group.scale)
             extent = look(float, radii(points).max()) if group.n > 1 else 0.0
             rows.append((constant, extent, inverse, (own - centre) @ inverse + middle, np.linalg.norm(inverse)))
         if centre is None:
@@ -55,7 +55,7 @@ class Joint(NamedTuple):
         xp, there = array_namespace(y), self.at(y)
         logs, slopes = list[Any](), list[Any]()
         for _, u in there._blocks(y):
-            terms = there.constants - 0.5 * xp.sum(u * u, axis=1)
+            terms = there.constants - 0.5 * xp.einsum("mdk,mdk->mk", u, u)
             top = xp.clip(xp.max(terms, axis=-1, keepdims=True), min=-1e300)
             shares = xp.exp(xp.clip(terms - top, min=-80.0))  # which adds nothing: subnormal numbers are slow
             total = xp.sum(shares, axis=-1, keepdims=True)
