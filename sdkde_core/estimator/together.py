@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import array_namespace, look, quiet, rounded, to_host
+from ..arrays import array_namespace, look, quiet, rounded
 from ..choice import select
 from ..engine.failures import OutOfReach, call
 from ..engine.merge import concatenate
@@ -28,8 +28,7 @@ class Together:
         joint, first = Joint.of(parts, which), parts[which[0]].fitted
         assert joint is not None  # there are parts
         self.which, self._joint, self.on_host = which, joint, first.choice.device == "cpu"
-        groups = [group for k in which for group in parts[k].fitted.groups]
-        self._groups = [(group.at(to_host) if self.on_host else group).scaled for group in groups]
+        self._groups = [group.scaled for k in which for group in parts[k].fitted.groups]
         n, requires = sum(g.points.shape[0] for g in self._groups), frozenset(["weights", "groups"])
         self._problem = with_fields(
             first.problem, reduction=Reduction.LOG_SUM, n=n, same=False, device=first.choice.device, requires=requires,
@@ -131,7 +130,9 @@ class Together:
 
 
 def _exact(fitted: Any) -> bool:
-    """Whether a product with L⁻ᵀ loses no more roundings than the precision allows."""
+    """Whether columns are NumPy's, and a product with L⁻ᵀ loses no more roundings than the precision allows."""
     eye = np.eye(fitted.problem.d)
+    if fitted.choice.info.arrays != "numpy":
+        return False
     lost = abs(fitted.bandwidth.stretch(eye)) @ abs(fitted.bandwidth.whiten(eye, 0.0 * eye[0]))
     return bool(lost.sum(axis=0).max() < 1e12 * TOLERANCES[fitted.problem.precision][Reduction.LOG_SUM].absolute)
