@@ -99,7 +99,7 @@ def test_parts_of_a_list_are_summed_together(scored):
     known[-1] = 0.0  # beside which it does not matter
     found = together.summed(y, scored, known)
     np.testing.assert_allclose(found.log_sum[:-1], np.logaddexp.reduce(logs, axis=0)[:-1], atol=1e-4)
-    assert found.log_sum[-1] == -np.inf
+    assert found.log_sum[-1] < -1e290
     if scored:
         shares = np.exp(logs - np.logaddexp.reduce(logs, axis=0))[:, :-1]
         slopes = np.stack([of_part(parts[k].fitted, asked, "score").numpy() for k in which])[:, :-1]

@@ -14,6 +14,7 @@ import numpy as np
 from array_api_compat import device
 
 from ..arrays import Array, array_namespace, look, to_host
+from ..engine.merge import concatenate
 from ..engine.outliers import radii
 from ..engine.products import product
 from ..protocol import Partial
@@ -52,32 +53,37 @@ class Joint(NamedTuple):
 
     def normals(self, y: Any, scored: bool) -> Partial:
         """The log (m,) and the score (m, d) of parts that have one sample each, float64, where y (m, d) is."""
-        xp, there = array_namespace(y), self.at(y)
-        logs, slopes = list[Any](), list[Any]()
-        for _, u in there._blocks(y):
-            terms = there.constants - 0.5 * xp.einsum("mdk,mdk->mk", u, u)
-            top = xp.clip(xp.max(terms, axis=-1, keepdims=True), min=-1e300)
-            shares = xp.exp(xp.clip(terms - top, min=-80.0))  # which adds nothing: subnormal numbers are slow
-            total = xp.sum(shares, axis=-1, keepdims=True)
-            logs.append((xp.log(total) + top)[:, 0])
-            if scored:  # Σ_k r_k −L_k⁻ᵀ u_k
-                pulled = xp.reshape((shares / -total)[:, None, :] * u, (u.shape[0], -1))
-                slopes.append(_product(pulled, there.maps.T))
-        return Partial(xp.concat(logs), xp.concat(slopes) if scored else None)
+        xp, there, parts = array_namespace(y), self.at(y), list[Partial]()
+        for _, u in there.blocks(y):
+            logs = there.constants - 0.5 * xp.einsum("mdk,mdk->mk", u, u)
+            parts.append(there.joined(logs, -u if scored else None))
+        return concatenate(parts)
+
+    def joined(self, logs: Any, shifts: Any) -> Partial:
+        """The log (m,) of all parts' sum, by their own (m, k), and its score by their shifts (m, d, k) or None."""
+        xp = array_namespace(logs)
+        top = xp.clip(xp.max(logs, axis=-1, keepdims=True), min=-1e300)
+        shares = xp.exp(xp.clip(logs - top, min=-80.0))  # which adds nothing: subnormal numbers are slow
+        total, score = xp.sum(shares, axis=-1, keepdims=True), None
+        if shifts is not None:  # Σ_k r_k L_k⁻ᵀ (shift of k)
+            pulled = xp.reshape((shares / total)[:, None, :] * shifts, (shifts.shape[0], -1))
+            score = _product(pulled, self.maps.T)
+        return Partial((xp.log(total) + top)[:, 0], score)
 
     def bounds(self, y: Array) -> Array:
         """What the parts' logs are at most at points y (m, d) on the host, (m, k)."""
         found = []
-        for away, u in self._blocks(y):
+        for away, u in self.blocks(y):
             rounding = 1e-12 * radii(away)[:, None] * self.norms
             gaps = np.sqrt(np.einsum("mdk,mdk->mk", u, u)) - self.extents - rounding
             found.append(self.constants - 0.5 * np.square(np.maximum(gaps, 0.0)))
         return np.concatenate(found)
 
-    def _blocks(self, y: Any) -> Iterator[tuple[Any, Any]]:
-        """Blocks of rows: y less the centre (b, d), and u (b, d, k)."""
+    def blocks(self, y: Any, numbers: int | None = None) -> Iterator[tuple[Any, Any]]:
+        """Blocks of rows: y less the centre (b, d), and u (b, d, k), of so many numbers."""
         xp, (d, k) = array_namespace(y), self.offsets.shape
-        size = max(1, (1 << 15 if isinstance(y, np.ndarray) else 1 << 22) // (d * k))  # on the host it stays in cache
+        numbers = numbers or 1 << (15 if isinstance(y, np.ndarray) else 22)  # on the host it stays in cache
+        size = max(1, numbers // (d * k))
         for start in range(0, y.shape[0], size):
             away = xp.astype(y[start : start + size, :], xp.float64, copy=False) - self.centre
             yield away, xp.reshape(_product(away, self.maps), (-1, d, k)) - self.offsets

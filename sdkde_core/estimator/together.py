@@ -13,9 +13,8 @@ from ..arrays import array_namespace, look, quiet, rounded
 from ..choice import select
 from ..engine.failures import OutOfReach, call
 from ..engine.merge import concatenate
-from ..engine.outliers import radii
 from ..protocol import TOLERANCES, BackendUnavailable, Partial, Reduction, with_fields
-from .joint import Joint, _product
+from .joint import Joint
 
 
 class Together:
@@ -75,58 +74,39 @@ class Together:
     def _state(self) -> Any:
         return call(self.info, self._problem, self.backend.prepare_groups, self._groups, inputs=[])
 
-    @functools.cached_property
-    def _there(self) -> Joint:
-        """On the device, with L⁻ᵀ (d, k d) group by group, offsets (k, 1, d), and constants and extents (k, 1)."""
-        joint, (d, k) = self._joint, self._joint.offsets.shape
-        maps = np.ascontiguousarray(joint.maps.reshape(d, d, k).swapaxes(1, 2)).reshape(d, -1)
-        there = joint._replace(maps=maps, offsets=joint.offsets.T[:, None].copy(), constants=joint.constants[:, None])
-        return there._replace(extents=joint.extents[:, None]).at(self._groups[0].points)
-
     def summed(self, y: Any, scored: bool, known: Any) -> Partial | None:
         """The log (m,) and score (m, d) of these parts at y on their device, beside the log ``known`` (m,) of others.
 
         None where the backend fails, or a row to which they may add is farther from a group than the backend sums.
         """
-        numbers = math.prod(self._joint.offsets.shape)  # of a row; 8 or 512 MB are for every array
-        size = max(1, (1 << (20 if self.on_host else 26)) // numbers)
+        joint, parts, start = self._joint.at(self._groups[0].points), list[Partial](), 0
         try:
-            return concatenate(
-                [self._block(y[i : i + size, :], scored, known[i : i + size]) for i in range(0, len(y), size)]
-            )
+            for _, u in joint.blocks(y, 1 << (20 if self.on_host else 26)):  # 8 or 512 MB for every array
+                parts.append(self._block(joint, u, scored, known[start : start + len(u)]))
+                start += len(u)
         except (MemoryError, BackendUnavailable):
             return None
+        return concatenate(parts)
 
-    def _block(self, y: Any, scored: bool, known: Any) -> Partial:
-        reduction = Reduction.MEAN if scored else Reduction.LOG_SUM
-        limit = self.limit(reduction)
-        xp, below, (_, centre, constants, extents, maps, offsets, _) = array_namespace(y), -math.inf, self._there
-        m, (k, _, d) = y.shape[0], offsets.shape
-        u = _product(xp.astype(y, xp.float64, copy=False) - centre, maps)
-        u = xp.permute_dims(xp.reshape(u, (m, k, d)), (1, 0, 2)) - offsets
-        r, most = radii(u), None
+    def _block(self, joint: Joint, u: Any, scored: bool, known: Any) -> Partial:
+        xp, reduction, below = array_namespace(u), Reduction.MEAN if scored else Reduction.LOG_SUM, -math.inf
+        limit, constants, (m, _, k) = self.limit(reduction), joint.constants, u.shape
+        r, most = xp.sqrt(xp.einsum("mdk,mdk->mk", u, u)), None
         largest = look(float, xp.max(r))
         if not largest <= limit:  # or NaN
-            far, gaps = ~(r <= limit), xp.clip(r - extents, min=0.0)
-            most = xp.max(xp.where(far, constants - 0.5 * gaps * gaps, below), axis=0)
-            u, r = xp.where(far[:, :, None], xp.zeros_like(u), u), xp.where(far, xp.zeros_like(r), r)
+            far, gaps = ~(r <= limit), xp.clip(r - joint.extents, min=0.0)
+            most = xp.max(xp.where(far, constants - 0.5 * gaps * gaps, below), axis=1)
+            u, r = xp.where(far[:, None, :], xp.zeros_like(u), u), xp.where(far, xp.zeros_like(r), r)
             constants, largest = xp.where(far, below, constants), look(float, xp.max(r))
         extent = min(limit, max(rounded(largest), self._problem.extent))
         problem = with_fields(self._problem, m=m, reduction=reduction, extent=extent)
-        given = u, self._state, xp.broadcast_to(constants, (k, m)), known
+        given = xp.permute_dims(u, (2, 0, 1)), self._state, xp.broadcast_to(constants, (m, k)).T, known
         found = call(self.info, problem, self.backend.reduce_groups, *given, inputs=[])
-        logs = found.log_sum + constants
-        top = xp.clip(xp.max(logs, axis=0), min=-1e300)
-        shares = xp.exp(logs - top)
-        total = xp.sum(shares, axis=0)
-        log, score = xp.log(total) + top, None
-        if most is not None and not look(float, xp.max(most - xp.logaddexp(known, log))) <= -35.0:
+        shifts = xp.permute_dims(found.shift, (1, 2, 0)) if scored else None
+        sums = joint.joined(found.log_sum.T + constants, shifts)
+        if most is not None and not look(float, xp.max(most - xp.logaddexp(known, sums.log_sum))) <= -35.0:
             raise OutOfReach(self.info, problem.device, "rows are too far from groups that add to them")
-        if scored:
-            shares = xp.where(constants > below, shares / total, 0.0)
-            pulled = shares[:, :, None] * found.shift
-            score = _product(xp.reshape(xp.permute_dims(pulled, (1, 0, 2)), (m, k * d)), maps.T)
-        return Partial(log, score)
+        return sums
 
 
 def _exact(fitted: Any) -> bool:
