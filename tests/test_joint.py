@@ -1,5 +1,7 @@
 """Several groups of columns in one call: the feature "groups"."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from interpreter import INTERPRETED, interpreted, run
@@ -92,7 +94,7 @@ def test_parts_of_a_list_are_summed_together(scored):
     which = [k for k, part in enumerate(parts) if len(part.fitted.groups) == 1 and part.fitted.groups[0].n > 1]
     assert len(which) > 1
     together = Together(parts, which)
-    together.info, together.backend = INFO, TritonBackend()
+    together.choice = SimpleNamespace(info=INFO, backend=TritonBackend())
     asked, known = Argument.of("query", y), torch.full((len(y),), -torch.inf, dtype=torch.float64)
     logs = np.stack([parts[k].log_share + of_part(parts[k].fitted, asked, "log").numpy() for k in which])
     assert together.summed(y, scored, known) is None  # the last row is farther away than there are sums

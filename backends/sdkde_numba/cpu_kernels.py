@@ -289,14 +289,12 @@ def reduce_groups(
             for first in range(0, b, ROWS):
                 _leaf_products(own, first, centres, t, s)
                 for r in range(ROWS):
-                    i, peak = first + r, ABSENT[1]
+                    i = first + r
                     for j in range(LEAF):
                         gap = larger(math.sqrt(larger(-s[r, j], 0.0)) - radii[t, j], 0.0)
                         s[r, j] = heavy[t, j] - gap * gap
-                    for j in range(LEAF):
-                        peak = larger(peak, s[r, j])
                     least, place = tops[i] - raised[g, i] + cut, i * LEAF**2
-                    for j in range(LEAF if peak >= least else 0):  # without branches, which could not be foreseen
+                    for j in range(LEAF):  # without a branch, which could not be foreseen
                         needs = s[r, j] >= least
                         places[j, needed[j]] = place
                         needed[j] += needs
@@ -309,8 +307,6 @@ def reduce_groups(
                     _leaf_products(own, places[j, n:], columns, t * LEAF + j, exponents)
             for i in range(b):
                 count, e, top, total = counts[i], exponents[i], peaks[g, i], 0.0
-                if count == 0:
-                    continue
                 for j in range(count):
                     top = larger(top, e[j])
                 for j in range(count):  # a loop of its own, or LLVM does not make vectors of it

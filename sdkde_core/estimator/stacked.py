@@ -83,7 +83,7 @@ class Stacked(Composed):
         if query.origin.on_host:
             host = query._replace(array=query.at(Origin()), dtype="float64", origin=Origin())
             asked = [host.rows(i, i + ROWS) for i in range(0, query.shape[0], ROWS)]
-        sums = concatenate([self._summed(rows, scored, self._together) for rows in asked])
+        sums = concatenate([self._summed(rows, scored) for rows in asked])
         log, score = sums.log_sum, sums.shift
         if score is not None:
             score = score + 0.0 * log[:, None]  # NaN where the density is 0
@@ -92,25 +92,25 @@ class Stacked(Composed):
         result = score if scored else log if what == "log" else array_namespace(log).exp(log)
         return query.origin.restore(result, dtype)
 
-    def _summed(self, query: Argument, scored: bool, together: Together | None) -> Partial:
+    def _summed(self, query: Argument, scored: bool, at_once: bool = True) -> Partial:
         """The log (m,) and the score (m, d), float64, where the query is.
 
         Groups are asked all at once where a backend can; on the host else, only about rows to which they add more than
         1e-15 of what the other parts have.
         """
-        y, (normals, groups), host = query.at(query.origin), self._joint, query.origin.on_host
+        y, (normals, groups, together), host = query.at(query.origin), self._joint, query.origin.on_host
         y, reduction = y[:, None] if y.ndim == 1 else y, Reduction.MEAN if scored else Reduction.LOG_SUM
-        if together and (together.on_host != host or not together.limit(reduction)):
+        if together and (not at_once or together.on_host != host or not together.limit(reduction)):
             together = None
-        at_once = {*(normals.which if normals else ()), *(together.which if together else ())}
-        alone = set(groups.which if groups and host else ()) - at_once
-        rest = (part for k, part in enumerate(self.parts) if k not in at_once | alone)
+        joint = {k for some in (normals, together) if some for k in some.which}
+        alone = set(groups.which if groups and host else ()) - joint
+        rest = (part for k, part in enumerate(self.parts) if k not in joint | alone)
         found = [_of(part, query, scored) for part in rest] + ([normals.normals(y, scored)] if normals else [])
         if together:
             known = functools.reduce(_added, found).log_sum if found else np.full(len(y), -math.inf)
             whole = together.summed(y, scored, known)
             if whole is None:  # also where something is wrong with the query, which the first part finds
-                return self._summed(query, scored, None)
+                return self._summed(query, scored, False)
             found.append(whole)
         sums = functools.reduce(_added, found)
         for k, most in zip(groups.which, groups.bounds(y).T) if groups and alone else ():
@@ -120,16 +120,15 @@ class Stacked(Composed):
         return sums
 
     @functools.cached_property
-    def _joint(self) -> tuple[Joint | None, Joint | None]:
-        """Parts of one sample, and those of one group on the host; not the first, which finds what is wrong."""
+    def _joint(self) -> tuple[Joint | None, Joint | None, Together | None]:
+        """Parts of one sample, those of one group on the host, and those that a backend sums at once.
+
+        Not the first of the former two: it finds what is wrong with a query.
+        """
         single = [k for k, part in enumerate(self.parts) if k and len(part.fitted.groups) == 1]
         normals = [k for k in single if self.parts[k].fitted.groups[0].n == 1]
         groups = [k for k in single if k not in normals and self.parts[k].fitted.choice.device == "cpu"]
-        return Joint.of(self.parts, normals), Joint.of(self.parts, groups)
-
-    @functools.cached_property
-    def _together(self) -> Together | None:
-        return Together.of(self.parts)
+        return Joint.of(self.parts, normals), Joint.of(self.parts, groups), Together.of(self.parts)
 
     def draws(self, n: int, rng: Any) -> Any:
         shares = np.exp([part.log_share for part in self.parts])

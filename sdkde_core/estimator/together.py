@@ -20,12 +20,10 @@ from .joint import Joint
 class Together:
     """The parts ``which`` of a list, where a backend has them on a device."""
 
-    info: Any
-    backend: Any
-
     def __init__(self, parts: Sequence[Any], which: list[int]) -> None:
         joint, first = Joint.of(parts, which), parts[which[0]].fitted
         assert joint is not None  # there are parts
+        self.choice: Any = None
         self.which, self._joint, self.on_host = which, joint, first.choice.device == "cpu"
         self._groups = [group.scaled for k in which for group in parts[k].fitted.groups]
         n, requires = sum(g.points.shape[0] for g in self._groups), frozenset(["weights", "groups"])
@@ -56,23 +54,22 @@ class Together:
             problem = with_fields(problem, requires=frozenset(["weights"]))
             how |= {"backend": request.backend, "options": request.backend_options}
         try:
-            choice = select.choose([problem], device=device, **how)
+            found.choice = select.choose([problem], device=device, **how)
         except BackendUnavailable:
             return None
-        found.info, found.backend = choice.info, choice.backend
-        able = "groups" in choice.info.features and (not host or choice.info.arrays == "numpy")
+        able = "groups" in found.choice.info.features and (not host or found.choice.info.arrays == "numpy")
         return found if able and found.limit(Reduction.LOG_SUM) > 0.0 else None
 
     def limit(self, reduction: Reduction) -> float:
         """How far from its group's centre a row may be, in bandwidths; 0 where the backend has no sums."""
         problem = with_fields(self._problem, reduction=reduction)
-        if problem.precision not in self.info.precisions or not self.info.supports(problem).ok:
+        if problem.precision not in self.choice.info.precisions or not self.choice.info.supports(problem).ok:
             return 0.0
-        return float(self.info.extent_limit(problem))
+        return float(self.choice.info.extent_limit(problem))
 
     @functools.cached_property
     def _state(self) -> Any:
-        return call(self.info, self._problem, self.backend.prepare_groups, self._groups, inputs=[])
+        return call(self.choice.info, self._problem, self.choice.backend.prepare_groups, self._groups, inputs=[])
 
     def summed(self, y: Any, scored: bool, known: Any) -> Partial | None:
         """The log (m,) and score (m, d) of these parts at y on their device, beside the log ``known`` (m,) of others.
@@ -101,18 +98,16 @@ class Together:
         extent = min(limit, max(rounded(largest), self._problem.extent))
         problem = with_fields(self._problem, m=m, reduction=reduction, extent=extent)
         given = xp.permute_dims(u, (2, 0, 1)), self._state, xp.broadcast_to(constants, (m, k)).T, known
-        found = call(self.info, problem, self.backend.reduce_groups, *given, inputs=[])
+        found = call(self.choice.info, problem, self.choice.backend.reduce_groups, *given, inputs=[])
         shifts = xp.permute_dims(found.shift, (1, 2, 0)) if scored else None
         sums = joint.joined(found.log_sum.T + constants, shifts)
         if most is not None and not look(float, xp.max(most - xp.logaddexp(known, sums.log_sum))) <= -35.0:
-            raise OutOfReach(self.info, problem.device, "rows are too far from groups that add to them")
+            raise OutOfReach(self.choice.info, problem.device, "rows are too far from groups that add to them")
         return sums
 
 
 def _exact(fitted: Any) -> bool:
     """Whether columns are NumPy's, and a product with L⁻ᵀ loses no more roundings than the precision allows."""
-    eye = np.eye(fitted.problem.d)
-    if fitted.choice.info.arrays != "numpy":
-        return False
+    eye, most = np.eye(fitted.problem.d), 1e12 * TOLERANCES[fitted.problem.precision][Reduction.LOG_SUM].absolute
     lost = abs(fitted.bandwidth.stretch(eye)) @ abs(fitted.bandwidth.whiten(eye, 0.0 * eye[0]))
-    return bool(lost.sum(axis=0).max() < 1e12 * TOLERANCES[fitted.problem.precision][Reduction.LOG_SUM].absolute)
+    return fitted.choice.info.arrays == "numpy" and bool(lost.sum(axis=0).max() < most)
