@@ -82,8 +82,7 @@ class Joint(NamedTuple):
     def blocks(self, y: Any, numbers: int | None = None) -> Iterator[tuple[Any, Any]]:
         """Blocks of rows: y less the centre (b, d), and u (b, d, k), of so many numbers."""
         xp, (d, k) = array_namespace(y), self.offsets.shape
-        numbers = numbers or 1 << (15 if isinstance(y, np.ndarray) else 22)  # on the host it stays in cache
-        size = max(1, numbers // (d * k))
+        size = max(1, (numbers or 1 << (15 if isinstance(y, np.ndarray) else 22)) // (d * k))  # which stay in cache
         for start in range(0, y.shape[0], size):
             away = xp.astype(y[start : start + size, :], xp.float64, copy=False) - self.centre
             yield away, xp.reshape(_product(away, self.maps), (-1, d, k)) - self.offsets

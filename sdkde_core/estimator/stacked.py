@@ -121,10 +121,7 @@ class Stacked(Composed):
 
     @functools.cached_property
     def _joint(self) -> tuple[Joint | None, Joint | None, Together | None]:
-        """Parts of one sample, those of one group on the host, and those that a backend sums at once.
-
-        Not the first of the former two: it finds what is wrong with a query.
-        """
+        """Parts of one sample, of one group on the host (but the first, which finds what is wrong), and together."""
         single = [k for k, part in enumerate(self.parts) if k and len(part.fitted.groups) == 1]
         normals = [k for k in single if self.parts[k].fitted.groups[0].n == 1]
         groups = [k for k in single if k not in normals and self.parts[k].fitted.choice.device == "cpu"]
