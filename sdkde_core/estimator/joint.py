@@ -1,6 +1,6 @@
-"""Parts of a list that are one group each, at all rows at once: one product whitens by all of their bandwidths.
+"""Parts of a list, group by group, at all rows at once: one product whitens by all of their bandwidths.
 
-Of a part with one sample, a normal density, that gives the log. Of one with more it gives a bound. All samples are
+Of a part with one sample, a normal density, that gives the log. Of a group with more it gives a bound. All samples are
 within R bandwidths of the centre, so log p̂(y) is at most c − ½ max(0, ‖L⁻¹(y − centre)‖ − R)², where exp(c) is what a
 kernel has at its middle: rows at which other parts are far larger need no sums over these samples.
 """
@@ -21,7 +21,7 @@ from ..protocol import Partial
 
 
 class Joint(NamedTuple):
-    """Parts k by their numbers in the list, and for each what whitens a point: u = L⁻¹(y − centre) − offset."""
+    """Parts by their numbers in the list, and for each of their k groups what whitens: u = L⁻¹(y − centre) − offset."""
 
     which: list[int]
     centre: Array  # (d,) of the first
@@ -33,17 +33,17 @@ class Joint(NamedTuple):
 
     @classmethod
     def of(cls, parts: Sequence[Any], which: list[int]) -> Joint | None:
-        """The parts ``which``, all with a middle of their own where they have one sample; None for no part."""
+        """The groups of parts ``which``, with a middle of their own where they have one sample; None for no part."""
         rows, centre = list[Any](), None
         for part, group in ((parts[k], group) for k in which for group in parts[k].fitted.groups):
-            fitted = part.fitted
+            fitted, lone = part.fitted, group.n == len(part.fitted.groups) == 1
             d, own = fitted.problem.d, to_host(fitted.centre)
             centre = own if centre is None else centre
             inverse = fitted.bandwidth.whiten(np.eye(d), np.zeros(d)) / group.scale  # L⁻ᵀ
             points = group.columns.points / group.scale
-            middle = to_host(points)[0] if group.n == 1 else np.zeros(d)
+            middle = to_host(points)[0] if lone else np.zeros(d)
             constant = part.log_share + fitted.log_constant + group.log_share - d * np.log(group.scale)
-            extent = look(float, radii(points).max()) if group.n > 1 else 0.0
+            extent = 0.0 if lone else look(float, radii(points).max())
             rows.append((constant, extent, inverse, (own - centre) @ inverse + middle, np.linalg.norm(inverse)))
         if centre is None:
             return None
@@ -80,7 +80,7 @@ class Joint(NamedTuple):
         return np.concatenate(found)
 
     def blocks(self, y: Any, numbers: int | None = None) -> Iterator[tuple[Any, Any]]:
-        """Blocks of rows: y less the centre (b, d), and u (b, d, k), of so many numbers."""
+        """Blocks of rows, u of so many ``numbers`` at most: y less the centre (b, d), and u (b, d, k)."""
         xp, (d, k) = array_namespace(y), self.offsets.shape
         size = max(1, (numbers or 1 << (15 if isinstance(y, np.ndarray) else 22)) // (d * k))  # which stay in cache
         for start in range(0, y.shape[0], size):
