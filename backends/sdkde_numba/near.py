@@ -145,9 +145,9 @@ def prepare_groups(groups: Sequence[Columns]) -> tuple[Array, ...]:
 def sum_groups(problem: Problem, rows: Array, state: Any, constants: Array, known: Array, threads: int) -> Partial:
     """Log sums (k, m) of rows (k, m, d)."""
     k, m, d = rows.shape
-    # What is left out comes to less than a quarter of the tolerance.
+    # What is left out is less than a quarter of the tolerance; a task takes longer than to start a thread.
     cut = math.log2(0.25 * TOLERANCES[problem.precision][Reduction.LOG_SUM].absolute / state[2].size)
-    size = max(16, min(256, (1 << 18) // (k * d), -(-m // (2 * threads))))
+    size = min(256, max(16, (1 << 18) // (k * d)), max(1, (1 << 25) // state[0].size, -(-m // (2 * threads))))
 
     @np.errstate(divide="ignore")  # where a group adds nothing
     def task(first: int) -> Partial:
