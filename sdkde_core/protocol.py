@@ -364,10 +364,12 @@ class GroupsBackend(Backend, TypingProtocol):
     def prepare_groups(self, problem: Problem, groups: Sequence[Columns]) -> Any:
         """Pack k groups of columns, each in bandwidths of its own; ``problem`` has all columns as n, and weights."""
 
-    def reduce_groups(self, problem: Problem, queries: Any, state: Any) -> Partial:
+    def reduce_groups(self, problem: Problem, queries: Any, state: Any, constants: Any, known: Any) -> Partial:
         """Return what :meth:`reduce` has of every group, for its own rows: log sums (k, m), and shifts (k, m, d).
 
-        ``queries``: (k, m, d) float64. The extent bounds all rows and columns. LOG_SUM and MEAN.
+        ``queries``: (k, m, d) float64. The extent bounds all rows and columns. LOG_SUM and MEAN. What it is for is
+        log(exp(known_i) + Σ_k exp(ℓ_ki + constants_ki)), ``known`` (m,) and ``constants`` (k, m), which may be −inf:
+        what adds less to that than the tolerance may be left out, so ℓ_ki may be −inf.
         """
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numba import config
@@ -28,7 +30,7 @@ from .bounds import LEAF, LN2, TILE, Array, Form, choose, double_limit, takes_le
 from .compiled import call
 from .cpu_kernels import ABSENT, ROWS, reduce_tiles
 from .info import pays
-from .near import Near, aligned, order_columns, sum_leaves
+from .near import Near, aligned, order_columns, prepare_groups, sum_groups, sum_leaves
 from .tunables import configuration, width_of
 
 
@@ -98,6 +100,12 @@ class NumbaBackend:
         if state.near is None or not np.isfinite(rows).all():
             return self._over_all(problem, state, rows)
         return self._over_some(problem, state, rows, state.near.columns.order if queries is None else None)
+
+    def prepare_groups(self, problem: Problem, groups: Sequence[Columns]) -> tuple[Array, ...]:
+        return prepare_groups(groups)
+
+    def reduce_groups(self, problem: Problem, queries: Array, state: Any, constants: Array, known: Array) -> Partial:
+        return sum_groups(problem, queries, state, constants, known, self.threads or cpu_threads())
 
     def _over_all(self, problem: Problem, state: _State, rows: Array) -> Partial:
         m, threads = len(rows), self.threads or state.threads or cpu_threads()

@@ -10,7 +10,7 @@ from numba import config, typeof
 
 from sdkde_core.plugin import new_lock
 
-from .cpu_kernels import reduce_tiles
+from .cpu_kernels import reduce_groups, reduce_tiles
 from .kept import keep
 from .leaf_kernels import add_leaves, choose_leaves, list_leaves
 
@@ -19,7 +19,7 @@ _lock = new_lock()
 _ready: set[tuple[Any, ...]] = set()
 
 if not config.DISABLE_JIT:  # else there is nothing to compile, and probe() says that the backend cannot run
-    for loop in (reduce_tiles, list_leaves, add_leaves, choose_leaves):
+    for loop in (reduce_tiles, reduce_groups, list_leaves, add_leaves, choose_leaves):
         keep(loop)
 
 

@@ -18,6 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from . import instructions as llvm
+from .bounds import LEAF
 from .instructions import exp2, larger, loop
 
 #: Query rows of a tile. Its columns are a multiple of 64: whole blocks of registers, whatever their width.
@@ -28,19 +29,30 @@ ROWS = 4
 ABSENT = (-1e30, -1e300)
 
 
-def _tile_product(direct):
-    """out[r, j] = Σ_k (x[k, j] − rows[first + r, k])², or Σ_k x[k, j] · rows[first + r, k], with x = columns[tile]."""
+def _tile_product(direct, most=4):
+    """out[r, j] = Σ_k (x[k, j] − rows[first + r, k])², or Σ_k x[k, j] · rows[first + r, k], with x = columns[tile].
+
+    Or ``first`` has for each r where in ``out`` results begin, after LEAF² for every row before its own.
+    """
 
     def typed(typing_context, rows, first, columns, tile, out):
-        return types.void(rows, types.intp, columns, types.intp, out), generate
+        first = first if isinstance(first, types.Array) else types.intp
+        return types.void(rows, first, columns, types.intp, out), generate
 
     def generate(context, builder, signature, arguments):
         rows, columns, out = (llvm.array(context, builder, signature, arguments, k) for k in (0, 2, 4))
         first, tile = arguments[1], arguments[3]
-        vector, constant = _vector(context, signature.args[0]), functools.partial(ir.Constant, first.type)
-        lanes, vectors = vector.count, 4 if llvm.register_bytes(context) != 32 else 2  # sums fill 16 or 32 registers
+        vector, constant = _vector(context, signature.args[0]), functools.partial(ir.Constant, tile.type)
+        lanes, vectors = vector.count, most if llvm.register_bytes(context) != 32 else 2  # sums fill 16 or 32 registers
         many, width = (builder.extract_value(columns.shape, k) for k in (1, 2))
-        row_starts = [builder.mul(builder.add(first, constant(r)), many) for r in range(ROWS)]
+        if isinstance(signature.args[1], types.Array):
+            places = llvm.array(context, builder, signature, arguments, 1).data
+            ends = [builder.load(builder.gep(places, [constant(r)])) for r in range(ROWS)]
+            numbers = [builder.sdiv(end, constant(LEAF**2)) for end in ends]
+        else:
+            numbers = [builder.add(first, constant(r)) for r in range(ROWS)]
+            ends = [builder.mul(constant(r), width) for r in range(ROWS)]
+        row_starts = [builder.mul(number, many) for number in numbers]
         with cgutils.for_range_slice(builder, constant(0), width, constant(lanes * vectors)) as (j, _):
             places = [builder.add(j, constant(v * lanes)) for v in range(vectors)]
             sums = [llvm.zeros(builder, vector, vectors) for _ in range(ROWS)]
@@ -53,15 +65,16 @@ def _tile_product(direct):
                     for x_v, slot in zip(x, row):
                         apart = builder.fsub(x_v, u) if direct else None
                         llvm.add(builder, slot, apart or x_v, apart or u)
-            for r, row in enumerate(sums):
+            for end, row in zip(ends, sums):
                 for place, slot in zip(places, row):
-                    llvm.store(builder, builder.load(slot), out.data, llvm.at(builder, constant(r), width, place))
+                    llvm.store(builder, builder.load(slot), out.data, builder.add(end, place))
         return context.get_dummy_value()
 
     return intrinsic(typed)
 
 
 _squares, _products = _tile_product(direct=True), _tile_product(direct=False)
+_leaf_products = _tile_product(direct=False, most=2)  # of LEAF columns in float64
 
 
 @intrinsic
@@ -251,3 +264,54 @@ def reduce_tiles(
                     moments[1, i + r] += moment
             if sums is not None:
                 _add_means(phi, rows, i, columns, tile, sums)
+
+
+@loop
+def reduce_groups(
+    columns, centres, radii, heavy, begins, raised, rows, cut, tops, peaks, sums, s, needed, places, counts, exponents,
+):  # fmt: skip
+    """Sum groups of columns, each over rows of its own (k, b + 1, d + 2), the last to spare, by the leaves that matter.
+
+    A row's product with one of the ``columns`` (leaves, d + 2, LEAF) is log2 of its term. LEAF leaves are a tile, with
+    whose ``centres`` (tiles, d + 2, LEAF) the product is −r²; columns are within ``radii`` (tiles, LEAF) of these, and
+    ``heavy`` is log2 of their weights. Group g begins with the tile ``begins[g]``. A leaf is left out that adds less
+    than 2^``cut`` to 2^``tops`` (b,), which grow by what groups add, their terms times 2^``raised`` (k, b).
+
+    Written are ``tops``, running maxima ``peaks`` (k, b), and ``sums`` (k, b) relative to these. The last are room: for
+    numbers of a tile and ROWS rows; how many rows need a leaf (LEAF,), and where their exponents go (LEAF, b + ROWS);
+    how many exponents rows have (b,), and these (b + 1, LEAF²).
+    """
+    b = peaks.shape[1]
+    for g in range(rows.shape[0]):
+        own = rows[g]
+        for t in range(begins[g], begins[g + 1]):  # which stay in cache for all rows
+            needed[:] = 0
+            for first in range(0, b, ROWS):
+                _leaf_products(own, first, centres, t, s)
+                for r in range(ROWS):
+                    i = first + r
+                    for j in range(LEAF):
+                        gap = larger(math.sqrt(larger(-s[r, j], 0.0)) - radii[t, j], 0.0)
+                        s[r, j] = heavy[t, j] - gap * gap
+                    least, place = tops[i] - raised[g, i] + cut, i * LEAF**2
+                    for j in range(LEAF):  # without a branch, which could not be foreseen
+                        needs = s[r, j] >= least
+                        places[j, needed[j]] = place
+                        needed[j] += needs
+                        place += needs * LEAF
+                    counts[i] = place - i * LEAF**2
+            for j in range(LEAF):
+                for n in range(needed[j], needed[j] + ROWS):
+                    places[j, n] = b * LEAF**2
+                for n in range(0, needed[j], ROWS):
+                    _leaf_products(own, places[j, n:], columns, t * LEAF + j, exponents)
+            for i in range(b):
+                count, e, top, total = counts[i], exponents[i], peaks[g, i], 0.0
+                for j in range(count):
+                    top = larger(top, e[j])
+                for j in range(count):  # a loop of its own, or LLVM does not make vectors of it
+                    e[j] = larger(e[j] - top, -1022.0)
+                for j in range(count):
+                    total += exp2(e[j])
+                sums[g, i] = sums[g, i] * exp2(larger(peaks[g, i] - top, -1022.0)) + total
+                peaks[g, i], tops[i] = top, larger(tops[i], top + raised[g, i])

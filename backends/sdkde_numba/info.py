@@ -9,7 +9,7 @@ from sdkde_core.nearby import left_out, rough_share, typical_share
 from sdkde_core.plugin import cpu_threads, prices
 from sdkde_core.protocol import AdvancedInfo, Columns, Problem, Reduction, Support, Work
 
-from .bounds import LEAF, MOST_EXTENT, TILE, choose, extent_limit, takes_leaves
+from .bounds import LEAF, MOST_EXTENT, TILE, choose, double_limit, extent_limit, takes_leaves
 
 
 def _supports(problem: Problem) -> Support:
@@ -17,6 +17,9 @@ def _supports(problem: Problem) -> Support:
     most = 2e149 if "kernel" in problem.requires else MOST_EXTENT
     if problem.extent > most:
         return Support(False, f"has sums up to {most:g} bandwidths from the origin, not {problem.extent:g}")
+    if "groups" in problem.requires:
+        able = problem.reduction is Reduction.LOG_SUM and problem.extent <= double_limit(problem)
+        return Support(able, f"has log sums of groups up to {double_limit(problem):.2g} bandwidths from the origin")
     found = _work(problem)[1]
     if found is None:
         return Support(True, f"compiled, {choose(problem)}")
@@ -122,12 +125,12 @@ INFO = AdvancedInfo(
     implementation="sdkde_numba.backend:NumbaBackend",
     devices=("cpu",),
     precisions=("fast", "high", "float64"),
-    features=frozenset({"weights", "kernel", "told"}),
+    features=frozenset({"weights", "kernel", "told", "groups"}),
     requires_modules=("numba",),
     install="pip install 'sdkde-core[numba]'",
     startup_seconds=0.7,
     supports=_supports,
-    extent_limit=extent_limit,
+    extent_limit=lambda problem: (double_limit if "groups" in problem.requires else extent_limit)(problem),
     work=lambda problem, config: _work(problem)[0],
     tuning="sdkde_numba.tunables:SPACE",
     # No compile_seconds: kernels are compiled once on a machine (0.4 to 2 s) and kept.

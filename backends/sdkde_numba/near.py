@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sdkde_core.nearby import Index, Lists, Neighbours, index
-from sdkde_core.plugin import checkpoint, exponents, map_threads
+from sdkde_core.nearby import Index, Lists, Neighbours, index, order
+from sdkde_core.plugin import checkpoint, concatenate, exponents, map_threads
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
 from .bounds import LEAF, LN2, TILE, Array, leaf_errors
 from .compiled import call
-from .cpu_kernels import ABSENT
+from .cpu_kernels import ABSENT, ROWS, reduce_groups
 from .leaf_kernels import GROUP, UNIT, add_leaves, choose_leaves, list_leaves
 
 
@@ -119,3 +120,56 @@ def sum_leaves(
     if problem.reduction is Reduction.LAPLACE:
         return exponents.laplace(d, total, -LN2 * moments[:, 0], LN2 * near.peak), again
     return Partial(log_sum, shift=shift), again
+
+
+def prepare_groups(groups: Sequence[Columns]) -> tuple[Array, ...]:
+    """What :func:`.cpu_kernels.reduce_groups` takes of groups: each is filled up to whole tiles of leaves."""
+    parts, begins = list[tuple[Array, ...]](), [0]
+    for group in groups:
+        places = order(group.points, LEAF)
+        filled = np.pad(places, (0, -len(places) % LEAF**2), "edge")
+        x, w = UNIT * group.points[filled], np.maximum(group.log_weights[filled] / LN2, ABSENT[1])
+        w[len(places) :] = ABSENT[1]
+        leaves = x.reshape(-1, LEAF, x.shape[1])
+        middles = (leaves.min(axis=1) + leaves.max(axis=1)) / 2.0
+        radii = np.linalg.norm(leaves - middles[:, None], axis=2).max(axis=1)
+        heavy = np.logaddexp2.reduce(w.reshape(-1, LEAF), axis=1)
+        parts.append((_packed(x, w), _packed(middles, 0.0), radii.reshape(-1, LEAF), heavy.reshape(-1, LEAF)))
+        begins.append(begins[-1] + len(middles) // LEAF)
+    packed = [aligned((sum(map(len, each)), *each[0].shape[1:]), np.float64) for each in zip(*parts)]
+    for array, each in zip(packed, zip(*parts)):
+        np.concatenate(each, out=array)
+    return *packed, np.array(begins)
+
+
+def sum_groups(problem: Problem, rows: Array, state: Any, constants: Array, known: Array, threads: int) -> Partial:
+    """Log sums (k, m) of rows (k, m, d)."""
+    k, m, d = rows.shape
+    # What is left out is less than a quarter of the tolerance; a task takes longer than to start a thread.
+    cut = math.log2(0.25 * TOLERANCES[problem.precision][Reduction.LOG_SUM].absolute / state[2].size)
+    size = min(256, max(16, (1 << 18) // (k * d)), max(1, (1 << 25) // state[0].size, -(-m // (2 * threads))))
+
+    @np.errstate(divide="ignore")  # where a group adds nothing
+    def task(first: int) -> Partial:
+        checkpoint()
+        here = slice(first, min(first + size, m))
+        b = here.stop - first
+        whole = -(-b // ROWS) * ROWS
+        own, raised, tops = aligned((k, whole + 1, d + 2), np.float64), np.zeros((k, whole)), np.full(whole, 1e300)
+        own[:, b:] = 0.0  # rows that need no leaf
+        np.multiply(rows[:, here], UNIT, out=own[:, :b, :d])
+        own[:, :b, d], own[:, :b, d + 1] = 1.0, -np.vecdot(own[:, :b, :d], own[:, :b, :d])
+        raised[:, :b], tops[:b] = (np.maximum(x / LN2, -1e290) for x in (constants[:, here], known[here]))
+        peaks, sums = np.full((k, whole), ABSENT[1]), np.zeros((k, whole))
+        needed, places, counts = (np.empty(n, np.intp) for n in (LEAF, (LEAF, whole + ROWS), whole))
+        room = aligned((ROWS, LEAF), np.float64), needed, places, counts, aligned((whole + 1, LEAF**2), np.float64)
+        call(reduce_groups, (), *state, raised, own, cut, tops, peaks, sums, *room)
+        return Partial((LN2 * (peaks + np.log2(sums)))[:, :b].T)
+
+    return Partial(concatenate(map_threads(task, range(0, m, size), threads)).log_sum.T)
+
+
+def _packed(x: Array, log_weights: Any) -> Array:
+    """Points (n, d) as leaves (n / LEAF, d + 2, LEAF) whose products with (u, 1, −‖u‖²) are log weights − ‖x − u‖²."""
+    both = np.column_stack([2.0 * x, log_weights - np.vecdot(x, x), np.ones(len(x))])
+    return both.reshape(-1, LEAF, both.shape[1]).swapaxes(1, 2)

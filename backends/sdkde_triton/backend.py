@@ -130,8 +130,8 @@ class TritonBackend:
         with on_device(groups[0].points):
             return joint.gathered(groups)
 
-    def reduce_groups(self, problem: Problem, queries: torch.Tensor, state: joint.Groups) -> Partial:
-        """Reduce the rows of every group over its columns, some rows at a time."""
+    def reduce_groups(self, problem: Problem, queries: torch.Tensor, state: joint.Groups, *unused: Any) -> Partial:
+        """Reduce the rows of every group over all of its columns, some rows at a time."""
         k, m, _ = queries.shape
         way = _way(problem, problem.extent, state.span, listed=True)
         with on_device(queries):

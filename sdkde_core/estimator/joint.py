@@ -1,6 +1,6 @@
-"""Parts of a list that are one group each, at all rows at once: one product whitens by all of their bandwidths.
+"""Parts of a list, group by group, at all rows at once: one product whitens by all of their bandwidths.
 
-Of a part with one sample, a normal density, that gives the log. Of one with more it gives a bound. All samples are
+Of a part with one sample, a normal density, that gives the log. Of a group with more it gives a bound. All samples are
 within R bandwidths of the centre, so log p̂(y) is at most c − ½ max(0, ‖L⁻¹(y − centre)‖ − R)², where exp(c) is what a
 kernel has at its middle: rows at which other parts are far larger need no sums over these samples.
 """
@@ -14,13 +14,14 @@ import numpy as np
 from array_api_compat import device
 
 from ..arrays import Array, array_namespace, look, to_host
+from ..engine.merge import concatenate
 from ..engine.outliers import radii
 from ..engine.products import product
 from ..protocol import Partial
 
 
 class Joint(NamedTuple):
-    """Parts k by their numbers in the list, and for each what whitens a point: u = L⁻¹(y − centre) − offset."""
+    """Parts by their numbers in the list, and for each of their k groups what whitens: u = L⁻¹(y − centre) − offset."""
 
     which: list[int]
     centre: Array  # (d,) of the first
@@ -32,17 +33,17 @@ class Joint(NamedTuple):
 
     @classmethod
     def of(cls, parts: Sequence[Any], which: list[int]) -> Joint | None:
-        """The parts ``which``, all with a middle of their own where they have one sample; None for no part."""
+        """The groups of parts ``which``, with a middle of their own where they have one sample; None for no part."""
         rows, centre = list[Any](), None
-        for k in which:
-            fitted, group = parts[k].fitted, parts[k].fitted.groups[0]
+        for part, group in ((parts[k], group) for k in which for group in parts[k].fitted.groups):
+            fitted, lone = part.fitted, group.n == len(part.fitted.groups) == 1
             d, own = fitted.problem.d, to_host(fitted.centre)
             centre = own if centre is None else centre
             inverse = fitted.bandwidth.whiten(np.eye(d), np.zeros(d)) / group.scale  # L⁻ᵀ
             points = group.columns.points / group.scale
-            middle = to_host(points)[0] if group.n == 1 else np.zeros(d)
-            constant = parts[k].log_share + fitted.log_constant - d * np.log(group.scale)
-            extent = look(float, radii(points).max()) if group.n > 1 else 0.0
+            middle = to_host(points)[0] if lone else np.zeros(d)
+            constant = part.log_share + fitted.log_constant + group.log_share - d * np.log(group.scale)
+            extent = 0.0 if lone else look(float, radii(points).max())
             rows.append((constant, extent, inverse, (own - centre) @ inverse + middle, np.linalg.norm(inverse)))
         if centre is None:
             return None
@@ -52,32 +53,36 @@ class Joint(NamedTuple):
 
     def normals(self, y: Any, scored: bool) -> Partial:
         """The log (m,) and the score (m, d) of parts that have one sample each, float64, where y (m, d) is."""
-        xp, there = array_namespace(y), self.at(y)
-        logs, slopes = list[Any](), list[Any]()
-        for _, u in there._blocks(y):
-            terms = there.constants - 0.5 * xp.sum(u * u, axis=1)
-            top = xp.clip(xp.max(terms, axis=-1, keepdims=True), min=-1e300)
-            shares = xp.exp(xp.clip(terms - top, min=-80.0))  # which adds nothing: subnormal numbers are slow
-            total = xp.sum(shares, axis=-1, keepdims=True)
-            logs.append((xp.log(total) + top)[:, 0])
-            if scored:  # Σ_k r_k −L_k⁻ᵀ u_k
-                pulled = xp.reshape((shares / -total)[:, None, :] * u, (u.shape[0], -1))
-                slopes.append(_product(pulled, there.maps.T))
-        return Partial(xp.concat(logs), xp.concat(slopes) if scored else None)
+        xp, there, parts = array_namespace(y), self.at(y), list[Partial]()
+        for _, u in there.blocks(y):
+            logs = there.constants - 0.5 * xp.einsum("mdk,mdk->mk", u, u)
+            parts.append(there.joined(logs, -u if scored else None))
+        return concatenate(parts)
+
+    def joined(self, logs: Any, shifts: Any) -> Partial:
+        """The log (m,) of all parts' sum, by their own (m, k), and its score by their shifts (m, d, k) or None."""
+        xp = array_namespace(logs)
+        top = xp.clip(xp.max(logs, axis=-1, keepdims=True), min=-1e300)
+        shares = xp.exp(xp.clip(logs - top, min=-80.0))  # which adds nothing: subnormal numbers are slow
+        total, score = xp.sum(shares, axis=-1, keepdims=True), None
+        if shifts is not None:  # Σ_k r_k L_k⁻ᵀ (shift of k)
+            pulled = xp.reshape((shares / total)[:, None, :] * shifts, (shifts.shape[0], -1))
+            score = _product(pulled, self.maps.T)
+        return Partial((xp.log(total) + top)[:, 0], score)
 
     def bounds(self, y: Array) -> Array:
         """What the parts' logs are at most at points y (m, d) on the host, (m, k)."""
         found = []
-        for away, u in self._blocks(y):
+        for away, u in self.blocks(y):
             rounding = 1e-12 * radii(away)[:, None] * self.norms
             gaps = np.sqrt(np.einsum("mdk,mdk->mk", u, u)) - self.extents - rounding
             found.append(self.constants - 0.5 * np.square(np.maximum(gaps, 0.0)))
         return np.concatenate(found)
 
-    def _blocks(self, y: Any) -> Iterator[tuple[Any, Any]]:
-        """Blocks of rows: y less the centre (b, d), and u (b, d, k)."""
+    def blocks(self, y: Any, numbers: int | None = None) -> Iterator[tuple[Any, Any]]:
+        """Blocks of rows, u of so many ``numbers`` at most: y less the centre (b, d), and u (b, d, k)."""
         xp, (d, k) = array_namespace(y), self.offsets.shape
-        size = max(1, (1 << 15 if isinstance(y, np.ndarray) else 1 << 22) // (d * k))  # on the host it stays in cache
+        size = max(1, (numbers or 1 << (15 if isinstance(y, np.ndarray) else 22)) // (d * k))  # which stay in cache
         for start in range(0, y.shape[0], size):
             away = xp.astype(y[start : start + size, :], xp.float64, copy=False) - self.centre
             yield away, xp.reshape(_product(away, self.maps), (-1, d, k)) - self.offsets

@@ -24,7 +24,6 @@ from ..arrays import (
     convert,
     device_name,
     ingest,
-    look,
     quiet,
     rounded,
     to_host,
@@ -38,7 +37,7 @@ from ..coordinates import fit as fit_maps
 from ..engine.groups import Group
 from ..engine.merge import concatenate, take_rows
 from ..engine.outliers import radii
-from ..protocol import Columns, Partial
+from ..protocol import Columns, Partial, Reduction
 from .batches import ROWS
 from .fitted import Fitted, loaded
 from .joint import Joint
@@ -93,46 +92,40 @@ class Stacked(Composed):
         result = score if scored else log if what == "log" else array_namespace(log).exp(log)
         return query.origin.restore(result, dtype)
 
-    def _summed(self, query: Argument, scored: bool) -> Partial:
+    def _summed(self, query: Argument, scored: bool, at_once: bool = True) -> Partial:
         """The log (m,) and the score (m, d), float64, where the query is.
 
-        On the host a group is asked only about rows to which it adds more than 1e-15 of what the other parts have, on a
-        GPU all groups are asked at once.
+        Groups are asked all at once where a backend can; on the host else, only about rows to which they add more than
+        1e-15 of what the other parts have.
         """
-        y, (normals, groups), on_card = query.at(query.origin), self._joint, self._together
-        y, groups = y[:, None] if y.ndim == 1 else y, groups if query.origin.on_host else None
-        together = None if query.origin.on_host or on_card is None else on_card.summed(y, scored)
-        joint = {*(normals.which if normals else ()), *(groups.which if groups else ())}
-        joint |= set(on_card.which) if on_card and together else set()
-        rest = (part for k, part in enumerate(self.parts) if k not in joint)
-        sums = functools.reduce(_added, (_of(part, query, scored) for part in rest))
-        if normals:
-            sums = _added(sums, normals.normals(y, scored))
-        if on_card and together:
-            found, left = together
-            all_of_it = _added(sums, found)
-            if not look(bool, array_namespace(left).max(left - all_of_it.log_sum) + 35.0 > 0.0):
-                return all_of_it
-            sums = functools.reduce(_added, (_of(self.parts[k], query, scored) for k in on_card.which), sums)
-        for k, most in zip(groups.which, groups.bounds(y).T) if groups else ():
+        y, (normals, groups, together), host = query.at(query.origin), self._joint, query.origin.on_host
+        y, reduction = y[:, None] if y.ndim == 1 else y, Reduction.MEAN if scored else Reduction.LOG_SUM
+        if together and (not at_once or together.on_host != host or not together.limit(reduction)):
+            together = None
+        joint = {k for some in (normals, together) if some for k in some.which}
+        alone = set(groups.which if groups and host else ()) - joint
+        rest = (part for k, part in enumerate(self.parts) if k not in joint | alone)
+        found = [_of(part, query, scored) for part in rest] + ([normals.normals(y, scored)] if normals else [])
+        if together:
+            known = functools.reduce(_added, found).log_sum if found else np.full(len(y), -math.inf)
+            whole = together.summed(y, scored, known)
+            if whole is None:  # also where something is wrong with the query, which the first part finds
+                return self._summed(query, scored, False)
+            found.append(whole)
+        sums = functools.reduce(_added, found)
+        for k, most in zip(groups.which, groups.bounds(y).T) if groups and alone else ():
             rows = np.flatnonzero(~(most < sums.log_sum - 35.0))  # of NaN too
-            if rows.size:
+            if rows.size and k in alone:
                 sums = _added(sums, _of(self.parts[k], query._replace(array=y[rows]), scored), rows)
         return sums
 
     @functools.cached_property
-    def _joint(self) -> tuple[Joint | None, Joint | None]:
-        """Parts of one sample, and those of one group on the host; not the first, which finds what is wrong."""
+    def _joint(self) -> tuple[Joint | None, Joint | None, Together | None]:
+        """Parts of one sample, of one group on the host (but the first, which finds what is wrong), and together."""
         single = [k for k, part in enumerate(self.parts) if k and len(part.fitted.groups) == 1]
         normals = [k for k in single if self.parts[k].fitted.groups[0].n == 1]
         groups = [k for k in single if k not in normals and self.parts[k].fitted.choice.device == "cpu"]
-        return Joint.of(self.parts, normals), Joint.of(self.parts, groups)
-
-    @functools.cached_property
-    def _together(self) -> Together | None:
-        """The parts of one group that a GPU has, if a backend sums several at once."""
-        single = [k for k, part in enumerate(self.parts) if k and len(part.fitted.groups) == 1]
-        return Together.of(self.parts, [k for k in single if self.parts[k].fitted.groups[0].n > 1])
+        return Joint.of(self.parts, normals), Joint.of(self.parts, groups), Together.of(self.parts)
 
     def draws(self, n: int, rng: Any) -> Any:
         shares = np.exp([part.log_share for part in self.parts])
