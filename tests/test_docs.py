@@ -185,7 +185,7 @@ def test_the_readmes_tables_are_those_of_the_records(tmp_path):
 
 
 def test_what_plugins_share_is_documented():
-    table = (ROOT / "docs" / "writing-a-backend.md").read_text().split("## What backends share")[1].split("\n## ")[0]
+    table = (ROOT / "docs" / "advanced-backends.md").read_text().split("## What backends share")[1].split("\n## ")[0]
     assert set(plugin.__all__) <= set(re.findall(r"`(\w+)`", table))
 
 
