@@ -169,6 +169,7 @@ def test_csv_as_people_write_it():
         quoted.replace(",", ", "),
         "# of 1936\n#\n\n" + "\n".join(["a,b,c", *lines]),
         "# of 1936\n# 1, 2, 3\n" + "\n".join(lines),
+        "\n".join(["#,b,c", *lines]),  # a column's name, as of numbers in a list
     ):
         Path("x.csv").write_text(text, encoding="utf-8", newline="")
         sdkde("estimate", "x.csv", "-o", "out.npy")

@@ -89,6 +89,19 @@ def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeyp
 
 @interpreted
 @warns
+@pytest.mark.parametrize("rows", [slice(90, 180), slice(0, 180), slice(0, 90, 2)])
+def test_rows_that_share_memory_with_columns_need_not_be_columns(rows):
+    from sdkde_triton.backend import TritonBackend
+
+    both = torch.from_numpy(np.random.default_rng(3).normal(size=(180, 3)))
+    x, y, log_w = both[:90], both[rows], np.full(90, -np.log(90.0))
+    problem, backend = Problem(Reduction.LOG_SUM, len(y), 90, 3, device="cpu", extent=15.0), TritonBackend(skip=True)
+    got = each(backend.reduce(problem, y, backend.prepare(problem, Columns(x, torch.from_numpy(log_w)))), to_host)
+    assert problems.errors(problem, got, reference.sums(y.numpy(), x.numpy(), log_weights=log_w)).max() < 1.0
+
+
+@interpreted
+@warns
 @pytest.mark.parametrize("precision", ["fast", pytest.param("high", marks=pytest.mark.slow)])
 def test_columns_are_left_out_beside_an_outlier_that_weighs_far_more(precision):
     """Of the shift that both are merged into."""

@@ -188,6 +188,40 @@ def test_a_signal_is_not_lost_with_its_exception(tmp_path, name, where):
     assert (tmp_path / "begun").exists()  # the exception was lost at first
 
 
+#: What a signal ends removes its files for longer than the exception waits to be raised again; a second command of the
+#: same process meets an alarm that is not sdkde's.
+SLOW = """
+import os, signal, time
+from sdkde_core.cli.console import Group
+
+def work():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    finally:
+        time.sleep(2.3)
+        print("removed")
+
+def wait():
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    time.sleep(0.1)
+
+signal.signal(signal.SIGALRM, lambda *_: print("theirs"))
+for one in (work, wait):
+    main = Group()
+    main.command("it")(one)
+    try:
+        main(["it"], standalone_mode=False)
+    except SystemExit as error:
+        print(error.code)
+"""
+
+
+def test_files_are_removed_to_the_end_and_an_alarm_of_the_program_stays_its_own():
+    done = _run(SLOW)
+    assert done.stdout.split() == ["removed", "143", "theirs"], done.stderr
+
+
 def test_a_signal_that_is_ignored_stays_so(samples):
     """As nohup has it."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

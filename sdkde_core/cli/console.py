@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -61,12 +62,16 @@ def _signals() -> Iterator[None]:
 
     def stop(number: int, frame: Any) -> None:
         received.append(128 + number)
+        if hasattr(signal, "SIGALRM") and signal.SIGALRM not in before:  # until now it was another's
+            before[signal.SIGALRM] = signal.getsignal(signal.SIGALRM) or signal.SIG_DFL
+            signal.signal(signal.SIGALRM, stop)
         raise_again(2.0)
-        raise KeyboardInterrupt if received[0] == 128 + signal.SIGINT else SystemExit(received[0])
+        heard = isinstance(sys.exc_info()[1], KeyboardInterrupt | SystemExit)  # by what may take long to remove files
+        if number != getattr(signal, "SIGALRM", 0) or not heard:
+            raise KeyboardInterrupt if received[0] == 128 + signal.SIGINT else SystemExit(received[0])
 
     if threading.current_thread() is threading.main_thread():
-        names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM")
-        for number in (getattr(signal, name) for name in names if hasattr(signal, name)):
+        for number in (getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)):
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 before[number] = signal.signal(number, stop)
     try:

@@ -131,7 +131,9 @@ def read_csv(name: str, path: Path, key: str, pick: Pick, comma: str) -> Source:
         for first in file:
             if not first.isspace() and not first.startswith("#"):
                 break
-            noted = noted if first.isspace() else _fields(first.lstrip("# "), comma)
+            if not first.isspace():
+                noted = _fields(first.lstrip("# "), comma)
+                noted[0] = noted[0] or "#"  # the name of a column of numbers
             skipped += 1
         fields = _fields(first, comma)
         header = not any(_is_number(f) for f in fields)
