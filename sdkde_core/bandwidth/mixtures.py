@@ -324,7 +324,6 @@ def choose(
     cuts = [(there(z[~out]), there(w[~out]), there(z[out])) for w, out in zip(by_fold, outs)]
     fits: dict[tuple[int, float], Normals] = {}
     plain: dict[tuple[int, float], Array] = {}
-    drawn, centres = seeds(ranks, inside, np.random.default_rng(seed)), list[Any]()
 
     def fitted(k: int, shrinks: list[float], start: Any) -> None:
         xp, many = array_namespace(inside), len(shrinks)
@@ -356,8 +355,8 @@ def choose(
         going = [shrink for shrink in worse if worse[shrink] < 2 and (k == 1 or 0.8 * len(z) >= 2 * k * (d + 1))]
         start: Any = None
         if going:
-            centres += itertools.islice(drawn, k - len(centres))
-            start = nearest(ranks, inside, array_namespace(ranks).stack(centres, axis=1))
+            drawn = itertools.islice(seeds(ranks, inside, np.random.default_rng([seed, k])), k)
+            start = nearest(ranks, inside, array_namespace(ranks).stack(list(drawn), axis=1))
         if 1.0 in going:
             fitted(k, [1.0], start)
             start = fits[k, 1.0]
