@@ -1,5 +1,8 @@
 """Several groups of columns in one call: the feature "groups"."""
 
+import functools
+import math
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +19,7 @@ from sdkde_triton.info import INFO  # noqa: E402
 import sdkde_core  # noqa: E402
 from sdkde_core.arrays import Argument  # noqa: E402
 from sdkde_core.estimator.mapped import of_part  # noqa: E402
+from sdkde_core.estimator.stacked import Part  # noqa: E402
 from sdkde_core.estimator.together import Together  # noqa: E402
 from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction  # noqa: E402
 
@@ -76,23 +80,35 @@ def test_groups_are_declined_where_no_kernel_sums_them():
         assert not INFO.supports(Problem(Reduction.LOG_SUM, 10, 100, d, extent=extent, **asked)).ok
 
 
+@functools.cache
 def _drawn():
-    """Samples on a spiral, to which mixtures are fitted that keep them, torch; queries beside, and one far from all."""
-    rng, d = np.random.default_rng(2), 5
-    at = rng.uniform(1.0, 9.0, size=(300, 1))
-    x = np.hstack([at * np.cos(at), at * np.sin(at), at, 0 * at, 0 * at]) + 0.2 * rng.normal(size=(300, d))
-    x = x @ rng.normal(size=(d, d))
-    return torch.from_numpy(x), torch.from_numpy(np.concatenate([x[:40] + 0.3, [np.full(d, 3000.0)]]))
+    """Samples on a spiral, to which mixtures are fitted that keep them, torch; queries beside, and one far from all.
+
+    Of some draws the first with a smoothed mixture, and with no part that is nearly left out.
+    """
+    d = 5
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        at = rng.uniform(1.0, 9.0, size=(300, 1))
+        x = np.hstack([at * np.cos(at), at * np.sin(at), at, 0 * at, 0 * at]) + 0.2 * rng.normal(size=(300, d))
+        x = x @ rng.normal(size=(d, d))
+        shares = Counter()
+        for label, share, _ in sdkde_core.prepare(x, method="stacked", coordinates="identity", device="cpu").parts:
+            shares[label] += share
+        if any("smoothed" in label for label in shares) and min(shares.values()) > 0.06:
+            return torch.from_numpy(x), torch.from_numpy(np.concatenate([x[:40] + 0.3, [np.full(d, 3000.0)]]))
+    raise AssertionError("no draw has a smoothed mixture")
 
 
 @interpreted
 @pytest.mark.parametrize("scored", [False, True])
 def test_parts_of_a_list_are_summed_together(scored):
     x, y = _drawn()
-    density = sdkde_core.prepare(x, method="stacked", backend="torch", precision="high", coordinates="identity")
-    parts = density._fitted.parts
-    which = [k for k, part in enumerate(parts) if len(part.fitted.groups) == 1 and part.fitted.groups[0].n > 1]
-    assert len(which) > 1
+    wide, how = x.std(dim=0).numpy(), {"method": "kde", "backend": "torch", "precision": "high"}
+    some = ((0.2, 0.6), (0.5, 0.8), (0.3, 1.0))  # shares and bandwidths
+    densities = [sdkde_core.prepare(x[k::3], bandwidth=h * wide, **how) for k, (_, h) in enumerate(some)]
+    parts = [Part("", math.log(share), density._fitted.current) for (share, _), density in zip(some, densities)]
+    which = [0, 1, 2]
     together = Together(parts, which)
     together.choice = SimpleNamespace(info=INFO, backend=TritonBackend())
     asked, known = Argument.of("query", y), torch.full((len(y),), -torch.inf, dtype=torch.float64)
