@@ -50,7 +50,13 @@ def test_labels_are_those_of_a_climb_from_every_point():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"method": "stacked"}, {"adaptive": 0.5, "method": "kde"}, {"coordinates": "asinh"}, {"weights": TRUE + 1.0}],
+    [
+        {},
+        pytest.param({"method": "stacked"}, marks=pytest.mark.slow),
+        {"adaptive": 0.5, "method": "kde"},
+        {"coordinates": "asinh"},
+        {"weights": TRUE + 1.0},
+    ],
     ids=str,
 )
 def test_labels_of_other_densities(options):
