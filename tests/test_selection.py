@@ -355,8 +355,8 @@ def test_few_far_and_light_samples(method):
     np.testing.assert_allclose(pick(np.r_[x, 1e9], method, rule="lscv"), pick(x, method, rule="lscv"), 0.25)
     light = pick(np.r_[x, x + 3], method, weights=np.r_[np.ones(200), np.full(200, 1e-200)])
     np.testing.assert_allclose(light, h, 0.05)
-    pairs = rng.normal(size=(300, 2))  # of which the light ones lose in float32 what is left without a heavy neighbour
-    for least in (1e-7, 1e-12):
+    pairs = rng.normal(size=(300, 2))
+    for least in (1e-7, 1e-12):  # float32 has no digits left for a light sample, once its heavy neighbour is taken off
         lost = pick(pairs, method, weights=np.where(np.arange(300) % 3, 1.0, least))
         np.testing.assert_allclose(lost, pick(pairs[np.arange(300) % 3 > 0], method), 1e-3)
     for rule in ("auto", "lscv"):

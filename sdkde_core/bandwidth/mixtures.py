@@ -107,9 +107,10 @@ def _beside(y: Any, x: Array) -> Any:
 def fit(
     x: Any, weights: Any, start: Any, *, shrink: Any = 1.0, ridge: Array | None = None, most: int = 100
 ) -> tuple[Normals, Any]:
-    """Fit mixtures of normals by EM, as many as there are ``weights`` (b, n) of the samples x (n, d), that sum to 1.
+    """Fit b mixtures of normals to samples x (n, d) by EM.
 
-    ``start`` are Normals, or shares (b, n, k). Returns the mixtures, and their log densities at the samples, (b, n).
+    ``weights`` (b, n) are the samples' in each mixture, and sum to 1. ``start`` are Normals, or shares (b, n, k).
+    Returns the mixtures, and their log densities at the samples, (b, n).
     A mixture ends after ``most`` steps, or where one raises its mean log likelihood by less than 1e-3. Components with
     less than d + 1 samples, effectively, are given up. Covariances are shrunk towards their mean, as if that were
     .3 shrink (d + 1) more samples, and the mean towards its diagonal, as if by shrink² d more: that mends few samples,
@@ -194,9 +195,9 @@ def nearest(z: Any, weights: Any, centres: Any) -> Any:
 
 
 def _maximised(z: Any, weights: Any, shares: Any, counts: Array, shrink: Array, ridge: Array) -> tuple[Normals, Any]:
-    """The components that samples with such shares are most likely from; of which mixtures some were given up (b,).
+    """Return the components that make the samples most likely, and which mixtures lost a component, (b,).
 
-    ``counts`` (b, k): how many samples each has, effectively.
+    ``counts`` (b, k) are the components' effective numbers of samples.
     """
     d, n_eff = z.shape[1], counts.sum(1)
     kept = counts >= np.minimum(d + 1, counts.max(1, keepdims=True))
