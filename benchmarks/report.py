@@ -125,7 +125,8 @@ def write(folder: Path, to: Path, plots: bool = True) -> str:
 def section(benchmark: Benchmark, records: Sequence[Record], to: Path | None, prefix: str) -> list[str]:
     """The paragraphs about one benchmark; plots go to the folder ``to``, if there is one."""
     rows = [record.row for record in records if record.ok]
-    text = [f"## {benchmark.name}", benchmark.about, where(records[-1].about)]
+    text = [f"## {benchmark.name}", benchmark.about]
+    text += ["<details>", "<summary>Machine and versions</summary>", where(records[-1].about), "</details>"]
     views = benchmark.views(rows) if callable(benchmark.views) else benchmark.views
     for view in views:
         kept = [row for row in rows if view.keep(row)]
