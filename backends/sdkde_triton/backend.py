@@ -226,11 +226,8 @@ def _listed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, mo
     )  # a leaf of padding fills lists
     key = "ordered", way.step, way.pieces, scaled
     columns = state.kept(key, lambda: pack(near.points, way.step, near.log_weights, way.pieces))
-    start = None  # of rows that are some of the columns, which have an order already
-    if points.untyped_storage().data_ptr() == state.points.untyped_storage().data_ptr() and points.is_contiguous():
-        start, rest = divmod(points.storage_offset() - state.points.storage_offset(), problem.d)
-        start = start if not rest and 0 <= start <= len(state.points) - len(points) else None  # beside them
-    return nearby.reduce(problem, points, start, near, columns, way.step, way.form, most)
+    rows = None if points is state.points else points
+    return nearby.reduce(problem, rows, near, columns, way.step, way.form, most)
 
 
 def _products(problem: Problem, way: _Way, points: Any, state: _State, _: Any = None) -> Partial:

@@ -88,25 +88,15 @@ def _boxes(points: torch.Tensor, log_weights: torch.Tensor, size: int) -> torch.
 
 
 def reduce(
-    problem: Problem,
-    points: torch.Tensor,
-    start: int | None,
-    near: Near,
-    columns: Packed,
-    step: float,
-    form: int,
-    most: float,
+    problem: Problem, points: torch.Tensor | None, near: Near, columns: Packed, step: float, form: int, most: float
 ) -> Partial | None:
-    """Reduce rows (m, d), which are columns from the number ``start`` on or others, over what can matter to them.
+    """Reduce rows (m, d), or all columns as they came, over the columns that can matter to them.
 
     ``columns`` are packed in order, with a leaf of padding. Results are in the order of the rows as they came; None
     where a coordinate is not finite, or more than a share ``most`` of the pairs is left.
     """
-    if start is not None and len(points) == len(near.points):
+    if points is None:
         where, rows = near.order, near.points
-    elif start is not None:
-        inside = (near.order >= start) & (near.order < start + len(points))
-        where, rows = near.order[inside] - start, near.points[inside]
     elif bool(torch.isfinite(points).all()):
         where = order(points, HEIGHT)
         rows = points[where]
