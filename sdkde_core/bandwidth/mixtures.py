@@ -75,23 +75,16 @@ def log_densities(normals: Normals, y: Any) -> Any:
             u = (y[rows] @ flat - offsets) ** 2
             found.append(constants - 0.5 * u.reshape(*u.shape[:-1], k, d).sum(-1))
         return found[0] if len(found) == 1 else array_namespace(y).concat(found, axis=-2)
-    if flat.ndim == 3:
-        result = np.empty((len(flat), len(y), k))
-        for each in zip(result, flat, offsets, constants):
-            _log_densities(y, *each)
-        return result
-    result = np.empty((len(y), k))
-    _log_densities(y, result, flat, offsets, constants)
+    result = np.empty((*flat.shape[:-2], len(y), k))
+    each = (a.reshape(-1, *a.shape[-2:]) for a in (result, flat, offsets, constants))
+    for into, matrix, offset, constant in zip(*each):
+        matrix = np.ascontiguousarray(matrix)
+        for rows in _blocks(len(y), k * d, 1 << 16):  # u stays in cache
+            u = product(y[rows], matrix)
+            u -= offset
+            u = u.reshape(-1, k, d)
+            into[rows] = constant - 0.5 * np.einsum("mkd,mkd->mk", u, u)
     return result
-
-
-def _log_densities(y: Array, result: Array, flat: Array, offsets: Array, constants: Array) -> None:
-    flat = np.ascontiguousarray(flat)
-    for rows in _blocks(len(y), flat.shape[1], 1 << 16):  # u stays in cache
-        u = product(y[rows], flat)
-        u -= offsets
-        u = u.reshape(len(u), -1, y.shape[1])
-        result[rows] = constants - 0.5 * np.einsum("mkd,mkd->mk", u, u)
 
 
 def _product(a: Any, b: Any) -> Any:
@@ -135,11 +128,8 @@ def fit(
         ended |= {int(going[i]): (*(part[i] for part in normals), logs[i]) for i in np.flatnonzero(~goes)}
         if not goes.any():
             break
-        going, last, counts, n_eff, shrink = (
-            going[goes],
-            *(a[goes] for a in (found[:, -1], found[:, :-1], n_eff, shrink)),
-        )
-        counts = n_eff[:, None] * counts
+        going, last, n_eff, shrink = (a[goes] for a in (going, found[:, -1], n_eff, shrink))
+        counts = n_eff[:, None] * found[goes, :-1]
         if not goes.all():
             weights, shares = weights[_beside(x, goes)], shares[_beside(x, goes)]
     *parts, logs = zip(*(ended[i] for i in range(len(ended))))
@@ -329,10 +319,10 @@ def choose(
     def fitted(k: int, shrinks: list[float], start: Any) -> None:
         xp, many = array_namespace(inside), len(shrinks)
         each = xp.concat([inside] * many)
-        repeated = (
-            [np.concatenate([a] * many) for a in start] if isinstance(start, Normals) else xp.concat([start] * many)
-        )
-        start = Normals(*repeated) if isinstance(start, Normals) else repeated
+        if isinstance(start, Normals):
+            start = Normals(*(np.concatenate([a] * many) for a in start))
+        else:
+            start = xp.concat([start] * many)
         found, logs = fit(samples, each, start, shrink=np.repeat(shrinks, len(outs)), ridge=ridge, most=40)
         for i, shrink in enumerate(shrinks):
             rows = slice(i * len(outs), (i + 1) * len(outs))
