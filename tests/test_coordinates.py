@@ -74,6 +74,41 @@ def test_maps_are_monotone_and_their_inverses_and_derivatives_right(kind, name):
     assert np.isfinite(one.log_jacobian(np.r_[x, y])).all()
 
 
+def test_columns_are_mapped_together_as_each_alone_also_by_pytorch():
+    x = np.c_[POSITIVE, PART, SAMPLES["cauchy"][:300].repeat(2)[:400], X[:, 2], POSITIVE + 1.0, X[:, 2] ** 3]
+    names = ["log", "logit", "asinh", "normal-scores", None, "normal-scores"]
+    coordinates = fit(names, x, np.full(400, 1 / 400))
+    y = np.concatenate([x[:50], 3.0 * x[:5] - 1.0, np.full((1, 6), np.inf), np.full((1, 6), np.nan)])
+    with np.errstate(all="ignore"):
+        z = np.stack([one.forward(np.where(np.isinf(v), np.nan, v)) for one, v in zip(coordinates.maps, y.T)], axis=1)
+        logs, turns = (
+            np.stack([getattr(one, what)(v) for one, v in zip(coordinates.maps, y.T)], axis=1)
+            for what in ("log_jacobian", "slope")
+        )
+        got = *coordinates.placed(y), coordinates.turns(y)
+    for together, alone in zip(got, (np.where(np.isinf(y), y, z), logs, turns)):
+        np.testing.assert_array_equal(together[:55], alone[:55])
+    assert (got[0][55] == np.inf).all() and (got[1][55] == -np.inf).all() and np.isnan(got[0][56]).all()
+    torch = pytest.importorskip("torch")
+    for there, here in zip((*coordinates.placed(torch.from_numpy(y)), coordinates.turns(torch.from_numpy(y))), got):
+        np.testing.assert_allclose(there.numpy(), here, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.gpu
+def test_a_gpu_maps_its_queries_itself():
+    torch = pytest.importorskip("torch")
+    y = np.concatenate([READY.sample(200, 1), [[-1.0, 0.5, 0.0]]])  # the last has no density
+    there = sdkde_core.prepare(torch.from_numpy(X).cuda(), coordinates=TABLE)
+    assert there.device == "cuda:0"
+    for log in (True, False):
+        got = there.estimate(torch.from_numpy(y).cuda(), log=log)
+        assert got.is_cuda
+        np.testing.assert_allclose(got.cpu(), READY.estimate(y, log=log), rtol=1e-3, atol=1e-4)
+    score = there.grad_log_density(torch.from_numpy(y).cuda()).cpu().numpy()
+    np.testing.assert_allclose(score[:-1], READY.grad_log_density(y[:-1]), rtol=1e-2, atol=1e-2)
+    assert np.isnan(score[-1]).all()
+
+
 @pytest.mark.parametrize("coordinates", ["log", "asinh", pytest.param("normal-scores", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", ["sdkde", "kde", "laplace"])
 def test_a_density_of_one_column_and_its_integrals(coordinates, method):

@@ -130,7 +130,9 @@ def test_parts_of_a_list_are_summed_together(scored):
 def test_a_stack_on_a_gpu_is_the_sum_of_its_parts(precision):
     x, y = _drawn()
     density = sdkde_core.prepare(x.cuda(), method="stacked", precision=precision, coordinates="identity")
-    logs = np.stack([np.log(share) + part.estimate(y.cuda(), log=True).cpu().numpy() for _, share, part in density.parts])
+    logs = np.stack(
+        [np.log(share) + part.estimate(y.cuda(), log=True).cpu().numpy() for _, share, part in density.parts]
+    )
     want = np.logaddexp.reduce(logs, axis=0)
     np.testing.assert_allclose(density.estimate(y.cuda(), log=True).cpu(), want, rtol=1e-5, atol=2e-3)
     slopes = np.stack([part.grad_log_density(y[:-1].cuda()).cpu().numpy() for _, _, part in density.parts])

@@ -66,7 +66,7 @@ ROOMS = {
     "tuning": {"messages", "protocol", "choice"},
     "plugin": {"messages", "protocol", "fresh", "storage", "arrays", "engine", "choice"},
     "bandwidth": {"messages", "arrays", "engine", "choice"},
-    "coordinates": {"messages", "arrays", "bandwidth"},
+    "coordinates": {"messages", "arrays", "engine", "bandwidth"},
     "files": {"messages", "storage", "arrays"},
     "spreading": {"messages", "storage", "protocol", "arrays", "engine", "choice", "files"},
     "estimator": {

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 
-from ..arrays import Array
+from ..arrays import Array, array_namespace
+from ..engine.devices import PerStream
 from ..messages import brief, did_you_mean
-from .maps import FORMULAS, Closed, NormalScores, Table
+from .maps import FORMULAS, Closed, NormalScores, Table, joined, sent
 from .support import Circle, Edges, fit_ends, is_support, refuse
 
 Name = Literal["identity", "log", "logit", "asinh", "normal-scores"]
@@ -31,28 +34,68 @@ class Map(Protocol):
 OfColumns: TypeAlias = Name | Map | Sequence[Name | Map | None] | Mapping[Any, Name | Map | None]
 
 
-class Coordinates(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Coordinates:
     """z = T(x), a map for each column; ``names`` of the columns, or empty. Points are (k, d), float64, on the host."""
 
     maps: tuple[Any, ...]
     names: tuple[str, ...] = ()
+    _there: PerStream = field(default_factory=PerStream, repr=False)
+
+    def __reduce__(self) -> Any:
+        return Coordinates, (self.maps, self.names)
+
+    @property
+    def anywhere(self) -> bool:
+        """Whether points may be PyTorch's too."""
+        return all(isinstance(one, Closed | NormalScores) for one in self.maps)
+
+    @functools.cached_property
+    def _kinds(self) -> list[tuple[Any, Any]]:
+        """Columns whose maps are of one kind, and a map of all these; another map is of one column j."""
+        kinds: dict[Any, list[int]] = {}
+        for j, one in enumerate(self.maps):
+            kinds.setdefault(one.name if isinstance(one, Closed | NormalScores) else j, []).append(j)
+        if len(kinds) == 1 and self.anywhere:
+            return [(slice(None), joined(self.maps))]
+        joint = {name: joined([self.maps[j] for j in k]) for name, k in kinds.items() if isinstance(name, str)}
+        return [(np.array(k), joint[name]) if name in joint else (name, self.maps[name]) for name, k in kinds.items()]
+
+    def _at(self, x: Any) -> Any:
+        host = isinstance(x, np.ndarray)
+        return self._kinds if host else self._there.get(x.device, lambda: sent(self._kinds, x), x)
+
+    def placed(self, x: Any) -> tuple[Any, Any]:
+        """Return :meth:`forward` and :meth:`log_slopes`; the latter is NaN where a user's map does not take x."""
+        xp = array_namespace(x)
+        infinite, z, logs = xp.isinf(x), xp.empty_like(x), xp.full_like(x, math.nan)
+        finite = xp.where(infinite, math.nan, x)
+        for columns, one in self._at(x):
+            if not isinstance(columns, int):
+                z[:, columns], logs[:, columns] = one.placed(finite[:, columns])
+                continue
+            z[:, columns] = one.forward(finite[:, columns])
+            taken = np.isfinite(z[:, columns])
+            logs[taken, columns] = one.log_jacobian(x[taken, columns])
+        return xp.where(infinite, x, z), xp.where(infinite, -math.inf, logs)
 
     def forward(self, x: Array) -> Array:
         """z (k, d): −inf or inf in columns where x is below or above what the map takes; infinite x stays."""
-        columns = [one.forward(np.where(np.isinf(x[:, j]), math.nan, x[:, j])) for j, one in enumerate(self.maps)]
-        return np.where(np.isinf(x), x, np.stack(columns, axis=1))
+        return self.placed(x)[0]
 
     def inverse(self, z: Array) -> Array:
         return np.stack([one.inverse(z[:, j]) for j, one in enumerate(self.maps)], axis=1)
 
     def log_slopes(self, x: Array) -> Array:
         """log T_j′(x_j), (k, d), whose sum over columns is the log Jacobian."""
-        return np.stack([one.log_jacobian(x[:, j]) for j, one in enumerate(self.maps)], axis=1)
+        return self.placed(x)[1]
 
-    def turns(self, x: Array) -> Array:
+    def turns(self, x: Any) -> Any:
         """The derivatives of :meth:`log_slopes`, (k, d); by differences for a user's map that has no ``slope``."""
-        columns = [getattr(one, "slope", partial(_slope, one))(x[:, j]) for j, one in enumerate(self.maps)]
-        return np.stack(columns, axis=1)
+        found = array_namespace(x).empty_like(x)
+        for columns, one in self._at(x):
+            found[:, columns] = getattr(one, "slope", partial(_slope, one))(x[:, columns])
+        return found
 
     @property
     def ends(self) -> Array | None:
@@ -110,7 +153,7 @@ class Coordinates(NamedTuple):
                     listed.append(["ends", *sides])
                 case NormalScores(asinh, table):
                     listed.append([one.name, *asinh[1:]])
-                    arrays[f"map {j}"] = np.stack(table)
+                    arrays[f"map {j}"] = np.stack(table[:4])
                 case _:
                     listed.append(list(one))
         return listed, arrays
@@ -132,7 +175,8 @@ class Coordinates(NamedTuple):
                 case ["normal-scores", float(a), float(b)] if b > 0.0:
                     knots = arrays.get(f"map {j}", np.empty(0))
                     right = knots.dtype == float and knots.ndim == 2 and len(knots) == 4 and knots.shape[1] > 1
-                    if right and np.isfinite(knots).all() and (np.diff(knots[:2]) > 0).all():
+                    right = right and np.isfinite(knots).all() and bool((np.diff(knots[:2]) > 0).all())
+                    if right and np.allclose(np.diff(knots[0]), np.diff(knots[0]).mean(), rtol=1e-3, atol=0.0):
                         maps.append(NormalScores(Closed("asinh", a, b), Table(*knots)))
         if len(maps) != d:
             raise ValueError("its coordinates cannot be right")

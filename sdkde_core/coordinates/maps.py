@@ -1,26 +1,28 @@
 """Monotone maps of one column, z = T(x), each with its inverse, log T′ and the derivative of that.
 
 A density q of z is the density q(T(x)) T′(x) of x. ``forward`` is −inf below the values that T takes, and inf above.
-Values x, z and results are (k,), float64, on the host.
+Values x, z and results are (k,), float64, on the host. Maps of one kind are also one map of several columns (k, g), see
+:func:`joined`, wherever its numbers are; these have no ``inverse``.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from array_api_compat import device
 
-from ..arrays import Array
+from ..arrays import Array, array_namespace
 from ..bandwidth.isj import improved_sheather_jones
 from ..bandwidth.rounding import spread_within, units_of
 
 
 class Formula(NamedTuple):
-    """T(x), its inverse, log T′ and the derivative of that, each with two numbers a and b of the map."""
+    """T(x), its inverse, log T′ and the derivative of that, with two numbers of the map; all but one by x's library."""
 
     forward: Callable[..., Array]
     inverse: Callable[..., Array]
@@ -30,38 +32,38 @@ class Formula(NamedTuple):
 
 FORMULAS = {
     "identity": Formula(  # (x − a) / b; a is 0 and b is 1 but in a stack, where columns have units of their own
-        lambda x, a, b: (x - a) / b,
+        lambda xp, x, a, b: (x - a) / b,
         lambda z, a, b: a + b * z,
-        lambda x, a, b: 0.0 * x - math.log(b),
-        lambda x, a, b: 0.0 * x,
+        lambda xp, x, a, b: -xp.log(b + 0.0 * x),
+        lambda xp, x, a, b: 0.0 * x,
     ),
     "log": Formula(  # b log(b (x − a)): from a on, or with b = −1 up to a
-        lambda x, a, b: np.where(b * (x - a) <= 0.0, -b * math.inf, b * np.log(b * (x - a))),
+        lambda xp, x, a, b: xp.where(b * (x - a) <= 0.0, -b * math.inf, b * xp.log(b * (x - a))),
         lambda z, a, b: _within(a + b * np.exp(b * z), z, a if b > 0 else -math.inf, math.inf if b > 0 else a),
-        lambda x, a, b: -np.log(b * (x - a)),
-        lambda x, a, b: -1.0 / (x - a),
+        lambda xp, x, a, b: -xp.log(b * (x - a)),
+        lambda xp, x, a, b: -1.0 / (x - a),
     ),
     "logit": Formula(  # between a and b
-        lambda x, a, b: np.where(x <= a, -math.inf, np.where(x >= b, math.inf, np.log((x - a) / (b - x)))),
+        lambda xp, x, a, b: xp.where(x <= a, -math.inf, xp.where(x >= b, math.inf, xp.log((x - a) / (b - x)))),
         lambda z, a, b: _within(a + (b - a) * np.exp(np.minimum(z, 0.0)) / (1.0 + np.exp(-abs(z))), z, a, b),
-        lambda x, a, b: math.log(b - a) - np.log(x - a) - np.log(b - x),
-        lambda x, a, b: 1.0 / (b - x) - 1.0 / (x - a),
+        lambda xp, x, a, b: xp.log(b - a + 0.0 * x) - xp.log(x - a) - xp.log(b - x),
+        lambda xp, x, a, b: 1.0 / (b - x) - 1.0 / (x - a),
     ),
     "asinh": Formula(  # of (x − a) / b: linear near a, a logarithm of either sign far from it
-        lambda x, a, b: np.arcsinh((x - a) / b),
+        lambda xp, x, a, b: xp.asinh((x - a) / b),
         lambda z, a, b: a + b * np.sinh(z),
-        lambda x, a, b: -np.log(np.hypot(b, x - a)),
-        lambda x, a, b: ((a - x) / b) / (1.0 + ((x - a) / b) ** 2) / b,
+        lambda xp, x, a, b: -xp.log(xp.hypot(b + 0.0 * x, x - a)),
+        lambda xp, x, a, b: ((a - x) / b) / (1.0 + ((x - a) / b) ** 2) / b,
     ),
 }
 
 
 class Closed(NamedTuple):
-    """A map that is a formula, of that name."""
+    """A map that is a formula, of that name; a and b are (g,) of several columns."""
 
     name: str
-    a: float = 0.0
-    b: float = 1.0
+    a: Any = 0.0
+    b: Any = 1.0
 
     @classmethod
     def fit(cls, name: str, x: Array, weights: Array) -> Closed:
@@ -74,16 +76,19 @@ class Closed(NamedTuple):
         return cls(name.replace("standard", "identity"), centre, scale if 0.0 < scale < math.inf else 1.0)
 
     def forward(self, x: Array) -> Array:
-        return FORMULAS[self.name].forward(x, self.a, self.b)
+        return FORMULAS[self.name].forward(array_namespace(x), x, self.a, self.b)
 
     def inverse(self, z: Array) -> Array:
         return FORMULAS[self.name].inverse(z, self.a, self.b)
 
     def log_jacobian(self, x: Array) -> Array:
-        return FORMULAS[self.name].log_jacobian(x, self.a, self.b)
+        return FORMULAS[self.name].log_jacobian(array_namespace(x), x, self.a, self.b)
+
+    def placed(self, x: Array) -> tuple[Array, Array]:
+        return self.forward(x), self.log_jacobian(x)
 
     def slope(self, x: Array) -> Array:
-        return FORMULAS[self.name].slope(x, self.a, self.b)
+        return FORMULAS[self.name].slope(array_namespace(x), x, self.a, self.b)
 
 
 class NormalScores(NamedTuple):
@@ -134,17 +139,22 @@ class NormalScores(NamedTuple):
         return cls(asinh, table._replace(values=table.values - table.values[middle] + values[middle]))
 
     def forward(self, x: Array) -> Array:
-        return self.table.forward(self.asinh.forward(x))
+        return self.placed(x)[0]
 
     def inverse(self, z: Array) -> Array:
         return self.asinh.inverse(self.table.inverse(z))
 
     def log_jacobian(self, x: Array) -> Array:
-        return self.table.log_slope(self.asinh.forward(x)) + self.asinh.log_jacobian(x)
+        return self.placed(x)[1]
+
+    def placed(self, x: Array) -> tuple[Array, Array]:
+        """z and log T′, by the same cells."""
+        z, log_slope = self.table.placed(self.asinh.forward(x))
+        return z, log_slope + self.asinh.log_jacobian(x)
 
     def slope(self, x: Array) -> Array:
         turn = self.table.turn(self.asinh.forward(x))
-        return turn * np.exp(self.asinh.log_jacobian(x)) + self.asinh.slope(x)
+        return turn * array_namespace(x).exp(self.asinh.log_jacobian(x)) + self.asinh.slope(x)
 
 
 class Table(NamedTuple):
@@ -157,6 +167,7 @@ class Table(NamedTuple):
     values: Array  # (k,) T there
     logs: Array  # (k,) log dT/du
     turns: Array  # (k,) its derivative
+    ends: Any = (0, -1)  # the first and the last knot; (g,) each of several tables, one after the other
 
     @classmethod
     def of(cls, at: Array, logs: Array, turns: Array) -> Table:
@@ -164,10 +175,12 @@ class Table(NamedTuple):
         made, cells = cls(at, np.zeros(len(at)), logs, turns), np.arange(len(at) - 1)
         return made._replace(values=np.append(0.0, np.cumsum(_integral(made._cubic(cells), np.ones(len(cells))))))
 
-    def forward(self, u: Array) -> Array:
-        cell, t, beyond = self._cell(u)
-        slope = np.where(beyond > 0.0, *np.exp(self.logs[[-1, 0]]))
-        return self.values[cell] + _integral(self._cubic(cell), t) + beyond * slope
+    def placed(self, u: Array) -> tuple[Array, Array]:
+        """T and log dT/du."""
+        xp, (cell, t, beyond) = array_namespace(u), self._cell(u)
+        cubic, (low, high) = self._cubic(cell), (xp.exp(self.logs[end]) for end in self.ends)
+        z = self.values[cell] + _integral(cubic, t) + beyond * xp.where(beyond > 0.0, high, low)
+        return z, _polynomial(cubic, t)
 
     def inverse(self, z: Array) -> Array:
         cell = np.clip(np.searchsorted(self.values, z) - 1, 0, len(self.at) - 2)
@@ -183,26 +196,22 @@ class Table(NamedTuple):
             u = np.where(beyond, self.at[end] + (z - self.values[end]) * math.exp(-self.logs[end]), u)
         return u
 
-    def log_slope(self, u: Array) -> Array:
-        """log dT/du."""
-        cell, t, _ = self._cell(u)
-        return _polynomial(self._cubic(cell), t)
-
     def turn(self, u: Array) -> Array:
-        """The derivative of that."""
+        """The derivative of log dT/du."""
         cell, t, beyond = self._cell(u)
         width, _, b, c, d = self._cubic(cell)
-        return np.where(beyond == 0.0, b + t * (2.0 * c + 3.0 * t * d), 0.0) / width
+        return array_namespace(u).where(beyond == 0.0, b + t * (2.0 * c + 3.0 * t * d), 0.0) / width
 
     def _cell(self, u: Array) -> tuple[Array, Array, Array]:
         """The cell of each u, how much of it lies before u, and how far u is from all knots: 0 between the ends."""
-        inside = np.clip(u, self.at[0], self.at[-1])
-        per_knot, most = (len(self.at) - 1) / (self.at[-1] - self.at[0]), len(self.at) - 2
+        xp, at, (first, last) = array_namespace(u), self.at, (end % len(self.at) for end in self.ends)
+        inside = xp.clip(u, at[first], at[last])
         with np.errstate(invalid="ignore"):  # NaN is in no cell
-            cell = np.clip(((inside - self.at[0]) * per_knot).astype(np.intp), 0, most)
-        if not ((self.at[cell] <= inside) & (inside <= self.at[cell + 1])).all():  # knots are not even: some are found
-            cell = np.clip(np.searchsorted(self.at, inside, side="right") - 1, 0, most)
-        return cell, (inside - self.at[cell]) / (self.at[cell + 1] - self.at[cell]), u - inside
+            cell = xp.astype((inside - at[first]) * ((last - first) / (at[last] - at[first])), xp.int64)
+        cell = first + xp.clip(cell, 0, last - first - 1)
+        if u.ndim == 1 and not ((at[cell] <= inside) & (inside <= at[cell + 1])).all():
+            cell = np.clip(np.searchsorted(at, inside, side="right") - 1, 0, last - 1)  # knots of an end are not even
+        return cell, (inside - at[cell]) / (at[cell + 1] - at[cell]), u - inside
 
     def _cubic(self, cell: Array) -> tuple[Array, ...]:
         """The widths of cells, and the coefficients of log dT/du by the part of a cell before u."""
@@ -217,14 +226,15 @@ def _polynomial(cubic: tuple[Array, ...], t: Array) -> Array:
 
 
 @functools.cache
-def _nodes() -> tuple[Array, Array]:
+def _nodes() -> tuple[list[float], ...]:
     """Five nodes and their shares: an eigenvalue problem, which takes longer than the sums."""
-    return np.polynomial.legendre.leggauss(5)
+    return tuple(x.tolist() for x in np.polynomial.legendre.leggauss(5))
 
 
 def _integral(cubic: tuple[Array, ...], t: Array) -> Array:
     """That of dT/du, from the first knot of a cell on."""
-    terms = (share * np.exp(_polynomial(cubic, 0.5 * (1.0 + node) * t)) for node, share in zip(*_nodes()))
+    exp = array_namespace(t).exp
+    terms = (share * exp(_polynomial(cubic, 0.5 * (1.0 + node) * t)) for node, share in zip(*_nodes()))
     return 0.5 * t * cubic[0] * sum(terms)
 
 
@@ -248,3 +258,24 @@ def _smoothed(mass: Array, h: float) -> Array:
     reach = math.ceil(8.0 * h)
     kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / h) ** 2)
     return np.convolve(mass, kernel / kernel.sum())[reach : reach + len(mass)]
+
+
+def joined(maps: Sequence[Any]) -> Any:
+    """Return formulas of one name, or normal scores, as one map of several columns (k, g)."""
+    if isinstance(maps[0], Closed):
+        return Closed(maps[0].name, *(np.array(numbers) for numbers in list(zip(*maps))[1:]))
+    tables = [one.table for one in maps]
+    stops = np.cumsum([len(one.at) for one in tables])
+    ends = np.append(0, stops[:-1]), stops - 1
+    at, values, logs, turns = map(np.concatenate, list(zip(*tables))[:4])
+    return NormalScores(joined([one.asinh for one in maps]), Table(at, values, logs, turns, ends))
+
+
+def sent(one: Any, like: Any) -> Any:
+    """Return a map, or what a tuple has, where ``like`` is."""
+    if isinstance(one, np.ndarray):
+        return array_namespace(like).asarray(one, device=device(like))
+    if not isinstance(one, tuple | list):
+        return one
+    parts = [sent(part, like) for part in one]
+    return type(one)(*parts) if hasattr(one, "_fields") else type(one)(parts)

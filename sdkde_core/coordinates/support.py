@@ -98,7 +98,7 @@ class Edges(NamedTuple):
         return bool(self.table.logs.any())
 
     def forward(self, x: Array) -> Array:
-        z, (least, most) = self.table.forward(x) if self.bent else x, self.outer
+        z, (least, most) = self.table.placed(x)[0] if self.bent else x, self.outer
         return np.where(x < least, -math.inf, np.where(x > most, math.inf, z))
 
     def inverse(self, z: Array) -> Array:

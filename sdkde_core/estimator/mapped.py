@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 import numpy as np
+from array_api_compat import device, is_torch_array
 
 from ..arrays import Argument, Array, Origin, array_namespace, check_names, ingest, quiet, to_host
 from ..coordinates import Coordinates, fit, images
@@ -78,24 +79,26 @@ class Mapped(Composed):
 
     @quiet
     def answer(self, query: Argument, what: str) -> Any:
-        x, z, outside = located(self.coordinates, query, to_host(self.centre))
-        asked = query._replace(array=z, dtype="float64", origin=Origin())
-        if self.choice.device != "cpu" and not query.origin.on_host:  # sums are made where both are
+        away = self.choice.device != "cpu" and not query.origin.on_host  # sums are made where both are
+        there = away and is_torch_array(query.array) and self.coordinates.anywhere
+        x, z, outside, slopes = located(self.coordinates, query, to_host(self.centre), there)
+        asked, xp = query._replace(array=z, dtype="float64", origin=Origin()), array_namespace(x)
+        if away:
             asked = asked._replace(array=query.origin.restore(z, "float64"), origin=query.origin)
-        slopes = self.coordinates.log_slopes(x)
         if what == "both":
             log, score = of_both(self.first, asked)
             log, score = log - self.log_mass + slopes.sum(axis=1), score * np.exp(slopes) + self.coordinates.turns(x)
             log[outside], score[outside] = -np.inf, np.nan
             return log, score
+        signed = what == "density" and self.request.method == "laplace"
+        found = of_part(self.first, asked, what if signed or what in ("score", "slope") else "log")
+        found, change = found if there else to_host(found), slopes.sum(axis=1) - self.log_mass
         if what in ("score", "slope"):
-            found = to_host(of_part(self.first, asked, what)) * np.exp(slopes) + self.coordinates.turns(x)
-        elif what == "density" and self.request.method == "laplace":
-            change = math.exp(-self.log_mass) * np.exp(slopes.sum(axis=1))
-            found = to_host(of_part(self.first, asked, what)) * change
+            found = found * xp.exp(slopes) + self.coordinates.turns(x)
+        elif signed:
+            found = found * xp.exp(change)
         else:
-            log = to_host(of_part(self.first, asked, "log")) - self.log_mass + slopes.sum(axis=1)
-            found = np.exp(log) if what == "density" else log
+            found = xp.exp(found + change) if what == "density" else found + change
         found[outside] = {"log": -np.inf, "density": 0.0}.get(what, np.nan)
         return query.origin.restore(found, max(query.dtype, self.problem.dtype))
 
@@ -155,14 +158,18 @@ def shares(fitted: Any) -> dict[str, tuple[float, float | None]]:
     return dict(sorted(found.items(), key=lambda item: -item[1][0]))
 
 
-def located(coordinates: Coordinates, query: Argument, inside: Array) -> tuple[Array, Array, Array]:
-    """Points (m, d) on the host, the same in z, and which T does not take (m,): these are moved to z = ``inside``."""
-    x = np.array(query.at(Origin()), order="C").reshape(-1, len(coordinates.maps))
-    z = coordinates.forward(x)
-    outside = (np.isfinite(x) & ~np.isfinite(z)).any(axis=1)
-    if outside.any():
-        z[outside], x[outside] = inside, coordinates.inverse(inside[None, :])
-    return x, z, outside
+def located(coordinates: Coordinates, query: Argument, inside: Array, there: bool = False) -> tuple[Any, Any, Any, Any]:
+    """Points (m, d), z, which T does not take (m,): moved to z = ``inside``; and log T′; on the host, or ``there``."""
+    x = query.at(query.origin if there else Origin())
+    xp = array_namespace(x)
+    x = xp.reshape(xp.astype(x, xp.float64), (-1, len(coordinates.maps)))  # a copy
+    z, slopes = coordinates.placed(x)
+    outside = xp.any(xp.isfinite(x) & ~xp.isfinite(z), axis=1)
+    if xp.any(outside):
+        places = inside, coordinates.inverse(inside[None, :])
+        z[outside], x[outside] = (xp.asarray(place, device=device(x)) for place in places)
+        slopes = coordinates.log_slopes(x)
+    return x, z, outside, slopes
 
 
 def of_part(fitted: Any, query: Argument, what: str) -> Any:

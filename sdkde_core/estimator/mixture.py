@@ -270,10 +270,9 @@ def local(fitted: Any, query: Argument, scale: Array) -> tuple[Array, Array, Arr
     On the host, in units of ``scale`` (d,). Of one density a step in that unit is to the mean of the kernels there.
     """
     if fitted.coordinates is not None:  # kernels are as wide as T makes them there
-        x, z, outside = located(fitted.coordinates, query, to_host(fitted.centre))
+        x, z, outside, logs = located(fitted.coordinates, query, to_host(fitted.centre))
         of_z = abs(fitted.bandwidth.stretch(np.eye(len(scale)))).max(axis=0)
         log, score, unit = local(fitted.first, query._replace(array=z), of_z)
-        logs = fitted.coordinates.log_slopes(x)
         slopes = np.exp(logs + np.log(scale) - np.log(of_z))
         log = np.where(outside, -math.inf, log - fitted.log_mass + logs.sum(axis=1))
         score = score * slopes + fitted.coordinates.turns(x) * scale
