@@ -192,3 +192,15 @@ def test_empty_queries_plots_and_units():
     for x in (np.ones((100, 2)), np.r_[X, [[np.nan, 0.0]]]):
         how = {"bandwidth": 0.3, "method": "stacked", "check_finite": False}
         assert sdkde_core.prepare(x, **how).parts[-1][1] > 0.0
+
+
+@pytest.mark.parametrize(("n", "d"), [(60, 1), (300, 2), (500, 5)])
+def test_the_order_of_the_rows_does_not_matter(n, d):
+    rng = np.random.default_rng(n)
+    x = np.round(np.exp(0.4 * rng.normal(size=(n, d)) + rng.integers(3, size=(n, 1))), 2)
+    weights, order, y = rng.random(n), rng.permutation(n), x[:40] * 1.01
+    for w in (None, weights):
+        how = {"method": "stacked", "device": "cpu"}
+        want = sdkde_core.prepare(x, weights=w, **how).estimate(y, log=True)
+        got = sdkde_core.prepare(x[order], weights=None if w is None else w[order], **how).estimate(y, log=True)
+        np.testing.assert_allclose(got, want, atol=1e-6)

@@ -211,7 +211,8 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     whole, data = _fitted(own, train)
     x, logs = to_host(data.train).astype(np.float64), data.log_weights
     weights = np.full(len(x), 1.0 / len(x)) if logs is None else np.exp(to_host(logs))
-    carrying = weights > 0.0
+    carrying = np.lexsort((weights, *x.T))  # nothing is to follow from the order of the rows
+    carrying = carrying[weights[carrying] > 0.0]
     x, weights = x[carrying], weights[carrying]
     n, settled = whole.problem.n, replace(request.settled, precision=whole.problem.precision)
     alone = Stacked(settled, [Part("sdkde", 0.0, whole)], n), data.dtype, data.origin
