@@ -233,6 +233,14 @@ def test_a_users_map_is_asked_for_nothing_only_where_it_has_values():
         sdkde_core.prepare(X[:50, 2], coordinates=Column())
 
 
+def test_a_file_is_read_whose_map_hardly_rises_in_a_gap(tmp_path):
+    x = np.random.default_rng(0).normal(size=1000)
+    x[0] = 1e20  # as files of the climate have where there is no value
+    ready = sdkde_core.prepare(x, coordinates="normal-scores", bandwidth=0.5)
+    ready.save(tmp_path / "far")
+    np.testing.assert_array_equal(sdkde_core.load(tmp_path / "far").estimate(x[:9]), ready.estimate(x[:9]))
+
+
 def test_coordinates_pickled_as_a_plain_tuple_are_read():
     known = fit(["log", "normal-scores"], X[:, :2], np.full(400, 1 / 400))
     before = type(known).__new__(type(known), known.maps, known.names)  # all that pickle does for a tuple

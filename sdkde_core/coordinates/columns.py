@@ -179,7 +179,8 @@ class Coordinates(_Coordinates):
                 case ["normal-scores", float(a), float(b)] if b > 0.0:
                     knots = arrays.get(f"map {j}", np.empty(0))
                     right = knots.dtype == float and knots.ndim == 2 and len(knots) == 4 and knots.shape[1] > 1
-                    right = right and np.isfinite(knots).all() and bool((np.diff(knots[:2]) > 0).all())
+                    right = right and np.isfinite(knots).all() and knots[0, 0] < knots[0, -1]
+                    right = right and bool((np.diff(knots[1]) >= 0.0).all())  # in far gaps it rises by less than 1e-16
                     if right and np.allclose(np.diff(knots[0]), np.diff(knots[0]).mean(), rtol=1e-3, atol=0.0):
                         maps.append(NormalScores(Closed("asinh", a, b), Table(*knots)))
         if len(maps) != d:
