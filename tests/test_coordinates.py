@@ -207,6 +207,47 @@ def test_a_users_map():
         sdkde_core.estimate(x, coordinates=Falling())
 
 
+def test_a_users_map_is_asked_for_nothing_only_where_it_has_values():
+    class Shifted:
+        def forward(self, x):
+            return np.where(x <= -3.0, -np.inf, np.log(np.maximum(x, -2.999) + 3.0)) + 0.0 * x.max()
+
+        def inverse(self, z):
+            return np.exp(z) - 3.0
+
+        def log_jacobian(self, x):
+            return -np.log(x + 3.0) + 0.0 * x.max()  # NumPy's and scikit-learn's functions refuse empty arrays too
+
+    ready = sdkde_core.prepare(X[:50, 2].clip(-2.5, 3.0), coordinates=Shifted())
+    assert (ready.estimate([-4.0, -5.0]) == 0.0).all() and np.isnan(ready.grad_log_density([-4.0])).all()
+    assert ready.probability([-4.0], [np.inf]) == pytest.approx(1.0)
+    assert ready.estimate([]).shape == (0,) and ready.grad_log_density(np.empty((0, 1))).shape == (0, 1)
+    round_it = sdkde_core.prepare(X[:50, 2], support=("circular", 6.0), bandwidth=0.3)
+    assert round_it.grad_log_density(np.empty((0, 1))).shape == (0, 1)
+
+    class Column(Cubic):
+        def log_jacobian(self, x):
+            return super().log_jacobian(x)[:, None]
+
+    with pytest.raises(ValueError, match="is no map of column 0"):
+        sdkde_core.prepare(X[:50, 2], coordinates=Column())
+
+
+def test_a_file_is_read_whose_map_hardly_rises_in_a_gap(tmp_path):
+    x = np.random.default_rng(0).normal(size=1000)
+    x[0] = 1e20  # as files of the climate have where there is no value
+    ready = sdkde_core.prepare(x, coordinates="normal-scores", bandwidth=0.5)
+    ready.save(tmp_path / "far")
+    np.testing.assert_array_equal(sdkde_core.load(tmp_path / "far").estimate(x[:9]), ready.estimate(x[:9]))
+
+
+def test_coordinates_pickled_as_a_plain_tuple_are_read():
+    known = fit(["log", "normal-scores"], X[:, :2], np.full(400, 1 / 400))
+    before = type(known).__new__(type(known), known.maps, known.names)  # all that pickle does for a tuple
+    for each in (before, pickle.loads(pickle.dumps(before))):
+        np.testing.assert_array_equal(each.placed(X[:9, :2]), known.placed(X[:9, :2]))
+
+
 def test_files_frames_tensors_and_explanations(tmp_path):
     y = READY.sample(30, 3)
     READY.save(tmp_path / "a")

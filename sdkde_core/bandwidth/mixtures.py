@@ -76,7 +76,7 @@ def log_densities(normals: Normals, y: Any) -> Any:
             found.append(constants - 0.5 * u.reshape(*u.shape[:-1], k, d).sum(-1))
         return found[0] if len(found) == 1 else array_namespace(y).concat(found, axis=-2)
     result = np.empty((*flat.shape[:-2], len(y), k))
-    each = (a.reshape(-1, *a.shape[-2:]) for a in (result, flat, offsets, constants))
+    each = (a.reshape(math.prod(a.shape[:-2]), *a.shape[-2:]) for a in (result, flat, offsets, constants))
     for into, matrix, offset, constant in zip(*each):
         matrix = np.ascontiguousarray(matrix)
         for rows in _blocks(len(y), k * d, 1 << 16):  # u stays in cache

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
 
@@ -34,16 +33,16 @@ class Map(Protocol):
 OfColumns: TypeAlias = Name | Map | Sequence[Name | Map | None] | Mapping[Any, Name | Map | None]
 
 
-@dataclass(frozen=True, eq=False)
-class Coordinates:
-    """z = T(x), a map for each column; ``names`` of the columns, or empty. Points are (k, d), float64, on the host."""
-
+class _Coordinates(NamedTuple):
     maps: tuple[Any, ...]
     names: tuple[str, ...] = ()
-    _there: PerStream = field(default_factory=PerStream, repr=False)
+
+
+class Coordinates(_Coordinates):
+    """z = T(x), a map for each column; ``names`` of the columns, or empty. Points are (k, d), float64, on the host."""
 
     def __reduce__(self) -> Any:
-        return Coordinates, (self.maps, self.names)
+        return Coordinates, (self.maps, self.names)  # not what a GPU has
 
     @property
     def anywhere(self) -> bool:
@@ -61,9 +60,14 @@ class Coordinates:
         joint = {name: joined([self.maps[j] for j in k]) for name, k in kinds.items() if isinstance(name, str)}
         return [(np.array(k), joint[name]) if name in joint else (name, self.maps[name]) for name, k in kinds.items()]
 
+    @functools.cached_property
+    def _there(self) -> PerStream:
+        return PerStream()
+
     def _at(self, x: Any) -> Any:
-        host = isinstance(x, np.ndarray)
-        return self._kinds if host else self._there.get(x.device, lambda: sent(self._kinds, x), x)
+        if isinstance(x, np.ndarray):
+            return self._kinds if len(x) else ()  # users' maps need not take none
+        return self._there.get(x.device, lambda: sent(self._kinds, x), x)
 
     def placed(self, x: Any) -> tuple[Any, Any]:
         """Return :meth:`forward` and :meth:`log_slopes`; the latter is NaN where a user's map does not take x."""
@@ -75,8 +79,8 @@ class Coordinates:
                 z[:, columns], logs[:, columns] = one.placed(finite[:, columns])
                 continue
             z[:, columns] = one.forward(finite[:, columns])
-            taken = np.isfinite(z[:, columns])
-            logs[taken, columns] = one.log_jacobian(x[taken, columns])
+            if (taken := np.isfinite(z[:, columns])).any():
+                logs[taken, columns] = one.log_jacobian(x[taken, columns])
         return xp.where(infinite, x, z), xp.where(infinite, -math.inf, logs)
 
     def forward(self, x: Array) -> Array:
@@ -175,7 +179,8 @@ class Coordinates:
                 case ["normal-scores", float(a), float(b)] if b > 0.0:
                     knots = arrays.get(f"map {j}", np.empty(0))
                     right = knots.dtype == float and knots.ndim == 2 and len(knots) == 4 and knots.shape[1] > 1
-                    right = right and np.isfinite(knots).all() and bool((np.diff(knots[:2]) > 0).all())
+                    right = right and np.isfinite(knots).all() and knots[0, 0] < knots[0, -1]
+                    right = right and bool((np.diff(knots[1]) >= 0.0).all())  # in far gaps it rises by less than 1e-16
                     if right and np.allclose(np.diff(knots[0]), np.diff(knots[0]).mean(), rtol=1e-3, atol=0.0):
                         maps.append(NormalScores(Closed("asinh", a, b), Table(*knots)))
         if len(maps) != d:
@@ -245,7 +250,7 @@ def _own(one: Any, column: Array, what: str) -> Any:
     column = np.sort(column[np.isfinite(column)])
     z = np.asarray(one.forward(column))
     fits = z.shape == column.shape and np.isfinite(z).all() and (np.diff(z)[np.diff(column) > 0.0] > 0.0).all()
-    fits = fits and np.isfinite(one.log_jacobian(column)).all()
+    fits = fits and np.isfinite(logs := z + np.asarray(one.log_jacobian(column))).all() and logs.shape == z.shape
     if not fits or not np.allclose(one.inverse(z), column, rtol=1e-6, atol=1e-6 * float(np.ptp(column))):
         raise ValueError(
             f"coordinates: {brief(one)} is no map of {what}: its forward must take (k,) values to finite ones that "
