@@ -151,10 +151,10 @@ def _given(query: ArrayLike, train: ArrayLike, bandwidth: Any, weights: Any = No
 def _whitened(bandwidth: ArrayLike, y: Array, x: Array) -> Any:
     """L⁻¹(y − x₀) and L⁻¹(x − x₀), H = L Lᵀ, by forward substitution in decimal arithmetic; in extended precision.
 
-    60 digits are enough for any H that is positive definite in float64.
+    60 digits are enough for any H that is positive definite in float64; x₀, the median, is near all points but a few.
     """
     with decimal.localcontext(prec=60):
-        factor, u = _decimal_factor(bandwidth), _decimal(np.concatenate([y, x])) - _decimal(x[:1])
+        factor, u = _decimal_factor(bandwidth), _decimal(np.concatenate([y, x])) - _decimal(np.median(x, axis=0)[None])
         for k, row in enumerate(factor):
             u[:, k] = (u[:, k] - sum(row[j] * u[:, j] for j in range(k))) / row[k]
         high = u.astype(float)

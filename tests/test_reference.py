@@ -176,3 +176,11 @@ def test_far_columns_that_are_left_out_change_nothing():
         with mpmath.workdps(40):
             total = sum(mpmath.exp(w - (mpmath.mpf(float(u)) - float(row)) ** 2 / 2) for u, w in zip(x[:, 0], log_w))
             assert abs(got.log_sum[i] - float(mpmath.log(total))) < 1e-12
+
+
+def test_a_point_far_away_does_not_blur_the_others_under_a_matrix():
+    x = np.array([[1e37], [0.8], [0.3], [-1.3]])
+    number, matrix = (
+        reference.estimate(x, x, bandwidth=h, method="sdkde", log=True) for h in (0.5, np.array([[0.25]]))
+    )
+    np.testing.assert_allclose(matrix, number, rtol=1e-12)
