@@ -22,7 +22,7 @@ from ..bandwidth.rounding import spread_within, units_of
 
 
 class Formula(NamedTuple):
-    """T(x), its inverse, log T′ and the derivative of that, with two numbers of the map; all but one by x's library."""
+    """T(x), its inverse, log T′ and the derivative of that, by two numbers; all but the inverse get its library."""
 
     forward: Callable[..., Array]
     inverse: Callable[..., Array]
