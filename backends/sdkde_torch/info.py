@@ -8,7 +8,7 @@ from typing import Any
 from sdkde_core.plugin import cpu_threads
 from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support, Work
 
-from .bounds import CHUNK, extent_limit, formula, has_double
+from .bounds import CHUNK, extent_limit, formula, has_double, terms_at_once
 
 
 def _supports(problem: Problem) -> Support:
@@ -48,6 +48,9 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     width, far = (1.0, 8.4) if dtype == "float32" else (2.0, 25.8)  # √71, √667
     again = d >= 8 and not problem.same and problem.extent > far * problem.n ** (1.0 / d)
     passes, columns, operations = (3.0 * x if again else x for x in (passes, columns, operations))
+    if mean and kind != "direct" and (part := terms_at_once(problem, dtype)) < CHUNK:
+        # A product of so few terms writes what the one before wrote: in the time of two such passes.
+        passes, operations = passes + 4.0 * (d + 1) / part, operations + CHUNK / part
     tiles = -(-problem.n // CHUNK) * max(1.0, problem.m / (256.0 if on_cpu else 16384.0))
     read = 16.0 * (problem.m + problem.n) * (d + 2)
     return Work(
