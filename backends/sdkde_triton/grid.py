@@ -12,7 +12,7 @@ from .space import COLUMN_PADDING
 MOST_PARTS = (1 << 16) - 1
 
 #: Bytes of partial results that may exist at once; more rows come in slabs.
-PARTIAL_BYTES = 256 << 20
+PARTIAL_BYTES = 1 << 30
 
 
 def splits(rows: int, n: int, block_m: int, step: int, slots: int, limit: int, columns: int) -> tuple[int, int]:
