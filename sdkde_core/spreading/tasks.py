@@ -10,7 +10,7 @@ into blocks, and each pair of blocks I ≤ J is one task with two results: the r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from ..engine.columns import PackedColumns, Range
@@ -82,7 +82,11 @@ def joined(packed: PackedColumns, tasks: Sequence[Task], results: Sequence[Seque
     for task, sides in zip(tasks, results, strict=True):
         for here, there, side in zip(task.results, (task.columns, task.rows), sides):
             found.setdefault(here, {}).setdefault(there, side)
-    whole = concatenate([merge([found[here][there] for there in sorted(found[here])]) for here in sorted(found)])
+    parts = [[found[here][there] for there in sorted(found[here])] for here in sorted(found)]
+    # Blocks of few numbers four at a time: merging one takes the host longer than the device.
+    few = tasks[0].kind != "rows" and packed.n * parts[0][0].shift.shape[1] < 1 << 23
+    together = groupby(enumerate(parts), key=lambda x: (x[0] // (4 if few else 1), len(x[1])))
+    whole = concatenate([merge(list(map(concatenate, zip(*(x for _, x in some))))) for _, some in together])
     return whole if tasks[0].kind == "rows" else packed.in_order(whole)
 
 
