@@ -63,7 +63,7 @@ class Lists(NamedTuple):
 
 def order_columns(points: torch.Tensor, log_weights: torch.Tensor) -> Near | None:
     """Return the columns in order; None where a coordinate or weight is not finite."""
-    if not bool(torch.isfinite(points).all() & torch.isfinite(log_weights).all()):
+    if not bool(torch.isfinite(points.sum() + log_weights.sum())):
         return None
     where = order(points, LEAF)
     points, log_weights = points[where], log_weights[where]
@@ -97,7 +97,7 @@ def reduce(
     """
     if points is None:
         where, rows = near.order, near.points
-    elif bool(torch.isfinite(points).all()):
+    elif bool(torch.isfinite(points.sum())):
         where = order(points, HEIGHT)
         rows = points[where]
     else:
