@@ -1,6 +1,7 @@
 """Rows shared out among several devices: the numbers of one, and which lists of devices can be."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import blocks
@@ -84,6 +85,27 @@ def by_pairs(x, extent, limit=np.inf):
     for other, _ in others:
         assert np.array_equal(other.log_sum, first[0].log_sum) and np.array_equal(other.shift, first[0].shift)
     return first
+
+
+def test_how_long_threads_turns_are_is_as_it_was(points, queries):
+    """Calls that overlap, and one that fails, leave Python's interval alone."""
+    several, _ = spread(points, 3, Reduction.LOG_SUM, False)
+    before, seen = sys.getswitchinterval(), []
+
+    def reduce(*unused):
+        seen.append(sys.getswitchinterval())
+        raise ArithmeticError("no sums")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: several.reduce(queries), range(16)))
+    assert sys.getswitchinterval() == before
+    backend = blocks.NumpyBackend()
+    backend.reduce = reduce
+    problem = Problem(Reduction.LOG_SUM, m=M, n=N, d=D, extent=2.0**20, precision="high")
+    several = OnDevices(["cpu"] * 2, backend, INFO, problem, Columns(points, np.full(N, -np.log(N))))
+    with pytest.raises(Exception, match="no sums"):
+        several.reduce(queries)
+    assert max(seen) <= 1e-4 < before == sys.getswitchinterval()
 
 
 @pytest.mark.parametrize("away", [0.0, 15.0, 1e4])
