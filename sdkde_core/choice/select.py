@@ -287,9 +287,6 @@ def _choose(
     raise BackendUnavailable(f"no backend can do this:\n{details}{_mend(problems, 'install')}")
 
 
-# --- the environment ---
-
-
 def check_environment() -> None:
     """Raise ValueError for a variable that is set wrongly, before a backend stumbles over it and is blamed."""
     cpu_threads(), switched_off("SDKDE_TUNING")
@@ -311,9 +308,6 @@ def _mend(problems: Sequence[Problem], how: str) -> str:
             known = f" ({'; '.join(able)})" if able else ""
             return f"\n{what}: {how} a backend with the feature {feature!r}{known}, or {instead}"
     return ""
-
-
-# --- candidates ---
 
 
 def ranked(
