@@ -79,13 +79,13 @@ def _within(xp: Any, along: Any, width: int) -> Any:
     n, blocks = along.shape[1], by_tile(along, width, axis=1)  # (d, nodes, width)
     low, nodes = xp.min(blocks, axis=2), blocks.shape[1]
     extents, node = xp.max(blocks, axis=2) - low, xp.arange(nodes, device=device(along))
-    widest = xp.argmax(extents, axis=0), node  # of each node
-    place = blocks[widest]  # (nodes, width)
+    widest = xp.argmax(extents, axis=0)
+    place = blocks[widest, node, ...]  # (nodes, width)
     if width <= 4096:
         if nodes * width > n:
             xp.reshape(place, (-1,))[n:] = math.inf  # what fills the last node stays last
         return xp.reshape(xp.argsort(place, axis=1, stable=True) + width * node[:, None], (-1,))[:n]
-    low, extents = low[widest][:, None], extents[widest][:, None]
+    low, extents = low[widest, node][:, None], extents[widest, node][:, None]
     steps = max((1 << 31) // nodes, 1 << 8)
     place = (place - low) * (steps / xp.where(extents > 0.0, extents, xp.ones_like(extents)))
     key = node[:, None] * steps + xp.clip(xp.astype(place, xp.int64), max=steps - 1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -24,8 +23,6 @@ from ..engine.threads import map_threads
 from ..protocol import Backend, BackendInfo, Columns, Partial, Problem, with_fields
 from .ranks import OnRanks, Ranks
 from .tasks import Range, dealt, joined, run, shares, tasks_of
-
-_turns = threading.Lock()  # of the call that changed how long threads' turns are
 
 
 class OnDevices:
@@ -106,15 +103,14 @@ class OnDevices:
                     found[arguments[0]] += work(arguments[0], [arguments])
         else:
             # Threads that launch wait for their turns: by Python's of 5 ms four GPUs take half as long again.
-            alone, before = _turns.acquire(blocking=False), sys.getswitchinterval()
+            turns = sys.getswitchinterval()
             try:
-                if alone:
-                    sys.setswitchinterval(min(before, 1e-4))
+                if turns > 1e-4:  # else another call has changed it already, and will put it back
+                    sys.setswitchinterval(1e-4)
                 found = dict(zip(busy, map_threads(lambda k: work(k, mine[k]), busy, len(busy))))
             finally:
-                if alone:
-                    sys.setswitchinterval(before)
-                    _turns.release()
+                if turns > 1e-4:
+                    sys.setswitchinterval(turns)
         done = {k: iter(results) for k, results in found.items()}
         return [next(done[arguments[0]]) for arguments in given]
 

@@ -84,7 +84,7 @@ def joined(packed: PackedColumns, tasks: Sequence[Task], results: Sequence[Seque
             found.setdefault(here, {}).setdefault(there, side)
     parts = [[found[here][there] for there in sorted(found[here])] for here in sorted(found)]
     # Blocks of few numbers four at a time: merging one takes the host longer than the device.
-    few = tasks[0].kind != "rows" and packed.n * parts[0][0].shift.shape[1] < 1 << 23
+    few = tasks[0].kind != "rows" and packed.n * parts[0][0].shift.shape[1] <= 1 << 22
     together = groupby(enumerate(parts), key=lambda x: (x[0] // (4 if few else 1), len(x[1])))
     whole = concatenate([merge(list(map(concatenate, zip(*(x for _, x in some))))) for _, some in together])
     return whole if tasks[0].kind == "rows" else packed.in_order(whole)
