@@ -291,7 +291,8 @@ def test_a_picture(columns):
 
 def test_what_cannot_be_kept_scored_or_drawn():
     sdkde("fit", "train.npy", "-o", "x.sdkde", *HOW)
-    Path("notes.txt").write_text("precious")
+    for name in ("notes.txt", "notes.sdkde"):
+        Path(name).write_text("precious")
     Path("damaged.sdkde").write_bytes(Path("x.sdkde").read_bytes()[:500])
     np.save("nine.npy", np.random.default_rng(0).normal(size=(50, 9)))
     for arguments, cause in [
@@ -299,6 +300,7 @@ def test_what_cannot_be_kept_scored_or_drawn():
         (("fit", "train.npy", "-o", "-"), "-: a density is no table"),
         (("fit", "train.npy", "-o", "out.csv"), "out.csv: a density is no table; pass such as -o density.sdkde"),
         (("fit", "train.npy", "-o", "notes.txt"), "notes.txt: is there, and is no density"),
+        (("fit", "train.npy", "-o", "notes.sdkde"), "notes.sdkde: is there, and is no density"),
         (("fit", "train.npy", "-o", "none/x.sdkde"), "none/x.sdkde: there is no folder"),
         (("fit", "train.npy", "-o", "x.sdkde", "--bandwidth", "1,2"), "bandwidth has shape (2,), but train has 3"),
         (("estimate", "x.sdkde"), "x.sdkde is a density, without its training points; pass QUERY"),
@@ -315,7 +317,7 @@ def test_what_cannot_be_kept_scored_or_drawn():
         (("plot", "nine.npy", "-o", "p.png"), "nine.npy: has 9 columns, too many for all pairs of them"),
     ]:
         assert cause in refused(*arguments)
-    assert Path("notes.txt").read_text() == "precious"
+    assert Path("notes.txt").read_text() == Path("notes.sdkde").read_text() == "precious"
     assert not Path("out.csv").exists() and not Path("p.png").exists()
 
 
@@ -354,6 +356,25 @@ def test_a_header_of_numbers_is_warned_of_and_columns_add_up(tmp_path):
     ways = (["--columns", "a", "--columns", "b"], ["--columns", "a,b"])
     both, one = (CliRunner().invoke(main, [*asked, *more]) for more in ways)
     assert both.stdout == one.stdout and both.exit_code == 0
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_first_lines_of_words_and_numbers(tmp_path):
+    """Such as pandas writes of columns without names are refused; what may be a sample is told of."""
+    x, y = (str(tmp_path / name) for name in ("x.csv", "y.csv"))
+    for first in ("0,1,label", ",0,1"):
+        Path(x).write_text(f"{first}\n1,1.5,2.5\n2,0.25,0.5\n3,1.25,2.0\n")
+        done = CliRunner().invoke(main, ["estimate", x, "--columns", "0,1", "--bandwidth", "1"])
+        assert done.exit_code == 2 and f"its first line, {first}, is a data frame's default header" in done.stderr
+    Path(x).write_text("1.5,2.5\n0.25,0.5\n1.25,2.0\n")
+    for first, *given in (
+        ("country,2019,2020", y, "--columns", "1,2"),
+        ("2019,2020,country", x, y, "--columns", "0,1"),
+    ):
+        Path(y).write_text(f"{first}\n10,11,12\n12,13,14\n")
+        done = CliRunner().invoke(main, ["estimate", *given, "--bandwidth", "1"])
+        assert done.exit_code == 0 and f"{y}: its first line, {first}, is taken as a sample: a header?" in done.stderr
+    assert "is taken" not in CliRunner().invoke(main, ["estimate", x, "--bandwidth", "1"]).stderr
 
 
 def test_an_archive_of_several_arrays_is_not_replaced(tmp_path):

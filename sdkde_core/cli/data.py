@@ -156,10 +156,10 @@ def _weights(text: str) -> Any:
     return weights.read()[:, 0]
 
 
-def is_saved(text: str) -> bool:
-    """Whether a file holds a density, by its name or by what is in it."""
-    if text.lower().endswith(".sdkde") or not zipfile.is_zipfile(text):
-        return text.lower().endswith(".sdkde")
+def is_saved(text: str, named: bool = True) -> bool:
+    """Whether a file holds a density, by what is in it or, if it is no archive, by how it is ``named``."""
+    if not zipfile.is_zipfile(text):
+        return named and text.lower().endswith(".sdkde")
     with naming(text), zipfile.ZipFile(text) as archive:
         return "sdkde.npy" in archive.namelist()
 

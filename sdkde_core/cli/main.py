@@ -154,7 +154,7 @@ def fit_command(train: str, output: str, columns: list[str], quiet: bool, **opti
     check_folder(path := Path(output))
     if is_stdout(output) or path.suffix.lower() in set(EXTENSIONS) - {".npz"}:
         raise FileError(f"{output}: a density is no table; pass such as -o density.sdkde")
-    if path.is_file() and not data.is_saved(output):
+    if path.is_file() and not data.is_saved(output, named=False):
         raise FileError(f"{output}: is there, and is no density; name another, or remove it first")
     prepared, _ = data.fitted(train, columns, options, quiet)
     prepared.save(output)

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..messages import optional
+from ..messages import optional, warn_once
 from ..storage import reserve, write_folder
 from .common import Array, FileError, Pick, Source, Write, filling, width_of
 
@@ -136,8 +136,9 @@ def read_csv(name: str, path: Path, key: str, pick: Pick, comma: str) -> Source:
                 noted[0] = noted[0] or "#"  # the name of a column of numbers
             skipped += 1
         fields = _fields(first, comma)
-        header = not any(_is_number(f) for f in fields)
-        if len(fields) > 1 and fields == [str(k) for k in range(len(fields))]:
+        numbered = [field for field in fields if _is_number(field)]
+        header = not numbered
+        if len(numbered) > 1 and numbered == [str(k) for k in range(len(numbered))]:
             raise ValueError(
                 f"its first line, {first.strip()[:40]}, is a data frame's default header, or a sample; "
                 "write it with names, or without a header (pandas: header=False)"
@@ -158,6 +159,9 @@ def read_csv(name: str, path: Path, key: str, pick: Pick, comma: str) -> Source:
     begun = noted and len(noted) == len(fields) and not any(map(_is_number, noted))  # with a #, as by NumPy's savetxt
     names, start = tuple(fields if header else noted if begun else ()), skipped + header  # lines without data
     wanted = list(pick(names, len(fields)))
+    if 0 < len(numbered) < len(fields) and all(fields) and all(_is_number(fields[j]) for j in wanted):
+        what = f"its first line, {first.strip()[:60]}, is taken as a sample: a header?"
+        warn_once(f"{name}: {what} Then write names with a letter, or leave it out")
     if names and names[0] == "" and len(fields) > 1 and 0 in wanted:
         raise ValueError("the first column has no name: a data frame's index? (pandas: write with index=False)")
 
