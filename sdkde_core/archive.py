@@ -3,9 +3,6 @@
 Format version 1 is what :func:`numpy.savez` writes, a zip of ``.npy`` members that are not compressed, each with its
 CRC-32. The member ``sdkde`` holds JSON in UTF-8, as an array of bytes: ``format``, the version; ``kind``, what was
 saved; ``library``, the version of sdkde-core that did; ``content``, an object that is the kind's own.
-
-A kind is a class with ``save(path)``, which calls :func:`write` with the kind's name, and a class method
-``from_saved(content, arrays, name)``. One that has a :class:`.Prepared` keeps what its ``to_saved`` returns.
 """
 
 from __future__ import annotations
@@ -14,17 +11,15 @@ import importlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .arrays import public
+from .arrays import Array, public
 from .messages import brief
 from .storage import write_atomically
-
-Array = NDArray[Any]
 
 VERSION = 1  # of the format
 
@@ -32,11 +27,9 @@ VERSION = 1  # of the format
 def plain(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options as a file keeps them; TypeError, beginning with ``name``, for one that JSON does not have."""
     for option, value in options.items():
-        try:
+        with suppress(TypeError, ValueError, RecursionError):
             if json.loads(json.dumps(value, allow_nan=False)) == value:
                 continue
-        except (TypeError, ValueError, RecursionError):
-            pass
         raise TypeError(
             f"{name} has {option}={brief(value)}, which a file does not keep; pass None, booleans, numbers, strings, "
             "or lists and dicts of those"
@@ -48,7 +41,7 @@ def write(path: Path | str, kind: str, content: Mapping[str, Any], arrays: Mappi
     """Write a file in a single step; ``content`` has what JSON has, ``arrays`` are NumPy's."""
     from . import __version__
 
-    _check_path(path)
+    check_replaced(path)
     about = {"format": VERSION, "kind": kind, "library": __version__, "content": dict(content)}
     header = np.frombuffer(json.dumps(about, allow_nan=False).encode(), np.uint8)
     ordered: dict[str, Any] = {name: np.asarray(x, order="C") for name, x in arrays.items()}
@@ -58,8 +51,7 @@ def write(path: Path | str, kind: str, content: Mapping[str, Any], arrays: Mappi
 
 def read(path: Path | str) -> tuple[str, dict[str, Any], dict[str, Array]]:
     """Return the kind, the content and the arrays that :func:`write` was given; ValueError if the file is another."""
-    _check_path(path)
-    name = os.fspath(path)
+    name = _named(path)
     with open(path, "rb") as file:
         if (begins := file.read(4)) != b"PK\x03\x04"[: len(begins)]:
             raise ValueError(f"{name!r} is no file that sdkde has saved; pass one that save() has written")
@@ -81,14 +73,31 @@ def read(path: Path | str) -> tuple[str, dict[str, Any], dict[str, Array]]:
     return kind, content, arrays
 
 
-def _check_path(path: Any) -> None:
+def check_replaced(path: Path | str) -> None:
+    """Raise FileExistsError where a file is there that is neither empty nor one that :func:`write` made."""
+    name = _named(path)
+    if os.path.isfile(name) and os.path.getsize(name) and not is_ours(name):
+        raise FileExistsError(f"{name}: is there, and is no density; name another, or remove it first")
+
+
+def is_ours(path: Path | str) -> bool:
+    """Whether a file is an archive that :func:`write` made, as far as its members' names say."""
+    import zipfile  # takes milliseconds, and most processes read no file
+
+    with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+        return "sdkde.npy" in archive.namelist()
+    return False
+
+
+def _named(path: Any) -> str:
     if not isinstance(path, str | os.PathLike):  # a number is a file that is open
         raise TypeError(f"path is {brief(path)}; pass a string or a Path")
+    return os.fspath(path)
 
 
 def _members(file: IO[bytes]) -> dict[str, Array]:
     """The arrays of a zip by their names; what unpacks to more than the file has bytes is refused."""
-    import zipfile  # takes milliseconds, and most processes read no file
+    import zipfile
 
     arrays = {}
     with zipfile.ZipFile(file) as archive:

@@ -328,6 +328,28 @@ def test_other_files_are_refused_and_nothing_is_executed():
     assert not Path("harm").exists()
 
 
+@pytest.mark.parametrize("kind", ["Prepared", "KernelDensity", "gaussian_kde"])
+def test_a_file_of_another_program_is_not_replaced(kind):
+    if kind == "KernelDensity":
+        pytest.importorskip("sklearn")
+    make = {
+        "Prepared": lambda: sdkde_core.prepare(X, bandwidth=0.5),
+        "KernelDensity": lambda: sdkde_core.KernelDensity(bandwidth=0.5).fit(X),
+        "gaussian_kde": lambda: sdkde_core.gaussian_kde(X.T),
+    }[kind]()
+    Path("text").write_text("sdkde")
+    np.savez("other.npz", points=X)
+    for name in ("text", "other.npz"):
+        before = Path(name).read_bytes()
+        with pytest.raises(FileExistsError, match=f"^{name}: is there, and is no density; name another, or remove it"):
+            make.save(name)
+        assert Path(name).read_bytes() == before
+    Path("empty").touch()
+    make.save("empty")
+    make.save("empty")
+    assert type(sdkde_core.load("empty")) is type(make)
+
+
 def crafted(*members, compression=zipfile.ZIP_STORED):
     """A file of these members, pairs of a name and bytes; its size."""
     with zipfile.ZipFile("a", "w", compression) as made:

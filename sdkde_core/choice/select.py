@@ -244,7 +244,7 @@ def _choose(
     key: Any = None,
 ) -> Choice:
     """The choice for one device, kept by ``key``: first among those that may rank first, then among all."""
-    check_environment()
+    cpu_threads(), switched_off("SDKDE_TUNING")  # ValueError for one set wrongly, before a backend is blamed for it
     named, tried = wanted.named, dict[tuple[str, str], str]()
     named_by = f"SDKDE_BACKEND is {named!r}: " if named != wanted.backend else ""
     if named != "auto":
@@ -285,11 +285,6 @@ def _choose(
         raise BackendUnavailable(f"{named_by}backend {named!r} cannot do this: {reasons}{_mend(problems, 'name')}")
     details = "\n".join(f"  {c.name} ({c.device}): {c.reason}" for c in failures) or "  no plugin is installed"
     raise BackendUnavailable(f"no backend can do this:\n{details}{_mend(problems, 'install')}")
-
-
-def check_environment() -> None:
-    """Raise ValueError for a variable that is set wrongly, before a backend stumbles over it and is blamed."""
-    cpu_threads(), switched_off("SDKDE_TUNING")
 
 
 def named_backend(backend: str) -> str:

@@ -6,9 +6,8 @@ import shutil
 import sys
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
-from ..archive import load
+from ..archive import is_ours, load
 from ..arrays import Argument as Given
 from ..arrays import Array, listed
 from ..bandwidth.rules import RULES
@@ -137,11 +136,9 @@ def _bandwidth(text: str) -> Any:
     """Return a rule's name, a number or several, or the numbers in a file."""
     if text in RULES:
         return text
-    try:
+    with suppress(ValueError):  # a file, or neither, which is said below
         numbers = [float(part) for part in text.split(",")]
         return numbers if len(numbers) > 1 else numbers[0]
-    except ValueError:  # a file, or neither, which is said below
-        pass
     if not _is_file(text):
         hint = did_you_mean(text, RULES)
         raise ValueError(f"bandwidth is {text!r}; pass one of {', '.join(RULES)}, numbers, or a file{hint}")
@@ -156,12 +153,10 @@ def _weights(text: str) -> Any:
     return weights.read()[:, 0]
 
 
-def is_saved(text: str, named: bool = True) -> bool:
-    """Whether a file holds a density, by what is in it or, if it is no archive, by how it is ``named``."""
-    if not zipfile.is_zipfile(text):
-        return named and text.lower().endswith(".sdkde")
-    with naming(text), zipfile.ZipFile(text) as archive:
-        return "sdkde.npy" in archive.namelist()
+def is_saved(text: str) -> bool:
+    """Whether a file holds a density, by its name or by what is in it."""
+    with naming(text):
+        return text.lower().endswith(".sdkde") or is_ours(text)
 
 
 def density_of(text: str, columns: Names, marginal: bool = False) -> tuple[Prepared, Array | None]:

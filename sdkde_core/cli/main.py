@@ -17,6 +17,7 @@ import numpy as np
 from click.core import ParameterSource
 
 from .. import __version__, api
+from ..archive import check_replaced
 from ..arrays import Argument as Given
 from ..arrays import Array, to_host
 from ..estimator.explanation import explained
@@ -154,8 +155,7 @@ def fit_command(train: str, output: str, columns: list[str], quiet: bool, **opti
     check_folder(path := Path(output))
     if is_stdout(output) or path.suffix.lower() in set(EXTENSIONS) - {".npz"}:
         raise FileError(f"{output}: a density is no table; pass such as -o density.sdkde")
-    if path.is_file() and not data.is_saved(output, named=False):
-        raise FileError(f"{output}: is there, and is no density; name another, or remove it first")
+    check_replaced(path)
     prepared, _ = data.fitted(train, columns, options, quiet)
     prepared.save(output)
     if not quiet:

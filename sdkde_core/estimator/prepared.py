@@ -464,7 +464,7 @@ class Prepared:
 
     @public
     def save(self, path: Path | str) -> None:
-        """Write it to one file, which :func:`sdkde_core.load` reads here and elsewhere; overwritten if it exists.
+        """Write it to one file, which :func:`sdkde_core.load` reads here and elsewhere; an older one is replaced.
 
         The file has the samples, moved and whitened, and all that was decided from them. It is no pickle; its format is
         described in :mod:`sdkde_core.archive`. After an error or an interrupt an older file is as it was.
@@ -477,7 +477,7 @@ class Prepared:
         Raises
         ------
         OSError
-            It cannot be written.
+            It cannot be written; or a file is there that is not empty, and was not written by ``save``.
         TypeError
             ``backend_options`` has something else than booleans, numbers, strings, and lists and dicts of those.
         """

@@ -13,9 +13,10 @@ import numpy as np
 from ..arrays import convert, to_host
 from ..choice import registry, select
 from ..choice.cost import typical_extent
-from ..choice.hardware import processor
+from ..choice.hardware import cpu_threads, processor
 from ..choice.judge import compile_seconds, judge
 from ..engine.failures import BackendFailed
+from ..messages import switched_off
 from ..protocol import BackendInfo, BackendUnavailable, Problem
 from .fitted import run, set_aside
 from .plan import plan
@@ -26,7 +27,7 @@ _logger = logging.getLogger("sdkde")
 
 def warm_up(device: str | tuple[str, ...] | None) -> dict[str, dict[str, float]]:
     """Start every backend on the devices named; None: on the CPU and on devices that are here."""
-    select.check_environment()
+    cpu_threads(), switched_off("SDKDE_TUNING")  # ValueError for one that is set wrongly
     named = select.named_backend("auto")
     if named != "auto":
         select.require_known(named, f"SDKDE_BACKEND is {named!r}: ")
