@@ -6,6 +6,7 @@ are modules with descriptions of their own.
 
 from __future__ import annotations
 
+from .arrays import array_namespace
 from .choice import cost as prices
 from .choice import grids
 from .choice.hardware import cpu_threads
@@ -24,6 +25,7 @@ from .storage import cache_folder, write_atomically
 __all__ = [
     "PerStream",
     "Slots",
+    "array_namespace",
     "cache_folder",
     "check_threads",
     "checkpoint",

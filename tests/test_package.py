@@ -61,7 +61,7 @@ ROOMS = {
     "arrays": set(),
     "archive": {"messages", "storage", "arrays"},
     "engine": {"protocol", "arrays"},
-    "nearby": {"protocol", "engine"},
+    "nearby": {"protocol", "arrays", "engine"},
     "choice": {"messages", "protocol", "fresh", "storage", "engine"},
     "tuning": {"messages", "protocol", "choice"},
     "plugin": {"messages", "protocol", "fresh", "storage", "arrays", "engine", "choice"},

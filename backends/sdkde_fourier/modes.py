@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, is_numpy_array
+from array_api_compat import is_numpy_array
 from numpy.typing import NDArray
 
+from sdkde_core.plugin import array_namespace
 from sdkde_core.protocol import Problem, Reduction
 
 from .bounds import around_a_cell, cutoff

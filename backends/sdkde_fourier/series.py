@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device, to_device
+from array_api_compat import device, to_device
 
 from sdkde_core.nearby import Neighbours
-from sdkde_core.plugin import concatenate, empty, put
+from sdkde_core.plugin import array_namespace, concatenate, empty, put
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
 from . import price

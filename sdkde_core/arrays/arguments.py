@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace, is_array_api_obj, is_torch_array, to_device
 from array_api_compat import device as device_of
+from array_api_compat import is_array_api_obj, is_torch_array, to_device
 
 from . import places
 from .frames import Refused, library_of, names_of, read
-from .places import Origin, detached, device_name, from_host, has_float64, is_attached, look, to_host, with_room
+from .places import Origin, detached, device_name, has_float64, is_attached, look, to_host, with_room
 
 #: With at least so many numbers, host data are copied to the GPU that the caller named before they are validated.
 LARGE = 1 << 18
@@ -113,7 +113,7 @@ class Argument(NamedTuple):
         numpys, library = isinstance(value, (np.ndarray, np.generic)), ""
         origin, has_dtype = _HOST, numpys or hasattr(value, "__array__")
         if not numpys and is_array_api_obj(value):
-            xp, device = array_namespace(value), device_of(value)
+            xp, device = places.array_namespace(value), device_of(value)
             bits, place = _bits(xp, value.dtype), str(device).lower()
             if not bits:
                 raise Refused(f"{name} has dtype {value.dtype}; pass real numbers (integer, boolean or floating)")
@@ -156,7 +156,7 @@ class Argument(NamedTuple):
         x = self.array
         if isinstance(x, np.ndarray):
             narrow = x.dtype.kind == "f" and x.dtype.itemsize <= 4
-            return from_host(np.asarray(x, dtype=np.float32 if narrow else np.float64), place.xp, place.device)
+            return places.from_host(np.asarray(x, dtype=np.float32 if narrow else np.float64), place.xp, place.device)
         if self.origin.xp is not place.xp:
             x = place.xp.from_dlpack(x)
         if self.origin != place:
@@ -304,7 +304,7 @@ def check_shapes(x: Argument, q: Argument | None, w: Argument | None) -> None:
 
 def refuse_not_finite(name: str, x: Any, first: int = 0, names: tuple[str, ...] = ()) -> None:
     """Raise ValueError for the first value of points (n, d) that is not finite; ``first``: the first row's number."""
-    xp = array_namespace(x)
+    xp = places.array_namespace(x)
     total = float(xp.sum(x))  # one pass without temporaries; a finite sum has only finite terms
     if np.isfinite(total) or bool(xp.all(xp.isfinite(x))):
         return
@@ -317,7 +317,7 @@ def refuse_not_finite(name: str, x: Any, first: int = 0, names: tuple[str, ...] 
 
 def _weighed(w: Any) -> Any:
     """Log weights (n,), float64, normalised; None where the weights are all equal."""
-    xp = array_namespace(w)
+    xp = places.array_namespace(w)
     w = xp.astype(w, xp.float64, copy=False)
     wrong = check_weights(w)
     if wrong == "zero":
@@ -336,7 +336,7 @@ def check_weights(w: Any, first: int = 0) -> str:
 
     ValueError for the first that is negative or not finite; ``first`` is the number of the first one.
     """
-    xp = array_namespace(w)
+    xp = places.array_namespace(w)
     least, most = look(lambda *ends: ends, *(w.aminmax() if is_torch_array(w) else (xp.min(w), xp.max(w))))
     if not (math.isfinite(least) and math.isfinite(most)):
         i = first + int(np.flatnonzero(~np.isfinite(to_host(w)))[0])

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
-from ..arrays import Argument, Array, c_order, detached, is_attached, quiet, to_host
+from ..arrays import Argument, Array, array_namespace, c_order, detached, is_attached, quiet, to_host
 from ..engine.products import product
 from .precise import Inverse, inverse_of, shifted_product
 

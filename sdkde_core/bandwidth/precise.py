@@ -12,9 +12,8 @@ from operator import matmul
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace
 
-from ..arrays import Array
+from ..arrays import Array, array_namespace
 from ..engine.products import product
 
 

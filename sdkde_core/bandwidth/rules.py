@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
-from ..arrays import Array, columns_are_points, quiet, to_host
+from ..arrays import Array, array_namespace, columns_are_points, quiet, to_host
 from ..arrays.frames import Values
 from ..messages import did_you_mean, warn_once
 from .isj import improved_sheather_jones

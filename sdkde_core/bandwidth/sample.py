@@ -107,7 +107,7 @@ class Sample:
             places = np.array([0.25, 0.75]) * (n - 1)
             std, low, high = _around(x, [int(place) for place in places], std)
             return std, *(low + (places % 1.0)[:, None] * (high - low))
-        order = xp.argsort(x, axis=0)  # (n, d)
+        order = xp.argsort(x, axis=0, stable=True)  # (n, d)
         weights = xp.reshape(xp.take(self.weights, xp.reshape(order, (-1,))), order.shape)
         reached, ordered = xp.cumulative_sum(weights, axis=0), xp.take_along_axis(x, order, axis=0)
         result = [xp.sqrt(self.weights @ x**2)]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from array_api_compat import array_namespace
-
+from ..arrays import array_namespace
 from ..protocol import Columns, Partial, Problem, Reduction
 from .merge import concatenate, merge, safe_log
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from array_api_compat import array_namespace, device, is_torch_array
+from array_api_compat import device, is_torch_array
 
+from ..arrays import array_namespace
 from ..protocol import Columns, Partial, Problem, Reduction
 
 

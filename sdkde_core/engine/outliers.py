@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace
 
-from ..arrays import look
+from ..arrays import array_namespace, look
 from ..protocol import BackendInfo, Columns, Problem
 
 #: Largest share of the pairs that is taken off a backend. Above it, a backend that supports the full extent gets all

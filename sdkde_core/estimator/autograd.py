@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, is_torch_array
+from array_api_compat import is_torch_array
 
-from ..arrays import convert, detached, is_attached
+from ..arrays import array_namespace, convert, detached, is_attached
 from ..bandwidth.matrix import Bandwidth
 from ..protocol import Columns
 from .plan import Plan

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from array_api_compat import array_namespace
 
-from ..arrays import Argument, to_host
+from ..arrays import Argument, array_namespace, to_host
 from ..choice.cost import predict
 from ..choice.hardware import cpu
 from ..engine.threads import telling

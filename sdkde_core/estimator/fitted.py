@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from array_api_compat import array_namespace
 
+from .. import arrays
 from ..arrays import Argument, Data, Origin, check_query, convert, detached, look, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth, like
 from ..choice import registry, select
@@ -274,8 +274,7 @@ class Fitted:
             return query.origin.restore(np.empty((0, self.problem.d) if what in ("score", "slope") else 0), dtype)
         points = self._whiten(query.train)
         distances = radii(points)
-        largest = distances.max() if isinstance(distances, np.ndarray) else array_namespace(distances).max(distances)
-        largest = look(rounded, largest)  # the one number that is waited for
+        largest = look(rounded, arrays.array_namespace(distances).max(distances))  # the one number that is waited for
         extent = checked_extent(largest, distances, query, self.bandwidth)
         if min(extent, self.problem.extent) > REACH[self.problem.precision]:
             problem = replace(self.problem, reduction=self.reduction_for(what))
@@ -313,7 +312,7 @@ class Fitted:
 
     @property
     def components(self) -> Components:
-        columns, xp = [g.columns for g in self.groups], array_namespace(self.columns.points)
+        columns, xp = [g.columns for g in self.groups], arrays.array_namespace(self.columns.points)
         points, logs = [c.points for c in columns], [c.log_weights + g.log_share for c, g in zip(columns, self.groups)]
         scales = [xp.full_like(c.log_weights, g.scale) for c, g in zip(columns, self.groups)]
         points, logs, scales = (x[0] if len(x) == 1 else xp.concat(x, axis=0) for x in (points, logs, scales))

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
-from ..arrays import detached, to_host
+from ..arrays import array_namespace, detached, to_host
 from ..choice.hardware import cpu_threads
 from ..engine.exact import BLOCK, terms_of
 from ..engine.merge import take_columns

@@ -11,9 +11,8 @@ import math
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 
-from ..arrays import Array, detached, to_host
+from ..arrays import Array, array_namespace, detached, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..engine.outliers import CLEAR, radii
 from ..protocol import PRECISIONS, TOLERANCES, Columns, Problem, Reduction

@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 from numpy.typing import NDArray
 
+from ..arrays import array_namespace
 from ..protocol import Problem
 from .lists import added
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
+from ..arrays import array_namespace
 from ..protocol import TOLERANCES, Problem, Reduction
 from .tiles import TOGETHER, Index, Tiles, by_tile
 
@@ -106,7 +107,7 @@ def _floors(xp: Any, problem: Problem, columns: Index, blocks: Any) -> Any:
     middle = xp.mean(blocks, axis=1)  # (b, d)
     coarse, fine = columns.coarse, columns.fine
     apart = sum((middle[:, a, None] - coarse.centre[a, :]) ** 2 for a in range(d))  # (b, k)
-    order = xp.argsort(0.5 * (apart + coarse.square) - coarse.log_weight, axis=1)
+    order = xp.argsort(0.5 * (apart + coarse.square) - coarse.log_weight, axis=1, stable=True)
     near = _log_sums(xp, rows, fine, *_members(xp, order[:, :4], columns))
     far = _log_sums(xp, rows, coarse, order[:, :64], order[:, :64] >= 0)
     floors = xp.min(xp.reshape(xp.maximum(near, far), (b, -1)), axis=1)

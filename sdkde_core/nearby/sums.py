@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_numpy_array, to_device
+from array_api_compat import device, is_numpy_array, to_device
 
+from ..arrays import array_namespace
 from ..engine.exact import reduce_exact
 from ..engine.merge import concatenate, each, put, safe_log
 from ..protocol import TOLERANCES, Columns, Partial, Problem, Reduction

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
+
+from ..arrays import array_namespace
 
 #: Tiles of columns that are first looked at together.
 TOGETHER = 16
