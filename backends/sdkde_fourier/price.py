@@ -32,10 +32,11 @@ def by_modes(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Work:
     backs = 2 if problem.reduction is Reduction.MEAN and d > 1 else 1  # each gives two real fields
     stencil, modes = float(width**d), float(math.prod(shape))
     grid = modes * bounds.requested(epsilon, d)[0] ** d
-    threads = cpu_threads()
-    idle = prices.speedup(threads) / prices.speedup(blocks_to_modes(problem.n, shape, threads))  # few points take one
-    spread = idle * problem.n * (250.0 + 75.0 * d + 10.0 * stencil)
-    interpolation = problem.m * backs * (300.0 + 150.0 * d + 8.0 * stencil)
+    threads = cpu_threads()  # of which few points take one
+    blocks = blocks_to_modes(problem.n, shape, threads), max(1, min(threads, problem.m >> 15))
+    there, back = (prices.idle(threads, busy, threads) for busy in blocks)
+    spread = there * problem.n * (250.0 + 75.0 * d + 10.0 * stencil)
+    interpolation = back * problem.m * backs * (300.0 + 150.0 * d + 8.0 * stencil)
     transforms = grid * (1 + backs) * (20.0 + 6.0 * math.log2(max(grid, 2.0)))
     return Work(
         scalar_flops=spread + interpolation + transforms,

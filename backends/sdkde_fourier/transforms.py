@@ -57,14 +57,13 @@ def to_points(angles: Sequence[Array], fields: Sequence[Array], epsilon: float, 
     shape, count = fields[0].shape, len(angles[0])
     fit = math.prod(shape) <= max(count, 1 << 18)
     blocks = max(1, min(threads, count // (1 << 15))) if fit else 1
-    inside = 1 if fit else threads
     ends = [count * k // blocks for k in range(blocks + 1)]
     found = [np.empty(count, np.complex128) for _ in fields]
 
     def task(k: int) -> None:
         here = slice(ends[k], ends[k + 1])
         with _finufft():
-            plan = _plan(2, shape, epsilon, inside)
+            plan = _plan(2, shape, epsilon, 1 if fit else threads)
             plan.setpts(*[a[here] for a in angles])
             for whole, field in zip(found, fields):
                 plan.execute(field, out=whole[here])
