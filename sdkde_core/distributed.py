@@ -16,6 +16,7 @@ try:
 except ImportError as error:
     raise ImportError(f"sdkde_core.distributed needs PyTorch: pip install 'sdkde-core[torch]' ({error})") from error
 
+from . import api
 from .arrays import Argument, public, to_host
 from .estimator.prepared import fit
 from .estimator.request import Goal, Options, Request, takes_options
@@ -112,6 +113,8 @@ def _estimate(ranks: Ranks, local_train: Any, local_query: Any, log: bool, optio
     weights = None if request.weights is None else Argument.of("weights", request.weights)
     if weights is not None and weights.shape != train.shape[:1]:
         raise ValueError(f"weights has shape {weights.shape}, but local_train has {train.shape[0]} points on this rank")
+    if ranks.size == 1:  # whose call takes the few launches of one without a group
+        return api.estimate(local_train, local_query, log=log, **options)
     whole = ranks.joined(_plain(train))
     if weights is not None:  # of one dtype on all ranks, whatever it is on each
         weights = ranks.joined(_plain(weights._replace(dtype="float64")))

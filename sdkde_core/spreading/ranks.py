@@ -79,8 +79,6 @@ class Ranks:
         """
         torch = sys.modules["torch"]
         counts = self.gathered("an array", part.shape[0]) if counts is None else counts
-        if self.size == 1:
-            return part
         host = isinstance(part, np.ndarray)
         mine = torch.from_numpy(np.ascontiguousarray(part)) if host else part.contiguous()
         home = mine.device
@@ -97,8 +95,7 @@ class Ranks:
             waiting.append(dist.broadcast(own, source, group=self.group, async_op=True))
         for one in waiting:
             one.wait()
-        whole = whole.to(home)
-        return whole.numpy() if host else whole
+        return whole.to(home).numpy() if host else whole.to(home)
 
 
 class OnRanks:
