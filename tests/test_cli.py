@@ -182,6 +182,7 @@ def test_csv_as_people_write_it():
         ("", "the file is empty"),
         ("a,b,c\n", "train is empty"),
         ("1,2,3\n4,x,6\n", "line 2: 'x' is not a number"),
+        ("1,2,3\n4,2024_01,6\n", "line 2: '2024_01' is not a number"),
         ("\na,b\n1,2\n\n3,\n", "line 5 has '' for a number"),
         ("1,2,3\n4,5\n", "line 2 has 2 values, the first line 3"),
         ("1,x,3\n4,5,6\n", "line 1: 'x' is not a number"),

@@ -194,7 +194,7 @@ def _is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return True
+    return "_" not in text  # 2024_01 is a name, not 202401
 
 
 def _parse_lines(lines: list[str], number: int, table: Source, wanted: list[int], comma: str) -> Array:
