@@ -51,7 +51,7 @@ def read_npz(name: str, path: Path, key: str, pick: Pick) -> Source:
     with zipfile.ZipFile(path) as archive:
         arrays = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
         if not key and len(arrays) != 1:
-            raise ValueError(f"holds {len(arrays)} arrays ({', '.join(arrays)}); name one, as in {path}:KEY")
+            raise ValueError(f"holds {len(arrays)} arrays ({', '.join(arrays)}); name a file and one, as in {path.name}:KEY")
         key = key or arrays[0]
         if key not in arrays:
             raise ValueError(f"holds no {key!r}, only {', '.join(arrays)}")
