@@ -337,17 +337,20 @@ def test_a_file_of_another_program_is_not_replaced(kind):
         "KernelDensity": lambda: sdkde_core.KernelDensity(bandwidth=0.5).fit(X),
         "gaussian_kde": lambda: sdkde_core.gaussian_kde(X.T),
     }[kind]()
+    make.save("own")
+    own = Path("own").read_bytes()
     Path("text").write_text("sdkde")
-    np.savez("other.npz", points=X)
-    for name in ("text", "other.npz"):
+    np.savez("other.npz", sdkde=X, kde=X)
+    Path("before").write_bytes(b"#!/bin/sh\n" + own)
+    for name in ("text", "other.npz", "before"):
         before = Path(name).read_bytes()
         with pytest.raises(FileExistsError, match=f"^{name}: is there, and is no density; name another, or remove it"):
             make.save(name)
         assert Path(name).read_bytes() == before
-    Path("empty").touch()
-    make.save("empty")
-    make.save("empty")
-    assert type(sdkde_core.load("empty")) is type(make)
+    for begun in (b"", own[:-30], own[:600], own.replace(b"PK\1\2", b"PK\1\3"), own):
+        Path("own").write_bytes(begun)
+        make.save("own")
+        assert type(sdkde_core.load("own")) is type(make)
 
 
 def crafted(*members, compression=zipfile.ZIP_STORED):

@@ -33,8 +33,8 @@ def by_modes(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Work:
     stencil, modes = float(width**d), float(math.prod(shape))
     grid = modes * bounds.requested(epsilon, d)[0] ** d
     threads = cpu_threads()  # of which few points take one
-    blocks = blocks_to_modes(problem.n, shape, threads), max(1, min(threads, problem.m >> 15))
-    there, back = (prices.idle(threads, busy, threads) for busy in blocks)
+    shared = threads if modes > max(problem.m, 1 << 18) else max(1, min(threads, problem.m >> 15))
+    there, back = (prices.idle(threads, busy, threads) for busy in (blocks_to_modes(problem.n, shape, threads), shared))
     spread = there * problem.n * (250.0 + 75.0 * d + 10.0 * stencil)
     interpolation = back * problem.m * backs * (300.0 + 150.0 * d + 8.0 * stencil)
     transforms = grid * (1 + backs) * (20.0 + 6.0 * math.log2(max(grid, 2.0)))

@@ -51,7 +51,7 @@ def read_npz(name: str, path: Path, key: str, pick: Pick) -> Source:
     with zipfile.ZipFile(path) as archive:
         arrays = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
         if not key and len(arrays) != 1:
-            raise ValueError(f"holds {len(arrays)} arrays ({', '.join(arrays)}); name a file and one, as in {path.name}:KEY")
+            raise ValueError(f"holds {len(arrays)} arrays ({', '.join(arrays)}); name one, as in FILE.npz:KEY")
         key = key or arrays[0]
         if key not in arrays:
             raise ValueError(f"holds no {key!r}, only {', '.join(arrays)}")
@@ -194,7 +194,7 @@ def _is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return "_" not in text  # 2024_01 is a name, not 202401
+    return True
 
 
 def _parse_lines(lines: list[str], number: int, table: Source, wanted: list[int], comma: str) -> Array:
@@ -217,7 +217,7 @@ def _parse_lines(lines: list[str], number: int, table: Source, wanted: list[int]
             counts = f"line {i} has {len(fields)} values, the first line {table.columns}"
             raise ValueError(f"{counts}, {between}: {line.strip()[:40]!r}")
         for j in wanted if fields else ():
-            if not _is_number(fields[j]):
+            if not _is_number(fields[j]) or "_" in fields[j]:  # 2024_01 is a name, not 202401
                 where = f"column {table.names[j]!r}, see --columns; " if table.columns > 1 and table.names else ""
                 if fields[j] in ("", "NA", "N/A", "null", "None"):
                     raise ValueError(f"line {i} has {fields[j]!r} for a number ({where}drop or fill missing values)")
