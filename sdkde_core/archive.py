@@ -82,8 +82,6 @@ def check_replaced(path: Path | str) -> None:
 
 def is_ours(path: Path | str) -> bool:
     """Whether a file begins as what :func:`write` writes, cut off or damaged behind that or not."""
-    if not os.path.isfile(path):
-        return False
     with open(path, "rb") as file:
         begins = file.read(512)
     return begins[:4] == b"PK\x03\x04" and begins[30:39] == b"sdkde.npy" and b'{"format": ' in begins

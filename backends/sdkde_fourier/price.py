@@ -26,15 +26,24 @@ def blocks_to_modes(count: int, shape: tuple[int, ...], threads: int) -> int:
     return max(1, min(threads, count // (1 << 17), 16 * count // math.prod(shape)))
 
 
+def blocks_to_points(count: int, shape: tuple[int, ...], threads: int) -> tuple[int, int]:
+    """How many transforms modes go to points by, each of some points on a grid of its own, and the threads of each.
+
+    One on a large grid has all threads, which OpenMP starts anew every time, in 5 to 12 ms.
+    """
+    large = math.prod(shape) > max(count, 1 << 18)
+    return (1, threads) if large else (max(1, min(threads, count // (1 << 15))), 1)
+
+
 def by_modes(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Work:
     """Return the Work of finufft's transforms: spreading and interpolation over width^d grid points, and the FFTs."""
     d, width = problem.d, math.ceil(math.log10(1.0 / epsilon)) + 2
     backs = 2 if problem.reduction is Reduction.MEAN and d > 1 else 1  # each gives two real fields
     stencil, modes = float(width**d), float(math.prod(shape))
     grid = modes * bounds.requested(epsilon, d)[0] ** d
-    threads = cpu_threads()  # of which few points take one
-    shared = threads if modes > max(problem.m, 1 << 18) else max(1, min(threads, problem.m >> 15))
-    there, back = (prices.idle(threads, busy, threads) for busy in (blocks_to_modes(problem.n, shape, threads), shared))
+    threads = cpu_threads()
+    busy = blocks_to_modes(problem.n, shape, threads), math.prod(blocks_to_points(problem.m, shape, threads))
+    there, back = (prices.idle(threads, some, threads) for some in busy)
     spread = there * problem.n * (250.0 + 75.0 * d + 10.0 * stencil)
     interpolation = back * problem.m * backs * (300.0 + 150.0 * d + 8.0 * stencil)
     transforms = grid * (1 + backs) * (20.0 + 6.0 * math.log2(max(grid, 2.0)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from sdkde_core.plugin import in_child, map_threads
 
 from .bounds import requested
 from .modes import Array
-from .price import blocks_to_modes
+from .price import blocks_to_modes, blocks_to_points
 
 #: Transforms of millions of points take seconds, so that none runs in the calling thread: see :func:`map_threads`. Nor
 #: does a forked child's calling thread have what finufft's OpenMP left there.
@@ -34,10 +33,9 @@ def to_modes(
     """
     count = len(coefficients)
     blocks = blocks_to_modes(count, shape, threads)
-    ends = [count * k // blocks for k in range(blocks + 1)]
+    parts = [slice(count * k // blocks, count * (k + 1) // blocks) for k in range(blocks)]
 
-    def task(k: int) -> Array:
-        here = slice(ends[k], ends[k + 1])
+    def task(here: slice) -> Array:
         with _finufft():
             plan = _plan(1, shape, epsilon, 1)
             plan.setpts(*[a[here] for a in angles])
@@ -45,31 +43,25 @@ def to_modes(
             del plan
         return found
 
-    return functools.reduce(operator.iadd, map_threads(task, range(blocks), blocks, apart=True))
+    return functools.reduce(operator.iadd, map_threads(task, parts, blocks, apart=True))
 
 
 def to_points(angles: Sequence[Array], fields: Sequence[Array], epsilon: float, threads: int) -> list[Array]:
-    """Return Σ_k f_k exp(i k·θ) at every point, for each array of modes.
-
-    Every thread transforms some of the points, on a grid of its own; where that would be large, all work on one. OpenMP
-    would take 5 to 12 ms to start its threads in one of ours.
-    """
+    """Return Σ_k f_k exp(i k·θ) at every point, for each array of modes; threads as :func:`blocks_to_points` says."""
     shape, count = fields[0].shape, len(angles[0])
-    fit = math.prod(shape) <= max(count, 1 << 18)
-    blocks = max(1, min(threads, count // (1 << 15))) if fit else 1
-    ends = [count * k // blocks for k in range(blocks + 1)]
+    blocks, inside = blocks_to_points(count, shape, threads)
+    parts = [slice(count * k // blocks, count * (k + 1) // blocks) for k in range(blocks)]
     found = [np.empty(count, np.complex128) for _ in fields]
 
-    def task(k: int) -> None:
-        here = slice(ends[k], ends[k + 1])
+    def task(here: slice) -> None:
         with _finufft():
-            plan = _plan(2, shape, epsilon, 1 if fit else threads)
+            plan = _plan(2, shape, epsilon, inside)
             plan.setpts(*[a[here] for a in angles])
             for whole, field in zip(found, fields):
                 plan.execute(field, out=whole[here])
             del plan
 
-    map_threads(task, range(blocks), blocks, apart=True)
+    map_threads(task, parts, blocks, apart=True)
     return found
 
 

@@ -156,7 +156,7 @@ def _weights(text: str) -> Any:
 def is_saved(text: str) -> bool:
     """Whether a file holds a density, by its name or by what is in it."""
     with naming(text):
-        return text.lower().endswith(".sdkde") or is_ours(text)
+        return text.lower().endswith(".sdkde") or (Path(text).is_file() and is_ours(text))
 
 
 def density_of(text: str, columns: Names, marginal: bool = False) -> tuple[Prepared, Array | None]:
