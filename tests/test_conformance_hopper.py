@@ -35,8 +35,6 @@ class TestHopper(BackendConformance):
 def _errors(case, reduction, precision, same=True):
     """What a reduction is off by for every row, as a share of the tolerance."""
     info, problem = registry.find("hopper").info, case.problem(reduction, precision, same=same, device="cuda:0")
-    if precision == "high" and problem.d > plan.MOST_AT_HIGH:
-        pytest.skip("declined")
     assert info.supports(problem).ok
     got = problems.answer(info, info.load(), problem, case)
     return problems.errors(problem, got, problems.truth(case, same=same))
@@ -93,8 +91,6 @@ def _answers(case, precision):
 @pytest.mark.parametrize("d", [3, 16, 30, 50])
 def test_ranges_and_pairs_of_many_blocks(d, spread, precision, monkeypatch):
     """A range of the points as rows; pairs merge to the whole, in several launches too."""
-    if precision == "high" and d > plan.MOST_AT_HIGH:
-        pytest.skip("declined")
     monkeypatch.setattr(plan, "MOST_UNITS", 9)
     case = problems.make("mixture", 4500, 10, d, 9.0)
     log_weights = spread * np.random.default_rng(d).normal(size=4500)

@@ -6,8 +6,6 @@ import math
 
 from sdkde_core.protocol import Problem, Reduction, Support
 
-from .plan import MOST_AT_HIGH
-
 #: MEAN scales φ by two to this: φ ≤ 1 then uses the range of half precision, nearly all of it at "high".
 SCALE_BITS = {"fast": 14, "high": 15}
 
@@ -52,7 +50,7 @@ def extent_limit(problem: Problem) -> float:
     its second piece multiplied by hi alone, 4e-6; sums are off by 2⁻²³ R in each of four steps. What φ is multiplied by
     has two pieces, off by 2⁻¹³ g in a dimension, and by twice as much where it is beyond 2¹¹ g, which one can be: a
     shift to a heap of duplicates by 4e-6 at the coarsest grid in 16 dimensions and 5e-6 in 32, or by 6e-6 and 9e-6 if
-    all are off by the most. Of φ below 2⁻¹⁶, 2⁻⁴⁰ is lost, for every column beside a heap alike. Beside near neighbours
+    all are off by the most. In more it has three. Of φ below 2⁻¹⁶, 2⁻⁴⁰ is lost, for every column beside a heap alike. Beside near neighbours
     of a row, which are among the same 32 columns, the products of a heap are truncated alike: 7e-6 if it lies twelve
     away.
     """
@@ -66,8 +64,6 @@ def supports(problem: Problem) -> Support:
     if problem.d > 64:  # which the kernels hold at once
         return Support(False, f"has kernels for up to 64 dimensions, not {problem.d}")
     mean, high = problem.reduction is Reduction.MEAN, problem.precision == "high"
-    if high and problem.d > MOST_AT_HIGH:
-        return Support(False, f"has kernels for up to {MOST_AT_HIGH} dimensions at 'high', not {problem.d}")
     if high and mean and problem.n > (1 << 17 if "weights" in problem.requires else 1 << 20):
         return Support(False, f"what it loses of small φ adds up, of {problem.n} points")
     if mean and not problem.same:

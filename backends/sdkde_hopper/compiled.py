@@ -57,14 +57,16 @@ _EXPONENTS = wgmma("begin_n64", 64, begins=True), wgmma("add_n64", 64)
 def _log_sum(laplace: bool, width: int, weighted: bool, precision: str) -> _Module:
     ring, high = plan.log_sum_ring(width, precision), int(precision == "high")
     which = {"WIDTH": width, "LAPLACE": int(laplace), "WEIGHTED": int(weighted), "HIGH": high}
-    shared = {"STAGES": ring.stages, "LOG_SUM_SHARED": ring.shared}
-    constants = which | shared | {"RAISED_BITS": RAISED_BITS[precision], "REGISTERS": plan.REGISTERS[4]}
+    groups = plan.warpgroups(width, precision, mean=False)
+    shared = {"STAGES": ring.stages, "LOG_SUM_SHARED": ring.shared, "RAISED_BITS": RAISED_BITS[precision]}
+    constants = which | shared | {"WARPGROUPS": groups, "REGISTERS": plan.REGISTERS[groups]}
     return _Module(_EXPONENTS, ("exponents.cuh", "log_sum.cu"), constants)
 
 
 def _dense(width: int, weighted: bool, precision: str) -> _Module:
     ring, values = plan.dense_ring(width, weighted, precision), functools.partial(wgmma, n=width + 8, b="transposed")
-    products = *_EXPONENTS, values("begin_values", begins=True), values("add_values")
+    points = wgmma("add_points", n=width, b="transposed")
+    products = *_EXPONENTS, values("begin_values", begins=True), values("add_values"), points
     groups, high = plan.warpgroups(width, precision), int(precision == "high")
     constants = {"WIDTH": width, "WEIGHTED": int(weighted), "WARPGROUPS": groups, "REGISTERS": plan.REGISTERS[groups]}
     shared = {"STAGES": ring.stages, "DENSE_SHARED": ring.shared, "HIGH": high}
@@ -107,7 +109,6 @@ MODULES: Mapping[str, _Module] = {
         for width in plan.WIDTHS
         for weighted in (False, True)
         for precision in plan.LONGEST
-        if precision == "fast" or width <= plan.MOST_AT_HIGH
     },
 }
 

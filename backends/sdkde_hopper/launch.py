@@ -75,7 +75,7 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
     first, second = given[0], given[1] if len(given) > 1 else None
     (n, d), m, device = first.shape, 0 if second is None else second.shape[0], first.device
     single = int(first.dtype == torch.float32)
-    load_for(d, "fast" if single or d > plan.MOST_AT_HIGH else "high")  # as a rule
+    load_for(d, "fast" if single else "high")  # as a rule
     if centre is None:
         centre, stride = torch.empty(d, dtype=torch.float64, device=device), max(1, n // 256)
         kernel("pack", "find_centre", 512)(d, first, single, -(-n // stride), stride, d, centre)
@@ -143,13 +143,15 @@ def log_sum(
     """LOG_SUM or LAPLACE of rows, of ``whole`` in all, from which the parts of the columns follow."""
     rows, device, width = pack(points, step, problem, False), points.device, columns.width
     m, tiles, laplace = rows.count, -(-columns.count // 64), problem.reduction is Reduction.LAPLACE
-    length = min(plan.parts(-(-whole // plan.ROWS), tiles, _programs(device))[1], plan.LONGEST[problem.precision])
-    parts, blocks = -(-tiles // length), -(-m // plan.ROWS)
+    groups = plan.warpgroups(width, problem.precision, mean=False)
+    height, longest = 64 * groups, plan.LONGEST[problem.precision]
+    length = min(plan.parts(-(-whole // height), tiles, _programs(device))[1], longest)
+    parts, blocks = -(-tiles // length), -(-m // height)
     out = torch.empty(parts * m * 3, dtype=torch.float32, device=device)
     constant, log, dtype = end or (0.0, False, torch.float64)
     result = torch.empty((3, m) if laplace else m, dtype=dtype, device=device)
     name = module_name(problem.reduction.value, width, columns.top is not None, problem.precision)
-    reduce = kernel(name, "log_sum", 640, plan.log_sum_ring(width, problem.precision).shared)
+    reduce = kernel(name, "log_sum", 128 * (groups + 1), plan.log_sum_ring(width, problem.precision).shared)
     reduce(blocks * parts, rows.rows, columns.tiles, columns.logs, out, m, tiles, length)
     top = log_weights if columns.top is None else columns.top
     log_sums, sign, magnitude = (result[0], result[1], result[2]) if laplace else (result, None, None)

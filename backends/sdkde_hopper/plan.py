@@ -138,16 +138,14 @@ def width(d: int, widths: Iterable[int] = WIDTHS) -> int:
 
 
 #: Registers of a thread of a program that has so many warpgroups besides the one that fetches, which has 24.
-REGISTERS = {3: 160, 4: 112}
+REGISTERS = {2: 240, 3: 160, 4: 112}
 
 
-def warpgroups(width: int, precision: str) -> int:
-    """Return how many groups of 64 rows a program of ``mean_dense`` has: what registers suffice for."""
-    return 4 if width <= (16 if precision == "high" else 32) else 3
-
-
-#: Dimensions that kernels for "high" take.
-MOST_AT_HIGH = 32
+def warpgroups(width: int, precision: str, mean: bool = True) -> int:
+    """Return how many groups of 64 rows a program of ``mean_dense``, or of ``log_sum``, has: registers suffice for."""
+    if precision == "high":
+        return (4 if width <= 16 else 3 if width == 32 else 2) if mean else 4 if width <= 32 else 3
+    return 4 if width <= 32 or not mean else 3
 
 
 def point_bytes(width: int, precision: str) -> int:

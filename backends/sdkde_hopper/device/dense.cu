@@ -3,13 +3,14 @@
 // WARPGROUPS of 64 rows each, and one more that fetches the columns. A tile of 64 columns lies as pack_points has it,
 // hi (WIDTH) | constants (8) | lo (WIDTH) | rests (8): so hi | constants is what φ is multiplied by too, a core matrix
 // then being contiguous along the product's columns; the constants begin with a one, whose product is Σφ. With weights
-// there is a second copy of the kind, w hi | w, its rest, one | w lo | zeros. A tile's sums are added up in fp32, those of
+// there is a second copy of the kind, w hi | w, its rest, one | w lo | zeros | w times the third piece. A tile's sums are added up in fp32, those of
 // MOST_TILES in float64: beside a heap of duplicates every addition rounds alike.
 
 constexpr int COPIES = (WEIGHTED + 1) * TILE;  // with weights there are two of a tile
 constexpr int FULL = STAGES * COPIES, EMPTY = FULL + 8 * STAGES;
 constexpr int SUMS = WIDTH + 4;
 constexpr uint64_t LOW = (STEPS * 2 + 1) * (GROUP / 16);
+constexpr bool THIRD = HIGH && WIDTH > 32;  // of what φ is multiplied by, which is off by more in more dimensions
 constexpr int MOST_TILES = HIGH ? 8 : 64;
 static_assert(EMPTY + 8 * STAGES == DENSE_SHARED && DENSE_SHARED <= 232448, "shared memory");
 
@@ -52,6 +53,12 @@ __device__ __forceinline__ void consume(
       begin_values(T, x[0], x[1], x[2], x[3], v + 16 * first);
 #pragma unroll
       for (int i = first + 1; i < first + PER; i++) take(L, v, i);
+      if (THIRD) {
+#pragma unroll
+        for (int i = first; i < first + PER; i++)
+          add_points(reinterpret_cast<float(&)[WIDTH / 2]>(T), P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3],
+                     v + 2 * LOW + 16 * i);
+      }
 #pragma unroll
       for (int i = first; i < first + PER; i++) take(P, v + LOW, i);
 #pragma unroll

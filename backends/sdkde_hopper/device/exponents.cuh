@@ -30,8 +30,11 @@ struct Columns {
 
 // LOW: with lo·lo, which cannot weigh in a log sum at "fast". At "high" hi·hi and the constants are exact; what the
 // constants' grid leaves of them comes last, for log sums with what raises the exponents: of sums that are small until
-// then little is truncated.
+// then little is truncated. For shifts in more than 32 dimensions, whose steps are many, the rest is summed apart.
 template <bool LOW> __device__ __forceinline__ void take_exponents(float (&S)[32], const Rows& q, const Columns& tile) {
+  constexpr bool APART = LOW && HIGH && WIDTH > 32;
+  float R[32];
+  float(&rest)[32] = APART ? R : S;
   WGMMA_FENCE;
   begin_n64(S, q[0][0], q[0][1], q[0][2], q[0][3], tile.hi);
 #pragma unroll
@@ -42,20 +45,26 @@ template <bool LOW> __device__ __forceinline__ void take_exponents(float (&S)[32
 #pragma unroll
   for (int k = 0; k < STEPS; k++) {
     const uint32_t* x = q[STEPS + 1 + k];
-    add_n64(S, x[0], x[1], x[2], x[3], tile.hi + k * (GROUP / 8));
-    add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], tile.lo + k * (GROUP / 8));
-    if (LOW || HIGH) add_n64(S, x[0], x[1], x[2], x[3], tile.lo + k * (GROUP / 8));
+    if (APART && k == 0) begin_n64(rest, x[0], x[1], x[2], x[3], tile.hi);
+    else add_n64(rest, x[0], x[1], x[2], x[3], tile.hi + k * (GROUP / 8));
+    add_n64(rest, q[k][0], q[k][1], q[k][2], q[k][3], tile.lo + k * (GROUP / 8));
+    if (LOW || HIGH) add_n64(rest, x[0], x[1], x[2], x[3], tile.lo + k * (GROUP / 8));
   }
 #if HIGH
 #pragma unroll
   for (int k = 0; k < STEPS; k++) {
     const uint32_t* x = q[2 * STEPS + 1 + k];
-    add_n64(S, x[0], x[1], x[2], x[3], tile.hi + k * (GROUP / 8));
-    add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], tile.third + k * (GROUP / 8));
+    add_n64(rest, x[0], x[1], x[2], x[3], tile.hi + k * (GROUP / 8));
+    add_n64(rest, q[k][0], q[k][1], q[k][2], q[k][3], tile.third + k * (GROUP / 8));
   }
 #endif
-  if (HIGH) add_n64(S, 0, 0, q[STEPS][2], q[STEPS][3], tile.constants);
+  if (HIGH) add_n64(rest, 0, 0, q[STEPS][2], q[STEPS][3], tile.constants);
   WGMMA_COMMIT;
   WGMMA_WAIT(0);
   hold(S);
+  if (APART) {
+    hold(R);
+#pragma unroll
+    for (int i = 0; i < 32; i++) S[i] += R[i];
+  }
 }

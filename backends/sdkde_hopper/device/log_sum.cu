@@ -1,4 +1,4 @@
-// LOG_SUM and LAPLACE: four warpgroups of 64 rows each, every φ once, for its row. A fifth fetches the columns.
+// LOG_SUM and LAPLACE: WARPGROUPS of 64 rows each, every φ once, for its row. One more fetches the columns.
 //
 // Exponents are raised by RAISED_BITS, so that sums of φ are in fp32's range with no running maximum, but for rows more
 // than some 17 bandwidths from all columns of a part. A program that has such rows does its part again, with one.
@@ -93,7 +93,7 @@ __device__ __forceinline__ Sums reduce(uint32_t shared, const Rows& q, int count
 
 __device__ __forceinline__ void fetch(
     uint32_t shared, const uint8_t* tiles, const float* logs, int count, int& stage, int& phase) {
-  if (threadIdx.x == 512) {
+  if (threadIdx.x == 128 * WARPGROUPS) {
 #pragma unroll 1
     for (int t = 0; t < count; t++) {
       const uint32_t full = shared + FULL + 8 * stage;
@@ -143,28 +143,29 @@ __device__ __forceinline__ void consume(
   }
 }
 
-// rows: as packed, whole blocks of 256; logs: of the columns' weights, to base two; out: (parts, m, 3), maximum, sum
+// rows: as packed, whole blocks; logs: of the columns' weights, to base two; out: (parts, m, 3), maximum, sum
 // and moment. Every part has ``length`` tiles at most, of ``count``.
-extern "C" __global__ void __launch_bounds__(640, 1)
+extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1)
 log_sum(
     const uint32_t* rows, const uint8_t* tiles, const float* logs, float* out, int m, int count, int length) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
   volatile int* far = (volatile int*)(memory + FAR);
   if (threadIdx.x == 0) {
-    ring_init(shared + FULL, shared + EMPTY, STAGES, 16);
+    ring_init(shared + FULL, shared + EMPTY, STAGES, 4 * WARPGROUPS);
     *far = 0;
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  const int blocks = (m + 255) / 256, block = blockIdx.x % blocks, part = blockIdx.x / blocks;
+  constexpr int HEIGHT = 64 * WARPGROUPS;
+  const int blocks = (m + HEIGHT - 1) / HEIGHT, block = blockIdx.x % blocks, part = blockIdx.x / blocks;
   const int first = part * length;
   count = min(length, count - first);
   const uint8_t* from = tiles + (size_t)first * TILE;
-  if (__shfl_sync(0xffffffffu, threadIdx.x / 128, 0) < 4) {
+  if (__shfl_sync(0xffffffffu, threadIdx.x / 128, 0) < WARPGROUPS) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
     out += (size_t)part * m * 3;
-    consume(shared, far, rows, out, m, block * 256, count);
+    consume(shared, far, rows, out, m, block * HEIGHT, count);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     int stage = 0, phase = 0;

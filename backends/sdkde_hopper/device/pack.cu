@@ -61,7 +61,9 @@ extern "C" __global__ void pack_points(
     const double x = w * piece(k).packed(third);
     const uint16_t near = half_of((float)x);
     to[copy + k / 8 * 512] = near;
-    to[copy + (groups + 1 + k / 8) * 512] = half_of((float)(x - of_half(near)));
+    const uint16_t low = half_of((float)(x - of_half(near)));
+    to[copy + (groups + 1 + k / 8) * 512] = low;
+    if (third) to[copy + (2 * groups + 2 + k / 8) * 512] = half_of((float)(x - of_half(near) - of_half(low)));
   }
   const uint16_t near = half_of((float)w);
   constants[copy] = lane == 0 ? near : lane == 1 ? half_of((float)(w - of_half(near))) : lane == 2 && inside ? one : 0;
@@ -99,7 +101,8 @@ finish_dense(
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int k = lane + 32 * i;
-    const double here = of_half(packed[k]) + of_half(packed[width + 16 + k]);  // what φ was multiplied by
+    double here = of_half(packed[k]) + of_half(packed[width + 16 + k]);  // what φ was multiplied by
+    if (third && width > 32) here += of_half(packed[2 * width + 16 + k]);
     const size_t at = (size_t)row * d + k;
     const double by = sum <= 0 ? 0.0 : ((v[i] + mine * here) / sum - here) * (1.0 / SQRT_LOG2E);
     if (k < d) shift[at] = moved_from ? moved_from[at] + 0.5 * by : by;
