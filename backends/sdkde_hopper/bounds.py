@@ -44,15 +44,14 @@ def extent_limit(problem: Problem) -> float:
 
     LOG_SUM and LAPLACE leave lo·lo out, ‖lo‖² ≤ d g²/4 + 2⁻²² R² for a row and its own column: 2e-4 in 64 dimensions.
 
-    At "high" nothing is left out of an exponent: points have a third piece in it, what the grid leaves of the constants
-    follows as a product of its own, and steps truncate sums that are small for near points; of LOG_SUM once 2⁻¹⁸,
-    2.6e-6. A row's own φ is added in float64: what is truncated beside it moved shifts by 1e-5. φ is off by 2⁻²² and
-    its second piece multiplied by hi alone, 4e-6; sums are off by 2⁻²³ R in each of four steps. What φ is multiplied by
-    has two pieces, off by 2⁻¹³ g in a dimension, and by twice as much where it is beyond 2¹¹ g, which one can be: a
-    shift to a heap of duplicates by 4e-6 at the coarsest grid in 16 dimensions and 5e-6 in 32, or by 6e-6 and 9e-6 if
-    all are off by the most. In more it has three. Of φ below 2⁻¹⁶, 2⁻⁴⁰ is lost, for every column beside a heap alike. Beside near neighbours
-    of a row, which are among the same 32 columns, the products of a heap are truncated alike: 7e-6 if it lies twelve
-    away.
+    At "high" nothing is left out of an exponent: points have three pieces in it, and what the grid leaves of the
+    constants is a product of its own. A log sum is truncated once, by 2⁻¹⁸. Beyond 32 dimensions MEAN has so many steps
+    that what is not exact is summed apart. A row's own φ is added in float64: beside it 1e-5 was truncated. φ is off by
+    2⁻²², and its second piece multiplied by hi alone, 4e-6; sums are off by 2⁻²³ R in each of four steps. What φ is
+    multiplied by has two pieces, which move a shift to a heap of duplicates by 4e-6 at the coarsest grid in 16
+    dimensions and by 5e-6 in 32, or 9e-6 if all are off by the most; beyond it has three. Of φ below 2⁻¹⁶, 2⁻⁴⁰ is
+    lost, for every column beside a heap alike. Beside near neighbours of a row, among the same 32 columns, the products
+    of a heap are truncated alike: 7e-6 if it lies twelve away.
     """
     # The grid step g is the coarsest at which the rounding of both constants stays within the tolerance, and
     # ‖v‖² ≤ 2 · 2²⁴ g²; at "high" it is 2⁻⁷ there.

@@ -55,7 +55,7 @@ _EXPONENTS = wgmma("begin_n64", 64, begins=True), wgmma("add_n64", 64)
 
 
 def _log_sum(laplace: bool, width: int, weighted: bool, precision: str) -> _Module:
-    ring, high = plan.log_sum_ring(width, precision), int(precision == "high")
+    ring, high = plan.ring(width, precision, False), int(precision == "high")
     which = {"WIDTH": width, "LAPLACE": int(laplace), "WEIGHTED": int(weighted), "HIGH": high}
     groups = plan.warpgroups(width, precision, mean=False)
     shared = {"STAGES": ring.stages, "LOG_SUM_SHARED": ring.shared, "RAISED_BITS": RAISED_BITS[precision]}
@@ -64,7 +64,7 @@ def _log_sum(laplace: bool, width: int, weighted: bool, precision: str) -> _Modu
 
 
 def _dense(width: int, weighted: bool, precision: str) -> _Module:
-    ring, values = plan.dense_ring(width, weighted, precision), functools.partial(wgmma, n=width + 8, b="transposed")
+    ring, values = plan.ring(width, precision, True, weighted), functools.partial(wgmma, n=width + 8, b="transposed")
     points = wgmma("add_points", n=width, b="transposed")
     products = *_EXPONENTS, values("begin_values", begins=True), values("add_values"), points
     groups, high = plan.warpgroups(width, precision), int(precision == "high")
@@ -81,22 +81,14 @@ def _mean(width: int) -> _Module:
         values("add_bytes", halves=False, a="shared"),
         values("add_transposed", a="transposed"),
     )
-    constants = {
-        "WIDTH": width,
-        "TILES": plan.TILES,
-        "MEAN_SHARED": plan.MEAN_SHARED[width],
-        "SCALE_BITS": SCALE_BITS["fast"],
-    }
+    shared = {"TILES": plan.TILES, "MEAN_SHARED": plan.MEAN_SHARED[width]}
+    constants = shared | {"WIDTH": width, "SCALE_BITS": SCALE_BITS["fast"]}
     return _Module(products, ("pieces.cuh", "symmetric.cu", "mean.cu"), constants)
 
 
 #: Weights are relative to the largest, times two to WEIGHT_BITS: times coordinates they are in half precision's range.
 MODULES: Mapping[str, _Module] = {
-    "pack": _Module(
-        (),
-        ("pieces.cuh", "pack.cu", "whiten.cu"),
-        {"WEIGHT_BITS": 10},
-    ),
+    "pack": _Module((), ("pieces.cuh", "pack.cu", "whiten.cu"), {"WEIGHT_BITS": 10}),
     "exact": _Module((), ("exact.cu",), {}),
     **{f"mean_{width}": _mean(width) for width in plan.MEAN_SHARED},
     **{

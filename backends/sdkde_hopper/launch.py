@@ -151,7 +151,7 @@ def log_sum(
     constant, log, dtype = end or (0.0, False, torch.float64)
     result = torch.empty((3, m) if laplace else m, dtype=dtype, device=device)
     name = module_name(problem.reduction.value, width, columns.top is not None, problem.precision)
-    reduce = kernel(name, "log_sum", 128 * (groups + 1), plan.log_sum_ring(width, problem.precision).shared)
+    reduce = kernel(name, "log_sum", 128 * (groups + 1), plan.ring(width, problem.precision, False).shared)
     reduce(blocks * parts, rows.rows, columns.tiles, columns.logs, out, m, tiles, length)
     top = log_weights if columns.top is None else columns.top
     log_sums, sign, magnitude = (result[0], result[1], result[2]) if laplace else (result, None, None)
@@ -185,7 +185,7 @@ def dense_mean(
     row_pieces, column_pieces = packed.rows + rows[0] * size, packed.tiles + start * size * (1 + weighted)
     out = torch.empty(parts * blocks * height * (width + 4), dtype=torch.float64, device=device)
     name = module_name("dense", width, weighted, packed.precision)
-    reduce = kernel(name, "mean_dense", 128 * (groups + 1), plan.dense_ring(width, weighted, packed.precision).shared)
+    reduce = kernel(name, "mean_dense", 128 * (groups + 1), plan.ring(width, packed.precision, True, weighted).shared)
     own = rows[0] - start
     reduce(blocks * parts, row_pieces, column_pieces, out, blocks, tiles, length, own)
     log_sum, shift = _results(n, d, device)

@@ -153,18 +153,11 @@ def point_bytes(width: int, precision: str) -> int:
     return (6 if precision == "high" else 4) * width + 32
 
 
-def dense_ring(width: int, weighted: bool, precision: str) -> Ring:
-    """Return what a program of ``mean_dense`` holds; with weights there are two copies of a tile."""
-    tile = 64 * point_bytes(width, precision) * (1 + weighted)
-    stages = min(8, 196_608 // tile)
-    return Ring(stages, stages * (tile + 16))
-
-
-def log_sum_ring(width: int, precision: str) -> Ring:
-    """Return what a program of ``log_sum`` holds."""
-    tile = 64 * point_bytes(width, precision) + 256
-    stages = min(12, 131_072 // tile)
-    return Ring(stages, stages * (tile + 16) + 8)
+def ring(width: int, precision: str, mean: bool, weighted: bool = False) -> Ring:
+    """Return what a program of ``mean_dense`` or ``log_sum`` holds: with weights MEAN has two copies of a tile."""
+    tile = 64 * point_bytes(width, precision) * (1 + (mean and weighted)) + 256 * (not mean)
+    stages = min(8, 196_608 // tile) if mean else min(12, 131_072 // tile)
+    return Ring(stages, stages * (tile + 16) + 8 * (not mean))
 
 
 def parts(blocks: int, tiles: int, programs: int) -> tuple[int, int]:
