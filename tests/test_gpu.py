@@ -254,8 +254,6 @@ def test_tensors_are_estimated_as_rightly_as_arrays(method, bandwidth, weighted,
         if isinstance(h, str):  # the same on both
             options["bandwidth"] = h = sdkde_core.prepare(x, **options).bandwidth
         for single in (True, False):
-            if backend == "hopper" and not single and d > 16:
-                continue  # it has "high" up to 16
             given = [_cuda(a).float() if single else _cuda(a) for a in (x, y)]
             weights = None if w is None else _cuda(w)
             got = sdkde_core.estimate(*given, backend=backend, **(options | {"weights": weights}))

@@ -101,9 +101,9 @@ class HopperBackend:
     def density(
         self, problem: Problem, queries: Any, state: _State, constant: float, log: bool, dtype: Any
     ) -> torch.Tensor | None:
-        """Return the density of few rows in the user's dtype by LOG_SUM's launches."""
+        """Return the density of few rows in the user's dtype by the launches of LOG_SUM or LAPLACE."""
         points = state.points if queries is None else queries
-        if points.shape[0] > _most_rows(state) or problem.reduction is not Reduction.LOG_SUM:
+        if points.shape[0] > _most_rows(state):
             return None
         with launching(points):
             return state.log_sum(problem, points, points.shape[0], (constant, log, dtype))

@@ -149,12 +149,12 @@ def log_sum(
     parts, blocks = -(-tiles // length), -(-m // height)
     out = torch.empty(parts * m * 3, dtype=torch.float32, device=device)
     constant, log, dtype = end or (0.0, False, torch.float64)
-    result = torch.empty((3, m) if laplace else m, dtype=dtype, device=device)
+    result = torch.empty((3, m) if laplace and not end else m, dtype=dtype, device=device)
     name = module_name(problem.reduction.value, width, columns.top is not None, problem.precision)
     reduce = kernel(name, "log_sum", 128 * (groups + 1), plan.ring(width, problem.precision, False).shared)
     reduce(blocks * parts, rows.rows, columns.tiles, columns.logs, out, m, tiles, length)
     top = log_weights if columns.top is None else columns.top
-    log_sums, sign, magnitude = (result[0], result[1], result[2]) if laplace else (result, None, None)
+    log_sums, sign, magnitude = (result[0], result[1], result[2]) if result.ndim == 2 else (result, None, None)
     single = result if dtype == torch.float32 else None
     more = float(RAISED_BITS[problem.precision]), constant, (1 if log else 2) if end else 0, single
     finish = kernel("pack", "finish_log_sum", 128)

@@ -121,8 +121,8 @@ finish_dense(
 
 // ℓ of every row from the maxima and sums of all parts of the columns, in a fixed order: (parts, m, 3); ``laplace``:
 // log M, the sign and log |L| of LAPLACE. Rows with no column have what padding leaves. Exponents were ``raised`` by so
-// many bits. ``form`` 1: ℓ + constant, the log density; 2: the density; to ``single`` where that is not null, else to
-// ``log_sum``.
+// many bits. ``form`` 1: the log density, ℓ + constant or log |L| + constant, NaN where L is negative; 2: the density; to
+// ``single`` where that is not null, else to ``log_sum``.
 extern "C" __global__ void finish_log_sum(
     const float* out, const double* top_weight, int m, int d, int parts, int laplace, double* log_sum, double* sign,
     double* log_magnitude, double raised, double constant, int form, float* single) {
@@ -139,14 +139,14 @@ extern "C" __global__ void finish_log_sum(
   const double nothing = -1.0 / 0.0;
   const bool none = top < -2e4 && total == total;  // NaN stays
   const double all = none ? nothing : log(total) + (top - raised) * LN2 + top_weight[0];
-  if (!laplace) {
-    const double value = form == 0 ? all : form == 1 ? all + constant : exp(all + constant);
-    if (single) single[row] = (float)value;
-    else log_sum[row] = value;
-    return;
-  }
-  const double half = 1.0 + 0.5 * d, square = -LN2 * moment / total;  // the mean of ½ r²
-  log_sum[row] = none ? nothing : all + log(half + square);
-  sign[row] = none || half == square ? 0.0 : half > square ? 1.0 : half < square ? -1.0 : square;
-  log_magnitude[row] = none ? nothing : all + log(fabs(half - square));
+  const double half = laplace ? 1.0 + 0.5 * d : 1.0, square = laplace ? -LN2 * moment / total : 0.0;  // the mean of ½ r²
+  const double side = none || half == square ? 0.0 : half > square ? 1.0 : half < square ? -1.0 : square;
+  const double size = none ? nothing : all + log(fabs(half - square));
+  const double value = form == 2 ? side * exp(size + constant) : form == 1 && side < 0.0 ? 0.0 / 0.0
+                     : form == 1 ? size + constant : none ? nothing : all + log(half + square);
+  if (single) single[row] = (float)value;
+  else log_sum[row] = value;
+  if (form || !laplace) return;
+  sign[row] = side;
+  log_magnitude[row] = size;
 }
