@@ -69,10 +69,10 @@ class Line:
     def __init__(self, u: Array, weights: Array, folds: NDArray[np.intp], method: str, score: Any = None) -> None:
         self.u, self.weights, self.method, self.score = u, weights, method, score
         self.n_eff = 1.0 / float(dots(weights[None], weights)[0])
-        self.gaps = np.diff(u, prepend=u[0])
+        self.gaps = np.diff(u)
         self.held = np.bincount(folds, weights)
         order = np.argsort(folds.astype(np.int16), kind="stable")
-        self._parts = np.stack([weights, weights * u], axis=1)[order].view(complex)[:, 0]  # by folds; masses, moments
+        self._parts = (weights + 1j * (weights * u))[order]  # by folds; masses, and moments
         self._before = np.zeros(len(self.held) * len(u) + 1, np.int32)  # where a fold's next sample stands there
         np.cumsum(folds == np.arange(len(self.held))[:, None], out=self._before[1:])
 
@@ -81,7 +81,7 @@ class Line:
         u, width, most, beside = self.u, h / (BINS * finer), 10.0 * finer * h, int(5 * BINS * finer**2)
         long = np.flatnonzero(self.gaps > most)
         less = np.concatenate([[0.0], np.cumsum(self.gaps[long] - most)])  # by which the stretches so far are shorter
-        starts = (u[long] - u[0] - less[1:]) / width
+        starts = (u[long + 1] - u[0] - less[1:]) / width
         least = int((u[-1] - u[0] - less[-1]) / width) + 3 + 2 * beside
         bins = min(odd << max(0, (-(-least // odd) - 1).bit_length()) for odd in (4, 6, 10))  # 2ᵏ, 3·2ᵏ or 5·2ᵏ
         # Shortened stretches end where bins begin. Bins begin a little earlier, so that rounding does not matter.

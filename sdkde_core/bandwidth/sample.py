@@ -11,10 +11,8 @@ import numpy as np
 from array_api_compat import device, is_torch_array
 from numpy.typing import NDArray
 
-from ..arrays import Array, array_namespace, device_name, quiet, to_host
+from ..arrays import Array, array_namespace, device_name, to_host
 from ..choice import registry
-from ..choice.hardware import cpu_threads
-from ..engine.threads import map_threads
 from .matrix import like
 
 
@@ -99,11 +97,6 @@ class Sample:
         if self.weights is None:
             host = isinstance(x, np.ndarray)
             std = np.sqrt(np.einsum("ij,ij->j", x, x) / n) if host else xp.linalg.vector_norm(x, axis=0) / math.sqrt(n)
-            if host and x.size > 1024:  # else to sort is faster
-                parts = [x[:, i : i + 8] for i in range(0, self.d, 8)]
-                threads = cpu_threads() if x.size >= 1 << 18 else 1
-                found = map_threads(quiet(lambda part: np.quantile(part, (0.25, 0.75), axis=0)), parts, threads)
-                return std, *np.concatenate(found, axis=1)
             places = np.array([0.25, 0.75]) * (n - 1)
             std, low, high = _around(x, [int(place) for place in places], std)
             return std, *(low + (places % 1.0)[:, None] * (high - low))
