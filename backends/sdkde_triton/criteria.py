@@ -6,6 +6,7 @@ come from the host in one piece, float64: HEAD numbers, then arrays whose rows a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -237,6 +238,10 @@ def step_kernel(given, out, partial, n, d, first, kind, MOST: tl.constexpr):
         tl.store(out + k, rate * tl.exp(-stretch))
 
 
+_climbing = functools.lru_cache(256)(functools.partial(Launch, climb_kernel))
+_stepping = functools.lru_cache(256)(functools.partial(Launch, step_kernel))
+
+
 def climb(
     u: Any, weights: Any, shares: Any, lengths: Sequence[float], least: float, common: bool, device: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -255,9 +260,9 @@ def climb(
         partial = torch.empty(programs * d * d, dtype=torch.float64, device=there.device)
         for step, kind in [*enumerate([0 if common else 1] * len(lengths)), (0, 2)]:
             grid = programs, 1 if kind == 0 else d
-            Launch(climb_kernel, grid, (), (rows, most))(there, out, partial, n, d, kind)
+            _climbing(grid, (), (rows, most))(there, out, partial, n, d, kind)
             grid = d * d if kind == 2 else d, 1
-            Launch(step_kernel, grid, (), (most,))(there, out, partial, programs, d, step, kind)
+            _stepping(grid, (), (most,))(there, out, partial, programs, d, step, kind)
         found = out.cpu().numpy()
     rates, moment, logs = found[:d], found[d : d + d * d].reshape(d, d), found[d + d * d :]
     return rates, moment * np.sqrt(rates[:, None] * rates), logs
