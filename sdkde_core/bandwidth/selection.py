@@ -294,7 +294,7 @@ class _Looks:
         if sample.kernels is None:
             self.pairs = Pairs(u, weights, sample.method)
         else:
-            every = range(int(steps[0]), 6)  # _of_both may ask for more than ``steps``
+            every = [int(step) for step in np.union1d(steps, np.arange(1, 6))]  # these are what _of_both may ask for
             found = sample.kernels.left_out(u, weights, [self._bandwidth(step) for step in every], self.method)
             self.known = dict(zip(every, map(Left, *found)))
 
@@ -388,9 +388,9 @@ def _of_both(losses: _Losses, weights: Array, steps: NDArray[np.intp], looks: _L
     share = float(np.clip((carried * looks.share - 0.15) / (0.25 - 0.15), 0.0, 1.0))
     if share == 1.0:
         return upper, "the upper end of what least squares allows"
-    while steps[-1] < 5 and np.argmin(logs @ weights) == len(steps) - 1:  # else it is found already
-        steps = np.append(steps, steps[-1] + 1)
-        logs = np.concatenate([logs, looks.at(steps[-1:]).likelihood])
+    if np.argmin(logs @ weights) == len(steps) - 1:  # or it is found already
+        beyond = np.arange(1, 6)
+        logs, steps = np.concatenate([logs, looks.at(beyond).likelihood]), np.concatenate([steps, beyond])
     most = _least(logs, weights, steps)
     if share == 0.0:
         return most, "the maximum of the likelihood, as few samples make up least squares"
