@@ -103,7 +103,7 @@ class HopperBackend:
     ) -> torch.Tensor | None:
         """Return the density of few rows in the user's dtype by the launches of LOG_SUM or LAPLACE."""
         points = state.points if queries is None else queries
-        if points.shape[0] > _most_rows(state):
+        if points.shape[0] > _most_rows(state) or problem.reduction is Reduction.MEAN:
             return None
         with launching(points):
             return state.log_sum(problem, points, points.shape[0], (constant, log, dtype))
