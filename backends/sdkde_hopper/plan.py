@@ -142,10 +142,10 @@ REGISTERS = {2: 240, 3: 160, 4: 112}
 
 
 def warpgroups(width: int, precision: str, mean: bool = True) -> int:
-    """Return how many groups of 64 rows a program of ``mean_dense``, or of ``log_sum``, has: registers suffice for."""
-    if precision == "high":
-        return (4 if width <= 16 else 3 if width == 32 else 2) if mean else 4 if width <= 32 else 3
-    return 4 if width <= 32 or not mean else 3
+    """Return how many groups of 64 rows a program of ``mean_dense``, else of ``log_sum``, has registers for."""
+    if mean and precision == "high":
+        return {16: 4, 32: 3}.get(width, 2)
+    return 3 if width > 32 and (mean or precision == "high") else 4
 
 
 def point_bytes(width: int, precision: str) -> int:

@@ -238,6 +238,7 @@ def step_kernel(given, out, partial, n, d, first, kind, MOST: tl.constexpr):
         tl.store(out + k, rate * tl.exp(-stretch))
 
 
+#: Launches are kept, with their compiled code: to look for that takes as long as to launch.
 _climbing = functools.lru_cache(256)(functools.partial(Launch, climb_kernel))
 _stepping = functools.lru_cache(256)(functools.partial(Launch, step_kernel))
 

@@ -3,8 +3,8 @@
 // WARPGROUPS of 64 rows each, and one more that fetches the columns. A tile of 64 columns lies as pack_points has it,
 // hi (WIDTH) | constants (8) | lo (WIDTH) | rests (8): so hi | constants is what φ is multiplied by too, a core matrix
 // then being contiguous along the product's columns; the constants begin with a one, whose product is Σφ. With weights
-// there is a second copy of the kind, w hi | w, its rest, one | w lo | zeros | w times the third piece. A tile's sums are added up in fp32, those of
-// MOST_TILES in float64: beside a heap of duplicates every addition rounds alike.
+// there is a second copy of the kind, of the pieces of w v: hi | w, its rest, one | lo | zeros, at "high" and a third. A
+// tile's sums are added up in fp32, those of MOST_TILES in float64: beside a heap of duplicates every addition rounds alike.
 
 constexpr int COPIES = (WEIGHTED + 1) * TILE;  // with weights there are two of a tile
 constexpr int FULL = STAGES * COPIES, EMPTY = FULL + 8 * STAGES;

@@ -7,7 +7,7 @@
 // grid leaves of a row's and of a column's constant, each by the other's one, and ``high_offset``. Their first is zero,
 // as MEAN adds it to the constants' first. With ``third`` that piece of the points is the last, in rows and in tiles.
 //
-// With ``weighted``, a copy of every tile for what φ is multiplied by: w v in two pieces for v, and for the constants w,
+// With ``weighted``, a copy of every tile for what φ is multiplied by: pieces of w v for those of v, and for the constants w,
 // its rest, and one, w the weight relative to the largest, two to WEIGHT_BITS. logs: of the weights relative to the
 // largest, to base two. Rows, tiles and logs are written where they are not null.
 extern "C" __global__ void pack_points(
