@@ -65,8 +65,11 @@ def _log_sum(laplace: bool, width: int, weighted: bool, precision: str) -> _Modu
 
 def _dense(width: int, weighted: bool, precision: str) -> _Module:
     ring, values = plan.ring(width, precision, True, weighted), functools.partial(wgmma, n=width + 8, b="transposed")
-    points = wgmma("add_points", n=width, b="transposed")
-    products = *_EXPONENTS, values("begin_values", begins=True), values("add_values"), points
+    points = functools.partial(wgmma, n=width, b="transposed")
+    products = (
+        *(*_EXPONENTS, values("begin_values", begins=True), values("add_values")),
+        *(points("begin_points", begins=True), points("add_points")),
+    )
     groups, high = plan.warpgroups(width, precision), int(precision == "high")
     constants = {"WIDTH": width, "WEIGHTED": int(weighted), "WARPGROUPS": groups, "REGISTERS": plan.REGISTERS[groups]}
     shared = {"STAGES": ring.stages, "DENSE_SHARED": ring.shared, "HIGH": high}

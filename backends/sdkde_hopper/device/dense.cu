@@ -17,7 +17,7 @@ static_assert(EMPTY + 8 * STAGES == DENSE_SHARED && DENSE_SHARED <= 232448, "sha
 __device__ __forceinline__ void consume(
     uint32_t shared, const uint32_t* rows, double* out, int count, int own) {
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-  float S[32], T[WIDTH / 2 + 4], M[WIDTH / 2 + 2];
+  float S[32], T[WIDTH / 2 + 4], V[WIDTH / 2], M[WIDTH / 2 + 2];
   uint32_t P[16], L[16];
   Rows q;
   load_rows(q, rows, warp * 16 + g, c);
@@ -52,12 +52,15 @@ __device__ __forceinline__ void consume(
       WGMMA_FENCE;  // the largest last, as what follows it is truncated
       begin_values(T, x[0], x[1], x[2], x[3], v + 16 * first);
 #pragma unroll
-      for (int i = first + 1; i < first + PER; i++) take(L, v, i);
-      if (THIRD) {
+      for (int i = 1; i < PER; i++) take(L, v, first + i);
+      if (THIRD) {  // a product of another shape has sums of its own: PTX orders those of one shape only
+        const uint32_t* y = P + 4 * first;
+        begin_points(V, y[0], y[1], y[2], y[3], v + 2 * LOW + 16 * first);
 #pragma unroll
-        for (int i = first; i < first + PER; i++)
-          add_points(reinterpret_cast<float(&)[WIDTH / 2]>(T), P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3],
-                     v + 2 * LOW + 16 * i);
+        for (int i = 1; i < PER; i++) {
+          y = P + 4 * (first + i);
+          add_points(V, y[0], y[1], y[2], y[3], v + 2 * LOW + 16 * (first + i));
+        }
       }
 #pragma unroll
       for (int i = first; i < first + PER; i++) take(P, v + LOW, i);
@@ -66,9 +69,10 @@ __device__ __forceinline__ void consume(
       WGMMA_COMMIT;
       WGMMA_WAIT(0);
       hold(T);
+      if (THIRD) hold(V);
       if (first + PER == 4 && lane == 0) barrier_arrive(shared + EMPTY + 8 * stage);
 #pragma unroll
-      for (int i = 0; i < WIDTH / 2; i++) M[i] += T[i];
+      for (int i = 0; i < WIDTH / 2; i++) M[i] += THIRD ? T[i] + V[i] : T[i];
       // Of the eight constants' products a thread has two for each row: 1 in the first, or w, its rest, and 1.
       M[WIDTH / 2] += WEIGHTED ? T[WIDTH / 2] + T[WIDTH / 2 + 1] : T[WIDTH / 2];
       M[WIDTH / 2 + 1] += WEIGHTED ? T[WIDTH / 2 + 2] + T[WIDTH / 2 + 3] : T[WIDTH / 2 + 2];
