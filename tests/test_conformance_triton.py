@@ -308,8 +308,6 @@ def _same_bits_in_slabs(monkeypatch, case, device, precision, fit, every=1):
             parts = backend.reduce(problem, queries, backend.prepare(problem, columns))
         if d > 128 and precision == "fast" and same and not weighted and reduction is Reduction.MEAN:
             continue  # φ of rows and columns at once: fewer rows have no columns among them
-        if module.bounds.formula(problem, problem.extent) == "products":
-            continue  # float64 products are of so many rows at a time whatever the memory
         assert max(sizes) > fit >= min(sizes)
         for name in ("log_sum", "shift", "sign", "log_magnitude"):
             a, b = getattr(whole, name), getattr(parts, name)

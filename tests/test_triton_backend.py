@@ -10,18 +10,16 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
-from sdkde_triton import backend, bounds, compiled, kernels, products, space, tunables
+from sdkde_triton import backend, bounds, compiled, kernels, space, tunables
 from sdkde_triton.backend import TritonBackend
 from sdkde_triton.grid import PARTIAL_BYTES, most_parts, slab_rows, splits
 from sdkde_triton.info import INFO
 from triton.errors import TritonError
 
 from sdkde_core import SdkdeWarning, tuning
-from sdkde_core.arrays import to_host
 from sdkde_core.choice import cards, cost
-from sdkde_core.plugin import each, grids
+from sdkde_core.plugin import grids
 from sdkde_core.protocol import Columns, Problem, Reduction
-from sdkde_core.testing import problems
 
 
 def problem(reduction="log_sum", m=1000, n=2000, d=16, precision="fast", **more):
@@ -68,30 +66,8 @@ def test_the_formula_changes_at_the_limit(reduction, d, same):
     beyond = problem(reduction, d=d, same=same, extent=1.01 * min(limit, 1e9))
     if limit < 1e9:
         assert "Tensor Cores" in INFO.supports(inside).reason
-        assert ("products of float64" if d >= 16 else "direct differences") in INFO.supports(beyond).reason
+        assert "direct differences" in INFO.supports(beyond).reason
     assert INFO.supports(beyond).ok
-
-
-@pytest.mark.parametrize("reduction", list(Reduction))
-@pytest.mark.parametrize("same", [False, True])
-@pytest.mark.parametrize("requires", [(), ("weights",)])
-def test_products_of_float64(reduction, same, requires, monkeypatch):
-    """Beyond half precision's extents, over several tiles of rows and columns, with a weight of zero."""
-    monkeypatch.setattr(products, "COLUMNS", 37)
-    monkeypatch.setattr(products, "ROWS", 50)
-    case = problems.make("mixture", 130, 70, 20, 500.0)
-    weights = torch.linspace(-3.0, 0.0, 130, dtype=torch.float64)
-    log_weights = torch.log_softmax(weights if "weights" in requires else 0.0 * weights, 0)
-    if "weights" in requires:
-        log_weights[5] = -math.inf
-    case = replace(case, log_weights=log_weights.numpy())
-    given = case.problem(reduction, "high", same=same, requires=requires)
-    assert bounds.formula(given, given.extent) == "products"
-    backend = TritonBackend()
-    state = backend.prepare(given, Columns(torch.tensor(case.points), log_weights))
-    got = backend.reduce(given, None if same else torch.tensor(case.queries), state)
-    truth = problems.truth(case, same=same)
-    assert problems.errors(given, each(got, to_host), truth).max() < 1e-3
 
 
 def test_what_it_does_not_do_it_declines():

@@ -14,7 +14,7 @@ from sdkde_core.nearby import rough_share
 from sdkde_core.plugin import PerStream, empty, grids, in_slabs, on_device
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from . import bounds, criteria, joint, launch, price, products
+from . import bounds, criteria, joint, launch, price
 from . import near as nearby
 from . import whiten as whitening
 from .compiled import INTERPRETED, LaunchFailed, card, no_compiler, rehearse
@@ -88,7 +88,7 @@ class TritonBackend:
         """Sum with another end, of rows that come at once over all columns."""
         way = _way(problem, state.problem.extent, state.span)
         whole = slab_rows(points.shape[0], state.points.shape[0], 8 * (problem.d + 3), way.columns) == points.shape[0]
-        if not whole or way.compute is _products or price.looks(problem) or self.skip:
+        if not whole or price.looks(problem) or self.skip:
             return None
         with on_device(points):
             return _run(problem, way, points, state, end)
@@ -110,9 +110,7 @@ class TritonBackend:
                     return found
             way = _way(problem, state.problem.extent, state.span)
             rows = m
-            if way.compute is _products:
-                rows = products.ROWS
-            elif not way.mirrors:
+            if not way.mirrors:
                 rows = slab_rows(m, state.points.shape[0], 8 * (problem.d + 3), way.columns)
 
             def slab(start: int, stop: int) -> Partial:
@@ -174,9 +172,8 @@ class _Way(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def _way(problem: Problem, extent: float, span: float, listed: bool = False) -> _Way:
     """``listed``: over lists."""
-    chosen = bounds.formula(problem, extent, span, listed)
-    packed = chosen == "packed"
-    compute = {"packed": _listed if listed else _packed, "products": _products, "direct": _direct}[chosen]
+    packed = bounds.formula(problem, extent, span, listed) == "packed"
+    compute = _direct if not packed else _listed if listed else _packed
     columns = (64 if packed else 16) * bounds.steps_at_most(problem, extent, packed)
     if packed and bounds.in_blocks(problem.d) and problem.reduction is Reduction.MEAN:
         columns = 1 << 16  # stored φ has no parts: this is of the rows' other buffers
@@ -228,10 +225,6 @@ def _listed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, mo
     columns = state.kept(key, lambda: pack(near.points, way.step, near.log_weights, way.pieces))
     rows = None if points is state.points else points
     return nearby.reduce(problem, rows, near, columns, way.step, way.form, most)
-
-
-def _products(problem: Problem, way: _Way, points: Any, state: _State, _: Any = None) -> Partial:
-    return products.reduce(problem, points, state.points, state.log_weights)
 
 
 def _direct(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: launch.End = None) -> Any:

@@ -56,16 +56,9 @@ def packed_limit(problem: Problem) -> float:
 
 
 def formula(problem: Problem, extent: float, log_weight_span: float = 0.0, listed: bool = False) -> str:
-    """Return ``"packed"``, ``"products"`` (of float64) or ``"direct"``; ``listed``: of sums over lists.
-
-    Half precision holds log weights (nats) to some 4·10⁴.
-    """
+    """Return ``"packed"`` or ``"direct"``; ``listed``: of sums over lists."""
     near = extent <= packed_limit(problem) and log_weight_span <= MOST_SPAN
-    if near and (listed or not prefers_direct(problem)):
-        return "packed"
-    # Products of float64: an exponent is off by some 2⁻⁵² √d R², and midway between clusters at ± R a shift by R/2
-    # times as much: 2e-6 for 4096 dimensions.
-    return "products" if problem.d >= 16 and extent <= 600.0 else "direct"
+    return "packed" if near and (listed or not prefers_direct(problem)) else "direct"
 
 
 def arithmetic(problem: Problem, extent: float, log_weight_span: float = 0.0) -> str:

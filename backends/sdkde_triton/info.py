@@ -26,8 +26,6 @@ def _supports(problem: Problem) -> Support:
     if share is not None or formula(problem, problem.extent) == "packed":
         how = "half-precision pieces on Tensor Cores"
         return Support(True, how if share is None else f"{how}; about {100.0 * share:.2g} % of the pairs matter")
-    if formula(problem, problem.extent) == "products":
-        return Support(True, "products of float64 matrices")
     kind = arithmetic(problem, problem.extent)
     return Support(True, f"direct differences in {'pairs of float32' if kind == 'doubled' else kind}")
 

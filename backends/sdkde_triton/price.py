@@ -94,14 +94,6 @@ def work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
             bytes=read + 8.0 * pairs * stored + 8.0 * problem.m * (d + 1),
             launches=(2 if two_passes else 1) * around + besides,
         )
-    elif bounds.formula(problem, extent) == "products":
-        found = Work(
-            matrix_flops={"float64": 2.0 * d * (1 + mean) * pairs},
-            scalar_flops=20.0 * pairs,
-            exps=float(pairs),
-            bytes=120.0 * pairs,  # a tile is written and read some fifteen times
-            launches=around + 12 * math.ceil(problem.m / 8192) * math.ceil(problem.n / 2048),
-        )
     else:
         kind = bounds.arithmetic(problem, extent)
         distance = (4.0 if kind == "doubled" else 2.0) * d + 3.0
@@ -128,5 +120,4 @@ def work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
 
 def compile_seconds(problem: Problem) -> float:
     """What compiling the problem's kernels takes: .2 to .7 s each, .5 more by Triton 3.6, side by side."""
-    compiles = not problem.device.startswith("cpu") and bounds.formula(problem, problem.extent) != "products"
-    return 1.0 if compiles else 0.0
+    return 0.0 if problem.device.startswith("cpu") else 1.0

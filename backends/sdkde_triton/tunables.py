@@ -42,8 +42,6 @@ def launches(problem: Problem) -> tuple[Launch, ...]:
     """Return the kernels that can be tuned, by descending time, for weights that are equal or span few nats."""
     extent, formula = problem.extent, bounds.formula(problem, problem.extent)
     mean, shifted = problem.reduction is Reduction.MEAN, bounds.shifts_rows(problem)
-    if formula == "products":
-        return ()
     if formula == "direct":
         kind = bounds.arithmetic(problem, extent)
         anchored = mean and not shifted and kind != "float64"
