@@ -8,6 +8,7 @@ import multiprocessing
 import re
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -232,8 +233,8 @@ def growing(setting: Setting) -> Iterator[Case]:
 
 def alone(setting: Setting, case: Case) -> dict[str, Any]:
     """The same by a process of its own, whose memory tells what this case took."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(measure, (setting, case))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # which says so if the process dies
+        return pool.submit(measure, setting, case).result()
 
 
 def _forget_peak() -> None:
