@@ -107,7 +107,7 @@ def test_listed(kernel, d, form, capability):
     base = "log_sum" if kernel == "laplace" else kernel
     listed = _launch(base + "_listed", d, form)
     problem = _problem(kernel, d, form, "weights")
-    config = space.default(base, listed.columns, capability, merges(d), listed.pieces)
+    config = space.default(f"{base}_listed", listed.columns, capability, merges(d), listed.pieces)
     compiled = tunables.compiled_kernel(listed, config, problem, capability)
     assert tunables.usage(compiled.asm["cubin"])[1] <= tunables.SPILLS
     assert compiled.metadata.shared <= space.shared_limit(capability)

@@ -79,7 +79,7 @@ def _lists(way: Any, groups: Groups, k: int, high: int) -> list[tuple[int, int, 
     sizes = torch.tensor([b - a for a, b in itertools.pairwise(groups.begins)])
     counts, starts = sizes.repeat_interleave(high), torch.tensor(groups.begins[:k]).repeat_interleave(high)
     found, first = [], 0
-    lasts, length = near.planned(counts, device, 4 * (packed_dimensions(way.problem.d) + 1), way.longest)
+    lasts, length = near.planned(counts.numpy(), device, 4 * (packed_dimensions(way.problem.d) + 1), way.longest)
     for last in lasts:
         here = counts[first:last]
         ends = torch.nn.functional.pad(here.cumsum(0), (1, 0))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 
 from sdkde_core.nearby import by_tile, order
 from sdkde_core.plugin import concatenate, each
@@ -107,18 +108,18 @@ def reduce(
         packed = launch.pack(problem, rows, step, near.log_weights, columns.pieces, scaled=scaled(problem))
     way = _Pass(problem, near, columns, step, form)
     tiles, counts = way.count(rows, packed)
-    counts = (-(-counts.to(torch.int64) * LEAF // LISTED)).cpu()  # in SIZEs
-    if float(counts.sum()) * LISTED > most * float(len(counts)) * float(columns.padded):  # the last tile may be free
+    counts = -(-counts.to(torch.int64) * LEAF // LISTED)  # in SIZEs
+    sizes = counts.cpu().numpy()  # to start a CPU's threads takes some of PyTorch's functions milliseconds
+    if float(sizes.sum()) * LISTED > most * float(len(sizes)) * float(columns.padded):  # the last tile may be free
         return None
-    ends, length = planned(counts, rows.device, 4 * (packed_dimensions(problem.d) + 1), way.longest)
+    ends, length = planned(sizes, rows.device, 4 * (packed_dimensions(problem.d) + 1), way.longest)
     found, first = [], 0
     for last in ends:
-        over = way.list(tiles, counts[first:last], first, length)
+        over = way.list((*tiles, counts), sizes[first:last], first, length)
         found.append(way.sum(rows[first * HEIGHT : last * HEIGHT], packed, over))
         first = last
-    back = torch.empty_like(where)
-    back[where] = torch.arange(rows.shape[0], device=where.device)
-    return each(concatenate(found), lambda x: x[back])
+    whole = concatenate(found)
+    return each(whole, lambda x: torch.empty_like(x).index_copy_(0, where, x))
 
 
 def of_all(
@@ -172,20 +173,21 @@ class _Pass:
         self._look(choose.choose_kernel, boxes, 0, tiles, (lowest, reaches, limits, counts), (apart, kind))
         return (boxes, limits, reaches), counts
 
-    def list(self, tiles: tuple[torch.Tensor, ...], counts: torch.Tensor, first: int, length: int) -> Lists:
-        """The lists of some tiles of rows, from the ``first`` on, which have that many SIZEs."""
-        device, kind = self.near.points.device, list(Reduction).index(self.problem.reduction)
-        ends = torch.zeros(len(counts) + 1, dtype=torch.int32)
-        ends[1:] = counts.cumsum(0)
+    def list(self, tiles: tuple[torch.Tensor, ...], sizes: NDArray[Any], first: int, length: int) -> Lists:
+        """The lists of some tiles of rows, from the ``first`` on, which have ``sizes`` SIZEs.
+
+        Nothing is read or sent: the host would wait for it until the tiles before are summed.
+        """
+        (boxes, *limits, counts), kind = tiles, list(Reduction).index(self.problem.reduction)
+        counts, device = counts[first : first + len(sizes)], counts.device
+        ends = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
         # The longest first, so that the last program ends early; neighbours together, as they read the same columns.
         lengths = counts.clamp(min=1).log2().floor()
-        which = lengths.argsort(descending=True, stable=True).to(torch.int32).to(device)
-        total, together = int(ends[-1]), LISTED // LEAF
-        found = torch.empty(max(1, total * together), dtype=torch.int32, device=device)
-        ends = ends.to(device)
-        (boxes, *limits), numbers = tiles, (self.columns.padded // LEAF - 1, first, kind)
+        which, together = lengths.argsort(descending=True, stable=True).int(), LISTED // LEAF
+        found = torch.empty(max(1, int(sizes.sum()) * together), dtype=torch.int32, device=device)
+        numbers = self.columns.padded // LEAF - 1, first, kind
         self._look(choose.list_kernel, boxes, first, len(counts), (*limits, ends, found), numbers, together)
-        return Lists(found, ends, which, first, length, max(1, -(-int(counts.max()) // length)))
+        return Lists(found, ends, which, first, length, max(1, -(-int(sizes.max()) // length)))
 
     def _look(
         self, kernel: Any, boxes: torch.Tensor, top: int, count: int, others: Any, numbers: Any, *flags: int
@@ -243,18 +245,18 @@ class _Pass:
 
     def config(self, name: str) -> Config:
         capability, d = card(self.near.points.device).capability, self.problem.d
-        return default(name, packed_dimensions(d), capability, merges(d), self.columns.pieces)
+        return default(f"{name}_listed", packed_dimensions(d), capability, merges(d), self.columns.pieces)
 
 
-def planned(counts: torch.Tensor, device: torch.device, per_row: int, most: int) -> tuple[list[int], int]:
+def planned(counts: NDArray[Any], device: torch.device, per_row: int, most: int) -> tuple[list[int], int]:
     """Where batches of tiles end, and how many SIZEs a program takes, up to ``most``, by what each list has."""
     programs = AMOUNTS.programs * card(device).multiprocessors
     length = min(max(-(-int(counts.sum()) // programs), AMOUNTS.shortest), most)
     length = max(length, -(-int(counts.max()) // MOST_PARTS))
-    until, ends, first = counts.cumsum(0), [], 0
+    until, ends, first = counts.cumsum(), [], 0
     while first < len(counts):
         before = int(until[first - 1]) if first else 0
-        last = int(torch.searchsorted(until, before + AMOUNTS.entries * LEAF // LISTED, right=True))
+        last = int(until.searchsorted(before + AMOUNTS.entries * LEAF // LISTED, side="right"))
         longest = int(counts[first : max(first + 1, last)].max())
         together = PARTIAL_BYTES // (per_row * HEIGHT * max(1, -(-longest // length)))
         first = min(max(first + 1, min(last, first + together)), len(counts))
