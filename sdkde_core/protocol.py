@@ -79,6 +79,7 @@ FEATURES: Mapping[str, str] = {
     "weights": "the columns' log weights differ from one another (without it they are all equal)",
     "grad": "results attached to autograd: derivatives by queries, points and Columns.weights",
     "kernel": "φ_ij = K(r_ij), K the kernel that Problem.kernel names, another than the Gaussian; LOG_SUM only",
+    "order": "order: in which order of points neighbours stand together, once for all passes",
     "range": "the rows are some of the points: Problem.same with m < n, from the point own_offset on",
     "pairs": "reduce_pairs: what two ranges of the points are to each other, each φ computed once; MEAN only",
     "line": "whiten, moved and density: what comes before and after the sums, by its own kernels; on CUDA devices",
@@ -238,6 +239,7 @@ class Columns:
     points: Any  #: (n, d) whitened and shifted, so that the origin lies among the points; in C order
     log_weights: Any  #: (n,) finite and at most 0; without ``"weights"`` in ``problem.requires`` all are equal
     weights: Any = None  #: (n,) with ``"grad"`` and ``"weights"``: those whose logs log_weights are; zeros included
+    ordered: bool = field(default=False, kw_only=True)  #: neighbours stand together, in rows too, by ``order``
 
 
 class Backend(TypingProtocol):
@@ -355,6 +357,17 @@ class LineBackend(Backend, TypingProtocol):
 
         ℓ as :meth:`reduce` has it, of LOG_SUM. Of LAPLACE it is log |L|, the density has L's sign, and the log of a
         negative one is NaN. None where another way is to be taken.
+        """
+
+
+class OrderBackend(Backend, TypingProtocol):
+    """A backend with the feature ``"order"``: all passes of an estimate have neighbours together, on all devices."""
+
+    def order(self, problem: Problem, points: Any, columns: Columns | None = None) -> Any:
+        """Return an order of the points (n,), integers; None where it does not gain by one.
+
+        They are the ``columns`` themselves, some beyond the extent perhaps, whose log weights may be −inf; without
+        ``columns`` they are rows, of which ``problem`` has a device's share. A number may be NaN.
         """
 
 

@@ -19,6 +19,7 @@ from interpreter import INTERPRETED, interpreted, run
 from sdkde_triton.space import LEAF, Config
 from some_of_all import some_of_all
 
+import sdkde_core
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
 from sdkde_core.plugin import each
@@ -82,9 +83,30 @@ def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeyp
     assert max(found.parts for found in looked) > 1
     assert sum(len(found.leaves) for found in looked) < 0.9 * 38 * sum(len(found.which) for found in looked)
     assert problems.errors(problem, got, reference.sums(y, x, log_weights=log_w)).max() < 1.0
-    if same:  # a range of them, whose order follows from that of all
+    if same:  # a range of them, which are ordered by themselves
         got = each(backend.reduce(replace(problem, m=150), None, state, 70), to_host)
         assert problems.errors(problem, got, reference.sums(y[70:220], x, log_weights=log_w)).max() < 1.0
+    order = backend.order(problem, torch.from_numpy(x), Columns(torch.from_numpy(x), torch.from_numpy(log_w))).numpy()
+    assert np.array_equal(np.sort(order), np.arange(300))
+    state = backend.prepare(problem, Columns(torch.from_numpy(x[order]), torch.from_numpy(log_w[order]), ordered=True))
+    rows = order[100:260] if same else backend.order(problem, queries).numpy()
+    part = replace(problem, m=len(rows))
+    got = each(backend.reduce(part, None if same else queries[rows], state, 100 if same else 0), to_host)
+    assert problems.errors(part, got, reference.sums(y[rows], x, log_weights=log_w)).max() < 1.0
+
+
+@interpreted
+@warns
+def test_rows_that_are_no_numbers_have_an_order_too():
+    x = np.random.default_rng(4).normal(size=(300, 3))
+    y = x[:200].copy()
+    y[[10, 199], [1, 0]] = np.nan
+    how = {"bandwidth": 0.5, "backend": "triton", "device": "cpu", "backend_options": {"skip": True}}
+    for train, query in ((x, y), (y, None), (y, x)):
+        got = sdkde_core.estimate(train, query, check_finite=False, method="kde", **how)
+        want = sdkde_core.estimate(x, x[:200], method="kde", **how)
+        want[[10, 199] if train is x else slice(None)] = np.nan
+        assert np.allclose(got[:200], want, rtol=1e-3, equal_nan=True)
 
 
 @interpreted
@@ -334,7 +356,7 @@ no_gpu = pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="th
 
 #: What one process interprets: stages, so that several can at once.
 STAGES = {
-    "suite": "TestInterpreted or left_out",
+    "suite": "TestInterpreted or left_out or no_numbers",
     "more dimensions": "TestMoreInterpreted",
     "more": "test_interpreted",
 }

@@ -1,7 +1,6 @@
 """Rows shared out among several devices: the numbers of one, and which lists of devices can be."""
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import blocks
@@ -10,6 +9,7 @@ import pytest
 import reference
 import sdkde_hopper.info
 from array_api_compat import is_torch_array
+from sdkde_numpy.backend import NumpyBackend
 
 import sdkde_core
 from sdkde_core.choice import registry, select
@@ -87,27 +87,6 @@ def by_pairs(x, extent, limit=np.inf):
     return first
 
 
-def test_how_long_threads_turns_are_is_as_it_was(points, queries):
-    """Calls that overlap, and one that fails, leave Python's interval alone."""
-    several, _ = spread(points, 3, Reduction.LOG_SUM, False)
-    before, seen = sys.getswitchinterval(), []
-
-    def reduce(*unused):
-        seen.append(sys.getswitchinterval())
-        raise ArithmeticError("no sums")
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: several.reduce(queries), range(16)))
-    assert sys.getswitchinterval() == before
-    backend = blocks.NumpyBackend()
-    backend.reduce = reduce
-    problem = Problem(Reduction.LOG_SUM, m=M, n=N, d=D, extent=2.0**20, precision="high")
-    several = OnDevices(["cpu"] * 2, backend, INFO, problem, Columns(points, np.full(N, -np.log(N))))
-    with pytest.raises(Exception, match="no sums"):
-        several.reduce(queries)
-    assert max(seen) <= 1e-4 < before == sys.getswitchinterval()
-
-
 @pytest.mark.parametrize("away", [0.0, 15.0, 1e4])
 def test_pairs_of_points_are_taken_once(away):
     """Beside outliers that near rows feel, and such as they do not; more of them than exact sums take at once."""
@@ -166,6 +145,76 @@ def test_estimates_on_several_devices(two, method):
     assert np.array_equal(sdkde_core.estimate(x, query, device=2, **how), prepared.estimate(query))
     assert prepared.device == "cpu, cpu"
     assert "cpu, cpu" in str(sdkde_core.explain(x, device=2, **how))
+
+
+class InOrder(NumpyBackend):
+    """It has neighbours in one dimension together, and notes which columns and rows come so."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.columns, self.rows = [], [], []
+
+    def order(self, problem, points, columns=None):
+        assert columns is None or columns.points is points
+        self.asked.append((problem.m, columns is not None))
+        return np.argsort(points[:, 0], kind="stable") if problem.m >= 20 else None
+
+    def prepare(self, problem, columns):
+        self.columns.append((problem.reduction, columns.ordered, _steps(columns.points)))
+        return super().prepare(problem, columns)
+
+    def reduce(self, problem, queries, state, own_offset=0):
+        rows = state.points[own_offset : own_offset + problem.m] if queries is None else queries
+        self.rows.append(_steps(rows))
+        return super().reduce(problem, queries, state, own_offset)
+
+
+IN_ORDER = InOrder()
+
+
+def in_order():
+    return IN_ORDER
+
+
+def _steps(points):
+    """How far apart consecutive points are in the first dimension, in the median; of a few outliers 0."""
+    return np.median(np.abs(np.diff(points[:, 0]))) if len(points) > 9 else 0.0
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_backends_order_holds_for_all_passes_and_changes_no_result(two, number, monkeypatch):
+    found = IN_ORDER
+    info = replace(
+        INFO, features=INFO.features | {"order"}, implementation=f"{__name__}:in_order", extent_limit=lambda _: 1000.0
+    )
+    record = replace(registry.find("numpy"), info=info)
+    monkeypatch.setattr(registry, "records", lambda: (record,))
+    rng = np.random.default_rng(7)
+    x, y, w = rng.normal(size=(9_011, 2)), rng.normal(size=(1_003, 2)), rng.random(9_011)
+    x[[5, 900]], y[3], w[::7] = [[1e4, 0.0], [-3e4, 9.0]], 2e4, 0.0
+    for how in ({}, {"weights": w}, {"tails": "guard"}, {"adaptive": 0.25}, {"method": "laplace"}):
+        for query in (y, None):
+            found.asked.clear(), found.columns.clear(), found.rows.clear()
+            got = sdkde_core.estimate(x, query, bandwidth=0.3, device=number, **how)
+            of_samples = 9_011 if how.get("method") != "laplace" or query is None else 1_003
+            assert found.asked == [(-(-of_samples // number), True), (-(-1_003 // number), False)][: 1 + (query is y)]
+            first, columns, rows = found.columns[0], found.columns.copy(), found.rows.copy()
+            with monkeypatch.context() as patch:
+                patch.setattr(found, "order", lambda *unused: None)
+                want = sdkde_core.estimate(x, query, bandwidth=0.3, device=number, **how)
+            assert np.allclose(got, want, rtol=2e-5, atol=1e-12)
+            assert first[1] and first[2] < 1e-2 and max(rows) < 0.1, (how, first, rows)
+            if "tails" not in how:  # whose guard takes every k-th sample, as they came
+                assert all(ordered and (steps < 0.1 or "adaptive" in how) for _, ordered, steps in columns), (
+                    how,
+                    columns,
+                )
+    found.asked.clear()
+    assert sdkde_core.estimate(x, y[:4], bandwidth=0.3, method="kde", device=number).shape == (4,)
+    assert found.asked == [(-(-4 // number), True)]  # so few rows that nothing is put in order
+    moved = sdkde_core.debias(x, bandwidth=0.3, device=number)
+    monkeypatch.setattr(found, "order", lambda *unused: None)
+    assert np.allclose(moved, sdkde_core.debias(x, bandwidth=0.3, device=number), atol=2e-5)
 
 
 def test_more_devices_than_rows(two):

@@ -31,6 +31,7 @@ class _State:
     points: torch.Tensor  # (n, d) float64
     log_weights: torch.Tensor
     span: float  # largest magnitude of a log weight, nats, rounded up
+    ordered: bool = False
     made: PerStream = field(default_factory=PerStream)
 
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
@@ -70,7 +71,15 @@ class TritonBackend:
         log_weights = columns.log_weights
         if log_weights.data_ptr() % 16:  # kernels are compiled for aligned pointers
             log_weights = log_weights.clone()
-        return _State(problem, columns.points, log_weights, span)
+        return _State(problem, columns.points, log_weights, span, columns.ordered)
+
+    def order(self, problem: Problem, points: torch.Tensor, columns: Columns | None = None) -> torch.Tensor | None:
+        """Return the order that lists need, where sums are by lists."""
+        with on_device(points):
+            lists = price.looks(problem) if self.skip is None else self.skip
+            if columns is not None and lists:  # however weights differ
+                lists = self._skips(problem, _State(problem, columns.points, columns.log_weights, 0.0), points)
+            return nearby.order(points.nan_to_num(0.0, 0.0, 0.0), LEAF) if lists else None
 
     def moved(self, problem: Problem, state: _State) -> torch.Tensor | None:
         """Return the points, moved by half their shift, by MEAN's launches."""
@@ -151,8 +160,8 @@ class TritonBackend:
             return False
         if _way(problem, state.problem.extent, state.span, listed=True).compute is not _listed:
             return False
-        if self.skip or not price.looks(problem):
-            return bool(self.skip)
+        if self.skip or not price.looks(problem) or state.ordered:  # for which it has been asked
+            return bool(self.skip or price.looks(problem))
         log_weights, out = state.log_weights, price.left_out(problem)
         return price.pays(problem, rough_share(problem, rows, state.points, log_weights, LEAF, HEIGHT, out))
 
@@ -214,13 +223,11 @@ def _run(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: 
 
 def _listed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, most: float) -> Any:
     """Sum over lists; None where more than ``most`` matters, or a point is not finite."""
-    near = state.kept("near", lambda: nearby.order_columns(state.points, state.log_weights))
+    near = state.kept("near", lambda: nearby.order_columns(state.points, state.log_weights, state.ordered))
     if near is None:
         return None
     scaled = nearby.scaled(problem)
-    pack = functools.partial(
-        launch.pack, problem, columns=True, scaled=scaled, beyond=LEAF
-    )  # a leaf of padding fills lists
+    pack = functools.partial(launch.pack, problem, columns=True, scaled=scaled, beyond=LEAF)  # of padding fills lists
     key = "ordered", way.step, way.pieces, scaled
     columns = state.kept(key, lambda: pack(near.points, way.step, near.log_weights, way.pieces))
     rows = None if points is state.points else points

@@ -43,7 +43,7 @@ AMOUNTS = _Amounts()
 class Near(NamedTuple):
     """Columns in the ``order`` that follows; ``leaves`` and ``nodes`` as :mod:`sdkde_triton.choose` has them."""
 
-    order: torch.Tensor
+    order: torch.Tensor | None  # None: they came so, and so do rows
     points: torch.Tensor
     log_weights: torch.Tensor
     leaves: torch.Tensor
@@ -62,12 +62,13 @@ class Lists(NamedTuple):
     parts: int
 
 
-def order_columns(points: torch.Tensor, log_weights: torch.Tensor) -> Near | None:
-    """Return the columns in order; None where a coordinate or weight is not finite."""
+def order_columns(points: torch.Tensor, log_weights: torch.Tensor, ordered: bool) -> Near | None:
+    """Return the columns in order; None where a coordinate or weight is not finite. ``ordered``: as they are."""
     if not bool(torch.isfinite(points.sum() + log_weights.sum())):
         return None
-    where = order(points, LEAF)
-    points, log_weights = points[where], log_weights[where]
+    where = None if ordered else order(points, LEAF)
+    if where is not None:
+        points, log_weights = points[where], log_weights[where]
     leaves = _boxes(points, log_weights, LEAF)
     nodes = _boxes(points, log_weights, LEAF * choose.WIDE.value)
     total = float(torch.logsumexp(log_weights, 0))
@@ -98,11 +99,11 @@ def reduce(
     """
     if points is None:
         where, rows = near.order, near.points
-    elif bool(torch.isfinite(points.sum())):
-        where = order(points, HEIGHT)
-        rows = points[where]
-    else:
+    elif not bool(torch.isfinite(points.sum())):
         return None
+    else:
+        where = None if near.order is None else order(points, HEIGHT)
+        rows = points if where is None else points[where]
     packed = columns  # these themselves, where they are the rows
     if rows is not near.points:
         packed = launch.pack(problem, rows, step, near.log_weights, columns.pieces, scaled=scaled(problem))
@@ -119,7 +120,7 @@ def reduce(
         found.append(way.sum(rows[first * HEIGHT : last * HEIGHT], packed, over))
         first = last
     whole = concatenate(found)
-    return each(whole, lambda x: torch.empty_like(x).index_copy_(0, where, x))
+    return whole if where is None else each(whole, lambda x: torch.empty_like(x).index_copy_(0, where, x))
 
 
 def of_all(

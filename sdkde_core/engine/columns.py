@@ -210,7 +210,8 @@ class PackedColumns:
                     support = self._info.supports(problem)
                     if not support.ok:
                         raise OutOfReach(self._info, problem.device, support.reason)
-                columns = Columns(read_only(columns.points), read_only(columns.log_weights), columns.weights)
+                points, log_weights = read_only(columns.points), read_only(columns.log_weights)
+                columns = with_fields(columns, points=points, log_weights=log_weights)
                 inputs = [columns.points, columns.log_weights]
                 state = call(self._info, problem, backend.prepare, columns, inputs=inputs)
                 packed = _Packed(backend, problem, columns, state)

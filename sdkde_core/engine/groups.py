@@ -114,7 +114,7 @@ def by_width(columns: Columns, powers: Any, some: Sequence[int]) -> tuple[Group,
         points, logs = take_rows(columns.points, which), take_rows(columns.log_weights, which)
         share = look(float, safe_log(xp.sum(xp.exp(logs))))
         if share > -math.inf:
-            found.append(Group(Columns(points, logs - share), 2.0 ** (0.5 * power), share))
+            found.append(Group(Columns(points, logs - share, ordered=columns.ordered), 2.0 ** (0.5 * power), share))
     return tuple(found)
 
 

@@ -91,7 +91,9 @@ def marked_last(mask: Any) -> Any:
 
 
 def undo(partial: Partial, order: Any) -> Partial:
-    """Bring results back from an order of the rows."""
+    """Bring results back from an order of the rows; None: they are in theirs."""
+    if order is None:
+        return partial
     back = array_namespace(order).argsort(order)
     return each(partial, lambda x: take_rows(x, back))
 
@@ -102,5 +104,7 @@ def take_rows(x: Any, which: Any) -> Any:
     return array_namespace(x).take(x, which, axis=0)
 
 
-def take_columns(columns: Columns, which: Any) -> Columns:
-    return Columns(take_rows(columns.points, which), take_rows(columns.log_weights, which))
+def take_columns(columns: Columns, which: Any, ordered: bool | None = None) -> Columns:
+    given = columns.points, columns.log_weights, columns.weights
+    points, log_weights, weights = (None if x is None else take_rows(x, which) for x in given)
+    return Columns(points, log_weights, weights, ordered=columns.ordered if ordered is None else ordered)

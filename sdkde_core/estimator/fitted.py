@@ -9,24 +9,25 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
+from array_api_compat import device
 
 from .. import arrays
 from ..arrays import Argument, Data, Origin, check_query, convert, detached, look, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth, like
 from ..choice import registry, select
 from ..engine.columns import PackedColumns
-from ..engine.failures import BackendFailed, OutOfReach
+from ..engine.failures import BackendFailed, OutOfReach, call
 from ..engine.forks import new_lock
 from ..engine.groups import Group, GroupedColumns
 from ..engine.launches import Lists
-from ..engine.merge import concatenate, empty, merge
-from ..engine.outliers import radii
+from ..engine.merge import concatenate, empty, merge, take_columns, take_rows, undo
+from ..engine.outliers import limit_of, radii
 from ..engine.threads import telling
 from ..messages import warn_once
-from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction
+from ..protocol import BackendUnavailable, Columns, Partial, Problem, Reduction, with_fields
 from ..spreading.devices import Reducer, pack_on
 from .batches import Advance, batch_rows
 from .density import density, log_constant
@@ -71,9 +72,13 @@ def run(plan: Plan, report: Report = None) -> Partial:
         return empty(last, plan.columns.points)
     if last.extent > REACH[last.precision]:
         check_resolution(last, plan.bandwidth, plan.columns, plan.query)
-    queries = None if last.same else plan.columns.points if plan.query is None else plan.query  # before they moved
+    plan = _in_order(plan)
+    queries, order = None if last.same else plan.columns.points, plan.order  # before they moved
     last, groups = _groups(plan, report)
-    return _pass(plan, last, groups, queries, report)
+    if plan.query is not None:  # while the device works
+        order = None if order is None else _order(plan, last, plan.query)
+        queries = plan.query if order is None else take_rows(plan.query, order)
+    return undo(_pass(plan, last, groups, queries, report), order)
 
 
 def slope(plan: Plan) -> Any:
@@ -89,8 +94,8 @@ def slope(plan: Plan) -> Any:
 
 def _groups(plan: Plan, report: Report = None, advance: Advance | None = None) -> tuple[Problem, Groups]:
     """Run the pass over the samples themselves, if there is one; return the last pass and its groups."""
-    sums = scores(plan, report, advance) if plan.request.answering else None
-    groups, last = groups_of(plan.columns, sums, plan.request), plan.problems[plan.request.answering]
+    sums = _scores(plan, report, advance) if plan.request.answering else None
+    groups, last = groups_of(plan.columns, sums, plan.request, order=plan.order), plan.problems[plan.request.answering]
     if plan.request.adaptive:  # where kernels are wide samples move as much farther
         farthest = max(look(float, radii(group.columns.points).max()) for group in groups)
         last = replace(last, extent=max(last.extent, rounded(farthest)))
@@ -99,12 +104,41 @@ def _groups(plan: Plan, report: Report = None, advance: Advance | None = None) -
 
 def scores(plan: Plan, report: Report = None, advance: Advance | None = None) -> Partial:
     """The sums of the samples themselves, in the bandwidth of their score."""
+    plan = _in_order(plan)
+    return undo(_scores(plan, report, advance), plan.order)
+
+
+def _scores(plan: Plan, report: Report, advance: Advance | None) -> Partial:
     problem, columns = plan.problems[0], plan.columns
     if problem.extent > REACH[problem.precision]:
         check_resolution(problem, plan.bandwidth, columns)
     c = plan.request.score_bandwidth
     columns = columns if c is None else replace(columns, points=columns.points / c)
     return _pass(plan, problem, (Group(columns),), None, report, advance)
+
+
+def _in_order(plan: Plan) -> Plan:
+    """A plan with its samples in the backend's order, if it has one.
+
+    Not for ranks, which would all have to find the same; nor where points are so far apart that an error may name them.
+    """
+    columns, first = plan.columns, plan.problems[0]
+    able = "order" in plan.choice.info.features and first.extent <= REACH[first.precision] and not plan.request.ranks
+    order = _order(plan, first, columns.points, columns) if able else None
+    return plan if order is None else plan._replace(columns=take_columns(columns, order, True), order=order)
+
+
+def _order(plan: Plan, problem: Problem, points: Any, columns: Columns | None = None) -> Any:
+    """The backend's order of the samples or, without ``columns``, of other rows; None: as they are."""
+    choice, backend, parts = plan.choice, cast(Any, plan.choice.backend), max(1, len(plan.choice.devices))
+    extent = min(problem.extent, limit_of(choice.info, problem))  # points beyond are summed apart
+    problem = with_fields(problem, m=-(-problem.m // parts), extent=extent)
+    order = call(choice.info, problem, backend.order, points, columns, inputs=[points])
+    if order is None or parts == 1:
+        return order
+    # For several devices blocks of neighbours come in turn, as those of a dense region take longest.
+    xp = arrays.array_namespace(order)
+    return order[xp.argsort(xp.arange(order.shape[0], device=device(order)) // 4096 % parts, stable=True)]
 
 
 def _pass(

@@ -15,29 +15,35 @@ With kernels λ_i H^½ wide, λ_i = (p̂(x_i) / g)^−α, the leading bias is th
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from array_api_compat import is_torch_array
 
 from ..arrays import array_namespace
 from ..engine.groups import Group, adapted, by_width, guard
+from ..engine.merge import take_columns
 from ..protocol import Columns, Partial
 from .request import GUARD, MOST, Request
 
 
-def groups_of(columns: Columns, sums: Partial | None, request: Request, all_carry: bool = False) -> tuple[Group, ...]:
+def groups_of(
+    columns: Columns, sums: Partial | None, request: Request, all_carry: bool = False, order: Any = None
+) -> tuple[Group, ...]:
     """The groups of the estimate; ``sums``: of the first pass, if there was one; ``all_carry``: no weight is zero."""
     widths = None
     if sums is not None:
         points = columns.points if sums.shift is None else moved(columns, sums, request)
         widths = adapted(columns, sums.log_sum, request.adaptive) if request.adaptive else None
-        columns = Columns(points, columns.log_weights, columns.weights)
+        columns = replace(columns, points=points)  # which move as their neighbours do
     groups = (Group(columns),) if widths is None else by_width(columns, *widths)
     if not (share := request.guard):
         return groups
     rest = (g._replace(log_share=g.log_share + math.log1p(-share)) for g in groups)
     # In logs a kernel of 16 bandwidths reaches millions of times as far as the samples: means would follow it.
     widest = 16.0 if request.coordinates is None else GUARD[0]
+    if order is not None:  # in which they are; a guard takes every k-th as they came
+        columns = take_columns(columns, array_namespace(order).argsort(order), False)
     return *rest, guard(columns, share, *GUARD, all_carry, widest)
 
 

@@ -37,6 +37,7 @@ class Plan(NamedTuple):
     query: Any  # (m, d) likewise; None: the samples
     problems: tuple[Problem, ...]  # the passes
     choice: select.Choice
+    order: Any = None  # of the samples, in which the columns are; None: as they came
 
     @property
     def last(self) -> Problem:

@@ -45,8 +45,8 @@ class OnDevices:
         def packed(k: int, there: Columns) -> PackedColumns:
             return PackedColumns(backend, info, with_fields(problem, device=self._devices[k]), there, shared)
 
-        arrays = columns.points, columns.log_weights
-        there = [(k, Columns(*(self._sent(x, k) for x in arrays))) for k in range(len(devices))]
+        arrays, ordered = (columns.points, columns.log_weights), columns.ordered
+        there = [(k, Columns(*(self._sent(x, k) for x in arrays), ordered=ordered)) for k in range(len(devices))]
         self._packed: list[PackedColumns] = self._at_once(packed, there)
 
     def reduce(
@@ -102,15 +102,7 @@ class OnDevices:
                 for arguments in filter(None, turn):
                     found[arguments[0]] += work(arguments[0], [arguments])
         else:
-            # Threads that launch wait for their turns: by Python's of 5 ms four GPUs take half as long again.
-            turns = sys.getswitchinterval()
-            try:
-                if turns > 1e-4:  # else another call has changed it already, and will put it back
-                    sys.setswitchinterval(1e-4)
-                found = dict(zip(busy, map_threads(lambda k: work(k, mine[k]), busy, len(busy))))
-            finally:
-                if turns > 1e-4:
-                    sys.setswitchinterval(turns)
+            found = dict(zip(busy, map_threads(lambda k: work(k, mine[k]), busy, len(busy))))
         done = {k: iter(results) for k, results in found.items()}
         return [next(done[arguments[0]]) for arguments in given]
 
