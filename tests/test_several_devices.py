@@ -190,14 +190,14 @@ def test_a_backends_order_holds_for_all_passes_and_changes_no_result(two, number
     record = replace(registry.find("numpy"), info=info)
     monkeypatch.setattr(registry, "records", lambda: (record,))
     rng = np.random.default_rng(7)
-    x, y, w = rng.normal(size=(9_011, 2)), rng.normal(size=(1_003, 2)), rng.random(9_011)
+    x, y, w = rng.normal(size=(5_011, 2)), rng.normal(size=(503, 2)), rng.random(5_011)
     x[[5, 900]], y[3], w[::7] = [[1e4, 0.0], [-3e4, 9.0]], 2e4, 0.0
     for how in ({}, {"weights": w}, {"tails": "guard"}, {"adaptive": 0.25}, {"method": "laplace"}):
         for query in (y, None):
             found.asked.clear(), found.columns.clear(), found.rows.clear()
             got = sdkde_core.estimate(x, query, bandwidth=0.3, device=number, **how)
-            of_samples = 9_011 if how.get("method") != "laplace" or query is None else 1_003
-            assert found.asked == [(-(-of_samples // number), True), (-(-1_003 // number), False)][: 1 + (query is y)]
+            of_samples = 5_011 if how.get("method") != "laplace" or query is None else 503
+            assert found.asked == [(-(-of_samples // number), True), (-(-503 // number), False)][: 1 + (query is y)]
             first, columns, rows = found.columns[0], found.columns.copy(), found.rows.copy()
             with monkeypatch.context() as patch:
                 patch.setattr(found, "order", lambda *unused: None)
