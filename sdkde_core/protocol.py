@@ -239,7 +239,7 @@ class Columns:
     points: Any  #: (n, d) whitened and shifted, so that the origin lies among the points; in C order
     log_weights: Any  #: (n,) finite and at most 0; without ``"weights"`` in ``problem.requires`` all are equal
     weights: Any = None  #: (n,) with ``"grad"`` and ``"weights"``: those whose logs log_weights are; zeros included
-    ordered: bool = field(default=False, kw_only=True)  #: neighbours stand together, in rows too, by ``order``
+    ordered: bool = field(default=False, kw_only=True)  #: points and rows stand in the order of the backend
 
 
 class Backend(TypingProtocol):
@@ -366,8 +366,8 @@ class OrderBackend(Backend, TypingProtocol):
     def order(self, problem: Problem, points: Any, columns: Columns | None = None) -> Any:
         """Return an order of the points (n,), integers; None where it does not gain by one.
 
-        They are the ``columns`` themselves, some beyond the extent perhaps, whose log weights may be −inf; without
-        ``columns`` they are rows, of which ``problem`` has a device's share. A number may be NaN.
+        With ``columns`` these are the points; some may lie beyond the extent, and log weights may be −inf. Without, the
+        points are query rows. The problem's m is the number of rows on one device. Coordinates may be NaN.
         """
 
 

@@ -160,8 +160,9 @@ class TritonBackend:
             return False
         if _way(problem, state.problem.extent, state.span, listed=True).compute is not _listed:
             return False
-        if self.skip or not price.looks(problem) or state.ordered:  # for which it has been asked
-            return bool(self.skip or price.looks(problem))
+        looks = self.skip or price.looks(problem)
+        if self.skip or state.ordered or not looks:  # columns are in order where the sample below said so
+            return looks
         log_weights, out = state.log_weights, price.left_out(problem)
         return price.pays(problem, rough_share(problem, rows, state.points, log_weights, LEAF, HEIGHT, out))
 

@@ -110,7 +110,7 @@ def reduce(
     way = _Pass(problem, near, columns, step, form)
     tiles, counts = way.count(rows, packed)
     counts = -(-counts.to(torch.int64) * LEAF // LISTED)  # in SIZEs
-    sizes = counts.cpu().numpy()  # to start a CPU's threads takes some of PyTorch's functions milliseconds
+    sizes = counts.cpu().numpy()  # PyTorch's functions may start threads on the CPU, which takes milliseconds
     if float(sizes.sum()) * LISTED > most * float(len(sizes)) * float(columns.padded):  # the last tile may be free
         return None
     ends, length = planned(sizes, rows.device, 4 * (packed_dimensions(problem.d) + 1), way.longest)
