@@ -172,6 +172,7 @@ def test_a_search_comes_near_the_optimum(store):
     assert min(map(ms, runner.pruned)) > times[5]
 
 
+@pytest.mark.slow
 def test_a_study_is_kept_that_optuna_and_its_dashboard_open(store):
     answer = lambda config: failed("crash", "x") if config == Hills.start else ms(config)  # noqa: E731
     for trials in 60, 110:

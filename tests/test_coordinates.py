@@ -109,7 +109,9 @@ def test_a_gpu_maps_its_queries_itself():
     assert np.isnan(score[-1]).all()
 
 
-@pytest.mark.parametrize("coordinates", ["log", "asinh", pytest.param("normal-scores", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "coordinates", ["log", *(pytest.param(x, marks=pytest.mark.slow) for x in ("asinh", "normal-scores"))]
+)
 @pytest.mark.parametrize("method", ["sdkde", "kde", "laplace"])
 def test_a_density_of_one_column_and_its_integrals(coordinates, method):
     ready = sdkde_core.prepare(POSITIVE, coordinates=coordinates, method=method)

@@ -115,7 +115,10 @@ def test_the_other_calls_say_how_far_they_are():
     assert not watch.told
 
 
-@pytest.mark.parametrize(("bandwidth", "adaptive"), [(1e-3, None), (0.4, None), (0.4, 0.5)])
+@pytest.mark.parametrize(
+    ("bandwidth", "adaptive"),
+    [pytest.param(1e-3, None, marks=pytest.mark.slow), (0.4, None), pytest.param(0.4, 0.5, marks=pytest.mark.slow)],
+)
 def test_numba_tells_of_rows_without_batches(bandwidth, adaptive):
     """The same bits with progress: batches would have neighbours apart, which costs most where kernels are narrow."""
     pytest.importorskip("numba")

@@ -21,8 +21,14 @@ TRUE = RNG.integers(5, size=1000)
 X = CENTRES[TRUE] + RNG.normal(size=(1000, 2))
 
 
-@parametrize_with_checks([ModeClustering(), ModeClustering(method="kde", bandwidth=1.0)])
+@parametrize_with_checks([ModeClustering(method="kde", bandwidth=1.0)])
 def test_scikit_learns_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks([ModeClustering()])
+def test_scikit_learns_checks_with_a_chosen_bandwidth(estimator, check):
     check(estimator)
 
 

@@ -235,7 +235,10 @@ def test_direct_sums_beside_other_columns(library):
 
 
 @pytest.mark.parametrize("name", ["numba", "fourier"])
-@pytest.mark.parametrize("reduction", Reduction)
+@pytest.mark.parametrize(
+    "reduction",
+    [Reduction.MEAN, *(pytest.param(x, marks=pytest.mark.slow) for x in Reduction if x is not Reduction.MEAN)],
+)
 def test_a_grid_around_clusters_that_are_far_apart(name, reduction):
     """Most rows are far from all columns, and each sum is over few of these; some rows are within a cluster."""
     module = pytest.importorskip(f"sdkde_{name}.backend")

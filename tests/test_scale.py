@@ -254,7 +254,7 @@ def test_what_cannot_be_is_said():
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("n", [1300, 4700])
+@pytest.mark.parametrize("n", [1300, pytest.param(4700, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("d", [1, pytest.param(2, marks=pytest.mark.slow), 6])
 def test_the_default_is_that_of_data_in_memory(d, n, weighted, tmp_path, monkeypatch):
     """From an array, a Dask array, and a command that goes on with a checkpoint from within the first pass."""
