@@ -27,9 +27,9 @@ class _State:
     step: float  # the grid of the leading pieces
     made: PerStream = field(default_factory=PerStream)
 
-    def symmetric(self) -> launch.Symmetric:
+    def symmetric(self) -> launch.Packed:
         """The points as the symmetric kernel of MEAN takes them."""
-        make = functools.partial(launch.pack_symmetric, self.points, self.step)
+        make = functools.partial(launch.pack, self.points, self.step, self.problem, True, symmetric=True)
         return self.made.get("points", make, self.points)
 
     def packed(self) -> launch.Packed:

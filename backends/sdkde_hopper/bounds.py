@@ -32,7 +32,7 @@ def extent_limit(problem: Problem) -> float:
 
     An exponent is off by what is rounded of two constants, half of g² for each in log2 units, and by g² where hi·hi is
     truncated: 2e-5 at the coarsest grid. φ is off by 2⁻¹⁵ of itself for the columns, and by 2⁻²¹ for the rows; those of
-    duplicates are set apart before, so that their sum is right to 2⁻¹⁷ (``symmetric.cu``). A shift is a mean of φ, so a
+    duplicates are set apart before, so that their sum is right to 2⁻¹⁷ (``pieces.cuh``). A shift is a mean of φ, so a
     part p of it at distance r that is off by δ moves it by δ p (1 − p) r. Of what matters few columns lie near, and to
     weigh as much 10⁶ have to be 5.3 away: with δ = 2⁻¹⁷ + 2e-5 that is 4e-5. Beyond sixteen dimensions there are only
     rows: δ = 4.2e-5, with two truncated sums.
@@ -50,8 +50,8 @@ def extent_limit(problem: Problem) -> float:
     2⁻²², and its second piece multiplied by hi alone, 4e-6; sums are off by 2⁻²³ R in each of four steps. What φ is
     multiplied by has two pieces, which move a shift to a heap of duplicates by 4e-6 at the coarsest grid in 16
     dimensions and by 5e-6 in 32, or 9e-6 if all are off by the most; beyond it has three. Of φ below 2⁻¹⁶, 2⁻⁴⁰ is
-    lost, for every column beside a heap alike. Beside near neighbours of a row, among the same 32 columns, the products
-    of a heap are truncated alike: 7e-6 if it lies twelve away.
+    lost, for every column beside a heap alike. Beside near neighbours of a row, among the same 32 columns (or 64, by
+    symmetry in nine dimensions or more), the products of a heap are truncated alike: 7e-6 if it lies twelve away.
     """
     # The grid step g is the coarsest at which the rounding of both constants stays within the tolerance, and
     # ‖v‖² ≤ 2 · 2²⁴ g²; at "high" it is 2⁻⁷ there.
@@ -72,14 +72,11 @@ def supports(problem: Problem) -> Support:
     both = mean and symmetric(problem)
     # To deal out blocks of pairs takes the host 5 ms: with rows four cards are faster up to some 200,000 points.
     if "pairs" in problem.requires and (not both or problem.n < 3 << 16):
-        return Support(False, "takes each pair once in up to 16 dimensions at 'fast', without weights, of many points")
+        return Support(False, "takes each pair once in up to 16 dimensions, without weights, of many points")
     return Support(True, "every φ once, for its row and its column" if both else "every φ once, for its row")
 
 
 def symmetric(problem: Problem) -> bool:
-    """Whether MEAN takes φ once for its row and its column: all are both, sums of both fit, and are scaled alike.
-
-    Two pieces of φ of eleven bits for the columns too, as "high" needs, do not fit into shared memory.
-    """
-    every = problem.same and problem.m == problem.n and problem.precision == "fast"
+    """Whether MEAN takes φ once for its row and its column: all are both, sums of both fit, and are scaled alike."""
+    every = problem.same and problem.m == problem.n
     return every and problem.d <= 16 and "weights" not in problem.requires

@@ -76,24 +76,27 @@ def _dense(width: int, weighted: bool, precision: str) -> _Module:
     return _Module(products, ("exponents.cuh", "dense.cu"), constants | shared)
 
 
-def _mean(width: int) -> _Module:
-    values = functools.partial(wgmma, n=2 * width + 8)
+def _mean(width: int, precision: str) -> _Module:
+    high, every = precision == "high", 2 * width + 8
+    values = functools.partial(wgmma, n=24 if high else every, b="transposed")
+    across = functools.partial(wgmma, n=every, a="transposed", b="transposed")
+    in_bytes = functools.partial(wgmma, n=every, halves=False, a="shared")
     products = (
-        *(*_EXPONENTS, wgmma("add_hi", width + 8), values("add_values")),
-        values("begin_bytes", halves=False, a="shared", begins=True),
-        values("add_bytes", halves=False, a="shared"),
-        values("add_transposed", a="transposed"),
+        *(*_EXPONENTS, values("begin_values", begins=True), values("add_values")),
+        wgmma("add_hi", width + 8, b="transposed"),
+        *(across("begin_transposed", begins=True), across("add_transposed")),
+        *(in_bytes("begin_bytes", begins=True), in_bytes("add_bytes")),
     )
-    shared = {"TILES": plan.TILES, "MEAN_SHARED": plan.MEAN_SHARED[width]}
-    constants = shared | {"WIDTH": width, "SCALE_BITS": SCALE_BITS["fast"]}
-    return _Module(products, ("pieces.cuh", "symmetric.cu", "mean.cu"), constants)
+    shared = {"TILES": plan.TILES, "MEAN_SHARED": plan.MEAN_SHARED[precision, width]}
+    constants = shared | {"WIDTH": width, "HIGH": int(high), "SCALE_BITS": SCALE_BITS[precision]}
+    return _Module(products, ("pieces.cuh", "exponents.cuh", "symmetric.cu", "mean.cu"), constants)
 
 
 #: Weights are relative to the largest, times two to WEIGHT_BITS: times coordinates they are in half precision's range.
 MODULES: Mapping[str, _Module] = {
     "pack": _Module((), ("pieces.cuh", "pack.cu", "whiten.cu"), {"WEIGHT_BITS": 10}),
     "exact": _Module((), ("exact.cu",), {}),
-    **{f"mean_{width}": _mean(width) for width in plan.MEAN_SHARED},
+    **{module_name("mean", width, False, precision): _mean(width, precision) for precision, width in plan.MEAN_SHARED},
     **{
         module_name(kind, width, weighted, precision): make(width, weighted, precision)
         for kind, make in (

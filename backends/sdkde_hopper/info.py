@@ -8,7 +8,7 @@ from typing import Any
 from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Work
 
 from .bounds import extent_limit, supports, symmetric
-from .plan import MEAN_SHARED
+from .plan import MEAN_WIDTHS
 from .plan import width as least_width
 
 __all__ = ["INFO"]
@@ -17,24 +17,27 @@ __all__ = ["INFO"]
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """What the kernels do; the symmetric one has half of it for every pair, as φ is for its row and its column."""
     pairs, d, mean = float(problem.pairs), problem.d, problem.reduction is Reduction.MEAN
-    width, both = -(-d // 16) * 16, mean and symmetric(problem)
+    width, both, high = -(-d // 16) * 16, mean and symmetric(problem), problem.precision == "high"
     # Columns of the products in half precision, of the exponents and of what φ is multiplied by; bytes count half.
     if both:
-        narrow = least_width(d, MEAN_SHARED)
+        narrow = least_width(d, MEAN_WIDTHS)
         exponents = 5 * 16 if narrow == 16 else 3 * 16  # in eight dimensions two pieces fit into one product
         products = 0.5 * (exponents + (2 * narrow + 8) * 2.5 + narrow + 8)
+        if high:
+            products = 0.5 * (8 * narrow + 3 * (narrow + 8) + 2 * (2 * narrow + 8))
     else:
         # "high" adds one of the constants, two of third pieces, lo·lo for log sums; beyond 32 dimensions one by φ.
-        high = problem.precision == "high"
         exponents = 4 + 2 * high if mean else 3 + 3 * high
         products = 16.0 * (1 + high) + exponents * width + (3 + (high and width > 32)) * (width + 8.0) * mean
     halves = 4 * (2 * width + 16.0)  # bytes of a point in pieces, written and read
     # Time of kernels over that of their products at the peak rate, and over that of their exponentials: the symmetric
     # kernel, shifts by dense tiles, other sums. Measured on an H100 with 32,768 points in 3 to 64 dimensions.
-    if problem.precision == "high":
+    if both:
+        slower, waits = (1.75 if high else 2.0), 2.7
+    elif high:
         slower, waits = (1.4, 2.2) if mean else (1.6, 1.8)
     else:
-        slower, waits = (2.0, 2.7) if both else (1.2, 1.4) if mean else (1.4, 1.45)
+        slower, waits = (1.2, 1.4) if mean else (1.4, 1.45)
     return Work(
         matrix_flops={"float16": slower * 2.0 * products * pairs},
         scalar_flops=waits * (8.0 if mean else 4.0) * pairs,

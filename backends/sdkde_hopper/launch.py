@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -31,28 +31,11 @@ def _room(device: torch.device, *sizes: int) -> tuple[torch.Tensor, list[int]]:
 
 
 @dataclass(frozen=True)
-class Symmetric:
-    """Points in pieces, padded to whole supers, by address; see ``device/symmetric.cu``."""
-
-    count: int
-    padded: int
-    width: int
-    memory: torch.Tensor
-    rows: int
-    tiles: int
-    bytes: int
-
-    @property
-    def sums(self) -> int:
-        """Numbers of a partial sum: Σφv in ``width`` dimensions, Σφ, and three that are free."""
-        return self.width + 4
-
-
-@dataclass(frozen=True)
 class Packed:
     """Points in pieces, as rows, as columns or both, by address; see ``pack_points`` in ``device/pack.cu``.
 
-    ``top`` has the columns' largest log weight, by which their weights are divided; ``logs`` theirs to base two.
+    ``top`` has the columns' largest log weight, by which their weights are divided; ``logs`` theirs to base two;
+    ``bytes`` what φ is multiplied by for the columns at "fast".
     """
 
     count: int
@@ -62,12 +45,22 @@ class Packed:
     rows: int
     tiles: int
     logs: int
+    bytes: int
     top: torch.Tensor | None = None
 
+    @property
+    def kind(self) -> plan.Kind:
+        return self.precision, self.width
 
-def _sizes(width: int) -> tuple[int, int, int]:
-    """Bytes of a point for the symmetric kernel: as a row, in a tile of columns, and in bytes."""
-    return 6 * width, 10 * width + 16, 2 * width + 8
+    @property
+    def sums(self) -> int:
+        """Numbers of a partial sum by symmetry: Σφv in ``width`` dimensions, Σφ, and three that are free."""
+        return self.width + 4
+
+    @property
+    def padded(self) -> int:
+        """Points of whole supers."""
+        return -(-self.count // plan.COLUMNS) * plan.COLUMNS
 
 
 def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre: torch.Tensor | None) -> Whitened:
@@ -93,42 +86,40 @@ def load_for(d: int, precision: str) -> None:
     """Load the modules of an estimate in d dimensions, without weights."""
     width = plan.width(d)
     mean = module_name("dense", width, False, precision)
-    if d <= 16 and precision == "fast":
-        mean = f"mean_{plan.width(d, plan.MEAN_SHARED)}"
+    if d <= 16:
+        mean = module_name("mean", plan.width(d, plan.MEAN_WIDTHS), False, precision)
     load("pack", mean, module_name("log_sum", width, False, precision))
 
 
-def pack_symmetric(points: torch.Tensor, step: float) -> Symmetric:
-    """Pack float64 points (n, d) for :func:`symmetric_mean`, on a grid from :func:`sdkde_hopper.bounds.grid_step`."""
-    n, d = points.shape
-    padded, width = -(-n // plan.COLUMNS) * plan.COLUMNS, plan.width(d, plan.MEAN_SHARED)
-    memory, at = _room(points.device, *(padded * size for size in _sizes(width)))
-    kernel(f"mean_{width}", "pack_symmetric", 256)(padded // 16, points, n, padded, d, step, *at)
-    return Symmetric(n, padded, width, memory, *at)
-
-
 def pack(
-    points: torch.Tensor, step: float, problem: Problem, columns: bool, log_weights: torch.Tensor | None = None
+    points: torch.Tensor,
+    step: float,
+    problem: Problem,
+    columns: bool,
+    log_weights: torch.Tensor | None = None,
+    symmetric: bool = False,
 ) -> Packed:
-    """Pack float64 points (n, d) for :func:`dense_mean` or :func:`log_sum`, on a grid of that step.
+    """Pack float64 points (n, d) for the kernels, those by symmetry or others, on a grid of that step.
 
     As rows, or as columns, which of MEAN are its rows too. Columns have log weights where these differ.
     """
     (n, d), mean, weighted = points.shape, problem.reduction is Reduction.MEAN, log_weights is not None
-    width, padded = plan.width(d), -(-n // 768) * 768  # of the rows of a program, be they 192 or 256
     high = problem.precision == "high"
-    point, copies = plan.point_bytes(width, problem.precision), 1 + (mean and weighted)
+    shares, width = symmetric and not high, plan.width(d, plan.MEAN_WIDTHS if symmetric else plan.WIDTHS)
+    padded = -(-n // 3072) * 3072  # of supers, and of a program's rows, 192 or 256
+    point, copies = plan.point_bytes(width, problem.precision), 1 + ((mean and weighted) or shares)
     # Rows of a range begin anywhere: the last program's reach beyond the padding.
     rows = (padded + plan.ROWS) * point if mean or not columns else 0
-    sizes = rows, copies * padded * point if columns else 0, 4 * padded if weighted and not mean else 0
+    logs = 4 * padded if weighted and not mean else 0
+    sizes = rows, copies * padded * point * columns, logs, (2 * width + 8) * padded * shares
     memory, found = _room(points.device, *sizes)
-    at, tiles, logs = (address if size else 0 for address, size in zip(found, sizes))
+    at, tiles, logs, in_bytes = (address if size else 0 for address, size in zip(found, sizes))
     top = None if log_weights is None else log_weights.max().reshape(1)
     raised = float((SCALE_BITS if mean else RAISED_BITS)[problem.precision])
     offsets = (0.0, raised) if high and not mean else (raised, 0.0)
     given = points, log_weights, top, n, padded, d, width, step, *offsets
-    kernel("pack", "pack_points", 256)(padded // 16, *given, at, tiles, logs, copies - 1, int(high))
-    return Packed(n, width, problem.precision, memory, at, tiles, logs, top)
+    kernel("pack", "pack_points", 256)(padded // 16, *given, at, tiles, logs, in_bytes, copies - 1, int(high))
+    return Packed(n, width, problem.precision, memory, at, tiles, logs, in_bytes, top)
 
 
 def log_sum(
@@ -221,7 +212,7 @@ def _on_device(tables: plan.Tables, device: torch.device) -> tuple[torch.Tensor,
 
 
 def symmetric_mean(
-    points: Symmetric, d: int, log_weights: torch.Tensor, moved_from: torch.Tensor | None = None
+    points: Packed, d: int, log_weights: torch.Tensor, moved_from: torch.Tensor | None = None
 ) -> Partial:
     """MEAN of the points themselves, every φ for its row and its column; all log weights (n,) are equal.
 
@@ -229,14 +220,15 @@ def symmetric_mean(
     """
     device = points.memory.device
     supers, blocks, programs = points.padded // plan.COLUMNS, points.padded // plan.ROWS, _programs(device)
-    launches = plan.launches(supers, programs, points.width)
+    launches = plan.launches(supers, programs, points.kind)
     units, slots = max(len(x.units) for _, x in launches), max(x.slots for _, x in launches)
     carried = 8 * points.padded * points.sums if len(launches) > 1 else 0
     sizes = 4 * units * plan.ROWS * points.sums, 4 * slots * plan.COLUMNS * points.sums, carried
     memory, (out_rows, out_columns, sums) = _room(device, *sizes)
     log_sum, shift = _results(points.count, d, device)
-    end = points.rows, log_weights, points.count, d, log_sum, shift, moved_from
-    reduce, merge = _symmetric_kernels(points.width)
+    own = 2.0 ** SCALE_BITS["high"] if points.precision == "high" else 0.0
+    end = points.rows, log_weights, points.count, d, own, log_sum, shift, moved_from
+    reduce, merge = _symmetric_kernels(points)
     for i, (first, tables) in enumerate(launches):
         table, circle = _on_device(tables, device), (first * (plan.COLUMNS // plan.ROWS), first, blocks, supers)
         reduce(programs, points.rows, points.tiles, points.bytes, *table[:2], out_rows, out_columns, *circle)
@@ -246,15 +238,15 @@ def symmetric_mean(
     return Partial(log_sum, shift)
 
 
-def _symmetric_kernels(width: int) -> tuple[Kernel, Kernel]:
+def _symmetric_kernels(points: Packed) -> tuple[Kernel, Kernel]:
     """What makes partial sums, and what puts them together: 32 rows a program, a thread for four numbers."""
-    module = f"mean_{width}"
-    reduce = kernel(module, "mean_symmetric", 640, plan.MEAN_SHARED[width])
-    return reduce, kernel(module, "merge", 8 * (width + 4))
+    module = module_name("mean", points.width, False, points.precision)
+    reduce = kernel(module, "mean_symmetric", 640, plan.MEAN_SHARED[points.kind])
+    return reduce, kernel(module, "merge", 8 * points.sums)
 
 
 def symmetric_block(
-    points: Symmetric, d: int, log_weights: torch.Tensor, rows: tuple[int, int], columns: tuple[int, int]
+    points: Packed, d: int, log_weights: torch.Tensor, rows: tuple[int, int], columns: tuple[int, int]
 ) -> tuple[Partial, Partial]:
     """MEAN of two ranges of the points, each over the other; they begin with supers, and end with one or the points."""
     if rows == columns:
@@ -268,11 +260,11 @@ def symmetric_block(
     most = max(1, plan.MOST_UNITS // blocks) * plan.COLUMNS  # columns at a time
     starts = range(columns[0], columns[1], most)
     sums = new(here.padded * here.sums if len(starts) > 1 else 0, dtype=torch.float64)
-    reduce, merge = _symmetric_kernels(here.width)
+    reduce, merge = _symmetric_kernels(here)
     none = torch.zeros(max(here.padded, most) // plan.ROWS + 1, dtype=torch.int32, device=device)
     for start in starts:
         there = _some(points, (start, min(start + most, columns[1])))
-        table = plan.rectangle(blocks, there.padded // plan.COLUMNS, programs, here.width)
+        table = plan.rectangle(blocks, there.padded // plan.COLUMNS, programs, here.kind)
         units, begins, *lists = _on_device(table, device)
         out_rows = new(len(units) * plan.ROWS * here.sums, dtype=torch.float32)
         out_columns = new(table.slots * plan.COLUMNS * here.sums, dtype=torch.float32)
@@ -284,13 +276,13 @@ def symmetric_block(
             (there, (none, none, *lists[2:]), [x[start - columns[0] :] for x in results[1]], (1, 1)),
         ):
             circle = 0, 0, side.padded // plan.ROWS, side.padded // plan.COLUMNS
-            end = side.rows, log_weights, side.count, d, *result
+            end = side.rows, log_weights, side.count, d, 0.0, *result
             merge(-(-side.count // 32), out_rows, out_columns, *of_side, *circle, sums, *when, *end, None)
     return Partial(*results[0]), Partial(*results[1])
 
 
-def _some(points: Symmetric, which: tuple[int, int]) -> Symmetric:
+def _some(points: Packed, which: tuple[int, int]) -> Packed:
     start, stop = which
-    padded = -(-(stop - start) // plan.COLUMNS) * plan.COLUMNS
-    at = [x + start * size for x, size in zip((points.rows, points.tiles, points.bytes), _sizes(points.width))]
-    return Symmetric(stop - start, padded, points.width, points.memory, *at)
+    size, copies = start * plan.point_bytes(points.width, points.precision), 1 if points.precision == "high" else 2
+    rows, tiles, in_bytes = points.rows + size, points.tiles + size * copies, start * (2 * points.width + 8)
+    return replace(points, count=stop - start, rows=rows, tiles=tiles, bytes=points.bytes + in_bytes)

@@ -5,7 +5,7 @@ columns of one program at a time. Super s meets its own blocks with every φ com
 half way round the circle, with every φ used twice. The programs run these units in the order of their columns, cut so
 that all of them take equally long.
 
-Partial sums take 20 KB a unit: so with many points supers come some at a time, launch by launch.
+Partial sums take 20 to 30 KB a unit: so with many points supers come some at a time, launch by launch.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from sdkde_core.plugin import grids
 #: Tiles of 64 columns to a super.
 TILES = 16
 
-#: Rows of a program, of ``log_sum`` too, and columns of a super.
+#: Rows of a program, and columns of a super.
 ROWS, COLUMNS = 256, 64 * TILES
 
 #: Dimensions that ``mean_symmetric`` is compiled for, and bytes of shared memory of a program. The code says so where
 #: that is another number.
-MEAN_SHARED = {8: 161912, 16: 227448}
+MEAN_WIDTHS = (8, 16)
+MEAN_SHARED = {("fast", 8): 149608, ("fast", 16): 178280, ("high", 8): 163944, ("high", 16): 184424}
 
 #: Dimensions that the other kernels are compiled for; points of fewer are filled up with zeros.
 WIDTHS = (16, 32, 48, 64)
@@ -43,6 +44,9 @@ MOST_UNITS = 16384
 
 Ints = NDArray[np.integer]
 
+#: Which ``mean_symmetric``: the precision, and its dimensions.
+Kind = tuple[str, int]
+
 
 @dataclass(frozen=True, eq=False)
 class Tables:
@@ -55,8 +59,8 @@ class Tables:
     lists: tuple[Ints, Ints, Ints, Ints]
 
 
-def launches(supers: int, programs: int, width: int = 16) -> list[tuple[int, Tables]]:
-    """Return how the units of so many supers are dealt out to programs of ``mean_symmetric`` in so many dimensions.
+def launches(supers: int, programs: int, kind: Kind = ("fast", 16)) -> list[tuple[int, Tables]]:
+    """Return how the units of so many supers are dealt out to programs of ``mean_symmetric``.
 
     By launches: each one's first super, and what it does.
     """
@@ -70,12 +74,12 @@ def launches(supers: int, programs: int, width: int = 16) -> list[tuple[int, Tab
             count = min(size, stop - first)
             # Of an even number of supers those of the first half meet the one that is opposite.
             longer = min(count, max(0, half - first)) if supers % 2 == 0 else 0
-            found.append((first, _tables(supers, count, longer, programs, width)))
+            found.append((first, _tables(supers, count, longer, programs, kind)))
     return found
 
 
 @functools.lru_cache(maxsize=256)
-def _tables(supers: int, count: int, longer: int, programs: int, width: int) -> Tables:
+def _tables(supers: int, count: int, longer: int, programs: int, kind: Kind) -> Tables:
     """Plan ``count`` supers; each of the first ``longer`` ones meets one super more."""
     per, met = COLUMNS // ROWS, np.full(count, 1 + (supers - 1) // 2)
     met[:longer] += 1
@@ -83,24 +87,24 @@ def _tables(supers: int, count: int, longer: int, programs: int, width: int) -> 
     within = np.concatenate([np.arange(k * per) for k in met])
     symmetric = (within >= per).astype(np.int64)
     block = (own * per + within) % (supers * per)
-    return _deal(block, own, symmetric, supers * per, supers, programs, width)
+    return _deal(block, own, symmetric, supers * per, supers, programs, kind)
 
 
 @functools.lru_cache(maxsize=64)
-def rectangle(blocks: int, supers: int, programs: int, width: int = 16) -> Tables:
+def rectangle(blocks: int, supers: int, programs: int, kind: Kind = ("fast", 16)) -> Tables:
     """Plan all of some blocks of rows with all of some supers of columns that are others, every φ used twice."""
     own = np.repeat(np.arange(supers), blocks)
     block = np.tile(np.arange(blocks), supers)
-    return _deal(block, own, np.ones(len(own), np.int64), blocks, supers, programs, width)
+    return _deal(block, own, np.ones(len(own), np.int64), blocks, supers, programs, kind)
 
 
-def _deal(block: Ints, own: Ints, symmetric: Ints, blocks: int, supers: int, programs: int, width: int) -> Tables:
+def _deal(block: Ints, own: Ints, symmetric: Ints, blocks: int, supers: int, programs: int, kind: Kind) -> Tables:
     """Deal out groups of a block and a super, in the order of the supers ``own``, to programs by what they take."""
     quarters = TILES // 4  # what a group is cut into
     first = np.flatnonzero(np.diff(own)) + 1  # with the next super
     # What a tile whose φ is used once takes, and the beginning of a unit, in tiles whose φ is used twice, as measured;
     # new columns take 2.5.
-    dense, unit = {8: (0.75, 1.0), 16: (0.63, 0.69)}[width]
+    dense, unit = {("fast", 8): (0.75, 1.0), ("fast", 16): (0.63, 0.69)}.get(kind, (0.78, 0.7))
     cost = np.repeat(np.where(symmetric, 4.0, 4.0 * dense) + unit / quarters, quarters)
     cost[first * quarters] += 2.5
     total = np.concatenate([[0.0], np.cumsum(cost)])
@@ -113,11 +117,11 @@ def _deal(block: Ints, own: Ints, symmetric: Ints, blocks: int, supers: int, pro
     program = np.searchsorted(cuts, begin, side="right")
     new = np.ones(len(begin), bool)
     new[1:] = (program[1:] != program[:-1]) | (own[group[1:]] != own[group[:-1]])
-    place = np.arange(len(begin))
-    # At most 128 units add to a program's sums of columns in fp32: beside a heap of duplicates all round alike.
-    new |= (place - np.maximum.accumulate(np.where(new, place, 0))) % 128 == 0
+    place, most = np.arange(len(begin)), 128 if kind[0] == "fast" else 8
+    # At most so many units add to a program's sums of columns in fp32: beside a heap of duplicates all round alike.
+    new |= (place - np.maximum.accumulate(np.where(new, place, 0))) % most == 0
     last = np.concatenate([new[1:], [True]])
-    flags = symmetric[group] | new * 2 | last * 4 | (begin % quarters * 4) << 8 | ((end - 1) % quarters * 4 + 4) << 16
+    flags = symmetric[group] | new * 2 | (begin % quarters * 4) << 8 | ((end - 1) % quarters * 4 + 4) << 16
     slot = np.cumsum(new) - 1
     units = np.stack([block[group], own[group], flags, slot], axis=1).astype(np.int32)
     rows = _lists(units[:, 0], np.arange(len(units)), blocks)
@@ -133,7 +137,7 @@ class Ring(NamedTuple):
 
 
 def width(d: int, widths: Iterable[int] = WIDTHS) -> int:
-    """Return the least of some widths, :data:`WIDTHS` or those of :data:`MEAN_SHARED`, that holds d dimensions."""
+    """Return the least of some widths, :data:`WIDTHS` or :data:`MEAN_WIDTHS`, that holds d dimensions."""
     return next(x for x in widths if x >= d)
 
 

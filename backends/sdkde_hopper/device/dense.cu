@@ -21,8 +21,7 @@ __device__ __forceinline__ void consume(
   uint32_t P[16], L[16];
   Rows q;
   load_rows(q, rows, warp * 16 + g, c);
-#pragma unroll
-  for (int i = 0; i < WIDTH / 2 + 2; i++) M[i] = 0;
+  UNROLL for (int i = 0; i < WIDTH / 2 + 2; i++) M[i] = 0;
   double* to = out + (size_t)(warp * 16 + g) * SUMS;
   own += warp * 16 + g;
   int phase = 0, stage = 0;
@@ -35,44 +34,36 @@ __device__ __forceinline__ void consume(
     take_exponents<true>(S, q, columns);
     const int at_own = own - t * TILE_COLUMNS;  // the column of this tile that is row g, if one is
     if (HIGH && at_own > -9 && at_own < TILE_COLUMNS) {
-#pragma unroll
-      for (int i = 0; i < 32; i++)
+      UNROLL for (int i = 0; i < 32; i++)
         if (i / 4 * 8 + 2 * c + i % 2 == at_own + i / 2 % 2 * 8) S[i] = -1e4f;
     }
-#pragma unroll
-    for (int p = 0; p < 16; p++) P[p] = exponentials(S[2 * p], S[2 * p + 1], L[p]);
+    UNROLL for (int p = 0; p < 16; p++) P[p] = exponentials(S[2 * p], S[2 * p + 1], L[p]);
     // At "high" half of a tile at a time: what follows a near neighbour's is truncated beside it.
     constexpr int PER = HIGH ? 2 : 4;
-#pragma unroll
-    for (int first = 0; first < 4; first += PER) {
+    UNROLL for (int first = 0; first < 4; first += PER) {
       auto take = [&](const uint32_t* x, uint64_t tile, int i) {
         add_values(T, x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3], tile + 16 * i);
       };
       const uint32_t* x = L + 4 * first;
       WGMMA_FENCE;  // the largest last, as what follows it is truncated
       begin_values(T, x[0], x[1], x[2], x[3], v + 16 * first);
-#pragma unroll
-      for (int i = 1; i < PER; i++) take(L, v, first + i);
+      UNROLL for (int i = 1; i < PER; i++) take(L, v, first + i);
       if (THIRD) {  // a product of another shape has sums of its own: PTX orders those of one shape only
         const uint32_t* y = P + 4 * first;
         begin_points(V, y[0], y[1], y[2], y[3], v + 2 * LOW + 16 * first);
-#pragma unroll
-        for (int i = 1; i < PER; i++) {
+        UNROLL for (int i = 1; i < PER; i++) {
           y = P + 4 * (first + i);
           add_points(V, y[0], y[1], y[2], y[3], v + 2 * LOW + 16 * (first + i));
         }
       }
-#pragma unroll
-      for (int i = first; i < first + PER; i++) take(P, v + LOW, i);
-#pragma unroll
-      for (int i = first; i < first + PER; i++) take(P, v, i);
+      UNROLL for (int i = first; i < first + PER; i++) take(P, v + LOW, i);
+      UNROLL for (int i = first; i < first + PER; i++) take(P, v, i);
       WGMMA_COMMIT;
       WGMMA_WAIT(0);
       hold(T);
       if (THIRD) hold(V);
       if (first + PER == 4 && lane == 0) barrier_arrive(shared + EMPTY + 8 * stage);
-#pragma unroll
-      for (int i = 0; i < WIDTH / 2; i++) M[i] += THIRD ? T[i] + V[i] : T[i];
+      UNROLL for (int i = 0; i < WIDTH / 2; i++) M[i] += THIRD ? T[i] + V[i] : T[i];
       // Of the eight constants' products a thread has two for each row: 1 in the first, or w, its rest, and 1.
       M[WIDTH / 2] += WEIGHTED ? T[WIDTH / 2] + T[WIDTH / 2 + 1] : T[WIDTH / 2];
       M[WIDTH / 2 + 1] += WEIGHTED ? T[WIDTH / 2 + 2] + T[WIDTH / 2 + 3] : T[WIDTH / 2 + 2];
@@ -83,13 +74,11 @@ __device__ __forceinline__ void consume(
       double2 sum = t < MOST_TILES ? make_double2(0.0, 0.0) : *(double2*)place;
       *(double2*)place = make_double2(sum.x + x, sum.y + y);
     };
-#pragma unroll
-    for (int i = 0; i < WIDTH / 2; i += 2) {  // dimensions 8 (i / 4) + 2 c, of row g and of g + 8
+    UNROLL for (int i = 0; i < WIDTH / 2; i += 2) {  // dimensions 8 (i / 4) + 2 c, of row g and of g + 8
       add(to + (i / 2 % 2) * 8 * SUMS + i / 4 * 8 + 2 * c, M[i], M[i + 1]);
       M[i] = M[i + 1] = 0;
     }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
+    UNROLL for (int i = 0; i < 2; i++) {
       double* place = to + i * 8 * SUMS + WIDTH + c;
       if (c < 2) *place = (t < MOST_TILES ? 0.0 : *place) + M[WIDTH / 2 + i];
       M[WIDTH / 2 + i] = 0;

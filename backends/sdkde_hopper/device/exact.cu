@@ -6,20 +6,17 @@ constexpr int ROWS = 8, THREADS = 128, WARPS = THREADS / 32, MOST = 64;
 // Distances of some rows from a thread's column, of THREADS that are in shared memory: log w - ½ r².
 __device__ __forceinline__ void exponents(
     const double* shared, const double (&row)[ROWS][MOST], int rows, double log_weight, int d, double (&e)[ROWS]) {
-#pragma unroll
-  for (int r = 0; r < ROWS; r++) e[r] = 0.0;
+  UNROLL for (int r = 0; r < ROWS; r++) e[r] = 0.0;
   for (int k = 0; k < d; k += 2) {  // rows' are zero from d on
     const double x = shared[threadIdx.x * (d | 1) + k], y = k + 1 < d ? shared[threadIdx.x * (d | 1) + k + 1] : 0.0;
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
+    UNROLL for (int r = 0; r < ROWS; r++) {
       if (r >= rows) break;
       const double2 of = *(const double2*)&row[r][k];
       e[r] += (x - of.x) * (x - of.x);
       e[r] += (y - of.y) * (y - of.y);
     }
   }
-#pragma unroll
-  for (int r = 0; r < ROWS; r++) e[r] = log_weight > -1e299 ? log_weight - 0.5 * e[r] : -1e300;
+  UNROLL for (int r = 0; r < ROWS; r++) e[r] = log_weight > -1e299 ? log_weight - 0.5 * e[r] : -1e300;
 }
 
 // points (n, d) and log_weights (n,), float64, are the columns; listed: how many ``of_rows``, and which.
@@ -49,13 +46,11 @@ mean_exact(
       row[i / MOST][k] = k < d ? of_rows[(size_t)listed[1 + begin + min(i / MOST, rows - 1)] * d + k] : 0.0;
     }
     double e[ROWS], high[ROWS], total[ROWS];
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) { high[r] = -1e300; total[r] = 0.0; }
+    UNROLL for (int r = 0; r < ROWS; r++) { high[r] = -1e300; total[r] = 0.0; }
 #pragma unroll 1
     for (int first = 0; first < n; first += THREADS) {
       exponents(shared, row, rows, fetch(first), d, e);
-#pragma unroll
-      for (int r = 0; r < ROWS; r++) {
+      UNROLL for (int r = 0; r < ROWS; r++) {
         if (r >= rows) break;
         if (e[r] > high[r]) {
           total[r] = total[r] * exp(high[r] - e[r]) + 1.0;
@@ -65,8 +60,7 @@ mean_exact(
         }
       }
     }
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
+    UNROLL for (int r = 0; r < ROWS; r++) {
       double most = high[r];
       for (int m = 16; m > 0; m /= 2) most = fmax(most, __shfl_xor_sync(0xffffffffu, most, m));
       double all = total[r] * exp(high[r] - most);
@@ -84,13 +78,11 @@ mean_exact(
     }
     // Columns that matter are few: a warp takes them one by one, a thread two dimensions.
     double mean[ROWS][2];
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) mean[r][0] = mean[r][1] = 0.0;
+    UNROLL for (int r = 0; r < ROWS; r++) mean[r][0] = mean[r][1] = 0.0;
 #pragma unroll 1
     for (int first = 0; first < n; first += THREADS) {
       exponents(shared, row, rows, fetch(first), d, e);
-#pragma unroll
-      for (int r = 0; r < ROWS; r++) {
+      UNROLL for (int r = 0; r < ROWS; r++) {
         if (r >= rows) break;
         const double p = e[r] > top[r] - 40.0 ? exp(e[r] - top[r]) : 0.0;
         for (unsigned left = __ballot_sync(0xffffffffu, p > 0.0); left; left &= left - 1) {
@@ -102,8 +94,7 @@ mean_exact(
         }
       }
     }
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
+    UNROLL for (int r = 0; r < ROWS; r++) {
       means[r][warp][lane] = mean[r][0];
       means[r][warp][lane + 32] = mean[r][1];
     }

@@ -1,6 +1,6 @@
-// Exponents of WIDTH dimensions, of 64 rows in registers and a tile of 64 columns in shared memory: for dense.cu and
-// log_sum.cu. A tile lies as pack_points has it, hi (WIDTH) | constants (8) | lo (WIDTH) | rests (8), and
-// at "high" the third piece of the points (WIDTH).
+// Exponents of WIDTH dimensions, of 64 rows in registers and a tile of 64 columns in shared memory. A tile lies as
+// pack_points has it, hi (WIDTH) | constants (8) | lo (WIDTH) | rests (8), and at "high" the third piece of the points
+// (WIDTH).
 
 // The constants are added after half of the dimensions, where sums of near points are smallest: see bounds.py.
 constexpr int STEPS = WIDTH / 16, HALF = (STEPS + 1) / 2;
@@ -8,15 +8,71 @@ constexpr int GROUP = TILE_COLUMNS * 16;  // bytes of eight dimensions of a tile
 constexpr int TILE = ((2 + HIGH) * WIDTH / 8 + 2) * GROUP;
 constexpr int ROW = (2 + HIGH) * WIDTH / 2 + 8;  // pairs of numbers of a row
 
-// What sixteen rows are to the products of their warp; a thread has some numbers of rows g and g + 8.
-typedef uint32_t Rows[(2 + HIGH) * STEPS + 1][4];
+// Zero. Where there are registers the compiler is not told: it would make it anew between products, which then wait.
+__device__ __forceinline__ uint32_t none() {
+  if (WIDTH > 16) return 0;
+  uint32_t x;
+  asm volatile("mov.b32 %0, 0;" : "=r"(x));
+  return x;
+}
+
+#if WIDTH == 8
+// Two pieces to a product: of rows g and g + 8, hi and constants; lo and hi; none and lo, at "high" third and lo, and rests
+// and hi.
+typedef uint32_t Rows[3 + HIGH][4];
 
 __device__ __forceinline__ void load_rows(Rows& q, const uint32_t* rows, int g, int c) {
-#pragma unroll
-  for (int k = 0; k < (2 + HIGH) * STEPS + 1; k++) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) q[k][i] = rows[(size_t)(g + (i & 1) * 8) * ROW + k * 8 + (i >> 1) * 4 + c];
+  UNROLL for (int i = 0; i < 2; i++) {
+    auto piece = [&](int k) { return rows[(size_t)(g + i * 8) * ROW + k * 4 + c]; };
+    q[0][i] = q[1][2 + i] = piece(0);
+    q[0][2 + i] = piece(1);
+    q[1][i] = q[2][2 + i] = piece(3);
+    q[2][i] = HIGH ? piece(4) : none();
+#if HIGH
+    q[3][i] = piece(2);
+    q[3][2 + i] = piece(0);
+#endif
   }
+}
+
+struct Columns {
+  uint64_t hi_constants, hi_lo, rest_third;
+  __device__ __forceinline__ explicit Columns(uint32_t at) {
+    hi_constants = descriptor(at, GROUP, 128), hi_lo = descriptor(at, 2 * GROUP, 128);
+    rest_third = hi_constants + 3 * GROUP / 16;
+  }
+};
+
+template <bool LOW> __device__ __forceinline__ void take_exponents(float (&S)[32], const Rows& q, const Columns& tile) {
+  static_assert(LOW);
+  WGMMA_FENCE;
+  begin_n64(S, q[0][0], q[0][1], q[0][2], q[0][3], tile.hi_constants);
+  add_n64(S, q[1][0], q[1][1], q[1][2], q[1][3], tile.hi_lo);
+  add_n64(S, q[2][0], q[2][1], q[2][2], q[2][3], tile.hi_lo);
+#if HIGH
+  add_n64(S, q[3][0], q[3][1], q[3][2], q[3][3], tile.rest_third);
+#endif
+  WGMMA_COMMIT;
+  WGMMA_WAIT(0);
+  hold(S);
+}
+#else
+
+// What sixteen rows are to the products of their warp; a thread has some numbers of rows g and g + 8.
+constexpr int RESTS = (2 + HIGH) * STEPS + 1;
+typedef uint32_t Rows[RESTS + HIGH][4];
+
+__device__ __forceinline__ void load_rows(Rows& q, const uint32_t* rows, int g, int c) {
+  UNROLL for (int k = 0; k < RESTS; k++) {
+    UNROLL for (int i = 0; i < 4; i++) q[k][i] = rows[(size_t)(g + (i & 1) * 8) * ROW + k * 8 + (i >> 1) * 4 + c];
+  }
+#if HIGH  // constants and rests are two products
+  UNROLL for (int i = 0; i < 2; i++) {
+    q[RESTS][2 + i] = q[STEPS][2 + i];
+    q[RESTS][i] = none();
+    q[STEPS][2 + i] = none();
+  }
+#endif
 }
 
 // And what a tile is that lies ``at``, in shared memory.
@@ -37,13 +93,10 @@ template <bool LOW> __device__ __forceinline__ void take_exponents(float (&S)[32
   float(&rest)[32] = APART ? R : S;
   WGMMA_FENCE;
   begin_n64(S, q[0][0], q[0][1], q[0][2], q[0][3], tile.hi);
-#pragma unroll
-  for (int k = 1; k < HALF; k++) add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], tile.hi + k * (GROUP / 8));
-  add_n64(S, q[STEPS][0], q[STEPS][1], 0, 0, tile.constants);
-#pragma unroll
-  for (int k = HALF; k < STEPS; k++) add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], tile.hi + k * (GROUP / 8));
-#pragma unroll
-  for (int k = 0; k < STEPS; k++) {
+  UNROLL for (int k = 1; k < HALF; k++) add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], tile.hi + k * (GROUP / 8));
+  add_n64(S, q[STEPS][0], q[STEPS][1], q[STEPS][2], q[STEPS][3], tile.constants);
+  UNROLL for (int k = HALF; k < STEPS; k++) add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], tile.hi + k * (GROUP / 8));
+  UNROLL for (int k = 0; k < STEPS; k++) {
     const uint32_t* x = q[STEPS + 1 + k];
     if (APART && k == 0) begin_n64(rest, x[0], x[1], x[2], x[3], tile.hi);
     else add_n64(rest, x[0], x[1], x[2], x[3], tile.hi + k * (GROUP / 8));
@@ -51,20 +104,19 @@ template <bool LOW> __device__ __forceinline__ void take_exponents(float (&S)[32
     if (LOW || HIGH) add_n64(rest, x[0], x[1], x[2], x[3], tile.lo + k * (GROUP / 8));
   }
 #if HIGH
-#pragma unroll
-  for (int k = 0; k < STEPS; k++) {
+  UNROLL for (int k = 0; k < STEPS; k++) {
     const uint32_t* x = q[2 * STEPS + 1 + k];
     add_n64(rest, x[0], x[1], x[2], x[3], tile.hi + k * (GROUP / 8));
     add_n64(rest, q[k][0], q[k][1], q[k][2], q[k][3], tile.third + k * (GROUP / 8));
   }
 #endif
-  if (HIGH) add_n64(rest, 0, 0, q[STEPS][2], q[STEPS][3], tile.constants);
+  if (HIGH) add_n64(rest, q[RESTS][0], q[RESTS][1], q[RESTS][2], q[RESTS][3], tile.constants);
   WGMMA_COMMIT;
   WGMMA_WAIT(0);
   hold(S);
   if (APART) {
     hold(R);
-#pragma unroll
-    for (int i = 0; i < 32; i++) S[i] += R[i];
+    UNROLL for (int i = 0; i < 32; i++) S[i] += R[i];
   }
 }
+#endif

@@ -16,15 +16,12 @@ template <bool MAXIMUM> __device__ __forceinline__ void add(Sums& sums, const fl
   auto weights = [&](int j) { return WEIGHTED ? load2(logs + j * 32) : make_float2(0, 0); };  // of two of every eight
   if (MAXIMUM) {
     float high[2] = {sums.top[0], sums.top[1]};
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
+    UNROLL for (int j = 0; j < 8; j++) {
       const float2 w = weights(j);
-#pragma unroll
-      for (int r = 0; r < 2; r++)
+      UNROLL for (int r = 0; r < 2; r++)
         high[r] = fmaxf(high[r], fmaxf(S[4 * j + 2 * r] + w.x, S[4 * j + 2 * r + 1] + w.y));
     }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    UNROLL for (int r = 0; r < 2; r++) {
       const float less = exp2_(sums.top[r] - high[r]);
       sums.total[r] *= less;
       sums.moment[r] *= less;
@@ -32,11 +29,9 @@ template <bool MAXIMUM> __device__ __forceinline__ void add(Sums& sums, const fl
     }
   }
   float odd[2] = {0, 0};
-#pragma unroll
-  for (int j = 0; j < 8; j++) {
+  UNROLL for (int j = 0; j < 8; j++) {
     const float2 w = weights(j);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    UNROLL for (int r = 0; r < 2; r++) {
       float a = S[4 * j + 2 * r], b = S[4 * j + 2 * r + 1];
       if (WEIGHTED) { a += w.x; b += w.y; }
       if (MAXIMUM) { a -= sums.top[r]; b -= sums.top[r]; }
@@ -51,8 +46,7 @@ template <bool MAXIMUM> __device__ __forceinline__ void add(Sums& sums, const fl
       }
     }
   }
-#pragma unroll
-  for (int r = 0; r < 2; r++) sums.total[r] += odd[r];
+  UNROLL for (int r = 0; r < 2; r++) sums.total[r] += odd[r];
 }
 
 // Sums over ``count`` tiles; ``stage`` and ``phase`` go on from call to call.
@@ -72,15 +66,12 @@ __device__ __forceinline__ Sums reduce(uint32_t shared, const Rows& q, int count
     if (WEIGHTED && threadIdx.x % 32 == 0) barrier_arrive(shared + EMPTY + 8 * stage);
     if (++stage == STAGES) { stage = 0; phase ^= 1; }
   }
-#pragma unroll
-  for (int r = 0; r < 2; r++) {  // over the four threads of a row
+  UNROLL for (int r = 0; r < 2; r++) {  // over the four threads of a row
     float high = sums.top[r];
-#pragma unroll
-    for (int m = 1; m < 4; m *= 2) high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, m));
+    UNROLL for (int m = 1; m < 4; m *= 2) high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, m));
     const float less = exp2_(sums.top[r] - high);
     float total = sums.total[r] * less, moment = sums.moment[r] * less;
-#pragma unroll
-    for (int m = 1; m < 4; m *= 2) {
+    UNROLL for (int m = 1; m < 4; m *= 2) {
       total += __shfl_xor_sync(0xffffffffu, total, m);
       moment += __shfl_xor_sync(0xffffffffu, moment, m);
     }
@@ -117,14 +108,12 @@ __device__ __forceinline__ void consume(
   // What underflows is less than 2^-14 of such a sum, 2^-20 at "high". NaN is not at least anything.
   const float least = 64.0f * count * (HIGH ? 0x1p-106f : 0x1p-112f);
   bool is_far[2];
-#pragma unroll
-  for (int r = 0; r < 2; r++) is_far[r] = row + 8 * r < m && !(sums.total[r] >= least);
+  UNROLL for (int r = 0; r < 2; r++) is_far[r] = row + 8 * r < m && !(sums.total[r] >= least);
   if (is_far[0] || is_far[1]) *far = 1;
   __syncthreads();
   if (*far) {
     const Sums again = reduce<true>(shared, q, count, stage, phase);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    UNROLL for (int r = 0; r < 2; r++) {
       if (is_far[r]) {
         sums.top[r] = again.top[r];
         sums.total[r] = again.total[r];
@@ -132,8 +121,7 @@ __device__ __forceinline__ void consume(
       }
     }
   }
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL for (int r = 0; r < 2; r++) {
     if (lane % 4 == 0 && row + 8 * r < m) {
       float* to = out + (size_t)(row + 8 * r) * 3;
       to[0] = sums.top[r];

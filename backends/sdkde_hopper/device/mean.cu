@@ -2,39 +2,44 @@
 //
 // A unit is 256 rows and up to TILES tiles of columns, a multiple of four. A program runs consecutive units, sorted by
 // their columns. Four warpgroups of 64 rows each take exponentials and sum over columns, in registers, as long as a
-// unit lasts. They leave φ in shared memory, where a fifth warpgroup reads it for the transposed product, 64 columns
-// by 256 rows, and adds that to the columns' sums, in shared memory as long as the columns stay the same. The fifth
-// also fetches: columns in a ring, rows as what φᵀ is multiplied by.
+// unit lasts (at "high" eight tiles). They leave φ in shared memory, where a fifth warpgroup reads it for the transposed product, 64 columns
+// by 256 rows, and adds that to the columns' sums, which nobody else adds to. The fifth also fetches: columns in a ring,
+// rows as what φᵀ is multiplied by.
 //
 // φ is two pieces: half precision, the nearest, and what that leaves. For the rows the second piece is in half
-// precision too; for the columns it is in three significant bits (e5m2), by half the traffic, and multiplied by the
-// points in two pieces of four (e4m3). A byte's place along K is free, so rows g and g + 8 of 16, which one
+// precision too. For the columns of "fast" it is in three significant bits (e5m2), by half the traffic, and multiplied
+// by the points in two pieces of four (e4m3). A byte's place along K is free, so rows g and g + 8 of 16, which one
 // thread holds, are beside each other. In bytes the one is in two pieces, its second beside it.
+//
+// At "high" sums of products are short: what follows a near neighbour's is truncated beside it. A row's own φ is left to
+// ``merge``.
 
 constexpr int RING = 4;  // of tiles of columns, as many as there are in a group
 constexpr int PHI_BUFFERS = 2;
 
-constexpr int SUM_BYTES = GROUPS * 128 * 16, ONES_BYTES = 32 * 8;  // of a tile: 4 floats a thread, and the ones
-constexpr int ONES = TILES * SUM_BYTES;
-constexpr int PHI = ONES + TILES * ONES_BYTES, PHI_BYTES = 256 * TILE_COLUMNS * 2;
-constexpr int REST = PHI + PHI_BUFFERS * PHI_BYTES, REST_BYTES = 256 * TILE_COLUMNS;
-constexpr int ROWS = REST + REST_BYTES, ROWS_BYTES = 4 * VALUE_BYTES;
+constexpr int PHI = 0, PHI_BYTES = 256 * TILE_COLUMNS * 2;
+constexpr int REST = PHI + PHI_BUFFERS * PHI_BYTES, REST_BYTES = HIGH ? PHI_BYTES : 256 * TILE_COLUMNS;
+constexpr int ROWS = REST + PHI_BUFFERS * REST_BYTES, ROWS_BYTES = 4 * VALUE_BYTES;
 constexpr int BYTES = ROWS + ROWS_BYTES, BYTES_BYTES = 4 * BYTE_TILE;
 constexpr int COLUMNS = BYTES + BYTES_BYTES;
 constexpr int FULL = COLUMNS + RING * TILE_BYTES, EMPTY = FULL + 8 * RING;
 constexpr int PHI_FULL = EMPTY + 8 * RING, PHI_EMPTY = PHI_FULL + 8 * PHI_BUFFERS;
-constexpr int REST_EMPTY = PHI_EMPTY + 8 * PHI_BUFFERS;
-constexpr int ROWS_FULL = REST_EMPTY + 8, BYTES_FULL = ROWS_FULL + 8;
-constexpr int SHARED = BYTES_FULL + 8;
+constexpr int ROWS_FULL = PHI_EMPTY + 8 * PHI_BUFFERS, SHARED = ROWS_FULL + 8;
 static_assert(SHARED == MEAN_SHARED && SHARED <= 232448, "shared memory");
 
 // Where a thread's sums of a product with hi | one, free | lo are: of hi first, of one, of lo.
 constexpr int ONE = WIDTH / 2, LO = ONE + 4;
-constexpr int POINTS = 2 * VALUES;  // from sixteen points to the next as values, or 32 in bytes: in a descriptor's units
+// In a descriptor's units: from sixteen rows of φ to the next, from sixteen points to the next, from 32 in bytes.
+constexpr int PHI_ROWS = 128, POINTS = 16, BYTE_POINTS = 2 * VALUES;
+// For its registers "high" multiplies φ by 24 columns at a time: by hi and lo together only in eight dimensions.
+constexpr int PRODUCT = HIGH ? 24 : VALUES;
+constexpr bool TOGETHER = PRODUCT == VALUES;
+// How many times sixteen columns Tensor Cores add up, at "high" rows too: in few dimensions near neighbours are nearer.
+constexpr int SHORT = HIGH && WIDTH == 8 ? 2 : 4;
+constexpr bool KEPT = SHORT == 4;  // sums that products only add to: for others, of so many, the compiler lacks registers
 
 // What a program does: {rows' block, columns' super, flags, slot of the columns' sums}. Flags: 1 symmetric, 2 the
-// first with these columns, 4 the last, first tile << 8, end << 16. Blocks and supers count from an offset, round in a
-// circle.
+// first of the slot, first tile << 8, end << 16. Blocks and supers count from an offset, round in a circle.
 struct Units {
   const int4* list;
   int begin, end, block_offset, super_offset, blocks, supers;
@@ -57,6 +62,11 @@ __device__ __forceinline__ void store4_transposed(uint32_t to, uint32_t a, uint3
                ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
+template <int N> __device__ __forceinline__ void clear(float (&x)[N]) {
+  UNROLL for (int i = 0; i < N; i++) x[i] = 0;
+  hold(x);
+}
+
 // What is left in rows g and g + 8, two columns each, to bytes (e5m2: the upper half of half precision, rounded): of
 // the first column both rows, then of the second.
 __device__ __forceinline__ uint32_t residuals(uint32_t g, uint32_t g8) {
@@ -68,114 +78,129 @@ __device__ __forceinline__ uint32_t residuals(uint32_t g, uint32_t g8) {
 __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, const Units& units, float* out_rows) {
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
   const uint32_t phi_at = shared + PHI + ((warp * 2 + ((lane / 8) & 1)) * 8 + (lane / 16)) * 128 + (lane % 8) * 16;
-  const uint32_t rest_at = shared + REST + (warp * 8 + lane / 8) * 128 + (lane % 8) * 16;
+  const uint32_t rest_at = HIGH ? phi_at + REST - PHI : shared + REST + (warp * 8 + lane / 8) * 128 + (lane % 8) * 16;
   const uint32_t ring = __shfl_sync(0xffffffffu, shared + COLUMNS, 0);
-  // Exponents; sums by φ's first piece over a group of tiles, and over a unit: a Tensor Core truncates what it adds
-  // to, so these are added up apart; sums by the second piece, for which that is nothing.
-  float S[32], O[VALUES / 2], M[ONE + 2], R[LO];
-  uint32_t P[16], L[16], q[3][2 * GROUPS];
+  // Exponents; sums by φ, or its first piece, and these added up, as a Tensor Core truncates what it adds to; at "fast"
+  // sums by the second piece, for which that is nothing.
+  float S[32], O[4 / SHORT][PRODUCT / 2], M[ONE + 2];
+#if !HIGH
+  float R[LO];
+#endif
+  uint32_t P[16], L[16];
+  Rows q;
   int phase = 0;
-  bool begun = false;
   int4 unit = units[units.begin];
-  auto load_rows = [&]() {
-    const uint32_t* from = rows + (size_t)(unit.x * 256 + warp * 16 + g) * (EXPONENTS / 2) + c;
-#pragma unroll
-    for (int k = 0; k < 3; k++) {
-#pragma unroll
-      for (int i = 0; i < 2 * GROUPS; i++)
-        q[k][i] = from[(i & 1) * (8 * EXPONENTS / 2) + k * (WIDTH / 2) + (i >> 1) * 4];
+  auto load = [&]() { load_rows(q, rows + (size_t)unit.x * 256 * ROW, warp * 16 + g, c); };
+  auto multiply = [&](uint64_t v) {
+    WGMMA_FENCE;
+    UNROLL for (int part = 0; part < 4 / SHORT; part++) {  // the largest last, as what follows it is truncated
+      const int first = part * SHORT;
+      auto add = [&](const uint32_t* x, int i, uint64_t values) {
+        add_values(O[part], x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3], values + POINTS * i);
+      };
+      UNROLL for (int i = first; i < first + SHORT; i++) {
+#if HIGH
+        if (i == first && !KEPT) begin_values(O[part], L[4 * i], L[4 * i + 1], L[4 * i + 2], L[4 * i + 3], v + POINTS * i);
+        else add(L, i, v);
+#else  // by hi and one alone
+        add_hi(R, L[4 * i], L[4 * i + 1], L[4 * i + 2], L[4 * i + 3], v + POINTS * i);
+#endif
+      }
+      UNROLL for (int i = first; i < first + SHORT && !TOGETHER; i++) add(P, i, v + (GROUPS + 1) * GROUP / 16);
+      UNROLL for (int i = first; i < first + SHORT; i++) add(P, i, v);
     }
+    WGMMA_COMMIT;
   };
-  load_rows();
+  auto finish = [&](int k, bool any) {  // a tile: hi and lo together; of the ones a thread has two rows'
+    WGMMA_WAIT(0);
+#if !HIGH
+    hold(R);
+#endif
+    UNROLL for (int part = 0; part < 4 / SHORT; part++) {
+      float* sums = O[part];
+      hold(O[part]);
+      if (!HIGH && k < RING - 1) continue;
+      UNROLL for (int i = 0; i < ONE; i++) M[i] += TOGETHER ? sums[i] + sums[LO + i] : sums[i];
+      M[ONE] += sums[ONE]; M[ONE + 1] += sums[ONE + 2];
+      if (KEPT) clear(O[part]);
+    }
+    if (lane == 0 && any) barrier_arrive(shared + EMPTY + 8 * k);
+  };
+  load();
+  if (KEPT) clear(O[0]);
+  clear(M);
+#if !HIGH
+  clear(R);
+#endif
 #pragma unroll 1
   for (int u = units.begin; u < units.end; u++) {
     const int flags = __shfl_sync(0xffffffffu, unit.z, 0);
-    if (u + 1 < units.end) unit = units[u + 1];  // ahead
-#pragma unroll
-    for (int i = 0; i < VALUES / 2; i++) O[i] = 0;
-#pragma unroll
-    for (int i = 0; i < ONE + 2; i++) M[i] = 0;
-#pragma unroll
-    for (int i = 0; i < LO; i++) R[i] = 0;
+    // The column of the next tile that is row g, if one is.
+    int own = unit.x * 256 + warp * 16 + g - (unit.y * TILES + ((flags >> 8) & 255)) * TILE_COLUMNS;
+    if (!HIGH && u + 1 < units.end) unit = units[u + 1];  // ahead, for which "high" has no registers
+    bool adds = false, begun = false;
+    auto save = [&](float* place, float x, float y) {
+      const float2 before = adds ? *(float2*)place : make_float2(0, 0);
+      *(float2*)place = make_float2(before.x + x, before.y + y);
+    };
+    auto flush = [&]() {
+      float* to = out_rows + ((size_t)u * 256 + warp * 16 + g) * SUMS;
+      UNROLL for (int i = 0; i < 2; i++) {
+        UNROLL for (int k = 0; k < GROUPS; k++)
+          save(to + 8 * (SUMS * i + k) + 2 * c, M[4 * k + 2 * i], M[4 * k + 2 * i + 1]);
+        if (c == 0) save(to + 8 * SUMS * i + WIDTH, M[ONE + i], 0);
+      }
+      clear(M);
+      adds = true;
+    };
 #pragma unroll 1
     for (int groups = ((flags >> 16) - ((flags >> 8) & 255)) / RING; groups > 0; groups--) {
-#pragma unroll
-      for (int k = 0; k < RING; k++) {
+      UNROLL for (int k = 0; k < RING; k++) {
         const uint32_t tile = ring + k * TILE_BYTES;
-        const uint64_t b = descriptor(tile, TILE_COLUMNS * 16, 128);
-        const uint64_t v = descriptor(tile + EXPONENT_BYTES, VALUES * 16, 128);
         barrier_wait(shared + FULL + 8 * k, phase);
-        WGMMA_WAIT(0);  // the last tile's sums
-        hold(O);
-        hold(R);
-        if (k == 0) {  // hi and lo together; of the ones a thread has two rows'
-#pragma unroll
-          for (int i = 0; i < ONE; i++) { M[i] += O[i] + O[LO + i]; O[i] = O[LO + i] = 0; }
-          M[ONE] += O[ONE]; M[ONE + 1] += O[ONE + 2];
-          O[ONE] = O[ONE + 1] = O[ONE + 2] = O[ONE + 3] = 0;
-          hold(O);
+        if (!HIGH || k > 0) finish((k + RING - 1) % RING, k > 0 || begun);
+        take_exponents<true>(S, q, Columns(tile));
+        if (k == RING - 1 && groups == 1) {  // the next unit's
+          if (HIGH && u + 1 < units.end) unit = units[u + 1];
+          load();
         }
-        if (lane == 0 && (k > 0 || begun)) barrier_arrive(shared + EMPTY + 8 * ((k + RING - 1) % RING));
-        begun = true;
-        WGMMA_FENCE;
-        // hi·hi and the constants first, which cancel exactly; then lo·hi, hi·lo, lo·lo.
-#if WIDTH == 16
-        begin_n64(S, q[0][0], q[0][1], q[0][2], q[0][3], b);
-        add_n64(S, q[1][0], q[1][1], q[1][2], q[1][3], b + 128);
-        add_n64(S, q[2][0], q[2][1], q[2][2], q[2][3], b);
-        add_n64(S, q[0][0], q[0][1], q[0][2], q[0][3], b + 256);
-        add_n64(S, q[2][0], q[2][1], q[2][2], q[2][3], b + 256);
-#else  // two pieces in one product: hi and constants by hi and constants, lo and hi by hi and lo, none and lo by lo
-        begin_n64(S, q[0][0], q[0][1], q[1][0], q[1][1], b);
-        add_n64(S, q[2][0], q[2][1], q[0][0], q[0][1], descriptor(tile, 2 * TILE_COLUMNS * 16, 128));
-        add_n64(S, 0, 0, q[2][0], q[2][1], b + 64);
-#endif
-        WGMMA_COMMIT;
-        WGMMA_WAIT(0);
-        hold(S);
-        hold(O);
-        hold(R);
-        if (k == RING - 1 && groups == 1) load_rows();  // the next unit's
-#pragma unroll
-        for (int p = 0; p < 16; p++) P[p] = exponentials(S[2 * p], S[2 * p + 1], L[p]);
-        hold(O);
-        hold(R);
-        WGMMA_FENCE;
-#pragma unroll  // by hi and one alone
-        for (int i = 0; i < 4; i++) add_hi(R, L[4 * i], L[4 * i + 1], L[4 * i + 2], L[4 * i + 3], v + POINTS * i);
-#pragma unroll
-        for (int i = 0; i < 4; i++) add_values(O, P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3], v + POINTS * i);
-        WGMMA_COMMIT;
+        if (HIGH && own > -9 && own < TILE_COLUMNS) {
+          UNROLL for (int i = 0; i < 32; i++)
+            if (i / 4 * 8 + 2 * c + i % 2 == own + i / 2 % 2 * 8) S[i] = -1e4f;
+        }
+        own -= TILE_COLUMNS;
+        UNROLL for (int p = 0; p < 16; p++) P[p] = exponentials(S[2 * p], S[2 * p + 1], L[p]);
+        multiply(descriptor(tile + VALUES_AT, 128, GROUP));
         if (flags & 1) {
           barrier_wait(shared + PHI_EMPTY + 8 * (k & 1), (k >> 1) ^ 1);
-          barrier_wait(shared + REST_EMPTY, (k & 1) ^ 1);
-#pragma unroll
-          for (int i = 0; i < 4; i++)
+          UNROLL for (int i = 0; i < 4; i++)
             store4(phi_at + (k & 1) * PHI_BYTES + 256 * i, P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3]);
-#pragma unroll
-          for (int i = 0; i < 2; i++)
-            store4_transposed(rest_at + 512 * i, residuals(L[8 * i], L[8 * i + 1]),
+#if HIGH
+          UNROLL for (int i = 0; i < 4; i++)
+            store4(rest_at + (k & 1) * REST_BYTES + 256 * i, L[4 * i], L[4 * i + 1], L[4 * i + 2], L[4 * i + 3]);
+#else
+          UNROLL for (int i = 0; i < 2; i++)
+            store4_transposed(rest_at + (k & 1) * REST_BYTES + 512 * i, residuals(L[8 * i], L[8 * i + 1]),
                               residuals(L[8 * i + 2], L[8 * i + 3]), residuals(L[8 * i + 4], L[8 * i + 5]),
                               residuals(L[8 * i + 6], L[8 * i + 7]));
+#endif
           asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
           __syncwarp();
           if (lane == 0) barrier_arrive(shared + PHI_FULL + 8 * (k & 1));
         }
       }
       phase ^= 1;
+      begun = true;
+      if (HIGH) finish(RING - 1, true);
+      if (HIGH && groups == 3) flush();  // eight tiles are added up: beside a heap of duplicates every addition rounds alike
     }
-    WGMMA_WAIT(0);
-    hold(O);
-    hold(R);
-    auto sum = [&](int j) { return (M[j] + R[j]) + (O[j] + O[LO + j]); };
-    float* to = out_rows + ((size_t)u * 256 + warp * 16 + g) * SUMS;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-#pragma unroll
-      for (int k = 0; k < GROUPS; k++)
-        *(float2*)(to + 8 * SUMS * i + 8 * k + 2 * c) = make_float2(sum(4 * k + 2 * i), sum(4 * k + 2 * i + 1));
-      if (c == 0) to[8 * SUMS * i + WIDTH] = O[ONE + 2 * i] + (R[ONE + 2 * i] + M[ONE + i]);
-    }
+#if !HIGH
+    finish(RING - 1, true);
+    UNROLL for (int i = 0; i < ONE; i++) M[i] += R[i];
+    M[ONE] += R[ONE]; M[ONE + 1] += R[ONE + 2];
+    clear(R);
+#endif
+    flush();
   }
 }
 
@@ -198,54 +223,37 @@ struct Fetcher {
 };
 
 // What φᵀ is multiplied by: the rows of the next symmetric unit from the u-th on.
-__device__ __forceinline__ int next_symmetric(const Units& units, int u) {
+__device__ __forceinline__ void fetch_rows(
+    uint32_t shared, const uint8_t* tiles, const uint8_t* bytes, const Units& units, int u) {
   while (u < units.end && !(units.list[u].z & 1)) u++;
-  return u;
-}
-__device__ __forceinline__ void fetch_bytes(uint32_t shared, const uint8_t* bytes, const Units& units, int u) {
   if (u >= units.end) return;
-  barrier_expect(shared + BYTES_FULL, BYTES_BYTES);
-  bulk_copy(shared + BYTES, bytes + (size_t)units[u].x * BYTES_BYTES, BYTES_BYTES, shared + BYTES_FULL);
-}
-__device__ __forceinline__ void fetch_rows(uint32_t shared, const uint8_t* tiles, const Units& units, int u) {
-  if (u >= units.end) return;
-  const uint8_t* from = tiles + (size_t)units[u].x * (4 * TILE_BYTES) + EXPONENT_BYTES;
-  barrier_expect(shared + ROWS_FULL, ROWS_BYTES);
+  const size_t block = units[u].x;
+  barrier_expect(shared + ROWS_FULL, ROWS_BYTES + BYTES_BYTES);
   for (int w = 0; w < 4; w++)
-    bulk_copy(shared + ROWS + w * VALUE_BYTES, from + w * TILE_BYTES, VALUE_BYTES, shared + ROWS_FULL);
+    bulk_copy(shared + ROWS + w * VALUE_BYTES, tiles + (block * 4 + w) * TILE_BYTES + VALUES_AT, VALUE_BYTES,
+              shared + ROWS_FULL);
+  if (!HIGH) bulk_copy(shared + BYTES, bytes + block * BYTES_BYTES, BYTES_BYTES, shared + ROWS_FULL);
 }
 
 __device__ __forceinline__ void transpose(
-    uint32_t shared, const uint8_t* tiles, const uint8_t* bytes, const Units& units, float* out_columns) {
+    uint32_t shared, const uint8_t* tiles, const uint8_t* bytes, const Units& units, float2* out_columns) {
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) - 16, lane = threadIdx.x % 32;
-  const int g = lane / 4, c = lane % 4;
-  const uint32_t mine = shared + (threadIdx.x % 128) * 16, ones = shared + ONES + (warp * 8 + g) * 8;
-  float C[VALUES / 2];
-#pragma unroll
-  for (int i = 0; i < VALUES / 2; i++) C[i] = 0;
   Fetcher columns = {units.begin};
   columns.begin(tiles, units);
   if (threadIdx.x % 128 == 0) {
     for (int i = 0; i < RING; i++) columns.fetch(shared, i, tiles, units);
-    const int u = next_symmetric(units, units.begin);
-    fetch_bytes(shared, bytes, units, u);
-    fetch_rows(shared, tiles, units, u);
+    fetch_rows(shared, tiles, bytes, units, units.begin);
   }
   int phase = 0, tile = 0;  // of the rows; how many tiles there were
 #pragma unroll 1
   for (int u = units.begin; u < units.end; u++) {
     const int flags = __shfl_sync(0xffffffffu, units.list[u].z, 0);
+    float2* slot = out_columns + (size_t)units.list[u].w * (TILES * 32 * SUMS) + threadIdx.x % 128;
     if (flags & 2) {
-      const float4 zero = make_float4(0, 0, 0, 0);
-#pragma unroll 1
-      for (int t = 0; t < TILES; t++) {
-#pragma unroll
-        for (int k = 0; k < GROUPS; k++) save4(mine + t * SUM_BYTES + 2048 * k, zero);
-        if (c == 0) save2(ones + t * ONES_BYTES, make_float2(0, 0));
-      }
+#pragma unroll 8
+      for (int i = 0; i < TILES * SUMS / 4; i++) slot[i * 128] = make_float2(0, 0);
     }
     if (flags & 1) {
-      barrier_wait(shared + BYTES_FULL, phase);
       barrier_wait(shared + ROWS_FULL, phase);
       phase ^= 1;
     }
@@ -255,72 +263,53 @@ __device__ __forceinline__ void transpose(
         barrier_wait(shared + EMPTY + 8 * ((tile - 1) % RING), ((tile - 1) / RING) & 1);
         if (lane == 0) columns.fetch(shared, (tile - 1) % RING, tiles, units);
       }
-      if (flags & 1) {
-        const int b = t & 1;
-        const bool last = t + 1 == flags >> 16;
-        barrier_wait(shared + PHI_FULL + 8 * b, (t >> 1) & 1);
-        uint32_t base = shared;
-        asm volatile("" : "+r"(base));  // else all descriptors are kept, and registers are few
-        const uint64_t v = descriptor(base + ROWS, VALUES * 16, 128);
-        const uint64_t v_bytes = descriptor(base + BYTES, VALUES * 16, 128);
-        const uint64_t rest = descriptor(base + REST, 1024, 128);
-        hold(C);
+      if (!(flags & 1)) continue;
+      const int b = t & 1;
+      barrier_wait(shared + PHI_FULL + 8 * b, (t >> 1) & 1);
+      uint32_t base = shared;
+      asm volatile("" : "+r"(base));  // else all descriptors are kept, and registers are few
+      const uint64_t rows = descriptor(base + ROWS, 128, GROUP), phi = descriptor(base + PHI + b * PHI_BYTES, 1024, 128);
+      const uint64_t rest = descriptor(base + REST + b * REST_BYTES, 1024, 128);
+      float M[ONE + 2], C[VALUES / 2];
+#if HIGH
+      clear(M);
+      UNROLL for (int w = 0; w < 16; w += SHORT) {
+        const uint64_t v = rows + w / 4 * (VALUE_BYTES / 16) + w % 4 * POINTS;
         WGMMA_FENCE;
-        begin_bytes(C, rest, v_bytes);
-#pragma unroll
-        for (int w = 1; w < 8; w++) add_bytes(C, rest + w * 128, v_bytes + POINTS * w);
+        begin_transposed(C, rest + w * PHI_ROWS, v);
+        UNROLL for (int i = 1; i < SHORT; i++) add_transposed(C, rest + (w + i) * PHI_ROWS, v + i * POINTS);
+        UNROLL for (int i = 0; i < SHORT; i++) add_transposed(C, phi + (w + i) * PHI_ROWS, v + i * POINTS);
         WGMMA_COMMIT;
         WGMMA_WAIT(0);
         hold(C);
-        if (lane == 0) barrier_arrive(shared + REST_EMPTY);
-        if (last) {
-          asm volatile("bar.sync 1, 128;" ::: "memory");
-          if (threadIdx.x % 128 == 0) fetch_bytes(shared, bytes, units, next_symmetric(units, u + 1));
-        }
-        const uint64_t phi = descriptor(base + PHI + b * PHI_BYTES, 1024, 128);
-        hold(C);
-        WGMMA_FENCE;
-#pragma unroll
-        for (int w = 0; w < 16; w++) add_transposed(C, phi + w * 128, v + POINTS * w);
-        WGMMA_COMMIT;
-        WGMMA_WAIT(0);
-        hold(C);
-        if (lane == 0) barrier_arrive(shared + PHI_EMPTY + 8 * b);
-        if (last) {
-          asm volatile("bar.sync 1, 128;" ::: "memory");
-          if (threadIdx.x % 128 == 0) fetch_rows(shared, tiles, units, next_symmetric(units, u + 1));
-        }
-#pragma unroll
-        for (int k = 0; k < GROUPS; k++) {
-          const uint32_t at = mine + t * SUM_BYTES + 2048 * k;
-          const float* hi = C + 4 * k;
-          float4 x = load4(at);
-          x.x += hi[0] + hi[LO]; x.y += hi[1] + hi[LO + 1]; x.z += hi[2] + hi[LO + 2]; x.w += hi[3] + hi[LO + 3];
-          save4(at, x);
-        }
-        if (c == 0) {
-          const float2 o = load2(ones + t * ONES_BYTES);
-          save2(ones + t * ONES_BYTES, make_float2(o.x + (C[ONE] + C[ONE + 1]), o.y + (C[ONE + 2] + C[ONE + 3])));
-        }
+        UNROLL for (int i = 0; i < ONE; i++) M[i] += C[i] + C[LO + i];
+        M[ONE] += C[ONE]; M[ONE + 1] += C[ONE + 2];
       }
-    }
-    if (flags & 4) {
-      float* to = out_columns + ((size_t)units.list[u].w * (64 * TILES) + warp * 16 + g) * SUMS;
-#pragma unroll 1
-      for (int t = 0; t < TILES; t++) {
-        float* here = to + t * (64 * SUMS);
-#pragma unroll
-        for (int k = 0; k < GROUPS; k++) {
-          const float4 x = load4(mine + t * SUM_BYTES + 2048 * k);
-          *(float2*)(here + 8 * k + 2 * c) = make_float2(x.x, x.y);
-          *(float2*)(here + 8 * SUMS + 8 * k + 2 * c) = make_float2(x.z, x.w);
-        }
-        if (c == 0) {
-          const float2 o = load2(ones + t * ONES_BYTES);
-          here[WIDTH] = o.x;
-          here[8 * SUMS + WIDTH] = o.y;
-        }
+#else
+      const uint64_t v_bytes = descriptor(base + BYTES, VALUES * 16, 128);
+      WGMMA_FENCE;
+      begin_bytes(C, rest, v_bytes);
+      UNROLL for (int w = 1; w < 8; w++) add_bytes(C, rest + w * 128, v_bytes + BYTE_POINTS * w);
+      WGMMA_COMMIT;
+      WGMMA_WAIT(0);
+      hold(C);
+      WGMMA_FENCE;
+      UNROLL for (int w = 0; w < 16; w++)
+        add_transposed(C, phi + w * PHI_ROWS, rows + w / 4 * (VALUE_BYTES / 16) + w % 4 * POINTS);
+      WGMMA_COMMIT;
+      WGMMA_WAIT(0);
+      hold(C);
+      UNROLL for (int i = 0; i < ONE; i++) M[i] = C[i] + C[LO + i];
+      M[ONE] = C[ONE] + C[ONE + 1], M[ONE + 1] = C[ONE + 2] + C[ONE + 3];  // and its second piece
+#endif
+      if (lane == 0) barrier_arrive(shared + PHI_EMPTY + 8 * b);
+      if (t + 1 == flags >> 16) {
+        asm volatile("bar.sync 1, 128;" ::: "memory");
+        if (threadIdx.x % 128 == 0) fetch_rows(shared, tiles, bytes, units, u + 1);
       }
+      float2* to = slot + t * (32 * SUMS);
+      UNROLL for (int i = 0; i < ONE / 2; i++) atomicAdd(to + i * 128, make_float2(M[2 * i], M[2 * i + 1]));
+      if (lane % 4 == 0) atomicAdd(to + ONE / 2 * 128, make_float2(M[ONE], M[ONE + 1]));
     }
   }
 }
@@ -328,7 +317,7 @@ __device__ __forceinline__ void transpose(
 extern "C" __global__ void __launch_bounds__(640, 1)
 mean_symmetric(
     const uint32_t* rows, const uint8_t* tiles, const uint8_t* bytes, const int4* list, const int* begins,
-    float* out_rows, float* out_columns, int block_offset, int super_offset, int blocks, int supers) {
+    float* out_rows, float2* out_columns, int block_offset, int super_offset, int blocks, int supers) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
   if (threadIdx.x == 0) {
@@ -340,9 +329,7 @@ mean_symmetric(
       barrier_init(shared + PHI_FULL + 8 * i, 16);
       barrier_init(shared + PHI_EMPTY + 8 * i, 4);
     }
-    barrier_init(shared + REST_EMPTY, 4);
     barrier_init(shared + ROWS_FULL, 1);
-    barrier_init(shared + BYTES_FULL, 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();

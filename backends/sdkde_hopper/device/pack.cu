@@ -1,6 +1,6 @@
-// Points in pieces for the kernels whose φ is for its row alone, and partial sums put together.
+// Points in pieces, and partial sums of the kernels whose φ is for its row alone put together.
 
-// Points as what the other kernels take, in ``width`` dimensions, a multiple of 16 up to 64; sixteen threads for each.
+// Points as what the kernels take, in ``width`` dimensions, 8 or a multiple of 16 up to 64; sixteen threads for each.
 //
 // rows: (padded, 2 width + 16), hi | constants (8) | rests (8) | lo, the constants larger by ``row_offset``. tiles: of 64
 // columns, hi | constants (8) | lo | rests (8), eight columns of these after another. The rests are for "high": what the
@@ -9,11 +9,12 @@
 //
 // With ``weighted``, a copy of every tile for what φ is multiplied by: pieces of w v for those of v, and for the constants w,
 // its rest, and one, w the weight relative to the largest, two to WEIGHT_BITS. logs: of the weights relative to the
-// largest, to base two. Rows, tiles and logs are written where they are not null.
+// largest, to base two. bytes: the copy in bytes, sixteen points after another, and w are shares; see pieces.cuh. Rows,
+// tiles, logs and bytes are written where they are not null.
 extern "C" __global__ void pack_points(
     const double* points, const double* log_weights, const double* top, int n, int padded, int d, int width,
-    double step, double row_offset, double high_offset, uint16_t* rows, uint16_t* tiles, float* logs, int weighted,
-    int third) {
+    double step, double row_offset, double high_offset, uint16_t* rows, uint16_t* tiles, float* logs, uint8_t* bytes,
+    int weighted, int third) {
   const int point = (blockIdx.x * blockDim.x + threadIdx.x) / 16, lane = threadIdx.x % 16;
   if (point >= padded) return;
   const bool inside = point < n;
@@ -25,6 +26,7 @@ extern "C" __global__ void pack_points(
   }
   square = sum16(square);
   const uint16_t one = 0x3c00;
+  const double more = bytes ? -log2(share(point)) : 0.0;
   if (rows) {
     uint16_t* row = rows + (size_t)point * ((2 + third) * width + 16);
     for (int k = lane; k < width; k += 16) {
@@ -33,7 +35,8 @@ extern "C" __global__ void pack_points(
       row[width + 16 + k] = v.lo;
       if (third) row[2 * width + 16 + k] = v.third;
     }
-    row[width + lane] = lane < 8    ? constant_of_row(square, row_offset, step, inside, lane)
+    row[width + lane] = lane < 8    ? constant_of_row(square, row_offset + more, step, inside, lane)
+                        : !third    ? 0
                         : lane == 9 ? rest_of(square, step, inside)
                         : lane == 10 ? one
                         : lane == 11 ? half_of((float)high_offset)
@@ -51,12 +54,15 @@ extern "C" __global__ void pack_points(
     if (third) to[(2 * groups + 2 + k / 8) * 512] = v.third;
   }
   uint16_t* constants = to + (lane < 8 ? groups : 2 * groups + 1) * 512;
-  constants[0] = lane < 8    ? constant_of_column(square, 0.0, step, inside, lane)
+  constants[0] = lane < 8    ? constant_of_column(square, more, step, inside, lane)
                  : lane == 10 ? rest_of(square, step, inside)
                  : lane == 9 || lane == 11 ? one
                                            : 0;
   if (!weighted) return;
-  const double w = inside ? exp(log_weight) * (1 << WEIGHT_BITS) : 0.0;
+  const double w = !inside ? 0.0 : bytes ? share(point) : exp(log_weight) * (1 << WEIGHT_BITS);
+  float back, unused;
+  // Rows g and g + 8 of 16 beside each other.
+  uint8_t* byte = bytes + (size_t)(point / 64 * 4 + j / 16) * (16 * (2 * width + 8)) + lane % 8 * 16 + j % 8 * 2 + j / 8 % 2;
   for (int k = lane; k < width; k += 16) {
     const double x = w * piece(k).packed(third);
     const uint16_t near = half_of((float)x);
@@ -64,9 +70,15 @@ extern "C" __global__ void pack_points(
     const uint16_t low = half_of((float)(x - of_half(near)));
     to[copy + (groups + 1 + k / 8) * 512] = low;
     if (third) to[copy + (2 * groups + 2 + k / 8) * 512] = half_of((float)(x - of_half(near) - of_half(low)));
+    if (!bytes) continue;
+    byte[k / 8 * 128] = byte_of((float)x, back);
+    byte[(groups + 1 + k / 8) * 128] = byte_of((float)(x - back), unused);
   }
   const uint16_t near = half_of((float)w);
   constants[copy] = lane == 0 ? near : lane == 1 ? half_of((float)(w - of_half(near))) : lane == 2 && inside ? one : 0;
+  if (!bytes || lane >= 8) return;
+  const uint8_t first = byte_of((float)w, back), second = byte_of((float)w - back, unused);
+  byte[groups * 128] = lane == 0 ? first : lane == 1 ? second : 0;
 }
 
 // The end of ``mean_dense``: ℓ and the shift of every row, a warp for each, from the sums of all parts of the columns
@@ -98,8 +110,7 @@ finish_dense(
   const double mine = adds && listed ? one * exp(log_weights[own + row] - top[0]) * (1 << WEIGHT_BITS) : adds * one;
   sum += mine;
   count += adds ? one : 0.0;
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
+  UNROLL for (int i = 0; i < 2; i++) {
     const int k = lane + 32 * i;
     double here = of_half(packed[k]) + of_half(packed[width + 16 + k]);  // what φ was multiplied by
     if (third && width > 32) here += of_half(packed[2 * width + 16 + k]);

@@ -45,6 +45,11 @@ __device__ __forceinline__ uint16_t constant(double square, double offset, doubl
   const uint16_t c1 = half_of((float)c), c2 = half_of((float)(c - of_half(c1)));
   return piece == 0 ? c1 : piece == 1 ? c2 : half_of((float)(c - of_half(c1) - of_half(c2)));
 }
+// By which a point's φ are divided in ``mean_symmetric`` at "fast", and it and its one are multiplied where they are what φ
+// is multiplied by. The φ of duplicates are alike, and so would be what two pieces round off: this sets them apart, and the
+// sum of many is right to more bits than each. Eleven bits, one in half precision; the same for a point and the 256th
+// after it.
+__device__ __forceinline__ double share(int point) { return 1.0 - (point * 77u & 255u) * 0x1p-11; }
 // What is left of c beyond its multiple of step².
 __device__ __forceinline__ uint16_t rest_of(double square, double step, bool inside) {
   const double grid = step * step, c = -0.5 * square;
@@ -60,8 +65,7 @@ __device__ __forceinline__ uint16_t constant_of_column(double square, double off
 }
 // Over sixteen threads.
 __device__ __forceinline__ double sum16(double x) {
-#pragma unroll
-  for (int m = 8; m > 0; m /= 2) x += __shfl_xor_sync(0xffffffffu, x, m, 16);
+  UNROLL for (int m = 8; m > 0; m /= 2) x += __shfl_xor_sync(0xffffffffu, x, m, 16);
   return x;
 }
 

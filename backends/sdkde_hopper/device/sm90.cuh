@@ -10,14 +10,14 @@ typedef unsigned long long uint64_t;
 
 constexpr int TILE_COLUMNS = 64;
 
+#define UNROLL _Pragma("unroll")
 #define WGMMA_FENCE asm volatile("wgmma.fence.sync.aligned;" ::: "memory")
 #define WGMMA_COMMIT asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory")
 #define WGMMA_WAIT(n) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory")
 
 // Keeps the compiler from moving or copying an accumulator: otherwise it waits for every product by itself.
 template <int N> __device__ __forceinline__ void hold(float (&d)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+  UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
@@ -60,22 +60,10 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t at, int along_k, int acr
   return (uint64_t)((at & 0x3ffff) >> 4) | ((uint64_t)(along_k >> 4) << 16) | ((uint64_t)(across >> 4) << 32);
 }
 
-__device__ __forceinline__ float4 load4(uint32_t a) {
-  float4 x;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(a) : "memory");
-  return x;
-}
-__device__ __forceinline__ void save4(uint32_t a, float4 x) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(a), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
-}
 __device__ __forceinline__ float2 load2(uint32_t a) {
   float2 x;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(a) : "memory");
   return x;
-}
-__device__ __forceinline__ void save2(uint32_t a, float2 x) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(a), "f"(x.x), "f"(x.y) : "memory");
 }
 
 __device__ __forceinline__ float exp2_(float x) {
