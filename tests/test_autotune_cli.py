@@ -497,6 +497,7 @@ def test_a_card_that_is_not_here_end_to_end(tmp_path, monkeypatch):
     lookup.forget()
 
 
+@pytest.mark.slow
 def test_winners_are_measured_again(worker, tmp_path, monkeypatch):
     listed_cards(monkeypatch, "NVIDIA RTX A6000")
     run("--gpu", "auto", *ONE, "--trials", 30)

@@ -181,7 +181,9 @@ main(["work"])
 """
 
 
-@pytest.mark.parametrize(("name", "where"), [("SIGTERM", "callback"), ("SIGINT", "except")])
+@pytest.mark.parametrize(
+    ("name", "where"), [pytest.param("SIGTERM", "callback", marks=pytest.mark.slow), ("SIGINT", "except")]
+)
 def test_a_signal_is_not_lost_with_its_exception(tmp_path, name, where):
     done = _run(LOST, name, where, cwd=tmp_path)
     assert done.returncode == 128 + getattr(signal, name), done.stderr

@@ -181,7 +181,7 @@ def _steps(points):
     return np.median(np.abs(np.diff(points[:, 0]))) if len(points) > 9 else 0.0
 
 
-@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("number", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_backends_order_holds_for_all_passes_and_changes_no_result(two, number, monkeypatch):
     found = IN_ORDER
     info = replace(

@@ -172,6 +172,7 @@ def test_what_is_refused():
             call()
 
 
+@pytest.mark.slow
 def test_rare_values_and_rounded_columns_have_a_density():
     rng = np.random.default_rng(0)
     rare = np.c_[rng.normal(size=(300, 3)), np.arange(300) == 0]

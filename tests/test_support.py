@@ -223,6 +223,7 @@ def test_rows_outside_and_files_of_tuples(tmp_path):
     assert sdkde_core.load(tmp_path / "k").score_samples([[0.5]]) == model.score_samples([[0.5]])
 
 
+@pytest.mark.slow
 def test_stacks_are_inside_and_take_logs_where_these_say_more(tmp_path):
     rng, y = np.random.default_rng(7), grid(0.0, 60.0, 60_001)
     flat = sdkde_core.prepare(exponential(), method="stacked", support=(0, None))
