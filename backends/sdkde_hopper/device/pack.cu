@@ -18,7 +18,9 @@ extern "C" __global__ void pack_points(
   const int point = (blockIdx.x * blockDim.x + threadIdx.x) / 16, lane = threadIdx.x % 16;
   if (point >= padded) return;
   const bool inside = point < n;
-  auto piece = [&](int k) { return Pieces(inside && k < d ? points[(size_t)point * d + k] : 0.0, step); };
+  auto made = [&](int k) { return Pieces(inside && k < d ? points[(size_t)point * d + k] : 0.0, step); };
+  const Pieces own = made(lane);
+  auto piece = [&](int k) { return k < 16 ? own : made(k); };  // in up to sixteen dimensions made once
   double square = 0.0;
   for (int k = lane; k < width; k += 16) {
     const double x = piece(k).packed(third);
