@@ -167,6 +167,8 @@ class Problem:
     #: limit to it: nothing is taken off.
     extent: float = 0.0
     kernel: str = "gaussian"  #: one of :data:`KERNELS`; with ``"kernel"`` in requires unless Gaussian
+    #: With ``"weights"``: the log of the largest weight over the least, rounded up to a whole number; ∞: not known.
+    weight_span: float = math.inf
 
     def __post_init__(self) -> None:
         if type(self.reduction) is not Reduction:  # a plain string would equal but not be it

@@ -74,7 +74,7 @@ def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeyp
     y = x if same else np.concatenate([x[::2], [[0.0, 0.0, 0.0], [9.0, -9.0, 9.0]]])
     log_w = 2.0 * rng.normal(size=300) if "weights" in requires else np.zeros(300)
     log_w -= np.logaddexp.reduce(log_w)
-    how = {"precision": precision, "device": "cpu", "same": same, "extent": 15.0}
+    how = {"precision": precision, "device": "cpu", "same": same, "extent": 15.0, "weight_span": np.ptp(log_w)}
     problem = Problem(Reduction(reduction), len(y), 300, 3, requires=frozenset(requires), **how)
     backend, queries = TritonBackend(skip=True), None if same else torch.from_numpy(y)
     state = backend.prepare(problem, Columns(torch.from_numpy(x), torch.from_numpy(log_w)))
@@ -295,6 +295,25 @@ def _between_corners(d, extent):
 @pytest.mark.parametrize("extent", [12.0, 14.0])
 def test_interpreted_rows_midway_between_corners_of_a_lattice(extent):
     _check(_between_corners(48, extent), "cpu", (Reduction.MEAN,), (False,), precision="high", most=0.5)
+
+
+def light_between_spots(d, extent, nats, heavy=64):
+    """Light points midway between two spots of heavy ones, which weigh about as much there as they do."""
+    rng, away = np.random.default_rng(d), np.ones(d) / math.sqrt(d)
+    reach = math.sqrt(2.0 * (nats + math.log(heavy)))
+    spots = reach * np.repeat([away, -away], heavy, axis=0)
+    turned = np.roll(away, 1) * np.where(np.arange(d) % 2, 1.0, -1.0)
+    points = np.concatenate([0.05 * rng.normal(size=(24, d)), spots]) + (extent - reach) * turned
+    points *= extent / np.linalg.norm(points, axis=1).max()
+    log_weights = reference.normalised(np.where(np.arange(len(points)) < 24, -nats, 0.0))
+    return Case("light between spots", points, points[:8], log_weights)
+
+
+@interpreted
+@pytest.mark.parametrize("nats", [23.0, 40.0])
+@pytest.mark.parametrize(("d", "precision"), [(3, "fast"), pytest.param(17, "high", marks=pytest.mark.slow)])
+def test_interpreted_points_much_lighter_than_others(d, precision, nats):
+    _check(light_between_spots(d, 30.0, nats), "cpu", (Reduction.MEAN,), (True,), precision=precision)
 
 
 def _crowded(run, fit, sizes):

@@ -209,5 +209,5 @@ def test_a_rehearsed_pass_begins_to_compile_all_its_kernels(monkeypatch):
     given, points = problem("mean", m=64, n=64, d=4, same=True, extent=8.0), torch.zeros((64, 4), dtype=torch.float64)
     state = TritonBackend().prepare(given, Columns(points, points[:, 0].contiguous()))
     compiled.rehearse(backend._listed, given, backend._way(given, 8.0, 0.0, True), points, state, 1.0)
-    names = ("pack", "near", "log_sum_listed", "finish_log_sum", "choose", "list", "mean_listed", "finish_mean")
+    names = ("pack", "near", "log_sum", "finish_log_sum", "choose", "list", "mean", "finish_mean")
     assert begun == {f"{name}_kernel" for name in names}

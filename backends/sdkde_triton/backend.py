@@ -31,11 +31,16 @@ class _State:
     points: torch.Tensor  # (n, d) float64
     log_weights: torch.Tensor
     span: float  # largest magnitude of a log weight, nats, rounded up
+    middle: float = 0.0  # between the largest and the least log weight, in bits, rounded
     ordered: bool = False
     made: PerStream = field(default_factory=PerStream)
 
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
         return self.made.get(key, make, self.points)
+
+    def raised(self, problem: Problem) -> float:
+        """By how many bits rows that are not scaled one by one raise exponents."""
+        return -self.middle if nearby.scaled(problem) else 0.0
 
 
 class TritonBackend:
@@ -65,13 +70,15 @@ class TritonBackend:
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""
-        span = max(0.0, -float(columns.log_weights.min())) if "weights" in problem.requires else 0.0
-        if span < math.inf:  # a whole number: new weights hardly ever ask for new decisions, which are kept
-            span = float(math.ceil(span))
-        log_weights = columns.log_weights
+        log_weights, least, most = columns.log_weights, 0.0, 0.0
+        if "weights" in problem.requires:
+            least, most = torch.stack(log_weights.aminmax()).tolist()
+        # Whole numbers: new weights hardly ever ask for new decisions, which are kept.
+        span = float(math.ceil(-least)) if least > -math.inf else math.inf
+        middle = float(round(0.5 * (least + most) / math.log(2.0))) if span < math.inf else 0.0
         if log_weights.data_ptr() % 16:  # kernels are compiled for aligned pointers
             log_weights = log_weights.clone()
-        return _State(problem, columns.points, log_weights, span, columns.ordered)
+        return _State(problem, columns.points, log_weights, span, middle, columns.ordered)
 
     def order(self, problem: Problem, points: torch.Tensor, columns: Columns | None = None) -> torch.Tensor | None:
         """Return the order that lists need, where sums are by lists."""
@@ -205,8 +212,9 @@ def _run(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: 
     """
     whole, moves = problem.same and points.shape[0] == state.points.shape[0], isinstance(end, torch.Tensor)
     asked = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.same, problem.d, whole
+    shifts = bounds.shifts_rows(problem)
     ending = end[1:] if isinstance(end, tuple) else moves
-    key = asked, way.compute, way.form, way.arithmetic, ending, points.device
+    key = asked, shifts, way.compute, way.form, way.arithmetic, ending, points.device
     if points.is_cuda and key not in _seen and not torch.cuda.is_current_stream_capturing():
         _seen.add(key)
         few = torch.zeros((2 * LEAF, problem.d), dtype=torch.float64, device="cpu")
@@ -228,7 +236,8 @@ def _listed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, mo
     if near is None:
         return None
     scaled = nearby.scaled(problem)
-    pack = functools.partial(launch.pack, problem, columns=True, scaled=scaled, beyond=LEAF)  # of padding fills lists
+    how: Any = {"columns": True, "scaled": scaled, "beyond": LEAF, "raised": state.raised(problem)}
+    pack: Any = functools.partial(launch.pack, problem, **how)  # a leaf of padding fills lists
     key = "ordered", way.step, way.pieces, scaled
     columns = state.kept(key, lambda: pack(near.points, way.step, near.log_weights, way.pieces))
     rows = None if points is state.points else points
@@ -246,12 +255,13 @@ def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, en
     mean, scaled = problem.reduction is Reduction.MEAN, nearby.scaled(problem)
     stored = mean and bounds.stores(problem, corrections, card(points.device).capability)
     rounded = stored and problem.precision == "fast"
-    pack = functools.partial(launch.pack, problem, columns=True, scaled=scaled, rounded=rounded)
+    how: Any = {"scaled": scaled, "raised": state.raised(problem)}
+    pack: Any = functools.partial(launch.pack, problem, columns=True, rounded=rounded, **how)
     columns = state.kept((step, count, scaled, rounded), lambda: pack(state.points, step, weights, count))
     # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.
     masked = not bounds.in_blocks(problem.d) and not stored
     whole = problem.same and points.shape[0] == columns.points and masked
-    rows = columns if whole else launch.pack(problem, points, step, weights, count, scaled=scaled)
+    rows = columns if whole else launch.pack(problem, points, step, weights, count, **how)
     if not mean:
         return launch.log_sum(problem, rows, columns, weights, corrections, end)
     log_sums = None

@@ -22,22 +22,40 @@ MOST_EXTENT = 1e10
 MOST_DIRECT = 4
 
 
+#: Nats by which log weights may differ where rows are scaled by one factor.
+MOST_NATS = 24.0
+
+
 class Form:
     """Forms of the exponents, see :mod:`sdkde_triton.kernels`."""
 
     SHORT, PAIRED, LONG, FULL = range(4)
 
 
+def anchored(problem: Problem) -> bool:
+    """Whether every row of MEAN has a term of 1, its own: it is one of columns without weights."""
+    return problem.reduction is Reduction.MEAN and problem.same and "weights" not in problem.requires
+
+
 def shifts_rows(problem: Problem) -> bool:
-    """Whether φ enters a product only after the rows' log sums: no term of a row is known to be near 1."""
-    own = problem.same and "weights" not in problem.requires
-    return problem.reduction is Reduction.MEAN and not own
+    """Whether φ enters a product only after the rows' log sums: the terms that matter to a row may have any size.
+
+    Not where the row is a column with a weight at most e^MOST_NATS below the largest. Then nothing matters that is more
+    than √(2 (MOST_NATS + log n)) bandwidths away, and sums of the kind of "high" hold terms of all sizes.
+    """
+    own = problem.same and problem.d <= 64 and problem.weight_span <= MOST_NATS
+    return problem.reduction is Reduction.MEAN and not (own or anchored(problem))
+
+
+def exact(problem: Problem) -> bool:
+    """Whether MEAN sums by :func:`sdkde_triton.kernels.exactly_weighted`."""
+    scaled = problem.reduction is Reduction.MEAN and not (anchored(problem) or shifts_rows(problem))
+    return problem.precision == "high" or scaled
 
 
 def prefers_direct(problem: Problem) -> bool:
     """Whether direct differences beat Tensor Cores, which multiply sixteen dimensions at least; measured on an H200."""
-    most = 3 if problem.precision == "high" else 2
-    return problem.d == 1 or (problem.d <= most and problem.reduction is Reduction.MEAN and not shifts_rows(problem))
+    return problem.d == 1 or (problem.d <= (3 if problem.precision == "high" else 2) and anchored(problem))
 
 
 def packed_limit(problem: Problem) -> float:
@@ -71,7 +89,8 @@ def arithmetic(problem: Problem, extent: float, log_weight_span: float = 0.0) ->
     # An exponent e of pairs of fp32 numbers is off by some 3e-7 e, less than the relative part of the tolerances. But
     # log |L|, from which L follows only while that is below one, ends first. Of a coordinate 2⁻⁵⁰ R is lost: "high"
     # ends at 2e9.
-    if shifts_rows(problem) or log_weight_span > MOST_SPAN or extent > (400.0 if laplace else 2e9):
+    beside = problem.reduction is Reduction.MEAN and not anchored(problem)
+    if beside or log_weight_span > MOST_SPAN or extent > (400.0 if laplace else 2e9):
         return "float64"
     # One fp32 coordinate is off by 2⁻²⁵ R, so an exponent by 2⁻²⁴ R r at distance r; the allowance of "fast",
     # 5e-4 + 5e-7 r², is least ahead of that at r ≈ 30.
@@ -89,7 +108,7 @@ def steps_at_most(problem: Problem, extent: float, packed: bool = True) -> int:
     mean = problem.reduction is Reduction.MEAN
     if not packed or not mean:
         return 128 if problem.precision == "high" else 512
-    if problem.precision == "high":
+    if exact(problem):
         return 1024 if problem.d <= 64 else 16
     return 64 if extent <= 13.0 else 32 if extent <= 25.0 else 16
 
@@ -129,7 +148,7 @@ def mirrors(problem: Problem) -> bool:
 
     Not at "high", whose leading piece of φ has its unit from the largest of a row.
     """
-    return problem.same and problem.precision == "fast" and not shifts_rows(problem)
+    return problem.precision == "fast" and anchored(problem)
 
 
 def grid_step(problem: Problem, extent: float, log_weight_span: float = 0.0) -> float:
@@ -147,13 +166,13 @@ def grid_step(problem: Problem, extent: float, log_weight_span: float = 0.0) -> 
     largest = (2.5 if shifted else 1.0) * radius**2 + 2.0 * log_weight_span * SQRT_LOG2E**2
     step = 2.0 ** (math.ceil(0.5 * math.log2(largest)) - 12)
     tight = 2.0 ** (math.ceil(0.5 * math.log2(largest / 2.0)) - 12)
-    return tight if d <= 16 and tight <= 2.0**-8 and not shifted and problem.precision == "fast" else step
+    return tight if d <= 16 and tight <= 2.0**-8 and not (shifted or exact(problem)) else step
 
 
 def form(problem: Problem, extent: float, step: float) -> int:
     """Return the form of the exponents that keeps the tolerance: SHORT, PAIRED, LONG, or FULL.
 
-    "high" takes FULL, and so do rows that are shifted by their log sums: at distance r from the columns that matter to
+    "high" takes FULL, and so does MEAN but for points without weights: at distance r from the columns that matter to
     a row, two pieces move an exponent by 1.4 · 2⁻¹⁴ g r, and the shift by up to r/2 times that. Two pieces hold a
     coordinate to 2⁻¹³ g, at random, which a shift of many dimensions misses too; three hold it to 2⁻²⁵ g, or to 2⁻³².
 
@@ -169,7 +188,7 @@ def form(problem: Problem, extent: float, step: float) -> int:
     and exponents at distance r by that times r: at most 5e-4 + 5e-7 r² while 2⁻¹³ g √d is below 3e-5. In blocks of
     dimensions every dimension is moved (:func:`in_blocks`), and MEAN sums columns rounded by at most 2⁻²² R in all.
     """
-    if problem.precision == "high" or shifts_rows(problem):
+    if problem.precision == "high" or (problem.reduction is Reduction.MEAN and not anchored(problem)):
         return Form.FULL
     if in_blocks(problem.d):
         return Form.LONG

@@ -25,7 +25,7 @@ from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Query, reject, tuned
 
 from . import kernels
-from .bounds import merges
+from .bounds import exact, merges
 from .space import Config, default, fits
 from .tunables import CONFIG_VERSION, dimension
 
@@ -195,5 +195,5 @@ def _question(kernel: str, problem: Problem, columns: int, pieces: int, processo
     architecture = f"sm_{processor.capability}" if processor.name != "CPU" else "interpreted"
     number = dimension(kernel, columns, problem.d)
     query = Query("triton", name, CONFIG_VERSION, number, processor.name, architecture)
-    asked = replace(problem, dtype="float32" if problem.precision == "fast" else "float64")
+    asked = replace(problem, dtype="float64" if exact(problem) else "float32")
     return query, asked

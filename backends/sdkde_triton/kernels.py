@@ -26,8 +26,14 @@ constants, which would overflow, stay as they are; their ones are 128² instead.
 exponent, and what a column of ones sums is 128² Σφ. These are powers of two: what is exact stays so.
 
 Partial results of the splits of the columns are consecutive (splits, m) arrays in one buffer, which
-:mod:`sdkde_triton.finish` merges in a fixed order. Integer arguments are not specialised on, so that a kernel is
-compiled once for all sizes.
+:mod:`sdkde_triton.finish` merges in a fixed order.
+
+**Lists.** LISTED kernels go through leaves of LEAF columns each, SIZE columns at a time, wherever they stand. Program
+(i, p) has tile k = ``which[i]`` of the rows from ``first`` on. Of the leaves from SIZE / LEAF · ends[k] up to those of
+the next tile, it takes the p-th ``length`` times SIZE / LEAF, of which there may be none: then it writes the sums of no
+columns. Others take the p-th ``length`` of all columns, SIZE being BLOCK_N.
+
+Integer arguments are not specialised on, so that a kernel is compiled once for all sizes.
 """
 
 from __future__ import annotations
@@ -311,43 +317,73 @@ def store_means(out, index, m, total, mean, D: tl.constexpr, SUMMED: tl.constexp
     tl.store(means + to[:, None] * D + tl.arange(0, D)[None, :], mean, mask=inside[:, None])
 
 
+@triton.jit
+def part_of_columns(which, ends, n, length, LISTED: tl.constexpr):
+    """A program's tile of rows, and where its part of the columns begins and ends; of the tile's list, in SIZEs."""
+    tile, begin, end = tl.program_id(0), tl.program_id(1) * length, n
+    if LISTED:
+        tile = tl.load(which + tile)
+        begin += tl.load(ends + tile)
+        end = tl.load(ends + tile + 1)
+    return tile, begin, tl.minimum(begin + length, end)
+
+
+@triton.jit
+def some_columns(
+    leaves, i, part: tl.constexpr, LISTED: tl.constexpr, SIZE: tl.constexpr, LEAF: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """BLOCK_N of the SIZE columns from the i-th on, or of the i-th SIZE of a list."""
+    k = part * BLOCK_N + tl.arange(0, BLOCK_N)
+    if LISTED:
+        return tl.load(leaves + i * (SIZE // LEAF) + k // LEAF) * LEAF + k % LEAF
+    return i + k
+
+
 @sized
 def log_sum_kernel(
     rows,
     columns,
     log_weights,
+    leaves,
+    which,
+    ends,
     out,
     row_padded,
     column_padded,
     m,
     n,
     d,
-    columns_per_split,
+    first,
+    length,
     D: tl.constexpr,
     PIECES: tl.constexpr,
     FORM: tl.constexpr,
     MERGE: tl.constexpr,
     LAPLACE: tl.constexpr,
     WEIGHTED: tl.constexpr,
+    LISTED: tl.constexpr,
+    SIZE: tl.constexpr,
+    LEAF: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Of every row over one split of the columns: the maximum μ of e = log2 (w φ), Σ 2^(e − μ), and for LAPLACE the
+    """Of every row over one part of the columns: the maximum μ of e = log2 (w φ), Σ 2^(e − μ), and for LAPLACE the
     moment Σ 2^(e − μ) (log2 φ − μ), by which one pass gives the Laplace estimate too: −½r² = ln 2 · log2 φ.
 
     The running maximum keeps rows whose φ all underflow (Milakov and Gimelshein, "Online normalizer calculation for
     softmax", 2018).
     """
-    index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    a = load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
+    tile, begin, end = part_of_columns(which, ends, n, length, LISTED)
+    local = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    a = load_rows(rows, row_padded, first + local, first + m, d, D, PIECES, FORM, MERGE)
     top, total, moment = no_columns(BLOCK_M)
-    begin = tl.program_id(1) * columns_per_split
-    for start in tl.range(begin, tl.minimum(begin + columns_per_split, n), BLOCK_N, num_stages=STAGES):
-        j = start + tl.arange(0, BLOCK_N)
-        e, _ = exponents(a, columns, column_padded, j, D, PIECES, FORM, MERGE)
-        top, total, moment = accumulated(e, top, total, moment, log_weights, j, n, LAPLACE, WEIGHTED)
-    store_sums(out, index, m, top, total, moment, LAPLACE)
+    for i in tl.range(begin, end, 1 if LISTED else SIZE, num_stages=STAGES):
+        for part in tl.static_range(SIZE // BLOCK_N):
+            j = some_columns(leaves, i, part, LISTED, SIZE, LEAF, BLOCK_N)
+            e, _ = exponents(a, columns, column_padded, j, D, PIECES, FORM, MERGE)
+            top, total, moment = accumulated(e, top, total, moment, log_weights, j, n, LAPLACE, WEIGHTED)
+    store_sums(out, local, m, top, total, moment, LAPLACE)
 
 
 @triton.jit
@@ -452,52 +488,66 @@ def exactly_weighted(p, b, mean, rest, total, total_rest, SUMMED: tl.constexpr):
 def mean_kernel(
     rows,
     columns,
+    leaves,
+    which,
+    ends,
     out,
     row_padded,
     column_padded,
     m,
     n,
     d,
-    columns_per_split,
+    first,
+    length,
     D: tl.constexpr,
     PIECES: tl.constexpr,
     FORM: tl.constexpr,
     MERGE: tl.constexpr,
     SUMMED: tl.constexpr,
     EXACT: tl.constexpr,
+    LISTED: tl.constexpr,
+    SIZE: tl.constexpr,
+    LEAF: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Σ φ (m,) and Σ φ v (m, D) of every row over one split of the columns, φ scaled by 2**SCALE_BITS.
+    """Σ φ (m,) and Σ φ v (m, D) of every row over one part of the columns, φ scaled by 2**SCALE_BITS.
 
-    v is in the columns' units. ``SUMMED``: column d of the means, of ones, is the sum. ``EXACT``, for "high" with three
-    PIECES: φ in three pieces too, else in two: one alone misses the shift's tolerance in half of the rows. There is no
-    running maximum: the largest φ of a row is near 1 (a point among the columns, or rows shifted by their log sums).
+    v is in the columns' units. ``SUMMED``: column d of the means, of ones, is the sum. ``EXACT``, for "high" and for
+    points with weights, with three PIECES: φ in three pieces too, else in two; with one half of the rows miss the
+    shift's tolerance. There is no running maximum: the largest φ of a row is near 1 (a point among the columns, or rows
+    shifted by their log sums), or EXACT holds terms of any size.
     """
-    index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    a = load_rows(rows, row_padded, index, m, d, D, PIECES, FORM, MERGE)
-    begin = tl.program_id(1) * columns_per_split
-    end = tl.minimum(begin + columns_per_split, n)
+    tile, begin, end = part_of_columns(which, ends, n, length, LISTED)
+    local = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    a = load_rows(rows, row_padded, first + local, first + m, d, D, PIECES, FORM, MERGE)
     total = tl.zeros((BLOCK_M,), tl.float32)
     total_rest = tl.zeros((BLOCK_M,), tl.float32)
     mean = tl.zeros((BLOCK_M, D), tl.float32)
     rest = tl.zeros((BLOCK_M, D), tl.float32)
-    for start in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
-        j = start + tl.arange(0, BLOCK_N)
-        e, b = exponents(a, columns, column_padded, j, D, PIECES, FORM, MERGE)
-        p = tl.exp2(e)
-        if EXACT:
-            mean, rest, total, total_rest = exactly_weighted(p, b, mean, rest, total, total_rest, SUMMED)
-        else:
-            # A fresh accumulator for every tile, added in fp32 with rounding to nearest: Tensor Cores truncate, and
-            # over thousands of steps that bias reaches the shift (5e-4 bandwidths at n = 32768).
-            part = tl.zeros((BLOCK_M, D), tl.float32)
-            count = tl.zeros((BLOCK_M,), tl.float32)
-            part, count = weighted(p, b, part, count, PIECES, SUMMED)
-            mean += part
+    for i in tl.range(begin, end, 1 if LISTED else SIZE, num_stages=STAGES):
+        # A fresh accumulator for every SIZE, added in fp32 with rounding to nearest: Tensor Cores truncate, and over
+        # thousands of steps that bias reaches the shift (5e-4 bandwidths at n = 32768).
+        sums = tl.zeros((BLOCK_M, D), tl.float32)
+        count = tl.zeros((BLOCK_M,), tl.float32)
+        for part in tl.static_range(SIZE // BLOCK_N):
+            j = some_columns(leaves, i, part, LISTED, SIZE, LEAF, BLOCK_N)
+            e, b = exponents(a, columns, column_padded, j, D, PIECES, FORM, MERGE)
+            p = tl.exp2(e)
+            if EXACT:
+                mean, rest, total, total_rest = exactly_weighted(p, b, mean, rest, total, total_rest, SUMMED)
+            else:
+                sums, count = weighted(p, b, sums, count, PIECES, SUMMED)
+        if not EXACT and LISTED:  # near columns stand together, so nearly every sum rounds: that is summed too
+            mean, rounded = added(mean, sums)
+            rest += rounded
+            total, rounded = added(total, count)
+            total_rest += rounded
+        elif not EXACT:
+            mean += sums
             total += count
-    if EXACT:
+    if EXACT or LISTED:
         mean += rest
         total += total_rest
-    store_means(out, index, m, total, mean, D, SUMMED)
+    store_means(out, local, m, total, mean, D, SUMMED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import struct
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,8 +12,8 @@ import triton
 
 from sdkde_core.protocol import Partial, Problem, Reduction
 
-from . import blocked, finish, kernels, listed
-from .bounds import MOST_DIRECT, Form, in_blocks, merges, mirrors, packed_dimensions, shifts_rows, steps_at_most, stores
+from . import blocked, bounds, finish, kernels
+from .bounds import MOST_DIRECT, Form, in_blocks, merges, mirrors, packed_dimensions, steps_at_most, stores
 from .compiled import Launch, card, compiled, configuration
 from .direct import direct_kernel, transpose_kernel
 from .grid import block_points, most_parts, slab_rows, splits
@@ -32,12 +33,16 @@ _finishing_mean = functools.lru_cache(1024)(functools.partial(Launch, finish.fin
 
 
 class Packed(NamedTuple):
-    """Points packed as rows, or as columns and rows; see :mod:`sdkde_triton.kernels` for the buffer's layout."""
+    """Points packed as rows, or as columns and rows; see :mod:`sdkde_triton.kernels` for the buffer's layout.
+
+    ``raised``: by how many bits the rows raise all exponents, to have those of weights about 0.
+    """
 
     buffer: torch.Tensor
     points: int
     padded: int
     pieces: int
+    raised: float = 0.0
 
 
 def pack(
@@ -52,29 +57,31 @@ def pack(
     scaled: bool = False,
     rounded: bool = False,
     beyond: int = 0,
+    raised: float = 0.0,
 ) -> Packed:
     """Pack float64 points (n, d) as rows, or as columns of the first product and as its rows.
 
     ``step`` is g (:func:`sdkde_triton.bounds.grid_step`), ``log_weights`` are the columns'. Rows are shifted by
     ``log_sums`` (n,), and ``scaled`` for MEAN, to half precision's range. ``rounded``, for MEAN that stores φ at
     "fast": columns are followed by themselves in two pieces that are rounded as such. ``beyond``: columns of padding at
-    least.
+    least. ``raised``: as of :class:`Packed`.
     """
     (n, d), varies = points.shape, "weights" in problem.requires
     padded = -(-(n + beyond) // COLUMN_PADDING) * COLUMN_PADDING if columns else n
-    run, halves = _packing(n, padded, d, step, pieces, columns, varies, log_sums is not None, scaled, rounded)
+    flags = columns, varies, log_sums is not None, scaled, rounded
+    run, halves = _packing(n, padded, d, step, pieces, raised, *flags)
     buffer = torch.empty(halves, dtype=torch.float16, device=points.device)
     run(points, log_weights, log_weights if log_sums is None else log_sums, buffer)
-    return Packed(buffer, n, padded, pieces)
+    return Packed(buffer, n, padded, pieces, raised)
 
 
 @functools.lru_cache(maxsize=1024)
-def _packing(n: int, padded: int, d: int, step: float, pieces: int, *flags: bool) -> tuple[Launch, int]:
+def _packing(n: int, padded: int, d: int, step: float, pieces: int, raised: float, *flags: bool) -> tuple[Launch, int]:
     columns, vary, shifted, scaled, rounded = flags
     width, each = packed_dimensions(d), 48 if columns else 32
     span, halves = triton.next_power_of_2(width), padded * (pieces * width + each + 2 * width * rounded)
     block = max(2, 2048 // span)
-    raised = kernels.SCALE_BITS.value if scaled and pieces == 2 else 0
+    raised += float(kernels.SCALE_BITS.value) if scaled and pieces == 2 else 0.0
     parameters = width, span, pieces, block, columns, merges(d), vary, shifted, rounded, in_blocks(d)
     return Launch(kernels.pack_kernel, (-(-padded // block), 1), (n, padded, d, step, raised), parameters), halves
 
@@ -105,22 +112,20 @@ def kernel_of(
 
     ``_listed`` follows the name of those over lists. ``both``: stored φ serves rows and columns.
     """
-    d, width, merged, exact = problem.d, packed_dimensions(problem.d), merges(problem.d), problem.precision == "high"
+    d, width, merged, exact = problem.d, packed_dimensions(problem.d), merges(problem.d), bounds.exact(problem)
     laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
     varies = "weights" in problem.requires
     weighted = varies and laplace  # others' are in the columns
     packed, tile = (width, pieces, form), (config.block_m, config.block_n, config.num_stages)
     if name.startswith("direct"):
-        held, anchored = min(d, MOST_DIRECT + 1), name == "direct_mean"
-        return direct_kernel, (held, arithmetic == "doubled", laplace, mean, varies, anchored, *tile[:2])
-    if name == "log_sum":
-        return kernels.log_sum_kernel, (*packed, merged, laplace, weighted, *tile)
-    if name == "log_sum_listed":
-        return listed.log_sum_listed_kernel, (*packed, merged, laplace, weighted, LISTED, LEAF, *tile)
-    if name == "mean":
-        return kernels.mean_kernel, (*packed, merged, d < width, exact, *tile)
-    if name == "mean_listed":
-        return listed.mean_listed_kernel, (*packed, merged, d < width, exact, LISTED, LEAF, *tile)
+        held, by_own = min(d, MOST_DIRECT + 1), name == "direct_mean"
+        return direct_kernel, (held, arithmetic == "doubled", laplace, mean, varies, by_own, *tile[:2])
+    listed = name.endswith("_listed")
+    columns = listed, LISTED if listed else config.block_n, LEAF, *tile
+    if name.startswith("log_sum"):
+        return kernels.log_sum_kernel, (*packed, merged, laplace, weighted, *columns)
+    if name.startswith("mean"):
+        return kernels.mean_kernel, (*packed, merged, d < width, exact, *columns)
     if name == "weighted_sum":
         return blocked.weighted_sum_kernel, (width, exact, both, *tile, block_k(0, pieces, capability))
     stores, depth = name == "stored", block_k(width, pieces, capability)
@@ -158,12 +163,13 @@ def _splits(
     """
     (_, padded, m, n), d, processor = sizes, problem.d, card(on)
     kernel, flags = kernel_of(name, problem, config, processor.capability, pieces, form, arithmetic, False)
-    numbers = (m, n, d, padded) if arithmetic else (*sizes, 0, 0) if name == "blocked" else (*sizes, d)
+    whole = not arithmetic and name != "blocked"  # a kernel that goes through lists, or through all columns
+    numbers = (m, n, d, padded) if arithmetic else (*sizes, d, 0) if whole else (*sizes, 0, 0)
     laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
     per_row = max(packed_dimensions(d), d + 1) if name == "mean" else 2 + (d if mean else laplace)
     operand = {"": torch.float16, "float64": torch.float64}.get(arithmetic, torch.float32)
     dtype = torch.float64 if arithmetic == "float64" else torch.float32
-    before = (operand, operand) if name == "mean" else (operand, operand, torch.float64)
+    before = *(operand, operand), *[torch.float64] * (name != "mean"), *[operand] * (3 * whole)
     code = compiled(kernel, (*before, dtype, *numbers, n), flags, config) if on.type == "cuda" else None
     used = (code.n_regs or 128, code.metadata.shared) if code else (128, 0)  # without it a guess
     slots = processor.multiprocessors * processor.resident(32 * config.num_warps, *used)
@@ -180,7 +186,7 @@ def log_sum(
     """LOG_SUM or LAPLACE on Tensor Cores, by a form of the exponents; the rows may be some of the problem's m."""
     name = "blocked" if in_blocks(problem.d) else "log_sum"
     sizes = rows.padded, columns.padded, rows.points, columns.points
-    given = rows.buffer, columns.buffer, log_weights
+    given = rows.buffer, columns.buffer, log_weights, *[rows.buffer] * (3 * (name == "log_sum"))  # no lists
     out, parts = _partial(name, problem, sizes, given, steps_at_most(problem, 0.0), rows.pieces, form)
     return finish_log_sum(problem, out, log_weights, rows.points, parts, end)
 
@@ -216,7 +222,7 @@ def mean(
         out = _stored_mean(problem, rows, columns, form, extent)
         return finish_mean(problem, out, rows, log_weights, log_sums, 1, end=end)
     sizes = rows.padded, columns.padded, rows.points, columns.points
-    given, most = (rows.buffer, columns.buffer), steps_at_most(problem, extent)
+    given, most = (rows.buffer, columns.buffer, *[rows.buffer] * 3), steps_at_most(problem, extent)
     out, parts = _partial("mean", problem, sizes, given, most, rows.pieces, form)
     summed = problem.d < packed_dimensions(problem.d)
     return finish_mean(problem, out, rows, log_weights, log_sums, parts, summed, end)
@@ -270,7 +276,7 @@ def finish_mean(
 ) -> Any:
     """Merge the partial results of MEAN for rows, packed or from :func:`transpose`; with ``end`` the moved points."""
     d, direct = problem.d, isinstance(rows, torch.Tensor)
-    buffer, m, padded, pieces = (rows, rows.shape[1], 0, 0) if isinstance(rows, torch.Tensor) else rows
+    buffer, m, padded, pieces, raised = (rows, rows.shape[1], 0, 0, 0.0) if isinstance(rows, torch.Tensor) else rows
     shift = torch.empty((m, d), dtype=torch.float64, device=buffer.device)
     result = shift if end is not None else torch.empty(m, dtype=torch.float64, device=buffer.device)
     given = result if log_sums is None else log_sums
@@ -281,7 +287,9 @@ def finish_mean(
     how = direct, summed, log_sums is not None, "weights" in problem.requires, end is not None
     run = _finishing_mean((-(-m // block), 1), (padded, m, parts, d), (width, span, pieces, *how, block))
     run(partial, buffer, log_weights, given, result, shift, points)
-    return Partial(result, shift) if end is None else shift
+    if end is not None:
+        return shift
+    return Partial(result - raised * math.log(2.0) if raised else result, shift)
 
 
 def direct(
@@ -289,8 +297,8 @@ def direct(
 ) -> Any:
     """Any reduction by direct differences of points from :func:`transpose`, the columns padded; see :func:`log_sum`."""
     m, mean, most = rows.shape[1], problem.reduction is Reduction.MEAN, steps_at_most(problem, 0.0, packed=False)
-    anchored = mean and not shifts_rows(problem) and arithmetic != "float64"
-    name, sizes = "direct_mean" if anchored else "direct", (m, columns.shape[1], m, log_weights.shape[0])
+    by_own = bounds.anchored(problem) and arithmetic != "float64"
+    name, sizes = "direct_mean" if by_own else "direct", (m, columns.shape[1], m, log_weights.shape[0])
     given = rows, columns, log_weights
     out, parts = _partial(name, problem, sizes, given, most, 2, Form.SHORT, arithmetic)
     if mean:

@@ -106,7 +106,8 @@ def reduce(
         rows = points if where is None else points[where]
     packed = columns  # these themselves, where they are the rows
     if rows is not near.points:
-        packed = launch.pack(problem, rows, step, near.log_weights, columns.pieces, scaled=scaled(problem))
+        how: Any = {"scaled": scaled(problem), "raised": columns.raised}
+        packed = launch.pack(problem, rows, step, near.log_weights, columns.pieces, **how)
     way = _Pass(problem, near, columns, step, form)
     tiles, counts = way.count(rows, packed)
     counts = -(-counts.to(torch.int64) * LEAF // LISTED)  # in SIZEs
@@ -158,8 +159,8 @@ class _Pass:
         # PAIRED adds less than 1e-3 to an exponent, the allowance that follows is 0.01; SHORT serves the next pass too.
         form = Form.SHORT if shifts_rows(problem) or self.form == Form.PAIRED else self.form
         found = self.log_sum(replace(problem, reduction=Reduction.LOG_SUM), packed, rows.shape[0], over, form).log_sum
-        if scaled(problem) and self.columns.pieces == 2:
-            found = found - SCALE_BITS.value * math.log(2.0)
+        raised = packed.raised + SCALE_BITS.value * (scaled(problem) and self.columns.pieces == 2)
+        found = found - raised * math.log(2.0)
         least = by_tile(found, HEIGHT).amin(dim=1)
         # 0.01 nats: more than sums at "fast" may exceed the truth by, in whatever form.
         least = least - 0.01 - TOLERANCES["fast"][Reduction.LOG_SUM].relative * least.abs()
@@ -215,7 +216,7 @@ class _Pass:
             over, top = over._replace(first=0), 0
         out = self._launched("mean", problem, rows, m, over, self.form)
         width = packed_dimensions(problem.d)
-        here = Packed(rows.buffer[top * width :], m, rows.padded, pieces)
+        here = Packed(rows.buffer[top * width :], m, rows.padded, pieces, rows.raised)
         return launch.finish_mean(problem, out, here, log_weights, log_sums, over.parts, problem.d < width)
 
     def log_sum(self, problem: Problem, rows: Packed, m: int, over: Lists, form: int) -> Partial:
@@ -228,10 +229,10 @@ class _Pass:
         columns, config, device = self.columns, self.config(name), rows.buffer.device
         sums = 2 + (problem.reduction is Reduction.LAPLACE)
         per_row = sums if name == "log_sum" else max(packed_dimensions(problem.d), problem.d + 1)
-        more, counts = ((self.near.log_weights,), (m, columns.points)) if name == "log_sum" else ((), (m,))
+        more = (self.near.log_weights,) if name == "log_sum" else ()
         capability = card(device).capability
         kernel, flags = launch.kernel_of(f"{name}_listed", problem, config, capability, rows.pieces, form, "", False)
-        numbers = rows.padded, columns.padded, *counts, problem.d, over.first * HEIGHT, over.length
+        numbers = rows.padded, columns.padded, m, columns.points, problem.d, over.first * HEIGHT, over.length
         out = torch.empty(over.parts * m * per_row, dtype=torch.float32, device=device)
         run = Launch(kernel, (-(-m // HEIGHT), over.parts), numbers, flags, config)
         run(rows.buffer, columns.buffer, *more, over.leaves, over.which, over.ends, out)

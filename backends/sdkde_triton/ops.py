@@ -111,7 +111,7 @@ def _reduce(reduction: Reduction, points: Any, queries: Any, log_weights: Any, e
         extent = float(torch.stack([x.norm(dim=1).nan_to_num(0.0, math.inf).max() for x in rows]).max())
     if not 0.0 <= extent <= 1e149:  # beyond, squares of distances are not finite
         raise ValueError(f"extent is {extent}; pass points and queries within 1e149 bandwidths of the origin")
-    m, how = n if queries is None else len(queries), {"precision": precision, "device": device}
+    m, how = n if queries is None else len(queries), dict[str, Any](precision=precision, device=device)
     requires = frozenset[str]() if log_weights is None else frozenset({"weights"})
     problem = Problem(reduction, m, n, d, same=queries is None, requires=requires, extent=extent, **how)
     support = INFO.supports(replace(problem, extent=min(extent, INFO.extent_limit(problem))))  # the core takes the rest

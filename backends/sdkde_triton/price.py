@@ -65,8 +65,8 @@ def work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     around = 12  # the host's time around a pass's kernels, in launches
     if share is not None or bounds.formula(problem, extent) == "packed":
         width = bounds.packed_dimensions(d)
-        full = problem.precision == "high" or two_passes
-        corrections = bounds.form(problem, extent, bounds.grid_step(problem, extent))
+        corrections, exact = bounds.form(problem, extent, bounds.grid_step(problem, extent)), bounds.exact(problem)
+        full = corrections == bounds.Form.FULL
         # Of its products: hi·hi, lo·hi and hi·lo, then lo·lo, the rest, and the constants.
         pieces = 3 + (corrections >= bounds.Form.PAIRED) + 2 * (corrections == bounds.Form.FULL)
         exponent = pieces * width + 16 * ((not bounds.merges(d)) + (corrections >= bounds.Form.LONG))
@@ -75,12 +75,12 @@ def work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         stored = bounds.stores(problem, corrections)
         if stored and bounds.mirrors(problem):
             exponent //= 2
-        products = 6 if problem.precision == "high" else 5 if corrections == bounds.Form.FULL and not stored else 3
+        products = 6 if exact else 5 if corrections == bounds.Form.FULL and not stored else 3
         second = products * width * mean
         # Time of kernels over that of their products at the peak rate, where φ goes through memory 2.6 times, and over
         # that of their exponentials: units wait for each other. Measured on an H100 and an H200 with 32,768 points in 3
         # to 384 dimensions (benchmarks/notes/choice.md).
-        slower, waits = {"fast": ((1.8, 2.2), (1.5, 2.1)), "high": ((2.0, 3.0), (1.8, 4.9))}[problem.precision][mean]
+        slower, waits = (((1.8, 2.2), (1.5, 2.1)), ((2.0, 3.0), (1.8, 4.9)))[exact][mean]
         slower = 2.6 if stored else slower
         scalar = 6.0 if mean else 4.0
         read = (problem.m + problem.n) * (8 * d + 4 * (2 + full) * width + 128)

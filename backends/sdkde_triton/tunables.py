@@ -44,8 +44,8 @@ def launches(problem: Problem) -> tuple[Launch, ...]:
     mean, shifted = problem.reduction is Reduction.MEAN, bounds.shifts_rows(problem)
     if formula == "direct":
         kind = bounds.arithmetic(problem, extent)
-        anchored = mean and not shifted and kind != "float64"
-        return (Launch("direct_mean" if anchored else "direct", problem.d, arithmetic=kind),)
+        by_own = bounds.anchored(problem) and kind != "float64"
+        return (Launch("direct_mean" if by_own else "direct", problem.d, arithmetic=kind),)
     form, width = bounds.form(problem, extent, bounds.grid_step(problem, extent)), bounds.packed_dimensions(problem.d)
     pieces, suffix = (3, "_full") if form == Form.FULL else (2, "")
     sums = []

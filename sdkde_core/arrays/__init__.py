@@ -11,6 +11,7 @@ from .arguments import (
     ingest,
     is_dask,
     listed,
+    log_span,
     numbers,
     refuse_dask,
     refuse_masked,

@@ -178,6 +178,7 @@ class Data(NamedTuple):
     names: tuple[str, ...] = ()  # of train's columns; empty where it has none
     name: str = "train"  # the argument that the points are
     first: int = 0  # of a part of its rows, the first one's number in the whole
+    weight_span: float = math.inf  # as of a Problem
 
     def check_finite(self) -> None:
         """Raise ValueError for the first NaN or inf, where they are to be refused."""
@@ -225,9 +226,10 @@ def ingest(
         query = q.at(place) if q.array.shape[0] else train[:0, :]
         query = query[:, None] if query.ndim == 1 else query
     device = "cpu" if here else device_name(train)
-    came_from, weighed = device if on_device else "cpu", None if w is None else _weighed(w.at(place))
+    came_from = device if on_device else "cpu"
+    weighed, span = (None, math.inf) if w is None else _weighed(w.at(place))
     dtype, origin = max(x.dtype, (q or x).dtype), (q or x).origin  # "float64" > "float32"
-    return Data(train, query, weighed, dtype, origin, device, came_from, unchecked=check_finite, names=x.names)
+    return Data(train, query, weighed, dtype, origin, device, came_from, check_finite, x.names, weight_span=span)
 
 
 def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) -> None:
@@ -315,24 +317,24 @@ def refuse_not_finite(name: str, x: Any, first: int = 0, names: tuple[str, ...] 
     )
 
 
-def _weighed(w: Any) -> Any:
-    """Log weights (n,), float64, normalised; None where the weights are all equal."""
+def _weighed(w: Any) -> tuple[Any, float]:
+    """Log weights (n,), float64, normalised, None where all are equal; and the span of their logs."""
     xp = places.array_namespace(w)
     w = xp.astype(w, xp.float64, copy=False)
-    wrong = check_weights(w)
+    wrong, span = check_weights(w)
     if wrong == "zero":
         raise ValueError("weights are all zero; pass at least one positive weight")
     if wrong == "equal":
-        return None
+        return None, math.inf
     log_w = xp.log(w)
     if is_torch_array(w):
-        return log_w.log_softmax(0)  # one kernel for five
+        return log_w.log_softmax(0), span  # one kernel for five
     log_w = log_w - xp.max(log_w)  # logs first: the ratio of two weights may underflow
-    return log_w - xp.log(xp.sum(xp.exp(log_w)))
+    return log_w - xp.log(xp.sum(xp.exp(log_w))), span
 
 
-def check_weights(w: Any, first: int = 0) -> str:
-    """Return whether weights (n,) are all ``"equal"``, or all ``"zero"``, or neither (an empty string).
+def check_weights(w: Any, first: int = 0) -> tuple[str, float]:
+    """Return whether weights (n,) are all ``"equal"``, or all ``"zero"``, or neither (``""``); and :func:`log_span`.
 
     ValueError for the first that is negative or not finite; ``first`` is the number of the first one.
     """
@@ -344,4 +346,9 @@ def check_weights(w: Any, first: int = 0) -> str:
     if least < 0:
         i = int(np.flatnonzero(to_host(w) < 0)[0])
         raise ValueError(f"weights has negative values, the first {float(w[i])} at index {first + i}; pass weights ≥ 0")
-    return "zero" if most == 0 else "equal" if least == most else ""
+    return "zero" if most == 0 else "equal" if least == most else "", log_span(least, most)
+
+
+def log_span(least: float, most: float) -> float:
+    """Return the log of the largest of some weights over the least, rounded up to a whole number."""
+    return float(math.ceil(math.log(most) - math.log(least))) if least > 0.0 else math.inf

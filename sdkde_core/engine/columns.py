@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import look, to_host
+from ..arrays import array_namespace, look, to_host
 from ..protocol import Backend, BackendInfo, Columns, DeviceOutOfMemory, Partial, Problem, Reduction, with_fields
 from .exact import Exact
 from .failures import OutOfReach, call, checked, read_only
@@ -50,10 +50,14 @@ class PackedColumns:
         self.n = int(columns.points.shape[0])
         self._backend, self._info, self._columns, self._shared = backend, info, columns, shared
         if "weights" in problem.requires and "grad" not in problem.requires:
-            nothing = columns.log_weights == -math.inf
-            without = look(int, count(nothing))
+            logs, xp = columns.log_weights, array_namespace(columns.log_weights)
+            nothing = logs == -math.inf
+            ends = xp.min(xp.where(nothing, xp.zeros_like(logs), logs)), xp.max(logs)
+            without, least, most = look(lambda *numbers: numbers, count(nothing), *ends)
+            span = float(math.ceil(most - least)) if most > -math.inf else math.inf
+            problem = with_fields(problem, weight_span=span)
             if without:
-                self._columns = take_columns(columns, marked_last(nothing)[: nothing.shape[0] - without])
+                self._columns = take_columns(columns, marked_last(nothing)[: nothing.shape[0] - int(without)])
         n, self._all_carry = int(self._columns.points.shape[0]), self._columns is columns
         # A backend may reach farther where the rows are the columns themselves: then that larger limit holds.
         self._limit_of_own = problem.same and self._all_carry and not shared

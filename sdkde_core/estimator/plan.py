@@ -20,7 +20,7 @@ from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..choice import select
 from ..engine.outliers import CLEAR, count, limit_of, outlier_share, radii
-from ..protocol import BackendUnavailable, Columns, Problem
+from ..protocol import BackendUnavailable, Columns, Problem, with_fields
 from .request import Request
 from .resolution import clearest_centre
 
@@ -101,6 +101,8 @@ def plan(
     weighted = data.log_weights is not None or "weights" in grad  # equal ones have different derivatives
     requires = frozenset(["weights"] * weighted + ["grad"] * bool(grad))
     problems = request.problems(m, n, d, extent, requires, data.dtype, data.device)
+    if data.log_weights is not None:
+        problems = tuple(with_fields(p, weight_span=data.weight_span) for p in problems)
 
     def share(step: int, limit: float) -> float:
         columns = rows = measured.distances[:n]

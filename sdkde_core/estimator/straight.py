@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import Argument, is_attached, rounded
+from ..arrays import Argument, is_attached, log_span, rounded
 from ..bandwidth.matrix import Bandwidth, like
 from ..choice import registry
 from ..choice.select import named_backend
@@ -60,32 +60,33 @@ class _Line:
         self.extent = 0.0  # the largest of the calls so far
         self.brief, self.lists = _brief(self.n, m), Lists(not _brief(self.n, m, 26))
         self.state: tuple[Any, ...] = ()  # what the choice of a backend depends on, beside the request
-        self.known: dict[tuple[float, bool, bool], _Passes | None] = {}
+        self.known: dict[tuple[float, float | None, bool], _Passes | None] = {}
         self.how: dict[str, Any] = {"data_device": place, "calls": request.calls, "without": request.without}
-        near = choose_near(request, self._problems(1.0, False), True, **self.how)
+        near = choose_near(request, self._problems(1.0, None), True, **self.how)
         able = near is not None and near.device == place and "line" in near.info.features
         self.whitening: LineBackend | None = near.backend if near and able else None  # type: ignore[assignment]
 
-    def passes(self, extent: float, weighted: bool, captured: bool = False) -> _Passes | None:
+    def passes(self, extent: float, span: float | None, captured: bool = False) -> _Passes | None:
         """Return the passes for points within the extent; None where some of them would be summed apart.
 
         As it changes with the data, the passes are those for the next half power of two, if its backend is the same.
+        ``span``: of the log weights, None where they are equal.
         """
-        key = extent, weighted, captured
+        key = extent, span, captured
         if key not in self.known:
             found = choice = None
             if extent <= CLEAR:
 
                 def near(reach: float) -> Any:  # for a capture there is no other way
-                    return choose_near(self.request, self._problems(reach, weighted), captured, **self.how)
+                    return choose_near(self.request, self._problems(reach, span), captured, **self.how)
 
                 choice = near(extent)
-                if choice is not None and self.brief and not weighted:
+                if choice is not None and self.brief and span is None:
                     wide = 2.0 ** (math.ceil(2.0 * math.log2(max(extent, 1.0))) / 2.0)
                     if (other := near(wide)) is not None and other.info is choice.info:
                         extent = wide
             if choice is not None and choice.device == self.place and "line" in choice.info.features:
-                problems = self._problems(extent, weighted)
+                problems = self._problems(extent, span)
                 found = _Passes(extent, choice.backend, problems, tuple(with_fields(p, same=False) for p in problems))
             self.known[key] = found
         return self.known[key]
@@ -108,9 +109,10 @@ class _Line:
             kept = self._scale = bandwidth, PerStream()
         return kept[1].get("scale", lambda: like(factor, x), x)
 
-    def _problems(self, extent: float, weighted: bool) -> tuple[Problem, ...]:
-        requires = frozenset(["weights"] * weighted)
-        return self.request.problems(self.m, self.n, self.d, extent, requires, self.dtype, self.place)
+    def _problems(self, extent: float, span: float | None) -> tuple[Problem, ...]:
+        requires = frozenset(["weights"] * (span is not None))
+        found = self.request.problems(self.m, self.n, self.d, extent, requires, self.dtype, self.place)
+        return found if span is None else tuple(with_fields(p, weight_span=span) for p in found)
 
 
 _lines: dict[Any, _Line] = {}
@@ -192,13 +194,13 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
             return launched()[0]
         factor = bandwidth.factor
         key = what, factor.ndim, factor.tobytes(), moving.negative, moving.guard, moving.score_bandwidth
-        return line.lists.serve(key, given, launched, lambda x: (p := line.passes(rounded(x), False)) and p.extent)
+        return line.lists.serve(key, given, launched, lambda x: (p := line.passes(rounded(x), None)) and p.extent)
 
     def launch(line: _Line) -> tuple[Any, float]:  # the result, or None, and the extent that its launches serve
         nothing = None, 0.0
         if captured and (weights is not None or not line.extent):  # weights have to be looked at
             return nothing
-        known = None if weights is None else _log_weights(weights)
+        known, span = (None, None) if weights is None else _log_weights(weights)
         if line.whitening is None or known is False:
             return nothing
         found = line.whitening.whiten(given, line.scale(bandwidth, train))
@@ -206,7 +208,7 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
             return nothing
         log_weights, constant = line.equal(train) if known is None else known, log_constant("gaussian", bandwidth)
         extent = line.extent if captured else rounded(found.extent())
-        passes = line.passes(extent, known is not None, captured)
+        passes = line.passes(extent, span, captured)
         if passes is None:
             return nothing
         line.extent = max(line.extent, extent)
@@ -358,13 +360,13 @@ def _device_asked(request: Request) -> bool:
     return not isinstance(request.device, tuple) and request.device != "cpu"
 
 
-def _log_weights(weights: Any) -> Any:
-    """Normalised log weights (n,), float64; None where they do not differ, False where one is not positive."""
+def _log_weights(weights: Any) -> tuple[Any, float | None]:
+    """Normalised log weights (n,), None if all are equal, False if one is not positive; and the span of their logs."""
     weights = weights.double()
     least, most = sys.modules["torch"].stack(weights.aminmax()).tolist()
     if not 0.0 < least <= most < math.inf:
-        return False
-    return None if least == most else weights.log().log_softmax(0)
+        return False, None
+    return (None, None) if least == most else (weights.log().log_softmax(0), log_span(least, most))
 
 
 def _attempt(compute: Callable[[], Any]) -> Any:

@@ -101,7 +101,7 @@ class Moments:
         equal, log_weights = True, np.zeros(count)
         drawn_here: tuple[Array, Array, Array] = np.empty(0), np.empty(0), np.empty((0, self.d))
         if self.weighted:
-            equal = check_weights(np.asarray(weights, dtype=np.float64).reshape(-1), start) in ("equal", "zero")
+            equal = check_weights(np.asarray(weights, dtype=np.float64).reshape(-1), start)[0] in ("equal", "zero")
             log_weights = log_of(weights)
             # By the priority w / u, u uniform by the sample's number: Duffield, Lund and Thorup (2007).
             uniform = np.random.Generator(np.random.PCG64(SEED).advance(start)).random(count)
