@@ -328,14 +328,16 @@ class Whitened(NamedTuple):
     points: tuple[Any, ...]  # (k, d) float64 each, in C order
     centre: Any  # (d,) float64, data units
     # Waits for the largest distance from the centre, and returns it; inf where a number is not finite. It is called
-    # before anything else is whitened. While a CUDA graph is captured it returns a tensor on the device.
+    # before anything else is whitened. While a CUDA graph is captured it returns a tensor on the device. With weights
+    # it returns two numbers: the log of the largest over the least is the second, inf where one is not positive.
     extent: Callable[[], Any]
+    log_weights: Any = None  # (n,) float64, whose exponentials sum to 1; with weights
 
 
 class LineBackend(Backend, TypingProtocol):
     """A backend with the feature ``"line"``: an estimate of tensors on a CUDA device takes it a few launches."""
 
-    def whiten(self, given: tuple[Any, ...], scale: Any, centre: Any = None) -> Whitened | None:
+    def whiten(self, given: tuple[Any, ...], scale: Any, centre: Any = None, weights: Any = None) -> Whitened | None:
         """Return L⁻¹(x − centre) for every row x, in float64; None where another way is to be taken.
 
         Parameters
@@ -346,6 +348,8 @@ class LineBackend(Backend, TypingProtocol):
             h, of every column; L's diagonal; or L⁻¹.
         centre : (d,) float64 tensor, optional
             None: per column the lower median of every k-th row of the first, k = max(1, n // 256), NaN left out.
+        weights : (n,) tensor, optional
+            Of the first, float32 or float64, as the user gave them. Not while a CUDA graph is captured.
         """
 
     def moved(self, problem: Problem, state: Any) -> Any:

@@ -192,11 +192,11 @@ def _duplicates(d, extent):
     return Case("duplicates", points, points[::7].copy(), np.full(len(points), -math.log(len(points))))
 
 
-def _check(case, device, reductions=tuple(Reduction), rows=(False, True), precision="fast", most=0.9):
+def _check(case, device, reductions=tuple(Reduction), rows=(False, True), precision="fast", most=0.9, **options):
     info = registry.find("triton").info
     for reduction, same in itertools.product(reductions, rows):
         problem = case.problem(reduction, precision, same=same, device=device)
-        got = problems.answer(info, info.load(), problem, case)
+        got = problems.answer(info, info.load(options), problem, case)
         error = problems.errors(problem, got, problems.truth(case, same=same))
         assert error.max() < most, (reduction, same, error.max())
 
@@ -400,6 +400,17 @@ class TestTriton(BackendConformance):
     backend = "triton"
     device = "cuda:0"
     profile = "full"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("d", "skip"), [(2, True), (8, True), (16, True), (3, False), (16, False), (64, False)])
+@pytest.mark.parametrize("precision", ["fast", "high"])
+@pytest.mark.parametrize("nats", [23.9, 40.0])
+def test_points_much_lighter_than_others(d, skip, precision, nats):
+    for extent, heavy in itertools.product((11.0, 35.9), (64, 2048)):
+        case = light_between_spots(d, extent, nats, heavy)
+        _check(case, "cuda:0", (Reduction.MEAN,), (True,), precision=precision, most=1.0, skip=skip)
 
 
 @pytest.mark.gpu

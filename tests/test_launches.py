@@ -105,6 +105,30 @@ def test_keys_that_differ_in_every_call_make_one_list():
     assert estimate.worked == 8
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_numbers_that_follow_the_largest_are_told(early):
+    class Weighed(Estimate):
+        def launch(self, x, y):
+            self.worked += 1
+            numbers, time = self.slots.ready(1, x, 1)
+            one, other, out = (torch.empty_like(x) for _ in range(3))
+            Kernel.on(0.0, x, y, one, numbers.data_ptr() + 8)
+            Kernel.on(1.0, x, y, other, numbers)
+            served = self.slots.largest(1, x.device, time, 1)[1]
+            Kernel.on(3.0, x, y, out)
+            return out, served
+
+        def __call__(self, x, y):
+            return self.lists.serve("a", (x, y), lambda: self.launch(x, y), lambda read: read[1])
+
+    estimate = Weighed(early=early)
+    for k in (1.0, 2.0, 1.0, 2.0):
+        x, y = drawn()
+        y[0], y[1:] = k, 0.5 * k
+        torch.testing.assert_close(estimate(x, y), 3 * x + y, rtol=1e-14, atol=0)
+    assert estimate.worked == 4
+
+
 def test_what_cannot_be_a_list_is_computed():
     class Added(Estimate):
         def launch(self, x, y):
@@ -188,12 +212,21 @@ def test_lists_have_the_same_bits_on_a_card(method, backend, dtype, monkeypatch)
         for h in (0.8, [0.5 + 0.1 * k for k in range(d)]):
             for log in (False, True):
                 options = {"method": method, "bandwidth": h, "backend": backend, "log": log}
-                for call in range(4):
+                for call in range(8):
                     x = torch.randn(n, d, device="cuda", dtype=getattr(torch, dtype))
                     y = None if m is None else torch.randn(m, d, device="cuda", dtype=x.dtype)
+                    if call % 2:  # sometimes equal, or all of the other dtype
+                        w = torch.rand(n, device="cuda", dtype=torch.float32 if call == 3 else torch.float64)
+                        options["weights"] = torch.ones_like(w) if call == 5 else w
                     got = estimated(True, monkeypatch, x, y, **options)
                     want = estimated(False, monkeypatch, x, y, **options)
                     assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0)), (n, m, d, h, log, call)
+                    w = options.pop("weights", None)
+                    if w is not None and log and method != "laplace":
+                        arrays = [None if a is None else a.cpu().numpy() for a in (x, y, w)]
+                        how = options | {"weights": arrays[2], "backend": "auto", "device": "cpu"}
+                        want = sdkde_core.estimate(*arrays[:2], **how)
+                        assert abs(got.cpu().numpy() - want).max() < 2e-3, (n, m, d, h, call)
 
 
 @pytest.mark.gpu

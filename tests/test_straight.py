@@ -80,7 +80,8 @@ def test_it_is_the_general_way_in_fewer_launches(method, bandwidth, weighted, lo
         assert tensors.pop() is not None and got.dtype == dtype
         arrays = [None if a is None else a.numpy() for a in (x, y, weights)]
         want = sdkde_core.estimate(*arrays[:2], weights=arrays[2], **options)
-        np.testing.assert_allclose(got.numpy(), want, rtol=1e-6 if dtype == torch.float32 else 1e-12, atol=0)
+        exact = 1e-5 if weighted else 1e-12  # another extent is another grid, and sums round otherwise
+        np.testing.assert_allclose(got.numpy(), want, rtol=1e-6 if dtype == torch.float32 else exact, atol=0)
 
 
 @interpreted

@@ -81,16 +81,16 @@ class HopperBackend:
                 return launch.symmetric_mean(state.symmetric(), problem.d, state.log_weights)
             return state.dense_mean((own_offset, own_offset + m), (0, n))
 
-    def whiten(self, given: tuple[Any, ...], scale: Any, centre: Any = None) -> Whitened | None:
-        """Whiten by two launches; of so many points that it matters little, nothing."""
+    def whiten(self, given: tuple[Any, ...], scale: Any, centre: Any = None, weights: Any = None) -> Whitened | None:
+        """Whiten by a few launches; of so many points that it matters little, nothing."""
         if sum(x.shape[0] for x in given) > 1 << 19:
             return None
         with launching(given[0]):
-            return launch.whiten(given, scale, centre)
+            return launch.whiten(given, scale, centre, weights)
 
     def moved(self, problem: Problem, state: _State) -> torch.Tensor | None:
         """Return the points, moved by half their shift, where the kernel that makes the shift can move them."""
-        if "weights" in problem.requires or not problem.same:
+        if not problem.same:
             return None
         with launching(state.points):
             if symmetric(problem):

@@ -63,7 +63,7 @@ class Packed:
         return -(-self.count // plan.COLUMNS) * plan.COLUMNS
 
 
-def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre: torch.Tensor | None) -> Whitened:
+def whiten(given: tuple[torch.Tensor, ...], scale: Any, centre: Any, weights: Any) -> Whitened:
     """See :class:`sdkde_core.protocol.LineBackend`."""
     first, second = given[0], given[1] if len(given) > 1 else None
     (n, d), m, device = first.shape, 0 if second is None else second.shape[0], first.device
@@ -73,12 +73,17 @@ def whiten(given: tuple[torch.Tensor, ...], scale: float | torch.Tensor, centre:
         centre, stride = torch.empty(d, dtype=torch.float64, device=device), max(1, n // 256)
         kernel("pack", "find_centre", 512)(d, first, single, -(-n // stride), stride, d, centre)
     points = [torch.empty(x.shape, dtype=torch.float64, device=device) for x in given]
-    programs = -(-n // 128) - (-m // 128)
-    (slots, time), factor = _slots.ready(programs, first), 1.0 / scale if isinstance(scale, float) else 0.0
+    programs, weighed, log_weights = -(-n // 128) - (-m // 128), int(weights is not None), None
+    (slots, time), factor = _slots.ready(programs, first, weighed), 1.0 / scale if isinstance(scale, float) else 0.0
+    if weights is not None:
+        log_weights = torch.empty(n, dtype=torch.float64, device=device)
+        of_weights = weights, int(weights.dtype == torch.float32), n, log_weights, slots.data_ptr() + 8 * programs
+        kernel("pack", "weigh", 1024)(1, *of_weights)
     by = None if isinstance(scale, float) else scale
     end = int(by is not None and by.ndim == 2), centre, points[0], points[1] if m else None, slots
     kernel("pack", "whiten", 256)(programs, first, second, single, n, m, d, factor, by, *end)
-    return Whitened(tuple(points), centre, functools.partial(_slots.largest, programs, device, time))
+    read = functools.partial(_slots.largest, programs, device, time, weighed)
+    return Whitened(tuple(points), centre, read, log_weights)
 
 
 @functools.cache
@@ -114,7 +119,10 @@ def pack(
     sizes = rows, copies * padded * point * columns, logs, (2 * width + 8) * padded * shares
     memory, found = _room(points.device, *sizes)
     at, tiles, logs, in_bytes = (address if size else 0 for address, size in zip(found, sizes))
-    top = None if log_weights is None else log_weights.max().reshape(1)
+    top = None
+    if log_weights is not None:
+        top = torch.empty(1, dtype=torch.float64, device=points.device)
+        kernel("pack", "find_largest", 1024)(1, log_weights, n, top)
     raised = float((SCALE_BITS if mean else RAISED_BITS)[problem.precision])
     offsets = (0.0, raised) if high and not mean else (raised, 0.0)
     given = points, log_weights, top, n, padded, d, width, step, *offsets
@@ -164,7 +172,7 @@ def dense_mean(
     """MEAN of a range of the points over another, every φ for its row alone.
 
     Columns start with a tile, and end with one or the points. ``move``: instead of the shift, the points moved by half
-    of it, without weights.
+    of it.
     """
     (start, stop), d, device, width = columns, points.shape[1], points.device, packed.width
     groups, weighted = plan.warpgroups(width, packed.precision), packed.top is not None
@@ -178,18 +186,19 @@ def dense_mean(
     name = module_name("dense", width, weighted, packed.precision)
     reduce = kernel(name, "mean_dense", 128 * (groups + 1), plan.ring(width, packed.precision, True, weighted).shared)
     own = rows[0] - start
-    reduce(blocks * parts, row_pieces, column_pieces, out, blocks, tiles, length, own)
+    listed = torch.empty(n + 1, dtype=torch.int32, device=device) if weighted else None
+    reduce(blocks * parts, row_pieces, column_pieces, out, blocks, tiles, length, own, listed)
     log_sum, shift = _results(n, d, device)
-    listed = torch.zeros(n + 1, dtype=torch.int32, device=device) if weighted else None
     given = out, parts, blocks * height, width, row_pieces, log_weights[start:], packed.top, n, d, log_sum, shift
     raised, more = float(SCALE_BITS[packed.precision]), 4.0 if high else 1.0
-    end = points[rows[0] :] if move else None, listed, raised, more, int(high)
-    kernel("pack", "finish_dense", 256)(-(-n // 8), *given, *end, own, stop - start if high else 0)
+    moved_from = points[rows[0] :] if move else None
+    end = moved_from, listed, raised, more, int(high), own, stop - start if high else 0
+    kernel("pack", "finish_dense", 256)(-(-n // 8), *given, *end)
     if listed is not None:
         # 128 columns in up to 64 dimensions, a number apart from where the next ones lie.
         exact = kernel("exact", "mean_exact", 128, 128 * 65 * 8)
         over = points[start:stop], log_weights[start:stop], stop - start
-        exact(4 * programs, points[rows[0] :], *over, d, listed, log_sum, shift)
+        exact(4 * programs, points[rows[0] :], *over, d, listed, log_sum, shift, moved_from)
     return Partial(log_sum, shift)
 
 

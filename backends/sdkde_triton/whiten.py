@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ def whiten_kernel(
     tl.store(slots + tl.program_id(0), tl.max(distances, 0))
 
 
-def whiten(given: tuple[torch.Tensor, ...], scale: Any, centre: torch.Tensor | None = None) -> Whitened | None:
+def whiten(given: tuple[torch.Tensor, ...], scale: Any, centre: Any = None, weights: Any = None) -> Whitened | None:
     """See :class:`sdkde_core.protocol.LineBackend`; of so many numbers that two launches matter little, None."""
     first, second = given[0], given[-1]
     if first.shape[1] > 128 or sum(x.numel() for x in given) > 1 << 23:
@@ -108,7 +109,13 @@ def whiten(given: tuple[torch.Tensor, ...], scale: Any, centre: torch.Tensor | N
             rehearse(to_whiten, first, second, by, at, points[0], points[-1], slots, last=last)
         to_centre(first, at)
     to_whiten(first, second, by, at, points[0], points[-1], slots, last=last)
-    return Whitened(tuple(points), at, functools.partial(_slots.largest, programs, device, time))
+    read = functools.partial(_slots.largest, programs, device, time)
+    if weights is None:
+        return Whitened(tuple(points), at, read)
+    weights = weights.double()
+    least, most = torch.stack(weights.aminmax()).tolist()
+    span = math.log(most) - math.log(least) if 0.0 < least <= most < math.inf else math.inf
+    return Whitened(tuple(points), at, lambda: (read(), span), weights.log().log_softmax(0))
 
 
 @functools.lru_cache(maxsize=1024)

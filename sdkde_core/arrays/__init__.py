@@ -11,7 +11,6 @@ from .arguments import (
     ingest,
     is_dask,
     listed,
-    log_span,
     numbers,
     refuse_dask,
     refuse_masked,

@@ -334,7 +334,7 @@ def _weighed(w: Any) -> tuple[Any, float]:
 
 
 def check_weights(w: Any, first: int = 0) -> tuple[str, float]:
-    """Return whether weights (n,) are all ``"equal"``, or all ``"zero"``, or neither (``""``); and :func:`log_span`.
+    """Return whether weights (n,) are all ``"equal"``, or all ``"zero"``, or neither (``""``); and their logs' span.
 
     ValueError for the first that is negative or not finite; ``first`` is the number of the first one.
     """
@@ -346,9 +346,5 @@ def check_weights(w: Any, first: int = 0) -> tuple[str, float]:
     if least < 0:
         i = int(np.flatnonzero(to_host(w) < 0)[0])
         raise ValueError(f"weights has negative values, the first {float(w[i])} at index {first + i}; pass weights ≥ 0")
-    return "zero" if most == 0 else "equal" if least == most else "", log_span(least, most)
-
-
-def log_span(least: float, most: float) -> float:
-    """Return the log of the largest of some weights over the least, rounded up to a whole number."""
-    return float(math.ceil(math.log(most) - math.log(least))) if least > 0.0 else math.inf
+    span = float(math.ceil(math.log(most) - math.log(least))) if least > 0.0 else math.inf
+    return "zero" if most == 0 else "equal" if least == most else "", span

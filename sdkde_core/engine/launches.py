@@ -32,7 +32,7 @@ class _Recording:
     def __init__(self) -> None:
         self.launches: list[tuple[Launch, Sequence[Any]]] = []
         self.made: list[Any] = []  # arrays on the device; kept, so that no two have the same memory
-        self.reads: list[tuple[Slots, int]] = []
+        self.reads: list[tuple[Slots, int, int]] = []
         self.read_after = 0  # how many launches
         self.alone = True  # PyTorch has launched no kernel
 
@@ -67,27 +67,29 @@ class Slots(threading.local):
         self.awaited: Any = None  # the device of a kernel whose numbers an interrupt may have left unread
         self.times = 0
 
-    def ready(self, count: int, like: Any) -> tuple[Any, int]:
-        """Return room for ``count`` numbers ≥ 0, float64, and for which time; ``like``: a tensor on the device."""
+    def ready(self, count: int, like: Any, more: int = 0) -> tuple[Any, int]:
+        """Return room for ``count`` numbers ≥ 0, float64, and ``more``, and for which time; ``like``: on the device."""
         torch = sys.modules["torch"]
         if (recording := _here.recording) is not None:
-            recording.reads.append((self, count))
+            recording.reads.append((self, count, more))
         if captures(like):
             self.captured = torch.empty(count, dtype=torch.float64, device=like.device)
             return self.captured, 0
         if self.awaited is not None:
             torch.cuda.synchronize(self.awaited)
-        if self.tensor is None or self.tensor.shape[0] < count:
-            size = 1 << max(count - 1, 1023).bit_length()
+        if self.tensor is None or self.tensor.shape[0] < count + more:
+            size = 1 << max(count + more - 1, 1023).bit_length()
             tensor = torch.empty(size, dtype=torch.float64, device="cpu", pin_memory=like.is_cuda)
             self.numbers, self.tensor = tensor.numpy(), tensor
         self.awaited = like.device if like.is_cuda else None
         self.times += 1
-        self.numbers[:count] = -1.0
+        self.numbers[: count + more] = -1.0
         return self.tensor, self.times
 
-    def largest(self, count: int, device: Any, time: int) -> Any:
+    def largest(self, count: int, device: Any, time: int, more: int = 0) -> Any:
         """Wait for so many numbers of that time, and return the largest of them: a tensor while a graph is captured.
+
+        With ``more`` numbers they follow it, in a tuple.
 
         RuntimeError where a signal handler has asked for numbers of its own meanwhile.
         """
@@ -95,7 +97,7 @@ class Slots(threading.local):
             return self.captured.amax()
         if (recording := _here.recording) is not None:
             recording.read_after = len(recording.launches)
-        numbers = self.numbers[:count]
+        numbers = self.numbers[: count + more]
         for _ in range(100):  # as a rule they take some ten microseconds
             if numbers.min() >= 0.0:
                 break
@@ -106,7 +108,8 @@ class Slots(threading.local):
         if time != self.times:
             raise RuntimeError("another kernel has written there")
         self.awaited = None
-        return float(numbers.max())
+        largest = float(numbers[:count].max())
+        return (largest, *numbers[count:].tolist()) if more else largest
 
 
 def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tuple[Any, Launches | None]:
@@ -162,7 +165,7 @@ class Launches:
     """A list of launches, for one thread at a time. Lists with equal keys are the same launches."""
 
     def __init__(self, recording: _Recording, given: Sequence[Any], result: Any) -> None:
-        ((self._slots, self._count),), self._read_after = recording.reads, recording.read_after
+        ((self._slots, *self._counts),), self._read_after = recording.reads, recording.read_after
         self._like, self.lock = (tuple(result.shape), result.dtype, result.device), new_lock()
         # A pointer's base: 0 none, 1 the host's numbers, 2 the result, 3 the room, 4 + k the given array k.
         arrays, self._room = [(self._slots.tensor, 1, 0), (result, 2, 0)], 0
@@ -191,27 +194,28 @@ class Launches:
         self.writes = {1, 2} <= reached  # else not all launches were told of
         self.key = self._like, self._room, tuple((launch.key, places) for launch, places in self._steps)
 
-    def run(self, given: Sequence[Any], right: Callable[[float], Any], early: bool) -> Any:
+    def run(self, given: Sequence[Any], right: Callable[[Any], Any], early: bool) -> Any:
         """Launch for other tensors of the same shapes; return the result, or None where ``right`` is not this list.
 
-        ``right`` is asked for the largest number that the card has written to the host: after the last launch, or
-        ``early``, as soon as it is there. A wrong guess then costs two launches.
+        ``right`` is asked for what :meth:`Slots.largest` returns: after the last launch, or ``early``, as soon as it is
+        there. A wrong guess then costs two launches.
         """
         torch, (shape, dtype, device) = sys.modules["torch"], self._like
         result = torch.empty(shape, dtype=dtype, device=device)
         room = torch.empty(self._room, dtype=torch.uint8, device=device)
-        numbers, time = self._slots.ready(self._count, result)
+        count, more = self._counts
+        numbers, time = self._slots.ready(count, result, more)
         at = 0, numbers.data_ptr(), result.data_ptr(), room.data_ptr(), *(x.data_ptr() for x in given)
         moved = [k for k, (old, new) in enumerate(zip(self._at, at)) if old != new] if self._at else range(len(at))
         stream, self._at = _stream(device), ()
         for k, (launch, places) in enumerate(self._steps):
-            if early and k == self._read_after and right(self._slots.largest(self._count, device, time)) is not self:
+            if early and k == self._read_after and right(self._slots.largest(count, device, time, more)) is not self:
                 return None
             if any(base in moved for base, _ in places):
                 launch.place([at[base] + offset for base, offset in places])
             launch.launch(stream)
         self._at = at
-        is_right = early or right(self._slots.largest(self._count, device, time)) is self
+        is_right = early or right(self._slots.largest(count, device, time, more)) is self
         return result if is_right else None
 
 
@@ -229,14 +233,15 @@ class Lists:
         self._early, self._known = early, dict[Any, _Known]()
 
     def serve(
-        self, key: Any, given: Sequence[Any], launch: Callable[[], tuple[Any, Any]], served: Callable[[float], Any]
+        self, key: Any, given: Sequence[Any], launch: Callable[[], tuple[Any, Any]], served: Callable[[Any], Any]
     ) -> Any:
         """Return the result of ``launch()``, or of a list of its launches; None where the general way is to answer.
 
-        With its result it returns the extent that its launches serve. ``served`` is that of a largest distance, None
-        where there is no result. A list is made for the first key, and for others that come again: not in every call.
+        With its result it returns the extent that its launches serve. ``served`` is that of what was read, None where
+        there is no result. A list is made for the first key, and for others that come again: not in every call.
         """
-        key = key, _stream(given[0].device), given[0] is given[-1], *(x.data_ptr() % 16 for x in given)
+        alike = given[0] is given[min(1, len(given) - 1)]
+        key = key, _stream(given[0].device), alike, *(x.data_ptr() % 16 for x in given)
         known, first, extent = self._known.get(key), not self._known, 0.0
         if known is None:
             if len(self._known) >= 64:
@@ -248,9 +253,9 @@ class Lists:
             if not last.lock.acquire(blocking=False):  # another thread is at it
                 return launch()[0]
 
-            def right(largest: float) -> Any:
+            def right(read: Any) -> Any:
                 nonlocal extent
-                extent = served(largest)
+                extent = served(read)
                 return known.lists.get(extent)
 
             try:

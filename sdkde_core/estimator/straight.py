@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import Argument, is_attached, log_span, rounded
+from ..arrays import Argument, is_attached, rounded
 from ..bandwidth.matrix import Bandwidth, like
 from ..choice import registry
 from ..choice.select import named_backend
@@ -81,7 +81,7 @@ class _Line:
                     return choose_near(self.request, self._problems(reach, span), captured, **self.how)
 
                 choice = near(extent)
-                if choice is not None and self.brief and span is None:
+                if choice is not None and self.brief:
                     wide = 2.0 ** (math.ceil(2.0 * math.log2(max(extent, 1.0))) / 2.0)
                     if (other := near(wide)) is not None and other.info is choice.info:
                         extent = wide
@@ -190,29 +190,25 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
     def compute() -> Any:
         line = _line(moving, train, None if query is None else query.shape[0], place)
         launched = functools.partial(launch, line)
-        if captured or weights is not None or not line.brief:
+        if captured or not line.brief:
             return launched()[0]
-        factor = bandwidth.factor
+        factor, weighed = bandwidth.factor, () if weights is None else (weights,)
         key = what, factor.ndim, factor.tobytes(), moving.negative, moving.guard, moving.score_bandwidth
-        return line.lists.serve(key, given, launched, lambda x: (p := line.passes(rounded(x), None)) and p.extent)
+        key = key, *(x.dtype for x in weighed)
+        return line.lists.serve(key, given + weighed, launched, lambda read: _served(line, read)[0])
 
-    def launch(line: _Line) -> tuple[Any, float]:  # the result, or None, and the extent that its launches serve
-        nothing = None, 0.0
-        if captured and (weights is not None or not line.extent):  # weights have to be looked at
-            return nothing
-        known, span = (None, None) if weights is None else _log_weights(weights)
-        if line.whitening is None or known is False:
-            return nothing
-        found = line.whitening.whiten(given, line.scale(bandwidth, train))
+    def launch(line: _Line) -> tuple[Any, Any]:  # the result, or None, and what its launches serve
+        if line.whitening is None or (captured and (weights is not None or not line.extent)):  # they are to be read
+            return None, None
+        found = line.whitening.whiten(given, line.scale(bandwidth, train), weights=weights)
         if found is None:
-            return nothing
-        log_weights, constant = line.equal(train) if known is None else known, log_constant("gaussian", bandwidth)
-        extent = line.extent if captured else rounded(found.extent())
-        passes = line.passes(extent, span, captured)
+            return None, None
+        served, passes = _served(line, line.extent if captured else found.extent(), captured)
         if passes is None:
-            return nothing
-        line.extent = max(line.extent, extent)
-        served, backend, problems, packed = passes
+            return None, None
+        extent, backend, problems, packed = passes
+        log_weights = found.log_weights if "weights" in problems[0].requires else line.equal(train)
+        constant = log_constant("gaussian", bandwidth)
         columns, queries, moves = Columns(found.points[0], log_weights), found.points[-1], moving.answering
         for problem, whole in zip(problems[:moves], packed):
             wide = moving.score_bandwidth
@@ -228,7 +224,7 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
             asked.append((group, problem, None if problem.same else queries, state))
         result = _result(backend, asked, bandwidth, constant, request.negative, what, train.dtype)
         if captured:
-            result = sys.modules["torch"].where(found.extent() <= served, result, math.nan)
+            result = sys.modules["torch"].where(found.extent() <= extent, result, math.nan)
         return result, served
 
     return _attempt(compute), request
@@ -360,13 +356,15 @@ def _device_asked(request: Request) -> bool:
     return not isinstance(request.device, tuple) and request.device != "cpu"
 
 
-def _log_weights(weights: Any) -> tuple[Any, float | None]:
-    """Normalised log weights (n,), None if all are equal, False if one is not positive; and the span of their logs."""
-    weights = weights.double()
-    least, most = sys.modules["torch"].stack(weights.aminmax()).tolist()
-    if not 0.0 < least <= most < math.inf:
-        return False, None
-    return (None, None) if least == most else (weights.log().log_softmax(0), log_span(least, most))
+def _served(line: _Line, read: Any, captured: bool = False) -> tuple[Any, _Passes | None]:
+    """The passes for what a whitening has read, or None; and the extent and the span of weights that they serve."""
+    largest, span = read if isinstance(read, tuple) else (read, 0.0)
+    extent = largest if captured else rounded(largest) if span < math.inf else math.inf
+    weights = float(math.ceil(span)) if 0.0 < span < math.inf else None
+    if (passes := line.passes(extent, weights, captured)) is None:
+        return None, None
+    line.extent = max(line.extent, extent)
+    return (passes.extent, weights), passes
 
 
 def _attempt(compute: Callable[[], Any]) -> Any:

@@ -90,12 +90,14 @@ __device__ __forceinline__ void consume(
 // truncates of others what matters where they are many and alike.
 //
 // rows: as packed, whole blocks; out: (parts, blocks of rows, SUMS): Σ w φ v, Σ w φ, Σ φ with weights, and what is
-// free. Every part has ``length`` tiles at most, of ``count``.
+// free. Every part has ``length`` tiles at most, of ``count``. ``listed``, where it is not null, has no rows yet.
 extern "C" __global__ void __launch_bounds__(128 * (WARPGROUPS + 1), 1)
-mean_dense(const uint32_t* rows, const uint8_t* tiles, double* out, int blocks, int count, int length, int own) {
+mean_dense(
+    const uint32_t* rows, const uint8_t* tiles, double* out, int blocks, int count, int length, int own, int* listed) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
   if (threadIdx.x == 0) {
+    if (listed && blockIdx.x == 0) listed[0] = 0;
     ring_init(shared + FULL, shared + EMPTY, STAGES, 4 * WARPGROUPS);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }

@@ -28,6 +28,21 @@ find_centre(const void* given, int single, int count, int stride, int d, double*
   if (valid && rank == (known - 1) / 2) centre[k] = value;
 }
 
+// The sum of a number of every thread, in a fixed order, or the largest.
+__device__ __forceinline__ double of_program(double x, bool sum) {
+  __shared__ double warps[32];
+  for (int m = 16; m > 0; m /= 2) {
+    const double other = __shfl_xor_sync(0xffffffffu, x, m);
+    x = sum ? x + other : fmax(x, other);
+  }
+  __syncthreads();  // threads may still read those of the call before
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = warps[0];
+  for (int i = 1; i < blockDim.x / 32; i++) x = sum ? x + warps[i] : fmax(x, warps[i]);
+  return x;
+}
+
 // u = L⁻¹(x − centre) for the rows of two arrays, sixteen threads a row, WHITENED rows a program, and the largest
 // distance of those to ``slots``: infinite where a coordinate is NaN. ``scale``: null for one factor 1/h of every column;
 // L's diagonal; or, a ``matrix``, L⁻¹.
@@ -57,11 +72,34 @@ extern "C" __global__ void whiten(
     const double distance = sqrt(sum16(square));
     largest = distance <= 1e300 ? fmax(largest, distance) : 1.0 / 0.0;
   }
-  __shared__ double all[32];
-  for (int m = 16; m > 0; m /= 2) largest = fmax(largest, __shfl_xor_sync(0xffffffffu, largest, m));
-  if (threadIdx.x % 32 == 0) all[threadIdx.x / 32] = largest;
-  __syncthreads();
-  if (threadIdx.x > 0) return;
-  for (int i = 1; i < blockDim.x / 32; i++) largest = fmax(largest, all[i]);
-  *(volatile double*)(slots + blockIdx.x) = largest;
+  largest = of_program(largest, false);
+  if (threadIdx.x == 0) *(volatile double*)(slots + blockIdx.x) = largest;
+}
+
+// log w − log Σw of weights, (n,), by one program. To ``slot`` log max w − log min w: infinite where one is not positive
+// and finite.
+extern "C" __global__ void __launch_bounds__(1024)
+weigh(const void* given, int single, int n, double* log_weights, double* slot) {
+  const Numbers w = {given, single};
+  double most = 0.0, least = -1.0 / 0.0, sum = 0.0;  // the least as the largest −w
+  for (int i = threadIdx.x; i < n; i += blockDim.x) {
+    const double x = w[i] > 0.0 ? w[i] : 1.0 / 0.0;
+    most = fmax(most, x);
+    least = fmax(least, -x);
+  }
+  most = of_program(most, false);
+  least = -of_program(least, false);
+  for (int i = threadIdx.x; i < n; i += blockDim.x) sum += w[i] / most;
+  const double log_of_all = log(most) + log(of_program(sum, true));
+  for (int i = threadIdx.x; i < n; i += blockDim.x) log_weights[i] = log(w[i]) - log_of_all;
+  if (threadIdx.x == 0) *(volatile double*)slot = most < 1.0 / 0.0 ? log(most) - log(least) : most;
+}
+
+// The largest of some numbers, (n,), by one program.
+extern "C" __global__ void __launch_bounds__(1024)
+find_largest(const double* x, int n, double* found) {
+  double largest = -1.0 / 0.0;
+  for (int i = threadIdx.x; i < n; i += blockDim.x) largest = fmax(largest, x[i]);
+  largest = of_program(largest, false);
+  if (threadIdx.x == 0) found[0] = largest;
 }
