@@ -9,10 +9,12 @@ import pytest
 import reference
 import sdkde_hopper.info
 from array_api_compat import is_torch_array
+from plugins import good, installer  # noqa: F401 - the fixture ``install``
 from sdkde_numpy.backend import NumpyBackend
 
 import sdkde_core
 from sdkde_core.choice import registry, select
+from sdkde_core.choice.hardware import cpu
 from sdkde_core.engine.columns import PackedColumns
 from sdkde_core.estimator import request
 from sdkde_core.protocol import BackendUnavailable, Columns, Problem, Reduction, Support
@@ -253,6 +255,17 @@ def test_all_devices_where_there_is_none(monkeypatch):
         sdkde_core.estimate([[0.0], [1.0]], device="cuda:all")
     monkeypatch.setattr(select, "visible_gpus", lambda: ("a", "b"))
     assert select.parse_device("cuda:all") == ("cuda:0", "cuda:1")
+
+
+@pytest.mark.parametrize(("launches", "count"), [(1, 4), (500, 2), (5000, 1)])
+def test_as_many_of_all_devices_as_pay(launches, count, install):
+    """One host launches for all of them."""
+    work = f"work=lambda p, c: Work(scalar_flops={4e-5 * cpu().scalar_flops} * p.m, launches={launches})"  # 40 ms
+    install("many", "many", good("many", "many", more=work))
+    choice = select.choose(
+        [Problem(Reduction.LOG_SUM, 1000, 10, 2)], backend="many", device=select.AllGpus(["cpu"] * 4)
+    )
+    assert max(1, len(choice.devices)) == count
 
 
 def test_a_device_that_does_not_work_is_named(monkeypatch):

@@ -217,8 +217,9 @@ def _shared_seconds(problems: Sequence[Problem], choice: Choice, devices: int) -
         if devices > 1 and not blocks:
             ranged = problem.requires | ({"range"} if problem.same else set())
             part = with_fields(problem, m=-(-problem.m // devices), requires=ranged)
-        seconds = cost.predict(info, part, on)
-        total += 0.0 if seconds is None else seconds / (devices if blocks else 1)
+        if (seconds := cost.predict(info, part, on)) is not None and on is not None:
+            launching = info.work(part, None).launches * on.launch_seconds if info.work else 0.0  # of all by one host
+            total += seconds / (devices if blocks else 1) + (devices - 1) * launching
     return total
 
 
