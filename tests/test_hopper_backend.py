@@ -3,6 +3,7 @@
 import hashlib
 import io
 import itertools
+import math
 import os
 import re
 import subprocess
@@ -22,7 +23,7 @@ from sdkde_hopper import bounds, compiled, launch, plan
 from sdkde_hopper.backend import HopperBackend
 from sdkde_hopper.info import INFO
 
-from sdkde_core.choice import registry
+from sdkde_core.choice import cards, cost, registry
 from sdkde_core.choice.registry import start
 from sdkde_core.protocol import Columns, Problem, Reduction
 
@@ -132,6 +133,18 @@ def test_what_is_declined_and_why():
     assert "small φ adds up" in asked(precision="high", n=200_000, m=200_000, requires=many).reason
     assert asked(precision="high", n=200_000, m=200_000).ok and asked(n=200_000, m=200_000, requires=many).ok
     assert "in up to 16 dimensions" in asked(d=17, n=1 << 20, m=1 << 20, requires=frozenset({"pairs"})).reason
+
+
+def test_points_with_very_uneven_weights_are_priced_as_summed_again():
+    card, triton = cards.gpu("NVIDIA H200").processor, registry.find("triton").info
+    for precision, n, span, first in (
+        *(("fast", 131072, 9.0, INFO), ("fast", 131072, 18.0, triton), ("fast", 131072, math.inf, triton)),
+        *(("high", 32768, 4.0, INFO), ("high", 32768, 9.0, triton), ("high", 8192, 3.0, INFO)),
+    ):
+        how = {"precision": precision, "device": "cuda:0", "same": True, "extent": 8.0, "weight_span": span}
+        problem = Problem(Reduction.MEAN, n, n, 16, requires=frozenset({"weights"}), **how)
+        seconds = {info.name: cost.predict(info, problem, card) for info in (INFO, triton)}
+        assert min(seconds, key=seconds.get) == first.name, (precision, n, span)
 
 
 class _Launched:

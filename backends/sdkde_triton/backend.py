@@ -212,9 +212,8 @@ def _run(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: 
     """
     whole, moves = problem.same and points.shape[0] == state.points.shape[0], isinstance(end, torch.Tensor)
     asked = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.same, problem.d, whole
-    shifts = bounds.shifts_rows(problem)
     ending = end[1:] if isinstance(end, tuple) else moves
-    key = asked, shifts, way.compute, way.form, way.arithmetic, ending, points.device
+    key = asked, bounds.shifts_rows(problem), way.compute, way.form, way.arithmetic, ending, points.device
     if points.is_cuda and key not in _seen and not torch.cuda.is_current_stream_capturing():
         _seen.add(key)
         few = torch.zeros((2 * LEAF, problem.d), dtype=torch.float64, device="cpu")

@@ -54,8 +54,7 @@ class PackedColumns:
             nothing = logs == -math.inf
             ends = xp.min(xp.where(nothing, xp.zeros_like(logs), logs)), xp.max(logs)
             without, least, most = look(lambda *numbers: numbers, count(nothing), *ends)
-            span = float(math.ceil(most - least)) if most > -math.inf else math.inf
-            problem = with_fields(problem, weight_span=span)
+            problem = with_fields(problem, weight_span=float(math.ceil(most - least)) if most > -math.inf else math.inf)
             if without:
                 self._columns = take_columns(columns, marked_last(nothing)[: nothing.shape[0] - int(without)])
         n, self._all_carry = int(self._columns.points.shape[0]), self._columns is columns
