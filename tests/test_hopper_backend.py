@@ -139,7 +139,7 @@ def test_points_with_very_uneven_weights_are_priced_as_summed_again():
     card, triton = cards.gpu("NVIDIA H200").processor, registry.find("triton").info
     for precision, n, span, first in (
         *(("fast", 131072, 9.0, INFO), ("fast", 131072, 18.0, triton), ("fast", 131072, math.inf, triton)),
-        *(("high", 32768, 4.0, INFO), ("high", 32768, 9.0, triton), ("high", 8192, 3.0, INFO)),
+        *(("high", 131072, 5.0, INFO), ("high", 131072, 12.0, triton), ("high", 8192, 12.0, INFO)),
     ):
         how = {"precision": precision, "device": "cuda:0", "same": True, "extent": 8.0, "weight_span": span}
         problem = Problem(Reduction.MEAN, n, n, 16, requires=frozenset({"weights"}), **how)
@@ -171,7 +171,7 @@ class _Launched:
 def test_kernels_are_launched_with_what_they_take(precision, reduction, d, weighted, monkeypatch):
     launched, n, m = _Launched(), 2100, 40
     monkeypatch.setattr(launch, "kernel", launched)
-    monkeypatch.setattr(launch, "load_for", lambda d, precision: None)
+    monkeypatch.setattr(launch, "load_for", lambda d, precision, weighted: None)
     monkeypatch.setattr("sdkde_hopper.backend.launching", nullcontext)
     monkeypatch.setattr(launch, "_programs", lambda device: 132)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=lambda: None))

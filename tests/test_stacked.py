@@ -195,7 +195,9 @@ def test_empty_queries_plots_and_units():
         assert sdkde_core.prepare(x, **how).parts[-1][1] > 0.0
 
 
-@pytest.mark.parametrize(("n", "d"), [(60, 1), (300, 2), pytest.param(500, 5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("n", "d"), [(60, 1), *(pytest.param(*size, marks=pytest.mark.slow) for size in ((300, 2), (500, 5)))]
+)
 def test_the_order_of_the_rows_does_not_matter(n, d):
     rng = np.random.default_rng(n)
     x = np.round(np.exp(0.4 * rng.normal(size=(n, d)) + rng.integers(3, size=(n, 1))), 2)

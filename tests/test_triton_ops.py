@@ -188,6 +188,15 @@ def test_they_are_exported_with_rows_that_are_picked(device):
         assert torch.equal(exported(*given), Picked()(*given))
 
 
+@pytest.mark.parametrize("more", [-8.0, 2.0, 8.0])
+def test_weights_need_not_sum_to_one(more, device):
+    x, y, w = _tensors(device)
+    want = torch.logsumexp(w + more - 0.5 * torch.cdist(y, x) ** 2, 1)
+    torch.testing.assert_close(ops.log_sum(x, y, w + more), want, rtol=0, atol=1e-4)
+    for rows in (None, y):
+        torch.testing.assert_close(ops.mean(x, rows, w + more)[1], ops.mean(x, rows, w)[1], rtol=0, atol=2e-5)
+
+
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # of the interpreter's maximum
 def test_nan_stays_nan_and_nothing_is_differentiated(device):
     x, y, _ = _tensors(device)

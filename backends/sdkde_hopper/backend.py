@@ -62,8 +62,8 @@ class HopperBackend:
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""
-        if problem.reduction is Reduction.MEAN and "weights" not in problem.requires:  # as a rule LOG_SUM follows
-            launch.load_for(problem.d, problem.precision)
+        if problem.reduction is Reduction.MEAN:  # as a rule LOG_SUM follows
+            launch.load_for(problem.d, problem.precision, "weights" in problem.requires)
         step = grid_step(problem.extent, problem.precision)
         return _State(problem, columns.points, columns.log_weights, step)
 

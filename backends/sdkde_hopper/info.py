@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,9 +30,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         # "high" adds one of the constants, two of third pieces, lo·lo for log sums; beyond 32 dimensions one by φ.
         exponents = 4 + 2 * high if mean else 3 + 3 * high
         products = 16.0 * (1 + high) + exponents * width + (3 + (high and width > 32)) * (width + 8.0) * mean
-    # Of uneven weights many rows have sums that are too small for pieces, and are summed again, in float64: some fifth.
-    uneven = "weights" in problem.requires and problem.weight_span > (5.0 if high else 10.0)
-    again = (140.0 + 16.0 * d) * (uneven and mean and problem.n > 1 << 14)
+    again = (700.0 + 80.0 * d) * _again(problem)  # in float64
     # Time of kernels over that of their products at the peak rate, and over that of their exponentials: the symmetric
     # kernel, shifts by dense tiles, other sums. Measured on an H100 with 32,768 points in 3 to 64 dimensions.
     if both:
@@ -47,6 +46,18 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         bytes=(problem.m + problem.n) * (8.0 * (d + width) + 64.0) + 8.0 * problem.m * (d + 1) + 0.08 * pairs * both,
         launches=12,  # the host's time around a pass's kernels
     )
+
+
+def _again(problem: Problem) -> float:
+    """The share of MEAN's rows whose weight is so small that they are summed again, of log-normal weights.
+
+    That is a weight below 2⁻²² n times the mean (at "high" 2⁻²⁰ n), as ``finish_dense`` has it for rows by themselves.
+    """
+    if problem.reduction is not Reduction.MEAN or "weights" not in problem.requires:
+        return 0.0
+    sigma = max(0.01, problem.weight_span / math.sqrt(8.0 * math.log(problem.n + 1.0)))  # the span of n is that many
+    least = math.log(problem.n) - (20.0 if problem.precision == "high" else 22.0) * math.log(2.0)
+    return 0.5 * math.erfc(-(least / sigma + 0.5 * sigma) / math.sqrt(2.0))
 
 
 INFO = AdvancedInfo(

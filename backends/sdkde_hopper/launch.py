@@ -68,7 +68,7 @@ def whiten(given: tuple[torch.Tensor, ...], scale: Any, centre: Any, weights: An
     first, second = given[0], given[1] if len(given) > 1 else None
     (n, d), m, device = first.shape, 0 if second is None else second.shape[0], first.device
     single = int(first.dtype == torch.float32)
-    load_for(d, "fast" if single else "high")  # as a rule
+    load_for(d, "fast" if single else "high", weights is not None)  # as a rule
     if centre is None:
         centre, stride = torch.empty(d, dtype=torch.float64, device=device), max(1, n // 256)
         kernel("pack", "find_centre", 512)(d, first, single, -(-n // stride), stride, d, centre)
@@ -87,13 +87,13 @@ def whiten(given: tuple[torch.Tensor, ...], scale: Any, centre: Any, weights: An
 
 
 @functools.cache
-def load_for(d: int, precision: str) -> None:
-    """Load the modules of an estimate in d dimensions, without weights."""
+def load_for(d: int, precision: str, weighted: bool) -> None:
+    """Load the modules of an estimate in d dimensions."""
     width = plan.width(d)
-    mean = module_name("dense", width, False, precision)
-    if d <= 16:
+    mean = module_name("dense", width, weighted, precision)
+    if d <= 16 and not weighted:
         mean = module_name("mean", plan.width(d, plan.MEAN_WIDTHS), False, precision)
-    load("pack", mean, module_name("log_sum", width, False, precision))
+    load("pack", mean, module_name("log_sum", width, weighted, precision), *["exact"] * weighted)
 
 
 def pack(

@@ -38,10 +38,6 @@ class _State:
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
         return self.made.get(key, make, self.points)
 
-    def raised(self, problem: Problem) -> float:
-        """By how many bits rows that are not scaled one by one raise exponents."""
-        return -self.middle if nearby.scaled(problem) else 0.0
-
 
 class TritonBackend:
     """Tensor Core kernels for CUDA GPUs of compute capability 8.0 and later.
@@ -70,11 +66,10 @@ class TritonBackend:
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""
-        log_weights, least, most = columns.log_weights, 0.0, 0.0
-        if "weights" in problem.requires:
-            least, most = torch.stack(log_weights.aminmax()).tolist()
+        log_weights, weighted = columns.log_weights, "weights" in problem.requires
+        least, most = torch.stack(log_weights.aminmax()).tolist() if weighted else (0.0, 0.0)
         # Whole numbers: new weights hardly ever ask for new decisions, which are kept.
-        span = float(math.ceil(-least)) if least > -math.inf else math.inf
+        span = float(math.ceil(max(0.0, -least, most))) if -math.inf < least <= most < math.inf else math.inf
         middle = float(round(0.5 * (least + most) / math.log(2.0))) if span < math.inf else 0.0
         if log_weights.data_ptr() % 16:  # kernels are compiled for aligned pointers
             log_weights = log_weights.clone()
@@ -235,7 +230,7 @@ def _listed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, mo
     if near is None:
         return None
     scaled = nearby.scaled(problem)
-    how: Any = {"columns": True, "scaled": scaled, "beyond": LEAF, "raised": state.raised(problem)}
+    how: Any = {"columns": True, "scaled": scaled, "beyond": LEAF, "raised": -state.middle * scaled}
     pack: Any = functools.partial(launch.pack, problem, **how)  # a leaf of padding fills lists
     key = "ordered", way.step, way.pieces, scaled
     columns = state.kept(key, lambda: pack(near.points, way.step, near.log_weights, way.pieces))
@@ -254,7 +249,7 @@ def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, en
     mean, scaled = problem.reduction is Reduction.MEAN, nearby.scaled(problem)
     stored = mean and bounds.stores(problem, corrections, card(points.device).capability)
     rounded = stored and problem.precision == "fast"
-    how: Any = {"scaled": scaled, "raised": state.raised(problem)}
+    how: Any = {"scaled": scaled, "raised": -state.middle * scaled}  # others are scaled one by one
     pack: Any = functools.partial(launch.pack, problem, columns=True, rounded=rounded, **how)
     columns = state.kept((step, count, scaled, rounded), lambda: pack(state.points, step, weights, count))
     # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.

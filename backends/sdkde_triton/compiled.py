@@ -195,5 +195,5 @@ def _question(kernel: str, problem: Problem, columns: int, pieces: int, processo
     architecture = f"sm_{processor.capability}" if processor.name != "CPU" else "interpreted"
     number = dimension(kernel, columns, problem.d)
     query = Query("triton", name, CONFIG_VERSION, number, processor.name, architecture)
-    asked = replace(problem, dtype="float64" if exact(problem) else "float32")
+    asked = replace(problem, dtype="float64", precision="high") if exact(problem) else replace(problem, dtype="float32")
     return query, asked

@@ -146,15 +146,7 @@ def _partial(
 
 @functools.lru_cache(maxsize=1024)
 def _splits(
-    name: str,
-    problem: Problem,
-    sizes: Sizes,
-    most: int,
-    pieces: int,
-    form: int,
-    arithmetic: str,
-    config: Config,
-    on: Any,
+    name: str, problem: Problem, sizes: Sizes, most: int, pieces: int, form: int, kind: str, config: Config, on: Any
 ) -> tuple[Launch, int, int, torch.dtype]:
     """Return a launch over all splits of the columns, the size of its results, the number of splits, and the dtype.
 
@@ -162,13 +154,13 @@ def _splits(
     of splits follows from all rows of the problem: however few of them come at a time, the bits are the same.
     """
     (_, padded, m, n), d, processor = sizes, problem.d, card(on)
-    kernel, flags = kernel_of(name, problem, config, processor.capability, pieces, form, arithmetic, False)
-    whole = not arithmetic and name != "blocked"  # a kernel that goes through lists, or through all columns
-    numbers = (m, n, d, padded) if arithmetic else (*sizes, d, 0) if whole else (*sizes, 0, 0)
+    kernel, flags = kernel_of(name, problem, config, processor.capability, pieces, form, kind, False)
+    whole = not kind and name != "blocked"  # a kernel that goes through lists, or through all columns
+    numbers = (m, n, d, padded) if kind else (*sizes, d, 0) if whole else (*sizes, 0, 0)
     laplace, mean = problem.reduction is Reduction.LAPLACE, problem.reduction is Reduction.MEAN
     per_row = max(packed_dimensions(d), d + 1) if name == "mean" else 2 + (d if mean else laplace)
-    operand = {"": torch.float16, "float64": torch.float64}.get(arithmetic, torch.float32)
-    dtype = torch.float64 if arithmetic == "float64" else torch.float32
+    operand = {"": torch.float16, "float64": torch.float64}.get(kind, torch.float32)
+    dtype = torch.float64 if kind == "float64" else torch.float32
     before = *(operand, operand), *[torch.float64] * (name != "mean"), *[operand] * (3 * whole)
     code = compiled(kernel, (*before, dtype, *numbers, n), flags, config) if on.type == "cuda" else None
     used = (code.n_regs or 128, code.metadata.shared) if code else (128, 0)  # without it a guess

@@ -39,7 +39,7 @@ class Launch:
 
 
 def launches(problem: Problem) -> tuple[Launch, ...]:
-    """Return the kernels that can be tuned, by descending time, for weights that are equal or span few nats."""
+    """Return the kernels that can be tuned, by descending time; log weights are no large numbers."""
     extent, formula = problem.extent, bounds.formula(problem, problem.extent)
     mean, shifted = problem.reduction is Reduction.MEAN, bounds.shifts_rows(problem)
     if formula == "direct":

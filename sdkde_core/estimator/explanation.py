@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ..arrays import Argument, check_query
+from ..arrays import Argument, check_query, check_weights
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import check_rule
 from ..bandwidth.selection import Selection
@@ -170,10 +170,12 @@ def _of_shape(request: Request, n: int, d: int, m: int | None) -> Explanation:
         check_rule(request.bandwidth, request.method, request.kernel)
     else:
         Bandwidth.of(request.bandwidth, d)
-    if request.weights is not None and (given := Argument.of("weights", request.weights).shape) != (n,):
-        raise ValueError(f"weights has shape {given}, but train has {n} points; pass shape ({n},)")
     requires = frozenset({"weights"} if request.weights is not None else ())
     problems = request.problems(m, n, d, typical_extent(n, d), requires, "float64", "cpu")
+    if request.weights is not None:
+        if (weights := Argument.of("weights", request.weights)).shape != (n,):
+            raise ValueError(f"weights has shape {weights.shape}, but train has {n} points; pass shape ({n},)")
+        problems = tuple(replace(p, weight_span=check_weights(weights.array)[1]) for p in problems)
     where: Any = {"backend": request.backend, "device": request.device, "options": request.backend_options}
     choice = select.choose(problems, explained=True, calls=request.calls, **where)
     return Explanation.of(request, problems, choice, f"{request.bandwidth} (from a shape: nothing computed)")

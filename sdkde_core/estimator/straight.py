@@ -1,10 +1,10 @@
 """The straight line: an estimate of tensors on a CUDA device, in a few launches.
 
 What the general way (:mod:`.plan`, :mod:`.fitted`) decides on the host takes ten times as long as the kernels of a
-small estimate. Here two kernels (a backend's feature ``"line"``) compute the whitened points and their extent, which is
-read, and everything else follows from it and from the shapes. That is kept, by the shapes and options of a call. Where
-the data ask for more, the functions here return None, and the general way answers: outliers, weights of zero, numbers
-that are not finite, input that requires grad, and errors.
+small estimate. Here two or three kernels (a backend's feature ``"line"``) compute the whitened points and log weights.
+Their extent and the weights' span are read, and everything else follows from these and from the shapes. That is kept,
+by the shapes and options of a call. Where the data ask for more, the functions here return None, and the general way
+answers: outliers, weights of zero, numbers that are not finite, input that requires grad, and errors.
 
 While the user captures a CUDA graph nothing can be read, and there is no other way. The passes are then those for the
 largest extent of the calls before. A replay whose data reach further, or are not finite, returns NaN.
@@ -193,8 +193,8 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         if captured or not line.brief:
             return launched()[0]
         factor, weighed = bandwidth.factor, () if weights is None else (weights,)
-        key = what, factor.ndim, factor.tobytes(), moving.negative, moving.guard, moving.score_bandwidth
-        key = key, *(x.dtype for x in weighed)
+        how = moving.negative, moving.guard, moving.score_bandwidth, *(x.dtype for x in weighed)
+        key = what, factor.ndim, factor.tobytes(), *how
         return line.lists.serve(key, given + weighed, launched, lambda read: _served(line, read)[0])
 
     def launch(line: _Line) -> tuple[Any, Any]:  # the result, or None, and what its launches serve
