@@ -39,7 +39,7 @@ class TestFourierAlways(BackendConformance):
 class TestFourierTorchAlways(TestFourierAlways):
     backend = "fourier-torch"
     device = "cpu"
-    slow = ("sizes", "threads", "leaks", "surroundings", "new_contents", "many_alive")
+    slow = ("sizes", "threads", "leaks", "surroundings", "new_contents", "many_alive", "repeat")
 
 
 @pytest.mark.slow

@@ -310,7 +310,7 @@ def light_between_spots(d, extent, nats, heavy=64):
 
 
 @interpreted
-@pytest.mark.parametrize("nats", [23.0, 40.0])
+@pytest.mark.parametrize("nats", [23.0, pytest.param(40.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("d", "precision"), [(3, "fast"), pytest.param(17, "high", marks=pytest.mark.slow)])
 def test_interpreted_points_much_lighter_than_others(d, precision, nats):
     _check(light_between_spots(d, 30.0, nats), "cpu", (Reduction.MEAN,), (True,), precision=precision)

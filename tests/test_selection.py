@@ -113,7 +113,7 @@ def test_criteria_of_a_line_are_brute_force(method):
         assert method == "laplace" or h < 1 or held @ got.likelihood == pytest.approx(want[2], rel=0.02)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["kde", pytest.param("sdkde", marks=pytest.mark.slow), "laplace"])
 def test_one_column_is_judged_from_all_samples(method):
     rng = np.random.default_rng(0)
     x = np.where(rng.random(16_000) < 0.3, 0.1 * rng.normal(size=16_000), rng.normal(size=16_000))

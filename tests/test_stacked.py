@@ -44,6 +44,7 @@ def test_it_is_the_sum_of_its_parts():
     assert "left-out samples -" in said
 
 
+@pytest.mark.slow
 def test_it_is_better_than_sdkde_where_a_mixture_is_right():
     y, kl = two(4000, np.random.default_rng(5)), {}
     for method in ("sdkde", "stacked"):
