@@ -329,7 +329,7 @@ class Whitened(NamedTuple):
     centre: Any  # (d,) float64, data units
     # Waits for the largest distance from the centre, and returns it; inf where a number is not finite. It is called
     # before anything else is whitened. While a CUDA graph is captured it returns a tensor on the device. With weights
-    # it returns two numbers: the log of the largest over the least is the second, inf where one is not positive.
+    # the log of the largest weight over the least is its second number, inf where a weight is not positive.
     extent: Callable[[], Any]
     log_weights: Any = None  # (n,) float64, whose exponentials sum to 1; with weights
 

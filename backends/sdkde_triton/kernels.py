@@ -28,10 +28,10 @@ exponent, and what a column of ones sums is 128² Σφ. These are powers of two:
 Partial results of the splits of the columns are consecutive (splits, m) arrays in one buffer, which
 :mod:`sdkde_triton.finish` merges in a fixed order.
 
-**Lists.** LISTED kernels go through leaves of LEAF columns each, SIZE columns at a time, wherever they stand. Program
-(i, p) has tile k = ``which[i]`` of the rows from ``first`` on. Of the leaves from SIZE / LEAF · ends[k] up to those of
-the next tile, it takes the p-th ``length`` times SIZE / LEAF, of which there may be none: then it writes the sums of no
-columns. Others take the p-th ``length`` of all columns, SIZE being BLOCK_N.
+**Lists.** LISTED kernels sum over lists of leaves, of LEAF columns each, SIZE columns at a time. The list of tile k of
+the rows, counted from the row ``first``, begins at leaf SIZE / LEAF · ends[k] and ends where the next tile's begins.
+Program (i, p) has tile ``which[i]``, and the p-th ``length`` SIZEs of its list. Beyond the list's end there are no
+columns, and the program writes empty sums. Other kernels take the p-th ``length`` columns of all; SIZE is BLOCK_N.
 
 Integer arguments are not specialised on, so that a kernel is compiled once for all sizes.
 """

@@ -218,7 +218,7 @@ def _shared_seconds(problems: Sequence[Problem], choice: Choice, devices: int) -
             ranged = problem.requires | ({"range"} if problem.same else set())
             part = with_fields(problem, m=-(-problem.m // devices), requires=ranged)
         if (seconds := cost.predict(info, part, on)) is not None and on is not None:
-            launching = info.work(part, None).launches * on.launch_seconds if info.work else 0.0  # of all by one host
+            launching = info.work(part, None).launches * on.launch_seconds if info.work else 0.0  # one host for all
             total += seconds / (devices if blocks else 1) + (devices - 1) * launching
     return total
 

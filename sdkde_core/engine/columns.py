@@ -51,12 +51,12 @@ class PackedColumns:
         self._backend, self._info, self._columns, self._shared = backend, info, columns, shared
         if "weights" in problem.requires and "grad" not in problem.requires:
             logs, xp = columns.log_weights, array_namespace(columns.log_weights)
-            nothing = logs == -math.inf
-            ends = xp.min(xp.where(nothing, xp.zeros_like(logs), logs)), xp.max(logs)
-            without, least, most = look(lambda *numbers: numbers, count(nothing), *ends)
-            problem = with_fields(problem, weight_span=float(math.ceil(most - least)) if most > -math.inf else math.inf)
-            if without:
-                self._columns = take_columns(columns, marked_last(nothing)[: nothing.shape[0] - int(without)])
+            span = look(lambda least, most: most - least, xp.min(logs), xp.max(logs))
+            if not span < math.inf:  # a weight is zero, or NaN
+                nothing = logs == -math.inf
+                if without := look(int, count(nothing)):
+                    self._columns = take_columns(columns, marked_last(nothing)[: nothing.shape[0] - without])
+            problem = with_fields(problem, weight_span=float(math.ceil(span)) if span < math.inf else math.inf)
         n, self._all_carry = int(self._columns.points.shape[0]), self._columns is columns
         # A backend may reach farther where the rows are the columns themselves: then that larger limit holds.
         self._limit_of_own = problem.same and self._all_carry and not shared

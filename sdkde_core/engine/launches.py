@@ -68,7 +68,7 @@ class Slots(threading.local):
         self.times = 0
 
     def ready(self, count: int, like: Any, more: int = 0) -> tuple[Any, int]:
-        """Return room for ``count`` numbers ≥ 0, float64, and ``more``, and for which time; ``like``: on the device."""
+        """Return room for ``count`` float64 numbers ≥ 0 and ``more`` behind, and for which time; ``like``: there."""
         torch = sys.modules["torch"]
         if (recording := _here.recording) is not None:
             recording.reads.append((self, count, more))

@@ -198,7 +198,7 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         return line.lists.serve(key, given + weighed, launched, lambda read: _served(line, read)[0])
 
     def launch(line: _Line) -> tuple[Any, Any]:  # the result, or None, and what its launches serve
-        if line.whitening is None or (captured and (weights is not None or not line.extent)):  # they are to be read
+        if line.whitening is None or (captured and (weights is not None or not line.extent)):  # weights would be read
             return None, None
         found = line.whitening.whiten(given, line.scale(bandwidth, train), weights=weights)
         if found is None:
@@ -359,8 +359,9 @@ def _device_asked(request: Request) -> bool:
 def _served(line: _Line, read: Any, captured: bool = False) -> tuple[Any, _Passes | None]:
     """The passes for what a whitening has read, or None; and the extent and the span of weights that they serve."""
     largest, span = read if isinstance(read, tuple) else (read, 0.0)
-    extent = largest if captured else rounded(largest) if span < math.inf else math.inf
-    weights = float(math.ceil(span)) if 0.0 < span < math.inf else None
+    if span == math.inf:  # a weight is not positive
+        return None, None
+    extent, weights = largest if captured else rounded(largest), float(math.ceil(span)) or None
     if (passes := line.passes(extent, weights, captured)) is None:
         return None, None
     line.extent = max(line.extent, extent)
