@@ -169,6 +169,7 @@ class Problem:
     kernel: str = "gaussian"  #: one of :data:`KERNELS`; with ``"kernel"`` in requires unless Gaussian
     #: With ``"weights"``: the log of the largest weight over the least, rounded up to a whole number; ∞: not known.
     weight_span: float = math.inf
+    distinct: float = 1.0  #: of the core's own problems: what share of the columns is expected to differ
 
     def __post_init__(self) -> None:
         if type(self.reduction) is not Reduction:  # a plain string would equal but not be it

@@ -112,7 +112,7 @@ def test_a_gpu_maps_its_queries_itself():
 @pytest.mark.parametrize(
     "coordinates", ["log", *(pytest.param(x, marks=pytest.mark.slow) for x in ("asinh", "normal-scores"))]
 )
-@pytest.mark.parametrize("method", ["sdkde", "kde", "laplace"])
+@pytest.mark.parametrize("method", [pytest.param("sdkde", marks=pytest.mark.slow), "kde", "laplace"])
 def test_a_density_of_one_column_and_its_integrals(coordinates, method):
     ready = sdkde_core.prepare(POSITIVE, coordinates=coordinates, method=method)
     z = sdkde_core.prepare(POSITIVE, coordinates="asinh").sample(4000, 0).ravel()

@@ -11,7 +11,7 @@ from matplotlib import pyplot
 
 DOCS = Path(__file__).parent.parent / "docs"
 NAMES = sorted(path.stem for path in (DOCS / "examples").glob("*.ipynb"))
-SLOW = {"embeddings", "outliers", "quantiles", "ratio", "selection"}
+SLOW = {"embeddings", "ends", "outliers", "quantiles", "ratio", "selection"}
 
 
 @pytest.fixture

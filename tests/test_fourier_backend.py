@@ -1,4 +1,4 @@
-"""Fourier sums beyond the suite, by finufft and by PyTorch: error bounds, boxes, rows that are redone, equal points."""
+"""Fourier sums beyond the suite, by finufft and by PyTorch: error bounds, boxes, rows that are redone."""
 
 import math
 import subprocess
@@ -20,7 +20,7 @@ from sdkde_core.testing.problems import Case, answer, errors, make, truth
 pytest.importorskip("finufft")
 torch = pytest.importorskip("torch")
 
-from sdkde_fourier import bounds, duplicates, modes, separable, transforms  # noqa: E402
+from sdkde_fourier import bounds, modes, separable, transforms  # noqa: E402
 from sdkde_fourier.backend import FourierBackend  # noqa: E402
 from sdkde_fourier.transforms import to_modes, to_points  # noqa: E402
 
@@ -218,30 +218,6 @@ def test_weights_near_the_end_of_float64(name, log_weight):
     case = Case("light", rng.normal(size=(300, 2)), rng.normal(size=(50, 2)), np.full(300, log_weight))
     case.queries[:5] += 30.0
     assert _worst(name, case.problem(Reduction.MEAN, "high"), case, always=True) <= 1.0
-
-
-@pytest.mark.parametrize("d", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("reduction", list(Reduction))
-def test_equal_points_are_summed_once_and_right(d, reduction):
-    """Zero-inflated data."""
-    rng = np.random.default_rng(d)
-    points, rows = (100.0 * np.exp(3.0 * rng.normal(size=(k, d))) * (rng.random((k, d)) > 0.7) for k in (3000, 200))
-    log_weights = np.log(rng.exponential(size=3000)) - math.log(3000)
-    case = Case("zeros", points, rows, log_weights)
-    problem = case.problem(reduction, "high")
-    got = duplicates.Distinct(Columns(points, log_weights), map).reduce(problem, rows)
-    assert errors(problem, got, truth(case)).max() <= 0.2
-    assert len(duplicates.distinct(points)[0]) == len(np.unique(points, axis=0)) < 2900
-
-
-def test_groups_of_equal_points():
-    points = np.array([[0.0, 1.0], [2.0, 3.0], [-0.0, 1.0], [0.0, 2.0], [2.0, 3.0]])
-    first, group = duplicates.distinct(points)
-    assert np.array_equal(points[first][group], points) and len(first) == 3
-    weights = duplicates.merged_weights(np.array([-1000.0, -3.0, -1000.0, -4.0, -5.0]), first, group)
-    want = [np.logaddexp(-1000.0, -1000.0), np.logaddexp(-3.0, -5.0), -4.0]
-    assert weights[group[[0, 1, 3]]] == pytest.approx(want, rel=1e-15)
-    assert duplicates.many(np.zeros((9, 1))) and not duplicates.many(np.arange(9.0)[:, None])
 
 
 @pytest.mark.parametrize(

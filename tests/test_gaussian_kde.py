@@ -130,6 +130,7 @@ def test_the_signed_method_refuses():
             call()
 
 
+@pytest.mark.slow
 def test_a_stack_answers_by_its_parts(tmp_path):
     rng = np.random.default_rng(4)
     x = np.concatenate([rng.normal(size=(200, 2)) @ [[1.0, 0.8], [0.0, 0.4]], [4, 0] + 0.4 * rng.normal(size=(100, 2))])

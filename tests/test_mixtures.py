@@ -88,6 +88,7 @@ def test_few_samples_and_repeated_ones_have_mixtures(n, d):
             assert np.isfinite([part.left_out, mixtures.log_density_of(groups, rows)]).all()
 
 
+@pytest.mark.slow
 def test_independent_columns_have_mixtures_without_correlations():
     rng = np.random.default_rng(SEED)
     for d, diagonal in ((12, True), (2, False)):  # in two columns full covariances do

@@ -234,7 +234,7 @@ def test_direct_sums_beside_other_columns(library):
     np.testing.assert_allclose(both[::20], [1.0, 1.0, 0.0], atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["numba", "fourier"])
+@pytest.mark.parametrize("name", ["numba", pytest.param("fourier", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "reduction",
     [Reduction.MEAN, *(pytest.param(x, marks=pytest.mark.slow) for x in Reduction if x is not Reduction.MEAN)],

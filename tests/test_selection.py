@@ -463,7 +463,7 @@ def test_few_samples_do_not_mislead(n):
     assert np.mean(logs) < 0 and max(logs) < math.log(2.5)
 
 
-@pytest.mark.parametrize("n", [200, 1000])
+@pytest.mark.parametrize("n", [200, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_strong_correlation_is_never_missed(n):
     for seed in range(12):
         z = np.random.default_rng([seed, n]).normal(size=(n, 2))

@@ -141,6 +141,7 @@ def test_shifts_units_weights_and_copies_do_not_matter():
     assert weighted.estimate([[100.0, 100.0]])[0] < 1e-12
 
 
+@pytest.mark.slow
 def test_tensors_in_tensors_out():
     torch = pytest.importorskip("torch")
     x, y = torch.tensor(X, dtype=torch.float32), torch.tensor(Y, dtype=torch.float32)

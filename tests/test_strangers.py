@@ -142,6 +142,7 @@ except sdkde_core.BackendUnavailable as error:
     assert "needs jax; install with: pip install 'jax[cpu]'" in Site(tmp_path, EXAMPLE).json(code)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=range(len(SCRIPTS)))
 def test_the_pages_scripts_run(strangers, script):
     printed = strangers.python("-W", "error", "-c", script).splitlines()

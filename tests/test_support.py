@@ -278,6 +278,7 @@ def test_gaussian_kde_ends_too(tmp_path):
     np.testing.assert_allclose(two.marginal([0])(y), alone.estimate(y), rtol=0.2)
 
 
+@pytest.mark.slow
 def test_stacks_beside_a_wide_tail_and_by_names():
     """Where sdkde is nearly 0 at a few left-out samples these do not hide what logs say of the others."""
     rng = np.random.default_rng(0)

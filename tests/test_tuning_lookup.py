@@ -277,7 +277,7 @@ def test_a_missing_file_is_no_news(path, recwarn, monkeypatch, absent):
     ("statements", "readable"),
     [
         (["BEGIN IMMEDIATE", "DELETE FROM trial"], True),
-        (["BEGIN EXCLUSIVE", "DELETE FROM trial"], False),
+        pytest.param(["BEGIN EXCLUSIVE", "DELETE FROM trial"], False, marks=pytest.mark.slow),
         (["PRAGMA locking_mode = EXCLUSIVE", "DELETE FROM trial WHERE 0", "BEGIN IMMEDIATE"], False),
     ],
 )

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click import Choice
 
 from sdkde_core import __version__
 from sdkde_core.choice import cards, hardware
-from sdkde_core.cli.console import Argument, Choice, json_option, raise_again, together
+from sdkde_core.cli.console import Argument, json_option, raise_again, together
 from sdkde_core.cli.console import Group as OneLine
 from sdkde_core.messages import did_you_mean, switched_off
 from sdkde_core.plugin import write_atomically

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from sdkde_core.nearby import Neighbours
 from sdkde_core.plugin import check_threads, checkpoint, cpu_threads, map_threads
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price
-from .duplicates import Distinct
 from .modes import Array, Box, fields
 from .series import Fourier, Series, State
 from .transforms import to_modes, to_points
@@ -41,7 +42,8 @@ class FourierBackend(Fourier):
 
     @np.errstate(all="ignore")
     def prepare(self, problem: Problem, columns: Columns) -> State:
-        return State(columns, self.transform(problem, columns), Distinct(columns, self.spread).reduce)
+        directly = functools.partial(Neighbours(columns).reduce, spread=self.spread)
+        return State(columns, self.transform(problem, columns), directly)
 
     def to_modes(self, box: Box, points: Array, weights: Array, epsilon: float) -> Array:
         return to_modes(box.angles(points), weights, box.shape, epsilon, self.threads or cpu_threads())

@@ -7,14 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
 from sdkde_core.nearby import left_out, rough_share, typical_share
 from sdkde_core.plugin import cpu_threads, prices
 from sdkde_core.protocol import Problem, Reduction, Work
 
 from . import bounds
-from .duplicates import distinct, many, merged_weights
 from .modes import Array
 
 #: Most modes of a box: with finufft's grid, twice as fine per dimension, 1 GiB in three dimensions.
@@ -121,13 +118,12 @@ class Ways(NamedTuple):
     by_box: Callable[[Problem, tuple[int, ...], float], Work]  # of a shape in modes and the transforms' tolerance
     directly: Callable[[Problem, float, float, float], Work]  # of rows, columns left to each, columns
     tiles: tuple[int, int]  # columns and rows of one, see :class:`sdkde_core.nearby.Neighbours`
-    merges: bool  # equal points are summed once, directly
     rows: int  # at a time, which bounds the memory of angles and fields
     sample: int  # points that boxes are chosen by, about
 
 
-CPU = Ways(by_modes, by_lists, tiles=(32, 8), merges=True, rows=1 << 20, sample=1 << 15)
-DEVICE = Ways(by_products, by_tiles, tiles=(256, 32), merges=False, rows=1 << 21, sample=1 << 13)
+CPU = Ways(by_modes, by_lists, tiles=(32, 8), rows=1 << 20, sample=1 << 15)
+DEVICE = Ways(by_products, by_tiles, tiles=(256, 32), rows=1 << 21, sample=1 << 13)
 
 
 def box_seconds(
@@ -145,22 +141,9 @@ def box_seconds(
 
 
 def direct_seconds(ways: Ways, problem: Problem, points: Array, log_weights: Array) -> float:
-    """Return the predicted time of summing all rows directly, by some points; rows are expected where columns are.
-
-    Where equal points are summed once, one that comes several times among these comes often and stands for itself;
-    one that comes once stands for those that were not taken.
-    """
-    equal, n = 0.0, problem.n
-    if ways.merges and many(points):
-        first, group = distinct(points)
-        share = np.where(np.bincount(group) > 1, 1.0 / n, 1.0 / len(points)).sum()
-        points, log_weights = points[first], merged_weights(log_weights, first, group)
-        # Equal points are found before, by one thread.
-        equal = 20.0 * prices.speedup(cpu_threads()) * problem.d * (n + problem.m) * math.log2(n + 1.0)
-        problem = replace(problem, n=math.ceil(share * n), m=math.ceil(share * problem.m))
+    """Return the predicted time of summing all rows directly, by some points; rows are expected where columns are."""
     share = rough_share(problem, points, points, log_weights, *ways.tiles, left_out(problem))
-    work = ways.directly(problem, problem.m, share * problem.n, problem.n)
-    return seconds(replace(work, scalar_flops=work.scalar_flops + equal), problem.device)
+    return seconds(ways.directly(problem, problem.m, share * problem.n, problem.n), problem.device)
 
 
 def plus(transforms: Work, direct: Work) -> Work:

@@ -56,7 +56,7 @@ def calls_of(calls: int | None, data_device: str) -> int:
 def start_up(info: BackendInfo, problems: Sequence[Problem], calls: int) -> StartUp:
     """Return what a backend's start costs: what is declared, and compiling; one of ``calls`` calls counts its share.
 
-    What counts of it, the table of :func:`.choose` says. No other import or compilation matters, so that the choice
+    What counts of it is in docs/backends.md. No other import or compilation matters, so that the choice
     does not depend on the calls before.
     """
     device, compiling = problems[0].device, compile_seconds(info, problems)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from ..engine.repeats import merged
 from ..messages import did_you_mean, switched_off
 from ..protocol import Backend, BackendInfo, BackendUnavailable, Problem, Reduction, with_fields
 from . import cost, registry
@@ -135,21 +136,11 @@ def choose(
     ===================================  ===============================================================================
 
     Without ``explained`` a plugin is left out whose start-up alone takes longer than the best one, and one without a
-    competitor gets no price. For data on a device :func:`.plan.choose_near` asks
-    first, as if no point were split off, and takes the answer where all points are within that backend's limit and it
-    takes less than 20 ms. What counts of start-up and compiling:
-
-    ================================  ==================================================================================
-    the command line                  all: it makes one call
-    data on the host                  a tenth: a process makes ten calls
-    data on a device, or PyTorch has  a ten-thousandth: such calls are in loops
-    made a GPU's context
-    on a GPU with such a context      only compiling
-    after :func:`sdkde_core.warm_up`  nothing; of a backend that it leaves to compile later, compiling
-    ================================  ==================================================================================
-
-    Of the data only the extent and the share of far pairs count. Of several devices it is the best backend for the
-    first that works on all of them, and of ``"cuda:all"`` those take part that make the estimate faster.
+    competitor gets no price. For data on a device :func:`.plan.choose_near` asks first, as if no point were split off,
+    and takes the answer where all points are within that backend's limit and it takes less than 20 ms. What counts of
+    start-up and compiling is in docs/backends.md. Of the data only the extent, and the shares of far pairs and of
+    distinct points count. Of several devices it is the best backend for the first that works on all of them, and of
+    ``"cuda:all"`` those take part that make the estimate faster.
 
     ``device``: as the user named it. ``came_from``: where the user had the data, if they have been copied to
     ``data_device``. ``share``: the share of the pairs beyond an extent. ``calls``: over how many start-up is spread;
@@ -332,7 +323,8 @@ def ranked(
         found, places = [], [(info, place) for info, place in places if (info.name, place) not in (tried or {})]
         if wanted.data_device != "cpu":
             places = [p for p in places if p[1] == wanted.data_device] or places
-    posed = {place: at(problems, place) for _, place in places}  # what all plugins on a device share is asked once
+    # What all plugins on a device share is asked once.
+    posed = {place: tuple(map(merged, at(problems, place))) for _, place in places}
     if not everything and len(places) < 2:
         starts: list[tuple[StartUp | None, BackendInfo, str]] = [(None, *p) for p in places]
     else:

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from ..messages import SdkdeWarning, did_you_mean
+from ..messages import SdkdeWarning
 from ..protocol import BackendUnavailable
 
 
@@ -108,17 +108,6 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with _one_line():
             return super().invoke(ctx)
-
-
-class Choice(click.Choice):
-    """One of several words; for another it names the one that may be meant."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter as error:
-            hint = did_you_mean(value, map(str, self.choices))
-            raise click.BadParameter(error.message.rstrip(".") + hint, ctx, param) from error
 
 
 class Argument(click.Argument):

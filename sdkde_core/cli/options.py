@@ -10,11 +10,11 @@ import click
 from ..bandwidth.rules import RULES
 from ..estimator.request import ALL_METHODS, NEGATIVE
 from ..protocol import KERNELS, PRECISIONS
-from .console import Argument, Choice, together
+from .console import Argument, together
 
 
 def _one_of(name: str, known: Sequence[str], default: str, help: str) -> Callable[[Any], Any]:
-    return click.option(name, type=Choice(known), default=default, show_default=True, help=help)
+    return click.option(name, type=click.Choice(known), default=default, show_default=True, help=help)
 
 
 def _number_or(*words: str) -> Any:

@@ -57,6 +57,7 @@ class Explanation:
     kernel: str = "gaussian"
     stack: dict[str, tuple[float, float | None]] | None = None  # by part its share, and mean log of left-out samples
     coordinates: str | None = None
+    distinct: float = 1.0  # what share of the samples is expected to differ, see Problem
 
     @classmethod
     def of(
@@ -80,7 +81,7 @@ class Explanation:
             size = str(p.reduction), p.m, p.n, p.d, p.precision, p.extent
             lines.append(PassLine(purpose, *size, seconds[i] if seconds else None, *took))
         chosen = choice.name, choice.where, choice.reason, tuple(lines), choice.candidates, choice.calls
-        return cls(request.method, bandwidth, *chosen, kernel=request.kernel, **more)
+        return cls(request.method, bandwidth, *chosen, kernel=request.kernel, distinct=problems[0].distinct, **more)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dicts, lists, numbers and strings."""
@@ -102,7 +103,9 @@ class Explanation:
         if self.selection is not None:
             lines.append(f"chosen from the data: {self.selection.reason}")
         lines.append(f"precision {last.precision}: errors of log p up to about {error:.0e}")
-        lines += [f"the farthest point is {last.extent:.3g} bandwidths from the centre", "", "passes (rows × samples)"]
+        lines += [f"the farthest point is {last.extent:.3g} bandwidths from the centre"]
+        differ = f"about {self.distinct * last.n:.2g} samples differ; on a CPU equal ones are summed once"
+        lines += [differ] * (self.distinct < 1.0) + ["", "passes (rows × samples)"]
         for p in self.passes:
             took = "" if p.measured_seconds is None else f", took {_time(p.measured_seconds)}"
             far = f", {p.far_points} far points summed apart" if p.far_points else ""

@@ -18,7 +18,6 @@ from .. import arrays
 from ..arrays import Argument, Data, Origin, check_query, convert, detached, look, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth, like
 from ..choice import registry, select
-from ..engine.columns import PackedColumns
 from ..engine.failures import BackendFailed, OutOfReach, call
 from ..engine.forks import new_lock
 from ..engine.groups import Group, GroupedColumns
@@ -179,8 +178,7 @@ def _pack(
     """Make groups ready for rows, on several devices or ranks where the request or the choice names them."""
     where, how = request.ranks or choice.devices, (choice.backend, choice.info)
     if len(groups) == 1 and groups[0].scale == 1.0:
-        given = *how, problem, groups[0].columns, shared
-        return pack_on(where, *given) if where else PackedColumns(*given)
+        return pack_on(where, *how, problem, groups[0].columns, shared)
     return GroupedColumns(groups, functools.partial(pack_on, where, *how, shared=shared), problem)
 
 

@@ -20,6 +20,7 @@ from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
 from ..choice import select
 from ..engine.outliers import CLEAR, count, limit_of, outlier_share, radii
+from ..engine.repeats import distinct_share
 from ..protocol import BackendUnavailable, Columns, Problem, with_fields
 from .request import Request
 from .resolution import clearest_centre
@@ -103,6 +104,8 @@ def plan(
     problems = request.problems(m, n, d, extent, requires, data.dtype, data.device)
     if data.log_weights is not None:
         problems = tuple(with_fields(p, weight_span=data.weight_span) for p in problems)
+    if data.device == "cpu" and not request.ranks and (unequal := distinct_share(data.train)) < 1.0:
+        problems = tuple(with_fields(p, distinct=unequal) for p in problems)
 
     def share(step: int, limit: float) -> float:
         columns = rows = measured.distances[:n]

@@ -53,19 +53,4 @@ from __future__ import annotations
 from .forecast import rough_share, typical_share
 from .lists import PARTS, Lists, left_out, lists
 from .sums import Neighbours
-from .tiles import Index, Tiles, by_tile, index, order
-
-__all__ = [
-    "PARTS",
-    "Index",
-    "Lists",
-    "Neighbours",
-    "Tiles",
-    "by_tile",
-    "index",
-    "left_out",
-    "lists",
-    "order",
-    "rough_share",
-    "typical_share",
-]
+from .tiles import Index, by_tile, index, order

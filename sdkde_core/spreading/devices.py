@@ -19,6 +19,7 @@ from ..engine.columns import PackedColumns
 from ..engine.devices import memory_errors
 from ..engine.groups import GroupedColumns
 from ..engine.merge import concatenate, each
+from ..engine.repeats import Merged, pack
 from ..engine.threads import map_threads
 from ..protocol import Backend, BackendInfo, Columns, Partial, Problem, with_fields
 from .ranks import OnRanks, Ranks
@@ -107,11 +108,11 @@ class OnDevices:
         return [next(done[arguments[0]]) for arguments in given]
 
 
-Reducer = PackedColumns | GroupedColumns | OnDevices | OnRanks
+Reducer = PackedColumns | Merged | GroupedColumns | OnDevices | OnRanks
 
 
 def pack_on(where: Ranks | tuple[str, ...], *columns: Any, **how: Any) -> Reducer:
     """Return columns ready for rows, on several devices or ranks, else on one; arguments as of PackedColumns."""
     if not isinstance(where, tuple):
         return where.pack(*columns, **how)
-    return OnDevices(where, *columns, **how) if where else PackedColumns(*columns, **how)
+    return OnDevices(where, *columns, **how) if where else pack(*columns, **how)
