@@ -494,6 +494,7 @@ def test_the_budget_ends_a_search(store):
 # --- finals -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_interleaved_finals_decide(store):
     """A lucky time of a mediocre candidate, and a clock that drifts: those timed side by side win."""
     lucky = sorted(ALL, key=ms)[12]

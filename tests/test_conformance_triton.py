@@ -95,6 +95,7 @@ def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeyp
     assert problems.errors(part, got, reference.sums(y[rows], x, log_weights=log_w)).max() < 1.0
 
 
+@pytest.mark.slow
 @interpreted
 @warns
 def test_rows_that_are_no_numbers_have_an_order_too():

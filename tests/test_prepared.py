@@ -346,6 +346,7 @@ def test_nothing_of_it_can_be_changed():
     assert h.factor.tolist() == [0.1, 0.2, 0.3]
 
 
+@pytest.mark.slow
 def test_modes_start_from_all_of_few_samples():
     x = np.random.default_rng(9).exponential(size=400)
     density = sdkde_core.prepare(x, coordinates="log")

@@ -188,6 +188,7 @@ def test_equal_samples_and_tiny_units(x, high, h):
     assert abs(0.5 * float((density[1:] + density[:-1]) @ np.diff(y)) - 1.0) < 1e-3
 
 
+@pytest.mark.slow
 def test_arcs_the_distribution_function_and_modes_round_a_circle():
     x = np.r_[angles()[:, 0], np.full(3, 3.0)]
     prepared = sdkde_core.prepare(x, support=CIRCLE, bandwidth=0.2, tails="guard")
