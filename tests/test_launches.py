@@ -262,3 +262,17 @@ def test_lists_in_threads_and_on_streams_on_a_card(monkeypatch):
     got = [prepared.estimate(q) for q in queries]
     monkeypatch.setattr(Lists, "serve", lambda self, key, given, launch, served: launch()[0])
     assert all(torch.equal(a, prepared.estimate(q)) for a, q in zip(got, queries))
+
+
+def test_what_cannot_be_listed_is_not_tried_in_every_call():
+    """As where a call's bandwidth is chosen, and PyTorch's kernels find the step."""
+    lists, x, calls = Lists(False), torch.ones(9, dtype=torch.float64), []
+
+    def launch():
+        calls.append(1)
+        return x + 1.0, 0.0
+
+    for key in range(20):
+        for _ in range(2):
+            assert float(lists.serve(key, (x,), launch, lambda read: 0.0).sum()) == 18.0
+    assert len(calls) <= 40 + 3

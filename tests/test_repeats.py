@@ -58,6 +58,18 @@ def test_rows_that_are_no_numbers_and_far_ones_stay_apart():
     np.testing.assert_allclose(got[[0, 7, 399]], want[[0, 1, 1]], rtol=1e-6)
 
 
+@pytest.mark.parametrize("k", [3, 40, 700])
+def test_many_rows_that_are_no_numbers(k):
+    rng = np.random.default_rng(k)
+    x = rng.integers(0, k, size=(5000, 2)).astype(float)
+    y = np.where(rng.random(5000)[:, None] < 0.3, np.nan, x)
+    got = sdkde_core.estimate(x, y, method="kde", bandwidth=0.3, check_finite=False, backend="numpy")
+    want = sdkde_core.estimate(x, x, method="kde", bandwidth=0.3, backend="numpy")
+    np.testing.assert_allclose(got, np.where(np.isnan(y[:, 0]), np.nan, want), rtol=1e-5)
+    x[::3] = np.nan
+    assert np.isnan(sdkde_core.estimate(x, y, method="kde", bandwidth=0.3, check_finite=False, backend="numpy")).all()
+
+
 def test_groups_of_equal_points():
     points = np.array([[0.0, 1.0], [2.0, 3.0], [-0.0, 1.0], [0.0, 2.0], [2.0, 3.0]])
     often = np.repeat(points, 900, axis=0)
@@ -77,3 +89,8 @@ def test_few_of_many_are_found_and_priced():
     few, many = (sdkde_core.explain(x, bandwidth=1.0, device="cpu").candidates for x in (grades, apart))
     few, many = (min(c.seconds for c in found if c.ok) for found in (few, many))
     assert few < 0.1 * many
+    hourly = np.where(np.arange(40_960)[:, None] % 10 == 0, 0.0, rng.normal(size=(40_960, 2)))
+    stamps = np.stack([86400e9 * rng.integers(0, 400, 40_960) + 1.7e18, rng.normal(size=40_960)], axis=1)
+    assert (
+        distinct_share(hourly) == distinct_share(stamps) == 1.0
+    )  # sampled by a period, or by rounded sums, they are not

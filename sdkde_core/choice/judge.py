@@ -102,7 +102,7 @@ def judge(
         passes.append(seconds)
         if asked is not problem and far:
             apart.append((far, asked.extent))
-        beyond = beyond or far > 0.0
+        beyond = beyond or far > 0.0 or asked is not problem  # of an extent that is rounded up no point may be
     differ = len({text for _, text in answers}) > 1
     notes = [f"{reduction}: {text}" if differ else text for reduction, text in answers]
     if apart:

@@ -14,13 +14,11 @@ from .columns import PackedColumns
 from .merge import each, take_rows
 
 SAMPLE = 4096  # points, at least, among which one looks for repeats, and of how many
+MOST = 0.75  # of the points are distinct, where equal ones are merged
 
 
 class Merged:
-    """Distinct columns in place of all that are equal to each; it reduces as :class:`.PackedColumns` does.
-
-    Equal rows are summed once, too. ``group`` (n,): which of the ``packed`` columns each column is equal to.
-    """
+    """As :class:`.PackedColumns`, of distinct points; ``group`` (n,): the packed column that each column equals."""
 
     def __init__(self, packed: PackedColumns, group: Array) -> None:
         self._packed, self._group = packed, group
@@ -42,44 +40,49 @@ def pack(
     backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
 ) -> PackedColumns | Merged:
     """Return columns ready for rows; arguments as of :class:`.PackedColumns`."""
-    able = problem.device == "cpu" and "grad" not in problem.requires
-    few = merged(with_fields(problem, distinct=distinct_share(columns.points) if able else 1.0))
-    if few.n == problem.n or not info.supports(few).ok:
-        return PackedColumns(backend, info, problem, columns, shared)
-    first, group = distinct(to_host(columns.points))
-    logs = merged_weights(to_host(columns.log_weights), first, group)
-    there = Columns(_rows(columns.points, first), array_namespace(columns.log_weights).asarray(logs))
-    return Merged(PackedColumns(backend, info, few, there, shared), group)
+    if _pays(problem) and distinct_share(columns.points) < 1.0:
+        first, group = distinct(to_host(columns.points))
+        few = merged(with_fields(problem, distinct=len(first) / len(group)))
+        if len(first) <= MOST * len(group) and info.supports(few).ok:
+            logs = merged_weights(to_host(columns.log_weights), first, group)
+            there = Columns(_rows(columns.points, first), array_namespace(columns.log_weights).asarray(logs))
+            return Merged(PackedColumns(backend, info, few, there, shared), group)
+    return PackedColumns(backend, info, problem, columns, shared)
+
+
+def _pays(problem: Problem) -> bool:
+    """Whether equal points may be merged; for few rows to find them takes longer than to sum them."""
+    return problem.device == "cpu" and problem.m >= 256 and "grad" not in problem.requires
 
 
 def merged(problem: Problem) -> Problem:
-    """The problem of the distinct points, if it is one on a CPU; as many rows as columns are taken for these."""
-    share, m = problem.distinct, problem.m
-    if share == 1.0 or problem.device != "cpu" or "grad" in problem.requires:
+    """The problem of the distinct points, where equal ones are merged; as many rows as columns are taken for these."""
+    if problem.distinct == 1.0 or not _pays(problem):
         return problem
-    n, requires = math.ceil(share * problem.n), problem.requires | {"weights"}
-    m = math.ceil(share * m) if m == problem.n else m
-    return with_fields(problem, n=n, m=m, requires=requires, distinct=1.0)
+    n, m, requires = math.ceil(problem.distinct * problem.n), problem.m, problem.requires | {"weights"}
+    return with_fields(problem, n=n, m=n if m == problem.n else m, requires=requires, distinct=1.0)
 
 
 def distinct_share(points: Any) -> float:
-    """What share of many points differs from all others, by some of them; 1: nine tenths or more.
+    """What share of many points differs from all others, by some of them; 1: more than three quarters.
 
     The others are as many as Chao (1984, Nonparametric estimation of the number of classes in a population) estimates
-    by those that come once and twice, or as if one that comes once stood for what was not looked at."""
+    by those that come once and twice, or as if one that comes once stood for what was not looked at.
+    """
     if (n := points.shape[0]) < SAMPLE:
         return 1.0
-    counts = _counted(_keys(to_host(points[:: -(-n // SAMPLE), :])))[1]
-    once, twice = (int((counts == k).sum()) for k in (1, 2))
-    unseen = min(once * (once - 1) / (2.0 * twice + 2.0), once * (n / counts.sum() - 1.0))
-    return min(1.0, (len(counts) + unseen) / n) if _many(counts) else 1.0
+    some = to_host(points[places(n, SAMPLE), :])
+    _, first, group, counts = np.unique(_keys(some), True, True, True, equal_nan=False)
+    apart = 0 if len(first) > MOST * len(some) else int((some != some[first][group]).any(axis=1).sum())
+    once, twice = int((counts == 1).sum()) + apart, int((counts == 2).sum())  # apart: of equal keys alone
+    if len(counts) + apart > MOST * len(some):
+        return 1.0
+    unseen = min(once * (once - 1) / (2.0 * twice + 2.0), once * (n / len(some) - 1.0))
+    return min(1.0, (len(counts) + apart + unseen) / n)
 
 
 def distinct(points: Array) -> tuple[Array, Array]:
-    """Return the index of one of each group of equal points (n, d), (g,), and the group of every point, (n,).
-
-    Some equal points may be left in groups of their own, which changes no sum.
-    """
+    """Return the index of one of each group of equal points (n, d), (g,), and the group of every point, (n,)."""
     keys = _keys(points)
     values, counts = _counted(keys)
     often = values[counts > 1]
@@ -88,14 +91,21 @@ def distinct(points: Array) -> tuple[Array, Array]:
     met = often[group] == keys if len(often) else np.zeros(len(keys), bool)
     first, (rest,) = np.empty(len(often), np.intp), np.nonzero(~met)
     first[group[met]] = np.nonzero(met)[0]
-    one = among = np.arange(len(rest))
-    if len(rest) <= SAMPLE or _many(_counted(keys[rest])[1]):
-        _, one, among = np.unique(keys[rest], return_index=True, return_inverse=True)
+    one = among = np.arange(len(rest))  # hardly one of them equals another
+    if len(rest) <= SAMPLE or len(some := _counted(keys[rest])[1]) <= MOST * some.sum():
+        _, one, among = np.unique(keys[rest], return_index=True, return_inverse=True, equal_nan=False)
     group[rest] = len(often) + among
     first = np.concatenate([first, rest[one]])
     (others,) = np.nonzero((points != points[first][group]).any(axis=1))  # have the key of another point
     group[others] = len(first) + np.arange(len(others))
     return np.concatenate([first, others]), group
+
+
+def places(n: int, most: int) -> Array:
+    """Indices of up to ``most`` of n points, one of each stretch of equal length, where no period in the data meets."""
+    step = -(-n // most)
+    k = np.arange(n // step)
+    return k * step + (step * (k * 0.5 * (math.sqrt(5.0) - 1.0) % 1.0)).astype(np.int64)
 
 
 def _keys(points: Array) -> Array:
@@ -108,19 +118,13 @@ def _keys(points: Array) -> Array:
 
 def _counted(keys: Array) -> tuple[Array, Array]:
     """Some of the keys, and how often each comes."""
-    return np.unique(keys[:: max(1, -(-len(keys) // SAMPLE))], return_counts=True)
-
-
-def _many(counts: Array) -> bool:
-    """Whether a tenth of the points, which are counted by their keys, repeats others."""
-    return len(counts) < 0.9 * counts.sum()
+    return np.unique(keys[places(len(keys), SAMPLE)], return_counts=True, equal_nan=False)
 
 
 def merged_weights(log_weights: Array, first: Array, group: Array) -> Array:
     """Return the log of every group's weight, (g,)."""
-    most = np.full(len(first), -np.inf)
+    most = np.full(len(first), -1e300)  # as where none of the group carries weight
     np.maximum.at(most, group, log_weights)
-    most[most == -np.inf] = 0.0  # none of the group carries weight
     with np.errstate(divide="ignore"):
         return most + np.log(np.bincount(group, np.exp(log_weights - most[group])))
 

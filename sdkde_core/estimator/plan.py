@@ -104,7 +104,7 @@ def plan(
     problems = request.problems(m, n, d, extent, requires, data.dtype, data.device)
     if data.log_weights is not None:
         problems = tuple(with_fields(p, weight_span=data.weight_span) for p in problems)
-    if data.device == "cpu" and not request.ranks and (unequal := distinct_share(data.train)) < 1.0:
+    if data.device == "cpu" and not (request.ranks or grad) and (unequal := distinct_share(points)) < 1.0:
         problems = tuple(with_fields(p, distinct=unequal) for p in problems)
 
     def share(step: int, limit: float) -> float:

@@ -7,18 +7,11 @@ from typing import Any
 
 import numpy as np
 from array_api_compat import device
-from numpy.typing import NDArray
 
 from ..arrays import array_namespace
+from ..engine.repeats import places
 from ..protocol import Problem
 from .lists import added
-
-
-def _places(n: int, most: int) -> NDArray[np.int64]:
-    """Indices of up to ``most`` of n points, one of each stretch of equal length, where no period in the data meets."""
-    step = -(-n // most)
-    k = np.arange(n // step)
-    return k * step + (step * (k * 0.5 * (math.sqrt(5.0) - 1.0) % 1.0)).astype(np.int64)
 
 
 def rough_share(
@@ -45,7 +38,7 @@ def rough_share(
     if columns.shape[0] <= 64 or not rows.shape[0] or not problem.m:
         return 1.0
     xp, on = array_namespace(columns), device(columns)
-    some, thin = (xp.asarray(_places(x.shape[0], most), device=on) for x, most in zip((rows, columns), few))
+    some, thin = (xp.asarray(places(x.shape[0], most), device=on) for x, most in zip((rows, columns), few))
     k, d = thin.shape[0], columns.shape[1]
     tall = height * problem.n / problem.m  # of as many columns as lie where a tile of rows does
     with np.errstate(all="ignore"):
