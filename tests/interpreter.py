@@ -11,10 +11,14 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="test_in_the_interpreter runs it")
 
 
-def run(file, marked, named=""):
-    """Run tests by marker and name; Triton decides when it is imported whether it interprets its kernels."""
+def run(file, marked, named="", more=()):
+    """Run tests by marker and name; Triton decides when it is imported whether it interprets its kernels.
+
+    ``more``: other files of the same folder, as a process takes some seconds to start.
+    """
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file, "-m", marked, "-k", named]
+    files = [file, *(str(Path(file).with_name(name)) for name in more)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-m", marked, "-k", named]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(file).parent.parent)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

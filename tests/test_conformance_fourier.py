@@ -10,14 +10,10 @@ pytest.importorskip("finufft")
 torch = pytest.importorskip("torch")
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 class TestFourier(BackendConformance):
     backend = "fourier"
     slow = ("drawn[10-d1-p400000]", "drawn[17-d3-p400000]", "leaks")  # each as long as the 38 others
-
-    @pytest.mark.covering(1)
-    def test_threads(self, parameter):
-        super().test_threads(parameter)
 
 
 @pytest.mark.covering(1)  # a transform in three dimensions takes a second

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
-from interpreter import INTERPRETED, interpreted, run
+from interpreter import interpreted
 from sdkde_triton import criteria
 
 from sdkde_core import select_bandwidth
@@ -21,12 +21,6 @@ from sdkde_core.choice import registry
 
 METHODS = ("kde", "sdkde", "laplace")
 CPU = Kernels(*(functools.partial(f, device="cpu") for f in (criteria.left_out, criteria.climb)))
-
-
-@pytest.mark.skipif(INTERPRETED, reason="this is what the test starts")
-@pytest.mark.parametrize("marked", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_in_the_interpreter(marked):
-    run(__file__, marked)
 
 
 def drawn(n, d, kind, seed=0):

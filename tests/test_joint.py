@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from interpreter import INTERPRETED, interpreted, run
+from interpreter import INTERPRETED, interpreted
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -24,11 +24,6 @@ from sdkde_core.estimator.together import Together  # noqa: E402
 from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction  # noqa: E402
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
-
-
-@pytest.mark.skipif(INTERPRETED, reason="it starts this")
-def test_in_the_interpreter():
-    run(__file__, "not gpu")
 
 
 CASES = [

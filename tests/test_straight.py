@@ -25,7 +25,7 @@ BACKEND = {"backend": "triton", "device": "cpu"}
 @pytest.mark.skipif(INTERPRETED, reason="this is what the test starts")
 @pytest.mark.parametrize("marked", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_in_the_interpreter(marked):
-    run(__file__, marked)
+    run(__file__, f"{marked} and not gpu", more=("test_joint.py", "test_criteria.py"))
 
 
 @pytest.fixture
