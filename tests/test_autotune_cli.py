@@ -317,6 +317,7 @@ def test_where_nothing_is_named_a_grid_is_tuned_the_most_valuable_first(monkeypa
     assert sizes == sorted(sizes, key=(15, 17, 13, 20).index)
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_tried(worker, monkeypatch, tmp_path):
     listed_cards(monkeypatch, "NVIDIA RTX A6000")
     count = itertools.count()

@@ -32,6 +32,7 @@ class TestFourierAlways(BackendConformance):
         super().test_tolerance(parameter)
 
 
+@pytest.mark.slow
 class TestFourierTorchAlways(TestFourierAlways):
     backend = "fourier-torch"
     device = "cpu"
