@@ -140,12 +140,23 @@ def test_what_cannot_be_a_list_is_computed():
         x, y = drawn()
         torch.testing.assert_close(estimate(x, y), 2 * (3 * x + y) + x + 1.0)
     assert estimate.worked == 4
+
+
+def test_arrays_that_overlap_have_a_list_for_each_way():
+    """As samples and a query of some of them do."""
     estimate = Estimate()
-    for _ in range(3):
-        x, y = drawn()[0][:20], drawn()[1][:20]
-        both = torch.cat((x, y))
-        torch.testing.assert_close(estimate(both[:20], both[10:30]), 2 * (3 * both[:20] + both[10:30]) + both[:20])
-    assert estimate.worked == 4  # they overlap
+    for i, j in 2 * [(0, 10), (10, 0), (0, 14), (0, 20), (7, 7)]:
+        both = drawn()[0]
+        x, y = both[i : i + 20], both[j : j + 20]
+        torch.testing.assert_close(estimate(x, y), 2 * (3 * x + y) + x, rtol=1e-14, atol=0)
+        x, y = drawn(20)
+        torch.testing.assert_close(estimate(x, y), 2 * (3 * x + y) + x, rtol=1e-14, atol=0)
+    before = estimate.worked
+    for i, j in ((0, 10), (10, 0), (0, 14), (0, 20)):
+        both = drawn()[0]
+        x, y = both[i : i + 20], both[j : j + 20]
+        torch.testing.assert_close(estimate(x, y), 2 * (3 * x + y) + x, rtol=1e-14, atol=0)
+    assert estimate.worked == before
 
 
 def test_a_list_that_is_in_use_or_that_fails_is_gone_round():
@@ -215,6 +226,7 @@ def test_lists_have_the_same_bits_on_a_card(method, backend, dtype, monkeypatch)
                 for call in range(8):
                     x = torch.randn(n, d, device="cuda", dtype=getattr(torch, dtype))
                     y = None if m is None else torch.randn(m, d, device="cuda", dtype=x.dtype)
+                    y = x[:m] if m and call in (2, 4, 6) else y
                     if call % 2:  # sometimes equal, or all of the other dtype
                         w = torch.rand(n, device="cuda", dtype=torch.float32 if call == 3 else torch.float64)
                         options["weights"] = torch.ones_like(w) if call == 5 else w

@@ -114,8 +114,8 @@ class Slots(threading.local):
 def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tuple[Any, Launches | None]:
     """Return the extent that the launches of ``compute()`` serve, and the list of these; it returns a tensor and that.
 
-    There is no list where ``given``, the tensors that it computes from, overlap, where PyTorch has launched a kernel,
-    or where not exactly one kernel wrote numbers to the host.
+    ``given``: the tensors that it computes from. There is no list where PyTorch has launched a kernel, or where not
+    exactly one kernel wrote numbers to the host.
     """
     before, recording = _here.recording, _Recording()
     _here.recording = recording
@@ -126,11 +126,9 @@ def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tupl
         _here.recording = before
         if before is not None:  # a signal handler's estimate, within another one
             before.alone = False
-    ranges = sorted((x.data_ptr(), x.data_ptr() + x.nbytes) for x in given)
-    apart = all(stop <= start for (_, stop), (start, _) in itertools.pairwise(ranges))
     made = {(x.data_ptr(), x.nbytes) for x in recording.made}
     listed = result is not None and (result.data_ptr(), result.nbytes) in made
-    if not (listed and apart and recording.alone and len(recording.reads) == 1):
+    if not (listed and recording.alone and len(recording.reads) == 1):
         return served, None
     found = Launches(recording, given, result)
     return served, found if found.writes else None
@@ -239,8 +237,10 @@ class Lists:
         With its result it returns the extent that its launches serve. ``served`` is that of what was read, None where
         there is no result. A list is made for the first key, and for others that come again: not in every call.
         """
-        alike = given[0] is given[min(1, len(given) - 1)]
-        key = key, _stream(given[0].device), alike, *(x.data_ptr() % 16 for x in given)
+        spans = [(x.data_ptr(), x.nbytes) for x in given]
+        # Where arrays overlap, as samples and a query of some of them do, those of later calls do so by as many bytes.
+        tied = (b - a if a < b + k and b < a + n else None for (a, n), (b, k) in itertools.combinations(spans, 2))
+        key = key, _stream(given[0].device), *tied, *(start % 16 for start, _ in spans)
         known, first, extent = self._known.get(key), not self._known, 0.0
         if self._failed > 2:  # as where PyTorch's kernels find the step, at a bandwidth that each call chooses
             return launch()[0]
