@@ -226,7 +226,7 @@ def test_the_demo(tmp_path):
     output = tmp_path / "plot.png"
     result = CliRunner().invoke(main, ["demo", "-o", str(output)], catch_exceptions=False)
     assert result.exit_code == 0
-    words = ("kde", "sdkde", "laplace", "backend: numpy", "1437 × 1437", "ms", "mass below zero", "not positive")
+    words = ("kde", "sdkde", "laplace", "chosen: numpy", "1437 × 1437", "ms", "mass below zero", "not positive")
     assert all(word in result.output for word in words)
     assert output.read_bytes().startswith(b"\x89PNG") and output.stat().st_size > 50_000
 

@@ -86,6 +86,28 @@ def test_it_is_the_general_way_in_fewer_launches(method, bandwidth, weighted, lo
 
 
 @interpreted
+@pytest.mark.parametrize("case", ["strided", "column", "dtypes", "whole number", "samples"])
+def test_tensors_as_users_have_them(case, tensors):
+    x, y = drawn(120, 30, 1 if case == "column" else 3)
+    h, given = (1 if case == "whole number" else np.float64(0.5)), (x, y)
+    if case == "strided":
+        given = x.T.contiguous().T, y.repeat(1, 2)[::2, :3]
+        y = y[::2]
+    elif case == "column":
+        given = x[:, 0], y.repeat(1, 2)[:, 0]
+    elif case == "dtypes":
+        given = x, y.double()
+    elif case == "samples":
+        given, y = (x, x[:20]), x[:20]
+    for ask in (sdkde_core.estimate, sdkde_core.grad_log_density):
+        got = ask(*given, bandwidth=h, **BACKEND)
+        assert tensors.pop() is not None and got.dtype == (torch.float64 if case == "dtypes" else torch.float32)
+        want = ask(x.numpy(), y.numpy(), bandwidth=h, **BACKEND)
+        assert got.shape == want.shape
+        np.testing.assert_allclose(got.numpy(), want, rtol=1e-4, atol=1e-4 * abs(want).max())
+
+
+@interpreted
 def test_scores(tensors):
     x, y = drawn(200, 31, 3)
     got = sdkde_core.grad_log_density(x, y, bandwidth=0.5, **BACKEND)

@@ -36,7 +36,8 @@ def run_demo(output: Path, backend: str, echo: Callable[[str], Any]) -> None:
         train, test = train_test_split(digits.data, test_size=0.2, random_state=0)
         project = PCA(16).fit(train)
         train, test = project.transform(train), project.transform(test)
-        _passes(train, test, _digits(likelihoods.subplots(), train, test, backend, echo), backend, echo)
+        own = _digits(likelihoods.subplots(), train, test, backend, echo)["sdkde"]
+        echo(str(explain(train, test, bandwidth=own, backend=backend, measure=True)))
         fit = prepare(train[:, :2], bandwidth="auto", backend=backend)
         axes = moves(fit, train[:, :2], ax=contours(fit, ax=plane.subplots()))
         axes.set(xlabel="first principal component of the digits", ylabel="second")
@@ -112,13 +113,3 @@ def _digits(axes: Any, train: Array, test: Array, backend: str, echo: Callable[[
     axes.set_title("Held-out log-likelihood of digits, d = 16", loc="left", fontweight="bold")
     axes.legend(frameon=False, loc="lower center")
     return own
-
-
-def _passes(train: Array, test: Array, own: dict[Any, Bandwidth], backend: str, echo: Callable[[str], Any]) -> None:
-    for method, bandwidth in own.items():
-        e = explain(train, test, method=method, bandwidth=bandwidth, backend=backend, measure=True)
-        if method == METHODS[0]:
-            echo(f"backend: {e.backend} on {e.device}, {e.reason}")
-            echo("passes:")
-        for p in e.passes:
-            echo(f"  {method:8} {p.reduction:8} {p.m:5} × {p.n}: {(p.measured_seconds or 0.0) * 1e3:7.1f} ms")

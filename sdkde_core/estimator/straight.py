@@ -134,6 +134,15 @@ def place_of(*given: Any) -> str | None:
     return f"cuda:{device}"
 
 
+def _columns(*given: Any) -> tuple[Any, ...]:
+    """Plain tensors as columns in one piece, of the wider dtype; others as they are."""
+    torch = sys.modules["torch"]
+    if any(type(x) is not torch.Tensor or x.dtype not in (torch.float32, torch.float64) for x in given):
+        return given
+    wide = torch.float64 if any(x.dtype is torch.float64 for x in given) else torch.float32
+    return tuple((x[:, None] if x.ndim == 1 else x).to(wide).contiguous() for x in given)
+
+
 def _line(request: Request, x: Any, m: int | None, place: str) -> _Line:
     """The line of calls like this one; it is made anew where backends have come or failed since."""
     named = named_backend(request.backend)
@@ -171,13 +180,14 @@ _NOT_CAPTURED = (
 
 
 def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: bool) -> tuple[Any, Request]:
-    given, weights = (train,) if query is None else (train, query), request.weights
+    given, weights = _columns(*((train,) if query is None else (train, query))), request.weights
+    train, query = given[0], None if query is None else given[1]
     place = place_of(*given) if weights is None else place_of(*given, weights)
     attached = place is not None and is_attached(request.bandwidth)
     if place is None or attached or not _plain(request) or not _fits(train, query, weights):
         return None, request
-    if type(request.bandwidth) is float and 0.0 < request.bandwidth < math.inf:
-        bandwidth = Bandwidth.of(request.bandwidth, train.shape[1])
+    if type(request.bandwidth) in (float, int, np.float64) and 0.0 < request.bandwidth < math.inf:
+        bandwidth = Bandwidth.of(float(request.bandwidth), train.shape[1])
     else:
         bandwidth = read(request, train, query)[1]
         request = with_fields(request, bandwidth=bandwidth)
@@ -271,6 +281,7 @@ def answer(fitted: Fitted, query: Argument, what: str) -> Any:
 
 def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
     x, request, choice = query.array, fitted.request, fitted.choice
+    x = _columns(x)[0] if "torch" in sys.modules else x
     place = place_of(x)
     laplace_score = what in ("score", "slope") and request.method == "laplace"
     if not fitted.groups:  # a list of densities asks for each
