@@ -288,3 +288,22 @@ def test_what_cannot_be_listed_is_not_tried_in_every_call():
         for _ in range(2):
             assert float(lists.serve(key, (x,), launch, lambda read: 0.0).sum()) == 18.0
     assert len(calls) <= 40 + 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["kde", "sdkde"])
+@pytest.mark.parametrize(
+    "h", [0.8, [0.7, 0.8, 0.9, 1.0], [[1.0 if i == j else 0.2 for i in range(4)] for j in range(4)]]
+)
+def test_scores_on_a_card(method, h):
+    """By the backend that a density has for queries' shifts, which need not be that of its densities."""
+    torch.manual_seed(9)
+    x = torch.randn(2048, 4, device="cuda")
+    prepared = sdkde_core.prepare(x, bandwidth=h, method=method)
+    for call in range(6):
+        y = torch.randn(100, 4, device="cuda", dtype=torch.float64 if call == 4 else x.dtype)
+        y = x[:100] if call == 3 else y
+        want = sdkde_core.grad_log_density(x.cpu().numpy(), y.cpu().numpy(), bandwidth=h, method=method, device="cpu")
+        for got in (prepared.grad_log_density(y), sdkde_core.grad_log_density(x, y, bandwidth=h, method=method)):
+            assert got.dtype == y.dtype and got.is_cuda
+            np.testing.assert_allclose(got.cpu().numpy(), want, atol=5e-4 * abs(want).max())

@@ -207,7 +207,7 @@ class Fitted:
         self._packed: dict[Reduction, Reducer] = {}
         self._lock, self.lists = new_lock(), Lists(False)
         self._successor: Fitted | None = None
-        self._second: Fitted | None = None
+        self.second: Fitted | None = None  # for what this one's backend does not reach
         self.home = Origin.of(centre)
         self._whiten = bandwidth.whitening(centre)
         self._packed_for(problem.reduction)
@@ -238,12 +238,12 @@ class Fitted:
                 if select.named_backend(here.request.backend) != "auto":
                     raise
                 with here._lock:
-                    if here._second is None:
+                    if here.second is None:
                         _logger.debug("backend %s on %s %s", stopped.backend, stopped.device, stopped)
                         given_up = here.request.without | {(stopped.backend, stopped.device): str(stopped)}
                         request = replace(here.request, without=given_up)
-                        here._second = loaded(request, *here.state("auto")[1:])
-                here = here._second.current
+                        here.second = loaded(request, *here.state("auto")[1:])
+                here = here.second.current
             except BackendFailed as failure:
                 set_aside(self.request, failure)
                 if failure.spoiled:

@@ -232,12 +232,12 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         for group, problem, whole in zip(groups_of(columns, None, moving, True), problems[moves:], packed[moves:]):
             state = backend.prepare(whole, group.scaled)
             asked.append((group, problem, None if problem.same else queries, state))
-        result = _result(backend, asked, bandwidth, constant, request.negative, what, train.dtype)
+        result = _result(backend, asked, constant, request.negative, what, train.dtype)
         if captured:
             result = sys.modules["torch"].where(found.extent() <= extent, result, math.nan)
         return result, served
 
-    return _attempt(compute), request
+    return _attempt(lambda: _pulled_back(compute(), bandwidth, what, given[0].dtype)), request
 
 
 def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> tuple[Any, Request]:
@@ -273,7 +273,7 @@ def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> tuple[Any
 
 def answer(fitted: Fitted, query: Argument, what: str) -> Any:
     """Return the ``"density"``, its ``"log"`` (m,) or the ``"score"`` (m, d) of prepared columns, or None."""
-    found = _answer(fitted, query, what)
+    found = _answer(fitted.second.current if what == "score" and fitted.second else fitted, query, what)
     if found is None and captures(query.array):
         raise RuntimeError(_NOT_CAPTURED)
     return found
@@ -281,8 +281,7 @@ def answer(fitted: Fitted, query: Argument, what: str) -> Any:
 
 def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
     x, request, choice = query.array, fitted.request, fitted.choice
-    x = _columns(x)[0] if "torch" in sys.modules else x
-    place = place_of(x)
+    place = place_of(x := _columns(x)[0]) if "torch" in sys.modules else None
     laplace_score = what in ("score", "slope") and request.method == "laplace"
     if not fitted.groups:  # a list of densities asks for each
         return None
@@ -290,6 +289,7 @@ def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
         return None
     if laplace_score or request.ranks or not _plain(request) or "line" not in choice.info.features:
         return None
+    dtype = getattr(sys.modules["torch"], max(query.dtype, fitted.problem.dtype))  # "float64" > "float32"
 
     def compute() -> Any:
         packed = fitted.whole(fitted.reduction_for(what))
@@ -304,12 +304,9 @@ def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
             found, captured = backend.whiten((x,), fitted.scale, fitted.centre), captures(x)
             if found is None:
                 return None, True
-            rows, asked = found.points[0], list[Any]()
-            for group, one in zip(fitted.groups, packed):
-                asked.append((group, with_fields(one.problem, m=x.shape[0]), rows, one.state))
-            dtype = max(query.dtype, fitted.problem.dtype)  # "float64" > "float32"
-            rest = fitted.log_constant, request.negative, what, getattr(sys.modules["torch"], dtype)
-            result, extent = _result(backend, asked, fitted.bandwidth, *rest), found.extent()
+            rows, each = found.points[0], zip(fitted.groups, packed)
+            asked = [(group, with_fields(one.problem, m=x.shape[0]), rows, one.state) for group, one in each]
+            result, extent = _result(backend, asked, fitted.log_constant, request.negative, what, dtype), found.extent()
             if captured:
                 return sys.modules["torch"].where(extent <= min(CLEAR, problem.extent), result, math.nan), True
             return result if near(extent) else None, True
@@ -319,7 +316,7 @@ def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
         key = what, x.shape, x.dtype, *(one.state for one in packed)  # which a list has the addresses of
         return fitted.lists.serve(key, (x,), launch, near)
 
-    return _attempt(compute)
+    return _attempt(lambda: _pulled_back(compute(), fitted.bandwidth, what, dtype))
 
 
 def _brief(n: int, m: int | None, bits: int = 32) -> bool:
@@ -327,10 +324,8 @@ def _brief(n: int, m: int | None, bits: int = 32) -> bool:
     return n * max(n, m or 0) <= 1 << bits
 
 
-def _result(
-    backend: Any, asked: Any, bandwidth: Bandwidth, constant: float, negative: str, what: str, dtype: Any
-) -> Any:
-    """Sum the groups, ``asked``: each, its problem, rows and state; return what is wanted."""
+def _result(backend: Any, asked: Any, constant: float, negative: str, what: str, dtype: Any) -> Any:
+    """Sum the groups, ``asked``: each, its problem, rows and state; return what is wanted, of a score the shift."""
     (_, first, queries, state), *others = asked
     if what != "score" and not others and (first.reduction is Reduction.LOG_SUM or negative == "keep"):
         found = backend.density(first, queries, state, constant, what == "log", dtype)
@@ -341,8 +336,13 @@ def _result(
         parts = [group.raised(sums, first.d) for (group, *_), sums in zip(asked, parts)]
     sums = merge(parts)
     if what == "score":
-        return bandwidth.pull_back(sums.shift).to(dtype)
+        return sums.shift
     return density(sums, constant, what == "log", negative != "keep").to(dtype)
+
+
+def _pulled_back(found: Any, bandwidth: Bandwidth, what: str, dtype: Any) -> Any:
+    """The score, of a shift: PyTorch's two kernels come after a list of launches; what else is found, as it is."""
+    return bandwidth.pull_back(found).to(dtype) if what == "score" and found is not None else found
 
 
 def _fits(train: Any, query: Any, weights: Any) -> bool:
