@@ -166,3 +166,13 @@ def test_a_bandwidth_that_was_chosen_is_kept_for_the_general_way(tensors, monkey
     got = sdkde_core.estimate(x, y, **BACKEND)
     assert tensors.pop() is None and chosen == [1]
     np.testing.assert_allclose(got.numpy(), sdkde_core.estimate(x.numpy(), y.numpy(), **BACKEND), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "options", [{"method": "stacked"}, {"coordinates": "asinh"}, {"support": [(-9.0, None), None]}]
+)
+def test_densities_of_several_ask_their_parts(options):
+    x = np.random.default_rng(3).normal(size=(200, 2))
+    fitted = sdkde_core.prepare(x, **options)._fitted
+    for what in ("density", "log", "score"):
+        assert straight.answer(fitted.current, Argument.of("query", torch.from_numpy(x[:4])), what) is None

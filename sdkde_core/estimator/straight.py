@@ -273,7 +273,8 @@ def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> tuple[Any
 
 def answer(fitted: Fitted, query: Argument, what: str) -> Any:
     """Return the ``"density"``, its ``"log"`` (m,) or the ``"score"`` (m, d) of prepared columns, or None."""
-    found = _answer(fitted.second.current if what == "score" and fitted.second else fitted, query, what)
+    other = fitted.second if what == "score" and fitted.groups else None  # a list of densities asks for each
+    found = _answer(other.current if other else fitted, query, what)
     if found is None and captures(query.array):
         raise RuntimeError(_NOT_CAPTURED)
     return found
@@ -283,9 +284,7 @@ def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
     x, request, choice = query.array, fitted.request, fitted.choice
     place = place_of(x := _columns(x)[0]) if "torch" in sys.modules else None
     laplace_score = what in ("score", "slope") and request.method == "laplace"
-    if not fitted.groups:  # a list of densities asks for each
-        return None
-    if place is None or x.ndim != 2 or not x.shape[0] or choice.device != place or choice.devices:
+    if not fitted.groups or place is None or x.ndim != 2 or not x.shape[0] or choice.device != place or choice.devices:
         return None
     if laplace_score or request.ranks or not _plain(request) or "line" not in choice.info.features:
         return None
