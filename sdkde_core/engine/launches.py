@@ -11,6 +11,7 @@ import functools
 import itertools
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -114,8 +115,8 @@ class Slots(threading.local):
 def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tuple[Any, Launches | None]:
     """Return the extent that the launches of ``compute()`` serve, and the list of these; it returns a tensor and that.
 
-    ``given``: the tensors that it computes from. There is no list where PyTorch has launched a kernel, or where not
-    exactly one kernel wrote numbers to the host.
+    There is no list where ``given``, the tensors that it computes from, overlap, where PyTorch has launched a kernel,
+    or where not exactly one kernel wrote numbers to the host.
     """
     before, recording = _here.recording, _Recording()
     _here.recording = recording
@@ -126,9 +127,11 @@ def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tupl
         _here.recording = before
         if before is not None:  # a signal handler's estimate, within another one
             before.alone = False
+    ranges = sorted((x.data_ptr(), x.data_ptr() + x.nbytes) for x in given)
+    apart = all(stop <= start for (_, stop), (start, _) in itertools.pairwise(ranges))
     made = {(x.data_ptr(), x.nbytes) for x in recording.made}
     listed = result is not None and (result.data_ptr(), result.nbytes) in made
-    if not (listed and recording.alone and len(recording.reads) == 1):
+    if not (listed and apart and recording.alone and len(recording.reads) == 1):
         return served, None
     found = Launches(recording, given, result)
     return served, found if found.writes else None
@@ -227,7 +230,7 @@ class Lists:
     """Lists of launches of calls of one shape: by a key, and by the extent that they serve; ``early``: as for run."""
 
     def __init__(self, early: bool) -> None:
-        self._early, self._known, self._failed = early, dict[Any, _Known](), 0
+        self._early, self._known, self._failed = early, dict[Any, _Known](), Counter[int]()  # by how many are given
 
     def serve(
         self, key: Any, given: Sequence[Any], launch: Callable[[], tuple[Any, Any]], served: Callable[[Any], Any]
@@ -237,13 +240,8 @@ class Lists:
         With its result it returns the extent that its launches serve. ``served`` is that of what was read, None where
         there is no result. A list is made for the first key, and for others that come again: not in every call.
         """
-        spans = [(x.data_ptr(), x.nbytes) for x in given]
-        # Where arrays overlap, as samples and a query of some of them do, those of later calls do so by as many bytes.
-        tied = (b - a if a < b + k and b < a + n else None for (a, n), (b, k) in itertools.combinations(spans, 2))
-        key = key, _stream(given[0].device), *tied, *(start % 16 for start, _ in spans)
+        key = key, _stream(given[0].device), *(x.data_ptr() % 16 for x in given)
         known, first, extent = self._known.get(key), not self._known, 0.0
-        if self._failed > 2:  # as where PyTorch's kernels find the step, at a bandwidth that each call chooses
-            return launch()[0]
         if known is None:
             if len(self._known) >= 64:
                 self._known.pop(next(iter(self._known)), None)
@@ -271,7 +269,8 @@ class Lists:
             if extent not in known.lists:
                 break
             known.last = known.lists[extent]
-        return self._listed(known, given, launch) if known.able else launch()[0]
+        # Others fail where PyTorch's kernels find the step, at a bandwidth that each call chooses.
+        return self._listed(known, given, launch) if known.able and self._failed[len(given)] < 3 else launch()[0]
 
     def _listed(self, known: _Known, given: Sequence[Any], launch: Callable[[], tuple[Any, Any]]) -> Any:
         result, _ = launch()
@@ -280,7 +279,8 @@ class Lists:
         try:
             # What is made once, such as prepared columns, is there now: it stays where it is, and is not in the list.
             extent, found = record(launch, given)
-            known.able, self._failed = found is not None, self._failed + (found is None)
+            known.able = found is not None
+            self._failed[len(given)] += found is None
             if found is not None:
                 same = (one for other in list(self._known.values()) for one in list(other.lists.values()))
                 found = next((one for one in same if one.key == found.key), found)

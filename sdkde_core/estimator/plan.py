@@ -105,7 +105,7 @@ def plan(
     if data.log_weights is not None:
         problems = tuple(with_fields(p, weight_span=data.weight_span) for p in problems)
     if data.device == "cpu" and not (request.ranks or grad) and (unequal := distinct_share(points)) < 1.0:
-        problems = tuple(with_fields(p, distinct=unequal) for p in problems)
+        problems = tuple(with_fields(p, distinct=float(f"{unequal:.2g}")) for p in problems)
 
     def share(step: int, limit: float) -> float:
         columns = rows = measured.distances[:n]

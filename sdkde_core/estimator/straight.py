@@ -124,7 +124,7 @@ def place_of(*given: Any) -> str | None:
     if torch is None:
         return None
     for x in given:
-        if type(x) is not torch.Tensor or not x.is_cuda or x.requires_grad or not x.is_contiguous():
+        if type(x) is not torch.Tensor or not x.is_cuda or x.requires_grad or x.layout is not torch.strided:
             return None
         if x.dtype is not torch.float32 and x.dtype is not torch.float64:
             return None
@@ -135,12 +135,12 @@ def place_of(*given: Any) -> str | None:
 
 
 def _columns(*given: Any) -> tuple[Any, ...]:
-    """Plain tensors as columns in one piece, of the wider dtype; others as they are."""
-    torch = sys.modules["torch"]
-    if any(type(x) is not torch.Tensor or x.dtype not in (torch.float32, torch.float64) for x in given):
-        return given
-    wide = torch.float64 if any(x.dtype is torch.float64 for x in given) else torch.float32
-    return tuple((x[:, None] if x.ndim == 1 else x).to(wide).contiguous() for x in given)
+    """Tensors (n, d) or (n,) as columns in one piece, of the wider dtype, with a copy of what overlaps the first."""
+    wide = next((x.dtype for x in given if x.itemsize == 8), given[0].dtype)
+    first, *others = ((x[:, None] if x.ndim == 1 else x).to(wide).contiguous() for x in given)
+    start, stop = first.data_ptr(), first.data_ptr() + first.nbytes
+    apart = (x.data_ptr() >= stop or x.data_ptr() + x.nbytes <= start for x in others)
+    return first, *(x if alone else x.clone() for x, alone in zip(others, apart))
 
 
 def _line(request: Request, x: Any, m: int | None, place: str) -> _Line:
@@ -173,21 +173,19 @@ def estimate(request: Request, train: Any, query: Any, log: bool = False) -> tup
 
 
 _NOT_CAPTURED = (
-    "this call cannot be captured in a CUDA graph: call once with data of the same shapes and extent, and with the "
-    "same options, before the capture; train and query must be contiguous tensors of one dtype on one device, which "
-    "has backend 'triton' or 'hopper'; bandwidth must be one number, and weights None but for prepared samples"
+    "this call cannot be captured in a CUDA graph: call once with data of the same shapes, extent and options before; "
+    "data must be on one device with backend 'triton' or 'hopper', bandwidth one number, weights None if not prepared"
 )
 
 
 def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: bool) -> tuple[Any, Request]:
-    given, weights = _columns(*((train,) if query is None else (train, query))), request.weights
-    train, query = given[0], None if query is None else given[1]
+    given, weights = (train,) if query is None else (train, query), request.weights
     place = place_of(*given) if weights is None else place_of(*given, weights)
     attached = place is not None and is_attached(request.bandwidth)
     if place is None or attached or not _plain(request) or not _fits(train, query, weights):
         return None, request
-    if type(request.bandwidth) in (float, int, np.float64) and 0.0 < request.bandwidth < math.inf:
-        bandwidth = Bandwidth.of(float(request.bandwidth), train.shape[1])
+    if type(request.bandwidth) in (float, int, np.float64) and 0.0 < request.bandwidth < 1e300:
+        bandwidth = Bandwidth.of(float(request.bandwidth), (*train.shape, 1)[1])
     else:
         bandwidth = read(request, train, query)[1]
         request = with_fields(request, bandwidth=bandwidth)
@@ -198,6 +196,9 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
     what = "score" if request.goal is Goal.GRADIENT else "log" if log else "density"
 
     def compute() -> Any:
+        nonlocal given, train, weights
+        given, weights = _columns(*given), None if weights is None else weights.contiguous()
+        train = given[0]
         line = _line(moving, train, None if query is None else query.shape[0], place)
         launched = functools.partial(launch, line)
         if captured or not line.brief:
@@ -237,7 +238,7 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
             result = sys.modules["torch"].where(found.extent() <= extent, result, math.nan)
         return result, served
 
-    return _attempt(lambda: _pulled_back(compute(), bandwidth, what, given[0].dtype)), request
+    return _attempt(lambda: _pulled_back(compute(), bandwidth, what, train.dtype)), request
 
 
 def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> tuple[Any, Request]:
@@ -249,7 +250,7 @@ def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> tuple[Any
     floats = train.dtype in (np.float32, np.float64) and all(type(x) is np.ndarray for x in arrays)
     if not floats or any(x.dtype != train.dtype for x in arrays) or not _fits(train, query, request.weights):
         return None, request
-    (n, d), m, weighted = train.shape, None if query is None else query.shape[0], request.weights is not None
+    (n, d), m, weighted = (*train.shape, 1)[:2], None if query is None else query.shape[0], request.weights is not None
     if (n + (m or 0)) * max(d, 16) > 1 << 23:  # to bring them there takes longer than launches
         return None, request
     problems = request.problems(m, n, d, 8.0, frozenset(["weights"] * weighted), str(train.dtype), "cpu")
@@ -274,7 +275,8 @@ def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> tuple[Any
 def answer(fitted: Fitted, query: Argument, what: str) -> Any:
     """Return the ``"density"``, its ``"log"`` (m,) or the ``"score"`` (m, d) of prepared columns, or None."""
     other = fitted.second if what == "score" and fitted.groups else None  # a list of densities asks for each
-    found = _answer(other.current if other else fitted, query, what)
+    found = _answer(other.current, query, what) if other else None
+    found = _answer(fitted, query, what) if found is None else found
     if found is None and captures(query.array):
         raise RuntimeError(_NOT_CAPTURED)
     return found
@@ -282,16 +284,17 @@ def answer(fitted: Fitted, query: Argument, what: str) -> Any:
 
 def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
     x, request, choice = query.array, fitted.request, fitted.choice
-    place = place_of(x := _columns(x)[0]) if "torch" in sys.modules else None
+    place = place_of(x)
     laplace_score = what in ("score", "slope") and request.method == "laplace"
-    if not fitted.groups or place is None or x.ndim != 2 or not x.shape[0] or choice.device != place or choice.devices:
+    if not fitted.groups or place is None or x.ndim > 2 or not x.shape[0] or choice.device != place or choice.devices:
         return None
     if laplace_score or request.ranks or not _plain(request) or "line" not in choice.info.features:
         return None
     dtype = getattr(sys.modules["torch"], max(query.dtype, fitted.problem.dtype))  # "float64" > "float32"
 
     def compute() -> Any:
-        packed = fitted.whole(fitted.reduction_for(what))
+        nonlocal x
+        (x,), packed = _columns(x), fitted.whole(fitted.reduction_for(what))
         if any(one is None for one in packed) or fitted.bandwidth.narrow:
             return None
         backend, problem = packed[0][:2]
@@ -345,14 +348,12 @@ def _pulled_back(found: Any, bandwidth: Bandwidth, what: str, dtype: Any) -> Any
 
 
 def _fits(train: Any, query: Any, weights: Any) -> bool:
-    if train.ndim != 2 or not 0 < math.prod(train.shape) <= 1 << 24:
+    if train.ndim not in (1, 2) or not 0 < math.prod(train.shape) <= 1 << 24:
         return False
     if weights is not None and weights.shape != train.shape[:1]:
         return False
-    if query is None:
-        return True
-    alike = query.ndim == 2 and query.shape[1] == train.shape[1] and query.dtype == train.dtype
-    return alike and query.shape[0] > 0
+    (_, d), (m, of) = ((*x.shape, 1)[:2] for x in (train, train if query is None else query))  # (n,) is one column
+    return m > 0 and of == d and (query is None or query.ndim in (1, 2))
 
 
 def _plain(request: Request) -> bool:
