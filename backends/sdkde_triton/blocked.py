@@ -33,30 +33,12 @@ def _padded(size):
 
 @sized
 def blocked_kernel(
-    rows,
-    columns,
-    log_weights,
-    out,
-    row_padded,
-    column_padded,
-    m,
-    n,
-    top,
-    first,
-    columns_per_split,
-    D: tl.constexpr,
-    PIECES: tl.constexpr,
-    FORM: tl.constexpr,
-    LAPLACE: tl.constexpr,
-    STORE: tl.constexpr,
-    BOTH: tl.constexpr,
-    EXACT: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    rows, columns, log_weights, out,
+    row_padded, column_padded, m, n, top, first, columns_per_split,
+    D: tl.constexpr, PIECES: tl.constexpr, FORM: tl.constexpr, LAPLACE: tl.constexpr, STORE: tl.constexpr,
+    BOTH: tl.constexpr, EXACT: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """As :func:`sdkde_triton.kernels.log_sum_kernel`, with LONG's or FULL's exponents.
 
     ``EXACT``: for "high". ``STORE``: instead φ, scaled by 2**SCALE_BITS, as two half-precision pieces, with ``EXACT``
@@ -151,21 +133,10 @@ def blocked_kernel(
 
 @triton.jit
 def _products(
-    phi,
-    columns,
-    size,
-    low,
-    stride,
-    length,
-    c,
-    D: tl.constexpr,
-    EXACT: tl.constexpr,
-    ACROSS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    phi, columns, size, low, stride, length, c,
+    D: tl.constexpr, EXACT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """Σ φ b of a tile (BLOCK_M, BLOCK_N) over ``length`` points, fp32; see :func:`weighted_sum_kernel`."""
     k = tl.arange(0, BLOCK_K)
     r = tl.arange(0, BLOCK_M)
@@ -208,27 +179,11 @@ def _products(
 
 @sized
 def weighted_sum_kernel(
-    phi,
-    columns,
-    sums,
-    out,
-    column_padded,
-    m,
-    n,
-    top,
-    first,
-    height,
-    columns_per_split,
-    tile_rows,
-    tile_columns,
-    D: tl.constexpr,
-    EXACT: tl.constexpr,
-    BOTH: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    phi, columns, sums, out,
+    column_padded, m, n, top, first, height, columns_per_split, tile_rows, tile_columns,
+    D: tl.constexpr, EXACT: tl.constexpr, BOTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """Add Σ φ (m,) and Σ φ b (m, D), float64, over the columns from ``first`` on for the rows from ``top`` on.
 
     φ is (2 or 3, height, columns_per_split), as :func:`blocked_kernel` stores it in tiles of ``tile_rows`` and

@@ -112,21 +112,10 @@ def near_kernel(
 
 @sized
 def choose_kernel(
-    rows,
-    leaves,
-    nodes,
-    visited,
-    lowest,
-    reaches,
-    limits,
-    counts,
-    leaf_count,
-    node_count,
-    first,
-    step,
-    kind,
+    rows, leaves, nodes, visited, lowest, reaches, limits, counts,
+    leaf_count, node_count, first, step, kind,
     D: tl.constexpr,
-):
+):  # fmt: skip
     """The threshold above which scores are left out, of the tiles from ``first`` on, and how many are not above it.
 
     ``lowest``: −log of what may be left out. The thresholds tried are that and ``step`` more every time; the last
@@ -155,23 +144,10 @@ def choose_kernel(
 
 @sized
 def list_kernel(
-    rows,
-    leaves,
-    nodes,
-    visited,
-    limits,
-    reaches,
-    ends,
-    out,
-    leaf_count,
-    node_count,
-    first,
-    none,
-    top,
-    kind,
-    D: tl.constexpr,
-    TOGETHER: tl.constexpr,
-):
+    rows, leaves, nodes, visited, limits, reaches, ends, out,
+    leaf_count, node_count, first, none, top, kind,
+    D: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
     """The leaves whose scores are not above the threshold, of the tiles of rows from ``first`` on.
 
     Those of tile top + i are out[TOGETHER · ends[i] : TOGETHER · ends[i + 1]], ``none`` where there are fewer.

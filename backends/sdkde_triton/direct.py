@@ -38,24 +38,11 @@ def _differences(rows, columns, i, inside, j, low_rows, low_columns, DOUBLED: tl
 
 @sized
 def direct_kernel(
-    rows,
-    columns,
-    log_weights,
-    out,
-    m,
-    n,
-    d,
-    column_padded,
-    columns_per_split,
-    D: tl.constexpr,
-    DOUBLED: tl.constexpr,
-    LAPLACE: tl.constexpr,
-    MEAN: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    ANCHORED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    rows, columns, log_weights, out,
+    m, n, d, column_padded, columns_per_split,
+    D: tl.constexpr, DOUBLED: tl.constexpr, LAPLACE: tl.constexpr, MEAN: tl.constexpr, WEIGHTED: tl.constexpr,
+    ANCHORED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """As :func:`sdkde_triton.kernels.log_sum_kernel`, and for MEAN also Σ 2^(e − μ) (v_j − v_i), by direct differences.
 
     ``rows`` (d, m) and ``columns`` (d, column_padded) are v; all arithmetic is in their dtype, fp32 or float64.
