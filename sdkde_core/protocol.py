@@ -47,6 +47,7 @@ __all__ = [
     "CriteriaBackend",
     "DeviceOutOfMemory",
     "LineBackend",
+    "MovesBackend",
     "PairsBackend",
     "Partial",
     "Problem",
@@ -72,7 +73,7 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 ARRAYS = ("numpy", "torch")
 
 #: What a backend may have besides plain sums; it is only asked for what its ``features`` list. ``Problem.requires``
-#: carries those that the answer depends on: all but range, pairs, line, criteria and told, which do not change it.
+#: carries those that the answer depends on: all but range, pairs, line, moves, criteria and told.
 #: With ``"pairs"`` in it ``supports`` is asked whether each φ is computed once for both of its points; with
 #: ``"groups"``, whether several groups are summed at once.
 FEATURES: Mapping[str, str] = {
@@ -83,6 +84,7 @@ FEATURES: Mapping[str, str] = {
     "range": "the rows are some of the points: Problem.same with m < n, from the point own_offset on",
     "pairs": "reduce_pairs: what two ranges of the points are to each other, each φ computed once; MEAN only",
     "line": "whiten, moved and density: what comes before and after the sums, by its own kernels; on CUDA devices",
+    "moves": "displaced, in_unit and joined: what lies between the sums of two groups, by its own kernels; likewise",
     "criteria": "left_out and climb: what bandwidths say of left-out samples, by its own kernels; on CUDA devices",
     "told": "map_threads(…, told=True) over the rows: progress then needs no batches of rows",
     "groups": "prepare_groups and reduce_groups: several groups of columns at once, each with rows of its own",
@@ -365,6 +367,23 @@ class LineBackend(Backend, TypingProtocol):
         ℓ as :meth:`reduce` has it, of LOG_SUM. Of LAPLACE it is log |L|, the density has L's sign, and the log of a
         negative one is NaN. None where another way is to be taken.
         """
+
+
+class MovesBackend(Backend, TypingProtocol):
+    """A backend with the feature ``"moves"``: what lies between any backend's sums, of float64 tensors on a device."""
+
+    def displaced(self, points: Any, shift: Any, log_weights: Any, c: float, least: float, most: float) -> Any:
+        """Return points + τ s (n, d), s = shift / c; τ is the step ``"moments"`` between ``least`` and ``most``.
+
+        That is the smallest root of τ² tr Cov(s) + 2 τ tr Cov(u, s) + d = 0, u the points; where there is none, the τ
+        of the least value; where nothing moves, ``least``. Log weights (n,) may be None, for equal ones.
+        """
+
+    def in_unit(self, points: Any, unit: float, which: Any = None) -> Any:
+        """Return points / unit: all of them, or those with the indices ``which``, int64."""
+
+    def joined(self, logs: tuple[Any, Any], constants: tuple[float, float], log: bool, dtype: Any) -> Any:
+        """Return Σ_k exp(logs_k + constants_k) (m,), or for ``log`` the log of it, of a dtype of PyTorch's."""
 
 
 class OrderBackend(Backend, TypingProtocol):

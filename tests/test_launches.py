@@ -12,6 +12,7 @@ import torch
 
 import sdkde_core
 from sdkde_core.engine.launches import Lists, Slots, note, noting
+from sdkde_core.estimator import straight
 
 
 class Kernel:
@@ -233,6 +234,36 @@ def test_lists_have_the_same_bits_on_a_card(method, backend, dtype, monkeypatch)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "hopper", "auto"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_is_chosen_by_default_is_listed_on_a_card(backend, dtype, monkeypatch):
+    """The step "moments", a score of its own bandwidth, and a guard."""
+    if backend == "hopper" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("of Hopper cards")
+    torch.manual_seed(11)
+    for n, m, d, c in ((2048, 256, 2, None), (6000, None, 3, 1.4), (3000, 100, 16, 2.0), (1000, 1000, 30, 2.0)):
+        h = 0.5 * np.eye(d) + 0.1 if d < 16 else np.linspace(0.5, 0.9, d)
+        for log in (False, True):
+            options = {"bandwidth": h, "step": "moments", "score_bandwidth": c, "tails": "guard", "log": log}
+            for call in range(6):
+                x = torch.randn(n, d, device="cuda", dtype=getattr(torch, dtype)) * (1.0 + 0.1 * call)
+                y = None if m is None else torch.randn(m, d, device="cuda", dtype=x.dtype)
+                got = estimated(True, monkeypatch, x, y, backend=backend, **options)
+                want = estimated(False, monkeypatch, x, y, backend=backend, **options)
+                assert torch.equal(got, want), (n, m, d, log, call)
+            with monkeypatch.context() as patched:
+                patched.setattr(straight, "estimate", lambda request, *given: (None, request))
+                other = sdkde_core.estimate(x, y, backend=backend, **options)
+            arrays = [None if a is None else a.cpu().numpy() for a in (x, y)]
+            exact = sdkde_core.estimate(*arrays, precision="float64", device="cpu", **options)
+            prepared = sdkde_core.prepare(x, backend=backend, **{k: v for k, v in options.items() if k != "log"})
+            queries = x if y is None else y
+            for found in (got, other, *(prepared.estimate(queries, log=log) for _ in range(4))):
+                off = abs(found.cpu().numpy() - exact) if log else abs(np.log(found.cpu().numpy() / exact))
+                assert off.max() < (2e-3 if dtype == "float32" else 1e-4), (n, m, d, log, off.max())
+
+
+@pytest.mark.gpu
 def test_lists_in_threads_and_on_streams_on_a_card(monkeypatch):
     torch.manual_seed(8)
     xs, ys = [torch.randn(2048, 16, device="cuda") for _ in range(8)], torch.randn(256, 16, device="cuda")
@@ -265,37 +296,6 @@ def test_lists_in_threads_and_on_streams_on_a_card(monkeypatch):
     got = [prepared.estimate(q) for q in queries]
     monkeypatch.setattr(Lists, "serve", lambda self, key, given, launch, served: launch()[0])
     assert all(torch.equal(a, prepared.estimate(q)) for a, q in zip(got, queries))
-
-
-def test_what_cannot_be_listed_is_not_tried_in_every_call():
-    """As where a call's bandwidth is chosen, and PyTorch's kernels find the step."""
-    lists, x, calls = Lists(False), torch.ones(9, dtype=torch.float64), []
-
-    def launch():
-        calls.append(1)
-        return x + 1.0, 0.0
-
-    for key in range(20):
-        for _ in range(2):
-            assert float(lists.serve(key, (x,), launch, lambda read: 0.0).sum()) == 18.0
-    assert len(calls) <= 40 + 3
-
-
-def test_failures_of_others_leave_a_list_as_it_is():
-    class Sometimes(Estimate):
-        def launch(self, x, y):
-            found, extent = super().launch(x, y)
-            return (found + 0.0 if len(x) == 7 else found), extent  # a kernel of PyTorch's
-
-    estimate = Sometimes()
-    estimate(*drawn())
-    for key in range(5):
-        for _ in range(2):
-            estimate(*drawn(7), key=key)
-    before = estimate.worked
-    x, y = drawn()
-    torch.testing.assert_close(estimate(x, y), 2 * (3 * x + y) + x, rtol=1e-14, atol=0)
-    assert estimate.worked == before
 
 
 @pytest.mark.gpu

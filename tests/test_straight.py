@@ -25,7 +25,7 @@ BACKEND = {"backend": "triton", "device": "cpu"}
 @pytest.mark.skipif(INTERPRETED, reason="this is what the test starts")
 @pytest.mark.parametrize("marked", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_in_the_interpreter(marked):
-    run(__file__, f"{marked} and not gpu", more=("test_joint.py", "test_criteria.py"))
+    run(__file__, f"{marked} and not gpu", more=("test_joint.py", "test_criteria.py", "test_moves.py"))
 
 
 @pytest.fixture
@@ -85,6 +85,24 @@ def test_it_is_the_general_way_in_fewer_launches(method, bandwidth, weighted, lo
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-6 if dtype == torch.float32 else exact, atol=0)
 
 
+CHOSEN = {"step": "moments", "score_bandwidth": 1.4, "tails": "guard"}  # as "auto" has them
+
+
+@interpreted
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_samples_that_move_as_by_default_and_a_guard(log, weighted, tensors):
+    x, y = drawn(130, 9, 3, torch.float64)
+    options = {"bandwidth": 0.4 * np.eye(3) + 0.1, **CHOSEN, **BACKEND}
+    weights = torch.linspace(1.0, 2.0, 130, dtype=torch.float64) if weighted else None
+    for query in (y, None):
+        got = sdkde_core.estimate(x, query, weights=weights, log=log, **options)
+        assert tensors.pop() is not None
+        arrays = [None if a is None else a.numpy() for a in (x, query, weights)]
+        want = sdkde_core.estimate(*arrays[:2], weights=arrays[2], log=log, **options)
+        np.testing.assert_allclose(got.numpy(), want, rtol=1e-5)
+
+
 @interpreted
 @pytest.mark.parametrize("case", ["strided", "column", "dtypes", "whole number", "samples"])
 def test_tensors_as_users_have_them(case, tensors):
@@ -121,7 +139,7 @@ def test_scores(tensors):
 @pytest.mark.parametrize("method", ["kde", "sdkde"])
 def test_prepared_queries(method, what, tensors):
     x, y = drawn(200, 31, 3)
-    options = {"method": method, "bandwidth": 0.5, **BACKEND}
+    options = {"method": method, "bandwidth": 0.5, **(CHOSEN if method == "sdkde" else {}), **BACKEND}
     fitted, query = sdkde_core.prepare(x, **options)._fitted, Argument.of("query", y)
     fitted.centre = torch.from_numpy(np.asarray(fitted.centre))  # of a card's tensors it is one
     got = straight.answer(fitted, query._replace(array=y), what)

@@ -14,7 +14,7 @@ from sdkde_core.nearby import rough_share
 from sdkde_core.plugin import PerStream, empty, grids, in_slabs, on_device
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from . import bounds, criteria, joint, launch, price
+from . import bounds, criteria, joint, launch, moves, price
 from . import near as nearby
 from . import whiten as whitening
 from .compiled import INTERPRETED, LaunchFailed, card, no_compiler, rehearse
@@ -83,26 +83,24 @@ class TritonBackend:
                 lists = self._skips(problem, _State(problem, columns.points, columns.log_weights, 0.0), points)
             return nearby.order(points.nan_to_num(0.0, 0.0, 0.0), LEAF) if lists else None
 
-    def moved(self, problem: Problem, state: _State) -> torch.Tensor | None:
-        """Return the points, moved by half their shift, by MEAN's launches."""
-        return self._ended(problem, state.points, state, state.points)
+    def moved(self, problem: Problem, state: _State) -> None:
+        """Leave it to :meth:`displaced`."""
 
     def density(self, problem: Problem, queries: Any, state: _State, constant: float, log: bool, dtype: Any) -> Any:
-        """Return the density in the user's dtype by the launches of LOG_SUM or LAPLACE."""
-        return self._ended(problem, state.points if queries is None else queries, state, (constant, log, dtype))
-
-    whiten = staticmethod(whitening.whiten)
-    left_out = staticmethod(criteria.left_out)
-    climb = staticmethod(criteria.climb)
-
-    def _ended(self, problem: Problem, points: torch.Tensor, state: _State, end: launch.End) -> torch.Tensor | None:
-        """Sum with another end, of rows that come at once over all columns."""
-        way = _way(problem, state.problem.extent, state.span)
+        """Return the density in the user's dtype by the launches of LOG_SUM or LAPLACE, of rows that come at once."""
+        points, way = state.points if queries is None else queries, _way(problem, state.problem.extent, state.span)
         whole = slab_rows(points.shape[0], state.points.shape[0], 8 * (problem.d + 3), way.columns) == points.shape[0]
         if not whole or price.looks(problem) or self.skip:
             return None
         with on_device(points):
-            return _run(problem, way, points, state, end)
+            return _run(problem, way, points, state, (constant, log, dtype))
+
+    whiten = staticmethod(whitening.whiten)
+    displaced = staticmethod(moves.displaced)
+    in_unit = staticmethod(moves.in_unit)
+    joined = staticmethod(moves.joined)
+    left_out = staticmethod(criteria.left_out)
+    climb = staticmethod(criteria.climb)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns, rows in slabs; where memory does not suffice, in smaller ones."""
@@ -205,22 +203,20 @@ def _run(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: 
 
     For that it is rehearsed with a few points on the CPU, and so is the density that as a rule follows a shift.
     """
-    whole, moves = problem.same and points.shape[0] == state.points.shape[0], isinstance(end, torch.Tensor)
+    whole = problem.same and points.shape[0] == state.points.shape[0]
     asked = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.same, problem.d, whole
-    ending = end[1:] if isinstance(end, tuple) else moves
+    ending = end[1:] if isinstance(end, tuple) else None
     key = asked, bounds.shifts_rows(problem), way.compute, way.form, way.arithmetic, ending, points.device
     if points.is_cuda and key not in _seen and not torch.cuda.is_current_stream_capturing():
         _seen.add(key)
         few = torch.zeros((2 * LEAF, problem.d), dtype=torch.float64, device="cpu")
         like = replace(state, points=few, log_weights=few[:, 0], made=PerStream())
-        rows, to = few if whole else few[:LEAF], few if moves else end
-        rehearse(way.compute, problem, way, rows, like, to)
+        rehearse(way.compute, problem, way, few if whole else few[:LEAF], like, end)
         if whole and problem.reduction is Reduction.MEAN:
-            after, to = replace(problem, reduction=Reduction.LOG_SUM, same=False), end
-            if moves:
-                to = 0.0, False, getattr(torch, problem.dtype)
+            after = replace(problem, reduction=Reduction.LOG_SUM, same=False)
             then = _way(after, state.problem.extent, state.span, way.compute is _listed)
-            rehearse(then.compute, after, then, few[:LEAF], like, to)
+            for to in (end,) if then.compute is _listed else (None, (0.0, False, getattr(torch, problem.dtype))):
+                rehearse(then.compute, after, then, few[:LEAF], like, to)
     return way.compute(problem, way, points, state, end)
 
 
@@ -265,4 +261,4 @@ def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, en
         plain = replace(problem, reduction=Reduction.LOG_SUM)
         log_sums = launch.log_sum(plain, rows, columns, weights, shift_form).log_sum
         rows = launch.pack(problem, points, step, weights, count, scaled=True, log_sums=log_sums)
-    return launch.mean(problem, rows, columns, weights, corrections, state.problem.extent, log_sums, end)
+    return launch.mean(problem, rows, columns, weights, corrections, state.problem.extent, log_sums)

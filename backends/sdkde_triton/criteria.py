@@ -67,7 +67,7 @@ def moves_kernel(given, squares, moves, n, d, padded, splits, ROWS: tl.constexpr
         phi = tl.exp((near[:, None] - apart) * rate) * tl.load(weights + j).to(tl.float32)[None, :]
         others = tl.load(nearest + size + k[None, :] * size + j[:, None], mask=k[None, :] < d, other=0.0)
         sums += tl.sum(phi, 1)
-        means = tl.dot(phi, others, means, input_precision="ieee")
+        means = tl.dot(phi, others, means, input_precision="tf32x3")
     # A nearest sample that is less close, relative to the least weight, is nothing to sums of float32.
     scale = tl.exp(-c * near.to(tl.float64))
     scale = tl.where(scale < tl.load(given + HEAD - 1), 0.0, scale)
@@ -82,19 +82,10 @@ def moves_kernel(given, squares, moves, n, d, padded, splits, ROWS: tl.constexpr
 
 @sized
 def criteria_kernel(
-    given,
-    squares,
-    moves,
-    out,
-    n,
-    d,
-    padded,
-    length,
-    MOVED: tl.constexpr,
-    LAPLACE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    given, squares, moves, out,
+    n, d, padded, length,
+    MOVED: tl.constexpr, LAPLACE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """At one bandwidth log |p̂₋ᵢ|, its sign for laplace, and a program's part of ∫p̂², without what is the host's.
 
     ``length`` numbers of each bandwidth.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .kernels import SCALE_BITS, SQRT_LOG2E, UNITS, f64, sized, wide
+from .kernels import SCALE_BITS, SQRT_LOG2E, UNITS, f64, number, sized, wide
 
 
 @triton.jit
@@ -21,19 +21,10 @@ def _log(x):
 
 @sized
 def finish_log_sum_kernel(
-    partial,
-    log_weights,
-    out,
-    m,
-    splits,
-    d,
-    constant,
-    LAPLACE: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    END: tl.constexpr,
-    SINGLE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    partial, log_weights, out,
+    m, splits, d, constant,
+    LAPLACE: tl.constexpr, WEIGHTED: tl.constexpr, END: tl.constexpr, SINGLE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Merge the splits in order, float64: ℓ, and for LAPLACE the sign and log |L| (then ℓ is log M), (1 or 3, m).
 
     Without weights every column's log weight is that of the first. With END there is one result, (m,), to whose log the
@@ -77,7 +68,7 @@ def finish_log_sum_kernel(
     else:
         result = _log(total) + scale
     if END > 0:
-        result += (tl.zeros((), tl.int64) + constant).to(tl.float64, bitcast=True)
+        result += number(constant)
         if LAPLACE and END == 1:
             result = tl.where(signed < 0, float("nan"), result)
     if END == 2:
@@ -89,28 +80,12 @@ def finish_log_sum_kernel(
 
 @sized
 def finish_mean_kernel(
-    partial,
-    rows,
-    log_weights,
-    log_sums,
-    log_sum,
-    shift,
-    moved_from,
-    row_padded,
-    m,
-    splits,
-    d,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PIECES: tl.constexpr,
-    DIRECT: tl.constexpr,
-    SUMMED: tl.constexpr,
-    SHIFTED: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    MOVED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Merge the splits in order, float64: ℓ and the shift in bandwidths; ``MOVED``: only the points plus half of that.
+    partial, rows, log_weights, log_sums, log_sum, shift,
+    row_padded, m, splits, d, raised,
+    D: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, DIRECT: tl.constexpr, SUMMED: tl.constexpr,
+    SHIFTED: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Merge the splits in order, float64: ℓ and the shift in bandwidths. φ is raised by ``raised`` bits.
 
     WIDTH is a power of two ≥ D. ``DIRECT``: maxima, sums, and means (splits, d, m) of differences. Otherwise sums (with
     ``SUMMED`` they are column d of the means) and means (splits, m, D) of the packed columns, in their units; the
@@ -162,13 +137,10 @@ def finish_mean_kernel(
             v -= tl.load(rows + wide(row_padded) * (piece * D) + packed, mask=both, other=0.0).to(tl.float64)
         top -= SCALE_BITS
     v = v / f64(SQRT_LOG2E * units)
-    if MOVED:
-        v = tl.load(moved_from + row * d + k[None, :], mask=both, other=0.0) + 0.5 * v
     tl.store(shift + row * d + k[None, :], v, mask=both)
-    if not MOVED:
-        result = _log(total) + _nats(top)
-        if SHIFTED:  # the exponents had the log sums, with their weights, taken off
-            result += tl.load(log_sums + i, mask=inside, other=0.0)
-        elif not WEIGHTED:
-            result += tl.load(log_weights)
-        tl.store(log_sum + i, result, mask=inside)
+    result = _log(total) + _nats(top - raised)
+    if SHIFTED:  # the exponents had the log sums, with their weights, taken off
+        result += tl.load(log_sums + i, mask=inside, other=0.0)
+    elif not WEIGHTED:
+        result += tl.load(log_weights)
+    tl.store(log_sum + i, result, mask=inside)

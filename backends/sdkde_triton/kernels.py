@@ -62,7 +62,7 @@ sized = triton.jit(
     do_not_specialize=[
         *("n", "m", "d", "padded", "row_padded", "column_padded", "columns_per_split", "splits", "first", "top"),
         *("height", "tile_rows", "tile_columns", "length", "leaf_count", "node_count", "none", "factor", "constant"),
-        *("kind", "raised"),
+        *("kind", "raised", "unit", "least", "most"),
     ]
 )
 
@@ -79,6 +79,12 @@ def f64(value: tl.constexpr):
 
 
 @triton.jit
+def number(x):
+    """The float64 of these bits."""
+    return wide(x).to(tl.float64, bitcast=True)
+
+
+@triton.jit
 def to_log2(x):
     """Nats in log2 units, float64."""
     return x * f64(1.4426950408889634)
@@ -92,26 +98,11 @@ def _nearest(x, step):
 
 @sized
 def pack_kernel(
-    points,
-    log_weights,
-    log_sums,
-    out,
-    n,
-    padded,
-    d,
-    step,
-    raised,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PIECES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    MERGE: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    SHIFTED: tl.constexpr,
-    ROUNDED: tl.constexpr,
-    MOVED: tl.constexpr,
-):
+    points, log_weights, log_sums, out,
+    n, padded, d, step, raised,
+    D: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+    MERGE: tl.constexpr, WEIGHTED: tl.constexpr, SHIFTED: tl.constexpr, ROUNDED: tl.constexpr, MOVED: tl.constexpr,
+):  # fmt: skip
     """Pack float64 points (n, d) as rows, or as columns and rows; the grid of hi is ``step``, WIDTH a power of two ≥ D.
 
     ``WEIGHTED``: the columns' weights vary, and log2 of them is in their constants. ``SHIFTED`` subtracts log2 of the
@@ -341,33 +332,12 @@ def some_columns(
 
 @sized
 def log_sum_kernel(
-    rows,
-    columns,
-    log_weights,
-    leaves,
-    which,
-    ends,
-    out,
-    row_padded,
-    column_padded,
-    m,
-    n,
-    d,
-    first,
-    length,
-    D: tl.constexpr,
-    PIECES: tl.constexpr,
-    FORM: tl.constexpr,
-    MERGE: tl.constexpr,
-    LAPLACE: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    LISTED: tl.constexpr,
-    SIZE: tl.constexpr,
-    LEAF: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    rows, columns, log_weights, leaves, which, ends, out,
+    row_padded, column_padded, m, n, d, first, length,
+    D: tl.constexpr, PIECES: tl.constexpr, FORM: tl.constexpr, MERGE: tl.constexpr, LAPLACE: tl.constexpr,
+    WEIGHTED: tl.constexpr, LISTED: tl.constexpr, SIZE: tl.constexpr, LEAF: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Of every row over one part of the columns: the maximum μ of e = log2 (w φ), Σ 2^(e − μ), and for LAPLACE the
     moment Σ 2^(e − μ) (log2 φ − μ), by which one pass gives the Laplace estimate too: −½r² = ln 2 · log2 φ.
 
@@ -486,32 +456,12 @@ def exactly_weighted(p, b, mean, rest, total, total_rest, SUMMED: tl.constexpr):
 
 @sized
 def mean_kernel(
-    rows,
-    columns,
-    leaves,
-    which,
-    ends,
-    out,
-    row_padded,
-    column_padded,
-    m,
-    n,
-    d,
-    first,
-    length,
-    D: tl.constexpr,
-    PIECES: tl.constexpr,
-    FORM: tl.constexpr,
-    MERGE: tl.constexpr,
-    SUMMED: tl.constexpr,
-    EXACT: tl.constexpr,
-    LISTED: tl.constexpr,
-    SIZE: tl.constexpr,
-    LEAF: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    rows, columns, leaves, which, ends, out,
+    row_padded, column_padded, m, n, d, first, length,
+    D: tl.constexpr, PIECES: tl.constexpr, FORM: tl.constexpr, MERGE: tl.constexpr, SUMMED: tl.constexpr,
+    EXACT: tl.constexpr, LISTED: tl.constexpr, SIZE: tl.constexpr, LEAF: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Σ φ (m,) and Σ φ v (m, D) of every row over one part of the columns, φ scaled by 2**SCALE_BITS.
 
     v is in the columns' units. ``SUMMED``: column d of the means, of ones, is the sum. ``EXACT``, for "high" and for

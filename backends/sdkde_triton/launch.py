@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import struct
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,9 +18,8 @@ from .direct import direct_kernel, transpose_kernel
 from .grid import block_points, most_parts, slab_rows, splits
 from .space import COLUMN_PADDING, LEAF, LISTED, Config, block_k
 
-#: What becomes of a log sum: the constant that is added, whether the log is wanted, and the dtype. Of a shift: the
-#: points (n, d) to which half of it is added. None: a :class:`Partial`.
-End: TypeAlias = tuple[float, bool, torch.dtype] | torch.Tensor | None
+#: What becomes of a log sum: the constant that is added, whether the log is wanted, the dtype. None: a Partial.
+End: TypeAlias = tuple[float, bool, torch.dtype] | None
 
 #: Of rows and columns: padded numbers, then numbers.
 Sizes: TypeAlias = tuple[int, int, int, int]
@@ -188,7 +186,7 @@ def finish_log_sum(
 ) -> Any:
     """Merge the partial results of LOG_SUM, or of LAPLACE, for m rows; with ``end`` the density."""
     laplace, varies = problem.reduction is Reduction.LAPLACE, "weights" in problem.requires
-    constant, log, dtype = end if isinstance(end, tuple) else (0.0, False, torch.float64)
+    constant, log, dtype = end or (0.0, False, torch.float64)
     result = torch.empty((3, m) if laplace and end is None else m, dtype=dtype, device=partial.device)
     ending = 0 if end is None else 1 if log else 2
     flags = laplace, varies, ending, dtype is torch.float32, 128
@@ -207,17 +205,16 @@ def mean(
     form: int,
     extent: float,
     log_sums: torch.Tensor | None = None,
-    end: End = None,
-) -> Any:
+) -> Partial:
     """MEAN on Tensor Cores of columns within ``extent``, of rows shifted by ``log_sums`` (m,), if any; as log_sum."""
     if stores(problem, form, card(rows.buffer.device).capability):
         out = _stored_mean(problem, rows, columns, form, extent)
-        return finish_mean(problem, out, rows, log_weights, log_sums, 1, end=end)
+        return finish_mean(problem, out, rows, log_weights, log_sums, 1)
     sizes = rows.padded, columns.padded, rows.points, columns.points
     given, most = (rows.buffer, columns.buffer, *[rows.buffer] * 3), steps_at_most(problem, extent)
     out, parts = _partial("mean", problem, sizes, given, most, rows.pieces, form)
     summed = problem.d < packed_dimensions(problem.d)
-    return finish_mean(problem, out, rows, log_weights, log_sums, parts, summed, end)
+    return finish_mean(problem, out, rows, log_weights, log_sums, parts, summed)
 
 
 def _stored_mean(problem: Problem, rows: Packed, columns: Packed, form: int, extent: float) -> torch.Tensor:
@@ -264,24 +261,19 @@ def finish_mean(
     log_sums: torch.Tensor | None,
     parts: int,
     summed: bool = False,
-    end: End = None,
-) -> Any:
-    """Merge the partial results of MEAN for rows, packed or from :func:`transpose`; with ``end`` the moved points."""
+) -> Partial:
+    """Merge the partial results of MEAN for rows, packed or from :func:`transpose`."""
     d, direct = problem.d, isinstance(rows, torch.Tensor)
     buffer, m, padded, pieces, raised = (rows, rows.shape[1], 0, 0, 0.0) if isinstance(rows, torch.Tensor) else rows
     shift = torch.empty((m, d), dtype=torch.float64, device=buffer.device)
-    result = shift if end is not None else torch.empty(m, dtype=torch.float64, device=buffer.device)
-    given = result if log_sums is None else log_sums
-    points = end if isinstance(end, torch.Tensor) else shift
+    result = torch.empty(m, dtype=torch.float64, device=buffer.device)
     width = packed_dimensions(d)
     span = triton.next_power_of_2(width)
     block = max(1, 512 // span)
-    how = direct, summed, log_sums is not None, "weights" in problem.requires, end is not None
-    run = _finishing_mean((-(-m // block), 1), (padded, m, parts, d), (width, span, pieces, *how, block))
-    run(partial, buffer, log_weights, given, result, shift, points)
-    if end is not None:
-        return shift
-    return Partial(result - raised * math.log(2.0) if raised else result, shift)
+    how = direct, summed, log_sums is not None, "weights" in problem.requires
+    run = _finishing_mean((-(-m // block), 1), (padded, m, parts, d, raised), (width, span, pieces, *how, block))
+    run(partial, buffer, log_weights, result if log_sums is None else log_sums, result, shift)
+    return Partial(result, shift)
 
 
 def direct(
@@ -294,5 +286,5 @@ def direct(
     given = rows, columns, log_weights
     out, parts = _partial(name, problem, sizes, given, most, 2, Form.SHORT, arithmetic)
     if mean:
-        return finish_mean(problem, out, rows, log_weights, None, parts, end=end)
+        return finish_mean(problem, out, rows, log_weights, None, parts)
     return finish_log_sum(problem, out, log_weights, m, parts, end)

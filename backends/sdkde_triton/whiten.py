@@ -13,7 +13,7 @@ from sdkde_core.plugin import Slots
 from sdkde_core.protocol import Whitened
 
 from .compiled import INTERPRETED, Launch, rehearse
-from .kernels import sized
+from .kernels import number, sized
 from .launch import bits
 from .space import Config
 
@@ -41,21 +41,10 @@ def centre_kernel(x, out, n, d, first, SOME: tl.constexpr, BLOCK: tl.constexpr):
 
 @sized
 def whiten_kernel(
-    first_points,
-    second_points,
-    scale,
-    centre,
-    out,
-    second_out,
-    slots,
-    n,
-    m,
-    d,
-    factor,
-    KIND: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    first_points, second_points, scale, centre, out, second_out, slots,
+    n, m, d, factor,
+    KIND: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """u = L⁻¹(x − centre) for the rows of two arrays, and the largest distance of a program's rows to its slot.
 
     KIND 0: L⁻¹ is 1/h in every column, and ``factor`` the bits of that, as Triton passes numbers in 32; 1: ``scale`` is
@@ -74,7 +63,7 @@ def whiten_kernel(
         x += tl.load(second_points + at, mask=of_second[:, None] & column, other=0.0)
         u = x.to(tl.float64) - tl.load(centre + k, mask=k < d, other=0.0)[None, :]
         if KIND == 0:
-            u *= (tl.zeros((), tl.int64) + factor).to(tl.float64, bitcast=True)
+            u *= number(factor)
         else:
             u /= tl.load(scale + k, mask=k < d, other=1.0)[None, :]
     else:

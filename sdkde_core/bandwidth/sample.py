@@ -49,13 +49,8 @@ class Sample:
     def kernels(self) -> Kernels | None:
         """Those of a backend with the feature ``"criteria"``, if there is one for the samples' device."""
         device = device_name(self.x)
-        for record in registry.records() if device.startswith("cuda") else ():
-            if record.ok and record.info is not None and "criteria" in record.info.features:
-                backend: Any
-                backend, support = registry.start(record.info, device)
-                if support.ok:
-                    return Kernels(*(functools.partial(f, device=device) for f in (backend.left_out, backend.climb)))
-        return None
+        backend = registry.having("criteria", device) if device.startswith("cuda") else None
+        return backend and Kernels(*(functools.partial(f, device=device) for f in (backend.left_out, backend.climb)))
 
     def thinned(self, most: int, rng: np.random.Generator) -> tuple[Array, Array | None]:
         """At most so many samples (k, d), in ``unit``, on the host, and weights: how often each was drawn, or None."""

@@ -124,6 +124,16 @@ def start(info: BackendInfo, device: str, options: Mapping[str, Any] | None = No
     return backend, support
 
 
+def having(feature: str, device: str) -> Any:
+    """Return a backend with the feature that can be used there, or None."""
+    for record in records():
+        if record.ok and record.info is not None and feature in record.info.features:
+            backend, support = start(record.info, device)
+            if support.ok:
+                return backend
+    return None
+
+
 def _start(info: BackendInfo, device: str, options: Mapping[str, Any] | None) -> tuple[Backend | None, Support]:
     if options:
         try:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from array_api_compat import device
 
 from ..arrays import array_namespace, look, to_host
 from ..protocol import Columns, Partial, Problem, with_fields
@@ -40,9 +41,12 @@ class Group(NamedTuple):
 
     def raised(self, sums: Partial, d: int) -> Partial:
         """Return sums over the columns, in the group's unit, as its part of the whole."""
-        by, magnitude = self.log_share - d * math.log(self.scale), sums.log_magnitude
+        by, magnitude = self.raise_by(d), sums.log_magnitude
         shift = None if sums.shift is None else sums.shift / self.scale
         return Partial(sums.log_sum + by, shift, sums.sign, None if magnitude is None else magnitude + by)
+
+    def raise_by(self, d: int) -> float:
+        return self.log_share - d * math.log(self.scale)
 
     def at(self, move: Callable[[Any], Any]) -> Group:
         """The group with its arrays brought elsewhere."""
@@ -84,12 +88,16 @@ def _some(columns: Columns, carried: int, most: int) -> Columns:
     xp = array_namespace(points)
     if carried <= most:
         return take_columns(columns, xp.nonzero(logs > -math.inf)[0])
-    where = {} if isinstance(points, np.ndarray) else {"device": points.device}
-    reached = xp.cumulative_sum(xp.exp(logs))  # not the weights that derivatives are wanted by: places do not move
-    at = (xp.arange(most, dtype=xp.float64, **where) + 0.5) / most * reached[-1]
-    which, equal = xp.clip(xp.searchsorted(reached, at), max=n - 1), xp.full((most,), 1.0 / most, **where)
-    equal = xp.astype(equal, xp.float64)
-    return Columns(take_rows(points, which), xp.log(equal), None if columns.weights is None else equal)
+    equal = xp.full_like(logs[:most], 1.0 / most)  # not the weights that derivatives are wanted by: places do not move
+    return Columns(take_rows(points, places(logs, most)), xp.log(equal), None if columns.weights is None else equal)
+
+
+def places(logs: Any, most: int) -> Any:
+    """Indices of so many points, evenly spaced by their weights, whose logs are given."""
+    xp = array_namespace(logs)
+    reached = xp.cumulative_sum(xp.exp(logs))
+    at = (xp.arange(most, dtype=xp.float64, device=device(logs)) + 0.5) / most * reached[-1]
+    return xp.clip(xp.searchsorted(reached, at), max=logs.shape[0] - 1)
 
 
 def adapted(columns: Columns, logs: Any, exponent: float) -> tuple[Any, tuple[int, ...]]:

@@ -11,7 +11,6 @@ import functools
 import itertools
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -230,7 +229,7 @@ class Lists:
     """Lists of launches of calls of one shape: by a key, and by the extent that they serve; ``early``: as for run."""
 
     def __init__(self, early: bool) -> None:
-        self._early, self._known, self._failed = early, dict[Any, _Known](), Counter[int]()  # by how many are given
+        self._early, self._known = early, dict[Any, _Known]()
 
     def serve(
         self, key: Any, given: Sequence[Any], launch: Callable[[], tuple[Any, Any]], served: Callable[[Any], Any]
@@ -269,8 +268,7 @@ class Lists:
             if extent not in known.lists:
                 break
             known.last = known.lists[extent]
-        # Others fail where PyTorch's kernels find the step, at a bandwidth that each call chooses.
-        return self._listed(known, given, launch) if known.able and self._failed[len(given)] < 3 else launch()[0]
+        return self._listed(known, given, launch) if known.able else launch()[0]
 
     def _listed(self, known: _Known, given: Sequence[Any], launch: Callable[[], tuple[Any, Any]]) -> Any:
         result, _ = launch()
@@ -280,7 +278,6 @@ class Lists:
             # What is made once, such as prepared columns, is there now: it stays where it is, and is not in the list.
             extent, found = record(launch, given)
             known.able = found is not None
-            self._failed[len(given)] += found is None
             if found is not None:
                 same = (one for other in list(self._known.values()) for one in list(other.lists.values()))
                 found = next((one for one in same if one.key == found.key), found)

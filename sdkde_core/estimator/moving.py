@@ -40,11 +40,10 @@ def groups_of(
     if not (share := request.guard):
         return groups
     rest = (g._replace(log_share=g.log_share + math.log1p(-share)) for g in groups)
-    # In logs a kernel of 16 bandwidths reaches millions of times as far as the samples: means would follow it.
-    widest = 16.0 if request.coordinates is None else GUARD[0]
     if order is not None:  # in which they are; a guard takes every k-th as they came
         columns = take_columns(columns, array_namespace(order).argsort(order), False)
-    return *rest, guard(columns, share, *GUARD, all_carry, widest)
+    # In logs a kernel of 16 bandwidths reaches millions of times as far as the samples: means would follow it.
+    return *rest, guard(columns, share, *GUARD, all_carry, 16.0 if request.coordinates is None else GUARD[0])
 
 
 def displaced(columns: Columns, sums: Partial, request: Request) -> Any:
@@ -94,9 +93,9 @@ def joined(left: Products, right: Products) -> Products:
 
 
 def moments(found: Products, c: float = 1.0) -> Any:
-    """The step that keeps the total variance, a () array: at most 1.2 c², and at least ½ where c is 1."""
+    """The step that keeps the total variance, a () array."""
     xp, d, squares = array_namespace(found.s), found.s.shape[0], found.squares
-    least, most = 0.5 if c == 1.0 else 0.0, MOST * c * c
+    least, most = limits(c)
     # The root as d / (A + sqrt(A² − B d)), where no digits cancel; A / B where there is none. Where hardly a sample
     # moves, every step is the same; ones in place of what is not taken keep derivatives finite.
     moves = (found.towards > 1e-100) & (squares > 1e-200)
@@ -106,3 +105,8 @@ def moments(found: Products, c: float = 1.0) -> Any:
     root = d / (towards + xp.sqrt(xp.where(real, rest, xp.ones_like(rest))))
     root = xp.where(real, root, towards / squares)
     return xp.where(moves, xp.clip(root, min=least, max=most), xp.full_like(root, least))
+
+
+def limits(c: float) -> tuple[float, float]:
+    """The least and the largest step "moments"."""
+    return 0.5 if c == 1.0 else 0.0, MOST * c * c

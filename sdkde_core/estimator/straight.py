@@ -27,14 +27,15 @@ from ..choice import registry
 from ..choice.select import named_backend
 from ..engine.devices import PerStream, captures, memory_errors
 from ..engine.failures import raise_interrupt
+from ..engine.groups import Group, guard_scale, places
 from ..engine.launches import Lists
 from ..engine.merge import merge
 from ..engine.outliers import CLEAR
 from ..protocol import BackendUnavailable, Columns, LineBackend, Problem, Reduction, with_fields
 from .density import density, log_constant
-from .moving import groups_of, moved
+from .moving import groups_of, limits, moved
 from .plan import choose_near, read
-from .request import Goal, Request
+from .request import GUARD, Goal, Request
 
 if TYPE_CHECKING:
     from .fitted import Fitted
@@ -91,14 +92,23 @@ class _Line:
             self.known[key] = found
         return self.known[key]
 
-    def equal(self, like: Any) -> Any:
+    def equal(self, like: Any, n: int) -> Any:
         """Log weights (n,) that are all equal, where ``like`` is."""
         torch = sys.modules["torch"]
 
         def make() -> Any:
-            return torch.full((self.n,), -math.log(self.n), dtype=torch.float64, device=like.device)
+            return torch.full((n,), -math.log(n), dtype=torch.float64, device=like.device)
 
-        return self._equal.get("equal", make, like)
+        return self._equal.get(n, make, like)
+
+    def guarded(self, by: Any, columns: Columns, share: float) -> list[tuple[Group, Columns]]:
+        """As :func:`.groups_of` columns of equal weights with a guard, and each group in its unit: by "moves"."""
+        (scale, most), points = GUARD, columns.points
+        make = functools.partial(places, columns.log_weights, most)
+        which = self._equal.get("places", make, points) if self.n > most else None
+        wide = Group(columns, guard_scale(self.n, self.d, scale, most), math.log(share))
+        some = Columns(by.in_unit(points, wide.scale, which), self.equal(points, min(self.n, most)))
+        return [(Group(columns, 1.0, math.log1p(-share)), columns), (wide, some)]
 
     def scale(self, bandwidth: Bandwidth, x: Any) -> Any:
         factor = bandwidth.factor if bandwidth.factor.ndim == 1 else bandwidth.inverse
@@ -218,22 +228,28 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         if passes is None:
             return None, None
         extent, backend, problems, packed = passes
-        log_weights = found.log_weights if "weights" in problems[0].requires else line.equal(train)
-        constant = log_constant("gaussian", bandwidth)
+        weighted = "weights" in problems[0].requires
+        log_weights = found.log_weights if weighted else line.equal(train, line.n)
         columns, queries, moves = Columns(found.points[0], log_weights), found.points[-1], moving.answering
+        wide, step = moving.score_bandwidth, moving.step or 0.5
         for problem, whole in zip(problems[:moves], packed):
-            wide = moving.score_bandwidth
-            state = backend.prepare(whole, columns if wide is None else Columns(columns.points / wide, log_weights))
-            half = moving.step in (None, 0.5) and wide in (None, 1.0)
-            points = backend.moved(problem, state) if half else None
+            scored = columns if wide is None else Columns(_in_unit(place, columns.points, wide), log_weights)
+            state = backend.prepare(whole, scored)
+            points = backend.moved(problem, state) if step == 0.5 and wide in (None, 1.0) else None
             if points is None:
-                points = moved(columns, backend.reduce(problem, None, state), moving)
+                sums, c = backend.reduce(problem, None, state), wide or 1.0
+                by, ends = registry.having("moves", place), limits(c) if step == "moments" else (step, step)
+                how = sums.shift, log_weights if weighted else None, c, *ends
+                points = by.displaced(columns.points, *how) if by else moved(columns, sums, moving)
             columns = Columns(points, log_weights)
-        asked = list[Any]()
-        for group, problem, whole in zip(groups_of(columns, None, moving, True), problems[moves:], packed[moves:]):
-            state = backend.prepare(whole, group.scaled)
-            asked.append((group, problem, None if problem.same else queries, state))
-        result = _result(backend, asked, constant, request.negative, what, train.dtype)
+        by = registry.having("moves", place) if moving.guard and not weighted else None
+        if by:
+            groups = line.guarded(by, columns, moving.guard)
+        else:
+            groups = [(group, group.scaled) for group in groups_of(columns, None, moving, True)]
+        parts, constant = zip(groups, problems[moves:], packed[moves:]), log_constant("gaussian", bandwidth)
+        asked = [(group, problem, backend.prepare(whole, scaled)) for (group, scaled), problem, whole in parts]
+        result = _result(backend, place, queries, asked, constant, request.negative, what, train.dtype)
         if captured:
             result = sys.modules["torch"].where(found.extent() <= extent, result, math.nan)
         return result, served
@@ -306,9 +322,10 @@ def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
             found, captured = backend.whiten((x,), fitted.scale, fitted.centre), captures(x)
             if found is None:
                 return None, True
-            rows, each = found.points[0], zip(fitted.groups, packed)
-            asked = [(group, with_fields(one.problem, m=x.shape[0]), rows, one.state) for group, one in each]
-            result, extent = _result(backend, asked, fitted.log_constant, request.negative, what, dtype), found.extent()
+            each, how = zip(fitted.groups, packed), (request.negative, what, dtype)
+            asked = [(group, with_fields(one.problem, m=x.shape[0], same=False), one.state) for group, one in each]
+            result = _result(backend, place, found.points[0], asked, fitted.log_constant, *how)
+            extent = found.extent()
             if captured:
                 return sys.modules["torch"].where(extent <= min(CLEAR, problem.extent), result, math.nan), True
             return result if near(extent) else None, True
@@ -326,14 +343,26 @@ def _brief(n: int, m: int | None, bits: int = 32) -> bool:
     return n * max(n, m or 0) <= 1 << bits
 
 
-def _result(backend: Any, asked: Any, constant: float, negative: str, what: str, dtype: Any) -> Any:
-    """Sum the groups, ``asked``: each, its problem, rows and state; return what is wanted, of a score the shift."""
-    (_, first, queries, state), *others = asked
+def _in_unit(place: str, points: Any, unit: float) -> Any:
+    by = None if unit == 1.0 else registry.having("moves", place)
+    return by.in_unit(points, unit) if by else points if unit == 1.0 else points / unit
+
+
+def _result(
+    backend: Any, place: str, queries: Any, asked: Any, constant: float, negative: str, what: str, dtype: Any
+) -> Any:
+    """Sum the groups, ``asked``: each, its problem and state; return what is wanted, of a score the shift."""
+    rows = [None if problem.same else _in_unit(place, queries, group.scale) for group, problem, _ in asked]
+    (_, first, state), *others = asked
     if what != "score" and not others and (first.reduction is Reduction.LOG_SUM or negative == "keep"):
-        found = backend.density(first, queries, state, constant, what == "log", dtype)
+        found = backend.density(first, rows[0], state, constant, what == "log", dtype)
         if found is not None:
             return found
-    parts = [backend.reduce(problem, group.unit(rows), state) for group, problem, rows, state in asked]
+    parts = [backend.reduce(problem, here, state) for (_, problem, state), here in zip(asked, rows)]
+    by = registry.having("moves", place) if what != "score" and len(parts) == 2 else None
+    if by:
+        constants = tuple(constant + group.raise_by(first.d) for group, *_ in asked)
+        return by.joined(tuple(sums.log_sum for sums in parts), constants, what == "log", dtype)
     if others:
         parts = [group.raised(sums, first.d) for (group, *_), sums in zip(asked, parts)]
     sums = merge(parts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
-import locale
 import logging
 import math
 import os
@@ -82,7 +81,6 @@ def _moved_settings() -> Iterator[None]:
         (gc.get_threshold(), lambda counts: gc.set_threshold(*counts), (701, 11, 11)),
         (logging.getLogger().level, logging.getLogger().setLevel, 37),
         (sys.getswitchinterval(), sys.setswitchinterval, 0.0043),
-        (sys.getrecursionlimit(), sys.setrecursionlimit, 1717),
         (random.getstate(), random.setstate, random.Random(86_420).getstate()),
         (np.random.get_state(), np.random.set_state, np.random.RandomState(86_420).get_state()),  # noqa: NPY002
     )
@@ -92,7 +90,6 @@ def _moved_settings() -> Iterator[None]:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "KMP_DUPLICATE_LIB_OK"):
             os.environ.pop(name, None)
         stack.enter_context(np.errstate(all="warn", under="ignore"))
-        stack.enter_context(np.printoptions(precision=11))
         if torch := sys.modules.get("torch"):  # before the limits: PyTorch tells OpenMP's number for its own
             stack.callback(torch.set_num_threads, torch.get_num_threads())
         stack.enter_context(threadpool_limits(3))
@@ -111,15 +108,12 @@ def _settings() -> dict[str, Any]:
     root = logging.getLogger()
     found = {
         "NumPy's error state": np.geterr(),
-        "NumPy's printing options": repr(np.get_printoptions()),
         "NumPy's random state": pickle.dumps(np.random.get_state()),  # noqa: NPY002
         "Python's random state": random.getstate(),
         "the environment": dict(os.environ),
         "the working directory": os.getcwd(),
-        "the locale": locale.setlocale(locale.LC_ALL),
         "the root logger": (root.level, list(root.handlers)),
         "the garbage collector": (gc.isenabled(), gc.get_threshold()),
-        "the recursion limit": sys.getrecursionlimit(),
         "the switch interval": sys.getswitchinterval(),
         "the handler of Ctrl-C": signal.getsignal(signal.SIGINT),
         "what is less than 2⁻¹⁰²² (0 now)": bool((np.array([2.0**-1060]) * 0.5)[0]),

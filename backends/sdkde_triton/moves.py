@@ -1,0 +1,136 @@
+"""What lies between the sums of an estimate by default: samples that move, a group's unit, and groups that are joined.
+
+The formulas are those of :mod:`sdkde_core.estimator.moving` and :mod:`sdkde_core.engine.merge`. There they take forty
+launches of PyTorch's, and no list of launches holds these.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from .compiled import Launch
+from .kernels import number, sized, wide
+from .launch import bits
+
+PROGRAMS = tl.constexpr(128)  # at most so many have a part of the sums
+
+
+@sized
+def parts_kernel(points, shift, logs, parts, n, d, WEIGHTED: tl.constexpr, W: tl.constexpr, B: tl.constexpr):
+    """Parts of Σw u and Σw s (PROGRAMS, W) each, and of Σw, Σw u·s and Σw s·s (PROGRAMS,), s the shift; W ≥ d."""
+    program, k = tl.program_id(0), tl.arange(0, W)
+    mean, shifted = tl.zeros((W,), tl.float64), tl.zeros((W,), tl.float64)
+    total, along, squares = tl.zeros((B,), tl.float64), tl.zeros((B,), tl.float64), tl.zeros((B,), tl.float64)
+    for first in range(program * B, n, tl.num_programs(0) * B):
+        i = wide(first) + tl.arange(0, B)
+        at, inside = i[:, None] * d + k[None, :], (i < n)[:, None] & (k < d)[None, :]
+        u, s = tl.load(points + at, mask=inside, other=0.0), tl.load(shift + at, mask=inside, other=0.0)
+        w = tl.where(i < n, 1.0, 0.0).to(tl.float64)
+        if WEIGHTED:
+            w = tl.exp(tl.load(logs + i, mask=i < n, other=float("-inf")))
+        mean += tl.sum(w[:, None] * u, 0)
+        shifted += tl.sum(w[:, None] * s, 0)
+        total += w
+        along += w * tl.sum(u * s, 1)
+        squares += w * tl.sum(s * s, 1)
+    tl.store(parts + program * W + k, mean)
+    tl.store(parts + (PROGRAMS + program) * W + k, shifted)
+    parts += 2 * PROGRAMS * W + program
+    tl.store(parts, tl.sum(total, 0))
+    tl.store(parts + PROGRAMS, tl.sum(along, 0))
+    tl.store(parts + 2 * PROGRAMS, tl.sum(squares, 0))
+
+
+@sized
+def move_kernel(points, shift, parts, out, n, d, splits, unit, least, most, W: tl.constexpr, B: tl.constexpr):
+    """The points plus the step "moments", in its limits, times the shift over ``unit``; these three are bits."""
+    c, k = number(unit), tl.arange(0, W)
+    mean, shifted = tl.zeros((W,), tl.float64), tl.zeros((W,), tl.float64)
+    for first in range(0, splits, 16):
+        p = first + tl.arange(0, 16)
+        of, inside = p[:, None] * W + k[None, :], (p < splits)[:, None]
+        mean += tl.sum(tl.load(parts + of, mask=inside, other=0.0), 0)
+        shifted += tl.sum(tl.load(parts + PROGRAMS * W + of, mask=inside, other=0.0), 0)
+    p = tl.arange(0, PROGRAMS)
+    sums = parts + 2 * PROGRAMS * W + p
+    total = tl.sum(tl.load(sums, mask=p < splits, other=0.0), 0)
+    along = tl.sum(tl.load(sums + PROGRAMS, mask=p < splits, other=0.0), 0)
+    squares = tl.sum(tl.load(sums + 2 * PROGRAMS, mask=p < splits, other=0.0), 0)
+    total = tl.maximum(total, 1e-300)  # without parts the step is the least, as is the most
+    towards = (tl.sum(mean * shifted, 0) / total - along) / total / c
+    squares = (squares - tl.sum(shifted * shifted, 0) / total) / total / (c * c)
+    rest = towards * towards - squares * d
+    root = d / tl.maximum(towards + tl.sqrt(tl.maximum(rest, 0.0)), 1e-300)
+    root = tl.where(rest > 0.0, root, towards / tl.maximum(squares, 1e-300))
+    moves = (towards > 1e-100) & (squares > 1e-200)
+    step = tl.where(moves, tl.minimum(tl.maximum(root, number(least)), number(most)), number(least)) / c
+    i = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    at, inside = i[:, None] * d + k[None, :], (i < n)[:, None] & (k < d)[None, :]
+    u, s = tl.load(points + at, mask=inside, other=0.0), tl.load(shift + at, mask=inside, other=0.0)
+    tl.store(out + at, u + step * s, mask=inside)
+
+
+@sized
+def unit_kernel(points, which, out, n, d, unit, PICKED: tl.constexpr, W: tl.constexpr, B: tl.constexpr):
+    """Some points, those of the indices ``which`` if PICKED, over a number whose bits are ``unit``."""
+    i, k = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B), tl.arange(0, W)
+    inside = (i < n)[:, None] & (k < d)[None, :]
+    source = tl.load(which + i, mask=i < n, other=0) if PICKED else i
+    u = tl.load(points + source[:, None] * d + k[None, :], mask=inside, other=0.0)
+    tl.store(out + i[:, None] * d + k[None, :], u / number(unit), mask=inside)
+
+
+@sized
+def join_kernel(one, other, out, m, constant, factor, LOG: tl.constexpr, SINGLE: tl.constexpr, B: tl.constexpr):
+    """The sum of two densities, or its log; ``constant`` and ``factor``, bits, are added to their logs."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    a = tl.load(one + i, mask=i < m, other=0.0) + number(constant)
+    b = tl.load(other + i, mask=i < m, other=0.0) + number(factor)
+    top = tl.maximum(tl.where(a > -1e300, a, -1e300), tl.where(b > -1e300, b, -1e300))  # NaN stays in the sum
+    result = tl.exp(a - top) + tl.exp(b - top)
+    if LOG:
+        result = tl.where(result == 0, float("-inf"), tl.log(tl.where(result == 0, 1.0, result)) + top)
+    else:
+        result *= tl.exp(top)
+    tl.store(out + i, result.to(tl.float32) if SINGLE else result, mask=i < m)
+
+
+@functools.lru_cache(1024)
+def _launch(kernel: Any, n: int, d: int, *flags: Any, most: int = 1 << 31) -> Launch:
+    """A kernel's launch for blocks of n points in d dimensions, by at most so many programs."""
+    width = max(2, 1 << (d - 1).bit_length())
+    block = min(128, max(2, 1024 // width))
+    return Launch(kernel, (min(most, -(-n // block)), 1), (n, d), (*flags, width, block))
+
+
+def displaced(points: torch.Tensor, shift: torch.Tensor, log_weights: Any, c: float, *limits: float) -> torch.Tensor:
+    """See :class:`sdkde_core.protocol.MovesBackend`."""
+    (n, d), most, out, programs = points.shape, int(PROGRAMS.value), torch.empty_like(points), 0
+    run = _launch(parts_kernel, n, d, log_weights is not None, most=most)
+    parts = torch.empty(most * (2 * run.flags[1] + 3), dtype=torch.float64, device=points.device)
+    if limits[0] < limits[1]:
+        programs = run.grid[0]
+        run(points, shift, points if log_weights is None else log_weights, parts)
+    _launch(move_kernel, n, d)(points, shift, parts, out, last=(programs, *map(bits, (c, *limits))))
+    return out
+
+
+def in_unit(points: torch.Tensor, unit: float, which: torch.Tensor | None = None) -> torch.Tensor:
+    """See :class:`sdkde_core.protocol.MovesBackend`."""
+    n, d = points.shape[0] if which is None else which.shape[0], points.shape[1]
+    out = torch.empty((n, d), dtype=torch.float64, device=points.device)
+    given = points, points if which is None else which, out
+    _launch(unit_kernel, n, d, which is not None)(*given, last=(bits(unit),))
+    return out
+
+
+def joined(logs: tuple[Any, Any], constants: tuple[float, float], log: bool, dtype: torch.dtype) -> torch.Tensor:
+    """See :class:`sdkde_core.protocol.MovesBackend`."""
+    m, out = logs[0].shape[0], torch.empty_like(logs[0], dtype=dtype)
+    run = Launch(join_kernel, (-(-m // 128), 1), (m, *map(bits, constants)), (log, dtype is torch.float32, 128))
+    run(*logs, out)
+    return out

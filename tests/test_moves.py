@@ -1,0 +1,58 @@
+"""What lies between the sums of two groups, by Triton's kernels: against the array code, interpreted."""
+
+import math
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import torch
+from interpreter import interpreted
+from sdkde_triton import moves
+
+from sdkde_core.engine.groups import Group
+from sdkde_core.engine.merge import merge
+from sdkde_core.estimator.density import density
+from sdkde_core.estimator.moving import limits, moments, products
+from sdkde_core.protocol import Columns, Partial
+
+pytestmark = interpreted
+
+
+@pytest.mark.parametrize("kind", ["mean shift", "away", "still", "steep"])
+@pytest.mark.parametrize(
+    ("n", "d", "c"), [(70, 3, 1.4), (300, 1, 1.0), pytest.param(700, 17, 2.0, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_samples_move_by_the_array_codes_step(n, d, c, kind, weighted):
+    rng = np.random.default_rng(n)
+    u = rng.normal(size=(n, d)) + 5.0
+    towards = (u.mean(0) - u) * {"mean shift": 0.7, "away": -0.1, "still": 0.0, "steep": 6.0}[kind]
+    points, shift = (torch.from_numpy(x) for x in (u, towards + 0.1 * rng.normal(size=(n, d)) * (kind != "still")))
+    logs = torch.from_numpy(rng.normal(size=n) * weighted).log_softmax(0)
+    s = shift / c
+    step = float(moments(products(Columns(points, logs), s), c))
+    got = moves.displaced(points, shift, logs if weighted else None, c, *limits(c))
+    np.testing.assert_allclose(got, points + step * s, rtol=1e-11)
+
+
+@pytest.mark.parametrize("which", [None, [3, 0, 3, 69]])
+def test_points_in_a_unit(which):
+    x = torch.randn(70, 3, dtype=torch.float64)
+    which = None if which is None else torch.tensor(which)
+    assert torch.equal(moves.in_unit(x, 5.3, which), (x if which is None else x[which]) / 5.3)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_groups_are_joined(log, dtype):
+    none = Columns(torch.zeros(1, 3, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+    groups = Group(none, 1.0, math.log(0.98)), Group(none, 4.0, math.log(0.02))
+    a = torch.tensor([0.0, -3.0, -1000.0, -math.inf, -math.inf, math.nan, 1.0, -1e5], dtype=torch.float64)
+    b = torch.tensor([-2.0, -1.0, -900.0, -5.0, -math.inf, 0.0, math.nan, -1e5], dtype=torch.float64)
+    want = density(merge([g.raised(Partial(x), 3) for g, x in zip(groups, (a, b))]), 2.5, log).to(dtype)
+    got = moves.joined((a, b), tuple(2.5 + g.raise_by(3) for g in groups), log, dtype)
+    np.testing.assert_allclose(got, want, rtol=1e-6 if dtype is torch.float32 else 1e-13)
+    assert got.dtype is dtype
