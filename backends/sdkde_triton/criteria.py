@@ -67,7 +67,7 @@ def moves_kernel(given, squares, moves, n, d, padded, splits, ROWS: tl.constexpr
         phi = tl.exp((near[:, None] - apart) * rate) * tl.load(weights + j).to(tl.float32)[None, :]
         others = tl.load(nearest + size + k[None, :] * size + j[:, None], mask=k[None, :] < d, other=0.0)
         sums += tl.sum(phi, 1)
-        means = tl.dot(phi, others, means, input_precision="tf32x3")
+        means = tl.dot(phi, others, means, input_precision="ieee")
     # A nearest sample that is less close, relative to the least weight, is nothing to sums of float32.
     scale = tl.exp(-c * near.to(tl.float64))
     scale = tl.where(scale < tl.load(given + HEAD - 1), 0.0, scale)
