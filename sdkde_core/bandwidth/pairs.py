@@ -57,11 +57,11 @@ class Pairs:
     def __init__(self, u: Array, weights: Array, method: str) -> None:
         self.u, self.w, self.method = u, weights, method
         self.n, self.d = u.shape
-        rows = max(1, BLOCK // self.n) if self.n**2 > BLOCK else self.n
+        # Threads that do short operations wait for the interpreter: they are four at most, and take large blocks.
+        self.threads = min(cpu_threads(), 4) if self.n**2 >= 16 * BLOCK else 1
+        rows = max(1, (BLOCK if self.threads == 1 else 4 * BLOCK) // self.n) if self.n**2 > BLOCK else self.n
         self._pool: ThreadPoolExecutor | None = None
         self.blocks = [slice(i, min(i + rows, self.n)) for i in range(0, self.n, rows)]
-        # More than four get into each other's way: between short operations each waits for the interpreter.
-        self.threads = min(cpu_threads(), 4, len(self.blocks))
         self.w32, u32 = weights.astype(np.float32), u.astype(np.float32)
         summed = [self.w32[:, None], self.w32[:, None] * u32]  # (n, 1) and (n, d), which only moves need
         self.weighted = np.concatenate(summed, axis=1) if method == "sdkde" else summed[0]
@@ -225,5 +225,5 @@ def _turned(parts: list[Array]) -> Array:
 
 
 def _bounded(exponents: Array) -> Array:
-    """None below −50, in place: less is nothing to sums of float32, and subnormal numbers take long."""
-    return np.maximum(exponents, np.float32(-50.0), out=exponents)
+    """From −50 to 0, in place: less is nothing to sums of float32, and subnormal numbers take long."""
+    return exponents.clip(-50.0, 0.0, out=exponents)  # on one side NumPy takes three times as long

@@ -109,8 +109,8 @@ class _Kernels:
 
     def __init__(self, u: Array, weights: Array) -> None:
         self.u, self.w, self.d = u, weights, u.shape[1]
-        self.logs = np.tile(np.log(weights), (len(u), 1))
-        np.fill_diagonal(self.logs, -math.inf)
+        # Of all pairs, used again and again: the memory of new arrays takes as long as what is done with them.
+        self._pairs, *self._single = (np.empty((len(u),) * 2, kind) for kind in (float, *[np.float32] * 3))
         self.columns = np.concatenate([np.ones((len(u), 1)), 2.0 * u], axis=1)
         self.weights = weights.astype(np.float32)
         self.rows = weights  # the samples' shares in the likelihood
@@ -119,9 +119,11 @@ class _Kernels:
         """What kernels of that factor say."""
         v, shares = product(self.u, inverse.T), self.rows[:, None]
         norms = 0.5 * (v * v).sum(axis=1)
-        logs = product(v, v.T) + (self.logs - norms)  # less, in each row, its sample's norm
-        most = logs.max(axis=1)
-        near = np.exp((logs - most[:, None]).astype(np.float32)).astype(np.float64)  # in half the time
+        logs = product(v, v.T, out=self._pairs)
+        logs += np.log(self.w) - norms  # less, in each row, its sample's norm
+        np.fill_diagonal(logs, -math.inf)
+        most, single, near = logs.max(axis=1), self._single[0], logs
+        near[...] = np.exp(np.subtract(logs, most[:, None], out=single), out=single)  # in half the time
         sums = product(near, self.columns)
         share = shares / sums[:, :1]
         both = shares + product(share.T, near).T
@@ -156,23 +158,19 @@ class _Kernels:
         """Half the squared distances in kernels of that factor: to the nearest (n,), and all less that (n, n)."""
         v = product(self.u, np.linalg.inv(factor).T)
         norms = 0.5 * (v * v).sum(axis=1)
-        squares = norms - product(v, v.T)  # less, in each row, its sample's norm
+        squares = product(v, v.T, out=self._pairs)
+        np.subtract(norms, squares, out=squares)  # less, in each row, its sample's norm
         np.fill_diagonal(squares, 1e15)
         least = squares.min(axis=1)
-        return least + norms, (squares - least[:, None]).astype(np.float32)
+        return least + norms, np.subtract(squares, least[:, None], out=self._single[0])
 
     def without_the_far(self, factor: NDArray[Any]) -> None:
         """Let the 3 % of the samples in the thinnest places count by their density: they ask for wide kernels."""
-        logs = self._logs(factor)
+        logs = self.judged(self.fit(factor, np.linalg.inv(factor))).logs
         n = len(logs)
         least = np.interp(0.03 * (n - 1), np.arange(n), np.sort(logs))  # the quantile, which NumPy takes longer for
         rows = self.w * np.exp(np.minimum(logs - least, 0.0))
         self.rows = rows / rows.sum()
-
-    def _logs(self, factor: NDArray[Any]) -> Array:
-        """Log p̂₋ᵢ(u_i) but for a constant."""
-        least, beyond = self._distances(factor)
-        return np.log(self._sums(beyond, 1.0)[0]) - least - np.log1p(-self.w)
 
     def scaled(self, factor: NDArray[Any], lengths: Sequence[float]) -> _Fit:
         """Raise the likelihood by the scale of kernels of that factor; one product is less than a :meth:`fit`."""
@@ -186,9 +184,11 @@ class _Kernels:
 
     def _sums(self, beyond: Any, c: float) -> Array:
         """Each row's sums of w_j exp(−c q), and of that times q, q ≥ 0 beyond its least: (2, n)."""
-        near = np.exp(beyond * np.float32(-c))
+        near, moment = self._single[1:]
+        np.exp(np.multiply(beyond, np.float32(-c), out=near), out=near)
+        np.multiply(near, beyond, out=moment)
         # :func:`.product` cuts one of a matrix and a vector into pieces, which takes ten times as long here.
-        return np.stack([np.vecdot(terms, self.weights) for terms in (near, near * beyond)]).astype(np.float64)
+        return np.stack([np.vecdot(terms, self.weights) for terms in (near, moment)]).astype(np.float64)
 
     def better(self, fit: _Fit, other: _Fit, free: str, more: float, errors: float = 2.0) -> bool:
         """Whether a fit is so many standard errors better than one, with as many steps and ``more`` parameters less."""
@@ -228,9 +228,6 @@ class _Climber(_Kernels):
         if free == "matrix":  # whose moment is turned to its axes on the host
             return super().climb(fit, free)
         return self.judged(self.fit(fit.factor, fit.inverse, LENGTHS, free == "scale"))
-
-    def _logs(self, factor: NDArray[Any]) -> Array:
-        return np.asarray(self.scaled(factor, ()).logs)
 
     def scaled(self, factor: NDArray[Any], lengths: Sequence[float]) -> _Fit:
         return self.judged(self.fit(factor, np.linalg.inv(factor), lengths))
