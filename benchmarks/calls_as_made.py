@@ -9,6 +9,7 @@ scores, against float64 on the CPU, relative to their largest magnitude (of scor
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -67,6 +68,12 @@ def main() -> None:
     show("a bandwidth per column", lambda x, y: (x, y), bandwidth=np.full(d, 0.6))
     show("kde", lambda x, y: (x, y), method="kde")
     show("scores", lambda x, y: (x, y), sdkde_core.grad_log_density)
+    chosen = sdkde_core.select_bandwidth(points(n, 0))
+    show("a chosen bandwidth", lambda x, y: (x, y), bandwidth=chosen)
+    of_chosen = functools.cache(
+        lambda there: sdkde_core.prepare(points(n, 0) if there else points(n, 0).double().cpu())
+    )
+    show("prepared by default", lambda x, y: (x, y), lambda x, y, **how: of_chosen(type(x) is torch.Tensor).estimate(y))
     show("the default bandwidth", lambda x, y: (x, y), bandwidth="auto")
 
 

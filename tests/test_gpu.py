@@ -422,9 +422,10 @@ def test_groups_on_a_device(method, weighted):
     assert ready.sample(10).is_cuda and len(ready.mixture().weights) == 10_096
 
 
-def test_a_guarded_call_is_captured():
+@pytest.mark.parametrize("moves", [{}, {"step": "moments", "score_bandwidth": 1.4}])
+def test_a_guarded_call_is_captured(moves):
     x, y = _cuda(np.random.default_rng(3).normal(size=(5000, 3))), _cuda(np.random.default_rng(4).normal(size=(100, 3)))
-    how = {"bandwidth": 0.5, "tails": "guard", "precision": "fast", "backend": "triton"}
+    how = {"bandwidth": 0.5, "tails": "guard", "precision": "fast", "backend": "triton", **moves}
     want = sdkde_core.estimate(x, y, **how)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -89,8 +89,10 @@ CHOSEN = {"step": "moments", "score_bandwidth": 1.4, "tails": "guard"}  # as "au
 
 
 @interpreted
-@pytest.mark.parametrize("log", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("log", "weighted"),
+    [(True, False), (False, True), *(pytest.param(a, a, marks=pytest.mark.slow) for a in (False, True))],
+)
 def test_samples_that_move_as_by_default_and_a_guard(log, weighted, tensors):
     x, y = drawn(130, 9, 3, torch.float64)
     options = {"bandwidth": 0.4 * np.eye(3) + 0.1, **CHOSEN, **BACKEND}
