@@ -375,8 +375,8 @@ class MovesBackend(Backend, TypingProtocol):
     def displaced(self, points: Any, shift: Any, log_weights: Any, c: float, least: float, most: float) -> Any:
         """Return points + τ s (n, d), s = shift / c; τ is the step ``"moments"`` between ``least`` and ``most``.
 
-        That is the smallest root of τ² tr Cov(s) + 2 τ tr Cov(u, s) + d = 0, u the points; where there is none, the τ
-        of the least value; where nothing moves, ``least``. Log weights (n,) may be None, for equal ones.
+        That is the smallest root of τ² tr Cov(s) + 2 τ tr Cov(u, s) + d, u the points, else the τ of its least value;
+        ``least`` where nothing moves. Log weights (n,) may be None, for equal ones.
         """
 
     def in_unit(self, points: Any, unit: float, which: Any = None) -> Any:

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import triton
 from sdkde_autotune import records
 from sdkde_autotune.lookup import TABLES
-from sdkde_triton import choose, criteria, space, tunables
+from sdkde_triton import choose, criteria, moves, space, tunables
 from sdkde_triton.bounds import Form, merges, packed_dimensions
 from sdkde_triton.tunables import Launch
 from triton.backends.compiler import GPUTarget
@@ -147,6 +147,20 @@ def test_lists(kernel, constants, d, capability):
 )
 def test_criteria(kernel, constants, capability):
     _check_spills(getattr(criteria, f"{kernel}_kernel"), _FP64, constants, capability)
+
+
+@pytest.mark.parametrize("capability", [*(pytest.param(x, marks=pytest.mark.slow) for x in (80, 86)), 90])
+@pytest.mark.parametrize("width", [pytest.param(2, marks=pytest.mark.slow), 16])
+@pytest.mark.parametrize(
+    ("kernel", "constants"),
+    [("parts", {"WEIGHTED": True}), ("move", {}), ("unit", {"PICKED": True}), ("join", {"SINGLE": True})],
+)
+def test_moves(kernel, constants, width, capability):
+    pointers = dict.fromkeys(("points", "shift", "logs", "parts", "one", "other"), "*fp64") | {"which": "*i64"}
+    numbers = dict.fromkeys(("unit", "least", "most", "constant", "factor"), "i64")
+    types = pointers | numbers | {"out": "*fp32" if kernel == "join" else "*fp64"}
+    shape = {"B": 128} if kernel == "join" else {"W": width, "B": min(128, 1024 // width)}
+    _check_spills(getattr(moves, f"{kernel}_kernel"), types, constants | shape, capability)
 
 
 @pytest.mark.parametrize(

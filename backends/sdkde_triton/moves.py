@@ -1,7 +1,6 @@
 """What lies between the sums of an estimate by default: samples that move, a group's unit, and groups that are joined.
 
-The formulas are those of :mod:`sdkde_core.estimator.moving` and :mod:`sdkde_core.engine.merge`. There they take forty
-launches of PyTorch's, and no list of launches holds these.
+The formulas are those of :mod:`sdkde_core.estimator.moving` and :mod:`sdkde_core.engine.merge`, forty launches there.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from .compiled import Launch
+from .compiled import INTERPRETED, Launch, rehearse
 from .kernels import number, sized, wide
 from .launch import bits
 
@@ -85,26 +84,39 @@ def unit_kernel(points, which, out, n, d, unit, PICKED: tl.constexpr, W: tl.cons
 
 
 @sized
-def join_kernel(one, other, out, m, constant, factor, LOG: tl.constexpr, SINGLE: tl.constexpr, B: tl.constexpr):
-    """The sum of two densities, or its log; ``constant`` and ``factor``, bits, are added to their logs."""
+def join_kernel(one, other, out, m, constant, factor, kind, SINGLE: tl.constexpr, B: tl.constexpr):
+    """The sum of two densities, kind 1: its log; ``constant`` and ``factor``, bits, are added to their logs."""
     i = tl.program_id(0) * B + tl.arange(0, B)
     a = tl.load(one + i, mask=i < m, other=0.0) + number(constant)
     b = tl.load(other + i, mask=i < m, other=0.0) + number(factor)
     top = tl.maximum(tl.where(a > -1e300, a, -1e300), tl.where(b > -1e300, b, -1e300))  # NaN stays in the sum
-    result = tl.exp(a - top) + tl.exp(b - top)
-    if LOG:
-        result = tl.where(result == 0, float("-inf"), tl.log(tl.where(result == 0, 1.0, result)) + top)
-    else:
-        result *= tl.exp(top)
+    total = tl.exp(a - top) + tl.exp(b - top)
+    result = tl.where(total == 0, float("-inf"), tl.log(tl.where(total == 0, 1.0, total)) + top)
+    result = tl.where(kind == 1, result, tl.exp(result))
     tl.store(out + i, result.to(tl.float32) if SINGLE else result, mask=i < m)
 
 
 @functools.lru_cache(1024)
 def _launch(kernel: Any, n: int, d: int, *flags: Any, most: int = 1 << 31) -> Launch:
     """A kernel's launch for blocks of n points in d dimensions, by at most so many programs."""
+    _begin(d)
     width = max(2, 1 << (d - 1).bit_length())
     block = min(128, max(2, 1024 // width))
     return Launch(kernel, (min(most, -(-n // block)), 1), (n, d), (*flags, width, block))
+
+
+_begun = set[int]()
+
+
+def _begin(d: int) -> None:
+    """The first time, let all kernels of this module compile side by side."""
+    if d not in _begun and not INTERPRETED:
+        _begun.add(d)
+        x = torch.zeros((2, d), dtype=torch.float64, device="cpu")
+        rehearse(displaced, x, x, None, 1.0, 0.0, 1.0)
+        rehearse(in_unit, x, 2.0)
+        for dtype in (torch.float32, torch.float64):
+            rehearse(joined, (x[:, 0], x[:, 0]), (1.0, 1.0), False, dtype)
 
 
 def displaced(points: torch.Tensor, shift: torch.Tensor, log_weights: Any, c: float, *limits: float) -> torch.Tensor:
@@ -121,16 +133,15 @@ def displaced(points: torch.Tensor, shift: torch.Tensor, log_weights: Any, c: fl
 
 def in_unit(points: torch.Tensor, unit: float, which: torch.Tensor | None = None) -> torch.Tensor:
     """See :class:`sdkde_core.protocol.MovesBackend`."""
-    n, d = points.shape[0] if which is None else which.shape[0], points.shape[1]
-    out = torch.empty((n, d), dtype=torch.float64, device=points.device)
+    out = torch.empty_like(points[: None if which is None else which.shape[0]])
     given = points, points if which is None else which, out
-    _launch(unit_kernel, n, d, which is not None)(*given, last=(bits(unit),))
+    _launch(unit_kernel, *out.shape, which is not None)(*given, last=(bits(unit),))
     return out
 
 
 def joined(logs: tuple[Any, Any], constants: tuple[float, float], log: bool, dtype: torch.dtype) -> torch.Tensor:
     """See :class:`sdkde_core.protocol.MovesBackend`."""
     m, out = logs[0].shape[0], torch.empty_like(logs[0], dtype=dtype)
-    run = Launch(join_kernel, (-(-m // 128), 1), (m, *map(bits, constants)), (log, dtype is torch.float32, 128))
+    run = Launch(join_kernel, (-(-m // 128), 1), (m, *map(bits, constants), int(log)), (dtype is torch.float32, 128))
     run(*logs, out)
     return out

@@ -186,9 +186,9 @@ class _Kernels:
         """Each row's sums of w_j exp(−c q), and of that times q, q ≥ 0 beyond its least: (2, n)."""
         near, moment = self._single[1:]
         np.exp(np.multiply(beyond, np.float32(-c), out=near), out=near)
-        np.multiply(near, beyond, out=moment)
+        both = near, np.multiply(near, beyond, out=moment)
         # :func:`.product` cuts one of a matrix and a vector into pieces, which takes ten times as long here.
-        return np.stack([np.vecdot(terms, self.weights) for terms in (near, moment)]).astype(np.float64)
+        return np.stack([np.vecdot(terms, self.weights) for terms in both]).astype(np.float64)
 
     def better(self, fit: _Fit, other: _Fit, free: str, more: float, errors: float = 2.0) -> bool:
         """Whether a fit is so many standard errors better than one, with as many steps and ``more`` parameters less."""

@@ -126,12 +126,8 @@ def start(info: BackendInfo, device: str, options: Mapping[str, Any] | None = No
 
 def having(feature: str, device: str) -> Any:
     """Return a backend with the feature that can be used there, or None."""
-    for record in records():
-        if record.ok and record.info is not None and feature in record.info.features:
-            backend, support = start(record.info, device)
-            if support.ok:
-                return backend
-    return None
+    able = (r.info for r in records() if r.ok and r.info is not None and feature in r.info.features)
+    return next((backend for backend, support in (start(info, device) for info in able) if support.ok), None)
 
 
 def _start(info: BackendInfo, device: str, options: Mapping[str, Any] | None) -> tuple[Backend | None, Support]:

@@ -243,10 +243,8 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
                 points = by.displaced(columns.points, *how) if by else moved(columns, sums, moving)
             columns = Columns(points, log_weights)
         by = registry.having("moves", place) if moving.guard and not weighted else None
-        if by:
-            groups = line.guarded(by, columns, moving.guard)
-        else:
-            groups = [(group, group.scaled) for group in groups_of(columns, None, moving, True)]
+        plain = () if by else groups_of(columns, None, moving, True)
+        groups = line.guarded(by, columns, moving.guard) if by else [(group, group.scaled) for group in plain]
         parts, constant = zip(groups, problems[moves:], packed[moves:]), log_constant("gaussian", bandwidth)
         asked = [(group, problem, backend.prepare(whole, scaled)) for (group, scaled), problem, whole in parts]
         result = _result(backend, place, queries, asked, constant, request.negative, what, train.dtype)
