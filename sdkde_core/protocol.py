@@ -84,7 +84,7 @@ FEATURES: Mapping[str, str] = {
     "range": "the rows are some of the points: Problem.same with m < n, from the point own_offset on",
     "pairs": "reduce_pairs: what two ranges of the points are to each other, each φ computed once; MEAN only",
     "line": "whiten, moved and density: what comes before and after the sums, by its own kernels; on CUDA devices",
-    "moves": "displaced, in_unit and joined: what lies between the sums of two groups, by its own kernels; likewise",
+    "moves": "displaced, in_unit and joined: what lies between any backend's sums, by its own kernels; on CUDA devices",
     "criteria": "left_out and climb: what bandwidths say of left-out samples, by its own kernels; on CUDA devices",
     "told": "map_threads(…, told=True) over the rows: progress then needs no batches of rows",
     "groups": "prepare_groups and reduce_groups: several groups of columns at once, each with rows of its own",
@@ -370,13 +370,13 @@ class LineBackend(Backend, TypingProtocol):
 
 
 class MovesBackend(Backend, TypingProtocol):
-    """A backend with the feature ``"moves"``: what lies between any backend's sums, of float64 tensors on a device."""
+    """A backend with the feature ``"moves"``: what lies between any backend's sums, of float64 tensors in C order."""
 
     def displaced(self, points: Any, shift: Any, log_weights: Any, c: float, least: float, most: float) -> Any:
-        """Return points + τ s (n, d), s = shift / c; τ is the step ``"moments"`` between ``least`` and ``most``.
+        """Return points + τ s (n, d), s = shift / c; τ is the step ``"moments"``, from ``least`` to ``most``.
 
         That is the smallest root of τ² tr Cov(s) + 2 τ tr Cov(u, s) + d, u the points, else the τ of its least value;
-        ``least`` where nothing moves. Log weights (n,) may be None, for equal ones.
+        ``least`` where nothing moves. c: of the score's bandwidth. Log weights (n,) may be None, for equal ones.
         """
 
     def in_unit(self, points: Any, unit: float, which: Any = None) -> Any:

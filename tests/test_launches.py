@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 import torch
 
 import sdkde_core
-from sdkde_core.engine.launches import Lists, Slots, note, noting
+from sdkde_core.engine.launches import Launches, Lists, Slots, note, noting
 from sdkde_core.estimator import straight
 
 
@@ -238,6 +238,8 @@ def test_lists_have_the_same_bits_on_a_card(method, backend, dtype, monkeypatch)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_what_is_chosen_by_default_is_listed_on_a_card(backend, dtype, monkeypatch):
     """The step "moments", a score of its own bandwidth, and a guard."""
+    runs, run = [], Launches.run
+    monkeypatch.setattr(Launches, "run", lambda *given: runs.append(1) or run(*given))
     if backend == "hopper" and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("of Hopper cards")
     torch.manual_seed(11)
@@ -251,6 +253,8 @@ def test_what_is_chosen_by_default_is_listed_on_a_card(backend, dtype, monkeypat
                 got = estimated(True, monkeypatch, x, y, backend=backend, **options)
                 want = estimated(False, monkeypatch, x, y, backend=backend, **options)
                 assert torch.equal(got, want), (n, m, d, log, call)
+            assert len(runs) >= 4, "there is no list"
+            runs.clear()
             with monkeypatch.context() as patched:
                 patched.setattr(straight, "estimate", lambda request, *given: (None, request))
                 other = sdkde_core.estimate(x, y, backend=backend, **options)

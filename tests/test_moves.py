@@ -36,6 +36,8 @@ def test_samples_move_by_the_array_codes_step(n, d, c, kind, weighted):
     step = float(moments(products(Columns(points, logs), s), c))
     got = moves.displaced(points, shift, logs if weighted else None, c, *limits(c))
     np.testing.assert_allclose(got, points + step * s, rtol=1e-11)
+    got = moves.displaced(points, shift, logs if weighted else None, c, 0.7, 0.7)  # a number as step
+    np.testing.assert_allclose(got, points + 0.7 * s, rtol=1e-13)
 
 
 @pytest.mark.parametrize("which", [None, [3, 0, 3, 69]])

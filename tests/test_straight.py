@@ -106,6 +106,18 @@ def test_samples_that_move_as_by_default_and_a_guard(log, weighted, tensors):
 
 
 @interpreted
+@pytest.mark.slow
+@pytest.mark.parametrize("coordinates", [None, "identity"])
+def test_a_guard_of_some_of_the_samples(coordinates, tensors):
+    """The guard's kernels are wider then; beside coordinates they are not."""
+    x, y = drawn(4200, 7, 3, torch.float64)
+    options = {"bandwidth": 0.5, "method": "kde", "tails": 0.3, "coordinates": coordinates, **BACKEND}
+    got = sdkde_core.estimate(x, 3.0 * y, **options)
+    assert tensors.pop() is not None
+    np.testing.assert_allclose(got, sdkde_core.estimate(x.numpy(), 3.0 * y.numpy(), **options), rtol=1e-5)
+
+
+@interpreted
 @pytest.mark.parametrize("case", ["strided", "column", "dtypes", "whole number", "samples"])
 def test_tensors_as_users_have_them(case, tensors):
     x, y = drawn(120, 30, 1 if case == "column" else 3)

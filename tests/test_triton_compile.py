@@ -157,7 +157,7 @@ def test_criteria(kernel, constants, capability):
 )
 def test_moves(kernel, constants, width, capability):
     pointers = dict.fromkeys(("points", "shift", "logs", "parts", "one", "other"), "*fp64") | {"which": "*i64"}
-    numbers = dict.fromkeys(("unit", "least", "most", "constant", "factor"), "i64")
+    numbers = dict.fromkeys(("unit", "least", "most", "constant", "rest"), "i64")
     types = pointers | numbers | {"out": "*fp32" if kernel == "join" else "*fp64"}
     shape = {"B": 128} if kernel == "join" else {"W": width, "B": min(128, 1024 // width)}
     _check_spills(getattr(moves, f"{kernel}_kernel"), types, constants | shape, capability)

@@ -84,7 +84,7 @@ class TritonBackend:
             return nearby.order(points.nan_to_num(0.0, 0.0, 0.0), LEAF) if lists else None
 
     def moved(self, problem: Problem, state: _State) -> None:
-        """Leave it to :meth:`displaced`."""
+        """Have the core call :meth:`displaced`."""
 
     def density(self, problem: Problem, queries: Any, state: _State, constant: float, log: bool, dtype: Any) -> Any:
         """Return the density in the user's dtype by the launches of LOG_SUM or LAPLACE, of rows that come at once."""

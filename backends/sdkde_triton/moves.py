@@ -46,7 +46,7 @@ def parts_kernel(points, shift, logs, parts, n, d, WEIGHTED: tl.constexpr, W: tl
 
 @sized
 def move_kernel(points, shift, parts, out, n, d, splits, unit, least, most, W: tl.constexpr, B: tl.constexpr):
-    """The points plus the step "moments", in its limits, times the shift over ``unit``; these three are bits."""
+    """The points plus the step "moments" times the shift over ``unit``; that, ``least`` and ``most`` are bits."""
     c, k = number(unit), tl.arange(0, W)
     mean, shifted = tl.zeros((W,), tl.float64), tl.zeros((W,), tl.float64)
     for first in range(0, splits, 16):
@@ -59,7 +59,7 @@ def move_kernel(points, shift, parts, out, n, d, splits, unit, least, most, W: t
     total = tl.sum(tl.load(sums, mask=p < splits, other=0.0), 0)
     along = tl.sum(tl.load(sums + PROGRAMS, mask=p < splits, other=0.0), 0)
     squares = tl.sum(tl.load(sums + 2 * PROGRAMS, mask=p < splits, other=0.0), 0)
-    total = tl.maximum(total, 1e-300)  # without parts the step is the least, as is the most
+    total = tl.maximum(total, 1e-300)  # 0 where least and most are one number, which is then the step
     towards = (tl.sum(mean * shifted, 0) / total - along) / total / c
     squares = (squares - tl.sum(shifted * shifted, 0) / total) / total / (c * c)
     rest = towards * towards - squares * d
@@ -84,11 +84,11 @@ def unit_kernel(points, which, out, n, d, unit, PICKED: tl.constexpr, W: tl.cons
 
 
 @sized
-def join_kernel(one, other, out, m, constant, factor, kind, SINGLE: tl.constexpr, B: tl.constexpr):
-    """The sum of two densities, kind 1: its log; ``constant`` and ``factor``, bits, are added to their logs."""
+def join_kernel(one, other, out, m, constant, rest, kind, SINGLE: tl.constexpr, B: tl.constexpr):
+    """The sum of two densities, kind 1: its log; ``constant`` and ``rest``, bits, are added to their logs."""
     i = tl.program_id(0) * B + tl.arange(0, B)
     a = tl.load(one + i, mask=i < m, other=0.0) + number(constant)
-    b = tl.load(other + i, mask=i < m, other=0.0) + number(factor)
+    b = tl.load(other + i, mask=i < m, other=0.0) + number(rest)
     top = tl.maximum(tl.where(a > -1e300, a, -1e300), tl.where(b > -1e300, b, -1e300))  # NaN stays in the sum
     total = tl.exp(a - top) + tl.exp(b - top)
     result = tl.where(total == 0, float("-inf"), tl.log(tl.where(total == 0, 1.0, total)) + top)

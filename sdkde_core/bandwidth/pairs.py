@@ -37,7 +37,7 @@ from ..engine.products import product
 from ..engine.threads import map_threads
 from .normal import roughness
 
-BLOCK = 1 << 16  # pairs of a block on a CPU, whose arrays of float32 stay in a core's cache
+BLOCK = 1 << 16  # pairs of a block of one thread, whose arrays of float32 stay in a core's cache
 
 
 class Left(NamedTuple):

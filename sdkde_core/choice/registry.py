@@ -126,8 +126,9 @@ def start(info: BackendInfo, device: str, options: Mapping[str, Any] | None = No
 
 def having(feature: str, device: str) -> Any:
     """Return a backend with the feature that can be used there, or None."""
-    able = (r.info for r in records() if r.ok and r.info is not None and feature in r.info.features)
-    return next((backend for backend, support in (start(info, device) for info in able) if support.ok), None)
+    able = (r.info for r in records() if r.ok and r.info and feature in r.info.features)
+    started = (start(info, device) for info in able if (info.name, device) not in aside)
+    return next((backend for backend, support in started if support.ok), None)
 
 
 def _start(info: BackendInfo, device: str, options: Mapping[str, Any] | None) -> tuple[Backend | None, Support]:

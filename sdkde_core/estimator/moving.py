@@ -108,5 +108,5 @@ def moments(found: Products, c: float = 1.0) -> Any:
 
 
 def limits(c: float) -> tuple[float, float]:
-    """The least and the largest step "moments"."""
+    """The least and the largest step "moments": at most 1.2 c², and at least ½ where c is 1."""
     return 0.5 if c == 1.0 else 0.0, MOST * c * c

@@ -242,7 +242,7 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
                 how = sums.shift, log_weights if weighted else None, c, *ends
                 points = by.displaced(columns.points, *how) if by else moved(columns, sums, moving)
             columns = Columns(points, log_weights)
-        by = registry.having("moves", place) if moving.guard and not weighted else None
+        by = registry.having("moves", place) if moving.guard and not weighted and moving.coordinates is None else None
         plain = () if by else groups_of(columns, None, moving, True)
         groups = line.guarded(by, columns, moving.guard) if by else [(group, group.scaled) for group in plain]
         parts, constant = zip(groups, problems[moves:], packed[moves:]), log_constant("gaussian", bandwidth)

@@ -110,7 +110,6 @@ def _settings() -> dict[str, Any]:
         "NumPy's random state": pickle.dumps(np.random.get_state()),  # noqa: NPY002
         "Python's random state": random.getstate(),
         "the environment": dict(os.environ),
-        "the working directory": os.getcwd(),
         "the root logger": (root.level, list(root.handlers)),
         "the garbage collector": (gc.isenabled(), gc.get_threshold()),
         "the handler of Ctrl-C": signal.getsignal(signal.SIGINT),
