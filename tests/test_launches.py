@@ -244,11 +244,11 @@ def test_what_is_chosen_by_default_is_listed_on_a_card(backend, dtype, monkeypat
         pytest.skip("of Hopper cards")
     torch.manual_seed(11)
     for n, m, d, c in ((2048, 256, 2, None), (6000, None, 3, 1.4), (3000, 100, 16, 2.0), (1000, 1000, 30, 2.0)):
-        h = 0.5 * np.eye(d) + 0.1 if d < 16 else np.linspace(0.5, 0.9, d)
+        h = 0.5 * np.eye(d) + 0.1 if d < 16 else np.linspace(0.7, 1.1, d)
         for log in (False, True):
             options = {"bandwidth": h, "step": "moments", "score_bandwidth": c, "tails": "guard", "log": log}
             for call in range(6):
-                x = torch.randn(n, d, device="cuda", dtype=getattr(torch, dtype)) * (1.0 + 0.1 * call)
+                x = torch.randn(n, d, device="cuda", dtype=getattr(torch, dtype)) * (1.0 + 0.02 * call)
                 y = None if m is None else torch.randn(m, d, device="cuda", dtype=x.dtype)
                 got = estimated(True, monkeypatch, x, y, backend=backend, **options)
                 want = estimated(False, monkeypatch, x, y, backend=backend, **options)
@@ -265,6 +265,11 @@ def test_what_is_chosen_by_default_is_listed_on_a_card(backend, dtype, monkeypat
             for found in (got, other, *(prepared.estimate(queries, log=log) for _ in range(4))):
                 off = abs(found.cpu().numpy() - exact) if log else abs(np.log(found.cpu().numpy() / exact))
                 assert off.max() < (2e-3 if dtype == "float32" else 1e-4), (n, m, d, log, off.max())
+    x, y = (k * torch.randn(n, 3, device="cuda", dtype=getattr(torch, dtype)) for n, k in ((6000, 1.0), (7, 3.0)))
+    for coordinates in (None, "identity") * 3:  # beside which a guard's kernels are narrower
+        options = {"bandwidth": 0.5, "tails": 0.3, "coordinates": coordinates, "log": True}
+        got = sdkde_core.estimate(x, y, backend=backend, **options).cpu().numpy()
+        assert abs(got - sdkde_core.estimate(x.cpu().numpy(), y.cpu().numpy(), device="cpu", **options)).max() < 2e-3
 
 
 @pytest.mark.gpu

@@ -214,8 +214,8 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         if captured or not line.brief:
             return launched()[0]
         factor, weighed = bandwidth.factor, () if weights is None else (weights,)
-        how = moving.negative, moving.guard, moving.score_bandwidth, *(x.dtype for x in weighed)
-        key = what, factor.ndim, factor.tobytes(), *how
+        how = moving.negative, moving.guard, moving.coordinates is None, moving.score_bandwidth
+        key = what, factor.ndim, factor.tobytes(), *how, *(x.dtype for x in weighed)
         return line.lists.serve(key, given + weighed, launched, lambda read: _served(line, read)[0])
 
     def launch(line: _Line) -> tuple[Any, Any]:  # the result, or None, and what its launches serve
