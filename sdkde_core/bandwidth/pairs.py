@@ -37,7 +37,7 @@ from ..engine.products import product
 from ..engine.threads import map_threads
 from .normal import roughness
 
-BLOCK = 1 << 16  # pairs of a block of one thread, whose arrays of float32 stay in a core's cache
+BLOCK = 1 << 16  # pairs of a block where samples are few, whose arrays of float32 stay in a core's cache
 
 
 class Left(NamedTuple):
@@ -57,9 +57,9 @@ class Pairs:
     def __init__(self, u: Array, weights: Array, method: str) -> None:
         self.u, self.w, self.method = u, weights, method
         self.n, self.d = u.shape
-        # Threads that do short operations wait for the interpreter: they are four at most, and take large blocks.
-        self.threads = min(cpu_threads(), 4) if self.n**2 >= 16 * BLOCK else 1
-        rows = max(1, (BLOCK if self.threads == 1 else 4 * BLOCK) // self.n) if self.n**2 > BLOCK else self.n
+        # Threads that do short operations wait for the interpreter: at most four, with large blocks, always the same.
+        block = 4 * BLOCK if self.n**2 >= 16 * BLOCK else BLOCK
+        self.threads, rows = min(cpu_threads(), 4) if block > BLOCK else 1, max(1, min(block // self.n, self.n))
         self._pool: ThreadPoolExecutor | None = None
         self.blocks = [slice(i, min(i + rows, self.n)) for i in range(0, self.n, rows)]
         self.w32, u32 = weights.astype(np.float32), u.astype(np.float32)
