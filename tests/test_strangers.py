@@ -48,7 +48,8 @@ class Site:
         lines = ["[sdkde.backends]", *(f"{name} = {value}" for name, value in entries)]
         (info / "entry_points.txt").write_text("\n".join(lines))
         for package in source.rglob("__init__.py"):
-            shutil.copytree(package.parent, self.folder / package.parent.name)
+            if "build" not in package.relative_to(source).parts:  # where pip may have built it
+                shutil.copytree(package.parent, self.folder / package.parent.name)
 
     def python(self, *arguments):
         """Run Python where the packages are found; return what it prints."""
