@@ -16,6 +16,7 @@ from .kernels import number, sized, wide
 from .launch import bits
 
 PROGRAMS = tl.constexpr(128)  # at most so many have a part of the sums
+_begun = set[int]()  # dimensions, see :func:`_begin`
 
 
 @sized
@@ -103,9 +104,6 @@ def _launch(kernel: Any, n: int, d: int, *flags: Any, most: int = 1 << 31) -> La
     width = max(2, 1 << (d - 1).bit_length())
     block = min(128, max(2, 1024 // width))
     return Launch(kernel, (min(most, -(-n // block)), 1), (n, d), (*flags, width, block))
-
-
-_begun = set[int]()
 
 
 def _begin(d: int) -> None:

@@ -104,8 +104,7 @@ class _Line:
     def guarded(self, by: Any, columns: Columns, share: float) -> list[tuple[Group, Columns]]:
         """As :func:`.groups_of` columns of equal weights with a guard, and each group in its unit: by "moves"."""
         (scale, most), points = GUARD, columns.points
-        make = functools.partial(places, columns.log_weights, most)
-        which = self._equal.get("places", make, points) if self.n > most else None
+        which = self._equal.get("places", lambda: places(columns.log_weights, most), points) if self.n > most else None
         wide = Group(columns, guard_scale(self.n, self.d, scale, most), math.log(share))
         some = Columns(by.in_unit(points, wide.scale, which), self.equal(points, min(self.n, most)))
         return [(Group(columns, 1.0, math.log1p(-share)), columns), (wide, some)]

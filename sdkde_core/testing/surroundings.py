@@ -80,6 +80,7 @@ def _moved_settings() -> Iterator[None]:
         (gc.isenabled(), lambda on: gc.enable() if on else gc.disable(), True),
         (gc.get_threshold(), lambda counts: gc.set_threshold(*counts), (701, 11, 11)),
         (logging.getLogger().level, logging.getLogger().setLevel, 37),
+        (sys.getswitchinterval(), sys.setswitchinterval, 0.0043),
         (random.getstate(), random.setstate, random.Random(86_420).getstate()),
         (np.random.get_state(), np.random.set_state, np.random.RandomState(86_420).get_state()),  # noqa: NPY002
     )
@@ -110,8 +111,10 @@ def _settings() -> dict[str, Any]:
         "NumPy's random state": pickle.dumps(np.random.get_state()),  # noqa: NPY002
         "Python's random state": random.getstate(),
         "the environment": dict(os.environ),
+        "the working directory": os.getcwd(),
         "the root logger": (root.level, list(root.handlers)),
         "the garbage collector": (gc.isenabled(), gc.get_threshold()),
+        "the switch interval": sys.getswitchinterval(),
         "the handler of Ctrl-C": signal.getsignal(signal.SIGINT),
         "what is less than 2⁻¹⁰²² (0 now)": bool((np.array([2.0**-1060]) * 0.5)[0]),
         "the threads of libraries": {each["filepath"]: each["num_threads"] for each in threadpool_info()},
