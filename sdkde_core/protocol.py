@@ -245,6 +245,7 @@ class Columns:
     log_weights: Any  #: (n,) finite and at most 0; without ``"weights"`` in ``problem.requires`` all are equal
     weights: Any = None  #: (n,) with ``"grad"`` and ``"weights"``: those whose logs log_weights are; zeros included
     ordered: bool = field(default=False, kw_only=True)  #: points and rows stand in the order of the backend
+    log_range: tuple[float, float] | None = field(default=None, kw_only=True)  #: bounds of log_weights, where known
 
 
 class Backend(TypingProtocol):
@@ -384,6 +385,9 @@ class MovesBackend(Backend, TypingProtocol):
 
     def joined(self, logs: tuple[Any, Any], constants: tuple[float, float], log: bool, dtype: Any) -> Any:
         """Return Σ_k exp(logs_k + constants_k) (m,), or for ``log`` the log of it, of a dtype of PyTorch's."""
+
+    def joined_shifts(self, logs: Any, constants: Any, shifts: tuple[Any, Any], units: tuple[float, float]) -> Any:
+        """Return the mean of shifts_k / units_k (m, d), weighted by exp(logs_k + constants_k)."""
 
 
 class OrderBackend(Backend, TypingProtocol):

@@ -1,6 +1,7 @@
 """Lists of launches: without a card kernels are Python's, and write to the CPU's memory by address as a card's do."""
 
 import ctypes
+import itertools
 import threading
 
 import numpy as np
@@ -245,10 +246,11 @@ def test_what_is_chosen_by_default_is_listed_on_a_card(backend, dtype, monkeypat
     torch.manual_seed(11)
     for n, m, d, c in ((2048, 256, 2, None), (6000, None, 3, 1.4), (3000, 100, 16, 2.0), (1000, 1000, 30, 2.0)):
         h = 0.5 * np.eye(d) + 0.1 if d < 16 else np.linspace(0.7, 1.1, d)
-        for log in (False, True):
+        for log, weighted in itertools.product((False, True), (False, True)[: 1 + (n <= 4096)]):
             options = {"bandwidth": h, "step": "moments", "score_bandwidth": c, "tails": "guard", "log": log}
             for call in range(6):
                 x = torch.randn(n, d, device="cuda", dtype=getattr(torch, dtype)) * (1.0 + 0.02 * call)
+                options["weights"] = 0.1 + torch.rand(n, device="cuda", dtype=x.dtype) if weighted else None
                 y = None if m is None else torch.randn(m, d, device="cuda", dtype=x.dtype)
                 got = estimated(True, monkeypatch, x, y, backend=backend, **options)
                 want = estimated(False, monkeypatch, x, y, backend=backend, **options)
@@ -258,13 +260,19 @@ def test_what_is_chosen_by_default_is_listed_on_a_card(backend, dtype, monkeypat
             with monkeypatch.context() as patched:
                 patched.setattr(straight, "estimate", lambda request, *given: (None, request))
                 other = sdkde_core.estimate(x, y, backend=backend, **options)
-            arrays = [None if a is None else a.cpu().numpy() for a in (x, y)]
-            exact = sdkde_core.estimate(*arrays, precision="float64", device="cpu", **options)
+            *arrays, w = (None if a is None else a.cpu().numpy() for a in (x, y, options["weights"]))
+            exact = sdkde_core.estimate(*arrays, precision="float64", device="cpu", **options | {"weights": w})
             prepared = sdkde_core.prepare(x, backend=backend, **{k: v for k, v in options.items() if k != "log"})
             queries = x if y is None else y
             for found in (got, other, *(prepared.estimate(queries, log=log) for _ in range(4))):
                 off = abs(found.cpu().numpy() - exact) if log else abs(np.log(found.cpu().numpy() / exact))
-                assert off.max() < (2e-3 if dtype == "float32" else 1e-4), (n, m, d, log, off.max())
+                assert off.max() < (2e-3 if dtype == "float32" else 1e-4), (n, m, d, log, weighted, off.max())
+            runs.clear()
+            scores = [prepared.grad_log_density(queries) for _ in range(4)]
+            assert len(runs) >= 2 and all(torch.equal(scores[0], other) for other in scores), "there is no list"
+            options = {k: v for k, v in options.items() if k != "log"} | {"weights": w, "device": "cpu"}
+            want = sdkde_core.grad_log_density(*arrays, precision="float64", **options)
+            assert abs(scores[0].cpu().numpy() - want).max() < 1e-3 * abs(want).max()
     x, y = (k * torch.randn(n, 3, device="cuda", dtype=getattr(torch, dtype)) for n, k in ((6000, 1.0), (7, 3.0)))
     for coordinates in (None, "identity") * 3:  # beside which a guard's kernels are narrower
         options = {"bandwidth": 0.5, "tails": 0.3, "coordinates": coordinates, "log": True}

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 import torch
 from interpreter import interpreted
-from sdkde_triton import moves
+from sdkde_triton import moves, whiten
 
 from sdkde_core.engine.groups import Group
 from sdkde_core.engine.merge import merge
@@ -58,3 +58,30 @@ def test_groups_are_joined(log, dtype):
     got = moves.joined((a, b), tuple(2.5 + g.raise_by(3) for g in groups), log, dtype)
     np.testing.assert_allclose(got, want, rtol=1e-6 if dtype is torch.float32 else 1e-13)
     assert got.dtype is dtype
+
+
+def test_shifts_of_groups_are_joined():
+    none = Columns(torch.zeros(1, 3, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+    groups = Group(none, 1.0, math.log(0.98)), Group(none, 4.0, math.log(0.02))
+    logs = tuple(
+        torch.tensor(x, dtype=torch.float64) for x in ([0.0, -3.0, -1e3, -math.inf], [-2.0, -1.0, -900.0, -5.0])
+    )
+    shifts = tuple(torch.randn(4, 3, dtype=torch.float64) for _ in groups)
+    want = merge([g.raised(Partial(x, s), 3) for g, x, s in zip(groups, logs, shifts)]).shift
+    got = moves.joined_shifts(logs, tuple(2.5 + g.raise_by(3) for g in groups), shifts, (1.0, 4.0))
+    np.testing.assert_allclose(got, want, rtol=1e-13)
+    nothing = (logs[0] - math.inf,) * 2
+    assert not moves.joined_shifts(nothing, (0.0, 0.0), shifts, (1.0, 4.0)).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 2048, 5000])
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")  # of the interpreter
+def test_weights_are_normalised_and_their_span_is_read(n, dtype):
+    x, w = torch.randn(n, 2, dtype=dtype), torch.rand(n, dtype=dtype) + 1e-30
+    found = whiten.whiten((x,), 1.0, weights=w)
+    np.testing.assert_allclose(found.log_weights, w.double().log() - w.double().sum().log(), rtol=1e-13, atol=1e-13)
+    assert found.extent()[1] == pytest.approx(float((w.double().max() / w.double().min()).log()))
+    for wrong in (0.0, -1.0, math.nan, math.inf):
+        w[n // 2] = wrong
+        assert whiten.whiten((x,), 1.0, weights=w).extent()[1] == math.inf

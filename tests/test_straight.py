@@ -107,14 +107,18 @@ def test_samples_that_move_as_by_default_and_a_guard(log, weighted, tensors):
 
 @interpreted
 @pytest.mark.slow
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("coordinates", [None, "identity"])
-def test_a_guard_of_some_of_the_samples(coordinates, tensors):
+def test_a_guard_of_some_of_the_samples(coordinates, weighted, tensors):
     """The guard's kernels are wider then; beside coordinates they are not."""
     x, y = drawn(4200, 7, 3, torch.float64)
     options = {"bandwidth": 0.5, "method": "kde", "tails": 0.3, "coordinates": coordinates, **BACKEND}
-    got = sdkde_core.estimate(x, 3.0 * y, **options)
+    weights = torch.linspace(1.0, 9.0, 4200, dtype=torch.float64) if weighted else None
+    got = sdkde_core.estimate(x, 3.0 * y, weights=weights, **options)
     assert tensors.pop() is not None
-    np.testing.assert_allclose(got, sdkde_core.estimate(x.numpy(), 3.0 * y.numpy(), **options), rtol=1e-5)
+    arrays = x.numpy(), 3.0 * y.numpy()
+    want = sdkde_core.estimate(*arrays, weights=None if weights is None else weights.numpy(), **options)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 @interpreted

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import triton
 from sdkde_autotune import records
 from sdkde_autotune.lookup import TABLES
-from sdkde_triton import choose, criteria, moves, space, tunables
+from sdkde_triton import choose, criteria, moves, space, tunables, whiten
 from sdkde_triton.bounds import Form, merges, packed_dimensions
 from sdkde_triton.tunables import Launch
 from triton.backends.compiler import GPUTarget
@@ -153,14 +153,25 @@ def test_criteria(kernel, constants, capability):
 @pytest.mark.parametrize("width", [pytest.param(2, marks=pytest.mark.slow), 16])
 @pytest.mark.parametrize(
     ("kernel", "constants"),
-    [("parts", {"WEIGHTED": True}), ("move", {}), ("unit", {"PICKED": True}), ("join", {"SINGLE": True})],
+    [
+        *[("parts", {"WEIGHTED": True}), ("move", {}), ("unit", {"PICKED": True}), ("join", {"SINGLE": True})],
+        ("join_shifts", {}),
+    ],
 )
 def test_moves(kernel, constants, width, capability):
-    pointers = dict.fromkeys(("points", "shift", "logs", "parts", "one", "other"), "*fp64") | {"which": "*i64"}
+    pointers = dict.fromkeys(("points", "shift", "other_shift", "logs", "parts", "one", "other"), "*fp64")
+    pointers["which"] = "*i64"
     numbers = dict.fromkeys(("unit", "least", "most", "constant", "rest"), "i64")
     types = pointers | numbers | {"out": "*fp32" if kernel == "join" else "*fp64"}
     shape = {"B": 128} if kernel == "join" else {"W": width, "B": min(128, 1024 // width)}
     _check_spills(getattr(moves, f"{kernel}_kernel"), types, constants | shape, capability)
+
+
+@pytest.mark.parametrize("capability", [*(pytest.param(x, marks=pytest.mark.slow) for x in (80, 86)), 90])
+@pytest.mark.parametrize("dtype", ["*fp32", "*fp64"])
+def test_weights(dtype, capability):
+    types = {"given": dtype, "logs": "*fp64", "slots": "*fp64"}
+    _check_spills(whiten.weigh_kernel, types, {"BLOCK": 2048}, capability)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ class TritonBackend:
     def prepare(self, problem: Problem, columns: Columns) -> _State:
         """Keep the training points; they are packed when the first rows come."""
         log_weights, weighted = columns.log_weights, "weights" in problem.requires
-        least, most = torch.stack(log_weights.aminmax()).tolist() if weighted else (0.0, 0.0)
+        least, most = columns.log_range or (torch.stack(log_weights.aminmax()).tolist() if weighted else (0.0, 0.0))
         # Whole numbers: new weights hardly ever ask for new decisions, which are kept.
         span = float(math.ceil(max(0.0, -least, most))) if -math.inf < least <= most < math.inf else math.inf
         middle = float(round(0.5 * (least + most) / math.log(2.0))) if span < math.inf else 0.0
@@ -99,6 +99,7 @@ class TritonBackend:
     displaced = staticmethod(moves.displaced)
     in_unit = staticmethod(moves.in_unit)
     joined = staticmethod(moves.joined)
+    joined_shifts = staticmethod(moves.joined_shifts)
     left_out = staticmethod(criteria.left_out)
     climb = staticmethod(criteria.climb)
 

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from sdkde_core.plugin import on_device
 
-from .compiled import Launch
+from .compiled import Launch, rehearse
 from .kernels import f64, sized
 
 HEAD = tl.constexpr(64)
@@ -149,6 +149,19 @@ def criteria_kernel(
     tl.store(out + length - tl.num_programs(0) + tl.program_id(0), tl.sum(parts, 0))
 
 
+_begun = set[Any]()  # devices and methods, see :func:`_begin`
+
+
+def _begin(device: torch.device, method: str) -> None:
+    """The first time, let all kernels of a choice by this method compile side by side."""
+    if device.type == "cuda" and (device, method) not in _begun:
+        _begun.add((device, method))
+        few, weights = np.zeros((2, 1)), np.full(2, 0.5)
+        with np.errstate(all="ignore"):  # no kernel writes what is read
+            rehearse(climb, few, weights, weights, (1.0,), 0.0, True, "cpu")
+            rehearse(left_out, few, weights, (1.0,), method, "cpu")
+
+
 def left_out(
     u: Any, weights: Any, bandwidths: Sequence[float], method: str, device: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -164,6 +177,7 @@ def left_out(
     there = torch.from_numpy(given).to(device)
     single = {"dtype": torch.float32, "device": there.device}
     with on_device(there):
+        _begin(there.device, method)
         squares = torch.empty(padded * (padded + 1 + d), **single)
         moves = torch.empty(count * (d + 1) * padded if moved else 1, **single)
         out = torch.empty((count, length), dtype=torch.float64, device=there.device)
@@ -248,6 +262,7 @@ def climb(
     given[head + 2 * most : size].reshape(d, most)[:, :n], given[size : size + d] = u.T, 1.0
     there = torch.from_numpy(given).to(device)
     with on_device(there):
+        _begin(there.device, "sdkde")
         out = there[size:]  # as aligned as that
         partial = torch.empty(programs * d * d, dtype=torch.float64, device=there.device)
         for step, kind in [*enumerate([0 if common else 1] * len(lengths)), (0, 2)]:

@@ -9,6 +9,7 @@ import functools
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 
 from .compiled import INTERPRETED, Launch, rehearse
@@ -84,17 +85,40 @@ def unit_kernel(points, which, out, n, d, unit, PICKED: tl.constexpr, W: tl.cons
     tl.store(out + i[:, None] * d + k[None, :], u / number(unit), mask=inside)
 
 
+@triton.jit
+def _terms(one, other, i, m, constant, rest):
+    """The terms of a sum of two densities, over exp(top), and top; what is added to their logs in bits."""
+    a = tl.load(one + i, mask=i < m, other=0.0) + number(constant)
+    b = tl.load(other + i, mask=i < m, other=0.0) + number(rest)
+    top = tl.maximum(tl.where(a > -1e300, a, -1e300), tl.where(b > -1e300, b, -1e300))  # NaN stays in the sum
+    return tl.exp(a - top), tl.exp(b - top), top
+
+
 @sized
 def join_kernel(one, other, out, m, constant, rest, kind, SINGLE: tl.constexpr, B: tl.constexpr):
     """The sum of two densities, kind 1: its log; ``constant`` and ``rest``, bits, are added to their logs."""
     i = tl.program_id(0) * B + tl.arange(0, B)
-    a = tl.load(one + i, mask=i < m, other=0.0) + number(constant)
-    b = tl.load(other + i, mask=i < m, other=0.0) + number(rest)
-    top = tl.maximum(tl.where(a > -1e300, a, -1e300), tl.where(b > -1e300, b, -1e300))  # NaN stays in the sum
-    total = tl.exp(a - top) + tl.exp(b - top)
+    a, b, top = _terms(one, other, i, m, constant, rest)
+    total = a + b
     result = tl.where(total == 0, float("-inf"), tl.log(tl.where(total == 0, 1.0, total)) + top)
     result = tl.where(kind == 1, result, tl.exp(result))
     tl.store(out + i, result.to(tl.float32) if SINGLE else result, mask=i < m)
+
+
+@sized
+def join_shifts_kernel(
+    one, other, shift, other_shift, out,
+    n, d, constant, rest, unit, most,
+    W: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """The shift (n, d) of the sum of two densities, each over its unit, ``unit`` and ``most``, in bits."""
+    i, k = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B), tl.arange(0, W)
+    a, b, _ = _terms(one, other, i, n, constant, rest)
+    total = tl.where(a + b == 0, 1.0, a + b)
+    at, inside = i[:, None] * d + k[None, :], (i < n)[:, None] & (k < d)[None, :]
+    result = tl.load(shift + at, mask=inside, other=0.0) / number(unit) * (a / total)[:, None]
+    result += tl.load(other_shift + at, mask=inside, other=0.0) / number(most) * (b / total)[:, None]
+    tl.store(out + at, result, mask=inside)
 
 
 @functools.lru_cache(1024)
@@ -115,6 +139,7 @@ def _begin(d: int) -> None:
         rehearse(in_unit, x, 2.0)
         for dtype in (torch.float32, torch.float64):
             rehearse(joined, (x[:, 0], x[:, 0]), (1.0, 1.0), False, dtype)
+        rehearse(joined_shifts, (x[:, 0], x[:, 0]), (1.0, 1.0), (x, x), (1.0, 1.0))
 
 
 def displaced(points: torch.Tensor, shift: torch.Tensor, log_weights: Any, c: float, *limits: float) -> torch.Tensor:
@@ -142,4 +167,11 @@ def joined(logs: tuple[Any, Any], constants: tuple[float, float], log: bool, dty
     m, out = logs[0].shape[0], torch.empty_like(logs[0], dtype=dtype)
     run = Launch(join_kernel, (-(-m // 128), 1), (m, *map(bits, constants), int(log)), (dtype is torch.float32, 128))
     run(*logs, out)
+    return out
+
+
+def joined_shifts(logs: Any, constants: tuple[float, float], shifts: Any, units: tuple[float, float]) -> torch.Tensor:
+    """See :class:`sdkde_core.protocol.MovesBackend`."""
+    out = torch.empty_like(shifts[0])
+    _launch(join_shifts_kernel, *out.shape)(*logs, *shifts, out, last=tuple(map(bits, (*constants, *units))))
     return out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import torch
@@ -82,29 +81,53 @@ def whiten_kernel(
     tl.store(slots + tl.program_id(0), tl.max(distances, 0))
 
 
+@sized
+def weigh_kernel(given, logs, slots, n, first, BLOCK: tl.constexpr):
+    """log w − log Σw of weights w (n,), by one program; to a slot log max w − log min w, ∞ if one is not positive."""
+    i = tl.arange(0, BLOCK)
+    least, most = tl.full((BLOCK,), float("inf"), tl.float64), tl.zeros((BLOCK,), tl.float64)
+    total = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, n, BLOCK):
+        w = tl.load(given + start + i, mask=start + i < n, other=0.0).to(tl.float64)
+        least = tl.minimum(least, tl.where(start + i < n, tl.where((w > 0) & (w < float("inf")), w, 0.0), float("inf")))
+        most = tl.maximum(most, w)
+        total += w
+    all, low = tl.sum(total, 0), tl.min(least, 0)
+    good = (low > 0) & (all < float("inf"))
+    span = tl.log(tl.max(most, 0)) - tl.log(tl.where(good, low, 1.0))
+    tl.store(slots + first, tl.where(good, span, float("inf")))
+    for start in range(0, n, BLOCK):
+        w = tl.load(given + start + i, mask=start + i < n, other=1.0).to(tl.float64)
+        tl.store(logs + start + i, tl.log(w) - tl.log(all), mask=start + i < n)
+
+
 def whiten(given: tuple[torch.Tensor, ...], scale: Any, centre: Any = None, weights: Any = None) -> Whitened | None:
     """See :class:`sdkde_core.protocol.LineBackend`; of so many numbers that two launches matter little, None."""
     first, second = given[0], given[-1]
-    if first.shape[1] > 128 or sum(x.numel() for x in given) > 1 << 23:
+    most = 1 << 23 if weights is None else 1 << 20  # weights are read by one program
+    if first.shape[1] > 128 or sum(x.numel() for x in given) > most:
         return None
     (n, d), m, device = first.shape, second.shape[0] if len(given) > 1 else 0, first.device
     to_centre, to_whiten, programs = _launches(n, m, d, 0 if isinstance(scale, float) else scale.ndim)
     points = [torch.empty(x.shape, dtype=torch.float64, device=device) for x in given]
-    slots, time = _slots.ready(programs, first)
+    (slots, time), log_weights = _slots.ready(programs, first, int(weights is not None)), None
     at = torch.empty(d, dtype=torch.float64, device=device) if centre is None else centre
     by, last = (at, (bits(1.0 / scale),)) if isinstance(scale, float) else (scale, (bits(1.0),))
     if centre is None:
         if not (INTERPRETED or to_whiten.kept):  # both compile at the same time
             rehearse(to_whiten, first, second, by, at, points[0], points[-1], slots, last=last)
         to_centre(first, at)
+    if weights is not None:
+        log_weights = torch.empty(n, dtype=torch.float64, device=device)
+        _weighing(n, programs)(weights, log_weights, slots)
     to_whiten(first, second, by, at, points[0], points[-1], slots, last=last)
-    read = functools.partial(_slots.largest, programs, device, time)
-    if weights is None:
-        return Whitened(tuple(points), at, read)
-    weights = weights.double()
-    least, most = torch.stack(weights.aminmax()).tolist()
-    span = math.log(most) - math.log(least) if 0.0 < least <= most < math.inf else math.inf
-    return Whitened(tuple(points), at, lambda: (read(), span), weights.log().log_softmax(0))
+    read = functools.partial(_slots.largest, programs, device, time, int(weights is not None))
+    return Whitened(tuple(points), at, read, log_weights)
+
+
+@functools.lru_cache(maxsize=1024)
+def _weighing(n: int, programs: int) -> Launch:
+    return Launch(weigh_kernel, (1, 1), (n, programs), (2048,), Config(1, 1, 8, 1))
 
 
 @functools.lru_cache(maxsize=1024)

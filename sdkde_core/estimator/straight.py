@@ -102,11 +102,13 @@ class _Line:
         return self._equal.get(n, make, like)
 
     def guarded(self, by: Any, columns: Columns, share: float) -> list[tuple[Group, Columns]]:
-        """As :func:`.groups_of` columns of equal weights with a guard, and each group in its unit: by "moves"."""
-        (scale, most), points = GUARD, columns.points
-        which = self._equal.get("places", lambda: places(columns.log_weights, most), points) if self.n > most else None
+        """As :func:`.groups_of` columns with a guard, and each group in its unit: by "moves"."""
+        (scale, most), points, which, logs = GUARD, columns.points, None, columns.log_weights
+        if self.n > most:
+            logs, of = self.equal(points, most), functools.partial(places, columns.log_weights, most)
+            which = of() if columns.log_range else self._equal.get("places", of, points)
         wide = Group(columns, guard_scale(self.n, self.d, scale, most), math.log(share))
-        some = Columns(by.in_unit(points, wide.scale, which), self.equal(points, min(self.n, most)))
+        some = Columns(by.in_unit(points, wide.scale, which), logs, log_range=columns.log_range)
         return [(Group(columns, 1.0, math.log1p(-share)), columns), (wide, some)]
 
     def scale(self, bandwidth: Bandwidth, x: Any) -> Any:
@@ -229,10 +231,13 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         extent, backend, problems, packed = passes
         weighted = "weights" in problems[0].requires
         log_weights = found.log_weights if weighted else line.equal(train, line.n)
-        columns, queries, moves = Columns(found.points[0], log_weights), found.points[-1], moving.answering
+        # The weights sum to 1: so the largest is at least 1/n.
+        reach = -math.log(line.n) - problems[0].weight_span
+        of = functools.partial(Columns, log_weights=log_weights, log_range=(reach, 0.0) if weighted else None)
+        columns, queries, moves = of(found.points[0]), found.points[-1], moving.answering
         wide, step = moving.score_bandwidth, moving.step or 0.5
         for problem, whole in zip(problems[:moves], packed):
-            scored = columns if wide is None else Columns(_in_unit(place, columns.points, wide), log_weights)
+            scored = columns if wide is None else of(_in_unit(place, columns.points, wide))
             state = backend.prepare(whole, scored)
             points = backend.moved(problem, state) if step == 0.5 and wide in (None, 1.0) else None
             if points is None:
@@ -240,8 +245,8 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
                 by, ends = registry.having("moves", place), limits(c) if step == "moments" else (step, step)
                 how = sums.shift, log_weights if weighted else None, c, *ends
                 points = by.displaced(columns.points, *how) if by else moved(columns, sums, moving)
-            columns = Columns(points, log_weights)
-        by = registry.having("moves", place) if moving.guard and not weighted and moving.coordinates is None else None
+            columns = of(points)
+        by = registry.having("moves", place) if moving.guard and moving.coordinates is None else None
         plain = () if by else groups_of(columns, None, moving, True)
         groups = line.guarded(by, columns, moving.guard) if by else [(group, group.scaled) for group in plain]
         parts, constant = zip(groups, problems[moves:], packed[moves:]), log_constant("gaussian", bandwidth)
@@ -356,10 +361,13 @@ def _result(
         if found is not None:
             return found
     parts = [backend.reduce(problem, here, state) for (_, problem, state), here in zip(asked, rows)]
-    by = registry.having("moves", place) if what != "score" and len(parts) == 2 else None
+    by = registry.having("moves", place) if len(parts) == 2 else None
     if by:
         constants = tuple(constant + group.raise_by(first.d) for group, *_ in asked)
-        return by.joined(tuple(sums.log_sum for sums in parts), constants, what == "log", dtype)
+        logs, shifts = (tuple(x) for x in zip(*((sums.log_sum, sums.shift) for sums in parts)))
+        if what != "score":
+            return by.joined(logs, constants, what == "log", dtype)
+        return by.joined_shifts(logs, constants, shifts, tuple(group.scale for group, *_ in asked))
     if others:
         parts = [group.raised(sums, first.d) for (group, *_), sums in zip(asked, parts)]
     sums = merge(parts)
