@@ -41,15 +41,21 @@ def main() -> None:
         x = np.random.default_rng([k, seed]).normal(size=(k, d)).astype(np.float32)
         return torch.from_numpy(x).to(device)
 
-    def show(label: str, views: Callable[[Any, Any], Any], ask: Any = sdkde_core.estimate, **how: Any) -> None:
+    def show(
+        label: str, views: Callable[[Any, Any], Any], ask: Any = sdkde_core.estimate, weighted: bool = False, **how: Any
+    ) -> None:
         times, how = [], {"bandwidth": 0.6, **({"log": True} if ask is sdkde_core.estimate else {}), **how}
         for call in range(WARM + CALLS):
             x, y = views(points(n, call), points(n // 8, -1 - call & 0xFFFF))
+            if weighted:
+                how["weights"] = points(n, ~call & 0xFFFF)[:, 0].exp()
             _wait(device)
             start = time.perf_counter()
             got = ask(x, y, **how)
             _wait(device)
             times.append(time.perf_counter() - start)
+        if weighted:
+            how["weights"] = how["weights"].double().cpu().numpy()
         want = ask(*(None if a is None else a.double().cpu().numpy() for a in (x, y)), precision="float64", **how)
         error = abs(got.double().cpu().numpy() - want).max()
         error /= 1.0 if how.get("log") else abs(want).max()
@@ -68,12 +74,20 @@ def main() -> None:
     show("a bandwidth per column", lambda x, y: (x, y), bandwidth=np.full(d, 0.6))
     show("kde", lambda x, y: (x, y), method="kde")
     show("scores", lambda x, y: (x, y), sdkde_core.grad_log_density)
+    show("weights", lambda x, y: (x, y), weighted=True)
     chosen = sdkde_core.select_bandwidth(points(n, 0))
     show("a chosen bandwidth", lambda x, y: (x, y), bandwidth=chosen)
+    show("a chosen bandwidth, weights", lambda x, y: (x, y), weighted=True, bandwidth=chosen)
     of_chosen = functools.cache(
         lambda there: sdkde_core.prepare(points(n, 0) if there else points(n, 0).double().cpu())
     )
     show("prepared by default", lambda x, y: (x, y), lambda x, y, **how: of_chosen(type(x) is torch.Tensor).estimate(y))
+    show(
+        "scores, prepared by default",
+        lambda x, y: (x, y),
+        lambda x, y, **how: of_chosen(type(x) is torch.Tensor).grad_log_density(y),
+        log=False,
+    )
     show("the default bandwidth", lambda x, y: (x, y), bandwidth="auto")
 
 
