@@ -8,6 +8,7 @@ import pytest
 import reference
 
 import sdkde_core
+from sdkde_core.engine.groups import places
 
 RNG = np.random.default_rng(11)
 X, W = RNG.normal(size=(300, 2)) * [1.0, 2.0], RNG.random(300)
@@ -33,6 +34,14 @@ def test_estimates_are_the_oracles(method, weights, share):
     assert want.min() > -60  # a kernel of the bandwidth's width would be at e^−1000
     ready = prepared(method=method, weights=weights, tails=share)
     np.testing.assert_allclose(ready.estimate(Y, log=True), reference.estimate(X, Y, **options), atol=1e-9)
+
+
+@pytest.mark.parametrize("n", [8192, 16_384, 40_960, 10_000])
+def test_rounding_does_not_decide_which_samples_are_in_the_guard(n):
+    logs, k = np.full(n, -math.log(n)), np.arange(4096)
+    for off in (0.0, 1e-13, -1e-13):  # as other sums are
+        found = places(logs + off * np.sin(np.arange(n)), 4096)
+        np.testing.assert_array_equal(found, -(-(2 * k + 1) * n // 8192) - 1)
 
 
 def test_the_guard_of_many_samples_has_some_of_them_by_their_weights():

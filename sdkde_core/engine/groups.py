@@ -22,6 +22,9 @@ from ..protocol import Columns, Partial, Problem, with_fields
 from .merge import merge, safe_log, take_columns, take_rows
 from .outliers import count
 
+#: Where in a step between places: just below its half, as rounding would decide between two of 8,192 equal weights.
+MIDDLE = 0.5 - 1e-6
+
 
 class Group(NamedTuple):
     """Columns in bandwidths, with weights that sum to 1, how wide their kernels are, and log of their part π."""
@@ -96,7 +99,7 @@ def places(logs: Any, most: int) -> Any:
     """Indices of so many points, evenly spaced by their weights, whose logs are given."""
     xp = array_namespace(logs)
     reached = xp.cumulative_sum(xp.exp(logs))
-    at = (xp.arange(most, dtype=xp.float64, device=device(logs)) + 0.5) / most * reached[-1]
+    at = (xp.arange(most, dtype=xp.float64, device=device(logs)) + MIDDLE) / most * reached[-1]
     return xp.clip(xp.searchsorted(reached, at), max=logs.shape[0] - 1)
 
 

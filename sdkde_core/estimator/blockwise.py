@@ -21,7 +21,7 @@ from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import FULL_RULES, by_rule, check_rule, check_spread
 from ..choice import registry, select
 from ..choice.hardware import gpu_name
-from ..engine.groups import Group, guard_scale
+from ..engine.groups import MIDDLE, Group, guard_scale
 from ..engine.merge import each, merge
 from ..protocol import Columns, Partial, Problem, Reduction
 from ..spreading.devices import Reducer, pack_on
@@ -176,7 +176,7 @@ class BlockPlan:
         if self.carrying <= most or not self.request.guard:
             return columns if self.request.guard else None
         reached, own = np.cumsum(self.shares), np.cumsum(np.exp(columns.log_weights))
-        at = (np.arange(most) + 0.5) / most * reached[-1]
+        at = (np.arange(most) + MIDDLE) / most * reached[-1]
         at = at[np.searchsorted(reached, at) == shard] - (reached[shard - 1] if shard else 0.0)
         which = np.searchsorted(own, np.minimum(at / self.shares[shard], 1.0) * own[-1])
         return Columns(columns.points[which], np.full(len(which), -math.log(most)))
