@@ -83,7 +83,7 @@ FEATURES: Mapping[str, str] = {
     "order": "order: in which order of points neighbours stand together, once for all passes",
     "range": "the rows are some of the points: Problem.same with m < n, from the point own_offset on",
     "pairs": "reduce_pairs: what two ranges of the points are to each other, each φ computed once; MEAN only",
-    "line": "whiten, moved and density: what comes before and after the sums, by its own kernels; on CUDA devices",
+    "line": "whiten and density: what comes before and after the sums, by its own kernels; on CUDA devices",
     "moves": "displaced, in_unit and joined: what lies between any backend's sums, by its own kernels; on CUDA devices",
     "criteria": "left_out and climb: what bandwidths say of left-out samples, by its own kernels; on CUDA devices",
     "told": "map_threads(…, told=True) over the rows: progress then needs no batches of rows",
@@ -354,12 +354,6 @@ class LineBackend(Backend, TypingProtocol):
             None: per column the lower median of every k-th row of the first, k = max(1, n // 256), NaN left out.
         weights : (n,) tensor, optional
             Of the first, float32 or float64, as the user gave them. Not while a CUDA graph is captured.
-        """
-
-    def moved(self, problem: Problem, state: Any) -> Any:
-        """Return the points plus half their shift, (n, d) float64; None where another way is to be taken.
-
-        The shift as :meth:`reduce` has it, of MEAN and the points themselves.
         """
 
     def density(self, problem: Problem, queries: Any, state: Any, constant: float, log: bool, dtype: Any) -> Any:

@@ -42,8 +42,8 @@ class _State:
         """LOG_SUM or LAPLACE of some rows, of ``whole`` in all."""
         return launch.log_sum(problem, rows, self.step, whole, self.packed(), self.log_weights, end)
 
-    def dense_mean(self, rows: tuple[int, int], columns: tuple[int, int], move: bool = False) -> Partial:
-        return launch.dense_mean(self.packed(), self.points, self.log_weights, rows, columns, move)
+    def dense_mean(self, rows: tuple[int, int], columns: tuple[int, int]) -> Partial:
+        return launch.dense_mean(self.packed(), self.points, self.log_weights, rows, columns)
 
 
 class HopperBackend:
@@ -87,16 +87,6 @@ class HopperBackend:
             return None
         with launching(given[0]):
             return launch.whiten(given, scale, centre, weights)
-
-    def moved(self, problem: Problem, state: _State) -> torch.Tensor | None:
-        """Return the points, moved by half their shift, where the kernel that makes the shift can move them."""
-        if not problem.same:
-            return None
-        with launching(state.points):
-            if symmetric(problem):
-                return launch.symmetric_mean(state.symmetric(), problem.d, state.log_weights, state.points).shift
-            every = 0, problem.n
-            return state.dense_mean(every, every, move=True).shift
 
     def density(
         self, problem: Problem, queries: Any, state: _State, constant: float, log: bool, dtype: Any

@@ -162,17 +162,11 @@ def log_sum(
 
 
 def dense_mean(
-    packed: Packed,
-    points: torch.Tensor,
-    log_weights: torch.Tensor,
-    rows: tuple[int, int],
-    columns: tuple[int, int],
-    move: bool = False,
+    packed: Packed, points: torch.Tensor, log_weights: torch.Tensor, rows: tuple[int, int], columns: tuple[int, int]
 ) -> Partial:
     """MEAN of a range of the points over another, every φ for its row alone.
 
-    Columns start with a tile, and end with one or the points. ``move``: instead of the shift, the points moved by half
-    of it.
+    Columns start with a tile, and end with one or the points.
     """
     (start, stop), d, device, width = columns, points.shape[1], points.device, packed.width
     groups, weighted = plan.warpgroups(width, packed.precision), packed.top is not None
@@ -191,14 +185,13 @@ def dense_mean(
     log_sum, shift = _results(n, d, device)
     given = out, parts, blocks * height, width, row_pieces, log_weights[start:], packed.top, n, d, log_sum, shift
     raised, more = float(SCALE_BITS[packed.precision]), 4.0 if high else 1.0
-    moved_from = points[rows[0] :] if move else None
-    end = moved_from, listed, raised, more, int(high), own, stop - start if high else 0
+    end = listed, raised, more, int(high), own, stop - start if high else 0
     kernel("pack", "finish_dense", 256)(-(-n // 8), *given, *end)
     if listed is not None:
         # 128 columns in up to 64 dimensions, a number apart from where the next ones lie.
         exact = kernel("exact", "mean_exact", 128, 128 * 65 * 8)
         over = points[start:stop], log_weights[start:stop], stop - start
-        exact(4 * programs, points[rows[0] :], *over, d, listed, log_sum, shift, moved_from)
+        exact(4 * programs, points[rows[0] :], *over, d, listed, log_sum, shift)
     return Partial(log_sum, shift)
 
 
@@ -220,13 +213,8 @@ def _on_device(tables: plan.Tables, device: torch.device) -> tuple[torch.Tensor,
     return found
 
 
-def symmetric_mean(
-    points: Packed, d: int, log_weights: torch.Tensor, moved_from: torch.Tensor | None = None
-) -> Partial:
-    """MEAN of the points themselves, every φ for its row and its column; all log weights (n,) are equal.
-
-    ``moved_from``: the points as they were (n, d), and half the shift is added to them.
-    """
+def symmetric_mean(points: Packed, d: int, log_weights: torch.Tensor) -> Partial:
+    """MEAN of the points themselves, every φ for its row and its column; all log weights (n,) are equal."""
     device = points.memory.device
     supers, blocks, programs = points.padded // plan.COLUMNS, points.padded // plan.ROWS, _programs(device)
     launches = plan.launches(supers, programs, points.kind)
@@ -236,7 +224,7 @@ def symmetric_mean(
     memory, (out_rows, out_columns, sums) = _room(device, *sizes)
     log_sum, shift = _results(points.count, d, device)
     own = 2.0 ** SCALE_BITS["high"] if points.precision == "high" else 0.0
-    end = points.rows, log_weights, points.count, d, own, log_sum, shift, moved_from
+    end = points.rows, log_weights, points.count, d, own, log_sum, shift
     reduce, merge = _symmetric_kernels(points)
     for i, (first, tables) in enumerate(launches):
         table, circle = _on_device(tables, device), (first * (plan.COLUMNS // plan.ROWS), first, blocks, supers)
@@ -286,7 +274,7 @@ def symmetric_block(
         ):
             circle = 0, 0, side.padded // plan.ROWS, side.padded // plan.COLUMNS
             end = side.rows, log_weights, side.count, d, 0.0, *result
-            merge(-(-side.count // 32), out_rows, out_columns, *of_side, *circle, sums, *when, *end, None)
+            merge(-(-side.count // 32), out_rows, out_columns, *of_side, *circle, sums, *when, *end)
     return Partial(*results[0]), Partial(*results[1])
 
 

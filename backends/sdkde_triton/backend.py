@@ -83,9 +83,6 @@ class TritonBackend:
                 lists = self._skips(problem, _State(problem, columns.points, columns.log_weights, 0.0), points)
             return nearby.order(points.nan_to_num(0.0, 0.0, 0.0), LEAF) if lists else None
 
-    def moved(self, problem: Problem, state: _State) -> None:
-        """Have the core call :meth:`displaced`."""
-
     def density(self, problem: Problem, queries: Any, state: _State, constant: float, log: bool, dtype: Any) -> Any:
         """Return the density in the user's dtype by the launches of LOG_SUM or LAPLACE, of rows that come at once."""
         points, way = state.points if queries is None else queries, _way(problem, state.problem.extent, state.span)

@@ -239,13 +239,10 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         for problem, whole in zip(problems[:moves], packed):
             scored = columns if wide is None else of(_in_unit(place, columns.points, wide))
             state = backend.prepare(whole, scored)
-            points = backend.moved(problem, state) if step == 0.5 and wide in (None, 1.0) else None
-            if points is None:
-                sums, c = backend.reduce(problem, None, state), wide or 1.0
-                by, ends = registry.having("moves", place), limits(c) if step == "moments" else (step, step)
-                how = sums.shift, log_weights if weighted else None, c, *ends
-                points = by.displaced(columns.points, *how) if by else moved(columns, sums, moving)
-            columns = of(points)
+            sums, c = backend.reduce(problem, None, state), wide or 1.0
+            by, ends = registry.having("moves", place), limits(c) if step == "moments" else (step, step)
+            how = sums.shift, log_weights if weighted else None, c, *ends
+            columns = of(by.displaced(columns.points, *how) if by else moved(columns, sums, moving))
         by = registry.having("moves", place) if moving.guard and moving.coordinates is None else None
         plain = () if by else groups_of(columns, None, moving, True)
         groups = line.guarded(by, columns, moving.guard) if by else [(group, group.scaled) for group in plain]

@@ -19,12 +19,11 @@ __device__ __forceinline__ void exponents(
   UNROLL for (int r = 0; r < ROWS; r++) e[r] = log_weight > -1e299 ? log_weight - 0.5 * e[r] : -1e300;
 }
 
-// points (n, d) and log_weights (n,), float64, are the columns; listed: how many ``of_rows``, and which. Where
-// ``moved_from`` is not null, half the shift is added to it.
+// points (n, d) and log_weights (n,), float64, are the columns; listed: how many ``of_rows``, and which.
 extern "C" __global__ void __launch_bounds__(THREADS)
 mean_exact(
     const double* of_rows, const double* points, const double* log_weights, int n, int d, const int* listed,
-    double* log_sum, double* shift, const double* moved_from) {
+    double* log_sum, double* shift) {
   extern __shared__ double shared[];
   __shared__ __align__(16) double row[ROWS][MOST];
   __shared__ double top[ROWS], tops[ROWS][WARPS], totals[ROWS][WARPS], means[ROWS][WARPS][MOST];
@@ -104,8 +103,7 @@ mean_exact(
       double all = 0.0;
       for (int w = 0; w < WARPS; w++) all += means[i / d][w][i % d];
       const size_t at = (size_t)listed[1 + begin + i / d] * d + i % d;
-      const double by = top[i / d] == top[i / d] ? all : top[i / d];
-      shift[at] = moved_from ? moved_from[at] + 0.5 * by : by;
+      shift[at] = top[i / d] == top[i / d] ? all : top[i / d];
     }
   }
 }

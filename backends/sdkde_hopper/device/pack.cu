@@ -89,13 +89,12 @@ extern "C" __global__ void pack_points(
 // With weights, ``top`` is the largest log weight; rows whose sums are too small for the pieces that they are made of
 // are listed. Of w v, 2⁻²⁵ in every dimension is lost, where w is up to two to WEIGHT_BITS; of φ 2⁻²⁵, which is
 // ``raised`` by so many bits: ``more`` says how many times as much as "fast" needs has to be there. At "high" a row's
-// own φ, of column ``own`` for the first row, is added here where it is one of so many ``columns``. Where ``moved_from``
-// is not null, half the shift is added to it.
+// own φ, of column ``own`` for the first row, is added here where it is one of so many ``columns``.
 extern "C" __global__ void __launch_bounds__(256)
 finish_dense(
     const double* out, int parts, int padded, int width, const uint16_t* rows, const double* log_weights,
-    const double* top, int n, int d, double* log_sum, double* shift, const double* moved_from, int* listed, double raised,
-    double more, int third, int own, int columns) {
+    const double* top, int n, int d, double* log_sum, double* shift, int* listed, double raised, double more,
+    int third, int own, int columns) {
   const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
   if (row >= n) return;
   double v[2] = {0, 0}, sum = 0, count = 0;
@@ -117,8 +116,7 @@ finish_dense(
     double here = of_half(packed[k]) + of_half(packed[width + 16 + k]);  // what φ was multiplied by
     if (third && width > 32) here += of_half(packed[2 * width + 16 + k]);
     const size_t at = (size_t)row * d + k;
-    const double by = sum <= 0 ? 0.0 : ((v[i] + mine * here) / sum - here) * (1.0 / SQRT_LOG2E);
-    if (k < d) shift[at] = moved_from ? moved_from[at] + 0.5 * by : by;
+    if (k < d) shift[at] = sum <= 0 ? 0.0 : ((v[i] + mine * here) / sum - here) * (1.0 / SQRT_LOG2E);
   }
   if (lane > 0) return;
   if (!listed) {

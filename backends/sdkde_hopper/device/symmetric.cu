@@ -14,14 +14,14 @@ constexpr int SUMS = WIDTH + 4;  // of a row: Σφv, Σφ, and three that are fr
 // the shift of them. A thread has four of a row's SUMS.
 //
 // ``sums`` (padded, SUMS), float64, carries the sums from one launch to the next. ``own_phi``: a row's own φ, where it is not
-// among them. Where ``moved_from`` is not null, half the shift is added to it.
+// among them.
 constexpr int QUADS = SUMS / 4, THREADS = 32 * QUADS;
 extern "C" __global__ void __launch_bounds__(THREADS)
 merge(
     const float4* out_rows, const float4* out_columns, const int* row_begin, const int* row_units,
     const int* column_begin, const int* column_slots, int block_offset, int super_offset, int blocks, int supers,
     double* sums, int begins, int ends, const uint16_t* rows, const double* log_weights, int n, int d, double own_phi,
-    double* log_sum, double* shift, const double* moved_from) {
+    double* log_sum, double* shift) {
   __shared__ double shared[THREADS * 4];
   const int first = blockIdx.x * 32, own = threadIdx.x;  // in the four's order of 32 rows
   int block = first / 256 - block_offset, super = first / (64 * TILES) - super_offset;
@@ -61,8 +61,7 @@ merge(
     const double sum = shared[i / d * SUMS + WIDTH] + own_phi;  // of some other points it may be 0
     const double away = (shared[i / d * SUMS + k] + own_phi * packed) / sum - packed;
     const size_t at = (size_t)first * d + i;
-    const double by = sum <= 0 ? 0.0 : away * (1.0 / SQRT_LOG2E);
-    shift[at] = moved_from ? moved_from[at] + 0.5 * by : by;
+    shift[at] = sum <= 0 ? 0.0 : away * (1.0 / SQRT_LOG2E);
   }
   if (own < count)
     log_sum[first + own] = log_of((shared[own * SUMS + WIDTH] + own_phi) * (HIGH ? 1.0 : share(first + own))) -
