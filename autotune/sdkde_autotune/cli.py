@@ -181,10 +181,10 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, again: bool, dry_run: bo
             each = "" if again else f", {trials} trials each at most (--trials)"
             click.echo(f"{doing}; problems: {len(todo)}{each}; {limit} (--budget)", err=True)
             how = {"trials": trials, "again": again}
-            with closing(report.Progress(todo, budget)) as progress:
-                for found in _results(todo, place, store, budget, not grid, progress, how):
-                    results.append(found)  # after Ctrl-C the finished ones are reported
-                    progress.finished(found)
+            progress = report.Progress(todo, budget)
+            for found in _results(todo, place, store, budget, not grid, progress, how):
+                results.append(found)  # after Ctrl-C the finished ones are reported
+                progress.finished(found)
         if len(results) < len(todo):
             stopped = f"the budget is spent: {len(todo) - len(results)} of {len(todo)} problems were not begun"
     except KeyboardInterrupt:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -90,35 +89,20 @@ def result_row(result: Result) -> dict[str, Any]:
 
 
 class Progress:
-    """Lines on standard error, for every problem and while it is searched: by trials, or in a log by the clock."""
+    """Lines on standard error: a problem's result, and how far its search is, every 10 s, or 60 where that is a log."""
 
-    def __init__(self, todo: Sequence[Task], budget: float, every: float = 60.0) -> None:
-        self.todo, self.done, self.start, self.last = todo, 0, time.monotonic(), 0.0
-        self.budget, self.every, self.terminal = budget, every, sys.stderr.isatty()
-        self.doing, self.over = "compiling", threading.Event()
-        if not self.terminal:
-            threading.Thread(target=self._by_the_clock, daemon=True).start()
-
-    def close(self) -> None:
-        """Show no more lines by the clock."""
-        self.over.set()
-
-    def _by_the_clock(self) -> None:
-        while not self.over.wait(self.every):
-            left = max(0.0, self.budget - (time.monotonic() - self.start))
-            for task in self.todo[self.done :][:1]:
-                self._show(task, self.doing + ("" if math.isinf(left) else f", {_clock(left)} left"))
+    def __init__(self, todo: Sequence[Task], budget: float) -> None:
+        self.todo, self.done, self.budget, self.start = todo, 0, budget, time.monotonic()
+        self.last, self.every = self.start, 10.0 if sys.stderr.isatty() else 60.0
 
     def during(self, task: Task, known: int, expected: int, best: float) -> None:
         """Show how far the search of a problem is."""
-        self.doing = f"{known}/{expected}, best {best:.4g} ms"
-        if self.terminal and time.monotonic() - self.last > 10.0:
-            self._show(task, self.doing)
+        if time.monotonic() - self.last >= self.every:
+            self._show(task, f"{known}/{expected}, best {best:.4g} ms")
 
     def finished(self, result: Result) -> None:
         """Show a problem's result."""
-        self.done, self.doing = self.done + 1, "compiling"
-        best = result.best
+        self.done, best = self.done + 1, result.best
         self._show(result.task, f"{took(best)} by {config_text(best.config)}" if best else "nothing ran")
 
     def _show(self, task: Task, text: str) -> None:

@@ -108,7 +108,7 @@ def whiten(given: tuple[torch.Tensor, ...], scale: Any, centre: Any = None, weig
     if first.shape[1] > 128 or sum(x.numel() for x in given) > most:
         return None
     (n, d), m, device = first.shape, second.shape[0] if len(given) > 1 else 0, first.device
-    to_centre, to_whiten, programs = _launches(n, m, d, 0 if isinstance(scale, float) else scale.ndim)
+    to_centre, to_weigh, to_whiten, programs = _launches(n, m, d, 0 if isinstance(scale, float) else scale.ndim)
     points = [torch.empty(x.shape, dtype=torch.float64, device=device) for x in given]
     (slots, time), log_weights = _slots.ready(programs, first, int(weights is not None)), None
     at = torch.empty(d, dtype=torch.float64, device=device) if centre is None else centre
@@ -119,21 +119,17 @@ def whiten(given: tuple[torch.Tensor, ...], scale: Any, centre: Any = None, weig
         to_centre(first, at)
     if weights is not None:
         log_weights = torch.empty(n, dtype=torch.float64, device=device)
-        _weighing(n, programs)(weights, log_weights, slots)
+        to_weigh(weights, log_weights, slots)
     to_whiten(first, second, by, at, points[0], points[-1], slots, last=last)
     read = functools.partial(_slots.largest, programs, device, time, int(weights is not None))
     return Whitened(tuple(points), at, read, log_weights)
 
 
 @functools.lru_cache(maxsize=1024)
-def _weighing(n: int, programs: int) -> Launch:
-    return Launch(weigh_kernel, (1, 1), (n, programs), (2048,), Config(1, 1, 8, 1))
-
-
-@functools.lru_cache(maxsize=1024)
-def _launches(n: int, m: int, d: int, kind: int) -> tuple[Launch, Launch, int]:
+def _launches(n: int, m: int, d: int, kind: int) -> tuple[Launch, Launch, Launch, int]:
     apart, width = max(1, n // 256), max(2, 1 << (d - 1).bit_length())
     block = min(128, max(2, 2048 // width))
     programs = -(-n // block) - (-m // block)
     to_centre = Launch(centre_kernel, (d, 1), (-(-n // apart), d, apart), (512, 32), Config(1, 1, 16, 1))
-    return to_centre, Launch(whiten_kernel, (programs, 1), (n, m, d), (kind, width, block)), programs
+    to_weigh = Launch(weigh_kernel, (1, 1), (n, programs), (2048,), Config(1, 1, 8, 1))
+    return to_centre, to_weigh, Launch(whiten_kernel, (programs, 1), (n, m, d), (kind, width, block)), programs

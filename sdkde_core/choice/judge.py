@@ -172,15 +172,10 @@ def _seconds(info: BackendInfo, problem: Problem, asked: Problem, far: float, on
 
 
 def host_seconds(straight: bool, beyond: bool, aside: int) -> float:
-    """Return what an estimate on a GPU takes besides its passes; ``beyond``: points lie beyond the backend's limit.
+    """Return what an estimate on a GPU takes besides its passes: the host's time, on the straight line a tenth.
 
-    That is the host's time for validation, whitening and some twenty small kernels, 0.5 to 0.7 ms; on the straight line
-    it is a tenth. To find points, to sort rows and columns and to put sums together are some thirty kernels more, and
-    the host waits for some numbers: 0.4 to 1.4 ms, measured on an H200 and its host with python -m
-    benchmarks.choice.overheads; 1.2 ms on an H100's where the backend sums all pairs at once after it has looked.
-
-    ``aside``: how often a backend that has the line is called where an estimate does not go it; a pass with points
-    apart calls it three times: near rows over near and over far columns, and far rows. Its work has a call as on the
-    line, 0.05 ms; the figure is fitted to whole calls on an H100's host, between 0.5 and 0.6 ms.
+    ``beyond``: points lie beyond the backend's limit; to find them and to put sums together are some thirty kernels
+    more. ``aside``: how often a backend that has the line is called where an estimate does not go it. Fitted to whole
+    calls on the hosts of an H100 and an H200 (python -m benchmarks.choice.overheads).
     """
     return 0.06e-3 if straight else 0.5e-3 + 1.0e-3 * beyond + 0.55e-3 * aside

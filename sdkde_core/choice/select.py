@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -115,31 +114,14 @@ def choose(
 ) -> Choice:
     """Return the backend for the passes: the named one, by argument or ``SDKDE_BACKEND``, or the best that works here.
 
-    The decision, in order, for every plugin on each device in question: the one named; else the data's, and for data on
-    the host the plugin's other devices too:
-
-    ===================================  ===============================================================================
-    the same was asked before            the choice is kept, unless it followed from ``share``; not with options or
-                                         ``explained``
-    a plugin is broken, or missing       not a candidate; the registry's reason
-    it runs on none of the devices       not a candidate; nor where the device is not here and nobody named it
-    it lacks the precision or a feature  not a candidate; the plugin is not asked
-    points beyond its ``extent_limit``   up to half of the pairs are summed apart, at their own price; of more the
-                                         backend gets all pairs if it supports the full extent, else it is not a
-                                         candidate
-    ``supports`` declines a pass         not a candidate; the plugin's reason
-    data on a device                     plugins that work on that device first
-    all                                  by predicted time (``work`` at the rates of the processor), transfers included,
-                                         plus what counts of start-up and compiling
-    no predicted time                    last, by name; a device whose rates nobody knows is priced as a plain GPU
-    it does not start, or has failed     the next one
-    ===================================  ===============================================================================
+    Candidates are all plugins on the devices in question: the one named; else the data's, and for data on the host
+    the plugin's other devices too. One that cannot answer keeps the reason (:func:`.judge.judge`). First come those
+    that work where the data are, if that is a device; then the shorter predicted time, with transfers and what counts
+    of start-up (docs/backends.md); those without a predicted time are last. The first that starts is taken. Where the
+    same was asked before the choice is kept, unless it followed from ``share``; not with options or ``explained``.
 
     Without ``explained`` a plugin is left out whose start-up alone takes longer than the best one, and one without a
-    competitor gets no price. For data on a device :func:`.plan.choose_near` asks first, as if no point were split off,
-    and takes the answer where all points are within that backend's limit and it takes less than 20 ms. What counts of
-    start-up and compiling is in docs/backends.md. Of the data only the extent, and the shares of far pairs and of
-    distinct points count. Of several devices it is the best backend for the first that works on all of them, and of
+    competitor gets no price. Of several devices it is the best backend for the first that works on all of them, and of
     ``"cuda:all"`` those take part that make the estimate faster.
 
     ``device``: as the user named it. ``came_from``: where the user had the data, if they have been copied to
@@ -152,15 +134,12 @@ def choose(
     """
     aside, several = dict(without or {}), None if isinstance(device, str) or device is None else device
     first = device if device is None or isinstance(device, str) else device[0]
-    place, loaded = came_from or data_device, "torch" in sys.modules  # else no GPU has a context
-    many = 10 if calls is None and place == "cpu" and not loaded else calls_of(calls, place)
-    wanted = Wanted(backend, first, data_device, many)
+    wanted = Wanted(backend, first, data_device, calls_of(calls, came_from or data_device))
     # In a loop all calls ask for the same, and to judge takes half of a call: what was chosen before is kept, but not
     # if the share of far pairs was asked for.
     key: Any = None
     if not (explained or options or aside or (several and share)):
-        context = loaded and has_context("cuda")
-        state = tuple(registry.aside.items()), tuple(registry.warm.items()), cpu_threads(), context
+        state = tuple(registry.aside.items()), tuple(registry.warm.items()), cpu_threads(), has_context("cuda")
         cards = map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))  # the driver is asked once
         ours = map(os.environ.get, ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB"))
         key = (tuple(problems), wanted, several and tuple(several), type(several), share is None, *state, *cards, *ours)

@@ -18,8 +18,6 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from array_api_compat import is_torch_array
-
 from ..arrays import array_namespace
 from ..engine.groups import Group, adapted, by_width, guard
 from ..engine.merge import take_columns
@@ -58,9 +56,6 @@ def displaced(columns: Columns, sums: Partial, request: Request) -> Any:
 
 def moved(columns: Columns, sums: Partial, request: Request) -> Any:
     """The samples (n, d) where they have moved to, in bandwidths."""
-    if request.step != "moments" and request.score_bandwidth is None and not request.adaptive:
-        step, shift = request.step or 0.5, sums.shift  # PyTorch adds a multiple in one kernel
-        return columns.points.add(shift, alpha=step) if is_torch_array(shift) else columns.points + step * shift
     return columns.points + displaced(columns, sums, request)
 
 
