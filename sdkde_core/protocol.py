@@ -84,7 +84,7 @@ FEATURES: Mapping[str, str] = {
     "range": "the rows are some of the points: Problem.same with m < n, from the point own_offset on",
     "pairs": "reduce_pairs: what two ranges of the points are to each other, each φ computed once; MEAN only",
     "line": "whiten and density: what comes before and after the sums, by its own kernels; on CUDA devices",
-    "moves": "displaced, in_unit and joined: what lies between any backend's sums, by its own kernels; on CUDA devices",
+    "moves": "displaced, in_unit, joined, joined_shifts: what lies between any backend's sums; on CUDA devices",
     "criteria": "left_out and climb: what bandwidths say of left-out samples, by its own kernels; on CUDA devices",
     "told": "map_threads(…, told=True) over the rows: progress then needs no batches of rows",
     "groups": "prepare_groups and reduce_groups: several groups of columns at once, each with rows of its own",
@@ -374,8 +374,8 @@ class MovesBackend(Backend, TypingProtocol):
         ``least`` where nothing moves. c: of the score's bandwidth. Log weights (n,) may be None, for equal ones.
         """
 
-    def in_unit(self, points: Any, unit: float, which: Any = None) -> Any:
-        """Return points / unit: all of them, or those with the indices ``which``, int64."""
+    def in_unit(self, points: Any, unit: float, log_weights: Any = None, some: int = 0) -> Any:
+        """Return points / unit: all of them, or ``some``, evenly spaced by the weights whose logs (n,) are given."""
 
     def joined(self, logs: tuple[Any, Any], constants: tuple[float, float], log: bool, dtype: Any) -> Any:
         """Return Σ_k exp(logs_k + constants_k) (m,), or for ``log`` the log of it, of a dtype of PyTorch's."""

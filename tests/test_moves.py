@@ -12,7 +12,7 @@ import torch
 from interpreter import interpreted
 from sdkde_triton import moves, whiten
 
-from sdkde_core.engine.groups import Group
+from sdkde_core.engine.groups import Group, places
 from sdkde_core.engine.merge import merge
 from sdkde_core.estimator.density import density
 from sdkde_core.estimator.moving import limits, moments, products
@@ -40,11 +40,14 @@ def test_samples_move_by_the_array_codes_step(n, d, c, kind, weighted):
     np.testing.assert_allclose(got, points + 0.7 * s, rtol=1e-13)
 
 
-@pytest.mark.parametrize("which", [None, [3, 0, 3, 69]])
-def test_points_in_a_unit(which):
-    x = torch.randn(70, 3, dtype=torch.float64)
-    which = None if which is None else torch.tensor(which)
-    assert torch.equal(moves.in_unit(x, 5.3, which), (x if which is None else x[which]) / 5.3)
+@pytest.mark.parametrize("n", [70, 2048, 5000])
+def test_points_in_a_unit_and_some_by_their_weights(n):
+    x = torch.randn(n, 3, dtype=torch.float64)
+    assert torch.equal(moves.in_unit(x, 5.3), x / 5.3)
+    weights = torch.rand(n, dtype=torch.float64)
+    for some, w in ((n // 2, torch.ones_like(weights)), (n // 3, weights), (n, weights**9), (1, weights)):
+        logs = w.log().log_softmax(0)
+        assert torch.equal(moves.in_unit(x, 5.3, logs, some), x[places(logs, some)] / 5.3)
 
 
 @pytest.mark.parametrize("log", [False, True])

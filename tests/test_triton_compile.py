@@ -155,15 +155,15 @@ def test_criteria(kernel, constants, capability):
     ("kernel", "constants"),
     [
         *[("parts", {"WEIGHTED": True}), ("move", {}), ("unit", {"PICKED": True}), ("join", {"SINGLE": True})],
-        ("join_shifts", {}),
+        *[("join_shifts", {}), ("reach", {"B": 2048})],
     ],
 )
 def test_moves(kernel, constants, width, capability):
     pointers = dict.fromkeys(("points", "shift", "other_shift", "logs", "parts", "one", "other"), "*fp64")
-    pointers["which"] = "*i64"
+    pointers["reached"] = "*fp64"
     numbers = dict.fromkeys(("unit", "least", "most", "constant", "rest"), "i64")
     types = pointers | numbers | {"out": "*fp32" if kernel == "join" else "*fp64"}
-    shape = {"B": 128} if kernel == "join" else {"W": width, "B": min(128, 1024 // width)}
+    shape = {} if kernel == "reach" else {"B": 128} if kernel == "join" else {"W": width, "B": min(128, 1024 // width)}
     _check_spills(getattr(moves, f"{kernel}_kernel"), types, constants | shape, capability)
 
 

@@ -149,13 +149,10 @@ def criteria_kernel(
     tl.store(out + length - tl.num_programs(0) + tl.program_id(0), tl.sum(parts, 0))
 
 
-_begun = set[Any]()  # devices and methods, see :func:`_begin`
-
-
+@functools.cache
 def _begin(device: torch.device, method: str) -> None:
     """The first time, let all kernels of a choice by this method compile side by side."""
-    if device.type == "cuda" and (device, method) not in _begun:
-        _begun.add((device, method))
+    if device.type == "cuda":
         few, weights = np.zeros((2, 1)), np.full(2, 0.5)
         with np.errstate(all="ignore"):  # no kernel writes what is read
             rehearse(climb, few, weights, weights, (1.0,), 0.0, True, "cpu")

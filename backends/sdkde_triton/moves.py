@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from .compiled import INTERPRETED, Launch, rehearse
-from .kernels import number, sized, wide
+from .kernels import f64, number, sized, wide
 from .launch import bits
 
 PROGRAMS = tl.constexpr(128)  # at most so many have a part of the sums
@@ -76,11 +76,28 @@ def move_kernel(points, shift, parts, out, n, d, splits, unit, least, most, W: t
 
 
 @sized
-def unit_kernel(points, which, out, n, d, unit, PICKED: tl.constexpr, W: tl.constexpr, B: tl.constexpr):
-    """Some points, those of the indices ``which`` if PICKED, over a number whose bits are ``unit``."""
+def reach_kernel(logs, reached, n, B: tl.constexpr):
+    """Running sums of weights whose logs are given, (n,), by one program."""
+    before, i = f64(0.0), tl.arange(0, B)
+    for first in range(0, n, B):
+        w = tl.exp(tl.load(logs + first + i, mask=first + i < n, other=float("-inf")))
+        tl.store(reached + first + i, before + tl.cumsum(w, 0), mask=first + i < n)
+        before += tl.sum(w, 0)
+
+
+@sized
+def unit_kernel(points, reached, out, n, d, first, unit, PICKED: tl.constexpr, W: tl.constexpr, B: tl.constexpr):
+    """Points over a number whose bits are ``unit``: all n, or if PICKED n of the ``first`` ones, evenly by weight."""
     i, k = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B), tl.arange(0, W)
-    inside = (i < n)[:, None] & (k < d)[None, :]
-    source = tl.load(which + i, mask=i < n, other=0) if PICKED else i
+    inside, source = (i < n)[:, None] & (k < d)[None, :], i
+    if PICKED:
+        place = (i.to(tl.float64) + (0.5 - 1e-6)) / n * tl.load(reached + first - 1)  # as sdkde_core.engine.groups
+        source, last = i * 0, i * 0 + first - 1
+        for _ in range(31):
+            half = (source + last) // 2
+            short = tl.load(reached + half) < place
+            source, last = tl.where(short, half + 1, source), tl.where(short, last, half)
+        source = tl.minimum(source, first - 1)
     u = tl.load(points + source[:, None] * d + k[None, :], mask=inside, other=0.0)
     tl.store(out + i[:, None] * d + k[None, :], u / number(unit), mask=inside)
 
@@ -137,6 +154,7 @@ def _begin(d: int) -> None:
         x = torch.zeros((2, d), dtype=torch.float64, device="cpu")
         rehearse(displaced, x, x, None, 1.0, 0.0, 1.0)
         rehearse(in_unit, x, 2.0)
+        rehearse(in_unit, x, 2.0, x[:, 0], 1)
         for dtype in (torch.float32, torch.float64):
             rehearse(joined, (x[:, 0], x[:, 0]), (1.0, 1.0), False, dtype)
         rehearse(joined_shifts, (x[:, 0], x[:, 0]), (1.0, 1.0), (x, x), (1.0, 1.0))
@@ -154,11 +172,13 @@ def displaced(points: torch.Tensor, shift: torch.Tensor, log_weights: Any, c: fl
     return out
 
 
-def in_unit(points: torch.Tensor, unit: float, which: torch.Tensor | None = None) -> torch.Tensor:
+def in_unit(points: torch.Tensor, unit: float, log_weights: Any = None, some: int = 0) -> torch.Tensor:
     """See :class:`sdkde_core.protocol.MovesBackend`."""
-    out = torch.empty_like(points[: None if which is None else which.shape[0]])
-    given = points, points if which is None else which, out
-    _launch(unit_kernel, *out.shape, which is not None)(*given, last=(bits(unit),))
+    (n, d), reached = points.shape, points if log_weights is None else torch.empty_like(log_weights)
+    if some:
+        Launch(reach_kernel, (1, 1), (n,), (2048,))(log_weights, reached)
+    out = points.new_empty(some or n, d)
+    _launch(unit_kernel, *out.shape, some > 0)(points, reached, out, last=(n, bits(unit)))
     return out
 
 

@@ -52,20 +52,9 @@ def parts(
     """Return in how many parts the columns are split, and the steps of each: what has the least predicted time.
 
     Every part of every block of rows is a program of its own, so that few rows still fill the card and the last wave of
-    many is nearly full.
-
-    Parameters
-    ----------
-    blocks, steps : int
-        Blocks of rows, and the steps in which a program would take all columns.
-    slots : int
-        Programs that the card holds at once.
-    fewest, most : int
-        Between how many parts to choose.
-    begins : int
-        The time in which a program begins and ends, in steps.
-    together : float
-        Waves from which on programs no longer start together, so that what is lost is half a wave.
+    many is nearly full. A program would take all columns in ``steps``, and begins and ends in the time of ``begins``
+    steps; the card holds ``slots`` programs at once. There are from ``fewest`` to ``most`` parts. From ``together``
+    waves on programs no longer start together, and half a wave is lost.
     """
     best, best_time = steps, math.inf
     for count in range(fewest, most + 1):

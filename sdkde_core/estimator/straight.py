@@ -27,7 +27,7 @@ from ..choice import registry
 from ..choice.select import named_backend
 from ..engine.devices import PerStream, captures, memory_errors
 from ..engine.failures import raise_interrupt
-from ..engine.groups import Group, guard_scale, places
+from ..engine.groups import Group, guard_scale
 from ..engine.launches import Lists
 from ..engine.merge import merge
 from ..engine.outliers import CLEAR
@@ -103,12 +103,10 @@ class _Line:
 
     def guarded(self, by: Any, columns: Columns, share: float) -> list[tuple[Group, Columns]]:
         """As :func:`.groups_of` columns with a guard, and each group in its unit: by "moves"."""
-        (scale, most), points, which, logs = GUARD, columns.points, None, columns.log_weights
-        if self.n > most:
-            logs, of = self.equal(points, most), functools.partial(places, columns.log_weights, most)
-            which = of() if columns.log_range else self._equal.get("places", of, points)
-        wide = Group(columns, guard_scale(self.n, self.d, scale, most), math.log(share))
-        some = Columns(by.in_unit(points, wide.scale, which), logs, log_range=columns.log_range)
+        (scale, most), points, logs = GUARD, columns.points, columns.log_weights
+        wide, less = Group(columns, guard_scale(self.n, self.d, scale, most), math.log(share)), self.n > most
+        points = by.in_unit(points, wide.scale, *((logs, most) if less else ()))
+        some = Columns(points, self.equal(points, most) if less else logs, log_range=columns.log_range)
         return [(Group(columns, 1.0, math.log1p(-share)), columns), (wide, some)]
 
     def scale(self, bandwidth: Bandwidth, x: Any) -> Any:
