@@ -135,14 +135,6 @@ def load(path: Path | str) -> Any:
         It is another file, cut off, altered, or of another version of sdkde-core; the message names it.
     BackendUnavailable
         No backend that is here can take it.
-
-    Examples
-    --------
-    >>> import numpy as np, sdkde_core
-    >>> x = np.random.default_rng(0).normal(size=(500, 2))
-    >>> sdkde_core.prepare(x).save("x.sdkde")  # doctest: +SKIP
-    >>> sdkde_core.load("x.sdkde").estimate([[0.0, 0.0]]).shape  # doctest: +SKIP
-    (1,)
     """
     kind, content, arrays = read(path)
     name = os.fspath(path)

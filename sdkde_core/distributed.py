@@ -62,15 +62,6 @@ def estimate(
     TypeError, ValueError
         As :func:`sdkde_core.estimate`; or ranks differ in shape, dtype or options: the message says which. Tensors that
         require grad; several devices; a process that is not in the group.
-
-    Examples
-    --------
-    Started with ``torchrun --nproc-per-node 2 script.py``:
-
-    >>> import numpy as np, sdkde_core.distributed, torch.distributed as dist  # doctest: +SKIP
-    >>> dist.init_process_group("gloo")  # doctest: +SKIP
-    >>> x = np.load("samples.npy", mmap_mode="r")[dist.get_rank() :: dist.get_world_size()]  # doctest: +SKIP
-    >>> p = sdkde_core.distributed.estimate(x)  # doctest: +SKIP
     """
     if not dist.is_initialized():
         raise RuntimeError("there is no process group; call torch.distributed.init_process_group first")

@@ -83,7 +83,7 @@ FEATURES: Mapping[str, str] = {
     "order": "order: in which order of points neighbours stand together, once for all passes",
     "range": "the rows are some of the points: Problem.same with m < n, from the point own_offset on",
     "pairs": "reduce_pairs: what two ranges of the points are to each other, each φ computed once; MEAN only",
-    "line": "whiten and density: what comes before and after the sums, by its own kernels; on CUDA devices",
+    "line": "whiten, moved and density: what comes before and after the sums, by its own kernels; on CUDA devices",
     "moves": "displaced, in_unit, joined, joined_shifts: what lies between any backend's sums; on CUDA devices",
     "criteria": "left_out and climb: what bandwidths say of left-out samples, by its own kernels; on CUDA devices",
     "told": "map_threads(…, told=True) over the rows: progress then needs no batches of rows",
@@ -355,6 +355,9 @@ class LineBackend(Backend, TypingProtocol):
         weights : (n,) tensor, optional
             Of the first, float32 or float64, as the user gave them. Not while a CUDA graph is captured.
         """
+
+    def moved(self, points: Any, shift: Any) -> Any:
+        """Return points + shift / 2, (n, d) float64."""
 
     def density(self, problem: Problem, queries: Any, state: Any, constant: float, log: bool, dtype: Any) -> Any:
         """Return exp(ℓ + constant), or ℓ + constant for ``log``, (m,) of a dtype of PyTorch's, float32 or float64.

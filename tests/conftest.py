@@ -20,7 +20,9 @@ os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """One more than there are cores: tests that wait for a process, a lock or a clock left a sixth of the time idle."""
+    """One more than the CPUs that may be used: tests that wait for a process, a lock or a clock left them idle."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
     return (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1) + 1
 
 

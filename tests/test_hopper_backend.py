@@ -188,6 +188,7 @@ def test_kernels_are_launched_with_what_they_take(precision, reduction, d, weigh
     assert (got.sign is not None) == (reduction is Reduction.LAPLACE)
     if not mean:
         return
+    assert backend.moved(points, got.shift).shape == (n, d)
     both = d <= 16 and not weighted
     assert ("mean_symmetric" in launched.names) == both and ("mean_exact" in launched.names) == weighted
     for rows, columns in (((0, 1024), (1024, 2100)), ((1024, 2100), (0, 1024)), ((1024, 2100), (1024, 2100))):

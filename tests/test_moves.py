@@ -79,12 +79,18 @@ def test_shifts_of_groups_are_joined():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [1, 2048, 5000])
-@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")  # of the interpreter
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value", "ignore:overflow")  # of the interpreter
 def test_weights_are_normalised_and_their_span_is_read(n, dtype):
-    x, w = torch.randn(n, 2, dtype=dtype), torch.rand(n, dtype=dtype) + 1e-30
-    found = whiten.whiten((x,), 1.0, weights=w)
-    np.testing.assert_allclose(found.log_weights, w.double().log() - w.double().sum().log(), rtol=1e-13, atol=1e-13)
-    assert found.extent()[1] == pytest.approx(float((w.double().max() / w.double().min()).log()))
-    for wrong in (0.0, -1.0, math.nan, math.inf):
-        w[n // 2] = wrong
+    x, least = torch.randn(n, 2, dtype=dtype), 1e-30 if dtype is torch.float32 else 1e-300
+    for w in (
+        torch.rand(n, dtype=dtype) + 0.01,
+        torch.logspace(math.log10(least), 0, n, dtype=dtype),
+        least * x[:, 0].abs().contiguous(),
+    ):
+        found = whiten.whiten((x,), 1.0, weights=w)
+        want, span = w.double().log().log_softmax(0), float(w.double().max().log() - w.double().min().log())
+        np.testing.assert_allclose(found.log_weights, want, rtol=1e-12, atol=1e-12)
+        assert found.extent()[1] == pytest.approx(span)
+    for wrong in (0.0, -1.0, math.nan, math.inf, *[1.7e308] * (n > 1 and dtype is torch.float64)):
+        w[n // 2] = w[0] = wrong
         assert whiten.whiten((x,), 1.0, weights=w).extent()[1] == math.inf

@@ -3,6 +3,7 @@
 On a card it is in test_gpu.py.
 """
 
+import math
 import warnings
 
 import numpy as np
@@ -13,11 +14,13 @@ pytest.importorskip("triton")
 
 import torch
 from interpreter import INTERPRETED, interpreted, run
+from sdkde_triton.backend import TritonBackend
 
 import sdkde_core
 from sdkde_core.arrays import Argument
 from sdkde_core.engine.launches import Lists
 from sdkde_core.estimator import straight
+from sdkde_core.protocol import Columns, Problem
 
 BACKEND = {"backend": "triton", "device": "cpu"}
 
@@ -119,6 +122,22 @@ def test_a_guard_of_some_of_the_samples(coordinates, weighted, tensors):
     arrays = x.numpy(), 3.0 * y.numpy()
     want = sdkde_core.estimate(*arrays, weights=None if weights is None else weights.numpy(), **options)
     np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@interpreted
+@pytest.mark.parametrize("reduction", ["log_sum", "mean"])
+@pytest.mark.parametrize("span", [2.0, 20.0])
+def test_bounds_of_log_weights_serve_as_well_as_the_weights(reduction, span):
+    rng, n = np.random.default_rng(5), 260
+    points, logs = torch.from_numpy(rng.normal(size=(n, 3))), torch.from_numpy(span * rng.random(n)).log_softmax(0)
+    found, backend = [], TritonBackend()
+    problem = Problem(reduction, n, n, 3, same=True, requires=frozenset(["weights"]), extent=6.0, weight_span=span)
+    for bounds in (None, (-span - math.log(n), 0.0)):
+        state = backend.prepare(problem, Columns(points, logs, log_range=bounds))
+        found.append(backend.reduce(problem, None, state))
+    np.testing.assert_allclose(*(sums.log_sum for sums in found), atol=1e-6)
+    if reduction == "mean":
+        np.testing.assert_allclose(*(sums.shift for sums in found), atol=2e-6)
 
 
 @interpreted

@@ -89,7 +89,7 @@ def result_row(result: Result) -> dict[str, Any]:
 
 
 class Progress:
-    """Lines on standard error: a problem's result, and how far its search is, every 10 s, or 60 where that is a log."""
+    """Lines on standard error: a problem's result; before it every 10 s, or 60 in a log, the trials so far."""
 
     def __init__(self, todo: Sequence[Task], budget: float) -> None:
         self.todo, self.done, self.budget, self.start = todo, 0, budget, time.monotonic()

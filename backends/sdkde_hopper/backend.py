@@ -88,6 +88,10 @@ class HopperBackend:
         with launching(given[0]):
             return launch.whiten(given, scale, centre, weights)
 
+    def moved(self, points: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        with launching(points):
+            return launch.moved(points, shift)
+
     def density(
         self, problem: Problem, queries: Any, state: _State, constant: float, log: bool, dtype: Any
     ) -> torch.Tensor | None:

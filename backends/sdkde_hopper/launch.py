@@ -213,6 +213,13 @@ def _on_device(tables: plan.Tables, device: torch.device) -> tuple[torch.Tensor,
     return found
 
 
+def moved(points: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """Return the points plus half their shift, (n, d) each."""
+    out = torch.empty_like(points)
+    kernel("pack", "move_points", 256)(-(-points.numel() // 256), points, shift, points.numel(), out)
+    return out
+
+
 def symmetric_mean(points: Packed, d: int, log_weights: torch.Tensor) -> Partial:
     """MEAN of the points themselves, every φ for its row and its column; all log weights (n,) are equal."""
     device = points.memory.device

@@ -93,7 +93,7 @@ class TritonBackend:
             return _run(problem, way, points, state, (constant, log, dtype))
 
     whiten = staticmethod(whitening.whiten)
-    displaced = staticmethod(moves.displaced)
+    moved = displaced = staticmethod(moves.displaced)
     in_unit = staticmethod(moves.in_unit)
     joined = staticmethod(moves.joined)
     joined_shifts = staticmethod(moves.joined_shifts)

@@ -154,7 +154,7 @@ def _begin(device: torch.device, method: str) -> None:
     """The first time, let all kernels of a choice by this method compile side by side."""
     if device.type == "cuda":
         few, weights = np.zeros((2, 1)), np.full(2, 0.5)
-        with np.errstate(all="ignore"):  # no kernel writes what is read
+        with np.errstate(all="ignore"):  # nothing is launched, so what is read is arbitrary
             rehearse(climb, few, weights, weights, (1.0,), 0.0, True, "cpu")
             rehearse(left_out, few, weights, (1.0,), method, "cpu")
 

@@ -104,7 +104,7 @@ def unit_kernel(points, reached, out, n, d, first, unit, PICKED: tl.constexpr, W
 
 @triton.jit
 def _terms(one, other, i, m, constant, rest):
-    """The terms of a sum of two densities, over exp(top), and top; what is added to their logs in bits."""
+    """exp(a − top), exp(b − top), top; a and b are logs plus the numbers whose bits are ``constant`` and ``rest``."""
     a = tl.load(one + i, mask=i < m, other=0.0) + number(constant)
     b = tl.load(other + i, mask=i < m, other=0.0) + number(rest)
     top = tl.maximum(tl.where(a > -1e300, a, -1e300), tl.where(b > -1e300, b, -1e300))  # NaN stays in the sum
@@ -128,7 +128,7 @@ def join_shifts_kernel(
     n, d, constant, rest, unit, most,
     W: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """The shift (n, d) of the sum of two densities, each over its unit, ``unit`` and ``most``, in bits."""
+    """The shift (n, d) of the sum of two densities, theirs over the numbers whose bits are ``unit`` and ``most``."""
     i, k = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B), tl.arange(0, W)
     a, b, _ = _terms(one, other, i, n, constant, rest)
     total = tl.where(a + b == 0, 1.0, a + b)
@@ -152,7 +152,8 @@ def _begin(d: int) -> None:
     if d not in _begun and not INTERPRETED:
         _begun.add(d)
         x = torch.zeros((2, d), dtype=torch.float64, device="cpu")
-        rehearse(displaced, x, x, None, 1.0, 0.0, 1.0)
+        for logs in (None, x[:, 0]):
+            rehearse(displaced, x, x, logs, 1.0, 0.0, 1.0)
         rehearse(in_unit, x, 2.0)
         rehearse(in_unit, x, 2.0, x[:, 0], 1)
         for dtype in (torch.float32, torch.float64):
@@ -160,14 +161,15 @@ def _begin(d: int) -> None:
         rehearse(joined_shifts, (x[:, 0], x[:, 0]), (1.0, 1.0), (x, x), (1.0, 1.0))
 
 
-def displaced(points: torch.Tensor, shift: torch.Tensor, log_weights: Any, c: float, *limits: float) -> torch.Tensor:
-    """See :class:`sdkde_core.protocol.MovesBackend`."""
+def displaced(points: torch.Tensor, shift: torch.Tensor, weighing: Any = None, c: float = 1.0, *limits: float) -> Any:
+    """See :class:`sdkde_core.protocol.MovesBackend`; without limits half a step, of ``LineBackend``."""
+    limits = limits or (0.5, 0.5)
     (n, d), most, out, programs = points.shape, int(PROGRAMS.value), torch.empty_like(points), 0
-    run = _launch(parts_kernel, n, d, log_weights is not None, most=most)
+    run = _launch(parts_kernel, n, d, weighing is not None, most=most)
     parts = torch.empty(most * (2 * run.flags[1] + 3), dtype=torch.float64, device=points.device)
     if limits[0] < limits[1]:
         programs = run.grid[0]
-        run(points, shift, points if log_weights is None else log_weights, parts)
+        run(points, shift, points if weighing is None else weighing, parts)
     _launch(move_kernel, n, d)(points, shift, parts, out, last=(programs, *map(bits, (c, *limits))))
     return out
 

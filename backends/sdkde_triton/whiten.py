@@ -83,7 +83,7 @@ def whiten_kernel(
 
 @sized
 def weigh_kernel(given, logs, slots, n, first, BLOCK: tl.constexpr):
-    """log w − log Σw of weights w (n,), by one program; to a slot log max w − log min w, ∞ if one is not positive."""
+    """log w − log Σw of weights w (n,), by one program; to a slot log max w − log min w, ∞ where it is none."""
     i = tl.arange(0, BLOCK)
     least, most = tl.full((BLOCK,), float("inf"), tl.float64), tl.zeros((BLOCK,), tl.float64)
     total = tl.zeros((BLOCK,), tl.float64)
@@ -92,33 +92,35 @@ def weigh_kernel(given, logs, slots, n, first, BLOCK: tl.constexpr):
         least = tl.minimum(least, tl.where(start + i < n, tl.where((w > 0) & (w < float("inf")), w, 0.0), float("inf")))
         most = tl.maximum(most, w)
         total += w
-    all, low = tl.sum(total, 0), tl.min(least, 0)
-    good = (low > 0) & (all < float("inf"))
-    span = tl.log(tl.max(most, 0)) - tl.log(tl.where(good, low, 1.0))
+    whole, low = tl.sum(total, 0), tl.min(least, 0)
+    good = (low > 0) & (whole < float("inf"))
+    span = tl.maximum(tl.log(tl.max(most, 0)) - tl.log(tl.where(good, low, 1.0)), 0.0)
     tl.store(slots + first, tl.where(good, span, float("inf")))
     for start in range(0, n, BLOCK):
         w = tl.load(given + start + i, mask=start + i < n, other=1.0).to(tl.float64)
-        tl.store(logs + start + i, tl.log(w) - tl.log(all), mask=start + i < n)
+        tl.store(logs + start + i, tl.log(w) - tl.log(whole), mask=start + i < n)
 
 
 def whiten(given: tuple[torch.Tensor, ...], scale: Any, centre: Any = None, weights: Any = None) -> Whitened | None:
     """See :class:`sdkde_core.protocol.LineBackend`; of so many numbers that two launches matter little, None."""
     first, second = given[0], given[-1]
-    most = 1 << 23 if weights is None else 1 << 20  # weights are read by one program
-    if first.shape[1] > 128 or sum(x.numel() for x in given) > most:
+    many = weights is not None and first.shape[0] > 1 << 20  # which one program reads
+    if many or first.shape[1] > 128 or sum(x.numel() for x in given) > 1 << 23:
         return None
     (n, d), m, device = first.shape, second.shape[0] if len(given) > 1 else 0, first.device
     to_centre, to_weigh, to_whiten, programs = _launches(n, m, d, 0 if isinstance(scale, float) else scale.ndim)
     points = [torch.empty(x.shape, dtype=torch.float64, device=device) for x in given]
-    (slots, time), log_weights = _slots.ready(programs, first, int(weights is not None)), None
+    slots, time = _slots.ready(programs, first, int(weights is not None))
+    log_weights = None if weights is None else torch.empty(n, dtype=torch.float64, device=device)
     at = torch.empty(d, dtype=torch.float64, device=device) if centre is None else centre
     by, last = (at, (bits(1.0 / scale),)) if isinstance(scale, float) else (scale, (bits(1.0),))
     if centre is None:
-        if not (INTERPRETED or to_whiten.kept):  # both compile at the same time
+        if not (INTERPRETED or to_whiten.kept):  # all compile at the same time
             rehearse(to_whiten, first, second, by, at, points[0], points[-1], slots, last=last)
+            if weights is not None:
+                rehearse(to_weigh, weights, log_weights, slots)
         to_centre(first, at)
     if weights is not None:
-        log_weights = torch.empty(n, dtype=torch.float64, device=device)
         to_weigh(weights, log_weights, slots)
     to_whiten(first, second, by, at, points[0], points[-1], slots, last=last)
     read = functools.partial(_slots.largest, programs, device, time, int(weights is not None))

@@ -115,10 +115,10 @@ def choose(
     """Return the backend for the passes: the named one, by argument or ``SDKDE_BACKEND``, or the best that works here.
 
     Candidates are all plugins on the devices in question: the one named; else the data's, and for data on the host
-    the plugin's other devices too. One that cannot answer keeps the reason (:func:`.judge.judge`). First come those
-    that work where the data are, if that is a device; then the shorter predicted time, with transfers and what counts
-    of start-up (docs/backends.md); those without a predicted time are last. The first that starts is taken. Where the
-    same was asked before the choice is kept, unless it followed from ``share``; not with options or ``explained``.
+    the plugin's other devices too. Of one that cannot answer the reason is kept (:func:`.judge.judge`). The others are
+    ranked: for data on a GPU those that work there come first; then the predicted time decides, with transfers and
+    what counts of start-up (docs/backends.md); those without are last. The first that starts is taken. Where the same
+    was asked before the choice is kept, unless it followed from ``share``; not with options or ``explained``.
 
     Without ``explained`` a plugin is left out whose start-up alone takes longer than the best one, and one without a
     competitor gets no price. Of several devices it is the best backend for the first that works on all of them, and of

@@ -22,7 +22,7 @@ from ..protocol import Columns, Partial, Problem, with_fields
 from .merge import merge, safe_log, take_columns, take_rows
 from .outliers import count
 
-#: Where in a step between places: just below its half, as rounding would decide between two of 8,192 equal weights.
+#: Where in its step a place lies. At a half it may fall between two points, as of 8,192 equal ones: rounding decides.
 MIDDLE = 0.5 - 1e-6
 
 

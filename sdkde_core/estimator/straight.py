@@ -33,7 +33,7 @@ from ..engine.merge import merge
 from ..engine.outliers import CLEAR
 from ..protocol import BackendUnavailable, Columns, LineBackend, Problem, Reduction, with_fields
 from .density import density, log_constant
-from .moving import groups_of, limits, moved
+from .moving import limits
 from .plan import choose_near, read
 from .request import GUARD, Goal, Request
 
@@ -101,10 +101,11 @@ class _Line:
 
         return self._equal.get(n, make, like)
 
-    def guarded(self, by: Any, columns: Columns, share: float) -> list[tuple[Group, Columns]]:
-        """As :func:`.groups_of` columns with a guard, and each group in its unit: by "moves"."""
-        (scale, most), points, logs = GUARD, columns.points, columns.log_weights
-        wide, less = Group(columns, guard_scale(self.n, self.d, scale, most), math.log(share)), self.n > most
+    def guarded(self, by: Any, columns: Columns, request: Request) -> list[tuple[Group, Columns]]:
+        """Columns and their guard, see :func:`.groups_of`, each as a group and in its unit."""
+        (scale, most), points, logs, share = GUARD, columns.points, columns.log_weights, request.guard
+        widest, less = 16.0 if request.coordinates is None else scale, self.n > most
+        wide = Group(columns, min(widest, guard_scale(self.n, self.d, scale, most)), math.log(share))
         points = by.in_unit(points, wide.scale, *((logs, most) if less else ()))
         some = Columns(points, self.equal(points, most) if less else logs, log_range=columns.log_range)
         return [(Group(columns, 1.0, math.log1p(-share)), columns), (wide, some)]
@@ -229,21 +230,23 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         extent, backend, problems, packed = passes
         weighted = "weights" in problems[0].requires
         log_weights = found.log_weights if weighted else line.equal(train, line.n)
-        # The weights sum to 1: so the largest is at least 1/n.
-        reach = -math.log(line.n) - problems[0].weight_span
-        of = functools.partial(Columns, log_weights=log_weights, log_range=(reach, 0.0) if weighted else None)
+        least = -math.log(line.n) - problems[0].weight_span  # the weights sum to 1: so the largest is at least 1/n
+        of = functools.partial(Columns, log_weights=log_weights, log_range=(least, 0.0) if weighted else None)
         columns, queries, moves = of(found.points[0]), found.points[-1], moving.answering
-        wide, step = moving.score_bandwidth, moving.step or 0.5
+        c, step = moving.score_bandwidth or 1.0, moving.step or 0.5
+        half = not moves or (c, step) == (1.0, 0.5)
+        alone = half and not moving.guard
+        by: Any = None if alone else registry.having("moves", place)
+        if not (alone or by):
+            return None, None
         for problem, whole in zip(problems[:moves], packed):
-            scored = columns if wide is None else of(_in_unit(place, columns.points, wide))
-            state = backend.prepare(whole, scored)
-            sums, c = backend.reduce(problem, None, state), wide or 1.0
-            by, ends = registry.having("moves", place), limits(c) if step == "moments" else (step, step)
-            how = sums.shift, log_weights if weighted else None, c, *ends
-            columns = of(by.displaced(columns.points, *how) if by else moved(columns, sums, moving))
-        by = registry.having("moves", place) if moving.guard and moving.coordinates is None else None
-        plain = () if by else groups_of(columns, None, moving, True)
-        groups = line.guarded(by, columns, moving.guard) if by else [(group, group.scaled) for group in plain]
+            scored = columns if c == 1.0 else of(by.in_unit(columns.points, c))
+            shift = backend.reduce(problem, None, backend.prepare(whole, scored)).shift
+            ends = limits(c) if step == "moments" else (step, step)
+            weighing = log_weights if weighted else None
+            points = columns.points
+            columns = of(backend.moved(points, shift) if half else by.displaced(points, shift, weighing, c, *ends))
+        groups = line.guarded(by, columns, moving) if moving.guard else [(Group(columns), columns)]
         parts, constant = zip(groups, problems[moves:], packed[moves:]), log_constant("gaussian", bandwidth)
         asked = [(group, problem, backend.prepare(whole, scaled)) for (group, scaled), problem, whole in parts]
         result = _result(backend, place, queries, asked, constant, request.negative, what, train.dtype)
@@ -340,24 +343,21 @@ def _brief(n: int, m: int | None, bits: int = 32) -> bool:
     return n * max(n, m or 0) <= 1 << bits
 
 
-def _in_unit(place: str, points: Any, unit: float) -> Any:
-    by = None if unit == 1.0 else registry.having("moves", place)
-    return by.in_unit(points, unit) if by else points if unit == 1.0 else points / unit
-
-
 def _result(
     backend: Any, place: str, queries: Any, asked: Any, constant: float, negative: str, what: str, dtype: Any
 ) -> Any:
-    """Sum the groups, ``asked``: each, its problem and state; return what is wanted, of a score the shift."""
-    rows = [None if problem.same else _in_unit(place, queries, group.scale) for group, problem, _ in asked]
-    (_, first, state), *others = asked
+    """Sum the groups, ``asked``: each, its problem and state; return what is wanted, of a score the shift, or None."""
+    (_, first, state), *others = asked  # one alone has the bandwidth's width
+    by: Any = registry.having("moves", place) if others else None
+    if others and by is None:
+        return None
+    rows = [None if p.same else queries if g.scale == 1.0 else by.in_unit(queries, g.scale) for g, p, _ in asked]
     if what != "score" and not others and (first.reduction is Reduction.LOG_SUM or negative == "keep"):
         found = backend.density(first, rows[0], state, constant, what == "log", dtype)
         if found is not None:
             return found
     parts = [backend.reduce(problem, here, state) for (_, problem, state), here in zip(asked, rows)]
-    by = registry.having("moves", place) if len(parts) == 2 else None
-    if by:
+    if len(parts) == 2:
         constants = tuple(constant + group.raise_by(first.d) for group, *_ in asked)
         logs, shifts = (tuple(x) for x in zip(*((sums.log_sum, sums.shift) for sums in parts)))
         if what != "score":

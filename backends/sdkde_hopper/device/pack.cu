@@ -130,6 +130,11 @@ finish_dense(
   if (!enough) listed[1 + atomicAdd(listed, 1)] = row;
 }
 
+extern "C" __global__ void move_points(const double* points, const double* shift, int count, double* out) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < count) out[i] = points[i] + 0.5 * shift[i];
+}
+
 // ℓ of every row from the maxima and sums of all parts of the columns, in a fixed order: (parts, m, 3); ``laplace``:
 // log M, the sign and log |L| of LAPLACE. Rows with no column have what padding leaves. Exponents were ``raised`` by so
 // many bits. ``form`` 1: the log density, ℓ + constant or log |L| + constant, NaN where L is negative; 2: the density; to
