@@ -66,6 +66,7 @@ EXAMPLES = {
     "sdkde_core.load": ("large-data", "Files"),
     "sdkde_core.scale.estimate": ("large-data", "More samples than memory holds"),
     "sdkde_core.scale.debias": ("large-data", "More samples than memory holds"),
+    "sdkde_core.distributed.estimate": ("scaling-out", "Several processes"),
     "sdkde_core.interop.plots.curves": ("plots", "Curves"),
     "sdkde_core.interop.plots.contours": ("gallery", "Two moons"),
     "sdkde_core.interop.plots.moves": ("plots", "Contours and moves"),

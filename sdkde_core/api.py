@@ -534,5 +534,10 @@ def warm_up(device: str | Sequence[str] | None = None) -> dict[str, dict[str, fl
         No installed backend has such a device.
     BackendUnavailable
         None works on the device; the message has each one's reason.
+
+    Examples
+    --------
+    >>> sdkde_core.warm_up("cpu")  # doctest: +SKIP
+    {'cpu': {'numba': 0.71, 'numpy': 0.09, 'torch': 1.93}}
     """
     return warming.warm_up(select.parse_device(device))

@@ -155,11 +155,11 @@ def test_criteria(kernel, constants, capability):
     ("kernel", "constants"),
     [
         *[("parts", {"WEIGHTED": True}), ("move", {}), ("unit", {"PICKED": True}), ("join", {"SINGLE": True})],
-        *[("join_shifts", {}), ("reach", {"B": 2048})],
+        *[("shifts", {}), ("reach", {"B": 2048})],
     ],
 )
 def test_moves(kernel, constants, width, capability):
-    pointers = dict.fromkeys(("points", "shift", "other_shift", "logs", "parts", "one", "other"), "*fp64")
+    pointers = dict.fromkeys(("points", "shift", "second", "logs", "parts", "one", "other"), "*fp64")
     pointers["reached"] = "*fp64"
     numbers = dict.fromkeys(("unit", "least", "most", "constant", "rest"), "i64")
     types = pointers | numbers | {"out": "*fp32" if kernel == "join" else "*fp64"}

@@ -123,18 +123,14 @@ def join_kernel(one, other, out, m, constant, rest, kind, SINGLE: tl.constexpr, 
 
 
 @sized
-def join_shifts_kernel(
-    one, other, shift, other_shift, out,
-    n, d, constant, rest, unit, most,
-    W: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
+def shifts_kernel(one, other, shift, second, out, n, d, constant, rest, unit, most, W: tl.constexpr, B: tl.constexpr):
     """The shift (n, d) of the sum of two densities, theirs over the numbers whose bits are ``unit`` and ``most``."""
     i, k = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B), tl.arange(0, W)
     a, b, _ = _terms(one, other, i, n, constant, rest)
     total = tl.where(a + b == 0, 1.0, a + b)
     at, inside = i[:, None] * d + k[None, :], (i < n)[:, None] & (k < d)[None, :]
     result = tl.load(shift + at, mask=inside, other=0.0) / number(unit) * (a / total)[:, None]
-    result += tl.load(other_shift + at, mask=inside, other=0.0) / number(most) * (b / total)[:, None]
+    result += tl.load(second + at, mask=inside, other=0.0) / number(most) * (b / total)[:, None]
     tl.store(out + at, result, mask=inside)
 
 
@@ -195,5 +191,5 @@ def joined(logs: tuple[Any, Any], constants: tuple[float, float], log: bool, dty
 def joined_shifts(logs: Any, constants: tuple[float, float], shifts: Any, units: tuple[float, float]) -> torch.Tensor:
     """See :class:`sdkde_core.protocol.MovesBackend`."""
     out = torch.empty_like(shifts[0])
-    _launch(join_shifts_kernel, *out.shape)(*logs, *shifts, out, last=tuple(map(bits, (*constants, *units))))
+    _launch(shifts_kernel, *out.shape)(*logs, *shifts, out, last=tuple(map(bits, (*constants, *units))))
     return out

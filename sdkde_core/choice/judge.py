@@ -174,8 +174,8 @@ def _seconds(info: BackendInfo, problem: Problem, asked: Problem, far: float, on
 def host_seconds(straight: bool, beyond: bool, aside: int) -> float:
     """Return what an estimate on a GPU takes besides its passes, which is the host's time.
 
-    0.5 ms are validation, whitening and some twenty small kernels, of which the straight line has a tenth; 1.0 ms some
-    thirty more that find points ``beyond`` a backend's limit and put sums together; 0.55 ms each call, ``aside`` of the
-    line, of a backend that has it. All were fitted to calls on two hosts (python -m benchmarks.choice.overheads).
+    0.5 ms are validation, whitening and some twenty small kernels (on the straight line a tenth), 1.0 ms some thirty
+    more that find points ``beyond`` a backend's limit, 0.55 ms each call, ``aside`` of the line, of a backend that has
+    it: fitted to calls on two hosts (python -m benchmarks.choice.overheads).
     """
     return 0.06e-3 if straight else 0.5e-3 + 1.0e-3 * beyond + 0.55e-3 * aside

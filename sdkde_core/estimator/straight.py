@@ -243,8 +243,7 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
             scored = columns if c == 1.0 else of(by.in_unit(columns.points, c))
             shift = backend.reduce(problem, None, backend.prepare(whole, scored)).shift
             ends = limits(c) if step == "moments" else (step, step)
-            weighing = log_weights if weighted else None
-            points = columns.points
+            points, weighing = columns.points, log_weights if weighted else None
             columns = of(backend.moved(points, shift) if half else by.displaced(points, shift, weighing, c, *ends))
         groups = line.guarded(by, columns, moving) if moving.guard else [(Group(columns), columns)]
         parts, constant = zip(groups, problems[moves:], packed[moves:]), log_constant("gaussian", bandwidth)
