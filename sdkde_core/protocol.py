@@ -377,8 +377,8 @@ class MovesBackend(Backend, TypingProtocol):
         ``least`` where nothing moves. c: of the score's bandwidth. Log weights (n,) may be None, for equal ones.
         """
 
-    def in_unit(self, points: Any, unit: float, log_weights: Any = None, some: int = 0) -> Any:
-        """Return points / unit: all of them, or ``some``, evenly spaced by the weights whose logs (n,) are given."""
+    def in_unit(self, points: Any, unit: float, some: int = 0, log_weights: Any = None) -> Any:
+        """Return points / unit: all, or ``some`` at the places of :mod:`.engine.groups`; None: of equal weights."""
 
     def joined(self, logs: tuple[Any, Any], constants: tuple[float, float], log: bool, dtype: Any) -> Any:
         """Return Σ_k exp(logs_k + constants_k) (m,), or for ``log`` the log of it, of a dtype of PyTorch's."""

@@ -47,7 +47,9 @@ def test_points_in_a_unit_and_some_by_their_weights(n):
     weights = torch.rand(n, dtype=torch.float64)
     for some, w in ((n // 2, torch.ones_like(weights)), (n // 3, weights), (n, weights**9), (1, weights)):
         logs = w.log().log_softmax(0)
-        assert torch.equal(moves.in_unit(x, 5.3, logs, some), x[places(logs, some)] / 5.3)
+        assert torch.equal(moves.in_unit(x, 5.3, some, logs), x[places(logs, some)] / 5.3)
+        equal = torch.full((n,), -math.log(n), dtype=torch.float64)
+        assert torch.equal(moves.in_unit(x, 5.3, some), x[places(equal, some)] / 5.3)
 
 
 @pytest.mark.parametrize("log", [False, True])

@@ -14,13 +14,14 @@ pytest.importorskip("triton")
 
 import torch
 from interpreter import INTERPRETED, interpreted, run
+from reference import sums
 from sdkde_triton.backend import TritonBackend
 
 import sdkde_core
 from sdkde_core.arrays import Argument
 from sdkde_core.engine.launches import Lists
 from sdkde_core.estimator import straight
-from sdkde_core.protocol import Columns, Problem
+from sdkde_core.protocol import Columns, Problem, Reduction
 
 BACKEND = {"backend": "triton", "device": "cpu"}
 
@@ -125,19 +126,32 @@ def test_a_guard_of_some_of_the_samples(coordinates, weighted, tensors):
 
 
 @interpreted
-@pytest.mark.parametrize("reduction", ["log_sum", "mean"])
-@pytest.mark.parametrize("span", [2.0, 20.0])
-def test_bounds_of_log_weights_serve_as_well_as_the_weights(reduction, span):
-    rng, n = np.random.default_rng(5), 260
-    points, logs = torch.from_numpy(rng.normal(size=(n, 3))), torch.from_numpy(span * rng.random(n)).log_softmax(0)
-    found, backend = [], TritonBackend()
+@pytest.mark.parametrize("reduction", [Reduction.LOG_SUM, Reduction.MEAN])
+@pytest.mark.parametrize("weights", ["nearly all equal", "nearly all light"])
+def test_bounds_of_log_weights_serve_as_well_as_the_weights(reduction, weights):
+    rng, n, span = np.random.default_rng(5), 260, 20.0
+    logs = np.where(np.arange(n) == 7, -span if weights == "nearly all equal" else span, 0.0)
+    logs -= np.logaddexp.reduce(logs)
+    points = rng.normal(size=(n, 3))
+    want = sums(points, points, log_weights=logs, plain=True)
     problem = Problem(reduction, n, n, 3, same=True, requires=frozenset(["weights"]), extent=6.0, weight_span=span)
     for bounds in (None, (-span - math.log(n), 0.0)):
-        state = backend.prepare(problem, Columns(points, logs, log_range=bounds))
-        found.append(backend.reduce(problem, None, state))
-    np.testing.assert_allclose(*(sums.log_sum for sums in found), atol=1e-6)
-    if reduction == "mean":
-        np.testing.assert_allclose(*(sums.shift for sums in found), atol=2e-6)
+        columns = Columns(torch.from_numpy(points), torch.from_numpy(logs), log_range=bounds)
+        found = TritonBackend().reduce(problem, None, TritonBackend().prepare(problem, columns))
+        np.testing.assert_allclose(found.log_sum, want.log_sum, atol=9e-6)
+        if reduction is Reduction.MEAN:
+            np.testing.assert_allclose(found.shift, want.shift, atol=1e-5)
+
+
+@interpreted
+def test_without_kernels_for_what_lies_between_sums_the_general_way_answers(tensors, monkeypatch):
+    x, y = drawn(130, 9, 3, torch.float64)
+    monkeypatch.setattr(straight.registry, "having", lambda feature, device: None)
+    for options in (CHOSEN, {"tails": "guard"}, {"step": 0.7}, {"score_bandwidth": 1.4}, {}):
+        options = {"bandwidth": 0.5, **options, **BACKEND}
+        got = sdkde_core.estimate(x, y, **options)
+        assert (tensors.pop() is None) == (len(options) > 3)
+        np.testing.assert_allclose(got, sdkde_core.estimate(x.numpy(), y.numpy(), **options), rtol=1e-5)
 
 
 @interpreted

@@ -154,7 +154,13 @@ def test_criteria(kernel, constants, capability):
 @pytest.mark.parametrize(
     ("kernel", "constants"),
     [
-        *[("parts", {"WEIGHTED": True}), ("move", {}), ("unit", {"PICKED": True}), ("join", {"SINGLE": True})],
+        *[
+            ("parts", {"WEIGHTED": True}),
+            ("move", {}),
+            ("unit", {"PICKED": 1}),
+            ("unit", {"PICKED": 2}),
+            ("join", {"SINGLE": True}),
+        ],
         *[("shifts", {}), ("reach", {"B": 2048})],
     ],
 )

@@ -87,12 +87,14 @@ def reach_kernel(logs, reached, n, B: tl.constexpr):
 
 @sized
 def unit_kernel(points, reached, out, n, d, first, unit, PICKED: tl.constexpr, W: tl.constexpr, B: tl.constexpr):
-    """Points over a number whose bits are ``unit``: all n, or if PICKED n of the ``first`` ones, evenly by weight."""
+    """Points over a number whose bits are ``unit``: all n, or n of the ``first``, PICKED 1 evenly, 2 by weight."""
     i, k = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B), tl.arange(0, W)
     inside, source = (i < n)[:, None] & (k < d)[None, :], i
-    if PICKED:
-        place = (i.to(tl.float64) + (0.5 - 1e-6)) / n * tl.load(reached + first - 1)  # as sdkde_core.engine.groups
-        source, last = i * 0, i * 0 + first - 1
+    place = (i.to(tl.float64) + (0.5 - 1e-6)) / n  # as in sdkde_core.engine.groups
+    if PICKED == 1:
+        source = tl.ceil(place * first).to(tl.int64) - 1
+    if PICKED == 2:
+        place, source, last = place * tl.load(reached + first - 1), i * 0, i * 0 + first - 1
         for _ in range(31):
             half = (source + last) // 2
             short = tl.load(reached + half) < place
@@ -151,7 +153,8 @@ def _begin(d: int) -> None:
         for logs in (None, x[:, 0]):
             rehearse(displaced, x, x, logs, 1.0, 0.0, 1.0)
         rehearse(in_unit, x, 2.0)
-        rehearse(in_unit, x, 2.0, x[:, 0], 1)
+        rehearse(in_unit, x, 2.0, 1)
+        rehearse(in_unit, x, 2.0, 1, x[:, 0])
         for dtype in (torch.float32, torch.float64):
             rehearse(joined, (x[:, 0], x[:, 0]), (1.0, 1.0), False, dtype)
         rehearse(joined_shifts, (x[:, 0], x[:, 0]), (1.0, 1.0), (x, x), (1.0, 1.0))
@@ -170,13 +173,14 @@ def displaced(points: torch.Tensor, shift: torch.Tensor, weighing: Any = None, c
     return out
 
 
-def in_unit(points: torch.Tensor, unit: float, log_weights: Any = None, some: int = 0) -> torch.Tensor:
+def in_unit(points: torch.Tensor, unit: float, some: int = 0, log_weights: Any = None) -> torch.Tensor:
     """See :class:`sdkde_core.protocol.MovesBackend`."""
-    (n, d), reached = points.shape, points if log_weights is None else torch.empty_like(log_weights)
-    if some:
+    (n, d), weighted = points.shape, log_weights is not None
+    reached = torch.empty_like(log_weights) if weighted else points
+    if weighted:
         Launch(reach_kernel, (1, 1), (n,), (2048,))(log_weights, reached)
     out = points.new_empty(some or n, d)
-    _launch(unit_kernel, *out.shape, some > 0)(points, reached, out, last=(n, bits(unit)))
+    _launch(unit_kernel, *out.shape, (some > 0) + weighted)(points, reached, out, last=(n, bits(unit)))
     return out
 
 

@@ -3,8 +3,9 @@
 What the general way (:mod:`.plan`, :mod:`.fitted`) decides on the host takes ten times as long as the kernels of a
 small estimate. Here two or three kernels (a backend's feature ``"line"``) compute the whitened points and log weights.
 Their extent and the weights' span are read, and everything else follows from these and from the shapes. That is kept,
-by the shapes and options of a call. Where the data ask for more, the functions here return None, and the general way
-answers: outliers, weights of zero, numbers that are not finite, input that requires grad, and errors.
+by the shapes and options of a call. Where more is asked for, the functions here return None, and the general way
+answers: outliers, weights of zero, numbers that are not finite, input that requires grad, and errors; for guards and
+steps other than ½ a backend with the feature ``"moves"`` is needed.
 
 While the user captures a CUDA graph nothing can be read, and there is no other way. The passes are then those for the
 largest extent of the calls before. A replay whose data reach further, or are not finite, returns NaN.
@@ -29,7 +30,6 @@ from ..engine.devices import PerStream, captures, memory_errors
 from ..engine.failures import raise_interrupt
 from ..engine.groups import Group, guard_scale
 from ..engine.launches import Lists
-from ..engine.merge import merge
 from ..engine.outliers import CLEAR
 from ..protocol import BackendUnavailable, Columns, LineBackend, Problem, Reduction, with_fields
 from .density import density, log_constant
@@ -106,7 +106,7 @@ class _Line:
         (scale, most), points, logs, share = GUARD, columns.points, columns.log_weights, request.guard
         widest, less = 16.0 if request.coordinates is None else scale, self.n > most
         wide = Group(columns, min(widest, guard_scale(self.n, self.d, scale, most)), math.log(share))
-        points = by.in_unit(points, wide.scale, *((logs, most) if less else ()))
+        points = by.in_unit(points, wide.scale, *((most, logs if columns.log_range else None) if less else ()))
         some = Columns(points, self.equal(points, most) if less else logs, log_range=columns.log_range)
         return [(Group(columns, 1.0, math.log1p(-share)), columns), (wide, some)]
 
@@ -184,7 +184,8 @@ def estimate(request: Request, train: Any, query: Any, log: bool = False) -> tup
 
 _NOT_CAPTURED = (
     "this call cannot be captured in a CUDA graph: call once with data of the same shapes, extent and options before; "
-    "data must be on one device with backend 'triton' or 'hopper', bandwidth one number, weights None if not prepared"
+    "data must be on one device with backend 'triton' or 'hopper', bandwidth one number, weights None if not prepared; "
+    "for tails and for steps other than 0.5 Triton must work there"
 )
 
 
@@ -204,6 +205,8 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         return None, request
 
     what = "score" if request.goal is Goal.GRADIENT else "log" if log else "density"
+    c, step, moves = moving.score_bandwidth or 1.0, moving.step or 0.5, moving.answering
+    half = not moves or (c, step) == (1.0, 0.5)
 
     def compute() -> Any:
         nonlocal given, train, weights
@@ -219,7 +222,9 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         return line.lists.serve(key, given + weighed, launched, lambda read: _served(line, read)[0])
 
     def launch(line: _Line) -> tuple[Any, Any]:  # the result, or None, and what its launches serve
-        if line.whitening is None or (captured and (weights is not None or not line.extent)):  # weights would be read
+        by: Any = None if half and not moving.guard else registry.having("moves", place)
+        unread = captured and (weights is not None or not line.extent)  # what nothing can read now
+        if line.whitening is None or unread or (by is None and (moving.guard or not half)):
             return None, None
         found = line.whitening.whiten(given, line.scale(bandwidth, train), weights=weights)
         if found is None:
@@ -232,13 +237,7 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         log_weights = found.log_weights if weighted else line.equal(train, line.n)
         least = -math.log(line.n) - problems[0].weight_span  # the weights sum to 1: so the largest is at least 1/n
         of = functools.partial(Columns, log_weights=log_weights, log_range=(least, 0.0) if weighted else None)
-        columns, queries, moves = of(found.points[0]), found.points[-1], moving.answering
-        c, step = moving.score_bandwidth or 1.0, moving.step or 0.5
-        half = not moves or (c, step) == (1.0, 0.5)
-        alone = half and not moving.guard
-        by: Any = None if alone else registry.having("moves", place)
-        if not (alone or by):
-            return None, None
+        columns, queries = of(found.points[0]), found.points[-1]
         for problem, whole in zip(problems[:moves], packed):
             scored = columns if c == 1.0 else of(by.in_unit(columns.points, c))
             shift = backend.reduce(problem, None, backend.prepare(whole, scored)).shift
@@ -305,6 +304,8 @@ def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
         return None
     if laplace_score or request.ranks or not _plain(request) or "line" not in choice.info.features:
         return None
+    if len(fitted.groups) > 1 and not registry.having("moves", place):
+        return None
     dtype = getattr(sys.modules["torch"], max(query.dtype, fitted.problem.dtype))  # "float64" > "float32"
 
     def compute() -> Any:
@@ -345,29 +346,24 @@ def _brief(n: int, m: int | None, bits: int = 32) -> bool:
 def _result(
     backend: Any, place: str, queries: Any, asked: Any, constant: float, negative: str, what: str, dtype: Any
 ) -> Any:
-    """Sum the groups, ``asked``: each, its problem and state; return what is wanted, of a score the shift, or None."""
-    (_, first, state), *others = asked  # one alone has the bandwidth's width
+    """Sum one group or two, ``asked``: each, its problem and state; return what is wanted, of a score the shift."""
+    (_, first, state), *others = asked
     by: Any = registry.having("moves", place) if others else None
-    if others and by is None:
-        return None
     rows = [None if p.same else queries if g.scale == 1.0 else by.in_unit(queries, g.scale) for g, p, _ in asked]
     if what != "score" and not others and (first.reduction is Reduction.LOG_SUM or negative == "keep"):
         found = backend.density(first, rows[0], state, constant, what == "log", dtype)
         if found is not None:
             return found
     parts = [backend.reduce(problem, here, state) for (_, problem, state), here in zip(asked, rows)]
-    if len(parts) == 2:
+    if others:
         constants = tuple(constant + group.raise_by(first.d) for group, *_ in asked)
         logs, shifts = (tuple(x) for x in zip(*((sums.log_sum, sums.shift) for sums in parts)))
         if what != "score":
             return by.joined(logs, constants, what == "log", dtype)
         return by.joined_shifts(logs, constants, shifts, tuple(group.scale for group, *_ in asked))
-    if others:
-        parts = [group.raised(sums, first.d) for (group, *_), sums in zip(asked, parts)]
-    sums = merge(parts)
     if what == "score":
-        return sums.shift
-    return density(sums, constant, what == "log", negative != "keep").to(dtype)
+        return parts[0].shift
+    return density(parts[0], constant, what == "log", negative != "keep").to(dtype)
 
 
 def _pulled_back(found: Any, bandwidth: Bandwidth, what: str, dtype: Any) -> Any:
