@@ -79,7 +79,7 @@ def test_shifts_of_groups_are_joined():
     assert not moves.joined_shifts(nothing, (0.0, 0.0), shifts, (1.0, 4.0)).any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float64])
 @pytest.mark.parametrize("n", [1, 2500])
 @pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value", "ignore:overflow")  # of the interpreter
 def test_weights_are_normalised_and_their_span_is_read(n, dtype):
