@@ -121,9 +121,9 @@ class PackedColumns:
     @property
     def whole(self) -> _Packed | None:
         """The columns as the backend has them, for rows within their extent; None where some are summed apart."""
-        problem = self._problem
-        near = self._all_carry and problem.extent <= self._limit and "grad" not in problem.requires
-        return self._packed("all", self._backend, problem.extent) if near else None
+        problem, limit = self._problem, self._limit  # samples that moved may lie far within the extent
+        near = self._all_carry and "grad" not in problem.requires and (problem.extent <= limit or not self.far.n)
+        return self._packed("all", self._backend, min(problem.extent, limit)) if near else None
 
     @functools.cached_property
     def takes_pairs(self) -> bool:
