@@ -160,15 +160,15 @@ def _begin(d: int) -> None:
         rehearse(joined_shifts, (x[:, 0], x[:, 0]), (1.0, 1.0), (x, x), (1.0, 1.0))
 
 
-def displaced(points: torch.Tensor, shift: torch.Tensor, weighing: Any = None, c: float = 1.0, *limits: float) -> Any:
+def displaced(points: Any, shift: Any, log_weights: Any = None, c: float = 1.0, *limits: float) -> torch.Tensor:
     """See :class:`sdkde_core.protocol.MovesBackend`; without limits half a step, of ``LineBackend``."""
     limits = limits or (0.5, 0.5)
     (n, d), most, out, programs = points.shape, int(PROGRAMS.value), torch.empty_like(points), 0
-    run = _launch(parts_kernel, n, d, weighing is not None, most=most)
+    run = _launch(parts_kernel, n, d, log_weights is not None, most=most)
     parts = torch.empty(most * (2 * run.flags[1] + 3), dtype=torch.float64, device=points.device)
     if limits[0] < limits[1]:
         programs = run.grid[0]
-        run(points, shift, points if weighing is None else weighing, parts)
+        run(points, shift, points if log_weights is None else log_weights, parts)
     _launch(move_kernel, n, d)(points, shift, parts, out, last=(programs, *map(bits, (c, *limits))))
     return out
 
