@@ -68,12 +68,7 @@ class PackedColumns:
             self._packed("all", backend, problem.extent) if self._in_one(0.0, 0, 1) else self._for_near()
 
     def reduce(
-        self,
-        queries: Any = None,
-        *,
-        some: tuple[int, int] | None = None,
-        distances: Any = None,
-        extent: float | None = None,
+        self, queries: Any = None, *, some: Range | None = None, distances: Any = None, extent: float | None = None
     ) -> tuple[Partial, int]:
         """Reduce over all columns; return the sums, and how many outliers (rows and columns) were summed apart.
 
@@ -165,7 +160,6 @@ class PackedColumns:
 
     @functools.cached_property
     def far(self) -> Outliers:
-        """The columns that are outliers."""
         return find_outliers(self._problem, self._columns, self._limit)
 
     def _in_one(self, extent: float, m_far: int, m: int) -> bool:
@@ -213,9 +207,8 @@ class PackedColumns:
                     support = self._info.supports(problem)
                     if not support.ok:
                         raise OutOfReach(self._info, problem.device, support.reason)
-                points, log_weights = read_only(columns.points), read_only(columns.log_weights)
+                inputs = points, log_weights = read_only(columns.points), read_only(columns.log_weights)
                 columns = with_fields(columns, points=points, log_weights=log_weights)
-                inputs = [columns.points, columns.log_weights]
                 state = call(self._info, problem, backend.prepare, columns, inputs=inputs)
                 packed = _Packed(backend, problem, columns, state)
                 if self._shared:

@@ -24,10 +24,7 @@ def limit_of(info: BackendInfo, problem: Problem) -> float:
 
 
 def within_limit(info: BackendInfo, problem: Problem, share: float) -> Problem:
-    """Return the problem as the backend will see it: its extent cut to the limit where outliers are summed apart.
-
-    ``share``: of the pairs, with a point beyond the limit.
-    """
+    """Return the problem with the extent that the backend will see; ``share``: of the pairs, with a point beyond it."""
     limit = limit_of(info, problem)
     apart = problem.extent > limit and (share <= SPLIT_SHARE or not info.supports(problem).ok)
     return replace(problem, extent=limit) if apart else problem
@@ -67,7 +64,6 @@ class Outliers(NamedTuple):
 
 
 def find_outliers(problem: Problem, columns: Columns, limit: float) -> Outliers:
-    """Return the columns beyond ``limit``."""
     if problem.extent <= limit:
         return Outliers(None, 0, True)
     xp, distances = array_namespace(columns.points), radii(columns.points)

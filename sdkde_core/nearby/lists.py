@@ -154,10 +154,7 @@ def _nearest(xp: Any, rows: Tiles, columns: Tiles) -> Any:
 
 
 def added(xp: Any, problem: Problem, log_weight: float, log_weights: Any, near: Any, floor: Any) -> Any:
-    """What tiles of all columns, of that ``log_weight``, can add to a result, relative to the row's sum, (…, b, k).
-
-    Right where that is less than 1.
-    """
+    """What tiles can add, relative to the row's sum, (…, b, k), right below 1; ``log_weight``: that of all columns."""
     exponent = 0.5 * near
     logs = (log_weights - floor[..., None]) - exponent
     mass = xp.exp(xp.minimum(logs, xp.zeros_like(logs)))

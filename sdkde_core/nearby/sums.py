@@ -23,7 +23,6 @@ from .tiles import order as in_order
 #: Coordinates from which squares overflow.
 FARTHEST = 1e150
 
-
 #: Columns by tiles, (tiles + 1, size): coordinates, and log weights, −inf where there is none. The last tile is empty.
 _Tiles: TypeAlias = tuple[list[Any], Any]
 

@@ -45,10 +45,7 @@ def order(points: Any, size: int) -> Any:
 
 
 def _split(xp: Any, nodes: Any, along: Any, at: int) -> tuple[Any, Any]:
-    """Return nodes, (k, length) indices, and their coordinates with the ``at`` least along the widest dimension first.
-
-    Coordinates are (d, k, length).
-    """
+    """Nodes' indices (k, length) and coordinates (d, k, length), the ``at`` least along the widest dimension first."""
     widest = xp.argmax(xp.max(along, axis=2) - xp.min(along, axis=2), axis=0)  # (k,)
     places = xp.argpartition(along[widest, xp.arange(nodes.shape[0]), :], at, axis=1)
     return xp.take_along_axis(nodes, places, axis=1), xp.take_along_axis(along, places[None, :, :], axis=2)
