@@ -1,8 +1,12 @@
-"""Integrals of a fitted density: probabilities of boxes, and in one dimension its distribution function and quantiles.
+"""Integrals of a fitted density: probabilities of boxes, moments, in one dimension distribution function and quantiles.
 
 Of the Laplace kernel in one dimension, φ(u) (3/2 − ½ u²), the integral up to t is Φ(t) + ½ t φ(t), as ∫ u² φ = Φ − t φ.
 In d dimensions 1 + d/2 − ½ r² = 1 + Σ_k (½ − ½ u_k²), so that over a box it is ΠF_k + Σ_k G_k Π_{l≠k} F_l, where F is
 the difference of Φ between the two sides, and G that of ½ t φ(t).
+
+A mixture's covariance is that of its kernels' places, and the kernels' own: v c² H of one that is c bandwidths wide. v
+is 1 for the Gaussian, ∫ r^(d+1) K / (d ∫ r^(d−1) K) for another kernel, and 0 for Laplace's. In other coordinates a
+column's mean is by quadrature of its marginal density.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ import numpy as np
 from ..arrays import Array, numbers
 from ..arrays.frames import check_labels
 from ..messages import brief
-from .density import between, normal_distribution, times_density
-from .mapped import masses
+from .density import between, normal_distribution, radial_variance, times_density
+from .mapped import leaves, masses
 from .mixture import check_positive, marginal
+from .regions import on_cells
 
 
 def probability(fitted: Any, lower: Any, upper: Any) -> float:
@@ -232,3 +237,45 @@ def _sequential(factor: Array, low: Array, high: Array) -> Array:
                 z[:, :, k] = np.where(flipped, -1.0, 1.0) * ndtri(np.clip(reached, 1e-300, 1.0 - 1e-16))
         total += share.sum(axis=0)
     return total / many
+
+
+def moments(fitted: Any, both: bool) -> tuple[Array, Array]:
+    """The mean (d,), and where ``both`` are wanted the covariance (d, d)."""
+    if fitted.request.negative != "keep":
+        raise ValueError(f"negative={fitted.request.negative!r} has no moments in closed form; pass 'keep'")
+    if parts := leaves(fitted):
+        shares = np.exp([part.log_share for part in parts])
+        means, covariances = map(np.stack, zip(*(moments(part.fitted, both) for part in parts)))
+        middle = shares @ means / shares.sum()
+        covariances = covariances + (means - middle)[:, :, None] * (means - middle)[:, None, :]
+        return middle, np.einsum("e,eij->ij", shares / shares.sum(), covariances)
+    d = fitted.problem.d
+    if fitted.coordinates is not None:
+        if both and d > 1:
+            raise ValueError(
+                f"in coordinates {fitted.coordinates} a covariance has no closed form; take numpy.cov(density.sample("
+                "100_000, random_state=0).T), or the variance of each marginal(j), which is by quadrature"
+            )
+        found = [_column(fitted if d == 1 else marginal(fitted, [j])) for j in range(d)]
+        middle, variances = np.array(found).T
+        return middle, np.diag(variances)
+    points, log_weights, scales, centre = fitted.on_host
+    weights, stretch = np.exp(log_weights), fitted.bandwidth.stretch
+    weights /= weights.sum()
+    middle = weights @ points
+    own = 0.0 if fitted.request.method == "laplace" else radial_variance(fitted.request.kernel, d)
+    spread = (points - middle).T @ ((points - middle) * weights[:, None]) + own * (weights @ scales**2) * np.eye(d)
+    return centre + stretch(middle[None, :])[0], stretch(stretch(spread).T)
+
+
+def _column(fitted: Any) -> tuple[float, float]:
+    """The mean and the variance in one dimension, by quadrature."""
+    found = None if fitted.coordinates.circular[0] else on_cells(fitted)
+    if found is None:
+        raise ValueError(
+            f"{fitted.coordinates} has no mean by quadrature: its samples are scattered, or go round a circle, where "
+            "it depends on the cut; take the mean of sample(n), of angles that of their sines and cosines"
+        )
+    x, _, masses = found
+    middle = x @ masses / masses.sum()
+    return float(middle), float((x - middle) ** 2 @ masses / masses.sum())

@@ -33,11 +33,10 @@ from .batches import Advance, answered, check_out, densities, watched
 from .climbing import clusters, modes
 from .conditionals import Conditionals
 from .fitted import Fitted, with_fallback
-from .integrals import distribution, probability, quantiles
+from .integrals import distribution, moments, probability, quantiles
 from .laplace import NegativeMass
 from .mapped import Mapped, leaves, mapped, shares
 from .mixture import Mixture, check_count, check_positive, components, conditional, draws, marginal
-from .moments import covariance, mean
 from .plan import plan
 from .regions import log_thresholds
 from .request import Goal, Method, Progress, Request
@@ -250,7 +249,7 @@ class Prepared:
         ValueError for a column that goes round a circle, where a mean depends on the cut. In coordinates ``"log"`` the
         guard of the tails may reach so far that it makes up most of the mean: ``tails="plain"`` leaves it out.
         """
-        return mean(self._fitted.current)
+        return moments(self._fitted.current, both=False)[0]
 
     @public
     def cov(self) -> Any:
@@ -258,7 +257,7 @@ class Prepared:
 
         In other coordinates the variance, by quadrature, in one dimension; ValueError in more, with a recipe.
         """
-        return covariance(self._fitted.current)
+        return moments(self._fitted.current, both=True)[1]
 
     @public
     def entropy(self, *, n: int = 10_000, random_state: Any = 0) -> Entropy:
