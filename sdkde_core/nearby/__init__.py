@@ -5,7 +5,7 @@ tiles of pairs are; a backend then sums over the rest. Points are put into the o
 (:func:`order`). Columns get boxes, means and sums of weights by tile, and by sixteen tiles (:func:`index`). For some
 neighbouring rows at a time :func:`lists` returns the tiles of columns that each tile of rows needs, so that no more
 memory is taken than these lists need: some hundred rows on a CPU, many such groups at once on a device.
-Rows on a CPU that are far from all columns share no lists: each goes down a tree of tiles by itself (``scattered``).
+Rows on a CPU that are far from all columns share no lists: each goes down a tree of tiles by itself (``sums``).
 :func:`rough_share` says from a few points how many pairs that leaves, :func:`typical_share` what typical data leave.
 
 Everything is for arrays of any library with the array API, on any device, and the same points give the same lists. Rows
