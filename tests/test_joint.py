@@ -18,9 +18,9 @@ from sdkde_triton.info import INFO  # noqa: E402
 
 import sdkde_core  # noqa: E402
 from sdkde_core.arrays import Argument  # noqa: E402
+from sdkde_core.estimator.joint import Together  # noqa: E402
 from sdkde_core.estimator.mapped import of_part  # noqa: E402
 from sdkde_core.estimator.stacked import Part  # noqa: E402
-from sdkde_core.estimator.together import Together  # noqa: E402
 from sdkde_core.protocol import TOLERANCES, Columns, Problem, Reduction  # noqa: E402
 
 DEVICE = "cpu" if INTERPRETED else "cuda"

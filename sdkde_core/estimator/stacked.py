@@ -40,12 +40,11 @@ from ..engine.outliers import radii
 from ..protocol import Columns, Partial, Reduction
 from .batches import ROWS
 from .fitted import Fitted, loaded
-from .joint import Joint
+from .joint import Joint, Together
 from .mapped import Composed, Mapped, mapped, of_both, of_part
 from .mixture import draws
 from .plan import plan
 from .request import Goal, Request
-from .together import Together
 
 
 class Part(NamedTuple):
