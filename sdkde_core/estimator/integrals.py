@@ -1,4 +1,4 @@
-"""Integrals of a fitted density: probabilities of boxes, moments, in one dimension distribution function and quantiles.
+"""Integrals of a fitted density: probabilities, distribution functions, quantiles, moments, the mass of regions.
 
 Of the Laplace kernel in one dimension, φ(u) (3/2 − ½ u²), the integral up to t is Φ(t) + ½ t φ(t), as ∫ u² φ = Φ − t φ.
 In d dimensions 1 + d/2 − ½ r² = 1 + Σ_k (½ − ½ u_k²), so that over a box it is ΠF_k + Σ_k G_k Π_{l≠k} F_l, where F is
@@ -7,6 +7,9 @@ the difference of Φ between the two sides, and G that of ½ t φ(t).
 A mixture's covariance is that of its kernels' places, and the kernels' own: v c² H of one that is c bandwidths wide. v
 is 1 for the Gaussian, ∫ r^(d+1) K / (d ∫ r^(d−1) K) for another kernel, and 0 for Laplace's. In other coordinates a
 column's mean is by quadrature of its marginal density.
+
+A highest-density region is where a density is above one value. The smallest that holds a given mass is one. Source:
+Hyndman, "Computing and graphing highest density regions", The American Statistician 50 (1996).
 """
 
 from __future__ import annotations
@@ -17,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Array, numbers
+from ..arrays import Argument, Array, numbers, to_host
 from ..arrays.frames import check_labels
 from ..messages import brief
+from .batches import densities
 from .density import between, normal_distribution, radial_variance, times_density
 from .mapped import leaves, masses
-from .mixture import check_positive, marginal
-from .regions import on_cells
+from .mixture import check_positive, draws, marginal
 
 
 def probability(fitted: Any, lower: Any, upper: Any) -> float:
@@ -279,3 +282,44 @@ def _column(fitted: Any) -> tuple[float, float]:
     x, _, masses = found
     middle = x @ masses / masses.sum()
     return float(middle), float((x - middle) ** 2 @ masses / masses.sum())
+
+
+def thresholds(values: Array, masses: Array, shares: Any) -> Array:
+    """The values above which the shares of the mass lie, of points or cells with a density and a mass (k,) each."""
+    order = np.argsort(-values, kind="stable")
+    reached = np.cumsum(masses[order]) - 0.5 * masses[order]  # up to the middle of each
+    return np.interp(shares, np.maximum.accumulate(reached), values[order])
+
+
+def log_thresholds(fitted: Any, shares: Array, n: int, random_state: Any) -> Array:
+    """The logs of the density above which the shares (k,) lie."""
+    if (found := on_cells(fitted)) is not None:
+        cells = np.arange(len(found[0]))
+        parts = np.arange(0.0, len(cells) - 1.0, 1.0 / 16.0)  # sixteenths, between which sorting does not jump
+        values, masses = (np.interp(parts, cells, x) for x in found[1:])
+        return np.log(thresholds(values, masses / 16.0, shares))
+    query = Argument.of("query", draws(fitted.current, n, random_state))
+    logs = np.asarray(to_host(densities(fitted, query, log=True)), dtype=np.float64)
+    return thresholds(logs, np.full(n, 1.0 / n), shares)
+
+
+def on_cells(fitted: Any) -> tuple[Array, Array, Array] | None:
+    """Cells of a 32nd of a kernel's width: middles, density, masses (k,); None for more than 2^16, and where d > 1."""
+    found = list[Array]()
+    for leaf in [part.fitted for part in leaves(fitted)] or [fitted]:
+        inner = leaf.current if leaf.coordinates is None else leaf.first.current
+        points, log_weights, scales, centre = inner.on_host
+        places, far = points[log_weights > -math.inf, 0], (9.0 if inner.request.kernel == "gaussian" else 40.0)
+        low, high = places.min() - far * scales.max(), places.max() + far * scales.max()
+        many = (high - low) / scales.min() * 32.0
+        if many > 1 << 16 or fitted.problem.d > 1:
+            return None
+        z = centre[0] + float(inner.bandwidth.factor.reshape(-1)[0]) * np.linspace(low, high, math.ceil(many) + 1)
+        if leaf.coordinates is not None:
+            z = z if leaf.ends is None else np.clip(z, *leaf.ends[:, 0])
+            z = leaf.coordinates.inverse(z[:, None])[:, 0]
+        found.append(z[np.isfinite(z)])
+    edges = np.unique(np.concatenate(found))
+    middles = 0.5 * edges[1:] + 0.5 * edges[:-1]
+    values = np.asarray(densities(fitted, Argument.of("query", middles), log=False), dtype=np.float64)
+    return middles, values, values * np.diff(edges)

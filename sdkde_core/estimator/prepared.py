@@ -12,20 +12,9 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from ..archive import write
-from ..arrays import (
-    Argument,
-    Array,
-    Origin,
-    check_names,
-    check_query,
-    is_attached,
-    is_followed,
-    labelled,
-    numbers,
-    public,
-    to_host,
-)
-from ..arrays.frames import Column, Frame, Kind, Plain, Same, T
+from ..arrays import Argument, Array, Origin, check_names, check_query, numbers, public, to_host
+from ..arrays.frames import Column, Frame, Kind, Plain, Same, T, labelled
+from ..arrays.places import is_attached, is_followed
 from ..bandwidth.matrix import Bandwidth
 from ..messages import brief
 from ..protocol import Kernel, Precision
@@ -33,12 +22,11 @@ from .batches import Advance, answered, check_out, densities, watched
 from .climbing import clusters, modes
 from .conditionals import Conditionals
 from .fitted import Fitted, with_fallback
-from .integrals import distribution, moments, probability, quantiles
+from .integrals import distribution, log_thresholds, moments, probability, quantiles
 from .laplace import NegativeMass
 from .mapped import Mapped, leaves, mapped, shares
 from .mixture import Mixture, check_count, check_positive, components, conditional, draws, marginal
 from .plan import plan
-from .regions import log_thresholds
 from .request import Goal, Method, Progress, Request
 from .saved import from_saved, origin_of, to_saved
 from .stacked import stacked
@@ -377,10 +365,8 @@ class Prepared:
             Where it starts. Default: up to 512 kernels' places, by a fixed seed; a mode that none of
             them goes to is not found.
         """
-        fitted, rows = self._gaussian("modes"), None
-        if starts is not None:
-            rows = self._near("starts", starts)
-        return modes(fitted, rows)
+        fitted = self._gaussian("modes")
+        return modes(fitted, None if starts is None else self._near("starts", starts))
 
     @public
     def labels(self, query: Any = None, *, return_modes: bool = False) -> Any:

@@ -17,9 +17,9 @@ from ..api import prepare
 from ..arrays import Array, numbers, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.selection import Selection
+from ..estimator.integrals import thresholds
 from ..estimator.mixture import indices
 from ..estimator.prepared import Prepared
-from ..estimator.regions import thresholds
 from ..messages import optional
 from .rasters import Raster, evaluated, grid, raster
 
