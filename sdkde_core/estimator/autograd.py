@@ -44,11 +44,8 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
             request.method == "laplace" and request.goal is Goal.GRADIENT
         ),
     }
-    for why, found in refused.items():
-        if found:
-            raise ValueError(
-                f"{required} requires grad, but {why}, pass detached tensors, or call within torch.no_grad()"
-            )
+    if why := next((why for why, found in refused.items() if found), ""):
+        raise ValueError(f"{required} requires grad, but {why}, pass detached tensors, or call within torch.no_grad()")
     name = "train" if query is None else "query"
     if not is_torch_array(given[name]):
         raise TypeError(

@@ -47,15 +47,14 @@ def undefined(request: Request, result: Any, log: bool) -> int:
 
 def warn_of_negative(undefined: int, rows: int, finite: bool = True) -> None:
     """Warn of rows without a log, if there are any; ``finite``: the data are known to be."""
-    if not undefined:
-        return
-    warnings.warn(
-        f"the Laplace estimate is {'negative' if finite else 'negative or NaN'} at {undefined} of {rows} points, where "
-        "its log is NaN; use log=False for the signed values, negative='clip', or method='sdkde', which is never "
-        "negative",
-        RuntimeWarning,
-        stacklevel=caller_level(),
-    )
+    if undefined:
+        where = f"{'negative' if finite else 'negative or NaN'} at {undefined} of {rows} points"
+        warnings.warn(
+            f"the Laplace estimate is {where}, where its log is NaN; use log=False for the signed values, "
+            "negative='clip', or method='sdkde', which is never negative",
+            RuntimeWarning,
+            stacklevel=caller_level(),
+        )
 
 
 def log_constant(kernel: str, bandwidth: Bandwidth) -> Any:

@@ -147,7 +147,7 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
     if shape is not None:
         if measure:
             raise ValueError("measure=True needs the data, not their shape")
-        return _of_shape(request, *shape, _rows_of(query_or_shape, shape[1]))
+        return _of_shape(request, *shape, query_or_shape)
     if _shape_of("query", query_or_shape) is not None:
         raise ValueError(f"query is the shape {query_or_shape}, but train is data; pass both as data or both as shapes")
 
@@ -168,7 +168,13 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
     return with_fallback(request, compute)
 
 
-def _of_shape(request: Request, n: int, d: int, m: int | None) -> Explanation:
+def _of_shape(request: Request, n: int, d: int, query: Any) -> Explanation:
+    """``query``: a shape or an array, or None."""
+    m = None
+    if query is not None:
+        m, width = _shape_of("query", query) or _shape_of("query", Argument.of("query", query).shape) or (0, 0)
+        if width != d or m < 1:
+            raise ValueError(f"query has the shape {(m, width)}, but train has {d} dimensions; pass (points, {d})")
     if isinstance(request.bandwidth, str):
         check_rule(request.bandwidth, request.method, request.kernel)
     else:
@@ -192,16 +198,6 @@ def _shape_of(name: str, value: Any) -> tuple[int, int] | None:
     if len(shape) > 2 or min(shape) < 1:
         raise ValueError(f"{name} has the shape {shape}; pass (points, dimensions), or (points,) in one dimension")
     return shape[0], shape[1] if len(shape) == 2 else 1
-
-
-def _rows_of(query: Any, d: int) -> int | None:
-    """The rows of ``query``, a shape or an array, for a train that is given by its shape; None for None."""
-    if query is None:
-        return None
-    shape = _shape_of("query", query) or _shape_of("query", Argument.of("query", query).shape) or (0, 0)
-    if shape[1] != d or shape[0] < 1:
-        raise ValueError(f"query has the shape {shape}, but train has {d} dimensions; pass (points, {d})")
-    return shape[0]
 
 
 def _time(seconds: float | None) -> str:

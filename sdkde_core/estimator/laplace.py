@@ -50,11 +50,7 @@ def laplace_slope(queries: Any, columns: Columns, signed: bool = False) -> Any:
             slope = slope / total[:, None]
             return slope if signed else xp.where((total < 0)[:, None], xp.full_like(slope, math.nan), slope)
 
-    starts = range(0, m, height)
-    if isinstance(queries, np.ndarray):
-        strips = map_threads(strip, starts, cpu_threads())
-    else:
-        strips = [strip(start) for start in starts]
+    strips = map_threads(strip, range(0, m, height), cpu_threads() if isinstance(queries, np.ndarray) else 1)
     return xp.concat(strips, axis=0) if len(strips) > 1 else strips[0]
 
 

@@ -15,19 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import device, is_torch_array
 
-from ..arrays import (
-    Argument,
-    Array,
-    Data,
-    Origin,
-    array_namespace,
-    convert,
-    device_name,
-    ingest,
-    quiet,
-    rounded,
-    to_host,
-)
+from ..arrays import Argument, Array, Data, Origin, array_namespace, convert, ingest, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.mixtures import Chosen, Normals, choose, fit, smoothed, smoothed_logs, stack
 from ..bandwidth.rounding import spread_within, units_of
@@ -185,6 +173,7 @@ FOLDS, HEARD = 5, 2000  # folds, and how many samples the parts are judged by at
 
 Cut = tuple[Array, Array, Any, Array, Array, Any]  # sdkde's samples, points, log Jacobian there; the mixtures' too
 Cutting = Callable[[Array], Cut]
+Sending = Callable[[Array], Any]  # to where mixtures are fitted
 
 
 class _Family(NamedTuple):
@@ -233,9 +222,9 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     place = np.random.default_rng(SEED).permutation(same.max() + 1)[same]
     folds = np.where(place < HEARD, place % FOLDS, -1)
     heard, own = folds >= 0, replace(own, weights=None if logs is None else weights)
-    there: Callable[[Array], Any] = np.asarray
+    there: Sending = np.asarray
     if is_torch_array(data.train) and not data.origin.on_host:
-        there = functools.partial(convert, library="torch", device=device_name(data.train))
+        there = functools.partial(convert, library="torch", device=data.device)
     found = [] if request.support is not None else choose(z, weights, folds, SEED, there)  # else mass beyond the ends
 
     def plain(kept: Array) -> Cut:
@@ -308,7 +297,7 @@ def _fitted(request: Request, train: Any) -> tuple[Any, Data]:
 
 
 def _elsewhere(
-    own: Request, spec: Sequence[Any], y: Array, weights: Array, folds: Array, data: Data, there: Callable[[Array], Any]
+    own: Request, spec: Sequence[Any], y: Array, weights: Array, folds: Array, data: Data, there: Sending
 ) -> _Family:
     """The parts in coordinates ``spec``, of samples y (n, d)."""
 
@@ -327,13 +316,7 @@ def _elsewhere(
 
 
 def _left_out(
-    own: Request,
-    found: Sequence[Chosen],
-    weights: Array,
-    folds: Array,
-    cut: Cutting,
-    there: Callable[[Array], Any],
-    refitted: bool = True,
+    own: Request, found: Sequence[Chosen], weights: Array, folds: Array, cut: Cutting, there: Sending, anew: bool = True
 ) -> Array:
     """Log densities (n, 1 + mixtures) of sdkde, and of mixtures, from all samples but those of each fold, at these.
 
@@ -346,7 +329,7 @@ def _left_out(
         given = own if own.weights is None else replace(own, weights=weights[~out])
         result[out, 0] = of_part(_fitted(given, kept)[0], Argument.of("query", points), "log") + change
         z, w, left = (there(a) for a in (z, weights[~out] / weights[~out].sum(), left))
-        for k, one in enumerate(found if refitted else (), 1):
+        for k, one in enumerate(found if anew else (), 1):
             start = Normals(*(a[None] for a in one.normals))
             normals = fit(z, w[None], start, shrink=one.shrink)[0].one(0)
             result[out, k] = to_host(smoothed_logs(z, w, normals, [one.h], left))[0] + of_z
