@@ -21,9 +21,7 @@ from . import places
 from .frames import Refused, library_of, names_of, read
 from .places import Origin, detached, device_name, has_float64, is_attached, look, to_host, with_room
 
-#: With at least so many numbers, host data are copied to the GPU that the caller named before they are validated.
-LARGE = 1 << 18
-
+LARGE = 1 << 18  # numbers from which on host data are copied to the GPU that is named before they are validated
 _HOST = Origin()
 
 

@@ -17,9 +17,7 @@ from .maps import FORMULAS, Closed, NormalScores, Table, joined, sent
 from .support import Circle, Edges, fit_ends, is_support, refuse
 
 Name = Literal["identity", "log", "logit", "asinh", "normal-scores"]
-
 NAMES: tuple[str, ...] = get_args(Name)
-
 _METHODS = ("forward", "inverse", "log_jacobian")  # what a user's own map has
 
 

@@ -8,8 +8,7 @@ from ..arrays import array_namespace
 from ..protocol import Columns, Partial, Problem, Reduction
 from .merge import concatenate, merge, safe_log
 
-#: Numbers in the (rows, columns, d) block of differences: 16 MiB of float64.
-BLOCK = 1 << 21
+BLOCK = 1 << 21  # numbers in the (rows, columns, d) block of differences: 16 MiB of float64
 
 
 class Exact:

@@ -56,8 +56,6 @@ def pair_share(far_rows: float, m: int, far_columns: float, n: int) -> float:
 
 
 class Outliers(NamedTuple):
-    """The columns that are outliers."""
-
     mask: Any  # (n,), where the points are; None: no column can be one. A point with a NaN is none
     n: int
     negligible: bool  # they add nothing that float64 shows to rows within the limit, which have other columns

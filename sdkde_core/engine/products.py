@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from ..arrays import Array
 
 #: What OpenBLAS leaves on one thread: products of m · n · k up to 262,144 (on Arm's newer cores below 125,000), of a
 #: matrix and a vector below 9216 elements, of two vectors up to 10,000 (its interface/gemm.c, gemv.c, kernel/*/dot.c).

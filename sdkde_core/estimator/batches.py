@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from .fitted import Fitted
 
 Advance = Callable[[int], None]  # called with every number of rows that are done
-
 ROWS = 1 << 16  # of a batch at most
 
 

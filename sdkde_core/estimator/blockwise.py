@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..arrays import convert, quiet, rounded, to_host
+from ..arrays import Array, convert, quiet, rounded, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import FULL_RULES, by_rule, check_rule, check_spread
 from ..choice import registry, select
@@ -33,10 +32,7 @@ from .request import GUARD, Goal, Request, precision_for
 from .resolution import REACH, clearest_centre
 from .survey import Counting, Moments, MomentsOf, Question, Reach, Summary, digest, log_of, numbers
 
-Array = NDArray[Any]
-
-#: Numbers in a shard, and in a block of rows, at most: 32 MiB of float64.
-NUMBERS = 1 << 22
+NUMBERS = 1 << 22  # in a shard, and in a block of rows, at most: 32 MiB of float64
 
 
 def width_of_a_shard(n: int, d: int) -> int:

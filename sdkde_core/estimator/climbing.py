@@ -117,9 +117,7 @@ def cells(fitted: Any, points: Array, size: float) -> tuple[Array, float]:
 
 
 def _for_rows(fitted: Any, binned: bool = False) -> Any:
-    """The density with the backend that is best for a thousand rows, a hundred times; ``binned``: samples in cells of
-    half a kernel's width are one, at their mean.
-    """
+    """The density with the best backend for a hundred times a thousand rows; ``binned``: samples of a cell are one."""
     if fitted.coordinates is not None:
         return type(fitted)(_for_rows(fitted.first.current, binned), fitted.coordinates, fitted.problem.n)
     if fitted.parts:
@@ -133,6 +131,7 @@ def _for_rows(fitted: Any, binned: bool = False) -> Any:
 
 
 def _binned(group: Group) -> Columns:
+    """The columns of a group, those in cells of half a kernel's width as one, at their mean."""
     points, weights = group.columns.points, np.exp(group.columns.log_weights)
     points, weights = points[weights > 0.0], weights[weights > 0.0]
     which = np.unique(np.floor(2.0 / group.scale * points), axis=0, return_inverse=True)[1].reshape(-1)

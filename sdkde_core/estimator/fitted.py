@@ -54,10 +54,8 @@ class Components(NamedTuple):
 
 @dataclass(frozen=True)
 class PassReport:
-    """What a pass was, and the time it took on the clock."""
-
     problem: Problem
-    seconds: float
+    seconds: float  # on the clock
     far_points: int  # outliers, summed apart by a slower formula
 
 
@@ -388,9 +386,7 @@ class Fitted:
     def _packed_for(self, reduction: Reduction) -> Reducer:
         with self._lock:
             if reduction not in self._packed:
-                problem = self.problem
-                if reduction is not problem.reduction:
-                    problem = replace(problem, reduction=reduction)
+                problem = with_fields(self.problem, reduction=reduction)
                 self._packed[reduction] = _pack(self.request, self.choice, problem, self.groups, shared=True)
             return self._packed[reduction]
 

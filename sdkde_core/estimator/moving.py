@@ -31,7 +31,7 @@ def groups_of(
     """The groups of the estimate; ``sums``: of the first pass, if there was one; ``all_carry``: no weight is zero."""
     widths = None
     if sums is not None:
-        points = columns.points if sums.shift is None else moved(columns, sums, request)
+        points = columns.points if sums.shift is None else columns.points + displaced(columns, sums, request)
         widths = adapted(columns, sums.log_sum, request.adaptive) if request.adaptive else None
         columns = replace(columns, points=points)  # which move as their neighbours do
     groups = (Group(columns),) if widths is None else by_width(columns, *widths)
@@ -52,11 +52,6 @@ def displaced(columns: Columns, sums: Partial, request: Request) -> Any:
         step = 0.5 - request.adaptive if request.step is None else request.step
         return step * 2.0 ** adapted(columns, sums.log_sum, request.adaptive)[0][:, None] * shift
     return (moments(products(columns, shift), c) if request.step == "moments" else request.step or 0.5) * shift
-
-
-def moved(columns: Columns, sums: Partial, request: Request) -> Any:
-    """The samples (n, d) where they have moved to, in bandwidths."""
-    return columns.points + displaced(columns, sums, request)
 
 
 class Products(NamedTuple):

@@ -25,8 +25,7 @@ from ..protocol import BackendUnavailable, Columns, Problem, with_fields
 from .request import Request
 from .resolution import clearest_centre
 
-#: Bandwidths: up to there squares of distances stay finite.
-FARTHEST = 1e149
+FARTHEST = 1e149  # bandwidths: up to there squares of distances stay finite
 
 
 class Plan(NamedTuple):

@@ -33,9 +33,7 @@ ALL_METHODS: tuple[Any, ...] = get_args(Method)
 NEGATIVE: tuple[str, ...] = get_args(Negative)
 
 MOST = 1.2  # the largest step of "moments", for a score at the bandwidth itself
-
 TAILS = {"guard": 0.02, "plain": 0.0}  # the guard's part of the whole
-
 GUARD = 4.0, 4096  # its width in bandwidths, and how many samples it has at most
 
 

@@ -170,7 +170,6 @@ def kernels(first: Fitted, request: Request, points: Array, weights: Array, fact
 
 
 FOLDS, HEARD = 5, 2000  # folds, and how many samples the parts are judged by at most
-
 Cut = tuple[Array, Array, Any, Array, Array, Any]  # sdkde's samples, points, log Jacobian there; the mixtures' too
 Cutting = Callable[[Array], Cut]
 Sending = Callable[[Array], Any]  # to where mixtures are fitted

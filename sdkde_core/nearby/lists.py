@@ -11,14 +11,9 @@ from ..arrays import array_namespace
 from ..protocol import TOLERANCES, Problem, Reduction
 from .tiles import TOGETHER, Index, Tiles, by_tile
 
-#: Shares of the tolerance: what is dropped as a tile of tiles, and as a tile.
-COARSE, FINE = 0.01, 0.05
-
-#: Tiles of terms at the cut that rows may leave out.
-PARTS = 32.0
-
-#: Relative rounding of squares of distances, with room.
-SLACK = 1e-12
+COARSE, FINE = 0.01, 0.05  # shares of the tolerance: what is dropped as a tile of tiles, and as a tile
+PARTS = 32.0  # tiles of terms at the cut that rows may leave out
+SLACK = 1e-12  # relative rounding of squares of distances, with room
 
 
 def _allowed(problem: Problem) -> float:
@@ -53,7 +48,7 @@ def lists(
     """
     xp = array_namespace(rows)
     blocks = by_tile(rows, height)
-    floors = _floors(xp, problem, columns, blocks)  # (b,)
+    floors = _floors(xp, columns, blocks)  # (b,)
     floors = xp.maximum(floors, xp.full_like(floors, least))
     tiles = blocks.shape[0]
     number = min(tiles, together // height) if together else tiles  # of tiles in a group
@@ -96,7 +91,7 @@ def _members(xp: Any, coarse: Any, columns: Index) -> tuple[Any, Any]:
     return xp.where(there, where, xp.zeros_like(where)), there
 
 
-def _floors(xp: Any, problem: Problem, columns: Index, blocks: Any) -> Any:
+def _floors(xp: Any, columns: Index, blocks: Any) -> Any:
     """What the log sums of a tile's rows are at least, (b,), of rows (b, height, d): from tiles, or from coarse ones.
 
     Of 64 coarse tiles near the rows, the fine tiles of the nearest four are looked at. Eight rows have one bound.

@@ -22,9 +22,7 @@ from .lists import COARSE, FINE, SLACK, added, lists
 from .tiles import TOGETHER, Index, Tiles, by_tile, index, levels
 from .tiles import order as in_order
 
-#: Coordinates from which squares overflow.
-FARTHEST = 1e150
-
+FARTHEST = 1e150  # coordinates from which squares overflow
 #: Columns by tiles, (tiles + 1, size): coordinates, and log weights, −inf where there is none. The last tile is empty.
 _Tiles: TypeAlias = tuple[list[Any], Any]
 

@@ -9,8 +9,7 @@ from array_api_compat import device
 
 from ..arrays import array_namespace
 
-#: Tiles of columns that are first looked at together.
-TOGETHER = 16
+TOGETHER = 16  # tiles of columns that are first looked at together
 
 
 def order(points: Any, size: int) -> Any:
@@ -113,8 +112,6 @@ class Tiles(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Columns in order."""
-
     order: Any  # (n,), of the columns as they came
     size: int  # columns of a tile, but for the last one
     fine: Tiles
