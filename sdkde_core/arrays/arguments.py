@@ -217,13 +217,12 @@ def ingest(
     elif device and not on_device:
         numbers = sum(math.prod(a.shape) for a in points)
         place = with_room(device, 64 * numbers) if numbers >= LARGE else _HOST  # bytes, work space included
-    here = place.xp is None
     train = x.at(place)
     train = train[:, None] if train.ndim == 1 else train
     if q is not None:
         query = q.at(place) if q.array.shape[0] else train[:0, :]
         query = query[:, None] if query.ndim == 1 else query
-    device = "cpu" if here else device_name(train)
+    device = device_name(train)
     came_from = device if on_device else "cpu"
     weighed, span = (None, math.inf) if w is None else _weighed(w.at(place))
     dtype, origin = max(x.dtype, (q or x).dtype), (q or x).origin  # "float64" > "float32"

@@ -61,14 +61,9 @@ class Explanation:
 
     @classmethod
     def of(
-        cls,
-        request: Request,
-        problems: tuple[Problem, ...],
-        choice: select.Choice,
-        bandwidth: str,
-        reports: Sequence[PassReport] = (),
-        **more: Any,
-    ) -> Explanation:
+        cls, request: Request, problems: tuple[Problem, ...], choice: select.Choice, bandwidth: str,
+        reports: Sequence[PassReport] = (), **more: Any,
+    ) -> Explanation:  # fmt: skip
         """Make one of a plan; ``reports``: of the passes, if they were run; ``more``: the last fields."""
         seconds, lines = next(c for c in choice.candidates if c.chosen).pass_seconds, []
         density = "the density" if request.method != "laplace" else "the signed density"

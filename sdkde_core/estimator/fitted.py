@@ -191,15 +191,9 @@ class Fitted:
     coordinates = None  # of a density in others: mapped.Mapped
 
     def __init__(
-        self,
-        request: Request,
-        bandwidth: Bandwidth,
-        problem: Problem,
-        choice: select.Choice,
-        centre: Any,
-        groups: Groups,
-        names: Names = (),
-    ) -> None:
+        self, request: Request, bandwidth: Bandwidth, problem: Problem, choice: select.Choice, centre: Any,
+        groups: Groups, names: Names = (),
+    ) -> None:  # fmt: skip
         self.request, self.bandwidth, self.problem, self.choice = request, bandwidth, problem, choice
         self.centre, self.groups, self.names = centre, groups, names
         self._packed: dict[Reduction, Reducer] = {}

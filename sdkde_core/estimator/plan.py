@@ -73,14 +73,9 @@ def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwid
 
 
 def plan(
-    request: Request,
-    train: Any,
-    query: Any = None,
-    *,
-    grad: Sequence[str] = (),
-    explained: bool = False,
+    request: Request, train: Any, query: Any = None, *, grad: Sequence[str] = (), explained: bool = False,
     expected: Argument | None = None,
-) -> Plan:
+) -> Plan:  # fmt: skip
     """Read the data, whiten them and choose the backend.
 
     Tensors that require grad are refused: :func:`.autograd.plan` takes them, and passes them on detached, with the
@@ -117,9 +112,8 @@ def plan(
     choice = None if data.came_from == "cpu" else choose_near(request, problems, **how)
     choice = choice or select.choose(problems, backend=request.backend, device=request.device, share=share, **how)
     library, place = choice.info.arrays, choice.device
-    if library != "numpy" or not isinstance(points, np.ndarray):
-        points, log_weights = convert(points, library, place), convert(log_weights, library, place)
-        rows = None if rows is None else convert(rows, library, place)
+    points, log_weights = convert(points, library, place), convert(log_weights, library, place)
+    rows = None if rows is None else convert(rows, library, place)
     problems = problems if place == data.device else select.at(problems, place)
     return Plan(request, data, bandwidth, measured.centre, Columns(points, log_weights), rows, problems, choice)
 

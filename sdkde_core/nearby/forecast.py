@@ -15,15 +15,9 @@ from .lists import added
 
 
 def rough_share(
-    problem: Problem,
-    rows: Any,
-    columns: Any,
-    log_weights: Any,
-    size: int,
-    height: int,
-    out: float,
+    problem: Problem, rows: Any, columns: Any, log_weights: Any, size: int, height: int, out: float,
     few: tuple[int, int] = (64, 2048),
-) -> float:
+) -> float:  # fmt: skip
     """Return about what share of the pairs is left, from few points, quickly, on any device.
 
     Tiles are taken to be as wide as cubes that hold a tile's points, and to lie nearer than their points by that
