@@ -26,7 +26,6 @@ from .places import (
     detached,
     device_name,
     is_attached,
-    is_followed,
     is_traced,
     look,
     public,

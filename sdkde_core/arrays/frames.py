@@ -114,7 +114,7 @@ def read(name: str, value: Any, library: str) -> np.ndarray:
     return np.stack(found, axis=1)
 
 
-def _column(what: str, column: Any, library: str, otherwise: str = "") -> np.ndarray:
+def _column(what: str, column: Any, library: str, hint: str = "") -> np.ndarray:
     array = np.asarray(column)
     dtype = getattr(column, "dtype", getattr(column, "type", array.dtype))
     if array.dtype.kind in "iufb":
@@ -123,9 +123,7 @@ def _column(what: str, column: Any, library: str, otherwise: str = "") -> np.nda
     if known and (known.is_numeric_dtype(dtype) or known.is_bool_dtype(dtype)):  # booleans with NA, decimals
         return column.to_numpy(np.float64, na_value=np.nan)
     how = ", of times as (t - t[0]) / np.timedelta64(1, 's')" if array.dtype.kind in "mM" else ""
-    raise Refused(
-        f"{what} has dtype {dtype}; pass real numbers (integer, boolean or floating): convert it{how}{otherwise}"
-    )
+    raise Refused(f"{what} has dtype {dtype}; pass real numbers (integer, boolean or floating): convert it{how}{hint}")
 
 
 def labelled(given: Any, values: Any, name: str = "") -> Any:

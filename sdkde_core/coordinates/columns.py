@@ -219,9 +219,8 @@ def fit(value: Any, x: Array, weights: Array, names: tuple[str, ...] = (), suppo
     maps, d = list[Any](), x.shape[1]
     asked = listed("identity" if value is None else value, d, names)
     supports = listed({} if support is None else support, d, names, "support")
-    for j, (one, between) in enumerate(zip(asked, supports)):
+    for j, (one, (low, high)) in enumerate(zip(asked, supports)):
         column, what = x[:, j], f"column {j}" + (f" ({names[j]!r})" if names else "")
-        low, high = between
         if (low, high) != (None, None):
             if one != "identity":
                 raise ValueError(f"{what} has coordinates {one!r} and a support; pass one of them")

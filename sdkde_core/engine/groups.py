@@ -65,9 +65,7 @@ class Group(NamedTuple):
         return x if x is None or self.scale == 1.0 else x / self.scale
 
 
-def guard(
-    columns: Columns, share: float, scale: float, most: int, all_carry: bool = False, widest: float = 16.0
-) -> Group:
+def guard(columns: Columns, share: float, scale: float, most: int, all_carry: bool, widest: float) -> Group:
     """Return a guard of the columns' tails: some of them with kernels that are ``scale`` bandwidths wide.
 
     At most ``most`` of them, evenly spaced by their number or by their weights: they cost little beside sums over pairs

@@ -7,7 +7,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -75,7 +75,7 @@ def run(plan: Plan, report: Report = None) -> Partial:
     if plan.query is not None:  # while the device works
         order = None if order is None else _order(plan, last, plan.query)
         queries = plan.query if order is None else take_rows(plan.query, order)
-    return undo(_pass(plan, last, groups, queries, report), order)
+    return undo(_pass(plan, last, groups, queries, report, None), order)
 
 
 def slope(plan: Plan) -> Any:
@@ -138,16 +138,14 @@ def _order(plan: Plan, problem: Problem, points: Any, columns: Columns | None = 
     return order[xp.argsort(xp.arange(order.shape[0], device=device(order)) // 4096 % parts, stable=True)]
 
 
-def _pass(
-    plan: Plan, problem: Problem, groups: Groups, queries: Any, report: Report, advance: Advance | None = None
-) -> Partial:
+def _pass(plan: Plan, problem: Problem, groups: Groups, rows: Any, report: Report, advance: Advance | None) -> Partial:
     """Pack the columns and reduce all rows; the samples themselves by batches where somebody watches."""
     packed: Any = _pack(plan.request, plan.choice, problem, groups)
     if advance is None:
         if report is None:
-            return packed.reduce(queries)[0]
+            return packed.reduce(rows)[0]
         several = isinstance(packed, GroupedColumns)
-        parts, done = list[Partial](), packed.each(queries) if several else map(packed.reduce, (queries,))
+        parts, done = list[Partial](), packed.each(rows) if several else map(packed.reduce, (rows,))
         start, far, guards = time.perf_counter(), 0, several and plan.request.guard > 0.0
         for k, (sums, outliers) in enumerate(done):
             parts.append(sums)
@@ -160,7 +158,7 @@ def _pass(
         return merge(parts)
     if "told" in plan.choice.info.features:
         with telling(problem.n, advance):
-            return packed.reduce(queries)[0]
+            return packed.reduce(rows)[0]
     batches, size = list[Partial](), batch_rows(problem.n, problem, plan.choice.info)
     for first in range(0, problem.n, size):
         stop = min(first + size, problem.n)
@@ -170,9 +168,7 @@ def _pass(
     return concatenate(batches)
 
 
-def _pack(
-    request: Request, choice: select.Choice, problem: Problem, groups: Sequence[Group], shared: bool = False
-) -> Reducer:
+def _pack(request: Request, choice: select.Choice, problem: Problem, groups: Groups, shared: bool = False) -> Reducer:
     """Make groups ready for rows, on several devices or ranks where the request or the choice names them."""
     where, how = request.ranks or choice.devices, (choice.backend, choice.info)
     if len(groups) == 1 and groups[0].scale == 1.0:

@@ -503,10 +503,8 @@ class Prepared:
 
     def _gaussian(self, what: str) -> Any:
         """The fitted density; ValueError unless its kernel is the Gaussian, the only one with ``what``."""
-        if self.kernel != "gaussian":
-            raise ValueError(
-                f"kernel={self.kernel!r} has densities and draws, no {what}; prepare with kernel='gaussian'"
-            )
+        if (kernel := self.kernel) != "gaussian":
+            raise ValueError(f"{kernel=} has densities and draws, no {what}; prepare with kernel='gaussian'")
         return self._fitted.current
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -29,10 +29,7 @@ _Tiles: TypeAlias = tuple[list[Any], Any]
 
 @dataclass(eq=False)
 class Neighbours:
-    """Columns. Every row is summed over those that matter to it. They are put in order when rows come.
-
-    ``order``: one that is known, see :func:`index`.
-    """
+    """Columns, put in order when rows come, each of which is summed over those that matter; ``order``: a known one."""
 
     columns: Columns
     order: Any = None
@@ -42,9 +39,7 @@ class Neighbours:
         points, xp = self.columns.points, array_namespace(self.columns.points)
         self._finite = bool(xp.all(xp.abs(points) < FARTHEST))
 
-    def reduce(
-        self, problem: Problem, rows: Any, least: float = -math.inf, spread: Callable[..., Any] = map
-    ) -> Partial:
+    def reduce(self, problem: Problem, rows: Any, least: float = -math.inf, spread: Any = map) -> Partial:
         """Answer for some rows, (m, d).
 
         Rows with a coordinate that is no number, or whose squares overflow, are summed over all columns. A row's sum
@@ -70,7 +65,7 @@ class Neighbours:
             return put(found, rest, self._listed(problem, rows[rest], least, spread)) if len(rest) else found
         return self._listed(problem, rows, least, spread)
 
-    def _listed(self, problem: Problem, rows: Any, least: float, spread: Callable[..., Any]) -> Partial:
+    def _listed(self, problem: Problem, rows: Any, least: float, spread: Any) -> Partial:
         xp = array_namespace(rows)
         parts = list(self._parts(xp, problem, rows, least))
         found = concatenate(list(spread(lambda part: _sum(xp, problem, rows, *part), parts)))
