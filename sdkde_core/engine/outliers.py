@@ -24,7 +24,7 @@ def limit_of(info: BackendInfo, problem: Problem) -> float:
 
 
 def within_limit(info: BackendInfo, problem: Problem, share: float) -> Problem:
-    """Return the problem with the extent that the backend will see; ``share``: of the pairs, with a point beyond it."""
+    """Return the problem, its extent cut to the limit if outliers are summed apart; ``share``: of pairs with one."""
     limit = limit_of(info, problem)
     apart = problem.extent > limit and (share <= SPLIT_SHARE or not info.supports(problem).ok)
     return replace(problem, extent=limit) if apart else problem

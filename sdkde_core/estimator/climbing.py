@@ -117,7 +117,7 @@ def cells(fitted: Any, points: Array, size: float) -> tuple[Array, float]:
 
 
 def _for_rows(fitted: Any, binned: bool = False) -> Any:
-    """The density with the best backend for a hundred times a thousand rows; ``binned``: samples of a cell are one."""
+    """The density with the best backend for a thousand rows a hundred times; ``binned``: see :func:`_binned`."""
     if fitted.coordinates is not None:
         return type(fitted)(_for_rows(fitted.first.current, binned), fitted.coordinates, fitted.problem.n)
     if fitted.parts:
