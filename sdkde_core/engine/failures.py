@@ -47,7 +47,8 @@ def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *argumen
     place. A SystemExit is a failure too: a plugin must not end the program. What a signal handler raises, warnings that
     the user has made errors, and a lack of memory pass.
     """
-    counts = [(x, x._version) for x in inputs if is_torch_array(x) and not x.is_inference()]
+    tensors = [x for x in inputs if is_torch_array(x)] if info.arrays == "torch" else []
+    counts = [(x, x._version) for x in tensors if not x.is_inference()]
     try:
         with memory_errors() if info.arrays == "torch" else nullcontext():
             found = method(problem, *arguments)

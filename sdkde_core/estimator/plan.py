@@ -112,8 +112,9 @@ def plan(
     choice = None if data.came_from == "cpu" else choose_near(request, problems, **how)
     choice = choice or select.choose(problems, backend=request.backend, device=request.device, share=share, **how)
     library, place = choice.info.arrays, choice.device
-    points, log_weights = convert(points, library, place), convert(log_weights, library, place)
-    rows = None if rows is None else convert(rows, library, place)
+    if library != "numpy" or not isinstance(points, np.ndarray):
+        points, log_weights = convert(points, library, place), convert(log_weights, library, place)
+        rows = None if rows is None else convert(rows, library, place)
     problems = problems if place == data.device else select.at(problems, place)
     return Plan(request, data, bandwidth, measured.centre, Columns(points, log_weights), rows, problems, choice)
 
