@@ -58,10 +58,9 @@ class FourierBackend(Fourier):
         return total, others[:wanted]
 
     def spread(self, task: Callable[[Any], Partial], parts: Sequence[Any]) -> list[Partial]:
-
+        @np.errstate(all="ignore")  # as in the calling thread: sums of exponentials underflow by design
         def one(part: Any) -> Partial:
             checkpoint()
-            with np.errstate(all="ignore"):  # as in the calling thread: sums of exponentials underflow by design
-                return task(part)
+            return task(part)
 
         return map_threads(one, parts, self.threads or cpu_threads())

@@ -41,8 +41,7 @@ class TorchFourierBackend(Fourier):
         made = PerStream()
 
         def directly(problem: Problem, rows: Tensor) -> Partial:
-            near = made.get("near", lambda: Neighbours(columns), columns.points)
-            return near.reduce(problem, rows)
+            return made.get("near", lambda: Neighbours(columns), columns.points).reduce(problem, rows)
 
         return State(columns, self.transform(problem, columns), directly)
 

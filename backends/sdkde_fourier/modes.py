@@ -48,11 +48,7 @@ class Box:
 
 
 def choose_box(
-    problem: Problem,
-    ends: tuple[Array, Array],
-    sample: Array,
-    epsilon: float,
-    price: Callable[[tuple[int, ...], float, float, float], float],
+    problem: Problem, ends: tuple[Array, Array], sample: Array, epsilon: float, price: Callable[..., float]
 ) -> tuple[Box, float]:
     """Return the cheapest box and its price, of one around all points and some around most.
 
@@ -95,9 +91,7 @@ def _box(problem: Problem, low: Array, high: Array, epsilon: float, whole: bool)
     Few rows lie outside of such a box, so its margin is small; but where the box is narrow a wide margin costs nothing.
     """
     cut, width = cutoff(epsilon), high - low
-    margin = np.full(problem.d, cut)
-    if whole:
-        margin = np.minimum(cut, 2.0 + 100.0 / np.maximum(width, 1.0))
+    margin = np.minimum(cut, 2.0 + 100.0 / np.maximum(width, 1.0)) if whole else np.full(problem.d, cut)
     period = np.maximum(width + margin + cut, width + 2.0 * margin)  # at both ends angles are within ±π
     return Box(low, high, margin, period, tuple(_highest(cut, p) for p in period))
 

@@ -78,14 +78,12 @@ def by_products(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Wor
     sizes = [2.0 * math.sqrt(2.0 * shape[0])] * 2 if d == 1 else list(shape)
     functions, modes = sum(sizes), math.prod(sizes)
     between = modes / sizes[-1]  # numbers a point and field between two products
+    begun = 500 if problem.device == "cpu" else 1000
     return Work(
         matrix_flops={"float64": 5.0 * modes * (n + backs * m) + 40.0 * functions * rows},
         scalar_flops=20.0 * functions * rows,
         bytes=48.0 * functions * rows + 16.0 * between * (backs * m + (n if d == 3 else 0)),
-        launches=int(
-            (500 if problem.device == "cpu" else 1000)
-            + 20.0 * rows * (functions + (between if d == 3 else 0)) / (1 << 25)
-        ),
+        launches=int(begun + 20.0 * rows * (functions + (between if d == 3 else 0)) / (1 << 25)),
     )
 
 

@@ -98,8 +98,7 @@ class Fourier:
         others = Columns(points[members, :], log_weights[members])
         far = np.asarray(to_device(others.points, "cpu"))
         beyond = ((far < box.low) | (far > box.high)).any(axis=0)
-        outside = Neighbours(others)
-        return Series(box, modes, epsilon, bound, outside, beyond, float(xp.sum(weights[members])))
+        return Series(box, modes, epsilon, bound, Neighbours(others), beyond, float(xp.sum(weights[members])))
 
     def reduce(self, problem: Problem, queries: Any, state: State, own_offset: int = 0) -> Partial:
         """Sum by modes, then directly the rows whose sum is too small against the bound on its error."""
@@ -145,9 +144,8 @@ def finish(problem: Problem, total: Any, others: list[Any], bound: float) -> tup
     if problem.reduction is Reduction.MEAN:
         parts = [x / total for x in others]
         moved = math.sqrt(problem.d) + xp.sqrt(sum(x * x for x in parts))
-        shift = xp.stack(parts, axis=1)
         good &= bound * moved <= allowed(problem, Reduction.MEAN) * total
-        return Partial(log_sum, shift=shift), good
+        return Partial(log_sum, shift=xp.stack(parts, axis=1)), good
     signed = others[0]
     plus = (2.0 + problem.d) * total - signed
     good &= 3.0 * bound <= allowed(problem, Reduction.LAPLACE) * total

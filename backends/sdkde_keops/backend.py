@@ -23,6 +23,9 @@ from . import bounds, library
 
 _ready: set[tuple[Any, ...]] = set()
 
+#: KeOps's OpenMP, which need not be PyTorch's, is loaded once a formula was called.
+_openmp = functools.cache(threadpoolctl.ThreadpoolController)
+
 
 class Formula(NamedTuple):
     """What KeOps compiles; the arguments of a call are ``x, y``, then log weights."""
@@ -125,11 +128,6 @@ def evaluate(formula: Formula, arguments: list[Tensor]) -> Tensor:
     with library.exclusive():
         # For a thread of its own OpenMP makes threads anew: those of the parent are not there in a forked child.
         return map_threads(run, [key], 1, apart=device.type == "cpu")[0]
-
-
-@functools.cache
-def _openmp() -> Any:  # KeOps's, which need not be PyTorch's, is loaded once a formula was called
-    return threadpoolctl.ThreadpoolController()
 
 
 def _call(formula: Formula, arguments: list[Tensor]) -> Tensor:

@@ -193,12 +193,9 @@ def _reduce(problem: Problem, state: _State, queries: Array, tiles: Array, cut: 
     """Sum over some tiles for a block of rows (b, d), without those whose terms' logs are at most ``cut``, if any."""
     kernels = ("exponential", "tophat", "epanechnikov", "linear", "cosine")
     code = None if problem.kernel == "gaussian" else kernels.index(problem.kernel)
-    laplace, mean, direct = (
-        problem.reduction is Reduction.LAPLACE,
-        problem.reduction is Reduction.MEAN,
-        state.form.direct,
-    )
-    real, (b, d), (many, width) = np.dtype(state.form.dtype), queries.shape, state.columns.shape[1:]
+    laplace, mean = (problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
+    real, direct = np.dtype(state.form.dtype), state.form.direct
+    (b, d), (many, width) = queries.shape, state.columns.shape[1:]
     height = -(-b // ROWS) * ROWS
     rows = np.zeros((height, many), real)
     rows[:b, :d] = queries

@@ -73,18 +73,14 @@ class CudaBackend:
                 width = math.prod(depth_of(problem.d, config.depth))
                 pack = functools.partial(launch.pack, state.points, kind, width, state.log_weights, config.columns)
                 columns = state.packed.get((kind, width, config.columns), pack, state.points)
-                if anchored(problem) and stop - start == columns.n:
-                    rows = columns  # the rows are the columns, packed alike
-                else:
-                    rows = launch.pack(points[start:stop], kind, width)
+                alike = anchored(problem) and stop - start == columns.n  # the rows are the columns, packed alike
+                rows = columns if alike else launch.pack(points[start:stop], kind, width)
                 return launch.reduce(problem, rows, columns, state.uniform, kind, config)
 
             try:
                 with on_device(points):
                     return in_slabs(slab, m, launch.most_rows(problem))
-            except DeviceOutOfMemory:
-                raise
             except Exception as error:
-                if tuned is None or tuned[1].rung == "forced":
+                if isinstance(error, DeviceOutOfMemory) or tuned is None or tuned[1].rung == "forced":
                     raise
                 reject(*tuned, error)

@@ -150,10 +150,9 @@ def reduce(
     if problem.reduction is Reduction.LAPLACE:
         exponent = (added[1] + base * total) * LN2  # −½r² = ln 2 · log2 φ
         return exponents.laplace(problem.d, total, exponent, log_scale)
-    log_sum = total.log() + log_scale
-    if problem.reduction is not Reduction.MEAN:
-        return Partial(log_sum)
-    return Partial(log_sum, shift=(added[1 : 1 + problem.d] / (total * _scale(arithmetic))).T.contiguous())
+    mean = problem.reduction is Reduction.MEAN
+    shift = (added[1 : 1 + problem.d] / (total * _scale(arithmetic))).T.contiguous() if mean else None
+    return Partial(total.log() + log_scale, shift=shift)
 
 
 _lock = threading.RLock()

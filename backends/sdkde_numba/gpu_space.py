@@ -118,9 +118,8 @@ class CudaSpace:
             given = _launched(config, problem)
         except ValueError as error:
             return str(error)
-        if fits(given, problem.reduction.value, problem.d, arithmetic_of(problem)):
-            return None
-        return "exceeds the shared memory of a block, or a thread's registers"
+        fit = fits(given, problem.reduction.value, problem.d, arithmetic_of(problem))
+        return None if fit else "exceeds the shared memory of a block, or a thread's registers"
 
     def seconds(self, kernel: str, config: Config, problem: Problem, card: GPU) -> float:
         """A rough figure, for ranking: instructions, vectors from shared memory, and latencies that blocks hide."""
@@ -209,10 +208,8 @@ def resources(text: str, architecture: str, registers: int = 0) -> Compiled:
     finally:
         nvjitlink.destroy(linker)
     report = log.decode()
-    stores, loads, shared = (
-        sum(map(int, re.findall(rf"(\d+) bytes {what}", report)[:1]))
-        for what in ("spill stores", "spill loads", "smem")
-    )
+    counts = (re.findall(rf"(\d+) bytes {what}", report)[:1] for what in ("spill stores", "spill loads", "smem"))
+    stores, loads, shared = (sum(map(int, found)) for found in counts)
     used = re.findall(r"[Uu]sed (\d+) registers", report)
     # The linker's count has the KiB that the system keeps of a block's shared memory.
     return Compiled(int(used[-1]), max(0, shared - 1024), stores + loads)

@@ -37,18 +37,16 @@ def _work(problem: Problem) -> tuple[Work, float | None]:
     tasks = min(max(1.0, problem.pairs * (problem.d + 16.0) / 2**25), 4.0 * threads)  # as the backend deals them out
     idle = prices.idle(threads, tasks, threads)  # cores that are left alone
     sorting = 0.0 if left is None else prices.speedup(threads) * _sorting(problem)
-    return (
-        replace(
-            some,
-            matrix_flops={dtype: idle * flops for dtype, flops in some.matrix_flops.items()},
-            scalar_flops=idle * some.scalar_flops + sorting,
-            exps=idle * some.exps,
-            # Packing transposes the columns: a number takes as long as 50 bytes read.
-            bytes=32.0 * (problem.m + problem.n) * (problem.d + 2) + 50.0 * problem.n * problem.d,
-            launches=45,
-        ),
-        left,
+    work = replace(
+        some,
+        matrix_flops={dtype: idle * flops for dtype, flops in some.matrix_flops.items()},
+        scalar_flops=idle * some.scalar_flops + sorting,
+        exps=idle * some.exps,
+        # Packing transposes the columns: a number takes as long as 50 bytes read.
+        bytes=32.0 * (problem.m + problem.n) * (problem.d + 2) + 50.0 * problem.n * problem.d,
+        launches=45,
     )
+    return work, left
 
 
 def pays(problem: Problem, columns: Columns) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from sdkde_core.plugin import check_threads, concatenate, cpu_threads, empty, map_threads, merge
@@ -9,7 +11,7 @@ from sdkde_core.protocol import Columns, Partial, Problem, Support
 
 from .bounds import COLUMNS, ROWS, columns_of_a_task
 from .info import MOST_THREADS
-from .kernels import Array, Compact, Prepared
+from .kernels import Compact, Prepared
 
 
 class NumpyBackend:
@@ -33,9 +35,7 @@ class NumpyBackend:
         compact = problem.kernel not in ("gaussian", "exponential")
         return Compact(problem, columns) if compact else Prepared(problem, columns)
 
-    def reduce(
-        self, problem: Problem, queries: Array | None, state: Prepared | Compact, own_offset: int = 0
-    ) -> Partial:
+    def reduce(self, problem: Problem, queries: Any, state: Prepared | Compact, own_offset: int = 0) -> Partial:
         rows = state.points[own_offset : own_offset + problem.m] if queries is None else queries
         m, n = len(rows), len(state.points)
         if m == 0:
@@ -55,6 +55,4 @@ class NumpyBackend:
         threads = 1 if m * n < 1 << 18 else self.threads or min(cpu_threads(), MOST_THREADS)
         with np.errstate(all="ignore"):  # sums of exponentials underflow by design
             parts, chunks = map_threads(task, tasks, threads), -(-n // chunk)
-            if chunks > 1:
-                parts = [merge(parts[i : i + chunks]) for i in range(0, len(parts), chunks)]
-        return parts[0] if len(parts) == 1 else concatenate(parts)
+            return concatenate([merge(parts[i : i + chunks]) for i in range(0, len(parts), chunks)])

@@ -15,10 +15,6 @@ from . import bounds
 MOST_THREADS = 8
 
 
-def _supports(problem: Problem) -> Support:
-    return Support(True, f"NumPy, {bounds.formula(problem)}")
-
-
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """Every array operation is a pass over a tile in cache, at the rates of NumPy's loops.
 
@@ -69,7 +65,7 @@ INFO = AdvancedInfo(
     requires_modules=("numpy",),
     install="pip install sdkde-core",
     startup_seconds=0.12,  # the core's own imports, which the others' have too
-    supports=_supports,
+    supports=lambda problem: Support(True, f"NumPy, {bounds.formula(problem)}"),
     extent_limit=bounds.extent_limit,
     work=_work,
 )

@@ -94,8 +94,7 @@ class _Reduction(torch.autograd.Function):
             rows, tiles = points if queries is None else queries, _Tiles(problem, points, log_weights)
             found = _derivatives(tiles, rows, weights, asked, results, g, by_shift, ctx.memory)
         if torch.is_grad_enabled():  # create_graph=True
-            given = (points, queries, weights, *cotangents)
-            found = [None if x is None else _Once.apply(x, *given) for x in found]
+            found = [None if x is None else _Once.apply(x, points, queries, weights, *cotangents) for x in found]
         by_rows, by_columns, by_weights = found
         if queries is None:
             by_columns, by_rows = None if by_rows is None else by_rows + by_columns, None
@@ -200,15 +199,9 @@ class _Tiles:
 
 @without_grad
 def _derivatives(
-    tiles: _Tiles,
-    rows: Tensor,
-    weights: Tensor | None,
-    asked: tuple[bool, bool, bool],
-    results: list[Tensor],
-    g: Tensor | None,
-    by_shift: Tensor | None,
-    memory: int,
-) -> list[Tensor | None]:
+    tiles: _Tiles, rows: Tensor, weights: Tensor | None, asked: tuple[bool, bool, bool], results: list[Tensor],
+    g: Tensor | None, by_shift: Tensor | None, memory: int,
+) -> list[Tensor | None]:  # fmt: skip
     """Return the derivatives by rows (m, d), columns (n, d) and weights (n,); None where one is not asked for.
 
     Every sum is in a fixed order. ``results`` are those of the forward pass.
@@ -216,8 +209,7 @@ def _derivatives(
     points, d, scale = tiles.points, tiles.problem.d, results[-1 if tiles.laplace else 0]
     alive = scale > -torch.inf  # not where L is 0
     scale = torch.where(alive, scale, -NOTHING[torch.float32])
-    if g is None:
-        g = torch.zeros_like(scale)
+    g = torch.zeros_like(scale) if g is None else g
     g = torch.where(alive, g * results[1] if tiles.laplace else g, 0.0)
     if by_shift is not None:
         by_shift = torch.where(alive[:, None], by_shift, 0.0)

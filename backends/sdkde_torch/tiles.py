@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import checkpoint, cpu_threads, exponents
+from sdkde_core.plugin import checkpoint, cpu_threads, exponents, put
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
 from .bounds import CHUNK, formula, refines, terms_at_once
@@ -147,10 +147,7 @@ class Prepared:
             least = max(least, 1e-8)  # its exponents are rounded in proportion to themselves, which moves a shift
         again = (total < least).nonzero()[:, 0]
         if len(again):
-            better = self._relative(points[again], rows.at(again.to(self.library.device)))
-            for mine, other in zip(vars(result).values(), vars(better).values()):
-                if mine is not None:
-                    mine.index_copy_(0, again, other)
+            put(result, again, self._relative(points[again], rows.at(again.to(self.library.device))))
         return result
 
     def _relative(self, points: Tensor, rows: Packed) -> Partial:
