@@ -33,10 +33,9 @@ class Card:
         """Describe a device of PyTorch's; the CPU, where kernels are interpreted, as a small one."""
         if device.type != "cuda":
             return Card(2, 90, 1 << 16, 227 << 10, 2048)
-        found = sys.modules["torch"].cuda.get_device_properties(device)
-        registers, threads = found.regs_per_multiprocessor, found.max_threads_per_multi_processor
-        limits = registers, found.shared_memory_per_multiprocessor, threads
-        return Card(found.multi_processor_count, 10 * found.major + found.minor, *limits, card_name(found.name))
+        has = sys.modules["torch"].cuda.get_device_properties(device)
+        limits = has.regs_per_multiprocessor, has.shared_memory_per_multiprocessor, has.max_threads_per_multi_processor
+        return Card(has.multi_processor_count, 10 * has.major + has.minor, *limits, card_name(has.name))
 
     def resident(self, threads: int, registers: int, shared: int) -> int:
         """Return how many programs a multiprocessor holds at once; ``registers`` of a thread, ``shared`` bytes."""

@@ -40,8 +40,7 @@ def cpu_threads() -> int:
     ValueError
         ``SDKDE_NUM_THREADS`` is not a positive integer.
     """
-    text = os.environ.get("SDKDE_NUM_THREADS", "")
-    if text:
+    if text := os.environ.get("SDKDE_NUM_THREADS"):
         if not re.fullmatch("[1-9][0-9]{0,8}", text):
             raise ValueError(f"SDKDE_NUM_THREADS is {text!r}; set a positive integer")
         return int(text)

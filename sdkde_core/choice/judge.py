@@ -110,8 +110,7 @@ def judge(
         notes.append(f"points beyond {limit:.3g} bandwidths summed apart, {share_apart:.2g} of the pairs")
     if priced and on is None:
         notes.append(f"no {device} found whose rates are known: priced as if it were a plain GPU")
-    compiled = registry.warm.get((info.name, device))
-    if compiled is not None:
+    if (compiled := registry.warm.get((info.name, device))) is not None:
         notes.append("warmed up: " + ("start-up does not count" if compiled else "of start-up only compiling counts"))
     reason = "; ".join(dict.fromkeys(notes))
     known = tuple(p for p in passes if p is not None)

@@ -54,10 +54,6 @@ class Wanted(NamedTuple):
     data_device: str = "cpu"
     calls: int = 10  # over how many start-up is spread
 
-    @property
-    def named(self) -> str:
-        return named_backend(self.backend)
-
 
 class AllGpus(tuple[str, ...]):
     """All GPUs, for ``device="cuda:all"``: an estimate uses the number with the shortest predicted time."""
@@ -152,10 +148,9 @@ def choose(
         raise ValueError("the input requires grad, for which one device computes; pass one, or detached tensors")
     while True:
         choice = _choose(problems, share, wanted, options, explained, aside)
-        reason = _unusable_on(several[1:], choice, options, aside)
-        if not reason:
+        if not (reason := _unusable_on(several[1:], choice, options, aside)):
             break
-        if wanted.named != "auto":
+        if named_backend(backend) != "auto":
             raise BackendUnavailable(f"backend {choice.name!r} {reason}; leave it out")
         aside[choice.name, choice.device] = reason  # one that works on all of them is to be found
     most, count = len(several), len(several)
@@ -206,17 +201,12 @@ def _unusable_on(
 
 
 def _choose(
-    problems: Sequence[Problem],
-    share: Share | None,
-    wanted: Wanted,
-    options: Mapping[str, Any] | None,
-    explained: bool,
-    aside: Mapping[tuple[str, str], str],
-    key: Any = None,
-) -> Choice:
+    problems: Sequence[Problem], share: Share | None, wanted: Wanted, options: Mapping[str, Any] | None,
+    explained: bool, aside: Mapping[tuple[str, str], str], key: Any = None,
+) -> Choice:  # fmt: skip
     """The choice for one device, kept by ``key``: first among those that may rank first, then among all."""
     cpu_threads(), switched_off("SDKDE_TUNING")  # ValueError for one set wrongly, before a backend is blamed for it
-    named, tried = wanted.named, dict[tuple[str, str], str]()
+    named, tried = named_backend(wanted.backend), dict[tuple[str, str], str]()
     named_by = f"SDKDE_BACKEND is {named!r}: " if named != wanted.backend else ""
     if named != "auto":
         require_known(named, named_by)
@@ -277,17 +267,14 @@ def _mend(problems: Sequence[Problem], how: str) -> str:
 
 
 def ranked(
-    problems: Sequence[Problem],
-    share: Share | None,
-    wanted: Wanted,
-    tried: Mapping[tuple[str, str], str] | None = None,
-    everything: bool = True,
-) -> list[Candidate]:
+    problems: Sequence[Problem], share: Share | None, wanted: Wanted,
+    tried: Mapping[tuple[str, str], str] | None = None, everything: bool = True,
+) -> list[Candidate]:  # fmt: skip
     """Return the candidates of :func:`choose`, best first; with ``everything`` also those that cannot be first.
 
     No backend is started.
     """
-    named, found = wanted.named, list[Candidate]()
+    named, found = named_backend(wanted.backend), list[Candidate]()
     places: list[tuple[BackendInfo, str]] = []
     for record in registry.records():
         if not record.ok or record.info is None:
@@ -358,10 +345,8 @@ def require_known(name: str, named_by: str) -> None:
     record = registry.find(name)
     if record is None:
         known = sorted({r.name for r in registry.records()})
-        installed = ", ".join(known) or "none"
-        raise BackendUnavailable(
-            f"{named_by}backend {name!r} is unknown; installed: {installed}{did_you_mean(name, known)}"
-        )
+        installed = (", ".join(known) or "none") + did_you_mean(name, known)
+        raise BackendUnavailable(f"{named_by}backend {name!r} is unknown; installed: {installed}")
     if not record.ok:
         raise BackendUnavailable(f"{named_by}backend {name!r} is {record.status}: {record.reason}")
 
