@@ -357,13 +357,9 @@ class gaussian_kde:
 
     def _evaluate(self, points: Any, log: bool) -> Any:
         query = _columns("points", points)
-        x = query.array
+        x = query.array.T if query.array.shape == (1, self.d) else query.array
         if x.shape[0] != self.d:
-            if x.shape != (1, self.d):
-                raise ValueError(
-                    f"points have dimension {x.shape[0]}, dataset has dimension {self.d}; pass ({self.d}, m)"
-                )
-            x = x.T
+            raise ValueError(f"points have dimension {x.shape[0]}, dataset has dimension {self.d}; pass ({self.d}, m)")
         return densities(self.prepared._fitted, query._replace(array=x.T), log)
 
     def _compute_covariance(self) -> None:

@@ -189,10 +189,9 @@ class KernelDensity(neighbors.KernelDensity):
         draws from all. ValueError for ``method="laplace"``, which is signed.
         """
         check_is_fitted(self)
-        if self.density_.kernel not in ("gaussian", "tophat"):
-            raise NotImplementedError(
-                f"kernel={self.density_.kernel!r} is not sampled here, as by scikit-learn; call density_.sample"
-            )
+        kind = self.density_.kernel
+        if kind not in ("gaussian", "tophat"):
+            raise NotImplementedError(f"kernel={kind!r} is not sampled here, as by scikit-learn; call density_.sample")
         return self.density_.sample(n_samples, check_random_state(random_state))
 
     def _by_column(self, name: str) -> Any:

@@ -88,9 +88,7 @@ class ModeClustering(ClusterMixin, BaseEstimator):
         return self
 
     def predict(self, X: Any) -> Array:
-        """Return the labels (n_samples,) of the clusters whose modes points climb to, or are nearest to the mode that
-        they do.
-        """
+        """Return labels (n_samples,) of the clusters whose modes points climb to, or are nearest to the one they do."""
         check_is_fitted(self)
         labels, modes = self.density_.labels(self._points(X), return_modes=True)
         middle = np.zeros(self.n_features_in_)

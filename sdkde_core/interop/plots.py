@@ -172,9 +172,8 @@ def scatter(
     elif not isinstance(density, Prepared):
         raise TypeError(f"density is {_kind(density)}; pass what sdkde_core.prepare returns, or None")
     elif options:
-        raise TypeError(
-            f"{next(iter(options))}= is for the density of the points, but density was passed: leave one out"
-        )
+        name = next(iter(options))
+        raise TypeError(f"{name}= is for the density of the points, but density was passed: leave one out")
     _labelled(density, 2, "pass density.marginal((i, j)) and points[:, [i, j]]")
     values = to_host(density.estimate(xy))
     order = np.argsort(values, kind="stable")
