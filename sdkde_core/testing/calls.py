@@ -119,7 +119,6 @@ def many_alive(target: Target, precision: str, reduction: str) -> None:
 
 
 def _farthest(target: Target, cases: list[Case], reduction: str, precision: str) -> Problem:
-    """Return the problem of the case that reaches farthest."""
     posed = [target.problem(case, reduction, precision, whole=True) for case in cases]
     return max(posed, key=lambda problem: problem.extent)
 

@@ -23,10 +23,7 @@ Parameters = Callable[[BackendInfo, Profile], Iterable[str]]
 
 PROFILES: dict[str, Profile] = {
     "quick": Profile(
-        dimensions=(1, 3, 17, 784),
-        extents=(10.0, 100.0, 1e4),
-        draws=45,
-        drawn_dimensions=(1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 32, 33, 64),
+        dimensions=(1, 3, 17, 784), extents=(10.0, 100.0, 1e4), drawn_dimensions=(*range(1, 9), 16, 17, 32, 33, 64)
     )
 }
 PROFILES["full"] = Profile(
@@ -80,10 +77,7 @@ def _tolerance(info: BackendInfo, profile: Profile) -> Iterable[str]:
 def _distances(dimensions: int, distances: Iterable[float], rows: int, most: int) -> Parameters:
     """Some of the dimensions at each distance, with as many columns as the profile's pairs allow."""
     return _each(
-        lambda profile: [
-            f"d{d}-e{distance:g}-n{min(most, profile.pairs // rows)}"
-            for d, distance in itertools.product(profile.dimensions[:dimensions], distances)
-        ]
+        lambda p: [f"d{d}-e{e:g}-n{min(most, p.pairs // rows)}" for d in p.dimensions[:dimensions] for e in distances]
     )
 
 
@@ -161,9 +155,7 @@ CHECKS: Mapping[str, Check] = {
 
 def cases(info: BackendInfo, profile: Profile) -> Iterator[tuple[str, str]]:
     """Every (check, parameter) for a backend's declarations."""
-    for name, check in CHECKS.items():
-        for parameter in check.parameters(info, profile):
-            yield name, parameter
+    return ((name, parameter) for name, check in CHECKS.items() for parameter in check.parameters(info, profile))
 
 
 def failures(target: Target, profile: Profile, only: Sequence[str] = (), most: int | None = None) -> dict[str, str]:

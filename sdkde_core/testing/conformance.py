@@ -16,8 +16,6 @@ from sdkde_core.choice import registry
 
 from .checks import CHECKS, FIRST, PROFILES, NotDeclared, Profile, Target, cases
 
-__all__ = ["BackendConformance"]
-
 
 class BackendConformance:
     """Every check of the backend protocol that a backend's declarations call for.

@@ -62,13 +62,9 @@ def _bounded(problem: Problem, got: Partial, case: Case) -> None:
     """Assert that log sums lie between those of distances that are a little longer or shorter; see `KERNELS`."""
     rows = case.points if problem.same else case.queries
     absolute, relative = TOLERANCES[problem.precision][Reduction.LOG_SUM]
-    low, high = (
-        reference.kernel_log_sum(
-            rows, case.points, problem.kernel, 1.0 / (1.0 + sign * relative), log_weights=case.log_weights
-        )
-        - sign * absolute
-        for sign in (1.0, -1.0)
-    )
+    longer, shorter = (1.0 / (1.0 + sign * relative) for sign in (1.0, -1.0))
+    bound = functools.partial(reference.kernel_log_sum, rows, case.points, problem.kernel, log_weights=case.log_weights)
+    low, high = bound(longer) - absolute, bound(shorter) + absolute
     right = (low <= got.log_sum) & (got.log_sum <= high)  # not NaN
     if not right.all():
         i = int(np.flatnonzero(~right)[0])

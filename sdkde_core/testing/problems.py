@@ -36,8 +36,7 @@ class Case:
         rows = self.points if same else self.queries
         more |= {"precision": precision, "same": same, "requires": frozenset(requires)}
         n, d = self.points.shape
-        extent = max(_extent(self.points), _extent(rows))
-        return Problem(Reduction(reduction), len(rows), n, d, extent=extent, **more)
+        return Problem(Reduction(reduction), len(rows), n, d, extent=max(_extent(self.points), _extent(rows)), **more)
 
 
 def _extent(x: Array) -> float:
@@ -148,10 +147,8 @@ def true_sums(rows: Array, case: Case, plain: bool = True) -> Truth:
 
 def answer(info: BackendInfo, backend: Backend, problem: Problem, case: Case) -> Partial:
     """Return a backend's answer to a problem about a case, by way of the core: NumPy's arrays, whatever it takes."""
-    points, log_weights, queries = (
-        convert(x, info.arrays, problem.device) for x in (case.points, case.log_weights, case.queries)
-    )
-    queries = None if problem.same else queries
+    points, log_weights = (convert(x, info.arrays, problem.device) for x in (case.points, case.log_weights))
+    queries = None if problem.same else convert(case.queries, info.arrays, problem.device)
     return each(reduce_pass(backend, info, problem, Columns(points, log_weights), queries), to_host)
 
 

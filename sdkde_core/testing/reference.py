@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Sums", "kernel_log_sum", "log_kernel", "normalised", "sums"]
-
 Array = NDArray[np.float64]
 
 

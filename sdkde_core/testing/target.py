@@ -16,8 +16,6 @@ from sdkde_core.protocol import Backend, BackendInfo, Columns, Partial, Problem
 from . import problems
 from .problems import Case, Truth
 
-__all__ = ["NotDeclared", "Profile", "Target", "make", "same_bits", "weighted", "within"]
-
 
 class NotDeclared(Exception):
     """The backend declares that it does not take this problem: nothing to check."""
@@ -79,8 +77,7 @@ class Target:
 
     def direct(self, problem: Problem, case: Case) -> Partial:
         """Return the backend's own answer from a new state, on the host."""
-        queries = None if problem.same else case.queries
-        return self.reduce(problem, queries, self.prepare(problem, case))
+        return self.reduce(problem, None if problem.same else case.queries, self.prepare(problem, case))
 
     def check(self, case: Case, reduction: str, precision: str, rows: Any = None, **options: Any) -> None:
         """Assert that the answer by way of the core keeps the tolerances; ``rows``: indices of those compared."""
