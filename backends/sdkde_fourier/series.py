@@ -124,8 +124,7 @@ class Fourier:
             (near,) = xp.nonzero(held & ~series.box.holds(rows, np.where(series.beyond, reach, -np.inf)))
             if len(near):
                 least = math.log(series.error / allowed(problem, Reduction.LOG_SUM))  # of smaller sums none is kept
-                more = series.outside.reduce(problem, rows[near], least, self.spread)
-                add(problem, more, near, total, others)
+                add(problem, series.outside.reduce(problem, rows[near], least, self.spread), near, total, others)
         found, good = finish(problem, total, others, series.error)
         (redo,) = xp.nonzero(~(good & held))
         return put(found, redo, state.directly(problem, rows[redo])) if len(redo) else found

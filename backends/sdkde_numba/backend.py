@@ -119,8 +119,7 @@ class NumbaBackend:
 
         def task(where: tuple[int, int]) -> Partial:
             first, start = where
-            over = np.arange(start, min(start + chunk, tiles))
-            return _reduce(problem, state, rows[first : first + height], over)
+            return _reduce(problem, state, rows[first : first + height], np.arange(start, min(start + chunk, tiles)))
 
         tasks = [(first, start) for first in range(0, m, height) for start in range(0, tiles, chunk)]
         parts = map_threads(task, tasks, threads, told=True)

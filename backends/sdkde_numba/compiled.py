@@ -40,5 +40,4 @@ def _compile(function: Any, signature: tuple[Any, ...]) -> None:
         seconds, path = time.perf_counter() - start, function.stats.cache_path
         if signature not in function.stats.cache_hits:
             kept = f"kept in {path}" if path else "which cannot be kept for the next process"
-            name = function.__name__
-            _logger.info("numba: %s was compiled for this processor in %.1f s, %s", name, seconds, kept)
+            _logger.info("numba: %s was compiled for this processor in %.1f s, %s", function.__name__, seconds, kept)

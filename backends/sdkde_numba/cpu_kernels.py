@@ -6,8 +6,6 @@ in registers by itself. Everything else is plain loops over columns that it vect
 are in one file: Numba looks at a function's own file alone to see whether what it has cached is stale.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

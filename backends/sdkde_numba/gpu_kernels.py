@@ -104,7 +104,6 @@ else:
 
 
 def signature(shape: Shape) -> Any:
-    """Return the types of a kernel's arguments."""
     numbers = (float64 if shape.double else float32)[::1]
     return void(numbers, numbers, numbers, float64[::1], int64, int64, int64, int64)
 

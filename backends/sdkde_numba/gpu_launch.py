@@ -24,8 +24,6 @@ from .kept import keep
 
 
 class Packed(NamedTuple):
-    """Points as the kernels read them."""
-
     numbers: torch.Tensor  # (padded · width,)
     n: int
     padded: int
@@ -54,7 +52,6 @@ def configuration(
 
 
 def shape_of(problem: Problem, arithmetic: str, config: LaunchConfig) -> Shape:
-    """Return what the kernel of a problem is compiled for."""
     depth, group = depth_of(problem.d, config.depth)
     weighted, expanded = "weights" in problem.requires, arithmetic == "expanded"
     return Shape(

@@ -27,8 +27,6 @@ SHARED = 48 << 10
 
 
 class LaunchConfig(NamedTuple):
-    """Launch parameters."""
-
     depth: int  # a row's coordinates in one thread, at most: where there are more, neighbouring threads share a row
     rows: int  # of a thread
     threads: int  # of a block

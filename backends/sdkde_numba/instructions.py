@@ -4,8 +4,6 @@ Numba looks at the files of the loops alone to see whether what it has cached is
 these files too.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from llvmlite import ir
 from numba import njit
@@ -126,8 +124,6 @@ def exp2_of(builder, x):
 
 @intrinsic
 def exp2(typing_context, x):
-    """2^x of a number."""
-
     def generate(context, builder, signature, arguments):
         return exp2_of(builder, arguments[0])
 

@@ -13,8 +13,6 @@ Only :func:`add_leaves` is compiled for each number of dimensions, so that the s
 registers. As in ``cpu_kernels``, everything that is called is in this file, but for ``instructions``.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

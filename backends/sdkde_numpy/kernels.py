@@ -200,8 +200,7 @@ class Compact:
             level = np.floor((top - log_weights) / span)
             used = np.unique(level)
             self.tops = top - span * used
-            within = np.where(level[:, None] == used, log_weights[:, None] - self.tops, -np.inf)
-            self.weights = np.exp(within)
+            self.weights = np.exp(np.where(level[:, None] == used, log_weights[:, None] - self.tops, -np.inf))
 
     def reduce(self, problem: Problem, queries: Array, start: int, stop: int, width: int) -> Partial:
         """As :meth:`Prepared.reduce`; log sums are −inf where no column is in reach."""

@@ -106,8 +106,7 @@ def extent_limit(problem: Problem) -> float:
     if "grad" in problem.requires:
         return math.inf  # the core splits nothing off
     limit = expanded_limit(problem, "float32")
-    mean = problem.reduction is Reduction.MEAN
-    if problem.device != "cpu" and not (mean and has_double(problem)):
+    if problem.device != "cpu" and not (problem.reduction is Reduction.MEAN and has_double(problem)):
         limit = max(limit, split_limit(problem, "float32"))
     elif problem.device != "cpu" and problem.precision == "fast":
         limit = min(split_limit(problem, "float32"), _shift_limit(problem, "float32"))

@@ -141,9 +141,9 @@ class _Tiles:
         self.log_share = log_weights.clamp(min=NOTHING[torch.float64]) - self.log_v  # (n,) log w / v
         self.light = bool((self.log_share < 0).any())
         self.share = self.log_share.exp()[:, None]
-        library = Tensors(torch.float64, points.device)
+        self.library = Tensors(torch.float64, points.device)
         near = problem.extent <= _limit(problem, log_weights)
-        self.formula = (exponents.Expanded if near else exponents.Direct)(library)
+        self.formula = (exponents.Expanded if near else exponents.Direct)(self.library)
         self.columns = self.formula.columns(points, None if self.laplace else self.log_v)
 
     def exponents(self, rows: Packed, some: slice) -> tuple[Tensor, Tensor]:
@@ -163,8 +163,7 @@ class _Tiles:
             return by_weight + p, p, by_weight
         if block.by_shift is None or block.middle is None:
             return p.mul_(block.g), p, None
-        a = torch.addmm(block.g - block.middle, block.by_shift, self.points[some].T)
-        return a.mul_(p), p, None
+        return torch.addmm(block.g - block.middle, block.by_shift, self.points[some].T).mul_(p), p, None
 
     def relative(self, block: _Block) -> _Block:
         """Return a block relative to its rows' largest exponents, what it is multiplied by divided by their sums."""
@@ -182,7 +181,7 @@ class _Tiles:
             exponents, terms = tile(some)
             phi = exponential(terms.sub_(top), in_place=True)
             if not self.laplace:
-                return phi @ _with_one(self.points[some])  # Σ w φ [x, 1]
+                return phi @ self.library.place(self.points[some], 1.0)  # Σ w φ [x, 1]
             return exponents.add_(1.0 + 0.5 * self.problem.d).mul_(phi).sum(1, keepdim=True)  # L
 
         first, *others = side_by_side(self.points.device, sums, self.chunks)
@@ -213,8 +212,7 @@ def _derivatives(
     g = torch.where(alive, g * results[1] if tiles.laplace else g, 0.0)
     if by_shift is not None:
         by_shift = torch.where(alive[:, None], by_shift, 0.0)
-    wanted = zip(asked, (rows, points, weights))
-    found = [torch.zeros_like(x) if want and x is not None else None for want, x in wanted]
+    found = [torch.zeros_like(x) if want and x is not None else None for want, x in zip(asked, (rows, points, weights))]
     by_rows, by_columns, by_weights = found
 
     def chunk(where: tuple[_Block, slice]) -> Tensor | None:
@@ -239,7 +237,7 @@ def _derivatives(
         elements = min(elements // cpu_threads(), 1 << 18)
     for here in _slices(len(rows), max(1, elements // min(len(points), CHUNK))):
         u = rows[here]
-        block = _Block(tiles.formula.rows(u), _with_one(u), g[here, None], scale[here, None])
+        block = _Block(tiles.formula.rows(u), tiles.library.place(u, 1.0), g[here, None], scale[here, None])
         if by_shift is not None:
             middle = (by_shift[here] * (u + results[1][here])).sum(1, keepdim=True)
             block = block._replace(by_shift=by_shift[here], middle=middle)
@@ -255,10 +253,6 @@ def _derivatives(
     if by_weights is not None and weights is not None:
         by_weights /= weights.clamp(min=1e-200)
     return found
-
-
-def _with_one(points: Tensor) -> Tensor:
-    return torch.cat([points, torch.ones_like(points[:, :1])], 1)
 
 
 def _slices(size: int, width: int) -> list[slice]:

@@ -38,8 +38,7 @@ class Tensors:
 
     def place(self, first: Tensor, *others: Tensor | float) -> Tensor:
         """Rounded where they were (float64 may be missing where they go), and moved."""
-        n = len(first)
-        parts = [first, *(first.new_full((n,), p) if isinstance(p, float) else p for p in others)]
+        parts = [first, *(first.new_full((len(first),), p) if isinstance(p, float) else p for p in others)]
         return torch.cat([p if p.ndim == 2 else p[:, None] for p in parts], 1).to(self.dtype).to(self.device)
 
     def product(self, a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
@@ -103,8 +102,7 @@ class Prepared:
             self.formula = exponents.Split(self.library, step)
         # Direct differences hold so far from every column that exponents are below float32's −1e30; split squares
         # divide by their grid, and −1e300 would overflow.
-        lowest = NOTHING[dtype if direct else torch.float32]
-        added = log_weights.clamp(min=lowest) if weighted else None
+        added = log_weights.clamp(min=NOTHING[dtype if direct else torch.float32]) if weighted else None
         self.uniform = 0.0 if weighted else log_weights[0]
         self.n, self.columns = len(points), self.formula.columns(points, None if self.laplace else added)
         # (n, d + 1) what φ is multiplied by, of the tile's dtype: points and a one. None: a one alone
