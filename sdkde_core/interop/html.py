@@ -7,8 +7,7 @@ from html import escape
 import numpy as np
 
 from ..estimator.prepared import Prepared
-from .plots import COLOURS, DARK
-from .rasters import grid
+from .plots import COLOURS, DARK, grid
 
 
 def page(density: Prepared) -> str:
