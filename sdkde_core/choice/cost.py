@@ -18,9 +18,7 @@ def plain_work(problem: Problem) -> Work:
     point is read once and every result written once, float64.
     """
     dtype = "float32" if problem.precision == "fast" else "float64"
-    per_pair = 2.0 * (problem.d + 2)
-    if problem.reduction is Reduction.MEAN:
-        per_pair += 2.0 * (problem.d + 1)
+    per_pair = 2.0 * (problem.d + 2) + 2.0 * (problem.d + 1) * (problem.reduction is Reduction.MEAN)
     written = {Reduction.LOG_SUM: 1, Reduction.MEAN: 1 + problem.d, Reduction.LAPLACE: 3}[problem.reduction]
     return Work(
         matrix_flops={dtype: per_pair * problem.pairs},

@@ -46,9 +46,7 @@ def cpu_threads() -> int:
         return int(text)
     if _alone.get():
         return 1
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu() -> Processor:

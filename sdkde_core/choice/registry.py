@@ -102,8 +102,7 @@ def status_of(name: str, info: Any) -> tuple[str, str, BackendInfo | None]:
         return "broken", f"declares precisions {info.precisions}; there are {PRECISIONS}", info
     if not info.devices:
         return "broken", "declares no device", info
-    missing = info.missing_modules()
-    if missing:
+    if missing := info.missing_modules():
         mend = f"; install with: {info.install}" if info.install else ""
         return "missing", f"needs {', '.join(missing)}{mend}", info
     extra = sorted(info.features - set(FEATURES))

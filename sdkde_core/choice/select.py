@@ -70,8 +70,7 @@ def parse_device(device: str | Sequence[str] | None) -> str | tuple[str, ...] | 
     if not isinstance(device, str) and isinstance(device, Sequence):
         return _parsed_several(device)
     if device == "cuda:all":
-        found = AllGpus(f"cuda:{i}" for i in range(len(visible_gpus())))
-        if not found:
+        if not (found := AllGpus(f"cuda:{i}" for i in range(len(visible_gpus())))):
             raise BackendUnavailable("device is 'cuda:all', but no CUDA device is here; pass None, or 'cpu'")
         return found
     kinds = {kind: None for record in registry.records() if record.info for kind in record.info.devices}
@@ -96,18 +95,11 @@ def _parsed_several(devices: Sequence[str]) -> tuple[str, ...]:
 
 
 def choose(
-    problems: Sequence[Problem],
-    *,
-    backend: str = "auto",
-    device: str | Sequence[str] | None = None,
-    data_device: str = "cpu",
-    came_from: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    share: Share | None = None,
-    calls: int | None = None,
-    explained: bool = False,
+    problems: Sequence[Problem], *, backend: str = "auto", device: str | Sequence[str] | None = None,
+    data_device: str = "cpu", came_from: str | None = None, options: Mapping[str, Any] | None = None,
+    share: Share | None = None, calls: int | None = None, explained: bool = False,
     without: Mapping[tuple[str, str], str] | None = None,
-) -> Choice:
+) -> Choice:  # fmt: skip
     """Return the backend for the passes: the named one, by argument or ``SDKDE_BACKEND``, or the best that works here.
 
     Candidates are all plugins on the devices in question: the one named; else the data's, and for data on the host
@@ -139,8 +131,7 @@ def choose(
         cards = map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))  # the driver is asked once
         ours = map(os.environ.get, ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB"))
         key = (tuple(problems), wanted, several and tuple(several), type(several), share is None, *state, *cards, *ours)
-        known = registry.chosen.get(key)
-        if known is not None and known[0] is registry.records():
+        if (known := registry.chosen.get(key)) is not None and known[0] is registry.records():
             return known[1]
     if several is None:
         return _choose(problems, share, wanted, options, explained, aside, key)
@@ -342,8 +333,7 @@ def at(problems: Sequence[Problem], device: str) -> tuple[Problem, ...]:
 
 def require_known(name: str, named_by: str) -> None:
     """Raise if no plugin of that name is usable; ``named_by`` begins the message: what named it, if not an argument."""
-    record = registry.find(name)
-    if record is None:
+    if (record := registry.find(name)) is None:
         known = sorted({r.name for r in registry.records()})
         installed = (", ".join(known) or "none") + did_you_mean(name, known)
         raise BackendUnavailable(f"{named_by}backend {name!r} is unknown; installed: {installed}")
@@ -364,6 +354,4 @@ def _why(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
 def _settle(c: Candidate, chosen: Candidate | None, tried: Mapping[tuple[str, str], str]) -> Candidate:
     if c == chosen:
         return with_fields(c, chosen=True)
-    if (c.name, c.device) in tried:
-        return replace(c, ok=False, reason=tried[c.name, c.device])
-    return c
+    return replace(c, ok=False, reason=tried[c.name, c.device]) if (c.name, c.device) in tried else c

@@ -301,9 +301,7 @@ class Raster(NamedTuple):
         They are half a cell farther out than the coordinates, which are the middles of cells.
         """
         (x, y), (width, height) = self[:2], self.cell
-        ends = x[0] - width / 2, x[-1] + width / 2, y[0] - height / 2, y[-1] + height / 2
-        left, right, bottom, top = map(float, ends)
-        return left, right, bottom, top
+        return float(x[0] - width / 2), float(x[-1] + width / 2), float(y[0] - height / 2), float(y[-1] + height / 2)
 
 
 def raster(density: Prepared, x: Any = None, y: Any = None, *, log: bool = False) -> Raster:
@@ -344,8 +342,7 @@ def raster(density: Prepared, x: Any = None, y: Any = None, *, log: bool = False
     if density.n_dimensions != 2:
         instead = "pass density.marginal((i, j))" if density.n_dimensions > 2 else "use density.estimate(x)"
         raise ValueError(f"density has {density.n_dimensions} dimensions instead of 2; {instead}")
-    axes = [_axis(name, density, j, given) for j, (name, given) in enumerate((("x", x), ("y", y)))]
-    return evaluated(density, axes[0], axes[1], log)
+    return evaluated(density, _axis("x", density, 0, x), _axis("y", density, 1, y), log)
 
 
 # --- what the functions above draw with: style, ranges, curves, and contours that enclose shares of the probability ---

@@ -80,8 +80,7 @@ class BackendConformance:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Give every check the parameters that the backend's declarations call for."""
-        name = metafunc.function.__name__.removeprefix("test_")
-        if name not in CHECKS:
+        if (name := metafunc.function.__name__.removeprefix("test_")) not in CHECKS:
             return
         info = getattr(registry.find(self.backend), "info", None)
         parameters = CHECKS[name].parameters(info, self._profile()) if info and info.precisions else ["backend"]
