@@ -31,8 +31,6 @@ MOST_EXTENT = 1e140
 
 
 class Form(NamedTuple):
-    """How exponents are computed."""
-
     dtype: str
     direct: bool  # squares of differences, or products
 
