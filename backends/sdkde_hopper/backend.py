@@ -27,16 +27,11 @@ class _State:
     step: float  # the grid of the leading pieces
     made: PerStream = field(default_factory=PerStream)
 
-    def symmetric(self) -> launch.Packed:
-        """The points as the symmetric kernel of MEAN takes them."""
-        make = functools.partial(launch.pack, self.points, self.step, self.problem, True, symmetric=True)
-        return self.made.get("points", make, self.points)
-
-    def packed(self) -> launch.Packed:
-        """The points as columns, and as rows of MEAN."""
+    def packed(self, symmetric: bool = False) -> launch.Packed:
+        """The points as columns, and as rows of MEAN; or as its symmetric kernel takes them, without weights."""
         log_weights = self.log_weights if "weights" in self.problem.requires else None
-        make = functools.partial(launch.pack, self.points, self.step, self.problem, True, log_weights)
-        return self.made.get("packed", make, self.points)
+        make = functools.partial(launch.pack, self.points, self.step, self.problem, True, log_weights, symmetric)
+        return self.made.get(symmetric, make, self.points)
 
     def log_sum(self, problem: Problem, rows: torch.Tensor, whole: int, end: launch.End = None) -> Any:
         """LOG_SUM or LAPLACE of some rows, of ``whole`` in all."""
@@ -78,7 +73,7 @@ class HopperBackend:
             if queries is not None:  # ``supports`` declines them; but points of weight zero are rows, and no columns
                 return reduce_exact(problem, queries, Columns(state.points, state.log_weights))
             if symmetric(problem):
-                return launch.symmetric_mean(state.symmetric(), problem.d, state.log_weights)
+                return launch.symmetric_mean(state.packed(symmetric=True), problem.d, state.log_weights)
             return state.dense_mean((own_offset, own_offset + m), (0, n))
 
     def whiten(self, given: tuple[Any, ...], scale: Any, centre: Any = None, weights: Any = None) -> Whitened | None:
@@ -107,7 +102,7 @@ class HopperBackend:
     ) -> tuple[Partial, Partial]:
         with launching(state.points):
             if symmetric(problem):
-                return launch.symmetric_block(state.symmetric(), problem.d, state.log_weights, rows, columns)
+                return launch.symmetric_block(state.packed(symmetric=True), problem.d, state.log_weights, rows, columns)
             return state.dense_mean(rows, columns), state.dense_mean(columns, rows)
 
 

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import importlib.util
 import io
+import itertools
 import logging
 import os
 import re
@@ -51,41 +52,35 @@ def module_name(kind: str, width: int, weighted: bool, precision: str) -> str:
     return f"{kind}_{width}" + weighted * "_weighted" + (precision == "high") * "_high"
 
 
-_EXPONENTS = wgmma("begin_n64", 64, begins=True), wgmma("add_n64", 64)
+def _both(name: str, n: int, **how: Any) -> tuple[str, str]:
+    """The product that begins sums, and the one that adds to them."""
+    return wgmma(f"begin_{name}", n, begins=True, **how), wgmma(f"add_{name}", n, **how)
 
 
-def _log_sum(laplace: bool, width: int, weighted: bool, precision: str) -> _Module:
-    ring, high = plan.ring(width, precision, False), int(precision == "high")
-    which = {"WIDTH": width, "LAPLACE": int(laplace), "WEIGHTED": int(weighted), "HIGH": high}
-    groups = plan.warpgroups(width, precision, mean=False)
-    shared = {"STAGES": ring.stages, "LOG_SUM_SHARED": ring.shared, "RAISED_BITS": RAISED_BITS[precision]}
-    constants = which | shared | {"WARPGROUPS": groups, "REGISTERS": plan.REGISTERS[groups]}
-    return _Module(_EXPONENTS, ("exponents.cuh", "log_sum.cu"), constants)
+_EXPONENTS = _both("n64", 64)
 
 
-def _dense(width: int, weighted: bool, precision: str) -> _Module:
-    ring, values = plan.ring(width, precision, True, weighted), functools.partial(wgmma, n=width + 8, b="transposed")
-    points = functools.partial(wgmma, n=width, b="transposed")
-    products = (
-        *(*_EXPONENTS, values("begin_values", begins=True), values("add_values")),
-        *(points("begin_points", begins=True), points("add_points")),
-    )
-    groups, high = plan.warpgroups(width, precision), int(precision == "high")
-    constants = {"WIDTH": width, "WEIGHTED": int(weighted), "WARPGROUPS": groups, "REGISTERS": plan.REGISTERS[groups]}
-    shared = {"STAGES": ring.stages, "DENSE_SHARED": ring.shared, "HIGH": high}
-    return _Module(products, ("exponents.cuh", "dense.cu"), constants | shared)
+def _of_rows(kind: str, width: int, weighted: bool, precision: str) -> _Module:
+    """The module of ``log_sum``, of LAPLACE too, or of ``mean_dense``."""
+    mean, high = kind == "dense", int(precision == "high")
+    ring, groups = plan.ring(width, precision, mean, weighted), plan.warpgroups(width, precision, mean)
+    constants = {"WIDTH": width, "WEIGHTED": int(weighted), "HIGH": high, "STAGES": ring.stages}
+    constants |= {"WARPGROUPS": groups, "REGISTERS": plan.REGISTERS[groups]}
+    if mean:
+        values, points = (_both(name, n, b="transposed") for name, n in (("values", width + 8), ("points", width)))
+        products = *_EXPONENTS, *values, *points
+        return _Module(products, ("exponents.cuh", "dense.cu"), constants | {"DENSE_SHARED": ring.shared})
+    constants |= {"LOG_SUM_SHARED": ring.shared, "RAISED_BITS": RAISED_BITS[precision]}
+    return _Module(_EXPONENTS, ("exponents.cuh", "log_sum.cu"), constants | {"LAPLACE": int(kind == "laplace")})
 
 
 def _mean(width: int, precision: str) -> _Module:
     high, every = precision == "high", 2 * width + 8
-    values = functools.partial(wgmma, n=24 if high else every, b="transposed")
-    across = functools.partial(wgmma, n=every, a="transposed", b="transposed")
-    in_bytes = functools.partial(wgmma, n=every, halves=False, a="shared")
     products = (
-        *(*_EXPONENTS, values("begin_values", begins=True), values("add_values")),
+        *(*_EXPONENTS, *_both("values", 24 if high else every, b="transposed")),
         wgmma("add_hi", width + 8, b="transposed"),
-        *(across("begin_transposed", begins=True), across("add_transposed")),
-        *(in_bytes("begin_bytes", begins=True), in_bytes("add_bytes")),
+        *_both("transposed", every, a="transposed", b="transposed"),
+        *_both("bytes", every, halves=False, a="shared"),
     )
     shared = {"TILES": plan.TILES, "MEAN_SHARED": plan.MEAN_SHARED[precision, width]}
     constants = shared | {"WIDTH": width, "HIGH": int(high), "SCALE_BITS": SCALE_BITS[precision]}
@@ -98,15 +93,8 @@ MODULES: Mapping[str, _Module] = {
     "exact": _Module((), ("exact.cu",), {}),
     **{module_name("mean", width, False, precision): _mean(width, precision) for precision, width in plan.MEAN_SHARED},
     **{
-        module_name(kind, width, weighted, precision): make(width, weighted, precision)
-        for kind, make in (
-            ("log_sum", functools.partial(_log_sum, False)),
-            ("laplace", functools.partial(_log_sum, True)),
-            ("dense", _dense),
-        )
-        for width in plan.WIDTHS
-        for weighted in (False, True)
-        for precision in plan.LONGEST
+        module_name(*which): _of_rows(*which)
+        for which in itertools.product(("log_sum", "laplace", "dense"), plan.WIDTHS, (False, True), plan.LONGEST)
     },
 }
 
@@ -123,10 +111,8 @@ def check_driver() -> None:
     """Raise RuntimeError where the driver is of an older major version than NVRTC, whose code it does not load."""
     version, compiler = _check(driver.cuDriverGetVersion()), nvrtc_version()
     if version // 1000 < int(compiler.partition(".")[0]):
-        known = f"{version // 1000}.{version % 1000 // 10}"
-        raise RuntimeError(
-            f"NVRTC is {compiler} and the driver knows CUDA up to {known}; install cuda-core's extra for it"
-        )
+        known = f"the driver knows CUDA up to {version // 1000}.{version % 1000 // 10}"
+        raise RuntimeError(f"NVRTC is {compiler} and {known}; install cuda-core's extra for it")
 
 
 def source(module: str) -> str:
