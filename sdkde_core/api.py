@@ -189,25 +189,28 @@ def estimate(
         from .scale import lazy
 
         return lazy(request, train, query, log, out, progress)
+    return _evaluated(request, train, query, log, out, progress)
+
+
+def _evaluated(request: Request, train: Any, query: Any, log: bool, out: Any, progress: Any) -> Any:
+    """The density, its log, or for that goal the score, in the way that the arguments take, with the query's labels."""
+    given, score = train if query is None else query, request.goal is Goal.GRADIENT
     if out is not None or progress is not False:
         result = _by_batches(request, train, query, log, out, progress)
     elif "torch" in sys.modules and is_traced(query):
-        return follow(cache(lambda: fit(request, train)), "log" if log else "density", query)
+        return follow(cache(lambda: fit(request, train)), "score" if score else "log" if log else "density", query)
     elif request.apart:
-        return fit(request, train).estimate(train if query is None else query, log=log)
+        prepared = fit(request, train)
+        return prepared.grad_log_density(given) if score else prepared.estimate(given, log=log)
     else:
         result = with_fallback(request, lambda tried: _computed(tried, train, query, log))
-        if log:
-            warn_of_negative(undefined(request, result, log), result.shape[0], request.check_finite)
-    given = train if query is None else query
+        warn_of_negative(undefined(request, result, log), result.shape[0], request.check_finite)
     if out is not None or type(given) is np.ndarray:
         return result
-    return labelled(given, result, "log_density" if log else "density")
+    return labelled(given, result, "grad_log_density" if score else "log_density" if log else "density")
 
 
-def _by_batches(
-    request: Request, train: Any, query: Any, log: bool = False, out: Any = None, progress: Any = False
-) -> Any:
+def _by_batches(request: Request, train: Any, query: Any, log: bool, out: Any, progress: Any) -> Any:
     """The density or the score by batches of rows, for ``out`` or ``progress``."""
     x = Argument.of("train", train)
     given = x if query is None else Argument.of("query", query)
@@ -219,8 +222,8 @@ def _by_batches(
         return densities(fitted, given, log, out, advance)
 
 
-def _computed(request: Request, train: Any, query: Any, log: bool = False) -> Any:
-    """The density, its log, or for that goal the score, attached to what requires grad."""
+def _computed(request: Request, train: Any, query: Any, log: bool) -> Any:
+    """What :func:`_evaluated` has to give, attached to what requires grad."""
     if "torch" in sys.modules:  # else nothing is on a device or requires grad
         found, request = straight.estimate(request, train, query, log)
         if found is not None:
@@ -379,17 +382,7 @@ def grad_log_density(train: Any, query: Any = None, *, progress: Progress = Fals
     >>> sdkde_core.grad_log_density([0.0], [[-1.0], [1.0]], method="kde", bandwidth=1.0).tolist()  # towards 0
     [[1.0], [-1.0]]
     """
-    request = Request.of(Goal.GRADIENT, options, "query", "progress")
-    if progress is not False:
-        result = _by_batches(request, train, query, progress=progress)
-    elif "torch" in sys.modules and is_traced(query):
-        return follow(cache(lambda: fit(request, train)), "score", query)
-    elif request.apart:
-        return fit(request, train).grad_log_density(train if query is None else query)
-    else:
-        result = with_fallback(request, lambda tried: _computed(tried, train, query))
-    given = train if query is None else query
-    return result if type(given) is np.ndarray else labelled(given, result, "grad_log_density")
+    return _evaluated(Request.of(Goal.GRADIENT, options, "query", "progress"), train, query, False, None, progress)
 
 
 @public
