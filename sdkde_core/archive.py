@@ -7,9 +7,9 @@ saved; ``library``, the version of sdkde-core that did; ``content``, an object t
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,10 +30,8 @@ def plain(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         with suppress(TypeError, ValueError, RecursionError):
             if json.loads(json.dumps(value, allow_nan=False)) == value:
                 continue
-        raise TypeError(
-            f"{name} has {option}={brief(value)}, which a file does not keep; pass None, booleans, numbers, strings, "
-            "or lists and dicts of those"
-        )
+        instead = "pass None, booleans, numbers, strings, or lists and dicts of those"
+        raise TypeError(f"{name} has {option}={brief(value)}, which a file does not keep; {instead}")
     return dict(options)
 
 
@@ -138,15 +136,10 @@ def load(path: Path | str) -> Any:
     """
     kind, content, arrays = read(path)
     name = os.fspath(path)
-    modules = {  # a file says which of these it is for, and no more
-        "KernelDensity": "sdkde_core.interop.kernel_density",
-        "Prepared": "sdkde_core.estimator.prepared",
-        "gaussian_kde": "sdkde_core.interop.gaussian_kde",
-    }
-    if kind not in modules:
+    if kind not in ("KernelDensity", "Prepared", "gaussian_kde"):  # a file says which of these it is for, and no more
         raise ValueError(f"{name!r} holds a {kind!r:.60}, which this version does not know; pip install -U sdkde-core")
     try:
-        return getattr(importlib.import_module(modules[kind]), kind).from_saved(content, arrays, name)
+        return getattr(sys.modules[__package__], kind).from_saved(content, arrays, name)
     except KeyError as error:
         raise ValueError(f"{name!r} cannot be loaded: its {error.args[0]} is missing; save it anew") from error
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:  # forged

@@ -180,10 +180,8 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
         )
         return None if found is None else Tuned(*found)
     except Exception as error:
-        warn_once(
-            f"tuning look-up for {query.kernel} failed, using the default configuration: {error}",
-            f"look-up for {query.kernel}",
-        )
+        what = f"look-up for {query.kernel}"
+        warn_once(f"tuning {what} failed, using the default configuration: {error}", what)
         return None
 
 
@@ -193,10 +191,8 @@ def reject(query: Query, found: Tuned, error: BaseException) -> None:
     if key not in _rejected:
         _rejected.add(key)
         config, why = ", ".join(f"{k}={v}" for k, v in found.config.items()), str(error).partition("\n")[0]
-        warn_once(
-            f"{query.kernel} cannot run as tuned ({config}, rung {found.rung}): {why}; "
-            "`sdkde-autotune --again` measures stored configurations again"
-        )
+        remedy = "`sdkde-autotune --again` measures stored configurations again"
+        warn_once(f"{query.kernel} cannot run as tuned ({config}, rung {found.rung}): {why}; {remedy}")
 
 
 def checked(kind: type[C], values: Mapping[str, Any], space: Mapping[str, tuple[int, ...]]) -> C:
@@ -235,11 +231,10 @@ def _lookup() -> Callable[..., Any] | None:
     """The first entry point of the group, by name; None if there is none or it does not load, with a warning."""
     points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value))
     try:
-        found: Callable[..., Any] | None = points[0].load() if points else None
+        return points[0].load() if points else None
     except Exception as error:
         warn_once(f"{points[0].value} does not load, so group {GROUP} is not used: {error!r}")
         return None
-    return found
 
 
 @functools.cache
