@@ -67,10 +67,8 @@ def _planned(request: Request, shape: Shape, x: Source, y: Source | None, w: Sou
         question: Any = survey.question
         about, weights = (y, None) if question.about == "query" else (x, w)
         assert about is not None
-        answers = (
-            question.of(about.at(*ends), None if weights is None else weights.at(*ends), ends[0])
-            for ends in Shape(about.rows, about.columns).shards
-        )
+        shards = Shape(about.rows, about.columns).shards
+        answers = (question.of(about.at(*ends), weights and weights.at(*ends), ends[0]) for ends in shards)
         survey = survey.next(functools.reduce(question.merge, answers))
     return survey
 
@@ -151,10 +149,8 @@ def lazy(
 ) -> Any:
     """Return densities (m,) or moved samples (n, d) as a lazy Dask array; raise what can be said without reading."""
     if out is not None or progress is not False:
-        raise TypeError(
-            "out and progress are not for Dask arrays; store the result, as by .to_zarr(path), or watch with "
-            "dask.diagnostics.ProgressBar() or the dashboard"
-        )
+        instead = "as by .to_zarr(path), or watch with dask.diagnostics.ProgressBar() or the dashboard"
+        raise TypeError(f"out and progress are not for Dask arrays; store the result, {instead}")
     from .spreading.dask import lazy_result, lazy_whole  # Dask takes a second to import
 
     x = _argument("train", train)
@@ -183,10 +179,8 @@ def _argument(name: str, value: Any) -> Argument:
     if not is_dask(value):
         return given._replace(array=to_host(given.array), origin=Origin())
     if any(math.isnan(k) for k in value.shape):
-        raise ValueError(
-            f"{name} has chunks of unknown size; call {name}.compute_chunk_sizes() first, or of a Dask data frame "
-            ".to_dask_array(lengths=True)"
-        )
+        instead = f"call {name}.compute_chunk_sizes() first, or of a Dask data frame .to_dask_array(lengths=True)"
+        raise ValueError(f"{name} has chunks of unknown size; {instead}")
     return given._replace(array=value)
 
 

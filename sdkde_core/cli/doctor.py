@@ -23,7 +23,16 @@ def sections() -> Iterator[tuple[str, Sequence[Sequence[str]]]]:
     here = [("sdkde", f"{__version__} in {Path(__file__).parent.parent}"), ("python", python)]
     here += [("platform", platform.platform()), *(variables or [("SDKDE_*", "no variable set")])]
     yield "environment", here
-    yield "versions", list(_versions())
+    versions = []
+    for name in (
+        *("numpy", "array-api-compat", "threadpoolctl", "click", "platformdirs", "nvidia-ml-py"),
+        *("torch", "triton", "numba", "numba-cuda", "cuda-core", "pykeops", "finufft", "optuna", "pyarrow"),
+    ):
+        try:
+            versions.append((name, importlib.metadata.version(name)))  # which imports nothing
+        except importlib.metadata.PackageNotFoundError:
+            versions.append((name, "not installed"))
+    yield "versions", versions
     cpu, failure = ask(hardware.cpu)
     devices = [("cpu", failure)]  # SDKDE_NUM_THREADS
     if not failure:
@@ -38,18 +47,6 @@ def sections() -> Iterator[tuple[str, Sequence[Sequence[str]]]]:
                 _, support = registry.start(record.info, device if device == "cpu" else f"{device}:0")
                 rows.append((record.name, device, "works" if support.ok else "no", support.reason))
     yield "backends", rows
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    """Yield the distributions that sdkde can use, importing none."""
-    for name in (
-        *("numpy", "array-api-compat", "threadpoolctl", "click", "platformdirs", "nvidia-ml-py"),
-        *("torch", "triton", "numba", "numba-cuda", "cuda-core", "pykeops", "finufft", "optuna", "pyarrow"),
-    ):
-        try:
-            yield name, importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            yield name, "not installed"
 
 
 def _gpus() -> list[tuple[str, str]]:

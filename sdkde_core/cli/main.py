@@ -101,11 +101,9 @@ def estimate(
             run: Any = partial(_by_shards, **how) if by_shards else _by_batches
             below, where = run(request, x, y, results)
     if below:
-        click.echo(
-            f"Warning: the Laplace estimate is negative at {below} of {points.rows} points, where its log is NaN; "
-            "leave out --log for the signed values, or use --negative clip, or --method sdkde, never negative",
-            err=True,
-        )
+        what = f"negative at {below} of {points.rows} points, where its log is NaN"
+        instead = "leave out --log for the signed values, or use --negative clip, or --method sdkde, never negative"
+        click.echo(f"Warning: the Laplace estimate is {what}; {instead}", err=True)
     if not quiet and not is_stdout(output):
         click.echo(f"{output}: {points.rows} rows, {where}, {time.perf_counter() - start:.2f} s", err=True)
 

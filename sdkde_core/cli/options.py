@@ -43,9 +43,8 @@ def _support(context: click.Context, option: click.Parameter, value: Sequence[st
             low, high = (end.strip() for end in ends.split(","))
             pair = [float(x) if x else None for x in (low, high) if x != "circular"]
         except ValueError:
-            raise click.BadParameter(
-                f"{text!r} is none; pass such as age:0, or share:0,1 or angle:circular,360"
-            ) from None
+            instead = "pass such as age:0, or share:0,1 or angle:circular,360"
+            raise click.BadParameter(f"{text!r} is none; {instead}") from None
         found[int(column) if column.isdigit() else column] = ("circular", pair[0]) if len(pair) == 1 else tuple(pair)
     return found or None
 

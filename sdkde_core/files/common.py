@@ -81,10 +81,8 @@ class Source:
             refuse_masked(name, block)
             x, wanted = np.asarray(block), (stop - start, *shape[1:])
             if x.shape != wanted or x.dtype.newbyteorder("=") != declared.newbyteorder("="):
-                raise ValueError(
-                    f"{name}: rows {start} to {stop} are declared as {declared} of shape {wanted}, and are {x.dtype} "
-                    f"of shape {x.shape}"
-                )
+                some = f"rows {start} to {stop} are declared as {declared} of shape {wanted}"
+                raise ValueError(f"{name}: {some}, and are {x.dtype} of shape {x.shape}")
             return x.reshape(-1, width)
 
         def batches(rows: int) -> Iterator[Array]:

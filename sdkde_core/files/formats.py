@@ -139,10 +139,8 @@ def read_csv(name: str, path: Path, key: str, pick: Pick, comma: str) -> Source:
         numbered = [field for field in fields if _is_number(field)]
         header = not numbered
         if len(numbered) > 1 and numbered == [str(k) for k in range(len(numbered))]:
-            raise ValueError(
-                f"its first line, {first.strip()[:40]}, is a data frame's default header, or a sample; "
-                "write it with names, or without a header (pandas: header=False)"
-            )
+            what = f"its first line, {first.strip()[:40]}, is a data frame's default header, or a sample"
+            raise ValueError(f"{what}; write it with names, or without a header (pandas: header=False)")
         if header and len(fields) == 1 and all(_is_number(part) for part in re.split(r"[;,\s]+", first.strip())):
             commas = "commas" if comma == "," else "tabs"
             raise ValueError(f"values are separated by {commas}, but its first line is {first.strip()[:60]!r}")

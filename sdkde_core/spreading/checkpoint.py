@@ -65,12 +65,11 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
             kept = dict(json.loads(self._note.read_bytes()))
         except (TypeError, ValueError, RecursionError) as error:
             raise FileError(f"{self._note}: cannot be read ({error}); pass another checkpoint") from error
-        for name in wanted:
-            if kept.get(name) != wanted[name]:
-                raise ValueError(
-                    f"checkpoint {self._folder} is of another estimate: {name} was {brief(kept.get(name))}, and is "
-                    f"{wanted[name]}; pass what it was made with, or another folder"
-                )
+        for name, value in wanted.items():
+            if kept.get(name) != value:
+                what = f"of another estimate: {name} was {brief(kept.get(name))}, and is {value}"
+                instead = "pass what it was made with, or another folder"
+                raise ValueError(f"checkpoint {self._folder} is {what}; {instead}")
 
     def parts(self, name: str, shape: tuple[int, ...], dtype: str, rows: int) -> Chunks:
         """Return the array of a pass, with a file for every so many rows."""
@@ -91,9 +90,8 @@ def _locked(folder: Path) -> sqlite3.Connection:
         if held is not None:
             held.close()
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
-            raise ValueError(
-                f"checkpoint {folder} is in use by another estimate; wait until that ends, or pass another folder"
-            ) from None
+            what = "in use by another estimate; wait until that ends, or pass another folder"
+            raise ValueError(f"checkpoint {folder} is {what}") from None
         raise FileError(f"{file}: cannot be locked ({error}); pass another checkpoint") from error
     return held
 

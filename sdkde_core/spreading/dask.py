@@ -75,10 +75,9 @@ def _as_declared(block: Any, argument: str, declared: np.dtype[Any], block_info:
     if isinstance(found, np.ndarray) and found.shape == shape and found.dtype == declared:
         return found
     what = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else f"a {type(found).__name__}"
-    raise ValueError(
-        f"block {here['chunk-location']} of {argument} is declared as {declared} of shape {shape}, and is {what}; "
-        f"declare what it is, as by dtype= and chunks= of map_blocks, or make it what is declared"
-    )
+    wrong = f"block {here['chunk-location']} of {argument} is declared as {declared} of shape {shape}, and is {what}"
+    remedy = "declare what it is, as by dtype= and chunks= of map_blocks, or make it what is declared"
+    raise ValueError(f"{wrong}; {remedy}")
 
 
 def _task(function: Any) -> Any:

@@ -67,11 +67,7 @@ class OnDevices:
         for k, (start, stop) in enumerate(shares(queries.shape[0], len(self._devices))):
             radii = None if distances is None else self._sent(distances[start:stop], k)
             given.append((k, self._sent(queries[start:stop, :], k), radii))
-
-        def part(k: int, rows: Any, radii: Any) -> tuple[Partial, int]:
-            return self._packed[k].reduce(rows, distances=radii, extent=extent)
-
-        done = self._at_once(part, given)
+        done = self._at_once(lambda k, x, radii: self._packed[k].reduce(x, distances=radii, extent=extent), given)
         apart = [number for _, number in done if number]  # each counts the columns' outliers
         twice = max(0, len(apart) - 1) * self._packed[0].far.n
         return concatenate([self._home(partial) for partial, _ in done]), sum(apart) - twice

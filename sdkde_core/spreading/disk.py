@@ -31,10 +31,9 @@ def resident_shards(plan: Any, allowed: int) -> int:
     # Compiled code and threads; two shards read, as they come and whitened, packed, and temporaries; sums, twice.
     needed = 100 * 10**6 + 10 * shard + 8 * plan.rows * (6 * d + 8)
     if here + needed > allowed:
-        raise ValueError(
-            f"memory is {allowed / 1e6:.0f} MB, of which this process has {here / 1e6:.0f} MB already, and the work on "
-            f"one shard takes {needed / 1e6:.0f} MB; pass memory='{(here + needed) / 1e6 + 1:.0f} MB' or more"
-        )
+        had = f"{allowed / 1e6:.0f} MB, of which this process has {here / 1e6:.0f} MB already"
+        work = f"the work on one shard takes {needed / 1e6:.0f} MB"
+        raise ValueError(f"memory is {had}, and {work}; pass memory='{(here + needed) / 1e6 + 1:.0f} MB' or more")
     return (allowed - here - needed) // shard
 
 
