@@ -39,8 +39,7 @@ class Bench:
         rows = points if wanted.same else queries
         starts = np.unique(np.linspace(0, max(len(rows) - 64, 0), 8).astype(int)).tolist()
         self.some = [slice(start, start + 64) for start in starts]  # rows that are compared, evenly spaced
-        exact = [reduce_exact(self.problem, rows[part], self.columns) for part in self.some]
-        want = each(concatenate(exact), to_host)
+        want = each(concatenate([reduce_exact(self.problem, rows[x], self.columns) for x in self.some]), to_host)
         signed: Any = None if want.sign is None else want.sign * np.exp(want.log_magnitude - want.log_sum)
         self.want = Truth(want.log_sum, want.shift, signed, want.log_sum)
 

@@ -180,8 +180,7 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, again: bool, dry_run: bo
                 todo = [task for task in todo if task.key in stored]
             each = "" if again else f", {trials} trials each at most (--trials)"
             click.echo(f"{doing}; problems: {len(todo)}{each}; {limit} (--budget)", err=True)
-            how = {"trials": trials, "again": again}
-            progress = report.Progress(todo, budget)
+            how, progress = {"trials": trials, "again": again}, report.Progress(todo, budget)
             for found in _results(todo, place, store, budget, not grid, progress, how):
                 results.append(found)  # after Ctrl-C the finished ones are reported
                 progress.finished(found)

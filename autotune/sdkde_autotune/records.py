@@ -73,7 +73,7 @@ COLUMNS: dict[str, type] = {
 
 
 class Task(NamedTuple):
-    """One kernel to tune for one problem, whose sizes are powers of two, and the backend's search space."""
+    """One kernel to tune for one problem, whose sizes are powers of two; methods are those of the backend's space."""
 
     query: Query
     problem: Problem
@@ -84,15 +84,12 @@ class Task(NamedTuple):
         return Key.of(self.query, self.problem)
 
     def default(self) -> dict[str, Any]:
-        """Return the configuration that an untuned problem gets."""
         return dict(self.space.default(self.query.kernel, self.problem, self.query.architecture))
 
     def limit(self, config: Config) -> str | None:
-        """Return why a configuration cannot run, as far as its parameters tell; None if it can."""
         return self.space.limit(self.query.kernel, config, self.problem, self.query.architecture)
 
     def seconds(self, config: Config, card: GPU) -> float:
-        """Return the time that the cost model predicts for a configuration on a card."""
         return self.space.seconds(self.query.kernel, config, self.problem, card)
 
 

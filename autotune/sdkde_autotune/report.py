@@ -79,7 +79,6 @@ def row(key: Key, best: Best | None) -> dict[str, Any]:
 
 
 def result_row(result: Result) -> dict[str, Any]:
-    """Return a search's result as values for JSON."""
     trials = result.known.values()
     counts = Counter(trial.status for trial in trials)
     errors = Counter(trial.error for trial in trials if trial.status != "ok").most_common(1)
@@ -96,12 +95,10 @@ class Progress:
         self.last, self.every = self.start, 10.0 if sys.stderr.isatty() else 60.0
 
     def during(self, task: Task, known: int, expected: int, best: float) -> None:
-        """Show how far the search of a problem is."""
         if time.monotonic() - self.last >= self.every:
             self._show(task, f"{known}/{expected}, best {best:.4g} ms")
 
     def finished(self, result: Result) -> None:
-        """Show a problem's result."""
         self.done, best = self.done + 1, result.best
         self._show(result.task, f"{took(best)} by {config_text(best.config)}" if best else "nothing ran")
 

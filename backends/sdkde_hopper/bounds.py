@@ -59,7 +59,6 @@ def extent_limit(problem: Problem) -> float:
 
 
 def supports(problem: Problem) -> Support:
-    """Say whether the kernels take a problem."""
     if problem.d > 64:  # which the kernels hold at once
         return Support(False, f"has kernels for up to 64 dimensions, not {problem.d}")
     mean, high = problem.reduction is Reduction.MEAN, problem.precision == "high"

@@ -41,8 +41,6 @@ _logger = logging.getLogger("sdkde")
 
 
 class _Module(NamedTuple):
-    """The products that a module takes, its files, and its constants."""
-
     products: tuple[str, ...]
     files: tuple[str, ...]
     constants: Mapping[str, int]

@@ -213,7 +213,7 @@ class Results(NamedTuple):
         as_text = output == "-" or any(extension in output.lower() for extension in (".csv", ".tsv"))
         whole = points.whole or points
         kept = whole if as_text else points
-        names, shape = kept.names or tuple(f"x{j}" for j in range(kept.columns)), (points.rows, kept.columns + 1)
+        names, width = kept.names or tuple(f"x{j}" for j in range(kept.columns)), kept.columns + 1
         if self.keep and name in names:
             raise FileError(f"{points.name}: has a column {name!r} already; rename that, or leave out --keep")
         if self.keep and kept.columns < whole.columns:
@@ -222,16 +222,14 @@ class Results(NamedTuple):
 
         def beside(part: Array) -> None:
             joined: Any = [(*row, value) for row, value in zip(islice(rows, len(part)), part)]
-            write(joined if as_text else np.reshape(joined, (len(part), shape[1])).astype(dtype))
+            write(joined if as_text else np.reshape(joined, (len(part), width)).astype(dtype))
 
         if not output:
             yield len
-        elif self.keep:
-            with writing(output, shape, dtype, name, (*names, name)) as write:
-                yield beside
-        else:
-            with writing(output, shape[:1], dtype, name) as write:
-                yield write
+            return
+        shape = (points.rows, width) if self.keep else (points.rows,)
+        with writing(output, shape, dtype, name, (*names, name) if self.keep else ()) as write:
+            yield beside if self.keep else write
 
     @contextmanager
     def progress(self, steps: int) -> Iterator[Advance | None]:

@@ -21,13 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..arrays import Array
 from ..files import FileError
 from ..messages import SdkdeWarning, brief, caller_level
 from ..storage import write_atomically
-
-Array = NDArray[Any]
 
 
 class Checkpoint(AbstractContextManager["Checkpoint"]):

@@ -31,14 +31,12 @@ import numpy as np
 from dask import delayed
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
-from numpy.typing import NDArray
 
-from ..arrays import Argument, is_dask, quiet, refuse_masked, to_host
+from ..arrays import Argument, Array, is_dask, quiet, refuse_masked, to_host
 from ..choice.hardware import one_thread
 from ..protocol import Columns, Partial
 from .tasks import cut
 
-Array = NDArray[Any]
 Key = tuple[Any, ...]
 
 

@@ -73,7 +73,6 @@ class OnDevices:
         return concatenate([self._home(partial) for partial, _ in done]), sum(apart) - twice
 
     def _home(self, partial: Partial) -> Partial:
-        """Bring sums to the first device."""
         return each(partial, lambda x: self._sent(x, 0))
 
     def _sent(self, x: Any, k: int) -> Any:
