@@ -14,6 +14,7 @@ from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support, W
 from . import launch
 from .bounds import grid_step, symmetric
 from .compiled import check_driver, launching, nvrtc_version
+from .launch import Range
 from .plan import LONGEST
 
 
@@ -37,7 +38,7 @@ class _State:
         """LOG_SUM or LAPLACE of some rows, of ``whole`` in all."""
         return launch.log_sum(problem, rows, self.step, whole, self.packed(), self.log_weights, end)
 
-    def dense_mean(self, rows: tuple[int, int], columns: tuple[int, int]) -> Partial:
+    def dense_mean(self, rows: Range, columns: Range) -> Partial:
         return launch.dense_mean(self.packed(), self.points, self.log_weights, rows, columns)
 
 
@@ -59,8 +60,7 @@ class HopperBackend:
         """Keep the training points; they are packed when the first rows come."""
         if problem.reduction is Reduction.MEAN:  # as a rule LOG_SUM follows
             launch.load_for(problem.d, problem.precision, "weights" in problem.requires)
-        step = grid_step(problem.extent, problem.precision)
-        return _State(problem, columns.points, columns.log_weights, step)
+        return _State(problem, columns.points, columns.log_weights, grid_step(problem.extent, problem.precision))
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         rows = state.points[own_offset : own_offset + problem.m] if queries is None else queries
@@ -97,12 +97,10 @@ class HopperBackend:
         with launching(points):
             return state.log_sum(problem, points, points.shape[0], (constant, log, dtype))
 
-    def reduce_pairs(
-        self, problem: Problem, state: _State, rows: tuple[int, int], columns: tuple[int, int]
-    ) -> tuple[Partial, Partial]:
+    def reduce_pairs(self, problem: Problem, state: _State, rows: Range, columns: Range) -> tuple[Partial, Partial]:
         with launching(state.points):
             if symmetric(problem):
-                return launch.symmetric_block(state.packed(symmetric=True), problem.d, state.log_weights, rows, columns)
+                return launch.symmetric_pair(state.packed(symmetric=True), problem.d, state.log_weights, rows, columns)
             return state.dense_mean(rows, columns), state.dense_mean(columns, rows)
 
 

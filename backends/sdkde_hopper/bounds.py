@@ -77,5 +77,4 @@ def supports(problem: Problem) -> Support:
 
 def symmetric(problem: Problem) -> bool:
     """Whether MEAN takes φ once for its row and its column: all are both, sums of both fit, and are scaled alike."""
-    every = problem.same and problem.m == problem.n
-    return every and problem.d <= 16 and "weights" not in problem.requires
+    return problem.same and problem.m == problem.n and problem.d <= 16 and "weights" not in problem.requires

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from sdkde_core.plugin import Slots, grids
 from sdkde_core.protocol import Partial, Problem, Reduction, Whitened
@@ -16,13 +17,15 @@ from . import plan
 from .bounds import RAISED_BITS, SCALE_BITS
 from .compiled import Kernel, kernel, load, module_name
 
+Range: TypeAlias = tuple[int, int]
+
 _slots = Slots()
 
 #: Of a density, which is returned instead of its log sums: the constant, whether the log is wanted, and the dtype.
 End: TypeAlias = tuple[float, bool, torch.dtype] | None
 
 
-def _room(device: torch.device, *sizes: int) -> tuple[torch.Tensor, list[int]]:
+def _room(device: torch.device, *sizes: int) -> tuple[Tensor, list[int]]:
     """Return memory for arrays of so many bytes, and their addresses: to make a tensor takes as long as a launch."""
     offsets = [0, *itertools.accumulate(-(-size // 256) * 256 for size in sizes)]
     memory = torch.empty(offsets.pop(), dtype=torch.uint8, device=device)
@@ -41,12 +44,12 @@ class Packed:
     count: int
     width: int
     precision: str
-    memory: torch.Tensor
+    memory: Tensor
     rows: int
     tiles: int
     logs: int
     bytes: int
-    top: torch.Tensor | None = None
+    top: Tensor | None = None
 
     @property
     def kind(self) -> plan.Kind:
@@ -63,7 +66,7 @@ class Packed:
         return -(-self.count // plan.COLUMNS) * plan.COLUMNS
 
 
-def whiten(given: tuple[torch.Tensor, ...], scale: Any, centre: Any, weights: Any) -> Whitened:
+def whiten(given: tuple[Tensor, ...], scale: Any, centre: Any, weights: Any) -> Whitened:
     """See :class:`sdkde_core.protocol.LineBackend`."""
     first, second = given[0], given[1] if len(given) > 1 else None
     (n, d), m, device = first.shape, 0 if second is None else second.shape[0], first.device
@@ -97,12 +100,7 @@ def load_for(d: int, precision: str, weighted: bool) -> None:
 
 
 def pack(
-    points: torch.Tensor,
-    step: float,
-    problem: Problem,
-    columns: bool,
-    log_weights: torch.Tensor | None = None,
-    symmetric: bool = False,
+    points: Tensor, step: float, problem: Problem, columns: bool, log_weights: Tensor | None, symmetric: bool = False
 ) -> Packed:
     """Pack float64 points (n, d) for the kernels, those by symmetry or others, on a grid of that step.
 
@@ -131,16 +129,10 @@ def pack(
 
 
 def log_sum(
-    problem: Problem,
-    points: torch.Tensor,
-    step: float,
-    whole: int,
-    columns: Packed,
-    log_weights: torch.Tensor,
-    end: End = None,
+    problem: Problem, points: Tensor, step: float, whole: int, columns: Packed, log_weights: Tensor, end: End
 ) -> Any:
     """LOG_SUM or LAPLACE of rows, of ``whole`` in all, from which the parts of the columns follow."""
-    rows, device, width = pack(points, step, problem, False), points.device, columns.width
+    rows, device, width = pack(points, step, problem, False, None), points.device, columns.width
     m, tiles, laplace = rows.count, -(-columns.count // 64), problem.reduction is Reduction.LAPLACE
     groups = plan.warpgroups(width, problem.precision, mean=False)
     height, longest = 64 * groups, plan.LONGEST[problem.precision]
@@ -161,9 +153,7 @@ def log_sum(
     return result if end else Partial(log_sums, None, sign, magnitude)
 
 
-def dense_mean(
-    packed: Packed, points: torch.Tensor, log_weights: torch.Tensor, rows: tuple[int, int], columns: tuple[int, int]
-) -> Partial:
+def dense_mean(packed: Packed, points: Tensor, log_weights: Tensor, rows: Range, columns: Range) -> Partial:
     """MEAN of a range of the points over another, every φ for its row alone.
 
     Columns start with a tile, and end with one or the points.
@@ -195,7 +185,7 @@ def dense_mean(
     return Partial(log_sum, shift)
 
 
-def _results(n: int, d: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _results(n: int, d: int, device: torch.device) -> tuple[Tensor, Tensor]:
     new = functools.partial(torch.empty, dtype=torch.float64, device=device)
     return new(n), new((n, d))
 
@@ -206,21 +196,21 @@ def _programs(device: torch.device) -> int:
 
 
 @functools.cache
-def _on_device(tables: plan.Tables, device: torch.device) -> tuple[torch.Tensor, ...]:
+def _on_device(tables: plan.Tables, device: torch.device) -> tuple[Tensor, ...]:
     """Units and their beginnings, then the lists of partial sums, on a device."""
     found = tuple(torch.from_numpy(x).to(device) for x in (tables.units, tables.begins, *tables.lists))
     torch.cuda.current_stream(device).synchronize()  # other streams find them there
     return found
 
 
-def moved(points: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+def moved(points: Tensor, shift: Tensor) -> Tensor:
     """Return the points plus half their shift, (n, d) each."""
     out = torch.empty_like(points)
     kernel("pack", "move_points", 256)(-(-points.numel() // 256), points, shift, points.numel(), out)
     return out
 
 
-def symmetric_mean(points: Packed, d: int, log_weights: torch.Tensor) -> Partial:
+def symmetric_mean(points: Packed, d: int, log_weights: Tensor) -> Partial:
     """MEAN of the points themselves, every φ for its row and its column; all log weights (n,) are equal."""
     device = points.memory.device
     supers, blocks, programs = points.padded // plan.COLUMNS, points.padded // plan.ROWS, _programs(device)
@@ -249,9 +239,7 @@ def _symmetric_kernels(points: Packed) -> tuple[Kernel, Kernel]:
     return reduce, kernel(module, "merge", 8 * points.sums)
 
 
-def symmetric_block(
-    points: Packed, d: int, log_weights: torch.Tensor, rows: tuple[int, int], columns: tuple[int, int]
-) -> tuple[Partial, Partial]:
+def symmetric_pair(points: Packed, d: int, log_weights: Tensor, rows: Range, columns: Range) -> tuple[Partial, Partial]:
     """MEAN of two ranges of the points, each over the other; they begin with supers, and end with one or the points."""
     if rows == columns:
         own = symmetric_mean(_some(points, rows), d, log_weights)
@@ -285,7 +273,7 @@ def symmetric_block(
     return Partial(*results[0]), Partial(*results[1])
 
 
-def _some(points: Packed, which: tuple[int, int]) -> Packed:
+def _some(points: Packed, which: Range) -> Packed:
     start, stop = which
     size, copies = start * plan.point_bytes(points.width, points.precision), 1 if points.precision == "high" else 2
     rows, tiles, in_bytes = points.rows + size, points.tiles + size * copies, start * (2 * points.width + 8)

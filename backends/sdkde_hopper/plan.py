@@ -65,8 +65,7 @@ def launches(supers: int, programs: int, kind: Kind = ("fast", 16)) -> list[tupl
     By launches: each one's first super, and what it does.
     """
     half = supers // 2
-    units = MOST_UNITS * max(1, supers // 1024)
-    most = units // (COLUMNS // ROWS * (half + 1))  # supers of a launch
+    most = MOST_UNITS * max(1, supers // 1024) // (COLUMNS // ROWS * (half + 1))  # supers of a launch
     found = []
     for start, stop in [(0, supers)] if supers <= most else [(0, half), (half, supers)]:
         size = -(-(stop - start) // -(-(stop - start) // max(1, most)))
