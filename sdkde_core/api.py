@@ -318,14 +318,13 @@ def debias(train: Any, *, score: Score = None, progress: Progress = False, **opt
     if is_dask(train) or is_dask(request.weights):
         from .scale import lazy
 
-        return lazy(request, train, progress=progress)
+        return lazy(request, train, query=None, log=False, out=None, progress=progress)
 
     def compute(request: Request) -> Any:
         ready = autograd.plan(request, train)
         return _moved(ready, ready.request, scores(ready, advance=advance))
 
-    moved = None if progress is False else Argument.of("train", detached(train))
-    with watched(progress, moved) as advance:
+    with watched(progress, None if progress is False else Argument.of("train", detached(train))) as advance:
         result = with_fallback(request, compute)
     return result if type(train) is np.ndarray else labelled(train, result)
 

@@ -113,11 +113,12 @@ def job(
     return Job(plan, x, y, w, log, shifts, results, resident)
 
 
-def _sink(kept: ExitStack, task: Job, out: Any, name: str) -> tuple[Any, Write]:
+def _sink(kept: ExitStack, task: Job, out: Any) -> tuple[Any, Write]:
     """What takes the results, and the function that brings it the next block of them."""
     width = (task.plan.shape.d,) if task.plan.debiased else ()
     shape, dtype = (task.plan.last.m, *width), task.plan.shape.dtype
     if isinstance(out, str | os.PathLike):
+        name = "debiased" if width else "log_density" if task.log else "density"
         return out, kept.enter_context(writing(os.fspath(out), shape, dtype, name))
     array = np.empty(shape, dtype) if out is None else out
     if not hasattr(array, "__setitem__") or getattr(np.dtype(getattr(array, "dtype", "V")), "kind", "") != "f":
@@ -130,23 +131,19 @@ def _sink(kept: ExitStack, task: Job, out: Any, name: str) -> tuple[Any, Write]:
     return array, filling(array)
 
 
-def _run(
-    request: Request, train: Any, query: Any, out: Any, name: str, progress: Any, checkpoint: Any, **how: Any
-) -> Any:
+def _run(request: Request, train: Any, query: Any, out: Any, progress: Any, checkpoint: Any, **how: Any) -> Any:
     """Estimate to ``out``, or to a new array, and return it; ``how``: as for :func:`job`."""
     check_apart(out, checkpoint, train=train, query=query, weights=request.weights)
     with ExitStack() as kept:
         task = job(kept, request, train, query, checkpoint=checkpoint, **how)
-        result, write = _sink(kept, task, out, name)
+        result, write = _sink(kept, task, out)
         with watched(progress, task.rows) as advance:
             task.run(advance)
         warn_of_negative(task.deliver(write), task.plan.last.m)
     return result
 
 
-def lazy(
-    request: Request, train: Any, query: Any = None, log: bool = False, out: Any = None, progress: Any = False
-) -> Any:
+def lazy(request: Request, train: Any, query: Any, log: bool, out: Any, progress: Any) -> Any:
     """Return densities (m,) or moved samples (n, d) as a lazy Dask array; raise what can be said without reading."""
     if out is not None or progress is not False:
         instead = "as by .to_zarr(path), or watch with dask.diagnostics.ProgressBar() or the dashboard"
@@ -242,8 +239,7 @@ def estimate(
         zarr or pyarrow is needed, and not installed.
     """
     request = Request.of(Goal.DENSITY, options, "query", "log", "out", "memory", "checkpoint", "resume", "progress")
-    name, how = "log_density" if log else "density", {"log": log, "memory": memory, "resume": resume}
-    return _run(request, train, query, out, name, progress, checkpoint, **how)
+    return _run(request, train, query, out, progress, checkpoint, log=log, memory=memory, resume=resume)
 
 
 @public
@@ -263,4 +259,4 @@ def debias(
     Parameters as for :func:`estimate`; ``out`` is a path, or takes (n, d).
     """
     request = Request.of(Goal.DEBIASED, options, "out", "memory", "checkpoint", "resume", "progress")
-    return _run(request, train, None, out, "debiased", progress, checkpoint, memory=memory, resume=resume)
+    return _run(request, train, None, out, progress, checkpoint, memory=memory, resume=resume)

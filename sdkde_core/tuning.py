@@ -175,9 +175,7 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
     if lookup is None:
         return None
     try:
-        found = lookup(
-            query, problem, lambda config: (query, frozenset(config.items())) not in _rejected and fits(config)
-        )
+        found = lookup(query, problem, lambda x: (query, frozenset(x.items())) not in _rejected and fits(x))
         return None if found is None else Tuned(*found)
     except Exception as error:
         what = f"look-up for {query.kernel}"

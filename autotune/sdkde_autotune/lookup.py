@@ -53,9 +53,7 @@ class Found(NamedTuple):
 _answers: dict[tuple[Any, ...], list[Found]] = {}
 
 
-def lookup(
-    query: Query, problem: Problem, accept: Callable[[Config], bool] | None = None
-) -> tuple[dict[str, Any], str] | None:
+def lookup(query: Query, problem: Problem, accept: Callable[[Config], bool] | None = None) -> tuple[Config, str] | None:
     """Return the best known configuration and its rung, or None. Never writes or measures.
 
     ``accept(config)`` says whether the kernel can be launched so. It is asked on every call, for the best ones first.

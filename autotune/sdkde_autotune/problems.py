@@ -87,8 +87,7 @@ def tasks(wanted: Sequence[Problem], place: Place, backend: str | None = None) -
     tuned with them too. BackendUnavailable or ValueError: the named backend is not available or cannot be tuned; or
     there is nothing to tune for any.
     """
-    able = {record.name: record.info for record in registry.records() if record.ok and record.info}
-    able = {name: info for name, info in able.items() if info.tuning}
+    able = {x.name: x.info for x in registry.records() if x.ok and x.info and x.info.tuning}
     if backend is not None and backend not in able:
         require_known(backend, "")
         others = ", ".join(able) or "none is installed"

@@ -45,8 +45,7 @@ class Key(NamedTuple):
     def of(cls, query: Query, problem: Problem) -> Key:
         kind = str(problem.reduction), problem.precision, problem.dtype, ",".join(sorted(problem.requires))
         size = problem.d, query.dimension, octave(problem.n), octave(problem.m)
-        kernel = query.backend, query.kernel, query.config_version
-        return cls(*kernel, *kind, *size, query.gpu, query.architecture)
+        return cls(query.backend, query.kernel, query.config_version, *kind, *size, query.gpu, query.architecture)
 
 
 def octave(count: int) -> int:

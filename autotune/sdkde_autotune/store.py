@@ -87,8 +87,7 @@ class Store(AbstractContextManager["Store"]):
 
     def load(self, path: Path) -> int:
         """Add what a JSON file has that :meth:`dump` gave, or another database; return how many rows are new."""
-        found = _read(path)
-        return self.add(*(t if t.source == "predicted" else replace(t, source="imported") for t in found))
+        return self.add(*(t if t.source == "predicted" else replace(t, source="imported") for t in _read(path)))
 
 
 def _prepare(connection: sqlite3.Connection, empty: bool) -> None:

@@ -32,8 +32,7 @@ def run_demo(output: Path, backend: str, echo: Callable[[str], Any]) -> None:
         known, likelihoods, plane = figure.subfigures(1, 3, wspace=0.03)
         _example(known.subplots(2, 1, sharex=True, height_ratios=[1.4, 1]), backend, echo)
         # Pixels share a unit, so they are not standardised: that would blow up those that are hardly ever inked.
-        digits = load_digits()
-        train, test = train_test_split(digits.data, test_size=0.2, random_state=0)
+        train, test = train_test_split(load_digits().data, test_size=0.2, random_state=0)
         project = PCA(16).fit(train)
         train, test = project.transform(train), project.transform(test)
         own = _digits(likelihoods.subplots(), train, test, backend, echo)["sdkde"]

@@ -245,8 +245,7 @@ def explain(train: str, query: str | None, columns: list[str], measure: bool, as
     with about(**data.files_of(train, query, options)):
         given = [Given.of("data", x.read()) if isinstance(x, Source) else x for x in (x, y)]
         given[0] = given[0]._replace(names=x.names) if isinstance(x, Source) else x
-        request = data.request_of(options, calls=1)
-        explanation = explained(request, *given, measure=measure)
+        explanation = explained(data.request_of(options, calls=1), *given, measure=measure)
     click.echo(json.dumps(explanation.to_dict(), indent=2) if as_json else str(explanation))
 
 

@@ -67,8 +67,7 @@ def read_npz(name: str, path: Path, key: str, pick: Pick) -> Source:
             member.read(first)
             for start in range(0, shape[0], rows):
                 count = min(rows, shape[0] - start)
-                data = member.read(count * width * dtype.itemsize)
-                yield np.frombuffer(data, dtype).reshape(count, width)
+                yield np.frombuffer(member.read(count * width * dtype.itemsize), dtype).reshape(count, width)
             member.read(1)  # at the end the checksum is compared
 
     return Source(name, shape[0], width, dtype, batches).picked(pick)

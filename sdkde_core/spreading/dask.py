@@ -23,7 +23,6 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import dask.array as da
@@ -125,9 +124,7 @@ def lazy_result(survey: Any, log: bool, x: Argument, q: Argument | None, w: Argu
     return _Graph(survey, log, x, q, w).result()
 
 
-def lazy_whole(
-    fit: Callable[..., Any], x: Argument, q: Argument | None, w: Argument | None, log: bool, dtype: str
-) -> da.Array:
+def lazy_whole(fit: Any, x: Argument, q: Argument | None, w: Argument | None, log: bool, dtype: str) -> da.Array:
     """The result of a density that one task fits to all samples, and blocks of rows are put to."""
     given = (None if a is None else _blocks(a, [(0, x.shape[0])]) for a in (x, w))
     made, rows = delayed(_fitted, pure=True)(fit, *given), q or x
@@ -137,7 +134,7 @@ def lazy_whole(
 
 
 @_task
-def _fitted(fit: Callable[..., Any], points: Array, weights: Array | None) -> Any:
+def _fitted(fit: Any, points: Array, weights: Array | None) -> Any:
     return fit(points, weights)
 
 

@@ -60,9 +60,7 @@ class Ranks:
                 if value != (first := found[0][what]):
                     raise ValueError(f"rank {rank} has {what} {value}, rank 0 has {first}; pass the same on all")
 
-    def pack(
-        self, backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
-    ) -> OnRanks:
+    def pack(self, backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool) -> OnRanks:
         asked = str((problem.reduction, problem.n, problem.d, problem.precision, problem.extent))
         self.agreed({"the backend": info.name, "the problem": asked})
         return OnRanks(self, PackedColumns(backend, info, problem, columns, shared))
