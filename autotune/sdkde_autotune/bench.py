@@ -93,7 +93,6 @@ class CudaBench(Bench):
         return self.state
 
     def check(self, config: Config) -> None:
-        """Raise Failed if a row is beyond its tolerance; the output's memory was filled with NaN before."""
         poison = self.torch.full((32 << 20,), math.nan, dtype=self.torch.float64, device=self.device)
         del poison  # the reduction's next allocation reuses this memory
         super().check(config)
@@ -110,11 +109,10 @@ class CudaBench(Bench):
         return float(start.elapsed_time(end))
 
     def status(self, error: Exception) -> str:
-        """Return the status; ``"crash"`` if the CUDA context is unusable."""
         try:
             self.torch.cuda.synchronize(self.device)
         except Exception:
-            return "crash"
+            return "crash"  # the CUDA context is unusable
         return "oom" if isinstance(error, self.torch.cuda.OutOfMemoryError | MemoryError) else "invalid"
 
     def _graph(self, config: Config) -> Any:

@@ -15,6 +15,7 @@ import struct
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,11 +131,8 @@ def compile_module(module: str, log: io.StringIO | None = None) -> bytes:
         from cuda.core import Program, ProgramOptions
 
     options = ProgramOptions(arch=ARCHITECTURE, std="c++17", ptxas_options=None if log is None else ["-v"])
-    program = Program(source(module), "c++", options)
-    try:
+    with closing(Program(source(module), "c++", options)) as program:
         return bytes(program.compile("cubin", logs=log).code)
-    finally:
-        program.close()
 
 
 def _folder() -> Path:

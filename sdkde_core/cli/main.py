@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 import numpy as np
-from click.core import ParameterSource
+from click.core import Context, ParameterSource
 
 from .. import __version__, api
 from ..archive import check_replaced
@@ -34,7 +34,7 @@ from .options import backend_option, columns_option, density_argument, estimator
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.version_option(__version__, prog_name="sdkde")
 @click.pass_context
-def main(ctx: click.Context) -> None:
+def main(ctx: Context) -> None:
     """Density estimates of the samples in a file, by score-debiased kernel density estimation.
 
     \b
@@ -75,9 +75,7 @@ def main(ctx: click.Context) -> None:
 @click.option("--resume", is_flag=True, help="Go on with what the checkpoint has.")
 @quiet_option
 @click.pass_context
-def estimate(
-    ctx: click.Context, train: str, query: str | None, columns: list[str], quiet: bool, **options: Any
-) -> None:
+def estimate(ctx: Context, train: str, query: str | None, columns: list[str], quiet: bool, **options: Any) -> None:
     """Estimate the density of samples at other points.
 
     Queries are read, and results written, in batches: neither need fit in memory. With --memory or --checkpoint, and of
@@ -108,7 +106,7 @@ def estimate(
         click.echo(f"{output}: {points.rows} rows, {where}, {time.perf_counter() - start:.2f} s", err=True)
 
 
-def _loaded(ctx: click.Context, train: str, query: str | None) -> Prepared:
+def _loaded(ctx: Context, train: str, query: str | None) -> Prepared:
     """Load a density, for which the options of the estimate come too late."""
     for option in ctx.command.params:
         ours = option.name in ("train", "query", "output", "columns", "keep", "log", "quiet")
