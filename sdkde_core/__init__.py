@@ -23,26 +23,9 @@ if TYPE_CHECKING:
     from .interop.kernel_density import KernelDensity
     from .interop.mode_clustering import ModeClustering
 
-__all__ = [
-    "BackendUnavailable",
-    "Bandwidth",
-    "KernelDensity",
-    "ModeClustering",
-    "Prepared",
-    "SdkdeWarning",
-    "__version__",
-    "backends",
-    "debias",
-    "estimate",
-    "explain",
-    "gaussian_kde",
-    "grad_log_density",
-    "load",
-    "plots",
-    "prepare",
-    "select_bandwidth",
-    "warm_up",
-]
+__all__ = ["BackendUnavailable", "Bandwidth", "KernelDensity", "ModeClustering", "Prepared", "SdkdeWarning"]
+__all__ += ["__version__", "backends", "debias", "estimate", "explain", "gaussian_kde", "grad_log_density"]
+__all__ += ["load", "plots", "prepare", "select_bandwidth", "warm_up"]
 
 __version__ = "0.1.0"
 

@@ -22,35 +22,7 @@ from .fresh import run_python
 from .messages import parse_size, warn_once
 from .storage import cache_folder, write_atomically
 
-__all__ = [
-    "PerStream",
-    "Slots",
-    "array_namespace",
-    "cache_folder",
-    "check_threads",
-    "checkpoint",
-    "concatenate",
-    "cpu_threads",
-    "current_stream",
-    "each",
-    "empty",
-    "exponents",
-    "grids",
-    "in_child",
-    "in_slabs",
-    "launches",
-    "map_threads",
-    "merge",
-    "new_lock",
-    "on_device",
-    "parse_size",
-    "prices",
-    "products",
-    "put",
-    "reduce_exact",
-    "reduce_pass",
-    "run_python",
-    "warn_once",
-    "without_grad",
-    "write_atomically",
-]
+__all__ = ["PerStream", "Slots", "array_namespace", "cache_folder", "check_threads", "checkpoint", "concatenate"]
+__all__ += ["cpu_threads", "current_stream", "each", "empty", "exponents", "grids", "in_child", "in_slabs", "launches"]
+__all__ += ["map_threads", "merge", "new_lock", "on_device", "parse_size", "prices", "products", "put", "reduce_exact"]
+__all__ += ["reduce_pass", "run_python", "warn_once", "without_grad", "write_atomically"]

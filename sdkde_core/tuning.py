@@ -19,22 +19,8 @@ from .choice.cards import GPU, card_name
 from .messages import switched_off, warn_once
 from .protocol import BackendInfo, Problem
 
-__all__ = [
-    "GPU",
-    "GROUP",
-    "Compiled",
-    "Config",
-    "Query",
-    "Space",
-    "Tuned",
-    "card_name",
-    "checked",
-    "reject",
-    "space_of",
-    "this_cpu",
-    "tuned",
-    "using",
-]
+__all__ = ["GPU", "GROUP", "Compiled", "Config", "Query", "Space", "Tuned", "card_name"]
+__all__ += ["checked", "reject", "space_of", "this_cpu", "tuned", "using"]
 
 GROUP = "sdkde.tuning"
 
