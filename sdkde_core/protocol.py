@@ -85,7 +85,7 @@ FEATURES: Mapping[str, str] = {
     "pairs": "reduce_pairs: what two ranges of the points are to each other, each φ computed once; MEAN only",
     "line": "whiten, moved and density: what comes before and after the sums, by its own kernels; on CUDA devices",
     "moves": "displaced, in_unit, joined, joined_shifts: what lies between any backend's sums; on CUDA devices",
-    "criteria": "left_out and climb: what bandwidths say of left-out samples, by its own kernels; on CUDA devices",
+    "criteria": "left_out and fits: what bandwidths say of left-out samples, by its own kernels; on CUDA devices",
     "told": "map_threads(…, told=True) over the rows: progress then needs no batches of rows",
     "groups": "prepare_groups and reduce_groups: several groups of columns at once, each with rows of its own",
 }
@@ -416,32 +416,50 @@ class GroupsBackend(Backend, TypingProtocol):
 class CriteriaBackend(Backend, TypingProtocol):
     """A backend with the feature ``"criteria"``: a bandwidth is chosen from samples on a CUDA device in a few launches.
 
-    Arrays are NumPy's, float64: at most some thousand samples (n, d), with positive weights (n,) that sum to 1. φ_ij is
-    exp(−r²_ij / 2h²). Six digits of every result are enough.
+    Samples (n, d) and their weights (n,), which are positive and sum to 1, are PyTorch's on the device, float64, rows
+    in one piece. φ_ij is exp(−r²_ij / 2h²). Six digits of every result are enough.
     """
 
     def left_out(
-        self, u: Any, weights: Any, bandwidths: Sequence[float], method: str, device: str
-    ) -> tuple[Any, Any, Any]:
-        """Return log |p̂₋ᵢ(u_i)| and its sign (k, n), and log ∫p̂² (k,), at k bandwidths, at most 60.
+        self, samples: Sequence[tuple[Any, Any]], bandwidths: Sequence[Sequence[float]], method: str
+    ) -> list[tuple[Any, Any, Any]]:
+        """Return, for each of some samples with weights, what its k bandwidths say of these, at most some thousand.
 
-        Without (2π)^(−d/2). For ``"kde"`` p̂₋ᵢ(u_i) = Σ_{j≠i} w_j φ_ij / (1 − w_i) h^−d, for ``"laplace"`` the same with
-        the factor 1 + d/2 − r²_ij / 2h²; for ``"sdkde"`` of the others, moved by half their shift, as if u_i were not
-        there. ∫p̂² is of all samples: a KDE of the (moved) samples at √2 h, for ``"laplace"`` with the factor
-        1 + d/2 − q/2 + (q² − 2(d+2) q + d(d+2))/16, q = r²/2h².
+        That is log |p̂₋ᵢ(u_i)|, its sign, (k, n) each, or (k,) where all are positive, and log ∫p̂² (k,), NumPy's,
+        which are read at once. Without (2π)^(−d/2). For ``"kde"`` p̂₋ᵢ(u_i) = Σ_{j≠i} w_j φ_ij / (1 − w_i) h^−d, for
+        ``"laplace"`` the same with the factor 1 + d/2 − r²_ij / 2h²; for ``"sdkde"`` of the others, moved by half their
+        shift, as if u_i were not there. ∫p̂² is of all samples: a KDE of the (moved) samples at √2 h, for ``"laplace"``
+        with the factor 1 + d/2 − q/2 + (q² − 2(d+2) q + d(d+2))/16, q = r²/2h².
         """
 
-    def climb(
-        self, u: Any, weights: Any, shares: Any, lengths: Sequence[float], least: float, common: bool, device: str
-    ) -> tuple[Any, Any, Any]:
-        """Raise Σ_i a_i log Σ_{j≠i} w_j exp(−½ Σ_k g_k (u_ik − u_jk)²) |g|^½ by its precisions g, of 1 before.
+    def fits(
+        self,
+        u: Any,
+        weights: Any,
+        covariance: Any,
+        scale: float,
+        first: Sequence[float],
+        lengths: Sequence[int],
+        least: float,
+        chance: float,
+        full: bool,
+    ) -> tuple[Any, Any, Any, Any]:
+        """Return kernels that raise Σ_i a_i log Σ_{j≠i} w_j exp(−½ ‖W (u_i − u_j)‖²) |W|, on the device, read by none.
 
-        One step for each of ``lengths``: log g_k falls by that times log m_k, m_k at least ``least``, but by no more
-        than 5, nor by less than −5. m is the diagonal of the moment; if ``common``, its mean. ``shares`` (n,) are a.
-        Distances are float64. At most 32 lengths and 1,024 samples.
+        They are the fits that :func:`sdkde_core.bandwidth.shapes.find_shape` compares, at most 512 samples' in at most
+        64 dimensions. Returned are a (n,); of each fit W (7, d, d); the moment there (7, d, d), Σ_i a_i Σ_j r_ij v_ij
+        v_ijᵀ, v_ij = W (u_i − u_j) and r_ij the share of sample j in the sum, of 0 its diagonal, and all of it of 2 and
+        4 if ``full``; and the log of that sum, (7, n).
 
-        Returned are g (d,); the moment there, Σ_i a_i Σ_j r_ij v_ij v_ijᵀ (d, d), v_ij = g^½ (u_i − u_j) and r_ij the
-        share of sample j in the sum; and the log of that sum, (n,), without g's determinant.
+        The seven are: 0, from ``scale`` times the identity on, one scale, by steps of the lengths ``first``; then by
+        ``lengths`` 1, the same from 0 on, and 2, a scale per column, unless the moment of 0 hardly asks for that; 3,
+        this once more; 4, one scale by ``first`` from the correlation of ``covariance`` (d, d), as large as 0; 5, this
+        further; and, if ``full``, 6, a matrix, from the likelier of 2 and 4 on, from 2 if the correlation has less than
+        ``chance`` for −½ log of its determinant. 4 to 6 are arbitrary without a covariance. a is w, but for those
+        below the quantile .03 of what ``scale`` says, who count as much less as that is less likely.
+
+        A step of length k divides W by the root of k-th powers of the moment, of its diagonal or of that's mean, each
+        at least ``least``; logs of powers end at ±5. See :func:`sdkde_core.bandwidth.shapes.longer` for a matrix.
         """
 
 

@@ -8,7 +8,7 @@ import pytest
 import sdkde_core
 from sdkde_core import select_bandwidth
 from sdkde_core.bandwidth.rules import resolve
-from sdkde_core.bandwidth.shapes import _Kernels
+from sdkde_core.bandwidth.shapes import Fits
 
 
 def correlated(n=240, seed=0):
@@ -34,7 +34,7 @@ def test_a_fit_is_brute_force():
     rng = np.random.default_rng(0)
     u, w, factor = rng.normal(size=(60, 3)), rng.random(60), rng.normal(size=(3, 3)) + 2 * np.eye(3)
     w /= w.sum()
-    kernels = _Kernels(u, w)
+    kernels = Fits(u, w)
     fit = kernels.judged(kernels.fit(factor, np.linalg.inv(factor)))
     matrix, logs, moment = factor @ factor.T, [], np.zeros((3, 3))
     for i in range(60):

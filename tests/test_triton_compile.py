@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import triton
 from sdkde_autotune import records
 from sdkde_autotune.lookup import TABLES
-from sdkde_triton import choose, criteria, moves, space, tunables, whiten
+from sdkde_triton import choose, criteria, fits, moves, space, tunables, whiten
 from sdkde_triton.bounds import Form, merges, packed_dimensions
 from sdkde_triton.tunables import Launch
 from triton.backends.compiler import GPUTarget
@@ -115,13 +115,18 @@ def test_listed(kernel, d, form, capability):
 
 _FP32 = dict.fromkeys(("rows", "leaves", "nodes", "lowest", "reaches", "limits"), "*fp32") | {"step": "fp32"}
 _INT = dict.fromkeys(("visited", "counts", "ends", "out"), "*i32")
-_FP64 = dict.fromkeys(("given", "out", "partial"), "*fp64") | dict.fromkeys(("squares", "moves"), "*fp32")
+_FP64 = dict.fromkeys(("u", "weights", "rates", "out", "state", "covariance"), "*fp64") | {"counts": "*i32"}
+_FP64 |= dict.fromkeys(("squares", "moves", "turned", "scratch"), "*fp32")
+_STEPS = dict.fromkeys(("length", "other", "least", "unit", "constant", "share"), "fp32")
 
 
-def _check_spills(kernel, types, constants, capability):
+_SHAPES = [(16, False), (32, True), (32, False), (64, False)]
+
+
+def _check_spills(kernel, types, constants, capability, warps=4):
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
     source = ASTSource(kernel, signature=signature, constexprs=constants)
-    options = space.Config(1, 1, 4, 1).options
+    options = space.Config(1, 1, warps, 1).options
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     assert tunables.usage(compiled.asm["cubin"])[1] <= tunables.SPILLS
 
@@ -137,16 +142,24 @@ def test_lists(kernel, constants, d, capability):
 @pytest.mark.parametrize(
     ("kernel", "constants"),
     [
-        ("squares", {"ROWS": 8, "BLOCK": 128}),
+        ("squares", {"ROWS": 4, "BLOCK": 128}),
         ("moves", {"ROWS": 32, "BLOCK": 64}),
         ("criteria", {"MOVED": True, "LAPLACE": False, "ROWS": 16, "BLOCK": 128}),
         ("criteria", {"MOVED": False, "LAPLACE": True, "ROWS": 16, "BLOCK": 128}),
-        ("climb", {"ROWS": 4, "MOST": 512}),
-        ("step", {"MOST": 512}),
     ],
 )
 def test_criteria(kernel, constants, capability):
     _check_spills(getattr(criteria, f"{kernel}_kernel"), _FP64, constants, capability)
+
+
+@pytest.mark.parametrize("capability", [*(pytest.param(x, marks=pytest.mark.slow) for x in (80, 86)), 90])
+@pytest.mark.parametrize(("dim", "full"), [(16, True), *(pytest.param(*x, marks=pytest.mark.slow) for x in _SHAPES)])
+@pytest.mark.parametrize("kernel", ["begin", "rows", "step"])
+def test_fits(kernel, dim, full, capability):
+    more = {"step": {"ROWS": 4, "BLOCK": 8192 // dim // dim, "FULL": full}, "rows": {"BLOCK": 16}}
+    _check_spills(
+        getattr(fits, f"{kernel}_kernel"), _FP64 | _STEPS, more.get(kernel, {}) | {"DIM": dim}, capability, warps=8
+    )
 
 
 @pytest.mark.parametrize("capability", [*(pytest.param(x, marks=pytest.mark.slow) for x in (80, 86)), 90])

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..arrays import Array, array_namespace, columns_are_points, quiet, to_host
 from ..arrays.frames import Values
 from ..messages import did_you_mean, warn_once
+from .distinct import look
 from .isj import improved_sheather_jones
 from .matrix import Bandwidth
 from .normal import normal_reference
@@ -147,6 +148,9 @@ def resolve(
             carrying = xp.nonzero(weights)[0]
             train, weights = xp.take(train, carrying, axis=0), xp.take(weights, carrying)
     sample = quiet(Sample)(train, weights, n_eff, method)
+    sample.steps, sample.common, sample.mixed = steps and not common, common, mixed
+    if bandwidth in CHOOSERS:
+        look(sample, bandwidth)
     low, high = sample.ends[:2]
     if not (np.isfinite(low) & np.isfinite(high)).all():
         values = to_host(train)
@@ -157,7 +161,6 @@ def resolve(
             "fill it, or pass bandwidth as a number"
         )
     check_spread(bandwidth, int(train.shape[0]), n_eff, low, high, turned)
-    sample.steps, sample.common, sample.mixed = steps and not common, common, mixed
     return by_rule(bandwidth, sample, low, high)
 
 

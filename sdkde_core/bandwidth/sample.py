@@ -15,12 +15,14 @@ from ..arrays import Array, array_namespace, device_name, to_host
 from ..choice import registry
 from .matrix import like
 
+SEED = 20261122  # of the draw of samples
+
 
 class Kernels(NamedTuple):
     """What :class:`~sdkde_core.protocol.CriteriaBackend` has, for a device."""
 
-    left_out: Callable[..., tuple[Array, Array, Array]]
-    climb: Callable[..., tuple[Array, Array, Array]]
+    left_out: Callable[..., list[tuple[Array, Array, Array]]]
+    fits: Callable[..., tuple[Any, Any, Any, Any]]
 
 
 class Sample:
@@ -33,6 +35,7 @@ class Sample:
 
     note = ""
     selection: Any = None
+    on_card: Any = None  # what a GPU's kernels say
     common = steps = False
     mixed = True
     moves: tuple[Any, Any] = None, None
@@ -40,17 +43,28 @@ class Sample:
     def __init__(self, x: Any, weights: Any, n_eff: float, method: str = "sdkde") -> None:
         self.weights, self.n_eff, self.d, self.method = weights, n_eff, int(x.shape[1]), method
         xp, self.n, self.given, self.x = array_namespace(x), int(x.shape[0]), x, x - x[:1, :]
-        self.ends = to_host(xp.stack((xp.min(x, axis=0), xp.max(x, axis=0), x[0, :])))  # of all columns, and a row
-        self.unit = np.maximum(self.ends[1] - self.ends[2], self.ends[2] - self.ends[0])  # (d,) data units
-        self.x /= like(self.unit, x)  # in place: to get memory takes as long
+        low, high, first = self.there = xp.min(x, axis=0), xp.max(x, axis=0), x[0, :]
+        self.unit_there = xp.maximum(high - first, first - low)
+        self.x /= like(self.unit_there, x)  # in place: to get memory takes as long
         self.x -= xp.mean(self.x, axis=0) if weights is None else weights @ self.x
+
+    @functools.cached_property
+    def ends(self) -> Array:
+        """The ends of all columns, and a row, (3, d), data units."""
+        return to_host(array_namespace(self.x).stack(self.there))
+
+    @functools.cached_property
+    def unit(self) -> Array:
+        """What ``x`` is in units of, (d,), data units."""
+        return np.maximum(self.ends[1] - self.ends[2], self.ends[2] - self.ends[0])
 
     @functools.cached_property
     def kernels(self) -> Kernels | None:
         """Those of a backend with the feature ``"criteria"``, if there is one for the samples' device."""
         device = device_name(self.x)
-        backend = registry.having("criteria", device) if device.startswith("cuda") else None
-        return backend and Kernels(*(functools.partial(f, device=device) for f in (backend.left_out, backend.climb)))
+        known = device.startswith("cuda") and is_torch_array(self.x)
+        backend = registry.having("criteria", device) if known else None
+        return backend and Kernels(backend.left_out, backend.fits)
 
     def thinned(self, most: int, rng: np.random.Generator) -> tuple[Array, Array | None]:
         """At most so many samples (k, d), in ``unit``, on the host, and weights: how often each was drawn, or None."""
@@ -78,12 +92,15 @@ class Sample:
 
     def spread(self) -> Array:
         """σ₁ = min(std, IQR/1.34) per column, (d,); std where the IQR is 0."""
-        std, low, high = self.measured()
-        std, iqr = self.unit * std, self.unit * (high - low) / 1.34
-        return np.where(iqr > 1e-12 * std, np.minimum(std, iqr), std)  # equal quartiles, but for rounding of weights
+        return self.unit * spread_of(self.measured)
 
-    def measured(self) -> Any:
-        """Of ``self.x`` the standard deviation per column, ddof 0, and quartiles, three of (d,), read at once.
+    @functools.cached_property
+    def measured(self) -> Array:
+        """Of ``self.x`` the standard deviation per column, ddof 0, and quartiles, (3, d), on the host."""
+        return to_host(self.measured_there())
+
+    def measured_there(self) -> Any:
+        """The same where ``x`` is.
 
         Quartiles are of type 7, and the weighted form of Akinshin, "Weighted quantile estimators" (2023): a mean of the
         order statistics under the uniform distribution on an interval of width 1/n_eff.
@@ -92,9 +109,10 @@ class Sample:
         if self.weights is None:
             host = isinstance(x, np.ndarray)
             std = np.sqrt(np.einsum("ij,ij->j", x, x) / n) if host else xp.linalg.vector_norm(x, axis=0) / math.sqrt(n)
-            places = np.array([0.25, 0.75]) * (n - 1)
-            std, low, high = _around(x, [int(place) for place in places], std)
-            return std, *(low + (places % 1.0)[:, None] * (high - low))
+            places = [0.25 * (n - 1), 0.75 * (n - 1)]
+            ordered = _around(x, [int(place) for place in places])
+            quartiles = [low + place % 1.0 * (high - low) for place, (low, high) in zip(places, ordered)]
+            return xp.stack([std, *quartiles])
         order = xp.argsort(x, axis=0, stable=True)  # (n, d)
         weights = xp.reshape(xp.take(self.weights, xp.reshape(order, (-1,))), order.shape)
         reached, ordered = xp.cumulative_sum(weights, axis=0), xp.take_along_axis(x, order, axis=0)
@@ -103,11 +121,18 @@ class Sample:
             share = xp.clip(reached * self.n_eff - p * (self.n_eff - 1), 0.0, 1.0)
             share = xp.concat([share[:1, :], share[1:, :] - share[:-1, :]], axis=0)
             result.append(xp.sum(share * ordered, axis=0))
-        return to_host(xp.stack(result))
+        return xp.stack(result)
 
 
-def _around(x: Any, ranks: list[int], first: Any) -> tuple[Array, Array, Array]:
-    """Read ``first`` (d,), and of all columns of x (n, d) the values of these ranks (k, d), and the next ones.
+def spread_of(measured: Any) -> Any:
+    """σ₁ from standard deviations and quartiles (3, d), of any library."""
+    xp, (std, low, high) = array_namespace(measured), measured
+    iqr = (high - low) / 1.34
+    return xp.where(iqr > 1e-12 * std, xp.minimum(std, iqr), std)  # equal quartiles, but for rounding of weights
+
+
+def _around(x: Any, ranks: list[int]) -> Any:
+    """Of all columns of x (n, d) the values of these ranks, and the next ones: (k, 2, d), or as many arrays.
 
     On a CUDA device PyTorch sorts long columns one after the other. So all are sorted at once, as integers that begin
     with the column's number in place of the last bits.
@@ -115,18 +140,19 @@ def _around(x: Any, ranks: list[int], first: Any) -> tuple[Array, Array, Array]:
     xp, n, d = array_namespace(x), int(x.shape[0]), int(x.shape[1])
     if d == 1 or n <= 4096 or n * d > 1 << 26 or not is_torch_array(x) or not x.is_cuda:
         ordered = xp.sort(x, axis=0)
-        found = to_host(xp.stack([first, *(ordered[k + more, :] for k in ranks for more in (0, 1))]))
-        return found[0], found[1::2], found[2::2]
+        return [ordered[k : k + 2, :] for k in ranks]
     room, most = (d - 1).bit_length(), (1 << 63) - 1
     bits = x.T.contiguous().view(xp.int64)
     keys = bits ^ ((bits >> 63) & most)  # ordered as the numbers are
     column = xp.arange(1 - (1 << room), 1 << room, 2, device=x.device)[:d, None] << (63 - room)
     ordered = ((keys >> room) + column).reshape(-1).sort().values.view(d, n)
-    taken = [ordered[:, k : k + 2] - column for k in ranks]
-    bits = to_host(xp.concat([*taken, first.view(xp.int64)[:, None]], axis=1)).T
-    keys = bits[:-1] << room
-    values = (keys ^ ((keys >> 63) & most)).view(np.float64)
-    return bits[-1].view(np.float64), values[::2], values[1::2]
+    keys = (xp.stack([ordered[:, k : k + 2] - column for k in ranks]) << room).mT.contiguous()
+    return (keys ^ ((keys >> 63) & most)).view(xp.float64)
+
+
+def most_of(d: int) -> int:
+    """How many samples in d dimensions the criteria are summed over at most."""
+    return 1 << 18 if d == 1 else min(1500, math.isqrt(1500**2 * 16 // max(d, 16)))
 
 
 def drawn(n: int, most: int, rng: np.random.Generator) -> NDArray[np.intp]:

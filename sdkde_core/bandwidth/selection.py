@@ -22,7 +22,6 @@ choose the bandwidth's shape, in whose units the criteria are summed.
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -31,23 +30,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Array, quiet
-from ..engine.failures import raise_interrupt
-from ..engine.products import product
+from . import shapes
+from .distinct import GAP, TIES, Distinct, OnCard, failed
 from .isj import improved_sheather_jones
 from .line import FOLDS, STEP, Line, Looks, vertex
 from .normal import normal_reference, widest
 from .pairs import Left, Pairs
 from .rounding import spread_within, units_of
-from .sample import Sample
-from .shapes import find_shape
+from .sample import SEED, Sample, most_of
 
 Chooser = Literal["auto", "lscv", "lcv"]  # rules that choose from the data
 
 CHOOSERS: tuple[str, ...] = get_args(Chooser)
 MANY = 100.0  # samples from which one column is worth the step "moments", and improved Sheather-Jones
-SEED = 20261122  # of the draw of the samples that criteria are summed over
-
-_logger = logging.getLogger("sdkde")
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,46 +108,52 @@ def choose(sample: Sample, rule: str, spreads: Array) -> Selection:
         try:
             return _choose(sample, rule, spreads)
         except Exception as error:  # a backend may raise anything
-            raise_interrupt(error)
-            _logger.debug("the criteria's kernels ended with %s: %s", type(error).__name__, error)
-            sample.kernels = None
+            failed(sample, error)
     return _choose(sample, rule, spreads)
 
 
 def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
-    method = sample.method
-    u, weights, index, units = _distinct(sample, spreads)
-    n = len(u)
-    if n < 5 or (sample.d == 1 and not np.isfinite(u).all()):  # differences overflow, which the caller finds
+    method, d, looked = sample.method, sample.d, sample.on_card or distinct(sample, spreads)
+    weights, index, units = looked.weights, looked.index, looked.units
+    n = len(weights)
+    if n < 5 or (d == 1 and not np.isfinite(looked.u).all()):  # differences overflow, which the caller finds
         empty = np.empty(0)
-        asked = method, sample.d, sample.n_eff
-        multiple = widest(*asked) * math.exp(STEP * _usual(method, n)) if sample.d == 1 and rule == "auto" else 1.0
+        asked = method, d, sample.n_eff
+        multiple = widest(*asked) * math.exp(STEP * _usual(method, n)) if d == 1 and rule == "auto" else 1.0
         reason = f"{multiple:.3g} of the normal reference: {n} distinct samples are too few to choose from"
         return Selection(method, rule, multiple, reason, empty, empty, empty, n, units=units)
-    if sample.d == 1:
-        line = Line(u[:, 0], weights, index % min(FOLDS, n), method, sample.moves[1])
+    if d == 1:
+        line = Line(looked.u[:, 0], weights, index % min(FOLDS, n), method, sample.moves[1])
         return _on_a_line(sample, rule, line, units, float(units[0] / spreads[0]))
+    if sample.kernels is not None and sample.on_card is None:
+        looked = OnCard(sample, rule, looked)
     shape, why = None, ""
-    if rule == "auto" and not sample.common:
+    if rule == "auto" and not sample.common and (most := shapes.most_of(n, d)):
+        fits, covariance = looked.fits(most)
         held = bool(sample.mixed and spreads.min() > 1e-140 and spreads.max() < 1e140)  # by float64, squared
-        shape, why = find_shape(sample, u, weights, index, mixed=held)
+        shape, why = shapes.find_shape(fits, covariance, float(weights @ weights), mixed=held)
     if shape is not None:
-        u, why = product(u, np.linalg.inv(np.linalg.cholesky(shape)).T), f"; its shape is {why}"
+        looked.turn(np.linalg.inv(np.linalg.cholesky(shape)).T)
+        why = f"; its shape is {why}"
     steps = np.arange(-31, 1 if rule == "auto" else 6)
-    if n >= 1000:  # then a search by 500 of them pays
-        few = index[:500]
-        steps = _Looks(sample, u[few], weights[few] / weights[few].sum(), steps).narrowed(rule, steps, n)
-    looks = _Looks(sample, u, weights, steps)
+    counts = [500, n] if n >= 1000 else [n]  # a search by 500 pays
+    looks = [_Looks(method, d, looked.shares(count)) for count in counts]
+    every = np.union1d(steps, np.arange(1, 6)).tolist()  # what _of_both may ask for, too
+    bandwidths = [[look.bandwidth(step) for step in every] for look in looks]
+    for look, found in zip(looks, looked.left_out(counts, bandwidths, method)):
+        look.hears(every, found)
+    for look in looks[:-1]:
+        steps = look.narrowed(rule, steps, n)
     if len(steps) >= 10:
-        steps = looks.closely(rule, steps)
-    losses = looks.at(steps)
+        steps = looks[-1].closely(rule, steps)
+    losses = looks[-1].at(steps)
     squares, logs = losses.least_squares, losses.likelihood
     if rule == "lscv":
         log_multiple, what = _least(squares, weights, steps), "the minimum of least squares"
     elif rule == "lcv" and logs is not None:
         log_multiple, what = _least(logs, weights, steps), "the maximum of the likelihood"
     else:
-        log_multiple, what = _of_both(losses, weights, steps, looks)
+        log_multiple, what = _of_both(losses, weights, steps, looks[-1])
     what += f", each of {n} samples left out in turn{why}"
     means = squares @ weights, np.full(len(steps), np.nan) if logs is None else logs @ weights
     return _selected(sample, rule, log_multiple, what, steps, means, used=n, shape=shape, units=units)
@@ -195,7 +196,7 @@ def _on_a_line(sample: Sample, rule: str, line: Line, units: Array, unit: float)
     what += f", an eighth of {n} samples left out in turn"
     of_all = method, 1, sample.n_eff
     h = max(0.5 * unit, normal_reference(*of_all) * widest(*of_all) * math.exp(STEP * best))
-    std = sample.unit[0] * sample.measured()[0][0] if unit > 0.25 * h and sample.moves[1] else 0.0
+    std = sample.unit[0] * sample.measured[0][0] if unit > 0.25 * h and sample.moves[1] else 0.0
     if units[0] < 0.5 * std:  # coarser ones are as of counts
         step = line.moments(h, unit)
         sample.moves, what = (step, sample.moves[1]), f"{what}; the step is {step:.3g}, for what was rounded"
@@ -220,13 +221,10 @@ def _rounded(sample: Sample, units: Array) -> str:
     return f"; values{where} {what} multiples of {units[j]:.4g}{more}, and h is at least half of that"
 
 
-def most_of(d: int) -> int:
-    """How many samples in d dimensions the criteria are summed over at most."""
-    return 1 << 18 if d == 1 else min(1500, math.isqrt(1500**2 * 16 // max(d, 16)))
-
-
-def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.intp], Array]:
+def distinct(sample: Sample, spreads: Array) -> Distinct:
     """Distinct samples in spreads, their weights, an order in which they may be cut short, and the columns' units.
+
+    :meth:`.OnCard._prepared` has the same for samples of which most of this does nothing.
 
     Values of rounded columns are spread within their unit: what was rounded has a best bandwidth. Samples that are
     equal all the same count as one with their weight together: otherwise each would find itself again.
@@ -256,8 +254,8 @@ def _distinct(sample: Sample, spreads: Array) -> tuple[Array, Array, NDArray[np.
         u, together = u[heard], together[heard]
     index = rng.permutation(len(u))
     if not line:
-        _spread_ties(u, together, np.flatnonzero((ordered[1:] == ordered[:-1]).any(axis=0)), rng)
-    return u, together, index, units * sample.unit
+        _spread_ties(u, together, np.flatnonzero((ordered[1:] == ordered[:-1]).sum(axis=0) > TIES * len(x)), rng)
+    return Distinct(u, together, index, units * sample.unit)
 
 
 def _spread_ties(u: Array, weights: Array, columns: NDArray[np.intp], rng: np.random.Generator) -> None:
@@ -272,7 +270,7 @@ def _spread_ties(u: Array, weights: Array, columns: NDArray[np.intp], rng: np.ra
             u[:, j] += math.sqrt(2 * math.pi) * share * (rng.random(len(u)) - 0.5)
 
 
-def _without_gaps(u: Array, ranges: Array, gap: float = 20.0) -> Array:
+def _without_gaps(u: Array, ranges: Array, gap: float = GAP) -> Array:
     """Shorten stretches of each column without samples to ``gap`` spreads, for the digits of float32."""
     for j in np.flatnonzero(ranges > gap):
         order = np.argsort(u[:, j], kind="stable")
@@ -283,22 +281,23 @@ def _without_gaps(u: Array, ranges: Array, gap: float = 20.0) -> Array:
 
 
 class _Looks:
-    """Samples, and the criteria's terms at every step so far; kernels sum all of ``steps`` at once."""
+    """Samples with these weights, and the criteria's terms at every step so far."""
 
-    def __init__(self, sample: Sample, u: Array, weights: Array, steps: NDArray[np.intp]) -> None:
-        self.method, self.weights = sample.method, weights
+    def __init__(self, method: str, d: int, weights: Array) -> None:
+        self.method, self.weights = method, weights
         self.share = float(weights @ weights)  # of one sample, effectively
-        asked = sample.method, sample.d, 1.0 / self.share
+        asked = method, d, 1.0 / self.share
         self.unit = normal_reference(*asked) * widest(*asked)  # in spreads
         self.known: dict[int, Left] = {}
-        if sample.kernels is None:
-            self.pairs = Pairs(u, weights, sample.method)
-        else:
-            every = [int(step) for step in np.union1d(steps, np.arange(1, 6))]  # these are what _of_both may ask for
-            found = sample.kernels.left_out(u, weights, [self._bandwidth(step) for step in every], self.method)
-            self.known = dict(zip(every, map(Left, *found)))
 
-    def _bandwidth(self, step: int) -> float:
+    def hears(self, steps: list[int], found: Pairs | list[Left]) -> None:
+        """Take what these steps say, or pairs that can be asked."""
+        if isinstance(found, Pairs):
+            self.pairs = found
+        else:
+            self.known = dict(zip(steps, found))
+
+    def bandwidth(self, step: int) -> float:
         return self.unit * math.exp(STEP * step)
 
     def narrowed(self, rule: str, steps: NDArray[np.intp], n: int) -> NDArray[np.intp]:
@@ -346,7 +345,7 @@ class _Looks:
     def at(self, steps: NDArray[np.intp]) -> _Losses:
         """Return what every sample adds to the criteria at these steps."""
         if new := [step for step in steps.tolist() if step not in self.known]:
-            self.known.update(zip(new, self.pairs.at([self._bandwidth(step) for step in new])))
+            self.known.update(zip(new, self.pairs.at([self.bandwidth(step) for step in new])))
         left = [self.known[step] for step in steps.tolist()]
         logs = np.stack([one.log_density for one in left])
         squares = np.array([one.log_square for one in left])

@@ -9,8 +9,8 @@ in p̂₋ᵢ(u_i), its step is
 or the diagonal of that, or a multiple of the H before (Leiva-Murillo and Artés-Rodríguez, "Algorithms for
 maximum-likelihood bandwidth selection in kernel density estimators", Pattern Recognition Letters 33, 2012). It raises
 the likelihood, but by little where samples say little. So steps are longer than EM's, by the factors of Chebyshev's
-iteration: what a long one spoils in some directions the short ones make good. Only the shape is taken from this, the
-same for all methods; the scale is each method's own.
+iteration, rounded: what a long one spoils in some directions the short ones make good. Only the shape is taken from
+this, the same for all methods; the scale is each method's own.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from numpy.typing import NDArray
 from ..arrays import Array
 from ..engine.products import product
 from .normal import normal_reference
-from .sample import Kernels, Sample
 
 #: How much longer than EM's the steps to the first scale are. There are few, as the likelihood alone would have kernels
 #: too narrow: where samples say little they stay near the normal reference, as wide as it is.
 SCALE_LENGTHS = (1.6,) * 5
 
 #: The same from there: Chebyshev's six for an EM that takes away between 0.18 and 1 of what is left in a direction,
-#: 2 / (1.18 + 0.82 cos((k + ½) π / 6)), long and short in turn. They come as far as ten of 1.6.
-LENGTHS = (1.013, 5.162, 1.136, 3.329, 1.437, 2.066)
+#: 2 / (1.18 + 0.82 cos((k + ½) π / 6)), as whole numbers, long and short in turn. They come as far as ten of 1.6.
+LENGTHS = (1, 5, 1, 3, 1, 2)
 
 #: The least eigenvalue of a shape, as a correlation matrix: below it columns are nearly dependent.
 LEAST = 1e-6
@@ -53,48 +52,44 @@ class _Fit(NamedTuple):
         return self.factor @ self.factor.T
 
 
-def find_shape(
-    sample: Sample, u: Array, weights: Array, order: NDArray[np.intp], *, mixed: bool = True
-) -> tuple[Array | None, str]:
+def most_of(n: int, d: int) -> int:
+    """How many of n samples in d dimensions a shape is fitted to; 0 where they are too few for one."""
+    most = min(n, 500, math.isqrt(500**2 * 16 // max(d, 16)))
+    return most if 1 < d <= most / 10 else 0
+
+
+def enough(n: int, d: int) -> bool:
+    """Whether there are three samples for each parameter of a matrix."""
+    return n >= 3 * d * (d + 1) / 2
+
+
+def find_shape(kernels: Fits, covariance: Array, share: float, *, mixed: bool = True) -> tuple[Array | None, str]:
     """Find a shape (d, d), in the columns' spreads, that is clearly better than these, and why; None without one.
 
     A scale per column is tried first, then the samples' correlation, then any matrix, if ``mixed``. "Clearly": by the
     score of the differences of log p̂₋ᵢ, paired sample by sample, less what as many parameters gain by chance (Akaike).
     The samples' correlation, where it is more than chance, is not fitted to that likelihood: a strong one is taken
-    unless it is clearly worse. ``u`` (n, d): distinct samples in units of their spread; ``order``: one in which they
-    may be cut short.
+    unless it is clearly worse. ``covariance`` (d, d) is that of all samples, ``share`` the sum of their squared
+    weights; ``kernels`` are at :func:`most_of` them.
     """
-    n, d = u.shape
-    most = min(n, 500, math.isqrt(500**2 * 16 // max(d, 16)))
-    if d == 1 or most < 10 * d:
-        return None, ""
-    few = order[:most]
-    w = weights[few] / weights[few].sum()
-    start = normal_reference("kde", d, 1.0 / float(w @ w))
-    kernels = _Kernels(u[few], w) if sample.kernels is None else _Climber(u[few], w, sample.kernels)
-    kernels.without_the_far(start * np.eye(d))
-    columns = kernels.scaled(start * np.eye(d), SCALE_LENGTHS)
+    columns, d, correlation = kernels.columns(), kernels.d, correlation_of(covariance)
     found: tuple[Array | None, str] = None, ""
     simple, freed = columns, "scale"  # the best so far, and what it was climbed by
     scales = kernels.climb(columns, "scales") if kernels.may_gain(columns, "scales", d - 1) else columns
     if kernels.better(scales, columns, "scale", d - 1):
         simple, freed, matrix = scales, "scales", np.diag(np.diagonal(scales.matrix))
         found = matrix / _size(matrix), f"a scale of its own per column, {_better(scales, columns)}"
-    correlation = _correlation(u, weights)
     if not mixed or not _far_from_singular(correlation):
         return found
-    size, more, likeliest = _size(correlation), d * (d - 1) / 2, simple
+    size, more, likeliest = _size(correlation), d * (d - 1) / 2, scales
     # What the correlation adds to the log likelihood of normal samples, against what Akaike takes for chance.
-    if -0.5 * d * math.log(size) > 2.0 * more * float(weights @ weights):
-        factor = np.linalg.cholesky(correlation) * math.sqrt(_size(columns.matrix) / size)
-        oriented = kernels.scaled(factor, SCALE_LENGTHS)
-        likeliest = max(simple, oriented, key=lambda fit: float(fit.logs @ kernels.rows))
+    if -0.5 * d * math.log(size) > 2.0 * more * share:
+        oriented = kernels.oriented(correlation, columns)
+        likeliest = max(scales, oriented, key=lambda fit: float(fit.logs @ kernels.rows))
         if kernels.better(oriented, simple, freed, 0, errors=max(-1.5, 1.0 + 2.5 * math.log(size))):
             simple, freed = oriented, "scale"
             found = correlation, f"that of the samples' correlation, {_better(oriented, columns)}"
-    if most < 3 * d * (d + 1) / 2:  # three samples for each parameter
-        return found
-    if not kernels.may_gain(likeliest, "matrix", d * (d + 1) / 2 - 1):
+    if not enough(len(kernels.w), d) or not kernels.may_gain(likeliest, "matrix", d * (d + 1) / 2 - 1):
         return found
     full = kernels.climb(likeliest, "matrix")
     more += (d - 1) * (freed == "scale")
@@ -104,16 +99,30 @@ def find_shape(
     return found
 
 
-class _Kernels:
-    """Kernels of any covariance at samples. Whatever a product of matrices can sum is summed by one."""
+class Fits:
+    """Fits of kernels to samples u (n, d) with these weights (n,), that sum to 1, made when they are asked for.
+
+    Whatever a product of matrices can sum is summed by one.
+    """
 
     def __init__(self, u: Array, weights: Array) -> None:
         self.u, self.w, self.d = u, weights, u.shape[1]
         # Of all pairs, used again and again: the memory of new arrays takes as long as what is done with them.
         self._pairs, *self._single = (np.empty((len(u),) * 2, kind) for kind in (float, *[np.float32] * 3))
-        self.columns = np.concatenate([np.ones((len(u), 1)), 2.0 * u], axis=1)
-        self.weights = weights.astype(np.float32)
+        self._columns = np.concatenate([np.ones((len(u), 1)), 2.0 * u], axis=1)
+        self._weights = weights.astype(np.float32)
         self.rows = weights  # the samples' shares in the likelihood
+
+    def columns(self) -> _Fit:
+        """Kernels of one scale; from here on far samples count for less."""
+        factor = scale_of(self.w, self.d) * np.eye(self.d)
+        self._without_the_far(factor)
+        return self._scaled(factor, SCALE_LENGTHS)
+
+    def oriented(self, correlation: Array, columns: _Fit) -> _Fit:
+        """Kernels of that correlation, from the size of others on."""
+        factor = np.linalg.cholesky(correlation) * math.sqrt(_size(columns.matrix) / _size(correlation))
+        return self._scaled(factor, SCALE_LENGTHS)
 
     def fit(self, factor: NDArray[Any], inverse: NDArray[Any]) -> _Fit:
         """What kernels of that factor say."""
@@ -124,7 +133,7 @@ class _Kernels:
         np.fill_diagonal(logs, -math.inf)
         most, single, near = logs.max(axis=1), self._single[0], logs
         near[...] = np.exp(np.subtract(logs, most[:, None], out=single), out=single)  # in half the time
-        sums = product(near, self.columns)
+        sums = product(near, self._columns)
         share = shares / sums[:, :1]
         both = shares + product(share.T, near).T
         moment = inverse @ product(self.u.T, both * self.u - share * sums[:, 1:]) @ inverse.T
@@ -138,14 +147,14 @@ class _Kernels:
     def climb(self, fit: _Fit, free: str) -> _Fit:
         """Raise the likelihood by a matrix's ``"scale"``, the ``"scales"`` of columns or all of it, ``"matrix"``."""
         if free == "scale":
-            return self.scaled(fit.factor, LENGTHS)
+            return self._scaled(fit.factor, LENGTHS)
         for length in LENGTHS:
-            values, vectors = np.diagonal(fit.moment), np.eye(self.d)
             if free == "matrix":
-                values, vectors = np.linalg.eigh(fit.moment)
-            logs = length * np.log(np.maximum(values, LEAST))
-            stretch = np.exp(0.5 * np.clip(logs, -5.0, 5.0))
-            fit = self.fit(fit.factor @ (vectors * stretch), (vectors / stretch).T @ fit.inverse)
+                fit = self.fit(*longer(fit, length))
+            else:
+                logs = length * np.log(np.maximum(np.diagonal(fit.moment), LEAST))
+                stretch = np.exp(0.5 * np.clip(logs, -5.0, 5.0))
+                fit = self.fit(fit.factor * stretch, fit.inverse / stretch[:, None])
         return self.judged(fit)
 
     def may_gain(self, fit: _Fit, free: str, more: float) -> bool:
@@ -164,7 +173,7 @@ class _Kernels:
         least = squares.min(axis=1)
         return least + norms, np.subtract(squares, least[:, None], out=self._single[0])
 
-    def without_the_far(self, factor: NDArray[Any]) -> None:
+    def _without_the_far(self, factor: NDArray[Any]) -> None:
         """Let the 3 % of the samples in the thinnest places count by their density: they ask for wide kernels."""
         logs = self.judged(self.fit(factor, np.linalg.inv(factor))).logs
         n = len(logs)
@@ -172,7 +181,7 @@ class _Kernels:
         rows = self.w * np.exp(np.minimum(logs - least, 0.0))
         self.rows = rows / rows.sum()
 
-    def scaled(self, factor: NDArray[Any], lengths: Sequence[float]) -> _Fit:
+    def _scaled(self, factor: NDArray[Any], lengths: Sequence[float]) -> _Fit:
         """Raise the likelihood by the scale of kernels of that factor; one product is less than a :meth:`fit`."""
         c, (least, beyond) = 1.0, self._distances(factor)  # c is scale⁻²
         for length in lengths:
@@ -188,7 +197,7 @@ class _Kernels:
         np.exp(np.multiply(beyond, np.float32(-c), out=near), out=near)
         both = near, np.multiply(near, beyond, out=moment)
         # :func:`.product` cuts one of a matrix and a vector into pieces, which takes ten times as long here.
-        return np.stack([np.vecdot(terms, self.weights) for terms in both]).astype(np.float64)
+        return np.stack([np.vecdot(terms, self._weights) for terms in both]).astype(np.float64)
 
     def better(self, fit: _Fit, other: _Fit, free: str, more: float, errors: float = 2.0) -> bool:
         """Whether a fit is so many standard errors better than one, with as many steps and ``more`` parameters less."""
@@ -204,33 +213,47 @@ class _Kernels:
         return (mean - more * float(rows @ rows)) / error if error > 0 else 0.0
 
 
-class _Climber(_Kernels):
-    """The same by a backend's kernels: all steps of a scale, or of a scale per column, are launched at once."""
+def longer(fit: _Fit, length: int) -> tuple[Array, Array]:
+    """The factor of L Mᵏ Lᵀ, and its inverse, of a fit's L and moment M = K Kᵀ: L K Kᵀ K …, of k factors.
 
-    def __init__(self, u: Array, weights: Array, kernels: Kernels) -> None:
-        self.u, self.w, self.rows, self.d, self._by = u, weights, weights, u.shape[1], kernels
+    A step of more than one is taken where no eigenvalue of that power can be beyond exp(±5).
+    """
+    root = np.linalg.cholesky(fit.moment + LEAST * np.eye(len(fit.moment)))
+    back, (factor, inverse) = np.linalg.inv(root), fit[:2]
+    most = max(float(np.abs(x @ x.T).sum(axis=1).max()) for x in (root, back.T))
+    for _ in range(length if length * math.log(most) <= 5.0 else 1):
+        factor, inverse, root, back = factor @ root, back @ inverse, root.T, back.T
+    return factor, inverse
 
-    def fit(
-        self, factor: NDArray[Any], inverse: NDArray[Any], lengths: Sequence[float] = (), common: bool = True
-    ) -> _Fit:
-        """What kernels of that factor say, after steps of such lengths by the scales of its columns."""
-        u = product(self.u, inverse.T)
-        rates, moment, found = self._by.climb(u, self.w, self.rows, lengths, LEAST, common)
-        if lengths:
-            scale = np.sqrt(rates)
-            factor, inverse = factor / scale, inverse * scale[:, None]
-        return _Fit(factor, inverse, (moment + moment.T) / 2, found)
 
-    def judged(self, fit: _Fit) -> _Fit:
-        return fit._replace(logs=fit.found - np.log1p(-self.w) - np.linalg.slogdet(fit.factor)[1])
+class FoundFits(Fits):
+    """The same by a backend's kernels, which have made all of them: :class:`sdkde_core.protocol.CriteriaBackend`."""
+
+    def __init__(self, weights: Array, rows: Array, inverses: Array, moments: Array, logs: Array) -> None:
+        self.w, self.rows, self.d, self._found = weights, rows, inverses.shape[-1], (inverses, moments, logs)
+        self._asked: dict[int, _Fit] = {}
+
+    def columns(self) -> _Fit:
+        return self._number(0)
+
+    def oriented(self, correlation: Array, columns: _Fit) -> _Fit:
+        return self._number(4)
 
     def climb(self, fit: _Fit, free: str) -> _Fit:
-        if free == "matrix":  # whose moment is turned to its axes on the host
-            return super().climb(fit, free)
-        return self.judged(self.fit(fit.factor, fit.inverse, LENGTHS, free == "scale"))
+        before = next(i for i, asked in self._asked.items() if asked is fit)
+        return self._number({"scale": before + 1, "scales": 2 + before // 2, "matrix": 6}[free])
 
-    def scaled(self, factor: NDArray[Any], lengths: Sequence[float]) -> _Fit:
-        return self.judged(self.fit(factor, np.linalg.inv(factor), lengths))
+    def _number(self, i: int) -> _Fit:
+        if i not in self._asked:
+            inverse, moment, logs = (each[i] for each in self._found)
+            logs = logs - np.log1p(-self.w) + np.linalg.slogdet(inverse)[1]
+            self._asked[i] = _Fit(np.linalg.inv(inverse), inverse, moment, None, logs)
+        return self._asked[i]
+
+
+def scale_of(weights: Array, d: int) -> float:
+    """The scale of the first kernels, in spreads: the normal reference of samples with these weights."""
+    return normal_reference("kde", d, 1.0 / float(weights @ weights))
 
 
 def _better(fit: _Fit, columns: _Fit) -> str:
@@ -243,9 +266,8 @@ def _median(x: Array) -> float:
     return 0.5 * float(np.partition(x, places)[places].sum())
 
 
-def _correlation(u: Array, weights: Array) -> Array:
-    centred = u - weights @ u
-    covariance = product((centred * weights[:, None]).T, centred)
+def correlation_of(covariance: Array) -> Array:
+    """The correlation matrix (d, d) of a covariance."""
     scale = np.sqrt(np.maximum(np.diagonal(covariance), 1e-300))
     return (covariance + covariance.T) / 2 / scale[:, None] / scale
 

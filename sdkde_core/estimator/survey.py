@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from ..arrays import check_weights, quiet, refuse_not_finite
 from ..bandwidth.matrix import Bandwidth
-from ..bandwidth.sample import Sample, drawn
-from ..bandwidth.selection import SEED, most_of
+from ..bandwidth.sample import SEED, Sample, drawn, most_of
 from ..engine.outliers import radii
 
 Array = NDArray[Any]
@@ -303,7 +302,8 @@ class Summary(Sample):
     def covariance(self) -> Array:
         return self._spread / (1.0 - 1.0 / self.n_eff)
 
-    def measured(self) -> Any:
+    @functools.cached_property
+    def measured(self) -> Array:
         assert self._ends is not None  # asked for by the rules that need them
         squared = np.diagonal(self._spread) if self._spread.ndim == 2 else self._spread
-        return np.sqrt(squared) / self.unit, self._ends[0] / self.unit, self._ends[1] / self.unit
+        return np.stack([np.sqrt(squared), *self._ends]) / self.unit

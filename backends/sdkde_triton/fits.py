@@ -1,0 +1,307 @@
+"""The search for a bandwidth's shape: steps of EM by matrices of several kinds, side by side, without the host.
+
+The formulas are those of :mod:`sdkde_core.bandwidth.shapes`. Kernels N(0, H) have the **inverse** factor W, H⁻¹ = WᵀW.
+``state`` is float64: log weights and shares in the likelihood, (MOST,) each, and then the fits, :data:`FITS`. Of each
+fit it has W and its moment, (DIM, DIM) each, log det W, whether it may change, 6 numbers that are not used, and
+log Σ_j w_j φ_ij of every sample, (MOST,). ``turned`` has W u of each, (DIM, MOST) float32.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from sdkde_core.plugin import on_device
+
+from . import criteria
+from .compiled import rehearse
+from .criteria import kept
+from .kernels import f64, sized
+from .space import Config
+
+#: Samples at most.
+MOST = tl.constexpr(512)
+
+#: What is fitted, in the order of the results: see :class:`sdkde_core.protocol.CriteriaBackend`.
+FITS = 7
+
+
+@triton.jit
+def _at(state, fit, DIM: tl.constexpr):
+    """Where a fit begins."""
+    return state + 2 * MOST + fit * (2 * DIM * DIM + 8 + MOST)
+
+
+@triton.jit
+def _root(a, d, DIM: tl.constexpr):
+    """K⁻¹ and log det K of a matrix K Kᵀ, by Cholesky's elimination."""
+    i = tl.arange(0, DIM)
+    inverse = tl.where(i[:, None] == i[None, :], f64(1.0), f64(0.0))
+    logs = f64(0.0)
+    for k in range(d):
+        column = tl.sum(tl.where(i[None, :] == k, a, 0.0), 1)
+        pivot = tl.sqrt(tl.maximum(tl.sum(tl.where(i == k, column, 0.0), 0), 1e-12))
+        row = tl.sum(tl.where(i[:, None] == k, inverse, 0.0), 0) / pivot
+        below = tl.where(i > k, column / pivot, 0.0)
+        a -= below[:, None] * below[None, :]
+        inverse = tl.where(i[:, None] == k, row[None, :], inverse - below[:, None] * row[None, :])
+        logs += tl.log(pivot)
+    return inverse, logs
+
+
+@triton.jit
+def _norm(a):
+    """The largest sum of a row's magnitudes: no eigenvalue exceeds it."""
+    return tl.max(tl.sum(tl.abs(a), 1), 0)
+
+
+@triton.jit
+def _turn(u, v, at, DIM: tl.constexpr):
+    """Write W u of all samples, (DIM, MOST) float32; ``u`` is float64, and so is W, which was stored before."""
+    BLOCK: tl.constexpr = MOST if MOST < 8192 // DIM else 8192 // DIM
+    k = tl.arange(0, DIM)
+    tl.debug_barrier()
+    for start in range(0, MOST, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        found = tl.zeros((DIM, BLOCK), tl.float64)
+        for column in tl.range(0, DIM, loop_unroll_factor=8):
+            found += tl.load(at + k * DIM + column)[:, None] * tl.load(u + column * MOST + j)[None, :]
+        tl.store(v + k[:, None] * MOST + j[None, :], found.to(tl.float32))
+
+
+@triton.jit
+def _step(
+    u, at, v, parts, apart, programs, d, kind, asked, length, other, least,
+    BLOCK: tl.constexpr, FULL: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Sum the programs' shares in a fit's moment, and go a step of EM, ``length`` times as long; 0: none.
+
+    ``kind`` 0: one scale, 1: a scale per column, 2: a matrix, if FULL, which only steps of whole numbers change; 3: one
+    scale by a step ``other``.
+    """
+    k, DD = tl.arange(0, DIM), DIM * DIM
+    diagonal, here = k[:, None] == k[None, :], k[:, None] * DIM + k[None, :]
+    length = tl.where(kind == 3, other, length) * tl.load(at + 2 * DD + 1)
+    inverse, log = tl.load(at + here), tl.load(at + 2 * DD)
+    if asked < 2:
+        p = tl.arange(0, 128)[:, None]
+        values = tl.load(
+            parts + p * apart + (asked * k * (DIM + 1))[None, :], mask=(p < programs) & (k < d)[None, :], other=0.0
+        )
+        values = tl.sum(values.to(tl.float64), 0)
+        tl.store(at + DD + k * (DIM + 1), values)
+        values /= tl.where(asked == 0, d, 1)
+        values = tl.where(k < d, tl.maximum(values, least), 1.0)
+        stretch = -0.5 * tl.minimum(tl.maximum(length * tl.log(values), f64(-5.0)), f64(5.0))
+        inverse *= tl.exp(stretch)[:, None]
+        log += tl.sum(tl.where(k < d, stretch, 0.0), 0)
+    elif FULL:
+        moment = tl.zeros((DIM, DIM), tl.float64)
+        for start in range(0, programs, BLOCK):
+            p = start + tl.arange(0, BLOCK)[:, None, None]
+            each = tl.load(parts + p * apart + here[None], mask=p < programs, other=0.0)
+            moment += tl.sum(each, 0).to(tl.float64)
+        tl.store(at + DD + here, moment)
+        if length > 0.0:
+            moment += tl.where(diagonal, tl.where(k < d, least, 1.0)[:, None], 0.0)
+            root, logs = _root(moment, d, DIM)
+            root = root.to(tl.float32)
+            most = tl.maximum(_norm(moment.to(tl.float32)), _norm(tl.dot(tl.trans(root), root, input_precision="ieee")))
+            times = tl.where(length * tl.log(most) <= 5.0, length, 1.0).to(tl.int32)
+            longer = inverse.to(tl.float32)
+            for _ in range(times):
+                longer = tl.dot(root, longer, input_precision="ieee")
+                root = tl.trans(root)
+            inverse = longer.to(tl.float64)
+            log -= times * logs
+    if length > 0.0:
+        tl.store(at + here, inverse)
+        tl.store(at + 2 * DD, log)
+        _turn(u, v, at, DIM)
+
+
+@sized
+def step_kernel(
+    u, state, turned, scratch, counts, n, d, first, kind, asked, length, other, least,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, FULL: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """What fits say of a program's rows; the last program of a fit sums the moment and goes a step of EM.
+
+    ``first`` has the numbers of the fits, four bits each; ``asked``, two bits each, what is summed: 0 the moment's
+    trace, 1 its diagonal, 2 all of it, if FULL; ``kind``, two bits each, and lengths are of :func:`_step`. ``scratch``
+    has for each program (ROWS, MOST) and (DIM, DIM) float32: its rows' shares, and its share in the moment. ``counts``
+    of the fits are 0 before and after.
+    """
+    chain, j, k, DD = tl.program_id(1), tl.arange(0, MOST), tl.arange(0, DIM), DIM * DIM
+    fit, i = (first >> (4 * chain)) & 15, tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    v, at, programs = turned + fit * DIM * MOST, _at(state, fit, DIM), tl.num_programs(0)
+    mine = scratch + (chain * programs + tl.program_id(0)) * (ROWS * MOST + DD)
+    q = tl.zeros((ROWS, MOST), tl.float32)
+    for column in tl.range(0, d, loop_unroll_factor=4):
+        away = tl.load(v + column * MOST + i)[:, None] - tl.load(v + column * MOST + j)[None, :]
+        q += away * away
+    logs = tl.load(state + j).to(tl.float32)[None, :] - 0.5 * q
+    logs = tl.where((i[:, None] != j[None, :]) & (j < n)[None, :], logs, -1e30)
+    top = tl.max(logs, 1)
+    shares = tl.exp(logs - top[:, None])
+    total = tl.sum(shares, 1)
+    tl.store(at + 2 * DD + 8 + i, (top + tl.log(total)).to(tl.float64), mask=i < n)
+    shares *= (tl.load(state + MOST + i, mask=i < n, other=0.0).to(tl.float32) / total)[:, None]
+    asked, part = (asked >> (2 * chain)) & 3, mine + ROWS * MOST
+    if asked == 0:
+        tl.store(part, tl.sum(tl.sum(shares * q, 1), 0))
+    elif asked == 1:
+        for column in range(d):
+            away = tl.load(v + column * MOST + i)[:, None] - tl.load(v + column * MOST + j)[None, :]
+            tl.store(part + column * (DIM + 1), tl.sum(tl.sum(shares * away * away, 1), 0))
+    elif FULL:
+        tl.store(mine + tl.arange(0, ROWS)[:, None] * MOST + j[None, :], shares)
+        tl.debug_barrier()
+        moments = tl.zeros((BLOCK, DIM, DIM), tl.float32)
+        for start in range(0, MOST, BLOCK):
+            others = start + tl.arange(0, BLOCK)[:, None, None]
+            rows, columns = v + k[None, :, None] * MOST, v + k[None, None, :] * MOST
+            one, two = tl.load(rows + others), tl.load(columns + others)
+            for row in tl.static_range(ROWS):
+                share, own = tl.load(mine + row * MOST + others), tl.program_id(0) * ROWS + row
+                moments += share * (tl.load(rows + own) - one) * (tl.load(columns + own) - two)
+        tl.store(part + k[:, None] * DIM + k[None, :], tl.sum(moments, 0))
+    tl.debug_barrier()
+    if tl.atomic_add(counts + fit, 1) == programs - 1:
+        tl.store(counts + fit, 0)
+        tl.debug_barrier()
+        _step(
+            u, at, v, scratch + chain * programs * (ROWS * MOST + DD) + ROWS * MOST, ROWS * MOST + DD, programs, d,
+            (kind >> (2 * chain)) & 3, asked, length, other, least, BLOCK, FULL, DIM,
+        )  # fmt: skip
+
+
+@sized
+def rows_kernel(state, n, first, share, BLOCK: tl.constexpr, DIM: tl.constexpr):
+    """The samples' shares in the likelihood from the first fit: those below a quantile count less.
+
+    That is between the order statistics ``first`` and the next, by this ``share``.
+    """
+    i = tl.arange(0, MOST)
+    found, weights = _at(state, 0, DIM) + 2 * DIM * DIM + 8, tl.where(i < n, tl.exp(tl.load(state + i)), 0.0)
+    logs = tl.load(found + i) - tl.log(1.0 - weights)
+    rank = tl.zeros((MOST,), tl.int32)
+    for start in range(0, n, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        other = tl.where(j < n, tl.exp(tl.load(state + j)), 0.0)
+        other = tl.load(found + j, mask=j < n, other=1e300) - tl.log(1.0 - other)
+        before = (other[None, :] < logs[:, None]) | ((other[None, :] == logs[:, None]) & (j[None, :] < i[:, None]))
+        rank += tl.sum((before & (j < n)[None, :]).to(tl.int32), 1)
+    least = tl.sum(tl.where((rank == first) & (i < n), logs, 0.0), 0)
+    more = tl.sum(tl.where((rank == first + 1) & (i < n), logs, 0.0), 0)
+    least += share * (more - least)
+    shares = tl.where(i < n, weights * tl.exp(tl.minimum(logs - least, 0.0)), 0.0)
+    tl.store(state + MOST + i, shares / tl.sum(shares, 0))
+
+
+@sized
+def begin_kernel(u, state, turned, covariance, d, kind, unit, constant, DIM: tl.constexpr):
+    """What fits begin with. ``kind`` 0: the first, with ``unit`` for a scale; 1: fits 1, 2 and 4; 2: 3, 5 and 6."""
+    chain, k, DD = tl.program_id(0), tl.arange(0, DIM), DIM * DIM
+    here, diagonal, i = k[:, None] * DIM + k[None, :], k[:, None] == k[None, :], tl.arange(0, MOST)
+    target = tl.where(kind == 0, 0, tl.where(kind == 1, tl.where(chain == 2, 4, 1 + chain), 3 + 2 * chain))
+    target = tl.where((kind == 2) & (chain == 2), 6, target)
+    source = tl.where(kind == 2, tl.where(chain == 0, 2, 4), 0)
+    from_, at = _at(state, source, DIM), _at(state, target, DIM)
+    going = f64(1.0)
+    if kind == 0:
+        inverse = tl.where(diagonal, 1.0 / unit + f64(0.0), f64(0.0))
+        log = -d * tl.log(unit + f64(0.0))
+    else:
+        shares = tl.load(state + MOST + i)
+        share = tl.sum(shares * shares, 0)
+        inverse, log = tl.load(from_ + here), tl.load(from_ + 2 * DD)
+        if (kind == 1) & (chain == 1):  # a scale per column, where that may pay
+            values = tl.load(from_ + DD + k * (DIM + 1))
+            logs = tl.where(k < d, tl.log(tl.where(k < d, tl.maximum(values, 1e-6), 1.0)), 0.0)
+            away = tl.where(k < d, logs - tl.sum(logs, 0) / d, 0.0)
+            going = tl.where(tl.sum(away * away, 0) > 0.2 * (d - 1) * share, going, 0.0)
+        if (kind == 1) & (chain == 2):  # the samples' correlation, as large as the first
+            inside = (k < d)[:, None] & (k < d)[None, :]
+            given = tl.load(covariance + k[:, None] * d + k[None, :], mask=inside, other=0.0)
+            size = tl.sqrt(tl.load(covariance + k * (d + 1), mask=k < d, other=1.0))
+            given = tl.where((k >= d)[:, None] & diagonal, 1.0, given / size[:, None] / size[None, :])
+            root, logs = _root(given, d, DIM)
+            inverse = root * tl.exp((log + logs) / d)
+            tl.store(at + 2 * DD + 2, logs)
+        if (kind == 2) & (chain == 2):  # the likelier of two
+            other = _at(state, 2, DIM)
+            rest = tl.load(from_ + 2 * DD + 8 + i) - tl.load(other + 2 * DD + 8 + i)
+            rest = tl.sum(tl.where(shares > 0.0, rest * shares, 0.0), 0) + log - tl.load(other + 2 * DD)
+            if (rest <= 0.0) | (-tl.load(from_ + 2 * DD + 2) <= constant):
+                inverse, log = tl.load(other + here), tl.load(other + 2 * DD)
+    tl.store(at + here, inverse)
+    tl.store(at + 2 * DD, log)
+    tl.store(at + 2 * DD + 1, going)
+    _turn(u, turned + target * DIM * MOST, at, DIM)
+
+
+@functools.cache
+def _begin(device: torch.device, d: int, full: bool) -> None:
+    """The first time, let all kernels of a choice compile side by side."""
+    if device.type == "cuda":
+        few, weights = torch.zeros((2, d), dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
+        rehearse(fits, few, weights, few.T @ few, 1.0, (1.0,), (1,), 1.0, 0.0, full)
+        criteria.begin(device, "sdkde")
+
+
+def fits(
+    u: Any,
+    weights: Any,
+    covariance: Any,
+    scale: float,
+    first: Sequence[float],
+    lengths: Sequence[int],
+    least: float,
+    chance: float,
+    full: bool,
+) -> tuple[Any, Any, Any, Any]:
+    """See :class:`sdkde_core.protocol.CriteriaBackend`."""
+    (n, d), rows, most = u.shape, 4, int(MOST.value)
+    dim, programs, mixed = max(16, 1 << (d - 1).bit_length()), -(-n // rows), covariance is not None
+    size = 2 * dim * dim + 8 + most
+    with on_device(u):
+        _begin(u.device, d, full)
+        double = {"dtype": torch.float64, "device": u.device}
+        samples, state = torch.zeros((dim, most), **double), torch.zeros(2 * most + FITS * size, **double)
+        samples[:d, :n], state[:n], state[most : most + n] = u.T, torch.log(weights), weights
+        scratch = torch.empty(
+            FITS * dim * most + 3 * programs * (rows * most + dim * dim), dtype=torch.float32, device=u.device
+        )
+        turned, counts = scratch[: FITS * dim * most], torch.zeros(FITS, dtype=torch.int32, device=u.device)
+        given, scratch, block = (samples, state, turned), scratch[FITS * dim * most :], 8192 // dim // dim
+
+        def climb(begun: int, fits: Sequence[int], kinds: Sequence[int], last: Sequence[int]) -> None:
+            numbers, kind, asked, in_the_end = (
+                sum(x << (bits * i) for i, x in enumerate(xs[: len(fits)]))
+                for xs, bits in ((fits, 4), (kinds, 2), ([x % 3 for x in kinds], 2), (last, 2))
+            )
+            begin = kept(begin_kernel, (len(fits), 1), (), (dim,), eight)
+            begin(*given, state if covariance is None else covariance, last=(d, begun, scale, chance))
+            step = kept(step_kernel, (programs, len(fits)), (), (rows, block, full, dim), eight)
+            lengths_of = [*itertools.zip_longest(lengths if begun else (), first, fillvalue=0), (0, 0)]
+            for i, (length, other) in enumerate(lengths_of if begun else [(0, 0), *lengths_of]):
+                what = asked if length or other else in_the_end
+                numbers_of = n, d, numbers, kind, what, float(length), float(other), least
+                step(*given, scratch, counts, last=numbers_of)
+                if not begun and not i:
+                    kept(rows_kernel, (1, 1), (), (16, dim), eight)(state, last=(n, int(place), place % 1.0))
+
+        place, eight = 0.03 * (n - 1), Config(1, 1, 8, 1)
+        climb(0, [0], [3], [1])
+        climb(1, [1, 2, 4][: 2 + mixed], [0, 1, 3], [0, 1 + full, 1 + full])
+        climb(2, [3, 5, 6][: 1 + mixed + full], [1, 0, 2], [0, 0, 0])
+    found = state[2 * most :].view(FITS, size)
+    inverses, moments = (found[:, i * dim * dim : (i + 1) * dim * dim].view(FITS, dim, dim)[:, :d, :d] for i in (0, 1))
+    return state[most : most + n], inverses, moments, found[:, 2 * dim * dim + 8 :][:, :n]
