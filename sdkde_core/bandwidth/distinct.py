@@ -76,9 +76,10 @@ class OnCard(Distinct):
         self._kernels, d, parts = sample.kernels, sample.d, list[Any]()
         xp = array_namespace(sample.x)
         if host is None:
-            u, good, weights, index = self._prepared(sample)
+            measured = sample.measured_there()
+            u, good, weights, index = self._prepared(sample, spread_of(measured))
             super().__init__(u, weights, index, np.zeros(d))
-            parts = [xp.stack(sample.there), sample.measured_there(), xp.astype(good, xp.float64)]
+            parts = [xp.stack(sample.there), measured, xp.astype(good, xp.float64)]
         else:
             super().__init__(like(host.u, sample.x), host.weights, host.index, host.units)
             self._weights, self._order = (xp.asarray(a, device=device(sample.x)) for a in (host.weights, host.index))
@@ -102,11 +103,11 @@ class OnCard(Distinct):
         if most:
             self._fits = shapes.FoundFits(self.shares(most), *found[1:]), found[0]
 
-    def _prepared(self, sample: Sample) -> tuple[Any, Any, Array, NDArray[np.intp]]:
+    def _prepared(self, sample: Sample, scale: Any) -> tuple[Any, Any, Array, NDArray[np.intp]]:
         """Samples as :func:`.selection.distinct` makes them, whether that does no more, weights, and the order."""
         xp, n = array_namespace(sample.x), min(sample.n, most_of(sample.d))
         taken, self._order, self._weights, index = _drawn(sample.n, n, device(sample.x))
-        x, scale = sample.x if taken is None else sample.x[taken], spread_of(sample.measured_there())
+        x = sample.x if taken is None else sample.x[taken]
         if sample.common:
             scale = xp.exp(xp.mean(xp.log(sample.unit_there * scale))) / sample.unit_there
         ordered = xp.sort(x, axis=0)

@@ -111,7 +111,7 @@ class Sample:
             std = np.sqrt(np.einsum("ij,ij->j", x, x) / n) if host else xp.linalg.vector_norm(x, axis=0) / math.sqrt(n)
             places = [0.25 * (n - 1), 0.75 * (n - 1)]
             ordered = _around(x, [int(place) for place in places])
-            quartiles = [low + place % 1.0 * (high - low) for place, (low, high) in zip(places, ordered)]
+            quartiles = [two[0, :] + place % 1.0 * (two[1, :] - two[0, :]) for place, two in zip(places, ordered)]
             return xp.stack([std, *quartiles])
         order = xp.argsort(x, axis=0, stable=True)  # (n, d)
         weights = xp.reshape(xp.take(self.weights, xp.reshape(order, (-1,))), order.shape)
