@@ -107,33 +107,22 @@ def criteria_kernel(
     square = tl.zeros((ROWS,), tl.float32)
     if MOVED:
         near = tl.full((ROWS,), FAR, tl.float32)  # the least so far
-        towards = tl.zeros((ROWS,), tl.float32)
-        length_i = tl.zeros((ROWS,), tl.float32)
-        for k in range(d):
-            pull_i = tl.load(moves + k * size + i)
-            towards += pull_i * tl.load(single + k * size + i)
-            length_i += pull_i * pull_i
     for first in range(0, size, BLOCK):
         j = first + tl.arange(0, BLOCK)
         apart = tl.load(squares + i[:, None] * size + j[None, :])
         w = tl.load(weights + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
         others = apart < 0.1 * FAR
         if MOVED:
-            along = tl.zeros((ROWS, BLOCK), tl.float32)  # with a = u_i − u_j, a·pull_j
-            back = towards[:, None] + tl.zeros((ROWS, BLOCK), tl.float32)  # a·pull_i
-            across = tl.zeros((ROWS, BLOCK), tl.float32)  # pull_i·pull_j
+            along = tl.zeros((ROWS, BLOCK), tl.float32)
+            moved = tl.zeros((ROWS, BLOCK), tl.float32)
             pulls = tl.zeros((BLOCK,), tl.float32)
-            less = tl.zeros((BLOCK,), tl.float32)
             for k in range(d):
-                pull, pull_i = tl.load(moves + k * size + j), tl.load(moves + k * size + i)
-                one, other = tl.load(single + k * size + i), tl.load(single + k * size + j)
-                along += one[:, None] * pull[None, :]
-                back -= pull_i[:, None] * other[None, :]
-                across += pull_i[:, None] * pull[None, :]
+                pull = tl.load(moves + k * size + j)
+                away = tl.load(single + k * size + i)[:, None] - tl.load(single + k * size + j)[None, :]
+                along += away * pull[None, :]
                 pulls += pull * pull
-                less += other * pull
-            along -= less[None, :]
-            moved = apart + back - along + 0.25 * (length_i[:, None] + pulls[None, :]) - 0.5 * across
+                away += 0.5 * (tl.load(moves + k * size + i)[:, None] - pull[None, :])
+                moved += away * away
             everyone = tl.load(moves + d * size + j)[None, :]
             rest = everyone - own[:, None] * tl.exp(-rate * apart)
             # Sample j itself stays: less than its weight is rounding. A square of 1e8 does not overflow.
@@ -143,7 +132,7 @@ def criteria_kernel(
             far = tl.where(others, far, FAR)
             least = tl.minimum(near, tl.min(far, 1))
             sums = sums * tl.exp((least - near) * rate) + tl.sum(tl.exp((least[:, None] - far) * rate) * w, 1)
-            near, apart = least, tl.maximum(moved, 0.0)
+            near, apart = least, moved
         else:
             terms = tl.exp((near[:, None] - apart) * rate) * w
             if LAPLACE:
