@@ -458,8 +458,9 @@ class CriteriaBackend(Backend, TypingProtocol):
         ``chance`` for −½ log of its determinant. 4 to 6 are arbitrary without a covariance. a is w, but for those
         below the quantile .03 of what ``scale`` says, who count as much less as that is less likely.
 
-        A step of length k divides W by the root of k-th powers of the moment, of its diagonal or of that's mean, each
-        at least ``least``; logs of powers end at ±5. See :func:`sdkde_core.bandwidth.shapes.longer` for a matrix.
+        A step of length k divides W by the root of k-th powers: of the moment's mean or diagonal, each at least
+        ``least``, the logs of powers within ±5; or of the whole moment M, plus ``least`` times the identity. There k is
+        1 where (1 + ‖M − 1‖)ᵏ or that of M⁻¹, in Frobenius's norm, exceeds exp(5).
         """
 
 

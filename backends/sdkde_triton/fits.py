@@ -56,9 +56,10 @@ def _root(a, d, DIM: tl.constexpr):
 
 
 @triton.jit
-def _norm(a):
-    """The largest sum of a row's magnitudes: no eigenvalue exceeds it."""
-    return tl.max(tl.sum(tl.abs(a), 1), 0)
+def _distance(a, diagonal):
+    """How far a matrix is from the identity: no eigenvalue is further from 1."""
+    away = a - tl.where(diagonal, 1.0, 0.0)
+    return tl.sqrt(tl.sum(tl.sum(away * away, 1), 0))
 
 
 @triton.jit
@@ -112,8 +113,9 @@ def _step(
             moment += tl.where(diagonal, tl.where(k < d, least, 1.0)[:, None], 0.0)
             root, logs = _root(moment, d, DIM)
             root = root.to(tl.float32)
-            most = tl.maximum(_norm(moment.to(tl.float32)), _norm(tl.dot(tl.trans(root), root, input_precision="ieee")))
-            times = tl.where(length * tl.log(most) <= 5.0, length, 1.0).to(tl.int32)
+            back = tl.dot(tl.trans(root), root, input_precision="ieee")  # the moment's inverse
+            most = tl.maximum(_distance(moment.to(tl.float32), diagonal), _distance(back, diagonal))
+            times = tl.where(length * tl.log(1.0 + most) <= 5.0, length, 1.0).to(tl.int32)
             longer = inverse.to(tl.float32)
             for _ in range(times):
                 longer = tl.dot(root, longer, input_precision="ieee")

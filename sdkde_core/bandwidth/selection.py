@@ -129,9 +129,8 @@ def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
         looked = OnCard(sample, rule, looked)
     shape, why = None, ""
     if rule == "auto" and not sample.common and (most := shapes.most_of(n, d)):
-        fits, covariance = looked.fits(most)
         held = bool(sample.mixed and spreads.min() > 1e-140 and spreads.max() < 1e140)  # by float64, squared
-        shape, why = shapes.find_shape(fits, covariance, float(weights @ weights), mixed=held)
+        shape, why = shapes.find_shape(*looked.fits(most), float(weights @ weights), mixed=held)
     if shape is not None:
         looked.turn(np.linalg.inv(np.linalg.cholesky(shape)).T)
         why = f"; its shape is {why}"

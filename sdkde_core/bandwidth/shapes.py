@@ -149,12 +149,15 @@ class Fits:
         if free == "scale":
             return self._scaled(fit.factor, LENGTHS)
         for length in LENGTHS:
+            values, vectors = np.diagonal(fit.moment), np.eye(self.d)
             if free == "matrix":
-                fit = self.fit(*longer(fit, length))
+                values, vectors = np.linalg.eigh(fit.moment)
+                values = np.maximum(values + LEAST, LEAST)
+                stretch = values ** (0.5 * power_of(values, length))
             else:
-                logs = length * np.log(np.maximum(np.diagonal(fit.moment), LEAST))
+                logs = length * np.log(np.maximum(values, LEAST))
                 stretch = np.exp(0.5 * np.clip(logs, -5.0, 5.0))
-                fit = self.fit(fit.factor * stretch, fit.inverse / stretch[:, None])
+            fit = self.fit(fit.factor @ (vectors * stretch), (vectors / stretch).T @ fit.inverse)
         return self.judged(fit)
 
     def may_gain(self, fit: _Fit, free: str, more: float) -> bool:
@@ -213,17 +216,10 @@ class Fits:
         return (mean - more * float(rows @ rows)) / error if error > 0 else 0.0
 
 
-def longer(fit: _Fit, length: int) -> tuple[Array, Array]:
-    """The factor of L Mᵏ Lᵀ, and its inverse, of a fit's L and moment M = K Kᵀ: L K Kᵀ K …, of k factors.
-
-    A step of more than one is taken where no eigenvalue of that power can be beyond exp(±5).
-    """
-    root = np.linalg.cholesky(fit.moment + LEAST * np.eye(len(fit.moment)))
-    back, (factor, inverse) = np.linalg.inv(root), fit[:2]
-    most = max(float(np.abs(x @ x.T).sum(axis=1).max()) for x in (root, back.T))
-    for _ in range(length if length * math.log(most) <= 5.0 else 1):
-        factor, inverse, root, back = factor @ root, back @ inverse, root.T, back.T
-    return factor, inverse
+def power_of(values: Array, length: int) -> int:
+    """The length of a matrix's step, whose moment has these eigenvalues: 1 where some powers may be beyond exp(±5)."""
+    furthest = 1.0 + max(float(np.linalg.norm(x - 1.0)) for x in (values, 1.0 / values))
+    return length if length * math.log(furthest) <= 5.0 else 1
 
 
 class FoundFits(Fits):
