@@ -425,8 +425,8 @@ class CriteriaBackend(Backend, TypingProtocol):
     ) -> list[tuple[Any, Any, Any]]:
         """Return, for each of some samples with weights, what its k bandwidths say of these, at most some thousand.
 
-        That is log |p̂₋ᵢ(u_i)|, its sign, (k, n) each, or (k,) where all are positive, and log ∫p̂² (k,), NumPy's,
-        which are read at once. Without (2π)^(−d/2). For ``"kde"`` p̂₋ᵢ(u_i) = Σ_{j≠i} w_j φ_ij / (1 − w_i) h^−d, for
+        That is log |p̂₋ᵢ(u_i)| (k, n); its sign (k, n), or ones (k,); and log ∫p̂² (k,). These are NumPy's: all of them
+        are read at once. They are without (2π)^(−d/2). For ``"kde"`` p̂₋ᵢ(u_i) = Σ_{j≠i} w_j φ_ij / (1 − w_i) h^−d, for
         ``"laplace"`` the same with the factor 1 + d/2 − r²_ij / 2h²; for ``"sdkde"`` of the others, moved by half their
         shift, as if u_i were not there. ∫p̂² is of all samples: a KDE of the (moved) samples at √2 h, for ``"laplace"``
         with the factor 1 + d/2 − q/2 + (q² − 2(d+2) q + d(d+2))/16, q = r²/2h².
@@ -444,23 +444,34 @@ class CriteriaBackend(Backend, TypingProtocol):
         chance: float,
         full: bool,
     ) -> tuple[Any, Any, Any, Any]:
-        """Return kernels that raise Σ_i a_i log Σ_{j≠i} w_j exp(−½ ‖W (u_i − u_j)‖²) |W|, on the device, read by none.
+        """Return seven fits of kernels, which raise Σ_i a_i log Σ_{j≠i} w_j exp(−½ ‖W (u_i − u_j)‖²) |W| by EM's steps.
 
-        They are the fits that :func:`sdkde_core.bandwidth.shapes.find_shape` compares, at most 512 samples' in at most
-        64 dimensions. Returned are a (n,); of each fit W (7, d, d); the moment there (7, d, d), Σ_i a_i Σ_j r_ij v_ij
-        v_ijᵀ, v_ij = W (u_i − u_j) and r_ij the share of sample j in the sum, of 0 its diagonal, and all of it of 2 and
-        4 if ``full``; and the log of that sum, (7, n).
+        :func:`sdkde_core.bandwidth.shapes.find_shape` compares them. There are at most 512 samples, in at most 64
+        dimensions. The results are tensors on the device, float64; the host is not to wait for them. They are
 
-        The seven are: 0, from ``scale`` times the identity on, one scale, by steps of the lengths ``first``; then by
-        ``lengths`` 1, the same from 0 on, and 2, a scale per column, unless the moment of 0 hardly asks for that; 3,
-        this once more; 4, one scale by ``first`` from the correlation of ``covariance`` (d, d), as large as 0; 5, this
-        further; and, if ``full``, 6, a matrix, from the likelier of 2 and 4 on, from 2 if the correlation has less than
-        ``chance`` for −½ log of its determinant. 4 to 6 are arbitrary without a covariance. a is w, but for those
-        below the quantile .03 of what ``scale`` says, who count as much less as that is less likely.
+        * a (n,), which sum to 1: w exp(min(l − q, 0)) times a number, l = log p̂₋ᵢ(u_i) by the first W, ``scale``⁻¹
+          times the identity, q the quantile 0.03 of l, as NumPy has it;
+        * W of each fit, (7, d, d);
+        * M, the moment there, (7, d, d): Σ_i a_i Σ_j r_ij v_ij v_ijᵀ, v_ij = W (u_i − u_j) and r_ij the share of sample
+          j in the sum. Fit 0 needs its diagonal only, fits 2 and 4 all of it if ``full``, and others nothing;
+        * log Σ_{j≠i} w_j exp(−½ ‖W (u_i − u_j)‖²), without |W|, (7, n).
 
-        A step of length k divides W by the root of k-th powers: of the moment's mean or diagonal, each at least
-        ``least``, the logs of powers within ±5; or of the whole moment M, plus ``least`` times the identity. There k is
-        1 where (1 + ‖M − 1‖)ᵏ or that of M⁻¹, in Frobenius's norm, exceeds exp(5).
+        What fits begin with, and what changes by steps of which lengths:
+
+        * 0: the first W; one scale, ``first``.
+        * 1: fit 0; one scale, ``lengths``.
+        * 2: fit 0; a scale per column, ``lengths``. If the logs l_k of M's diagonal there, at least 10⁻⁶ each, vary so
+          little that Σ_k (l_k − mean)² ≤ 0.2 (d − 1) Σ_i a_i², the fit is fit 0 itself.
+        * 3: fit 2; a scale per column, ``lengths``. If fit 2 is fit 0, anything.
+        * 4: the correlation of ``covariance`` (d, d), with fit 0's determinant; one scale, ``first``.
+        * 5: fit 4; one scale, ``lengths``.
+        * 6, if ``full``: the likelier one of 2 and 4, with |W|, but 2 if −½ log of the correlation's determinant is not
+          above ``chance``; a matrix, ``lengths``.
+
+        Without a covariance fits 4 to 6 may be anything. A step of length k takes one scale to W m^(−k/2), m the mean
+        of M's diagonal; scales to m_j^(−k/2) times each row of W, m_j the diagonal; k log m, m at least ``least``, is
+        cut at ±5. A matrix goes to (M + ``least`` I)^(−k/2) W, or any rotation of that. There k is 1 if
+        k log(1 + ‖M − I‖), or that of the inverse, in Frobenius's norm, is above 5.
         """
 
 

@@ -66,10 +66,14 @@ def few(monkeypatch):
 def fitted(u, weights, full=True):
     """The same fits by the array code and by kernels."""
     covariance, d = np.cov(u.T, aweights=weights, ddof=0), u.shape[1]
-    host = shapes.Fits(u, weights)
+    host = shapes.Fits(u, weights, covariance)
     there = torch.from_numpy(u), torch.from_numpy(weights), torch.from_numpy(covariance)
     asked = shapes.scale_of(weights, d), shapes.SCALE_LENGTHS, shapes.LENGTHS, shapes.LEAST, 0.0, full
-    return host, shapes.FoundFits(weights, *(found.numpy() for found in fits.fits(*there, *asked))), covariance
+    return (
+        host,
+        shapes.FoundFits(weights, covariance, *(found.numpy() for found in fits.fits(*there, *asked))),
+        covariance,
+    )
 
 
 @interpreted

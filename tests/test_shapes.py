@@ -1,6 +1,7 @@
 """Shapes of bandwidths chosen from the data: against brute force, where they pay, and where there must be none."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def test_a_fit_is_brute_force():
     rng = np.random.default_rng(0)
     u, w, factor = rng.normal(size=(60, 3)), rng.random(60), rng.normal(size=(3, 3)) + 2 * np.eye(3)
     w /= w.sum()
-    kernels = Fits(u, w)
+    kernels = Fits(u, w, np.eye(3))
     fit = kernels.judged(kernels.fit(factor, np.linalg.inv(factor)))
     matrix, logs, moment = factor @ factor.T, [], np.zeros((3, 3))
     for i in range(60):
@@ -80,6 +81,22 @@ def test_a_matrix_is_that_of_the_groups_and_not_of_all_samples():
     rng = np.random.default_rng(0)
     diagonal = 0.5 * rng.normal(size=(300, 2)) + rng.choice((-3.0, 3.0), (300, 1))
     assert select_bandwidth(diagonal).factor.ndim == 1  # though the columns are correlated
+
+
+def test_a_shape_is_that_of_the_samples_with_weight():
+    """Two groups in one place, of opposite correlation: one of them has hardly any weight."""
+    rng = np.random.default_rng(0)
+    one, other = rng.normal(size=(2, 200, 2)) * [1.0, 0.3]
+    one[:, 1] += 0.95 * one[:, 0]
+    other[:, 1] -= 0.95 * other[:, 0]
+    chosen = select_bandwidth(np.r_[one, other], weights=np.r_[np.ones(200), np.full(200, 1e-3)]).matrix
+    assert chosen[0, 1] / math.sqrt(chosen[0, 0] * chosen[1, 1]) > 0.9
+
+
+def test_samples_beside_each_other_have_a_shape():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(120, 3))
+    select_bandwidth(np.r_[x, x + rng.normal(size=x.shape) * [1e-5, 1e-7, 1e-9]])  # whose moments are not positive
 
 
 @pytest.mark.parametrize("name", ["normal", "standard_t", "uniform"])

@@ -115,8 +115,8 @@ def test_listed(kernel, d, form, capability):
 
 _FP32 = dict.fromkeys(("rows", "leaves", "nodes", "lowest", "reaches", "limits"), "*fp32") | {"step": "fp32"}
 _INT = dict.fromkeys(("visited", "counts", "ends", "out"), "*i32")
-_FP64 = dict.fromkeys(("u", "weights", "rates", "out", "state", "covariance"), "*fp64") | {"counts": "*i32"}
-_FP64 |= dict.fromkeys(("squares", "moves", "turned", "scratch"), "*fp32")
+_FP64 = dict.fromkeys(("u", "weights", "rates", "out", "state", "turned", "covariance"), "*fp64") | {"counts": "*i32"}
+_FP64 |= dict.fromkeys(("squares", "moves", "scratch"), "*fp32")
 _STEPS = dict.fromkeys(("length", "other", "least", "unit", "constant", "share"), "fp32")
 
 

@@ -2,8 +2,9 @@
 
 The formulas are those of :mod:`sdkde_core.bandwidth.shapes`. Kernels N(0, H) have the **inverse** factor W, H⁻¹ = WᵀW.
 ``state`` is float64: log weights and shares in the likelihood, (MOST,) each, and then the fits, :data:`FITS`. Of each
-fit it has W and its moment, (DIM, DIM) each, log det W, whether it may change, 6 numbers that are not used, and
-log Σ_j w_j φ_ij of every sample, (MOST,). ``turned`` has W u of each, (DIM, MOST) float32.
+fit it has W and its moment, (DIM, DIM) each, log det W, whether it may change, of fit 4 log det of the correlation's
+root, 5 numbers that are not used, and log Σ_j w_j φ_ij of every sample, (MOST,). ``turned`` has W u of each, (DIM,
+MOST) float64: samples may lie close together, far from the origin. What follows from their distances is float32.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _distance(a, diagonal):
 
 @triton.jit
 def _turn(u, v, at, DIM: tl.constexpr):
-    """Write W u of all samples, (DIM, MOST) float32; ``u`` is float64, and so is W, which was stored before."""
+    """Write W u of all samples, (DIM, MOST), for W as it was stored before."""
     BLOCK: tl.constexpr = MOST if MOST < 8192 // DIM else 8192 // DIM
     k = tl.arange(0, DIM)
     tl.debug_barrier()
@@ -73,7 +74,7 @@ def _turn(u, v, at, DIM: tl.constexpr):
         found = tl.zeros((DIM, BLOCK), tl.float64)
         for column in tl.range(0, DIM, loop_unroll_factor=8):
             found += tl.load(at + k * DIM + column)[:, None] * tl.load(u + column * MOST + j)[None, :]
-        tl.store(v + k[:, None] * MOST + j[None, :], found.to(tl.float32))
+        tl.store(v + k[:, None] * MOST + j[None, :], found)
 
 
 @triton.jit
@@ -83,8 +84,8 @@ def _step(
 ):  # fmt: skip
     """Sum the programs' shares in a fit's moment, and go a step of EM, ``length`` times as long; 0: none.
 
-    ``kind`` 0: one scale, 1: a scale per column, 2: a matrix, if FULL, which only steps of whole numbers change; 3: one
-    scale by a step ``other``.
+    ``kind`` 0: one scale, 1: a scale per column, 2: a matrix, if FULL, where lengths are whole numbers; 3: one scale,
+    by a step of the length ``other``.
     """
     k, DD = tl.arange(0, DIM), DIM * DIM
     diagonal, here = k[:, None] == k[None, :], k[:, None] * DIM + k[None, :]
@@ -146,7 +147,7 @@ def step_kernel(
     mine = scratch + (chain * programs + tl.program_id(0)) * (ROWS * MOST + DD)
     q = tl.zeros((ROWS, MOST), tl.float32)
     for column in tl.range(0, d, loop_unroll_factor=4):
-        away = tl.load(v + column * MOST + i)[:, None] - tl.load(v + column * MOST + j)[None, :]
+        away = (tl.load(v + column * MOST + i)[:, None] - tl.load(v + column * MOST + j)[None, :]).to(tl.float32)
         q += away * away
     logs = tl.load(state + j).to(tl.float32)[None, :] - 0.5 * q
     logs = tl.where((i[:, None] != j[None, :]) & (j < n)[None, :], logs, -1e30)
@@ -160,7 +161,7 @@ def step_kernel(
         tl.store(part, tl.sum(tl.sum(shares * q, 1), 0))
     elif asked == 1:
         for column in range(d):
-            away = tl.load(v + column * MOST + i)[:, None] - tl.load(v + column * MOST + j)[None, :]
+            away = (tl.load(v + column * MOST + i)[:, None] - tl.load(v + column * MOST + j)[None, :]).to(tl.float32)
             tl.store(part + column * (DIM + 1), tl.sum(tl.sum(shares * away * away, 1), 0))
     elif FULL:
         tl.store(mine + tl.arange(0, ROWS)[:, None] * MOST + j[None, :], shares)
@@ -172,7 +173,8 @@ def step_kernel(
             one, two = tl.load(rows + others), tl.load(columns + others)
             for row in tl.static_range(ROWS):
                 share, own = tl.load(mine + row * MOST + others), tl.program_id(0) * ROWS + row
-                moments += share * (tl.load(rows + own) - one) * (tl.load(columns + own) - two)
+                away = (tl.load(rows + own) - one).to(tl.float32)
+                moments += share * away * (tl.load(columns + own) - two).to(tl.float32)
         tl.store(part + k[:, None] * DIM + k[None, :], tl.sum(moments, 0))
     tl.debug_barrier()
     if tl.atomic_add(counts + fit, 1) == programs - 1:
@@ -278,11 +280,9 @@ def fits(
         double = {"dtype": torch.float64, "device": u.device}
         samples, state = torch.zeros((dim, most), **double), torch.zeros(2 * most + FITS * size, **double)
         samples[:d, :n], state[:n], state[most : most + n] = u.T, torch.log(weights), weights
-        scratch = torch.empty(
-            FITS * dim * most + 3 * programs * (rows * most + dim * dim), dtype=torch.float32, device=u.device
-        )
-        turned, counts = scratch[: FITS * dim * most], torch.zeros(FITS, dtype=torch.int32, device=u.device)
-        given, scratch, block = (samples, state, turned), scratch[FITS * dim * most :], 8192 // dim // dim
+        given, block = (samples, state, torch.empty(FITS * dim * most, **double)), 8192 // dim // dim
+        scratch = torch.empty(3 * programs * (rows * most + dim * dim), dtype=torch.float32, device=u.device)
+        counts = torch.zeros(FITS, dtype=torch.int32, device=u.device)
 
         def climb(begun: int, fits: Sequence[int], kinds: Sequence[int], last: Sequence[int]) -> None:
             numbers, kind, asked, in_the_end = (

@@ -1,4 +1,4 @@
-"""Samples as a choice of bandwidth asks them: on the host, or where a GPU's kernels answer most at once."""
+"""Samples as a choice of bandwidth asks them: on the host, or on a GPU, whose kernels answer much at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .rounding import finest
 from .sample import SEED, Sample, drawn, most_of, spread_of
 
 GAP = 20.0  # spreads: longer stretches of a column without samples are shortened to that, for the digits of float32
-TIES = 0.01  # of the samples of a column: if fewer have a value that others have, too, nothing is done about it
+TIES = 0.01  # of a column's samples: where no more are equal to the next one in order, nothing is done about it
 
 _logger = logging.getLogger("sdkde")
 
@@ -38,27 +38,28 @@ class Distinct:
         self.u, self.weights, self.index, self.units = u, weights, index, units
 
     def shares(self, most: int) -> Array:
-        """The weights of the first so many in that order, which sum to 1; of all in their own."""
-        some = self.weights[self.index[:most]] if most < len(self.weights) else self.weights
+        """The weights of :meth:`part`, which sum to 1, on the host."""
+        if most == len(self.weights):
+            return self.weights
+        some = self.weights[self.index[:most]]
         return some / some.sum()
 
-    def fits(self, most: int) -> tuple[shapes.Fits, Array]:
-        """What a shape is found by: fits to the first so many, and the covariance of all."""
+    def part(self, most: int) -> tuple[Any, Any]:
+        """The first so many samples in the order, and their weights; all of them as they are."""
+        return (self.u if most == len(self.weights) else self.u[self.index[:most]]), self.shares(most)
+
+    def fits(self, most: int) -> shapes.Fits:
+        """What a shape is found by, of the first so many."""
         centred = self.u - self.weights @ self.u
-        covariance = product((centred * self.weights[:, None]).T, centred)
-        return shapes.Fits(self.u[self.index[:most]], self.shares(most)), covariance
+        return shapes.Fits(*self.part(most), product((centred * self.weights[:, None]).T, centred))
 
     def turn(self, matrix: Array) -> None:
         """Multiply the samples by a matrix (d, d)."""
         self.u = product(self.u, matrix)
 
     def left_out(self, counts: Sequence[int], bandwidths: Sequence[Sequence[float]], method: str) -> list[Any]:
-        """Of the first so many, for each of ``counts``: pairs to ask, or what they say at bandwidths, a list of Left.
-
-        All samples are in their own order.
-        """
-        some = (self.u if k == len(self.weights) else self.u[self.index[:k]] for k in counts)
-        return [Pairs(u, self.shares(k), method) for u, k in zip(some, counts)]
+        """Of the first so many, for each of ``counts``: pairs to ask, or a Left for each bandwidth."""
+        return [Pairs(*self.part(most), method) for most in counts]
 
 
 class OnCard(Distinct):
@@ -90,7 +91,7 @@ class OnCard(Distinct):
             covariance = (centred * self._weights[:, None]).T @ centred
             scale, full = shapes.scale_of(self.shares(most), d), sample.mixed and shapes.enough(most, d)
             asked = scale, shapes.SCALE_LENGTHS, shapes.LENGTHS, shapes.LEAST, d * (d - 1) * share, full
-            fits = self._kernels.fits(*self._part(most), covariance if sample.mixed else None, *asked)
+            fits = self._kernels.fits(*self.part(most), covariance if sample.mixed else None, *asked)
             parts += [covariance, *fits]
         if not parts:
             return
@@ -101,10 +102,14 @@ class OnCard(Distinct):
             sample.ends, sample.measured, good, *found = found
             self.good = bool(good)
         if most:
-            self._fits = shapes.FoundFits(self.shares(most), *found[1:]), found[0]
+            self._fits = shapes.FoundFits(self.shares(most), *found)
 
     def _prepared(self, sample: Sample, scale: Any) -> tuple[Any, Any, Array, NDArray[np.intp]]:
-        """Samples as :func:`.selection.distinct` makes them, whether that does no more, weights, and the order."""
+        """Samples as :func:`.selection.distinct` makes them, their weights, and the order.
+
+        The second of four says that it would make the same. It does more where rows are equal, and where columns are
+        rounded or have gaps.
+        """
         xp, n = array_namespace(sample.x), min(sample.n, most_of(sample.d))
         taken, self._order, self._weights, index = _drawn(sample.n, n, device(sample.x))
         x = sample.x if taken is None else sample.x[taken]
@@ -121,21 +126,20 @@ class OnCard(Distinct):
         twice = xp.all(equal, axis=1)[1:] | (equal[1:, 0] & equal[:-1, 0])
         return u, xp.all(good) & ~xp.any(twice) & ~xp.all(equal[0]), np.full(n, 1.0 / n), index
 
-    def _part(self, most: int) -> tuple[Any, Any]:
-        """The first so many samples in the order, and their weights; all of them in their own."""
+    def part(self, most: int) -> tuple[Any, Any]:
         if most == len(self.weights):
             return self.u, self._weights
         weights = self._weights[self._order[:most]]
         return self.u[self._order[:most]], weights / weights.sum()
 
-    def fits(self, most: int) -> tuple[shapes.Fits, Array]:
+    def fits(self, most: int) -> shapes.Fits:
         return self._fits
 
     def turn(self, matrix: Array) -> None:
         self.u = self.u @ like(matrix, self.u)
 
     def left_out(self, counts: Sequence[int], bandwidths: Sequence[Sequence[float]], method: str) -> list[Any]:
-        found = self._kernels.left_out([self._part(most) for most in counts], bandwidths, method)
+        found = self._kernels.left_out([self.part(most) for most in counts], bandwidths, method)
         return [list(map(Left, *each)) for each in found]
 
 
@@ -144,8 +148,9 @@ def _drawn(n: int, most: int, place: Any) -> tuple[Any, Any, Any, NDArray[np.int
     """Of n samples those that are looked at, None for all; an order; and equal weights; the order on the host, too."""
     rng, xp = np.random.default_rng(SEED), importlib.import_module("array_api_compat.torch")
     taken, index = drawn(n, most, rng) if n > most else None, rng.permutation(most)
+    # Copies from the host are there before another stream can use them.
     arrays = None if taken is None else xp.asarray(taken, device=place), xp.asarray(index, device=place)
-    return *arrays, xp.full(most, 1.0 / most, dtype=xp.float64, device=place), index
+    return *arrays, xp.asarray(np.full(most, 1.0 / most), device=place), index
 
 
 @quiet

@@ -11,7 +11,7 @@ import numpy as np
 from array_api_compat import device, is_torch_array
 from numpy.typing import NDArray
 
-from ..arrays import Array, array_namespace, device_name, to_host
+from ..arrays import Array, array_namespace, device_name, quiet, to_host
 from ..choice import registry
 from .matrix import like
 
@@ -54,6 +54,7 @@ class Sample:
         return to_host(array_namespace(self.x).stack(self.there))
 
     @functools.cached_property
+    @quiet
     def unit(self) -> Array:
         """What ``x`` is in units of, (d,), data units."""
         return np.maximum(self.ends[1] - self.ends[2], self.ends[2] - self.ends[0])

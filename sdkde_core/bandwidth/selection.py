@@ -130,7 +130,7 @@ def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     shape, why = None, ""
     if rule == "auto" and not sample.common and (most := shapes.most_of(n, d)):
         held = bool(sample.mixed and spreads.min() > 1e-140 and spreads.max() < 1e140)  # by float64, squared
-        shape, why = shapes.find_shape(*looked.fits(most), float(weights @ weights), mixed=held)
+        shape, why = shapes.find_shape(looked.fits(most), float(weights @ weights), mixed=held)
     if shape is not None:
         looked.turn(np.linalg.inv(np.linalg.cholesky(shape)).T)
         why = f"; its shape is {why}"

@@ -63,16 +63,15 @@ def enough(n: int, d: int) -> bool:
     return n >= 3 * d * (d + 1) / 2
 
 
-def find_shape(kernels: Fits, covariance: Array, share: float, *, mixed: bool = True) -> tuple[Array | None, str]:
+def find_shape(kernels: Fits, share: float, *, mixed: bool = True) -> tuple[Array | None, str]:
     """Find a shape (d, d), in the columns' spreads, that is clearly better than these, and why; None without one.
 
     A scale per column is tried first, then the samples' correlation, then any matrix, if ``mixed``. "Clearly": by the
     score of the differences of log p̂₋ᵢ, paired sample by sample, less what as many parameters gain by chance (Akaike).
     The samples' correlation, where it is more than chance, is not fitted to that likelihood: a strong one is taken
-    unless it is clearly worse. ``covariance`` (d, d) is that of all samples, ``share`` the sum of their squared
-    weights; ``kernels`` are at :func:`most_of` them.
+    unless it is clearly worse. ``share`` is the sum of all samples' squared weights.
     """
-    columns, d, correlation = kernels.columns(), kernels.d, correlation_of(covariance)
+    columns, d, correlation = kernels.columns(), kernels.d, correlation_of(kernels.covariance)
     found: tuple[Array | None, str] = None, ""
     simple, freed = columns, "scale"  # the best so far, and what it was climbed by
     scales = kernels.climb(columns, "scales") if kernels.may_gain(columns, "scales", d - 1) else columns
@@ -102,11 +101,12 @@ def find_shape(kernels: Fits, covariance: Array, share: float, *, mixed: bool = 
 class Fits:
     """Fits of kernels to samples u (n, d) with these weights (n,), that sum to 1, made when they are asked for.
 
-    Whatever a product of matrices can sum is summed by one.
+    ``covariance`` (d, d) is that of all samples, of which these may be some. Whatever a product of matrices can sum is
+    summed by one.
     """
 
-    def __init__(self, u: Array, weights: Array) -> None:
-        self.u, self.w, self.d = u, weights, u.shape[1]
+    def __init__(self, u: Array, weights: Array, covariance: Array) -> None:
+        self.u, self.w, self.d, self.covariance = u, weights, u.shape[1], covariance
         # Of all pairs, used again and again: the memory of new arrays takes as long as what is done with them.
         self._pairs, *self._single = (np.empty((len(u),) * 2, kind) for kind in (float, *[np.float32] * 3))
         self._columns = np.concatenate([np.ones((len(u), 1)), 2.0 * u], axis=1)
@@ -225,8 +225,11 @@ def power_of(values: Array, length: int) -> int:
 class FoundFits(Fits):
     """The same by a backend's kernels, which have made all of them: :class:`sdkde_core.protocol.CriteriaBackend`."""
 
-    def __init__(self, weights: Array, rows: Array, inverses: Array, moments: Array, logs: Array) -> None:
-        self.w, self.rows, self.d, self._found = weights, rows, inverses.shape[-1], (inverses, moments, logs)
+    def __init__(
+        self, weights: Array, covariance: Array, rows: Array, inverses: Array, moments: Array, logs: Array
+    ) -> None:
+        self.w, self.rows, self.d, self.covariance = weights, rows, len(covariance), covariance
+        self._found = inverses, moments, logs
         self._asked: dict[int, _Fit] = {}
 
     def columns(self) -> _Fit:
