@@ -31,8 +31,9 @@ from .normal import normal_reference
 SCALE_LENGTHS = (1.6,) * 5
 
 #: The same from there: Chebyshev's six for an EM that takes away between 0.18 and 1 of what is left in a direction,
-#: 2 / (1.18 + 0.82 cos((k + ½) π / 6)), as whole numbers, long and short in turn. They come as far as ten of 1.6.
-LENGTHS = (1, 5, 1, 3, 1, 2)
+#: 2 / (1.18 + 0.82 cos((k + ½) π / 6)), as whole numbers with about their sum, long and
+#: short in turn. They come as far as ten of 1.6.
+LENGTHS = (1, 6, 1, 3, 1, 2)
 
 #: The least eigenvalue of a shape, as a correlation matrix: below it columns are nearly dependent.
 LEAST = 1e-6
