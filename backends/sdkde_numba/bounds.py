@@ -31,6 +31,8 @@ MOST_EXTENT = 1e140
 
 
 class Form(NamedTuple):
+    """How exponents are computed."""
+
     dtype: str
     direct: bool  # squares of differences, or products
 

@@ -21,9 +21,13 @@ def _supports(problem: Problem) -> Support:
         return Support(False, "compiles for GPUs; NUMBA_ENABLE_CUDASIM=1 simulates its kernels on a CPU")
     if problem.extent > MOST_EXTENT:
         return Support(False, f"has sums up to {MOST_EXTENT:g} bandwidths from the origin, not {problem.extent:g}")
-    kind = arithmetic(problem)
-    numbers = {"doubled": "of pairs of float32", "float64": "in float64"}.get(kind, "in float32")
-    return Support(True, f"{'expanded squares' if kind == 'expanded' else 'direct differences'} {numbers}")
+    reasons = {
+        "expanded": "expanded squares in float32",
+        "single": "direct differences in float32",
+        "doubled": "direct differences of pairs of float32",
+        "float64": "direct differences in float64",
+    }
+    return Support(True, reasons[arithmetic(problem)])
 
 
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
@@ -35,7 +39,8 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     pairs, mean, kind = float(problem.pairs), problem.reduction is Reduction.MEAN, arithmetic(problem)
     distance = {"expanded": 2.0, "single": 2.0, "doubled": 4.0, "float64": 2.0}[kind]
     instructions = (distance + mean) * problem.d + (4.0 if mean else 6.0)
-    if double := kind == "float64":
+    double = kind == "float64"
+    if double:
         instructions = 2.0 * (instructions + 30.0)  # the exponential
     # Twice as long in 256 dimensions as in 64, three times in 784.
     shared = 1.0 + 0.12 * max(0, math.ceil(math.log2(problem.d / DEPTH))) + max(0.0, math.log2(problem.d / 64.0)) / 2.0

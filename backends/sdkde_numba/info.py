@@ -20,7 +20,8 @@ def _supports(problem: Problem) -> Support:
     if "groups" in problem.requires:
         able = problem.reduction is Reduction.LOG_SUM and problem.extent <= double_limit(problem)
         return Support(able, f"has log sums of groups up to {double_limit(problem):.2g} bandwidths from the origin")
-    if (found := _work(problem)[1]) is None:
+    found = _work(problem)[1]
+    if found is None:
         return Support(True, f"compiled, {choose(problem)}")
     how = "direct differences in float32" if takes_leaves(problem) else str(choose(problem))
     return Support(True, f"compiled, {how}; about {min(100.0, 100.0 * found):.2g} % of the pairs matter")

@@ -156,7 +156,8 @@ class Prepared:
         sums = self._add_up(self._tile_sums(rows, *tile, base, top) for tile in self._tiles(m))
         at_base = self._to_result(base[:, 0])
         total, result = self._result(points, sums, at_base, 0.0 if top is None else self._to_result(top[:, 0]))
-        if (pairs := self.pairs) is None:
+        pairs = self.pairs
+        if pairs is None:
             return result
         # Add Σφ (x − mean) / Σφ to the mean: these differences are small, so float32 keeps their digits.
         anchors = Packed(self.library.place(*high_low(points + result.shift)))
