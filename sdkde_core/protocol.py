@@ -449,8 +449,8 @@ class CriteriaBackend(Backend, TypingProtocol):
         :func:`sdkde_core.bandwidth.shapes.find_shape` compares them. There are at most 512 samples, in at most 64
         dimensions. The results are tensors on the device, float64; the host is not to wait for them. They are
 
-        * a (n,), which sum to 1: w exp(min(l − q, 0)) times a number, l = log p̂₋ᵢ(u_i) by the first W, ``scale``⁻¹
-          times the identity, q the quantile 0.03 of l, as NumPy has it;
+        * a (n,), which sum to 1: w exp(min(l − q, 0)) times a number. There l is log p̂₋ᵢ(u_i) by the first W, which is
+          the identity over ``scale``, and q the quantile 0.03 of l, as NumPy has it;
         * W of each fit, (7, d, d);
         * M, the moment there, (7, d, d): Σ_i a_i Σ_j r_ij v_ij v_ijᵀ, v_ij = W (u_i − u_j) and r_ij the share of sample
           j in the sum. Fit 0 needs its diagonal only, fits 2 and 4 all of it if ``full``, and others nothing;
