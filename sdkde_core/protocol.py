@@ -456,7 +456,7 @@ class CriteriaBackend(Backend, TypingProtocol):
           j in the sum. Fit 0 needs its diagonal only, fits 2 and 4 all of it if ``full``, and others nothing;
         * log Σ_{j≠i} w_j exp(−½ ‖W (u_i − u_j)‖²), without |W|, (7, n).
 
-        What fits begin with, and what changes by steps of which lengths:
+        For each fit: what it begins with; what its steps change, and the lengths of the steps.
 
         * 0: the first W; one scale, ``first``.
         * 1: fit 0; one scale, ``lengths``.

@@ -96,7 +96,8 @@ def test_a_shape_is_that_of_the_samples_with_weight():
 def test_samples_beside_each_other_have_a_shape():
     rng = np.random.default_rng(1)
     x = rng.normal(size=(120, 3))
-    select_bandwidth(np.r_[x, x + rng.normal(size=x.shape) * [1e-5, 1e-7, 1e-9]])  # whose moments are not positive
+    chosen = select_bandwidth(np.r_[x, x + rng.normal(size=x.shape) * [1e-5, 1e-7, 1e-9]])  # moments are not positive
+    assert np.linalg.eigvalsh(chosen.matrix)[0] > 0
 
 
 @pytest.mark.parametrize("name", ["normal", "standard_t", "uniform"])

@@ -105,10 +105,9 @@ class OnCard(Distinct):
             self._fits = shapes.FoundFits(self.shares(most), *found)
 
     def _prepared(self, sample: Sample, scale: Any) -> tuple[Any, Any, Array, NDArray[np.intp]]:
-        """Samples as :func:`.selection.distinct` makes them, their weights, and the order.
+        """Samples as :func:`.selection.distinct` makes them, whether they are the same, their weights, and the order.
 
-        The second of four says that it would make the same. It does more where rows are equal, and where columns are
-        rounded or have gaps.
+        They are not the same where rows are equal, or where a column is rounded or has gaps.
         """
         xp, n = array_namespace(sample.x), min(sample.n, most_of(sample.d))
         taken, self._order, self._weights, index = _drawn(sample.n, n, device(sample.x))

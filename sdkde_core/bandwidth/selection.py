@@ -223,7 +223,7 @@ def _rounded(sample: Sample, units: Array) -> str:
 def distinct(sample: Sample, spreads: Array) -> Distinct:
     """Distinct samples in spreads, their weights, an order in which they may be cut short, and the columns' units.
 
-    :meth:`.OnCard._prepared` has the same for samples of which most of this does nothing.
+    A GPU does the same for samples that need no joining, spreading or shortening: :class:`.OnCard`.
 
     Values of rounded columns are spread within their unit: what was rounded has a best bandwidth. Samples that are
     equal all the same count as one with their weight together: otherwise each would find itself again.

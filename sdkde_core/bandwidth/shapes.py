@@ -31,8 +31,8 @@ from .normal import normal_reference
 SCALE_LENGTHS = (1.6,) * 5
 
 #: The same from there: Chebyshev's six for an EM that takes away between 0.18 and 1 of what is left in a direction,
-#: 2 / (1.18 + 0.82 cos((k + ½) π / 6)), as whole numbers with about their sum, long and
-#: short in turn. They come as far as ten of 1.6.
+#: 2 / (1.18 + 0.82 cos((k + ½) π / 6)), rounded to whole numbers, long and short in turn.
+#: They come as far as ten of 1.6.
 LENGTHS = (1, 6, 1, 3, 1, 2)
 
 #: The least eigenvalue of a shape, as a correlation matrix: below it columns are nearly dependent.
@@ -102,8 +102,8 @@ def find_shape(kernels: Fits, share: float, *, mixed: bool = True) -> tuple[Arra
 class Fits:
     """Fits of kernels to samples u (n, d) with these weights (n,), that sum to 1, made when they are asked for.
 
-    ``covariance`` (d, d) is that of all samples, of which these may be some. Whatever a product of matrices can sum is
-    summed by one.
+    These may be a part of the samples; ``covariance`` (d, d) is that of all. Sums are products of matrices where they
+    can be.
     """
 
     def __init__(self, u: Array, weights: Array, covariance: Array) -> None:

@@ -29,7 +29,7 @@ _Tiles: TypeAlias = tuple[list[Any], Any]
 
 @dataclass(eq=False)
 class Neighbours:
-    """Columns, put in order when rows come, each of which is summed over those that matter; ``order``: a known one."""
+    """Columns, of which every row sums those that matter; ``order``: theirs, if it is known before rows come."""
 
     columns: Columns
     order: Any = None
