@@ -349,7 +349,7 @@ class LineBackend(Backend, TypingProtocol):
         given : tuple of (k, d) tensors
             One or two, float32 or float64 alike, in C order, on the current CUDA device.
         scale : float, (d,) or (d, d) float64 tensor
-            h, of every column; L's diagonal; or L⁻¹.
+            1/h, of every column; L's diagonal; or L⁻¹.
         centre : (d,) float64 tensor, optional
             None: per column the lower median of every k-th row of the first, k = max(1, n // 256), NaN left out.
         weights : (n,) tensor, optional

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 import sdkde_core
-from sdkde_core.engine.launches import Launches, Lists, Slots, note, noting
+from sdkde_core.engine.launches import Launches, Lists, Slots, Varying, note, noting
 from sdkde_core.estimator import straight
 
 
@@ -26,6 +26,8 @@ class Kernel:
 
     def place(self, addresses):
         self.addresses = addresses
+        if len(addresses) > 4:
+            self.a = addresses[4]
 
     def launch(self, stream):
         if Kernel.launched:
@@ -42,7 +44,7 @@ class Kernel:
         kernel = Kernel(len(x), a)
         pointers = [x, y, out, 0 if largest is None else largest]
         if noting():
-            note(kernel, pointers)
+            note(kernel, [*pointers, a] if isinstance(a, Varying) else pointers)
         kernel.place([p if isinstance(p, int) else p.data_ptr() for p in pointers])
         kernel.launch(0)
 
@@ -105,6 +107,28 @@ def test_keys_that_differ_in_every_call_make_one_list():
     estimate(*drawn(), key=3)
     estimate(*drawn(), key=0)
     assert estimate.worked == 8
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_calls_with_other_numbers_share_a_list(told):
+    class Scaled(Estimate):
+        def launch(self, x, y, a, b):
+            self.worked += 1
+            numbers, time = self.slots.ready(1, x)
+            between, out = torch.empty_like(x), torch.empty_like(x)
+            Kernel.on(Varying.of(a, 2), x, y, between, numbers)
+            largest = self.slots.largest(1, x.device, time)
+            Kernel.on(Varying.of(b, 3) + 0.5 if told else b + 0.5, between, x, out)
+            return out, np.ceil(largest / 64)
+
+        def __call__(self, *given):
+            return self.lists.serve("a", given, lambda: self.launch(*given), lambda largest: np.ceil(largest / 64))
+
+    scaled = Scaled()
+    for _ in range(6):
+        (x, y), (a, b) = drawn(), np.random.rand(2).tolist()
+        torch.testing.assert_close(scaled(x, y, a, b), (b + 0.5) * (a * x + y) + x, rtol=1e-14, atol=0)
+    assert scaled.worked == (2 if told else 7)
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -215,8 +239,9 @@ def test_lists_have_the_same_bits_on_a_card(method, backend, dtype, monkeypatch)
             continue  # it has "high" up to 16
         for h in (0.8, [0.5 + 0.1 * k for k in range(d)]):
             for log in (False, True):
-                options = {"method": method, "bandwidth": h, "backend": backend, "log": log}
+                options = {"method": method, "backend": backend, "log": log}
                 for call in range(8):
+                    options["bandwidth"] = (1.0 + 0.01 * call) * np.asarray(h)
                     x = torch.randn(n, d, device="cuda", dtype=getattr(torch, dtype))
                     y = None if m is None else torch.randn(m, d, device="cuda", dtype=x.dtype)
                     y = x[:m] if m and call in (2, 4, 6) else y
@@ -247,8 +272,9 @@ def test_what_is_chosen_by_default_is_listed_on_a_card(backend, dtype, monkeypat
     for n, m, d, c in ((2048, 256, 2, None), (6000, None, 3, 1.4), (3000, 100, 16, 2.0), (1000, 1000, 30, 2.0)):
         h = 0.5 * np.eye(d) + 0.1 if d < 16 else np.linspace(0.7, 1.1, d)
         for log, weighted in itertools.product((False, True), (False, True)):
-            options = {"bandwidth": h, "step": "moments", "score_bandwidth": c, "tails": "guard", "log": log}
+            options = {"step": "moments", "score_bandwidth": c, "tails": "guard", "log": log}
             for call in range(6):
+                options["bandwidth"] = (1.0 + 0.01 * call) * h
                 x = torch.randn(n, d, device="cuda", dtype=getattr(torch, dtype)) * (1.0 + 0.02 * call)
                 options["weights"] = 0.1 + torch.rand(n, device="cuda", dtype=x.dtype) if weighted else None
                 y = None if m is None else torch.randn(m, d, device="cuda", dtype=x.dtype)

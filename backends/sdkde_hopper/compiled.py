@@ -246,13 +246,14 @@ class _Listed:
 
     def __init__(self, kernel: Kernel, programs: int, arguments: tuple[Any, ...]) -> None:
         self._kernel, self._programs, self._layout = kernel, programs, kernel.layout
-        self._pointers = [k for k, kind in enumerate(kernel.layout.format) if kind == "P"]
+        kinds = zip(kernel.layout.format, arguments, strict=True)
+        self._pointers = [k for k, (kind, x) in enumerate(kinds) if kind == "P" or isinstance(x, launches.Varying)]
         launches.note(self, [0 if arguments[k] is None else arguments[k] for k in self._pointers])
         self._values = [0 if k in self._pointers else x for k, x in enumerate(arguments)]
         self.key = kernel, programs, tuple(self._values)
         self._arguments = _Arguments(kernel.layout.size)
 
-    def place(self, addresses: Sequence[int]) -> None:
+    def place(self, addresses: Sequence[Any]) -> None:
         for k, address in zip(self._pointers, addresses):
             self._values[k] = address
         self._layout.pack_into(self._arguments.buffer, 0, *self._values)

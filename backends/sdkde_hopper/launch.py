@@ -77,7 +77,7 @@ def whiten(given: tuple[Tensor, ...], scale: Any, centre: Any, weights: Any) -> 
         kernel("pack", "find_centre", 512)(d, first, single, -(-n // stride), stride, d, centre)
     points = [torch.empty(x.shape, dtype=torch.float64, device=device) for x in given]
     programs, weighed, log_weights = -(-n // 128) - (-m // 128), int(weights is not None), None
-    (slots, time), factor = _slots.ready(programs, first, weighed), 1.0 / scale if isinstance(scale, float) else 0.0
+    (slots, time), factor = _slots.ready(programs, first, weighed), scale if isinstance(scale, float) else 0.0
     if weights is not None:
         log_weights = torch.empty(n, dtype=torch.float64, device=device)
         of_weights = weights, int(weights.dtype == torch.float32), n, log_weights, slots.data_ptr() + 8 * programs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -70,6 +71,21 @@ _here = _Here()
 _WARPS = Config(1, 1, 4, 1)
 
 
+class _Bits(int):
+    """The bits of a number that varies."""
+
+    of: launches.Varying
+
+
+def bits(x: float) -> int:
+    """Return a number's bits, as Triton passes floats in 32; of 0 those of −0, as small integers go in 32 too."""
+    found: int = struct.unpack("q", struct.pack("d", x or -0.0))[0]
+    if isinstance(x, launches.Varying):
+        found = _Bits(found)
+        found.of = x
+    return found
+
+
 @dataclass(eq=False)
 class Launch:
     """A kernel with all but its pointers, and its compiled code: what launches of one shape have in common.
@@ -98,29 +114,41 @@ class Launch:
         at = device, pointers[0].dtype, pointers[0].data_ptr() % 16
         code = self.kept.get(at)
         if code is None:
-            code = compiled(self.kernel, (*pointers, *numbers), self.flags, self.config)
+            plain = (int(x) if isinstance(x, int) else x for x in numbers)
+            code = compiled(self.kernel, (*pointers, *plain), self.flags, self.config)
             if code is None:
                 return
             self.kept[at] = code
-        listed = _Listed(code, self.grid, pointers, (*numbers, *self.flags))
+        listed = _Listed(code, self.grid, (*pointers, *numbers, *self.flags))
         if launches.noting():
-            launches.note(listed, pointers)
+            listed.note(len(pointers))
         listed.launch(current_stream(device))
 
 
 class _Listed:
     """A launch with its arguments; see :class:`sdkde_core.engine.launches.Launch`."""
 
-    def __init__(self, code: Any, grid: tuple[int, int], pointers: Sequence[Any], rest: tuple[Any, ...]) -> None:
-        self.key, self._pointers = (code, grid, rest), pointers
+    def __init__(self, code: Any, grid: tuple[int, int], arguments: tuple[Any, ...]) -> None:
+        self._code, self._grid, self._arguments = code, grid, arguments
 
-    def place(self, addresses: Sequence[int]) -> None:
-        self._pointers = addresses
+    def note(self, pointers: int) -> None:
+        """Tell of it, and of its first arguments and those that vary."""
+        given = list(self._arguments)
+        self._placed = [k for k, x in enumerate(given) if k < pointers or isinstance(x, _Bits)]
+        launches.note(self, [given[k].of if isinstance(given[k], _Bits) else given[k] for k in self._placed])
+        rest = (None if k in self._placed else x for k, x in enumerate(given))
+        self.key = self._code, self._grid, tuple(rest)
+
+    def place(self, addresses: Sequence[Any]) -> None:
+        given = list(self._arguments)
+        for k, x in zip(self._placed, addresses):
+            given[k] = bits(x) if isinstance(x, float) else x
+        self._arguments = tuple(given)
 
     def launch(self, stream: int) -> None:
-        (code, grid, rest), pointers = self.key, self._pointers
+        code = self._code
         # code[grid] would prepare for a profiler's hooks, which takes as long as the launch
-        code.run(*grid, 1, stream, code.function, code.packed_metadata, None, None, None, *pointers, *rest)
+        code.run(*self._grid, 1, stream, code.function, code.packed_metadata, None, None, None, *self._arguments)
 
 
 def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], config: Config) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import struct
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -13,7 +12,7 @@ from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import blocked, bounds, finish, kernels
 from .bounds import MOST_DIRECT, Form, in_blocks, merges, mirrors, packed_dimensions, steps_at_most, stores
-from .compiled import Launch, card, compiled, configuration
+from .compiled import Launch, bits, card, compiled, configuration
 from .direct import direct_kernel, transpose_kernel
 from .grid import block_points, most_parts, slab_rows, splits
 from .space import COLUMN_PADDING, LEAF, LISTED, Config, block_k
@@ -82,12 +81,6 @@ def _packing(n: int, padded: int, d: int, step: float, pieces: int, raised: floa
     raised += float(kernels.SCALE_BITS.value) if scaled and pieces == 2 else 0.0
     parameters = width, span, pieces, block, columns, merges(d), vary, shifted, rounded, in_blocks(d)
     return Launch(kernels.pack_kernel, (-(-padded // block), 1), (n, padded, d, step, raised), parameters), halves
-
-
-def bits(x: float) -> int:
-    """Return a number's bits, as Triton passes floats in 32; of 0 those of −0, as small integers go in 32 too."""
-    found: int = struct.unpack("q", struct.pack("d", x or -0.0))[0]
-    return found
 
 
 def transpose(points: torch.Tensor, arithmetic: str, padding: int = 1) -> torch.Tensor:

@@ -12,9 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .compiled import INTERPRETED, Launch, rehearse
+from .compiled import INTERPRETED, Launch, bits, rehearse
 from .kernels import f64, number, sized, wide
-from .launch import bits
 
 PROGRAMS = tl.constexpr(128)  # at most so many have a part of the sums
 _begun = set[int]()  # dimensions, see :func:`_begin`
@@ -114,7 +113,7 @@ def _terms(one, other, i, m, constant, rest):
 
 
 @sized
-def join_kernel(one, other, out, m, constant, rest, kind, SINGLE: tl.constexpr, B: tl.constexpr):
+def join_kernel(one, other, out, m, kind, constant, rest, SINGLE: tl.constexpr, B: tl.constexpr):
     """The sum of two densities, kind 1: its log; ``constant`` and ``rest``, bits, are added to their logs."""
     i = tl.program_id(0) * B + tl.arange(0, B)
     a, b, top = _terms(one, other, i, m, constant, rest)
@@ -187,8 +186,8 @@ def in_unit(points: torch.Tensor, unit: float, some: int = 0, log_weights: Any =
 def joined(logs: tuple[Any, Any], constants: tuple[float, float], log: bool, dtype: torch.dtype) -> torch.Tensor:
     """See :class:`sdkde_core.protocol.MovesBackend`."""
     m, out = logs[0].shape[0], torch.empty_like(logs[0], dtype=dtype)
-    run = Launch(join_kernel, (-(-m // 128), 1), (m, *map(bits, constants), int(log)), (dtype is torch.float32, 128))
-    run(*logs, out)
+    run = Launch(join_kernel, (-(-m // 128), 1), (m, int(log)), (dtype is torch.float32, 128))
+    run(*logs, out, last=tuple(map(bits, constants)))
     return out
 
 

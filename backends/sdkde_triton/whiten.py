@@ -11,9 +11,8 @@ import triton.language as tl
 from sdkde_core.plugin import Slots
 from sdkde_core.protocol import Whitened
 
-from .compiled import INTERPRETED, Launch, rehearse
+from .compiled import INTERPRETED, Launch, bits, rehearse
 from .kernels import number, sized
-from .launch import bits
 from .space import Config
 
 _slots = Slots()
@@ -113,7 +112,7 @@ def whiten(given: tuple[torch.Tensor, ...], scale: Any, centre: Any = None, weig
     slots, time = _slots.ready(programs, first, int(weights is not None))
     log_weights = None if weights is None else torch.empty(n, dtype=torch.float64, device=device)
     at = torch.empty(d, dtype=torch.float64, device=device) if centre is None else centre
-    by, last = (at, (bits(1.0 / scale),)) if isinstance(scale, float) else (scale, (bits(1.0),))
+    by, last = (at, (bits(scale),)) if isinstance(scale, float) else (scale, (bits(1.0),))
     if centre is None:
         if not (INTERPRETED or to_whiten.kept):  # all compile at the same time
             rehearse(to_whiten, first, second, by, at, points[0], points[-1], slots, last=last)

@@ -162,6 +162,11 @@ class Bandwidth:
         """Return this bandwidth with L multiplied by ``scale``."""
         return Bandwidth(self.d, self.factor * scale, self.rule, None, self.step, self.score_bandwidth, self.tails)
 
+    def whitener(self, x: Any) -> Any:
+        """What whitens, as :class:`~sdkde_core.protocol.LineBackend` takes it, where x is."""
+        factor = like(self.factor if self.factor.ndim == 1 else self.inverse, x)
+        return 1.0 / factor if isinstance(factor, float) else factor
+
     def whiten(self, x: Any, centre: Any) -> Any:
         """Return L⁻¹(x − centre): (n, d) in bandwidths, float64, C order, in x's library; ``centre`` is float64."""
         if isinstance(x, np.ndarray) and isinstance(self.factor, np.ndarray) and self.factor.ndim == 1:

@@ -2,7 +2,8 @@
 
 What Python does between the launches of a small estimate takes several times as long as the kernels, and follows from
 shapes and options. So it is done once: :func:`record` watches a computation, and :meth:`Launches.run` launches the same
-kernels for other arrays. Only launches that a backend tells of are in the list.
+kernels for other arrays, and other numbers where these are :class:`Varying`. Only launches that a backend tells of are
+in the list.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Launch(Protocol):
 
     key: Any
 
-    def place(self, addresses: Sequence[int]) -> None: ...  # give the kernel's pointers these values
+    def place(self, addresses: Sequence[Any]) -> None: ...  # give the kernel's pointers these, and its varying numbers
     def launch(self, stream: int) -> None: ...  # on the stream of that handle
 
 
@@ -44,13 +45,28 @@ class _Here(threading.local):
 _here = _Here()
 
 
+class Varying(float):
+    """A number that calls with the same list differ by: the k-th of what is given to a call, and ``more``."""
+
+    k, more = 0, 0.0
+
+    @classmethod
+    def of(cls, value: float, k: int, more: float = 0.0) -> Varying:
+        found = cls(value)
+        found.k, found.more = k, more
+        return found
+
+    def __add__(self, other: float) -> Varying:
+        return Varying.of(float(self) + other, self.k, self.more + other)
+
+
 def noting() -> bool:
     """Whether launches are to be told of, by :func:`note`."""
     return _here.recording is not None
 
 
 def note(launch: Launch, pointers: Sequence[Any]) -> None:
-    """Tell of a launch, and its kernel's pointers, in order: tensors, or addresses, 0 for none."""
+    """Tell of a launch, and its kernel's pointers, in order: tensors, or addresses, 0 for none; then what varies."""
     assert _here.recording is not None
     _here.recording.launches.append((launch, pointers))
 
@@ -114,8 +130,8 @@ class Slots(threading.local):
 def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tuple[Any, Launches | None]:
     """Return the extent that the launches of ``compute()`` serve, and the list of these; it returns a tensor and that.
 
-    There is no list where ``given``, the tensors that it computes from, overlap, where PyTorch has launched a kernel,
-    or where not exactly one kernel wrote numbers to the host.
+    There is no list where ``given``, the tensors and numbers that it computes from, overlap, where PyTorch has launched
+    a kernel, where not exactly one kernel wrote numbers to the host, or where no kernel has a number as it varies.
     """
     before, recording = _here.recording, _Recording()
     _here.recording = recording
@@ -126,7 +142,7 @@ def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tupl
         _here.recording = before
         if before is not None:  # a signal handler's estimate, within another one
             before.alone = False
-    ranges = sorted((x.data_ptr(), x.data_ptr() + x.nbytes) for x in given)
+    ranges = sorted((x.data_ptr(), x.data_ptr() + x.nbytes) for x in given if not isinstance(x, float))
     apart = all(stop <= start for (_, stop), (start, _) in itertools.pairwise(ranges))
     made = {(x.data_ptr(), x.nbytes) for x in recording.made}
     listed = result is not None and (result.data_ptr(), result.nbytes) in made
@@ -166,16 +182,19 @@ class Launches:
     def __init__(self, recording: _Recording, given: Sequence[Any], result: Any) -> None:
         ((self._slots, *self._counts),), self._read_after = recording.reads, recording.read_after
         self._like, self.lock = (tuple(result.shape), result.dtype, result.device), new_lock()
-        # A pointer's base: 0 none, 1 the host's numbers, 2 the result, 3 the room, 4 + k the given array k.
+        # A pointer's base: 0 none, 1 the host's numbers, 2 the result, 3 the room, 4 + k what is given as the k-th.
         arrays, self._room = [(self._slots.tensor, 1, 0), (result, 2, 0)], 0
         for x in recording.made:
             if x.data_ptr() != result.data_ptr():
                 arrays.append((x, 3, self._room))
                 self._room += -(-x.nbytes // 512) * 512
-        arrays += [(x, 4 + k, 0) for k, x in enumerate(given)]
+        numbers = [4 + k for k, x in enumerate(given) if isinstance(x, float)]
+        arrays += [(x, 4 + k, 0) for k, x in enumerate(given) if 4 + k not in numbers]
         ranges = [(x.data_ptr(), x.data_ptr() + x.nbytes, base, offset) for x, base, offset in arrays]
 
-        def place(pointer: Any) -> tuple[int, int]:
+        def place(pointer: Any) -> tuple[int, float]:
+            if isinstance(pointer, Varying):
+                return 4 + pointer.k, pointer.more
             address = pointer if isinstance(pointer, int) else pointer.data_ptr()
             for start, stop, base, offset in ranges:
                 if start <= address < stop:
@@ -188,13 +207,13 @@ class Launches:
             self._steps.append((launch, places))
             self._constants += [pointer for pointer, (base, _) in zip(pointers, places) if not base]
             launch.place([0] * len(places))  # it may hold other arrays of the recording
-        self._at: tuple[int, ...] = ()  # where the bases were last
+        self._at: tuple[float, ...] = ()  # where the bases were last
         reached = {base for _, places in self._steps for base, _ in places}
-        self.writes = {1, 2} <= reached  # else not all launches were told of
+        self.writes = {1, 2, *numbers} <= reached  # else not all launches were told of
         self.key = self._like, self._room, tuple((launch.key, places) for launch, places in self._steps)
 
     def run(self, given: Sequence[Any], right: Callable[[Any], Any], early: bool) -> Any:
-        """Launch for other tensors of the same shapes; return the result, or None where ``right`` is not this list.
+        """Launch for others of the same shapes; return the result, or None where ``right`` is not this list.
 
         ``right`` is asked for what :meth:`Slots.largest` returns: after the last launch, or ``early``, as soon as it is
         there. A wrong guess then costs two launches.
@@ -204,7 +223,8 @@ class Launches:
         room = torch.empty(self._room, dtype=torch.uint8, device=device)
         count, more = self._counts
         numbers, time = self._slots.ready(count, result, more)
-        at = 0, numbers.data_ptr(), result.data_ptr(), room.data_ptr(), *(x.data_ptr() for x in given)
+        values = (x if isinstance(x, float) else x.data_ptr() for x in given)
+        at = 0, numbers.data_ptr(), result.data_ptr(), room.data_ptr(), *values
         moved = [k for k, (old, new) in enumerate(zip(self._at, at)) if old != new] if self._at else range(len(at))
         stream, self._at = _stream(device), ()
         for k, (launch, places) in enumerate(self._steps):
@@ -239,7 +259,7 @@ class Lists:
         With its result it returns the extent that its launches serve. ``served`` is that of what was read, None where
         there is no result. A list is made for the first key, and for others that come again: not in every call.
         """
-        key = key, _stream(given[0].device), *(x.data_ptr() % 16 for x in given)
+        key = key, _stream(given[0].device), *(isinstance(x, float) or x.data_ptr() % 16 for x in given)
         known, first, extent = self._known.get(key), not self._known, 0.0
         if known is None:
             if len(self._known) >= 64:

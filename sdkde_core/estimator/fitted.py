@@ -16,7 +16,7 @@ from array_api_compat import device
 
 from .. import arrays
 from ..arrays import Argument, Data, Origin, check_query, convert, detached, look, quiet, rounded, to_host
-from ..bandwidth.matrix import Bandwidth, like
+from ..bandwidth.matrix import Bandwidth
 from ..choice import registry, select
 from ..engine.failures import BackendFailed, OutOfReach, call
 from ..engine.forks import new_lock
@@ -364,9 +364,8 @@ class Fitted:
 
     @functools.cached_property
     def scale(self) -> Any:
-        """What whitens, as :class:`~sdkde_core.protocol.LineBackend` takes it."""
-        factor = self.bandwidth.factor
-        return like(factor if factor.ndim == 1 else self.bandwidth.inverse, self.columns.points)
+        """See :meth:`.Bandwidth.whitener`."""
+        return self.bandwidth.whitener(self.columns.points)
 
     def whole(self, reduction: Reduction) -> list[Any]:
         """Each group's columns as their backend has them for that reduction, see :attr:`.PackedColumns.whole`."""

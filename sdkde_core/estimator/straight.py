@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..arrays import Argument, is_attached, rounded
-from ..bandwidth.matrix import Bandwidth, like
+from ..bandwidth.matrix import Bandwidth
 from ..choice import registry
 from ..choice.select import named_backend
 from ..engine.devices import PerStream, captures, memory_errors
 from ..engine.failures import raise_interrupt
 from ..engine.groups import Group, guard_scale
-from ..engine.launches import Lists
+from ..engine.launches import Lists, Varying
 from ..engine.outliers import CLEAR
 from ..protocol import BackendUnavailable, Columns, LineBackend, Problem, Reduction, with_fields
 from .density import density, log_constant
@@ -111,13 +111,10 @@ class _Line:
         return [(Group(columns, 1.0, math.log1p(-share)), columns), (wide, some)]
 
     def scale(self, bandwidth: Bandwidth, x: Any) -> Any:
-        factor = bandwidth.factor if bandwidth.factor.ndim == 1 else bandwidth.inverse
-        if factor.ndim == 1 and (factor == factor[0]).all():
-            return float(factor[0])
         kept = self._scale
         if kept[0] is not bandwidth:  # of a loop with one bandwidth it is sent once
             kept = self._scale = bandwidth, PerStream()
-        return kept[1].get("scale", lambda: like(factor, x), x)
+        return kept[1].get("scale", lambda: bandwidth.whitener(x), x)
 
     def _problems(self, extent: float, span: float | None) -> tuple[Problem, ...]:
         requires = frozenset(["weights"] * (span is not None))
@@ -213,20 +210,23 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         given, weights = _columns(*given), None if weights is None else weights.contiguous()
         train = given[0]
         line = _line(moving, train, None if query is None else query.shape[0], place)
-        launched = functools.partial(launch, line)
+        tensors, scale = given if weights is None else (*given, weights), line.scale(bandwidth, train)
+        numbers = [scale] if what == "score" and not moving.guard else [scale, log_constant("gaussian", bandwidth)]
+        vary = [Varying.of(x, k) if isinstance(x, float) else x for k, x in enumerate(numbers, len(tensors))]
+        launched = functools.partial(launch, line, *vary)
         if captured or not line.brief:
             return launched()[0]
-        factor, weighed = bandwidth.factor, () if weights is None else (weights,)
         how = moving.negative, moving.guard, moving.coordinates is None, moving.score_bandwidth
-        key = what, factor.ndim, factor.tobytes(), *how, *(x.dtype for x in weighed)
-        return line.lists.serve(key, given + weighed, launched, lambda read: _served(line, read)[0])
+        key = what, getattr(scale, "ndim", 0), *how, None if weights is None else weights.dtype
+        return line.lists.serve(key, (*tensors, *numbers), launched, lambda read: _served(line, read)[0])
 
-    def launch(line: _Line) -> tuple[Any, Any]:  # the result, or None, and what its launches serve
+    def launch(line: _Line, scale: Any, constant: Any = 0.0) -> tuple[Any, Any]:
+        """The result, or None, and what its launches serve."""
         by: Any = None if half and not moving.guard else registry.having("moves", place)
         unread = captured and (weights is not None or not line.extent)  # what nothing can read now
         if line.whitening is None or unread or (by is None and (moving.guard or not half)):
             return None, None
-        found = line.whitening.whiten(given, line.scale(bandwidth, train), weights=weights)
+        found = line.whitening.whiten(given, scale, weights=weights)
         if found is None:
             return None, None
         served, passes = _served(line, line.extent if captured else found.extent(), captured)
@@ -245,7 +245,7 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
             points, weighing = columns.points, log_weights if weighted else None
             columns = of(backend.moved(points, shift) if half else by.displaced(points, shift, weighing, c, *ends))
         groups = line.guarded(by, columns, moving) if moving.guard else [(Group(columns), columns)]
-        parts, constant = zip(groups, problems[moves:], packed[moves:]), log_constant("gaussian", bandwidth)
+        parts = zip(groups, problems[moves:], packed[moves:])
         asked = [(group, problem, backend.prepare(whole, scaled)) for (group, scaled), problem, whole in parts]
         result = _result(backend, place, queries, asked, constant, request.negative, what, train.dtype)
         if captured:
