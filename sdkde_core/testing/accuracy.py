@@ -10,16 +10,16 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sdkde_core.plugin import concatenate, each
 from sdkde_core.protocol import BackendInfo, Partial, Problem, Reduction
 
-from . import problems
-from .problems import Array, Case, Truth, true_sums
+from . import problems, reference
+from .problems import Array, Case, Truth
 from .target import NotDeclared, Profile, Target, make, weighted, within
 
 #: n and m of the check ``sizes``: one, two, and what lies on and beside the edges of tiles.
@@ -71,17 +71,12 @@ def sizes(target: Target, precision: str, reduction: str, n: int, m: int) -> Non
         target.check(case, reduction, precision, rows, same=same, dtype=dtype)
         if same and n > 1000 and "weights" in target.info.features:
             target.check(weighted(case), reduction, precision, rows, same=True)
-    if n * m < 10:
-        _weights_of_few(target, reduction, precision, case)
-
-
-def _weights_of_few(target: Target, reduction: str, precision: str, case: Case) -> None:
-    """One row or one column, with and without weights: it may be what is left of more, its weight is not 1 then."""
-    uneven = replace(case, log_weights=weighted(case).log_weights - 0.7)
-    equal = replace(case, log_weights=np.full(len(case.points), -0.7 - math.log(len(case.points))))
-    ways = [(equal, set[str]())] + [(uneven, {"weights"})] * ("weights" in target.info.features)
-    for (asked, requires), same, dtype in itertools.product(ways, (False, True), ("float64", "float32")):
-        target.check(asked, reduction, precision, same=same, dtype=dtype, requires=requires)
+    if n * m < 10:  # one row or one column may be what is left of more: its weight is not 1 then
+        uneven = replace(case, log_weights=weighted(case).log_weights - 0.7)
+        equal = replace(case, log_weights=np.full(n, -0.7 - math.log(n)))
+        ways = [(equal, set[str]())] + [(uneven, {"weights"})] * ("weights" in target.info.features)
+        for (asked, requires), same, dtype in itertools.product(ways, (False, True), ("float64", "float32")):
+            target.check(asked, reduction, precision, same=same, dtype=dtype, requires=requires)
 
 
 def limits(target: Target, precision: str, reduction: str, d: int) -> None:
@@ -190,8 +185,7 @@ def _all_nan(got: Partial) -> bool:
 # few seeds meet every value, and pairs of values meet by chance.
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A case and what is asked of it."""
 
     case: Case
@@ -257,7 +251,7 @@ def _answered(seed: int, d: int, pairs: int, allowed: frozenset[str]) -> tuple[D
     m, most = len(given), max(24, 1_000_000 // case.points.size)  # what the truth may cost
     others = np.random.default_rng([seed, 21]).integers(0, m, most)
     rows = np.arange(m) if m <= most else np.unique([*boundaries(m), *others])
-    return asked, rows, true_sums(given[rows], case)
+    return asked, rows, reference.sums(given[rows], case.points, case.log_weights, plain=True)
 
 
 def drawn_parameters(info: BackendInfo, profile: Profile) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import signal
@@ -21,7 +22,7 @@ from sdkde_core.arrays import to_host
 from sdkde_core.plugin import each
 from sdkde_core.protocol import Columns, Partial, Problem
 
-from . import problems
+from . import problems, reference
 from .accuracy import about_tiles
 from .formalities import has_format
 from .problems import Case, Truth
@@ -187,7 +188,8 @@ def _threads(target: Target, cases: list[Case], problem: Problem) -> None:
             raise AssertionError(f"from several threads: {type(error).__name__}: {error}") from error
     for case, found in zip(cases, answers):
         for got, over, about in found:
-            within(problem, each(got, to_host), problems.true_sums(case.queries, over), about)
+            truth = reference.sums(case.queries, over.points, over.log_weights, plain=True)
+            within(problem, each(got, to_host), truth, about)
 
 
 @contextlib.contextmanager
@@ -223,10 +225,7 @@ def interrupts(target: Target, parameter: str) -> None:
         raise NotDeclared("needs timers in the main thread")
     case = about_tiles(211, 67, 3, 10.0)
     problem, truth = target.problem(case, "log_sum", target.info.precisions[0], whole=True), problems.truth(case)
-
-    def call() -> Partial:
-        return target.direct(problem, case)
-
+    call = functools.partial(target.direct, problem, case)
     call()
     start = time.perf_counter()
     call()

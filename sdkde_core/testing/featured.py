@@ -22,29 +22,26 @@ from .target import Target, make, same_bits, weighted, within
 
 def kernel(target: Target, precision: str, name: str) -> None:
     """Another kernel: tolerances, weights, own columns, rows out of reach and far off, NaN."""
-
-    def asked(case: Case, **options: Any) -> Problem:
-        return target.problem(case, Reduction.LOG_SUM, precision, kernel=name, requires={"kernel"}, **options)
-
+    pose = functools.partial(target.problem, reduction="log_sum", precision=precision, kernel=name, requires={"kernel"})
     for case in _cases():
         # Rows that reach none but columns of little weight are those columns themselves.
         for same in (False, True) if len(case.points) < 131 or case.name.startswith("weights") else (False,):
             if "weights" in target.info.features or (case.log_weights == case.log_weights[0]).all():
-                problem = asked(case, same=same)
+                problem = pose(case, same=same)
                 _bounded(problem, target.answer(problem, case), case)
     for distance in (1e9, 1e100):
         case = problems.far(29, 13, 2, distance, stray=True)
-        problem = asked(case, whole=True)
+        problem = pose(case, whole=True)
         _bounded(problem, target.direct(problem, case), case)
     case = about_tiles(131, 23, 2, 5.0)
     case = weighted(case) if "weights" in target.info.features else case
-    problem = asked(case, whole=True)
+    problem = pose(case, whole=True)
     got = target.direct(problem, case)
     has_format(problem, got, case.points)
     _bounded(problem, got, case)
     same_bits(got, target.direct(problem, case), "differs from one call to the next")
     case = make("mixture", 131, 11, 3, 6.0)
-    others, got = with_not_a_number(target, asked(case), case)
+    others, got = with_not_a_number(target, pose(case), case)
     assert not np.isnan(got.log_sum[others]).any(), "rows without a NaN are NaN beside rows with one"
 
 

@@ -134,15 +134,10 @@ def _truth(case: Case, same: bool, rows: tuple[int, ...] | None) -> Truth:
     given = case.points if same else case.queries
     which = np.arange(len(given)) if rows is None else np.array(rows, int)
     reach = max(_extent(case.points), _extent(given[which]))
-    found = true_sums(given[which], case, plain=reach <= 12.0)
+    found = reference.sums(given[which], case.points, case.log_weights, plain=reach <= 12.0)
     for array in found:
         array.flags.writeable = False  # whoever asks next gets the same arrays
     return found
-
-
-def true_sums(rows: Array, case: Case, plain: bool = True) -> Truth:
-    """Return the oracle's answer for any rows over a case's points; see :func:`.reference.sums`."""
-    return reference.sums(rows, case.points, log_weights=case.log_weights, plain=plain)
 
 
 def answer(info: BackendInfo, backend: Backend, problem: Problem, case: Case) -> Partial:
