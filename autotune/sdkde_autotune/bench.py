@@ -11,8 +11,7 @@ import numpy as np
 
 from sdkde_core.arrays import convert, to_host
 from sdkde_core.choice import registry
-from sdkde_core.engine.exact import reduce_exact
-from sdkde_core.engine.merge import concatenate, each
+from sdkde_core.plugin import concatenate, each, reduce_exact
 from sdkde_core.protocol import Columns
 from sdkde_core.testing.problems import Truth, errors, make
 from sdkde_core.testing.target import weighted

@@ -17,8 +17,7 @@ from click import Choice
 
 from sdkde_core import __version__
 from sdkde_core.choice import cards, hardware
-from sdkde_core.cli.console import Argument, json_option, raise_again, together
-from sdkde_core.cli.console import Group as OneLine
+from sdkde_core.cli.console import Argument, Group, json_option, raise_again, together
 from sdkde_core.messages import did_you_mean, switched_off
 from sdkde_core.plugin import write_atomically
 from sdkde_core.protocol import PRECISIONS, Problem, Reduction
@@ -27,10 +26,9 @@ from sdkde_core.tuning import this_cpu
 from . import measure, report
 from .lookup import database
 from .problems import GRID, Place, place_of, problems, tasks
-from .records import SOURCES, Task
+from .records import SOURCES, Result, Task
 
 if TYPE_CHECKING:
-    from .search import Result
     from .store import Store
 
 try:
@@ -40,7 +38,7 @@ except ImportError:
     raise SystemExit(2) from None
 
 
-class _Commands(OneLine, DefaultGroup):
+class _Commands(Group, DefaultGroup):
     """Options without a command are those of ``tune``; an unknown command is an error with a suggestion."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> Any:

@@ -229,3 +229,15 @@ def winners(trials: Iterable[Trial]) -> list[Best]:
             best = usual
         found.append(Best(**vars(best), default=usual))
     return found
+
+
+class Result(NamedTuple):
+    """The result of a search or of a prediction: trials by configuration, as text."""
+
+    task: Task
+    known: Mapping[str, Trial]
+    tried: int  # the other trials were in the store
+
+    @property
+    def best(self) -> Best | None:
+        return next(iter(winners(self.known.values())), None)

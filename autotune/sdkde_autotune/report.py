@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,11 +17,7 @@ from sdkde_core.cli.console import table
 
 from . import lookup
 from .measure import versions
-from .records import Best, Key, Task, Trial
-
-if TYPE_CHECKING:
-    from .search import Result
-
+from .records import Best, Key, Result, Task, Trial
 
 _HEADINGS = {"n_octave": "n", "m_octave": "m", "requires": "features", "created": "UTC", "config": "configuration"}
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
@@ -21,24 +21,10 @@ from sdkde_core.choice.cards import GPU
 from sdkde_core.tuning import Config
 
 from .measure import Failed, MeasuringRunner, Pool, compiling, versions
-from .records import Best, Task, Trial, canonical, winners
-
-if TYPE_CHECKING:
-    from .store import Store
+from .records import Result, Task, Trial, canonical
+from .store import Store
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-
-class Result(NamedTuple):
-    """The result of a search or of a prediction: trials by configuration, as text."""
-
-    task: Task
-    known: Mapping[str, Trial]
-    tried: int  # the other trials were in the store
-
-    @property
-    def best(self) -> Best | None:
-        return next(iter(winners(self.known.values())), None)
 
 
 def candidates(task: Task) -> list[dict[str, Any]]:

@@ -14,8 +14,7 @@ from sqlite_utils import Database
 
 from sdkde_core import __version__
 
-from . import lookup
-from .lookup import PRIMARY, VERSION, StoreError, connect, database
+from .lookup import PRIMARY, VERSION, StoreError, connect, database, forget
 from .records import COLUMNS, SOURCES, Best, Key, Trial, canonical, now, row_of, sound, trial_of, winners
 
 
@@ -42,7 +41,7 @@ class Store(AbstractContextManager["Store"]):
         with _explained(self.path, "written"), self._db.conn as connection:
             connection.execute("BEGIN IMMEDIATE")  # SQLite waits for the write lock only here
             yield connection
-        lookup.forget()
+        forget()
 
     def add(self, *trials: Trial) -> int:
         """Store trials, and return how many are new or replace others.
