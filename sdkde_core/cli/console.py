@@ -18,10 +18,6 @@ from ..messages import SdkdeWarning
 from ..protocol import BackendUnavailable
 
 
-class _Refused(click.ClickException):
-    exit_code = 2
-
-
 @contextmanager
 def _one_line() -> Iterator[None]:
     """Turn an error that users can correct into one line, and what sdkde warns of into another."""
@@ -44,7 +40,7 @@ def _one_line() -> Iterator[None]:
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
         if isinstance(error, OSError) and error.filename and error.strerror:
             text = f"{error.filename}: {error.strerror}"
-        raise _Refused(_flat(text) or type(error).__name__) from error
+        raise click.UsageError(_flat(text) or type(error).__name__) from error  # its exit status is 2
 
 
 def _flat(text: str) -> str:

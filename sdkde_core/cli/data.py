@@ -16,8 +16,7 @@ import click
 import numpy as np
 
 from ..archive import is_ours, load
-from ..arrays import Argument as Given
-from ..arrays import Array, listed
+from ..arrays import Argument, Array, listed
 from ..bandwidth.rules import RULES
 from ..estimator.batches import Advance, answered, batch_rows, watched
 from ..estimator.density import undefined
@@ -174,7 +173,7 @@ def fitted(text: str, columns: Names, options: dict[str, Any], quiet: bool = Fal
     """Fit a density to samples, and return these too."""
     x, files = samples_of(text, columns), files_of(text, None, options)
     with about(**files):
-        request, train = request_of(options), Given.of("train", x.read())._replace(names=x.names)
+        request, train = request_of(options), Argument.of("train", x.read())._replace(names=x.names)
         with Results("", False, quiet=quiet).progress(x.rows if request.passes[0].moves else 0) as advance:
             return fit(request, train, advance=advance), train.array
 
@@ -198,7 +197,7 @@ class Results(NamedTuple):
             ready = prepared._fitted
             ready.asked(asked)
             for rows in points.batches(batch_rows(points.rows, ready.problem, ready.choice.info)):
-                batch = Given.of("query", rows)._replace(first=done)
+                batch = Argument.of("query", rows)._replace(first=done)
                 part = answered(ready, batch, "log" if self.log else "density").astype(dtype)
                 if advance is not None:
                     advance(len(rows))

@@ -13,7 +13,6 @@ from typing import Any
 
 from .. import __version__
 from ..choice import hardware, registry
-from ..choice.registry import ask
 
 
 def sections() -> Iterator[tuple[str, Sequence[Sequence[str]]]]:
@@ -33,7 +32,7 @@ def sections() -> Iterator[tuple[str, Sequence[Sequence[str]]]]:
         except importlib.metadata.PackageNotFoundError:
             versions.append((name, "not installed"))
     yield "versions", versions
-    cpu, failure = ask(hardware.cpu)
+    cpu, failure = registry.ask(hardware.cpu)
     devices = [("cpu", failure)]  # SDKDE_NUM_THREADS
     if not failure:
         rates = f"{cpu.matrix_flops['float32'] / 1e9:.3g} GFLOP/s in float32, {cpu.exps / 1e9:.3g} G exp/s"

@@ -277,13 +277,8 @@ def doctor() -> None:
 
 
 @main.command()
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("sdkde-demo.png"),
-    show_default=True,
-    help="Where to write the plot.",
+@output_option(
+    "the plot.", default="sdkde-demo.png", show_default=True, type=click.Path(dir_okay=False, path_type=Path)
 )
 @backend_option
 def demo(output: Path, backend: str) -> None:
