@@ -21,7 +21,7 @@ import numpy as np
 from ..arrays import check_names
 from ..messages import did_you_mean
 from ..storage import write_atomically
-from .common import MOST, FileError, Pick, Source, Write, check_apart, filling, naming, without_key
+from .common import FileError, Pick, Source, Write, check_apart, filling, naming, without_key
 from .formats import FORMATS, Names, check_archive
 
 EXTENSIONS = tuple(FORMATS)
@@ -70,7 +70,7 @@ def source(text: str, pick: Pick = lambda names, width: range(width), name: str 
             raise ValueError(f"the array is of dtype {found.dtype}; pass numbers")
         if not found.columns:
             raise ValueError("the array has no columns; pass (points, dimensions)")
-        if found.rows * found.columns > MOST:  # zarr has no chunks of what is all fill value
+        if found.rows * found.columns > 1 << 44:  # 128 TiB of float64: zarr has no chunks of what is all fill value
             raise ValueError(f"its metadata say shape {(found.rows, found.columns)}, more than anything here can sum")
 
     def check() -> None:

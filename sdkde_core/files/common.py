@@ -19,9 +19,6 @@ Write = Callable[[Array], Any]  #: Takes the next rows.
 #: Which columns are read, and in what order: of a file with these names, or none, and so many columns.
 Pick = Callable[[tuple[str, ...], int], Sequence[int]]
 
-#: Numbers of an array at most: 128 TiB of float64.
-MOST = 1 << 44
-
 
 class FileError(ValueError):
     """A file is not what it should be; the message begins with its name."""

@@ -16,9 +16,8 @@ import warnings
 import zlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -94,8 +93,7 @@ def _locked(folder: Path) -> sqlite3.Connection:
     return held
 
 
-@dataclass(frozen=True)
-class Chunks:
+class Chunks(NamedTuple):
     """An array that is made block by block: its blocks of rows are files, each with a checksum before the numbers."""
 
     path: Path
