@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..api import estimate, select_bandwidth
+from ..api import estimate, prepare, select_bandwidth
 from ..archive import write
-from ..arrays import Argument, Array, Origin, array_namespace, numbers, public, quiet, to_host
+from ..arrays import Argument, Array, Origin, array_namespace, numbers, public, to_host
 from ..arrays.frames import Values
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import Rule, check_rule, resolve
@@ -25,7 +25,6 @@ from ..estimator.batches import densities
 from ..estimator.integrals import corner
 from ..estimator.mixture import check_count
 from ..estimator.prepared import Prepared
-from ..estimator.prepared import fit as fit_density
 from ..estimator.request import Goal, Method, Request, Support
 from ..messages import brief
 from ..protocol import Precision
@@ -332,7 +331,7 @@ class gaussian_kde:
             how: Any = {**self._options, "method": self.method, "weights": self._weights, "bandwidth": bandwidth}
             if self.method == "stacked":  # whose integrals are those of normals
                 how["coordinates"] = how["coordinates"] or ("identity" if how["support"] is None else None)
-            made = self._made = self.dataset, covariance, quiet(fit_density)(Request.of(Goal.DENSITY, how), samples)
+            made = self._made = self.dataset, covariance, prepare(samples, **how)
         return made[2]
 
     @property

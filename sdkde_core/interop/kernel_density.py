@@ -238,10 +238,8 @@ KernelDensity.__init__.__signature__ = inspect.signature(KernelDensity.__init__)
 
 def _plain(bandwidth: Bandwidth) -> Any:
     """A float where one number says it all, else (d,) in data units, or the matrix H."""
-    h = bandwidth.factor
-    if h.ndim == 2:
-        return bandwidth.matrix
-    return float(h[0]) if (h == h[0]).all() else h
+    h = np.asarray(bandwidth)
+    return float(h[0]) if h.ndim == 1 and (h == h[0]).all() else h
 
 
 def _listed(value: Any) -> Any:

@@ -60,7 +60,7 @@ def curves(densities: Any, samples: Any = None, *, ax: Any = None, limits: tuple
     ax = _axes_of(ax)
     _draw_curves(ax, drawn, rug, limits)
     ax.set_ylabel("density")
-    _name_axes(ax, drawn[0].density, 1)
+    _name_axes(ax, drawn[0].density)
     ax.legend(frameon=False)
     return ax
 
@@ -403,9 +403,9 @@ def _style() -> Any:
     return optional("matplotlib", "plots need matplotlib", "plot").rc_context(STYLE)
 
 
-def _name_axes(ax: Any, density: Prepared, d: int = 2) -> None:
+def _name_axes(ax: Any, density: Prepared) -> None:
     """Label axes that have no label by the names of the columns, where there are names."""
-    for axis, name in zip((ax.xaxis, ax.yaxis)[:d], density._fitted.names):
+    for axis, name in zip((ax.xaxis, ax.yaxis), density._fitted.names):
         if not axis.get_label_text():
             axis.set_label_text(name)
 
