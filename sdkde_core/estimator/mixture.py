@@ -127,14 +127,9 @@ def marginal(fitted: Any, dims: Any) -> Any:
         return type(fitted)(marginal(first, kept), fitted.coordinates.kept(kept), fitted.problem.n)
     if fitted.request.negative != "keep":
         raise ValueError(f"negative={fitted.request.negative!r} has no marginals in closed form; pass 'keep'")
-    points, log_weights, _, centre = fitted.on_host
+    _, log_weights, _, centre = fitted.on_host
     names = tuple(fitted.names[k] for k in kept) if fitted.names else ()
-    whole = fitted.bandwidth
-    if whole.factor.ndim == 1:
-        bandwidth, points = Bandwidth(len(kept), whole.factor[kept], whole.rule), points[:, kept]
-    else:
-        bandwidth = _of_rows(whole.factor[kept], whole.rule)
-        points = bandwidth.whiten(whole.stretch(points)[:, kept], np.zeros(len(kept)))
+    points, _, bandwidth, _, _ = split(fitted, kept)
     return fitted.derived(bandwidth, centre[kept], points, log_weights, names)
 
 
@@ -207,20 +202,15 @@ def split(fitted: Fitted, first: list[int]) -> tuple[Array, Array, Bandwidth, Ba
     others = [j for j in range(fitted.problem.d) if j not in first]
     points, k, whole = fitted.on_host.points, len(first), fitted.bandwidth
     if whole.factor.ndim == 1:
-        held, kept = Bandwidth(k, whole.factor[first]), Bandwidth(len(others), whole.factor[others], whole.rule)
+        held, kept = (Bandwidth(len(dims), whole.factor[dims], whole.rule) for dims in (first, others))
         return points[:, first], points[:, others], held, kept, np.zeros((len(others), k))
     order = [*first, *others]
-    joint = _of_rows(whole.factor[order], whole.rule)
-    points = joint.whiten(whole.stretch(points)[:, order], np.zeros(len(order)))
-    held, kept = (Bandwidth(len(f), f, whole.rule) for f in (joint.factor[:k, :k], joint.factor[k:, k:]))
-    return points[:, :k], points[:, k:], held, kept, joint.factor[k:, :k]
-
-
-def _of_rows(rows: Array, rule: str) -> Bandwidth:
-    """The bandwidth whose H is M Mᵀ of rows M (k, d), without squares: in far units they overflow."""
-    triangle: Any = np.linalg.qr(rows.T, mode="r")  # (k, k)
+    triangle: Any = np.linalg.qr(whole.factor[order].T, mode="r")  # without squares of far units, which overflow
     factor = triangle.T * np.sign(np.diagonal(triangle))
-    return Bandwidth(len(rows), factor if len(rows) > 1 else factor[0], rule)
+    points = Bandwidth(len(order), factor).whiten(whole.stretch(points)[:, order], np.zeros(len(order)))
+    parts = (f[0] if len(f) == 1 else f for f in (factor[:k, :k], factor[k:, k:]))
+    held, kept = (Bandwidth(len(f), f, whole.rule) for f in parts)
+    return points[:, :k], points[:, k:], held, kept, factor[k:, :k]
 
 
 def indices(name: str, fitted: Fitted, dims: Any) -> list[int]:
