@@ -15,14 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..arrays import check_weights, quiet, refuse_not_finite
+from ..arrays import Array, check_weights, quiet, refuse_not_finite
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.sample import SEED, Sample, drawn, most_of
 from ..engine.outliers import radii
-
-Array = NDArray[Any]
 
 #: Values of all columns that are sorted to find quartiles, at most.
 SORTED = 1 << 20

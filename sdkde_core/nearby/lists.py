@@ -78,16 +78,16 @@ def _listed(xp: Any, kept: Any, columns: Index) -> tuple[Any, Any]:
     """The fine tiles of the coarse ones that each group keeps, (g, k), and which of them are there."""
     counts = xp.sum(xp.astype(kept, xp.int64), axis=1)
     first = xp.argsort(xp.astype(~kept, xp.int8), axis=1, stable=True)[:, : max(1, int(xp.max(counts)))]
-    where, there = _members(xp, first, columns)
+    where, there = members(xp, first, columns.fine)
     place = xp.arange(where.shape[1], device=device(kept)) // TOGETHER
     return where, there & (place < counts[:, None])
 
 
-def _members(xp: Any, coarse: Any, columns: Index) -> tuple[Any, Any]:
-    """The fine tiles (b, k · TOGETHER) of coarse ones (b, k), and which fine tiles exist."""
+def members(xp: Any, coarse: Any, fine: Tiles) -> tuple[Any, Any]:
+    """The fine tiles (b, k · TOGETHER) of coarse ones (b, k), 0 where there is none, and which fine tiles exist."""
     where = coarse[:, :, None] * TOGETHER + xp.arange(TOGETHER, device=device(coarse))
     where = xp.reshape(where, (coarse.shape[0], -1))
-    there = where < columns.fine.log_weight.shape[0]
+    there = where < fine.log_weight.shape[0]
     return xp.where(there, where, xp.zeros_like(where)), there
 
 
@@ -103,7 +103,7 @@ def _floors(xp: Any, columns: Index, blocks: Any) -> Any:
     coarse, fine = columns.coarse, columns.fine
     apart = sum((middle[:, a, None] - coarse.centre[a, :]) ** 2 for a in range(d))  # (b, k)
     order = xp.argsort(0.5 * (apart + coarse.square) - coarse.log_weight, axis=1, stable=True)
-    near = _log_sums(xp, rows, fine, *_members(xp, order[:, :4], columns))
+    near = _log_sums(xp, rows, fine, *members(xp, order[:, :4], fine))
     far = _log_sums(xp, rows, coarse, order[:, :64], order[:, :64] >= 0)
     floors = xp.min(xp.reshape(xp.maximum(near, far), (b, -1)), axis=1)
     # Beyond 1e105 bandwidths squares of squares overflow, to no number: then nothing is left out.

@@ -18,7 +18,7 @@ from ..arrays import Array, array_namespace
 from ..engine.exact import reduce_exact
 from ..engine.merge import concatenate, each, put, safe_log
 from ..protocol import TOLERANCES, Columns, Partial, Problem, Reduction
-from .lists import COARSE, FINE, SLACK, added, lists
+from .lists import COARSE, FINE, SLACK, added, lists, members
 from .tiles import TOGETHER, Index, Tiles, by_tile, index, levels
 from .tiles import order as in_order
 
@@ -277,9 +277,7 @@ class Tree:
         """What the log sums of rows are at least, (b,): the sum over the columns of a few tiles that are nearest."""
         (b, d), few, best = rows.shape, 4, np.arange(self.levels[0].log_weight.size)[None, :]
         for k, level in enumerate(self.levels):
-            best = _children(best) if k else np.repeat(best, b, axis=0)
-            there = best < level.log_weight.size
-            best = np.where(there, best, 0)
+            best, there = members(np, best, level) if k else (np.repeat(best, b, axis=0), True)
             near = sum(_gap(level, a, best, rows[:, a, None]) ** 2 for a in range(d))
             worth = np.where(there, level.log_weight[best] - 0.5 * near, -np.inf)
             if best.shape[1] > few:
@@ -298,9 +296,8 @@ class Tree:
         row, tile = (x.ravel() for x in np.indices((b, self.levels[0].log_weight.size)))
         for k, level in enumerate(self.levels):
             if k:
-                row, tile = np.repeat(row, TOGETHER), _children(tile[None, :])[0]
-                there = tile < level.log_weight.size
-                row, tile = row[there], tile[there]
+                (tile,), (there,) = members(np, tile[None, :], level)
+                row, tile = np.repeat(row, TOGETHER)[there], tile[there]
             near = sum((_gap(level, a, tile, rows[row, a]) ** 2 for a in range(rows.shape[1])), np.zeros(len(row)))
             logs = level.log_weight[tile][:, None]
             mass = added(np, problem, self.log_weight, logs, (1.0 - SLACK) * near[:, None], floors[row])[:, 0]
@@ -313,8 +310,3 @@ class Tree:
 def _gap(level: Tiles, a: int, tiles: Array, x: Array) -> Array:
     """How far coordinates x are from tiles' boxes in dimension a."""
     return np.maximum(np.maximum(level.low[a][tiles] - x, x - level.high[a][tiles]), 0.0)
-
-
-def _children(tiles: Array) -> Array:
-    """The tiles (b, k · TOGETHER) of the next level of tiles (b, k); some are not there."""
-    return (tiles[:, :, None] * TOGETHER + np.arange(TOGETHER)).reshape(len(tiles), -1)
