@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdkde_core.plugin import exponents
-from sdkde_core.protocol import TOLERANCES, Problem, Reduction
+from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Tolerance
 
 Array = NDArray[Any]
 
@@ -61,12 +61,12 @@ def single_limit(problem: Problem) -> float:
     if problem.precision != "fast" or problem.reduction is Reduction.MEAN:  # MEAN would end at a few bandwidths
         return -math.inf
     summing = 4.0 * exponents.UNIT_ROUNDOFF["float32"] * (math.sqrt(problem.d) / 3.0 + 1.0)
-    return max(single_products(problem), exponents.squares_limit(*_single_budget(problem), summing))
+    return max(single_products(problem), exponents.squares_limit(*float32_budget(problem, 0.75), summing))
 
 
 def single_products(problem: Problem) -> float:
     """Return the extent up to which products in float32 keep "fast"."""
-    return exponents.expanded_limit(problem, "float32", _single_budget(problem)[0])
+    return exponents.expanded_limit(problem, "float32", float32_budget(problem, 0.75).absolute)
 
 
 def double_limit(problem: Problem) -> float:
@@ -145,7 +145,7 @@ def leaf_errors(
     return off
 
 
-def _single_budget(problem: Problem) -> tuple[float, float]:
-    """What exponents may use in float32, absolute and relative; the rest is for exponentials and sums."""
-    tolerance, share = TOLERANCES["fast"][problem.reduction], 0.75 / exponents.paid(problem)
-    return share * tolerance.absolute, share * tolerance.relative
+def float32_budget(problem: Problem, part: float) -> Tolerance:
+    """Return what exponents may use in float32, that part of the tolerance; the rest is for exponentials and sums."""
+    tolerance, share = TOLERANCES[problem.precision][problem.reduction], part / exponents.paid(problem)
+    return Tolerance(share * tolerance.absolute, share * tolerance.relative)

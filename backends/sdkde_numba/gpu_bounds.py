@@ -21,9 +21,9 @@ from __future__ import annotations
 import math
 
 from sdkde_core.plugin import exponents
-from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Tolerance
+from sdkde_core.protocol import Problem, Reduction
 
-from .bounds import MOST_EXTENT
+from .bounds import MOST_EXTENT, float32_budget
 
 #: The most coordinates that a thread sums, in up to 512 dimensions, which 32 threads of a row hold so.
 DEPTH = 16
@@ -74,7 +74,7 @@ def expanded_limit(problem: Problem) -> float:
     """
     if problem.reduction is Reduction.LAPLACE and "weights" in problem.requires:
         return -math.inf
-    return exponents.expanded_limit(problem, "float32", _budget(problem).absolute, norms=1.5)
+    return exponents.expanded_limit(problem, "float32", float32_budget(problem, 0.9).absolute, norms=1.5)
 
 
 def single_limit(problem: Problem) -> float:
@@ -87,9 +87,4 @@ def single_limit(problem: Problem) -> float:
         return {"fast": 200.0, "high": 30.0}[problem.precision]
     depth = min(problem.d, most_depth(problem.d))
     summing = 4.0 * 2.0**-24 * (math.sqrt(depth) / 3.0 + (1.5 if problem.d > 8 else 1.0))
-    return exponents.squares_limit(*_budget(problem), summing)
-
-
-def _budget(problem: Problem) -> Tolerance:
-    tolerance, share = TOLERANCES[problem.precision][problem.reduction], 0.9 / exponents.paid(problem)
-    return Tolerance(share * tolerance.absolute, share * tolerance.relative)
+    return exponents.squares_limit(*float32_budget(problem, 0.9), summing)
