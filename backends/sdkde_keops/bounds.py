@@ -40,8 +40,8 @@ def single_limit(problem: Problem) -> float:
     """
     if problem.device == "cpu" or problem.precision == "float64" or problem.reduction is Reduction.MEAN:
         return -math.inf
-    epsilon, width, d = 2.0**-24, block(problem.d, 4), problem.d
-    paid = exponents.paid(problem)
+    epsilon, paid, d = 2.0**-24, exponents.paid(problem), problem.d
+    width = max(1, min(192, 49152 // (4 * (d + 2))))  # columns that KeOps takes at a time on a GPU, or what 48 KiB hold
     # Of sums: in blocks, over the blocks, where every addition may round alike beside a heap of equal columns, and of
     # exponentials, whose arguments are below the row's largest by some log n where columns matter.
     of_sums = epsilon * (1.6 * math.sqrt(width / 3.0) + 0.5 * problem.n / width + 16.0)
@@ -51,8 +51,3 @@ def single_limit(problem: Problem) -> float:
         return -math.inf
     relative = budget * tolerance.relative / paid - 2.0 * epsilon * ("weights" in problem.requires)
     return exponents.squares_limit(absolute, relative, epsilon * (1.6 * math.sqrt(d / 3.0) + 3.0))
-
-
-def block(d: int, itemsize: int) -> int:
-    """Return how many columns of d + 2 numbers KeOps takes at a time on a GPU: 192, or what 48 KiB hold."""
-    return max(1, min(192, 49152 // ((d + 2) * itemsize)))
