@@ -16,13 +16,9 @@ PARTS = 32.0  # tiles of terms at the cut that rows may leave out
 SLACK = 1e-12  # relative rounding of squares of distances, with room
 
 
-def _allowed(problem: Problem) -> float:
-    return TOLERANCES[problem.precision][problem.reduction].absolute
-
-
 def left_out(problem: Problem) -> float:
     """Return what lists leave out of a row's sum at most, relative to that."""
-    return (COARSE + FINE) * _allowed(problem)
+    return (COARSE + FINE) * TOLERANCES[problem.precision][problem.reduction].absolute
 
 
 class Lists(NamedTuple):
@@ -46,7 +42,7 @@ def lists(
     hundreds are best. Memory is some 200 bytes for every tile of rows and column tile near its group. ``least``: what
     rows' log sums are at least, or are to be taken for, where other columns add to them.
     """
-    xp = array_namespace(rows)
+    xp, allowed = array_namespace(rows), TOLERANCES[problem.precision][problem.reduction].absolute
     blocks = by_tile(rows, height)
     floors = _floors(xp, columns, blocks)  # (b,)
     floors = xp.maximum(floors, xp.full_like(floors, least))
@@ -60,27 +56,28 @@ def lists(
     share = xp.exp(columns.coarse.log_weight - columns.log_weight)
     share = xp.maximum(share, xp.full_like(share, 1.0 / share.shape[0]))
     mass = added(xp, problem, columns.log_weight, columns.coarse.log_weight, near, xp.min(least, axis=1))
-    kept = mass >= COARSE * _allowed(problem) * share / xp.sum(share)
-    where, there = _listed(xp, kept, columns)  # (g, k)
+    kept = mass >= COARSE * allowed * share / xp.sum(share)
+    counts = xp.sum(xp.astype(kept, xp.int64), axis=1)
+    first = xp.argsort(xp.astype(~kept, xp.int8), axis=1, stable=True)[:, : max(1, int(xp.max(counts)))]
+    where, there = members(xp, first, columns.fine)  # (g, k)
+    there = there & (xp.arange(where.shape[1], device=device(kept)) // TOGETHER < counts[:, None])
 
     near = _nearest(xp, some, Tiles(columns.fine.low[:, where], columns.fine.high[:, where]))  # (g, t, k)
     log_weights = columns.fine.log_weight[where][:, None, :]
     mass = added(xp, problem, columns.log_weight, log_weights, near, least)
     mass = xp.where(there[:, None, :], mass, xp.zeros_like(mass))
-    needed = mass >= threshold(xp, mass, FINE * _allowed(problem))
+    needed = mass >= threshold(xp, mass, FINE * allowed)
     needed = xp.reshape(needed, (-1, needed.shape[2]))[:tiles, :]
     ends = xp.cumulative_sum(xp.sum(xp.astype(needed, xp.int64), axis=1), include_initial=True)
     tile, place = xp.nonzero(needed)
-    return Lists(where[tile // number, place], ends, floors, _cuts(xp, problem, columns, floors))
 
-
-def _listed(xp: Any, kept: Any, columns: Index) -> tuple[Any, Any]:
-    """The fine tiles of the coarse ones that each group keeps, (g, k), and which of them are there."""
-    counts = xp.sum(xp.astype(kept, xp.int64), axis=1)
-    first = xp.argsort(xp.astype(~kept, xp.int8), axis=1, stable=True)[:, : max(1, int(xp.max(counts)))]
-    where, there = members(xp, first, columns.fine)
-    place = xp.arange(where.shape[1], device=device(kept)) // TOGETHER
-    return where, there & (place < counts[:, None])
+    cuts = math.log(0.04 * allowed / (PARTS * columns.size)) + floors  # 4 % of the tolerance; see the package
+    depth = xp.maximum(columns.log_weight - cuts, xp.zeros_like(cuts))  # ½ r² of such a term at most
+    if problem.reduction is Reduction.MEAN:
+        cuts = cuts - xp.log(2.0 * (xp.sqrt(2.0 * depth) + _reach(xp, columns.log_weight, floors)))
+    if problem.reduction is Reduction.LAPLACE:
+        cuts = cuts - xp.log(2.0 * (1.0 + depth / (1.0 + 0.5 * problem.d)))
+    return Lists(where[tile // number, place], ends, floors, cuts)
 
 
 def members(xp: Any, coarse: Any, fine: Tiles) -> tuple[Any, Any]:
@@ -176,14 +173,3 @@ def threshold(xp: Any, mass: Any, allowed: float) -> Any:
         good = xp.where(sums <= allowed * (1.0 - 1e-9), tried, good)
         factor **= 0.5
     return good
-
-
-def _cuts(xp: Any, problem: Problem, columns: Index, floors: Any) -> Any:
-    """Logs of the terms that a backend may leave out, (b,), 4 % of the tolerance together; see the package."""
-    cuts = math.log(0.04 * _allowed(problem) / (PARTS * columns.size)) + floors
-    depth = xp.maximum(columns.log_weight - cuts, xp.zeros_like(cuts))  # ½ r² of such a term at most
-    if problem.reduction is Reduction.MEAN:
-        cuts = cuts - xp.log(2.0 * (xp.sqrt(2.0 * depth) + _reach(xp, columns.log_weight, floors)))
-    if problem.reduction is Reduction.LAPLACE:
-        cuts = cuts - xp.log(2.0 * (1.0 + depth / (1.0 + 0.5 * problem.d)))
-    return cuts
