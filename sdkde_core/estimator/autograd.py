@@ -52,19 +52,9 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
             f"{required} requires grad, but {name} is a {type(given[name]).__name__}, and so would the result be, "
             f"without derivatives; pass {name} as a torch tensor, or call within torch.no_grad()"
         )
-    values = map(detached, (train, query))
-    request = replace(request, weights=detached(request.weights), bandwidth=detached(request.bandwidth))
-    return _attach(plan_without(request, *values, explained=explained, grad=attached), *given.values())
-
-
-def tie(result: Any, *tensors: Any) -> Any:
-    """Return a tensor without entries attached to those of ``tensors`` that require grad: the derivatives are 0."""
-    for x in filter(is_attached, tensors):
-        result = result + x.reshape(-1)[:0].sum().to(result)
-    return result
-
-
-def _attach(ready: Plan, train: Any, query: Any, weights: Any, bandwidth: Any) -> Plan:
+    weights, bandwidth = request.weights, request.bandwidth
+    request = replace(request, weights=detached(weights), bandwidth=detached(bandwidth))
+    ready = plan_without(request, detached(train), detached(query), explained=explained, grad=attached)
     data, columns, place, h = ready.data, ready.columns, ready.choice.device, ready.bandwidth
     train = _points(train, data.train, place)
     query = None if data.query is None else _points(query, data.query, place)
@@ -87,6 +77,13 @@ def _attach(ready: Plan, train: Any, query: Any, weights: Any, bandwidth: Any) -
         columns=Columns(points, columns.log_weights, weights),
         query=None if query is None else _valued(whiten(query), ready.query),
     )
+
+
+def tie(result: Any, *tensors: Any) -> Any:
+    """Return a tensor without entries attached to those of ``tensors`` that require grad: the derivatives are 0."""
+    for x in filter(is_attached, tensors):
+        result = result + x.reshape(-1)[:0].sum().to(result)
+    return result
 
 
 def _attached(bandwidth: Bandwidth, value: Any) -> Bandwidth:

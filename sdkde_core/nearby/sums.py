@@ -19,8 +19,7 @@ from ..engine.exact import reduce_exact
 from ..engine.merge import concatenate, each, put, safe_log
 from ..protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from .lists import COARSE, FINE, SLACK, added, lists, members
-from .tiles import TOGETHER, Index, Tiles, by_tile, index, levels
-from .tiles import order as in_order
+from .tiles import TOGETHER, Index, Tiles, by_tile, index, levels, order
 
 FARTHEST = 1e150  # coordinates from which squares overflow
 #: Columns by tiles, (tiles + 1, size): coordinates, and log weights, −inf where there is none. The last tile is empty.
@@ -156,7 +155,7 @@ class Neighbours:
             return
         size, height = many if 32 * m >= n else isolated
         found, columns = self._indexed(size)
-        where, none = in_order(rows, max(height, 8)), columns[1].shape[0] - 1
+        where, none = order(rows, max(height, 8)), columns[1].shape[0] - 1
         group = 32 * height  # rows that are first looked at together
         step = max(1, (1 << 17) // none) * group  # lists take 200 bytes a pair of tiles
         for start in range(0, m, step):
