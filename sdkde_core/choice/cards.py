@@ -197,9 +197,6 @@ def plain(name: str) -> str:
     return "".join(word for word in re.findall("[a-z0-9]+", name.lower()) if word not in needless)
 
 
-_BY_NAME = {plain(name): card for card in GPUS for name in (card.name, *card.aliases)}
-
-
 @functools.cache
 def gpu(name: str) -> GPU | None:
     """Return the GPU of :data:`GPUS` with that name, which may be an alias or the driver's; None if there is none.
@@ -207,7 +204,8 @@ def gpu(name: str) -> GPU | None:
     Neither case, spaces and dashes nor the vendor count, all else does: a variant under a card's name (PCIe, laptop, a
     MIG slice) has other rates. ``"a6000"`` is the RTX A6000, never the RTX 6000 Ada Generation.
     """
-    return _BY_NAME.get(plain(name))
+    known = plain(name)
+    return next((card for card in GPUS if known in map(plain, (card.name, *card.aliases))), None)
 
 
 def card_name(name: str) -> str:

@@ -20,9 +20,6 @@ from .judge import Candidate, Share, StartUp, calls_of, has_context, judge, star
 
 _logger = logging.getLogger("sdkde")
 
-#: What an estimate takes the host for every device that shares it, in seconds: measured with two and four H100s.
-SHARING = 1.5e-3
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -164,7 +161,7 @@ def _keep(key: Any, choice: Choice) -> None:
 def _shared_seconds(problems: Sequence[Problem], choice: Choice, devices: int) -> float:
     """Predicted time where devices share every pass: by blocks of pairs where the backend has them, else by rows."""
     info, on = choice.info, processor(choice.device)
-    total = SHARING * devices if devices > 1 else 0.0
+    total = 1.5e-3 * devices if devices > 1 else 0.0  # what each takes the host: measured with two and four H100s
     for problem in at(problems, choice.device):
         own = problem.same and problem.reduction is Reduction.MEAN
         pairs = with_fields(problem, requires=problem.requires | {"pairs"})

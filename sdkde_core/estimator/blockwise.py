@@ -30,7 +30,7 @@ from .moving import Products, joined, moments, products
 from .plan import FARTHEST, centre_of
 from .request import GUARD, Goal, Request, precision_for
 from .resolution import REACH, clearest_centre
-from .survey import Counting, Moments, MomentsOf, Question, Reach, Summary, digest, log_of, numbers
+from .survey import Counting, Moments, MomentsOf, Reach, Summary, digest, log_of, numbers
 
 NUMBERS = 1 << 22  # in a shard, and in a block of rows, at most: 32 MiB of float64
 
@@ -223,7 +223,7 @@ class Survey:
 
     request: Request  # without weights
     shape: Shape
-    question: Question
+    question: Moments | Counting | Reach
     moments: tuple[Moments, MomentsOf] | None = None  # the first question and its answer
     largest: float = 0.0  # distance of any point from the centre so far, in bandwidths
 

@@ -275,9 +275,6 @@ class Reach:
         return max(left[0], right[0]), (left[1] + right[1]) % (1 << 128)
 
 
-Question = Moments | Counting | Reach
-
-
 class Summary(Sample):
     """What bandwidth rules look at, of samples that nobody has all of; quartiles (d,) for the rules that need them."""
 
