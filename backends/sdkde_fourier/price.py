@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from sdkde_core.nearby import left_out, rough_share, typical_share
+from sdkde_core.nearby import left_out, typical_share
 from sdkde_core.plugin import cpu_threads, prices
 from sdkde_core.protocol import Problem, Reduction, Work
 
 from . import bounds
-from .modes import Array
 
 #: Most modes of a box: with finufft's grid, twice as fine per dimension, 1 GiB in three dimensions.
 MOST_MODES = 1 << 23
@@ -136,12 +135,6 @@ def box_seconds(
     rows = share * problem.m
     work = ways.by_box(problem, shape, epsilon)
     return seconds(plus(work, ways.directly(problem, rows, left, columns)) if rows else work, problem.device)
-
-
-def direct_seconds(ways: Ways, problem: Problem, points: Array, log_weights: Array) -> float:
-    """Return the predicted time of summing all rows directly, by some points; rows are expected where columns are."""
-    share = rough_share(problem, points, points, log_weights, *ways.tiles, left_out(problem))
-    return seconds(ways.directly(problem, problem.m, share * problem.n, problem.n), problem.device)
 
 
 def plus(transforms: Work, direct: Work) -> Work:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import device, to_device
 
-from sdkde_core.nearby import Neighbours
+from sdkde_core.nearby import Neighbours, left_out, rough_share
 from sdkde_core.plugin import array_namespace, concatenate, empty, put
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
@@ -80,7 +80,9 @@ class Fourier:
         least = self.ways.directly(problem, problem.m, 1.0, problem.n)
         if not self.always and seconds > price.seconds(least, problem.device):  # direct sums may be faster
             thin = slice(None, None, max(1, len(sample) >> 13))
-            if price.direct_seconds(self.ways, problem, sample[thin], sampled_weights[thin]) < seconds:
+            some, logs = sample[thin], sampled_weights[thin]  # rows are expected where columns are
+            left = problem.n * rough_share(problem, some, some, logs, *self.ways.tiles, left_out(problem))
+            if price.seconds(self.ways.directly(problem, problem.m, left, problem.n), problem.device) < seconds:
                 return None
         if seconds == math.inf:
             return None
