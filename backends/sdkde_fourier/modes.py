@@ -133,11 +133,9 @@ def fields(problem: Problem, box: Box, modes: Array, last: float) -> list[Array]
         kappa = (2.0 * math.pi / box.period[a]) * np.arange(-highest[a], highest[a] + 1)
         waves.append(kappa.reshape([-1 if b == a else 1 for b in range(d)]))
         product *= (math.sqrt(2.0 * math.pi) / box.period[a]) * np.exp(-0.5 * waves[a] ** 2)
-    if problem.reduction is Reduction.LOG_SUM:
-        return [product]
     if problem.reduction is Reduction.LAPLACE:
-        half = sum(0.5 * w**2 for w in waves)
-        product *= 1.0 + 1j * (1.0 + half)
+        product *= 1.0 + 1j * (1.0 + sum(0.5 * w**2 for w in waves))
+    if problem.reduction is not Reduction.MEAN:
         return [product]
     found = [product * (1.0 - waves[0])]  # 1 + i · i κ
     if d > 1:
