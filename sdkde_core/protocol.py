@@ -85,7 +85,7 @@ FEATURES: Mapping[str, str] = {
     "pairs": "reduce_pairs: what two ranges of the points are to each other, each φ computed once; MEAN only",
     "line": "whiten, moved and density: what comes before and after the sums, by its own kernels; on CUDA devices",
     "moves": "displaced, in_unit, joined, joined_shifts: what lies between any backend's sums; on CUDA devices",
-    "criteria": "left_out and fits: what bandwidths say of left-out samples, by its own kernels; on CUDA devices",
+    "criteria": "ordered, fits, left_out: what bandwidths say of left-out samples, by its own kernels; on CUDA devices",
     "told": "map_threads(…, told=True) over the rows: progress then needs no batches of rows",
     "groups": "prepare_groups and reduce_groups: several groups of columns at once, each with rows of its own",
 }
@@ -420,16 +420,29 @@ class CriteriaBackend(Backend, TypingProtocol):
     in one piece. φ_ij is exp(−r²_ij / 2h²). Six digits of every result are enough.
     """
 
-    def left_out(
-        self, samples: Sequence[tuple[Any, Any]], bandwidths: Sequence[Sequence[float]], method: str
-    ) -> list[tuple[Any, Any, Any]]:
-        """Return, for each of some samples with weights, what its k bandwidths say of these, at most some thousand.
+    def ordered(
+        self, x: Any, taken: Any, places: Any, measured: Any, shares: Sequence[float], common: bool
+    ) -> tuple[Any, Any]:
+        """Return n samples in spreads, and what their columns are like, (5, d); the host is not to wait for them.
 
-        That is log |p̂₋ᵢ(u_i)| (k, n); its sign (k, n), or ones (k,); and log ∫p̂² (k,). These are NumPy's: all of them
-        are read at once. They are without (2π)^(−d/2). For ``"kde"`` p̂₋ᵢ(u_i) = Σ_{j≠i} w_j φ_ij / (1 − w_i) h^−d, for
-        ``"laplace"`` the same with the factor 1 + d/2 − r²_ij / 2h²; for ``"sdkde"`` of the others, moved by half their
-        shift, as if u_i were not there. ∫p̂² is of all samples: a KDE of the (moved) samples at √2 h, for ``"laplace"``
-        with the factor 1 + d/2 − q/2 + (q² − 2(d+2) q + d(d+2))/16, q = r²/2h².
+        The samples are the rows ``taken`` (n,) of x, less each column's median, over its spread. That is its standard
+        deviation or its quartiles' distance over 1.34, where that is less, but more than 10⁻¹² of the first; for
+        ``common`` the columns' geometric mean. ``measured`` (5, d) has the deviations, two values about each lower
+        quartile, which is that share ``shares[0]`` of the way between them, and the same of the upper ones. In order of
+        the first column, and of the second where that is equal, the k-th sample becomes row ``places_k``. Of each
+        column the results have the least and the largest value; how many values have a next larger one, between 10⁻¹²
+        and 1 / (100 n + 1000) of the column's range away; how many are equal to an earlier one; and, of the first
+        column, how many are so with the second one's.
+        """
+
+    def left_out(self, u: Any, weights: Any, bandwidths: Sequence[float], method: str) -> tuple[Any, Any, Any]:
+        """Return what k bandwidths say of samples, at most some thousand.
+
+        That is log |p̂₋ᵢ(u_i)| (k, n); its sign (k, n), or ones (k,); and log ∫p̂² (k,). These are NumPy's, without
+        (2π)^(−d/2). For ``"kde"`` p̂₋ᵢ(u_i) = Σ_{j≠i} w_j φ_ij / (1 − w_i) h^−d, for ``"laplace"`` the same with the
+        factor 1 + d/2 − r²_ij / 2h²; for ``"sdkde"`` of the others, moved by half their shift, as if u_i were not
+        there. ∫p̂² is of all samples: a KDE of the (moved) samples at √2 h, for ``"laplace"`` with the factor
+        1 + d/2 − q/2 + (q² − 2(d+2) q + d(d+2))/16, q = r²/2h².
         """
 
     def fits(
@@ -453,7 +466,7 @@ class CriteriaBackend(Backend, TypingProtocol):
           the identity over ``scale``, and q the quantile 0.03 of l, as NumPy has it;
         * W of each fit, (7, d, d);
         * M, the moment there, (7, d, d): Σ_i a_i Σ_j r_ij v_ij v_ijᵀ, v_ij = W (u_i − u_j) and r_ij the share of sample
-          j in the sum. Fit 0 needs its diagonal only, fits 2 and 4 all of it if ``full``, and others nothing;
+          j in the sum. Fits 0, 2 and 4 need all of it if ``full``, else fit 0 its diagonal, and others nothing;
         * log Σ_{j≠i} w_j exp(−½ ‖W (u_i − u_j)‖²), without |W|, (7, n).
 
         For each fit: what it begins with; what its steps change, and the lengths of the steps.

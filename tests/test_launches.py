@@ -126,7 +126,7 @@ def test_calls_with_other_numbers_share_a_list(told):
 
     scaled = Scaled()
     for _ in range(6):
-        (x, y), (a, b) = drawn(), np.random.rand(2).tolist()
+        (x, y), (a, b) = drawn(), torch.rand(2).tolist()
         torch.testing.assert_close(scaled(x, y, a, b), (b + 0.5) * (a * x + y) + x, rtol=1e-14, atol=0)
     assert scaled.worked == (2 if told else 7)
 

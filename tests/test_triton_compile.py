@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import triton
 from sdkde_autotune import records
 from sdkde_autotune.lookup import TABLES
-from sdkde_triton import choose, criteria, fits, moves, space, tunables, whiten
+from sdkde_triton import choose, criteria, fits, moves, samples, space, tunables, whiten
 from sdkde_triton.bounds import Form, merges, packed_dimensions
 from sdkde_triton.tunables import Launch
 from triton.backends.compiler import GPUTarget
@@ -115,7 +115,8 @@ def test_listed(kernel, d, form, capability):
 
 _FP32 = dict.fromkeys(("rows", "leaves", "nodes", "lowest", "reaches", "limits"), "*fp32") | {"step": "fp32"}
 _INT = dict.fromkeys(("visited", "counts", "ends", "out"), "*i32")
-_FP64 = dict.fromkeys(("u", "weights", "rates", "out", "state", "turned", "covariance"), "*fp64") | {"counts": "*i32"}
+_FP64 = ("x", "u", "weights", "rates", "out", "state", "turned", "covariance", "columns", "measured")
+_FP64 = dict.fromkeys(_FP64, "*fp64") | {"counts": "*i32", "ranks": "*i32", "taken": "*i64", "places": "*i64"}
 _FP64 |= dict.fromkeys(("squares", "moves", "scratch"), "*fp32")
 _STEPS = dict.fromkeys(("length", "other", "least", "unit", "constant", "share"), "fp32")
 
@@ -153,10 +154,20 @@ def test_criteria(kernel, constants, capability):
 
 
 @pytest.mark.parametrize("capability", [*(pytest.param(x, marks=pytest.mark.slow) for x in (80, 86)), 90])
+@pytest.mark.parametrize(
+    ("kernel", "constants"), [("order", {"ROWS": 16, "BLOCK": 64}), ("place", {"DIM": 64, "ROWS": 16})]
+)
+def test_samples(kernel, constants, capability):
+    _check_spills(
+        getattr(samples, f"{kernel}_kernel"), _FP64 | {"share": "fp32", "rest": "fp32"}, constants, capability
+    )
+
+
+@pytest.mark.parametrize("capability", [*(pytest.param(x, marks=pytest.mark.slow) for x in (80, 86)), 90])
 @pytest.mark.parametrize(("dim", "full"), [(16, True), *(pytest.param(*x, marks=pytest.mark.slow) for x in _SHAPES)])
 @pytest.mark.parametrize("kernel", ["begin", "rows", "step"])
 def test_fits(kernel, dim, full, capability):
-    more = {"step": {"ROWS": 4, "BLOCK": 8192 // dim // dim, "FULL": full}, "rows": {"BLOCK": 16}}
+    more = {"step": {"ROWS": 8, "BLOCK": max(16, 8192 // dim // dim), "FULL": full}, "rows": {"BLOCK": 16}}
     _check_spills(
         getattr(fits, f"{kernel}_kernel"), _FP64 | _STEPS, more.get(kernel, {}) | {"DIM": dim}, capability, warps=8
     )

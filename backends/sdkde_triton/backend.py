@@ -14,7 +14,7 @@ from sdkde_core.nearby import rough_share
 from sdkde_core.plugin import PerStream, empty, grids, in_slabs, on_device
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from . import bounds, criteria, fits, joint, launch, moves, price
+from . import bounds, criteria, fits, joint, launch, moves, price, samples
 from . import near as nearby
 from . import whiten as whitening
 from .compiled import INTERPRETED, LaunchFailed, card, no_compiler, rehearse
@@ -99,6 +99,7 @@ class TritonBackend:
     joined_shifts = staticmethod(moves.joined_shifts)
     left_out = staticmethod(criteria.left_out)
     fits = staticmethod(fits.fits)
+    ordered = staticmethod(samples.ordered)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns, rows in slabs; where memory does not suffice, in smaller ones."""

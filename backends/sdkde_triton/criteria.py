@@ -166,38 +166,29 @@ def begin(device: torch.device, method: str) -> None:
     if device.type == "cuda":
         few = torch.zeros((2, 1), dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
         with np.errstate(all="ignore"):  # nothing is launched, so what is read is arbitrary
-            rehearse(left_out, [few], [[1.0]], method)
+            rehearse(left_out, *few, [1.0], method)
 
 
-def left_out(
-    samples: Sequence[tuple[torch.Tensor, torch.Tensor]], bandwidths: Sequence[Sequence[float]], method: str
-) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def left_out(u: Any, weights: Any, bandwidths: Sequence[float], method: str) -> tuple[Any, Any, Any]:
     """See :class:`sdkde_core.protocol.CriteriaBackend`."""
-    found, rows, moved, laplace = list[Any](), 16, method == "sdkde", method == "laplace"
-    with on_device(samples[0][0]):
-        begin(samples[0][0].device, method)
-        for (u, weights), each in zip(samples, bandwidths):
-            (n, d), count, rates = u.shape, len(each), _rates(tuple(each), u.device)
-            padded, programs = -(-n // 128) * 128, -(-n // rows)
-            sizes, length = (n, d, padded), n * (1 + laplace) + programs
-            single = {"dtype": torch.float32, "device": u.device}
-            squares = torch.empty(padded * (padded + 1 + d), **single)
-            moves = torch.empty(count * (d + 1) * padded if moved else 1, **single)
-            out = torch.empty((count, length), dtype=torch.float64, device=u.device)
-            kept(squares_kernel, (padded // 4, 1), sizes, (4, 128))(u, squares)
-            if moved:
-                splits = -(-d // 16)
-                grid = padded // 32, count * splits
-                kept(moves_kernel, grid, (*sizes, splits), (32, 64))(u, weights, rates, squares, moves)
-            flags = moved, laplace, rows, 128
-            kept(criteria_kernel, (programs, count), (*sizes, length), flags)(weights, rates, squares, moves, out)
-            found.append(out.reshape(-1))
-        host, results = torch.cat(found).cpu().numpy(), []
-    for (u, _), each in zip(samples, bandwidths):
-        n, d, count, programs = *u.shape, len(each), -(-u.shape[0] // rows)
-        size = count * (n * (1 + laplace) + programs)
-        out, host = host[:size].reshape(count, -1), host[size:]
-        signs = out[:, n : 2 * n] if laplace else np.ones(count)
-        squared = np.log(np.maximum(out[:, -programs:].sum(1), 1e-300)) - d * np.log(np.multiply(each, 2**0.5))
-        results.append((out[:, :n], signs, squared))
-    return results
+    (n, d), count, rows, moved, laplace = u.shape, len(bandwidths), 16, method == "sdkde", method == "laplace"
+    with on_device(u):
+        begin(u.device, method)
+        rates = _rates(tuple(bandwidths), u.device)
+        padded, programs = -(-n // 128) * 128, -(-n // rows)
+        sizes, length = (n, d, padded), n * (1 + laplace) + programs
+        single = {"dtype": torch.float32, "device": u.device}
+        squares = torch.empty(padded * (padded + 1 + d), **single)
+        moves = torch.empty(count * (d + 1) * padded if moved else 1, **single)
+        out = torch.empty((count, length), dtype=torch.float64, device=u.device)
+        kept(squares_kernel, (padded // 4, 1), sizes, (4, 128))(u, squares)
+        if moved:
+            splits = -(-d // 16)
+            grid = padded // 32, count * splits
+            kept(moves_kernel, grid, (*sizes, splits), (32, 64))(u, weights, rates, squares, moves)
+        flags = moved, laplace, rows, 128
+        kept(criteria_kernel, (programs, count), (*sizes, length), flags)(weights, rates, squares, moves, out)
+        host = out.cpu().numpy()
+    signs = host[:, n : 2 * n] if laplace else np.ones(count)
+    squared = np.log(np.maximum(host[:, -programs:].sum(1), 1e-300)) - d * np.log(np.multiply(bandwidths, 2**0.5))
+    return host[:, :n], signs, squared

@@ -41,19 +41,19 @@ def _at(state, fit, DIM: tl.constexpr):
 
 @triton.jit
 def _root(a, d, DIM: tl.constexpr):
-    """K⁻¹ and log det K of a matrix K Kᵀ, by Cholesky's elimination."""
+    """K⁻¹ and log det K of a matrix K Kᵀ, by Gauss's elimination; rows and columns are read without moving them."""
     i = tl.arange(0, DIM)
     inverse = tl.where(i[:, None] == i[None, :], f64(1.0), f64(0.0))
-    logs = f64(0.0)
+    pivots = tl.full((DIM,), 1.0, tl.float64)
     for k in range(d):
         column = tl.sum(tl.where(i[None, :] == k, a, 0.0), 1)
-        pivot = tl.sqrt(tl.maximum(tl.sum(tl.where(i == k, column, 0.0), 0), 1e-12))
-        row = tl.sum(tl.where(i[:, None] == k, inverse, 0.0), 0) / pivot
-        below = tl.where(i > k, column / pivot, 0.0)
-        a -= below[:, None] * below[None, :]
-        inverse = tl.where(i[:, None] == k, row[None, :], inverse - below[:, None] * row[None, :])
-        logs += tl.log(pivot)
-    return inverse, logs
+        row, below = tl.sum(tl.where(i[:, None] == k, a, 0.0), 0), tl.sum(tl.where(i[:, None] == k, inverse, 0.0), 0)
+        pivot = tl.maximum(tl.sum(tl.where(i == k, row, 0.0), 0), 1e-12)
+        times = tl.where(i > k, column / pivot, 0.0)[:, None]
+        a -= times * row[None, :]
+        inverse -= times * below[None, :]
+        pivots = tl.where(i == k, pivot, pivots)
+    return inverse / tl.sqrt(pivots)[:, None], 0.5 * tl.sum(tl.log(pivots), 0)
 
 
 @triton.jit
@@ -79,20 +79,20 @@ def _turn(u, v, at, DIM: tl.constexpr):
 
 @triton.jit
 def _step(
-    u, at, v, parts, apart, programs, d, kind, asked, length, other, least,
-    BLOCK: tl.constexpr, FULL: tl.constexpr, DIM: tl.constexpr,
+    u, at, v, parts, apart, programs, d, kind, asked, length, other, least, FULL: tl.constexpr, DIM: tl.constexpr
 ):  # fmt: skip
     """Sum the programs' shares in a fit's moment, and go a step of EM, ``length`` times as long; 0: none.
 
     ``kind`` 0: one scale, 1: a scale per column, 2: a matrix, if FULL, where lengths are whole numbers; 3: one scale,
     by a step of the length ``other``.
     """
-    k, DD = tl.arange(0, DIM), DIM * DIM
+    k = tl.arange(0, DIM)
+    DD: tl.constexpr = DIM * DIM
     diagonal, here = k[:, None] == k[None, :], k[:, None] * DIM + k[None, :]
     length = tl.where(kind == 3, other, length) * tl.load(at + 2 * DD + 1)
     inverse, log = tl.load(at + here), tl.load(at + 2 * DD)
     if asked < 2:
-        p = tl.arange(0, 128)[:, None]
+        p = tl.arange(0, 64)[:, None]
         values = tl.load(
             parts + p * apart + (asked * k * (DIM + 1))[None, :], mask=(p < programs) & (k < d)[None, :], other=0.0
         )
@@ -104,11 +104,12 @@ def _step(
         inverse *= tl.exp(stretch)[:, None]
         log += tl.sum(tl.where(k < d, stretch, 0.0), 0)
     elif FULL:
-        moment = tl.zeros((DIM, DIM), tl.float64)
-        for start in range(0, programs, BLOCK):
-            p = start + tl.arange(0, BLOCK)[:, None, None]
-            each = tl.load(parts + p * apart + here[None], mask=p < programs, other=0.0)
-            moment += tl.sum(each, 0).to(tl.float64)
+        each: tl.constexpr = 8192 // DD
+        moments = tl.zeros((each, DIM, DIM), tl.float64)
+        for start in range(0, programs, each):
+            p = start + tl.arange(0, each)[:, None, None]
+            moments += tl.load(parts + p * apart + here[None], mask=p < programs, other=0.0)
+        moment = tl.sum(moments, 0)
         tl.store(at + DD + here, moment)
         if length > 0.0:
             moment += tl.where(diagonal, tl.where(k < d, least, 1.0)[:, None], 0.0)
@@ -159,30 +160,39 @@ def step_kernel(
     asked, part = (asked >> (2 * chain)) & 3, mine + ROWS * MOST
     if asked == 0:
         tl.store(part, tl.sum(tl.sum(shares * q, 1), 0))
-    elif asked == 1:
-        for column in range(d):
-            away = (tl.load(v + column * MOST + i)[:, None] - tl.load(v + column * MOST + j)[None, :]).to(tl.float32)
-            tl.store(part + column * (DIM + 1), tl.sum(tl.sum(shares * away * away, 1), 0))
-    elif FULL:
+    else:
         tl.store(mine + tl.arange(0, ROWS)[:, None] * MOST + j[None, :], shares)
         tl.debug_barrier()
-        moments = tl.zeros((BLOCK, DIM, DIM), tl.float32)
+        # Σ s (p − q)(p − q)ᵀ, p the rows and q all samples, seen from the first row, by products of float64.
+        own = tl.program_id(0) * ROWS
+        origin, sums = tl.load(v + k * MOST + own), tl.sum(shares.to(tl.float64), 1)
+        p = tl.load(v + k[None, :] * MOST + i[:, None]) - origin[None, :]
+        spread, moment = tl.zeros((DIM, BLOCK), tl.float64), tl.zeros((DIM, DIM), tl.float64)
         for start in range(0, MOST, BLOCK):
-            others = start + tl.arange(0, BLOCK)[:, None, None]
-            rows, columns = v + k[None, :, None] * MOST, v + k[None, None, :] * MOST
-            one, two = tl.load(rows + others), tl.load(columns + others)
+            others = start + tl.arange(0, BLOCK)
+            away = tl.load(v + k[:, None] * MOST + others[None, :]) - origin[:, None]
+            summed, drawn = tl.zeros((BLOCK,), tl.float64), tl.zeros((DIM, BLOCK), tl.float64)
             for row in tl.static_range(ROWS):
-                share, own = tl.load(mine + row * MOST + others), tl.program_id(0) * ROWS + row
-                away = (tl.load(rows + own) - one).to(tl.float32)
-                moments += share * away * (tl.load(columns + own) - two).to(tl.float32)
-        tl.store(part + k[:, None] * DIM + k[None, :], tl.sum(moments, 0))
+                share = tl.load(mine + row * MOST + others).to(tl.float64)
+                summed += share
+                drawn += share[None, :] * (tl.load(v + k * MOST + own + row) - origin)[:, None]
+            rest = 0.5 * summed[None, :] * away - drawn
+            if asked == 1:
+                spread += rest * away
+            elif FULL:
+                moment = tl.dot(rest, tl.trans(away), moment, out_dtype=tl.float64)
+        if asked == 1:
+            tl.store(part + k * (DIM + 1), 2.0 * tl.sum(spread, 1) + tl.sum(sums[:, None] * p * p, 0))
+        elif FULL:
+            moment += tl.trans(moment) + tl.sum(sums[:, None, None] * p[:, :, None] * p[:, None, :], 0)
+            tl.store(part + k[:, None] * DIM + k[None, :], moment)
     tl.debug_barrier()
     if tl.atomic_add(counts + fit, 1) == programs - 1:
         tl.store(counts + fit, 0)
         tl.debug_barrier()
         _step(
             u, at, v, scratch + chain * programs * (ROWS * MOST + DD) + ROWS * MOST, ROWS * MOST + DD, programs, d,
-            (kind >> (2 * chain)) & 3, asked, length, other, least, BLOCK, FULL, DIM,
+            (kind >> (2 * chain)) & 3, asked, length, other, least, FULL, DIM,
         )  # fmt: skip
 
 
@@ -195,13 +205,14 @@ def rows_kernel(state, n, first, share, BLOCK: tl.constexpr, DIM: tl.constexpr):
     i = tl.arange(0, MOST)
     found, weights = _at(state, 0, DIM) + 2 * DIM * DIM + 8, tl.where(i < n, tl.exp(tl.load(state + i)), 0.0)
     logs = tl.load(found + i) - tl.log(1.0 - weights)
-    rank = tl.zeros((MOST,), tl.int32)
+    ranks = tl.zeros((MOST, BLOCK), tl.int32)  # sums within the loop would wait for all threads
     for start in range(0, n, BLOCK):
         j = start + tl.arange(0, BLOCK)
         other = tl.where(j < n, tl.exp(tl.load(state + j)), 0.0)
         other = tl.load(found + j, mask=j < n, other=1e300) - tl.log(1.0 - other)
         before = (other[None, :] < logs[:, None]) | ((other[None, :] == logs[:, None]) & (j[None, :] < i[:, None]))
-        rank += tl.sum((before & (j < n)[None, :]).to(tl.int32), 1)
+        ranks += (before & (j < n)[None, :]).to(tl.int32)
+    rank = tl.sum(ranks, 1)
     least = tl.sum(tl.where((rank == first) & (i < n), logs, 0.0), 0)
     more = tl.sum(tl.where((rank == first + 1) & (i < n), logs, 0.0), 0)
     least += share * (more - least)
@@ -210,8 +221,11 @@ def rows_kernel(state, n, first, share, BLOCK: tl.constexpr, DIM: tl.constexpr):
 
 
 @sized
-def begin_kernel(u, state, turned, covariance, d, kind, unit, constant, DIM: tl.constexpr):
-    """What fits begin with. ``kind`` 0: the first, with ``unit`` for a scale; 1: fits 1, 2 and 4; 2: 3, 5 and 6."""
+def begin_kernel(x, weights, u, state, turned, covariance, n, d, kind, unit, constant, DIM: tl.constexpr):
+    """What fits begin with. ``kind`` 0: the first, with ``unit`` for a scale; 1: fits 1, 2 and 4; 2: 3, 5 and 6.
+
+    The first finds samples x (n, d) and their weights, and writes u, (DIM, MOST), and what all fits share.
+    """
     chain, k, DD = tl.program_id(0), tl.arange(0, DIM), DIM * DIM
     here, diagonal, i = k[:, None] * DIM + k[None, :], k[:, None] == k[None, :], tl.arange(0, MOST)
     target = tl.where(kind == 0, 0, tl.where(kind == 1, tl.where(chain == 2, 4, 1 + chain), 3 + 2 * chain))
@@ -222,6 +236,12 @@ def begin_kernel(u, state, turned, covariance, d, kind, unit, constant, DIM: tl.
     if kind == 0:
         inverse = tl.where(diagonal, 1.0 / unit + f64(0.0), f64(0.0))
         log = -d * tl.log(unit + f64(0.0))
+        for column in range(DIM):
+            inside = (i < n) & (column + 0 * i < d)
+            tl.store(u + column * MOST + i, tl.load(x + i * d + column, mask=inside, other=0.0))
+        w = tl.load(weights + i, mask=i < n, other=1.0)
+        tl.store(state + i, tl.log(w))
+        tl.store(state + MOST + i, tl.where(i < n, w, 0.0))
     else:
         shares = tl.load(state + MOST + i)
         share = tl.sum(shares * shares, 0)
@@ -252,7 +272,7 @@ def begin_kernel(u, state, turned, covariance, d, kind, unit, constant, DIM: tl.
 
 
 @functools.cache
-def _begin(device: torch.device, d: int, full: bool) -> None:
+def begin(device: torch.device, d: int, full: bool) -> None:
     """The first time, let all kernels of a choice compile side by side."""
     if device.type == "cuda":
         few, weights = torch.zeros((2, d), dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
@@ -272,15 +292,14 @@ def fits(
     full: bool,
 ) -> tuple[Any, Any, Any, Any]:
     """See :class:`sdkde_core.protocol.CriteriaBackend`."""
-    (n, d), rows, most = u.shape, 4, int(MOST.value)
+    (n, d), rows, most = u.shape, 8, int(MOST.value)
     dim, programs, mixed = max(16, 1 << (d - 1).bit_length()), -(-n // rows), covariance is not None
     size = 2 * dim * dim + 8 + most
     with on_device(u):
-        _begin(u.device, d, full)
+        begin(u.device, d, full)
         double = {"dtype": torch.float64, "device": u.device}
-        samples, state = torch.zeros((dim, most), **double), torch.zeros(2 * most + FITS * size, **double)
-        samples[:d, :n], state[:n], state[most : most + n] = u.T, torch.log(weights), weights
-        given, block = (samples, state, torch.empty(FITS * dim * most, **double)), 8192 // dim // dim
+        given = tuple(torch.empty(k, **double) for k in (dim * most, 2 * most + FITS * size, FITS * dim * most))
+        state, block = given[1], min(most, max(16, 8192 // dim // dim))
         scratch = torch.empty(3 * programs * (rows * most + dim * dim), dtype=torch.float32, device=u.device)
         counts = torch.zeros(FITS, dtype=torch.int32, device=u.device)
 
@@ -290,7 +309,7 @@ def fits(
                 for xs, bits in ((fits, 4), (kinds, 2), ([x % 3 for x in kinds], 2), (last, 2))
             )
             begin = kept(begin_kernel, (len(fits), 1), (), (dim,), eight)
-            begin(*given, state if covariance is None else covariance, last=(d, begun, scale, chance))
+            begin(u, weights, *given, state if covariance is None else covariance, last=(n, d, begun, scale, chance))
             step = kept(step_kernel, (programs, len(fits)), (), (rows, block, full, dim), eight)
             lengths_of = [*itertools.zip_longest(lengths if begun else (), first, fillvalue=0), (0, 0)]
             for i, (length, other) in enumerate(lengths_of if begun else [(0, 0), *lengths_of]):
@@ -301,7 +320,7 @@ def fits(
                     kept(rows_kernel, (1, 1), (), (16, dim), eight)(state, last=(n, int(place), place % 1.0))
 
         place, eight = 0.03 * (n - 1), Config(1, 1, 8, 1)
-        climb(0, [0], [3], [1])
+        climb(0, [0], [3], [1 + full])
         climb(1, [1, 2, 4][: 2 + mixed], [0, 1, 3], [0, 1 + full, 1 + full])
         climb(2, [3, 5, 6][: 1 + mixed + full], [1, 0, 2], [0, 0, 0])
     found = state[2 * most :].view(FITS, size)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..arrays import Array
@@ -16,7 +14,7 @@ def units_of(ordered: Array) -> Array:
     """
     gaps, ranges, n = np.diff(ordered, axis=0), ordered[-1] - ordered[0], len(ordered)
     apart = gaps > 1e-12 * ranges
-    fine = finest(ranges, n)
+    fine = ranges / (100.0 * n + 1000.0)
     result = np.zeros(len(ranges))
     for j in np.flatnonzero(~(apart & (gaps <= fine)).any(axis=0) & (ranges > 0.0) & (ranges < np.inf)):
         steps = np.unique(gaps[apart[:, j], j])
@@ -29,11 +27,6 @@ def units_of(ordered: Array) -> Array:
                 break
             unit = over.min()
     return result
-
-
-def finest(ranges: Any, n: int) -> Any:
-    """The least unit that n values over such ranges may be rounded to: with a finer one hardly any are equal."""
-    return ranges / (100.0 * n + 1000.0)
 
 
 def spread_within(x: Array, units: Array, weights: Array | None) -> Array:

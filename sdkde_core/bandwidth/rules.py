@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import Array, array_namespace, columns_are_points, quiet, to_host
+from ..arrays import Array, array_namespace, columns_are_points, to_host
 from ..arrays.frames import Values
 from ..messages import did_you_mean, warn_once
 from .distinct import look
@@ -147,7 +147,7 @@ def resolve(
         if bool(xp.any(weights == 0)):  # a point without weight must not widen the range of a column
             carrying = xp.nonzero(weights)[0]
             train, weights = xp.take(train, carrying, axis=0), xp.take(weights, carrying)
-    sample = quiet(Sample)(train, weights, n_eff, method)
+    sample = Sample(train, weights, n_eff, method)
     sample.steps, sample.common, sample.mixed = steps and not common, common, mixed
     if bandwidth in CHOOSERS:
         look(sample, bandwidth)

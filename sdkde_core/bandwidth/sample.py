@@ -21,8 +21,9 @@ SEED = 20261122  # of the draw of samples
 class Kernels(NamedTuple):
     """What :class:`~sdkde_core.protocol.CriteriaBackend` has, for a device."""
 
-    left_out: Callable[..., list[tuple[Array, Array, Array]]]
+    left_out: Callable[..., tuple[Array, Array, Array]]
     fits: Callable[..., tuple[Any, Any, Any, Any]]
+    ordered: Callable[..., tuple[Any, Any]]
 
 
 class Sample:
@@ -42,16 +43,22 @@ class Sample:
 
     def __init__(self, x: Any, weights: Any, n_eff: float, method: str = "sdkde") -> None:
         self.weights, self.n_eff, self.d, self.method = weights, n_eff, int(x.shape[1]), method
-        xp, self.n, self.given, self.x = array_namespace(x), int(x.shape[0]), x, x - x[:1, :]
-        low, high, first = self.there = xp.min(x, axis=0), xp.max(x, axis=0), x[0, :]
-        self.unit_there = xp.maximum(high - first, first - low)
-        self.x /= like(self.unit_there, x)  # in place: to get memory takes as long
-        self.x -= xp.mean(self.x, axis=0) if weights is None else weights @ self.x
+        self.n, self.given = int(x.shape[0]), x
+
+    @functools.cached_property
+    @quiet
+    def x(self) -> Any:
+        """The samples about their mean, in ``unit``, where they are."""
+        x = self.given - self.given[:1, :]
+        x /= like(self.unit, x)  # in place: to get memory takes as long
+        x -= array_namespace(x).mean(x, axis=0) if self.weights is None else self.weights @ x
+        return x
 
     @functools.cached_property
     def ends(self) -> Array:
         """The ends of all columns, and a row, (3, d), data units."""
-        return to_host(array_namespace(self.x).stack(self.there))
+        xp, x = array_namespace(self.given), self.given
+        return to_host(xp.stack([xp.min(x, axis=0), xp.max(x, axis=0), x[0, :]]))
 
     @functools.cached_property
     @quiet
@@ -62,10 +69,10 @@ class Sample:
     @functools.cached_property
     def kernels(self) -> Kernels | None:
         """Those of a backend with the feature ``"criteria"``, if there is one for the samples' device."""
-        device = device_name(self.x)
-        known = device.startswith("cuda") and is_torch_array(self.x)
+        device = device_name(self.given)
+        known = device.startswith("cuda") and is_torch_array(self.given)
         backend = registry.having("criteria", device) if known else None
-        return backend and Kernels(backend.left_out, backend.fits)
+        return backend and Kernels(backend.left_out, backend.fits, backend.ordered)
 
     def thinned(self, most: int, rng: np.random.Generator) -> tuple[Array, Array | None]:
         """At most so many samples (k, d), in ``unit``, on the host, and weights: how often each was drawn, or None."""
@@ -98,9 +105,9 @@ class Sample:
     @functools.cached_property
     def measured(self) -> Array:
         """Of ``self.x`` the standard deviation per column, ddof 0, and quartiles, (3, d), on the host."""
-        return to_host(self.measured_there())
+        return to_host(self._measured())
 
-    def measured_there(self) -> Any:
+    def _measured(self) -> Any:
         """The same where ``x`` is.
 
         Quartiles are of type 7, and the weighted form of Akinshin, "Weighted quantile estimators" (2023): a mean of the
@@ -110,10 +117,10 @@ class Sample:
         if self.weights is None:
             host = isinstance(x, np.ndarray)
             std = np.sqrt(np.einsum("ij,ij->j", x, x) / n) if host else xp.linalg.vector_norm(x, axis=0) / math.sqrt(n)
-            places = [0.25 * (n - 1), 0.75 * (n - 1)]
-            ordered = _around(x, [int(place) for place in places])
-            quartiles = [two[0, :] + place % 1.0 * (two[1, :] - two[0, :]) for place, two in zip(places, ordered)]
-            return xp.stack([std, *quartiles])
+            shares, ordered = about_quartiles(x)
+            return xp.stack(
+                [std, *(two[0, :] + share * (two[1, :] - two[0, :]) for share, two in zip(shares, ordered))]
+            )
         order = xp.argsort(x, axis=0, stable=True)  # (n, d)
         weights = xp.reshape(xp.take(self.weights, xp.reshape(order, (-1,))), order.shape)
         reached, ordered = xp.cumulative_sum(weights, axis=0), xp.take_along_axis(x, order, axis=0)
@@ -132,23 +139,25 @@ def spread_of(measured: Any) -> Any:
     return xp.where(iqr > 1e-12 * std, xp.minimum(std, iqr), std)  # equal quartiles, but for rounding of weights
 
 
-def _around(x: Any, ranks: list[int]) -> Any:
-    """Of all columns of x (n, d) the values of these ranks, and the next ones: (k, 2, d), or as many arrays.
+def about_quartiles(x: Any) -> tuple[list[float], Any]:
+    """Of all columns of x (n, d) the values below the quartiles and the next ones, (2, d) each; how far between.
 
     On a CUDA device PyTorch sorts long columns one after the other. So all are sorted at once, as integers that begin
     with the column's number in place of the last bits.
     """
     xp, n, d = array_namespace(x), int(x.shape[0]), int(x.shape[1])
+    places = [0.25 * (n - 1), 0.75 * (n - 1)]
+    shares, ranks = [place % 1.0 for place in places], [int(place) for place in places]
     if d == 1 or n <= 4096 or n * d > 1 << 26 or not is_torch_array(x) or not x.is_cuda:
         ordered = xp.sort(x, axis=0)
-        return [ordered[k : k + 2, :] for k in ranks]
+        return shares, [ordered[k : k + 2, :] for k in ranks]
     room, most = (d - 1).bit_length(), (1 << 63) - 1
     bits = x.T.contiguous().view(xp.int64)
     keys = bits ^ ((bits >> 63) & most)  # ordered as the numbers are
     column = xp.arange(1 - (1 << room), 1 << room, 2, device=x.device)[:d, None] << (63 - room)
     ordered = ((keys >> room) + column).reshape(-1).sort().values.view(d, n)
     keys = (xp.stack([ordered[:, k : k + 2] - column for k in ranks]) << room).mT.contiguous()
-    return (keys ^ ((keys >> 63) & most)).view(xp.float64)
+    return shares, (keys ^ ((keys >> 63) & most)).view(xp.float64)
 
 
 def most_of(d: int) -> int:

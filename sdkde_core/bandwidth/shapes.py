@@ -154,7 +154,9 @@ class Fits:
             if free == "matrix":
                 values, vectors = np.linalg.eigh(fit.moment)
                 values = np.maximum(values + LEAST, LEAST)
-                stretch = values ** (0.5 * power_of(values, length))
+                furthest = 1.0 + max(float(np.linalg.norm(x - 1.0)) for x in (values, 1.0 / values))
+                power = length if length * math.log(furthest) <= 5.0 else 1  # some may be beyond exp(±5)
+                stretch = values ** (0.5 * power)
             else:
                 logs = length * np.log(np.maximum(values, LEAST))
                 stretch = np.exp(0.5 * np.clip(logs, -5.0, 5.0))
@@ -215,12 +217,6 @@ class Fits:
         mean = float(differences @ rows)
         error = math.sqrt(float(rows**2 @ (differences - mean) ** 2))
         return (mean - more * float(rows @ rows)) / error if error > 0 else 0.0
-
-
-def power_of(values: Array, length: int) -> int:
-    """The length of a matrix's step, whose moment has these eigenvalues: 1 where some powers may be beyond exp(±5)."""
-    furthest = 1.0 + max(float(np.linalg.norm(x - 1.0)) for x in (values, 1.0 / values))
-    return length if length * math.log(furthest) <= 5.0 else 1
 
 
 class FoundFits(Fits):
