@@ -88,7 +88,7 @@ def _begin(device: torch.device, d: int) -> None:
     if device.type == "cuda":
         few, some = torch.zeros((3, d), dtype=torch.float64), torch.zeros(3, dtype=torch.int64)
         rehearse(ordered, few, some, some, few, (0.5, 0.5), False)
-        if d <= 34:
+        if d <= 34:  # of more columns no shape is chosen
             fits.begin(device, d, d <= 17)
 
 

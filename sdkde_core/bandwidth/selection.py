@@ -140,7 +140,7 @@ def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     counts = [500, n] if n >= 1000 else [n]  # a search by 500 pays
     looks = [_Looks(method, d, looked.shares(count), looked.left_out(count, method)) for count in counts]
     for look in looks:
-        if isinstance(looked, OnCard):  # where a question takes as long as its answer, even to what may not be asked
+        if isinstance(looked, OnCard):  # where a launch costs more than some bandwidths do
             look.hear(np.union1d(steps, np.arange(1, 6)) if look is looks[-1] and steps[-1] == 0 else steps)
         if look is not looks[-1]:
             steps = look.narrowed(rule, steps, n)

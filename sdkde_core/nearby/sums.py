@@ -28,7 +28,7 @@ _Tiles: TypeAlias = tuple[list[Any], Any]
 
 @dataclass(eq=False)
 class Neighbours:
-    """Columns, of which every row sums those that matter; ``order``: theirs, if it is known before rows come."""
+    """Columns for sums that leave out, for each row, what is too far; ``order`` (n,): the columns' order, if known."""
 
     columns: Columns
     order: Any = None
