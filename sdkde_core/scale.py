@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from .arrays import Argument, Origin, check_shapes, is_dask, public, refuse_masked, to_host
+from .arrays import Argument, Origin, check_names, check_shapes, is_dask, public, refuse_masked, to_host
 from .bandwidth.matrix import Bandwidth
 from .choice.select import named_backend
 from .estimator.batches import watched
@@ -22,7 +22,7 @@ from .estimator.blockwise import BlockPlan, Shape, Survey
 from .estimator.density import warn_of_negative
 from .estimator.prepared import fit
 from .estimator.request import Goal, Options, Request, takes_options
-from .files import Source, Write, check_apart, check_order, filling, source, writing
+from .files import Source, Write, check_apart, filling, source, writing
 from .messages import parse_size
 from .spreading.checkpoint import Checkpoint, Chunks, Scratch
 from .spreading.disk import Job, resident_bytes, resident_shards
@@ -93,7 +93,8 @@ def job(
     x = _source("train", train, kept)
     y = None if query is None else _source("query", query, kept)
     w = None if request.weights is None else _source("weights", request.weights, kept)
-    check_order(*(s for s in (x, y) if s is not None))
+    if y is not None and sorted(x.names) == sorted(y.names):  # other names may just be another file's
+        check_names(x.names, y.names)
     points, queries = x.shaped("train"), None if y is None else y.shaped("query")
     check_shapes(points, queries, None)
     if w is not None and (w.rows, w.columns) != (x.rows, 1):

@@ -149,8 +149,7 @@ class Argument(NamedTuple):
         On the host as float64; on a device float32 stays what it is, as the first operation with float64 promotes it.
         """
         if place.xp is None:
-            x = self.array if isinstance(self.array, np.ndarray) else to_host(self.array)
-            return np.asarray(x, dtype=np.float64)  # extended precision may become inf, which is refused later
+            return np.asarray(to_host(self.array), dtype=np.float64)  # extended precision may overflow: refused later
         x = self.array
         if isinstance(x, np.ndarray):
             narrow = x.dtype.kind == "f" and x.dtype.itemsize <= 4
@@ -212,11 +211,10 @@ def ingest(
     place = _HOST
     points = [x] if q is None else [x, q]
     on_device = [a.origin for a in points if not a.origin.on_host]
-    if on_device and device != "cpu":
-        place = on_device[0] if has_float64(on_device[0]) else _HOST
-    elif device and not on_device:
-        numbers = sum(math.prod(a.shape) for a in points)
-        place = with_room(device, 64 * numbers) if numbers >= LARGE else _HOST  # bytes, work space included
+    if on_device and device != "cpu" and has_float64(on_device[0]):
+        place = on_device[0]
+    elif device and not on_device and (numbers := sum(math.prod(a.shape) for a in points)) >= LARGE:
+        place = with_room(device, 64 * numbers)  # bytes, work space included
     train = x.at(place)
     train = train[:, None] if train.ndim == 1 else train
     if q is not None:
@@ -233,7 +231,7 @@ def check_query(query: Argument, n: int, d: int, names: tuple[str, ...] = ()) ->
     """Refuse a query whose shape or columns' names do not fit train, (n, d); none of its values is read."""
     if names and query.names and (query.array.ndim == 2 or len(names) == 1):
         check_names(names, query.names)
-    shape = tuple(query.array.shape)
+    shape = query.shape
     if len(shape) not in (1, 2):
         raise _wrong_axes(query)
     if len(shape) == 1 and d > 1 and shape != (0,):
@@ -288,7 +286,7 @@ def listed(names: Sequence[str]) -> str:
 
 def check_shapes(x: Argument, q: Argument | None, w: Argument | None) -> None:
     """Refuse train, query and weights whose shapes do not fit, as :func:`ingest` does."""
-    shape = tuple(x.array.shape)
+    shape = x.shape
     if len(shape) not in (1, 2):
         raise _wrong_axes(x)
     if 0 in shape:

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import check_names
 from ..messages import did_you_mean
 from ..storage import write_atomically
 from .common import FileError, Pick, Source, Write, check_apart, filling, naming, without_key
@@ -84,12 +83,6 @@ def _stamp(path: Path) -> list[tuple[Any, ...]]:
     """Return what changes with a file, or with any file of a folder."""
     seen = [(str(p), p.stat()) for p in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     return [(name, found.st_ino, found.st_size, found.st_mtime_ns) for name, found in seen]
-
-
-def check_order(*sources: Source) -> None:
-    """Refuse a query's columns that have train's names in another order; other names may just be another file's."""
-    if len(sources) == 2 and sorted(sources[0].names) == sorted(sources[1].names):
-        check_names(sources[0].names, sources[1].names)
 
 
 def _parse_place(text: str) -> tuple[Path, str, str]:
