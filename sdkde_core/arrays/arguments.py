@@ -40,15 +40,12 @@ def is_dask(value: Any) -> bool:
 def refuse_dask(name: str, value: Any) -> None:
     """Raise TypeError for an object of Dask's, with what to pass instead: NumPy would compute all of it in silence."""
     if is_dask(value):
-        raise TypeError(
-            f"{name} is a Dask array, and only estimate and debias are lazy; pass {name}.compute(), if memory holds it"
-        )
+        instead = f"pass {name}.compute(), if memory holds it"
+        raise TypeError(f"{name} is a Dask array, and only estimate and debias are lazy; {instead}")
     first = value[0] if isinstance(value, list | tuple) and value else value
     if type(first).__module__.startswith(("dask.", "dask_expr.", "distributed.")):
-        raise TypeError(
-            f"{name} is Dask's, of type {type(first).__name__}; pass one Dask array (.to_dask_array(lengths=True) of a "
-            "data frame), or what it computes"
-        )
+        instead = "one Dask array (.to_dask_array(lengths=True) of a data frame), or what it computes"
+        raise TypeError(f"{name} is Dask's, of type {type(first).__name__}; pass {instead}")
 
 
 def numbers(name: str, value: Any) -> np.ndarray:
@@ -81,10 +78,9 @@ class Argument(NamedTuple):
             return value
         refuse_dask(name, value)
         if places.is_traced(value):
-            raise TypeError(
-                f"{name} is a tensor within torch.func or forward mode, which estimate and grad_log_density take as "
-                "their query alone, without out, progress; call outside, or differentiate by torch.autograd.grad"
-            )
+            only = "which estimate and grad_log_density take as their query alone, without out, progress"
+            instead = "call outside, or differentiate by torch.autograd.grad"
+            raise TypeError(f"{name} is a tensor within torch.func or forward mode, {only}; {instead}")
         if getattr(value, "requires_grad", False):
             if not is_attached(value) or sys.modules["torch"].is_grad_enabled():  # in no_grad, values are wanted
                 raise TypeError(
@@ -131,10 +127,8 @@ class Argument(NamedTuple):
         if array.dtype.kind not in "iufb":
             hint = "; of a data frame, .to_numpy(float)" if hasattr(value, "to_numpy") else ""
             hint = "; of times, (t - t[0]) / np.timedelta64(1, 's')" if array.dtype.kind in "mM" else hint
-            raise Refused(
-                f"{name} is {type(value).__name__} of dtype {array.dtype}; "
-                f"pass real numbers (integer, boolean or floating){hint}"
-            )
+            instead = f"pass real numbers (integer, boolean or floating){hint}"
+            raise Refused(f"{name} is {type(value).__name__} of dtype {array.dtype}; {instead}")
         narrow = has_dtype and array.dtype.kind == "f" and array.dtype.itemsize <= 4
         names = () if array is value else names_of(value, library)
         return cls(name, array, "float32" if narrow else "float64", origin, names)
@@ -274,10 +268,9 @@ def check_names(train: tuple[str, ...], query: tuple[str, ...], name: str = "que
     if name == "score" and not reordered:
         return  # slopes may have names of their own
     other = "the columns of train in another order" if reordered else "other columns than train"
-    raise ValueError(
-        f"{name} has {other}: {listed(query)}, where train has {listed(train)}; pass the same "
-        f"ones in one order (a Series by .rename, a DataArray by .sel, a data frame by {name}[list(train.columns)])"
-    )
+    has = f"{name} has {other}: {listed(query)}, where train has {listed(train)}"
+    how = f"a Series by .rename, a DataArray by .sel, a data frame by {name}[list(train.columns)]"
+    raise ValueError(f"{has}; pass the same ones in one order ({how})")
 
 
 def listed(names: Sequence[str]) -> str:
@@ -306,10 +299,8 @@ def refuse_not_finite(name: str, x: Any, first: int = 0, names: tuple[str, ...] 
     if np.isfinite(total) or bool(xp.all(xp.isfinite(x))):
         return
     i, j = (int(k) for k in np.argwhere(~np.isfinite(to_host(x)))[0])
-    raise ValueError(
-        f"{name} has values that are not finite, the first {to_host(x)[i, j]} at row {first + i}, column {j}"
-        f"{f' ({names[j]!r})' if names else ''}; drop or fill them"
-    )
+    found = f"{to_host(x)[i, j]} at row {first + i}, column {j}{f' ({names[j]!r})' if names else ''}"
+    raise ValueError(f"{name} has values that are not finite, the first {found}; drop or fill them")
 
 
 def _weighed(w: Any) -> tuple[Any, float]:

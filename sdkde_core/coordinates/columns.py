@@ -208,10 +208,9 @@ def check(value: Any) -> None:
         for one in value.values() if isinstance(value, Mapping) else value:
             check(one)
     elif value is not None and not _is_map(value):
-        raise TypeError(
-            f"coordinates is {brief(value)}; pass a name, an object with {', '.join(_METHODS)}, a sequence with one "
-            "of these for every column, or a dict by column"
-        )
+        own = f"an object with {', '.join(_METHODS)}"
+        instead = f"a name, {own}, a sequence with one of these for every column, or a dict by column"
+        raise TypeError(f"coordinates is {brief(value)}; pass {instead}")
 
 
 def fit(value: Any, x: Array, weights: Array, names: tuple[str, ...] = (), support: Any = None) -> Coordinates:
@@ -249,10 +248,9 @@ def _own(one: Any, column: Array, what: str) -> Any:
     fits = z.shape == column.shape and np.isfinite(z).all() and (np.diff(z)[np.diff(column) > 0.0] > 0.0).all()
     fits = fits and np.isfinite(logs := z + np.asarray(one.log_jacobian(column))).all() and logs.shape == z.shape
     if not fits or not np.allclose(one.inverse(z), column, rtol=1e-6, atol=1e-6 * float(np.ptp(column))):
-        raise ValueError(
-            f"coordinates: {brief(one)} is no map of {what}: its forward must take (k,) values to finite ones that "
-            "increase with them, inverse take them back, and log_jacobian, log of forward's derivative, be finite"
-        )
+        takes = "its forward must take (k,) values to finite ones that increase with them, inverse take them back"
+        has = "and log_jacobian, log of forward's derivative, be finite"
+        raise ValueError(f"coordinates: {brief(one)} is no map of {what}: {takes}, {has}")
     return one
 
 

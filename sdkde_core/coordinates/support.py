@@ -216,9 +216,8 @@ def refuse(wrong: Array, column: Array, has: str, why: str, instead: str) -> Non
     if wrong.any():
         rows = np.flatnonzero(wrong)
         listed = ", ".join(map(str, rows[:3])) + (" …" if len(rows) > 3 else "")
-        raise ValueError(
-            f"{has} {column[rows[0]]:.6g} in row {rows[0]}, {why}, {len(rows)} such in rows {listed}; pass {instead}"
-        )
+        such = f"{len(rows)} such in rows {listed}"
+        raise ValueError(f"{has} {column[rows[0]]:.6g} in row {rows[0]}, {why}, {such}; pass {instead}")
 
 
 def images(z: Array, maps: Sequence[Any], reach: Array) -> tuple[Array, Array]:

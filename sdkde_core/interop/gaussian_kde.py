@@ -121,10 +121,9 @@ class gaussian_kde:
         if weights is not None:
             self._weights = _normalised(weights, self.n)
         if self.d > self.n:
-            raise ValueError(
-                f"Number of dimensions is greater than number of samples, {self.d} > {self.n}: the covariance is "
-                "singular. Columns of `dataset` are points; consider transposing it."
-            )
+            many = f"Number of dimensions is greater than number of samples, {self.d} > {self.n}"
+            instead = "Columns of `dataset` are points; consider transposing it."
+            raise ValueError(f"{many}: the covariance is singular. {instead}")
         self.set_bandwidth(bw_method)
 
     @public
@@ -230,9 +229,8 @@ class gaussian_kde:
         """
         dims = np.atleast_1d(to_host(Argument.of("dimensions", dimensions).array))
         if not np.issubdtype(dims.dtype, np.integer):
-            raise ValueError(
-                "Elements of `dimensions` must be integers - the indices of the marginal variables being retained."
-            )
+            what = "the indices of the marginal variables being retained"
+            raise ValueError(f"Elements of `dimensions` must be integers - {what}.")
         kept = np.where(dims < 0, dims + self.d, dims)
         if len(np.unique(kept)) != len(kept):
             raise ValueError("All elements of `dimensions` must be unique.")
@@ -298,9 +296,8 @@ class gaussian_kde:
         elif callable(bw_method):
             self.covariance_factor = partial(bw_method, self)
         elif bw_method is not None:
-            raise ValueError(
-                f"bw_method is {brief(bw_method)}; pass 'scott', 'silverman' or another rule, a number, or a callable"
-            )
+            instead = "'scott', 'silverman' or another rule, a number, or a callable"
+            raise ValueError(f"bw_method is {brief(bw_method)}; pass {instead}")
         self._compute_covariance()
 
     @property

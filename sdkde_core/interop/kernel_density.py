@@ -139,11 +139,10 @@ class KernelDensity(neighbors.KernelDensity):
         params = {"p": 2, **(self.metric_params or {})}
         if self.metric not in ("euclidean", "l2", "minkowski", "p") or params != {"p": 2}:
             given = f" with metric_params={self.metric_params}" if self.metric_params else ""
-            raise ValueError(
-                f"invalid metric {self.metric!r}{given}: kernels are functions of the Euclidean distance here; pass "
-                "metric='euclidean', with numbers per dimension or a matrix as bandwidth for a scaled or Mahalanobis "
-                "distance, or take sklearn.neighbors.KernelDensity"
-            )
+            why = "kernels are functions of the Euclidean distance here"
+            scaled = "with numbers per dimension or a matrix as bandwidth for a scaled or Mahalanobis distance"
+            instead = f"pass metric='euclidean', {scaled}, or take sklearn.neighbors.KernelDensity"
+            raise ValueError(f"invalid metric {self.metric!r}{given}: {why}; {instead}")
         refuse_dask("X", X)
         for name, value in {"X": X, "sample_weight": sample_weight}.items():
             refuse_masked(name, value)

@@ -262,10 +262,9 @@ def selection(chosen: Any, *, ax: Any = None) -> Any:
     found = chosen.bandwidth if isinstance(chosen, Prepared) else chosen
     if isinstance(found, Bandwidth):
         if found.selection is None:
-            raise ValueError(
-                f"chosen is a bandwidth of the rule {found.rule!r}, which does not look for the best one in the data; "
-                "pass sdkde_core.select_bandwidth(x), or a density prepared with bandwidth='auto'"
-            )
+            what = f"a bandwidth of the rule {found.rule!r}, which does not look for the best one in the data"
+            instead = "pass sdkde_core.select_bandwidth(x), or a density prepared with bandwidth='auto'"
+            raise ValueError(f"chosen is {what}; {instead}")
         found = found.selection
     if not isinstance(found, Selection):
         raise TypeError(f"chosen is {_kind(chosen)}; pass what sdkde_core.select_bandwidth or prepare returns")
@@ -484,10 +483,8 @@ def _axis(name: str, density: Prepared, j: int, given: Any) -> Array:
     at = numbers(name, given)
     step = np.diff(at) if at.ndim == 1 and at.size > 1 else np.zeros(1)
     if not (np.isfinite(at).all() and step[0] and np.allclose(step, step.mean(), rtol=1e-3, atol=0.0)):
-        raise ValueError(
-            f"{name} has shape {at.shape}, and is not evenly spaced; pass a number of cells, or two or more finite "
-            "coordinates at equal distances, as from numpy.linspace"
-        )
+        instead = "a number of cells, or two or more finite coordinates at equal distances, as from numpy.linspace"
+        raise ValueError(f"{name} has shape {at.shape}, and is not evenly spaced; pass {instead}")
     return at
 
 
