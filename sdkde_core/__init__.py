@@ -9,6 +9,8 @@ import importlib.util
 import logging
 from typing import TYPE_CHECKING, Any
 
+__version__ = "0.1.0"  # before what imports it
+
 from .api import backends, debias, estimate, explain, grad_log_density, prepare, select_bandwidth, warm_up
 from .archive import load
 from .bandwidth.matrix import Bandwidth
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["BackendUnavailable", "Bandwidth", "KernelDensity", "ModeClustering", "Prepared", "SdkdeWarning"]
 __all__ += ["__version__", "backends", "debias", "estimate", "explain", "gaussian_kde", "grad_log_density"]
 __all__ += ["load", "plots", "prepare", "select_bandwidth", "warm_up"]
-
-__version__ = "0.1.0"
 
 logging.getLogger("sdkde").addHandler(logging.NullHandler())
 

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from . import __version__
 from .arrays import Array, public
 from .messages import brief
 from .storage import write_atomically
@@ -37,8 +38,6 @@ def plain(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def write(path: Path | str, kind: str, content: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
     """Write a file in a single step; ``content`` has what JSON has, ``arrays`` are NumPy's."""
-    from . import __version__
-
     check_replaced(path)
     about = {"format": VERSION, "kind": kind, "library": __version__, "content": dict(content)}
     header = np.frombuffer(json.dumps(about, allow_nan=False).encode(), np.uint8)
@@ -63,8 +62,6 @@ def read(path: Path | str) -> tuple[str, dict[str, Any], dict[str, Array]]:
             cause = f"is cut off, altered or damaged, or another program wrote it ({error!r:.200}); save it anew"
             raise ValueError(f"{name!r} {cause}") from error
     if version != VERSION:
-        from . import __version__
-
         found = f"is of format version {version}, and sdkde-core {__version__} reads {VERSION}"
         remedy = "pip install -U sdkde-core" if version > VERSION else "save it anew"
         raise ValueError(f"{name!r} {found}; {remedy}")
