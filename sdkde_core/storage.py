@@ -45,10 +45,9 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
     final = Path(os.path.realpath(path))
     beside = _beside(final)
     try:
-        try:
+        before: os.stat_result | None = None
+        with suppress(FileNotFoundError):
             before = os.stat(path)
-        except FileNotFoundError:
-            before = None
         is_open = re.fullmatch(r"/dev/(stdout|stderr|fd/\d+)|/proc/(self|\d+)/fd/\d+", os.path.abspath(path))
         if before is not None and (is_open or not stat.S_ISREG(before.st_mode)):  # what this process has open too
             yield Path(path)

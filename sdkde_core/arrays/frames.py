@@ -107,10 +107,8 @@ def read(name: str, value: Any, library: str) -> np.ndarray:
         columns, drop = zip(value.columns, value.get_columns()), "drop({!r})"
     else:
         columns, drop = zip(value.column_names, value.columns), "drop_columns({!r})"
-    found = [
-        _column(f"column {label!r} of {name}", column, library, f", or leave it out: {name}.{drop.format(label)}")
-        for label, column in columns
-    ]
+    leave = f", or leave it out: {name}."
+    found = [_column(f"column {label!r} of {name}", x, library, leave + drop.format(label)) for label, x in columns]
     return np.stack(found, axis=1)
 
 

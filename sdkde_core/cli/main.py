@@ -8,7 +8,6 @@ import re
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +94,8 @@ def estimate(ctx: Context, train: str, query: str | None, columns: list[str], qu
             x = data.samples_of(train, columns)
             y = None if query is None else data.queries_of(query, columns, x.names, train)
             points, by_shards = y or x, any(how.values()) or train.lower().endswith(".zarr")
-            request = data.request_of(options, source if by_shards else None, calls=1)
-            run: Any = partial(_by_shards, **how) if by_shards else _by_batches
-            below, where = run(request, x, y, results)
+            given = data.request_of(options, source if by_shards else None, calls=1), x, y, results
+            below, where = _by_shards(*given, **how) if by_shards else _by_batches(*given)
     if below:
         what = f"negative at {below} of {points.rows} points, where its log is NaN"
         instead = "leave out --log for the signed values, or use --negative clip, or --method sdkde, never negative"

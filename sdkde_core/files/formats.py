@@ -231,10 +231,9 @@ def read_parquet(name: str, path: Path, key: str, pick: Pick) -> Source:
     kept = [i for i, n in enumerate(schema.names) if not re.fullmatch(r"__index_level_\d+__", n)]
     names = tuple(schema.names[i] for i in kept)
     wanted = [kept[j] for j in pick(names, len(kept))]
-    numbers = arrow.types.is_floating, arrow.types.is_integer, arrow.types.is_boolean
     for i in wanted:
         kind = schema.field(i).type
-        if not any(is_one(kind) for is_one in numbers):
+        if not (arrow.types.is_floating(kind) or arrow.types.is_integer(kind) or arrow.types.is_boolean(kind)):
             raise ValueError(f"column {schema.names[i]!r} is of type {kind}; pass real numbers only (see --columns)")
     narrow = bool(wanted) and all(schema.field(i).type in (arrow.float16(), arrow.float32()) for i in wanted)
     dtype = np.dtype(np.float32 if narrow else np.float64)

@@ -373,8 +373,7 @@ def _labelled(densities: Any, d: int | None = None, instead: str = "") -> list[_
             raise ValueError(f"densities[{label!r}] has {density.n_dimensions} dimensions instead of {d}; {instead}")
         taken = {one.colour for one in drawn}
         known = COLOURS.get(density.method, "#8d96a3"), "#edae49", "#c77dff", DARK, *COLOURS.values()
-        free = (colour for colour in known if colour not in taken)
-        drawn.append(_Drawn(str(label), density, next(free, DARK)))
+        drawn.append(_Drawn(str(label), density, next((one for one in known if one not in taken), DARK)))
     return drawn
 
 
@@ -426,8 +425,7 @@ def _some(n: int) -> slice:
 def _draw_curves(ax: Any, drawn: Sequence[_Drawn], rug: Array | None, limits: tuple[float, float] | None) -> None:
     """Draw curves over what is in the axes; ``rug``: the samples for it, (n, 1)."""
     x = grid([one.density for one in drawn], 0, 8, 400, 4000, limits=limits)
-    baseline = ax.axhline(0, color="#adb5bd", lw=0.8, zorder=0)
-    baseline.sticky_edges.y.append(0)  # a density begins on the axis
+    ax.axhline(0, color="#adb5bd", lw=0.8, zorder=0).sticky_edges.y.append(0)  # a density begins on the axis
     ax.margins(x=0)
     for one in drawn:
         y = one.density.estimate(x)
