@@ -10,8 +10,8 @@ from typing import Any, Unpack, overload
 
 import numpy as np
 
-from .arrays import Argument, Array, Origin, check_names, detached, is_dask, is_traced, labelled, public, to_host
-from .arrays.frames import Column, Frame, Kind, Plain, Rows, Same, T, Values
+from .arrays import Argument, Array, Origin, check_names, detached, is_dask, is_traced, public, to_host
+from .arrays.frames import Column, Frame, Kind, Plain, Rows, Same, T, Values, labelled
 from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import BandwidthLike, Rule, check_rule, resolve
 from .choice import registry, select

@@ -12,11 +12,10 @@ from .arguments import (
     is_dask,
     listed,
     numbers,
-    refuse_dask,
     refuse_masked,
+    refuse_misread,
     refuse_not_finite,
 )
-from .frames import labelled
 from .places import (
     Array,
     Origin,

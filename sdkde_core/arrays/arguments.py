@@ -37,8 +37,8 @@ def is_dask(value: Any) -> bool:
     return type(value).__module__.startswith("dask.array.") and hasattr(value, "chunks")
 
 
-def refuse_dask(name: str, value: Any) -> None:
-    """Raise TypeError for an object of Dask's, with what to pass instead: NumPy would compute all of it in silence."""
+def refuse_misread(name: str, value: Any) -> None:
+    """Raise TypeError for a masked array, and for Dask's objects, all of which NumPy would compute in silence."""
     if is_dask(value):
         instead = f"pass {name}.compute(), if memory holds it"
         raise TypeError(f"{name} is a Dask array, and only estimate and debias are lazy; {instead}")
@@ -46,6 +46,7 @@ def refuse_dask(name: str, value: Any) -> None:
     if type(first).__module__.startswith(("dask.", "dask_expr.", "distributed.")):
         instead = "one Dask array (.to_dask_array(lengths=True) of a data frame), or what it computes"
         raise TypeError(f"{name} is Dask's, of type {type(first).__name__}; pass {instead}")
+    refuse_masked(name, value)
 
 
 def numbers(name: str, value: Any) -> np.ndarray:
@@ -76,20 +77,18 @@ class Argument(NamedTuple):
             return cls(name, value, "float32" if narrow else "float64", _HOST)
         if isinstance(value, cls):
             return value
-        refuse_dask(name, value)
+        refuse_misread(name, value)
         if places.is_traced(value):
             only = "which estimate and grad_log_density take as their query alone, without out, progress"
             instead = "call outside, or differentiate by torch.autograd.grad"
             raise TypeError(f"{name} is a tensor within torch.func or forward mode, {only}; {instead}")
         if getattr(value, "requires_grad", False):
             if not is_attached(value) or sys.modules["torch"].is_grad_enabled():  # in no_grad, values are wanted
-                raise TypeError(
-                    f"{name} requires grad, and only estimate, debias and grad_log_density differentiate: by a query "
-                    "every density, by all else methods other than 'stacked' without coordinates and support, and none "
-                    f"with out, progress; pass {name}.detach(), or call within torch.no_grad()"
-                )
+                only = "only estimate, debias and grad_log_density differentiate: by a query every density, by all else"
+                ways = "methods other than 'stacked' without coordinates and support, and none with out, progress"
+                instead = f"pass {name}.detach(), or call within torch.no_grad()"
+                raise TypeError(f"{name} requires grad, and {only} {ways}; {instead}")
             value = detached(value)
-        refuse_masked(name, value)
         if hasattr(value, "toarray"):  # SciPy's and CuPy's matrices and arrays
             raise TypeError(f"{name} is a sparse {type(value).__name__}; pass {name}.toarray()")
         try:

@@ -189,9 +189,8 @@ class gaussian_kde:
             raise TypeError(f"other is {brief(other)}; pass a gaussian_kde, this one or SciPy's")
         if other.d != self.d:
             raise ValueError("KDEs are not the same dimensionality")
-        for kde in (self, other):
-            if getattr(kde, "method", "kde") == "laplace":
-                raise ValueError("integrate_kde is not for method='laplace', which is signed; pass 'sdkde' or 'kde'")
+        if "laplace" in (self.method, getattr(other, "method", "kde")):
+            raise ValueError("integrate_kde is not for method='laplace', which is signed; pass 'sdkde' or 'kde'")
         how: Any = {**self._options, "method": "kde", "step": None, "score_bandwidth": None}
         total, theirs = 0.0, other._kernels() if ours else [(other.dataset.T, other.weights, other.covariance)]
         for (x, w, one), (y, v, two) in itertools.product(self._kernels(), theirs):
@@ -426,7 +425,7 @@ def _columns(name: str, value: Any) -> Argument:
     x, xp = argument.array, array_namespace(argument.array)
     if x.ndim > 2:
         raise ValueError(f"{name} has shape {argument.shape}; pass (dimensions, points), or (points,) in one dimension")
-    if not (np.isfinite(x).all() if isinstance(x, np.ndarray) else bool(xp.all(xp.isfinite(x)))):
+    if not xp.all(xp.isfinite(x)):
         raise ValueError(f"{name} has values that are not finite; drop or fill them")
     return argument if x.ndim == 2 else argument._replace(array=xp.reshape(x, (1, -1)))
 

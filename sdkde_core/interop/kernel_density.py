@@ -12,7 +12,7 @@ import numpy as np
 
 from ..api import prepare
 from ..archive import plain, write
-from ..arrays import Array, refuse_dask, refuse_masked
+from ..arrays import Array, refuse_masked, refuse_misread
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import BandwidthLike
 from ..coordinates import OfColumns, listed
@@ -143,9 +143,8 @@ class KernelDensity(neighbors.KernelDensity):
             scaled = "with numbers per dimension or a matrix as bandwidth for a scaled or Mahalanobis distance"
             instead = f"pass metric='euclidean', {scaled}, or take sklearn.neighbors.KernelDensity"
             raise ValueError(f"invalid metric {self.metric!r}{given}: {why}; {instead}")
-        refuse_dask("X", X)
-        for name, value in {"X": X, "sample_weight": sample_weight}.items():
-            refuse_masked(name, value)
+        refuse_misread("X", X)
+        refuse_masked("sample_weight", sample_weight)
         X = validate_data(self, X, order="C", dtype=np.float64)
         if sample_weight is not None:
             sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -167,8 +166,7 @@ class KernelDensity(neighbors.KernelDensity):
     def score_samples(self, X: Any) -> Array:
         """Return log densities (n_samples,); where laplace's is negative NaN with a RuntimeWarning, or −inf."""
         check_is_fitted(self)
-        refuse_dask("X", X)
-        refuse_masked("X", X)
+        refuse_misread("X", X)
         X = validate_data(self, X, order="C", dtype=np.float64, reset=False)
         return self.density_.estimate(X, log=True)
 

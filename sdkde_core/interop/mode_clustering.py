@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..api import prepare
-from ..arrays import Array, refuse_dask, refuse_masked
+from ..arrays import Array, refuse_masked, refuse_misread
 from ..bandwidth.matrix import Bandwidth
 from ..estimator.prepared import Prepared
 from ..protocol import PRECISIONS
@@ -97,6 +97,5 @@ class ModeClustering(ClusterMixin, BaseEstimator):
         return np.array([*nearest, -1], dtype=np.intp)[labels]
 
     def _points(self, X: Any, reset: bool = False) -> Array:
-        refuse_dask("X", X)
-        refuse_masked("X", X)
+        refuse_misread("X", X)
         return validate_data(self, X, order="C", dtype=np.float64, reset=reset)
