@@ -74,16 +74,9 @@ def _planned(request: Request, shape: Shape, x: Source, y: Source | None, w: Sou
 
 
 def job(
-    kept: ExitStack,
-    request: Request,
-    train: Any,
-    query: Any = None,
-    *,
-    log: bool = False,
-    memory: int | float | str | None = None,
-    checkpoint: Any = None,
-    resume: bool = False,
-) -> Job:
+    kept: ExitStack, request: Request, train: Any, query: Any, *, log: bool = False,
+    memory: int | float | str | None = None, checkpoint: Any = None, resume: bool = False,
+) -> Job:  # fmt: skip
     """Read the data as often as it takes to decide everything; see :func:`estimate`. ``kept`` closes files."""
     if not isinstance(resume, bool):
         raise TypeError(f"resume is {resume!r}; pass True or False")
