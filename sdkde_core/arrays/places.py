@@ -58,7 +58,7 @@ class Origin:
     def restore(self, x: Any, dtype: str) -> Any:
         """Return ``x`` with ``dtype``, as the kind of array and on the device that this origin describes."""
         if self.xp is None or isinstance(x, np.ndarray) or (self.on_host and not is_attached(x)):
-            x = np.ascontiguousarray(x if isinstance(x, np.ndarray) else to_host(x), dtype=dtype)
+            x = np.ascontiguousarray(to_host(x), dtype=dtype)
             return x if self.xp is None else self.xp.asarray(x, device=self.device)
         if array_namespace(x) is not self.xp:
             x = self.xp.from_dlpack(x)

@@ -28,8 +28,7 @@ def run_demo(output: Path, backend: str, echo: Callable[[str], Any]) -> None:
     from sklearn.model_selection import train_test_split
 
     with picture(output, needs, dpi=120) as pyplot:
-        figure = pyplot.figure(figsize=(17, 5.2), layout="constrained")
-        known, likelihoods, plane = figure.subfigures(1, 3, wspace=0.03)
+        known, likelihoods, plane = pyplot.figure(figsize=(17, 5.2), layout="constrained").subfigures(1, 3, wspace=0.03)
         _example(known.subplots(2, 1, sharex=True, height_ratios=[1.4, 1]), backend, echo)
         # Pixels share a unit, so they are not standardised: that would blow up those that are hardly ever inked.
         train, test = train_test_split(load_digits().data, test_size=0.2, random_state=0)

@@ -20,8 +20,7 @@ def sections() -> Iterator[tuple[str, Sequence[Sequence[str]]]]:
     variables = [(name, value) for name, value in sorted(os.environ.items()) if name.startswith("SDKDE_")]
     python = f"{platform.python_version()} at {sys.executable}"
     here = [("sdkde", f"{__version__} in {Path(__file__).parent.parent}"), ("python", python)]
-    here += [("platform", platform.platform()), *(variables or [("SDKDE_*", "no variable set")])]
-    yield "environment", here
+    yield "environment", [*here, ("platform", platform.platform()), *(variables or [("SDKDE_*", "no variable set")])]
     versions = []
     for name in (
         *("numpy", "array-api-compat", "threadpoolctl", "click", "platformdirs", "nvidia-ml-py"),

@@ -170,8 +170,7 @@ def score(density: str, query: str, output: str | None, columns: list[str], as_j
     to_stdout = output is not None and is_stdout(output)
     check_apart(None if to_stdout else output, None, density=density, query=query)
     prepared, samples = data.density_of(density, columns)
-    by_name = not columns or samples is not None
-    points = data.queries_of(query, columns, prepared._fitted.names, density, by_name)
+    points = data.queries_of(query, columns, prepared._fitted.names, density, not columns or samples is not None)
     parts = list[Array]()
     with about(query=query):
         results = data.Results(output, log=True)

@@ -109,13 +109,12 @@ def writing(text: str, shape: tuple[int, ...], dtype: str, name: str, names: Nam
     ``names``) or of the array (.npz without a key). See :func:`is_stdout`.
     """
     path, extension, key = _parse_place("-.csv" if text == "-" else text)
-    shaped = shape, np.dtype(dtype)
     if is_stdout(text) and extension == ".zarr":
         raise FileError(f"{text}: a zarr array is a folder; name one")
     if path.is_dir() and extension != ".zarr":
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     check_folder(path)
-    if extension == ".npz" and not is_stdout(text):
+    if extension == ".npz" and path.is_file() and not is_stdout(text):
         check_archive(path, key or name, most=0 if key else 1)
     with ExitStack() as kept:
         target: Any = path
@@ -126,7 +125,7 @@ def writing(text: str, shape: tuple[int, ...], dtype: str, name: str, names: Nam
             target = kept.enter_context(kept.enter_context(write_atomically(path)).open("wb"))
         names = names or ([name] if len(shape) == 1 else [f"{name}_{j}" for j in range(shape[1])])
         names = [key or name] if extension == ".npz" else names
-        yield kept.enter_context(FORMATS[extension][1](target, *shaped, names))
+        yield kept.enter_context(FORMATS[extension][1](target, shape, np.dtype(dtype), names))
 
 
 def check_folder(path: Path) -> None:

@@ -167,8 +167,7 @@ def _place(given: Any) -> Path | None:
         return Path(os.path.realpath(root), getattr(given, "path", ""))
     while isinstance(given, np.ndarray) and not isinstance(given, np.memmap):
         given = given.base
-    name = given.filename if isinstance(given, np.memmap) else None
-    return None if name is None else Path(os.path.realpath(name))
+    return Path(os.path.realpath(given.filename)) if isinstance(given, np.memmap) and given.filename else None
 
 
 def _inside(a: Path | None, b: Path | None) -> bool:

@@ -110,10 +110,8 @@ def _npy_head(shape: tuple[int, ...], dtype: Any) -> bytes:
     return head.getvalue()
 
 
-def check_archive(path: Path, key: str, most: int = 0) -> None:
+def check_archive(path: Path, key: str, most: int) -> None:
     """Refuse to write an array to an archive that has more than ``most`` others: a file is replaced as a whole."""
-    if not path.is_file():
-        return
     try:
         with zipfile.ZipFile(path) as archive:
             others = sorted({member.removesuffix(".npy") for member in archive.namelist()} - {key})

@@ -19,9 +19,8 @@ try:
     from sklearn.utils._param_validation import StrOptions
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 except ImportError as error:
-    raise ImportError(
-        f"sdkde_core.ModeClustering needs scikit-learn, 1.6 or newer: pip install 'sdkde-core[sklearn]' ({error})"
-    ) from error
+    how = f"pip install 'sdkde-core[sklearn]' ({error})"
+    raise ImportError(f"sdkde_core.ModeClustering needs scikit-learn, 1.6 or newer: {how}") from error
 
 
 class ModeClustering(ClusterMixin, BaseEstimator):
