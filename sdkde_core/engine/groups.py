@@ -65,32 +65,28 @@ class Group(NamedTuple):
         return x if x is None or self.scale == 1.0 else x / self.scale
 
 
-def guard(columns: Columns, share: float, scale: float, most: int, all_carry: bool, widest: float) -> Group:
+def guard(columns: Columns, share: float, scale: float, most: int, widest: float) -> Group:
     """Return a guard of the columns' tails: some of them with kernels that are ``scale`` bandwidths wide.
 
     At most ``most`` of them, evenly spaced by their number or by their weights: they cost little beside sums over pairs
     that are near each other. Where they are fewer than the columns their kernels are wider by the factor by which they
-    are farther apart, up to ``widest`` bandwidths: benchmarks/notes/tails.md. ``all_carry``: no weight is zero.
+    are farther apart, up to ``widest`` bandwidths: benchmarks/notes/tails.md.
     """
-    n, d = columns.points.shape
-    carried = n if n <= most or all_carry else look(int, count(columns.log_weights > -math.inf))
-    return Group(_some(columns, carried, most), min(widest, guard_scale(carried, d, scale, most)), math.log(share))
+    points, logs, (carried, d) = columns.points, columns.log_weights, columns.points.shape
+    if carried > most:
+        xp, carried = array_namespace(points), look(int, count(logs > -math.inf))
+        if carried <= most:
+            columns = take_columns(columns, xp.nonzero(logs > -math.inf)[0])
+        else:
+            equal = xp.full_like(logs[:most], 1.0 / most)  # weights that derivatives are wanted by move no places
+            some = take_rows(points, places(logs, most))
+            columns = Columns(some, xp.log(equal), None if columns.weights is None else equal)
+    return Group(columns, min(widest, guard_scale(carried, d, scale, most)), math.log(share))
 
 
 def guard_scale(n: int, d: int, scale: float, most: int) -> float:
     """How wide the kernels of a guard of n samples with weight are, in bandwidths."""
     return min(16.0, scale * max(1.0, n / most) ** (1.0 / d))
-
-
-def _some(columns: Columns, carried: int, most: int) -> Columns:
-    n, points, logs = int(columns.points.shape[0]), columns.points, columns.log_weights
-    if n <= most:
-        return columns
-    xp = array_namespace(points)
-    if carried <= most:
-        return take_columns(columns, xp.nonzero(logs > -math.inf)[0])
-    equal = xp.full_like(logs[:most], 1.0 / most)  # not the weights that derivatives are wanted by: places do not move
-    return Columns(take_rows(points, places(logs, most)), xp.log(equal), None if columns.weights is None else equal)
 
 
 def places(logs: Any, most: int) -> Any:

@@ -92,7 +92,7 @@ def slope(plan: Plan) -> Any:
 def _groups(plan: Plan, report: Report = None, advance: Advance | None = None) -> tuple[Problem, Groups]:
     """Run the pass over the samples themselves, if there is one; return the last pass and its groups."""
     sums = _scores(plan, report, advance) if plan.request.answering else None
-    groups, last = groups_of(plan.columns, sums, plan.request, order=plan.order), plan.problems[plan.request.answering]
+    groups, last = groups_of(plan.columns, sums, plan.request, plan.order), plan.problems[plan.request.answering]
     if plan.request.adaptive:  # where kernels are wide samples move as much farther
         farthest = max(look(float, radii(group.columns.points).max()) for group in groups)
         last = replace(last, extent=max(last.extent, rounded(farthest)))

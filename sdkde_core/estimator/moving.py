@@ -25,10 +25,8 @@ from ..protocol import Columns, Partial
 from .request import GUARD, MOST, Request
 
 
-def groups_of(
-    columns: Columns, sums: Partial | None, request: Request, all_carry: bool = False, order: Any = None
-) -> tuple[Group, ...]:
-    """The groups of the estimate; ``sums``: of the first pass, if there was one; ``all_carry``: no weight is zero."""
+def groups_of(columns: Columns, sums: Partial | None, request: Request, order: Any) -> tuple[Group, ...]:
+    """The groups of the estimate; ``sums``: of the first pass, if there was one; ``order``: of :class:`.Plan`."""
     widths = None
     if sums is not None:
         points = columns.points if sums.shift is None else columns.points + displaced(columns, sums, request)
@@ -41,7 +39,7 @@ def groups_of(
     if order is not None:  # in which they are; a guard takes every k-th as they came
         columns = take_columns(columns, array_namespace(order).argsort(order), False)
     # In logs a kernel of 16 bandwidths reaches millions of times as far as the samples: means would follow it.
-    return *rest, guard(columns, share, *GUARD, all_carry, 16.0 if request.coordinates is None else GUARD[0])
+    return *rest, guard(columns, share, *GUARD, 16.0 if request.coordinates is None else GUARD[0])
 
 
 def displaced(columns: Columns, sums: Partial, request: Request) -> Any:
