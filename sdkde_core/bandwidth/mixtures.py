@@ -23,7 +23,7 @@ from array_api_compat import device
 from numpy.typing import NDArray
 
 from ..arrays import Array, array_namespace, to_host
-from ..engine.products import dots, product
+from ..engine.products import dots, product, times
 from ..engine.threads import checkpoint
 
 Group = tuple[Any, Any, Array, float]  # points (n, d), their weights (n,), the kernel's factor (d, d), its share
@@ -85,11 +85,6 @@ def log_densities(normals: Normals, y: Any) -> Any:
             u = u.reshape(-1, k, d)
             into[rows] = constant - 0.5 * np.einsum("mkd,mkd->mk", u, u)
     return result
-
-
-def _product(a: Any, b: Any) -> Any:
-    """On the host by one thread: steps are short, and threads of BLAS that wait for each other take twenty times."""
-    return product(a, b) if isinstance(a, np.ndarray) else a @ b
 
 
 def _beside(y: Any, x: Array) -> Any:
@@ -157,7 +152,7 @@ def seeds(z: Any, weights: Any, rng: np.random.Generator) -> Iterator[Any]:
         drawn = _beside(z, rng.random((weights.shape[0], tries))) * sums[:, -1:]
         tried = z[xp.clip((sums[:, None, :] <= drawn[:, :, None]).sum(-1), max=z.shape[0] - 1)]  # (b, tries, d)
         flat = tried.reshape(-1, z.shape[1])
-        away = (flat * flat).sum(1)[:, None] - 2.0 * _product(flat, z.T) + (z * z).sum(1)
+        away = (flat * flat).sum(1)[:, None] - 2.0 * times(flat, z.T) + (z * z).sum(1)
         away = away.reshape(*tried.shape[:2], -1)
         away = xp.where(away < 1e-13, 0.0, away)  # of equal samples, by rounding
         away = away if near is None else xp.minimum(near[:, None, :], away)
@@ -173,14 +168,14 @@ def nearest(z: Any, weights: Any, centres: Any) -> Any:
     xp, which = array_namespace(z), None
     (b, k, d), n = centres.shape, z.shape[0]
     for _ in range(20):
-        across = _product(z, centres.reshape(b * k, d).T).reshape(n, b, k)
+        across = times(z, centres.reshape(b * k, d).T).reshape(n, b, k)
         last, which = which, xp.argmin((centres * centres).sum(-1) - 2.0 * across, axis=2).T
         shares = xp.astype(which[:, :, None] == xp.arange(k, device=device(z)), xp.float64)
         if last is not None and bool(xp.all(which == last)):
             break
         heard = (weights[:, :, None] * shares).mT
         total = xp.clip(heard.sum(-1), min=1e-300)
-        centres = _product(heard.reshape(b * k, n), z).reshape(b, k, d) / total[:, :, None]
+        centres = times(heard.reshape(b * k, n), z).reshape(b, k, d) / total[:, :, None]
     return shares
 
 
@@ -220,7 +215,7 @@ def _moments(z: Any, weights: Any, shares: Any) -> tuple[Array, Array]:
         found = xp.zeros((b * k, d + d * d), dtype=z.dtype, device=device(z))
         for rows in _blocks(n, d * d, 1 << 26):
             squares = (z[rows, :, None] * z[rows, None, :]).reshape(-1, d * d)
-            found += _product(heard[:, rows], xp.concat((z[rows], squares), axis=1))
+            found += times(heard[:, rows], xp.concat((z[rows], squares), axis=1))
         found = to_host(found)
         means, squares = found[:, :d].reshape(b, k, d), found[:, d:].reshape(b, k, d, d)
         return means, squares - means[..., None] * means[..., None, :]
@@ -261,11 +256,11 @@ def log_density_of(groups: list[Group], y: Any) -> Any:
     result = _beside(y, np.full(y.shape[0], -math.inf))
     for points, weights, factor, share in groups:
         points, weights, inverse = (_beside(y, a) for a in (points, weights, np.linalg.inv(factor).T))
-        u, v = (_product(a - points[0], inverse) for a in (y, points))
+        u, v = (times(a - points[0], inverse) for a in (y, points))
         constant = math.log(share) - np.log(np.diagonal(factor)).sum() - 0.5 * y.shape[1] * math.log(2 * math.pi)
         columns = xp.log(weights) - 0.5 * (v * v).sum(1)
         for rows in _blocks(y.shape[0], points.shape[0], 1 << 18 if isinstance(y, np.ndarray) else 1 << 26):
-            total = _shares(_product(u[rows], v.T) + columns)[1] - 0.5 * (u[rows] * u[rows]).sum(1)
+            total = _shares(times(u[rows], v.T) + columns)[1] - 0.5 * (u[rows] * u[rows]).sum(1)
             result[rows] = xp.logaddexp(result[rows], total + float(constant))
     return result
 

@@ -8,13 +8,12 @@ transformations of matrix multiplication", 2012). So nothing here needs more tha
 
 from __future__ import annotations
 
-from operator import matmul
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..arrays import Array, array_namespace
-from ..engine.products import product
+from ..engine.products import times
 
 
 class Inverse(NamedTuple):
@@ -98,7 +97,7 @@ def shifted_product(x: Any, centre: Any, unit: Any, coarse: Any, fine: Any, matr
     back = shifted - x
     lost = (x - (shifted - back)) - (centre + back)
     shifted = shifted * unit
-    top, times = _top(shifted, 1), product if isinstance(x, np.ndarray) else matmul
+    top = _top(shifted, 1)
     return times(top, coarse) + (times(top, fine) + times((shifted - top) + lost * unit, matrix))
 
 

@@ -20,7 +20,7 @@ from ..choice import select
 from ..engine.failures import OutOfReach, call
 from ..engine.merge import concatenate
 from ..engine.outliers import radii
-from ..engine.products import product
+from ..engine.products import times
 from ..protocol import TOLERANCES, BackendUnavailable, Partial, Reduction, with_fields
 
 
@@ -71,7 +71,7 @@ class Joint(NamedTuple):
         total, score = xp.sum(shares, axis=-1, keepdims=True), None
         if shifts is not None:  # Σ_k r_k L_k⁻ᵀ (shift of k)
             pulled = xp.reshape((shares / total)[:, None, :] * shifts, (shifts.shape[0], -1))
-            score = _product(pulled, self.maps.T)
+            score = times(pulled, self.maps.T)
         return Partial((xp.log(total) + top)[:, 0], score)
 
     def bounds(self, y: Array) -> Array:
@@ -89,7 +89,7 @@ class Joint(NamedTuple):
         size = max(1, (numbers or 1 << (15 if isinstance(y, np.ndarray) else 22)) // (d * k))  # which stay in cache
         for start in range(0, y.shape[0], size):
             away = xp.astype(y[start : start + size, :], xp.float64, copy=False) - self.centre
-            yield away, xp.reshape(_product(away, self.maps), (-1, d, k)) - self.offsets
+            yield away, xp.reshape(times(away, self.maps), (-1, d, k)) - self.offsets
 
     def at(self, y: Any) -> Joint:
         """The same where y is."""
@@ -97,11 +97,6 @@ class Joint(NamedTuple):
             return self
         xp, place = array_namespace(y), device(y)
         return Joint(self.which, *(xp.asarray(array, device=place) for array in self[1:]))
-
-
-def _product(a: Any, b: Any) -> Any:
-    """On the host on this thread: other threads of BLAS would start for a millisecond's work."""
-    return product(a, b) if isinstance(a, np.ndarray) else a @ b
 
 
 class Together:
