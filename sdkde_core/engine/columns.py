@@ -88,10 +88,9 @@ class PackedColumns:
             reach = self._problem.extent if extent <= self._problem.extent else self._stepped(extent)
             return self._sum([self._packed("all", self._backend, reach)], rows, own), 0
         far, m_far, before = self._far_rows(rows, distances, extent, own)
-        together = self._in_one(extent, m_far, m)
-        apart = 0 if together else max(m_far, self.far.n) if same else m_far + self.far.n
-        if together:
+        if self._in_one(extent, m_far, m):
             return self._sum([self._packed("all", self._backend, self._stepped(extent))], rows, own), 0
+        apart = max(m_far, self.far.n) if same else m_far + self.far.n
         if own is not None:
             own -= before
         if not m_far:

@@ -107,8 +107,7 @@ def checked(info: BackendInfo, problem: Problem, columns: Columns, rows: Any, pa
     if not (isinstance(x, np.ndarray) or (is_torch_array(x) and x.device.type == "cpu")):
         return partial
     for name in expected:
-        x = getattr(partial, name)
-        x = x if isinstance(x, np.ndarray) else detached(x)
+        x = detached(getattr(partial, name))
         if not math.isnan(x.sum()) or np.isnan(to_host(detached(columns.points))).any():
             continue
         wrong = np.isnan(to_host(x).reshape(m, -1)).any(axis=1) & ~np.isnan(to_host(detached(rows))).any(axis=1)
