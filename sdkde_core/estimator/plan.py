@@ -84,15 +84,12 @@ def plan(
     """
     data, bandwidth = read(request, train, query)
     request = request.moving(bandwidth)
+    (n, d), m = data.train.shape, None if data.query is None else data.query.shape[0]
     if expected is not None:
-        n, d = data.train.shape
         check_query(expected, n, d, data.names)
-        data = data._replace(dtype=max(data.dtype, expected.dtype))  # "float64" > "float32"
+        data, m = data._replace(dtype=max(data.dtype, expected.dtype)), expected.shape[0]  # "float64" > "float32"
     measured, extent = located(data, bandwidth)
     points, rows, log_weights = measured.train, measured.query, measured.log_weights
-    (n, d), m = points.shape, None if rows is None else rows.shape[0]
-    if expected is not None:
-        m = expected.shape[0]
     weighted = data.log_weights is not None or "weights" in grad  # equal ones have different derivatives
     requires = frozenset(["weights"] * weighted + ["grad"] * bool(grad))
     problems = request.problems(m, n, d, extent, requires, data.dtype, data.device)
