@@ -64,11 +64,10 @@ Report = Callable[[PassReport], None] | None  # called after each pass
 
 def run(plan: Plan, report: Report = None) -> Partial:
     """Run all passes of a plan, and return the result of the last."""
-    last = plan.problems[plan.request.answering]
+    last = plan.last
     if not last.m:
         return empty(last, plan.columns.points)
-    if last.extent > REACH[last.precision]:
-        check_resolution(last, plan.bandwidth, plan.columns, plan.query)
+    check_resolution(last, plan.bandwidth, plan.columns, plan.query)
     plan = _in_order(plan)
     queries, order = None if last.same else plan.columns.points, plan.order  # before they moved
     last, groups = _groups(plan, report)
@@ -92,7 +91,7 @@ def slope(plan: Plan) -> Any:
 def _groups(plan: Plan, report: Report = None, advance: Advance | None = None) -> tuple[Problem, Groups]:
     """Run the pass over the samples themselves, if there is one; return the last pass and its groups."""
     sums = _scores(plan, report, advance) if plan.request.answering else None
-    groups, last = groups_of(plan.columns, sums, plan.request, plan.order), plan.problems[plan.request.answering]
+    groups, last = groups_of(plan.columns, sums, plan.request, plan.order), plan.last
     if plan.request.adaptive:  # where kernels are wide samples move as much farther
         farthest = max(look(float, radii(group.columns.points).max()) for group in groups)
         last = replace(last, extent=max(last.extent, rounded(farthest)))
@@ -107,8 +106,7 @@ def scores(plan: Plan, report: Report = None, advance: Advance | None = None) ->
 
 def _scores(plan: Plan, report: Report, advance: Advance | None) -> Partial:
     problem, columns = plan.problems[0], plan.columns
-    if problem.extent > REACH[problem.precision]:
-        check_resolution(problem, plan.bandwidth, columns)
+    check_resolution(problem, plan.bandwidth, columns)
     c = plan.request.score_bandwidth
     columns = columns if c is None else replace(columns, points=columns.points / c)
     return _pass(plan, problem, (Group(columns),), None, report, advance)
@@ -332,11 +330,10 @@ class Fitted:
 
     @property
     def components(self) -> Components:
-        columns, xp = [g.columns for g in self.groups], arrays.array_namespace(self.columns.points)
-        points, logs = [c.points for c in columns], [c.log_weights + g.log_share for c, g in zip(columns, self.groups)]
-        scales = [xp.full_like(c.log_weights, g.scale) for c, g in zip(columns, self.groups)]
-        points, logs, scales = (x[0] if len(x) == 1 else xp.concat(x, axis=0) for x in (points, logs, scales))
-        return Components(points, logs, scales, self.centre)
+        groups, xp = self.groups, arrays.array_namespace(self.columns.points)
+        each = [(c.points, c.log_weights + share, xp.full_like(c.log_weights, scale)) for c, scale, share in groups]
+        joined = (x[0] if len(x) == 1 else xp.concat(x, axis=0) for x in zip(*each))
+        return Components(*joined, self.centre)
 
     @property
     def on_host(self) -> Components:
