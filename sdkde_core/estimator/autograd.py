@@ -32,14 +32,11 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
     if not attached or not sys.modules["torch"].is_grad_enabled():
         return plan_without(request, train, query, explained=explained)
     required = ", ".join(attached)
+    only = "has no derivatives but by the query of a prepared"
     refused = {
         f"kernel={request.kernel!r} has no derivatives; leave kernel out": request.kernel != "gaussian",
-        "an adaptive estimate has no derivatives but by the query of a prepared one; leave adaptive out": (
-            request.adaptive
-        ),
-        "negative='renormalise' has no derivatives but by the query of a prepared density; pass negative='clip'": (
-            request.negative == "renormalise"
-        ),
+        f"an adaptive estimate {only} one; leave adaptive out": request.adaptive,
+        f"negative='renormalise' {only} density; pass negative='clip'": request.negative == "renormalise",
         "the gradient of method='laplace' has no derivatives of its own; pass method='sdkde' or 'kde'": (
             request.method == "laplace" and request.goal is Goal.GRADIENT
         ),
