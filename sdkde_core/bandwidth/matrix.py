@@ -303,7 +303,7 @@ def _factored(h: Array) -> tuple[Array, Inverse]:
     values, vectors = np.linalg.eigh(correlation)
     flat = values <= len(h) * np.finfo(float).eps * values[-1]
     if found is not None and not flat.any():
-        return found.factor, found
+        return np.tril(np.linalg.inv(found.high)) * found.scale[:, None], found
     order = [int(j) for j in np.argsort(-abs(vectors[:, 0]))[:4] if abs(vectors[j, 0]) > 1e-3]
     flattest = " ".join(f"{vectors[j, 0]:+.3f}·x{j}" for j in order)
     raise ValueError(

@@ -28,11 +28,6 @@ class Inverse(NamedTuple):
         """L⁻¹, (d, d), rounded."""
         return self.high / self.scale
 
-    @property
-    def factor(self) -> Array:
-        """L, (d, d), rounded."""
-        return np.tril(np.linalg.inv(self.high)) * self.scale[:, None]
-
     def cut(self) -> tuple[Array, Array, Array, Array]:
         """Return what :func:`shifted_product` takes."""
         matrix = self.high.T

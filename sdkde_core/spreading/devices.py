@@ -33,14 +33,9 @@ class OnDevices:
     """
 
     def __init__(
-        self,
-        devices: Sequence[str],
-        backend: Backend,
-        info: BackendInfo,
-        problem: Problem,
-        columns: Columns,
+        self, devices: Sequence[str], backend: Backend, info: BackendInfo, problem: Problem, columns: Columns,
         shared: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._devices, self._info = tuple(devices), info
 
         def packed(k: int, there: Columns) -> PackedColumns:
