@@ -98,13 +98,7 @@ class Space(TypingProtocol):
         """Return the time that the cost model predicts for a configuration on a card."""
 
     def compile(self, kernel: str, config: Config, problem: Problem, architecture: str) -> Compiled:
-        """Compile for an architecture; such a GPU need not be there.
-
-        Raises
-        ------
-        Exception
-            Whatever the compiler raises.
-        """
+        """Compile for an architecture; such a GPU need not be there. Raises whatever the compiler raises."""
 
     def code(self, kernel: str, config: Config, problem: Problem) -> Hashable:
         """Return all that the compiled code depends on, but for the architecture; equal values are compiled once."""
@@ -152,8 +146,7 @@ def tuned(query: Query, problem: Problem, accept: Callable[[Config], bool] | Non
             warn_once(f"a tuned configuration of {query.kernel} is ignored: {error}")
             return False
 
-    forced = _forced.get().get(query.kernel)
-    if forced is not None:
+    if (forced := _forced.get().get(query.kernel)) is not None:
         if not fits(forced):
             raise ValueError(f"{query.kernel} cannot be launched with {dict(forced)} on {query.architecture}")
         return Tuned(forced, "forced")
@@ -182,10 +175,7 @@ def reject(query: Query, found: Tuned, error: BaseException) -> None:
 def checked(kind: type[C], values: Mapping[str, Any], space: Mapping[str, tuple[int, ...]]) -> C:
     """Return the configuration, a NamedTuple of integers, that a mapping (from a table, or from the user) describes.
 
-    Raises
-    ------
-    ValueError
-        An unknown name, or a value that is not in ``space``.
+    ValueError: an unknown name, or a value that is not in ``space``.
     """
     names = list(kind._fields)  # type: ignore[attr-defined]
     if sorted(values) != sorted(names):
