@@ -66,10 +66,9 @@ def log_densities(normals: Normals, y: Any) -> Any:
         constants = (constants + np.log(normals.shares))[..., None, :]
     flat = inverses.reshape(*offsets.shape[:-2], k * d, d).swapaxes(-1, -2)
     if not isinstance(y, np.ndarray):
-        sizes, sent = (flat.size, flat.size + offsets.size), [x.reshape(-1) for x in (flat, offsets, constants)]
-        sent = _beside(y, np.concatenate(sent))  # at once
-        sent = [sent[: sizes[0]], sent[sizes[0] : sizes[1]], sent[sizes[1] :]]
-        flat, offsets, constants = (x.reshape(a.shape) for x, a in zip(sent, (flat, offsets, constants)))
+        sent = flat, offsets, constants
+        parts = _beside(y, np.concatenate([a.reshape(-1) for a in sent])).split([a.size for a in sent])  # at once
+        flat, offsets, constants = (x.reshape(a.shape) for x, a in zip(parts, sent))
         found = []
         for rows in _blocks(y.shape[0], math.prod(offsets.shape), 1 << 27):
             u = (y[rows] @ flat - offsets) ** 2
