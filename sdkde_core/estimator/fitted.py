@@ -227,8 +227,7 @@ class Fitted:
                     if here.second is None:
                         _logger.debug("backend %s on %s %s", stopped.backend, stopped.device, stopped)
                         given_up = here.request.without | {(stopped.backend, stopped.device): str(stopped)}
-                        request = replace(here.request, without=given_up)
-                        here.second = loaded(request, *here.state("auto")[1:])
+                        here.second = loaded(replace(here.request, without=given_up), *here.state("auto")[1:])
                 here = here.second.current
             except BackendFailed as failure:
                 set_aside(self.request, failure)
@@ -252,8 +251,7 @@ class Fitted:
     def log_constant(self) -> Any:
         """What the log sums of the last pass are raised by."""
         constant = log_constant(self.request.kernel, self.bandwidth)
-        renormalised = self.request.negative == "renormalise"
-        return constant - math.log1p(self.negative_mass.mass) if renormalised else constant
+        return constant - math.log1p(self.negative_mass.mass) if self.request.negative == "renormalise" else constant
 
     def asked(self, query: Any) -> Argument:
         """Recognise the user's query and validate its shape."""
@@ -332,8 +330,8 @@ class Fitted:
     def components(self) -> Components:
         groups, xp = self.groups, arrays.array_namespace(self.columns.points)
         each = [(c.points, c.log_weights + share, xp.full_like(c.log_weights, scale)) for c, scale, share in groups]
-        joined = (x[0] if len(x) == 1 else xp.concat(x, axis=0) for x in zip(*each))
-        return Components(*joined, self.centre)
+        points, logs, scales = (x[0] if len(x) == 1 else xp.concat(x, axis=0) for x in zip(*each))
+        return Components(points, logs, scales, self.centre)
 
     @property
     def on_host(self) -> Components:

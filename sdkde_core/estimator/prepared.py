@@ -220,8 +220,7 @@ class Prepared:
         (n, d) array
             Of the kind, on the device and with the dtype of the training samples; of a data frame NumPy's.
         """
-        many = check_count("n", n)
-        return self._origin.restore(draws(self._fitted.current, many, random_state), self._dtype)
+        return self._origin.restore(draws(self._fitted.current, check_count("n", n), random_state), self._dtype)
 
     @public
     def mixture(self) -> Mixture:
@@ -365,8 +364,7 @@ class Prepared:
             Where it starts. Default: up to 512 kernels' places, by a fixed seed; a mode that none of
             them goes to is not found.
         """
-        fitted = self._gaussian("modes")
-        return modes(fitted, None if starts is None else self._near("starts", starts))
+        return modes(self._gaussian("modes"), None if starts is None else self._near("starts", starts))
 
     @public
     def labels(self, query: Any = None, *, return_modes: bool = False) -> Any:

@@ -130,8 +130,7 @@ class Request:
         key: Any = (goal, os.environ.get("SDKDE_PRECISION"), *given) if plain else None
         made = _kept.get(key)
         if made is None:
-            unknown = [name for name in options if name not in Options.__annotations__]
-            if unknown:
+            if unknown := [name for name in options if name not in Options.__annotations__]:
                 known = [*own, *Options.__annotations__]
                 raise TypeError(
                     f"got an unexpected keyword argument {unknown[0]!r}; pass some of {', '.join(known)}"
@@ -168,8 +167,7 @@ class Request:
             if not number and not (isinstance(value, str) and value == word):
                 raise ValueError(f"{name} is {value!r}; pass a positive number, {f'{word!r}, ' if word else ''}or None")
             object.__setattr__(self, name, float(value) if number else value)
-        if self.adaptive is not None:
-            alpha = self.adaptive
+        if (alpha := self.adaptive) is not None:
             if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0.0 <= alpha <= 1.0:
                 raise ValueError(f"adaptive is {alpha!r}; pass an exponent from 0 to 1, such as 0.5, or None")
             if alpha and (self.method in ("laplace", "stacked") or self.kernel != "gaussian" or self.step == "moments"):

@@ -158,8 +158,7 @@ def kernels(first: Fitted, request: Request, points: Array, weights: Array, fact
     bandwidth = Bandwidth.of(float(factor[0, 0]), 1) if d == 1 else Bandwidth(d, factor)
     centre = weights @ points
     whitened, logs = bandwidth.whiten(points, centre), np.log(weights)
-    equal = bool((logs == logs[0]).all())
-    requires = first.problem.requires - {"weights"} | (set() if equal else {"weights"})
+    requires = first.problem.requires - {"weights"} | ({"weights"} if (logs != logs[0]).any() else set())
     extent = rounded(float(radii(whitened).max()))
     rows = max(n, first.problem.n)  # a query is of all parts
     asked = replace(first.problem, device="cpu", extent=extent, n=n, m=rows, d=d, requires=frozenset(requires))
