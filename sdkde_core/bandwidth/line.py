@@ -145,8 +145,7 @@ class Line:
         places += np.arange(grid.bins)
         np.clip(places, 0.0, grid.bins - 1.5, out=places)  # the ends have no mass
         kernel = np.exp(-0.5 * q * (1.0 - (binned + 1.0) / (6.0 * h * h)))
-        moved = _shared(places, mass, grid.bins)
-        return np.fft.rfft(moved) * kernel, step
+        return np.fft.rfft(_shared(places, mass, grid.bins)) * kernel, step
 
     def left_out(self, h: float) -> LeftOut:
         """The criteria at a bandwidth."""

@@ -60,8 +60,7 @@ class Bandwidth:
                 object.__setattr__(self, name, array)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        numbers = self.matrix if self.factor.ndim == 2 else to_host(detached(self.factor))
-        return np.array(numbers, dtype=dtype)
+        return np.array(self.matrix if self.factor.ndim == 2 else to_host(detached(self.factor)), dtype=dtype)
 
     __array_ufunc__ = None  # so that a product with a number of NumPy's is the one below
 

@@ -84,6 +84,5 @@ def _block(problem: Problem, query: Any, columns: Columns) -> Partial:
         return Partial(safe_log(plus) + top, sign=xp.sign(signed), log_magnitude=safe_log(xp.abs(signed)) + top)
     shift = None
     if problem.reduction is Reduction.MEAN:
-        share = phi / total[:, None]
-        shift = away + xp.sum(share[:, :, None] * delta, axis=1)
+        shift = away + xp.sum((phi / total[:, None])[:, :, None] * delta, axis=1)
     return Partial(safe_log(total) + top, shift=shift)

@@ -200,8 +200,7 @@ def _plane(factor: Array, low: Array, high: Array) -> Array:
 
     The nodes lie in stretches of the length on which the integrand is smooth: the second's width over the slope.
     """
-    slope = abs(factor[1, 0]) / factor[1, 1]
-    parts = int(min(64, math.ceil(max(1.0, slope))))
+    parts = int(min(64, math.ceil(max(1.0, abs(factor[1, 0]) / factor[1, 1]))))
     x, w = np.polynomial.legendre.leggauss(96)
     a, b = (np.clip(side[:, 0] / factor[0, 0], -9.0, 9.0) for side in (low, high))
     total = np.zeros(len(a))
@@ -259,8 +258,7 @@ def moments(fitted: Any, both: bool) -> tuple[Array, Array]:
                 f"in coordinates {fitted.coordinates} a covariance has no closed form; take numpy.cov(density.sample("
                 "100_000, random_state=0).T), or the variance of each marginal(j), which is by quadrature"
             )
-        found = [_column(fitted if d == 1 else marginal(fitted, [j])) for j in range(d)]
-        middle, variances = np.array(found).T
+        middle, variances = np.array([_column(fitted if d == 1 else marginal(fitted, [j])) for j in range(d)]).T
         return middle, np.diag(variances)
     points, log_weights, scales, centre = fitted.on_host
     weights, stretch = np.exp(log_weights), fitted.bandwidth.stretch

@@ -251,5 +251,4 @@ def score_in(score: Any, coordinates: Coordinates, train: Any, z: Argument) -> A
     x = coordinates.inverse(z.at(Origin()))
     given = Argument.of("score", score(train) if callable(score) else score)
     check_names(z.names, given.names, "score")
-    slope = given.at(Origin())
-    return (slope.reshape(x.shape) - coordinates.turns(x)) / np.exp(coordinates.log_slopes(x))
+    return (given.at(Origin()).reshape(x.shape) - coordinates.turns(x)) / np.exp(coordinates.log_slopes(x))

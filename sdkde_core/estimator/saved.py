@@ -138,8 +138,7 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
     distances = radii(points)
     if request.check_finite and (np.isnan(distances).any() or not np.isfinite(centre).all()):
         raise ValueError("its samples are not finite")
-    farthest = float(distances[~np.isnan(distances)].max(initial=0.0))
-    extent = max(extent, farthest)  # no backend is to look beyond it
+    extent = max(extent, float(distances[~np.isnan(distances)].max(initial=0.0)))  # no backend is to look beyond it
     if dtype not in ("float32", "float64") or not 0 < rows < 1 << 63 or not 0 < n < 1 << 63 or not extent < 1e150:
         raise ValueError("its fields cannot be right")
     asked = None if rows == n else rows, n, d, extent, frozenset(["weights"] * weighted), dtype, "cpu"
@@ -147,8 +146,7 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
     names = _checked(content, "names", list)
     if len(names) not in (0, d) or not all(isinstance(name, str) for name in names):
         raise ValueError("its columns' names cannot be right")
-    backend = _checked(content, "backend", str)
-    state = bandwidth, problem, backend, centre, groups, tuple(names)
+    state = bandwidth, problem, _checked(content, "backend", str), centre, groups, tuple(names)
     try:
         return loaded(replace(request, **named), *state)
     except (BackendUnavailable, TypeError, ValueError) as error:

@@ -268,8 +268,7 @@ class Reach:
         if self.checked:
             refuse_not_finite(self.about, x, start)
         distances = radii(self.bandwidth.whiten(x, self.centre))
-        mark = digest(points, start=start) if self.about == "query" else 0
-        return float(np.nanmax(distances, initial=0.0)), mark
+        return float(np.nanmax(distances, initial=0.0)), digest(points, start=start) if self.about == "query" else 0
 
     def merge(self, left: Any, right: Any) -> tuple[float, int]:
         return max(left[0], right[0]), (left[1] + right[1]) % (1 << 128)
