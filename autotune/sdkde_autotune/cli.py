@@ -245,8 +245,7 @@ def explain(gpu: str, db: Path | None, as_json: bool, **what: Any) -> None:
     if switched_off("SDKDE_TUNING"):
         click.echo("SDKDE_TUNING is off: until it is unset, backends use their defaults", err=True)
     todo = tasks(_problems(what, place), place, what["backend"])
-    rows = [row for task in todo for row in report.explained(task, db)]
-    report.show(rows, as_json, "rung", "config", "why")
+    report.show([row for task in todo for row in report.explained(task, db)], as_json, "rung", "config", "why")
 
 
 @main.command()

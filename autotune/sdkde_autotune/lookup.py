@@ -104,21 +104,7 @@ def forget() -> None:
 
 
 def _stored(key: Key, path: Path | None) -> list[dict[str, Any]]:
-    """Return what may serve a problem in a database, by default the user's; none, and a warning, if it is not read."""
-    try:
-        path = path or database()
-        with closing(connect(path)) as connection:
-            return _select(connection, key)
-    except FileNotFoundError:  # or the user has no home
-        return []
-    except Exception as error:  # an estimate must not fail because of its tuning
-        name = str(path or "the tuner's database")
-        warn_once(f"{name} is not used: {error} (`sdkde-autotune show` says more)", name)
-        return []
-
-
-def _select(connection: sqlite3.Connection, key: Key) -> list[dict[str, Any]]:
-    """Return the trials that may serve a problem: for each key the fastest. :func:`winners` names the keys."""
+    """Return each key's fastest trials that may serve a problem; none, and a warning, if the database is not read."""
     where = " AND ".join(f"{name} = :{name}" for name in (*FAMILY, "architecture"))
     for name in "n_octave", "m_octave":
         where += f" AND {name} BETWEEN :{name} - {OCTAVES} AND :{name} + {OCTAVES}"
@@ -127,8 +113,17 @@ def _select(connection: sqlite3.Connection, key: Key) -> list[dict[str, Any]]:
     query = f"""
         SELECT *, min(iif(source = 'predicted', rank, q50)) FROM trial WHERE {where} AND status = 'ok'
         GROUP BY {", ".join(PRIMARY[:-1])}, source = 'predicted', final, is_default"""
-    connection.row_factory = sqlite3.Row
-    return list(map(dict, connection.execute(query, key._asdict())))
+    try:
+        path = path or database()
+        with closing(connect(path)) as connection:
+            connection.row_factory = sqlite3.Row
+            return list(map(dict, connection.execute(query, key._asdict())))
+    except FileNotFoundError:  # or the user has no home
+        return []
+    except Exception as error:  # an estimate must not fail because of its tuning
+        name = str(path or "the tuner's database")
+        warn_once(f"{name} is not used: {error} (`sdkde-autotune show` says more)", name)
+        return []
 
 
 @functools.cache
