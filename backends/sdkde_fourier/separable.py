@@ -138,8 +138,7 @@ def _derivative(coefficients: Tensor, kappa: Tensor, a: int) -> Tensor:
     count = len(kappa) // 2
     moved = coefficients.movedim(a, -1)
     zero = torch.zeros_like(moved[..., :1])
-    found = torch.cat([zero, moved[..., count + 1 :], -moved[..., 1 : count + 1]], -1) * kappa
-    return found.movedim(-1, a)
+    return (torch.cat([zero, moved[..., count + 1 :], -moved[..., 1 : count + 1]], -1) * kappa).movedim(-1, a)
 
 
 def to_points(basis: Basis, points: Tensor, coefficients: list[Tensor], slope: bool) -> Tensor:

@@ -12,8 +12,6 @@ from .bounds import extent_limit, supports, symmetric
 from .plan import MEAN_WIDTHS
 from .plan import width as least_width
 
-__all__ = ["INFO"]
-
 
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     """What the kernels do; the symmetric one has half of it for every pair, as φ is for its row and its column."""

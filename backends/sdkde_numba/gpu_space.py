@@ -187,8 +187,7 @@ def ptx(shape: Any, architecture: str) -> str:
     if SIMULATED:
         raise RuntimeError("NUMBA_ENABLE_CUDASIM replaces the compiler; unset it to compile")
     capability = divmod(int(architecture.removeprefix("sm_")), 10)
-    text: str = cuda.compile_ptx(reduction(shape), signature(shape).args, cc=capability)[0]
-    return text
+    return str(cuda.compile_ptx(reduction(shape), signature(shape).args, cc=capability)[0])
 
 
 def resources(text: str, architecture: str, registers: int = 0) -> Compiled:

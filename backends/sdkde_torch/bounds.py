@@ -28,8 +28,7 @@ def has_double(problem: Problem) -> bool:
 
 def expanded_limit(problem: Problem, dtype: str, span: float = 0.0) -> float:
     """Return the extent up to which expanded squares keep the tolerance; −inf where they never do."""
-    budget = exponents.half_tolerance(problem, dtype, span)
-    limit = exponents.expanded_limit(problem, dtype, budget, norms=1.5)
+    limit = exponents.expanded_limit(problem, dtype, exponents.half_tolerance(problem, dtype, span), norms=1.5)
     return min(limit, _shift_limit(problem, dtype)) if problem.reduction is Reduction.MEAN else limit
 
 

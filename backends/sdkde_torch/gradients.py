@@ -53,8 +53,7 @@ def _limit(problem: Problem, log_weights: Tensor) -> float:
 def reduce(sums: Callable[[], Partial], problem: Problem, queries: Any, columns: Columns, memory: int) -> Partial:
     """Return the reduction that ``sums`` computes, differentiable once by queries, points and weights."""
     weights = columns.weights if "weights" in problem.requires else None
-    given = columns.points, queries, weights, columns.log_weights.detach()
-    found = _Reduction.apply(sums, problem, memory, *given)
+    found = _Reduction.apply(sums, problem, memory, columns.points, queries, weights, columns.log_weights.detach())
     if problem.reduction is Reduction.LAPLACE:
         return Partial(found[0], sign=found[1], log_magnitude=found[2])
     return Partial(found[0], shift=found[1] if problem.reduction is Reduction.MEAN else None)

@@ -288,8 +288,7 @@ def _ask(target: Target, asked: Drawn, problem: Problem, want: Truth, rows: Any,
     """Ask for all rows at once, then in two batches; ``as_range``: of the points, where the backend takes those."""
     case, given = asked.case, asked.case.points if asked.same else asked.case.queries
     state = target.prepare(replace(problem, m=asked.expected, same=False), case)
-    got = target.reduce(problem, None if asked.same else given, state)
-    within(problem, got, want, case.name, rows)
+    within(problem, target.reduce(problem, None if asked.same else given, state), want, case.name, rows)
     own, parts = asked.same and as_range and "range" in target.info.features, []
     for start, stop in ((0, asked.cut), (asked.cut, problem.m)):
         part, batch = replace(problem, m=stop - start, same=own), None if own else given[start:stop]

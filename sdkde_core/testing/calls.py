@@ -101,8 +101,7 @@ def results_are_the_callers(target: Target, precision: str, reduction: str) -> N
             target.reduce(replace(problem, m=m), other.queries[:m], state)
             same_bits(first, kept, f"a call for {m} rows of {whose} changed an earlier result")
     whole = replace(problem, m=211, same=True)
-    results = [first, *(target.backend.reduce(whole, None, asked.state) for _ in range(2))]
-    for result in results:
+    for result in (first, *(target.backend.reduce(whole, None, asked.state) for _ in range(2))):
         each(result, lambda x: x.__setitem__(..., np.nan))
     asked.rows("after earlier results were written to")
     asked.points("after earlier results were written to")
