@@ -171,10 +171,8 @@ class _Tiles:
             exponents, terms = self.exponents(block.packed, some)
             return exponents, terms + self.log_share[some]
 
-        def largest(some: slice) -> Tensor:
-            return tile(some)[1].amax(1, keepdim=True)
-
-        top = torch.stack(side_by_side(self.points.device, largest, self.chunks)).amax(0)
+        tops = side_by_side(self.points.device, lambda some: tile(some)[1].amax(1, keepdim=True), self.chunks)
+        top = torch.stack(tops).amax(0)
 
         def sums(some: slice) -> Tensor:
             exponents, terms = tile(some)
@@ -191,8 +189,7 @@ class _Tiles:
         if block.by_shift is None:
             return block
         by_shift = block.by_shift / total
-        middle = (by_shift * found[:, :-1] / total).sum(1, keepdim=True)
-        return block._replace(by_shift=by_shift, middle=middle)
+        return block._replace(by_shift=by_shift, middle=(by_shift * found[:, :-1] / total).sum(1, keepdim=True))
 
 
 @without_grad
