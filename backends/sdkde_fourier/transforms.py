@@ -23,15 +23,13 @@ _inside, _lost = list[None](), list[None]()  # threads within finufft, now and a
 in_child(lambda: _lost.extend(_inside))
 
 
-def to_modes(
-    angles: Sequence[Array], coefficients: Array, shape: tuple[int, ...], epsilon: float, threads: int
-) -> Array:
-    """Return Σ_j c_j exp(−i k·θ_j) for the modes k of ``shape``, the middle one 0.
+def to_modes(angles: Sequence[Array], weights: Array, shape: tuple[int, ...], epsilon: float, threads: int) -> Array:
+    """Return Σ_j w_j exp(−i k·θ_j) for the modes k of ``shape``, the middle one 0.
 
     Every thread transforms some of the points, and the modes are added in order: several threads of one transform would
     spread onto the same grid in an order of their own, with other bits each time.
     """
-    count = len(coefficients)
+    count = len(weights)
     blocks = blocks_to_modes(count, shape, threads)
     parts = [slice(count * k // blocks, count * (k + 1) // blocks) for k in range(blocks)]
 
@@ -39,7 +37,7 @@ def to_modes(
         with _finufft():
             plan = _plan(1, shape, epsilon, 1)
             plan.setpts(*[a[here] for a in angles])
-            found: Array = plan.execute(coefficients[here].astype(np.complex128))
+            found: Array = plan.execute(weights[here].astype(np.complex128))
             del plan
         return found
 
