@@ -211,19 +211,14 @@ class Compact:
             right = min(left + width, stop)
             values = buffer[: b * (right - left)].reshape(b, right - left)
             exponents.squares(tiles, rows, exponents.Packed(self.points[left:right]), values)
-            _evaluate(problem.kernel, values)
+            if problem.kernel in ("linear", "cosine"):
+                np.sqrt(values, out=values)
+            np.subtract(1.0, values, out=values)  # NaN stays NaN
+            np.clip(values, 0.0, 1.0, out=values)
+            if problem.kernel == "tophat":
+                np.ceil(values, out=values)
+            elif problem.kernel == "cosine":  # cos(π r / 2), which is exactly 0 at the edge like this
+                np.multiply(values, 0.5 * math.pi, out=values)
+                np.sin(values, out=values)
             total += products.product(values, self.weights[left:right])
         return Partial(np.logaddexp.reduce(np.log(total) + self.tops, axis=1) + self.uniform)
-
-
-def _evaluate(kernel: str, x: Array) -> None:
-    """Replace r² by K(r); NaN stays NaN."""
-    if kernel in ("linear", "cosine"):
-        np.sqrt(x, out=x)
-    np.subtract(1.0, x, out=x)
-    np.clip(x, 0.0, 1.0, out=x)
-    if kernel == "tophat":
-        np.ceil(x, out=x)
-    elif kernel == "cosine":  # cos(π r / 2), which is exactly 0 at the edge like this
-        np.multiply(x, 0.5 * math.pi, out=x)
-        np.sin(x, out=x)

@@ -78,33 +78,29 @@ def _workers() -> ThreadPoolExecutor:
 
 
 def _alone(task: Callable[[A], R], argument: A) -> R:
-    """Return ``task(argument)`` on one thread; within the task, which the call waits for, this one is prepared."""
+    """Return ``task(argument)``; within a thread's first task, which the call waits for, the thread is prepared.
+
+    PyTorch is to use one thread here, and to record nothing; both settings are the thread's own. The number is also
+    what new threads begin with. That is put back within microseconds, by a thread whose own number it may become; where
+    none can be started this one goes on with the process's number.
+    """
     if not getattr(_here, "prepared", False):
-        _prepare()
+        torch.set_grad_enabled(False)
+        with _lock, contextlib.suppress(RuntimeError):
+            before = torch.get_num_threads()  # a thread's first call takes over the process's number
+            number_is_set = threading.Event()
+
+            def put_back() -> None:
+                number_is_set.wait()
+                torch.set_num_threads(before)
+
+            other = threading.Thread(target=put_back)
+            other.start()
+            torch.set_num_threads(1)
+            number_is_set.set()
+            other.join()
         _here.prepared = True
     return task(argument)
-
-
-def _prepare() -> None:
-    """Have PyTorch use one thread here, and record nothing; both settings are the thread's own.
-
-    The number is also what new threads begin with. That is put back within microseconds, by a thread whose own number
-    it may become; where none can be started this one goes on with the process's number.
-    """
-    torch.set_grad_enabled(False)
-    with _lock, contextlib.suppress(RuntimeError):
-        before = torch.get_num_threads()  # a thread's first call takes over the process's number
-        number_is_set = threading.Event()
-
-        def put_back() -> None:
-            number_is_set.wait()
-            torch.set_num_threads(before)
-
-        other = threading.Thread(target=put_back)
-        other.start()
-        torch.set_num_threads(1)
-        number_is_set.set()
-        other.join()
 
 
 # In a forked child none of the threads is there: neither those above nor those that OpenMP would wait for.
