@@ -44,8 +44,7 @@ def extent_limit(problem: Problem) -> float:
 
 def single_limit(problem: Problem, log_weight_span: float = 0.0) -> float:
     """Return the extent up to which expanded squares in float32 keep "fast"; −inf where not even at 0."""
-    budget = exponents.half_tolerance(problem, "float32", log_weight_span)
-    return exponents.expanded_limit(problem, "float32", budget)
+    return exponents.expanded_limit(problem, "float32", exponents.half_tolerance(problem, "float32", log_weight_span))
 
 
 def double_limit(problem: Problem) -> float:

@@ -52,8 +52,7 @@ def _block(y: Any, x: Any, log_w: Array) -> Any:
     # Far from every sample exponents are huge and only their differences count. With δ_j = x_j − x_k, k the largest
     # term: r²_j − r²_k = ‖δ_j‖² + 2 δ_j·(x_k − y), without the cancellation.
     delta, towards = x - x[nearest][:, None], away[rows, nearest]
-    farther = np.vecdot(delta, delta + 2 * towards[:, None])
-    relative = log_w - log_w[nearest][:, None] - 0.5 * farther
+    relative = log_w - log_w[nearest][:, None] - 0.5 * np.vecdot(delta, delta + 2 * towards[:, None])
     most = relative.max(axis=1)  # 0, but for the rounding of huge exponents
     top, phi = terms[rows, nearest] + most, np.exp((relative - most[:, None]).astype(float))
     total, signed, plus = (phi.sum(axis=1), *((phi * (half + k * exponent)).sum(axis=1) for k in (1, -1)))
