@@ -3,6 +3,7 @@
 import ctypes
 import itertools
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -153,6 +154,29 @@ def test_numbers_that_follow_the_largest_are_told(early):
         y[0], y[1:] = k, 0.5 * k
         torch.testing.assert_close(estimate(x, y), 3 * x + y, rtol=1e-14, atol=0)
     assert estimate.worked == 4
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_list_may_read_nothing_and_have_several_results(early):
+    lists, worked, kept = Lists(early), [], []
+
+    def launch(x, y):
+        worked.append(1)
+        one, between, other = (torch.empty_like(x) for _ in range(3))
+        Kernel.on(2.0, x, y, one)
+        Kernel.on(3.0, one, x, between)
+        Kernel.on(4.0, between, y, other)
+        return (one, other), True
+
+    for _ in range(6):
+        x, y = drawn()
+        got = lists.serve("a", (x, y), partial(launch, x, y), lambda _: True)
+        kept.append((2 * x + y, 4 * (7 * x + 3 * y) + y, got))
+    assert len(worked) == 2
+    for *want, got in kept:
+        assert isinstance(got, tuple)
+        for a, b in zip(want, got):
+            torch.testing.assert_close(a, b, rtol=1e-13, atol=0)
 
 
 def test_what_cannot_be_a_list_is_computed():

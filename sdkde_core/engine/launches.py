@@ -128,10 +128,11 @@ class Slots(threading.local):
 
 
 def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tuple[Any, Launches | None]:
-    """Return the extent that the launches of ``compute()`` serve, and the list of these; it returns a tensor and that.
+    """Return the extent that the launches of ``compute()`` serve, and the list of these.
 
-    There is no list where ``given``, the tensors and numbers that it computes from, overlap, where PyTorch has launched
-    a kernel, where not exactly one kernel wrote numbers to the host, or where no kernel has a number as it varies.
+    It returns a tensor, or a tuple of them, and that extent. There is no list where ``given``, the tensors and numbers
+    that it computes from, overlap, where PyTorch has launched a kernel, where several kernels wrote numbers to the
+    host, or where no kernel has a number as it varies.
     """
     before, recording = _here.recording, _Recording()
     _here.recording = recording
@@ -145,8 +146,9 @@ def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tupl
     ranges = sorted((x.data_ptr(), x.data_ptr() + x.nbytes) for x in given if not isinstance(x, float))
     apart = all(stop <= start for (_, stop), (start, _) in itertools.pairwise(ranges))
     made = {(x.data_ptr(), x.nbytes) for x in recording.made}
-    listed = result is not None and (result.data_ptr(), result.nbytes) in made
-    if not (listed and apart and recording.alone and len(recording.reads) == 1):
+    results = result if isinstance(result, tuple) else (result,)
+    listed = all(x is not None and x.is_contiguous() and (x.data_ptr(), x.nbytes) in made for x in results)
+    if not (listed and apart and recording.alone and len(recording.reads) <= 1):
         return served, None
     found = Launches(recording, given, result)
     return served, found if found.writes else None
@@ -180,21 +182,22 @@ class Launches:
     """A list of launches, for one thread at a time. Lists with equal keys are the same launches."""
 
     def __init__(self, recording: _Recording, given: Sequence[Any], result: Any) -> None:
-        ((self._slots, *self._counts),), self._read_after = recording.reads, recording.read_after
-        self._like, self.lock = (tuple(result.shape), result.dtype, result.device), new_lock()
-        # A pointer's base: 0 none, 1 the host's numbers, 2 the result, 3 the room, 4 + k what is given as the k-th.
-        arrays, self._room = [(self._slots.tensor, 1, 0), (result, 2, 0)], 0
+        self._reads, self._read_after, self.lock = recording.reads, recording.read_after, new_lock()
+        results = result if isinstance(result, tuple) else (result,)
+        self._like = isinstance(result, tuple), results[0].device, *((tuple(x.shape), x.dtype) for x in results)
+        # A pointer's base: 0 none, 1 the host's numbers, 2 the room, then those of results, and of what is given.
+        arrays, self._room = [(slots.tensor, 1, 0) for slots, *_ in self._reads], 0
         for x in recording.made:
-            if x.data_ptr() != result.data_ptr():
-                arrays.append((x, 3, self._room))
+            if all(x.data_ptr() != y.data_ptr() for y in results):
+                arrays.append((x, 2, self._room))
                 self._room += -(-x.nbytes // 512) * 512
-        numbers = [4 + k for k, x in enumerate(given) if isinstance(x, float)]
-        arrays += [(x, 4 + k, 0) for k, x in enumerate(given) if 4 + k not in numbers]
+        all_of, self._first = (*results, *given), 3 + len(results)
+        arrays += [(x, 3 + k, 0) for k, x in enumerate(all_of) if not isinstance(x, float)]
         ranges = [(x.data_ptr(), x.data_ptr() + x.nbytes, base, offset) for x, base, offset in arrays]
 
         def place(pointer: Any) -> tuple[int, float]:
             if isinstance(pointer, Varying):
-                return 4 + pointer.k, pointer.more
+                return self._first + pointer.k, pointer.more
             address = pointer if isinstance(pointer, int) else pointer.data_ptr()
             for start, stop, base, offset in ranges:
                 if start <= address < stop:
@@ -209,33 +212,37 @@ class Launches:
             launch.place([0] * len(places))  # it may hold other arrays of the recording
         self._at: tuple[float, ...] = ()  # where the bases were last
         reached = {base for _, places in self._steps for base, _ in places}
-        self.writes = {1, 2, *numbers} <= reached  # else not all launches were told of
+        written = {base for base, x in enumerate(all_of, 3) if isinstance(x, float) or base < self._first}
+        self.writes = written | {1 for _ in self._reads} <= reached  # else not all launches were told of
         self.key = self._like, self._room, tuple((launch.key, places) for launch, places in self._steps)
 
     def run(self, given: Sequence[Any], right: Callable[[Any], Any], early: bool) -> Any:
         """Launch for others of the same shapes; return the result, or None where ``right`` is not this list.
 
-        ``right`` is asked for what :meth:`Slots.largest` returns: after the last launch, or ``early``, as soon as it is
-        there. A wrong guess then costs two launches.
+        ``right`` is asked for what :meth:`Slots.largest` returns, or None: after the last launch, or ``early``, as soon
+        as it is there. A wrong guess then costs two launches.
         """
-        torch, (shape, dtype, device) = sys.modules["torch"], self._like
-        result = torch.empty(shape, dtype=dtype, device=device)
+        torch, (several, device, *like) = sys.modules["torch"], self._like
+        results = tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in like)
         room = torch.empty(self._room, dtype=torch.uint8, device=device)
-        count, more = self._counts
-        numbers, time = self._slots.ready(count, result, more)
-        values = (x if isinstance(x, float) else x.data_ptr() for x in given)
-        at = 0, numbers.data_ptr(), result.data_ptr(), room.data_ptr(), *values
+        ready = [(slots, *slots.ready(count, room, more), count, more) for slots, count, more in self._reads]
+
+        def is_right() -> bool:
+            read = [slots.largest(count, device, time, more) for slots, _, time, count, more in ready]
+            return right(read[0] if read else None) is self
+
+        values = (x if isinstance(x, float) else x.data_ptr() for x in (*results, *given))
+        at = 0, ready[0][1].data_ptr() if ready else 0, room.data_ptr(), *values
         moved = [k for k, (old, new) in enumerate(zip(self._at, at)) if old != new] if self._at else range(len(at))
         stream, self._at = _stream(device), ()
         for k, (launch, places) in enumerate(self._steps):
-            if early and k == self._read_after and right(self._slots.largest(count, device, time, more)) is not self:
+            if early and k == self._read_after and not is_right():
                 return None
             if any(base in moved for base, _ in places):
                 launch.place([at[base] + offset for base, offset in places])
             launch.launch(stream)
         self._at = at
-        is_right = early or right(self._slots.largest(count, device, time, more)) is self
-        return result if is_right else None
+        return (results if several else results[0]) if early or is_right() else None
 
 
 @dataclass(eq=False)
@@ -257,7 +264,8 @@ class Lists:
         """Return the result of ``launch()``, or of a list of its launches; None where the general way is to answer.
 
         With its result it returns the extent that its launches serve. ``served`` is that of what was read, None where
-        there is no result. A list is made for the first key, and for others that come again: not in every call.
+        there is no result; it is asked for that of None where nothing is read. A list is made for the first key, and
+        for others that come again: not in every call.
         """
         key = key, _stream(given[0].device), *(isinstance(x, float) or x.data_ptr() % 16 for x in given)
         known, first, extent = self._known.get(key), not self._known, 0.0
