@@ -38,7 +38,7 @@ def squares_kernel(u, squares, n, d, padded, ROWS: tl.constexpr, BLOCK: tl.const
     for first in range(0, size, BLOCK):
         j = first + tl.arange(0, BLOCK)
         found = tl.zeros((ROWS, BLOCK), tl.float64)
-        for k in range(d):
+        for k in tl.range(0, d, loop_unroll_factor=4):
             own = tl.load(u + i * d + k, mask=i < n, other=0.0)
             away = own[:, None] - tl.load(u + j * d + k, mask=j < n, other=0.0)[None, :]
             found += away * away
@@ -116,7 +116,7 @@ def criteria_kernel(
             along = tl.zeros((ROWS, BLOCK), tl.float32)
             moved = tl.zeros((ROWS, BLOCK), tl.float32)
             pulls = tl.zeros((BLOCK,), tl.float32)
-            for k in range(d):
+            for k in tl.range(0, d, loop_unroll_factor=4):
                 pull = tl.load(moves + k * size + j)
                 away = tl.load(single + k * size + i)[:, None] - tl.load(single + k * size + j)[None, :]
                 along += away * pull[None, :]

@@ -137,13 +137,14 @@ def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
         looked.turn(np.linalg.inv(np.linalg.cholesky(shape)).T)
         why = f"; its shape is {why}"
     steps = np.arange(-31, 1 if rule == "auto" else 6)
-    counts = [500, n] if n >= 1000 else [n]  # a search by 500 pays
+    counts, on_card = [500, n] if n >= 1000 else [n], isinstance(looked, OnCard)  # a search by 500 pays
     looks = [_Looks(method, d, looked.shares(count), looked.left_out(count, method)) for count in counts]
-    for look in looks:
-        if isinstance(looked, OnCard):  # where a launch costs more than some bandwidths do
-            look.hear(np.union1d(steps, np.arange(1, 6)) if look is looks[-1] and steps[-1] == 0 else steps)
-        if look is not looks[-1]:
-            steps = look.narrowed(rule, steps, n)
+    if len(looks) > 1:
+        if on_card:  # where a launch costs more than some bandwidths do
+            looks[0].hear(_thirds(steps))
+        steps = looks[0].narrowed(rule, steps, n)
+    if on_card:
+        looks[-1].hear(np.union1d(steps, np.arange(1, 6)) if steps[-1] == 0 else steps)
     if len(steps) >= 10:
         steps = looks[-1].closely(rule, steps)
     losses = looks[-1].at(steps)
@@ -324,7 +325,7 @@ class _Looks:
 
     def _wide(self, rule: str, steps: NDArray[np.intp], more: float = 1.0) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Every third step from the widest down to where none of the narrower half is plausible; indices of those."""
-        thirds = np.union1d(steps[:1], steps[::-3])
+        thirds = _thirds(steps)
         for k in range(6, len(thirds) + 3, 3):
             plausible = self._plausible(rule, thirds[-k:], more)
             if not len(plausible) or plausible[0] >= 3:
@@ -355,6 +356,11 @@ class _Looks:
         least_squares *= np.exp(np.minimum(units - largest, 300))[:, None]
         likelihood = None if self.method == "laplace" else -np.maximum(logs, largest - 1e4)
         return _Losses(least_squares, likelihood)
+
+
+def _thirds(steps: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Every third step, from the widest down, and the narrowest."""
+    return np.union1d(steps[:1], steps[::-3])
 
 
 def _plausible(loss: Array, weights: Array) -> Array:
