@@ -85,7 +85,7 @@ FEATURES: Mapping[str, str] = {
     "pairs": "reduce_pairs: what two ranges of the points are to each other, each φ computed once; MEAN only",
     "line": "whiten, moved and density: what comes before and after the sums, by its own kernels; on CUDA devices",
     "moves": "displaced, in_unit, joined, joined_shifts: what lies between any backend's sums; on CUDA devices",
-    "criteria": "ordered, fits, left_out: what bandwidths say of left-out samples, by its own kernels; on CUDA devices",
+    "criteria": "ordered, fits, fitted, left_out: what left-out samples say of bandwidths; on CUDA devices",
     "told": "map_threads(…, told=True) over the rows: progress then needs no batches of rows",
     "groups": "prepare_groups and reduce_groups: several groups of columns at once, each with rows of its own",
 }
@@ -420,19 +420,21 @@ class CriteriaBackend(Backend, TypingProtocol):
     in one piece. φ_ij is exp(−r²_ij / 2h²). Six digits of every result are enough.
     """
 
-    def ordered(
-        self, x: Any, taken: Any, places: Any, measured: Any, shares: Sequence[float], common: bool
-    ) -> tuple[Any, Any]:
-        """Return n samples in spreads, and what their columns are like, (5, d); the host is not to wait for them.
+    def ordered(self, x: Any, taken: Any, places: Any, common: bool) -> tuple[Any, Any, Any]:
+        """Return n samples in spreads, their equal weights, and what their columns are like, (11, d), or more rows.
 
-        The samples are the rows ``taken`` (n,) of x, less each column's median, over its spread. That is its standard
-        deviation or its quartiles' distance over 1.34, where that is less, but more than 10⁻¹² of the first; for
-        ``common`` the columns' geometric mean. ``measured`` (5, d) has the deviations, two values about each lower
-        quartile, which is that share ``shares[0]`` of the way between them, and the same of the upper ones. In order of
-        the first column, and of the second where that is equal, the k-th sample becomes row ``places_k``. Of each
-        column the results have the least and the largest value; how many values have a next larger one, between 10⁻¹²
-        and 1 / (100 n + 1000) of the column's range away; how many are equal to an earlier one; and, of the first
-        column, how many are so with the second one's.
+        These are new tensors on the device, float64, in one piece; the host is not to wait for them. Launches may be
+        kept, and launched again for another x: none may depend on its values.
+
+        The samples are those at the places ``taken`` (n,) of columns x (d, m), less each column's median, over the
+        spread of all of it. That is its standard deviation or its quartiles' distance over 1.34, where that is less,
+        but more than 10⁻¹² of the first; for ``common`` the columns' geometric mean. In order of the first column, and
+        of the second where that is equal, the k-th sample becomes row ``places_k``.
+
+        Of each column the third result has the standard deviation; the quartiles, as NumPy has them; the least and the
+        largest value; the first one. Of the n samples it has the least and the largest value; how many values have a
+        next larger one, between 10⁻¹² and 1 / (100 n + 1000) of the column's range away; how many are equal to an
+        earlier one; and, of the first column, how many are so with the second one's.
         """
 
     def left_out(self, u: Any, weights: Any, bandwidths: Sequence[float], method: str) -> tuple[Any, Any, Any]:
@@ -449,42 +451,49 @@ class CriteriaBackend(Backend, TypingProtocol):
         self,
         u: Any,
         weights: Any,
-        covariance: Any,
+        n: int,
+        mixed: bool,
         scale: float,
         first: Sequence[float],
         lengths: Sequence[int],
         least: float,
         chance: float,
         full: bool,
-    ) -> tuple[Any, Any, Any, Any]:
+    ) -> Any:
         """Return seven fits of kernels, which raise Σ_i a_i log Σ_{j≠i} w_j exp(−½ ‖W (u_i − u_j)‖²) |W| by EM's steps.
 
-        :func:`sdkde_core.bandwidth.shapes.find_shape` compares them. There are at most 512 samples, in at most 64
-        dimensions. The results are tensors on the device, float64; the host is not to wait for them. They are
-
-        * a (n,), which sum to 1: w exp(min(l − q, 0)) times a number. There l is log p̂₋ᵢ(u_i) by the first W, which is
-          the identity over ``scale``, and q the quantile 0.03 of l, as NumPy has it;
-        * W of each fit, (7, d, d);
-        * M, the moment there, (7, d, d): Σ_i a_i Σ_j r_ij v_ij v_ijᵀ, v_ij = W (u_i − u_j) and r_ij the share of sample
-          j in the sum. Fits 0, 2 and 4 need all of it if ``full``, else fit 0 its diagonal, and others nothing;
-        * log Σ_{j≠i} w_j exp(−½ ‖W (u_i − u_j)‖²), without |W|, (7, n).
-
-        For each fit: what it begins with; what its steps change, and the lengths of the steps.
+        They are fits to the first n samples, at most 512, in at most 64 dimensions, and to their share of the weights.
+        The result is one new tensor, as those of :meth:`ordered` are; :meth:`fitted` takes it apart. The first W is the
+        identity over ``scale``. For each fit: what it begins with; what its steps change, and the steps' lengths.
 
         * 0: the first W; one scale, ``first``.
         * 1: fit 0; one scale, ``lengths``.
         * 2: fit 0; a scale per column, ``lengths``. If the logs l_k of M's diagonal there, at least 10⁻⁶ each, vary so
           little that Σ_k (l_k − mean)² ≤ 0.2 (d − 1) Σ_i a_i², the fit is fit 0 itself.
         * 3: fit 2; a scale per column, ``lengths``. If fit 2 is fit 0, anything.
-        * 4: the correlation of ``covariance`` (d, d), with fit 0's determinant; one scale, ``first``.
+        * 4: the correlation of all samples, with fit 0's determinant; one scale, ``first``.
         * 5: fit 4; one scale, ``lengths``.
         * 6, if ``full``: the likelier one of 2 and 4, with |W|, but 2 if −½ log of the correlation's determinant is not
           above ``chance``; a matrix, ``lengths``.
 
-        Without a covariance fits 4 to 6 may be anything. A step of length k takes one scale to W m^(−k/2), m the mean
+        If not ``mixed``, fits 4 to 6 may be anything. A step of length k takes one scale to W m^(−k/2), m the mean
         of M's diagonal; scales to m_j^(−k/2) times each row of W, m_j the diagonal; k log m, m at least ``least``, is
         cut at ±5. A matrix goes to (M + ``least`` I)^(−k/2) W, or any rotation of that. There k is 1 if
         k log(1 + ‖M − I‖), or that of the inverse, in Frobenius's norm, is above 5.
+        """
+
+    def fitted(self, values: Any, n: int, d: int) -> tuple[Any, Any, Any, Any, Any]:
+        """Return what fits are, of numbers that :meth:`fits` has returned, on the host.
+
+        :func:`sdkde_core.bandwidth.shapes.find_shape` compares them. The results are
+
+        * all samples' covariance, weighted, over their weights' sum, (d, d), if ``mixed``;
+        * a (n,), which sum to 1: w exp(min(l − q, 0)) times a number. There l is log p̂₋ᵢ(u_i) by the first W, and q the
+          quantile 0.03 of l, as NumPy has it;
+        * W of each fit, (7, d, d);
+        * M, the moment there, (7, d, d): Σ_i a_i Σ_j r_ij v_ij v_ijᵀ, v_ij = W (u_i − u_j) and r_ij the share of sample
+          j in the sum. Fits 0, 2 and 4 need all of it if ``full``, else fit 0 its diagonal, and others nothing;
+        * log Σ_{j≠i} w_j exp(−½ ‖W (u_i − u_j)‖²) |W|, (7, n).
         """
 
 

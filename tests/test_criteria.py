@@ -1,5 +1,8 @@
 """Criteria and steps of EM by Triton's kernels: against the array code, interpreted; and on a card."""
 
+import itertools
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -15,11 +18,12 @@ from sdkde_core import select_bandwidth
 from sdkde_core.bandwidth import distinct, selection, shapes
 from sdkde_core.bandwidth.pairs import Pairs
 from sdkde_core.bandwidth.rules import resolve
-from sdkde_core.bandwidth.sample import Kernels, Sample
+from sdkde_core.bandwidth.sample import Sample
 from sdkde_core.choice import registry
+from sdkde_core.engine.launches import Launches, Lists
 
 METHODS = ("kde", "sdkde", "laplace")
-CPU = Kernels(criteria.left_out, fits.fits, samples.ordered)
+CPU = SimpleNamespace(left_out=criteria.left_out, fits=fits.fits, fitted=fits.fitted, ordered=samples.ordered)
 
 
 def drawn(n, d, kind, seed=0):
@@ -66,14 +70,13 @@ def few(monkeypatch):
 def fitted(u, weights, full=True):
     """The same fits by the array code and by kernels."""
     covariance, d = np.cov(u.T, aweights=weights, ddof=0), u.shape[1]
-    host = shapes.Fits(u, weights, covariance)
-    there = torch.from_numpy(u), torch.from_numpy(weights), torch.from_numpy(covariance)
+    host, n = shapes.Fits(u, weights, covariance), len(u)
     asked = shapes.scale_of(weights, d), shapes.SCALE_LENGTHS, shapes.LENGTHS, shapes.LEAST, 0.0, full
-    return (
-        host,
-        shapes.FoundFits(weights, covariance, *(found.numpy() for found in fits.fits(*there, *asked))),
-        covariance,
-    )
+    # More samples, without weight, change no covariance.
+    more = torch.from_numpy(np.concatenate([u, u[:3]])), torch.from_numpy(np.concatenate([7.0 * weights, np.zeros(3)]))
+    found = fits.fitted(fits.fits(*more, n, True, *asked).numpy(), n, d)
+    np.testing.assert_allclose(found[0], covariance, rtol=1e-9, atol=1e-12)
+    return host, shapes.FoundFits(weights, *found), covariance
 
 
 @interpreted
@@ -119,10 +122,11 @@ def prepared(x):
 
 @interpreted
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy's, which the interpreter computes by
-@pytest.mark.parametrize("size", [1.0, 1e160, 1e-170])
-@pytest.mark.parametrize("order", ["columns", "some", "far"])
+@pytest.mark.parametrize(
+    ("order", "size"), [("columns", 1.0), ("some", 1.0), ("far", 1.0), ("far", 1e160), ("", 1e-170)]
+)
 def test_a_device_measures_samples_as_the_host_does(order, size):
-    x, _ = drawn(60, 4, "equal")
+    x, _ = drawn(60, 3, "equal")
     x = size * (x + 1e6 * (order == "far"))
     given = {"columns": np.asfortranarray(x), "some": np.repeat(x, 2, axis=1)[::2, ::2]}.get(order, x)
     sample = Sample(torch.from_numpy(given), None, len(given))
@@ -134,6 +138,19 @@ def test_a_device_measures_samples_as_the_host_does(order, size):
         np.testing.assert_allclose(found.u.numpy(), selection.distinct(want, want.spread()).u, atol=1e-8)
     else:
         assert not found.good
+
+
+@interpreted
+@pytest.mark.parametrize("n", [5, 1024, 2500])
+def test_quartiles_by_digits(n):
+    x = np.random.default_rng(n).normal(size=(3, n)) * np.array([[1e-3], [1.0], [1e9]])
+    x[0, n // 3 :] = np.round(x[0, n // 3 :], 3)  # many are equal, and some are zeros of both signs
+    x[1] = abs(x[1])
+    taken = torch.arange(5)
+    *_, columns = samples.ordered(torch.from_numpy(x), taken, taken, False)
+    np.testing.assert_array_equal(columns[3:6], np.stack([x.min(1), x.max(1), x[:, 0]]))
+    np.testing.assert_allclose(columns[0], x.std(1), rtol=1e-12)
+    np.testing.assert_allclose(columns[1:3], np.quantile(x, [0.25, 0.75], axis=1), rtol=1e-14)
 
 
 @interpreted
@@ -170,13 +187,23 @@ def test_a_device_says_what_the_host_has_to_prepare(what):
     assert prepared(x)[0].good == (not what)
 
 
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy's, which the interpreter computes by
+def test_a_number_that_is_none_is_named(monkeypatch):
+    x, _ = drawn(60, 2, "equal")
+    x[7, 1] = np.nan
+    monkeypatch.setattr(Sample, "kernels", CPU)
+    with pytest.raises(ValueError, match="row 7, column 1"):
+        resolve("lscv", torch.from_numpy(x))
+
+
 def test_kernels_that_fail_are_done_without(monkeypatch):
     def fails(*given):
         raise RuntimeError("no kernel image is available for execution on the device")
 
     x, _ = drawn(60, 2, "equal")
     want = select_bandwidth(x)
-    monkeypatch.setattr(Sample, "kernels", Kernels(fails, fails, fails))
+    monkeypatch.setattr(Sample, "kernels", SimpleNamespace(left_out=fails, fits=fails, fitted=fails, ordered=fails))
     np.testing.assert_allclose(resolve("auto", torch.from_numpy(x)).matrix, want.matrix, rtol=1e-12)
 
 
@@ -199,3 +226,23 @@ def test_the_choice_on_a_card_is_that_on_the_cpu(monkeypatch, d, kind, method):
         scale = np.sqrt(np.diagonal(want.matrix))
         off = abs(got.matrix - want.matrix) / scale[:, None] / scale
         assert off.max() < 2e-3, (n, rule, off.max(), want.selection.reason, got.selection.reason)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("n", "d"), [(700, 3), (2048, 16), (6000, 40)])
+def test_launches_of_a_choice_are_kept_with_the_same_bits_on_a_card(monkeypatch, n, d):
+    runs, run = [], Launches.run
+    monkeypatch.setattr(Launches, "run", lambda *given: runs.append(1) or run(*given))
+    for device, call in itertools.product(range(torch.cuda.device_count()), range(8)):
+        numbers = torch.randn(n * d + 1, device=f"cuda:{device}", dtype=torch.float64)[call == 3 :][: n * d]
+        x = numbers.view(d, n).T if call % 2 else numbers.view(n, d)
+        x[::2] *= 0.5
+        with torch.cuda.stream(torch.cuda.Stream(device) if call == 6 else torch.cuda.current_stream(device)):
+            torch.cuda.synchronize(device)
+            for rule in ("auto", "lscv"):
+                got = select_bandwidth(x, rule=rule).matrix
+                with monkeypatch.context() as patched:
+                    patched.setattr(Lists, "serve", lambda self, key, given, launch, served: launch()[0])
+                    np.testing.assert_array_equal(got, select_bandwidth(x, rule=rule).matrix)
+    assert len(runs) >= 4 * torch.cuda.device_count(), "there is no list"

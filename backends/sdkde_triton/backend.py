@@ -98,7 +98,7 @@ class TritonBackend:
     joined = staticmethod(moves.joined)
     joined_shifts = staticmethod(moves.joined_shifts)
     left_out = staticmethod(criteria.left_out)
-    fits = staticmethod(fits.fits)
+    fits, fitted = staticmethod(fits.fits), staticmethod(fits.fitted)
     ordered = staticmethod(samples.ordered)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:

@@ -1,10 +1,11 @@
 """The search for a bandwidth's shape: steps of EM by matrices of several kinds, side by side, without the host.
 
 The formulas are those of :mod:`sdkde_core.bandwidth.shapes`. Kernels N(0, H) have the **inverse** factor W, H⁻¹ = WᵀW.
-``state`` is float64: log weights and shares in the likelihood, (MOST,) each, and then the fits, :data:`FITS`. Of each
-fit it has W and its moment, (DIM, DIM) each, log det W, whether it may change, of fit 4 log det of the correlation's
-root, 5 numbers that are not used, and log Σ_j w_j φ_ij of every sample, (MOST,). ``turned`` has W u of each, (DIM,
-MOST) float64: samples may lie close together, far from the origin. What follows from their distances is float32.
+``state`` is float64: log weights and shares in the likelihood, (MOST,) each, the fits, :data:`FITS`, and the samples'
+covariance, (DIM, DIM). Of each fit it has W and its moment, (DIM, DIM) each, log det W, whether it may change, of fit 4
+log det of the correlation's root, 5 numbers that are not used, and log Σ_j w_j φ_ij of every sample, (MOST,).
+``turned`` has W u of each, (DIM, MOST) float64: samples may lie close together, far from the origin. What follows from
+their distances is float32.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 
 from sdkde_core.plugin import on_device
 
@@ -66,14 +68,18 @@ def _distance(a, diagonal):
 @triton.jit
 def _turn(u, v, at, DIM: tl.constexpr):
     """Write W u of all samples, (DIM, MOST), for W as it was stored before."""
-    BLOCK: tl.constexpr = MOST if MOST < 8192 // DIM else 8192 // DIM
+    BLOCK: tl.constexpr = MOST if MOST < 2048 // DIM else 2048 // DIM
     k = tl.arange(0, DIM)
     tl.debug_barrier()
     for start in range(0, MOST, BLOCK):
         j = start + tl.arange(0, BLOCK)
-        found = tl.zeros((DIM, BLOCK), tl.float64)
-        for column in tl.range(0, DIM, loop_unroll_factor=8):
-            found += tl.load(at + k * DIM + column)[:, None] * tl.load(u + column * MOST + j)[None, :]
+        if DIM > 32:  # there is no room for a product of matrices
+            found = tl.zeros((DIM, BLOCK), tl.float64)
+            for column in tl.range(0, DIM, loop_unroll_factor=8):
+                found += tl.load(at + k * DIM + column)[:, None] * tl.load(u + column * MOST + j)[None, :]
+        else:
+            inverse, samples = tl.load(at + k[:, None] * DIM + k[None, :]), tl.load(u + k[:, None] * MOST + j[None, :])
+            found = tl.dot(inverse, samples, out_dtype=tl.float64)
         tl.store(v + k[:, None] * MOST + j[None, :], found)
 
 
@@ -197,34 +203,27 @@ def step_kernel(
 
 
 @sized
-def rows_kernel(state, n, first, share, BLOCK: tl.constexpr, DIM: tl.constexpr):
+def rows_kernel(state, n, first, share, DIM: tl.constexpr):
     """The samples' shares in the likelihood from the first fit: those below a quantile count less.
 
     That is between the order statistics ``first`` and the next, by this ``share``.
     """
     i = tl.arange(0, MOST)
     found, weights = _at(state, 0, DIM) + 2 * DIM * DIM + 8, tl.where(i < n, tl.exp(tl.load(state + i)), 0.0)
-    logs = tl.load(found + i) - tl.log(1.0 - weights)
-    ranks = tl.zeros((MOST, BLOCK), tl.int32)  # sums within the loop would wait for all threads
-    for start in range(0, n, BLOCK):
-        j = start + tl.arange(0, BLOCK)
-        other = tl.where(j < n, tl.exp(tl.load(state + j)), 0.0)
-        other = tl.load(found + j, mask=j < n, other=1e300) - tl.log(1.0 - other)
-        before = (other[None, :] < logs[:, None]) | ((other[None, :] == logs[:, None]) & (j[None, :] < i[:, None]))
-        ranks += (before & (j < n)[None, :]).to(tl.int32)
-    rank = tl.sum(ranks, 1)
-    least = tl.sum(tl.where((rank == first) & (i < n), logs, 0.0), 0)
-    more = tl.sum(tl.where((rank == first + 1) & (i < n), logs, 0.0), 0)
-    least += share * (more - least)
+    logs = tl.load(found + i, mask=i < n, other=0.0) - tl.log(1.0 - weights)
+    ordered = tl.sort(tl.where(i < n, logs, 1e300))
+    least = tl.sum(tl.where(i == first, ordered, 0.0), 0)
+    least += share * (tl.sum(tl.where(i == first + 1, ordered, 0.0), 0) - least)
     shares = tl.where(i < n, weights * tl.exp(tl.minimum(logs - least, 0.0)), 0.0)
     tl.store(state + MOST + i, shares / tl.sum(shares, 0))
 
 
 @sized
-def begin_kernel(x, weights, u, state, turned, covariance, n, d, kind, unit, constant, DIM: tl.constexpr):
+def begin_kernel(x, weights, counts, u, state, turned, n, d, m, kind, unit, constant, DIM: tl.constexpr):
     """What fits begin with. ``kind`` 0: the first, with ``unit`` for a scale; 1: fits 1, 2 and 4; 2: 3, 5 and 6.
 
-    The first finds samples x (n, d) and their weights, and writes u, (DIM, MOST), and what all fits share.
+    The first finds samples x (m, d) and their weights. It writes u, (DIM, MOST), the first n of them, what all fits
+    share, and counts of 0.
     """
     chain, k, DD = tl.program_id(0), tl.arange(0, DIM), DIM * DIM
     here, diagonal, i = k[:, None] * DIM + k[None, :], k[:, None] == k[None, :], tl.arange(0, MOST)
@@ -239,9 +238,22 @@ def begin_kernel(x, weights, u, state, turned, covariance, n, d, kind, unit, con
         for column in range(DIM):
             inside = (i < n) & (column + 0 * i < d)
             tl.store(u + column * MOST + i, tl.load(x + i * d + column, mask=inside, other=0.0))
-        w = tl.load(weights + i, mask=i < n, other=1.0)
-        tl.store(state + i, tl.log(w))
-        tl.store(state + MOST + i, tl.where(i < n, w, 0.0))
+        w = tl.load(weights + i, mask=i < n, other=0.0)
+        w /= tl.sum(w, 0)
+        tl.store(state + i, tl.log(tl.where(i < n, w, 1.0)))
+        tl.store(state + MOST + i, w)
+        tl.store(counts + tl.arange(0, 8), tl.zeros((8,), tl.int32))
+        total, drawn, squares = f64(0.0), tl.zeros((DIM,), tl.float64), tl.zeros((DIM, DIM), tl.float64)
+        BLOCK: tl.constexpr = 128 if DIM == 16 else 64
+        for start in range(0, m, BLOCK):  # their mean is at most some spreads from 0
+            j = start + tl.arange(0, BLOCK)
+            heavy, inside = tl.load(weights + j, mask=j < m, other=0.0), (k < d)[:, None] & (j < m)[None, :]
+            value = tl.load(x + k[:, None] + j[None, :] * d, mask=inside, other=0.0)
+            weighed = value * heavy[None, :]
+            total, drawn = total + tl.sum(heavy, 0), drawn + tl.sum(weighed, 1)
+            squares = tl.dot(weighed, tl.trans(value), squares, out_dtype=tl.float64)
+        drawn /= total
+        tl.store(_at(state, 7, DIM) + here, squares / total - drawn[:, None] * drawn[None, :])
     else:
         shares = tl.load(state + MOST + i)
         share = tl.sum(shares * shares, 0)
@@ -252,17 +264,18 @@ def begin_kernel(x, weights, u, state, turned, covariance, n, d, kind, unit, con
             away = tl.where(k < d, logs - tl.sum(logs, 0) / d, 0.0)
             going = tl.where(tl.sum(away * away, 0) > 0.2 * (d - 1) * share, going, 0.0)
         if (kind == 1) & (chain == 2):  # the samples' correlation, as large as the first
-            inside = (k < d)[:, None] & (k < d)[None, :]
-            given = tl.load(covariance + k[:, None] * d + k[None, :], mask=inside, other=0.0)
-            size = tl.sqrt(tl.load(covariance + k * (d + 1), mask=k < d, other=1.0))
-            given = tl.where((k >= d)[:, None] & diagonal, 1.0, given / size[:, None] / size[None, :])
+            covariance = _at(state, 7, DIM)
+            size = tl.sqrt(tl.where(k < d, tl.load(covariance + k * (DIM + 1)), 1.0))
+            given = tl.load(covariance + here) / size[:, None] / size[None, :]
+            given = tl.where((k >= d)[:, None] & diagonal, 1.0, given)
             root, logs = _root(given, d, DIM)
             inverse = root * tl.exp((log + logs) / d)
             tl.store(at + 2 * DD + 2, logs)
         if (kind == 2) & (chain == 2):  # the likelier of two
             other = _at(state, 2, DIM)
-            rest = tl.load(from_ + 2 * DD + 8 + i) - tl.load(other + 2 * DD + 8 + i)
-            rest = tl.sum(tl.where(shares > 0.0, rest * shares, 0.0), 0) + log - tl.load(other + 2 * DD)
+            rest = tl.load(from_ + 2 * DD + 8 + i, mask=i < n, other=0.0)
+            rest -= tl.load(other + 2 * DD + 8 + i, mask=i < n, other=0.0)
+            rest = tl.sum(rest * shares, 0) + log - tl.load(other + 2 * DD)
             if (rest <= 0.0) | (-tl.load(from_ + 2 * DD + 2) <= constant):
                 inverse, log = tl.load(other + here), tl.load(other + 2 * DD)
     tl.store(at + here, inverse)
@@ -276,32 +289,32 @@ def begin(device: torch.device, d: int, full: bool) -> None:
     """The first time, let all kernels of a choice compile side by side."""
     if device.type == "cuda":
         few, weights = torch.zeros((2, d), dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
-        rehearse(fits, few, weights, few.T @ few, 1.0, (1.0,), (1,), 1.0, 0.0, full)
+        rehearse(fits, few, weights, 2, True, 1.0, (1.0,), (1,), 1.0, 0.0, full)
         criteria.begin(device, "sdkde")
 
 
 def fits(
     u: Any,
     weights: Any,
-    covariance: Any,
+    n: int,
+    mixed: bool,
     scale: float,
     first: Sequence[float],
     lengths: Sequence[int],
     least: float,
     chance: float,
     full: bool,
-) -> tuple[Any, Any, Any, Any]:
+) -> Any:
     """See :class:`sdkde_core.protocol.CriteriaBackend`."""
-    (n, d), rows, most = u.shape, 8, int(MOST.value)
-    dim, programs, mixed = max(16, 1 << (d - 1).bit_length()), -(-n // rows), covariance is not None
-    size = 2 * dim * dim + 8 + most
+    (m, d), rows, most = u.shape, 8, int(MOST.value)
+    dim, size, programs = *_sizes(d), -(-n // rows)
     with on_device(u):
         begin(u.device, d, full)
-        double = {"dtype": torch.float64, "device": u.device}
-        given = tuple(torch.empty(k, **double) for k in (dim * most, 2 * most + FITS * size, FITS * dim * most))
-        state, block = given[1], min(most, max(16, 8192 // dim // dim))
-        scratch = torch.empty(3 * programs * (rows * most + dim * dim), dtype=torch.float32, device=u.device)
-        counts = torch.zeros(FITS, dtype=torch.int32, device=u.device)
+        double, block = {"dtype": torch.float64, "device": u.device}, min(most, max(16, 8192 // dim // dim))
+        counts, scratch = torch.empty(8, dtype=torch.int32, device=u.device), 3 * programs * (rows * most + dim * dim)
+        lengths_of_all = dim * most, 2 * most + FITS * size + dim * dim, FITS * dim * most
+        given = tuple(torch.empty(k, **double) for k in lengths_of_all)
+        scratch = torch.empty(scratch, dtype=torch.float32, device=u.device)
 
         def climb(begun: int, fits: Sequence[int], kinds: Sequence[int], last: Sequence[int]) -> None:
             numbers, kind, asked, in_the_end = (
@@ -309,7 +322,7 @@ def fits(
                 for xs, bits in ((fits, 4), (kinds, 2), ([x % 3 for x in kinds], 2), (last, 2))
             )
             begin = kept(begin_kernel, (len(fits), 1), (), (dim,), eight)
-            begin(u, weights, *given, state if covariance is None else covariance, last=(n, d, begun, scale, chance))
+            begin(u, weights, counts, *given, last=(n, d, m, begun, scale, chance))
             step = kept(step_kernel, (programs, len(fits)), (), (rows, block, full, dim), eight)
             lengths_of = [*itertools.zip_longest(lengths if begun else (), first, fillvalue=0), (0, 0)]
             for i, (length, other) in enumerate(lengths_of if begun else [(0, 0), *lengths_of]):
@@ -317,12 +330,28 @@ def fits(
                 numbers_of = n, d, numbers, kind, what, float(length), float(other), least
                 step(*given, scratch, counts, last=numbers_of)
                 if not begun and not i:
-                    kept(rows_kernel, (1, 1), (), (16, dim), eight)(state, last=(n, int(place), place % 1.0))
+                    kept(rows_kernel, (1, 1), (), (dim,), eight)(given[1], last=(n, int(place), place % 1.0))
 
         place, eight = 0.03 * (n - 1), Config(1, 1, 8, 1)
         climb(0, [0], [3], [1 + full])
         climb(1, [1, 2, 4][: 2 + mixed], [0, 1, 3], [0, 1 + full, 1 + full])
         climb(2, [3, 5, 6][: 1 + mixed + full], [1, 0, 2], [0, 0, 0])
-    found = state[2 * most :].view(FITS, size)
-    inverses, moments = (found[:, i * dim * dim : (i + 1) * dim * dim].view(FITS, dim, dim)[:, :d, :d] for i in (0, 1))
-    return state[most : most + n], inverses, moments, found[:, 2 * dim * dim + 8 :][:, :n]
+    return given[1]
+
+
+def _sizes(d: int) -> tuple[int, int]:
+    """The numbers of padded dimensions, and of what ``state`` has of a fit."""
+    dim = max(16, 1 << (d - 1).bit_length())
+    return dim, 2 * dim * dim + 8 + int(MOST.value)
+
+
+def fitted(values: NDArray[Any], n: int, d: int) -> tuple[Any, Any, Any, Any, Any]:
+    """See :class:`sdkde_core.protocol.CriteriaBackend`."""
+    (dim, size), most = _sizes(d), int(MOST.value)
+    found = values[2 * most : 2 * most + FITS * size].reshape(FITS, size)
+    covariance, *matrices = (
+        x.reshape(-1, dim, dim)[:, :d, :d]
+        for x in (values[-dim * dim :], found[:, : dim * dim], found[:, dim * dim : 2 * dim * dim])
+    )
+    logs = found[:, 2 * dim * dim + 8 :][:, :n] + found[:, 2 * dim * dim, None]
+    return covariance[0], values[most : most + n], *matrices, logs

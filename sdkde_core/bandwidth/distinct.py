@@ -12,17 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Array, quiet
+from ..engine.devices import on_device
 from ..engine.failures import raise_interrupt
+from ..engine.launches import Lists
 from ..engine.products import product
 from . import shapes
 from .matrix import like
 from .pairs import Left, Pairs
-from .sample import SEED, Sample, about_quartiles, drawn, most_of, spread_of
+from .sample import SEED, Sample, drawn, most_of, spread_of
 
 GAP = 20.0  # spreads: longer stretches of a column without samples are shortened to that, for the digits of float32
 TIES = 0.01  # of a column's samples: where no more are equal to the next one in order, nothing is done about it
 
-_logger = logging.getLogger("sdkde")
+_logger, _lists = logging.getLogger("sdkde"), Lists(False)
 
 
 class Distinct:
@@ -70,50 +72,62 @@ class OnCard(Distinct):
 
     def __init__(self, sample: Sample, rule: str, host: Distinct | None = None) -> None:
         assert sample.kernels is not None
-        self._kernels, d, parts, torch = sample.kernels, sample.d, list[Any](), sys.modules["torch"]
-        if host is None:
-            given, n = sample.given, min(sample.n, most_of(d))
-            x = (given - given[:1]).contiguous()
-            std, (shares, values) = torch.std(x, 0, correction=0), about_quartiles(x)
-            ends = *torch.aminmax(given, dim=0), given[0]
-            measured = torch.cat([std, *(two.reshape(-1) for two in values), *ends]).view(8, d)
-            u, told = self._kernels.ordered(x, *_drawn(sample.n, n, x.device), measured[:5], shares, sample.common)
-            super().__init__(u, np.full(n, 1.0 / n), np.zeros(d))
-            parts = [measured, told]
-        else:
-            super().__init__(like(host.u, sample.given), host.weights, host.units)
-            n = len(self.weights)
+        self._kernels, d, torch = sample.kernels, sample.d, sys.modules["torch"]
+        n = min(sample.n, most_of(d)) if host is None else len(host.weights)
         most = shapes.most_of(n, d) if rule == "auto" and not sample.common else 0
-        if most:
-            share = float(self.weights @ self.weights)
-            weighed = self.u * self.part(n)[1][:, None]
-            covariance = weighed.T @ (self.u - weighed.sum(0))
-            scale, full = shapes.scale_of(self.shares(most), d), sample.mixed and shapes.enough(most, d)
-            asked = scale, shapes.SCALE_LENGTHS, shapes.LENGTHS, shapes.LEAST, d * (d - 1) * share, full
-            fits = self._kernels.fits(*self.part(most), covariance if sample.mixed else None, *asked)
-            parts += [covariance, *fits]
-        if not parts:
-            return
-        read = torch.cat([part.reshape(-1) for part in parts]).cpu().split([part.numel() for part in parts])
-        found = [values.view(part.shape).numpy() for values, part in zip(read, parts)]
         if host is None:
-            measured, (low, high, near, ties, twice), *found = found
-            std, pairs, sample.ends = measured[0], measured[1:5].reshape(2, 2, d), measured[5:]
-            self.good = bool(std.min() > 1e-140 and std.max() < 1e140)  # else squares of the data are none
-            if not self.good:
-                return
-            quartiles = [one + share * (other - one) for share, (one, other) in zip(shares, pairs)]
-            sample.measured = np.stack([std, *quartiles]) / sample.unit
-            scale = sample.unit * spread_of(sample.measured)
-            if sample.common:
-                scale = np.exp(np.log(scale).mean())
-            good = (near > 0.0) & (high - low <= GAP * scale) & (ties <= TIES * n)
-            self.good = bool(good.all() and not twice.any())
-        if most:
+            super().__init__(None, np.full(n, 1.0 / n), np.zeros(d))
+            self.u, self._there, *numbers = self._prepared(sample, most)
+        else:
+            super().__init__(None, host.weights, host.units)
+            self.u, self._there = (torch.from_numpy(x).to(sample.given.device) for x in (host.u, host.weights))
+            numbers = self._begun(sample, most, self.u, self._there)
+        if not numbers:
+            return
+        read = torch.cat([x.view(-1) for x in numbers]).cpu().numpy()
+        if host is None:
+            self.good = self._measured(sample, *np.split(read[: 11 * d].reshape(11, d), [3, 6]))
+        if most and self.good:
+            found = self._kernels.fitted(read[-numbers[-1].numel() :], most, d)
             self._fits = shapes.FoundFits(self.shares(most), *found)
 
+    def _begun(self, sample: Sample, most: int, u: Any, weights: Any) -> list[Any]:
+        """The fits to the first so many samples, launched, or none."""
+        if not most:
+            return []
+        share, d, mixed = float(self.weights @ self.weights), sample.d, sample.mixed
+        steps = shapes.scale_of(self.shares(most), d), shapes.SCALE_LENGTHS, shapes.LENGTHS, shapes.LEAST
+        full = mixed and shapes.enough(most, d)
+        return [self._kernels.fits(u, weights, most, mixed, *steps, d * (d - 1) * share, full)]
+
+    def _prepared(self, sample: Sample, most: int) -> tuple[Any, ...]:
+        """Samples in spreads, their weights, what their columns are like, and the fits, by one list of launches."""
+        x, n = sample.given.T.contiguous(), len(self.weights)
+
+        def launch() -> tuple[Any, bool]:
+            made = self._kernels.ordered(x, *_drawn(sample.n, n, x.device), sample.common)
+            return (*made, *self._begun(sample, most, *made[:2])), True
+
+        key = self._kernels.fits, x.device, x.shape, most, sample.common, sample.mixed
+        with on_device(x):
+            return _lists.serve(key, (x,), launch, lambda read: True)
+
+    def _measured(self, sample: Sample, measured: Array, ends: Array, columns: Array) -> bool:
+        """Tell the sample its ends and quartiles; return whether the device has prepared all that there is to do."""
+        if not (measured[0].min() > 1e-140 and measured[0].max() < 1e140):  # else squares of the data are none
+            return False
+        sample.ends, (low, high, near, ties, twice) = ends, columns
+        measured[1:] -= ends[2]
+        sample.measured = measured / sample.unit
+        scale = sample.unit * spread_of(sample.measured)
+        if sample.common:
+            scale = np.exp(np.log(scale).mean())
+        good = (near > 0.0) & (high - low <= GAP * scale) & (ties <= TIES * len(self.weights))
+        return bool(good.all() and not twice.any())
+
     def part(self, most: int) -> tuple[Any, Any]:
-        return self.u[:most], sys.modules["torch"].from_numpy(self.shares(most)).to(self.u.device)
+        some = self._there[:most]
+        return self.u[:most], some if most == len(self.weights) else some / float(self.weights[:most].sum())
 
     def fits(self, most: int) -> shapes.Fits:
         return self._fits

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from array_api_compat import device, is_torch_array
@@ -16,14 +15,6 @@ from ..choice import registry
 from .matrix import like
 
 SEED = 20261122  # of the draw of samples
-
-
-class Kernels(NamedTuple):
-    """What :class:`~sdkde_core.protocol.CriteriaBackend` has, for a device."""
-
-    left_out: Callable[..., tuple[Array, Array, Array]]
-    fits: Callable[..., tuple[Any, Any, Any, Any]]
-    ordered: Callable[..., tuple[Any, Any]]
 
 
 class Sample:
@@ -67,12 +58,11 @@ class Sample:
         return np.maximum(self.ends[1] - self.ends[2], self.ends[2] - self.ends[0])
 
     @functools.cached_property
-    def kernels(self) -> Kernels | None:
-        """Those of a backend with the feature ``"criteria"``, if there is one for the samples' device."""
+    def kernels(self) -> Any:
+        """A backend with the feature ``"criteria"``, if there is one for the samples' device: a CriteriaBackend."""
         device = device_name(self.given)
         known = device.startswith("cuda") and is_torch_array(self.given)
-        backend = registry.having("criteria", device) if known else None
-        return backend and Kernels(backend.left_out, backend.fits, backend.ordered)
+        return registry.having("criteria", device) if known else None
 
     def thinned(self, most: int, rng: np.random.Generator) -> tuple[Array, Array | None]:
         """At most so many samples (k, d), in ``unit``, on the host, and weights: how often each was drawn, or None."""

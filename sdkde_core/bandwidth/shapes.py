@@ -42,15 +42,16 @@ LEAST = 1e-6
 class _Fit(NamedTuple):
     """Kernels N(0, L Lᵀ), and what they say of left-out samples."""
 
-    factor: NDArray[Any]  # L, (d, d), not triangular
+    factor: Any  # L, (d, d), not triangular; by a backend None
     inverse: NDArray[Any]  # L⁻¹
     moment: Array  # (d, d) Σ_i a_i Σ_j r_ij v vᵀ, v = L⁻¹(u_i − u_j): the identity at the best H
-    found: Any  # (2, n) of each row the sum relative to its largest kernel, and the log of that; by a backend its log
+    found: Any  # (2, n) of each row the sum relative to its largest kernel, and the log of that; by a backend None
     logs: Any = None  # (n,) log p̂₋ᵢ(u_i), without (2π)^(−d/2), on the host; of the last fit of a climb
 
     @property
     def matrix(self) -> NDArray[Any]:
-        return self.factor @ self.factor.T
+        factor = np.linalg.inv(self.inverse) if self.factor is None else self.factor
+        return factor @ factor.T
 
 
 def most_of(n: int, d: int) -> int:
@@ -226,7 +227,7 @@ class FoundFits(Fits):
         self, weights: Array, covariance: Array, rows: Array, inverses: Array, moments: Array, logs: Array
     ) -> None:
         self.w, self.rows, self.d, self.covariance = weights, rows, len(covariance), covariance
-        self._found = inverses, moments, logs
+        self._found = inverses, moments, logs - np.log1p(-weights)
         self._asked: dict[int, _Fit] = {}
 
     def columns(self) -> _Fit:
@@ -242,8 +243,7 @@ class FoundFits(Fits):
     def _number(self, i: int) -> _Fit:
         if i not in self._asked:
             inverse, moment, logs = (each[i] for each in self._found)
-            logs = logs - np.log1p(-self.w) + np.linalg.slogdet(inverse)[1]
-            self._asked[i] = _Fit(np.linalg.inv(inverse), inverse, moment, None, logs)
+            self._asked[i] = _Fit(None, inverse, moment, None, logs)
         return self._asked[i]
 
 
