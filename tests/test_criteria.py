@@ -126,7 +126,7 @@ def prepared(x):
     ("order", "size"), [("columns", 1.0), ("some", 1.0), ("far", 1.0), ("far", 1e160), ("", 1e-170)]
 )
 def test_a_device_measures_samples_as_the_host_does(order, size):
-    x, _ = drawn(60, 3, "equal")
+    x, _ = drawn(60, 2, "equal")
     x = size * (x + 1e6 * (order == "far"))
     given = {"columns": np.asfortranarray(x), "some": np.repeat(x, 2, axis=1)[::2, ::2]}.get(order, x)
     sample = Sample(torch.from_numpy(given), None, len(given))
@@ -143,7 +143,7 @@ def test_a_device_measures_samples_as_the_host_does(order, size):
 @interpreted
 @pytest.mark.parametrize("n", [5, 1024, 2500])
 def test_quartiles_by_digits(n):
-    x = np.random.default_rng(n).normal(size=(3, n)) * np.array([[1e-3], [1.0], [1e9]])
+    x = np.random.default_rng(n).normal(size=(2, n)) * np.array([[1e-3], [1e9]])
     x[0, n // 3 :] = np.round(x[0, n // 3 :], 3)  # many are equal, and some are zeros of both signs
     x[1] = abs(x[1])
     taken = torch.arange(5)
@@ -173,13 +173,13 @@ def test_a_device_prepares_samples_as_the_host_does(monkeypatch, n, d):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy's, which the interpreter computes by
 @pytest.mark.parametrize("what", ["", "equal", "rounded", "ties", "gap", "constant", "nan"])
 def test_a_device_says_what_the_host_has_to_prepare(what):
-    x, _ = drawn(200, 3, "equal")
+    x, _ = drawn(200, 2, "equal")
     if what == "equal":
         x[7] = x[100]
     elif what == "rounded":
         x[:, 1] = np.round(x[:, 1], 1)
     elif what == "ties":
-        x[:40, 2] = 0.5
+        x[:40, 1] = 0.5
     elif what == "gap":
         x[:5, 1] += 100.0
     elif what:
