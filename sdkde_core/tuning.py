@@ -98,7 +98,13 @@ class Space(TypingProtocol):
         """Return the time that the cost model predicts for a configuration on a card."""
 
     def compile(self, kernel: str, config: Config, problem: Problem, architecture: str) -> Compiled:
-        """Compile for an architecture; such a GPU need not be there. Raises whatever the compiler raises."""
+        """Compile for an architecture; such a GPU need not be there.
+
+        Raises
+        ------
+        Exception
+            Whatever the compiler raises.
+        """
 
     def code(self, kernel: str, config: Config, problem: Problem) -> Hashable:
         """Return all that the compiled code depends on, but for the architecture; equal values are compiled once."""
@@ -175,7 +181,10 @@ def reject(query: Query, found: Tuned, error: BaseException) -> None:
 def checked(kind: type[C], values: Mapping[str, Any], space: Mapping[str, tuple[int, ...]]) -> C:
     """Return the configuration, a NamedTuple of integers, that a mapping (from a table, or from the user) describes.
 
-    ValueError: an unknown name, or a value that is not in ``space``.
+    Raises
+    ------
+    ValueError
+        An unknown name, or a value that is not in ``space``.
     """
     names = list(kind._fields)  # type: ignore[attr-defined]
     if sorted(values) != sorted(names):

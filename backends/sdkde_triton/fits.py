@@ -294,27 +294,19 @@ def begin(device: torch.device, d: int, full: bool) -> None:
 
 
 def fits(
-    u: Any,
-    weights: Any,
-    n: int,
-    mixed: bool,
-    scale: float,
-    first: Sequence[float],
-    lengths: Sequence[int],
-    least: float,
-    chance: float,
-    full: bool,
-) -> Any:
+    u: Any, weights: Any, n: int, mixed: bool, scale: float, first: Sequence[float], lengths: Sequence[int],
+    least: float, chance: float, full: bool,
+) -> Any:  # fmt: skip
     """See :class:`sdkde_core.protocol.CriteriaBackend`."""
     (m, d), rows, most = u.shape, 8, int(MOST.value)
     dim, size, programs = *_sizes(d), -(-n // rows)
     with on_device(u):
         begin(u.device, d, full)
-        double, block = {"dtype": torch.float64, "device": u.device}, min(most, max(16, 8192 // dim // dim))
-        counts, scratch = torch.empty(8, dtype=torch.int32, device=u.device), 3 * programs * (rows * most + dim * dim)
-        lengths_of_all = dim * most, 2 * most + FITS * size + dim * dim, FITS * dim * most
-        given = tuple(torch.empty(k, **double) for k in lengths_of_all)
-        scratch = torch.empty(scratch, dtype=torch.float32, device=u.device)
+        room, block = 3 * programs * (rows * most + dim * dim), min(most, max(16, 8192 // dim // dim))
+        sizes = dim * most, 2 * most + FITS * size + dim * dim, FITS * dim * most
+        given = tuple(torch.empty(k, dtype=torch.float64, device=u.device) for k in sizes)
+        scratch = torch.empty(room, dtype=torch.float32, device=u.device)
+        counts = torch.empty(8, dtype=torch.int32, device=u.device)
 
         def climb(begun: int, fits: Sequence[int], kinds: Sequence[int], last: Sequence[int]) -> None:
             numbers, kind, asked, in_the_end = (

@@ -38,7 +38,7 @@ def is_dask(value: Any) -> bool:
 
 
 def refuse_misread(name: str, value: Any) -> None:
-    """Raise TypeError for a masked array, and for Dask's objects, all of which NumPy would compute in silence."""
+    """Raise TypeError for a masked array, which would lose its mask, and for Dask's objects: NumPy computes them."""
     if is_dask(value):
         instead = f"pass {name}.compute(), if memory holds it"
         raise TypeError(f"{name} is a Dask array, and only estimate and debias are lazy; {instead}")

@@ -35,7 +35,10 @@ def one_thread() -> Iterator[None]:
 def cpu_threads() -> int:
     """Threads that a CPU backend may use: ``SDKDE_NUM_THREADS``, else the cores that this process may run on.
 
-    ValueError: ``SDKDE_NUM_THREADS`` is not a positive integer.
+    Raises
+    ------
+    ValueError
+        ``SDKDE_NUM_THREADS`` is not a positive integer.
     """
     if text := os.environ.get("SDKDE_NUM_THREADS"):
         if not re.fullmatch("[1-9][0-9]{0,8}", text):

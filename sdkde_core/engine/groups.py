@@ -78,7 +78,7 @@ def guard(columns: Columns, share: float, scale: float, most: int, widest: float
         if carried <= most:
             columns = take_columns(columns, xp.nonzero(logs > -math.inf)[0])
         else:
-            equal = xp.full_like(logs[:most], 1.0 / most)  # weights that derivatives are wanted by move no places
+            equal = xp.full_like(logs[:most], 1.0 / most)  # not the weights that derivatives are wanted by
             some = take_rows(points, places(logs, most))
             columns = Columns(some, xp.log(equal), None if columns.weights is None else equal)
     return Group(columns, min(widest, guard_scale(carried, d, scale, most)), math.log(share))
