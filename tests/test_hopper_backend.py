@@ -28,10 +28,7 @@ from sdkde_core.choice.registry import start
 from sdkde_core.protocol import Columns, Problem, Reduction
 
 #: The others are these for other dimensions, with weights or without.
-QUICK = (
-    *("pack", "mean_16", "log_sum_16", "laplace_32_weighted", "dense_64", "dense_16_weighted"),
-    *("mean_16_high", "dense_16_high"),
-)
+QUICK = "pack", "mean_8", "mean_16_high", "log_sum_16", "laplace_32_weighted", "dense_16", "dense_64_weighted_high"
 
 
 @pytest.mark.parametrize(
@@ -58,8 +55,10 @@ def test_kernels_compile_for_hopper(module, tmp_path):
         threads = 128 * (plan.warpgroups(*asked) + 1)
     registers = max(int(x) for x in re.findall(r"Used (\d+) registers", told))
     assert registers * threads <= 65536
+    if kind in ("pack", "exact"):  # which have no products
+        return
     machine = _disassembled(code, tmp_path)
-    assert "HGMMA" in machine or kind in ("pack", "exact")
+    assert "HGMMA" in machine
     groups = re.findall(r"HGMMA.*gsb0|WARPGROUP\.\w+", machine)
     # No group of products is cut in two.
     assert not any("gsb0" in one and "ARRIVE" in two for one, two in itertools.pairwise(groups))
