@@ -98,14 +98,15 @@ def pytest_collection_modifyitems(items):
     """Leave all checks of a class marked ``covering`` but a covering selection to `make test-full`.
 
     So the conformance suite's products become few cases, in which all that any two (``covering(2)``) of precision,
-    reduction, kind, dimension and extent can do together occurs.
+    reduction, kind, dimension and extent can do together occurs; ``covering(1, tolerance=2)``: in that check alone.
     """
     items.sort(key=lambda item: getattr(item, "originalname", "") not in FIRST)
     groups = defaultdict(dict)
     for item in items:
         if (marker := item.get_closest_marker("covering")) and hasattr(item, "callspec"):
             row = tuple(item.callspec.params["parameter"].split("-"))
-            groups[item.parent.nodeid, item.originalname, marker.args[0]][row] = item
+            strength = marker.kwargs.get(item.originalname.removeprefix("test_"), marker.args[0])
+            groups[item.parent.nodeid, item.originalname, strength][row] = item
     for (*_, strength), group in groups.items():
         chosen = set(covering(list(group), strength=strength))
         for row, item in group.items():

@@ -13,10 +13,11 @@ torch = pytest.importorskip("torch")
 @pytest.mark.covering(1)
 class TestFourier(BackendConformance):
     backend = "fourier"
-    slow = ("drawn[10-d1-p400000]", "drawn[17-d3-p400000]", "leaks")  # each as long as the 38 others
+    draws = 26
+    slow = ("drawn[10-d1-p400000]", "drawn[17-d3-p400000]", "leaks", "price[d3]")  # each as long as twenty others
 
 
-@pytest.mark.covering(1)  # a transform in three dimensions takes a second
+@pytest.mark.covering(1, tolerance=2)  # a transform in three dimensions takes a second
 class TestFourierAlways(BackendConformance):
     backend = "fourier"
     options: ClassVar = {"always": True}
@@ -24,12 +25,9 @@ class TestFourierAlways(BackendConformance):
     draws = 8
     slow = (
         *("sizes", "result_format", "threads", "surroundings", "thread_counts"),
-        *("leaks", "new_contents", "many_alive", "state_reuse"),
+        *("leaks", "new_contents", "many_alive", "state_reuse", "results_are_the_callers[float64-laplace]"),
+        "repeat[float64-laplace-n20000-m20]",
     )
-
-    @pytest.mark.covering(2)
-    def test_tolerance(self, parameter):
-        super().test_tolerance(parameter)
 
 
 @pytest.mark.slow

@@ -7,9 +7,10 @@ import pytest
 from sdkde_core.testing import BackendConformance
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1, tolerance=2, limits=2, far_below=2, heap=2, not_a_number=2)
 class TestNumba(BackendConformance):
     backend = "numba"
+    draws = 26  # each of thirteen dimensions twice
 
 
 @pytest.mark.covering(1)
@@ -22,7 +23,7 @@ class TestNumbaSkipping(BackendConformance):
     draws = 6
     slow = (
         *("declaration", "sizes", "result_format", "threads", "interrupts", "forked_child", "kernel"),
-        *("state_reuse", "results_are_the_callers", "repeat", "leaks"),
+        *("state_reuse", "results_are_the_callers", "repeat", "leaks", "surroundings", "price"),
     )
 
 

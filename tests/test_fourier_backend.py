@@ -142,9 +142,9 @@ def test_a_prepared_density_answers_far_rows_itself(precision):
     grid = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
     ready = sdkde_core.prepare(x, method="kde", bandwidth=0.1, precision=precision)
     assert ready.backend == "fourier"
-    got, want = ready.estimate(grid, log=True), reference.estimate(x, grid, method="kde", bandwidth=0.1, log=True)
+    got, want = ready.estimate(grid, log=True), reference.estimate(x, grid[::5], method="kde", bandwidth=0.1, log=True)
     assert ready.backend == "fourier" and want.min() < -1500.0
-    assert (np.abs(got - want) <= TOLERANCES[precision][Reduction.LOG_SUM].at(want)).all()
+    assert (np.abs(got[::5] - want) <= TOLERANCES[precision][Reduction.LOG_SUM].at(want)).all()
     named = sdkde_core.prepare(x, method="kde", bandwidth=0.1, precision=precision, backend="fourier")
     assert np.array_equal(got, named.estimate(grid, log=True))
 

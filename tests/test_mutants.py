@@ -712,7 +712,9 @@ def test_what_does_not_work_at_all_is_one_failure():
 
 def test_messages_say_what_was_asked_and_what_came():
     target = Target(replace(OLD, precisions=("high",)), wrong(off("shift", by=0.5))(), "cpu")
-    message = failures(target, QUICK, ["tolerance"])["tolerance[high-mean-weights-d3-e10]"]
+    with pytest.raises(AssertionError) as raised:
+        CHECKS["tolerance"].run(target, "high-mean-weights-d3-e10")
+    message = str(raised.value)
     for part in ("shift of MEAN at high", "weights within 10", "m=67 n=211 d=3", "row "):
         assert part in message
     assert re.search(r"row \d+ is \[.*\], should be \[.*\]; off by 0\.866, \d\.\d+e\+04 times the tolerance", message)
