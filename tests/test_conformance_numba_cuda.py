@@ -138,6 +138,7 @@ def test_simulated_suite(check, reduction):
 def test_in_the_simulator(which):
     """Run this file in a process that simulates kernels: Numba decides that when it is imported."""
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # nothing there needs them
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     command += ["-k", "simulated", "-m", f"{which} and not gpu"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
