@@ -14,7 +14,10 @@ torch = pytest.importorskip("torch")
 class TestFourier(BackendConformance):
     backend = "fourier"
     draws = 26
-    slow = ("drawn[10-d1-p400000]", "drawn[17-d3-p400000]", "leaks", "price[d3]")  # each as long as twenty others
+    slow = (
+        *("drawn[10-d1-p400000]", "drawn[17-d3-p400000]", "leaks", "price[d3]"),  # each as long as twenty others
+        *("surroundings[mean]", "surroundings[laplace]"),
+    )
 
 
 @pytest.mark.covering(1, tolerance=2)  # a transform in three dimensions takes a second
