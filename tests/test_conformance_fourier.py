@@ -13,9 +13,8 @@ torch = pytest.importorskip("torch")
 @pytest.mark.covering(1)
 class TestFourier(BackendConformance):
     backend = "fourier"
-    draws = 26
     slow = (
-        *("drawn[10-d1-p400000]", "drawn[17-d3-p400000]", "leaks", "price[d3]"),  # each as long as twenty others
+        *("drawn[10-d1-p400000]", "drawn[17-d3-p400000]", "leaks", "price[d3]"),  # each as long as the 38 others
         *("surroundings[mean]", "surroundings[laplace]"),
     )
 
