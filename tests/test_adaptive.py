@@ -10,7 +10,7 @@ from scipy import stats
 import sdkde_core
 
 RNG = np.random.default_rng(12)
-X, W = RNG.standard_t(3, size=(400, 2)) * [1.0, 2.0], RNG.random(400)
+X, W = RNG.standard_t(3, size=(150, 2)) * [1.0, 2.0], RNG.random(150)
 Y = np.concatenate([RNG.normal(size=(30, 2)), [[9.0, 0.0], [-30.0, 4.0]]])
 H = np.array([[0.2, 0.1], [0.1, 0.4]])
 
@@ -54,7 +54,7 @@ def test_estimates_are_as_defined(method, weights, options):
 def test_what_a_density_gives_is_of_all_groups(tmp_path):
     torch = pytest.importorskip("torch")
     ready, e = sdkde_core.prepare(X, bandwidth=H, weights=W, adaptive=0.4, precision="float64"), 1e-5
-    assert len(np.unique(ready.mixture().scales)) > 3 and ready.n_train == 400
+    assert len(np.unique(ready.mixture().scales)) > 3 and ready.n_train == 150
     steps = [(ready.estimate(Y + e * k, log=True) - ready.estimate(Y - e * k, log=True)) / (2 * e) for k in np.eye(2)]
     np.testing.assert_allclose(ready.grad_log_density(Y), np.stack(steps, axis=1), rtol=1e-5, atol=1e-6)
     t = np.linspace(-60.0, 60.0, 8001)
@@ -71,7 +71,7 @@ def test_what_a_density_gives_is_of_all_groups(tmp_path):
     ready.save(tmp_path / "a")
     for one in (sdkde_core.load(tmp_path / "a"), pickle.loads(pickle.dumps(ready))):
         np.testing.assert_array_equal(one.estimate(Y), ready.estimate(Y))
-        assert one.n_train == 400 and "adaptive 0.4" in repr(one)
+        assert one.n_train == 150 and "adaptive 0.4" in repr(one)
     got = sdkde_core.estimate(torch.tensor(X), torch.tensor(Y), bandwidth=H, weights=torch.tensor(W), adaptive=0.4)
     np.testing.assert_allclose(got, ready.estimate(Y), rtol=5e-5)
     model = sdkde_core.KernelDensity(method="sdkde", bandwidth=H, adaptive=0.4).fit(X, sample_weight=W)

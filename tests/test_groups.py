@@ -47,7 +47,7 @@ def skewed(n, rng, d=3):
 
 @pytest.fixture(scope="module")
 def stack():
-    x = skewed(400, np.random.default_rng(41))
+    x = skewed(250, np.random.default_rng(41))
     return sdkde_core.prepare(x, method="stacked", device="cpu", backend="numba", precision="float64")
 
 
@@ -86,6 +86,6 @@ def test_a_query_that_is_not_finite_is_named(stack):
 
 def test_a_backend_that_is_named_is_not_left_for_its_groups(monkeypatch):
     monkeypatch.setattr(NUMBA.NumbaBackend, "reduce_groups", None)
-    x = skewed(300, np.random.default_rng(4))
+    x = skewed(100, np.random.default_rng(4))
     density = sdkde_core.prepare(x, method="stacked", device="cpu", backend="numpy", coordinates="identity")
     assert np.isfinite(density.estimate(x[:5], log=True)).all()

@@ -11,7 +11,7 @@ import sdkde_core
 from sdkde_core.engine.groups import places
 
 RNG = np.random.default_rng(11)
-X, W = RNG.normal(size=(300, 2)) * [1.0, 2.0], RNG.random(300)
+X, W = RNG.normal(size=(150, 2)) * [1.0, 2.0], RNG.random(150)
 Y = np.concatenate([RNG.normal(size=(20, 2)), [[30.0, 0.0]]])
 H = np.array([[0.2, 0.1], [0.1, 0.4]])
 
@@ -45,12 +45,12 @@ def test_rounding_does_not_decide_which_samples_are_in_the_guard(n):
 
 
 def test_the_guard_of_many_samples_has_some_of_them_by_their_weights():
-    x = np.random.default_rng(1).standard_t(3, size=(10_000, 2))
-    weights = np.where(np.arange(10_000) % 2, 1e-3, 1.0)
+    x = np.random.default_rng(1).standard_t(3, size=(6000, 2))
+    weights = np.where(np.arange(6000) % 2, 1e-3, 1.0)
     for w in (None, weights):
         options = {"bandwidth": 0.3, "weights": w, "precision": "float64"}
         ready = sdkde_core.prepare(x, tails="guard", **options)
-        assert ready.mixture().weights.shape == (14_096,)
+        assert ready.mixture().weights.shape == (10_096,)
         assert ready.mixture().weights.sum() == pytest.approx(1.0)
         assert ready.probability(-math.inf, [0.0, math.inf]) == pytest.approx(
             sdkde_core.prepare(x, **options).probability(-math.inf, [0.0, math.inf]), abs=3e-3
@@ -112,7 +112,7 @@ def test_files_pickles_and_classes_keep_it(tmp_path):
 
 def test_derivatives_go_through_both_groups():
     torch = pytest.importorskip("torch")
-    x, y, w = torch.tensor(X[:12]), torch.tensor(Y[-3:]), torch.tensor(W[:12])
+    x, y, w = torch.tensor(X[:6]), torch.tensor(Y[-3:]), torch.tensor(W[:6])
 
     def estimate(x, w):
         how = {"bandwidth": 0.6, "tails": "guard", "log": True, "precision": "float64"}
