@@ -226,7 +226,7 @@ GRID = {"kerneldensity__bandwidth": [0.2, "scott", "auto"], "kerneldensity__meth
 @pytest.mark.parametrize("backend", ["threading", pytest.param("loky", marks=pytest.mark.slow)])
 def test_pipelines_and_grid_searches(backend):
     with joblib.parallel_backend(backend):
-        search = GridSearchCV(make_pipeline(StandardScaler(), KernelDensity()), GRID, n_jobs=2, cv=3).fit(X)
+        search = GridSearchCV(make_pipeline(StandardScaler(), KernelDensity()), GRID, n_jobs=2, cv=2).fit(X)
     model = search.best_estimator_
     assert search.best_params_["kerneldensity__method"] == model[-1].density_.method
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()

@@ -355,7 +355,7 @@ def test_scatter_takes_data_frames():
 
 def test_a_raster_of_a_stack_has_the_samples():
     rng = np.random.default_rng(0)
-    x = np.concatenate([rng.normal(size=(150, 2)), [[6.0, 0.0], [0.0, -6.0]]]) * [1.0, 30.0]
+    x = np.concatenate([rng.normal(size=(80, 2)), [[6.0, 0.0], [0.0, -6.0]]]) * [1.0, 30.0]
     found = plots.raster(prepare(x, method="stacked"), x=60, y=60)
     left, right, bottom, top = found.extent
     assert left < x[:, 0].min() and x[:, 0].max() < right and bottom < x[:, 1].min() and x[:, 1].max() < top

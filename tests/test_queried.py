@@ -47,7 +47,7 @@ def attached(y=Y):
 @pytest.mark.parametrize("name", [*PLAIN, *OTHERS])
 def test_finite_differences_agree(name):
     p = ready((PLAIN | OTHERS)[name])
-    y = Y[p.estimate(Y) > 0]
+    y = Y[p.estimate(Y) > 0][:2]
     for log in (False, True):
         assert gradcheck(lambda q, log=log: p.estimate(q, log=log), attached(y), atol=1e-7, check_forward_ad=True)
     (slope,) = torch.autograd.grad(p.estimate(q := attached(y), log=True).sum(), q)
