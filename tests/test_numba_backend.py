@@ -32,7 +32,7 @@ def test_exp2_over_its_whole_range(dtype, allowed):
     least = np.log2(float(np.finfo(dtype).smallest_normal))
     rng = np.random.default_rng(0)
     turns = np.arange(least, 1.0, 0.5)
-    x = np.concatenate([turns, np.nextafter(turns, 1e9)[:-1], np.nextafter(turns, -1e9)[1:], least * rng.random(2000)])
+    x = np.concatenate([turns, np.nextafter(turns, 1e9)[:-1], np.nextafter(turns, -1e9)[1:], least * rng.random(500)])
     x = np.concatenate([x, -(10.0 ** -rng.uniform(0, 30, 200))]).astype(dtype)
     x = x[(x >= least) & (x <= 0)]
     compiled_exp2 = loop(lambda x: exp2(x))
@@ -62,7 +62,7 @@ def _straight(backend, problem, case):
 def test_float32_holds_up_to_its_limits(d, reduction):
     """In both forms: products up to theirs, squares up to the limit."""
     probe = Problem(reduction, 1, 1, d, precision="fast")
-    n, m = (400, 90) if d < 200 else (100, 30)
+    n, m = (400, 40) if d < 200 else (100, 30)
     for limit in (single_products(probe), single_limit(probe)):
         for kind in ("mixture", "tails", "clusters", "duplicates", "weights"):
             case = make(kind, n, m, d, extent=0.97 * limit if kind != "clusters" else 0.6 * limit)
@@ -146,7 +146,7 @@ def test_a_damaged_file_of_compiled_code_is_replaced(tmp_path, hits, kind):
     assert hits() == 0 and hits() == 1
     (file,) = (tmp_path / "kept").rglob(f"*.{kind}")
     whole = file.read_bytes()
-    places = np.random.default_rng(0).integers(len(whole), size=8)
+    places = np.random.default_rng(0).integers(len(whole), size=3)
     flipped = [whole[:i] + bytes([whole[i] ^ 1 << i % 8]) + whole[i + 1 :] for i in (0, len(whole) - 1, *places)]
     for damaged in (b"", whole[: len(whole) // 2], bytes(len(whole)), *flipped):
         file.write_bytes(damaged)
@@ -238,8 +238,10 @@ def test_tiles_are_left_out_where_they_cannot_matter(reduction, precision):
     case = _clustered(20_000, 400, 3)
     problem = case.problem(reduction, precision)
     one, two = (_straight(NumbaBackend(threads, skip=True), problem, case) for threads in (1, 2))
-    assert errors(problem, one, truth(case)).max() <= 0.6
     assert _same(one, two)
+    rows = range(0, 400, 5)
+    some = each(one, lambda x: x[::5])
+    assert errors(replace(problem, m=len(rows)), some, truth(case, rows=rows)).max() <= 0.6
 
 
 @pytest.mark.parametrize(("precision", "share"), [("fast", 0.13), ("high", 0.1)])
@@ -271,13 +273,12 @@ def _hard(kind, n=3000):
 
 
 @pytest.mark.parametrize("kind", ["normal", "grid", "ties", "wide", "far"])
-@pytest.mark.parametrize("reduction", Reduction)
-def test_rows_that_float32_does_not_do_for_are_summed_again(reduction, kind):
+def test_rows_that_float32_does_not_do_for_are_summed_again(kind):
     case = _hard(kind)
-    for precision in ("fast", "high"):
+    for reduction, precision in itertools.product(Reduction, ("fast", "high")):  # which one oracle's answer is for
         problem = case.problem(reduction, precision, requires={"weights"})
         got = _straight(NumbaBackend(skip=True), problem, case)
-        assert errors(problem, got, truth(case)).max() <= 0.6, precision
+        assert errors(problem, got, truth(case)).max() <= 0.6, (reduction, precision)
 
 
 def test_explain_says_how_many_pairs_matter():
