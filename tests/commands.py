@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from sdkde_core.cli.main import main
 
-X = np.random.default_rng(0).normal(size=(2348, 3))
+X = np.random.default_rng(0).normal(size=(1224, 3))  # in two blocks of rows
 HOW = {"bandwidth": 0.5, "backend": "numpy"}
 
 

@@ -246,11 +246,11 @@ while True:
     new.save("a.sdkde")
     old.save("a.sdkde")
 """
-    for k in range(4):
+    for k in range(2):
         child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         with child:
             assert child.stdout.readline() == "ready\n"
-            time.sleep(0.03 + 0.017 * k)
+            time.sleep(0.03 + 0.034 * k)
             child.kill()
         assert Path("a.sdkde").read_bytes() in whole
 
@@ -416,7 +416,7 @@ def test_crafted_members_are_refused_without_taking_memory(members):
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_what_is_compressed_is_refused_before_it_is_unpacked(compression):
-    assert crafted(about(), ("points.npy", npy(np.zeros(10_000_000))), compression=compression) < 200_000
+    assert crafted(about(), ("points.npy", npy(np.zeros(1_000_000))), compression=compression) < 20_000
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match=r"^'a' is cut off, .*its members do not fit it"):
