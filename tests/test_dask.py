@@ -83,9 +83,11 @@ def refusing(shape, chunks=700):
     return da.zeros(shape, chunks=(chunks, *shape[1:])).map_blocks(fail, meta=np.empty((0,) * len(shape)))
 
 
-@pytest.mark.parametrize("rule", ["auto", "silverman", "scott"])
-def test_nothing_is_computed_before_it_is_asked_for(rule):
-    p = sdkde_core.estimate(refusing((N, D)), refusing((M, D)), weights=refusing((N,)), bandwidth=rule)
+@pytest.mark.parametrize(
+    "options", [*({"bandwidth": rule} for rule in ("auto", "silverman", "scott")), {"method": "stacked"}]
+)
+def test_nothing_is_computed_before_it_is_asked_for(options):
+    p = sdkde_core.estimate(refusing((N, D)), refusing((M, D)), weights=refusing((N,)), **options)
     assert p.shape == (M,)
     with pytest.raises(AssertionError, match="computed"):
         bits(p)
@@ -253,7 +255,12 @@ def test_the_examples_of_the_page(capsys):
 
 
 @pytest.mark.parametrize(
-    "options", [{"support": [(0, None), None]}, {"method": "stacked"}, {"coordinates": ["log", "identity"]}]
+    "options",
+    [
+        {"support": [(0, None), None]},
+        pytest.param({"method": "stacked"}, marks=pytest.mark.slow),
+        {"coordinates": ["log", "identity"]},
+    ],
 )
 def test_what_needs_all_samples_is_fitted_by_one_task(options):
     rng = np.random.default_rng(3)
