@@ -276,7 +276,7 @@ def test_where_a_density_is_zero_or_there_is_one_point():
     assert json.loads(sdkde("score", "x.sdkde", "far.npy", "--json").stdout)["points_of_negative_density"] > 0
 
 
-@pytest.mark.parametrize("columns", ["a", "a,b", "a,b,c"])
+@pytest.mark.parametrize("columns", ["a", pytest.param("a,b", marks=pytest.mark.slow), "a,b,c"])
 def test_a_picture(columns):
     pytest.importorskip("matplotlib")
     sdkde("plot", "train.csv", "--columns", columns, "-o", "samples.svg")
@@ -284,9 +284,14 @@ def test_a_picture(columns):
     assert sdkde("plot", "x.sdkde", "--columns", columns, "-o", "p.png").output == ""
     assert Path("p.png").read_bytes().startswith(b"\x89PNG")
     assert all(f"<!-- {name} -->" in Path("samples.svg").read_text() for name in columns.split(","))
+
+
+def test_a_picture_of_another_kernel():
+    pytest.importorskip("matplotlib")
     kernel = ("--method", "kde", "--kernel", "epanechnikov", "--bandwidth", "9")
     sdkde("fit", "train.csv", "--columns", "a,b", "-o", "x.sdkde", *kernel)
     sdkde("plot", "x.sdkde", "-o", "p.png")
+    assert Path("p.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_cannot_be_kept_scored_or_drawn():

@@ -137,10 +137,7 @@ def _begun(out="out.npy"):
     return process
 
 
-@pytest.mark.parametrize(
-    ("name", "out"),
-    [("SIGINT", "out.npy"), ("SIGTERM", "out.npy"), ("SIGHUP", "out.npy"), ("SIGTERM", "out.zarr")],
-)
+@pytest.mark.parametrize(("name", "out"), [("SIGINT", "out.npy"), ("SIGTERM", "out.npy"), ("SIGHUP", "out.zarr")])
 def test_a_signal_ends_a_command_with_its_status_and_leaves_no_part_of_the_output(samples, name, out):
     if out == "out.zarr":
         pytest.importorskip("zarr")

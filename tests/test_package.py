@@ -1,6 +1,7 @@
 """The package as users meet it: what installs, what importing it loads and costs, and which way the arrows point."""
 
 import ast
+import functools
 import importlib
 import inspect
 import os
@@ -40,17 +41,18 @@ print(*set(sys.modules) - before)
     assert len(loaded) < 250, sorted(loaded)
 
 
+@functools.cache
 def _imports(path):
     """Full names of the modules that a file imports, relative imports among them."""
-    package = [part for part in path.relative_to(ROOT).parts[:-1] if part not in ("backends", "autotune")]
+    package, found = [part for part in path.relative_to(ROOT).parts[:-1] if part not in ("backends", "autotune")], []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
             module = ".".join(filter(None, (base, node.module)))
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names)  # a module, or a name in one
+            found += [module, *(f"{module}.{alias.name}" for alias in node.names)]  # a module, or a name in one
+    return found
 
 
 #: The core's rooms, each with the rooms that it may import from. A file beside them is a room of its own.

@@ -348,7 +348,7 @@ while True:
             time.sleep(0.02)  # less than a candidate takes
 """
     process = python(code, tuple(KEY))
-    for _ in range(300):
+    for _ in range(150):
         assert ask() == ("x", "exact"), warnings(recwarn)
         lookup.forget()
     process.kill()
