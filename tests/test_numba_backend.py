@@ -274,11 +274,11 @@ def _hard(kind, n=3000):
 
 @pytest.mark.parametrize("kind", ["normal", "grid", "ties", "wide", "far"])
 def test_rows_that_float32_does_not_do_for_are_summed_again(kind):
-    case = _hard(kind)
+    case, rows = _hard(kind), range(2, 320, 3)  # the far point's among them
     for reduction, precision in itertools.product(Reduction, ("fast", "high")):  # which one oracle's answer is for
         problem = case.problem(reduction, precision, requires={"weights"})
-        got = _straight(NumbaBackend(skip=True), problem, case)
-        assert errors(problem, got, truth(case)).max() <= 0.6, (reduction, precision)
+        got = each(_straight(NumbaBackend(skip=True), problem, case), lambda x: x[rows.start :: rows.step])
+        assert errors(replace(problem, m=len(rows)), got, truth(case, rows=rows)).max() <= 0.6, (reduction, precision)
 
 
 def test_explain_says_how_many_pairs_matter():

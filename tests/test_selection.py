@@ -7,6 +7,7 @@ import array_api_strict
 import numpy as np
 import pytest
 import torch
+from pairwise import cases
 
 import sdkde_core
 from sdkde_core import select_bandwidth
@@ -50,9 +51,7 @@ def some(n, d, spread=0.0, seed=0):
     return x, w / w.sum()
 
 
-@pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
-@pytest.mark.parametrize("d", [1, 3, 17])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "d", "spread"), cases(METHODS, (1, 3, 17), (0.0, 1.0, 4.0)))
 def test_leave_one_out_is_brute_force(method, d, spread):
     x, w = some(90, d, spread)  # two blocks of rows
     pairs = Pairs(x, w, method)
@@ -130,8 +129,7 @@ def test_one_column_is_judged_from_all_samples(method):
     assert over_best(chosen) < 1.15
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("unit", [0.02, 0.1])
+@pytest.mark.parametrize(("method", "unit"), [("sdkde", 0.02), *((method, 0.1) for method in METHODS)])
 def test_rounding_costs_next_to_nothing(method, unit):
     logs = 0.0
     for seed in range(3):
@@ -203,7 +201,7 @@ def test_units_are_found(scale, start, said, kind):
 
 def test_columns_that_are_coarse_have_wide_kernels():
     """As in unrounded data of that spread: half a unit at least, and no atom is taken for a peak."""
-    x = np.random.default_rng(0).normal(size=(1600, 2))
+    x = np.random.default_rng(0).normal(size=(1000, 2))
     want = select_bandwidth(x).factor
     for unit in (0.01, 0.1, 0.3):
         got = np.sqrt(np.diagonal(select_bandwidth(np.round(x / unit) * unit).matrix))
@@ -377,8 +375,13 @@ def test_the_likelihood_has_two_maxima():
     assert logs[0] > logs[1] + 50.0
 
 
-@pytest.mark.parametrize("d", [128, 784])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "d"),
+    [
+        *(("kde", 784), ("sdkde", 128), ("laplace", 784)),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("kde", 128), ("sdkde", 784), ("laplace", 128))),
+    ],
+)
 def test_many_dimensions(method, d):
     """Densities there differ by more powers of ten than float64 has."""
     x = np.random.default_rng(0).normal(size=(80, d))
