@@ -47,10 +47,7 @@ def test_samples_are_of_the_density(study):
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        ("claw", "diagonal"),
-        ("t3", "diagonal"),
-        ("mixture-2", "full"),
-        ("t3-2", "full"),
+        *(("claw", "diagonal"), ("t3", "diagonal"), ("mixture-2", "full"), ("t3-2", "full")),
         pytest.param("t3-2", "diagonal", marks=pytest.mark.slow),
     ],
 )
