@@ -141,7 +141,7 @@ def compare(train, query, options, log):
 def examples(quick):
     """So many in `make test`, and many more in `make test-full`."""
     return pytest.mark.parametrize(
-        "count", [quick, pytest.param(20 * quick, marks=pytest.mark.slow, id=f"{20 * quick}")]
+        "count", [quick, pytest.param(40 * quick, marks=pytest.mark.slow, id=f"{40 * quick}")]
     )
 
 
@@ -150,12 +150,12 @@ def drawn(count, check, *strategies):
     settings(EVERY, max_examples=count)(given(*strategies)(check))()
 
 
-@examples(150)
+@examples(75)
 def test_estimate(count):
     drawn(count, lambda call, log: compare(*call, log), calls(), st.booleans())
 
 
-@examples(40)
+@examples(20)
 def test_by_batches(count):
     """The same answer, or an error too; but for tensors that require grad."""
 
@@ -173,7 +173,7 @@ def test_by_batches(count):
     drawn(count, check, calls())
 
 
-@examples(60)
+@examples(30)
 def test_what_is_beside_it(count):
     def check(call, function):
         train, query, options = call
@@ -186,7 +186,7 @@ def test_what_is_beside_it(count):
     drawn(count, check, calls(), st.sampled_from(functions))
 
 
-@examples(40)
+@examples(20)
 def test_select_bandwidth(count):
     def check(train, method, rule, base, weights):
         got = tried(sdkde_core.select_bandwidth, train, method=method, rule=rule, base=base, weights=weights)
@@ -217,7 +217,7 @@ STRANGE = st.one_of(
     ["estimate", "grad_log_density", "sample", "marginal", "conditional", "probability", "cdf", "quantile", "modes",
      "divergence"],
 )  # fmt: skip
-@examples(25)
+@examples(13)
 def test_a_prepared_density(method, count):
     def check(which, first, second):
         given = (first, second) if method == "probability" else (first,)
@@ -237,7 +237,7 @@ METHODS = ("evaluate", "logpdf", "integrate_gaussian", "integrate_box_1d", "inte
            "set_bandwidth", "resample")  # fmt: skip
 
 
-@examples(60)
+@examples(30)
 def test_gaussian_kde(count):
     """The class takes samples in columns; its errors are SciPy's, LinAlgError among them."""
     there = {(m, d): sdkde_core.gaussian_kde(X[:, :d].T, 0.7, method=m) for m, d in READY}

@@ -253,7 +253,7 @@ def test_commas_in_the_quotes_of_a_csv_header():
     assert refused("x.csv", "-o", "p.npy").startswith("Error: x.csv: line 2 has 2 values")
 
 
-@pytest.mark.parametrize("count", [24, pytest.param(2500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [12, pytest.param(2500, marks=pytest.mark.slow)])
 def test_forged_files(zarr, count):
     """benchmarks/fuzz_files.py: no crash, no traceback, and no damage accepted where a checksum exists."""
     pytest.importorskip("pyarrow")
