@@ -10,6 +10,20 @@ import pytest
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="test_in_the_interpreter runs it")
 
+if INTERPRETED:
+    from triton.runtime.interpreter import InterpretedFunction, _patch_lang
+
+    _prepared = set()
+
+    def _call(self, *args, **kwargs):
+        """A function that kernels call. Triton looks through its language in every call, a third of the time."""
+        if self.fn.__module__ not in _prepared:  # a kernel's launch has prepared the rest
+            _prepared.add(self.fn.__module__)
+            _patch_lang(self.fn)
+        return self.rewrite()(*args, **kwargs)
+
+    InterpretedFunction.__call__ = _call
+
 
 def run(file, marked, named="", more=()):
     """Run tests by marker and name; Triton decides when it is imported whether it interprets its kernels.
