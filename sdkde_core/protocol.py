@@ -85,7 +85,7 @@ FEATURES: Mapping[str, str] = {
     "pairs": "reduce_pairs: what two ranges of the points are to each other, each φ computed once; MEAN only",
     "line": "whiten, moved and density: what comes before and after the sums, by its own kernels; on CUDA devices",
     "moves": "displaced, in_unit, joined, joined_shifts: what lies between any backend's sums; on CUDA devices",
-    "criteria": "ordered, fits, fitted, left_out: what left-out samples say of bandwidths; on CUDA devices",
+    "criteria": "ordered, shaped, left_out, terms: what left-out samples say of bandwidths; on CUDA devices",
     "told": "map_threads(…, told=True) over the rows: progress then needs no batches of rows",
     "groups": "prepare_groups and reduce_groups: several groups of columns at once, each with rows of its own",
 }
@@ -437,63 +437,37 @@ class CriteriaBackend(Backend, TypingProtocol):
         earlier one; and, of the first column, how many are so with the second one's.
         """
 
-    def left_out(self, u: Any, weights: Any, bandwidths: Sequence[float], method: str) -> tuple[Any, Any, Any]:
-        """Return what k bandwidths say of samples, at most some thousand.
+    def shaped(
+        self, u: Any, weights: Any, n: int, mixed: bool, scale: float, first: Sequence[float], lengths: Sequence[int],
+        least: float, chance: float, full: bool,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """Find a bandwidth's shape, and return samples in its units (m, d), and what it is (2 + d²,).
+
+        These are new tensors, and launches may be kept, as with :meth:`ordered`. The second one has 0 where there is
+        no shape, 1 for a scale per column, 2 for the samples' correlation, 3 for a matrix; the median log of how many
+        times as likely it makes a left-out sample; and W, row by row: a row of the first is W u_i, and (WᵀW)⁻¹ the
+        shape, or W the identity.
+
+        It is what :func:`sdkde_core.bandwidth.shapes.find_shape` finds by the first n samples, at most 512, in at most
+        64 dimensions, and by the covariance of all. Kernels begin with one ``scale``. Steps of EM to one scale are
+        ``first`` times as long, and those from there ``lengths``; ``least`` is as there. The correlation is looked at
+        where −½ log of its determinant is above ``chance``, a matrix only if ``full``, both only if ``mixed``.
+        """
+
+    def left_out(self, u: Any, weights: Any, bandwidths: Sequence[float], method: str) -> Any:
+        """Return what k bandwidths say of samples, at most some thousand, as a new tensor, which :meth:`terms` reads.
+
+        As with :meth:`ordered` launches may be kept, and the host is not to wait.
+        """
+
+    def terms(self, values: Any, n: int, d: int, bandwidths: Sequence[float], method: str) -> tuple[Any, Any, Any]:
+        """Return what k bandwidths say of n samples, of the numbers that :meth:`left_out` has returned, on the host.
 
         That is log |p̂₋ᵢ(u_i)| (k, n); its sign (k, n), or ones (k,); and log ∫p̂² (k,). These are NumPy's, without
         (2π)^(−d/2). For ``"kde"`` p̂₋ᵢ(u_i) = Σ_{j≠i} w_j φ_ij / (1 − w_i) h^−d, for ``"laplace"`` the same with the
         factor 1 + d/2 − r²_ij / 2h²; for ``"sdkde"`` of the others, moved by half their shift, as if u_i were not
         there. ∫p̂² is of all samples: a KDE of the (moved) samples at √2 h, for ``"laplace"`` with the factor
         1 + d/2 − q/2 + (q² − 2(d+2) q + d(d+2))/16, q = r²/2h².
-        """
-
-    def fits(
-        self,
-        u: Any,
-        weights: Any,
-        n: int,
-        mixed: bool,
-        scale: float,
-        first: Sequence[float],
-        lengths: Sequence[int],
-        least: float,
-        chance: float,
-        full: bool,
-    ) -> Any:
-        """Return seven fits of kernels, which raise Σ_i a_i log Σ_{j≠i} w_j exp(−½ ‖W (u_i − u_j)‖²) |W| by EM's steps.
-
-        They are fits to the first n samples, at most 512, in at most 64 dimensions, and to their share of the weights.
-        The result is one new tensor, as those of :meth:`ordered` are; :meth:`fitted` takes it apart. The first W is the
-        identity over ``scale``. For each fit: what it begins with; what its steps change, and the steps' lengths.
-
-        * 0: the first W; one scale, ``first``.
-        * 1: fit 0; one scale, ``lengths``.
-        * 2: fit 0; a scale per column, ``lengths``. If the logs l_k of M's diagonal there, at least 10⁻⁶ each, vary so
-          little that Σ_k (l_k − mean)² ≤ 0.2 (d − 1) Σ_i a_i², the fit is fit 0 itself.
-        * 3: fit 2; a scale per column, ``lengths``. If fit 2 is fit 0, anything.
-        * 4: the correlation of all samples, with fit 0's determinant; one scale, ``first``.
-        * 5: fit 4; one scale, ``lengths``.
-        * 6, if ``full``: the likelier one of 2 and 4, with |W|, but 2 if −½ log of the correlation's determinant is not
-          above ``chance``; a matrix, ``lengths``.
-
-        If not ``mixed``, fits 4 to 6 may be anything. A step of length k takes one scale to W m^(−k/2), m the mean
-        of M's diagonal; scales to m_j^(−k/2) times each row of W, m_j the diagonal; k log m, m at least ``least``, is
-        cut at ±5. A matrix goes to (M + ``least`` I)^(−k/2) W, or any rotation of that. There k is 1 if
-        k log(1 + ‖M − I‖), or that of the inverse, in Frobenius's norm, is above 5.
-        """
-
-    def fitted(self, values: Any, n: int, d: int) -> tuple[Any, Any, Any, Any, Any]:
-        """Return what fits are, of numbers that :meth:`fits` has returned, on the host.
-
-        :func:`sdkde_core.bandwidth.shapes.find_shape` compares them. The results are
-
-        * all samples' covariance, weighted, over their weights' sum, (d, d), if ``mixed``;
-        * a (n,), which sum to 1: w exp(min(l − q, 0)) times a number. There l is log p̂₋ᵢ(u_i) by the first W, and q the
-          quantile 0.03 of l, as NumPy has it;
-        * W of each fit, (7, d, d);
-        * M, the moment there, (7, d, d): Σ_i a_i Σ_j r_ij v_ij v_ijᵀ, v_ij = W (u_i − u_j) and r_ij the share of sample
-          j in the sum. Fits 0, 2 and 4 need all of it if ``full``, else fit 0 its diagonal, and others nothing;
-        * log Σ_{j≠i} w_j exp(−½ ‖W (u_i − u_j)‖²) |W|, (7, n).
         """
 
 

@@ -118,7 +118,7 @@ def test_listed(kernel, d, form, capability):
 
 _FP32 = dict.fromkeys(("rows", "leaves", "nodes", "lowest", "reaches", "limits"), "*fp32") | {"step": "fp32"}
 _INT = dict.fromkeys(("visited", "counts", "ends", "out"), "*i32")
-_FP64 = ("x", "u", "weights", "rates", "out", "state", "turned", "columns", "parts")
+_FP64 = ("x", "u", "weights", "rates", "out", "state", "turned", "columns", "parts", "shape")
 _FP64 = dict.fromkeys(_FP64, "*fp64") | {"counts": "*i32", "ranks": "*i32", "taken": "*i64", "places": "*i64"}
 _FP64 |= dict.fromkeys(("squares", "moves", "scratch"), "*fp32") | {"found": "*i64"}
 _STEPS = dict.fromkeys(("length", "other", "least", "unit", "constant", "share"), "fp32")
@@ -174,9 +174,9 @@ def test_samples(kernel, constants, capability):
 
 @pytest.mark.parametrize("capability", [*(pytest.param(x, marks=pytest.mark.slow) for x in (80, 86)), 90])
 @pytest.mark.parametrize(("dim", "full"), [(16, True), *(pytest.param(*x, marks=pytest.mark.slow) for x in _SHAPES)])
-@pytest.mark.parametrize("kernel", ["begin", "rows", "step"])
+@pytest.mark.parametrize("kernel", ["begin", "rows", "step", "shape"])
 def test_fits(kernel, dim, full, capability):
-    more = {"step": {"ROWS": 8, "BLOCK": max(16, 8192 // dim // dim), "FULL": full}}
+    more = {"step": {"ROWS": 8, "BLOCK": max(16, 8192 // dim // dim), "FULL": full}, "shape": {"FULL": full}}
     _check_spills(
         getattr(fits, f"{kernel}_kernel"), _FP64 | _STEPS, more.get(kernel, {}) | {"DIM": dim}, capability, warps=8
     )

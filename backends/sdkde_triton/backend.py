@@ -97,9 +97,8 @@ class TritonBackend:
     in_unit = staticmethod(moves.in_unit)
     joined = staticmethod(moves.joined)
     joined_shifts = staticmethod(moves.joined_shifts)
-    left_out = staticmethod(criteria.left_out)
-    fits, fitted = staticmethod(fits.fits), staticmethod(fits.fitted)
-    ordered = staticmethod(samples.ordered)
+    left_out, terms = staticmethod(criteria.left_out), staticmethod(criteria.terms)
+    ordered, shaped = staticmethod(samples.ordered), staticmethod(fits.shaped)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns, rows in slabs; where memory does not suffice, in smaller ones."""

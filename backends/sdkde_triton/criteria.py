@@ -169,7 +169,7 @@ def begin(device: torch.device, method: str) -> None:
             rehearse(left_out, *few, [1.0], method)
 
 
-def left_out(u: Any, weights: Any, bandwidths: Sequence[float], method: str) -> tuple[Any, Any, Any]:
+def left_out(u: Any, weights: Any, bandwidths: Sequence[float], method: str) -> Any:
     """See :class:`sdkde_core.protocol.CriteriaBackend`."""
     (n, d), count, rows, moved, laplace = u.shape, len(bandwidths), 16, method == "sdkde", method == "laplace"
     with on_device(u):
@@ -188,7 +188,12 @@ def left_out(u: Any, weights: Any, bandwidths: Sequence[float], method: str) -> 
             kept(moves_kernel, grid, (*sizes, splits), (32, 64))(u, weights, rates, squares, moves)
         flags = moved, laplace, rows, 128
         kept(criteria_kernel, (programs, count), (*sizes, length), flags)(weights, rates, squares, moves, out)
-        host = out.cpu().numpy()
-    signs = host[:, n : 2 * n] if laplace else np.ones(count)
-    squared = np.log(np.maximum(host[:, -programs:].sum(1), 1e-300)) - d * np.log(np.multiply(bandwidths, 2**0.5))
-    return host[:, :n], signs, squared
+    return out
+
+
+def terms(values: Any, n: int, d: int, bandwidths: Sequence[float], method: str) -> tuple[Any, Any, Any]:
+    """See :class:`sdkde_core.protocol.CriteriaBackend`."""
+    found, signed = values.reshape(len(bandwidths), -1), method == "laplace"
+    signs = found[:, n : 2 * n] if signed else np.ones(len(found))
+    squares = np.log(np.maximum(found[:, n * (1 + signed) :].sum(1), 1e-300))
+    return found[:, :n], signs, squares - d * np.log(np.multiply(bandwidths, 2**0.5))

@@ -3,7 +3,8 @@
 The formulas are those of :mod:`sdkde_core.bandwidth.shapes`. Kernels N(0, H) have the **inverse** factor W, H⁻¹ = WᵀW.
 ``state`` is float64: log weights and shares in the likelihood, (MOST,) each, the fits, :data:`FITS`, and the samples'
 covariance, (DIM, DIM). Of each fit it has W and its moment, (DIM, DIM) each, log det W, whether it may change, of fit 4
-log det of the correlation's root, 5 numbers that are not used, and log Σ_j w_j φ_ij of every sample, (MOST,).
+log det of the correlation's root and the trace of its inverse, of fit 6 the one it goes on from, 3 numbers that are not
+used, and log Σ_j w_j φ_ij of every sample, (MOST,).
 ``turned`` has W u of each, (DIM, MOST) float64: samples may lie close together, far from the origin. What follows from
 their distances is float32.
 """
@@ -18,7 +19,6 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 
 from sdkde_core.plugin import on_device
 
@@ -31,7 +31,8 @@ from .space import Config
 #: Samples at most.
 MOST = tl.constexpr(512)
 
-#: What is fitted, in the order of the results: see :class:`sdkde_core.protocol.CriteriaBackend`.
+#: Fits 0 and 1 are of one scale, with few and with more steps; 2 and 3, from 0 on, of a scale per column; 4 and 5 of
+#: the samples' correlation; 6 is of a matrix, from the likelier one of 2 and 4 on.
 FITS = 7
 
 
@@ -66,21 +67,23 @@ def _distance(a, diagonal):
 
 
 @triton.jit
-def _turn(u, v, at, DIM: tl.constexpr):
-    """Write W u of all samples, (DIM, MOST), for W as it was stored before."""
+def _turn(u, v, at, n, d, across, along, DIM: tl.constexpr):
+    """Write W u of n samples of d dimensions, which lie so far apart, for W as it was stored before."""
     BLOCK: tl.constexpr = MOST if MOST < 2048 // DIM else 2048 // DIM
     k = tl.arange(0, DIM)
     tl.debug_barrier()
-    for start in range(0, MOST, BLOCK):
+    for start in range(0, n, BLOCK):
         j = start + tl.arange(0, BLOCK)
+        here, inside = k[:, None] * across + j[None, :] * along, (k < d)[:, None] & (j < n)[None, :]
         if DIM > 32:  # there is no room for a product of matrices
             found = tl.zeros((DIM, BLOCK), tl.float64)
             for column in tl.range(0, DIM, loop_unroll_factor=8):
-                found += tl.load(at + k * DIM + column)[:, None] * tl.load(u + column * MOST + j)[None, :]
+                value = tl.load(u + column * across + j * along, mask=(j < n) & (column + 0 * j < d), other=0.0)
+                found += tl.load(at + k * DIM + column)[:, None] * value[None, :]
         else:
-            inverse, samples = tl.load(at + k[:, None] * DIM + k[None, :]), tl.load(u + k[:, None] * MOST + j[None, :])
-            found = tl.dot(inverse, samples, out_dtype=tl.float64)
-        tl.store(v + k[:, None] * MOST + j[None, :], found)
+            value = tl.load(u + here, mask=inside, other=0.0)
+            found = tl.dot(tl.load(at + k[:, None] * DIM + k[None, :]), value, out_dtype=tl.float64)
+        tl.store(v + here, found, mask=inside)
 
 
 @triton.jit
@@ -133,7 +136,7 @@ def _step(
     if length > 0.0:
         tl.store(at + here, inverse)
         tl.store(at + 2 * DD, log)
-        _turn(u, v, at, DIM)
+        _turn(u, v, at, MOST, DIM, MOST, 1, DIM)
 
 
 @sized
@@ -271,17 +274,73 @@ def begin_kernel(x, weights, counts, u, state, turned, n, d, m, kind, unit, cons
             root, logs = _root(given, d, DIM)
             inverse = root * tl.exp((log + logs) / d)
             tl.store(at + 2 * DD + 2, logs)
+            tl.store(at + 2 * DD + 3, tl.sum(tl.sum(root * root, 1), 0) - (DIM - d))
         if (kind == 2) & (chain == 2):  # the likelier of two
-            other = _at(state, 2, DIM)
+            other, better = _at(state, 2, DIM), 4
             rest = tl.load(from_ + 2 * DD + 8 + i, mask=i < n, other=0.0)
             rest -= tl.load(other + 2 * DD + 8 + i, mask=i < n, other=0.0)
             rest = tl.sum(rest * shares, 0) + log - tl.load(other + 2 * DD)
             if (rest <= 0.0) | (-tl.load(from_ + 2 * DD + 2) <= constant):
-                inverse, log = tl.load(other + here), tl.load(other + 2 * DD)
+                inverse, log, better = tl.load(other + here), tl.load(other + 2 * DD), 2
+            tl.store(at + 2 * DD + 4, better + f64(0.0))
     tl.store(at + here, inverse)
     tl.store(at + 2 * DD, log)
     tl.store(at + 2 * DD + 1, going)
-    _turn(u, turned + target * DIM * MOST, at, DIM)
+    _turn(u, turned + target * DIM * MOST, at, MOST, DIM, MOST, 1, DIM)
+
+
+@sized
+def shape_kernel(x, state, shape, out, n, d, m, asked, least, constant, FULL: tl.constexpr, DIM: tl.constexpr):
+    """Compare the fits, as :func:`sdkde_core.bandwidth.shapes.find_shape` does; ``asked``: other than scales, too.
+
+    ``shape`` (2 + d²,) gets half the number of the one that is taken, the median log of what it makes samples likelier
+    by, and W, of the shape's size; ``out`` the samples x (m, d) by that.
+    """
+    i, k, DD = tl.arange(0, MOST), tl.arange(0, DIM), DIM * DIM
+    here, diagonal, correlated = k[:, None] * DIM + k[None, :], k[:, None] == k[None, :], _at(state, 4, DIM)
+    shares = tl.load(state + MOST + i)
+    share, root_log = tl.sum(shares * shares, 0), tl.load(correlated + 2 * DD + 2)
+    mixed = (asked > 0) & (tl.load(correlated + 2 * DD + 3) < 1.0 / least)
+    oriented, full = mixed & (-root_log > constant), asked < 0
+    if FULL:
+        begun = _at(state, tl.load(_at(state, 6, DIM) + 2 * DD + 4).to(tl.int32), DIM) + DD
+        moment = tl.load(begun + here) + tl.where(diagonal & (k < d)[:, None], least, 0.0)
+        moment = tl.where(diagonal & (k >= d)[:, None], 1.0, moment)
+        _, logs = _root(moment, d, DIM)
+        trace = tl.sum(tl.sum(tl.where(diagonal, moment, 0.0), 1), 0) - (DIM - d)
+        away = 2.0 * d * tl.log(trace / d) - 4.0 * logs
+        inverse = tl.load(_at(state, 6, DIM) + here)
+        square = tl.dot(tl.trans(inverse), inverse, out_dtype=tl.float64)  # of the matrix the inverse
+        root, _ = _root(square, d, DIM)
+        trace = tl.sum(tl.sum(root * root, 0) * tl.sum(tl.where(diagonal, square, 0.0), 0), 0) - (DIM - d)
+        full = mixed & (away > 0.2 * (0.5 * d * (d + 1) - 1.0) * share) & (trace < 1.0 / least)
+    taken, good, middle = tl.full((), 0, tl.int32), asked < 0, f64(0.0)
+    for step in range(7):
+        fit, other = tl.where(step < 6, step // 2 * 2 + 2, taken), tl.where(step < 6, taken + step % 2, 0)
+        one, two = _at(state, fit, DIM) + 2 * DD, _at(state, other, DIM) + 2 * DD
+        rest = tl.load(one + 8 + i, mask=i < n, other=0.0) - tl.load(two + 8 + i, mask=i < n, other=0.0)
+        rest += tl.load(one) - tl.load(two)
+        ordered = tl.sort(tl.where(i < n, rest, 1e300))
+        middle = 0.5 * tl.sum(tl.where(i == (n - 1) // 2, ordered, 0.0) + tl.where(i == n // 2, ordered, 0.0), 0)
+        rest = tl.minimum(tl.maximum(rest, middle - 2.0), middle + 2.0)
+        mean = tl.sum(rest * shares, 0)
+        rest = shares * (rest - mean)
+        error = tl.sqrt(tl.sum(rest * rest, 0))
+        more = tl.where(fit == 2, d - 1.0, tl.where(fit == 4, 0.0, 0.5 * d * (d - 1) + tl.where(taken == 2, 0, d - 1)))
+        errors = tl.where(fit == 4, tl.maximum(-1.5, 1.0 + 5.0 * root_log / d), 2.0)
+        score = tl.where(error > 0.0, (mean - more * share) / error, 0.0)
+        good = (score > errors) & (good | (step % 2 == 0))
+        allowed = (fit == 2) | ((fit == 4) & oriented) | ((fit == 6) & full)
+        taken = tl.where(good & allowed & (step % 2 == 1) & (step < 6), fit, taken)
+    at = _at(state, taken, DIM)
+    times = tl.exp((tl.where(taken > 2, -root_log, 0.0) - tl.load(at + 2 * DD)) / d)
+    inverse = tl.where(taken == 0, tl.where(diagonal, 1.0, 0.0), tl.load(at + here) * times)
+    tl.debug_barrier()
+    tl.store(at + here, inverse)
+    tl.store(shape, taken / 2 + f64(0.0))
+    tl.store(shape + 1, middle)
+    tl.store(shape + 2 + k[:, None] * d + k[None, :], inverse, mask=(k < d)[:, None] & (k < d)[None, :])
+    _turn(x, out, at, m, d, 1, d, DIM)
 
 
 @functools.cache
@@ -289,17 +348,18 @@ def begin(device: torch.device, d: int, full: bool) -> None:
     """The first time, let all kernels of a choice compile side by side."""
     if device.type == "cuda":
         few, weights = torch.zeros((2, d), dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
-        rehearse(fits, few, weights, 2, True, 1.0, (1.0,), (1,), 1.0, 0.0, full)
+        rehearse(shaped, few, weights, 2, True, 1.0, (1.0,), (1,), 1.0, 0.0, full)
         criteria.begin(device, "sdkde")
 
 
-def fits(
+def shaped(
     u: Any, weights: Any, n: int, mixed: bool, scale: float, first: Sequence[float], lengths: Sequence[int],
     least: float, chance: float, full: bool,
-) -> Any:  # fmt: skip
+) -> tuple[Any, Any]:  # fmt: skip
     """See :class:`sdkde_core.protocol.CriteriaBackend`."""
-    (m, d), rows, most = u.shape, 8, int(MOST.value)
-    dim, size, programs = *_sizes(d), -(-n // rows)
+    (m, d), rows, most, full = u.shape, 8, int(MOST.value), mixed and full
+    dim, programs = max(16, 1 << (d - 1).bit_length()), -(-n // rows)
+    size = 2 * dim * dim + 8 + most  # of a fit
     with on_device(u):
         begin(u.device, d, full)
         room, block = 3 * programs * (rows * most + dim * dim), min(most, max(16, 8192 // dim // dim))
@@ -328,22 +388,7 @@ def fits(
         climb(0, [0], [3], [1 + full])
         climb(1, [1, 2, 4][: 2 + mixed], [0, 1, 3], [0, 1 + full, 1 + full])
         climb(2, [3, 5, 6][: 1 + mixed + full], [1, 0, 2], [0, 0, 0])
-    return given[1]
-
-
-def _sizes(d: int) -> tuple[int, int]:
-    """The numbers of padded dimensions, and of what ``state`` has of a fit."""
-    dim = max(16, 1 << (d - 1).bit_length())
-    return dim, 2 * dim * dim + 8 + int(MOST.value)
-
-
-def fitted(values: NDArray[Any], n: int, d: int) -> tuple[Any, Any, Any, Any, Any]:
-    """See :class:`sdkde_core.protocol.CriteriaBackend`."""
-    (dim, size), most = _sizes(d), int(MOST.value)
-    found = values[2 * most : 2 * most + FITS * size].reshape(FITS, size)
-    covariance, *matrices = (
-        x.reshape(-1, dim, dim)[:, :d, :d]
-        for x in (values[-dim * dim :], found[:, : dim * dim], found[:, dim * dim : 2 * dim * dim])
-    )
-    logs = found[:, 2 * dim * dim + 8 :][:, :n] + found[:, 2 * dim * dim, None]
-    return covariance[0], values[most : most + n], *matrices, logs
+        shape, out = (torch.empty(k, dtype=torch.float64, device=u.device) for k in (2 + d * d, (m, d)))
+        compare = kept(shape_kernel, (1, 1), (), (full, dim), eight)
+        compare(u, given[1], shape, out, last=(n, d, m, int(mixed), least, chance))
+    return out, shape

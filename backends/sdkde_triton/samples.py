@@ -21,14 +21,8 @@ MOST = tl.constexpr(128)
 
 
 @triton.jit
-def _ordered(bits):
-    """A number's bits in the order of unsigned integers."""
-    return bits ^ ((bits >> 63) | -0x8000000000000000)
-
-
-@triton.jit
 def _value(ordered):
-    """The number of bits in that order."""
+    """The number of bits in the order of unsigned integers."""
     return number(ordered ^ ((~ordered >> 63) | -0x8000000000000000))
 
 
@@ -72,7 +66,8 @@ def digit_kernel(x, counts, found, parts, n, d, first, top, kind, ROWS: tl.const
         total += tl.where(kind == 0, away, away * away)
         low = tl.minimum(low, tl.where(inside & ((kind < 8) | (value > value_of)), value, low))
         high = tl.maximum(high, tl.where(inside, value, high))
-        bits = _ordered(value.to(tl.int64, bitcast=True))
+        bits = value.to(tl.int64, bitcast=True)
+        bits ^= (bits >> 63) | -0x8000000000000000
         inside &= (kind == 0) | (((bits ^ begin) >> tl.minimum(64 - 8 * kind, 63)) == 0)
         counted += tl.histogram(((bits >> shift) & (BINS - 1)).to(tl.int32), BINS, mask=inside)
     tl.store(parts + tl.where(kind == 0, 0, 1) * pairs * MOST + p, tl.sum(total, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +18,8 @@ from ..engine.failures import raise_interrupt
 from ..engine.launches import Lists
 from ..engine.products import product
 from . import shapes
-from .matrix import like
+from .line import STEP
+from .normal import normal_reference, widest
 from .pairs import Left, Pairs
 from .sample import SEED, Sample, drawn, most_of, spread_of
 
@@ -42,81 +44,81 @@ class Distinct:
         some = self.weights[:most]
         return some if most == len(self.weights) else some / some.sum()
 
-    def part(self, most: int) -> tuple[Any, Any]:
-        """The first so many samples, and their weights."""
-        return self.u[:most], self.shares(most)
-
-    def fits(self, most: int) -> shapes.Fits:
-        """What a shape is found by, of the first so many."""
+    def shaped(self, mixed: bool) -> tuple[Array | None, str]:
+        """Find the bandwidth's shape, and go on with samples in its units; return what :func:`.shapes.find_shape` does."""
+        (n, d), share = self.u.shape, float(self.weights @ self.weights)
+        if not (most := shapes.most_of(n, d)):
+            return None, ""
         centred = self.u - self.weights @ self.u
-        return shapes.Fits(*self.part(most), product((centred * self.weights[:, None]).T, centred))
-
-    def turn(self, matrix: Array) -> None:
-        """Multiply the samples by a matrix (d, d)."""
-        self.u = product(self.u, matrix)
+        covariance = product((centred * self.weights[:, None]).T, centred)
+        shape, why = shapes.find_shape(shapes.Fits(self.u[:most], self.shares(most), covariance), share, mixed=mixed)
+        if shape is not None:
+            self.u = product(self.u, np.linalg.inv(np.linalg.cholesky(shape)).T)
+        return shape, why
 
     def left_out(self, most: int, method: str) -> Callable[[Sequence[float]], list[Left]]:
         """A function that returns what bandwidths say of the first so many samples."""
-        return Pairs(*self.part(most), method).at
+        return Pairs(self.u[:most], self.shares(most), method).at
 
 
 class OnCard(Distinct):
-    """The same on a CUDA device, by a backend's kernels: the fits are launched when this is made, and read at once.
+    """The same on a CUDA device, by a backend's kernels: launched when this is made, and read at once.
 
-    ``host``: distinct samples that were prepared on the host. Without it the device prepares them, and ``good`` says
-    whether that was enough; rounded and equal samples, and columns with gaps, need more. The samples' ends and
-    quartiles, which the host looks at as well, are read together with the fits.
+    They find the shape, and what bandwidths say of the samples that are asked first. ``host``: distinct samples that
+    were prepared on the host. Without it the device prepares them, and ``good`` says whether that was enough; rounded
+    and equal samples, and columns with gaps, need more. The samples' ends and quartiles, which the host looks at as
+    well, are read too.
     """
 
-    good = True
+    _shape: tuple[Array | None, str] = None, ""
 
-    def __init__(self, sample: Sample, rule: str, host: Distinct | None = None) -> None:
+    def __init__(self, sample: Sample, rule: str, mixed: bool, host: Distinct | None = None) -> None:
         assert sample.kernels is not None
-        self._kernels, d, torch = sample.kernels, sample.d, sys.modules["torch"]
-        n = min(sample.n, most_of(d)) if host is None else len(host.weights)
-        most = shapes.most_of(n, d) if rule == "auto" and not sample.common else 0
+        self._kernels, d, method, torch = sample.kernels, sample.d, sample.method, sys.modules["torch"]
+        n, place = min(sample.n, most_of(d)) if host is None else len(host.weights), sample.given.device
+        super().__init__(None, *(np.full(n, 1.0 / n), np.zeros(d)) if host is None else (host.weights, host.units))
+        few, most = asked_first(n), shapes.most_of(n, d) if rule == "auto" and not sample.common else 0
+        steps = thirds(steps_of(rule)) if few < n else np.union1d(steps_of(rule), np.arange(1, 6))
+        bandwidths = bandwidths_of(steps, method, d, self.shares(few))
+
+        def asked(u: Any, weights: Any) -> tuple[Any, ...]:
+            shape = ()
+            if most:
+                climbs = shapes.scale_of(self.shares(most), d), shapes.SCALE_LENGTHS, shapes.LENGTHS, shapes.LEAST
+                chance = d * (d - 1) * float(self.weights @ self.weights)
+                u, *shape = self._kernels.shaped(u, weights, most, mixed, *climbs, chance, shapes.enough(most, d))
+            return u, self._kernels.left_out(u[:few], self._some, bandwidths, method), *shape
+
         if host is None:
-            super().__init__(None, np.full(n, 1.0 / n), np.zeros(d))
-            self.u, self._there, *numbers = self._prepared(sample, most)
+            x, (taken, places, self._some) = sample.given.T.contiguous(), _drawn(sample.n, n, place)
+
+            def launch() -> tuple[Any, bool]:
+                u, weights, columns = self._kernels.ordered(x, taken, places, sample.common)
+                return (weights, columns, *asked(u, weights)), True
+
+            key = self._kernels.shaped, place, x.shape, most, sample.common, mixed, rule, method
+            with on_device(x):
+                self._there, columns, self.u, *numbers = _lists.serve(key, (x,), launch, lambda read: True)
+            numbers.append(columns)
         else:
-            super().__init__(None, host.weights, host.units)
-            self.u, self._there = (torch.from_numpy(x).to(sample.given.device) for x in (host.u, host.weights))
-            numbers = self._begun(sample, most, self.u, self._there)
-        if not numbers:
-            return
+            given = host.u, host.weights, self.shares(few)
+            self.u, self._there, self._some = (torch.from_numpy(a).to(place) for a in given)
+            self.u, *numbers = asked(self.u, self._there)
         read = torch.cat([x.view(-1) for x in numbers]).cpu().numpy()
-        if host is None:
-            self.good = self._measured(sample, *np.split(read[: 11 * d].reshape(11, d), [3, 6]))
-        if most and self.good:
-            found = self._kernels.fitted(read[-numbers[-1].numel() :], most, d)
-            self._fits = shapes.FoundFits(self.shares(most), *found)
+        said, *parts = np.split(read, np.cumsum([x.numel() for x in numbers[:-1]]))
+        self.good = host is not None or self._measured(sample, parts.pop()[: 11 * d].reshape(11, d))
+        if self.good:
+            self._said = dict(zip(bandwidths, map(Left, *self._kernels.terms(said, few, d, bandwidths, method))))
+        if parts and self.good and (which := int(parts[0][0])):
+            factor = np.linalg.inv(parts[0][2:].reshape(d, d))
+            self._shape = factor @ factor.T, shapes.said(which, parts[0][1])
 
-    def _begun(self, sample: Sample, most: int, u: Any, weights: Any) -> list[Any]:
-        """The fits to the first so many samples, launched, or none."""
-        if not most:
-            return []
-        share, d, mixed = float(self.weights @ self.weights), sample.d, sample.mixed
-        steps = shapes.scale_of(self.shares(most), d), shapes.SCALE_LENGTHS, shapes.LENGTHS, shapes.LEAST
-        full = mixed and shapes.enough(most, d)
-        return [self._kernels.fits(u, weights, most, mixed, *steps, d * (d - 1) * share, full)]
-
-    def _prepared(self, sample: Sample, most: int) -> tuple[Any, ...]:
-        """Samples in spreads, their weights, what their columns are like, and the fits, by one list of launches."""
-        x, n = sample.given.T.contiguous(), len(self.weights)
-
-        def launch() -> tuple[Any, bool]:
-            made = self._kernels.ordered(x, *_drawn(sample.n, n, x.device), sample.common)
-            return (*made, *self._begun(sample, most, *made[:2])), True
-
-        key = self._kernels.fits, x.device, x.shape, most, sample.common, sample.mixed
-        with on_device(x):
-            return _lists.serve(key, (x,), launch, lambda read: True)
-
-    def _measured(self, sample: Sample, measured: Array, ends: Array, columns: Array) -> bool:
+    def _measured(self, sample: Sample, found: Array) -> bool:
         """Tell the sample its ends and quartiles; return whether the device has prepared all that there is to do."""
+        measured, ends, (low, high, near, ties, twice) = np.split(found, [3, 6])
         if not (measured[0].min() > 1e-140 and measured[0].max() < 1e140):  # else squares of the data are none
             return False
-        sample.ends, (low, high, near, ties, twice) = ends, columns
+        sample.ends = ends
         measured[1:] -= ends[2]
         sample.measured = measured / sample.unit
         scale = sample.unit * spread_of(sample.measured)
@@ -125,28 +127,51 @@ class OnCard(Distinct):
         good = (near > 0.0) & (high - low <= GAP * scale) & (ties <= TIES * len(self.weights))
         return bool(good.all() and not twice.any())
 
-    def part(self, most: int) -> tuple[Any, Any]:
-        some = self._there[:most]
-        return self.u[:most], some if most == len(self.weights) else some / float(self.weights[:most].sum())
-
-    def fits(self, most: int) -> shapes.Fits:
-        return self._fits
-
-    def turn(self, matrix: Array) -> None:
-        self.u = self.u @ like(matrix, self.u)
+    def shaped(self, mixed: bool) -> tuple[Array | None, str]:
+        return self._shape
 
     def left_out(self, most: int, method: str) -> Callable[[Sequence[float]], list[Left]]:
-        part = self.part(most)
-        return lambda bandwidths: list(map(Left, *self._kernels.left_out(*part, bandwidths, method)))
+        weights = self._there if most == len(self.weights) else self._some
+
+        def ask(bandwidths: Sequence[float]) -> list[Left]:
+            if most == len(self._some) and all(h in self._said for h in bandwidths):
+                return [self._said[h] for h in bandwidths]
+            values = self._kernels.left_out(self.u[:most], weights, bandwidths, method).cpu().numpy()
+            return list(map(Left, *self._kernels.terms(values, most, self.u.shape[1], bandwidths, method)))
+
+        return ask
+
+
+def asked_first(n: int) -> int:
+    """How many of n samples bandwidths are asked of first: a search by 500 pays where there are many more."""
+    return 500 if n >= 1000 else n
+
+
+def steps_of(rule: str) -> NDArray[np.intp]:
+    """The bandwidths that a rule looks at, as steps of their logs."""
+    return np.arange(-31, 1 if rule == "auto" else 6)
+
+
+def thirds(steps: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Every third step, from the widest down, and the narrowest."""
+    return np.union1d(steps[:1], steps[::-3])
+
+
+def bandwidths_of(steps: NDArray[np.intp], method: str, d: int, weights: Array) -> list[float]:
+    """The steps' bandwidths in spreads, for samples with these weights."""
+    asked = method, d, 1.0 / float(weights @ weights)
+    unit = normal_reference(*asked) * widest(*asked)
+    return [unit * math.exp(STEP * step) for step in steps.tolist()]
 
 
 @functools.lru_cache(16)
-def _drawn(n: int, most: int, place: Any) -> tuple[Any, Any]:
-    """On a device: which of n samples are looked at, and the places of these, in order of the first column."""
+def _drawn(n: int, most: int, place: Any) -> tuple[Any, Any, Any]:
+    """On a device: which of n samples are looked at; their places in order; weights of those asked first."""
     rng, torch = np.random.default_rng(SEED), sys.modules["torch"]
     taken = drawn(n, most, rng) if n > most else np.arange(n)
     # Copies from the host are there before another stream can use them.
-    return tuple(torch.from_numpy(x).to(place) for x in (taken, np.argsort(rng.permutation(most))))
+    places, few = np.argsort(rng.permutation(most)), asked_first(most)
+    return tuple(torch.from_numpy(x).to(place) for x in (taken, places, np.full(few, 1.0 / few)))
 
 
 @quiet
@@ -154,7 +179,7 @@ def look(sample: Sample, rule: str) -> None:
     """Ask the kernels for a sample's device, if there are any, what can be asked at once."""
     if sample.d > 1 and sample.weights is None and sample.n >= 5 and sample.kernels is not None:
         try:
-            found = OnCard(sample, rule)
+            found = OnCard(sample, rule, sample.mixed)
         except Exception as error:  # a backend may raise anything
             failed(sample, error)
         else:

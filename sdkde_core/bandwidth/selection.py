@@ -31,8 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Array, quiet
-from . import shapes
-from .distinct import GAP, TIES, Distinct, OnCard, failed
+from .distinct import GAP, TIES, Distinct, OnCard, asked_first, bandwidths_of, failed, steps_of, thirds
 from .isj import improved_sheather_jones
 from .line import FOLDS, STEP, Line, Looks, vertex
 from .normal import normal_reference, widest
@@ -127,21 +126,13 @@ def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
         assert looked.index is not None
         line = Line(looked.u[:, 0], weights, looked.index % min(FOLDS, n), method, sample.moves[1])
         return _on_a_line(sample, rule, line, units, float(units[0] / spreads[0]))
+    held = bool(sample.mixed and spreads.min() > 1e-140 and spreads.max() < 1e140)  # by float64, squared
     if sample.kernels is not None and sample.on_card is None:
-        looked = OnCard(sample, rule, looked)
-    shape, why = None, ""
-    if rule == "auto" and not sample.common and (most := shapes.most_of(n, d)):
-        held = bool(sample.mixed and spreads.min() > 1e-140 and spreads.max() < 1e140)  # by float64, squared
-        shape, why = shapes.find_shape(looked.fits(most), float(weights @ weights), mixed=held)
-    if shape is not None:
-        looked.turn(np.linalg.inv(np.linalg.cholesky(shape)).T)
-        why = f"; its shape is {why}"
-    steps = np.arange(-31, 1 if rule == "auto" else 6)
-    counts, on_card = [500, n] if n >= 1000 else [n], isinstance(looked, OnCard)  # a search by 500 pays
-    looks = [_Looks(method, d, looked.shares(count), looked.left_out(count, method)) for count in counts]
+        looked = OnCard(sample, rule, held, looked)
+    shape, why = looked.shaped(held) if rule == "auto" and not sample.common else (None, "")
+    steps, on_card = steps_of(rule), isinstance(looked, OnCard)
+    looks = [_Looks(method, d, looked.shares(k), looked.left_out(k, method)) for k in sorted({asked_first(n), n})]
     if len(looks) > 1:
-        if on_card:  # where a launch costs more than some bandwidths do
-            looks[0].hear(_thirds(steps))
         steps = looks[0].narrowed(rule, steps, n)
     if on_card:
         looks[-1].hear(np.union1d(steps, np.arange(1, 6)) if steps[-1] == 0 else steps)
@@ -287,15 +278,14 @@ class _Looks:
 
     def __init__(self, method: str, d: int, weights: Array, ask: Callable[[list[float]], list[Left]]) -> None:
         self.method, self.weights, self.ask = method, weights, ask
-        self.share = float(weights @ weights)  # of one sample, effectively
-        asked = method, d, 1.0 / self.share
-        self.unit = normal_reference(*asked) * widest(*asked)  # in spreads
+        self.share, self.d = float(weights @ weights), d  # of one sample, effectively
         self.known: dict[int, Left] = {}
 
     def hear(self, steps: NDArray[np.intp]) -> None:
         """Ask what these steps say, where that is not known."""
         if new := [step for step in steps.tolist() if step not in self.known]:
-            self.known.update(zip(new, self.ask([self.unit * math.exp(STEP * step) for step in new])))
+            bandwidths = bandwidths_of(np.array(new), self.method, self.d, self.weights)
+            self.known.update(zip(new, self.ask(bandwidths)))
 
     def narrowed(self, rule: str, steps: NDArray[np.intp], n: int) -> NDArray[np.intp]:
         """The steps that may be plausible for n samples, by a search among every third step."""
@@ -325,12 +315,12 @@ class _Looks:
 
     def _wide(self, rule: str, steps: NDArray[np.intp], more: float = 1.0) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Every third step from the widest down to where none of the narrower half is plausible; indices of those."""
-        thirds = _thirds(steps)
-        for k in range(6, len(thirds) + 3, 3):
-            plausible = self._plausible(rule, thirds[-k:], more)
+        some = thirds(steps)
+        for k in range(6, len(some) + 3, 3):
+            plausible = self._plausible(rule, some[-k:], more)
             if not len(plausible) or plausible[0] >= 3:
                 break
-        return thirds[-k:], plausible
+        return some[-k:], plausible
 
     def _plausible(self, rule: str, steps: NDArray[np.intp], more: float = 1.0) -> NDArray[np.intp]:
         """Indices of the plausible steps by a criterion of the rule, for ``more`` times as many samples."""
@@ -356,11 +346,6 @@ class _Looks:
         least_squares *= np.exp(np.minimum(units - largest, 300))[:, None]
         likelihood = None if self.method == "laplace" else -np.maximum(logs, largest - 1e4)
         return _Losses(least_squares, likelihood)
-
-
-def _thirds(steps: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Every third step, from the widest down, and the narrowest."""
-    return np.union1d(steps[:1], steps[::-3])
 
 
 def _plausible(loss: Array, weights: Array) -> Array:

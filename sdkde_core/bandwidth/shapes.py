@@ -35,23 +35,22 @@ SCALE_LENGTHS = (1.6,) * 5
 #: They come as far as ten of 1.6.
 LENGTHS = (1, 6, 1, 3, 1, 2)
 
-#: The least eigenvalue of a shape, as a correlation matrix: below it columns are nearly dependent.
+#: One over the largest trace of a shape's inverse, as a correlation matrix: beyond it columns are nearly dependent.
 LEAST = 1e-6
 
 
 class _Fit(NamedTuple):
     """Kernels N(0, L Lᵀ), and what they say of left-out samples."""
 
-    factor: Any  # L, (d, d), not triangular; by a backend None
+    factor: NDArray[Any]  # L, (d, d), not triangular
     inverse: NDArray[Any]  # L⁻¹
     moment: Array  # (d, d) Σ_i a_i Σ_j r_ij v vᵀ, v = L⁻¹(u_i − u_j): the identity at the best H
-    found: Any  # (2, n) of each row the sum relative to its largest kernel, and the log of that; by a backend None
-    logs: Any = None  # (n,) log p̂₋ᵢ(u_i), without (2π)^(−d/2), on the host; of the last fit of a climb
+    found: Any  # (2, n) of each row the sum relative to its largest kernel, and the log of that
+    logs: Any = None  # (n,) log p̂₋ᵢ(u_i), without (2π)^(−d/2); of the last fit of a climb
 
     @property
     def matrix(self) -> NDArray[Any]:
-        factor = np.linalg.inv(self.inverse) if self.factor is None else self.factor
-        return factor @ factor.T
+        return self.factor @ self.factor.T
 
 
 def most_of(n: int, d: int) -> int:
@@ -66,20 +65,21 @@ def enough(n: int, d: int) -> bool:
 
 
 def find_shape(kernels: Fits, share: float, *, mixed: bool = True) -> tuple[Array | None, str]:
-    """Find a shape (d, d), in the columns' spreads, that is clearly better than these, and why; None without one.
+    """Find a shape (d, d), in the columns' spreads, that is clearly better than these, and what a reason says of it.
 
     A scale per column is tried first, then the samples' correlation, then any matrix, if ``mixed``. "Clearly": by the
     score of the differences of log p̂₋ᵢ, paired sample by sample, less what as many parameters gain by chance (Akaike).
     The samples' correlation, where it is more than chance, is not fitted to that likelihood: a strong one is taken
     unless it is clearly worse. ``share`` is the sum of all samples' squared weights.
     """
-    columns, d, correlation = kernels.columns(), kernels.d, correlation_of(kernels.covariance)
+    columns, d, sides = kernels.columns(), kernels.d, np.sqrt(np.maximum(np.diagonal(kernels.covariance), 1e-300))
+    correlation = (kernels.covariance + kernels.covariance.T) / 2 / sides[:, None] / sides
     found: tuple[Array | None, str] = None, ""
     simple, freed = columns, "scale"  # the best so far, and what it was climbed by
     scales = kernels.climb(columns, "scales") if kernels.may_gain(columns, "scales", d - 1) else columns
     if kernels.better(scales, columns, "scale", d - 1):
         simple, freed, matrix = scales, "scales", np.diag(np.diagonal(scales.matrix))
-        found = matrix / _size(matrix), f"a scale of its own per column, {_better(scales, columns)}"
+        found = matrix / _size(matrix), said(1, _median(scales.logs - columns.logs))
     if not mixed or not _far_from_singular(correlation):
         return found
     size, more, likeliest = _size(correlation), d * (d - 1) / 2, scales
@@ -89,14 +89,14 @@ def find_shape(kernels: Fits, share: float, *, mixed: bool = True) -> tuple[Arra
         likeliest = max(scales, oriented, key=lambda fit: float(fit.logs @ kernels.rows))
         if kernels.better(oriented, simple, freed, 0, errors=max(-1.5, 1.0 + 2.5 * math.log(size))):
             simple, freed = oriented, "scale"
-            found = correlation, f"that of the samples' correlation, {_better(oriented, columns)}"
+            found = correlation, said(2, _median(oriented.logs - columns.logs))
     if not enough(len(kernels.w), d) or not kernels.may_gain(likeliest, "matrix", d * (d + 1) / 2 - 1):
         return found
     full = kernels.climb(likeliest, "matrix")
     more += (d - 1) * (freed == "scale")
     if kernels.better(full, simple, freed, more) and _far_from_singular(full.matrix):
         matrix = full.matrix * (size / _size(full.matrix))
-        found = (matrix + matrix.T) / 2, f"a full matrix, {_better(full, columns)}"
+        found = (matrix + matrix.T) / 2, said(3, _median(full.logs - columns.logs))
     return found
 
 
@@ -166,9 +166,13 @@ class Fits:
 
     def may_gain(self, fit: _Fit, free: str, more: float) -> bool:
         """Whether a climb with ``more`` parameters may pay: not if the moment is all but a multiple of the identity."""
-        values = np.linalg.eigvalsh(fit.moment) if free == "matrix" else np.diagonal(fit.moment)
-        logs = np.log(np.maximum(values, LEAST))
-        return bool(((logs - logs.mean()) ** 2).sum() > 0.2 * more * float(self.rows @ self.rows))
+        if free == "matrix":  # the same to second order, by the determinant: Mauchly's test of sphericity
+            moment = fit.moment + LEAST * np.eye(self.d)
+            away = 2.0 * self.d * math.log(np.trace(moment) / self.d / _size(moment))
+        else:
+            logs = np.log(np.maximum(np.diagonal(fit.moment), LEAST))
+            away = ((logs - logs.mean()) ** 2).sum()
+        return bool(away > 0.2 * more * float(self.rows @ self.rows))
 
     def _distances(self, factor: NDArray[Any]) -> tuple[Array, Any]:
         """Half the squared distances in kernels of that factor: to the nearest (n,), and all less that (n, n)."""
@@ -220,40 +224,15 @@ class Fits:
         return (mean - more * float(rows @ rows)) / error if error > 0 else 0.0
 
 
-class FoundFits(Fits):
-    """The same by a backend's kernels, which have made all of them: :class:`sdkde_core.protocol.CriteriaBackend`."""
-
-    def __init__(
-        self, weights: Array, covariance: Array, rows: Array, inverses: Array, moments: Array, logs: Array
-    ) -> None:
-        self.w, self.rows, self.d, self.covariance = weights, rows, len(covariance), covariance
-        self._found = inverses, moments, logs - np.log1p(-weights)
-        self._asked: dict[int, _Fit] = {}
-
-    def columns(self) -> _Fit:
-        return self._number(0)
-
-    def oriented(self, correlation: Array, columns: _Fit) -> _Fit:
-        return self._number(4)
-
-    def climb(self, fit: _Fit, free: str) -> _Fit:
-        before = next(i for i, asked in self._asked.items() if asked is fit)
-        return self._number({"scale": before + 1, "scales": 2 + before // 2, "matrix": 6}[free])
-
-    def _number(self, i: int) -> _Fit:
-        if i not in self._asked:
-            inverse, moment, logs = (each[i] for each in self._found)
-            self._asked[i] = _Fit(None, inverse, moment, None, logs)
-        return self._asked[i]
-
-
 def scale_of(weights: Array, d: int) -> float:
     """The scale of the first kernels, in spreads: the normal reference of samples with these weights."""
     return normal_reference("kde", d, 1.0 / float(weights @ weights))
 
 
-def _better(fit: _Fit, columns: _Fit) -> str:
-    return f"which makes a left-out sample {math.exp(_median(fit.logs - columns.logs)):.3g} times as likely"
+def said(which: int, log_times: float) -> str:
+    """What a reason says of a shape: 1 a scale per column, 2 the correlation, 3 a matrix."""
+    what = "", "a scale of its own per column", "that of the samples' correlation", "a full matrix"
+    return f"; its shape is {what[which]}, which makes a left-out sample {math.exp(log_times):.3g} times as likely"
 
 
 def _median(x: Array) -> float:
@@ -262,18 +241,13 @@ def _median(x: Array) -> float:
     return 0.5 * float(np.partition(x, places)[places].sum())
 
 
-def correlation_of(covariance: Array) -> Array:
-    """The correlation matrix (d, d) of a covariance."""
-    scale = np.sqrt(np.maximum(np.diagonal(covariance), 1e-300))
-    return (covariance + covariance.T) / 2 / scale[:, None] / scale
-
-
 def _size(matrix: Array) -> float:
     """The geometric mean of the eigenvalues."""
     return math.exp(float(np.linalg.slogdet(matrix)[1]) / len(matrix))
 
 
 def _far_from_singular(matrix: Array) -> bool:
-    """Whether no column is nearly a sum of others."""
+    """Whether no column is nearly a sum of others: by the trace of the correlation's inverse."""
     scale = np.sqrt(np.diagonal(matrix))
-    return bool(np.linalg.eigvalsh(matrix / scale[:, None] / scale)[0] > LEAST)
+    values = np.linalg.eigvalsh(matrix / scale[:, None] / scale)
+    return bool(values[0] > LEAST and (1.0 / values).sum() < 1.0 / LEAST)
