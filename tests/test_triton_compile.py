@@ -161,7 +161,7 @@ def test_criteria(kernel, constants, capability):
     ("kernel", "constants"),
     [
         ("clear", {"BLOCK": 256}),
-        ("digit", {"ROWS": 1024, "BINS": 256}),
+        ("digit", {"ROWS": 256, "BINS": 256}),
         ("order", {"ROWS": 16, "BLOCK": 64}),
         ("place", {"DIM": 64, "ROWS": 16}),
     ],

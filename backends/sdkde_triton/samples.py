@@ -173,7 +173,7 @@ def _begin(device: torch.device, d: int) -> None:
 def ordered(x: Any, taken: Any, places: Any, common: bool) -> tuple[Any, Any, Any]:
     """See :class:`sdkde_core.protocol.CriteriaBackend`."""
     n, (d, m), bins, most = taken.shape[0], x.shape, 256, int(MOST.value)
-    programs, dim = min(-(-m // 1024), most, max(1, 192 // d)), max(2, 1 << (d - 1).bit_length())
+    programs, dim = min(-(-m // 512), most, max(1, 768 // d)), max(2, 1 << (d - 1).bit_length())
     lower, upper = 0.25 * (m - 1), 0.75 * (m - 1)
 
     def empty(*shape: int, dtype: Any = torch.float64) -> Any:
@@ -185,7 +185,7 @@ def ordered(x: Any, taken: Any, places: Any, common: bool) -> tuple[Any, Any, An
         counts, ranks = (empty(length, dtype=torch.int32) for length in (18 * d * bins, d * n))
         found = empty(9, 2 * d, 2, dtype=torch.int64)
         kept(clear_kernel, (18 * d, 1), (18 * d * bins, 13 * d), (bins,))(counts, columns)
-        digit = kept(digit_kernel, (programs, 2 * d), (m, d, int(lower), int(upper)), (1024, bins))
+        digit = kept(digit_kernel, (programs, 2 * d), (m, d, int(lower), int(upper)), (256, bins))
         for kind in range(9):
             digit(x, counts, found, parts, last=(kind,))
         given = x, taken, ranks, columns
