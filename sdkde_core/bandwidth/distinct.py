@@ -45,7 +45,7 @@ class Distinct:
         return some if most == len(self.weights) else some / some.sum()
 
     def shaped(self, mixed: bool) -> tuple[Array | None, str]:
-        """Find the bandwidth's shape, and go on with samples in its units; return what :func:`.shapes.find_shape` does."""
+        """Find the bandwidth's shape, and go on with samples in its units: :func:`.shapes.find_shape`."""
         (n, d), share = self.u.shape, float(self.weights @ self.weights)
         if not (most := shapes.most_of(n, d)):
             return None, ""
