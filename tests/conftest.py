@@ -78,8 +78,9 @@ LEFT_OUT = {"not slow and not gpu": {"slow", "gpu"}, "not gpu": {"gpu"}}
 
 
 def pytest_pycollect_makeitem(collector, obj):
-    """Do not make the tests of a class that all are deselected: 20 000 for the full suite and for GPUs."""
-    marks = {mark.name for mark in getattr(obj, "pytestmark", ())} if isinstance(obj, type) else set()
+    """Do not make tests of a class, a function or a module that all are deselected: 20 000 of the full suite's."""
+    known = (getattr(one, "pytestmark", ()) for one in (obj, collector.obj) if callable(one) or one is collector.obj)
+    marks = {mark.name for found in known for mark in (found if isinstance(found, list) else [])}
     return [] if marks & LEFT_OUT.get(collector.config.option.markexpr, set()) else None
 
 

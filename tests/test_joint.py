@@ -84,8 +84,8 @@ def _drawn():
     d = 5
     for seed in range(30):
         rng = np.random.default_rng(seed)
-        at = rng.uniform(1.0, 9.0, size=(300, 1))
-        x = np.hstack([at * np.cos(at), at * np.sin(at), at, 0 * at, 0 * at]) + 0.2 * rng.normal(size=(300, d))
+        at = rng.uniform(1.0, 9.0, size=(150, 1))
+        x = np.hstack([at * np.cos(at), at * np.sin(at), at, 0 * at, 0 * at]) + 0.2 * rng.normal(size=(150, d))
         x = x @ rng.normal(size=(d, d))
         shares = Counter()
         for label, share, _ in sdkde_core.prepare(x, method="stacked", coordinates="identity", device="cpu").parts:
