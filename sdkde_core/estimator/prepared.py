@@ -384,7 +384,7 @@ class Prepared:
         Returns
         -------
         (m,) array of int
-            Numbers of modes from 0, the highest; −1 where the density is 0. A tensor for a tensor.
+            Numbers of the modes that they climb to, 0 the highest; −1 where the density is 0. A tensor for a tensor.
         """
         fitted = self._gaussian("modes")
         rows = self._places() if query is None else self._near("query", query)
