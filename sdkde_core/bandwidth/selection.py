@@ -289,7 +289,7 @@ class _Looks:
 
     def narrowed(self, rule: str, steps: NDArray[np.intp], n: int) -> NDArray[np.intp]:
         """The steps that may be plausible for n samples, by a search among every third step."""
-        some, plausible = self._wide(rule, steps, max(1.0, n / len(self.weights)))
+        some, _, plausible = self._wide(rule, steps, max(1.0, n / len(self.weights)))
         if not len(plausible):
             return steps
         first, last = plausible[[0, -1]]
@@ -297,12 +297,12 @@ class _Looks:
 
     def closely(self, rule: str, steps: NDArray[np.intp]) -> NDArray[np.intp]:
         """The plausible steps and their neighbours: from every third, until no new step is plausible."""
-        looked, _ = self._wide(rule, steps)
+        looked, losses, _ = self._wide(rule, steps)
         low, high = steps[-1], steps[0]
         while True:
-            carried = self.at(looked).carried_by(self.weights) * self.share
+            carried = losses.carried_by(self.weights) * self.share
             enough = rule == "auto" and carried >= 0.25  # as they will make up the same share in the end
-            plausible = self._plausible("lscv" if enough else rule, looked)
+            plausible = self._plausible("lscv" if enough else rule, losses)
             if not len(plausible):  # the criteria overflowed: the error message is made from all steps
                 return steps
             first, last = plausible[[0, -1]]
@@ -311,20 +311,20 @@ class _Looks:
             about = steps[(steps >= low) & (steps <= high)]
             if np.isin(about, looked).all():
                 return about
-            looked = np.union1d(looked, about)
+            losses = self.at(looked := np.union1d(looked, about))
 
-    def _wide(self, rule: str, steps: NDArray[np.intp], more: float = 1.0) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    def _wide(self, rule: str, steps: NDArray[np.intp], more: float = 1.0) -> tuple[Any, _Losses, NDArray[np.intp]]:
         """Every third step from the widest down to where none of the narrower half is plausible; indices of those."""
         some = thirds(steps)
         for k in range(6, len(some) + 3, 3):
-            plausible = self._plausible(rule, some[-k:], more)
+            losses = self.at(some[-k:])
+            plausible = self._plausible(rule, losses, more)
             if not len(plausible) or plausible[0] >= 3:
                 break
-        return some[-k:], plausible
+        return some[-k:], losses, plausible
 
-    def _plausible(self, rule: str, steps: NDArray[np.intp], more: float = 1.0) -> NDArray[np.intp]:
+    def _plausible(self, rule: str, losses: _Losses, more: float = 1.0) -> NDArray[np.intp]:
         """Indices of the plausible steps by a criterion of the rule, for ``more`` times as many samples."""
-        losses = self.at(steps)
         asked = {"lscv": (losses.least_squares,), "lcv": (losses.likelihood,)}.get(rule, losses)
         scores = [more * _plausible(loss, self.weights) for loss in asked if loss is not None]
         return np.flatnonzero(np.max(scores, axis=0) > -6.0)
