@@ -122,7 +122,7 @@ def test_the_other_calls_say_how_far_they_are():
 def test_numba_tells_of_rows_without_batches(bandwidth, adaptive):
     """The same bits with progress: batches would have neighbours apart, which costs most where kernels are narrow."""
     pytest.importorskip("numba")
-    n = 22_000 if adaptive is None else 8000
+    n = 30_000 if adaptive is None else 8000
     x = np.random.default_rng(3).normal(size=(n, 2))
     options, first, second = {"bandwidth": bandwidth, "adaptive": adaptive, "backend": "numba"}, Watch(), Watch()
     ready = sdkde_core.prepare(x, progress=first, **options)
