@@ -445,13 +445,13 @@ class CriteriaBackend(Backend, TypingProtocol):
 
         These are new tensors, and launches may be kept, as with :meth:`ordered`. The second one has 0 where there is
         no shape, 1 for a scale per column, 2 for the samples' correlation, 3 for a matrix; the median log of how many
-        times as likely it makes a left-out sample; and W, row by row: a row of the first is W u_i, and (WᵀW)⁻¹ the
-        shape, or W the identity.
+        times as likely it makes a left-out sample; and W, row by row: a row of the first is W u_i. Any W serves whose
+        (WᵀW)⁻¹ is the shape; without one it is the identity.
 
         It is what :func:`sdkde_core.bandwidth.shapes.find_shape` finds by the first n samples, at most 512, in at most
         64 dimensions, and by the covariance of all. Kernels begin with one ``scale``. Steps of EM to one scale are
-        ``first`` times as long, and those from there ``lengths``; ``least`` is as there. The correlation is looked at
-        where −½ log of its determinant is above ``chance``, a matrix only if ``full``, both only if ``mixed``.
+        ``first`` times as long, and those from there ``lengths``; ``least`` is its ``LEAST``. The correlation is looked
+        at where −½ log of its determinant is above ``chance``, a matrix only if ``full``, both only if ``mixed``.
         """
 
     def left_out(self, u: Any, weights: Any, bandwidths: Sequence[float], method: str) -> Any:

@@ -70,23 +70,27 @@ def few(monkeypatch):
     monkeypatch.setattr(fits, "MOST", tl.constexpr(64))
 
 
-def shaped(d, kind, seed=0):
-    """Samples whose shape is of that kind: none, a scale per column, their correlation, or a matrix; and weights."""
-    rng = np.random.default_rng([d, seed])
-    u, sides = rng.normal(size=(40, d)), rng.choice((-3.0, 3.0), 40)
+def shaped(d, kind):
+    """Samples whose shape is of that kind: none, a scale per column, their correlation, or a matrix, twice; weights."""
+    rng, n = np.random.default_rng([d, kind, 4]), 60 if kind == 4 else 40
+    u, sides = rng.normal(size=(n, d)), rng.choice((-3.0, 3.0), n)
     if kind == 1:
         u[:, 0] = 0.05 * u[:, 0] + sides
     elif kind:
         u[:, 1] = 0.97 * u[:, 0] + 0.2 * u[:, 1]
     if kind == 3:
         u[:, :2] += np.c_[sides, -sides]
-    weights = 10 ** rng.random(40) if kind == 2 else np.ones(40)
+    elif kind == 4:  # twins, by which one scale is small; all of them are correlated, too
+        base = rng.normal(size=(n // 2, d))
+        base[:, 1] = base[:, 0] + 0.5 * base[:, 1]
+        u = np.repeat(base, 2, axis=0) + 1e-4 * u
+    weights = 10 ** rng.random(n) if kind == 2 else np.ones(n)
     return u, weights / weights.sum()
 
 
 @interpreted
 @pytest.mark.filterwarnings("ignore:divide by zero")  # of the interpreter
-@pytest.mark.parametrize("kind", [1, 3, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (0, 2))])
+@pytest.mark.parametrize("kind", [1, 3, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (0, 2, 4))])
 @pytest.mark.parametrize(
     ("d", "mixed"),
     [(2, True), *(pytest.param(d, mixed, marks=pytest.mark.slow) for d, mixed in ((3, False), (3, True), (17, True)))],
@@ -97,7 +101,7 @@ def test_shapes_are_those_of_the_array_code(few, d, mixed, kind):
     host = shapes.Fits(u, weights, (centred * weights[:, None]).T @ centred)
     want, why = shapes.find_shape(host, share, mixed=mixed)
     if d == 2 or (mixed and d == 3):
-        assert (want is None) == (kind == 0) and ("", "scale", "correlation", "matrix")[kind] in why
+        assert (want is None) == (kind == 0) and ("", "scale", "correlation", "matrix", "matrix")[kind] in why
     asked = shapes.scale_of(weights, d), shapes.SCALE_LENGTHS, shapes.LENGTHS, shapes.LEAST
     # More samples, without weight, change no covariance.
     more = np.concatenate([u, u[:3]])

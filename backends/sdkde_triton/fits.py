@@ -2,9 +2,9 @@
 
 The formulas are those of :mod:`sdkde_core.bandwidth.shapes`. Kernels N(0, H) have the **inverse** factor W, H⁻¹ = WᵀW.
 ``state`` is float64: log weights and shares in the likelihood, (MOST,) each, the fits, :data:`FITS`, and the samples'
-covariance, (DIM, DIM). Of each fit it has W and its moment, (DIM, DIM) each, log det W, whether it may change, of fit 4
-log det of the correlation's root and the trace of its inverse, of fit 6 the one it goes on from, 3 numbers that are not
-used, and log Σ_j w_j φ_ij of every sample, (MOST,).
+covariance, (DIM, DIM). Of each fit it has W and its moment, (DIM, DIM) each, 8 numbers, and log Σ_j w_j φ_ij of every
+sample, (MOST,). The numbers are log det W; whether it may change; of fit 4 log det of the correlation's root, and the
+trace of the correlation's inverse; of fit 6 the fit it goes on from.
 ``turned`` has W u of each, (DIM, MOST) float64: samples may lie close together, far from the origin. What follows from
 their distances is float32.
 """
@@ -291,7 +291,7 @@ def begin_kernel(x, weights, counts, u, state, turned, n, d, m, kind, unit, cons
 
 @sized
 def shape_kernel(x, state, shape, out, n, d, m, asked, least, constant, FULL: tl.constexpr, DIM: tl.constexpr):
-    """Compare the fits, as :func:`sdkde_core.bandwidth.shapes.find_shape` does; ``asked``: other than scales, too.
+    """Compare the fits, as :func:`sdkde_core.bandwidth.shapes.find_shape` does; ``asked`` 0: none but scales.
 
     ``shape`` (2 + d²,) gets half the number of the one that is taken, the median log of what it makes samples likelier
     by, and W, of the shape's size; ``out`` the samples x (m, d) by that.
@@ -308,12 +308,13 @@ def shape_kernel(x, state, shape, out, n, d, m, asked, least, constant, FULL: tl
         moment = tl.where(diagonal & (k >= d)[:, None], 1.0, moment)
         _, logs = _root(moment, d, DIM)
         trace = tl.sum(tl.sum(tl.where(diagonal, moment, 0.0), 1), 0) - (DIM - d)
-        away = 2.0 * d * tl.log(trace / d) - 4.0 * logs
+        away = 2.0 * d * tl.log(trace / d) - 4.0 * logs  # to second order the logs' squares about their mean
         inverse = tl.load(_at(state, 6, DIM) + here)
         square = tl.dot(tl.trans(inverse), inverse, out_dtype=tl.float64)  # of the matrix the inverse
         root, _ = _root(square, d, DIM)
-        trace = tl.sum(tl.sum(root * root, 0) * tl.sum(tl.where(diagonal, square, 0.0), 0), 0) - (DIM - d)
-        full = mixed & (away > 0.2 * (0.5 * d * (d + 1) - 1.0) * share) & (trace < 1.0 / least)
+        products = tl.sum(root * root, 0) * tl.sum(tl.where(diagonal, square, 0.0), 0)
+        near = away <= 0.2 * (0.5 * d * (d + 1) - 1.0) * share  # not where rounding leaves no positive moment
+        full = mixed & (near == 0) & (tl.sum(tl.where(k < d, products, 0.0), 0) < 1.0 / least)
     taken, good, middle = tl.full((), 0, tl.int32), asked < 0, f64(0.0)
     for step in range(7):
         fit, other = tl.where(step < 6, step // 2 * 2 + 2, taken), tl.where(step < 6, taken + step % 2, 0)

@@ -166,13 +166,9 @@ class Fits:
 
     def may_gain(self, fit: _Fit, free: str, more: float) -> bool:
         """Whether a climb with ``more`` parameters may pay: not if the moment is all but a multiple of the identity."""
-        if free == "matrix":  # the same to second order, by the determinant: Mauchly's test of sphericity
-            moment = fit.moment + LEAST * np.eye(self.d)
-            away = 2.0 * self.d * math.log(np.trace(moment) / self.d / _size(moment))
-        else:
-            logs = np.log(np.maximum(np.diagonal(fit.moment), LEAST))
-            away = ((logs - logs.mean()) ** 2).sum()
-        return bool(away > 0.2 * more * float(self.rows @ self.rows))
+        values = np.linalg.eigvalsh(fit.moment) if free == "matrix" else np.diagonal(fit.moment)
+        logs = np.log(np.maximum(values, LEAST))
+        return bool(((logs - logs.mean()) ** 2).sum() > 0.2 * more * float(self.rows @ self.rows))
 
     def _distances(self, factor: NDArray[Any]) -> tuple[Array, Any]:
         """Half the squared distances in kernels of that factor: to the nearest (n,), and all less that (n, n)."""
