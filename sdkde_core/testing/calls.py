@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import timeit
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -226,9 +227,7 @@ def interrupts(target: Target, parameter: str) -> None:
     problem, truth = target.problem(case, "log_sum", target.info.precisions[0], whole=True), problems.truth(case)
     call = functools.partial(target.direct, problem, case)
     call()
-    start = time.perf_counter()
-    call()
-    seconds = time.perf_counter() - start
+    seconds = min(timeit.repeat(call, number=1, repeat=5))
     many, torch = max(2, min(10, int(0.5 / seconds))), sys.modules.get("torch")
     records = torch is None or torch.is_grad_enabled()  # which is this thread's
     for k in range(many):
