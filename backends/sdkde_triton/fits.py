@@ -309,8 +309,8 @@ def shape_kernel(x, state, shape, out, n, d, m, asked, least, constant, FULL: tl
         _, logs = _root(moment, d, DIM)
         trace = tl.sum(tl.sum(tl.where(diagonal, moment, 0.0), 1), 0) - (DIM - d)
         away = 2.0 * d * tl.log(trace / d) - 4.0 * logs  # to second order the logs' squares about their mean
-        inverse = tl.load(_at(state, 6, DIM) + here)
-        square = tl.dot(tl.trans(inverse), inverse, out_dtype=tl.float64)  # of the matrix the inverse
+        single = tl.load(_at(state, 6, DIM) + here).to(tl.float32)
+        square = tl.dot(tl.trans(single), single, input_precision="ieee").to(tl.float64)  # of the matrix the inverse
         root, _ = _root(square, d, DIM)
         products = tl.sum(root * root, 0) * tl.sum(tl.where(diagonal, square, 0.0), 0)
         near = away <= 0.2 * (0.5 * d * (d + 1) - 1.0) * share  # not where rounding leaves no positive moment
