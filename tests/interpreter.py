@@ -16,7 +16,7 @@ if INTERPRETED:
     _prepared = set()
 
     def _call(self, *args, **kwargs):
-        """A function that kernels call. Triton looks through its language in every call, a third of the time."""
+        """A function that kernels call. Triton looks through its language in every call, a quarter of the time."""
         if self.fn.__module__ not in _prepared:  # a kernel's launch has prepared the rest
             _prepared.add(self.fn.__module__)
             _patch_lang(self.fn)
