@@ -42,18 +42,18 @@ __device__ __forceinline__ void consume(
     constexpr int PER = HIGH ? 2 : 4;
     UNROLL for (int first = 0; first < 4; first += PER) {
       auto take = [&](const uint32_t* x, uint64_t tile, int i) {
-        add_values(T, x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3], tile + 16 * i);
+        add_values(T, x + 4 * i, tile + 16 * i);
       };
       const uint32_t* x = L + 4 * first;
       WGMMA_FENCE;  // the largest last, as what follows it is truncated
-      begin_values(T, x[0], x[1], x[2], x[3], v + 16 * first);
+      begin_values(T, x, v + 16 * first);
       UNROLL for (int i = 1; i < PER; i++) take(L, v, first + i);
       if (THIRD) {  // a product of another shape has sums of its own: PTX orders those of one shape only
         const uint32_t* y = P + 4 * first;
-        begin_points(V, y[0], y[1], y[2], y[3], v + 2 * LOW + 16 * first);
+        begin_points(V, y, v + 2 * LOW + 16 * first);
         UNROLL for (int i = 1; i < PER; i++) {
           y = P + 4 * (first + i);
-          add_points(V, y[0], y[1], y[2], y[3], v + 2 * LOW + 16 * (first + i));
+          add_points(V, y, v + 2 * LOW + 16 * (first + i));
         }
       }
       UNROLL for (int i = first; i < first + PER; i++) take(P, v + LOW, i);

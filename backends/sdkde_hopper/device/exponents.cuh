@@ -46,11 +46,11 @@ struct Columns {
 template <bool LOW> __device__ __forceinline__ void take_exponents(float (&S)[32], const Rows& q, const Columns& tile) {
   static_assert(LOW);
   WGMMA_FENCE;
-  begin_n64(S, q[0][0], q[0][1], q[0][2], q[0][3], tile.hi_constants);
-  add_n64(S, q[1][0], q[1][1], q[1][2], q[1][3], tile.hi_lo);
-  add_n64(S, q[2][0], q[2][1], q[2][2], q[2][3], tile.hi_lo);
+  begin_n64(S, q[0], tile.hi_constants);
+  add_n64(S, q[1], tile.hi_lo);
+  add_n64(S, q[2], tile.hi_lo);
 #if HIGH
-  add_n64(S, q[3][0], q[3][1], q[3][2], q[3][3], tile.rest_third);
+  add_n64(S, q[3], tile.rest_third);
 #endif
   WGMMA_COMMIT;
   WGMMA_WAIT(0);
@@ -92,25 +92,24 @@ template <bool LOW> __device__ __forceinline__ void take_exponents(float (&S)[32
   float R[32];
   float(&rest)[32] = APART ? R : S;
   WGMMA_FENCE;
-  begin_n64(S, q[0][0], q[0][1], q[0][2], q[0][3], tile.hi);
-  UNROLL for (int k = 1; k < HALF; k++) add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], tile.hi + k * (GROUP / 8));
-  add_n64(S, q[STEPS][0], q[STEPS][1], q[STEPS][2], q[STEPS][3], tile.constants);
-  UNROLL for (int k = HALF; k < STEPS; k++) add_n64(S, q[k][0], q[k][1], q[k][2], q[k][3], tile.hi + k * (GROUP / 8));
+  begin_n64(S, q[0], tile.hi);
+  UNROLL for (int k = 1; k < HALF; k++) add_n64(S, q[k], tile.hi + k * (GROUP / 8));
+  add_n64(S, q[STEPS], tile.constants);
+  UNROLL for (int k = HALF; k < STEPS; k++) add_n64(S, q[k], tile.hi + k * (GROUP / 8));
   UNROLL for (int k = 0; k < STEPS; k++) {
-    const uint32_t* x = q[STEPS + 1 + k];
-    if (APART && k == 0) begin_n64(rest, x[0], x[1], x[2], x[3], tile.hi);
-    else add_n64(rest, x[0], x[1], x[2], x[3], tile.hi + k * (GROUP / 8));
-    add_n64(rest, q[k][0], q[k][1], q[k][2], q[k][3], tile.lo + k * (GROUP / 8));
-    if (LOW || HIGH) add_n64(rest, x[0], x[1], x[2], x[3], tile.lo + k * (GROUP / 8));
+    const uint32_t* lo = q[STEPS + 1 + k];
+    if (APART && k == 0) begin_n64(rest, lo, tile.hi);
+    else add_n64(rest, lo, tile.hi + k * (GROUP / 8));
+    add_n64(rest, q[k], tile.lo + k * (GROUP / 8));
+    if (LOW || HIGH) add_n64(rest, lo, tile.lo + k * (GROUP / 8));
   }
 #if HIGH
   UNROLL for (int k = 0; k < STEPS; k++) {
-    const uint32_t* x = q[2 * STEPS + 1 + k];
-    add_n64(rest, x[0], x[1], x[2], x[3], tile.hi + k * (GROUP / 8));
-    add_n64(rest, q[k][0], q[k][1], q[k][2], q[k][3], tile.third + k * (GROUP / 8));
+    add_n64(rest, q[2 * STEPS + 1 + k], tile.hi + k * (GROUP / 8));
+    add_n64(rest, q[k], tile.third + k * (GROUP / 8));
   }
 #endif
-  if (HIGH) add_n64(rest, q[RESTS][0], q[RESTS][1], q[RESTS][2], q[RESTS][3], tile.constants);
+  if (HIGH) add_n64(rest, q[RESTS], tile.constants);
   WGMMA_COMMIT;
   WGMMA_WAIT(0);
   hold(S);

@@ -53,13 +53,9 @@ struct Units {
   }
 };
 
-__device__ __forceinline__ void store4(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+__device__ __forceinline__ void store4(uint32_t to, const uint32_t* x) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-               ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
-__device__ __forceinline__ void store4_transposed(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
-               ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+               ::"r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
 }
 
 template <int N> __device__ __forceinline__ void clear(float (&x)[N]) {
@@ -73,6 +69,13 @@ __device__ __forceinline__ uint32_t residuals(uint32_t g, uint32_t g8) {
   uint32_t r;
   asm("prmt.b32 %0, %1, %2, 0x7351;" : "=r"(r) : "r"(g + 0x00800080u), "r"(g8 + 0x00800080u));
   return r;
+}
+// Stores those of eight numbers.
+__device__ __forceinline__ void store_residuals(uint32_t to, const uint32_t* x) {
+  uint32_t r[4];
+  UNROLL for (int i = 0; i < 4; i++) r[i] = residuals(x[2 * i], x[2 * i + 1]);
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+               ::"r"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
 __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, const Units& units, float* out_rows) {
@@ -95,19 +98,17 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
     WGMMA_FENCE;
     UNROLL for (int part = 0; part < 4 / SHORT; part++) {  // the largest last, as what follows it is truncated
       const int first = part * SHORT;
-      auto add = [&](const uint32_t* x, int i, uint64_t values) {
-        add_values(O[part], x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3], values + POINTS * i);
-      };
       UNROLL for (int i = first; i < first + SHORT; i++) {
 #if HIGH
-        if (i == first && !KEPT) begin_values(O[part], L[4 * i], L[4 * i + 1], L[4 * i + 2], L[4 * i + 3], v + POINTS * i);
-        else add(L, i, v);
+        if (i == first && !KEPT) begin_values(O[part], L + 4 * i, v + POINTS * i);
+        else add_values(O[part], L + 4 * i, v + POINTS * i);
 #else  // by hi and one alone
-        add_hi(R, L[4 * i], L[4 * i + 1], L[4 * i + 2], L[4 * i + 3], v + POINTS * i);
+        add_hi(R, L + 4 * i, v + POINTS * i);
 #endif
       }
-      UNROLL for (int i = first; i < first + SHORT && !TOGETHER; i++) add(P, i, v + (GROUPS + 1) * GROUP / 16);
-      UNROLL for (int i = first; i < first + SHORT; i++) add(P, i, v);
+      UNROLL for (int i = first; i < first + SHORT && !TOGETHER; i++)
+        add_values(O[part], P + 4 * i, v + (GROUPS + 1) * GROUP / 16 + POINTS * i);
+      UNROLL for (int i = first; i < first + SHORT; i++) add_values(O[part], P + 4 * i, v + POINTS * i);
     }
     WGMMA_COMMIT;
   };
@@ -173,16 +174,11 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
         multiply(descriptor(tile + VALUES_AT, 128, GROUP));
         if (flags & 1) {
           barrier_wait(shared + PHI_EMPTY + 8 * (k & 1), (k >> 1) ^ 1);
-          UNROLL for (int i = 0; i < 4; i++)
-            store4(phi_at + (k & 1) * PHI_BYTES + 256 * i, P[4 * i], P[4 * i + 1], P[4 * i + 2], P[4 * i + 3]);
+          UNROLL for (int i = 0; i < 4; i++) store4(phi_at + (k & 1) * PHI_BYTES + 256 * i, P + 4 * i);
 #if HIGH
-          UNROLL for (int i = 0; i < 4; i++)
-            store4(rest_at + (k & 1) * REST_BYTES + 256 * i, L[4 * i], L[4 * i + 1], L[4 * i + 2], L[4 * i + 3]);
+          UNROLL for (int i = 0; i < 4; i++) store4(rest_at + (k & 1) * REST_BYTES + 256 * i, L + 4 * i);
 #else
-          UNROLL for (int i = 0; i < 2; i++)
-            store4_transposed(rest_at + (k & 1) * REST_BYTES + 512 * i, residuals(L[8 * i], L[8 * i + 1]),
-                              residuals(L[8 * i + 2], L[8 * i + 3]), residuals(L[8 * i + 4], L[8 * i + 5]),
-                              residuals(L[8 * i + 6], L[8 * i + 7]));
+          UNROLL for (int i = 0; i < 2; i++) store_residuals(rest_at + (k & 1) * REST_BYTES + 512 * i, L + 8 * i);
 #endif
           asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
           __syncwarp();
