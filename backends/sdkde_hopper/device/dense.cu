@@ -58,9 +58,7 @@ __device__ __forceinline__ void consume(
       }
       UNROLL for (int i = first; i < first + PER; i++) take(P, v + LOW, i);
       UNROLL for (int i = first; i < first + PER; i++) take(P, v, i);
-      WGMMA_COMMIT;
-      WGMMA_WAIT(0);
-      hold(T);
+      WGMMA_TAKE(T);
       if (THIRD) hold(V);
       if (first + PER == 4 && lane == 0) barrier_arrive(shared + EMPTY + 8 * stage);
       UNROLL for (int i = 0; i < WIDTH / 2; i++) M[i] += THIRD ? T[i] + V[i] : T[i];

@@ -52,9 +52,7 @@ template <bool LOW> __device__ __forceinline__ void take_exponents(float (&S)[32
 #if HIGH
   add_n64(S, q[3], tile.rest_third);
 #endif
-  WGMMA_COMMIT;
-  WGMMA_WAIT(0);
-  hold(S);
+  WGMMA_TAKE(S);
 }
 #else
 
@@ -110,9 +108,7 @@ template <bool LOW> __device__ __forceinline__ void take_exponents(float (&S)[32
   }
 #endif
   if (HIGH) add_n64(rest, q[RESTS], tile.constants);
-  WGMMA_COMMIT;
-  WGMMA_WAIT(0);
-  hold(S);
+  WGMMA_TAKE(S);
   if (APART) {
     hold(R);
     UNROLL for (int i = 0; i < 32; i++) S[i] += R[i];

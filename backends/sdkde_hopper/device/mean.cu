@@ -113,7 +113,7 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
     WGMMA_COMMIT;
   };
   auto finish = [&](int k, bool any) {  // a tile: hi and lo together; of the ones a thread has two rows'
-    WGMMA_WAIT(0);
+    WGMMA_WAIT;
 #if !HIGH
     hold(R);
 #endif
@@ -275,9 +275,7 @@ __device__ __forceinline__ void transpose(
         begin_transposed(C, rest + w * PHI_ROWS, v);
         UNROLL for (int i = 1; i < SHORT; i++) add_transposed(C, rest + (w + i) * PHI_ROWS, v + i * POINTS);
         UNROLL for (int i = 0; i < SHORT; i++) add_transposed(C, phi + (w + i) * PHI_ROWS, v + i * POINTS);
-        WGMMA_COMMIT;
-        WGMMA_WAIT(0);
-        hold(C);
+        WGMMA_TAKE(C);
         UNROLL for (int i = 0; i < ONE; i++) M[i] += C[i] + C[LO + i];
         M[ONE] += C[ONE]; M[ONE + 1] += C[ONE + 2];
       }
@@ -286,15 +284,11 @@ __device__ __forceinline__ void transpose(
       WGMMA_FENCE;
       begin_bytes(C, rest, v_bytes);
       UNROLL for (int w = 1; w < 8; w++) add_bytes(C, rest + w * 128, v_bytes + BYTE_POINTS * w);
-      WGMMA_COMMIT;
-      WGMMA_WAIT(0);
-      hold(C);
+      WGMMA_TAKE(C);
       WGMMA_FENCE;
       UNROLL for (int w = 0; w < 16; w++)
         add_transposed(C, phi + w * PHI_ROWS, rows + w / 4 * (VALUE_BYTES / 16) + w % 4 * POINTS);
-      WGMMA_COMMIT;
-      WGMMA_WAIT(0);
-      hold(C);
+      WGMMA_TAKE(C);
       UNROLL for (int i = 0; i < ONE; i++) M[i] = C[i] + C[LO + i];
       M[ONE] = C[ONE] + C[ONE + 1], M[ONE + 1] = C[ONE + 2] + C[ONE + 3];  // and its second piece
 #endif
@@ -317,10 +311,7 @@ mean_symmetric(
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < RING; i++) {
-      barrier_init(shared + FULL + 8 * i, 1);
-      barrier_init(shared + EMPTY + 8 * i, 16);
-    }
+    ring_init(shared + FULL, shared + EMPTY, RING, 16);
     for (int i = 0; i < PHI_BUFFERS; i++) {
       barrier_init(shared + PHI_FULL + 8 * i, 16);
       barrier_init(shared + PHI_EMPTY + 8 * i, 4);

@@ -13,7 +13,9 @@ constexpr int TILE_COLUMNS = 64;
 #define UNROLL _Pragma("unroll")
 #define WGMMA_FENCE asm volatile("wgmma.fence.sync.aligned;" ::: "memory")
 #define WGMMA_COMMIT asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory")
-#define WGMMA_WAIT(n) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory")
+#define WGMMA_WAIT asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory")
+// Ends a group of products, and waits for their sums.
+#define WGMMA_TAKE(sums) { WGMMA_COMMIT; WGMMA_WAIT; hold(sums); }
 
 // Keeps the compiler from moving or copying an accumulator: otherwise it waits for every product by itself.
 template <int N> __device__ __forceinline__ void hold(float (&d)[N]) {
