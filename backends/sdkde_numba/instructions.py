@@ -64,10 +64,7 @@ def call(builder, name, arguments, flags):
 
 def zeros(builder, vector, count):
     """Vectors to add to. They are on the stack as written; LLVM keeps them in registers."""
-    slots = [cgutils.alloca_once(builder, vector) for _ in range(count)]
-    for slot in slots:
-        builder.store(ir.Constant(vector, [0.0] * vector.count), slot)
-    return slots
+    return [cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * vector.count)) for _ in range(count)]
 
 
 def add(builder, slot, a, b=None):
