@@ -12,18 +12,7 @@ import numpy as np
 from numba import config
 
 from sdkde_core.nearby import PARTS, lists, order
-from sdkde_core.plugin import (
-    check_threads,
-    checkpoint,
-    concatenate,
-    cpu_threads,
-    each,
-    empty,
-    exponents,
-    map_threads,
-    merge,
-    put,
-)
+from sdkde_core.plugin import check_threads, concatenate, cpu_threads, each, empty, exponents, map_threads, merge, put
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from .bounds import LEAF, LN2, TILE, Array, Form, choose, double_limit, takes_leaves
@@ -212,7 +201,6 @@ def _reduce(problem: Problem, state: _State, queries: Array, tiles: Array, cut: 
     columns, step = (state.columns, state.log_weights), _of_a_call(height * width * (many + 16))
     shifts = sums if real.itemsize == 8 and code is None else None  # MEAN is always summed in float64
     for first in range(0, len(tiles), step):  # the sums go on from one call to the next
-        checkpoint()
         over = tiles[first : first + step]
         call(
             *(reduce_tiles, (real, code is None), *columns, over, rows, direct, laplace, code, cuts),

@@ -8,7 +8,7 @@ from typing import Any
 
 from numba import config, typeof
 
-from sdkde_core.plugin import new_lock
+from sdkde_core.plugin import checkpoint, new_lock
 
 from .cpu_kernels import reduce_groups, reduce_tiles
 from .kept import keep
@@ -24,7 +24,11 @@ if not config.DISABLE_JIT:  # else there is nothing to compile, and probe() says
 
 
 def call(function: Any, variant: tuple[Any, ...], *arguments: Any) -> Any:
-    """Call one of the loops, compiled for the types of these arguments. The types must follow from ``variant``."""
+    """Call one of the loops, compiled for the types of these arguments. The types must follow from ``variant``.
+
+    Nothing interrupts a loop, so that every call is a checkpoint.
+    """
+    checkpoint()
     if (function, variant) not in _ready:
         _compile(function, tuple(typeof(argument) for argument in arguments))
         _ready.add((function, variant))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sdkde_core.nearby import Index, Lists, Neighbours, index, order
-from sdkde_core.plugin import checkpoint, concatenate, exponents, map_threads
+from sdkde_core.plugin import concatenate, exponents, map_threads
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
 from .bounds import LEAF, LN2, TILE, Array, leaf_errors
@@ -93,7 +93,6 @@ def sum_leaves(
     of_tiles, of_groups = 0.1 * allowed, 0.9 * allowed  # for all rows together, and for GROUP of them
     variant, add = (d, *wanted), (x, weights, chosen, ends, u, (0.0,) * d, *sums)
     for b, floor in enumerate(found.floors / LN2 - near.peak):
-        checkpoint()
         listed, some = found.tiles[found.ends[b] : found.ends[b + 1]], rows[b * TILE : (b + 1) * TILE]
         for kept in sums:
             if kept is not None:
@@ -151,7 +150,6 @@ def sum_groups(problem: Problem, rows: Array, state: Any, constants: Array, know
 
     @np.errstate(divide="ignore")  # where a group adds nothing
     def task(first: int) -> Partial:
-        checkpoint()
         here = slice(first, min(first + size, m))
         b = here.stop - first
         whole = -(-b // ROWS) * ROWS
