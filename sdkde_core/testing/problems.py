@@ -50,9 +50,7 @@ CASES = ("mixture", "tails", "clusters", "outlier", "weights", "duplicates", "ze
 def make(kind: str, n: int, m: int, d: int, extent: float = 10.0, seed: int = 0) -> Case:
     """Make a case of one of the kinds in :data:`CASES`; the same arguments give the same data."""
     rng, log_w = np.random.default_rng([seed, n, m, d]), np.zeros(n)
-    if kind in ("tails", "clusters"):
-        x, y = np.empty((n, d)), np.empty((m, d))
-    else:
+    if kind not in ("tails", "clusters"):
         few, means = max(1, n // 5) if kind == "duplicates" else n, 2.0 * rng.normal(size=(8, d))
         x, y = (means[rng.integers(0, 8, count)] + rng.normal(size=(count, d)) for count in (few, m))
         scale = (min(extent, 6.0) if kind == "light" else extent) / np.sqrt((x**2).sum(1)).max()
@@ -61,12 +59,12 @@ def make(kind: str, n: int, m: int, d: int, extent: float = 10.0, seed: int = 0)
         case "mixture":  # points and queries from one Gaussian mixture, its farthest point at ``extent``
             pass
         case "tails":  # points near the origin, queries on shells out to ``extent``, where exp underflows
-            y[:], x[:] = rng.normal(size=(m, d)), rng.normal(size=(n, d))
+            y, x = rng.normal(size=(m, d)), rng.normal(size=(n, d))
             y *= np.linspace(0.0, extent, m)[:, None] / np.sqrt((y**2).sum(1))[:, None]
         case "clusters":  # two, ``2 · extent`` apart; queries in both, between them, and beyond
-            x[:] = rng.normal(size=(n, d))
+            x = rng.normal(size=(n, d))
             x[:, 0] += extent * np.where(rng.random(n) < 0.5, -1.0, 1.0)
-            y[:] = rng.normal(size=(m, d))
+            y = rng.normal(size=(m, d))
             y[:, 0] += extent * rng.choice([-1.0, 0.0, 1.0, 1.001], m)
         case "outlier" | "muted_outlier":  # one point, whose weight may be zero, and one query at 1e7 bandwidths
             x[n // 2, 0] = 1e7

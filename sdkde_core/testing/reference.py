@@ -66,10 +66,7 @@ def kernel_log_sum(query: Array, train: Array, kernel: str, width: float, log_we
     for rows in _blocks(query, x):
         away = x - rows[:, None]  # (b, n, d)
         terms = log_kernel(kernel, np.sqrt(np.vecdot(away, away)) / width) + log_weights
-        top = terms.max(axis=1)
-        with np.errstate(invalid="ignore"):  # −inf − −inf of a row that reaches no column
-            total = np.log(np.exp(terms - top[:, None]).sum(axis=1)) + top
-        found.append(np.where(top == -np.inf, top, total).astype(float))
+        found.append(np.logaddexp.reduce(terms, axis=1).astype(float))  # −inf where a row reaches no column
     return np.concatenate(found)
 
 
