@@ -85,10 +85,7 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
   const uint32_t ring = __shfl_sync(0xffffffffu, shared + COLUMNS, 0);
   // Exponents; sums by φ, or its first piece, and these added up, as a Tensor Core truncates what it adds to; at "fast"
   // sums by the second piece, for which that is nothing.
-  float S[32], O[4 / SHORT][PRODUCT / 2], M[ONE + 2];
-#if !HIGH
-  float R[LO];
-#endif
+  float S[32], O[4 / SHORT][PRODUCT / 2], M[ONE + 2], R[LO];
   uint32_t P[16], L[16];
   Rows q;
   int phase = 0;
@@ -99,12 +96,9 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
     UNROLL for (int part = 0; part < 4 / SHORT; part++) {  // the largest last, as what follows it is truncated
       const int first = part * SHORT;
       UNROLL for (int i = first; i < first + SHORT; i++) {
-#if HIGH
-        if (i == first && !KEPT) begin_values(O[part], L + 4 * i, v + POINTS * i);
+        if (!HIGH) add_hi(R, L + 4 * i, v + POINTS * i);  // by hi and one alone
+        else if (i == first && !KEPT) begin_values(O[part], L + 4 * i, v + POINTS * i);
         else add_values(O[part], L + 4 * i, v + POINTS * i);
-#else  // by hi and one alone
-        add_hi(R, L + 4 * i, v + POINTS * i);
-#endif
       }
       UNROLL for (int i = first; i < first + SHORT && !TOGETHER; i++)
         add_values(O[part], P + 4 * i, v + (GROUPS + 1) * GROUP / 16 + POINTS * i);
@@ -114,9 +108,7 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
   };
   auto finish = [&](int k, bool any) {  // a tile: hi and lo together; of the ones a thread has two rows'
     WGMMA_WAIT;
-#if !HIGH
-    hold(R);
-#endif
+    if (!HIGH) hold(R);
     UNROLL for (int part = 0; part < 4 / SHORT; part++) {
       float* sums = O[part];
       hold(O[part]);
@@ -130,9 +122,7 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
   load();
   if (KEPT) clear(O[0]);
   clear(M);
-#if !HIGH
-  clear(R);
-#endif
+  if (!HIGH) clear(R);
 #pragma unroll 1
   for (int u = units.begin; u < units.end; u++) {
     const int flags = __shfl_sync(0xffffffffu, unit.z, 0);
@@ -190,12 +180,12 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
       if (HIGH) finish(RING - 1, true);
       if (HIGH && groups == 3) flush();  // eight tiles are added up: beside a heap of duplicates every addition rounds alike
     }
-#if !HIGH
-    finish(RING - 1, true);
-    UNROLL for (int i = 0; i < ONE; i++) M[i] += R[i];
-    M[ONE] += R[ONE]; M[ONE + 1] += R[ONE + 2];
-    clear(R);
-#endif
+    if (!HIGH) {
+      finish(RING - 1, true);
+      UNROLL for (int i = 0; i < ONE; i++) M[i] += R[i];
+      M[ONE] += R[ONE]; M[ONE + 1] += R[ONE + 2];
+      clear(R);
+    }
     flush();
   }
 }
