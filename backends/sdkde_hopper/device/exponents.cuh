@@ -49,9 +49,7 @@ template <bool LOW> __device__ __forceinline__ void take_exponents(float (&S)[32
   begin_n64(S, q[0], tile.hi_constants);
   add_n64(S, q[1], tile.hi_lo);
   add_n64(S, q[2], tile.hi_lo);
-#if HIGH
-  add_n64(S, q[3], tile.rest_third);
-#endif
+  if (HIGH) add_n64(S, q[3], tile.rest_third);
   WGMMA_TAKE(S);
 }
 #else
@@ -101,12 +99,10 @@ template <bool LOW> __device__ __forceinline__ void take_exponents(float (&S)[32
     add_n64(rest, q[k], tile.lo + k * (GROUP / 8));
     if (LOW || HIGH) add_n64(rest, lo, tile.lo + k * (GROUP / 8));
   }
-#if HIGH
-  UNROLL for (int k = 0; k < STEPS; k++) {
+  UNROLL for (int k = 0; k < STEPS && HIGH; k++) {
     add_n64(rest, q[2 * STEPS + 1 + k], tile.hi + k * (GROUP / 8));
     add_n64(rest, q[k], tile.third + k * (GROUP / 8));
   }
-#endif
   if (HIGH) add_n64(rest, q[RESTS], tile.constants);
   WGMMA_TAKE(S);
   if (APART) {

@@ -15,12 +15,11 @@ __device__ __forceinline__ double of_half(uint16_t h) {
 }
 // Nearest number of four significant bits.
 __device__ __forceinline__ uint8_t byte_of(float x, float& back) {
-  uint16_t both, low;
+  uint16_t both;
   uint32_t halves;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(0.0f), "f"(x));
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(both));
-  low = (uint16_t)halves;
-  back = (float)of_half(low);
+  back = (float)of_half((uint16_t)halves);
   return (uint8_t)both;
 }
 
