@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import finufft
 import numpy as np
 
 from sdkde_core.nearby import Neighbours
@@ -36,8 +37,6 @@ class FourierBackend(Fourier):
         self.threads = check_threads(threads)
 
     def probe(self, device: str) -> Support:
-        import finufft
-
         return Support(device == "cpu", f"finufft {finufft.__version__} runs on the CPU")
 
     @np.errstate(all="ignore")
@@ -58,7 +57,6 @@ class FourierBackend(Fourier):
         return total, others[:wanted]
 
     def spread(self, task: Callable[[Any], Partial], parts: Sequence[Any]) -> list[Partial]:
-        @np.errstate(all="ignore")  # as in the calling thread: sums of exponentials underflow by design
         def one(part: Any) -> Partial:
             checkpoint()
             return task(part)
