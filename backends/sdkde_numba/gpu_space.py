@@ -86,12 +86,9 @@ def default(reduction: str, d: int, arithmetic: str) -> LaunchConfig:
     config = LaunchConfig(DEPTH, rows, 256, 128, 0)
     while _shared_bytes(config, d, arithmetic) > SHARED // 2 and config.columns > VALUES["columns"][0]:
         config = config._replace(columns=config.columns // 2)
-    if wide and held > 4:
-        if not mean:
-            config = config._replace(threads=128 if arithmetic == "doubled" else 256)
-        else:
-            config = config._replace(rows=1, threads=128, registers=168 if held <= DEPTH else 0)
-    return config
+    if wide and mean and held > 4:
+        return config._replace(rows=1, threads=128, registers=168 if held <= DEPTH else 0)
+    return config._replace(threads=128) if arithmetic == "doubled" and held > 4 else config
 
 
 class CudaSpace:
