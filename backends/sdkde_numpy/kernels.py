@@ -29,10 +29,9 @@ class Tiles:
         self.dtype = np.dtype(dtype)
 
     def place(self, first: Array, *others: Array | float) -> Array:
-        n = len(first)
-        parts = [np.full((n, 1), p) if isinstance(p, float) else p if p.ndim == 2 else p[:, None] for p in others]
-        first = first if first.ndim == 2 else first[:, None]
-        return np.concatenate([first, *parts], 1, dtype=self.dtype, casting="unsafe")
+        parts = [first, *(np.full(len(first), p) if isinstance(p, float) else p for p in others)]
+        parts = [p if p.ndim == 2 else p[:, None] for p in parts]
+        return np.concatenate(parts, 1, dtype=self.dtype, casting="unsafe")
 
     def add_product(self, tile: Array, a: Array, b: Array) -> Array:
         return np.add(tile, products.product(a, b.T), out=tile)
