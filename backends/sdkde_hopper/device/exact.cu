@@ -77,8 +77,7 @@ mean_exact(
       if (r < rows) log_sum[listed[1 + begin + r]] = top[r];
     }
     // Columns that matter are few: a warp takes them one by one, a thread two dimensions.
-    double mean[ROWS][2];
-    UNROLL for (int r = 0; r < ROWS; r++) mean[r][0] = mean[r][1] = 0.0;
+    double mean[ROWS][2] = {};
 #pragma unroll 1
     for (int first = 0; first < n; first += THREADS) {
       exponents(shared, row, rows, fetch(first), d, e);

@@ -62,13 +62,11 @@ __device__ __forceinline__ void load_rows(Rows& q, const uint32_t* rows, int g, 
   UNROLL for (int k = 0; k < RESTS; k++) {
     UNROLL for (int i = 0; i < 4; i++) q[k][i] = rows[(size_t)(g + (i & 1) * 8) * ROW + k * 8 + (i >> 1) * 4 + c];
   }
-#if HIGH  // constants and rests are two products
-  UNROLL for (int i = 0; i < 2; i++) {
+  UNROLL for (int i = 0; i < 2 && HIGH; i++) {  // constants and rests are two products
     q[RESTS][2 + i] = q[STEPS][2 + i];
     q[RESTS][i] = none();
     q[STEPS][2 + i] = none();
   }
-#endif
 }
 
 // And what a tile is that lies ``at``, in shared memory.
