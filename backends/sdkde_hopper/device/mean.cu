@@ -165,11 +165,9 @@ __device__ __forceinline__ void consume(uint32_t shared, const uint32_t* rows, c
         if (flags & 1) {
           barrier_wait(shared + PHI_EMPTY + 8 * (k & 1), (k >> 1) ^ 1);
           UNROLL for (int i = 0; i < 4; i++) store4(phi_at + (k & 1) * PHI_BYTES + 256 * i, P + 4 * i);
-#if HIGH
-          UNROLL for (int i = 0; i < 4; i++) store4(rest_at + (k & 1) * REST_BYTES + 256 * i, L + 4 * i);
-#else
-          UNROLL for (int i = 0; i < 2; i++) store_residuals(rest_at + (k & 1) * REST_BYTES + 512 * i, L + 8 * i);
-#endif
+          UNROLL for (int i = 0; i < 4 && HIGH; i++) store4(rest_at + (k & 1) * REST_BYTES + 256 * i, L + 4 * i);
+          UNROLL for (int i = 0; i < 2 && !HIGH; i++)
+            store_residuals(rest_at + (k & 1) * REST_BYTES + 512 * i, L + 8 * i);
           asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
           __syncwarp();
           if (lane == 0) barrier_arrive(shared + PHI_FULL + 8 * (k & 1));
