@@ -10,17 +10,14 @@ from typing import Any, Unpack
 
 import numpy as np
 
-try:
-    import torch
-    import torch.distributed as dist
-except ImportError as error:
-    raise ImportError(f"sdkde_core.distributed needs PyTorch: pip install 'sdkde-core[torch]' ({error})") from error
-
 from . import api
 from .arrays import Argument, public, to_host
 from .estimator.prepared import fit
 from .estimator.request import Goal, Options, Request, takes_options
+from .messages import optional
 from .spreading.ranks import PeerFailed, Ranks
+
+torch = optional("torch", "sdkde_core.distributed needs PyTorch", "torch")
 
 __all__ = ["estimate"]
 
@@ -63,7 +60,7 @@ def estimate(
         As :func:`sdkde_core.estimate`; or ranks differ in shape, dtype or options: the message says which. Tensors that
         require grad; several devices; a process that is not in the group.
     """
-    if not dist.is_initialized():
+    if not torch.distributed.is_initialized():
         raise RuntimeError("there is no process group; call torch.distributed.init_process_group first")
     ranks = Ranks(group)
     try:

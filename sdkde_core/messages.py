@@ -50,12 +50,12 @@ def caller_level() -> int:
     return ours + 1
 
 
-def optional(name: str, purpose: str, extra: str) -> Any:
-    """Import an optional library; ImportError says what it is for, and how to install it."""
+def optional(name: str, purpose: str, extra: str, instead: str = "") -> Any:
+    """Import an optional library; ImportError says what it is for, how to install it, and what to do ``instead``."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(f"{purpose}: pip install 'sdkde-core[{extra}]' ({error})") from error
+        raise ImportError(f"{purpose}: pip install 'sdkde-core[{extra}]' ({error}){instead}") from error
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:

@@ -86,7 +86,7 @@ ROOMS = {
     },
     "scale": {"messages", "arrays", "choice", "bandwidth", "files", "spreading", "estimator"},
     "api": {"protocol", "arrays", "choice", "bandwidth", "coordinates", "estimator", "scale"},
-    "distributed": {"arrays", "spreading", "estimator", "api"},
+    "distributed": {"messages", "arrays", "spreading", "estimator", "api"},
     "interop": {"messages", "archive", "protocol", "arrays", "bandwidth", "coordinates", "estimator", "api"},
     "cli": {
         *("messages", "protocol", "storage", "arrays", "choice", "bandwidth", "files", "estimator", "scale", "api"),

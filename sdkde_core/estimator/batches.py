@@ -18,6 +18,7 @@ from ..arrays import Argument, array_namespace, to_host
 from ..choice.cost import predict
 from ..choice.hardware import cpu
 from ..engine.threads import telling
+from ..messages import optional
 from ..protocol import BackendInfo, Problem, with_fields
 from . import straight
 from .density import undefined, warn_of_negative
@@ -53,13 +54,8 @@ def watched(progress: Any, *given: Argument | int | None) -> Iterator[Advance | 
         if not progress:
             yield None
             return
-        try:
-            from tqdm.auto import tqdm
-        except ImportError as error:
-            raise ImportError(
-                f"progress=True needs tqdm: pip install 'sdkde-core[progress]' ({error}); or pass a function of the "
-                "rows done and of all rows"
-            ) from error
+        instead = "; or pass a function of the rows done and of all rows"
+        tqdm = optional("tqdm.auto", "progress=True needs tqdm", "progress", instead).tqdm
         with tqdm(total=rows, desc="sdkde", unit=" rows", unit_scale=True, disable=not rows) as bar:
             yield (lambda k: bar.update(min(k, rows - bar.n))) if rows else None
     elif callable(progress):

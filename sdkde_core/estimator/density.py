@@ -19,7 +19,7 @@ import numpy as np
 from ..arrays import Array, array_namespace
 from ..bandwidth.matrix import Bandwidth
 from ..engine.devices import captures
-from ..messages import caller_level
+from ..messages import caller_level, optional
 from ..protocol import Partial
 from .request import Request
 
@@ -126,13 +126,7 @@ def _cosine_radii(n: int, d: int, rng: Any) -> Array:
 
 
 def normal_distribution() -> Any:
-    try:
-        from scipy.special import ndtr
-    except ImportError as error:
-        raise ImportError(
-            "probabilities, quantiles and columns that end need SciPy: pip install 'sdkde-core[scipy]'"
-        ) from error
-    return ndtr
+    return optional("scipy.special", "probabilities, quantiles and columns that end need SciPy", "scipy").ndtr
 
 
 def between(a: Array, b: Array) -> Array:
