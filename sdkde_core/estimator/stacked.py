@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from ..bandwidth.selection import SEED
 from ..coordinates import Coordinates, candidates, listed, without_ends
 from ..coordinates import fit as fit_maps
 from ..engine.groups import Group
-from ..engine.merge import concatenate, take_rows
+from ..engine.merge import concatenate, each, put, take_rows
 from ..engine.outliers import radii
 from ..protocol import Columns, Partial, Reduction
 from .batches import ROWS
@@ -103,7 +104,8 @@ class Stacked(Composed):
         for k, most in zip(groups.which, groups.bounds(y).T) if groups and alone else ():
             rows = np.flatnonzero(~(most < sums.log_sum - 35.0))  # of NaN too
             if rows.size and k in alone:
-                sums = _added(sums, _of(self.parts[k], query._replace(array=y[rows]), scored), rows)
+                more = _of(self.parts[k], query._replace(array=y[rows]), scored)
+                put(sums, rows, _added(each(sums, operator.itemgetter(rows)), more))
         return sums
 
     @functools.cached_property
@@ -135,15 +137,8 @@ def _of(part: Part, query: Argument, scored: bool) -> Partial:
     return Partial(part.log_share + log, score)
 
 
-def _added(sums: Partial, more: Partial, rows: Any = None) -> Partial:
-    """Return the sum of two densities; ``rows``: of NumPy's ``sums``, which are changed, where there are ``more``."""
-    if rows is not None:
-        shift = None if sums.shift is None else sums.shift[rows]
-        there = _added(Partial(sums.log_sum[rows], shift), more)
-        sums.log_sum[rows] = there.log_sum
-        if sums.shift is not None:
-            sums.shift[rows] = there.shift
-        return sums
+def _added(sums: Partial, more: Partial) -> Partial:
+    """Return the sum of two densities."""
     xp = array_namespace(more.log_sum)
     log, shift = xp.logaddexp(sums.log_sum, more.log_sum), None
     if more.shift is not None:  # where a density is 0 it has none
