@@ -25,7 +25,7 @@ from ..engine.merge import each, merge
 from ..protocol import Columns, Partial, Problem, Reduction
 from ..spreading.devices import Reducer, pack_on
 from ..spreading.tasks import Task, cut
-from .density import density, log_constant, undefined
+from .density import density, log_constant, undefined, widths
 from .moving import Products, joined, moments, products
 from .plan import FARTHEST, centre_of
 from .request import GUARD, Goal, Request, precision_for
@@ -299,7 +299,7 @@ class Survey:
         else:
             bandwidth = Bandwidth.of(rule, self.shape.d)
         centre = centre_of(found.rows[np.isin(found.index, asked.centre())], bandwidth)
-        centre = clearest_centre(found.rows, None, np.sqrt(np.diagonal(bandwidth.matrix)), centre)
+        centre = clearest_centre(found.rows, None, widths(bandwidth)[0], centre)
         reach = Reach("train", bandwidth, centre, self.request.check_finite)
         return replace(self, request=self.request.moving(bandwidth), question=reach)
 

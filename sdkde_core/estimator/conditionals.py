@@ -17,7 +17,7 @@ from ..arrays import Array, numbers, public, quiet
 from ..choice.hardware import cpu_threads
 from ..engine.threads import map_threads
 from ..messages import brief
-from .density import normal_distribution
+from .density import normal_distribution, widths
 from .mapped import leaves, unwrapped
 from .mixture import check_positive, indices, split
 from .plan import FARTHEST
@@ -160,7 +160,7 @@ class _Kernels:
         self.shares /= total
         self.log = log_share + (top + np.log(total))[:, 0] + held.log_constant
         self.places, self.moved = centre[others] + kept.stretch(points), value @ slope.T  # (n, l), (b, l)
-        self.width = float(np.hypot.reduce(kept.stretch(np.eye(len(others)))[:, 0])) * self.scales  # of a single one
+        self.width = widths(kept)[0][0] * self.scales  # of a single one
         self.maps: Any = None if maps is None else maps.kept(others)
         self.low, self.high = -math.inf, math.inf
         if maps is not None:

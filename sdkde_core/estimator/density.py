@@ -106,6 +106,13 @@ def _cosine(d: int) -> float:
     return math.log(total) + math.log(0.5 * math.pi / d / (d + 1))
 
 
+def widths(bandwidth: Bandwidth) -> tuple[Array, Array]:
+    """The kernels' standard deviations (d,) and correlations (d, d), without squares: in far units they underflow."""
+    rows = bandwidth.stretch(np.eye(bandwidth.d)).T
+    width = np.hypot.reduce(rows, axis=1)
+    return width, (rows / width[:, None]) @ (rows / width[:, None]).T
+
+
 def kernel_draws(kernel: str, n: int, d: int, rng: Any) -> Array:
     """Draws (n, d) of K: in a uniform direction, at a radius whose density is r^(d−1) K(r)."""
     normal = rng.standard_normal((n, d))

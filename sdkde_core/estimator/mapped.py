@@ -23,7 +23,7 @@ from ..arrays import Argument, Array, Origin, array_namespace, check_names, inge
 from ..coordinates import Coordinates, fit, images
 from ..protocol import Problem
 from .batches import answered
-from .density import between, times_density
+from .density import between, times_density, widths
 from .plan import read
 from .request import Request
 
@@ -121,13 +121,6 @@ def masses(first: Any, ends: Array, signed: bool = False) -> Array:
             extra = extra * inside + 0.5 * result * (times_density(b) - times_density(a))
         result *= inside
     return result + extra
-
-
-def widths(bandwidth: Any) -> tuple[Array, Array]:
-    """The kernels' standard deviations (d,) and correlations (d, d), without squares: in far units they underflow."""
-    rows = bandwidth.stretch(np.eye(bandwidth.d)).T
-    width = np.hypot.reduce(rows, axis=1)
-    return width, (rows / width[:, None]) @ (rows / width[:, None]).T
 
 
 def unwrapped(fitted: Any) -> Any:

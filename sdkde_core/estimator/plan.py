@@ -14,7 +14,7 @@ import numpy as np
 from array_api_compat import device as device_of
 from array_api_compat import is_torch_array
 
-from ..arrays import Argument, Data, array_namespace, check_query, convert, detached, ingest, look, rounded, to_host
+from ..arrays import Argument, Data, array_namespace, check_query, convert, ingest, look, rounded, to_host
 from ..arrays.frames import check_labels
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import resolve
@@ -22,6 +22,7 @@ from ..choice import select
 from ..engine.outliers import CLEAR, count, limit_of, outlier_share, radii
 from ..engine.repeats import distinct_share
 from ..protocol import BackendUnavailable, Columns, Problem, with_fields
+from .density import widths
 from .request import Request
 from .resolution import clearest_centre
 
@@ -143,12 +144,7 @@ def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
         distances = radii(points)
         if query is not None:
             points, rows = points[:n, :], points[n:, :]
-    log_weights, equal = data.log_weights, -math.log(n)
-    if isinstance(points, np.ndarray):  # whose own functions are faster
-        log_weights = np.full(n, equal) if log_weights is None else log_weights
-        return Measured(points, rows, distances, distances.max(), log_weights, centre)
-    if log_weights is None:
-        log_weights = xp.full((n,), equal, dtype=xp.float64, device=device_of(data.train))
+    log_weights = xp.full_like(distances[:n], -math.log(n)) if data.log_weights is None else data.log_weights
     return Measured(points, rows, distances, xp.max(distances), log_weights, centre)
 
 
@@ -158,15 +154,12 @@ def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float]:
     bound = look(rounded, measured.largest)
     if bound <= CLEAR:  # as nearly always; false for NaN
         return measured, bound
-    blurred = not bandwidth.narrow and look(
-        lambda *centre: bool((abs(np.array(centre)) > CLEAR * _scale(bandwidth)).any()), measured.centre
-    )
     extent = checked_extent(bound, measured.distances, data, bandwidth)
-    if not blurred or extent <= CLEAR:
+    here, (h, _) = to_host(measured.centre), widths(bandwidth)
+    if extent <= CLEAR or bandwidth.narrow or not (abs(here) > CLEAR * h).any():
         return measured, extent
-    here = to_host(measured.centre)
     query = None if data.query is None else to_host(data.query)
-    best = clearest_centre(to_host(data.train), query, _scale(bandwidth), here)
+    best = clearest_centre(to_host(data.train), query, h, here)
     if not np.array_equal(best, here):
         if measured.centre is not here:
             best = array_namespace(measured.centre).asarray(best, device=device_of(measured.centre))
@@ -222,9 +215,3 @@ def centre_of(points: Any, bandwidth: Bandwidth | None = None) -> Any:
         distances = xp.where(xp.isnan(distances), xp.full_like(distances, math.inf), distances)
         centre = xp.take(rows, xp.reshape(xp.argmin(distances), (1,)), axis=0)[0, :]
     return xp.astype(centre, xp.float64, copy=False)
-
-
-def _scale(bandwidth: Bandwidth) -> np.ndarray:
-    """sqrt(diag H), (d,), data units, on the host."""
-    factor = to_host(detached(bandwidth.factor))
-    return factor if factor.ndim == 1 else np.sqrt((factor**2).sum(axis=1))
