@@ -135,14 +135,10 @@ class GroupedColumns:
     ) -> Iterator[tuple[Partial, int]]:
         """Yield every group's part of the sums, and how many points were summed apart."""
         for group, packed in zip(self._groups, self.packed):
-            known = {"distances": group.unit(distances), "extent": group.unit(extent)}
-            if queries is not None:
-                sums, apart = packed.reduce(group.unit(queries), **known)
-            elif group.scale == 1.0:  # rows are the samples, which the first group is
-                sums, apart = packed.reduce(None, some=some, **known)
-            else:
-                rows = self._groups[0].columns.points
-                sums, apart = packed.reduce(group.unit(rows if some is None else rows[slice(*some), :]), **known)
+            rows, known = queries, {"distances": group.unit(distances), "extent": group.unit(extent)}
+            if queries is None and group.scale != 1.0:  # else rows are the samples, which the first group is
+                rows = self._groups[0].columns.points[slice(*(some or (None,))), :]
+            sums, apart = packed.reduce(group.unit(rows), some=some, **known)
             yield group.raised(sums, self._d), apart
 
     def reduce(self, queries: Any = None, **known: Any) -> tuple[Partial, int]:
