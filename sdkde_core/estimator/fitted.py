@@ -79,12 +79,9 @@ def run(plan: Plan, report: Report = None) -> Partial:
 
 def slope(plan: Plan) -> Any:
     """Run all passes of a plan for the gradient, and return it, per bandwidth."""
-    last = plan.last
-    if not last.m:
-        return plan.columns.points[:0, :]
-    if last.reduction is not Reduction.LAPLACE:
+    if plan.last.reduction is not Reduction.LAPLACE:
         return run(plan).shift
-    check_resolution(last, plan.bandwidth, plan.columns, plan.query)
+    check_resolution(plan.last, plan.bandwidth, plan.columns, plan.query)
     return laplace_slope(plan.columns.points if plan.query is None else plan.query, plan.columns)
 
 

@@ -50,7 +50,7 @@ def laplace_slope(queries: Any, columns: Columns, signed: bool = False) -> Any:
             slope = slope / total[:, None]
             return slope if signed else xp.where((total < 0)[:, None], xp.full_like(slope, math.nan), slope)
 
-    strips = map_threads(strip, range(0, m, height), cpu_threads() if isinstance(queries, np.ndarray) else 1)
+    strips = map_threads(strip, range(0, max(m, 1), height), cpu_threads() if isinstance(queries, np.ndarray) else 1)
     return xp.concat(strips, axis=0) if len(strips) > 1 else strips[0]
 
 
