@@ -127,15 +127,10 @@ def lazy_result(survey: Any, log: bool, x: Argument, q: Argument | None, w: Argu
 def lazy_whole(fit: Any, x: Argument, q: Argument | None, w: Argument | None, log: bool, dtype: str) -> da.Array:
     """The result of a density that one task fits to all samples, and blocks of rows are put to."""
     given = (None if a is None else _blocks(a, [(0, x.shape[0])]) for a in (x, w))
-    made, rows = delayed(_fitted, pure=True)(fit, *given), q or x
+    made, rows = delayed(_of, pure=True)(fit, *given, method="__call__"), q or x
     stops = list(itertools.accumulate(rows.array.chunks[0] if is_dask(rows.array) else rows.shape[:1]))
     how: dict[str, Any] = {"dtype": dtype, "drop_axis": 1, "meta": np.empty(0, dtype)}
     return _blocks(rows, list(zip([0, *stops], stops))).map_blocks(_asked, density=made, log=log, **how)
-
-
-@_task
-def _fitted(fit: Any, points: Array, weights: Array | None) -> Any:
-    return fit(points, weights)
 
 
 @_task
