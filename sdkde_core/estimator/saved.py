@@ -172,8 +172,7 @@ def _stacked(content: Mapping[str, Any], arrays: Mapping[str, Array], name: str)
     alike = len({(part.fitted.problem.d, part.fitted.problem.dtype) for part in parts}) == 1
     for fitted in (part.fitted for part in parts):
         inside = ("kde", "sdkde") if fitted.coordinates is None else ("kde", "sdkde", "stacked")
-        alike &= not fitted.parts and fitted.request.method in inside
-    alike &= all(part.fitted.request.kernel == "gaussian" for part in parts)
+        alike &= not fitted.parts and fitted.request.method in inside and fitted.request.kernel == "gaussian"
     if not alike or not abs(sum(math.exp(min(part.log_share, 1.0)) for part in parts) - 1.0) < 1e-6:
         raise ValueError("its parts do not fit one another")
     first = parts[0].fitted.request
