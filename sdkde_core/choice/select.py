@@ -299,11 +299,8 @@ def ranked(
         if candidate.ok:
             least = min(least, candidate.total_seconds)
         found.append(candidate)
-
-    def order(c: Candidate) -> tuple[Any, ...]:
-        return not c.ok, wanted.data_device not in ("cpu", c.device), c.total_seconds, c.name, c.device
-
-    return sorted(found, key=order)
+    home = wanted.data_device
+    return sorted(found, key=lambda c: (not c.ok, home not in ("cpu", c.device), c.total_seconds, c.name, c.device))
 
 
 def _devices(info: BackendInfo, device: str | None, data_device: str) -> list[str]:

@@ -94,12 +94,8 @@ class _Line:
 
     def equal(self, like: Any, n: int) -> Any:
         """Log weights (n,) that are all equal, where ``like`` is."""
-        torch = sys.modules["torch"]
-
-        def make() -> Any:
-            return torch.full((n,), -math.log(n), dtype=torch.float64, device=like.device)
-
-        return self._equal.get(n, make, like)
+        dtype = sys.modules["torch"].float64
+        return self._equal.get(n, lambda: like.new_full((n,), -math.log(n), dtype=dtype), like)
 
     def guarded(self, by: Any, columns: Columns, request: Request) -> list[tuple[Group, Columns]]:
         """Columns and their guard, see :func:`.groups_of`, each as a group and in its unit."""
