@@ -77,25 +77,22 @@ class OnDevices:
 
     def _at_once(self, task: Any, given: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Return ``task(*arguments)`` for each, on the calling thread's stream of the device that it begins with."""
-        mine = [[a for a in given if a[0] == k] for k in range(len(self._devices))]
+        found: list[Any] = [None] * len(given)
+        mine = [[i for i, arguments in enumerate(given) if arguments[0] == k] for k in range(len(self._devices))]
         tensors = self._info.arrays == "torch"
         cuda: Any = sys.modules["torch"].cuda if tensors else None
         streams = [cuda.current_stream(x) if tensors and x.startswith("cuda") else None for x in self._devices]
 
-        def work(k: int, some: Sequence[tuple[Any, ...]]) -> list[Any]:
-            with np.errstate(all="ignore"), nullcontext() if streams[k] is None else cuda.stream(streams[k]):
-                return [task(*arguments) for arguments in some]
+        def work(some: Sequence[int]) -> None:
+            stream = streams[given[some[0]][0]]
+            with np.errstate(all="ignore"), nullcontext() if stream is None else cuda.stream(stream):
+                for i in some:
+                    found[i] = task(*given[i])
 
-        busy = [k for k in range(len(self._devices)) if mine[k]]
-        found: dict[int, list[Any]] = {k: [] for k in busy}
-        if "pairs" in self._info.features:  # two threads that launch take twice as long as one
-            for turn in itertools.zip_longest(*(mine[k] for k in busy)):
-                for arguments in filter(None, turn):
-                    found[arguments[0]] += work(arguments[0], [arguments])
-        else:
-            found = dict(zip(busy, map_threads(lambda k: work(k, mine[k]), busy, len(busy))))
-        done = {k: iter(results) for k, results in found.items()}
-        return [next(done[arguments[0]]) for arguments in given]
+        turns = [[i] for turn in itertools.zip_longest(*mine) for i in turn if i is not None]
+        alone = "pairs" in self._info.features  # two threads that launch take twice as long as one
+        map_threads(work, turns if alone else list(filter(None, mine)), 1 if alone else len(mine))
+        return found
 
 
 Reducer = PackedColumns | Merged | GroupedColumns | OnDevices | OnRanks
