@@ -15,7 +15,7 @@ Hyndman, "Computing and graphing highest density regions", The American Statisti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,9 +33,7 @@ def probability(fitted: Any, lower: Any, upper: Any) -> float:
     if fitted.parts:
         return sum(math.exp(part.log_share) * probability(part.fitted, lower, upper) for part in fitted.parts)
     d = fitted.problem.d
-    for name, value in (("lower", lower), ("upper", upper)):
-        check_labels(name, value, fitted.names)
-    low, high = corner("lower", lower, d), corner("upper", upper, d)
+    low, high = corner("lower", lower, d, fitted.names), corner("upper", upper, d, fitted.names)
     wrong = low > high
     if fitted.coordinates is not None:
         wrong &= ~fitted.coordinates.circular
@@ -188,7 +186,8 @@ def quantiles(fitted: Any, q: Array) -> Array:
     return np.where(inside, 0.5 * low + 0.5 * high, np.where(q <= 0, *ends))
 
 
-def corner(name: str, value: Any, d: int) -> Array:
+def corner(name: str, value: Any, d: int, names: Sequence[str] = ()) -> Array:
+    check_labels(name, value, names)
     found = numbers(name, value)
     if found.shape not in ((d,), (1,), ()) or np.isnan(found).any():
         raise ValueError(f"{name} is {brief(value)}; pass {d} numbers, or one for all, which may be infinite")

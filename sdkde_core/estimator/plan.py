@@ -63,8 +63,7 @@ def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwid
         device = None  # they are to agree on every bit of the bandwidth, whatever memory each has
     data = ingest(train, query, request.weights, check_finite=request.check_finite, device=device)
     bandwidth, method, kernel = request.bandwidth, request.method, request.kernel
-    if hasattr(bandwidth, "iloc"):
-        check_labels("bandwidth", bandwidth, data.names)
+    check_labels("bandwidth", bandwidth, data.names)
     try:
         how: dict[str, Any] = {"method": method, "kernel": kernel, "steps": request.steps, "mixed": request.mixed}
         return data, resolve(bandwidth, data.train, data.log_weights, **how)
