@@ -78,10 +78,9 @@ class Slots(threading.local):
     nothing can be waited for: then the numbers stay on the device, and so does the largest.
     """
 
-    def __init__(self) -> None:
-        self.tensor: Any = None
-        self.awaited: Any = None  # the device of a kernel whose numbers an interrupt may have left unread
-        self.times = 0
+    tensor: Any = None
+    awaited: Any = None  # the device of a kernel whose numbers an interrupt may have left unread
+    times = 0
 
     def ready(self, count: int, like: Any, more: int = 0) -> tuple[Any, int]:
         """Return room for ``count`` float64 numbers ≥ 0 and ``more`` behind, and for which time; ``like``: there."""
