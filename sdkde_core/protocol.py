@@ -85,7 +85,7 @@ FEATURES: Mapping[str, str] = {
     "pairs": "reduce_pairs: what two ranges of the points are to each other, each φ computed once; MEAN only",
     "line": "whiten, moved and density: what comes before and after the sums, by its own kernels; on CUDA devices",
     "moves": "displaced, in_unit, joined, joined_shifts: what lies between any backend's sums; on CUDA devices",
-    "criteria": "ordered, shaped, left_out, terms: what left-out samples say of bandwidths; on CUDA devices",
+    "criteria": "ordered, shaped, left_out, narrowed, terms: what left-out samples say of bandwidths; on CUDA devices",
     "told": "map_threads(…, told=True) over the rows: progress then needs no batches of rows",
     "groups": "prepare_groups and reduce_groups: several groups of columns at once, each with rows of its own",
 }
@@ -454,10 +454,27 @@ class CriteriaBackend(Backend, TypingProtocol):
         at where −½ log of its determinant is above ``chance``, a matrix only if ``full``, both only if ``mixed``.
         """
 
-    def left_out(self, u: Any, weights: Any, bandwidths: Sequence[float], method: str) -> Any:
+    def left_out(self, u: Any, weights: Any, bandwidths: Sequence[float], method: str, looked: Any = None) -> Any:
         """Return what k bandwidths say of samples, at most some thousand, as a new tensor, which :meth:`terms` reads.
 
-        As with :meth:`ordered` launches may be kept, and the host is not to wait.
+        Where ``looked``, which :meth:`narrowed` has returned, is not above 0, it may be anything. As with
+        :meth:`ordered` launches may be kept, and the host is not to wait.
+        """
+
+    def narrowed(
+        self, values: Any, weights: Any, d: int, first: Sequence[float], bandwidths: Sequence[float], top: int,
+        times: float, criteria: tuple[bool, bool], method: str,
+    ) -> Any:  # fmt: skip
+        """Return a new tensor (k,) that is above 0 where ``bandwidths``, ascending, may be the best for all samples.
+
+        ``values`` are what :meth:`left_out` has returned for some samples, of which there are ``times`` as many, and
+        their ``weights``. The bandwidths ``first`` of these (at most 16) are like every third of the others, from the
+        ``top``-th down, and the narrowest. ``criteria`` says which losses count: p̂'s, ∫p̂² − 2 p̂₋ᵢ, and −log p̂₋ᵢ.
+
+        One of ``first`` is plausible if −2 times z² > −6 for one of these, z the standard score of the samples' losses
+        less those at the least mean loss. The six widest are compared, and three more until none of the three
+        narrowest is plausible. Above 0 are all bandwidths from the first plausible one to the last, two more below, and
+        three above; with the ``top``-th one all beyond it; everywhere if none is plausible.
         """
 
     def terms(self, values: Any, n: int, d: int, bandwidths: Sequence[float], method: str) -> tuple[Any, Any, Any]:

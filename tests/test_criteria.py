@@ -23,9 +23,10 @@ from sdkde_core.choice import registry
 from sdkde_core.engine.launches import Launches, Lists
 
 METHODS = ("kde", "sdkde", "laplace")
-CPU = SimpleNamespace(left_out=criteria.left_out, terms=criteria.terms, shaped=fits.shaped, ordered=samples.ordered)
-#: The same, with nothing said of bandwidths, which takes the interpreter long.
-UNASKED = SimpleNamespace(**vars(CPU) | {"left_out": lambda *_: torch.zeros(0), "terms": lambda *_: ((), (), ())})
+CPU = SimpleNamespace(
+    left_out=criteria.left_out, narrowed=criteria.narrowed, terms=criteria.terms, shaped=fits.shaped,
+    ordered=samples.ordered,
+)  # fmt: skip
 
 
 def drawn(n, d, kind, seed=0):
@@ -130,11 +131,40 @@ def test_the_choice_is_the_same(monkeypatch, few, method):
     np.testing.assert_allclose(got.matrix, want.matrix, rtol=1e-4, atol=1e-6)
 
 
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy's, which the interpreter computes by
+@pytest.mark.parametrize("kind", ["apart", pytest.param("equal", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("d", "method", "rule"),
+    [
+        (2, "laplace", "lscv"),
+        pytest.param(2, "sdkde", "lcv", marks=pytest.mark.slow),
+        *(pytest.param(9, method, rule, marks=pytest.mark.slow) for method in METHODS for rule in ("auto", "lscv")),
+    ],
+)
+def test_a_search_by_some_samples_finds_what_the_hosts_does(monkeypatch, few, d, method, rule, kind):
+    for module in (distinct, selection):
+        monkeypatch.setattr(module, "asked_first", lambda n: 20)
+    x, _ = drawn(44, d, kind)
+    want = select_bandwidth(x, method=method, rule=rule)
+    monkeypatch.setattr(Sample, "kernels", CPU)
+    monkeypatch.setattr(distinct, "_logger", None)  # a kernel that fails is an error
+    got = resolve(rule, torch.from_numpy(x), method=method)
+    np.testing.assert_allclose(got.selection.multiples, want.selection.multiples, rtol=1e-9)
+    np.testing.assert_allclose(got.matrix, want.matrix, rtol=1e-4, atol=1e-6)
+
+
+def unasked(asked):
+    """The same, with nothing said of bandwidths, which takes the interpreter long; ``asked`` gets the samples."""
+    left_out = {"left_out": lambda u, *_: asked.append(u.numpy()) or torch.zeros(0)}
+    return SimpleNamespace(**vars(CPU) | left_out | {"terms": lambda *_: ((), (), ())})
+
+
 def prepared(x):
-    """Samples on a device as a choice looks at them."""
-    sample = Sample(torch.from_numpy(x), None, len(x))
-    sample.kernels = UNASKED
-    return distinct.OnCard(sample, "lscv", True), sample
+    """Samples on a device as a choice looks at them, and as their bandwidths are asked for."""
+    sample, asked = Sample(torch.from_numpy(x), None, len(x)), []
+    sample.kernels = unasked(asked)
+    return distinct.OnCard(sample, "lscv", True), sample, asked[0]
 
 
 @interpreted
@@ -146,13 +176,11 @@ def test_a_device_measures_samples_as_the_host_does(order, size):
     x, _ = drawn(60, 2, "equal")
     x = size * (x + 1e6 * (order == "far"))
     given = {"columns": np.asfortranarray(x), "some": np.repeat(x, 2, axis=1)[::2, ::2]}.get(order, x)
-    sample = Sample(torch.from_numpy(given), None, len(given))
-    sample.kernels = UNASKED
-    found, want = distinct.OnCard(sample, "lscv", True), Sample(np.ascontiguousarray(given), None, len(given))
+    (found, sample, u), want = prepared(given), Sample(np.ascontiguousarray(given), None, len(given))
     np.testing.assert_allclose(sample.spread(), want.spread(), rtol=1e-9)
     np.testing.assert_array_equal(sample.ends, want.ends)
     if size == 1.0:
-        np.testing.assert_allclose(found.u.numpy(), selection.distinct(want, want.spread()).u, atol=1e-8)
+        np.testing.assert_allclose(u, selection.distinct(want, want.spread()).u, atol=1e-8)
     else:
         assert not found.good
 
@@ -179,10 +207,10 @@ def test_a_device_prepares_samples_as_the_host_does(monkeypatch, n, d):
     x, _ = drawn(n, d, "equal")
     if n > 300:
         x[:2, 0] = x[2, 0] + np.array([0.0, 1e-9])  # two share a value, and a third is near
-    found, sample = prepared(x)
+    found, sample, u = prepared(x)
     assert found.good
     host = selection.distinct(Sample(x, None, n), sample.spread())
-    np.testing.assert_allclose(found.u.numpy(), host.u, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(u, host.u, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(found.weights, host.weights)
 
 
@@ -209,7 +237,7 @@ def test_a_device_says_what_the_host_has_to_prepare(what):
 def test_a_number_that_is_none_is_named(monkeypatch):
     x, _ = drawn(60, 2, "equal")
     x[7, 1] = np.nan
-    monkeypatch.setattr(Sample, "kernels", UNASKED)
+    monkeypatch.setattr(Sample, "kernels", unasked([]))
     with pytest.raises(ValueError, match="row 7, column 1"):
         resolve("lscv", torch.from_numpy(x))
 
@@ -220,7 +248,7 @@ def test_kernels_that_fail_are_done_without(monkeypatch):
 
     x, _ = drawn(60, 2, "equal")
     want = select_bandwidth(x)
-    monkeypatch.setattr(Sample, "kernels", SimpleNamespace(left_out=fails, terms=fails, shaped=fails, ordered=fails))
+    monkeypatch.setattr(Sample, "kernels", SimpleNamespace(**dict.fromkeys(vars(CPU), fails)))
     np.testing.assert_allclose(resolve("auto", torch.from_numpy(x)).matrix, want.matrix, rtol=1e-12)
 
 

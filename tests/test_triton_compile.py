@@ -157,6 +157,13 @@ def test_criteria(kernel, constants, capability):
 
 
 @pytest.mark.parametrize("capability", [*(pytest.param(x, marks=pytest.mark.slow) for x in (80, 86)), 90])
+def test_narrow(capability):
+    types = dict.fromkeys(("values", "weights", "first", "rates", "out"), "*fp64") | {"factor": "fp32"}
+    constants = {"SQUARES": True, "LOGS": True, "LAPLACE": False}
+    _check_spills(criteria.narrow_kernel, types, constants, capability, 16)
+
+
+@pytest.mark.parametrize("capability", [*(pytest.param(x, marks=pytest.mark.slow) for x in (80, 86)), 90])
 @pytest.mark.parametrize(
     ("kernel", "constants"),
     [

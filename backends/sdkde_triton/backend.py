@@ -98,6 +98,7 @@ class TritonBackend:
     joined = staticmethod(moves.joined)
     joined_shifts = staticmethod(moves.joined_shifts)
     left_out, terms = staticmethod(criteria.left_out), staticmethod(criteria.terms)
+    narrowed = staticmethod(criteria.narrowed)
     ordered, shaped = staticmethod(samples.ordered), staticmethod(fits.shaped)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:

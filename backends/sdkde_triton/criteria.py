@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
 import triton.language as tl
 
 from sdkde_core.plugin import on_device
 
 from .compiled import Launch, rehearse
 from .kernels import sized
+from .space import Config
 
 #: A squared distance that stands for none: of a sample to itself, and to padding. Its products stay finite.
 FAR = tl.constexpr(1e25)
@@ -53,7 +55,10 @@ def squares_kernel(u, squares, n, d, padded, ROWS: tl.constexpr, BLOCK: tl.const
 
 @sized
 def moves_kernel(u, weights, rates, squares, moves, n, d, padded, splits, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """S_j / D_j, 16 dimensions of it, and D_j, at one bandwidth: (d + 1, padded) float32 for each."""
+    """S_j / D_j, 16 dimensions of it, and D_j, at one bandwidth: (d + 1, padded) float32 for each.
+
+    Here and in what follows a bandwidth whose rate is negative is not looked at.
+    """
     i, size = tl.program_id(0) * ROWS + tl.arange(0, ROWS), padded // BLOCK * BLOCK
     k = tl.program_id(1) % splits * 16 + tl.arange(0, 16)
     bandwidth = tl.program_id(1) // splits
@@ -63,7 +68,7 @@ def moves_kernel(u, weights, rates, squares, moves, n, d, padded, splits, ROWS: 
     lightest = tl.full((), 1.0, tl.float64)
     sums = tl.zeros((ROWS,), tl.float32)
     means = tl.zeros((ROWS, 16), tl.float32)
-    for first in range(0, size, BLOCK):
+    for first in range(0, tl.where(c > 0.0, size, 0), BLOCK):
         j = first + tl.arange(0, BLOCK)
         apart = tl.load(squares + i[:, None] * size + j[None, :])
         w = tl.load(weights + j, mask=j < n, other=0.0)
@@ -107,7 +112,7 @@ def criteria_kernel(
     square = tl.zeros((ROWS,), tl.float32)
     if MOVED:
         near = tl.full((ROWS,), FAR, tl.float32)  # the least so far
-    for first in range(0, size, BLOCK):
+    for first in range(0, tl.where(c > 0.0, size, 0), BLOCK):
         j = first + tl.arange(0, BLOCK)
         apart = tl.load(squares + i[:, None] * size + j[None, :])
         w = tl.load(weights + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
@@ -154,6 +159,67 @@ def criteria_kernel(
     tl.store(out + length - tl.num_programs(0) + tl.program_id(0), tl.sum(parts, 0))
 
 
+@triton.jit
+def _scores(loss, unit, w, row, b, n_eff):
+    """How plausible rows of losses in these units are beside the best row: _plausible of the choice's module."""
+    means = tl.where(row, unit * tl.sum(loss * w, 0), float("inf"))
+    best = b == tl.argmin(means, 0)
+    own = tl.sum(tl.where(best, unit, 0.0), 0)
+    larger = tl.maximum(unit, own)
+    away = loss * (unit / larger).to(tl.float32)[None, :]
+    away -= tl.sum(tl.where(best[None, :], loss, 0.0), 1)[:, None] * (own / larger).to(tl.float32)[None, :]
+    away *= 1.0 / tl.maximum(tl.max(tl.abs(away), 0), 1e-30)[None, :]
+    mean = tl.sum(away * w, 0)
+    away -= mean[None, :]
+    variance = tl.sum(away * away * w, 0)
+    return tl.where(mean == 0.0, 0.0, -2.0 * n_eff * mean * mean / variance)
+
+
+@sized
+def narrow_kernel(
+    values, weights, first, rates, out, n, d, length, splits, top, none, unit, factor,
+    SQUARES: tl.constexpr, LOGS: tl.constexpr, LAPLACE: tl.constexpr,
+):  # fmt: skip
+    """Write the rates that samples are asked about, and −1 for others: _Looks.narrowed of sdkde_core's choice.
+
+    ``values`` are from :func:`criteria_kernel`, at ``splits`` rates ``first``, every third of the others up to the
+    one before ``top``, and the first of all; there are ``none`` rates. They stand for ``factor`` times the samples.
+    """
+    b, i, j, counted = tl.arange(0, 16), tl.arange(0, 512), tl.arange(0, 64), n * (1 + LAPLACE)
+    values += b[None, :] * length
+    here, parts = (b < splits)[None, :] & (i < n)[:, None], (b < splits)[None, :] & (counted + j < length)[:, None]
+    squares = tl.sum(tl.load(values + (counted + j[:, None]) * unit, mask=parts, other=0.0), 0)
+    squares = tl.log(tl.maximum(squares, 1e-300)) + 0.5 * d * tl.log(tl.load(first + b, mask=b < splits, other=1.0))
+    w = tl.load(weights + i, mask=i < n, other=0.0).to(tl.float32)[:, None]
+    logs = tl.where(here, tl.load(values + i[:, None] * unit, mask=here).to(tl.float32), -1e30)
+    units = tl.maximum(tl.max(logs, 0), squares)
+    near = 2.0 * tl.exp(logs - units.to(tl.float32)[None, :])
+    if LAPLACE:
+        near *= tl.load(values + (n + i[:, None]) * unit, mask=here, other=0.0).to(tl.float32)
+    near = tl.exp(squares - units).to(tl.float32)[None, :] - near
+    worthwhile = tl.sum(near * w, 0) < 0.0
+    low, high, going, n_eff = splits, 0 * n, n > 0, 1.0 / tl.sum(tl.sum(w * w, 1), 0)
+    for k in range(6, splits + 3, 3):  # from the widest down to where none of the narrower half is plausible
+        if going:
+            row = (b < splits) & (b >= splits - k)
+            largest = tl.max(tl.where(row & worthwhile, units, float("-inf")), 0)
+            largest = tl.where(largest > float("-inf"), largest, tl.min(tl.where(row, units, float("inf")), 0))
+            scores = tl.full((16,), float("-inf"), tl.float64)
+            if SQUARES:
+                scores = _scores(near, tl.exp(tl.minimum(units - largest, 300.0)), w, row, b, n_eff)
+            if LOGS:
+                loss = -tl.maximum(logs, (largest - 1e4).to(tl.float32))
+                scores = tl.maximum(scores, _scores(loss, 0.0 * units + 1.0, w, row, b, n_eff))
+            plausible = row & (factor * scores > -6.0)
+            low, high = tl.min(tl.where(plausible, b, splits), 0), tl.max(tl.where(plausible, b, -1), 0)
+            going = (high >= 0) & (low < tl.maximum(splits - k, 0) + 3)
+    none_is = high < 0
+    low, high = tl.maximum(top - 1 - 3 * (splits - 1 - low), 0) - 3, tl.maximum(top + 2 - 3 * (splits - 1 - high), 3)
+    looked = (j > low) & (j <= high) | (j >= top) & (high >= top - 1)
+    rate = tl.load(rates + j, mask=j < none, other=0.0)
+    tl.store(out + j, tl.where(looked | none_is, rate, -1.0), mask=j < none)
+
+
 @functools.lru_cache(64)
 def _rates(bandwidths: tuple[float, ...], device: torch.device) -> torch.Tensor:
     """½h⁻² on a device: of samples of one shape the bandwidths are the same in every call."""
@@ -167,14 +233,15 @@ def begin(device: torch.device, method: str) -> None:
         few = torch.zeros((2, 1), dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
         with np.errstate(all="ignore"):  # nothing is launched, so what is read is arbitrary
             rehearse(left_out, *few, [1.0], method)
+            rehearse(narrowed, few[0], few[1], 1, [1.0], [1.0], 1, 1.0, (True, method != "laplace"), method)
 
 
-def left_out(u: Any, weights: Any, bandwidths: Sequence[float], method: str) -> Any:
+def left_out(u: Any, weights: Any, bandwidths: Sequence[float], method: str, looked: Any = None) -> Any:
     """See :class:`sdkde_core.protocol.CriteriaBackend`."""
     (n, d), count, rows, moved, laplace = u.shape, len(bandwidths), 16, method == "sdkde", method == "laplace"
     with on_device(u):
         begin(u.device, method)
-        rates = _rates(tuple(bandwidths), u.device)
+        rates = _rates(tuple(bandwidths), u.device) if looked is None else looked
         padded, programs = -(-n // 128) * 128, -(-n // rows)
         sizes, length = (n, d, padded), n * (1 + laplace) + programs
         single = {"dtype": torch.float32, "device": u.device}
@@ -188,6 +255,20 @@ def left_out(u: Any, weights: Any, bandwidths: Sequence[float], method: str) -> 
             kept(moves_kernel, grid, (*sizes, splits), (32, 64))(u, weights, rates, squares, moves)
         flags = moved, laplace, rows, 128
         kept(criteria_kernel, (programs, count), (*sizes, length), flags)(weights, rates, squares, moves, out)
+    return out
+
+
+def narrowed(
+    values: Any, weights: Any, d: int, first: Sequence[float], bandwidths: Sequence[float], top: int, times: float,
+    criteria: Sequence[bool], method: str,
+) -> Any:  # fmt: skip
+    """See :class:`sdkde_core.protocol.CriteriaBackend`."""
+    with on_device(values):
+        rates = (_rates(tuple(hs), values.device) for hs in (first, bandwidths))
+        out = torch.empty(len(bandwidths), dtype=torch.float64, device=values.device)
+        sizes = len(weights), d, values.shape[1], len(first), top, len(bandwidths), 1, float(times)
+        flags = *criteria, method == "laplace"
+        kept(narrow_kernel, (1, 1), sizes, flags, Config(1, 1, 16, 1))(values, weights, *rates, out)
     return out
 
 

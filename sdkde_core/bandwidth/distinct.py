@@ -33,8 +33,10 @@ class Distinct:
     """Distinct samples u (n, d) in spreads, in an order to cut them short in, their weights, and the columns' units.
 
     The weights (n,) are positive and sum to 1. Units are of rounded columns, else 0. ``index``, of one column: the
-    samples are in order, and this is another one.
+    samples are in order, and this is another one. ``steps``: the bandwidths to ask all of them about, if that is known.
     """
+
+    steps: Any = None
 
     def __init__(self, u: Any, weights: Array, units: Array, index: NDArray[np.intp] | None = None) -> None:
         self.u, self.weights, self.units, self.index = u, weights, units, index
@@ -64,7 +66,7 @@ class Distinct:
 class OnCard(Distinct):
     """The same on a CUDA device, by a backend's kernels: launched when this is made, and read at once.
 
-    They find the shape, and what bandwidths say of the samples that are asked first. ``host``: distinct samples that
+    They find the shape, the bandwidths to ask all samples about, and what these say. ``host``: distinct samples that
     were prepared on the host. Without it the device prepares them, and ``good`` says whether that was enough; rounded
     and equal samples, and columns with gaps, need more. The samples' ends and quartiles, which the host looks at as
     well, are read too.
@@ -74,44 +76,50 @@ class OnCard(Distinct):
 
     def __init__(self, sample: Sample, rule: str, mixed: bool, host: Distinct | None = None) -> None:
         assert sample.kernels is not None
-        self._kernels, d, method, torch = sample.kernels, sample.d, sample.method, sys.modules["torch"]
+        kernels, d, method, torch = sample.kernels, sample.d, sample.method, sys.modules["torch"]
         n, place = min(sample.n, most_of(d)) if host is None else len(host.weights), sample.given.device
         super().__init__(None, *(np.full(n, 1.0 / n), np.zeros(d)) if host is None else (host.weights, host.units))
-        few, most = asked_first(n), shapes.most_of(n, d) if rule == "auto" and not sample.common else 0
-        steps = thirds(steps_of(rule)) if few < n else np.union1d(steps_of(rule), np.arange(1, 6))
-        bandwidths = bandwidths_of(steps, method, d, self.shares(few))
+        most = shapes.most_of(n, d) if rule == "auto" and not sample.common else 0
+        few, steps = asked_first(n), steps_of(rule)
+        every = np.union1d(steps, np.arange(1, 6))
+        first, then = (bandwidths_of(x, method, d, self.shares(k)) for x, k in ((thirds(steps), few), (every, n)))
+        criteria = rule != "lcv", rule == "lcv" or (rule == "auto" and method != "laplace")
 
-        def asked(u: Any, weights: Any) -> tuple[Any, ...]:
-            shape = ()
+        def asked(u: Any, weights: Any, some: Any) -> tuple[Any, ...]:
+            shape, looked = (), ()  # type: Any, Any
             if most:
                 climbs = shapes.scale_of(self.shares(most), d), shapes.SCALE_LENGTHS, shapes.LENGTHS, shapes.LEAST
                 chance = d * (d - 1) * float(self.weights @ self.weights)
-                u, *shape = self._kernels.shaped(u, weights, most, mixed, *climbs, chance, shapes.enough(most, d))
-            return u, self._kernels.left_out(u[:few], self._some, bandwidths, method), *shape
+                u, *shape = kernels.shaped(u, weights, most, mixed, *climbs, chance, shapes.enough(most, d))
+            if few < n:
+                said = kernels.left_out(u[:few], some, first, method)
+                looked = (kernels.narrowed(said, some, d, first, then, len(steps), n / few, criteria, method),)
+            return kernels.left_out(u, weights, then, method, *looked), *looked, *shape
 
         if host is None:
-            x, (taken, places, self._some) = sample.given.T.contiguous(), _drawn(sample.n, n, place)
+            x, (taken, places, some) = sample.given.T.contiguous(), _drawn(sample.n, n, place)
 
             def launch() -> tuple[Any, bool]:
-                u, weights, columns = self._kernels.ordered(x, taken, places, sample.common)
-                return (weights, columns, *asked(u, weights)), True
+                u, weights, columns = kernels.ordered(x, taken, places, sample.common)
+                return (*asked(u, weights, some), columns), True
 
-            key = self._kernels.shaped, place, x.shape, most, sample.common, mixed, rule, method
+            key = kernels.shaped, place, x.shape, most, sample.common, mixed, rule, method
             with on_device(x):
-                self._there, columns, self.u, *numbers = _lists.serve(key, (x,), launch, lambda read: True)
-            numbers.append(columns)
+                numbers = _lists.serve(key, (x,), launch, lambda read: True)
         else:
             given = host.u, host.weights, self.shares(few)
-            self.u, self._there, self._some = (torch.from_numpy(a).to(place) for a in given)
-            self.u, *numbers = asked(self.u, self._there)
+            numbers = asked(*(torch.from_numpy(a).to(place) for a in given))
         read = torch.cat([x.view(-1) for x in numbers]).cpu().numpy()
-        said, *parts = np.split(read, np.cumsum([x.numel() for x in numbers[:-1]]))
+        parts = np.split(read, np.cumsum([x.numel() for x in numbers[:-1]]))
         self.good = host is not None or self._measured(sample, parts.pop()[: 11 * d].reshape(11, d))
         if self.good:
-            self._said = dict(zip(bandwidths, map(Left, *self._kernels.terms(said, few, d, bandwidths, method))))
-        if parts and self.good and (which := int(parts[0][0])):
-            factor = np.linalg.inv(parts[0][2:].reshape(d, d))
-            self._shape = factor @ factor.T, shapes.said(which, parts[0][1])
+            said = map(Left, *kernels.terms(parts[0], n, d, then, method))
+            looked = parts[1] > 0.0 if few < n else np.full(len(every), True)
+            self._said = {h: one for h, one, there in zip(then, said, looked) if there}
+            self.steps = steps[looked[: len(steps)]]
+            if most and (which := int(parts[-1][0])):
+                factor = np.linalg.inv(parts[-1][2:].reshape(d, d))
+                self._shape = factor @ factor.T, shapes.said(which, parts[-1][1])
 
     def _measured(self, sample: Sample, found: Array) -> bool:
         """Tell the sample its ends and quartiles; return whether the device has prepared all that there is to do."""
@@ -131,15 +139,7 @@ class OnCard(Distinct):
         return self._shape
 
     def left_out(self, most: int, method: str) -> Callable[[Sequence[float]], list[Left]]:
-        weights = self._there if most == len(self.weights) else self._some
-
-        def ask(bandwidths: Sequence[float]) -> list[Left]:
-            if most == len(self._some) and all(h in self._said for h in bandwidths):
-                return [self._said[h] for h in bandwidths]
-            values = self._kernels.left_out(self.u[:most], weights, bandwidths, method).cpu().numpy()
-            return list(map(Left, *self._kernels.terms(values, most, self.u.shape[1], bandwidths, method)))
-
-        return ask
+        return lambda bandwidths: [self._said[h] for h in bandwidths]
 
 
 def asked_first(n: int) -> int:

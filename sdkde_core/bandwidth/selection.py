@@ -130,22 +130,22 @@ def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     if sample.kernels is not None and sample.on_card is None:
         looked = OnCard(sample, rule, held, looked)
     shape, why = looked.shaped(held) if rule == "auto" and not sample.common else (None, "")
-    steps, on_card = steps_of(rule), isinstance(looked, OnCard)
-    looks = [_Looks(method, d, looked.shares(k), looked.left_out(k, method)) for k in sorted({asked_first(n), n})]
-    if len(looks) > 1:
-        steps = looks[0].narrowed(rule, steps, n)
-    if on_card:
-        looks[-1].hear(np.union1d(steps, np.arange(1, 6)) if steps[-1] == 0 else steps)
+    steps, few, looks = looked.steps, asked_first(n), _Looks(method, d, weights, looked.left_out(n, method))
+    if steps is None:
+        steps = steps_of(rule)
+        if few < n:
+            first = _Looks(method, d, looked.shares(few), looked.left_out(few, method))
+            steps = first.narrowed(rule, steps, n)
     if len(steps) >= 10:
-        steps = looks[-1].closely(rule, steps)
-    losses = looks[-1].at(steps)
+        steps = looks.closely(rule, steps)
+    losses = looks.at(steps)
     squares, logs = losses.least_squares, losses.likelihood
     if rule == "lscv":
         log_multiple, what = _least(squares, weights, steps), "the minimum of least squares"
     elif rule == "lcv" and logs is not None:
         log_multiple, what = _least(logs, weights, steps), "the maximum of the likelihood"
     else:
-        log_multiple, what = _of_both(losses, weights, steps, looks[-1])
+        log_multiple, what = _of_both(losses, weights, steps, looks)
     what += f", each of {n} samples left out in turn{why}"
     means = squares @ weights, np.full(len(steps), np.nan) if logs is None else logs @ weights
     return _selected(sample, rule, log_multiple, what, steps, means, used=n, shape=shape, units=units)
@@ -374,7 +374,7 @@ def _of_both(losses: _Losses, weights: Array, steps: NDArray[np.intp], looks: _L
     share = float(np.clip((carried * looks.share - 0.15) / (0.25 - 0.15), 0.0, 1.0))
     if share == 1.0:
         return upper, "the upper end of what least squares allows"
-    if np.argmin(logs @ weights) == len(steps) - 1:  # or it is found already
+    if steps[-1] == 0 and np.argmin(logs @ weights) == len(steps) - 1:  # or it is found already
         beyond = np.arange(1, 6)
         logs, steps = np.concatenate([logs, looks.at(beyond).likelihood]), np.concatenate([steps, beyond])
     most = _least(logs, weights, steps)
