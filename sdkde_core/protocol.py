@@ -465,16 +465,18 @@ class CriteriaBackend(Backend, TypingProtocol):
         self, values: Any, weights: Any, d: int, first: Sequence[float], bandwidths: Sequence[float], top: int,
         times: float, criteria: tuple[bool, bool], method: str,
     ) -> Any:  # fmt: skip
-        """Return a new tensor (k,) that is above 0 where ``bandwidths``, ascending, may be the best for all samples.
+        """Return a new tensor (k,), float64, above 0 where ``bandwidths``, ascending, may be the best for all samples.
 
-        ``values`` are what :meth:`left_out` has returned for some samples, of which there are ``times`` as many, and
-        their ``weights``. The bandwidths ``first`` of these (at most 16) are like every third of the others, from the
-        ``top``-th down, and the narrowest. ``criteria`` says which losses count: p̂'s, ∫p̂² − 2 p̂₋ᵢ, and −log p̂₋ᵢ.
+        ``values`` are what :meth:`left_out` has returned of some of the samples, with these ``weights``; in all there
+        are ``times`` as many. It was asked for the bandwidths ``first``, at most 16. They stand for every third of
+        ``bandwidths``, from the ``top``-th down, and for the narrowest. ``criteria`` says which losses of a sample
+        count: of least squares, ∫p̂² − 2 p̂₋ᵢ, and of the likelihood, −log p̂₋ᵢ.
 
-        One of ``first`` is plausible if −2 times z² > −6 for one of these, z the standard score of the samples' losses
-        less those at the least mean loss. The six widest are compared, and three more until none of the three
-        narrowest is plausible. Above 0 are all bandwidths from the first plausible one to the last, two more below, and
-        three above; with the ``top``-th one all beyond it; everywhere if none is plausible.
+        One of ``first`` is plausible if ``times`` · 2 z² < 6 for a loss that counts. Here z is the standard score of
+        the weighted mean of the losses, less the losses of the bandwidth where that mean is least. The six widest are
+        compared, and three more until none of the three narrowest is plausible. Above 0 is the result from two places
+        below the narrowest plausible one to three above the widest; where it reaches the ``top``-th, also for all
+        beyond. As with :meth:`ordered` launches may be kept, and the host is not to wait.
         """
 
     def terms(self, values: Any, n: int, d: int, bandwidths: Sequence[float], method: str) -> tuple[Any, Any, Any]:

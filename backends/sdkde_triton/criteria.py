@@ -184,6 +184,7 @@ def narrow_kernel(
 
     ``values`` are from :func:`criteria_kernel`, at ``splits`` rates ``first``, every third of the others up to the
     one before ``top``, and the first of all; there are ``none`` rates. They stand for ``factor`` times the samples.
+    ``unit`` is 1, which the compiler does not know: else it gives a thread all bandwidths of a sample, and spills.
     """
     b, i, j, counted = tl.arange(0, 16), tl.arange(0, 512), tl.arange(0, 64), n * (1 + LAPLACE)
     values += b[None, :] * length
