@@ -133,13 +133,12 @@ def test_the_choice_is_the_same(monkeypatch, few, method):
 
 @interpreted
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy's, which the interpreter computes by
-@pytest.mark.parametrize("kind", ["apart", pytest.param("equal", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("d", "method", "rule"),
+    ("d", "method", "rule", "kind"),
     [
-        (2, "laplace", "lscv"),
-        pytest.param(2, "sdkde", "lcv", marks=pytest.mark.slow),
-        *(pytest.param(9, method, rule, marks=pytest.mark.slow) for method in METHODS for rule in ("auto", "lscv")),
+        (2, "laplace", "lscv", "apart"),
+        pytest.param(2, "sdkde", "lcv", "equal", marks=pytest.mark.slow),
+        *(pytest.param(9, method, "auto", "apart", marks=pytest.mark.slow) for method in METHODS),
     ],
 )
 def test_a_search_by_some_samples_finds_what_the_hosts_does(monkeypatch, few, d, method, rule, kind):
