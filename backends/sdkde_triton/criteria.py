@@ -177,13 +177,13 @@ def _scores(loss, unit, w, row, b, n_eff):
 
 @sized
 def narrow_kernel(
-    values, weights, first, rates, out, n, d, length, splits, top, none, unit, factor,
+    values, weights, first, rates, out, n, d, length, splits, top, m, unit, factor,
     SQUARES: tl.constexpr, LOGS: tl.constexpr, LAPLACE: tl.constexpr,
 ):  # fmt: skip
     """Write the rates that samples are asked about, and −1 for others: _Looks.narrowed of sdkde_core's choice.
 
     ``values`` are from :func:`criteria_kernel`, at ``splits`` rates ``first``, every third of the others up to the
-    one before ``top``, and the first of all; there are ``none`` rates. They stand for ``factor`` times the samples.
+    one before ``top``, and the first of all; there are ``m`` rates. They stand for ``factor`` times the samples.
     ``unit`` is 1, which the compiler does not know: else it gives a thread all bandwidths of a sample, and spills.
     """
     b, i, j, counted = tl.arange(0, 16), tl.arange(0, 512), tl.arange(0, 64), n * (1 + LAPLACE)
@@ -214,11 +214,11 @@ def narrow_kernel(
             plausible = row & (factor * scores > -6.0)
             low, high = tl.min(tl.where(plausible, b, splits), 0), tl.max(tl.where(plausible, b, -1), 0)
             going = (high >= 0) & (low < tl.maximum(splits - k, 0) + 3)
-    none_is = high < 0
+    nothing = high < 0
     low, high = tl.maximum(top - 1 - 3 * (splits - 1 - low), 0) - 3, tl.maximum(top + 2 - 3 * (splits - 1 - high), 3)
     looked = (j > low) & (j <= high) | (j >= top) & (high >= top - 1)
-    rate = tl.load(rates + j, mask=j < none, other=0.0)
-    tl.store(out + j, tl.where(looked | none_is, rate, -1.0), mask=j < none)
+    rate = tl.load(rates + j, mask=j < m, other=0.0)
+    tl.store(out + j, tl.where(looked | nothing, rate, -1.0), mask=j < m)
 
 
 @functools.lru_cache(64)
