@@ -12,10 +12,10 @@ from .choice import grids
 from .choice.hardware import cpu_threads
 from .engine import exponents, launches, products
 from .engine.columns import reduce_pass
-from .engine.devices import PerStream, current_stream, in_slabs, on_device, without_grad
+from .engine.devices import current_stream, in_slabs, on_device, without_grad
 from .engine.exact import reduce_exact
 from .engine.forks import in_child, new_lock
-from .engine.launches import Slots
+from .engine.launches import PerStream, Slots
 from .engine.merge import concatenate, each, empty, merge, put
 from .engine.threads import check_threads, checkpoint, map_threads
 from .fresh import run_python

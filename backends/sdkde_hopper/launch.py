@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from sdkde_core.plugin import Slots, grids
+from sdkde_core.plugin import PerStream, Slots, grids
 from sdkde_core.protocol import Partial, Problem, Reduction, Whitened
 
 from . import plan
@@ -195,12 +195,13 @@ def _programs(device: torch.device) -> int:
     return grids.Card.of(device).multiprocessors
 
 
-@functools.cache
-def _on_device(tables: plan.Tables, device: torch.device) -> tuple[Tensor, ...]:
-    """Units and their beginnings, then the lists of partial sums, on a device."""
-    found = tuple(torch.from_numpy(x).to(device) for x in (tables.units, tables.begins, *tables.lists))
-    torch.cuda.current_stream(device).synchronize()  # other streams find them there
-    return found
+_tables = PerStream()
+
+
+def _on_device(tables: plan.Tables, like: Tensor) -> tuple[Tensor, ...]:
+    """Units and their beginnings, then the lists of partial sums, where a tensor is."""
+    parts = tables.units, tables.begins, *tables.lists
+    return _tables.get((tables, like.device), lambda: tuple(torch.from_numpy(x).to(like.device) for x in parts), like)
 
 
 def moved(points: Tensor, shift: Tensor) -> Tensor:
@@ -224,7 +225,7 @@ def symmetric_mean(points: Packed, d: int, log_weights: Tensor) -> Partial:
     end = points.rows, log_weights, points.count, d, own, log_sum, shift
     reduce, merge = _symmetric_kernels(points)
     for i, (first, tables) in enumerate(launches):
-        table, circle = _on_device(tables, device), (first * (plan.COLUMNS // plan.ROWS), first, blocks, supers)
+        table, circle = _on_device(tables, log_weights), (first * (plan.COLUMNS // plan.ROWS), first, blocks, supers)
         reduce(programs, points.rows, points.tiles, points.bytes, *table[:2], out_rows, out_columns, *circle)
         when = int(i == 0), int(i == len(launches) - 1)
         merge(points.padded // 32, out_rows, out_columns, *table[2:], *circle, sums, *when, *end)
@@ -257,7 +258,7 @@ def symmetric_pair(points: Packed, d: int, log_weights: Tensor, rows: Range, col
     for start in starts:
         there = _some(points, (start, min(start + most, columns[1])))
         table = plan.rectangle(blocks, there.padded // plan.COLUMNS, programs, here.kind)
-        units, begins, *lists = _on_device(table, device)
+        units, begins, *lists = _on_device(table, log_weights)
         out_rows = new(len(units) * plan.ROWS * here.sums, dtype=torch.float32)
         out_columns = new(table.slots * plan.COLUMNS * here.sums, dtype=torch.float32)
         given = points.rows, points.tiles, points.bytes, units, begins, out_rows, out_columns

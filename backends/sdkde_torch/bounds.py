@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 import math
 
-import numpy as np
-
 from sdkde_core.plugin import exponents
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction
 
@@ -48,7 +46,10 @@ def split_limit(problem: Problem, dtype: str) -> float:
     most = exponents.half_tolerance(problem) / share  # R √(R² + half), and for MEAN that times R, at most
     limit = math.sqrt(0.5 * (math.sqrt(half**2 + 4.0 * most**2) - half))
     if problem.reduction is Reduction.MEAN:
-        limit = math.sqrt(np.roots([1.0, half, 0.0, -(most**2)]).real.max())
+        square = most ** (2 / 3)  # at least R²; what follows is Newton's method
+        for _ in range(24):
+            square -= (square * square * (square + half) - most * most) / (square * (3.0 * square + 2.0 * half))
+        limit = math.sqrt(square)
         limit = min(limit, _shift_limit(problem, dtype)) if dtype == "float64" else limit
     return limit
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 import numpy as np
 
 from ..arrays import Array, array_namespace
-from ..engine.devices import PerStream
+from ..engine.launches import PerStream
 from ..messages import brief, did_you_mean
 from .maps import FORMULAS, Closed, NormalScores, Table, joined, sent
 from .support import Circle, Edges, fit_ends, is_support, refuse

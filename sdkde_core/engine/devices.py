@@ -1,11 +1,10 @@
-"""What backends on PyTorch's devices share: the current device, memory that does not suffice, values made per stream.
+"""What backends on PyTorch's devices share: the current device and stream, and memory that does not suffice.
 
 PyTorch is not imported here: the tensors that come in have brought it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 import sys
@@ -84,42 +83,3 @@ def in_slabs(compute: Callable[[int, int], Partial], m: int, rows: int) -> Parti
                 raise
             rows = max(256, rows // 2)
     return concatenate(found)
-
-
-class PerStream:
-    """Values made once from tensors, for calls on any CUDA stream: the first on another stream waits for the device."""
-
-    def __init__(self) -> None:
-        self._made: dict[Any, tuple[Any, set[int]]] = {}  # values, and the streams that find them whole
-
-    def get(self, key: Any, make: Callable[[], Any], like: Any) -> Any:
-        """Return the value of a key, by ``make()`` the first time; ``like``: a tensor on the value's device.
-
-        The value is a tensor, or has its tensors in tuples, lists, dictionaries and dataclasses.
-        """
-        stream = current_stream(like.get_device()) if like.is_cuda else 0
-        if key not in self._made:
-            if captures(like):
-                return make()  # in memory that is the graph's
-            self._made.setdefault(key, (make(), {stream}))  # of two threads that make it at once one's stays
-        value, known = self._made[key]
-        if stream not in known:
-            cuda = sys.modules["torch"].cuda
-            if cuda.is_current_stream_capturing():  # which cannot wait; the caller's warming up has
-                return value
-            cuda.synchronize(like.device)
-            for buffer in _tensors(value):
-                buffer.record_stream(cuda.current_stream(like.device))  # keeps the memory until that stream is through
-            known.add(stream)
-        return value
-
-
-def _tensors(x: Any) -> list[Any]:
-    """The CUDA tensors that a value of :class:`PerStream` holds."""
-    if getattr(x, "is_cuda", False):
-        return [x]
-    if dataclasses.is_dataclass(x):
-        x = vars(x)
-    if isinstance(x, dict):
-        x = [*x.values()]
-    return [tensor for part in x for tensor in _tensors(part)] if isinstance(x, tuple | list) else []

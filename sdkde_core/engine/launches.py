@@ -13,7 +13,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Protocol
 
 from .devices import captures, current_stream
@@ -36,6 +36,7 @@ class _Recording:
         self.reads: list[tuple[Slots, int, int]] = []
         self.read_after = 0  # how many launches
         self.alone = True  # PyTorch has launched no kernel
+        self.name = object()
 
 
 class _Here(threading.local):
@@ -126,12 +127,12 @@ class Slots(threading.local):
         return (largest, *numbers[count:].tolist()) if more else largest
 
 
-def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tuple[Any, Launches | None]:
-    """Return the extent that the launches of ``compute()`` serve, and the list of these.
+def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tuple[Any, Any, Launches | None]:
+    """Return what ``compute()`` does, and the list of its launches.
 
-    It returns a tensor, or a tuple of them, and that extent. There is no list where ``given``, the tensors and numbers
-    that it computes from, overlap, where PyTorch has launched a kernel, where several kernels wrote numbers to the
-    host, or where no kernel has a number as it varies.
+    That is a tensor, or a tuple of them, or None; and the extent that it serves. There is no list where ``given``, the
+    tensors and numbers that it computes from, overlap, where PyTorch has launched a kernel, where several kernels wrote
+    numbers to the host, or where no kernel has a number as it varies.
     """
     before, recording = _here.recording, _Recording()
     _here.recording = recording
@@ -148,9 +149,9 @@ def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tupl
     results = result if isinstance(result, tuple) else (result,)
     listed = all(x is not None and x.is_contiguous() and (x.data_ptr(), x.nbytes) in made for x in results)
     if not (listed and apart and recording.alone and len(recording.reads) <= 1):
-        return served, None
+        return result, served, None
     found = Launches(recording, given, result)
-    return served, found if found.writes else None
+    return result, served, found if found.writes else None
 
 
 @functools.cache
@@ -165,7 +166,8 @@ def _watch() -> Any:
     class Watch(TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             found, name, recording = function(*args, **(kwargs or {})), function.__name__, _here.recording
-            assert recording is not None
+            if recording is None:
+                return found
             if name in ("empty", "empty_like", "new_empty"):
                 recording.made.append(found)
             elif name in views:
@@ -185,11 +187,11 @@ class Launches:
         results = result if isinstance(result, tuple) else (result,)
         self._like = isinstance(result, tuple), results[0].device, *((tuple(x.shape), x.dtype) for x in results)
         # A pointer's base: 0 none, 1 the host's numbers, 2 the room, then those of results, and of what is given.
-        arrays, self._room = [(slots.tensor, 1, 0) for slots, *_ in self._reads], 0
+        arrays, self._size = [(slots.tensor, 1, 0) for slots, *_ in self._reads], 0
         for x in recording.made:
             if all(x.data_ptr() != y.data_ptr() for y in results):
-                arrays.append((x, 2, self._room))
-                self._room += -(-x.nbytes // 512) * 512
+                arrays.append((x, 2, self._size))
+                self._size += -(-x.nbytes // 512) * 512
         all_of, self._first = (*results, *given), 3 + len(results)
         arrays += [(x, 3 + k, 0) for k, x in enumerate(all_of) if not isinstance(x, float)]
         ranges = [(x.data_ptr(), x.data_ptr() + x.nbytes, base, offset) for x, base, offset in arrays]
@@ -213,7 +215,12 @@ class Launches:
         reached = {base for _, places in self._steps for base, _ in places}
         written = {base for base, x in enumerate(all_of, 3) if isinstance(x, float) or base < self._first}
         self.writes = written | {1 for _ in self._reads} <= reached  # else not all launches were told of
-        self.key = self._like, self._room, tuple((launch.key, places) for launch, places in self._steps)
+        self.key = self._like, self._size, tuple((launch.key, places) for launch, places in self._steps)
+
+    def room(self) -> Any:
+        """Memory for what the launches write between them."""
+        torch = sys.modules["torch"]
+        return torch.empty(self._size, dtype=torch.uint8, device=self._like[1])
 
     def run(self, given: Sequence[Any], right: Callable[[Any], Any], early: bool) -> Any:
         """Launch for others of the same shapes; return the result, or None where ``right`` is not this list.
@@ -223,7 +230,7 @@ class Launches:
         """
         torch, (several, device, *like) = sys.modules["torch"], self._like
         results = tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in like)
-        room = torch.empty(self._room, dtype=torch.uint8, device=device)
+        room = self.room()
         ready = [(slots, *slots.ready(count, room, more), count, more) for slots, count, more in self._reads]
 
         def is_right() -> bool:
@@ -248,7 +255,7 @@ class Launches:
 class _Known:
     lists: dict[Any, Launches] = field(default_factory=dict)  # by the extent that they serve
     last: Launches | None = None  # which served last
-    able: bool = True  # there can be a list
+    tries: int = 2  # a first call may make what is made once, such as weights that are all equal, and have no list
 
 
 class Lists:
@@ -263,16 +270,14 @@ class Lists:
         """Return the result of ``launch()``, or of a list of its launches; None where the general way is to answer.
 
         With its result it returns the extent that its launches serve. ``served`` is that of what was read, None where
-        there is no result; it is asked for that of None where nothing is read. A list is made for the first key, and
-        for others that come again: not in every call.
+        there is no result; it is asked for that of None where nothing is read.
         """
         key = key, _stream(given[0].device), *(isinstance(x, float) or x.data_ptr() % 16 for x in given)
-        known, first, extent = self._known.get(key), not self._known, 0.0
+        known, extent = self._known.get(key), 0.0
         if known is None:
             if len(self._known) >= 64:
                 self._known.pop(next(iter(self._known)), None)
             known = self._known[key] = _Known()
-            return self._listed(known, given, launch) if first else launch()[0]
         while known.last is not None:
             last = known.last
             if not last.lock.acquire(blocking=False):  # another thread is at it
@@ -286,7 +291,7 @@ class Lists:
             try:
                 result = last.run(given, right, self._early)
             except (MemoryError, RuntimeError):
-                known.last, known.able, known.lists = None, False, {}
+                known.last, known.tries, known.lists = None, 0, {}
                 break
             finally:
                 last.lock.release()
@@ -295,25 +300,68 @@ class Lists:
             if extent not in known.lists:
                 break
             known.last = known.lists[extent]
-        return self._listed(known, given, launch) if known.able else launch()[0]
+        return self._listed(known, given, launch) if known.tries else launch()[0]
 
     def _listed(self, known: _Known, given: Sequence[Any], launch: Callable[[], tuple[Any, Any]]) -> Any:
-        result, _ = launch()
-        if result is None:
-            return None
         try:
-            # What is made once, such as prepared columns, is there now: it stays where it is, and is not in the list.
-            extent, found = record(launch, given)
-            known.able = found is not None
-            if found is not None:
-                same = (one for other in list(self._known.values()) for one in list(other.lists.values()))
-                found = next((one for one in same if one.key == found.key), found)
-                with found.lock:
-                    found.run(given, lambda _: found, True)  # PyTorch has memory for the next call then
-                known.lists[extent] = known.last = found
+            result, extent, found = record(launch, given)
         except (MemoryError, RuntimeError):
-            known.able = False
+            known.tries = 0
+            return launch()[0]
+        if result is not None and found is None:
+            known.tries -= 1
+        elif found is not None:
+            same = (one for other in list(self._known.values()) for one in list(other.lists.values()))
+            known.lists[extent] = known.last = next((one for one in same if one.key == found.key), found)
+            found.room()  # PyTorch has that memory for the next call then
         return result
+
+
+class PerStream:
+    """Values made once from tensors, for calls on any CUDA stream: the first on another stream waits for the device."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, tuple[Any, set[int]]] = {}  # values, and the streams that find them whole
+        self._of = _here.recording and _here.recording.name  # of a list, whose launches make the values anew
+
+    def get(self, key: Any, make: Callable[[], Any], like: Any) -> Any:
+        """Return the value of a key, by ``make()`` the first time; ``like``: a tensor on the value's device.
+
+        The value is a tensor, or has its tensors in tuples, lists, dictionaries and dataclasses.
+        """
+        stream = current_stream(like.get_device()) if like.is_cuda else 0
+        if key not in self._made:
+            if captures(like):
+                return make()  # in memory that is the graph's
+            before = _here.recording
+            if before is not None and before.name is not self._of:
+                _here.recording = None  # it stays where it is, and no list makes it
+            try:
+                value = make()
+            finally:
+                _here.recording = before
+            self._made.setdefault(key, (value, {stream}))  # of two threads that make it at once one's stays
+        value, known = self._made[key]
+        if stream not in known:
+            cuda = sys.modules["torch"].cuda
+            if cuda.is_current_stream_capturing():  # which cannot wait; the caller's warming up has
+                return value
+            cuda.synchronize(like.device)
+            for buffer in _tensors(value):
+                buffer.record_stream(cuda.current_stream(like.device))  # keeps the memory until that stream is through
+            known.add(stream)
+        return value
+
+
+def _tensors(x: Any) -> list[Any]:
+    """The CUDA tensors that a value of :class:`PerStream` holds."""
+    if getattr(x, "is_cuda", False):
+        return [x]
+    if is_dataclass(x):
+        x = vars(x)
+    if isinstance(x, dict):
+        x = [*x.values()]
+    return [tensor for part in x for tensor in _tensors(part)] if isinstance(x, tuple | list) else []
 
 
 def _stream(device: Any) -> int:

@@ -26,10 +26,10 @@ from ..arrays import Argument, is_attached, rounded
 from ..bandwidth.matrix import Bandwidth
 from ..choice import registry
 from ..choice.select import named_backend
-from ..engine.devices import PerStream, captures, memory_errors
+from ..engine.devices import captures, memory_errors
 from ..engine.failures import raise_interrupt
 from ..engine.groups import Group, guard_scale
-from ..engine.launches import Lists, Varying
+from ..engine.launches import Lists, PerStream, Varying
 from ..engine.outliers import CLEAR
 from ..protocol import BackendUnavailable, Columns, LineBackend, Problem, Reduction, with_fields
 from .density import density, log_constant
@@ -63,9 +63,15 @@ class _Line:
         self.state: tuple[Any, ...] = ()  # what the choice of a backend depends on, beside the request
         self.known: dict[tuple[float, float | None, bool], _Passes | None] = {}
         self.how: dict[str, Any] = {"data_device": place, "calls": request.calls, "without": request.without}
-        near = choose_near(request, self._problems(1.0, None), True, **self.how)
-        able = near is not None and near.device == place and "line" in near.info.features
-        self.whitening: LineBackend | None = near.backend if near and able else None  # type: ignore[assignment]
+        self.whitening: LineBackend | None = None
+        near: Any = self.passes(8.0, None) if self.brief else None  # the usual extent
+        if near is None:
+            near = choose_near(request, self._problems(1.0, None), True, **self.how)
+            near = near if self._able(near) else None
+        self.whitening = near and near.backend
+
+    def _able(self, choice: Any) -> bool:
+        return choice is not None and choice.device == self.place and "line" in choice.info.features
 
     def passes(self, extent: float, span: float | None, captured: bool = False) -> _Passes | None:
         """Return the passes for points within the extent; None where some of them would be summed apart.
@@ -75,22 +81,21 @@ class _Line:
         """
         key = extent, span, captured
         if key not in self.known:
-            found = choice = None
-            if extent <= CLEAR:
-
-                def near(reach: float) -> Any:  # for a capture there is no other way
-                    return choose_near(self.request, self._problems(reach, span), captured, **self.how)
-
-                choice = near(extent)
-                if choice is not None and self.brief:
-                    wide = 2.0 ** (math.ceil(2.0 * math.log2(max(extent, 1.0))) / 2.0)
-                    if (other := near(wide)) is not None and other.info is choice.info:
-                        extent = wide
-            if choice is not None and choice.device == self.place and "line" in choice.info.features:
-                problems = self._problems(extent, span)
-                found = _Passes(extent, choice.backend, problems, tuple(with_fields(p, same=False) for p in problems))
-            self.known[key] = found
+            self.known[key] = self._passes(*key) if extent <= CLEAR else None
         return self.known[key]
+
+    def _passes(self, extent: float, span: float | None, captured: bool) -> _Passes | None:
+        wide = 2.0 ** (math.ceil(2.0 * math.log2(max(extent, 1.0))) / 2.0)
+        more = self.passes(wide, span, captured) if self.brief and wide != extent else None
+        if more is not None and more.backend is self.whitening:  # so it is for what is usual, and between
+            return more
+        problems = self._problems(extent, span)
+        choice: Any = choose_near(self.request, problems, captured, **self.how)  # a capture has no other way
+        if not self._able(choice):
+            return None
+        if more is not None and more.backend is choice.backend:
+            return more
+        return _Passes(extent, choice.backend, problems, tuple(with_fields(p, same=False) for p in problems))
 
     def equal(self, like: Any, n: int) -> Any:
         """Log weights (n,) that are all equal, where ``like`` is."""
