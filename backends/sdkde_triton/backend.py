@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from sdkde_core.nearby import rough_share
-from sdkde_core.plugin import PerStream, empty, grids, in_slabs, on_device
+from sdkde_core.plugin import PerStream, empty, grids, in_slabs, launches, on_device
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, criteria, fits, joint, launch, moves, price, samples
@@ -198,25 +198,28 @@ _seen = set[Any]()
 
 
 def _run(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: Any = None) -> Any:
-    """Compute a way; where its kernels are new to the process, compile them side by side before.
-
-    For that it is rehearsed with a few points on the CPU, and so is the density that as a rule follows a shift.
-    """
+    """Compute a way; where its kernels are new to the process, compile them side by side before."""
     whole = problem.same and points.shape[0] == state.points.shape[0]
     asked = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.same, problem.d, whole
     ending = end[1:] if isinstance(end, tuple) else None
     key = asked, bounds.shifts_rows(problem), way.compute, way.form, way.arithmetic, ending, points.device
     if points.is_cuda and key not in _seen and not torch.cuda.is_current_stream_capturing():
         _seen.add(key)
-        few = torch.zeros((2 * LEAF, problem.d), dtype=torch.float64, device="cpu")
-        like = replace(state, points=few, log_weights=few[:, 0], made=PerStream())
-        rehearse(way.compute, problem, way, few if whole else few[:LEAF], like, end)
-        if whole and problem.reduction is Reduction.MEAN:
-            after = replace(problem, reduction=Reduction.LOG_SUM, same=False)
-            then = _way(after, state.problem.extent, state.span, way.compute is _listed)
-            for to in (end,) if then.compute is _listed else (None, (0.0, False, getattr(torch, problem.dtype))):
-                rehearse(then.compute, after, then, few[:LEAF], like, to)
+        _compile(problem, way, whole, state, end)
     return way.compute(problem, way, points, state, end)
+
+
+@launches.aside
+def _compile(problem: Problem, way: _Way, whole: bool, state: _State, end: Any) -> None:
+    """Rehearse a way with a few points on the CPU, and the density that as a rule follows a shift."""
+    few = torch.zeros((2 * LEAF, problem.d), dtype=torch.float64, device="cpu")
+    like = replace(state, points=few, log_weights=few[:, 0], made=PerStream())
+    rehearse(way.compute, problem, way, few if whole else few[:LEAF], like, end)
+    if whole and problem.reduction is Reduction.MEAN:
+        after = replace(problem, reduction=Reduction.LOG_SUM, same=False)
+        then = _way(after, state.problem.extent, state.span, way.compute is _listed)
+        for to in (end,) if then.compute is _listed else (None, (0.0, False, getattr(torch, problem.dtype))):
+            rehearse(then.compute, after, then, few[:LEAF], like, to)
 
 
 def _listed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, most: float) -> Any:

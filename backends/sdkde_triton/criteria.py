@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sdkde_core.plugin import on_device
+from sdkde_core.plugin import launches, on_device
 
 from .compiled import Launch, rehearse
 from .kernels import sized
@@ -222,12 +222,14 @@ def narrow_kernel(
 
 
 @functools.lru_cache(64)
+@launches.aside
 def _rates(bandwidths: tuple[float, ...], device: torch.device) -> torch.Tensor:
     """½h⁻² on a device: of samples of one shape the bandwidths are the same in every call."""
     return torch.from_numpy(0.5 / np.square(bandwidths)).to(device)
 
 
 @functools.cache
+@launches.aside
 def begin(device: torch.device, method: str) -> None:
     """The first time, let all kernels compile side by side."""
     if device.type == "cuda":

@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sdkde_core.plugin import on_device
+from sdkde_core.plugin import launches, on_device
 
 from . import criteria
 from .compiled import rehearse
@@ -345,6 +345,7 @@ def shape_kernel(x, state, shape, out, n, d, m, asked, least, constant, FULL: tl
 
 
 @functools.cache
+@launches.aside
 def begin(device: torch.device, d: int, full: bool) -> None:
     """The first time, let all kernels of a choice compile side by side."""
     if device.type == "cuda":

@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from sdkde_core.plugin import launches
+
 from .compiled import INTERPRETED, Launch, bits, rehearse
 from .kernels import f64, number, sized, wide
 
@@ -144,6 +146,7 @@ def _launch(kernel: Any, n: int, d: int, *flags: Any, most: int = 1 << 31) -> La
     return Launch(kernel, (min(most, -(-n // block)), 1), (n, d), (*flags, width, block))
 
 
+@launches.aside
 def _begin(d: int) -> None:
     """The first time, let all kernels of this module compile side by side."""
     if d not in _begun and not INTERPRETED:

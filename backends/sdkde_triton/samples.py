@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sdkde_core.plugin import on_device
+from sdkde_core.plugin import launches, on_device
 
 from . import fits
 from .compiled import rehearse
@@ -161,6 +161,7 @@ def place_kernel(x, taken, ranks, columns, places, out, weights, m, n, d, asked,
 
 
 @functools.cache
+@launches.aside
 def _begin(device: torch.device, d: int) -> None:
     """The first time, let all kernels of a choice compile side by side, those of fits as a rule."""
     if device.type == "cuda":

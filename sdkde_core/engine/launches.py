@@ -14,10 +14,13 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, is_dataclass
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from .devices import captures, current_stream
 from .forks import new_lock
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Launch(Protocol):
@@ -70,6 +73,20 @@ def note(launch: Launch, pointers: Sequence[Any]) -> None:
     """Tell of a launch, and its kernel's pointers, in order: tensors, or addresses, 0 for none; then what varies."""
     assert _here.recording is not None
     _here.recording.launches.append((launch, pointers))
+
+
+def aside(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate what makes values once, or looks ahead: no list has its launches, and its arrays stay where they are."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        before, _here.recording = _here.recording, None
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _here.recording = before
+
+    return call
 
 
 class Slots(threading.local):
@@ -333,13 +350,8 @@ class PerStream:
         if key not in self._made:
             if captures(like):
                 return make()  # in memory that is the graph's
-            before = _here.recording
-            if before is not None and before.name is not self._of:
-                _here.recording = None  # it stays where it is, and no list makes it
-            try:
-                value = make()
-            finally:
-                _here.recording = before
+            of_call = _here.recording is None or _here.recording.name is self._of
+            value: Any = make() if of_call else aside(make)()
             self._made.setdefault(key, (value, {stream}))  # of two threads that make it at once one's stays
         value, known = self._made[key]
         if stream not in known:
