@@ -109,8 +109,8 @@ def _deal(block: Ints, own: Ints, symmetric: Ints, blocks: int, supers: int, pro
     total = np.concatenate([[0.0], np.cumsum(cost)])
     cuts = np.searchsorted(total, np.linspace(0.0, total[-1], programs + 1) - 1e-9)
     cuts[-1] = len(cost)
-    begin = np.unique(np.concatenate([np.arange(0, len(cost), quarters), cuts[:-1]]))
-    begin = begin[begin < len(cost)]
+    begin = np.sort(np.concatenate([np.arange(0, len(cost), quarters), cuts[:-1]]))
+    begin = begin[(begin < len(cost)) & (np.diff(begin, prepend=-1) > 0)]  # np.unique would import numpy.ma
     end = np.concatenate([begin[1:], [len(cost)]])
     group = begin // quarters
     program = np.searchsorted(cuts, begin, side="right")

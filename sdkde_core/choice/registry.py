@@ -57,8 +57,9 @@ def records() -> tuple[Record, ...]:
     and value.
     """
     points: dict[tuple[str, str, str], tuple[importlib.metadata.EntryPoint, str]] = {}
+    named = functools.cache(lambda dist: (dist.name, dist.version))  # it reads a file for each
     for point in importlib.metadata.entry_points(group="sdkde.backends"):
-        by, version = (point.dist.name, point.dist.version) if point.dist is not None else ("unknown", "unknown")
+        by, version = named(point.dist) if point.dist is not None else ("unknown", "unknown")
         points[point.name, by, point.value] = point, version
     result: list[Record] = []
     taken: dict[str, Record] = {}
