@@ -81,7 +81,7 @@ class OnCard(Distinct):
         super().__init__(None, *(np.full(n, 1.0 / n), np.zeros(d)) if host is None else (host.weights, host.units))
         most = shapes.most_of(n, d) if rule == "auto" and not sample.common else 0
         few, steps = asked_first(n), steps_of(rule)
-        every = np.union1d(steps, np.arange(1, 6))
+        every = steps_of("lscv")  # all that any rule may look at
         first, then = (bandwidths_of(x, method, d, self.shares(k)) for x, k in ((thirds(steps), few), (every, n)))
         criteria = rule != "lcv", rule == "lcv" or (rule == "auto" and method != "laplace")
 
@@ -154,7 +154,8 @@ def steps_of(rule: str) -> NDArray[np.intp]:
 
 def thirds(steps: NDArray[np.intp]) -> NDArray[np.intp]:
     """Every third step, from the widest down, and the narrowest."""
-    return np.union1d(steps[:1], steps[::-3])
+    start = (len(steps) - 1) % 3
+    return np.append(steps[: min(start, 1)], steps[start::3])  # np.union1d would import numpy.ma
 
 
 def bandwidths_of(steps: NDArray[np.intp], method: str, d: int, weights: Array) -> list[float]:

@@ -311,7 +311,7 @@ class _Looks:
             about = steps[(steps >= low) & (steps <= high)]
             if np.isin(about, looked).all():
                 return about
-            losses = self.at(looked := np.union1d(looked, about))
+            losses = self.at(looked := np.array(sorted({*looked.tolist(), *about.tolist()})))
 
     def _wide(self, rule: str, steps: NDArray[np.intp], more: float = 1.0) -> tuple[Any, _Losses, NDArray[np.intp]]:
         """Every third step from the widest down to where none of the narrower half is plausible; indices of those."""
