@@ -37,10 +37,8 @@ def _isj(s: Sample) -> Array:
     if without.size:
         result[without] = _silverman(s)[without]
         s.note = f" (silverman in column {without[0]}{_others(without)})"
-        warn_once(
-            f"bandwidth='isj' has no solution for column {without[0]} of train{_others(without)}: too few samples, one "
-            "value too frequent, or scales too far apart; Silverman's rule is taken there"
-        )
+        why = "too few samples, one value too frequent, or scales too far apart; Silverman's rule is taken there"
+        warn_once(f"bandwidth='isj' has no solution for column {without[0]} of train{_others(without)}: {why}")
     return result
 
 
@@ -93,19 +91,14 @@ def check_rule(rule: str, method: str, kernel: str = "gaussian") -> None:
         known = ", ".join(map(repr, RULES))
         raise ValueError(f"bandwidth is {rule!r}; pass one of {known}, or values{did_you_mean(rule, RULES)}")
     if kernel != "gaussian":
-        raise ValueError(
-            f"bandwidth={rule!r} is a rule for kernel='gaussian', but kernel is {kernel!r}; pass bandwidth as a "
-            "number, one per dimension, or a matrix H"
-        )
+        instead = "pass bandwidth as a number, one per dimension, or a matrix H"
+        raise ValueError(f"bandwidth={rule!r} is a rule for kernel='gaussian', but kernel is {kernel!r}; {instead}")
     if rule == "lcv" and method == "laplace":
-        raise ValueError(
-            "bandwidth='lcv' needs a density that is positive, and laplace's is signed; pass 'lscv' or 'auto'"
-        )
+        instead = "pass 'lscv' or 'auto'"
+        raise ValueError(f"bandwidth='lcv' needs a density that is positive, and laplace's is signed; {instead}")
     if rule == "isj" and method != "kde":
-        raise ValueError(
-            f"bandwidth='isj' is made for the bias of method='kde', but method is {method!r}; pass 'normal-reference', "
-            "'silverman', or method='kde'"
-        )
+        instead = "pass 'normal-reference', 'silverman', or method='kde'"
+        raise ValueError(f"bandwidth='isj' is made for the bias of method='kde', but method is {method!r}; {instead}")
 
 
 def resolve(
@@ -156,10 +149,8 @@ def resolve(
         values = to_host(train)
         i, j = (int(k) for k in np.argwhere(~np.isfinite(values))[0])
         row = i if carrying is None else int(to_host(carrying)[i])
-        raise ValueError(
-            f"bandwidth={bandwidth!r} is chosen from train, which has {values[i, j]} at row {row}, column {j}; drop or "
-            "fill it, or pass bandwidth as a number"
-        )
+        has = f"which has {values[i, j]} at row {row}, column {j}; drop or fill it, or pass bandwidth as a number"
+        raise ValueError(f"bandwidth={bandwidth!r} is chosen from train, {has}")
     check_spread(bandwidth, int(train.shape[0]), n_eff, low, high, turned)
     return by_rule(bandwidth, sample, low, high)
 
@@ -167,20 +158,15 @@ def resolve(
 def check_spread(rule: str, n: int, n_eff: float, low: Array, high: Array, turned: str = "") -> None:
     """Raise ValueError where n samples with weight, with these ends per column (d,), are not enough for a rule."""
     if n == 1 or n_eff <= 1.0 + 1e-12:
-        raise ValueError(
-            f"bandwidth={rule!r} needs more than one sample with weight; pass bandwidth as a number{turned}"
-        )
+        needs = "more than one sample with weight; pass bandwidth as a number"
+        raise ValueError(f"bandwidth={rule!r} needs {needs}{turned}")
     constant = np.flatnonzero(low == high)
     if constant.size:
-        raise ValueError(
-            f"bandwidth={rule!r} needs columns that vary, but column {constant[0]} of train is constant"
-            f"{_others(constant)}; drop it, or pass bandwidth as a number{turned}"
-        )
+        needs = f"columns that vary, but column {constant[0]} of train is constant{_others(constant)}"
+        raise ValueError(f"bandwidth={rule!r} needs {needs}; drop it, or pass bandwidth as a number{turned}")
     if rule in FULL_RULES and n <= len(low):
-        raise ValueError(
-            f"bandwidth={rule!r} needs more samples with weight than dimensions for a covariance of full rank, "
-            f"but there are {n} in {len(low)}; pass 'silverman' or numbers{turned}"
-        )
+        why = f"for a covariance of full rank, but there are {n} in {len(low)}; pass 'silverman' or numbers{turned}"
+        raise ValueError(f"bandwidth={rule!r} needs more samples with weight than dimensions {why}")
 
 
 def by_rule(rule: str, sample: Sample, low: Array, high: Array) -> Bandwidth:
@@ -191,10 +177,9 @@ def by_rule(rule: str, sample: Sample, low: Array, high: Array) -> Bandwidth:
     beyond = np.flatnonzero(~((per_column > 0) & (per_column < np.inf)))
     if beyond.size:
         j = int(np.argmax(high - low)) if value.ndim == 0 else beyond[0]
-        raise ValueError(
-            f"bandwidth={rule!r} would be {per_column[j]} in column {j} of train, which goes from {low[j]:.3g} to "
-            f"{high[j]:.3g}: float64 does not hold it; rescale that column, or pass bandwidth as numbers"
-        )
+        where = f"in column {j} of train, which goes from {low[j]:.3g} to {high[j]:.3g}: float64 does not hold it"
+        instead = "rescale that column, or pass bandwidth as numbers"
+        raise ValueError(f"bandwidth={rule!r} would be {per_column[j]} {where}; {instead}")
     result = Bandwidth.of(value, d, rule=rule + sample.note)
     step, score_bandwidth = sample.moves
     tails = None

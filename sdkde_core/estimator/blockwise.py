@@ -308,10 +308,9 @@ class Survey:
         farthest = "query" if self.largest < largest and asked.about == "query" else "train"
         bandwidth, precision = asked.bandwidth, precision_for(request.precision, shape.dtype)
         if not largest < 0.9 * FARTHEST:
-            raise ValueError(
-                f"a point of {farthest} is beyond 1e149 bandwidths ({bandwidth}) from the median of train, where "
-                "distances overflow; drop it, rescale its column, or pass a larger bandwidth"
-            )
+            where = f"beyond 1e149 bandwidths ({bandwidth}) from the median of train, where distances overflow"
+            instead = "drop it, rescale its column, or pass a larger bandwidth"
+            raise ValueError(f"a point of {farthest} is {where}; {instead}")
         extent = rounded(largest)
         if extent > REACH[precision]:
             other = next((f"pass precision={p!r}, " for p in ("high", "fast") if extent <= REACH[p]), "")
