@@ -102,16 +102,9 @@ def check_rule(rule: str, method: str, kernel: str = "gaussian") -> None:
 
 
 def resolve(
-    bandwidth: Any,
-    train: Any,
-    log_weights: Any = None,
-    *,
-    method: str = "sdkde",
-    kernel: str = "gaussian",
-    common: bool = False,
-    steps: bool = True,
-    mixed: bool = True,
-) -> Bandwidth:
+    bandwidth: Any, train: Any, log_weights: Any = None, *, method: str = "sdkde", kernel: str = "gaussian",
+    common: bool = False, steps: bool = True, mixed: bool = True,
+) -> Bandwidth:  # fmt: skip
     """Return the bandwidth that ``bandwidth`` means for ``train``: a rule's name, or values in the data's units.
 
     ``train`` (n, d) is of any library, log weights (n,) are normalised, −inf for weight zero. ``common``: a rule that
@@ -119,16 +112,15 @@ def resolve(
     too; ``mixed``: a matrix that couples columns. Errors are those of :meth:`Bandwidth.of`, and of the rules.
     """
     n, d = int(train.shape[0]), int(train.shape[1])
+    turned = columns_are_points(n, d, "train")
     if not isinstance(bandwidth, str):
         try:
             return Bandwidth.of(bandwidth, d)
         except ValueError as error:
-            turned = columns_are_points(n, d, "train")
             if turned and np.shape(bandwidth)[:1] == (n,) and n > 1:
                 raise ValueError(f"{error}{turned}") from None
             raise
     check_rule(bandwidth, method, kernel)
-    turned = columns_are_points(n, d, "train")
     if d == 1 and n <= 1 << 16 and bandwidth in CHOOSERS:  # which read it all, and take less time than a device's calls
         train, log_weights = to_host(train), None if log_weights is None else to_host(log_weights)
     xp = array_namespace(train)
