@@ -67,12 +67,9 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
         weights = weights / weights.sum()
     else:
         weights = columns.log_weights.exp()
-    return ready._replace(
-        data=data._replace(train=train, query=query),
-        bandwidth=h,
-        columns=Columns(points, columns.log_weights, weights),
-        query=None if query is None else _valued(whiten(query), ready.query),
-    )
+    data, columns = data._replace(train=train, query=query), Columns(points, columns.log_weights, weights)
+    rows = None if query is None else _valued(whiten(query), ready.query)
+    return ready._replace(data=data, bandwidth=h, columns=columns, query=rows)
 
 
 def tie(result: Any, *tensors: Any) -> Any:
