@@ -312,11 +312,9 @@ def takes_options(function: F) -> F:
     """Show the shared options in the signature of a function that takes them as ``**options``."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    shared = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
-        for f in fields(Request)
-        if f.name in Options.__annotations__ and f.name not in signature.parameters
-    ]
+    known, kind = Options.__annotations__.keys() - signature.parameters, inspect.Parameter.KEYWORD_ONLY
+    options = [f for f in fields(Request) if f.name in known]
+    shared = [inspect.Parameter(f.name, kind, default=f.default, annotation=f.type) for f in options]
     parameters = sorted([*shared, *own], key=lambda p: p.kind)  # own keywords come last
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return function
