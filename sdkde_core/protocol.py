@@ -32,31 +32,10 @@ from typing import Protocol as TypingProtocol
 
 from .messages import did_you_mean
 
-__all__ = [
-    "ARRAYS",
-    "FEATURES",
-    "KERNELS",
-    "PRECISIONS",
-    "PROTOCOL",
-    "TOLERANCES",
-    "AdvancedInfo",
-    "Backend",
-    "BackendInfo",
-    "BackendUnavailable",
-    "Columns",
-    "CriteriaBackend",
-    "DeviceOutOfMemory",
-    "LineBackend",
-    "MovesBackend",
-    "PairsBackend",
-    "Partial",
-    "Problem",
-    "Reduction",
-    "Support",
-    "Tolerance",
-    "Whitened",
-    "Work",
-]
+__all__ = ["ARRAYS", "FEATURES", "KERNELS", "PRECISIONS", "PROTOCOL", "TOLERANCES", "AdvancedInfo", "Backend"]
+__all__ += ["BackendInfo", "BackendUnavailable", "Columns", "CriteriaBackend", "DeviceOutOfMemory", "LineBackend"]
+__all__ += ["MovesBackend", "PairsBackend", "Partial", "Problem", "Reduction", "Support", "Tolerance", "Whitened"]
+__all__ += ["Work"]
 
 T = TypeVar("T")
 

@@ -178,17 +178,9 @@ def _argument(name: str, value: Any) -> Argument:
 @public
 @takes_options
 def estimate(
-    train: Any,
-    query: Any = None,
-    *,
-    log: bool = False,
-    out: Any = None,
-    memory: int | float | str | None = None,
-    checkpoint: Any = None,
-    resume: bool = False,
-    progress: Any = False,
-    **options: Unpack[Options],
-) -> Any:
+    train: Any, query: Any = None, *, log: bool = False, out: Any = None, memory: int | float | str | None = None,
+    checkpoint: Any = None, resume: bool = False, progress: Any = False, **options: Unpack[Options],
+) -> Any:  # fmt: skip
     """Estimate a density of more samples than memory holds: :func:`sdkde_core.estimate`, shard by shard.
 
     Parameters
@@ -239,15 +231,9 @@ def estimate(
 @public
 @takes_options
 def debias(
-    train: Any,
-    *,
-    out: Any = None,
-    memory: int | float | str | None = None,
-    checkpoint: Any = None,
-    resume: bool = False,
-    progress: Any = False,
-    **options: Unpack[Options],
-) -> Any:
+    train: Any, *, out: Any = None, memory: int | float | str | None = None, checkpoint: Any = None,
+    resume: bool = False, progress: Any = False, **options: Unpack[Options],
+) -> Any:  # fmt: skip
     """Return the samples, moved: :func:`sdkde_core.debias`, shard by shard.
 
     Parameters as for :func:`estimate`; ``out`` is a path, or takes (n, d).

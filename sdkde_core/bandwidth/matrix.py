@@ -106,10 +106,8 @@ class Bandwidth:
             factor, inverse = _factored(h)
             return cls(d, factor, rule, _matrix=h, _known=inverse)
         if h.shape not in ((), (1,), (d,)):
-            raise ValueError(
-                f"bandwidth has shape {h.shape}, but train has {d} dimensions: pass one number, {d} numbers, "
-                f"or a ({d}, {d}) matrix H in squared units"
-            )
+            instead = f"pass one number, {d} numbers, or a ({d}, {d}) matrix H in squared units"
+            raise ValueError(f"bandwidth has shape {h.shape}, but train has {d} dimensions: {instead}")
         good = (h > 0) & (h < math.inf)
         if not good.all():
             bad = int(np.flatnonzero(~good)[0])
@@ -305,8 +303,6 @@ def _factored(h: Array) -> tuple[Array, Inverse]:
         return np.tril(np.linalg.inv(found.high)) * found.scale[:, None], found
     order = [int(j) for j in np.argsort(-abs(vectors[:, 0]))[:4] if abs(vectors[j, 0]) > 1e-3]
     flattest = " ".join(f"{vectors[j, 0]:+.3f}·x{j}" for j in order)
-    raise ValueError(
-        f"bandwidth is not positive definite: {max(1, int(flat.sum()))} of {len(h)} directions have no spread, "
-        f"the flattest {flattest} (columns in units of sqrt(H[j, j])); "
-        "drop dependent columns, or pass one number or one per dimension"
-    )
+    which = f"{max(1, int(flat.sum()))} of {len(h)} directions have no spread, the flattest {flattest}"
+    instead = "drop dependent columns, or pass one number or one per dimension"
+    raise ValueError(f"bandwidth is not positive definite: {which} (columns in units of sqrt(H[j, j])); {instead}")

@@ -192,9 +192,8 @@ def _maximised(z: Any, weights: Any, shares: Any, counts: Array, shrink: Array, 
         counts = n_eff[:, None] * to_host((weights[:, None, :] @ shares)[:, 0, :])
     means, covariances = _moments(z, weights, shares)
     diagonal = np.isinf(shrink)
-    few, added = (
-        np.where(diagonal, a, b)[:, None, None] for a, b in ((0.0, shrink**2 * d), (0.6, 0.3 * shrink * (d + 1)))
-    )
+    counted = (0.0, shrink**2 * d), (0.6, 0.3 * shrink * (d + 1))
+    few, added = (np.where(diagonal, a, b)[:, None, None] for a, b in counted)
     covariances[diagonal] *= np.eye(d)
     counts, total = counts[:, :, None, None], n_eff[:, None, None]
     within = (counts * covariances).sum(1) / total
@@ -353,10 +352,8 @@ def choose(
             if values.max() > top:
                 top, best = values.max(), (key, widths[int(np.argmax(values))])
     key, h = best
-    found = [
-        (key, h, left_out(key, [h], len(cuts))[0] if h < 1.0 else plain[key]),
-        *((key, 1.0, logs) for key, logs in plain.items()),
-    ]
+    found = [(key, h, left_out(key, [h], len(cuts))[0] if h < 1.0 else plain[key])]
+    found += [(key, 1.0, logs) for key, logs in plain.items()]
     shares = stack(np.stack([logs for _, _, logs in found], axis=1), parts)
     rows, by_all = there(x), there(weights[None])
 

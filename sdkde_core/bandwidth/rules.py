@@ -37,10 +37,8 @@ def _isj(s: Sample) -> Array:
     if without.size:
         result[without] = _silverman(s)[without]
         s.note = f" (silverman in column {without[0]}{_others(without)})"
-        warn_once(
-            f"bandwidth='isj' has no solution for column {without[0]} of train{_others(without)}: too few samples, one "
-            "value too frequent, or scales too far apart; Silverman's rule is taken there"
-        )
+        why = "too few samples, one value too frequent, or scales too far apart; Silverman's rule is taken there"
+        warn_once(f"bandwidth='isj' has no solution for column {without[0]} of train{_others(without)}: {why}")
     return result
 
 
@@ -93,32 +91,20 @@ def check_rule(rule: str, method: str, kernel: str = "gaussian") -> None:
         known = ", ".join(map(repr, RULES))
         raise ValueError(f"bandwidth is {rule!r}; pass one of {known}, or values{did_you_mean(rule, RULES)}")
     if kernel != "gaussian":
-        raise ValueError(
-            f"bandwidth={rule!r} is a rule for kernel='gaussian', but kernel is {kernel!r}; pass bandwidth as a "
-            "number, one per dimension, or a matrix H"
-        )
+        instead = "pass bandwidth as a number, one per dimension, or a matrix H"
+        raise ValueError(f"bandwidth={rule!r} is a rule for kernel='gaussian', but kernel is {kernel!r}; {instead}")
     if rule == "lcv" and method == "laplace":
-        raise ValueError(
-            "bandwidth='lcv' needs a density that is positive, and laplace's is signed; pass 'lscv' or 'auto'"
-        )
+        instead = "pass 'lscv' or 'auto'"
+        raise ValueError(f"bandwidth='lcv' needs a density that is positive, and laplace's is signed; {instead}")
     if rule == "isj" and method != "kde":
-        raise ValueError(
-            f"bandwidth='isj' is made for the bias of method='kde', but method is {method!r}; pass 'normal-reference', "
-            "'silverman', or method='kde'"
-        )
+        instead = "pass 'normal-reference', 'silverman', or method='kde'"
+        raise ValueError(f"bandwidth='isj' is made for the bias of method='kde', but method is {method!r}; {instead}")
 
 
 def resolve(
-    bandwidth: Any,
-    train: Any,
-    log_weights: Any = None,
-    *,
-    method: str = "sdkde",
-    kernel: str = "gaussian",
-    common: bool = False,
-    steps: bool = True,
-    mixed: bool = True,
-) -> Bandwidth:
+    bandwidth: Any, train: Any, log_weights: Any = None, *, method: str = "sdkde", kernel: str = "gaussian",
+    common: bool = False, steps: bool = True, mixed: bool = True,
+) -> Bandwidth:  # fmt: skip
     """Return the bandwidth that ``bandwidth`` means for ``train``: a rule's name, or values in the data's units.
 
     ``train`` (n, d) is of any library, log weights (n,) are normalised, −inf for weight zero. ``common``: a rule that
@@ -126,16 +112,15 @@ def resolve(
     too; ``mixed``: a matrix that couples columns. Errors are those of :meth:`Bandwidth.of`, and of the rules.
     """
     n, d = int(train.shape[0]), int(train.shape[1])
+    turned = columns_are_points(n, d, "train")
     if not isinstance(bandwidth, str):
         try:
             return Bandwidth.of(bandwidth, d)
         except ValueError as error:
-            turned = columns_are_points(n, d, "train")
             if turned and np.shape(bandwidth)[:1] == (n,) and n > 1:
                 raise ValueError(f"{error}{turned}") from None
             raise
     check_rule(bandwidth, method, kernel)
-    turned = columns_are_points(n, d, "train")
     if d == 1 and n <= 1 << 16 and bandwidth in CHOOSERS:  # which read it all, and take less time than a device's calls
         train, log_weights = to_host(train), None if log_weights is None else to_host(log_weights)
     xp = array_namespace(train)
@@ -156,10 +141,8 @@ def resolve(
         values = to_host(train)
         i, j = (int(k) for k in np.argwhere(~np.isfinite(values))[0])
         row = i if carrying is None else int(to_host(carrying)[i])
-        raise ValueError(
-            f"bandwidth={bandwidth!r} is chosen from train, which has {values[i, j]} at row {row}, column {j}; drop or "
-            "fill it, or pass bandwidth as a number"
-        )
+        has = f"which has {values[i, j]} at row {row}, column {j}; drop or fill it, or pass bandwidth as a number"
+        raise ValueError(f"bandwidth={bandwidth!r} is chosen from train, {has}")
     check_spread(bandwidth, int(train.shape[0]), n_eff, low, high, turned)
     return by_rule(bandwidth, sample, low, high)
 
@@ -167,20 +150,15 @@ def resolve(
 def check_spread(rule: str, n: int, n_eff: float, low: Array, high: Array, turned: str = "") -> None:
     """Raise ValueError where n samples with weight, with these ends per column (d,), are not enough for a rule."""
     if n == 1 or n_eff <= 1.0 + 1e-12:
-        raise ValueError(
-            f"bandwidth={rule!r} needs more than one sample with weight; pass bandwidth as a number{turned}"
-        )
+        needs = "more than one sample with weight; pass bandwidth as a number"
+        raise ValueError(f"bandwidth={rule!r} needs {needs}{turned}")
     constant = np.flatnonzero(low == high)
     if constant.size:
-        raise ValueError(
-            f"bandwidth={rule!r} needs columns that vary, but column {constant[0]} of train is constant"
-            f"{_others(constant)}; drop it, or pass bandwidth as a number{turned}"
-        )
+        needs = f"columns that vary, but column {constant[0]} of train is constant{_others(constant)}"
+        raise ValueError(f"bandwidth={rule!r} needs {needs}; drop it, or pass bandwidth as a number{turned}")
     if rule in FULL_RULES and n <= len(low):
-        raise ValueError(
-            f"bandwidth={rule!r} needs more samples with weight than dimensions for a covariance of full rank, "
-            f"but there are {n} in {len(low)}; pass 'silverman' or numbers{turned}"
-        )
+        why = f"for a covariance of full rank, but there are {n} in {len(low)}; pass 'silverman' or numbers{turned}"
+        raise ValueError(f"bandwidth={rule!r} needs more samples with weight than dimensions {why}")
 
 
 def by_rule(rule: str, sample: Sample, low: Array, high: Array) -> Bandwidth:
@@ -191,10 +169,9 @@ def by_rule(rule: str, sample: Sample, low: Array, high: Array) -> Bandwidth:
     beyond = np.flatnonzero(~((per_column > 0) & (per_column < np.inf)))
     if beyond.size:
         j = int(np.argmax(high - low)) if value.ndim == 0 else beyond[0]
-        raise ValueError(
-            f"bandwidth={rule!r} would be {per_column[j]} in column {j} of train, which goes from {low[j]:.3g} to "
-            f"{high[j]:.3g}: float64 does not hold it; rescale that column, or pass bandwidth as numbers"
-        )
+        where = f"in column {j} of train, which goes from {low[j]:.3g} to {high[j]:.3g}: float64 does not hold it"
+        instead = "rescale that column, or pass bandwidth as numbers"
+        raise ValueError(f"bandwidth={rule!r} would be {per_column[j]} {where}; {instead}")
     result = Bandwidth.of(value, d, rule=rule + sample.note)
     step, score_bandwidth = sample.moves
     tails = None

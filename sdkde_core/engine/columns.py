@@ -136,11 +136,9 @@ class PackedColumns:
         packed = self._packed("near", self._backend, min(self._problem.extent, self._limit))
         problem, points = with_fields(packed.problem, m=packed.problem.n, same=True), packed.columns.points
         sides = call(self._info, problem, backend.reduce_pairs, packed.state, rows, columns, inputs=[points])
-        found = [
-            checked(self._info, problem, packed.columns, points[start:stop, :], side)
-            for (start, stop), side in zip((rows, columns), sides, strict=True)
-        ]
-        return found[0], found[1]
+        both = zip((rows, columns), sides, strict=True)
+        first, second = (checked(self._info, problem, packed.columns, points[slice(*x), :], side) for x, side in both)
+        return first, second
 
     def reduce_apart(self, rows: Range, columns: Range) -> Partial:
         """Reduce a range of the points, near ones first: over the outliers, or over all columns, as the range says."""

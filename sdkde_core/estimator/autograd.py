@@ -45,10 +45,9 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
         raise ValueError(f"{required} requires grad, but {why}, pass detached tensors, or call within torch.no_grad()")
     name = "train" if query is None else "query"
     if not is_torch_array(given[name]):
-        raise TypeError(
-            f"{required} requires grad, but {name} is a {type(given[name]).__name__}, and so would the result be, "
-            f"without derivatives; pass {name} as a torch tensor, or call within torch.no_grad()"
-        )
+        what = f"{name} is a {type(given[name]).__name__}, and so would the result be, without derivatives"
+        instead = f"pass {name} as a torch tensor, or call within torch.no_grad()"
+        raise TypeError(f"{required} requires grad, but {what}; {instead}")
     weights, bandwidth = request.weights, request.bandwidth
     request = replace(request, weights=detached(weights), bandwidth=detached(bandwidth))
     ready = plan_without(request, detached(train), detached(query), explained=explained, grad=attached)
@@ -68,12 +67,9 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
         weights = weights / weights.sum()
     else:
         weights = columns.log_weights.exp()
-    return ready._replace(
-        data=data._replace(train=train, query=query),
-        bandwidth=h,
-        columns=Columns(points, columns.log_weights, weights),
-        query=None if query is None else _valued(whiten(query), ready.query),
-    )
+    data, columns = data._replace(train=train, query=query), Columns(points, columns.log_weights, weights)
+    rows = None if query is None else _valued(whiten(query), ready.query)
+    return ready._replace(data=data, bandwidth=h, columns=columns, query=rows)
 
 
 def tie(result: Any, *tensors: Any) -> Any:

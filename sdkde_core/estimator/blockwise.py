@@ -308,18 +308,16 @@ class Survey:
         farthest = "query" if self.largest < largest and asked.about == "query" else "train"
         bandwidth, precision = asked.bandwidth, precision_for(request.precision, shape.dtype)
         if not largest < 0.9 * FARTHEST:
-            raise ValueError(
-                f"a point of {farthest} is beyond 1e149 bandwidths ({bandwidth}) from the median of train, where "
-                "distances overflow; drop it, rescale its column, or pass a larger bandwidth"
-            )
+            where = f"beyond 1e149 bandwidths ({bandwidth}) from the median of train, where distances overflow"
+            instead = "drop it, rescale its column, or pass a larger bandwidth"
+            raise ValueError(f"a point of {farthest} is {where}; {instead}")
         extent = rounded(largest)
         if extent > REACH[precision]:
             other = next((f"pass precision={p!r}, " for p in ("high", "fast") if extent <= REACH[p]), "")
-            raise ValueError(
-                f"a point of {farthest} is {extent:.1e} bandwidths ({bandwidth}) from the median of train, and "
-                f"precision={precision!r} holds up to {REACH[precision]:.2g} where data are not all in memory; {other}"
-                "drop it, or pass a larger bandwidth"
-            )
+            where = f"{extent:.1e} bandwidths ({bandwidth}) from the median of train"
+            holds = f"precision={precision!r} holds up to {REACH[precision]:.2g} where data are not all in memory"
+            instead = f"{other}drop it, or pass a larger bandwidth"
+            raise ValueError(f"a point of {farthest} is {where}, and {holds}; {instead}")
         requires = frozenset(() if log_total is None else ("weights",))
         problems = request.problems(shape.m, shape.n, shape.d, extent, requires, shape.dtype, "cpu")
         problems = tuple(replace(p, same=False) for p in problems)  # rows and columns are cut apart

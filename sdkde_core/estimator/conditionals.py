@@ -101,10 +101,8 @@ class Conditionals:
             raise ValueError(f"q is {brief(q)}; pass probabilities between 0 and 1")
         maps = unwrapped(self.density._fitted).coordinates
         if len(self._others) > 1 or (maps is not None and maps.circular[self._others].any()):
-            raise ValueError(
-                "quantiles are of one dimension, and of none that goes round; begin with density.marginal([...]) "
-                "of those given and one other"
-            )
+            instead = "begin with density.marginal([...]) of those given and one other"
+            raise ValueError(f"quantiles are of one dimension, and of none that goes round; {instead}")
         levels = values.ravel()
         found = self._blocks(lambda parts: np.stack([_quantile(parts, q) for q in levels], axis=1), len(levels))
         return found.reshape(len(self), *values.shape)
@@ -178,10 +176,9 @@ class _Kernels:
 
     def mean(self) -> Array:
         if self.maps is not None:
-            raise ValueError(
-                f"in coordinates or with supports ({self.maps}) conditional means have no closed form; take "
-                "quantile(0.5), or the mean() of each row's density, conditionals[i]"
-            )
+            instead = "take quantile(0.5), or the mean() of each row's density, conditionals[i]"
+            where = f"in coordinates or with supports ({self.maps})"
+            raise ValueError(f"{where} conditional means have no closed form; {instead}")
         return self.moved + self.shares @ self.places
 
     def quantile(self, q: float) -> Array:

@@ -48,13 +48,9 @@ def undefined(request: Request, result: Any, log: bool) -> int:
 def warn_of_negative(undefined: int, rows: int, finite: bool = True) -> None:
     """Warn of rows without a log, if there are any; ``finite``: the data are known to be."""
     if undefined:
-        where = f"{'negative' if finite else 'negative or NaN'} at {undefined} of {rows} points"
-        warnings.warn(
-            f"the Laplace estimate is {where}, where its log is NaN; use log=False for the signed values, "
-            "negative='clip', or method='sdkde', which is never negative",
-            RuntimeWarning,
-            stacklevel=caller_level(),
-        )
+        where = f"{'negative' if finite else 'negative or NaN'} at {undefined} of {rows} points, where its log is NaN"
+        instead = "use log=False for the signed values, negative='clip', or method='sdkde', which is never negative"
+        warnings.warn(f"the Laplace estimate is {where}; {instead}", RuntimeWarning, stacklevel=caller_level())
 
 
 def log_constant(kernel: str, bandwidth: Bandwidth) -> Any:

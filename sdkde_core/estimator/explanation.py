@@ -153,12 +153,10 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
         reports: list[PassReport] = []
         if measure:
             run(ready, reports.append)
-        return Explanation.of(
-            *(ready.request, ready.problems, ready.choice, str(ready.request.told(ready.bandwidth)), reports),
-            data_device=ready.data.came_from,
-            negative_mass=Fitted.of(ready).negative_mass if measure and request.method == "laplace" else None,
-            selection=ready.bandwidth.selection,
-        )
+        given = ready.request, ready.problems, ready.choice, str(ready.request.told(ready.bandwidth)), reports
+        mass = Fitted.of(ready).negative_mass if measure and request.method == "laplace" else None
+        more: dict[str, Any] = {"data_device": ready.data.came_from, "selection": ready.bandwidth.selection}
+        return Explanation.of(*given, negative_mass=mass, **more)
 
     return with_fallback(request, compute)
 

@@ -79,10 +79,8 @@ def _within(fitted: Any, low: Array, high: Array) -> float:
 def distribution(fitted: Any) -> Callable[[Any], Array]:
     """The distribution function in one dimension: of values (m,) in data units to probabilities (m,)."""
     if fitted.problem.d != 1:
-        raise ValueError(
-            f"the density has {fitted.problem.d} dimensions, and a distribution function has one; "
-            "take a marginal first, or the probability of a box"
-        )
+        why = "a distribution function has one; take a marginal first, or the probability of a box"
+        raise ValueError(f"the density has {fitted.problem.d} dimensions, and {why}")
     if fitted.request.negative != "keep":
         raise ValueError(f"negative={fitted.request.negative!r} has no integral in closed form; pass negative='keep'")
     if fitted.parts:
@@ -253,10 +251,9 @@ def moments(fitted: Any, both: bool) -> tuple[Array, Array]:
     d = fitted.problem.d
     if fitted.coordinates is not None:
         if both and d > 1:
-            raise ValueError(
-                f"in coordinates {fitted.coordinates} a covariance has no closed form; take numpy.cov(density.sample("
-                "100_000, random_state=0).T), or the variance of each marginal(j), which is by quadrature"
-            )
+            sampled = "numpy.cov(density.sample(100_000, random_state=0).T)"
+            instead = f"take {sampled}, or the variance of each marginal(j), which is by quadrature"
+            raise ValueError(f"in coordinates {fitted.coordinates} a covariance has no closed form; {instead}")
         middle, variances = np.array([_column(fitted if d == 1 else marginal(fitted, [j])) for j in range(d)]).T
         return middle, np.diag(variances)
     points, log_weights, scales, centre = fitted.on_host
@@ -272,10 +269,9 @@ def _column(fitted: Any) -> tuple[float, float]:
     """The mean and the variance in one dimension, by quadrature."""
     found = None if fitted.coordinates.circular[0] else on_cells(fitted)
     if found is None:
-        raise ValueError(
-            f"{fitted.coordinates} has no mean by quadrature: its samples are scattered, or go round a circle, where "
-            "it depends on the cut; take the mean of sample(n), of angles that of their sines and cosines"
-        )
+        why = "its samples are scattered, or go round a circle, where it depends on the cut"
+        instead = "take the mean of sample(n), of angles that of their sines and cosines"
+        raise ValueError(f"{fitted.coordinates} has no mean by quadrature: {why}; {instead}")
     x, _, masses = found
     middle = x @ masses / masses.sum()
     return float(middle), float((x - middle) ** 2 @ masses / masses.sum())

@@ -109,10 +109,8 @@ class Together:
         self.which, self._joint, self.on_host = which, joint, first.choice.device == "cpu"
         self._groups = [group.scaled for k in which for group in parts[k].fitted.groups]
         n, requires = sum(g.points.shape[0] for g in self._groups), frozenset(["weights", "groups"])
-        self._problem = with_fields(
-            first.problem, reduction=Reduction.LOG_SUM, n=n, same=False, device=first.choice.device, requires=requires,
-            extent=float(joint.extents.max()),
-        )  # fmt: skip
+        more = {"device": first.choice.device, "requires": requires, "extent": float(joint.extents.max())}
+        self._problem = with_fields(first.problem, reduction=Reduction.LOG_SUM, n=n, same=False, **more)
 
     @classmethod
     @quiet

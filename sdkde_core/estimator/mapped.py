@@ -214,10 +214,8 @@ def _imaged(request: Request, z: Argument, coordinates: Coordinates) -> tuple[Re
     np.fill_diagonal(couples, False)
     if couples.any():
         i, j = np.argwhere(couples)[0]
-        raise ValueError(
-            f"bandwidth couples columns {i} and {j}, and one of them has a support: images would be turned; pass one "
-            "number for each column"
-        )
+        why = "one of them has a support: images would be turned; pass one number for each column"
+        raise ValueError(f"bandwidth couples columns {i} and {j}, and {why}")
     request = replace(request, bandwidth=bandwidth, mixed=False)
     moves = request.moving(bandwidth)
     wide = max(1.0, moves.score_bandwidth or 1.0) * (4.0 if request.adaptive else 1.0)
@@ -231,10 +229,9 @@ def _with_images(request: Request, z: Argument, coordinates: Coordinates, reach:
     reach = np.minimum(reach, 100.0 * np.ptp(np.asarray(coordinates.ends), axis=0))
     found, which = images(x, coordinates.maps, reach)
     if len(found) > 20 * len(x) + 1_000_000:
-        raise ValueError(
-            f"support of so many columns with kernels as wide makes {len(found)} images of {len(x)} samples; pass "
-            "coordinates='logit' or 'log' for some of them instead, or a smaller bandwidth"
-        )
+        many = f"{len(found)} images of {len(x)} samples"
+        instead = "pass coordinates='logit' or 'log' for some of them instead, or a smaller bandwidth"
+        raise ValueError(f"support of so many columns with kernels as wide makes {many}; {instead}")
     weights = None if request.weights is None else to_host(request.weights)[which]
     return replace(request, weights=weights), z._replace(array=found)
 

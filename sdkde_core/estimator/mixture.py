@@ -81,9 +81,8 @@ def generator(random_state: Any) -> Any:
     try:
         return np.random.default_rng(random_state)
     except (TypeError, ValueError) as error:
-        raise type(error)(
-            f"random_state is {brief(random_state)}; pass None, an integer ≥ 0, or a Generator or RandomState of NumPy"
-        ) from None
+        instead = "pass None, an integer ≥ 0, or a Generator or RandomState of NumPy"
+        raise type(error)(f"random_state is {brief(random_state)}; {instead}") from None
 
 
 def draws(fitted: Any, n: int, random_state: Any = None) -> Any:

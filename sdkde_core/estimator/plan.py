@@ -186,14 +186,11 @@ def checked_extent(extent: float, distances: Any, points: Data, bandwidth: Bandw
     if math.isinf(values[column]):
         raise ValueError(f"{which} is not finite; drop or fill it")
     if 2.0 * float(count(distances > FARTHEST)) > distances.shape[0]:
-        raise ValueError(
-            f"bandwidth ({bandwidth}) is too small for the data: distances beyond 1e149 bandwidths overflow, "
-            f"the largest that of row {row} of {name}"
-        )
-    raise ValueError(
-        f"{which} is too far from the median of train: distances beyond 1e149 bandwidths ({bandwidth}) overflow; "
-        "drop the row, rescale its column, or pass a larger bandwidth"
-    )
+        overflow = f"distances beyond 1e149 bandwidths overflow, the largest that of row {row} of {name}"
+        raise ValueError(f"bandwidth ({bandwidth}) is too small for the data: {overflow}")
+    overflow = f"distances beyond 1e149 bandwidths ({bandwidth}) overflow"
+    instead = "drop the row, rescale its column, or pass a larger bandwidth"
+    raise ValueError(f"{which} is too far from the median of train: {overflow}; {instead}")
 
 
 def centre_of(points: Any, bandwidth: Bandwidth | None = None) -> Any:

@@ -493,10 +493,9 @@ class Prepared:
         if what != "curvature":
             return answered(self._fitted, given, what if self.method == "laplace" else "score")
         if self.method == "laplace" or not self._fitted.groups:
-            raise ValueError(
-                "the gradient of laplace, of a stacked density and of one with coordinates or support has no "
-                "derivatives of its own; prepare with method='sdkde' or 'kde' alone"
-            )
+            these = "laplace, of a stacked density and of one with coordinates or support"
+            instead = "prepare with method='sdkde' or 'kde' alone"
+            raise ValueError(f"the gradient of {these} has no derivatives of its own; {instead}")
         return self._fitted.serve(lambda fitted: fitted.curved(fitted.read(given), vectors)) if len(query) else vectors
 
     def _gaussian(self, what: str) -> Any:

@@ -17,10 +17,8 @@ def refuse_twice_forward() -> None:
     """RuntimeError within two forward modes of ``torch.func``, where :class:`Answer` would be 0 in silence."""
     levels: Any = torch._C._functorch
     if sum(one.key() == levels.TransformType.Jvp for one in levels.get_interpreter_stack() or ()) > 1:
-        raise RuntimeError(
-            "a density has no forward mode within forward mode (jvp of jvp, jacfwd of jacfwd); take "
-            "torch.func.hessian, which is jacfwd of jacrev"
-        )
+        instead = "(jvp of jvp, jacfwd of jacfwd); take torch.func.hessian, which is jacfwd of jacrev"
+        raise RuntimeError(f"a density has no forward mode within forward mode {instead}")
 
 
 class Answer(torch.autograd.Function):

@@ -132,10 +132,8 @@ class Request:
         if made is None:
             if unknown := [name for name in options if name not in Options.__annotations__]:
                 known = [*own, *Options.__annotations__]
-                raise TypeError(
-                    f"got an unexpected keyword argument {unknown[0]!r}; pass some of {', '.join(known)}"
-                    f"{did_you_mean(unknown[0], known)}"
-                )
+                instead = f"pass some of {', '.join(known)}{did_you_mean(unknown[0], known)}"
+                raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}; {instead}")
             made = cls(goal, **options)
             if key is None:
                 return made
@@ -151,10 +149,8 @@ class Request:
         for name, known in (("method", ALL_METHODS), ("kernel", tuple(KERNELS)), ("negative", NEGATIVE)):
             _check_known(name, getattr(self, name), known)
         if self.kernel != "gaussian" and self.method != "kde":
-            raise ValueError(
-                f"kernel={self.kernel!r} is for method='kde', but method={self.method!r} is made for the Gaussian "
-                "kernel; pass method='kde', or leave kernel out"
-            )
+            why = f"method={self.method!r} is made for the Gaussian kernel; pass method='kde', or leave kernel out"
+            raise ValueError(f"kernel={self.kernel!r} is for method='kde', but {why}")
         if self.kernel != "gaussian" and self.goal is Goal.GRADIENT:
             raise ValueError(f"kernel={self.kernel!r} is for densities, not for their gradients; leave kernel out")
         for name, word in (("step", "moments"), ("score_bandwidth", None)):
@@ -171,10 +167,8 @@ class Request:
             if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0.0 <= alpha <= 1.0:
                 raise ValueError(f"adaptive is {alpha!r}; pass an exponent from 0 to 1, such as 0.5, or None")
             if alpha and (self.method in ("laplace", "stacked") or self.kernel != "gaussian" or self.step == "moments"):
-                raise ValueError(
-                    f"adaptive={alpha!r} is for method='sdkde' or 'kde' with the Gaussian kernel, and its own step or "
-                    "a number; leave adaptive out"
-                )
+                goes = "method='sdkde' or 'kde' with the Gaussian kernel, and its own step or a number"
+                raise ValueError(f"adaptive={alpha!r} is for {goes}; leave adaptive out")
             object.__setattr__(self, "adaptive", float(alpha))
         if self.tails is not None:
             share = TAILS.get(self.tails) if isinstance(self.tails, str) else self.tails
@@ -192,10 +186,8 @@ class Request:
             if self.method == "stacked" and self.coordinates is not None:
                 raise ValueError("a stack chooses the coordinates of columns that end; leave coordinates out")
         if self.negative != "keep" and self.method != "laplace":
-            raise ValueError(
-                f"negative={self.negative!r} is for method='laplace', but method={self.method!r} is never negative; "
-                "leave negative out"
-            )
+            why = f"method={self.method!r} is never negative; leave negative out"
+            raise ValueError(f"negative={self.negative!r} is for method='laplace', but {why}")
         _check_known("precision", self.precision, ("auto", *PRECISIONS))
         if self.precision == "auto" and (chosen := os.environ.get("SDKDE_PRECISION")):
             if chosen not in ("auto", *PRECISIONS):
@@ -258,10 +250,9 @@ class Request:
         reach = max(1.0, 2.0 * step - 1.0)
         found = _problems(self.passes, m, n, reach, **shared)
         if (self.step or self.score_bandwidth) and not max(p.extent for p in found) < 1e149:  # for NaN too
-            raise ValueError(
-                f"step={self.step!r} and score_bandwidth={self.score_bandwidth!r} put points beyond 1e149 bandwidths, "
-                "where distances overflow; pass numbers nearer to 1"
-            )
+            both = f"step={self.step!r} and score_bandwidth={self.score_bandwidth!r}"
+            where = "beyond 1e149 bandwidths, where distances overflow"
+            raise ValueError(f"{both} put points {where}; pass numbers nearer to 1")
         return found
 
 
@@ -321,11 +312,9 @@ def takes_options(function: F) -> F:
     """Show the shared options in the signature of a function that takes them as ``**options``."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    shared = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
-        for f in fields(Request)
-        if f.name in Options.__annotations__ and f.name not in signature.parameters
-    ]
+    known, kind = Options.__annotations__.keys() - signature.parameters, inspect.Parameter.KEYWORD_ONLY
+    options = [f for f in fields(Request) if f.name in known]
+    shared = [inspect.Parameter(f.name, kind, default=f.default, annotation=f.type) for f in options]
     parameters = sorted([*shared, *own], key=lambda p: p.kind)  # own keywords come last
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return function

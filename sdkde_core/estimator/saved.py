@@ -193,9 +193,8 @@ def _groups(content: Any, points: Array, log_weights: Array) -> tuple[Group, ...
     for one in content if isinstance(content, list) else ():
         match one:
             case [int(n), float(scale), float(share)] if n > 0 and 0.1 < scale <= 16.0 and share < math.inf:
-                stop = start + n
-                found.append(Group(Columns(points[start:stop], log_weights[start:stop]), scale, share))
-                start = stop
+                here, start = slice(start, start + n), start + n
+                found.append(Group(Columns(points[here], log_weights[here]), scale, share))
     if not found or len(found) != len(content) or not start == len(points) == len(log_weights):
         raise ValueError("its groups do not fit its arrays")
     if not abs(sum(math.exp(min(group.log_share, 1.0)) for group in found) - 1.0) < 1e-6:

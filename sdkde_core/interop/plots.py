@@ -125,15 +125,9 @@ def moves(density: Prepared, samples: Any, *, ax: Any = None) -> Any:
 
 
 def scatter(
-    points: Any,
-    density: Prepared | None = None,
-    *,
-    ax: Any = None,
-    colorbar: bool = True,
-    cmap: Any = "viridis",
-    size: float | None = None,
-    **options: Any,
-) -> Any:
+    points: Any, density: Prepared | None = None, *, ax: Any = None, colorbar: bool = True, cmap: Any = "viridis",
+    size: float | None = None, **options: Any,
+) -> Any:  # fmt: skip
     """Draw points of two dimensions as dots, coloured by the density where they are, the densest last.
 
     The dots are an image in vector formats. A million points take seconds with finufft
@@ -187,14 +181,9 @@ def scatter(
 
 
 def pairs(
-    densities: Any,
-    samples: Any = None,
-    *,
-    dims: Sequence[Any] | None = None,
-    labels: Sequence[str] | None = None,
-    shares: Sequence[float] = (0.5, 0.8, 0.95),
-    figure: Any = None,
-) -> Any:
+    densities: Any, samples: Any = None, *, dims: Sequence[Any] | None = None, labels: Sequence[str] | None = None,
+    shares: Sequence[float] = (0.5, 0.8, 0.95), figure: Any = None,
+) -> Any:  # fmt: skip
     """Draw every marginal density of one dimension and of two: curves on the diagonal, contours below.
 
     Returns the figure. TypeError or ValueError for what are no prepared densities of the same dimensions.

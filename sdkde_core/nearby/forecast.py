@@ -36,10 +36,8 @@ def rough_share(
     k, d = thin.shape[0], columns.shape[1]
     tall = height * problem.n / problem.m  # of as many columns as lie where a tile of rows does
     with np.errstate(all="ignore"):
-        rows, columns, log_weights = (
-            xp.astype(xp.take(x, at, axis=0), xp.float32)  # half the time
-            for x, at in ((rows, some), (columns, thin), (log_weights, thin))
-        )
+        taken = (rows, some), (columns, thin), (log_weights, thin)  # as float32: half the time
+        rows, columns, log_weights = (xp.astype(xp.take(x, at, axis=0), xp.float32) for x, at in taken)
         square = xp.zeros((rows.shape[0], k), dtype=columns.dtype, device=on)
         for a in range(d):
             square = square + (rows[:, a, None] - columns[None, :, a]) ** 2

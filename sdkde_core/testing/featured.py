@@ -65,11 +65,10 @@ def _bounded(problem: Problem, got: Partial, case: Case) -> None:
     right = (low <= got.log_sum) & (got.log_sum <= high)  # not NaN
     if not right.all():
         i = int(np.flatnonzero(~right)[0])
-        raise AssertionError(
-            f"log_sum of the {problem.kernel} kernel at {problem.precision}, {case.name}, "
-            f"m={problem.m} n={problem.n} d={problem.d}: row {i} is {got.log_sum[i]:.9g}, should be from {low[i]:.9g} "
-            f"to {high[i]:.9g} ({int((~right).sum())} of {right.size} rows are not)"
-        )
+        asked = f"{problem.precision}, {case.name}, m={problem.m} n={problem.n} d={problem.d}"
+        said = f"{got.log_sum[i]:.9g}, should be from {low[i]:.9g} to {high[i]:.9g}"
+        many = f"{int((~right).sum())} of {right.size} rows are not"
+        raise AssertionError(f"log_sum of the {problem.kernel} kernel at {asked}: row {i} is {said} ({many})")
 
 
 @functools.lru_cache(maxsize=32)
@@ -161,10 +160,8 @@ def grad(target: Target, precision: str, reduction: str) -> None:
             within(problem, partial, problems.truth(case, same=same), kind)
             for leaf in chosen:
                 off = abs(got[leaf] - want[leaf]).max() / abs(want[leaf]).max()
-                assert off <= allowed, (
-                    f"{kind}{', same' * same}: {of} by {leaf}, with grad of {', '.join(chosen)}: off by {off:.3g} of "
-                    f"the largest derivative, allowed {allowed:.3g}"
-                )
+                about = f"{kind}{', same' * same}: {of} by {leaf}, with grad of {', '.join(chosen)}"
+                assert off <= allowed, f"{about}: off by {off:.3g} of the largest derivative, allowed {allowed:.3g}"
 
 
 @functools.cache

@@ -258,7 +258,6 @@ def price(target: Target, d: int) -> None:
                 call()
                 taken = min(taken, time.perf_counter() - wall, time.process_time() - process)
         if said is not None:
-            assert taken / 12.0 <= said <= 12.0 * taken, (
-                f"work says {said:.2g} s of {reduction.name} of {problem.m} rows and {problem.n} columns in "
-                f"{problem.d} dimensions, which takes {taken:.2g} s: more than 12 times off"
-            )
+            what = f"{reduction.name} of {problem.m} rows and {problem.n} columns in {problem.d} dimensions"
+            about = f"work says {said:.2g} s of {what}, which takes {taken:.2g} s: more than 12 times off"
+            assert taken / 12.0 <= said <= 12.0 * taken, about
