@@ -20,9 +20,8 @@ from sdkde_core.testing.problems import Case, answer, errors, make, truth
 pytest.importorskip("finufft")
 torch = pytest.importorskip("torch")
 
-from sdkde_fourier import bounds, modes, separable, transforms  # noqa: E402
-from sdkde_fourier.backend import FourierBackend  # noqa: E402
-from sdkde_fourier.transforms import to_modes, to_points  # noqa: E402
+from sdkde_fourier import bounds, modes, separable  # noqa: E402
+from sdkde_fourier.backend import FourierBackend, finufft, to_modes, to_points  # noqa: E402
 
 NAMES = ("fourier", "fourier-torch")
 DIMENSIONS = (1, *(pytest.param(d, marks=pytest.mark.slow) for d in (2, 3)))
@@ -245,7 +244,7 @@ def test_finufft_s_failures_to_allocate_are_memory_errors(monkeypatch):
     def plan(kind, *arguments, **options):
         raise RuntimeError({1: "FINUFFT general malloc failure", 2: "FINUFFT transform type invalid"}[kind])
 
-    monkeypatch.setattr(transforms.finufft, "Plan", plan)
+    monkeypatch.setattr(finufft, "Plan", plan)
     angles, field = [np.zeros(3)], np.ones(5, complex)
     with pytest.raises(MemoryError, match="FINUFFT general malloc"):
         to_modes(angles, np.ones(3), (5,), 1e-9, 1)
