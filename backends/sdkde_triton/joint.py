@@ -6,7 +6,6 @@ names all leaves of its group.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -36,9 +35,6 @@ class Groups:
     span: float  # largest magnitude of a log weight, nats, rounded up
     made: PerStream = field(default_factory=PerStream)
 
-    def kept(self, key: Any, make: Any) -> Any:
-        return self.made.get(key, make, self.points)
-
 
 def gathered(groups: Sequence[Columns]) -> Groups:
     """Put groups one after another."""
@@ -55,25 +51,25 @@ def gathered(groups: Sequence[Columns]) -> Groups:
 
 def reduce(problem: Problem, rows: torch.Tensor, groups: Groups, step: float, form: int, pieces: int) -> Partial:
     """Reduce rows (k, m, d), each group's over its columns: log sums (k, m), and shifts (k, m, d)."""
-    k, m, d = rows.shape
+    (k, m, d), points, log_weights = rows.shape, groups.points, groups.log_weights
     high = -(-m // HEIGHT)  # tiles of a group
     rows = torch.nn.functional.pad(rows, (0, 0, 0, high * HEIGHT - m)).reshape(-1, d)
     scaled = near.scaled(problem)
 
     def pack(points: torch.Tensor, **more: Any) -> launch.Packed:
-        return launch.pack(problem, points, step, groups.log_weights, pieces, scaled=scaled, **more)
+        return launch.pack(problem, points, step, log_weights, pieces, scaled=scaled, **more)
 
-    columns = groups.kept((step, pieces, scaled), functools.partial(pack, groups.points, columns=True))
-    packed, way = pack(rows), near.of_all(problem, groups.points, groups.log_weights, columns, step, form)
-    found = []
-    for first, last, over in groups.kept((problem.reduction, m), lambda: _lists(way, groups, k, high)):
-        found.append(way.sum(rows[first * HEIGHT : last * HEIGHT], packed, over))
-    whole = concatenate(found)
+    columns = groups.made.get((step, pieces, scaled), lambda: pack(points, columns=True), points)
+    packed = pack(rows)
+    # Lists are not looked for: of Near only points and weights count.
+    way = near.Pass(problem, near.Near(points, points, log_weights, points, points, 0.0), columns, step, form)
+    lists = groups.made.get((problem.reduction, m), lambda: _lists(way, groups, k, high), points)
+    whole = concatenate([way.sum(rows[a * HEIGHT : b * HEIGHT], packed, over) for a, b, over in lists])
     shift = None if whole.shift is None else whole.shift.reshape(k, -1, d)[:, :m]
     return Partial(whole.log_sum.reshape(k, -1)[:, :m], shift)
 
 
-def _lists(way: Any, groups: Groups, k: int, high: int) -> list[tuple[int, int, near.Lists]]:
+def _lists(way: near.Pass, groups: Groups, k: int, high: int) -> list[tuple[int, int, near.Lists]]:
     """All leaves of its group for every tile of rows: some tiles at a time, from the first up to the last."""
     device, together = groups.points.device, LISTED // LEAF
     sizes = torch.tensor([b - a for a, b in itertools.pairwise(groups.begins)])

@@ -108,7 +108,7 @@ def reduce(
     if rows is not near.points:
         how: Any = {"scaled": scaled(problem), "raised": columns.raised}
         packed = launch.pack(problem, rows, step, near.log_weights, columns.pieces, **how)
-    way = _Pass(problem, near, columns, step, form)
+    way = Pass(problem, near, columns, step, form)
     tiles, counts = way.count(rows, packed)
     counts = -(-counts.to(torch.int64) * LEAF // LISTED)  # in SIZEs
     sizes = counts.cpu().numpy()  # PyTorch's functions may start threads on the CPU, which takes milliseconds
@@ -124,20 +124,13 @@ def reduce(
     return whole if where is None else each(whole, lambda x: torch.empty_like(x).index_copy_(0, where, x))
 
 
-def of_all(
-    problem: Problem, points: torch.Tensor, log_weights: torch.Tensor, columns: Packed, step: float, form: int
-) -> _Pass:
-    """A reduction over lists that were not looked for."""
-    return _Pass(problem, Near(points, points, log_weights, points, points, 0.0), columns, step, form)
-
-
 def scaled(problem: Problem) -> bool:
     """Whether rows scale φ to half precision's range: those that are not shifted by their log sums."""
     return problem.reduction is Reduction.MEAN and not shifts_rows(problem)
 
 
 @dataclass(frozen=True)
-class _Pass:
+class Pass:
     """What all steps of a reduction over lists know."""
 
     problem: Problem
