@@ -23,7 +23,6 @@ End: TypeAlias = tuple[float, bool, torch.dtype] | None
 #: Of rows and columns: padded numbers, then numbers.
 Sizes: TypeAlias = tuple[int, int, int, int]
 
-
 _transposing = functools.lru_cache(1024)(functools.partial(Launch, transpose_kernel))
 _finishing_log_sum = functools.lru_cache(1024)(functools.partial(Launch, finish.finish_log_sum_kernel))
 _finishing_mean = functools.lru_cache(1024)(functools.partial(Launch, finish.finish_mean_kernel))
