@@ -74,9 +74,9 @@ def _lists(way: near.Pass, groups: Groups, k: int, high: int) -> list[tuple[int,
     device, together = groups.points.device, LISTED // LEAF
     sizes = torch.tensor([b - a for a, b in itertools.pairwise(groups.begins)])
     counts, starts = sizes.repeat_interleave(high), torch.tensor(groups.begins[:k]).repeat_interleave(high)
-    found, first = [], 0
+    found = []
     lasts, length = near.planned(counts.numpy(), device, 4 * (packed_dimensions(way.problem.d) + 1), way.longest)
-    for last in lasts:
+    for first, last in zip((0, *lasts), lasts):
         here = counts[first:last]
         ends = torch.nn.functional.pad(here.cumsum(0), (1, 0))
         tile = torch.arange(len(here)).repeat_interleave(here * together).to(device)
@@ -84,5 +84,4 @@ def _lists(way: near.Pass, groups: Groups, k: int, high: int) -> list[tuple[int,
         which = here.argsort(descending=True, stable=True).to(torch.int32).to(device)
         parts = max(1, -(-int(here.max()) // length))
         found.append((first, last, near.Lists(place.int(), ends.int().to(device), which, first, length, parts)))
-        first = last
     return found

@@ -115,11 +115,10 @@ def reduce(
     if float(sizes.sum()) * LISTED > most * float(len(sizes)) * float(columns.padded):  # the last tile may be free
         return None
     ends, length = planned(sizes, rows.device, 4 * (packed_dimensions(problem.d) + 1), way.longest)
-    found, first = [], 0
-    for last in ends:
+    found = []
+    for first, last in zip((0, *ends), ends):
         over = way.list((*tiles, counts), sizes[first:last], first, length)
         found.append(way.sum(rows[first * HEIGHT : last * HEIGHT], packed, over))
-        first = last
     whole = concatenate(found)
     return whole if where is None else each(whole, lambda x: torch.empty_like(x).index_copy_(0, where, x))
 
