@@ -21,9 +21,6 @@ from . import launch, near
 from .bounds import packed_dimensions
 from .space import HEIGHT, LEAF, LISTED
 
-#: The log weight of columns that are none, as that of padding: 2^−60000.
-NONE = -60000.0 * math.log(2.0)
-
 
 @dataclass(frozen=True, eq=False)
 class Groups:
@@ -41,7 +38,7 @@ def gathered(groups: Sequence[Columns]) -> Groups:
     begins = (0, *itertools.accumulate(-(-g.points.shape[0] // LISTED) for g in groups))
     first, size = groups[0].points, begins[-1] * LISTED
     points = first.new_zeros((size, first.shape[1]))
-    log_weights = first.new_full((size,), NONE)
+    log_weights = first.new_full((size,), -60000.0 * math.log(2.0))  # 2^−60000: no column, as padding is
     for group, begin in zip(groups, begins):
         here = slice(begin * LISTED, begin * LISTED + group.points.shape[0])
         points[here], log_weights[here] = group.points, group.log_weights
