@@ -68,8 +68,8 @@ def test_suite_with_tiles_left_out(reduction, same, requires, precision, monkeyp
     monkeypatch.setattr(choose, "WIDE", tl.constexpr(8))
     monkeypatch.setattr(near, "default", lambda *_: Config(64, 32, 4, 1))
     monkeypatch.setattr(near, "steps_at_most", lambda *_: 2)
-    plain = near._Pass.list
-    monkeypatch.setattr(near._Pass, "list", lambda *arguments: looked.append(plain(*arguments)) or looked[-1])
+    plain = near.Pass.list
+    monkeypatch.setattr(near.Pass, "list", lambda *arguments: looked.append(plain(*arguments)) or looked[-1])
     x = _two_clusters(rng)
     y = x if same else np.concatenate([x[::2], [[0.0, 0.0, 0.0], [9.0, -9.0, 9.0]]])
     log_w = 2.0 * rng.normal(size=300) if "weights" in requires else np.zeros(300)

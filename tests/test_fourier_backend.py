@@ -20,9 +20,8 @@ from sdkde_core.testing.problems import Case, answer, errors, make, truth
 pytest.importorskip("finufft")
 torch = pytest.importorskip("torch")
 
-from sdkde_fourier import bounds, modes, separable, transforms  # noqa: E402
-from sdkde_fourier.backend import FourierBackend  # noqa: E402
-from sdkde_fourier.transforms import to_modes, to_points  # noqa: E402
+from sdkde_fourier import bounds, device, modes  # noqa: E402
+from sdkde_fourier.backend import FourierBackend, finufft, to_modes, to_points  # noqa: E402
 
 NAMES = ("fourier", "fourier-torch")
 DIMENSIONS = (1, *(pytest.param(d, marks=pytest.mark.slow) for d in (2, 3)))
@@ -101,10 +100,10 @@ def test_products_are_the_sums(d, reduction):
     points, rows = 3.0 * rng.normal(size=(5000, d)), 3.0 * rng.normal(size=(40, d))
     weights = rng.dirichlet(np.ones(5000))
     problem = Problem(reduction, 40, 5000, d)
-    basis = separable.Basis(_box(problem, points, 1e-13), torch.device("cpu"), 1 << 20)
-    found = separable.to_modes(basis, torch.tensor(points), torch.tensor(weights))
-    coefficients = separable.fields(problem, basis, found)
-    got = separable.to_points(basis, torch.tensor(rows), coefficients, reduction is Reduction.MEAN).numpy()
+    basis = device.Basis(_box(problem, points, 1e-13), torch.device("cpu"), 1 << 20)
+    found = device.to_modes(basis, torch.tensor(points), torch.tensor(weights))
+    coefficients = device.fields(problem, basis, found)
+    got = device.to_points(basis, torch.tensor(rows), coefficients, reduction is Reduction.MEAN).numpy()
     assert np.abs(got - _sums(reduction, points, weights, rows)).max() < 2e-13
 
 
@@ -245,7 +244,7 @@ def test_finufft_s_failures_to_allocate_are_memory_errors(monkeypatch):
     def plan(kind, *arguments, **options):
         raise RuntimeError({1: "FINUFFT general malloc failure", 2: "FINUFFT transform type invalid"}[kind])
 
-    monkeypatch.setattr(transforms.finufft, "Plan", plan)
+    monkeypatch.setattr(finufft, "Plan", plan)
     angles, field = [np.zeros(3)], np.ones(5, complex)
     with pytest.raises(MemoryError, match="FINUFFT general malloc"):
         to_modes(angles, np.ones(3), (5,), 1e-9, 1)

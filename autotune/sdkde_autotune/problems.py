@@ -57,14 +57,10 @@ def place_of(name: str) -> Place:
 
 
 def problems(
-    reduction: Iterable[str] = GRID["reduction"],
-    dim: Iterable[int] = (2, 16, 64),
-    n_train: Iterable[int] = (32768,),
-    n_query: Sequence[int] = (),
-    precision: Iterable[str] = ("fast",),
-    requires: Iterable[str] = (),
+    reduction: Iterable[str] = GRID["reduction"], dim: Iterable[int] = (2, 16, 64), n_train: Iterable[int] = (32768,),
+    n_query: Sequence[int] = (), precision: Iterable[str] = ("fast",), requires: Iterable[str] = (),
     device: str = "cuda:0",
-) -> list[Problem]:
+) -> list[Problem]:  # fmt: skip
     """Return the cross product of the arguments as typical problems, by size first; sizes become powers of two.
 
     Queries are by default an eighth of the training points; those of MEAN always the training points. ``requires`` has

@@ -53,17 +53,10 @@ def studies(store: Store) -> Iterator[optuna.storages.RDBStorage]:
 
 
 def search(
-    task: Task,
-    runner: MeasuringRunner,
-    store: Store,
-    *,
-    storage: optuna.storages.BaseStorage | None = None,
-    card: GPU | None = None,
-    trials: int = 60,
-    budget: float = math.inf,
-    again: bool = False,
+    task: Task, runner: MeasuringRunner, store: Store, *, storage: optuna.storages.BaseStorage | None = None,
+    card: GPU | None = None, trials: int = 60, budget: float = math.inf, again: bool = False,
     progress: Callable[[int, int, float], None] = lambda known, expected, best: None,
-) -> Result:
+) -> Result:  # fmt: skip
     """Try configurations of one kernel for one problem, and store every trial.
 
     The default is tried first, then earlier finalists and the best-priced candidates, then the sampler's proposals. A

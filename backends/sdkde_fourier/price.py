@@ -67,7 +67,7 @@ def by_lists(problem: Problem, rows: float, left: float, columns: float) -> Work
 
 
 def by_products(problem: Problem, shape: tuple[int, ...], epsilon: float) -> Work:
-    """Return the Work of transforms as products of cosines and sines, in float64; see ``separable.py``.
+    """Return the Work of transforms as products of cosines and sines, in float64; see ``device.py``.
 
     A cosine and its angle are some forty operations, and are written and read about three times; products as narrow as
     these run at less than half of the peak.

@@ -8,9 +8,8 @@ from typing import Any
 
 from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Work
 
+from . import plan
 from .bounds import extent_limit, supports, symmetric
-from .plan import MEAN_WIDTHS
-from .plan import width as least_width
 
 
 def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
@@ -19,7 +18,7 @@ def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
     width, both, high = -(-d // 16) * 16, mean and symmetric(problem), problem.precision == "high"
     # Columns of the products in half precision, of the exponents and of what φ is multiplied by; bytes count half.
     if both:
-        narrow = least_width(d, MEAN_WIDTHS)
+        narrow = plan.width(d, plan.MEAN_WIDTHS)
         exponents = 5 * 16 if narrow == 16 else 3 * 16  # in eight dimensions two pieces fit into one product
         products = 0.5 * (exponents + (2 * narrow + 8) * 2.5 + narrow + 8)
         if high:

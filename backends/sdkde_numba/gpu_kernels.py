@@ -17,6 +17,7 @@ full name contains ``numba.cuda``.
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,12 +61,7 @@ class Shape(NamedTuple):
 
 
 if SIMULATED:
-
-    def exp2(x):
-        return np.exp2(x)
-
-    def product(a, b):
-        return a * b
+    exp2, product = np.exp2, operator.mul
 
     def exchanged(mask, x, step):
         """The value of the thread whose number differs in bit ``step``: the simulator has no exchange of registers."""

@@ -110,7 +110,7 @@ class CudaSpace:
 
     def limit(self, kernel: str, config: Config, problem: Problem, architecture: str) -> str | None:
         try:
-            given = _launched(config, problem)
+            given = fitted(LaunchConfig.of(config), problem.precision)
         except ValueError as error:
             return str(error)
         fit = fits(given, problem.reduction.value, problem.d, arithmetic_of(problem))
@@ -118,7 +118,7 @@ class CudaSpace:
 
     def seconds(self, kernel: str, config: Config, problem: Problem, card: GPU) -> float:
         """A rough figure, for ranking: instructions, vectors from shared memory, and latencies that blocks hide."""
-        given = _launched(config, problem)
+        given = fitted(LaunchConfig.of(config), problem.precision)
         kind, mean = arithmetic_of(problem), problem.reduction is Reduction.MEAN
         depth, group = depth_of(problem.d, given.depth)
         words = 2 if kind in ("doubled", "float64") else 1
@@ -158,7 +158,7 @@ class CudaSpace:
     def code(self, kernel: str, config: Config, problem: Problem) -> Any:
         from .gpu_launch import shape_of
 
-        return shape_of(problem, arithmetic_of(problem), _launched(config, problem))
+        return shape_of(problem, arithmetic_of(problem), fitted(LaunchConfig.of(config), problem.precision))
 
     def too_much(self, compiled: Compiled, architecture: str) -> str | None:
         if compiled.shared > SHARED:
@@ -166,10 +166,6 @@ class CudaSpace:
         # What the loop over columns does not touch may spill, stores and loads: MEAN's default in 32 dimensions, as
         # measured on an H200, spills 1116 bytes of a thread on an RTX A6000.
         return f"spills {compiled.spills} bytes" if compiled.spills > 1200 else None
-
-
-def _launched(config: Config, problem: Problem) -> LaunchConfig:
-    return fitted(LaunchConfig.of(config), problem.precision)
 
 
 SPACE = CudaSpace()

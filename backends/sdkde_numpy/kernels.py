@@ -23,7 +23,7 @@ Array = NDArray[Any]
 class Tiles:
     """Operations on tiles of one dtype; see :class:`sdkde_core.engine.exponents.Library`."""
 
-    product = staticmethod(products.product)
+    product, dot = staticmethod(products.product), staticmethod(products.dots)
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = np.dtype(dtype)
@@ -46,9 +46,6 @@ class Tiles:
     def add_square(self, tile: Array, away: Array) -> None:
         np.multiply(away, away, out=away)
         np.add(tile, away, out=tile)
-
-    def dot(self, phi: Array, away: Array) -> Array:
-        return products.dots(phi, away)
 
 
 #: Made once: small calls would take longer to make them than to use them.

@@ -21,7 +21,6 @@ MOST_EXTENT = 1e10
 #: Dimensions whose differences a thread of the direct kernel holds.
 MOST_DIRECT = 4
 
-
 #: Nats by which log weights may differ where rows are scaled by one factor.
 MOST_NATS = 24.0
 

@@ -29,10 +29,8 @@ def _differences(rows, columns, i, inside, j, low_rows, low_columns, DOUBLED: tl
     """v_j − v_i of one dimension, (columns, rows). ``DOUBLED``: a coordinate is the sum of two fp32 numbers."""
     away = tl.load(columns + j)[:, None] - tl.load(rows + i, mask=inside, other=0.0)[None, :]
     if DOUBLED:  # near pairs' leading parts cancel exactly (Sterbenz), and then the rest counts
-        rest = (
-            tl.load(columns + low_columns + j)[:, None] - tl.load(rows + low_rows + i, mask=inside, other=0.0)[None, :]
-        )
-        away += rest
+        rest = tl.load(columns + low_columns + j)[:, None]
+        away += rest - tl.load(rows + low_rows + i, mask=inside, other=0.0)[None, :]
     return away
 
 

@@ -6,7 +6,6 @@ names all leaves of its group.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -22,9 +21,6 @@ from . import launch, near
 from .bounds import packed_dimensions
 from .space import HEIGHT, LEAF, LISTED
 
-#: The log weight of columns that are none, as that of padding: 2^−60000.
-NONE = -60000.0 * math.log(2.0)
-
 
 @dataclass(frozen=True, eq=False)
 class Groups:
@@ -36,16 +32,13 @@ class Groups:
     span: float  # largest magnitude of a log weight, nats, rounded up
     made: PerStream = field(default_factory=PerStream)
 
-    def kept(self, key: Any, make: Any) -> Any:
-        return self.made.get(key, make, self.points)
-
 
 def gathered(groups: Sequence[Columns]) -> Groups:
     """Put groups one after another."""
     begins = (0, *itertools.accumulate(-(-g.points.shape[0] // LISTED) for g in groups))
     first, size = groups[0].points, begins[-1] * LISTED
     points = first.new_zeros((size, first.shape[1]))
-    log_weights = first.new_full((size,), NONE)
+    log_weights = first.new_full((size,), -60000.0 * math.log(2.0))  # 2^−60000: no column, as padding is
     for group, begin in zip(groups, begins):
         here = slice(begin * LISTED, begin * LISTED + group.points.shape[0])
         points[here], log_weights[here] = group.points, group.log_weights
@@ -55,32 +48,32 @@ def gathered(groups: Sequence[Columns]) -> Groups:
 
 def reduce(problem: Problem, rows: torch.Tensor, groups: Groups, step: float, form: int, pieces: int) -> Partial:
     """Reduce rows (k, m, d), each group's over its columns: log sums (k, m), and shifts (k, m, d)."""
-    k, m, d = rows.shape
+    (k, m, d), points, log_weights = rows.shape, groups.points, groups.log_weights
     high = -(-m // HEIGHT)  # tiles of a group
     rows = torch.nn.functional.pad(rows, (0, 0, 0, high * HEIGHT - m)).reshape(-1, d)
     scaled = near.scaled(problem)
 
     def pack(points: torch.Tensor, **more: Any) -> launch.Packed:
-        return launch.pack(problem, points, step, groups.log_weights, pieces, scaled=scaled, **more)
+        return launch.pack(problem, points, step, log_weights, pieces, scaled=scaled, **more)
 
-    columns = groups.kept((step, pieces, scaled), functools.partial(pack, groups.points, columns=True))
-    packed, way = pack(rows), near.of_all(problem, groups.points, groups.log_weights, columns, step, form)
-    found = []
-    for first, last, over in groups.kept((problem.reduction, m), lambda: _lists(way, groups, k, high)):
-        found.append(way.sum(rows[first * HEIGHT : last * HEIGHT], packed, over))
-    whole = concatenate(found)
+    columns = groups.made.get((step, pieces, scaled), lambda: pack(points, columns=True), points)
+    packed = pack(rows)
+    # Lists are not looked for: of Near only points and weights count.
+    way = near.Pass(problem, near.Near(points, points, log_weights, points, points, 0.0), columns, step, form)
+    lists = groups.made.get((problem.reduction, m), lambda: _lists(way, groups, k, high), points)
+    whole = concatenate([way.sum(rows[a * HEIGHT : b * HEIGHT], packed, over) for a, b, over in lists])
     shift = None if whole.shift is None else whole.shift.reshape(k, -1, d)[:, :m]
     return Partial(whole.log_sum.reshape(k, -1)[:, :m], shift)
 
 
-def _lists(way: Any, groups: Groups, k: int, high: int) -> list[tuple[int, int, near.Lists]]:
+def _lists(way: near.Pass, groups: Groups, k: int, high: int) -> list[tuple[int, int, near.Lists]]:
     """All leaves of its group for every tile of rows: some tiles at a time, from the first up to the last."""
     device, together = groups.points.device, LISTED // LEAF
     sizes = torch.tensor([b - a for a, b in itertools.pairwise(groups.begins)])
     counts, starts = sizes.repeat_interleave(high), torch.tensor(groups.begins[:k]).repeat_interleave(high)
-    found, first = [], 0
+    found = []
     lasts, length = near.planned(counts.numpy(), device, 4 * (packed_dimensions(way.problem.d) + 1), way.longest)
-    for last in lasts:
+    for first, last in zip((0, *lasts), lasts):
         here = counts[first:last]
         ends = torch.nn.functional.pad(here.cumsum(0), (1, 0))
         tile = torch.arange(len(here)).repeat_interleave(here * together).to(device)
@@ -88,5 +81,4 @@ def _lists(way: Any, groups: Groups, k: int, high: int) -> list[tuple[int, int, 
         which = here.argsort(descending=True, stable=True).to(torch.int32).to(device)
         parts = max(1, -(-int(here.max()) // length))
         found.append((first, last, near.Lists(place.int(), ends.int().to(device), which, first, length, parts)))
-        first = last
     return found

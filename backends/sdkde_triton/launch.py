@@ -23,7 +23,6 @@ End: TypeAlias = tuple[float, bool, torch.dtype] | None
 #: Of rows and columns: padded numbers, then numbers.
 Sizes: TypeAlias = tuple[int, int, int, int]
 
-
 _transposing = functools.lru_cache(1024)(functools.partial(Launch, transpose_kernel))
 _finishing_log_sum = functools.lru_cache(1024)(functools.partial(Launch, finish.finish_log_sum_kernel))
 _finishing_mean = functools.lru_cache(1024)(functools.partial(Launch, finish.finish_mean_kernel))
@@ -43,19 +42,10 @@ class Packed(NamedTuple):
 
 
 def pack(
-    problem: Problem,
-    points: torch.Tensor,
-    step: float,
-    log_weights: torch.Tensor,
-    pieces: int,
-    *,
-    columns: bool = False,
-    log_sums: torch.Tensor | None = None,
-    scaled: bool = False,
-    rounded: bool = False,
-    beyond: int = 0,
-    raised: float = 0.0,
-) -> Packed:
+    problem: Problem, points: torch.Tensor, step: float, log_weights: torch.Tensor, pieces: int, *,
+    columns: bool = False, log_sums: torch.Tensor | None = None, scaled: bool = False, rounded: bool = False,
+    beyond: int = 0, raised: float = 0.0,
+) -> Packed:  # fmt: skip
     """Pack float64 points (n, d) as rows, or as columns of the first product and as its rows.
 
     ``step`` is g (:func:`sdkde_triton.bounds.grid_step`), ``log_weights`` are the columns'. Rows are shifted by
@@ -191,14 +181,9 @@ def finish_log_sum(
 
 
 def mean(
-    problem: Problem,
-    rows: Packed,
-    columns: Packed,
-    log_weights: torch.Tensor,
-    form: int,
-    extent: float,
+    problem: Problem, rows: Packed, columns: Packed, log_weights: torch.Tensor, form: int, extent: float,
     log_sums: torch.Tensor | None = None,
-) -> Partial:
+) -> Partial:  # fmt: skip
     """MEAN on Tensor Cores of columns within ``extent``, of rows shifted by ``log_sums`` (m,), if any; as log_sum."""
     if stores(problem, form, card(rows.buffer.device).capability):
         out = _stored_mean(problem, rows, columns, form, extent)
@@ -247,14 +232,9 @@ def _stored_mean(problem: Problem, rows: Packed, columns: Packed, form: int, ext
 
 
 def finish_mean(
-    problem: Problem,
-    partial: torch.Tensor,
-    rows: Packed | torch.Tensor,
-    log_weights: torch.Tensor,
-    log_sums: torch.Tensor | None,
-    parts: int,
-    summed: bool = False,
-) -> Partial:
+    problem: Problem, partial: torch.Tensor, rows: Packed | torch.Tensor, log_weights: torch.Tensor,
+    log_sums: torch.Tensor | None, parts: int, summed: bool = False,
+) -> Partial:  # fmt: skip
     """Merge the partial results of MEAN for rows, packed or from :func:`transpose`."""
     d, direct = problem.d, isinstance(rows, torch.Tensor)
     buffer, m, padded, pieces, raised = (rows, rows.shape[1], 0, 0, 0.0) if isinstance(rows, torch.Tensor) else rows

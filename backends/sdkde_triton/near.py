@@ -108,27 +108,19 @@ def reduce(
     if rows is not near.points:
         how: Any = {"scaled": scaled(problem), "raised": columns.raised}
         packed = launch.pack(problem, rows, step, near.log_weights, columns.pieces, **how)
-    way = _Pass(problem, near, columns, step, form)
+    way = Pass(problem, near, columns, step, form)
     tiles, counts = way.count(rows, packed)
     counts = -(-counts.to(torch.int64) * LEAF // LISTED)  # in SIZEs
     sizes = counts.cpu().numpy()  # PyTorch's functions may start threads on the CPU, which takes milliseconds
     if float(sizes.sum()) * LISTED > most * float(len(sizes)) * float(columns.padded):  # the last tile may be free
         return None
     ends, length = planned(sizes, rows.device, 4 * (packed_dimensions(problem.d) + 1), way.longest)
-    found, first = [], 0
-    for last in ends:
+    found = []
+    for first, last in zip((0, *ends), ends):
         over = way.list((*tiles, counts), sizes[first:last], first, length)
         found.append(way.sum(rows[first * HEIGHT : last * HEIGHT], packed, over))
-        first = last
     whole = concatenate(found)
     return whole if where is None else each(whole, lambda x: torch.empty_like(x).index_copy_(0, where, x))
-
-
-def of_all(
-    problem: Problem, points: torch.Tensor, log_weights: torch.Tensor, columns: Packed, step: float, form: int
-) -> _Pass:
-    """A reduction over lists that were not looked for."""
-    return _Pass(problem, Near(points, points, log_weights, points, points, 0.0), columns, step, form)
 
 
 def scaled(problem: Problem) -> bool:
@@ -137,7 +129,7 @@ def scaled(problem: Problem) -> bool:
 
 
 @dataclass(frozen=True)
-class _Pass:
+class Pass:
     """What all steps of a reduction over lists know."""
 
     problem: Problem

@@ -69,10 +69,8 @@ def _operator(reduction: Reduction, results: str) -> Any:
             return points.new_empty(m), points.new_empty(m), points.new_empty(m)
         return (points.new_empty(m), points.new_empty(m, d)) if reduction is Reduction.MEAN else points.new_empty(m)
 
-    arguments = (
-        'Tensor points, Tensor? queries=None, Tensor? log_weights=None, *, float? extent=None, str precision="high"'
-    )
-    name, schema = f"sdkde::{reduction.value}", f"({arguments}) -> {results}"
+    arguments = "Tensor points, Tensor? queries=None, Tensor? log_weights=None, *, float? extent=None"
+    name, schema = f"sdkde::{reduction.value}", f'({arguments}, str precision="high") -> {results}'
     # PyTorch must not record it as part of a CUDA graph by itself: depending on the arguments it reads numbers back.
     tags = (torch.Tag.cudagraph_unsafe,)
     found = torch.library.custom_op(name, compute, mutates_args=(), schema=schema, tags=tags)

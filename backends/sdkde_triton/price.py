@@ -116,8 +116,3 @@ def work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
         total = 1e4 * (found.scalar_flops + sum(found.matrix_flops.values()))  # the interpreter takes so much longer
         return Work(scalar_flops=total, exps=found.exps, bytes=found.bytes, parallel=False)
     return found
-
-
-def compile_seconds(problem: Problem) -> float:
-    """What compiling the problem's kernels takes: .2 to .7 s each, .5 more by Triton 3.6, side by side."""
-    return 0.0 if problem.device.startswith("cpu") else 1.0

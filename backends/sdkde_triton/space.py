@@ -85,17 +85,14 @@ def fits(kernel: str, config: Config, columns: int, capability: int, pieces: int
     """Whether a configuration fits a GPU's shared memory and register file."""
     if not kernel.startswith("direct") and config.block_n < 16:
         return False  # the second product's inner dimension
-    limit = shared_limit(capability)
     accumulators = config.block_m * config.block_n
     if kernel == "mean":
         accumulators += 2 * config.block_m * columns
     if kernel in BLOCKED:
         accumulators *= 3 if pieces == 3 else 2
+    shared = shared_bytes(kernel, config, columns, pieces, capability)
     # Accumulators above 160 of a thread's 255 registers leave too few for the exponentials.
-    return (
-        shared_bytes(kernel, config, columns, pieces, capability) <= limit
-        and accumulators <= 160 * 32 * config.num_warps
-    )
+    return shared <= shared_limit(capability) and accumulators <= 160 * 32 * config.num_warps
 
 
 @functools.lru_cache(maxsize=256)
