@@ -64,7 +64,7 @@ FEATURES: Mapping[str, str] = {
     "pairs": "reduce_pairs: what two ranges of the points are to each other, each φ computed once; MEAN only",
     "line": "whiten, moved and density: what comes before and after the sums, by its own kernels; on CUDA devices",
     "moves": "displaced, in_unit, joined, joined_shifts: what lies between any backend's sums; on CUDA devices",
-    "criteria": "ordered, shaped, left_out, narrowed, terms: what left-out samples say of bandwidths; on CUDA devices",
+    "criteria": "ordered, shaped, left_out, narrowed, terms, line_…: what left-out samples say; on CUDA devices",
     "told": "map_threads(…, told=True) over the rows: progress then needs no batches of rows",
     "groups": "prepare_groups and reduce_groups: several groups of columns at once, each with rows of its own",
 }
@@ -466,6 +466,25 @@ class CriteriaBackend(Backend, TypingProtocol):
         factor 1 + d/2 − r²_ij / 2h²; for ``"sdkde"`` of the others, moved by half their shift, as if u_i were not
         there. ∫p̂² is of all samples: a KDE of the (moved) samples at √2 h, for ``"laplace"`` with the factor
         1 + d/2 − q/2 + (q² − 2(d+2) q + d(d+2))/16, q = r²/2h².
+        """
+
+    def line_left_out(
+        self, u: Any, counts: Any, folds: Any, others: Any, total: int, bandwidths: Sequence[float], unit: float,
+        method: str, score: float | None,
+    ) -> Any:  # fmt: skip
+        """Return what :meth:`sdkde_core.bandwidth.line.Line.sums` says at k bandwidths, (folds, k, 5), float64.
+
+        It is of one column's samples u (n,), in order; ``counts`` (n,), how often each occurs; and ``folds`` (n,), the
+        parts that are left out of a ``total``. ``others`` are the shares of all others. Bandwidths are in
+        ``unit``; the score's, in such, is ``score``, for the step "moments", or None for half a step. NaN: not known.
+        """
+
+    def line_deviations(
+        self, u: Any, counts: Any, total: int, pilot: float, widths: Sequence[float], method: str, score: float | None
+    ) -> Any:
+        """Return what :meth:`sdkde_core.bandwidth.line.Line.deviations` says, (k, 3), float64; NaN: not known.
+
+        The density is that by ``"sdkde"`` at the bandwidth ``pilot``, in the unit of u; ``widths`` are its bins.
         """
 
 

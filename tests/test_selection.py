@@ -85,7 +85,7 @@ def test_a_line_is_judged_by_the_step_that_keeps_the_variance():
             rest = folds != fold
             p, q = (sdkde_core.estimate(x[rest], y, weights=w[rest], **how) for y in (grid[:, None], x[~rest]))
             want += held[fold] * (p**2).sum() * h / 8 - 2 * w[~rest] @ q
-        assert held @ line.left_out(h).least_squares == pytest.approx(want, rel=2e-3)
+        assert held @ line.left_out([h])[0].least_squares == pytest.approx(want, rel=2e-3)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -95,7 +95,7 @@ def test_criteria_of_a_line_are_brute_force(method):
     folds = np.random.default_rng(1).permutation(160) % FOLDS
     line, held = Line(x[:, 0], w, folds, method), np.bincount(folds, w)
     for h in (0.06, 0.3, 1.0):
-        got, grid = line.left_out(h), np.arange(x[0, 0] - 9 * h, x[-1, 0] + 9 * h, h / 8)
+        got, grid = line.left_out([h])[0], np.arange(x[0, 0] - 9 * h, x[-1, 0] + 9 * h, h / 8)
         want = np.zeros(3)
         for fold in range(FOLDS):
             rest = folds != fold

@@ -29,7 +29,11 @@ BACKEND = {"backend": "triton", "device": "cpu"}
 @pytest.mark.skipif(INTERPRETED, reason="this is what the test starts")
 @pytest.mark.parametrize("marked", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_in_the_interpreter(marked):
-    run(__file__, f"{marked} and not gpu", more=("test_joint.py", "test_criteria.py", "test_moves.py"))
+    run(
+        __file__,
+        f"{marked} and not gpu",
+        more=("test_joint.py", "test_criteria.py", "test_moves.py", "test_device_line.py"),
+    )
 
 
 @pytest.fixture

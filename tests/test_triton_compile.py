@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 import triton
 from sdkde_autotune import records
 from sdkde_autotune.lookup import TABLES
-from sdkde_triton import choose, criteria, fits, moves, samples, space, tunables, whiten
+from sdkde_triton import choose, criteria, fits, line, moves, samples, space, tunables, whiten
 from sdkde_triton.bounds import Form, merges, packed_dimensions
 from sdkde_triton.tunables import Launch
 from triton.backends.compiler import GPUTarget
@@ -161,6 +161,23 @@ def test_narrow(capability):
     types = dict.fromkeys(("values", "weights", "first", "rates", "out"), "*fp64") | {"factor": "fp32"}
     constants = {"SQUARES": True, "LOGS": True, "LAPLACE": False}
     _check_spills(criteria.narrow_kernel, types, constants, capability, 16)
+
+
+@pytest.mark.parametrize("capability", [*(pytest.param(x, marks=pytest.mark.slow) for x in (80, 86)), 90])
+@pytest.mark.parametrize(
+    ("kernel", "constants"),
+    [
+        ("places", {"BLOCK": 1024}),
+        ("bins", {"BLOCK": 256}),
+        ("shifts", {"BLOCK": 256}),
+        ("moved", {"MOMENTS": True, "BLOCK": 256}),
+        ("sums", {"LAPLACE": True, "BLOCK": 256}),
+    ],
+)
+def test_line(kernel, constants, capability):
+    types = dict.fromkeys(("u", "widths", "places", "ends", "wide", "shifts", "parts", "steps", "out"), "*fp64")
+    types |= dict.fromkeys(("counts", "folds", "mass", "moved", "own", "estimate"), "*i64")
+    _check_spills(getattr(line, f"{kernel}_kernel"), types | {"factor": "fp32", "unit": "i64"}, constants, capability)
 
 
 @pytest.mark.parametrize("capability", [*(pytest.param(x, marks=pytest.mark.slow) for x in (80, 86)), 90])

@@ -14,7 +14,7 @@ from sdkde_core.nearby import rough_share
 from sdkde_core.plugin import PerStream, empty, grids, in_slabs, launches, on_device
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from . import bounds, criteria, fits, joint, launch, moves, price, samples
+from . import bounds, criteria, fits, joint, launch, line, moves, price, samples
 from . import near as nearby
 from . import whiten as whitening
 from .compiled import INTERPRETED, LaunchFailed, card, no_compiler, rehearse
@@ -100,6 +100,7 @@ class TritonBackend:
     left_out, terms = staticmethod(criteria.left_out), staticmethod(criteria.terms)
     narrowed = staticmethod(criteria.narrowed)
     ordered, shaped = staticmethod(samples.ordered), staticmethod(fits.shaped)
+    line_left_out, line_deviations = staticmethod(line.line_left_out), staticmethod(line.line_deviations)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns, rows in slabs; where memory does not suffice, in smaller ones."""

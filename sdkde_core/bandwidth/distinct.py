@@ -18,6 +18,7 @@ from ..engine.failures import raise_interrupt
 from ..engine.launches import Lists
 from ..engine.products import product
 from . import shapes
+from .device_line import DeviceLine
 from .line import STEP
 from .normal import normal_reference, widest
 from .pairs import Left, Pairs
@@ -178,9 +179,9 @@ def _drawn(n: int, most: int, place: Any) -> tuple[Any, Any, Any]:
 @quiet
 def look(sample: Sample, rule: str) -> None:
     """Ask the kernels for a sample's device, if there are any, what can be asked at once."""
-    if sample.d > 1 and sample.weights is None and sample.n >= 5 and sample.kernels is not None:
+    if sample.weights is None and sample.n >= 5 and sample.kernels is not None:
         try:
-            found = OnCard(sample, rule, sample.mixed)
+            found: Any = OnCard(sample, rule, sample.mixed) if sample.d > 1 else DeviceLine(sample)
         except Exception as error:  # a backend may raise anything
             failed(sample, error)
         else:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,11 +66,13 @@ class Line:
     "moments"; None: half a step.
     """
 
+    together = 1  # how many bandwidths to ask about at a time
+
     def __init__(self, u: Array, weights: Array, folds: NDArray[np.intp], method: str, score: Any = None) -> None:
         self.u, self.weights, self.method, self.score = u, weights, method, score
-        self.n_eff = 1.0 / float(dots(weights[None], weights)[0])
+        self.n, self.n_eff = len(u), 1.0 / float(dots(weights[None], weights)[0])
         self.gaps = np.diff(u)
-        self.held = np.bincount(folds, weights)
+        self.held: Array = np.bincount(folds, weights)
         order = np.argsort(folds.astype(np.int16), kind="stable")
         self._parts = (weights + 1j * (weights * u))[order]  # by folds; masses, and moments
         self._before = np.zeros(len(self.held) * len(u) + 1, np.int32)  # where a fold's next sample stands there
@@ -102,6 +104,10 @@ class Line:
         result[some] = mass - share
         result[some + 1] += share
         return result.reshape(folds, grid.bins)
+
+    def samples(self) -> tuple[Array, Array]:
+        """The samples in order, and their weights."""
+        return self.u, self.weights
 
     def moments(self, h: float, unit: float) -> float:
         """The step "moments" with which the estimate has the variance of what was rounded to multiples of a unit.
@@ -147,20 +153,49 @@ class Line:
         kernel = np.exp(-0.5 * q * (1.0 - (binned + 1.0) / (6.0 * h * h)))
         return np.fft.rfft(_shared(places, mass, grid.bins)) * kernel, step
 
-    def left_out(self, h: float) -> LeftOut:
-        """The criteria at a bandwidth."""
+    def left_out(self, bandwidths: Sequence[float]) -> list[LeftOut]:
+        """The criteria at some bandwidths."""
+        return [self.said(h, *self.sums(h)) for h in bandwidths]
+
+    def sums(self, h: float) -> tuple[Array, ...]:
+        """What :meth:`said` makes the criteria of, each by folds: p̂ are densities to a bin."""
         grid, held = self._grid(h), self.held[:, None]
         out = self._binned(grid)
         seen, others = np.fft.rfft(out), np.maximum(1.0 - held, 1e-12)
         rest, spectrum = np.maximum(out.sum(0) - out, 0.0) / others, (seen.sum(0) - seen) / others
-        spectrum, unit = self._estimate(grid, rest, spectrum, grid.h, 1.0)[0], grid.h / h
+        spectrum = self._estimate(grid, rest, spectrum, grid.h, 1.0)[0]
         seen *= np.exp(grid.frequencies**2 / 12.0)  # as if these samples were not binned
-        squares = _inner(spectrum, spectrum, grid.bins) - 2.0 * _inner(seen, spectrum, grid.bins) / self.held
-        density = np.maximum(np.fft.irfft(spectrum, grid.bins), 1e-15) * unit
+        squares = _inner(spectrum, spectrum, grid.bins), _inner(seen, spectrum, grid.bins)
+        density = np.maximum(np.fft.irfft(spectrum, grid.bins), 1e-15)
         root = np.sqrt(np.sqrt(density))
-        power = dots(density, root) / unit - 5.0 * dots(out, root) / self.held
-        logs = dots(out, np.log(density)) / self.held if self.method != "laplace" else math.nan * self.held
-        return LeftOut(power, squares * unit, -logs)
+        return *squares, dots(density, root), dots(out, root), dots(out, np.log(density))
+
+    def said(self, h: float, square: Array, cross: Array, power: Array, rooted: Array, logs: Array) -> LeftOut:
+        """The criteria by ∫p̂² and ∫p̂^(1+β), over bins, and sums over what is left out of p̂, p̂^β and log p̂."""
+        unit, held = BINS / h, self.held
+        likelihood = math.nan * held if self.method == "laplace" else -logs / held - math.log(unit)
+        return LeftOut(unit**0.25 * (power - 5.0 * rooted / held), unit * (square - 2.0 * cross / held), likelihood)
+
+    def pilot(self, h: float) -> Any:
+        """What :meth:`deviations` needs of an estimate at a bandwidth: in bins, as a density."""
+        grid = self._grid(h, 2.0)
+        mass = self._binned(grid).sum(0)
+        density = self._estimate(grid, mass, np.fft.rfft(mass), grid.h, 1.0, "sdkde")[0]
+        density = np.maximum(np.fft.irfft(density, grid.bins), 0.0)
+        return grid, density / density.sum()
+
+    def deviations(self, pilot: Any, widths: Sequence[float]) -> list[tuple[float, ...]]:
+        """If that were the density: ∫ of the bias squared and of the squared mean, by bins, and the step; for each h.
+
+        These are in bins of the pilot's grid, 2 · BINS to its bandwidth.
+        """
+        (grid, density), found = pilot, list[tuple[float, ...]]()
+        spectrum = np.fft.rfft(density)
+        for h in widths:
+            mean, step = self._estimate(grid, density, spectrum, h, 0.0)
+            bias = mean - spectrum
+            found.append((float(_inner(bias, bias, grid.bins)), float(_inner(mean, mean, grid.bins)), float(step)))
+        return found
 
 
 class Looks:
@@ -169,18 +204,23 @@ class Looks:
     def __init__(self, line: Line, criterion: str, unit: float, last: int) -> None:
         self.line, self.unit, self.last = line, unit, last
         self.known: dict[int, LeftOut] = {}
+        said: dict[int, LeftOut] = {}
 
-        def at(k: int) -> Any:
-            if k not in self.known:
-                self.known[k] = line.left_out(self.width(k))
-            return getattr(self.known[k], criterion)
+        def at(k: int, thirds: bool = False) -> Any:
+            if k not in said:  # and, of what is likely to be asked next, as many as can be asked about at a time
+                near = list(range(k, -32, -3)) if thirds else [k, k + 1, k + 2, k - 1]
+                near = [j for j in near if j not in said and -32 < j <= last][: line.together]
+                said.update(zip(near, line.left_out([self.width(j) for j in near])))
+            self.known[k] = said[k]
+            return getattr(said[k], criterion)
 
         @functools.cache
         def loss(k: int) -> float:
             return float(line.held @ at(k))
 
         for k in range(last, -32, -3):
-            best = min([*self.known, k], key=loss)
+            at(k, thirds=True)
+            best = min(self.known, key=loss)
             if best - k >= 9 and all(_errors(line, at(j), at(best)) > 3.0 for j in range(k, k + 9, 3)):
                 break
         least = min(self.known, key=loss)
@@ -201,22 +241,19 @@ class Looks:
 
     def _expected(self, pilot: float) -> float:
         """The step with the least expected error near that of the pilot's bandwidth."""
-        line, middle = self.line, round(pilot)
-        grid = line._grid(self.width(pilot), 2.0)
-        mass = line._binned(grid).sum(0)
-        density, _ = line._estimate(grid, mass, np.fft.rfft(mass), grid.h, 1.0, "sdkde")
-        density = np.maximum(np.fft.irfft(density, grid.bins), 0.0)
-        density /= density.sum()
-        spectrum, unit = np.fft.rfft(density), grid.h / self.width(pilot)
+        line, middle, unit, known = self.line, round(pilot), 2 * BINS / self.width(pilot), dict[int, float]()
+        at, first, last = line.pilot(self.width(pilot)), middle - 4, min(middle + 4, self.last)
 
         def error(k: int) -> float:
-            wide = self.width(k) * unit
-            found, step = line._estimate(grid, density, spectrum, wide, 0.0)
-            bias, square = found - spectrum, _inner(found, found, grid.bins)
-            variance = roughness(line.method, 1, float(step), line.score or 1.0) / (2.0 * math.sqrt(math.pi) * wide)
-            return float(_inner(bias, bias, grid.bins) + (variance - square) / line.n_eff) * unit
+            if k not in known:
+                steps = range(first, last + 1) if line.together > 1 else [k]
+                widths = [self.width(j) * unit for j in steps]
+                for j, h, (bias, square, step) in zip(steps, widths, line.deviations(at, widths)):
+                    variance = roughness(line.method, 1, step, line.score or 1.0) / (2.0 * math.sqrt(math.pi) * h)
+                    known[j] = (bias + (variance - square) / line.n_eff) * unit
+            return known[k]
 
-        return descend(error, middle, middle - 4, min(middle + 4, self.last))
+        return descend(error, middle, first, last)
 
 
 def _errors(line: Line, fold: Array, best: Array) -> float:

@@ -17,7 +17,7 @@ from .distinct import look
 from .isj import improved_sheather_jones
 from .matrix import Bandwidth
 from .normal import normal_reference
-from .sample import Sample
+from .sample import Sample, on_gpu
 from .selection import CHOOSERS, MANY, Chooser, choose
 
 
@@ -121,7 +121,8 @@ def resolve(
                 raise ValueError(f"{error}{turned}") from None
             raise
     check_rule(bandwidth, method, kernel)
-    if d == 1 and n <= 1 << 16 and bandwidth in CHOOSERS:  # which read it all, and take less time than a device's calls
+    there = on_gpu(train) and log_weights is None
+    if d == 1 and n <= 1 << 16 and bandwidth in CHOOSERS and not there:  # it is all read, in less time than by calls
         train, log_weights = to_host(train), None if log_weights is None else to_host(log_weights)
     xp = array_namespace(train)
     train = xp.astype(train, xp.float64, copy=False)

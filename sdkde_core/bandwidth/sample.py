@@ -60,9 +60,7 @@ class Sample:
     @functools.cached_property
     def kernels(self) -> Any:
         """A backend with the feature ``"criteria"``, if there is one for the samples' device: a CriteriaBackend."""
-        device = device_name(self.given)
-        known = device.startswith("cuda") and is_torch_array(self.given)
-        return registry.having("criteria", device) if known else None
+        return registry.having("criteria", device_name(self.given)) if on_gpu(self.given) else None
 
     def thinned(self, most: int, rng: np.random.Generator) -> tuple[Array, Array | None]:
         """At most so many samples (k, d), in ``unit``, on the host, and weights: how often each was drawn, or None."""
@@ -120,6 +118,11 @@ class Sample:
             share = xp.concat([share[:1, :], share[1:, :] - share[:-1, :]], axis=0)
             result.append(xp.sum(share * ordered, axis=0))
         return xp.stack(result)
+
+
+def on_gpu(x: Any) -> bool:
+    """Whether an array is PyTorch's, on a CUDA device."""
+    return is_torch_array(x) and device_name(x).startswith("cuda")
 
 
 def spread_of(measured: Any) -> Any:

@@ -104,7 +104,7 @@ def choose(sample: Sample, rule: str, spreads: Array) -> Selection:
 
     ``spreads``: the columns' shares in the bandwidth (d,), data units, where no other shape is chosen.
     """
-    if sample.d > 1 and sample.kernels is not None:
+    if sample.kernels is not None:
         try:
             return _choose(sample, rule, spreads)
         except Exception as error:  # a backend may raise anything
@@ -113,7 +113,11 @@ def choose(sample: Sample, rule: str, spreads: Array) -> Selection:
 
 
 def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
-    method, d, looked = sample.method, sample.d, sample.on_card or distinct(sample, spreads)
+    method, d = sample.method, sample.d
+    if d == 1 and sample.on_card is not None:
+        sample.on_card.unit, sample.on_card.score = float(spreads[0]), sample.moves[1]
+        return _on_a_line(sample, rule, sample.on_card, np.zeros(1), 0.0)
+    looked = sample.on_card or distinct(sample, spreads)
     weights, units = looked.weights, looked.units
     n = len(weights)
     if n < 5 or (d == 1 and not np.isfinite(looked.u).all()):  # differences overflow, which the caller finds
@@ -164,7 +168,7 @@ def _selected(
 
 def _on_a_line(sample: Sample, rule: str, line: Line, units: Array, unit: float) -> Selection:
     """``unit``: what values are multiples of, in spreads."""
-    method, n, asked = line.method, len(line.u), (line.method, 1, line.n_eff)
+    method, n, asked = line.method, line.n, (line.method, 1, line.n_eff)
     criterion = {"lscv": "least_squares", "lcv": "likelihood"}.get(rule, "power")
     looks = Looks(line, criterion, normal_reference(*asked) * widest(*asked), 0 if rule == "auto" else 5)
     best, what = looks.best, "the minimum of least squares" if rule == "lscv" else "the maximum of the likelihood"
@@ -172,7 +176,7 @@ def _on_a_line(sample: Sample, rule: str, line: Line, units: Array, unit: float)
         best, what = looks.plausible(), "the least expected error, from an estimate that left-out samples chose"
         # Of a few hundred samples that is too wide for some, and improved Sheather-Jones too narrow for others.
         share = min(0.5, 100.0 / line.n_eff - 0.05) if method == "sdkde" and line.n_eff >= MANY else 0.0
-        if share > 0.0 and (h := improved_sheather_jones(line.u, line.weights, line.n_eff)) is not None:
+        if share > 0.0 and (h := improved_sheather_jones(*line.samples(), line.n_eff)) is not None:
             rate = (1 / 5 - 1 / 9) * math.log(line.n_eff / 200.0)  # from that of kde to that of sdkde
             best += share * (max((math.log(h / looks.unit) + rate) / STEP, -31.0) - best)
             what = "between the least expected error and improved Sheather-Jones"

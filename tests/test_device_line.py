@@ -1,0 +1,123 @@
+"""One column on a device: without a card, where NumPy or interpreted kernels say what bandwidths do; on a card."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from interpreter import interpreted
+
+from sdkde_core import select_bandwidth
+from sdkde_core.bandwidth import distinct, rules
+from sdkde_core.bandwidth.line import Line
+from sdkde_core.bandwidth.sample import Sample, most_of
+
+METHODS = ("kde", "sdkde", "laplace")
+
+
+def columns(n):
+    rng = np.random.default_rng(n)
+    x = rng.normal(size=n)
+    yield "normal", x
+    yield "float32", x.astype(np.float32)  # with ties, if there are many
+    yield "far", rng.standard_t(1.5 if n < 1000 else 3.0, size=n)
+    yield "groups", np.where(np.arange(n) % 3, x, 500.0 + 0.01 * x)
+    yield "ties", np.repeat(x, 2)[:n]
+    yield "rounded", x.round(1)
+    yield "counts", rng.poisson(3.0, size=n).astype(float)
+    yield "ends", rng.exponential(size=n)
+    yield "small", 1e-200 * x
+    yield "large", 1e300 * x
+
+
+def line_of(u, counts, folds, total, unit, method, score):
+    return Line(u.numpy() / unit, counts.numpy() / total, folds, method, score)
+
+
+def line_left_out(u, counts, folds, others, total, bandwidths, unit, method, score):
+    line = line_of(u, counts, folds.numpy(), total, unit, method, score)
+    np.testing.assert_allclose(others.numpy(), 1.0 - line.held, rtol=1e-12)
+    return torch.tensor(np.stack([np.transpose(line.sums(h)) for h in bandwidths], axis=1))
+
+
+def line_deviations(u, counts, total, pilot, widths, method, score):
+    line = line_of(u, counts, np.zeros(len(u), int), total, 1.0, method, score)
+    return torch.tensor(line.deviations(line.pilot(pilot), widths))
+
+
+@pytest.mark.parametrize("rule", ["auto", "lscv", "lcv"])
+@pytest.mark.parametrize("n", [5, 60, 700])
+def test_the_choice_is_that_of_the_host(monkeypatch, n, rule):
+    asked = []
+
+    def left_out(*given):
+        asked.append(len(given[5]))
+        return line_left_out(*given)
+
+    kernels = SimpleNamespace(line_left_out=left_out, line_deviations=line_deviations)
+    monkeypatch.setattr(distinct, "_logger", None)  # a kernel that fails is an error
+    for name, x in columns(n):
+        for method in METHODS[: 2 if rule == "lcv" else 3]:
+            want = select_bandwidth(x, rule=rule, method=method)
+            asked.clear()
+            with monkeypatch.context() as patched:
+                patched.setattr(Sample, "kernels", kernels)
+                patched.setattr(rules, "on_gpu", lambda x: True)
+                got = rules.resolve(rule, torch.from_numpy(x)[:, None], method=method)
+            assert got.selection.reason == want.selection.reason
+            np.testing.assert_allclose(got.factor, want.factor, rtol=1e-5)
+            assert (got.step, got.score_bandwidth) == pytest.approx((want.step, want.score_bandwidth))
+            assert len(asked) <= 6, "bandwidths are asked about one by one"
+            assert bool(asked) == (name not in ("rounded", "counts", "small", "large") and (n, name) != (5, "ties"))
+
+
+def test_what_takes_too_many_bins_is_chosen_on_the_host(monkeypatch):
+    kernels = SimpleNamespace(line_left_out=lambda *given: line_left_out(*given) * torch.nan)
+    monkeypatch.setattr(Sample, "kernels", kernels)
+    x = next(columns(60))[1]
+    assert rules.resolve("auto", torch.from_numpy(x)[:, None]).factor == select_bandwidth(x).factor
+
+
+def sampled(n, kind):
+    rng = np.random.default_rng(n)
+    u = np.sort(rng.normal(size=n) + (50.0 if kind == "apart" else 1.0) * (np.arange(n) % 2))
+    counts, folds = rng.integers(1, 3, n), rng.permutation(n) % 3
+    total = int(counts.sum())
+    return [torch.from_numpy(x) for x in (u, counts, folds, 1.0 - np.bincount(folds, counts) / total)], total
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("method", "score", "kind"),
+    [
+        ("sdkde", 1.4, "apart"),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in (("sdkde", None, ""), ("kde", None, "apart"))),
+        pytest.param("laplace", None, "", marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_are_the_array_code(method, score, kind):
+    from sdkde_triton import line
+
+    (u, counts, folds, others), total = sampled(40, kind)
+    given = u, counts, folds, others, total, [0.8, 1.1], 1.5, method, score
+    np.testing.assert_allclose(line.line_left_out(*given), line_left_out(*given), rtol=1e-6)
+    given = u, counts, total, 0.9, [8.0], method, score
+    got, want = line.line_deviations(*given).numpy(), line_deviations(*given).numpy()
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("n", [5, 60, 700, 20_000, most_of(1) + 9])
+def test_the_choice_on_a_card_is_that_of_the_host(monkeypatch, n, method):
+    monkeypatch.setattr(distinct, "_logger", None)
+    for name, x in columns(n):
+        for rule in ("auto", "lscv", "lcv")[: 2 if method == "laplace" else 3]:
+            want = select_bandwidth(x, rule=rule, method=method)
+            got, again = (select_bandwidth(torch.from_numpy(x).cuda(), rule=rule, method=method) for _ in range(2))
+            assert got.factor == again.factor
+            assert abs(got.factor / want.factor - 1.0) < 1e-3, (name, rule, got.selection.reason, want.selection.reason)
