@@ -29,6 +29,7 @@ from ..storage import reserve, write_folder
 from .common import Array, FileError, Pick, Source, Write, filling, width_of
 
 Names = Sequence[str]
+_zarr = partial(optional, "zarr", "zarr arrays need zarr", "zarr")  # imported when it is called
 
 
 def read_npy(name: str, path: Path, key: str, pick: Pick) -> Source:
@@ -299,10 +300,6 @@ def write_parquet(file: BinaryIO, shape: tuple[int, ...], dtype: Any, names: Nam
 def read_zarr(name: str, path: Path, key: str, pick: Pick) -> Source:
     x = _zarr().open_array(path, mode="r")
     return Source.reading(name, x.shape, x.dtype, lambda start, stop: x[start:stop]).picked(pick)
-
-
-def _zarr() -> Any:
-    return optional("zarr", "zarr arrays need zarr", "zarr")
 
 
 @contextmanager
