@@ -35,7 +35,9 @@ Write = Callable[[Array], Any]  #: Takes the next rows.
 #: Which columns are read, and in what order: of a file with these names, or none, and so many columns.
 Pick = Callable[[tuple[str, ...], int], Sequence[int]]
 
-_zarr = partial(optional, "zarr", "zarr arrays need zarr", "zarr")  # imported when it is called
+# Imported when they are called.
+_arrow = partial(optional, purpose="parquet files need pyarrow", extra="parquet")
+_zarr = partial(optional, "zarr", "zarr arrays need zarr", "zarr")
 
 
 class FileError(ValueError):
@@ -335,7 +337,7 @@ def _parse_lines(lines: list[str], number: int, table: Source, wanted: list[int]
 
 
 def read_parquet(name: str, path: Path, key: str, pick: Pick) -> Source:
-    arrow, parquet = _pyarrow()
+    arrow, parquet = _arrow("pyarrow"), _arrow("pyarrow.parquet")
     with parquet.ParquetFile(path) as file:
         schema, rows = file.schema_arrow, file.metadata.num_rows
     # pandas writes its index as a column of this name; it is no dimension
@@ -371,11 +373,6 @@ def read_parquet(name: str, path: Path, key: str, pick: Pick) -> Source:
     return Source(name, rows, len(wanted), dtype, batches, found, whole=whole)
 
 
-def _pyarrow() -> tuple[Any, Any]:
-    how = "parquet files need pyarrow", "parquet"
-    return optional("pyarrow", *how), optional("pyarrow.parquet", *how)
-
-
 @contextmanager
 def write_csv(file: BinaryIO, shape: tuple[int, ...], dtype: Any, names: Names, comma: str) -> Iterator[Write]:
     to = SimpleNamespace(write=lambda line: file.write(line.encode()))
@@ -398,7 +395,7 @@ def write_csv(file: BinaryIO, shape: tuple[int, ...], dtype: Any, names: Names, 
 
 @contextmanager
 def write_parquet(file: BinaryIO, shape: tuple[int, ...], dtype: Any, names: Names) -> Iterator[Write]:
-    arrow, parquet = _pyarrow()
+    arrow, parquet = _arrow("pyarrow"), _arrow("pyarrow.parquet")
     schema = arrow.schema([(one, arrow.from_numpy_dtype(dtype)) for one in names])
 
     def write(batch: Array) -> None:
