@@ -142,7 +142,7 @@ def lazy(request: Request, train: Any, query: Any, log: bool, out: Any, progress
     if out is not None or progress is not False:
         instead = "as by .to_zarr(path), or watch with dask.diagnostics.ProgressBar() or the dashboard"
         raise TypeError(f"out and progress are not for Dask arrays; store the result, {instead}")
-    from .spreading.dask import lazy_result, lazy_whole  # Dask takes a second to import
+    from .spreading.dask import Graph, lazy_whole  # Dask takes a second to import
 
     x = _argument("train", train)
     q = None if query is None else _argument("query", query)
@@ -156,7 +156,7 @@ def lazy(request: Request, train: Any, query: Any, log: bool, out: Any, progress
     if request.apart:
         return lazy_whole(functools.partial(_whole, request), x, q, w, log, dtype)
     survey = Survey.of(request, Shape(x.shape[0], d, None if q is None else q.shape[0], dtype, w is not None))
-    result, chunked = lazy_result(survey, log, x, q, w), (q or x).array
+    result, chunked = Graph(survey, log, x, q, w).result(), (q or x).array
     return result.rechunk({0: chunked.chunks[0]}) if is_dask(chunked) else result
 
 

@@ -21,6 +21,9 @@ from . import places
 from .frames import Refused, library_of, names_of, read
 from .places import Origin, detached, device_name, has_float64, is_attached, look, to_host, with_room
 
+__all__ = ["Argument", "Data", "check_names", "check_query", "check_shapes", "check_weights", "columns_are_points"]
+__all__ += ["ingest", "is_dask", "listed", "numbers", "refuse_masked", "refuse_misread", "refuse_not_finite"]
+
 LARGE = 1 << 18  # numbers from which on host data are copied to the GPU that is named before they are validated
 _HOST = Origin()
 

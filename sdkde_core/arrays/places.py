@@ -17,6 +17,9 @@ from array_api_compat import device as device_of
 from array_api_compat import is_cupy_array, is_jax_namespace, is_torch_array, to_device
 from numpy.typing import NDArray
 
+__all__ = ["Array", "Origin", "array_namespace", "c_order", "convert", "detached", "device_name", "is_attached"]
+__all__ += ["is_traced", "look", "public", "quiet", "rounded", "to_host"]
+
 Array = NDArray[Any]
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -511,7 +511,7 @@ class Prepared:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the settings, and small curves of up to six columns."""
-        return importlib.import_module("sdkde_core.interop.html").page(self)
+        return importlib.import_module("sdkde_core.interop.plots").page(self)
 
     def __repr__(self) -> str:
         size, first = f"{self.n_train} × {self.n_dimensions}", self._fitted

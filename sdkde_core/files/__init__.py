@@ -20,8 +20,7 @@ import numpy as np
 
 from ..messages import did_you_mean
 from ..storage import write_atomically
-from .common import FileError, Pick, Source, Write, check_apart, filling, naming, without_key
-from .formats import FORMATS, Names, check_archive
+from .formats import FORMATS, FileError, Names, Pick, Source, Write, check_archive, filling, naming
 
 EXTENSIONS = tuple(FORMATS)
 
@@ -87,12 +86,18 @@ def _stamp(path: Path) -> list[tuple[Any, ...]]:
 
 def _parse_place(text: str) -> tuple[Path, str, str]:
     """Path, extension in lower case, and key ("" without)."""
-    name, key = without_key(text)
+    name, key = _without_key(text)
     path, extension = Path(name), Path(name).suffix.lower()
     if extension not in EXTENSIONS:
         hint = did_you_mean(extension, EXTENSIONS)
         raise FileError(f"{text}: unknown extension {extension!r}; pass one of {', '.join(EXTENSIONS)}{hint}")
     return path, extension, key
+
+
+def _without_key(text: str) -> tuple[str, str]:
+    """Path, and the key of an array in an archive ("" without)."""
+    keyed = re.fullmatch(r"(.*\.npz):([^/\\]+)", text, re.IGNORECASE)
+    return (keyed[1], keyed[2]) if keyed else (text, "")
 
 
 def is_stdout(text: str) -> bool:
@@ -132,3 +137,48 @@ def check_folder(path: Path) -> None:
     """Refuse an output in a folder that does not exist."""
     if not (folder := Path(os.path.realpath(path)).parent).is_dir():
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder}; make it, or name another file", str(path))
+
+
+def check_apart(out: Any, checkpoint: Any, **inputs: Any) -> None:
+    """Refuse to write to where an input is, by another name of it too: to it, to what it lies in, or into it.
+
+    ``inputs``: paths, arrays or None, by the name of the argument. A checkpoint may not lie in one either.
+    """
+    place, folder = _place(out), _place(checkpoint)
+    shown = out if isinstance(out, str | os.PathLike) else place
+    for name, given in {**inputs, "the checkpoint": checkpoint}.items():
+        other = _place(given)
+        if place is None and out is not None and out is given:
+            raise FileError(f"out is {name}; pass another out")
+        if isinstance(out, np.ndarray) and isinstance(given, np.ndarray) and np.may_share_memory(out, given):
+            raise FileError(f"out shares memory with {name}; pass another out")
+        within, contains = _inside(place, other), _inside(other, place)
+        if within and contains:
+            raise FileError(f"{shown}: out and {name} are one file; pass another out")
+        if contains:
+            raise FileError(f"{shown}: out contains {name}, {other}, which it would replace; pass another out")
+        if within:
+            raise FileError(f"{shown}: out lies in {name}, {other}; pass another out")
+        if name in inputs and _inside(folder, other):
+            raise FileError(f"{checkpoint}: the checkpoint lies in {name}, {other}; pass another folder")
+
+
+def _place(given: Any) -> Path | None:
+    """Return the file or folder that an argument is, as a path or a mapped array; None: it is in memory."""
+    if isinstance(given, str | os.PathLike):
+        return Path(os.path.realpath(_without_key(os.fspath(given))[0]))
+    store = getattr(given, "store", None)  # an array of zarr's
+    local = "file" in getattr(getattr(store, "fs", None), "protocol", ())
+    root = getattr(store, "root", None) or (getattr(store, "path", None) if local else None)
+    if root is not None:
+        return Path(os.path.realpath(root), getattr(given, "path", ""))
+    while isinstance(given, np.ndarray) and not isinstance(given, np.memmap):
+        given = given.base
+    return Path(os.path.realpath(given.filename)) if isinstance(given, np.memmap) and given.filename else None
+
+
+def _inside(a: Path | None, b: Path | None) -> bool:
+    """Whether a is b or lies in it, whatever names they have."""
+    if a is None or b is None:
+        return False
+    return any(one == b or (one.exists() and b.exists() and one.samefile(b)) for one in (a, *a.parents))

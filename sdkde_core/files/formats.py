@@ -1,4 +1,4 @@
-"""How each format is read and written: NumPy's .npy, in any order, and .npz; .csv, .tsv, .parquet; folders of zarr's.
+"""The array in a file as a :class:`Source`, and how each format is read and written: NumPy's, tables, zarr's folders.
 
 ``read(name, path, key, pick)`` returns a :class:`Source` of the columns that ``pick`` names;
 ``write(file, shape, dtype, names)`` is a context that yields the function for the next rows; ``names``: of the columns,
@@ -17,6 +17,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,11 +25,125 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from ..arrays import Argument, Array, refuse_masked
 from ..messages import optional, warn_once
 from ..storage import reserve, write_folder
-from .common import Array, FileError, Pick, Source, Write, filling, width_of
 
 Names = Sequence[str]
+Write = Callable[[Array], Any]  #: Takes the next rows.
+
+#: Which columns are read, and in what order: of a file with these names, or none, and so many columns.
+Pick = Callable[[tuple[str, ...], int], Sequence[int]]
+
+# Imported when they are called.
+_arrow = partial(optional, purpose="parquet files need pyarrow", extra="parquet")
+_zarr = partial(optional, "zarr", "zarr arrays need zarr", "zarr")
+
+
+class FileError(ValueError):
+    """A file is not what it should be; the message begins with its name."""
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Put the file's name before the message of an error in reading it."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, FileError | ImportError) or getattr(error, "filename", None):  # an OSError has the name
+            raise
+        text = "it is no text in UTF-8: save it as that, and unpack .gz files first"
+        text = text if isinstance(error, UnicodeDecodeError) else str(error)
+        raise (MemoryError if isinstance(error, MemoryError) else FileError)(f"{name}: {text}") from error
+
+
+def filling(array: Any) -> Write:
+    """Return a function that writes the next rows of an array."""
+    done = 0
+
+    def write(batch: Array) -> None:
+        nonlocal done
+        array[done : done + len(batch)] = batch
+        done += len(batch)
+
+    return write
+
+
+@dataclass(frozen=True)
+class Source:
+    """An array that is read in batches."""
+
+    name: str  # as in the command
+    rows: int
+    columns: int
+    dtype: Any
+    read_batches: Callable[[int], Iterator[Array]]  # read_batches(rows): arrays of at most so many rows, in order
+    names: tuple[str, ...] = ()  # of the columns; empty if the format has none
+    at: Any = None  # at(start, stop) returns rows; None: it is read from the beginning on
+    check: Callable[[], object] = lambda: None  # raises a FileError if the file has changed since it was opened
+    whole: Source | None = None  # of all columns of the file, those of tables as text; None: this one
+
+    @classmethod
+    def of(cls, name: str, x: Array) -> Source:
+        """Make a source of an array, mapped or in memory; only a batch at a time is copied."""
+        return cls.reading(name, x.shape, x.dtype, lambda start, stop: np.array(x[start:stop]))
+
+    @classmethod
+    def reading(cls, name: str, shape: tuple[int, ...], dtype: Any, at: Callable[[int, int], Array]) -> Source:
+        """Make a source of what reads rows in any order."""
+        width, declared = width_of(shape), np.dtype(dtype)
+
+        def checked(start: int, stop: int) -> Array:
+            block = at(start, stop)
+            refuse_masked(name, block)
+            x, wanted = np.asarray(block), (stop - start, *shape[1:])
+            if x.shape != wanted or x.dtype.newbyteorder("=") != declared.newbyteorder("="):
+                some = f"rows {start} to {stop} are declared as {declared} of shape {wanted}"
+                raise ValueError(f"{name}: {some}, and are {x.dtype} of shape {x.shape}")
+            return x.reshape(-1, width)
+
+        def batches(rows: int) -> Iterator[Array]:
+            for start in range(0, shape[0], rows):
+                yield checked(start, min(start + rows, shape[0]))
+
+        return cls(name, int(shape[0]), width, declared, batches, at=checked)
+
+    def batches(self, rows: int | None = None) -> Iterator[Array]:
+        """Yield (≤ rows, columns) arrays, by default of up to 32 MiB; a FileError names a file that cannot be read."""
+        done = 0
+        with naming(self.name):
+            for batch in self.read_batches(rows or max(1, min(1 << 16, (1 << 22) // max(1, self.columns)))):
+                done += len(batch)
+                yield batch
+            if done != self.rows:
+                raise ValueError(f"had {self.rows} rows and now {done}; leave the file alone while it is read")
+
+    def read(self) -> Array:
+        """Return the whole array, (rows, columns)."""
+        with naming(self.name):
+            result = np.empty((self.rows, self.columns), self.dtype)
+        write = filling(result)
+        for batch in self.batches():
+            write(batch)
+        return result
+
+    def picked(self, pick: Pick) -> Source:
+        """Return a source of some columns of an array, which have no names."""
+        wanted, read, at = list(pick((), self.columns)), self.read_batches, self.at
+        if wanted == list(range(self.columns)):
+            return self
+        some = replace(self, columns=len(wanted), read_batches=lambda rows: (x[:, wanted] for x in read(rows)))
+        return replace(some, at=at and (lambda start, stop: at(start, stop)[:, wanted]), whole=self)
+
+    def shaped(self, name: str) -> Argument:
+        """Return an argument of this shape and dtype, without its numbers."""
+        return Argument.of(name, np.broadcast_to(np.zeros((), self.dtype), (self.rows, self.columns)))
+
+
+def width_of(shape: tuple[int, ...]) -> int:
+    if len(shape) not in (1, 2):
+        raise ValueError(f"the array has shape {shape}; pass (points, dimensions), or (points,) in one dimension")
+    return 1 if len(shape) == 1 else int(shape[1])
 
 
 def read_npy(name: str, path: Path, key: str, pick: Pick) -> Source:
@@ -222,7 +337,7 @@ def _parse_lines(lines: list[str], number: int, table: Source, wanted: list[int]
 
 
 def read_parquet(name: str, path: Path, key: str, pick: Pick) -> Source:
-    arrow, parquet = _pyarrow()
+    arrow, parquet = _arrow("pyarrow"), _arrow("pyarrow.parquet")
     with parquet.ParquetFile(path) as file:
         schema, rows = file.schema_arrow, file.metadata.num_rows
     # pandas writes its index as a column of this name; it is no dimension
@@ -258,11 +373,6 @@ def read_parquet(name: str, path: Path, key: str, pick: Pick) -> Source:
     return Source(name, rows, len(wanted), dtype, batches, found, whole=whole)
 
 
-def _pyarrow() -> tuple[Any, Any]:
-    how = "parquet files need pyarrow", "parquet"
-    return optional("pyarrow", *how), optional("pyarrow.parquet", *how)
-
-
 @contextmanager
 def write_csv(file: BinaryIO, shape: tuple[int, ...], dtype: Any, names: Names, comma: str) -> Iterator[Write]:
     to = SimpleNamespace(write=lambda line: file.write(line.encode()))
@@ -285,7 +395,7 @@ def write_csv(file: BinaryIO, shape: tuple[int, ...], dtype: Any, names: Names, 
 
 @contextmanager
 def write_parquet(file: BinaryIO, shape: tuple[int, ...], dtype: Any, names: Names) -> Iterator[Write]:
-    arrow, parquet = _pyarrow()
+    arrow, parquet = _arrow("pyarrow"), _arrow("pyarrow.parquet")
     schema = arrow.schema([(one, arrow.from_numpy_dtype(dtype)) for one in names])
 
     def write(batch: Array) -> None:
@@ -299,10 +409,6 @@ def write_parquet(file: BinaryIO, shape: tuple[int, ...], dtype: Any, names: Nam
 def read_zarr(name: str, path: Path, key: str, pick: Pick) -> Source:
     x = _zarr().open_array(path, mode="r")
     return Source.reading(name, x.shape, x.dtype, lambda start, stop: x[start:stop]).picked(pick)
-
-
-def _zarr() -> Any:
-    return optional("zarr", "zarr arrays need zarr", "zarr")
 
 
 @contextmanager

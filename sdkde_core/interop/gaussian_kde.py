@@ -194,7 +194,7 @@ class gaussian_kde:
         how: Any = {**self._options, "method": "kde", "step": None, "score_bandwidth": None}
         total, theirs = 0.0, other._kernels() if ours else [(other.dataset.T, other.weights, other.covariance)]
         for (x, w, one), (y, v, two) in itertools.product(self._kernels(), theirs):
-            how["bandwidth"] = _definite(one + two, _SINGULAR)
+            how["bandwidth"] = _definite(one + two)
             total += w.sum() * float(v @ estimate(x, y, weights=w, **how))
         return total
 
@@ -322,7 +322,7 @@ class gaussian_kde:
         made, covariance, (computed, bandwidth) = self._made, vars(self).get("covariance"), self._computed
         if made is None or made[0] is not self.dataset or made[1] is not covariance:
             if computed is not covariance:
-                bandwidth = _definite(covariance, _SINGULAR)
+                bandwidth = _definite(covariance)
             samples = self._samples if isinstance(self.dataset, np.ndarray) else self.dataset.T
             how: Any = {**self._options, "method": self.method, "weights": self._weights, "bandwidth": bandwidth}
             if self.method == "stacked":  # whose integrals are those of normals
@@ -364,7 +364,7 @@ class gaussian_kde:
             raise ValueError(f"bw_method gives the factor {factor}; pass what gives a positive number")
         self.factor = factor
         self.covariance = self._data * factor**2
-        self._computed = self.covariance, _definite(self.covariance, _SINGULAR)
+        self._computed = self.covariance, _definite(self.covariance)
 
     @property
     def _elsewhere(self) -> bool:
@@ -372,7 +372,7 @@ class gaussian_kde:
 
     @property
     def cho_cov(self) -> Array:
-        root = _definite(self._data, _SINGULAR).factor
+        root = _definite(self._data).factor
         return (root if root.ndim == 2 else root[:, None]) * float(self.factor)
 
     @property
@@ -406,18 +406,12 @@ class gaussian_kde:
             how: Any = {name: self._options[name] for name in ("coordinates", "support")}
             how |= {"method": self.method, "rule": rule, "weights": self._weights}
             chosen = select_bandwidth(self._samples, base=self._data, **how)
-            return math.exp((chosen.log_determinant - _definite(self._data, _SINGULAR).log_determinant) / self.d)
+            return math.exp((chosen.log_determinant - _definite(self._data).log_determinant) / self.d)
         x = self._mapped
         log_weights = None if self._weights is None else np.log(self._weights)
-        whitened = _definite(self._data, _SINGULAR).whiten(x, x.mean(axis=0))
+        whitened = _definite(self._data).whiten(x, x.mean(axis=0))
         chosen = resolve(rule, whitened, log_weights, method=self.method, common=True)
         return math.exp(chosen.log_determinant / self.d)
-
-
-_SINGULAR = (
-    "The data appears to lie in a lower-dimensional subspace of the space in which it is expressed, so that its "
-    "covariance is singular. Consider principal component analysis, and gaussian_kde of what that gives."
-)
 
 
 def _columns(name: str, value: Any) -> Argument:
@@ -442,9 +436,11 @@ def _normalised(weights: Any, n: int) -> Array:
     return w / w.sum()
 
 
-def _definite(covariance: Any, otherwise: str) -> Bandwidth:
+def _definite(covariance: Any, otherwise: str = "") -> Bandwidth:
     """Return H and its factor, in one dimension of a number; LinAlgError where it has none."""
     try:
         return Bandwidth.of(covariance if len(covariance) > 1 else math.sqrt(covariance[0, 0]), len(covariance))
     except ValueError as error:
-        raise np.linalg.LinAlgError(otherwise) from error
+        lower = "a lower-dimensional subspace of the space in which it is expressed, so that its covariance is singular"
+        instead = "Consider principal component analysis, and gaussian_kde of what that gives."
+        raise np.linalg.LinAlgError(otherwise or f"The data appears to lie in {lower}. {instead}") from error

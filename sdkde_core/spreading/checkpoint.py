@@ -137,17 +137,16 @@ class Scratch(AbstractContextManager["Scratch"]):
     """As :class:`Chunks`, in a temporary file which is gone when the context ends."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
-        self._shape, self._dtype, self._done = shape, np.dtype(dtype), set[int]()
+        self._shape, self._dtype = shape, np.dtype(dtype)
         self._row = int(np.prod(shape[1:])) * self._dtype.itemsize
         self._file = tempfile.TemporaryFile(prefix="sdkde-")  # noqa: SIM115  closed where this context ends
 
     def has(self, start: int) -> bool:
-        return start in self._done
+        return False  # every block is asked for once, before it is written
 
     def write(self, start: int, block: Array) -> None:
         self._file.seek(start * self._row)
         self._file.write(np.ascontiguousarray(block, self._dtype).data)
-        self._done.add(start)
 
     def read(self, start: int, stop: int) -> Array:
         self._file.seek(start * self._row)  # which writes what is buffered

@@ -117,13 +117,6 @@ def _shifts(sums: list[Partial]) -> Array:
     return np.concatenate([one.shift for one in sums])
 
 
-def lazy_result(survey: Any, log: bool, x: Argument, q: Argument | None, w: Argument | None) -> da.Array:
-    """Return the result for samples x, queries q and weights w; ``survey`` has the first question."""
-    if q is not None and not q.shape[0]:
-        return da.zeros((0,), dtype=survey.shape.dtype)
-    return _Graph(survey, log, x, q, w).result()
-
-
 def lazy_whole(fit: Any, x: Argument, q: Argument | None, w: Argument | None, log: bool, dtype: str) -> da.Array:
     """The result of a density that one task fits to all samples, and blocks of rows are put to."""
     given = (None if a is None else _blocks(a, [(0, x.shape[0])]) for a in (x, w))
@@ -138,7 +131,9 @@ def _asked(rows: Array, density: Any, log: bool) -> Array:
     return np.asarray(density.estimate(rows, log=log))
 
 
-class _Graph:
+class Graph:
+    """The tasks for samples x, queries q and weights w; ``survey`` has the first question."""
+
     def __init__(self, survey: Any, log: bool, x: Argument, q: Argument | None, w: Argument | None) -> None:
         self.survey, self.request, self.shape, self.log = survey, survey.request, survey.shape, log
         n, d, m, self.shards = self.shape.n, self.shape.d, self.shape.m or 0, self.shape.shards
@@ -146,7 +141,7 @@ class _Graph:
         own, rows = (rows_of_a_task(k, n, width, d, self.request.device) for k in (n, m))
         self.queries = cut(m, rows)
         self.parts = [cut(stop - start, own) for start, stop in self.shards]  # of the samples as rows
-        self.x, self.q = _blocks(x, self.shards), None if q is None else _blocks(q, self.queries)
+        self.x, self.q = _blocks(x, self.shards), _blocks(q, self.queries) if q is not None and m else None
         self.w = None if w is None else _blocks(w, self.shards)
         self.inputs = [a for a in (self.x, self.q, self.w) if a is not None]
         self.token = tokenize(self.request, self.shape, log, self.shards, rows, own, *(a.name for a in self.inputs))
@@ -162,6 +157,8 @@ class _Graph:
         return self.add(what, place, _of, self.plan, *keys, method=method, **values)
 
     def result(self) -> da.Array:
+        if self.shape.m == 0:
+            return da.zeros((0,), dtype=self.shape.dtype)
         self.plan, moves = self._survey(), self.request.method == "sdkde"
         columns = [self.of("columns", (j,), "columns", *self._samples(j)) for j in range(len(self.shards))]
         rows = [

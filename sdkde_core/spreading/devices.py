@@ -45,19 +45,17 @@ class OnDevices:
         there = [(k, Columns(*(self._sent(x, k) for x in arrays), ordered=ordered)) for k in range(len(devices))]
         self._packed: list[PackedColumns] = self._at_once(packed, there)
 
-    def reduce(
-        self, queries: Any = None, *, some: Range | None = None, distances: Any = None, extent: float | None = None
-    ) -> tuple[Partial, int]:
+    def reduce(self, queries: Any = None, *, some: Range | None = None, **known: Any) -> tuple[Partial, int]:
         """As :meth:`PackedColumns.reduce`."""
         if queries is not None:
-            return self._queries(queries, distances, extent)
+            return self._queries(queries, **known)
         tasks = tasks_of(self._packed[0], len(self._devices), some)
         place = {i: k for k, mine in enumerate(dealt(tasks, len(self._devices))) for i in mine}
         done = self._at_once(lambda k, task: run(self._packed[k], task), [(place[i], t) for i, t in enumerate(tasks)])
         results = [[self._home(partial) for partial in results] for results, _ in done]
         return joined(self._packed[0], tasks, results), max(apart for _, apart in done)
 
-    def _queries(self, queries: Any, distances: Any, extent: float | None) -> tuple[Partial, int]:
+    def _queries(self, queries: Any, distances: Any = None, extent: float | None = None) -> tuple[Partial, int]:
         given = []
         for k, (start, stop) in enumerate(shares(queries.shape[0], len(self._devices))):
             radii = None if distances is None else self._sent(distances[start:stop], k)

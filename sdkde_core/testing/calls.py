@@ -171,14 +171,11 @@ def _threads(target: Target, cases: list[Case], problem: Problem) -> None:
     def ask(k: int) -> list[tuple[Partial, Case, str]]:
         together.wait()
         found = []
-        for dtype in ("float64", "float32"):
-            part = replace(problem, dtype=dtype)
+        for dtype, own in itertools.product(("float64", "float32"), (False, True)):
+            part, over = replace(problem, dtype=dtype), cases[k if own else 0]
             with _pauses():
-                got = target.backend.reduce(part, queries[k], state)
-            found.append((got, cases[0], "one state, several threads"))
-            with _pauses():
-                got = target.backend.reduce(part, queries[k], target.prepare(part, cases[k]))
-            found.append((got, cases[k], "a state for each of several threads"))
+                got = target.backend.reduce(part, queries[k], target.prepare(part, over) if own else state)
+            found.append((got, over, "a state for each of several threads" if own else "one state, several threads"))
         return found
 
     with ThreadPoolExecutor(len(cases)) as pool:

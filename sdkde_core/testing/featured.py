@@ -73,10 +73,9 @@ def _bounded(problem: Problem, got: Partial, case: Case) -> None:
 
 @functools.lru_cache(maxsize=32)
 def _points(n: int, features: frozenset[str], strays: bool) -> Case:
-    """Return n points.
+    """Return n points; with ``strays`` the first, the last, and some between are 57 bandwidths from all others.
 
-    ``strays``: the first point, the last, and some between are 57 bandwidths from all others. With weights of 1e-390 of
-    the others' their log sums are near −900: float64 lacks the exponential.
+    With weights of 1e-390 of the others' their log sums are near −900: float64 lacks the exponential.
     """
     case = about_tiles(n, 1, 3, 10.0)
     case = weighted(case) if "weights" in features else case
