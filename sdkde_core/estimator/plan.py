@@ -109,11 +109,9 @@ def plan(
     choice = None if data.came_from == "cpu" else choose_near(request, problems, **how)
     choice = choice or select.choose(problems, backend=request.backend, device=request.device, share=share, **how)
     library, place = choice.info.arrays, choice.device
-    if library != "numpy" or not isinstance(points, np.ndarray):
-        points, log_weights = convert(points, library, place), convert(log_weights, library, place)
-        rows = None if rows is None else convert(rows, library, place)
-    problems = problems if place == data.device else select.at(problems, place)
-    return Plan(request, data, bandwidth, measured.centre, Columns(points, log_weights), rows, problems, choice)
+    columns = Columns(convert(points, library, place), convert(log_weights, library, place))
+    rows = None if rows is None else convert(rows, library, place)
+    return Plan(request, data, bandwidth, measured.centre, columns, rows, select.at(problems, place), choice)
 
 
 def choose_near(request: Request, problems: Sequence[Problem], long: bool = False, **how: Any) -> select.Choice | None:
@@ -150,12 +148,11 @@ def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
 def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float]:
     """Whiten the data and read their extent."""
     measured = measure(data, bandwidth)
-    bound = look(rounded, measured.largest)
-    if bound <= CLEAR:  # as nearly always; false for NaN
-        return measured, bound
-    extent = checked_extent(bound, measured.distances, data, bandwidth)
+    extent = checked_extent(look(rounded, measured.largest), measured.distances, data, bandwidth)
+    if extent <= CLEAR or bandwidth.narrow:  # the former nearly always
+        return measured, extent
     here, (h, _) = to_host(measured.centre), widths(bandwidth)
-    if extent <= CLEAR or bandwidth.narrow or not (abs(here) > CLEAR * h).any():
+    if not (abs(here) > CLEAR * h).any():
         return measured, extent
     query = None if data.query is None else to_host(data.query)
     best = clearest_centre(to_host(data.train), query, h, here)
