@@ -336,20 +336,19 @@ def choose(
     worse = {1.0: 0, 0.015: 0} | dict.fromkeys([math.inf] * (d > 2), 0)
     for k in (1, 2, 3, 4, 6, 8, 12, 17, 24, 34):
         going = [shrink for shrink in worse if worse[shrink] < 2 and (k == 1 or 0.8 * len(z) >= 2 * k * (d + 1))]
-        start: Any = None
-        if going:
-            drawn = itertools.islice(seeds(ranks, inside, np.random.default_rng([seed, k])), k)
-            start = nearest(ranks, inside, array_namespace(ranks).stack(list(drawn), axis=1))
+        if not going:
+            break
+        drawn = itertools.islice(seeds(ranks, inside, np.random.default_rng([seed, k])), k)
+        start = nearest(ranks, inside, array_namespace(ranks).stack(list(drawn), axis=1))
         if 1.0 in going:
             fitted(k, [1.0], start)
             start = fits[k, 1.0]
         if others := [shrink for shrink in going if shrink != 1.0]:
             fitted(k, others, start)
-        if going:
-            key = k, max(going, key=lambda shrink: float(parts @ plain[k, shrink]))
-            values = left_out(key, widths, few)[:, judged] @ parts[judged]
-            if values.max() > top:
-                top, best = values.max(), (key, widths[int(np.argmax(values))])
+        key = k, max(going, key=lambda shrink: float(parts @ plain[k, shrink]))
+        values = left_out(key, widths, few)[:, judged] @ parts[judged]
+        if values.max() > top:
+            top, best = values.max(), (key, widths[int(np.argmax(values))])
     key, h = best
     found = [(key, h, left_out(key, [h], len(cuts))[0] if h < 1.0 else plain[key])]
     found += [(key, 1.0, logs) for key, logs in plain.items()]

@@ -62,11 +62,10 @@ def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwid
     if device != "cpu" and request.ranks:
         device = None  # they are to agree on every bit of the bandwidth, whatever memory each has
     data = ingest(train, query, request.weights, check_finite=request.check_finite, device=device)
-    bandwidth, method, kernel = request.bandwidth, request.method, request.kernel
-    check_labels("bandwidth", bandwidth, data.names)
+    check_labels("bandwidth", request.bandwidth, data.names)
+    how: dict[str, Any] = {name: getattr(request, name) for name in ("method", "kernel", "steps", "mixed")}
     try:
-        how: dict[str, Any] = {"method": method, "kernel": kernel, "steps": request.steps, "mixed": request.mixed}
-        return data, resolve(bandwidth, data.train, data.log_weights, **how)
+        return data, resolve(request.bandwidth, data.train, data.log_weights, **how)
     except (TypeError, ValueError):
         data.check_finite()  # a better message
         raise
