@@ -123,13 +123,11 @@ class Bandwidth:
     def from_arrays(cls, arrays: Mapping[str, Array], rule: str, selection: Any = None) -> Bandwidth:
         """Make a bandwidth of what :meth:`arrays` has returned; ValueError where it cannot be right."""
         given = arrays.get("matrix", arrays.get("factor", np.zeros(0)))
-        d = len(given) if given.ndim in (1, 2) else 0
-        if not d or given.dtype != float or not np.isfinite(given).all() or given.shape not in ((d,), (d, d)):
-            raise ValueError("its bandwidth cannot be right")
-        if "matrix" in arrays:
+        d, full = len(given) if given.ndim in (1, 2) else 0, given.ndim == 2
+        right = d > 0 and given.dtype == float and np.isfinite(given).all() and given.shape in ((d,), (d, d))
+        if right and "matrix" in arrays:
             return replace(cls.of(given, d, rule), selection=selection)
-        full = given.ndim == 2
-        if (np.diagonal(given) if full else given).min() <= 0.0 or (full and np.triu(given, 1).any()):
+        if not right or (np.diagonal(given) if full else given).min() <= 0.0 or (full and np.triu(given, 1).any()):
             raise ValueError("its bandwidth cannot be right")
         return cls(d, given, rule, selection)
 
@@ -166,18 +164,12 @@ class Bandwidth:
 
     def whiten(self, x: Any, centre: Any) -> Any:
         """Return L⁻¹(x − centre): (n, d) in bandwidths, float64, C order, in x's library; ``centre`` is float64."""
-        if isinstance(x, np.ndarray) and isinstance(self.factor, np.ndarray) and self.factor.ndim == 1:
-            scaled = np.subtract(x, centre, dtype=np.float64, order="C")
-            scaled /= self.factor if self._number is None else self._number  # by a number NumPy divides faster
-            return scaled
         return self.whitening(centre)(x)
 
     def whitening(self, centre: Any) -> Callable[[Any], Any]:
         """Return :meth:`whiten` with that centre, for points that are where the centre is: nothing is sent there."""
         if self.factor.ndim == 1:
-            if isinstance(centre, np.ndarray) and isinstance(self.factor, np.ndarray):
-                return lambda x: self.whiten(x, centre)
-            h = like(self.factor, centre) if self._number is None else self._number
+            h = like(self.factor, centre) if self._number is None else self._number  # by a number NumPy divides faster
             return functools.partial(_divided, h, centre)
         inverse = self._inverse
         if inverse.low is None:
@@ -240,7 +232,8 @@ class Bandwidth:
 
 def _divided(h: Any, centre: Any, x: Any) -> Any:
     """(x − centre) / h in C order, where x may have another; in place but for autograd."""
-    scaled = c_order(x - centre)
+    here = isinstance(x, np.ndarray)  # then without a copy
+    scaled = np.subtract(x, centre, dtype=np.float64, order="C") if here else c_order(x - centre)
     if is_attached(scaled) or is_attached(h):
         return scaled / h
     scaled /= h

@@ -26,7 +26,7 @@ from ..arrays import Array, array_namespace, to_host
 from ..engine.products import dots, product, times
 from ..engine.threads import checkpoint
 
-Group = tuple[Any, Any, Array, float]  # points (n, d), their weights (n,), the kernel's factor (d, d), its share
+Group = tuple[Array, Array, Array, float]  # points (n, d), their weights (n,), the kernel's factor (d, d), its share
 
 
 class Normals(NamedTuple):
@@ -228,15 +228,15 @@ def _moments(z: Any, weights: Any, shares: Any) -> tuple[Array, Array]:
     return means, covariances
 
 
-def smoothed(x: Any, weights: Any, normals: Normals, h: float) -> list[Group]:
-    """The groups of a mixture that is smoothed with h; h = 1 has one point in each, its mean."""
+def smoothed(x: Array, weights: Array, normals: Normals, h: float) -> list[Group]:
+    """The groups, on the host, of a mixture that is smoothed with h; h = 1 has one point in each, its mean."""
     if h == 1.0:
         return [(m[None], np.ones(1), f, float(s)) for s, m, f in zip(*normals)]
-    xp, shares, groups = array_namespace(x), _heard(x, weights, normals), []
-    for share, mean, factor in zip(shares.T, normals.means, normals.factors):
-        rows, total, middle = xp.nonzero(share)[0], float(share.sum()), _beside(x, mean)
-        if rows.shape[0]:
-            groups.append((middle + math.sqrt(1 - h * h) * (x[rows] - middle), share[rows] / total, h * factor, total))
+    groups = list[Group]()
+    for share, mean, factor in zip(_heard(x, weights, normals).T, normals.means, normals.factors):
+        rows, total = np.flatnonzero(share), float(share.sum())
+        if len(rows):
+            groups.append((mean + math.sqrt(1 - h * h) * (x[rows] - mean), share[rows] / total, h * factor, total))
     return groups
 
 
@@ -248,18 +248,17 @@ def _heard(x: Any, weights: Any, normals: Normals) -> Any:
     return shares
 
 
-def log_density_of(groups: list[Group], y: Any) -> Any:
-    """Log densities of the groups' sum at y, (m,)."""
-    xp = array_namespace(y)
-    result = _beside(y, np.full(y.shape[0], -math.inf))
+def log_density_of(groups: list[Group], y: Array) -> Array:
+    """Log densities of the groups' sum at y on the host, (m,)."""
+    result = np.full(len(y), -math.inf)
     for points, weights, factor, share in groups:
-        points, weights, inverse = (_beside(y, a) for a in (points, weights, np.linalg.inv(factor).T))
-        u, v = (times(a - points[0], inverse) for a in (y, points))
+        inverse = np.linalg.inv(factor).T
+        u, v = (product(a - points[0], inverse) for a in (y, points))
         constant = math.log(share) - np.log(np.diagonal(factor)).sum() - 0.5 * y.shape[1] * math.log(2 * math.pi)
-        columns = xp.log(weights) - 0.5 * (v * v).sum(1)
-        for rows in _blocks(y.shape[0], points.shape[0], 1 << 18 if isinstance(y, np.ndarray) else 1 << 26):
-            total = _shares(times(u[rows], v.T) + columns)[1] - 0.5 * (u[rows] * u[rows]).sum(1)
-            result[rows] = xp.logaddexp(result[rows], total + float(constant))
+        columns = np.log(weights) - 0.5 * (v * v).sum(1)
+        for rows in _blocks(len(y), len(points), 1 << 18):
+            total = _shares(product(u[rows], v.T) + columns)[1] - 0.5 * (u[rows] * u[rows]).sum(1)
+            result[rows] = np.logaddexp(result[rows], total + float(constant))
     return result
 
 
@@ -337,20 +336,19 @@ def choose(
     worse = {1.0: 0, 0.015: 0} | dict.fromkeys([math.inf] * (d > 2), 0)
     for k in (1, 2, 3, 4, 6, 8, 12, 17, 24, 34):
         going = [shrink for shrink in worse if worse[shrink] < 2 and (k == 1 or 0.8 * len(z) >= 2 * k * (d + 1))]
-        start: Any = None
-        if going:
-            drawn = itertools.islice(seeds(ranks, inside, np.random.default_rng([seed, k])), k)
-            start = nearest(ranks, inside, array_namespace(ranks).stack(list(drawn), axis=1))
+        if not going:
+            break
+        drawn = itertools.islice(seeds(ranks, inside, np.random.default_rng([seed, k])), k)
+        start = nearest(ranks, inside, array_namespace(ranks).stack(list(drawn), axis=1))
         if 1.0 in going:
             fitted(k, [1.0], start)
             start = fits[k, 1.0]
         if others := [shrink for shrink in going if shrink != 1.0]:
             fitted(k, others, start)
-        if going:
-            key = k, max(going, key=lambda shrink: float(parts @ plain[k, shrink]))
-            values = left_out(key, widths, few)[:, judged] @ parts[judged]
-            if values.max() > top:
-                top, best = values.max(), (key, widths[int(np.argmax(values))])
+        key = k, max(going, key=lambda shrink: float(parts @ plain[k, shrink]))
+        values = left_out(key, widths, few)[:, judged] @ parts[judged]
+        if values.max() > top:
+            top, best = values.max(), (key, widths[int(np.argmax(values))])
     key, h = best
     found = [(key, h, left_out(key, [h], len(cuts))[0] if h < 1.0 else plain[key])]
     found += [(key, 1.0, logs) for key, logs in plain.items()]
@@ -383,6 +381,6 @@ def stack(logs: Array, weights: Array, prior: Array | float = 0.0) -> Array:
     return shares / shares.sum()
 
 
-def _blocks(n: int, width: int, most: int = 1 << 18) -> Iterator[slice]:
+def _blocks(n: int, width: int, most: int) -> Iterator[slice]:
     size = max(1, most // width)
     return (slice(i, i + size) for i in range(0, n, size))

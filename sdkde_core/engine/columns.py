@@ -84,9 +84,6 @@ class PackedColumns:
         own = start if same and self._all_carry and (m == self.n or "range" in self._info.features) else None
         if self._limit_of_own and own is None:
             return self._as_query.reduce(queries, some=some, distances=distances, extent=extent)
-        if max(extent, self._problem.extent) <= self._limit and self._all_carry:  # as nearly always
-            reach = self._problem.extent if extent <= self._problem.extent else self._stepped(extent)
-            return self._sum([self._packed("all", self._backend, reach)], rows, own), 0
         far, m_far, before = self._far_rows(rows, distances, extent, own)
         if self._in_one(extent, m_far, m):
             return self._sum([self._packed("all", self._backend, self._stepped(extent))], rows, own), 0

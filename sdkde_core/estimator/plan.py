@@ -62,11 +62,10 @@ def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwid
     if device != "cpu" and request.ranks:
         device = None  # they are to agree on every bit of the bandwidth, whatever memory each has
     data = ingest(train, query, request.weights, check_finite=request.check_finite, device=device)
-    bandwidth, method, kernel = request.bandwidth, request.method, request.kernel
-    check_labels("bandwidth", bandwidth, data.names)
+    check_labels("bandwidth", request.bandwidth, data.names)
+    how: dict[str, Any] = {name: getattr(request, name) for name in ("method", "kernel", "steps", "mixed")}
     try:
-        how: dict[str, Any] = {"method": method, "kernel": kernel, "steps": request.steps, "mixed": request.mixed}
-        return data, resolve(bandwidth, data.train, data.log_weights, **how)
+        return data, resolve(request.bandwidth, data.train, data.log_weights, **how)
     except (TypeError, ValueError):
         data.check_finite()  # a better message
         raise
@@ -109,11 +108,9 @@ def plan(
     choice = None if data.came_from == "cpu" else choose_near(request, problems, **how)
     choice = choice or select.choose(problems, backend=request.backend, device=request.device, share=share, **how)
     library, place = choice.info.arrays, choice.device
-    if library != "numpy" or not isinstance(points, np.ndarray):
-        points, log_weights = convert(points, library, place), convert(log_weights, library, place)
-        rows = None if rows is None else convert(rows, library, place)
-    problems = problems if place == data.device else select.at(problems, place)
-    return Plan(request, data, bandwidth, measured.centre, Columns(points, log_weights), rows, problems, choice)
+    columns = Columns(convert(points, library, place), convert(log_weights, library, place))
+    rows = None if rows is None else convert(rows, library, place)
+    return Plan(request, data, bandwidth, measured.centre, columns, rows, select.at(problems, place), choice)
 
 
 def choose_near(request: Request, problems: Sequence[Problem], long: bool = False, **how: Any) -> select.Choice | None:
@@ -150,12 +147,11 @@ def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
 def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float]:
     """Whiten the data and read their extent."""
     measured = measure(data, bandwidth)
-    bound = look(rounded, measured.largest)
-    if bound <= CLEAR:  # as nearly always; false for NaN
-        return measured, bound
-    extent = checked_extent(bound, measured.distances, data, bandwidth)
+    extent = checked_extent(look(rounded, measured.largest), measured.distances, data, bandwidth)
+    if extent <= CLEAR or bandwidth.narrow:  # the former nearly always
+        return measured, extent
     here, (h, _) = to_host(measured.centre), widths(bandwidth)
-    if extent <= CLEAR or bandwidth.narrow or not (abs(here) > CLEAR * h).any():
+    if not (abs(here) > CLEAR * h).any():
         return measured, extent
     query = None if data.query is None else to_host(data.query)
     best = clearest_centre(to_host(data.train), query, h, here)
