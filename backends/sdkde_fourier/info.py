@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from sdkde_core.protocol import AdvancedInfo, Problem, Support, Work
 
@@ -21,7 +19,7 @@ def _supports(problem: Problem, by: Ways = CPU) -> Support:
     return Support(True, f"Fourier sums{'' if by is CPU else ' in PyTorch'}, {likely(problem, by)[0]}")
 
 
-def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
+def _work(problem: Problem) -> Work:
     work = likely(problem, CPU)[1]
     return replace(work, launches=work.launches + 300)  # to find out which way of summing is faster takes 3 ms
 
@@ -37,7 +35,7 @@ INFO = AdvancedInfo(
     install="pip install 'sdkde-core[fourier]'",
     startup_seconds=0.15,
     supports=_supports,
-    work=_work,
+    work=lambda problem, config: _work(problem),
 )
 
 TORCH = AdvancedInfo(

@@ -49,7 +49,7 @@ INFO = AdvancedInfo(
     startup_seconds=4.2,  # importing, and a context; measured with kernels that were compiled before
     supports=_supports,
     extent_limit=_extent_limit,
-    work=price.work,
+    work=lambda problem, config: price.work(problem),
     # The problem's kernels: .2 to .7 s each, .5 more by Triton 3.6, side by side.
     compile_seconds=lambda problem: 0.0 if problem.device.startswith("cpu") else 1.0,
     tuning="sdkde_triton.tunables:SPACE",

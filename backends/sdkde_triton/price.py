@@ -6,8 +6,6 @@ The figures of lists are of an H200; pairs stand for time, which a GPU with othe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from sdkde_core.nearby import typical_share
 from sdkde_core.protocol import TOLERANCES, Problem, Reduction, Work
@@ -58,7 +56,7 @@ def listed_share(problem: Problem) -> float | None:
     return share if pays(problem, share) else None
 
 
-def work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
+def work(problem: Problem) -> Work:
     """What the kernels do per pair; the launch parameters change none of it."""
     pairs, d, mean = problem.pairs, problem.d, problem.reduction is Reduction.MEAN
     two_passes, extent, share = bounds.shifts_rows(problem), problem.extent, listed_share(problem)
