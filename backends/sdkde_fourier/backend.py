@@ -12,7 +12,7 @@ import finufft
 import numpy as np
 
 from sdkde_core.nearby import Neighbours
-from sdkde_core.plugin import check_threads, checkpoint, cpu_threads, in_child, map_threads
+from sdkde_core.plugin import check_threads, cpu_threads, in_child, map_threads
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
 from . import bounds, price
@@ -63,11 +63,7 @@ class FourierBackend(Fourier):
         return total, others[:wanted]
 
     def spread(self, task: Callable[[Any], Partial], parts: Sequence[Any]) -> list[Partial]:
-        def one(part: Any) -> Partial:
-            checkpoint()
-            return task(part)
-
-        return map_threads(one, parts, self.threads or cpu_threads())
+        return map_threads(task, parts, self.threads or cpu_threads())
 
 
 def to_modes(angles: Sequence[Array], weights: Array, shape: tuple[int, ...], epsilon: float, threads: int) -> Array:
