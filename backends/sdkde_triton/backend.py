@@ -14,7 +14,7 @@ from sdkde_core.nearby import rough_share
 from sdkde_core.plugin import PerStream, empty, grids, in_slabs, launches, on_device
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from . import bounds, criteria, fits, joint, launch, moves, price, samples
+from . import bounds, criteria, fits, launch, moves, price, samples
 from . import near as nearby
 from . import whiten as whitening
 from .compiled import INTERPRETED, LaunchFailed, card, no_compiler, rehearse
@@ -131,19 +131,19 @@ class TritonBackend:
 
             return in_slabs(slab, m, rows)
 
-    def prepare_groups(self, problem: Problem, groups: Sequence[Columns]) -> joint.Groups:
+    def prepare_groups(self, problem: Problem, groups: Sequence[Columns]) -> nearby.Groups:
         """Keep several groups, one after another."""
         with on_device(groups[0].points):
-            return joint.gathered(groups)
+            return nearby.gathered(groups)
 
-    def reduce_groups(self, problem: Problem, queries: torch.Tensor, state: joint.Groups, *unused: Any) -> Partial:
+    def reduce_groups(self, problem: Problem, queries: torch.Tensor, state: nearby.Groups, *unused: Any) -> Partial:
         """Reduce the rows of every group over all of its columns, some rows at a time."""
         k, m, _ = queries.shape
         way = _way(problem, problem.extent, state.span, listed=True)
         with on_device(queries):
             most = max(HEIGHT, (1 << 20) // k // HEIGHT * HEIGHT)
             parts = [
-                joint.reduce(problem, queries[:, i : i + most], state, way.step, way.form, way.pieces)
+                nearby.reduce_groups(problem, queries[:, i : i + most], state, way.step, way.form, way.pieces)
                 for i in range(0, m, most)
             ]
         if len(parts) == 1:
