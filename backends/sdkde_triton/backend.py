@@ -18,7 +18,7 @@ from . import bounds, criteria, fits, info, launch, moves, samples
 from . import near as nearby
 from . import whiten as whitening
 from .compiled import INTERPRETED, LaunchFailed, card, no_compiler, rehearse
-from .grid import slab_rows
+from .launch import slab_rows
 from .space import COLUMN_PADDING, HEIGHT, LEAF, LEAST_CAPABILITY
 
 

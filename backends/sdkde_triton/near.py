@@ -27,10 +27,9 @@ from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from . import choose, launch
 from .bounds import Form, merges, packed_dimensions, shifts_rows, steps_at_most
 from .compiled import Launch, card
-from .grid import MOST_PARTS, PARTIAL_BYTES
 from .info import left_out
 from .kernels import SCALE_BITS
-from .launch import Packed
+from .launch import MOST_PARTS, PARTIAL_BYTES, Packed
 from .space import HEIGHT, LEAF, LISTED, Config, default
 
 
