@@ -12,8 +12,8 @@ pytest.importorskip("triton")
 import torch
 from sdkde_triton import backend, bounds, compiled, kernels, space, tunables
 from sdkde_triton.backend import TritonBackend
-from sdkde_triton.grid import PARTIAL_BYTES, most_parts, slab_rows, splits
 from sdkde_triton.info import INFO
+from sdkde_triton.launch import PARTIAL_BYTES, most_parts, slab_rows, splits
 from triton.errors import TritonError
 
 from sdkde_core import SdkdeWarning, tuning

@@ -12,10 +12,10 @@ import finufft
 import numpy as np
 
 from sdkde_core.nearby import Neighbours
-from sdkde_core.plugin import check_threads, checkpoint, cpu_threads, in_child, map_threads
+from sdkde_core.plugin import check_threads, cpu_threads, in_child, map_threads
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from . import bounds, price
+from . import bounds, info
 from .modes import Array, Box, fields
 from .series import Fourier, Series, State
 
@@ -36,7 +36,7 @@ class FourierBackend(Fourier):
         Transform also where direct sums would be faster. For tests.
     """
 
-    ways = price.CPU
+    ways = info.CPU
 
     def __init__(self, threads: int | None = None, always: bool = False) -> None:
         super().__init__(always)
@@ -63,11 +63,7 @@ class FourierBackend(Fourier):
         return total, others[:wanted]
 
     def spread(self, task: Callable[[Any], Partial], parts: Sequence[Any]) -> list[Partial]:
-        def one(part: Any) -> Partial:
-            checkpoint()
-            return task(part)
-
-        return map_threads(one, parts, self.threads or cpu_threads())
+        return map_threads(task, parts, self.threads or cpu_threads())
 
 
 def to_modes(angles: Sequence[Array], weights: Array, shape: tuple[int, ...], epsilon: float, threads: int) -> Array:
@@ -77,7 +73,7 @@ def to_modes(angles: Sequence[Array], weights: Array, shape: tuple[int, ...], ep
     spread onto the same grid in an order of their own, with other bits each time.
     """
     count = len(weights)
-    blocks = price.blocks_to_modes(count, shape, threads)
+    blocks = info.blocks_to_modes(count, shape, threads)
     parts = [slice(count * k // blocks, count * (k + 1) // blocks) for k in range(blocks)]
 
     def task(here: slice) -> Array:
@@ -92,9 +88,9 @@ def to_modes(angles: Sequence[Array], weights: Array, shape: tuple[int, ...], ep
 
 
 def to_points(angles: Sequence[Array], waves: Sequence[Array], epsilon: float, threads: int) -> list[Array]:
-    """Return Σ_k f_k exp(i k·θ) at every point, for each array of modes; threads by ``price.blocks_to_points``."""
+    """Return Σ_k f_k exp(i k·θ) at every point, for each array of modes; threads by ``info.blocks_to_points``."""
     shape, count = waves[0].shape, len(angles[0])
-    blocks, inside = price.blocks_to_points(count, shape, threads)
+    blocks, inside = info.blocks_to_points(count, shape, threads)
     parts = [slice(count * k // blocks, count * (k + 1) // blocks) for k in range(blocks)]
     found = [np.empty(count, np.complex128) for _ in waves]
 

@@ -23,7 +23,7 @@ from sdkde_core.nearby import Neighbours
 from sdkde_core.plugin import PerStream, in_child, without_grad
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from . import price
+from . import info
 from .modes import Box
 from .series import Fourier, Series, State
 
@@ -40,7 +40,7 @@ class TorchFourierBackend(Fourier):
         Transform also where direct sums would be faster. For tests.
     """
 
-    ways = price.DEVICE
+    ways = info.DEVICE
 
     def probe(self, device: str) -> Support:
         try:

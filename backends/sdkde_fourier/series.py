@@ -18,7 +18,7 @@ from sdkde_core.nearby import Neighbours, left_out, rough_share
 from sdkde_core.plugin import array_namespace, concatenate, empty, put
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
-from . import price
+from . import info
 from .bounds import allowed, cutoff, error, tolerance
 from .modes import Box, choose_box, density_bound
 
@@ -48,7 +48,7 @@ class State:
 class Fourier:
     """Sums by modes, and direct sums for the rows that these leave; ``always``: also where those would be faster."""
 
-    ways: price.Ways
+    ways: info.Ways
     spread: Callable[..., Any] = map  # see Neighbours.reduce
     # The modes of columns, from a box, points, weights and the transforms' tolerance.
     to_modes: Callable[..., Any]
@@ -75,14 +75,14 @@ class Fourier:
         sampled_weights, sample = sample[: len(few[0])], sample[len(few[0]) :].reshape(-1, d)
         # A point's own row has at least its own term; the largest sum is not known before the box is.
         usual = tolerance(problem, math.exp(mean), total)
-        cost = functools.partial(price.box_seconds, self.ways, problem, usual)
+        cost = functools.partial(info.box_seconds, self.ways, problem, usual)
         box, seconds = choose_box(problem, (low, high), sample, usual, cost)
         least = self.ways.directly(problem, problem.m, 1.0, problem.n)
-        if not self.always and seconds > price.seconds(least, problem.device):  # direct sums may be faster
+        if not self.always and seconds > info.seconds(least, problem.device):  # direct sums may be faster
             thin = slice(None, None, max(1, len(sample) >> 13))
             some, logs = sample[thin], sampled_weights[thin]  # rows are expected where columns are
             left = problem.n * rough_share(problem, some, some, logs, *self.ways.tiles, left_out(problem))
-            if price.seconds(self.ways.directly(problem, problem.m, left, problem.n), problem.device) < seconds:
+            if info.seconds(self.ways.directly(problem, problem.m, left, problem.n), problem.device) < seconds:
                 return None
         if seconds == math.inf:
             return None

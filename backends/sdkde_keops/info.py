@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support, Work
 
 from .bounds import MOST_EXTENT, dtype, extent_limit
@@ -22,7 +19,7 @@ def _supports(problem: Problem) -> Support:
     return Support(True, f"KeOps, direct differences in {dtype(problem)}")
 
 
-def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
+def _work(problem: Problem) -> Work:
     """One loop over the pairs: differences, squares and sums for every dimension, an exponential of the C library.
 
     On a CPU, where nothing is vectorised, a pair takes 10.5 ns, and 0.9 a dimension (MEAN 2.4); a nanosecond is 5.3
@@ -55,7 +52,7 @@ INFO = AdvancedInfo(
     startup_seconds=4.0,  # PyTorch, KeOps, and a formula that is in its cache
     supports=_supports,
     extent_limit=extent_limit,
-    work=_work,
+    work=lambda problem, config: _work(problem),
     # One formula, with KeOps's cache empty. On a CPU 5 to 10 s, 25 in 1024 dimensions. On an H200's host the first
     # formula takes 20 to 25 s, others under one; the price may not depend on what was compiled.
     compile_seconds=lambda problem: 10.0 + 0.015 * problem.d if problem.device == "cpu" else 22.0,

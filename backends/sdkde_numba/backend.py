@@ -72,7 +72,7 @@ class NumbaBackend:
             in_order, log_weights = points[near.columns.order], log_weights[near.columns.order]
             uniform = LN2 * near.peak
         many, tuned = d + (not form.direct), configuration(problem)
-        width = TILE if near else width_of(n, many, np.dtype(form.dtype).itemsize, tuned.get("width"))
+        width = TILE if near else width_of(n, d, form, tuned.get("width"))
         packed = aligned((-(-n // width), many, width), form.dtype)
         weights = np.full((len(packed), width), ABSENT[form.dtype == "float64"], form.dtype)
         weights.reshape(-1)[:n] = (log_weights - uniform) / LN2 if weighted else 0.0

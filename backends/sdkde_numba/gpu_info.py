@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from typing import Any
 
 from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support, Work
 
@@ -30,7 +28,7 @@ def _supports(problem: Problem) -> Support:
     return Support(True, reasons[arithmetic(problem)])
 
 
-def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
+def _work(problem: Problem) -> Work:
     """Instructions of a pair, as the compiler has them; each counts as an FMA, two operations.
 
     On an H200 the kernels reach some four fifths of the rate at which those are issued, less where several threads
@@ -73,7 +71,7 @@ INFO = AdvancedInfo(
     startup_seconds=4.5,
     supports=_supports,
     extent_limit=extent_limit,
-    work=_work,
+    work=lambda problem, config: _work(problem),
     tuning="sdkde_numba.gpu_space:SPACE",
     # A kernel for every dimension, reduction and arithmetic. A first KDE on an H200's host takes 8.3 s, 5.0 with its
     # kernel kept. The simulator compiles nothing.

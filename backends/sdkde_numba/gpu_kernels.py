@@ -34,7 +34,7 @@ index = uint64
 
 
 class Shape(NamedTuple):
-    """What a kernel is compiled for. Without any of the flags: direct differences in float32."""
+    """What a kernel is compiled for."""
 
     depth: int  # a row's coordinates in one thread
     group: int  # threads of a row, a power of two, at most 32
@@ -43,16 +43,14 @@ class Shape(NamedTuple):
     columns: int  # in shared memory at a time
     registers: int  # of a thread, at most; 0: the compiler's choice
     reduction: str
-    double: bool = False  # numbers are float64
-    doubled: bool = False  # coordinates are the sum of two float32 numbers
-    expanded: bool = False  # squares are expanded
-    terms: bool = False  # there are t_j
-    anchored: bool = False  # every row is a column too, so that its largest exponent is 0
+    arithmetic: str  # see :func:`sdkde_numba.gpu_bounds.arithmetic`
+    terms: bool  # there are t_j
+    anchored: bool  # every row is a column too, so that its largest exponent is 0
 
     @property
     def width(self) -> int:
         """Numbers of a packed point."""
-        return self.depth * self.group * (2 if self.doubled else 1)
+        return self.depth * self.group * (2 if self.arithmetic == "doubled" else 1)
 
     @property
     def results(self) -> int:
@@ -100,7 +98,7 @@ else:
 
 
 def signature(shape: Shape) -> Any:
-    numbers = (float64 if shape.double else float32)[::1]
+    numbers = (float64 if shape.arithmetic == "float64" else float32)[::1]
     return void(numbers, numbers, numbers, float64[::1], int64, int64, int64, int64)
 
 
@@ -112,7 +110,8 @@ def reduction(shape: Shape) -> Any:
     float32. Kernels of one name share a file in Numba's cache, where the limit on registers makes no difference: so
     every shape has a name.
     """
-    depth, group, rows, threads, tile, _, kind, double, doubled, expanded, terms, anchored = shape
+    depth, group, rows, threads, tile, _, kind, arithmetic, terms, anchored = shape
+    double, doubled, expanded = (arithmetic == each for each in ("float64", "doubled", "expanded"))
     width, many = shape.width, shape.results
     unrolled = 1 if kind == "mean" and depth > 2 else 4  # columns whose exponents a thread has at once
     size, low, lanes, bits = tile * width, depth * group, threads // group, group.bit_length() - 1

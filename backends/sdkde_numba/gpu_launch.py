@@ -53,15 +53,10 @@ def configuration(
 
 def shape_of(problem: Problem, arithmetic: str, config: LaunchConfig) -> Shape:
     depth, group = depth_of(problem.d, config.depth)
-    weighted, expanded = "weights" in problem.requires, arithmetic == "expanded"
-    return Shape(
-        *(depth, group, config.rows, config.threads, config.columns, config.registers, problem.reduction.value),
-        double=arithmetic == "float64",
-        doubled=arithmetic == "doubled",
-        expanded=expanded,
-        terms=weighted or expanded,
-        anchored=anchored(problem) and not expanded,
-    )
+    expanded = arithmetic == "expanded"
+    launched = config.rows, config.threads, config.columns, config.registers
+    flags = "weights" in problem.requires or expanded, anchored(problem) and not expanded
+    return Shape(depth, group, *launched, problem.reduction.value, arithmetic, *flags)
 
 
 def _scale(arithmetic: str) -> float:
@@ -120,7 +115,7 @@ def reduce(
     problem: Problem, rows: Packed, columns: Packed, log_weight: torch.Tensor, arithmetic: str, config: LaunchConfig
 ) -> Partial:
     """Sum some or all rows of a problem over columns; ``log_weight`` is added to log sums."""
-    shape = shape_of(problem, arithmetic, config)
+    shape, expanded = shape_of(problem, arithmetic, config), arithmetic == "expanded"
     (kernel, slots), m = compiled(shape, rows.numbers.device), rows.n
     height = config.threads // shape.group * config.rows  # rows of a block
     # The number of parts follows from the problem and the card, not from the rows of this call.
@@ -130,15 +125,15 @@ def reduce(
     most = min(tiles, limit, max(1, 8 * slots // blocks))
     parts, length = grids.parts(blocks, tiles, slots, most, begins=1)
     results = torch.zeros(parts, shape.results, m, dtype=torch.float64, device=rows.numbers.device)
-    chunk = added_up("float64" if shape.double else problem.precision)
+    chunk = added_up("float64" if arithmetic == "float64" else problem.precision)
     terms = columns.numbers if columns.terms is None else columns.terms
     arguments = (rows.numbers, columns.numbers, terms, results.view(-1))
     counts = (m, columns.padded, length * config.columns, chunk)
     _launch(kernel, (-(-m // height), parts), config.threads, arguments, counts)
-    base = -_half_squares(rows.numbers.view(-1, shape.width)[:m]) if shape.expanded else 0.0
+    base = -_half_squares(rows.numbers.view(-1, shape.width)[:m]) if expanded else 0.0
     # The parts are added up in order, in float64.
     top, sums = results[:, 0].amax(0), results[:, 1:]  # (m,), (parts, results − 1, m)
-    if shape.expanded and problem.reduction is Reduction.LAPLACE:  # exponents below the parts' largest
+    if expanded and problem.reduction is Reduction.LAPLACE:  # exponents below the parts' largest
         sums = torch.stack([sums[:, 0], sums[:, 1] + results[:, 0] * sums[:, 0]], 1)
     if parts > 1 and not shape.anchored:
         sums = sums * torch.exp2(results[:, 0] - top)[:, None]

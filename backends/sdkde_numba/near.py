@@ -135,9 +135,8 @@ def prepare_groups(groups: Sequence[Columns]) -> tuple[Array, ...]:
         heavy = np.logaddexp2.reduce(w.reshape(-1, LEAF), axis=1)
         parts.append((_packed(x, w), _packed(middles, 0.0), radii.reshape(-1, LEAF), heavy.reshape(-1, LEAF)))
         begins.append(begins[-1] + len(middles) // LEAF)
-    packed = [aligned((sum(map(len, each)), *each[0].shape[1:]), np.float64) for each in zip(*parts)]
-    for array, each in zip(packed, zip(*parts)):
-        np.concatenate(each, out=array)
+    shapes = ((sum(map(len, each)), *each[0].shape[1:]) for each in zip(*parts))
+    packed = (np.concatenate(each, out=aligned(shape, np.float64)) for each, shape in zip(zip(*parts), shapes))
     return *packed, np.array(begins)
 
 

@@ -12,7 +12,7 @@ from sdkde_core.plugin import cpu_threads
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Config, Query, this_cpu, tuned
 
-from .bounds import choose
+from .bounds import Form, choose
 
 
 class TileSpace:
@@ -34,9 +34,7 @@ class TileSpace:
         return {"width": (64, 128, 256, 512, 1024, 2048), "threads": tuple(sorted(threads))}
 
     def default(self, kernel: str, problem: Problem, architecture: str) -> Config:
-        form = choose(problem)
-        many = problem.d + (not form.direct)
-        return {"width": width_of(problem.n, many, np.dtype(form.dtype).itemsize), "threads": cpu_threads()}
+        return {"width": width_of(problem.n, problem.d, choose(problem)), "threads": cpu_threads()}
 
     def limit(self, kernel: str, config: Config, problem: Problem, architecture: str) -> str | None:
         if config.keys() != {"width", "threads"} or any(type(x) is not int or x < 1 for x in config.values()):
@@ -58,7 +56,8 @@ def configuration(problem: Problem) -> Config:
     return found.config if found else {}
 
 
-def width_of(n: int, many: int, itemsize: int, tuned: int | None = None) -> int:
+def width_of(n: int, d: int, form: Form, tuned: int | None = None) -> int:
     """Return the columns of a tile, blocks of registers: shared out evenly, at most as tuned or in cache."""
-    most = tuned or max(64, min(512, (1 << 18) // (many * itemsize)) // 64 * 64)
+    bytes_of_one = (d + (not form.direct)) * np.dtype(form.dtype).itemsize
+    most = tuned or max(64, min(512, (1 << 18) // bytes_of_one) // 64 * 64)
     return -(-n // (64 * -(-n // most))) * 64

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from sdkde_core.plugin import cpu_threads, prices
 from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support, Work
 
@@ -15,7 +12,7 @@ from . import bounds
 MOST_THREADS = 8
 
 
-def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
+def _work(problem: Problem) -> Work:
     """Every array operation is a pass over a tile in cache, at the rates of NumPy's loops.
 
     One that reads a row's constant or reduces along it costs about two plain ones; double precision costs two singles.
@@ -67,5 +64,5 @@ INFO = AdvancedInfo(
     startup_seconds=0.12,  # the core's own imports, which the others' have too
     supports=lambda problem: Support(True, f"NumPy, {bounds.formula(problem)}"),
     extent_limit=bounds.extent_limit,
-    work=_work,
+    work=lambda problem, config: _work(problem),
 )

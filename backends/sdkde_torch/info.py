@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from sdkde_core.plugin import cpu_threads
 from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support, Work
 
@@ -27,7 +24,7 @@ def _supports(problem: Problem) -> Support:
     return Support(True, f"PyTorch, {words} in {dtype}{where}")
 
 
-def _work(problem: Problem, config: Mapping[str, Any] | None) -> Work:
+def _work(problem: Problem) -> Work:
     """Every operation is a kernel of its own, which reads and writes tiles: in memory on a GPU, in cache on a CPU.
 
     A product writes a tile, the exponential reads and writes it, a sum or the second product reads it: four numbers a
@@ -77,5 +74,5 @@ INFO = AdvancedInfo(
     startup_seconds=3.5,  # on a GPU; 1.6 on a CPU, where others are faster
     supports=_supports,
     extent_limit=extent_limit,
-    work=_work,
+    work=lambda problem, config: _work(problem),
 )

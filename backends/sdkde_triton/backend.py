@@ -14,12 +14,11 @@ from sdkde_core.nearby import rough_share
 from sdkde_core.plugin import PerStream, empty, grids, in_slabs, launches, on_device
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
-from . import bounds, criteria, fits, joint, launch, line, moves, price, samples
+from . import bounds, criteria, fits, info, launch, line, moves, samples
 from . import near as nearby
 from . import whiten as whitening
 from .compiled import INTERPRETED, LaunchFailed, card, no_compiler, rehearse
-from .grid import slab_rows
-from .price import SLOWER
+from .launch import slab_rows
 from .space import COLUMN_PADDING, HEIGHT, LEAF, LEAST_CAPABILITY
 
 
@@ -78,7 +77,7 @@ class TritonBackend:
     def order(self, problem: Problem, points: torch.Tensor, columns: Columns | None = None) -> torch.Tensor | None:
         """Return the order that lists need, where sums are by lists."""
         with on_device(points):
-            lists = price.looks(problem) if self.skip is None else self.skip
+            lists = info.looks(problem) if self.skip is None else self.skip
             if columns is not None and lists:  # however weights differ
                 lists = self._skips(problem, _State(problem, columns.points, columns.log_weights, 0.0), points)
             return nearby.order(points.nan_to_num(0.0, 0.0, 0.0), LEAF) if lists else None
@@ -87,7 +86,7 @@ class TritonBackend:
         """Return the density in the user's dtype by the launches of LOG_SUM or LAPLACE, of rows that come at once."""
         points, way = state.points if queries is None else queries, _way(problem, state.problem.extent, state.span)
         whole = slab_rows(points.shape[0], state.points.shape[0], 8 * (problem.d + 3), way.columns) == points.shape[0]
-        if not whole or price.looks(problem) or self.skip:
+        if not whole or info.looks(problem) or self.skip:
             return None
         with on_device(points):
             return _run(problem, way, points, state, (constant, log, dtype))
@@ -114,7 +113,7 @@ class TritonBackend:
         with on_device(points):
             if self._skips(problem, state, points):
                 way = _way(problem, state.problem.extent, state.span, True)
-                found = _run(problem, way, points, state, 1.0 if self.skip else 1.0 / SLOWER)
+                found = _run(problem, way, points, state, 1.0 if self.skip else 1.0 / info.SLOWER)
                 if found is not None:
                     return found
             way = _way(problem, state.problem.extent, state.span)
@@ -132,19 +131,19 @@ class TritonBackend:
 
             return in_slabs(slab, m, rows)
 
-    def prepare_groups(self, problem: Problem, groups: Sequence[Columns]) -> joint.Groups:
+    def prepare_groups(self, problem: Problem, groups: Sequence[Columns]) -> nearby.Groups:
         """Keep several groups, one after another."""
         with on_device(groups[0].points):
-            return joint.gathered(groups)
+            return nearby.gathered(groups)
 
-    def reduce_groups(self, problem: Problem, queries: torch.Tensor, state: joint.Groups, *unused: Any) -> Partial:
+    def reduce_groups(self, problem: Problem, queries: torch.Tensor, state: nearby.Groups, *unused: Any) -> Partial:
         """Reduce the rows of every group over all of its columns, some rows at a time."""
         k, m, _ = queries.shape
         way = _way(problem, problem.extent, state.span, listed=True)
         with on_device(queries):
             most = max(HEIGHT, (1 << 20) // k // HEIGHT * HEIGHT)
             parts = [
-                joint.reduce(problem, queries[:, i : i + most], state, way.step, way.form, way.pieces)
+                nearby.reduce_groups(problem, queries[:, i : i + most], state, way.step, way.form, way.pieces)
                 for i in range(0, m, most)
             ]
         if len(parts) == 1:
@@ -154,17 +153,17 @@ class TritonBackend:
 
     def _skips(self, problem: Problem, state: _State, rows: torch.Tensor) -> bool:
         """Whether to leave out what cannot matter of all rows."""
-        if self.skip is False or not price.takes(problem):
+        if self.skip is False or not info.takes(problem):
             return False
         if rows.is_cuda and torch.cuda.is_current_stream_capturing():  # to look for pairs needs the host
             return False
         if _way(problem, state.problem.extent, state.span, listed=True).compute is not _listed:
             return False
-        looks = self.skip or price.looks(problem)
+        looks = self.skip or info.looks(problem)
         if self.skip or state.ordered or not looks:  # columns are in order where the sample below said so
             return looks
-        log_weights, out = state.log_weights, price.left_out(problem)
-        return price.pays(problem, rough_share(problem, rows, state.points, log_weights, LEAF, HEIGHT, out))
+        log_weights, out = state.log_weights, info.left_out(problem)
+        return info.pays(problem, rough_share(problem, rows, state.points, log_weights, LEAF, HEIGHT, out))
 
 
 class _Way(NamedTuple):

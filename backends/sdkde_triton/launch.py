@@ -1,20 +1,21 @@
-"""Host side of the kernels: buffers, packing, and which kernels make a reduction."""
+"""Host side of the kernels: buffers, packing, grids, and which kernels make a reduction."""
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import triton
 
+from sdkde_core.plugin import grids
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import blocked, bounds, finish, kernels
 from .bounds import MOST_DIRECT, Form, in_blocks, merges, mirrors, packed_dimensions, steps_at_most, stores
 from .compiled import Launch, bits, card, compiled, configuration
 from .direct import direct_kernel, transpose_kernel
-from .grid import block_points, most_parts, slab_rows, splits
 from .space import COLUMN_PADDING, LEAF, LISTED, Config, block_k
 
 #: What becomes of a log sum: the constant that is added, whether the log is wanted, the dtype. None: a Partial.
@@ -22,6 +23,12 @@ End: TypeAlias = tuple[float, bool, torch.dtype] | None
 
 #: Of rows and columns: padded numbers, then numbers.
 Sizes: TypeAlias = tuple[int, int, int, int]
+
+#: Parts of the columns at most: the second dimension of a grid.
+MOST_PARTS = (1 << 16) - 1
+
+#: Bytes of partial results that may exist at once; more rows come in slabs.
+PARTIAL_BYTES = 1 << 30
 
 _transposing = functools.lru_cache(1024)(functools.partial(Launch, transpose_kernel))
 _finishing_log_sum = functools.lru_cache(1024)(functools.partial(Launch, finish.finish_log_sum_kernel))
@@ -261,3 +268,41 @@ def direct(
     if mean:
         return finish_mean(problem, out, rows, log_weights, None, parts)
     return finish_log_sum(problem, out, log_weights, m, parts, end)
+
+
+def splits(rows: int, n: int, block_m: int, step: int, slots: int, limit: int, columns: int) -> tuple[int, int]:
+    """Return in how many parts the columns are split, as a rule ``limit`` at most, and the columns of each.
+
+    A program has ``block_m`` rows, takes ``step`` columns at a time and ``columns`` at most; a card holds ``slots``.
+    """
+    blocks, steps = -(-rows // block_m), -(-n // step)
+    fewest = min(-(-n // columns), MOST_PARTS)
+    most = max(fewest, min(steps, limit, -(-8 * slots // blocks)))
+    parts, length = grids.parts(blocks, steps, slots, most, begins=2, fewest=fewest)
+    return parts, length * step
+
+
+def block_points(block_m: int, across: int, multiprocessors: int) -> int:
+    """Return how many rows and columns of φ are stored at a time: some 4096, 64 MiB or 96.
+
+    Their sums, of ``block_m`` rows and one of ``across`` parts of the dimensions a program, are to fill whole waves.
+    """
+
+    def filled(points: int) -> float:
+        programs = points // block_m * across
+        return programs / (multiprocessors * math.ceil(programs / multiprocessors))
+
+    return max(range(3072, 6144, COLUMN_PADDING), key=lambda points: (round(filled(points), 1), -abs(points - 4096)))
+
+
+def most_parts(rows: int, bytes_per_row: int) -> int:
+    """Return in how many parts the columns may be split, for the memory that their results take."""
+    return max(1, min(64, PARTIAL_BYTES // (rows * bytes_per_row)))
+
+
+def slab_rows(rows: int, n: int, bytes_per_row: int, columns: int) -> int:
+    """Return how many rows to take at a time, for :data:`PARTIAL_BYTES`, so that no few are left over at the end."""
+    fewest = min(-(-n // columns), MOST_PARTS)
+    most = max(128, PARTIAL_BYTES // (bytes_per_row * fewest))  # fewer have so many parts that they fill a card
+    count, unit = -(-rows // most), 1024 if most >= 4096 else 128
+    return min(rows, -(-rows // (count * unit)) * unit, max(most // unit, 1) * unit)

@@ -3,28 +3,33 @@
 Which can matter is bounded as in :mod:`sdkde_core.nearby`, but for one thing: what a row's sum is at least is summed,
 over the leaves next to its tile, instead of bounded by Jensen's inequality. On a GPU that costs next to nothing, and
 is much closer to the whole sum.
+
+Several groups of columns, each with rows of its own, are summed at once in the same way: they stand one after another,
+each filled up to whole SIZEs, and so do the tiles of their rows, and the list of a tile names all leaves of its group.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
 
 from sdkde_core.nearby import by_tile, order
-from sdkde_core.plugin import concatenate, each
-from sdkde_core.protocol import TOLERANCES, Partial, Problem, Reduction
+from sdkde_core.plugin import PerStream, concatenate, each
+from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
 from . import choose, launch
 from .bounds import Form, merges, packed_dimensions, shifts_rows, steps_at_most
 from .compiled import Launch, card
-from .grid import MOST_PARTS, PARTIAL_BYTES
+from .info import left_out
 from .kernels import SCALE_BITS
-from .launch import Packed
-from .price import left_out
+from .launch import MOST_PARTS, PARTIAL_BYTES, Packed
 from .space import HEIGHT, LEAF, LISTED, Config, default
 
 
@@ -114,7 +119,7 @@ def reduce(
     sizes = counts.cpu().numpy()  # PyTorch's functions may start threads on the CPU, which takes milliseconds
     if float(sizes.sum()) * LISTED > most * float(len(sizes)) * float(columns.padded):  # the last tile may be free
         return None
-    ends, length = planned(sizes, rows.device, 4 * (packed_dimensions(problem.d) + 1), way.longest)
+    ends, length = way.planned(sizes)
     found = []
     for first, last in zip((0, *ends), ends):
         over = way.list((*tiles, counts), sizes[first:last], first, length)
@@ -230,29 +235,83 @@ class Pass:
         run(rows.buffer, columns.buffer, *more, over.leaves, over.which, over.ends, out)
         return out
 
-    @property
-    def longest(self) -> int:
-        """How many SIZEs one program takes at most."""
-        if self.problem.reduction is Reduction.MEAN:
-            return AMOUNTS.longest
-        return max(1, steps_at_most(self.problem, 0.0) * self.config("log_sum").block_n // LISTED)
-
     def config(self, name: str) -> Config:
         capability, d = card(self.near.points.device).capability, self.problem.d
         return default(f"{name}_listed", packed_dimensions(d), capability, merges(d), self.columns.pieces)
 
+    def planned(self, counts: NDArray[Any]) -> tuple[Sequence[int], int]:
+        """Where batches of tiles end, and how many SIZEs a program takes, by what each list has."""
+        most, per_row = AMOUNTS.longest, 4 * (packed_dimensions(self.problem.d) + 1)
+        if self.problem.reduction is not Reduction.MEAN:
+            most = max(1, steps_at_most(self.problem, 0.0) * self.config("log_sum").block_n // LISTED)
+        programs = AMOUNTS.programs * card(self.near.points.device).multiprocessors
+        length = min(max(-(-int(counts.sum()) // programs), AMOUNTS.shortest), most)
+        length = max(length, -(-int(counts.max()) // MOST_PARTS))
+        until, ends, first = counts.cumsum(), [], 0
+        while first < len(counts):
+            before = int(until[first - 1]) if first else 0
+            last = int(until.searchsorted(before + AMOUNTS.entries * LEAF // LISTED, side="right"))
+            longest = int(counts[first : max(first + 1, last)].max())
+            together = PARTIAL_BYTES // (per_row * HEIGHT * max(1, -(-longest // length)))
+            first = min(max(first + 1, min(last, first + together)), len(counts))
+            ends.append(first)
+        return ends, length
 
-def planned(counts: NDArray[Any], device: torch.device, per_row: int, most: int) -> tuple[list[int], int]:
-    """Where batches of tiles end, and how many SIZEs a program takes, up to ``most``, by what each list has."""
-    programs = AMOUNTS.programs * card(device).multiprocessors
-    length = min(max(-(-int(counts.sum()) // programs), AMOUNTS.shortest), most)
-    length = max(length, -(-int(counts.max()) // MOST_PARTS))
-    until, ends, first = counts.cumsum(), [], 0
-    while first < len(counts):
-        before = int(until[first - 1]) if first else 0
-        last = int(until.searchsorted(before + AMOUNTS.entries * LEAF // LISTED, side="right"))
-        longest = int(counts[first : max(first + 1, last)].max())
-        together = PARTIAL_BYTES // (per_row * HEIGHT * max(1, -(-longest // length)))
-        first = min(max(first + 1, min(last, first + together)), len(counts))
-        ends.append(first)
-    return ends, length
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Columns of several groups, and where each begins, in SIZEs; then the end."""
+
+    points: torch.Tensor  # (n, d) float64
+    log_weights: torch.Tensor  # (n,)
+    begins: tuple[int, ...]
+    span: float  # largest magnitude of a log weight, nats, rounded up
+    made: PerStream = field(default_factory=PerStream)
+
+
+def gathered(groups: Sequence[Columns]) -> Groups:
+    """Put groups one after another."""
+    begins = (0, *itertools.accumulate(-(-g.points.shape[0] // LISTED) for g in groups))
+    first, size = groups[0].points, begins[-1] * LISTED
+    points = first.new_zeros((size, first.shape[1]))
+    log_weights = first.new_full((size,), -60000.0 * math.log(2.0))  # 2^−60000: no column, as padding is
+    for group, begin in zip(groups, begins):
+        here = slice(begin * LISTED, begin * LISTED + group.points.shape[0])
+        points[here], log_weights[here] = group.points, group.log_weights
+    least = float(torch.stack([g.log_weights.min() for g in groups]).min())
+    return Groups(points, log_weights, begins, float(math.ceil(max(0.0, -least))))
+
+
+def reduce_groups(problem: Problem, rows: torch.Tensor, groups: Groups, step: float, form: int, pieces: int) -> Partial:
+    """Reduce rows (k, m, d), each group's over its columns: log sums (k, m), and shifts (k, m, d)."""
+    (k, m, d), points, log_weights = rows.shape, groups.points, groups.log_weights
+    high = -(-m // HEIGHT)  # tiles of a group
+    rows = torch.nn.functional.pad(rows, (0, 0, 0, high * HEIGHT - m)).reshape(-1, d)
+    how: Any = {"step": step, "log_weights": log_weights, "pieces": pieces, "scaled": scaled(problem)}
+    pack: Any = functools.partial(launch.pack, problem, **how)
+    columns = groups.made.get((step, pieces, how["scaled"]), lambda: pack(points, columns=True), points)
+    packed = pack(rows)
+    # Lists are not looked for: of Near only points and weights count.
+    way = Pass(problem, Near(points, points, log_weights, points, points, 0.0), columns, step, form)
+    lists = groups.made.get((problem.reduction, m), lambda: _lists(way, groups, k, high), points)
+    whole = concatenate([way.sum(rows[a * HEIGHT : b * HEIGHT], packed, over) for a, b, over in lists])
+    shift = None if whole.shift is None else whole.shift.reshape(k, -1, d)[:, :m]
+    return Partial(whole.log_sum.reshape(k, -1)[:, :m], shift)
+
+
+def _lists(way: Pass, groups: Groups, k: int, high: int) -> list[tuple[int, int, Lists]]:
+    """All leaves of its group for every tile of rows: some tiles at a time, from the first up to the last."""
+    device, together = groups.points.device, LISTED // LEAF
+    sizes = torch.tensor([b - a for a, b in itertools.pairwise(groups.begins)])
+    counts, starts = sizes.repeat_interleave(high), torch.tensor(groups.begins[:k]).repeat_interleave(high)
+    found = []
+    lasts, length = way.planned(counts.numpy())
+    for first, last in zip((0, *lasts), lasts):
+        here = counts[first:last]
+        ends = torch.nn.functional.pad(here.cumsum(0), (1, 0))
+        tile = torch.arange(len(here)).repeat_interleave(here * together).to(device)
+        place = torch.arange(len(tile), device=device) + ((starts[first:last] - ends[:-1]) * together).to(device)[tile]
+        which = here.argsort(descending=True, stable=True).to(torch.int32).to(device)
+        parts = max(1, -(-int(here.max()) // length))
+        found.append((first, last, Lists(place.int(), ends.int().to(device), which, first, length, parts)))
+    return found

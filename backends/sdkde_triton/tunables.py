@@ -15,7 +15,7 @@ from typing import Any
 from sdkde_core.protocol import Problem, Reduction
 from sdkde_core.tuning import GPU, Compiled, Config
 
-from . import bounds, price, space
+from . import bounds, info, space
 from .bounds import Form
 from .space import LEAST_CAPABILITY
 
@@ -101,7 +101,7 @@ class TritonSpace:
         """
         launch, given = _find(kernel, problem), space.Config.of(config)
         pairs, threads = given.block_m * given.block_n, 32 * given.num_warps
-        work, each = price.work(problem, None), pairs / problem.pairs
+        work, each = info.work(problem), pairs / problem.pairs
         units = [each * (work.exps / card.exps + work.scalar_flops / card.scalar)]
         accumulators = pairs * (1.5 if launch.base in ("log_sum", "direct", "direct_mean") else 2.0)
         if not launch.base.startswith("direct"):
