@@ -142,8 +142,7 @@ def new_contents(target: Target, precision: str, reduction: str) -> None:
     columns = Columns(given["points"], given["log_weights"])
 
     def ask(state: Any, about: str) -> None:
-        got = each(target.backend.reduce(problem, given["queries"], state), to_host)
-        within(problem, got, problems.truth(case), about)
+        within(problem, target.reduce(problem, given["queries"], state), problems.truth(case), about)
 
     for name, new in moved.items():
         state = target.backend.prepare(problem, columns)
