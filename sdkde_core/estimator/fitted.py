@@ -354,7 +354,6 @@ class Fitted:
 
     @functools.cached_property
     def scale(self) -> Any:
-        """See :meth:`.Bandwidth.whitener`."""
         return self.bandwidth.whitener(self.columns.points)
 
     def whole(self, reduction: Reduction) -> list[Any]:
