@@ -188,8 +188,7 @@ class Pairs:
                 near = np.maximum(far, 0.0, out=far).min(axis=-1)
             far -= near[..., None]
             far *= -wide
-            sums = self._weigh(np.exp(_bounded(far), out=far))
-            return np.log(sums) - c * near.astype(np.float64)
+            return np.log(self._weigh(np.exp(_bounded(far), out=far))) - c * near.astype(np.float64)
 
         return task
 

@@ -98,8 +98,7 @@ def status_of(name: str, info: Any) -> tuple[str, str, BackendInfo | None]:
         theirs, ours = ".".join(map(str, info.protocol)), ".".join(map(str, PROTOCOL))
         side = "the plugin" if info.protocol < PROTOCOL else "sdkde"
         return "incompatible", f"speaks protocol {theirs}, this sdkde {ours}; update {side}", info
-    unknown = [precision for precision in info.precisions if precision not in PRECISIONS]
-    if unknown or not info.precisions:
+    if not all(precision in PRECISIONS for precision in info.precisions) or not info.precisions:
         return "broken", f"declares precisions {info.precisions}; there are {PRECISIONS}", info
     if not info.devices:
         return "broken", "declares no device", info

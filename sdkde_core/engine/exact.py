@@ -30,12 +30,11 @@ def reduce_exact(problem: Problem, queries: Any, columns: Columns) -> Partial:
     height = max(1, BLOCK // (width * d))
     strips = []
     for r in range(0, max(m, 1), height):
-        here = slice(r, min(r + height, m))
-        partials = []
+        rows, partials = queries[r : min(r + height, m), :], []
         for c in range(0, n, width):
             over = slice(c, min(c + width, n))
             block = Columns(columns.points[over, :], columns.log_weights[over])
-            partials.append(_block(problem, queries[here, :], block))
+            partials.append(_block(problem, rows, block))
         strips.append(merge(partials))
     return concatenate(strips)
 
@@ -69,8 +68,7 @@ def terms_of(query: Any, columns: Columns) -> Terms:
     relative = relative + (log_weights[None, :] - xp.take(log_weights, largest, axis=0)[:, None])
     # Rounding of huge exponents may have picked a term that is not quite the largest.
     most = xp.max(relative, axis=1)
-    phi = xp.exp(relative - most[:, None])
-    return Terms(exponent, phi, xp.max(terms, axis=1) + most, away, delta)
+    return Terms(exponent, xp.exp(relative - most[:, None]), xp.max(terms, axis=1) + most, away, delta)
 
 
 def _block(problem: Problem, query: Any, columns: Columns) -> Partial:

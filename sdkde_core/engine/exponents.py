@@ -188,8 +188,7 @@ def shift_limit(problem: Problem, additions: float) -> float:
     Beside a heap of duplicates all ``additions`` round alike, each by up to ε of the sum so far: 0.35 ε of the whole
     sum on average, and sums of φ and of φx in opposite directions. They may use half of the tolerance.
     """
-    tolerance = TOLERANCES[problem.precision][Reduction.MEAN].absolute
-    return 0.5 * tolerance / (0.7 * additions * UNIT_ROUNDOFF["float64"])
+    return 0.5 * TOLERANCES[problem.precision][Reduction.MEAN].absolute / (0.7 * additions * UNIT_ROUNDOFF["float64"])
 
 
 def squares_limit(absolute: float, relative: float, summing: float) -> float:

@@ -57,8 +57,7 @@ def plan(request: Request, train: Any, query: Any = None, *, explained: bool = F
     if is_attached(bandwidth):
         h = _attached(h, bandwidth.to(place).double())
     whiten = h.whitening(convert(ready.centre, "torch", place))
-    follows = is_attached(train) or is_attached(h.factor)
-    points = _valued(whiten(train), columns.points) if follows else columns.points
+    points = _valued(whiten(train), columns.points) if is_attached(train) or is_attached(h.factor) else columns.points
     if "weights" not in ready.problems[0].requires:
         weights = None
     elif is_attached(weights):

@@ -286,8 +286,7 @@ class Survey:
         check_spread(rule, found.carrying, n_eff, found.low, found.high)
         if rule in FULL_RULES:
             return here._located()
-        sample = asked.sample(found)[0]
-        return replace(here, question=Counting.first(sample, found.low, found.high, n_eff, log_total))
+        return replace(here, question=Counting.first(asked.sample(found)[0], found.low, found.high, n_eff, log_total))
 
     def _located(self, quartiles: tuple[Array, Array] | None = None) -> Survey:
         assert self.moments is not None

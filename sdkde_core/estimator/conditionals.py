@@ -134,8 +134,7 @@ class Conditionals:
             rows = self.given[start : start + size]
             return compute([_Kernels(part, log, self._first, self._others, rows) for log, part in parts])
 
-        found = map_threads(block, range(0, len(self), size), cpu_threads())
-        return np.concatenate([np.empty((0, width)), *found])
+        return np.concatenate([np.empty((0, width)), *map_threads(block, range(0, len(self), size), cpu_threads())])
 
 
 class _Kernels:

@@ -7,7 +7,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -287,8 +287,7 @@ class Fitted:
             return query.origin.restore(np.empty((0, self.problem.d) if what in ("score", "slope") else 0), dtype)
         points = self._whiten(query.train)
         distances = radii(points)
-        largest = look(rounded, arrays.array_namespace(distances).max(distances))  # the one number that is waited for
-        extent = checked_extent(largest, distances, query, self.bandwidth)
+        extent = checked_extent(distances, query, self.bandwidth)
         if min(extent, self.problem.extent) > REACH[self.problem.precision]:
             problem = replace(self.problem, reduction=self.reduction_for(what))
             check_resolution(problem, self.bandwidth, self.columns, points, query.first)
@@ -309,7 +308,7 @@ class Fitted:
         """Return ∇²log p̂ at a query times a vector for each row, tensors (m, d), by a backend that differentiates."""
         points, torch = self._whiten(query.train), sys.modules["torch"]
         distances = radii(points)
-        extent = checked_extent(look(rounded, distances.max()), distances, query, self.bandwidth)
+        extent = checked_extent(distances, query, self.bandwidth)
         with torch.enable_grad():
             rows = convert(points, "torch", self._twin.choice.device).requires_grad_()
             score = self.bandwidth.pull_back(self._twin.reduce(rows, Reduction.MEAN, extent=extent).shift)
@@ -334,9 +333,9 @@ class Fitted:
     def on_host(self) -> Components:
         return Components(*map(to_host, self.components))
 
-    def derived(self, bandwidth: Bandwidth, centre: Any, points: Any, log_weights: Any, names: Names) -> Fitted:
-        """Return the density of other components on the host, as many of each group, for the same request."""
-        groups, start = list[Group](), 0
+    def derived(self, bandwidth: Bandwidth, centre: Any, points: Any, log_weights: Any, dims: Sequence[int]) -> Fitted:
+        """Return the density of other components on the host, as many of each group, of these dimensions."""
+        groups, start, names = list[Group](), 0, tuple(self.names[j] for j in dims) if self.names else ()
         for group in self.groups:
             here, start = slice(start, start + group.n), start + group.n
             logs, total = log_weights[here], 0.0
@@ -350,13 +349,11 @@ class Fitted:
         n, d = self.problem.n, points.shape[1]
         weighted = any(bool((g.columns.log_weights != g.columns.log_weights[0]).any()) for g in groups)
         requires = self.problem.requires - {"weights"} | ({"weights"} if weighted else set())
-        extent = rounded(float(radii(points).max()))
-        asked = replace(self.problem, n=n, m=n, d=d, requires=requires, extent=extent)
+        asked = replace(self.problem, n=n, m=n, d=d, requires=requires, extent=rounded(float(radii(points).max())))
         return loaded(self.request, bandwidth, asked, "auto", centre, tuple(groups), names)
 
     @functools.cached_property
     def scale(self) -> Any:
-        """See :meth:`.Bandwidth.whitener`."""
         return self.bandwidth.whitener(self.columns.points)
 
     def whole(self, reduction: Reduction) -> list[Any]:

@@ -179,8 +179,7 @@ class Together:
         problem = with_fields(self._problem, m=m, reduction=reduction, extent=extent)
         given = xp.permute_dims(u, (2, 0, 1)), self._state, xp.broadcast_to(constants, (m, k)).T, known
         found = call(self.choice.info, problem, self.choice.backend.reduce_groups, *given, inputs=[])
-        shifts = xp.permute_dims(found.shift, (1, 2, 0)) if scored else None
-        sums = joint.joined(found.log_sum.T + constants, shifts)
+        sums = joint.joined(found.log_sum.T + constants, xp.permute_dims(found.shift, (1, 2, 0)) if scored else None)
         if most is not None and not look(float, xp.max(most - xp.logaddexp(known, sums.log_sum))) <= -35.0:
             raise OutOfReach(self.choice.info, problem.device, "rows are too far from groups that add to them")
         return sums

@@ -133,8 +133,7 @@ def unwrapped(fitted: Any) -> Any:
 def leaves(fitted: Any) -> list[Any]:
     """The parts of a density that is a list, with their shares of the whole; empty for one that is none."""
     if fitted.coordinates is not None:
-        parts = leaves(fitted.first)
-        return [p._replace(fitted=Mapped(p.fitted, fitted.coordinates, fitted.problem.n)) for p in parts]
+        return [p._replace(fitted=Mapped(p.fitted, fitted.coordinates, fitted.problem.n)) for p in leaves(fitted.first)]
     found = []
     for part in fitted.parts:
         below = leaves(part.fitted)

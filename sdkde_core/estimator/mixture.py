@@ -127,9 +127,8 @@ def marginal(fitted: Any, dims: Any) -> Any:
     if fitted.request.negative != "keep":
         raise ValueError(f"negative={fitted.request.negative!r} has no marginals in closed form; pass 'keep'")
     _, log_weights, _, centre = fitted.on_host
-    names = tuple(fitted.names[k] for k in kept) if fitted.names else ()
     points, _, bandwidth, _, _ = split(fitted, kept)
-    return fitted.derived(bandwidth, centre[kept], points, log_weights, names)
+    return fitted.derived(bandwidth, centre[kept], points, log_weights, kept)
 
 
 def _without(fitted: Any, kept: Sequence[int]) -> Any:
@@ -140,7 +139,7 @@ def _without(fitted: Any, kept: Sequence[int]) -> Any:
     points, _, _, centre = first.on_host
     with np.errstate(divide="ignore"):
         logs = np.log(masses(first, ends))
-    return first.derived(first.bandwidth, centre, points, logs - math.log(np.exp(logs).sum()), first.names)
+    return first.derived(first.bandwidth, centre, points, logs - math.log(np.exp(logs).sum()), range(len(dropped)))
 
 
 def conditional(fitted: Any, given: Mapping[Any, Any]) -> Any:
@@ -182,15 +181,13 @@ def _conditional(fitted: Any, given: Any, first: list[int], values: Array) -> tu
     near, points, held, bandwidth, slope = split(fitted, first)
     _, log_weights, scales, centre = fitted.on_host
     value = held.whiten((values - centre[first])[None, :], np.zeros(k))[0]
-    moved = slope @ value
     if not (abs(value) < FARTHEST).all():
         raise ValueError(f"given is {brief(dict(given))}, too far from the samples: squares of distances overflow")
     log_weights = log_weights - 0.5 * np.square((near - value) / scales[:, None]).sum(axis=1)
     log_weights = log_weights - k * np.log(scales)
     top = float(log_weights.max())
     rest = math.log(np.exp(log_weights - top).sum())
-    names = tuple(fitted.names[j] for j in others) if fitted.names else ()
-    found = fitted.derived(bandwidth, centre[others] + moved, points, log_weights - top - rest, names)
+    found = fitted.derived(bandwidth, centre[others] + slope @ value, points, log_weights - top - rest, others)
     return found, top + rest + held.log_constant
 
 

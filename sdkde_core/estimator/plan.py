@@ -51,7 +51,6 @@ class Measured(NamedTuple):
     train: Any  # (n, d)
     query: Any  # (m, d), or None
     distances: Any  # (n + m,) from the origin: the training points', then the query's
-    largest: Any  # of the distances, ()
     log_weights: Any  # (n,)
     centre: Any  # (d,)
 
@@ -88,13 +87,12 @@ def plan(
         check_query(expected, n, d, data.names)
         data, m = data._replace(dtype=max(data.dtype, expected.dtype)), expected.shape[0]  # "float64" > "float32"
     measured, extent = located(data, bandwidth)
-    points, rows, log_weights = measured.train, measured.query, measured.log_weights
     weighted = data.log_weights is not None or "weights" in grad  # equal ones have different derivatives
     requires = frozenset(["weights"] * weighted + ["grad"] * bool(grad))
     problems = request.problems(m, n, d, extent, requires, data.dtype, data.device)
     if data.log_weights is not None:
         problems = tuple(with_fields(p, weight_span=data.weight_span) for p in problems)
-    if data.device == "cpu" and not (request.ranks or grad) and (unequal := distinct_share(points)) < 1.0:
+    if data.device == "cpu" and not (request.ranks or grad) and (unequal := distinct_share(measured.train)) < 1.0:
         problems = tuple(with_fields(p, distinct=float(f"{unequal:.2g}")) for p in problems)
 
     def share(step: int, limit: float) -> float:
@@ -108,8 +106,8 @@ def plan(
     choice = None if data.came_from == "cpu" else choose_near(request, problems, **how)
     choice = choice or select.choose(problems, backend=request.backend, device=request.device, share=share, **how)
     library, place = choice.info.arrays, choice.device
-    columns = Columns(convert(points, library, place), convert(log_weights, library, place))
-    rows = None if rows is None else convert(rows, library, place)
+    columns = Columns(convert(measured.train, library, place), convert(measured.log_weights, library, place))
+    rows = None if measured.query is None else convert(measured.query, library, place)
     return Plan(request, data, bandwidth, measured.centre, columns, rows, select.at(problems, place), choice)
 
 
@@ -141,35 +139,35 @@ def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
         if query is not None:
             points, rows = points[:n, :], points[n:, :]
     log_weights = xp.full_like(distances[:n], -math.log(n)) if data.log_weights is None else data.log_weights
-    return Measured(points, rows, distances, xp.max(distances), log_weights, centre)
+    return Measured(points, rows, distances, log_weights, centre)
 
 
 def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float]:
     """Whiten the data and read their extent."""
     measured = measure(data, bandwidth)
-    extent = checked_extent(look(rounded, measured.largest), measured.distances, data, bandwidth)
+    extent = checked_extent(measured.distances, data, bandwidth)
     if extent <= CLEAR or bandwidth.narrow:  # the former nearly always
         return measured, extent
     here, (h, _) = to_host(measured.centre), widths(bandwidth)
     if not (abs(here) > CLEAR * h).any():
         return measured, extent
-    query = None if data.query is None else to_host(data.query)
-    best = clearest_centre(to_host(data.train), query, h, here)
+    best = clearest_centre(to_host(data.train), None if data.query is None else to_host(data.query), h, here)
     if not np.array_equal(best, here):
         if measured.centre is not here:
             best = array_namespace(measured.centre).asarray(best, device=device_of(measured.centre))
         measured = measure(data, bandwidth, best)
-        extent = checked_extent(look(rounded, measured.largest), measured.distances, data, bandwidth)
+        extent = checked_extent(measured.distances, data, bandwidth)
     return measured, extent
 
 
-def checked_extent(extent: float, distances: Any, points: Data, bandwidth: Bandwidth) -> float:
+def checked_extent(distances: Any, points: Data, bandwidth: Bandwidth) -> float:
     """The extent, rounded up, of distances (k,); ValueError where one is not finite, unless allowed, or overflows."""
+    xp = array_namespace(distances)
+    extent = look(rounded, xp.max(distances))  # the one number that is waited for
     if extent < FARTHEST:
         return extent
     if not math.isfinite(extent):
         points.check_finite()
-    xp = array_namespace(distances)
     # Finite points whitened by a matrix may give ∞ − ∞, which is NaN.
     instead = xp.full_like(distances, math.inf if points.unchecked else 0.0)
     distances = xp.where(xp.isnan(distances), instead, distances)

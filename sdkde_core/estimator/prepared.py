@@ -387,8 +387,7 @@ class Prepared:
             Numbers of the modes that they climb to, 0 the highest; −1 where the density is 0. A tensor for a tensor.
         """
         fitted = self._gaussian("modes")
-        rows = self._places() if query is None else self._near("query", query)
-        found, labels = clusters(fitted, rows)
+        found, labels = clusters(fitted, self._places() if query is None else self._near("query", query))
         labels = labels if query is None else _beside(query, labels, "int64")
         return (labels, found) if return_modes else labels
 

@@ -301,8 +301,7 @@ def _passes(goal: Goal, method: str, c: float, adaptive: bool, guarded: bool) ->
 
 def _check_known(name: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
-        hint = did_you_mean(value, known)
-        raise ValueError(f"{name} is {value!r}; pass one of {', '.join(map(repr, known))}{hint}")
+        raise ValueError(f"{name} is {value!r}; pass one of {', '.join(map(repr, known))}{did_you_mean(value, known)}")
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -223,8 +223,7 @@ def stacked(request: Request, train: Any) -> tuple[Stacked, str, Any]:
     def plain(kept: Array) -> Cut:
         return x[kept], y[~kept], 0.0, z[kept], z[~kept], -size
 
-    fixed = replace(own, bandwidth=whole.bandwidth)
-    judged = _left_out(fixed, found, weights, folds, plain, there, not heard.all())
+    judged = _left_out(replace(own, bandwidth=whole.bandwidth), found, weights, folds, plain, there, not heard.all())
     for k, one in enumerate(found if heard.all() else ()):
         judged[:, k + 1] = one.left_out - size
     families = [_Family(None, whole, found, z, judged)]
@@ -323,8 +322,7 @@ def _left_out(
         result[out, 0] = of_part(_fitted(given, kept)[0], Argument.of("query", points), "log") + change
         z, w, left = (there(a) for a in (z, weights[~out] / weights[~out].sum(), left))
         for k, one in enumerate(found if anew else (), 1):
-            start = Normals(*(a[None] for a in one.normals))
-            normals = fit(z, w[None], start, shrink=one.shrink)[0].one(0)
+            normals = fit(z, w[None], Normals(*(a[None] for a in one.normals)), shrink=one.shrink)[0].one(0)
             result[out, k] = to_host(smoothed_logs(z, w, normals, [one.h], left))[0] + of_z
     return result
 

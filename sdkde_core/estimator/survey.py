@@ -186,8 +186,7 @@ class Counting:
         for j in range(sample.shape[1]):
             for p in (0.25, 0.75):
                 shares = np.linspace(max(0.0, p - error), min(1.0, p + error), 128)
-                inner = np.quantile(sample[:, j], shares, method="inverted_cdf")
-                edges.append(_edges(low[j], inner, high[j]))
+                edges.append(_edges(low[j], np.quantile(sample[:, j], shares, method="inverted_cdf"), high[j]))
         return cls(n_eff, log_total, tuple(edges))
 
     @quiet

@@ -63,8 +63,7 @@ def lists(
     there = there & (xp.arange(where.shape[1], device=device(kept)) // TOGETHER < counts[:, None])
 
     near = _nearest(xp, some, Tiles(columns.fine.low[:, where], columns.fine.high[:, where]))  # (g, t, k)
-    log_weights = columns.fine.log_weight[where][:, None, :]
-    mass = added(xp, problem, columns.log_weight, log_weights, near, least)
+    mass = added(xp, problem, columns.log_weight, columns.fine.log_weight[where][:, None, :], near, least)
     mass = xp.where(there[:, None, :], mass, xp.zeros_like(mass))
     needed = mass >= threshold(xp, mass, FINE * allowed)
     needed = xp.reshape(needed, (-1, needed.shape[2]))[:tiles, :]
