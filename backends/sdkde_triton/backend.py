@@ -227,11 +227,10 @@ def _listed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, mo
     near = state.kept("near", lambda: nearby.order_columns(state.points, state.log_weights, state.ordered))
     if near is None:
         return None
-    scaled = nearby.scaled(problem)
-    how: Any = {"columns": True, "scaled": scaled, "beyond": LEAF, "raised": -state.middle * scaled}
-    pack: Any = functools.partial(launch.pack, problem, **how)  # a leaf of padding fills lists
+    scaled = bounds.scales(problem)
     key = "ordered", way.step, way.pieces, scaled
-    columns = state.kept(key, lambda: pack(near.points, way.step, near.log_weights, way.pieces))
+    how: Any = {"columns": True, "beyond": LEAF, "raised": -state.middle * scaled}  # a leaf of padding fills lists
+    columns = state.kept(key, lambda: launch.pack(problem, near.points, way.step, near.log_weights, way.pieces, **how))
     rows = None if points is state.points else points
     return nearby.reduce(problem, rows, near, columns, way.step, way.form, most)
 
@@ -244,16 +243,16 @@ def _direct(problem: Problem, way: _Way, points: torch.Tensor, state: _State, en
 
 def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: launch.End = None) -> Any:
     step, corrections, count, weights = way.step, way.form, way.pieces, state.log_weights
-    mean, scaled = problem.reduction is Reduction.MEAN, nearby.scaled(problem)
+    mean, scaled = problem.reduction is Reduction.MEAN, bounds.scales(problem)
     stored = mean and bounds.stores(problem, corrections, card(points.device).capability)
     rounded = stored and problem.precision == "fast"
-    how: Any = {"scaled": scaled, "raised": -state.middle * scaled}  # others are scaled one by one
-    pack: Any = functools.partial(launch.pack, problem, columns=True, rounded=rounded, **how)
+    raised = -state.middle * scaled  # others are scaled one by one
+    pack: Any = functools.partial(launch.pack, problem, columns=True, rounded=rounded, raised=raised)
     columns = state.kept((step, count, scaled, rounded), lambda: pack(state.points, step, weights, count))
     # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.
     masked = not bounds.in_blocks(problem.d) and not stored
     whole = problem.same and points.shape[0] == columns.points and masked
-    rows = columns if whole else launch.pack(problem, points, step, weights, count, **how)
+    rows = columns if whole else launch.pack(problem, points, step, weights, count, raised=raised)
     if not mean:
         return launch.log_sum(problem, rows, columns, weights, corrections, end)
     log_sums = None
@@ -262,5 +261,5 @@ def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, en
         shift_form = corrections if bounds.in_blocks(problem.d) else bounds.Form.SHORT
         plain = replace(problem, reduction=Reduction.LOG_SUM)
         log_sums = launch.log_sum(plain, rows, columns, weights, shift_form).log_sum
-        rows = launch.pack(problem, points, step, weights, count, scaled=True, log_sums=log_sums)
+        rows = launch.pack(problem, points, step, weights, count, log_sums=log_sums)
     return launch.mean(problem, rows, columns, weights, corrections, state.problem.extent, log_sums)

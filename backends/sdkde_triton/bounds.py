@@ -46,10 +46,14 @@ def shifts_rows(problem: Problem) -> bool:
     return problem.reduction is Reduction.MEAN and not (own or anchored(problem))
 
 
+def scales(problem: Problem) -> bool:
+    """Whether rows scale φ to half precision's range: those that are not shifted by their log sums."""
+    return problem.reduction is Reduction.MEAN and not shifts_rows(problem)
+
+
 def exact(problem: Problem) -> bool:
     """Whether MEAN sums by :func:`sdkde_triton.kernels.exactly_weighted`."""
-    scaled = problem.reduction is Reduction.MEAN and not (anchored(problem) or shifts_rows(problem))
-    return problem.precision == "high" or scaled
+    return problem.precision == "high" or (scales(problem) and not anchored(problem))
 
 
 def prefers_direct(problem: Problem) -> bool:

@@ -13,7 +13,7 @@ from sdkde_core.plugin import grids
 from sdkde_core.protocol import Partial, Problem, Reduction
 
 from . import blocked, bounds, finish, kernels
-from .bounds import MOST_DIRECT, Form, in_blocks, merges, mirrors, packed_dimensions, steps_at_most, stores
+from .bounds import MOST_DIRECT, Form, in_blocks, merges, mirrors, packed_dimensions, scales, steps_at_most, stores
 from .compiled import Launch, bits, card, compiled, configuration
 from .direct import direct_kernel, transpose_kernel
 from .space import COLUMN_PADDING, LEAF, LISTED, Config, block_k
@@ -50,19 +50,19 @@ class Packed(NamedTuple):
 
 def pack(
     problem: Problem, points: torch.Tensor, step: float, log_weights: torch.Tensor, pieces: int, *,
-    columns: bool = False, log_sums: torch.Tensor | None = None, scaled: bool = False, rounded: bool = False,
-    beyond: int = 0, raised: float = 0.0,
+    columns: bool = False, log_sums: torch.Tensor | None = None, rounded: bool = False, beyond: int = 0,
+    raised: float = 0.0,
 ) -> Packed:  # fmt: skip
     """Pack float64 points (n, d) as rows, or as columns of the first product and as its rows.
 
     ``step`` is g (:func:`sdkde_triton.bounds.grid_step`), ``log_weights`` are the columns'. Rows are shifted by
-    ``log_sums`` (n,), and ``scaled`` for MEAN, to half precision's range. ``rounded``, for MEAN that stores φ at
-    "fast": columns are followed by themselves in two pieces that are rounded as such. ``beyond``: columns of padding at
-    least. ``raised``: as of :class:`Packed`.
+    ``log_sums`` (n,), and scaled for MEAN, to half precision's range, where they are or need not be. ``rounded``, for
+    MEAN that stores φ at "fast": columns are followed by themselves in two pieces that are rounded as such. ``beyond``:
+    columns of padding at least. ``raised``: as of :class:`Packed`.
     """
     (n, d), varies = points.shape, "weights" in problem.requires
     padded = -(-(n + beyond) // COLUMN_PADDING) * COLUMN_PADDING if columns else n
-    flags = columns, varies, log_sums is not None, scaled, rounded
+    flags = columns, varies, log_sums is not None, log_sums is not None or scales(problem), rounded
     run, halves = _packing(n, padded, d, step, pieces, raised, *flags)
     buffer = torch.empty(halves, dtype=torch.float16, device=points.device)
     run(points, log_weights, log_weights if log_sums is None else log_sums, buffer)

@@ -25,7 +25,7 @@ from sdkde_core.plugin import PerStream, concatenate, each
 from sdkde_core.protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 
 from . import choose, launch
-from .bounds import Form, merges, packed_dimensions, shifts_rows, steps_at_most
+from .bounds import Form, merges, packed_dimensions, scales, shifts_rows, steps_at_most
 from .compiled import Launch, card
 from .info import left_out
 from .kernels import SCALE_BITS
@@ -111,8 +111,7 @@ def reduce(
         rows = points if where is None else points[where]
     packed = columns  # these themselves, where they are the rows
     if rows is not near.points:
-        how: Any = {"scaled": scaled(problem), "raised": columns.raised}
-        packed = launch.pack(problem, rows, step, near.log_weights, columns.pieces, **how)
+        packed = launch.pack(problem, rows, step, near.log_weights, columns.pieces, raised=columns.raised)
     way = Pass(problem, near, columns, step, form)
     tiles, counts = way.count(rows, packed)
     counts = -(-counts.to(torch.int64) * LEAF // LISTED)  # in SIZEs
@@ -126,11 +125,6 @@ def reduce(
         found.append(way.sum(rows[first * HEIGHT : last * HEIGHT], packed, over))
     whole = concatenate(found)
     return whole if where is None else each(whole, lambda x: torch.empty_like(x).index_copy_(0, where, x))
-
-
-def scaled(problem: Problem) -> bool:
-    """Whether rows scale φ to half precision's range: those that are not shifted by their log sums."""
-    return problem.reduction is Reduction.MEAN and not shifts_rows(problem)
 
 
 @dataclass(frozen=True)
@@ -156,7 +150,7 @@ class Pass:
         # PAIRED adds less than 1e-3 to an exponent, the allowance that follows is 0.01; SHORT serves the next pass too.
         form = Form.SHORT if shifts_rows(problem) or self.form == Form.PAIRED else self.form
         found = self.log_sum(replace(problem, reduction=Reduction.LOG_SUM), packed, rows.shape[0], over, form).log_sum
-        raised = packed.raised + SCALE_BITS.value * (scaled(problem) and self.columns.pieces == 2)
+        raised = packed.raised + SCALE_BITS.value * (scales(problem) and self.columns.pieces == 2)
         found = found - raised * math.log(2.0)
         least = by_tile(found, HEIGHT).amin(dim=1)
         # 0.01 nats: more than sums at "fast" may exceed the truth by, in whatever form.
@@ -209,7 +203,7 @@ class Pass:
         if shifts_rows(problem):  # as in sdkde_triton.backend
             plain = replace(problem, reduction=Reduction.LOG_SUM)
             log_sums = self.log_sum(plain, rows, m, over, Form.SHORT).log_sum
-            rows = launch.pack(problem, points, self.step, log_weights, pieces, scaled=True, log_sums=log_sums)
+            rows = launch.pack(problem, points, self.step, log_weights, pieces, log_sums=log_sums)
             over, top = over._replace(first=0), 0
         out = self._launched("mean", problem, rows, m, over, self.form)
         width = packed_dimensions(problem.d)
@@ -287,9 +281,8 @@ def reduce_groups(problem: Problem, rows: torch.Tensor, groups: Groups, step: fl
     (k, m, d), points, log_weights = rows.shape, groups.points, groups.log_weights
     high = -(-m // HEIGHT)  # tiles of a group
     rows = torch.nn.functional.pad(rows, (0, 0, 0, high * HEIGHT - m)).reshape(-1, d)
-    how: Any = {"step": step, "log_weights": log_weights, "pieces": pieces, "scaled": scaled(problem)}
-    pack: Any = functools.partial(launch.pack, problem, **how)
-    columns = groups.made.get((step, pieces, how["scaled"]), lambda: pack(points, columns=True), points)
+    pack: Any = functools.partial(launch.pack, problem, step=step, log_weights=log_weights, pieces=pieces)
+    columns = groups.made.get((step, pieces, scales(problem)), lambda: pack(points, columns=True), points)
     packed = pack(rows)
     # Lists are not looked for: of Near only points and weights count.
     way = Pass(problem, Near(points, points, log_weights, points, points, 0.0), columns, step, form)
