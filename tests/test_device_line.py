@@ -23,7 +23,7 @@ def columns(n):
     x = rng.normal(size=n)
     yield "normal", x
     yield "float32", x.astype(np.float32)  # with ties, if there are many
-    yield "far", rng.standard_t(1.5 if n < 1000 else 3.0, size=n)
+    yield "far", rng.standard_t(1.5 if n < 1000 else 8.0, size=n)
     yield "groups", np.where(np.arange(n) % 3, x, 500.0 + 0.01 * x)
     yield "ties", np.repeat(x, 2)[:n]
     yield "rounded", x.round(1)
