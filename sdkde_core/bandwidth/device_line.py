@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array, to_host
-from .line import FOLDS, LeftOut, Line
+from .line import FOLDS, TOO_MANY, LeftOut, Line
 from .rounding import units_of
 from .sample import SEED, Sample, drawn, most_of
 
@@ -56,7 +56,7 @@ class DeviceLine(Line):
 
     def left_out(self, bandwidths: Sequence[float]) -> list[LeftOut]:
         given = self.values, self.counts, self.folds, self.others, self.total, bandwidths, self.unit
-        found = _whole(self.kernels.line_left_out(*given, self.method, self.score))
+        found = to_host(self.kernels.line_left_out(*given, self.method, self.score))
         return [self.said(h, *sums.T) for h, sums in zip(bandwidths, found.swapaxes(0, 1))]
 
     def pilot(self, h: float) -> float:
@@ -64,14 +64,10 @@ class DeviceLine(Line):
 
     def deviations(self, pilot: float, widths: Sequence[float]) -> list[tuple[float, ...]]:
         given = self.values, self.counts, self.total, pilot, widths
-        return list(map(tuple, _whole(self.kernels.line_deviations(*given, self.method, self.score))))
-
-
-def _whole(found: Any) -> Array:
-    numbers = to_host(found)
-    if np.isnan(numbers).any():
-        raise RuntimeError("the samples take more bins than the kernels have")
-    return numbers
+        found = to_host(self.kernels.line_deviations(*given, self.method, self.score))
+        if np.isnan(found).any():
+            raise RuntimeError(TOO_MANY)
+        return list(map(tuple, found))
 
 
 @functools.lru_cache(4)

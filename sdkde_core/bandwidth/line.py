@@ -37,6 +37,7 @@ from .normal import roughness
 STEP = 0.15
 
 BINS = 6  # to a bandwidth
+TOO_MANY = "the samples take more bins than a device's kernels have"
 FOLDS = 8  # parts of the samples that are left out in turn; fewer where there are fewer samples
 
 
@@ -211,8 +212,10 @@ class Looks:
                 near = list(range(k, -32, -3)) if thirds else [k, k + 1, k + 2, k - 1]
                 near = [j for j in near if j not in said and -32 < j <= last][: line.together]
                 said.update(zip(near, line.left_out([self.width(j) for j in near])))
-            self.known[k] = said[k]
-            return getattr(said[k], criterion)
+            self.known[k], found = said[k], getattr(said[k], criterion)
+            if line.together > 1 and np.isnan(found).any():
+                raise RuntimeError(TOO_MANY)
+            return found
 
         @functools.cache
         def loss(k: int) -> float:
