@@ -53,7 +53,7 @@ def bins_kernel(places, counts, folds, mass, n, length, splits, unit, BLOCK: tl.
     place, whole = tl.load(places + k * n + i, mask=i < n, other=0.0), tl.load(counts + i, mask=i < n, other=0) * unit
     low = tl.floor(place)
     share, at = (whole.to(tl.float64) * (place - low)).to(tl.int64), low.to(tl.int32)
-    inside, fold = (i < n) & (low < length - 1), tl.load(folds + i, mask=i < n, other=0).to(tl.int32)
+    inside, fold = (i < n) & (low >= 0.0) & (low < length - 1), tl.load(folds + i, mask=i < n, other=0).to(tl.int32)
     mass += k * length + at
     for row in tl.static_range(2):
         to = mass + (splits if row else fold) * tl.num_programs(1) * length

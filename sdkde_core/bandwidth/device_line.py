@@ -32,8 +32,9 @@ class DeviceLine(Line):
         gaps, length = x.diff(), x[-1] - x[0]
         close = (gaps > 1e-12 * length) & (gaps <= length / (100.0 * len(x) + 1000.0))  # see units_of
         ranks = [k for place in places for k in (int(place), min(int(place) + 1, n - 1))]
-        found = close.any(), (gaps == 0.0).any(), given.std(correction=0), given[0]
-        near, equal, std, first, low, high, *at = torch.stack([*found, *(every[k] for k in (0, -1, *ranks))]).tolist()
+        found = close.any(), (gaps == 0.0).sum(), (gaps < 1e-15 * length).sum(), given.std(correction=0), given[0]
+        numbers = torch.stack([*found, *(every[k] for k in (0, -1, *ranks))]).tolist()
+        near, equal, alike, std, first, low, high, *at = numbers
         sample.ends = np.array([[low], [high], [first]])
         if 1e-140 < std < 1e140:  # else squares of the data are none
             quartiles = [a + place % 1.0 * (b - a) - first for place, a, b in zip(places, at[::2], at[1::2])]
@@ -44,7 +45,8 @@ class DeviceLine(Line):
             self.values, self.counts = x, torch.ones_like(x, dtype=torch.int64)
         self.n, self.total = len(self.values), len(x)
         exact = near or (n <= 1000 and not units_of(to_host(x)[:, None]).any())
-        self.good = bool(self.n >= 5 and exact and 1e-140 < std < 1e140)
+        # What differs by less than the host's rounding is equal there.
+        self.good = bool(self.n >= 5 and exact and alike == equal and 1e-140 < std < 1e140)
         folds, self.folds = _folds(n, self.n, x.device)
         often = to_host(self.counts) if equal else None
         self.n_eff = self.total**2 / float(self.n if often is None else often @ often)

@@ -317,7 +317,7 @@ class Lists:
             if extent not in known.lists:
                 break
             known.last = known.lists[extent]
-        return self._listed(known, given, launch) if known.tries else launch()[0]
+        return self._listed(known, given, launch) if known.tries > 0 else launch()[0]
 
     def _listed(self, known: _Known, given: Sequence[Any], launch: Callable[[], tuple[Any, Any]]) -> Any:
         try:
