@@ -1,7 +1,7 @@
 """What bandwidths say of one column: sums over near bins, for :mod:`sdkde_core.bandwidth.line`, which has the formulas.
 
-Masses in bins are integers, of which 2⁶⁰ are all: whatever order a GPU adds them in, the sum is the same. A row of
-masses has LENGTH bins, of which samples take those before the row's end. Bandwidths of rows are in bins.
+Masses in bins are integers, and all samples together have a mass of 2⁶⁰. So a sum does not depend on the order in which
+a GPU adds. A row has LENGTH bins; the samples are in those before the row's end. Bandwidths of rows are in bins.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from .sample import SEED, Sample, drawn, most_of
 
 
 class DeviceLine(Line):
-    """As :class:`.Line`, of the distinct samples of one column by the kernels for its device; they weigh the same.
+    """As :class:`.Line`, by a backend's kernels: of the distinct values of one column, and how often each occurs.
 
-    ``good``: the device has prepared all that there is to do; what is rounded needs more. The sample is told its ends
-    and quartiles. Bandwidths are in ``unit``, data units.
+    ``good``: the column needs no preparation on the host, as a rounded one does. The sample is told its ends and
+    quartiles. Bandwidths are in ``unit``, data units.
     """
 
     together, unit = 9, 1.0
@@ -45,7 +45,7 @@ class DeviceLine(Line):
             self.values, self.counts = x, torch.ones_like(x, dtype=torch.int64)
         self.n, self.total = len(self.values), len(x)
         exact = near or (n <= 1000 and not units_of(to_host(x)[:, None]).any())
-        # What differs by less than the host's rounding is equal there.
+        # The host takes values for equal that differ by less than its rounding.
         self.good = bool(self.n >= 5 and exact and alike == equal and 1e-140 < std < 1e140)
         folds, self.folds = _folds(n, self.n, x.device)
         often = to_host(self.counts) if equal else None

@@ -208,7 +208,7 @@ class Looks:
         said: dict[int, LeftOut] = {}
 
         def at(k: int, thirds: bool = False) -> Any:
-            if k not in said:  # and, of what is likely to be asked next, as many as can be asked about at a time
+            if k not in said:  # a device is also asked about the bandwidths that the search is likely to look at next
                 near = list(range(k, -32, -3)) if thirds else [k, k + 1, k + 2, k - 1]
                 near = [j for j in near if j not in said and -32 < j <= last][: line.together]
                 said.update(zip(near, line.left_out([self.width(j) for j in near])))

@@ -122,7 +122,7 @@ def resolve(
             raise
     check_rule(bandwidth, method, kernel)
     there = on_gpu(train) and log_weights is None
-    if d == 1 and n <= 1 << 16 and bandwidth in CHOOSERS and not there:  # it is all read, in less time than by calls
+    if d == 1 and n <= 1 << 16 and bandwidth in CHOOSERS and not there:  # a copy takes less time than a device's calls
         train, log_weights = to_host(train), None if log_weights is None else to_host(log_weights)
     xp = array_namespace(train)
     train = xp.astype(train, xp.float64, copy=False)
