@@ -41,6 +41,8 @@ _compiled: dict[Any, Future[Any]] = {}
 _pool, _driver = ThreadPoolExecutor(thread_name_prefix="sdkde-triton"), new_lock()
 #: Triton's hash of itself: once, not in every thread, as that takes half a second.
 _hash = functools.cache(lambda: _pool.submit(getattr(cache, "triton_key", str)))
+if not INTERPRETED and torch.cuda.is_initialized():
+    _hash()
 
 
 def no_compiler() -> str:

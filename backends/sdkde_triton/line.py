@@ -16,6 +16,7 @@ import triton.language as tl
 
 from sdkde_core.plugin import launches, on_device
 
+from . import moves
 from .compiled import bits, rehearse
 from .criteria import kept
 from .kernels import f64, number, sized
@@ -200,11 +201,12 @@ def _there(numbers: tuple[float, ...], device: Any) -> Any:
 
 @functools.cache
 def _begin(device: Any, method: str, score: Any) -> None:
-    """The first time, let all kernels compile side by side."""
+    """The first time, let all kernels compile side by side, and what follows."""
     if device.type == "cuda":
         one, many = torch.ones(1, dtype=torch.float64), torch.ones(1, dtype=torch.int64)
         rehearse(line_left_out, one, many, many, 0.5 * one, 1, [1.0], 1.0, method, score)
         rehearse(line_deviations, one, many, 1, 1.0, [1.0], method, score)
+        moves.begin(1)
 
 
 def line_left_out(

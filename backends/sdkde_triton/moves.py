@@ -18,7 +18,7 @@ from .compiled import INTERPRETED, Launch, bits, rehearse
 from .kernels import f64, number, sized, wide
 
 PROGRAMS = tl.constexpr(128)  # at most so many have a part of the sums
-_begun = set[int]()  # dimensions, see :func:`_begin`
+_begun = set[int]()  # dimensions, see :func:`begin`
 
 
 @sized
@@ -140,14 +140,14 @@ def shifts_kernel(one, other, shift, second, out, n, d, constant, rest, unit, mo
 @functools.lru_cache(1024)
 def _launch(kernel: Any, n: int, d: int, *flags: Any, most: int = 1 << 31) -> Launch:
     """A kernel's launch for blocks of n points in d dimensions, by at most so many programs."""
-    _begin(d)
+    begin(d)
     width = max(2, 1 << (d - 1).bit_length())
     block = min(128, max(2, 1024 // width))
     return Launch(kernel, (min(most, -(-n // block)), 1), (n, d), (*flags, width, block))
 
 
 @launches.aside
-def _begin(d: int) -> None:
+def begin(d: int) -> None:
     """The first time, let all kernels of this module compile side by side."""
     if d not in _begun and not INTERPRETED:
         _begun.add(d)

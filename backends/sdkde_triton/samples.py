@@ -11,7 +11,7 @@ import triton.language as tl
 
 from sdkde_core.plugin import launches, on_device
 
-from . import fits
+from . import fits, moves
 from .compiled import rehearse
 from .criteria import kept
 from .kernels import f64, number, sized, wide
@@ -163,12 +163,13 @@ def place_kernel(x, taken, ranks, columns, places, out, weights, m, n, d, asked,
 @functools.cache
 @launches.aside
 def _begin(device: torch.device, d: int) -> None:
-    """The first time, let all kernels of a choice compile side by side, those of fits as a rule."""
+    """The first time, let all kernels of a choice compile side by side, those of fits as a rule, and what follows."""
     if device.type == "cuda":
         few, some = torch.zeros((d, 3), dtype=torch.float64), torch.zeros(3, dtype=torch.int64)
         rehearse(ordered, few, some, some, False)
         if d <= 34:  # of more columns no shape is chosen
             fits.begin(device, d, d <= 17)
+        moves.begin(d)
 
 
 def ordered(x: Any, taken: Any, places: Any, common: bool) -> tuple[Any, Any, Any]:
