@@ -38,7 +38,8 @@ _interpreter = threading.Lock()
 #: Compiled kernels by kernel, flags, configuration, element type, whether all pointers are aligned, and device.
 _compiled: dict[Any, Future[Any]] = {}
 
-_pool, _driver = ThreadPoolExecutor(thread_name_prefix="sdkde-triton"), new_lock()
+# More threads would wait for Python's lock, those of the kernels that take longest as well.
+_pool, _driver = ThreadPoolExecutor(8, "sdkde-triton"), new_lock()
 #: Triton's hash of itself: once, not in every thread, as that takes half a second.
 _hash = functools.cache(lambda: _pool.submit(getattr(cache, "triton_key", str)))
 if not INTERPRETED and torch.cuda.is_initialized():
@@ -193,11 +194,11 @@ def _compile(hashed: Future[str], device: int, kernel: Any, arguments: Any, flag
 
 def rehearse(function: Callable[..., Any], *arguments: Any, **more: Any) -> None:
     """Call a function whose launches only begin to compile, for the current GPU; their tensors may be on the CPU."""
-    _here.rehearses = True
+    before, _here.rehearses = _here.rehearses, True
     try:
         function(*arguments, **more)
     finally:
-        _here.rehearses = False
+        _here.rehearses = before
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from .compiled import INTERPRETED, Launch, bits, rehearse
 from .kernels import f64, number, sized, wide
 
 PROGRAMS = tl.constexpr(128)  # at most so many have a part of the sums
-_begun = set[int]()  # dimensions, see :func:`begin`
+_begun = set[tuple[int, bool]]()  # what :func:`begin` was asked for
 
 
 @sized
@@ -140,21 +140,23 @@ def shifts_kernel(one, other, shift, second, out, n, d, constant, rest, unit, mo
 @functools.lru_cache(1024)
 def _launch(kernel: Any, n: int, d: int, *flags: Any, most: int = 1 << 31) -> Launch:
     """A kernel's launch for blocks of n points in d dimensions, by at most so many programs."""
-    begin(d)
+    begin(d, kernel is shifts_kernel or any(flags))
     width = max(2, 1 << (d - 1).bit_length())
     block = min(128, max(2, 1024 // width))
     return Launch(kernel, (min(most, -(-n // block)), 1), (n, d), (*flags, width, block))
 
 
 @launches.aside
-def begin(d: int) -> None:
-    """The first time, let all kernels of this module compile side by side."""
-    if d not in _begun and not INTERPRETED:
-        _begun.add(d)
+def begin(d: int, guards: bool = False) -> None:
+    """The first time, let the kernels of most calls compile side by side; with ``guards``, those of the other calls."""
+    if (d, guards) not in _begun and not INTERPRETED:
+        _begun.add((d, guards))
         x = torch.zeros((2, d), dtype=torch.float64, device="cpu")
-        for logs in (None, x[:, 0]):
-            rehearse(displaced, x, x, logs, 1.0, 0.0, 1.0)
-        rehearse(in_unit, x, 2.0)
+        if not guards:
+            rehearse(displaced, x, x, None, 1.0, 0.0, 1.0)
+            rehearse(in_unit, x, 2.0)
+            return
+        rehearse(displaced, x, x, x[:, 0], 1.0, 0.0, 1.0)
         rehearse(in_unit, x, 2.0, 1)
         rehearse(in_unit, x, 2.0, 1, x[:, 0])
         for dtype in (torch.float32, torch.float64):

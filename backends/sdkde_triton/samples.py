@@ -166,9 +166,9 @@ def _begin(device: torch.device, d: int) -> None:
     """The first time, let all kernels of a choice compile side by side, those of fits as a rule, and what follows."""
     if device.type == "cuda":
         few, some = torch.zeros((d, 3), dtype=torch.float64), torch.zeros(3, dtype=torch.int64)
-        rehearse(ordered, few, some, some, False)
         if d <= 34:  # of more columns no shape is chosen
-            fits.begin(device, d, d <= 17)
+            fits.begin(device, d, d <= 17)  # these take longest
+        rehearse(ordered, few, some, some, False)
         moves.begin(d)
 
 
