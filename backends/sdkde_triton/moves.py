@@ -147,20 +147,20 @@ def _launch(kernel: Any, n: int, d: int, *flags: Any, most: int = 1 << 31) -> La
 
 
 @launches.aside
-def begin(d: int, guards: bool = False) -> None:
-    """The first time, let the kernels of most calls compile side by side; with ``guards``, those of the other calls."""
-    if (d, guards) not in _begun and not INTERPRETED:
-        _begun.add((d, guards))
+def begin(d: int, rarer: bool = False) -> None:
+    """The first time, let the kernels of most calls compile side by side; with ``rarer``, of others."""
+    if (d, rarer) not in _begun and not INTERPRETED:
+        _begun.add((d, rarer))
         x = torch.zeros((2, d), dtype=torch.float64, device="cpu")
-        if not guards:
+        if not rarer:
             rehearse(displaced, x, x, None, 1.0, 0.0, 1.0)
             rehearse(in_unit, x, 2.0)
+            for dtype in (torch.float32, torch.float64):
+                rehearse(joined, (x[:, 0], x[:, 0]), (1.0, 1.0), False, dtype)
             return
         rehearse(displaced, x, x, x[:, 0], 1.0, 0.0, 1.0)
         rehearse(in_unit, x, 2.0, 1)
         rehearse(in_unit, x, 2.0, 1, x[:, 0])
-        for dtype in (torch.float32, torch.float64):
-            rehearse(joined, (x[:, 0], x[:, 0]), (1.0, 1.0), False, dtype)
         rehearse(joined_shifts, (x[:, 0], x[:, 0]), (1.0, 1.0), (x, x), (1.0, 1.0))
 
 
