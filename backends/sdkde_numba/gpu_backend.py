@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from numba import cuda
 
@@ -39,6 +40,8 @@ class CudaBackend:
         if not device.startswith("cuda"):
             return Support(False, "compiles for GPUs; set NUMBA_ENABLE_CUDASIM=1 to simulate them on a CPU")
         found = grids.probe(device, range(50, 1000), "Numba needs 5.0")
+        if found.ok and not hasattr(np, "row_stack"):  # which the last numba-cuda asks for to compile anything
+            return Support(False, "numba-cuda does not run with NumPy 2.5 and later: pip install 'numpy<2.5'")
         if found.ok:
             try:
                 with cuda.gpus[torch.device(device).index or 0]:
