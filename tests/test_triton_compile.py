@@ -10,10 +10,11 @@ from pairwise import covering
 
 pytest.importorskip("triton")
 
+import torch
 import triton
 from sdkde_autotune import records
 from sdkde_autotune.lookup import TABLES
-from sdkde_triton import choose, criteria, fits, line, moves, samples, space, tunables, whiten
+from sdkde_triton import choose, compiled, criteria, fits, line, moves, samples, space, tunables, whiten
 from sdkde_triton.bounds import Form, merges, packed_dimensions
 from sdkde_triton.tunables import Launch
 from triton.backends.compiler import GPUTarget
@@ -188,6 +189,7 @@ def test_line(kernel, constants, capability):
         ("digit", {"ROWS": 256, "BINS": 256}),
         ("order", {"ROWS": 16, "BLOCK": 64}),
         ("place", {"DIM": 64, "ROWS": 16}),
+        ("place", {"DIM": 1024, "ROWS": 2}),
     ],
 )
 def test_samples(kernel, constants, capability):
@@ -228,6 +230,25 @@ def test_moves(kernel, constants, width, capability):
     types = pointers | numbers | {"out": "*fp32" if kernel == "join" else "*fp64"}
     shape = {} if kernel == "reach" else {"B": 128} if kernel == "join" else {"W": width, "B": min(128, 1024 // width)}
     _check_spills(getattr(moves, f"{kernel}_kernel"), types, constants | shape, capability)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_what_moves_samples_and_guards_is_compiled_ahead(monkeypatch, weighted):
+    found = set()
+    monkeypatch.setattr(
+        compiled, "compiled", lambda kernel, *like: found.add((kernel.__name__, like[0][0].dtype, *like[1:]))
+    )
+    d = 21 + weighted  # of no other test
+    x = torch.zeros((10, d), dtype=torch.float64)
+    logs = x[:, 0] if weighted else None
+    moves.begin(d, weighted)
+    ahead = set(found)
+    moves.displaced(moves.in_unit(x, 0.9), x, logs, 0.9, 0.0, 1.0)
+    moves.in_unit(x, 3.0, 5, logs)
+    for dtype in (torch.float32, torch.float64):
+        moves.joined((x[:, 0], x[:, 0]), (0.0, 0.0), True, dtype)
+    assert found == ahead
+    assert len(ahead) == 6 + weighted
 
 
 @pytest.mark.parametrize("capability", [*(pytest.param(x, marks=pytest.mark.slow) for x in (80, 86)), 90])

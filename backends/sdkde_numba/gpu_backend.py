@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from numba import cuda
 
@@ -40,12 +40,13 @@ class CudaBackend:
         if not device.startswith("cuda"):
             return Support(False, "compiles for GPUs; set NUMBA_ENABLE_CUDASIM=1 to simulate them on a CPU")
         found = grids.probe(device, range(50, 1000), "Numba needs 5.0")
-        if found.ok and not hasattr(np, "row_stack"):  # which the last numba-cuda asks for to compile anything
-            return Support(False, "numba-cuda does not run with NumPy 2.5 and later: pip install 'numpy<2.5'")
         if found.ok:
             try:
+                importlib.import_module("numba.cuda.np.arrayobj")  # what its compiler imports
                 with cuda.gpus[torch.device(device).index or 0]:
                     cuda.current_context()
+            except AttributeError:  # row_stack, which NumPy no longer has
+                return Support(False, "numba-cuda 0.30.4 does not run with NumPy 2.5 or later: pip install 'numpy<2.5'")
             except Exception as error:  # whatever the driver or Numba miss
                 name = torch.cuda.get_device_name(device)
                 return Support(False, f"Numba cannot use {name}: {str(error).strip().partition(chr(10))[0]}")

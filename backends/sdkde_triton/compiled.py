@@ -38,9 +38,9 @@ _interpreter = threading.Lock()
 #: Compiled kernels by kernel, flags, configuration, element type, whether all pointers are aligned, and device.
 _compiled: dict[Any, Future[Any]] = {}
 
-# More threads would wait for Python's lock, those of the kernels that take longest as well.
+# With more threads all of them wait for Python's lock, also those whose kernels take longest.
 _pool, _driver = ThreadPoolExecutor(8, "sdkde-triton"), new_lock()
-#: Triton's hash of itself: once, not in every thread, as that takes half a second.
+#: Triton's hash of itself: once, not in every thread, as that takes half a second. Where a GPU is in use it begins now.
 _hash = functools.cache(lambda: _pool.submit(getattr(cache, "triton_key", str)))
 if not INTERPRETED and torch.cuda.is_initialized():
     _hash()

@@ -233,7 +233,7 @@ def _rates(bandwidths: tuple[float, ...], device: torch.device) -> torch.Tensor:
 def begin(device: torch.device, method: str) -> None:
     """The first time, let all kernels compile side by side."""
     if device.type == "cuda":
-        few = torch.zeros((2, 1), dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
+        few = [torch.full(k, 0.5, dtype=torch.float64, device="cpu") for k in ((2, 1), (2,))]
         with np.errstate(all="ignore"):  # nothing is launched, so what is read is arbitrary
             rehearse(left_out, *few, [1.0], method)
             rehearse(narrowed, few[0], few[1], 1, [1.0], [1.0], 1, 1.0, (True, method != "laplace"), method)

@@ -201,9 +201,9 @@ def _there(numbers: tuple[float, ...], device: Any) -> Any:
 
 @functools.cache
 def _begin(device: Any, method: str, score: Any) -> None:
-    """The first time, let all kernels compile side by side, and what follows."""
+    """The first time, let all kernels compile side by side, and those that an estimate launches next."""
     if device.type == "cuda":
-        one, many = torch.ones(1, dtype=torch.float64), torch.ones(1, dtype=torch.int64)
+        one, many = (torch.ones(1, dtype=x, device="cpu") for x in (torch.float64, torch.int64))
         rehearse(line_left_out, one, many, many, 0.5 * one, 1, [1.0], 1.0, method, score)
         rehearse(line_deviations, one, many, 1, 1.0, [1.0], method, score)
         moves.begin(1)

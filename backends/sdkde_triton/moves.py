@@ -18,7 +18,7 @@ from .compiled import INTERPRETED, Launch, bits, rehearse
 from .kernels import f64, number, sized, wide
 
 PROGRAMS = tl.constexpr(128)  # at most so many have a part of the sums
-_begun = set[tuple[int, bool]]()  # what :func:`begin` was asked for
+_begun = set[tuple[int, bool]]()  # dimensions, and whether weights vary, see :func:`begin`
 
 
 @sized
@@ -140,33 +140,29 @@ def shifts_kernel(one, other, shift, second, out, n, d, constant, rest, unit, mo
 @functools.lru_cache(1024)
 def _launch(kernel: Any, n: int, d: int, *flags: Any, most: int = 1 << 31) -> Launch:
     """A kernel's launch for blocks of n points in d dimensions, by at most so many programs."""
-    begin(d, kernel is shifts_kernel or any(flags))
     width = max(2, 1 << (d - 1).bit_length())
     block = min(128, max(2, 1024 // width))
     return Launch(kernel, (min(most, -(-n // block)), 1), (n, d), (*flags, width, block))
 
 
 @launches.aside
-def begin(d: int, rarer: bool = False) -> None:
-    """The first time, let the kernels of most calls compile side by side; with ``rarer``, of others."""
-    if (d, rarer) not in _begun and not INTERPRETED:
-        _begun.add((d, rarer))
+def begin(d: int, weighted: bool = False) -> None:
+    """The first time, let the kernels that most calls need compile side by side."""
+    if (d, weighted) not in _begun and not INTERPRETED:
+        _begun.update([(d, weighted), (d, False)])
         x = torch.zeros((2, d), dtype=torch.float64, device="cpu")
-        if not rarer:
-            rehearse(displaced, x, x, None, 1.0, 0.0, 1.0)
-            rehearse(in_unit, x, 2.0)
-            for dtype in (torch.float32, torch.float64):
-                rehearse(joined, (x[:, 0], x[:, 0]), (1.0, 1.0), False, dtype)
-            return
-        rehearse(displaced, x, x, x[:, 0], 1.0, 0.0, 1.0)
-        rehearse(in_unit, x, 2.0, 1)
-        rehearse(in_unit, x, 2.0, 1, x[:, 0])
-        rehearse(joined_shifts, (x[:, 0], x[:, 0]), (1.0, 1.0), (x, x), (1.0, 1.0))
+        logs = x[:, 0] if weighted else None
+        rehearse(displaced, x, x, logs, 1.0, 0.0, 1.0)
+        rehearse(in_unit, x, 2.0)
+        rehearse(in_unit, x, 2.0, 1, logs)
+        for dtype in (torch.float32, torch.float64):
+            rehearse(joined, (x[:, 0], x[:, 0]), (1.0, 1.0), False, dtype)
 
 
 def displaced(points: Any, shift: Any, log_weights: Any = None, c: float = 1.0, *limits: float) -> torch.Tensor:
     """See :class:`sdkde_core.protocol.MovesBackend`; without limits half a step, of ``LineBackend``."""
     limits = limits or (0.5, 0.5)
+    begin(points.shape[1], log_weights is not None)
     (n, d), most, out, programs = points.shape, int(PROGRAMS.value), torch.empty_like(points), 0
     run = _launch(parts_kernel, n, d, log_weights is not None, most=most)
     parts = torch.empty(most * (2 * run.flags[1] + 3), dtype=torch.float64, device=points.device)
@@ -180,6 +176,7 @@ def displaced(points: Any, shift: Any, log_weights: Any = None, c: float = 1.0, 
 def in_unit(points: torch.Tensor, unit: float, some: int = 0, log_weights: Any = None) -> torch.Tensor:
     """See :class:`sdkde_core.protocol.MovesBackend`."""
     (n, d), weighted = points.shape, log_weights is not None
+    begin(d, weighted)
     reached = torch.empty_like(log_weights) if weighted else points
     if weighted:
         Launch(reach_kernel, (1, 1), (n,), (2048,))(log_weights, reached)

@@ -163,13 +163,14 @@ def place_kernel(x, taken, ranks, columns, places, out, weights, m, n, d, asked,
 @functools.cache
 @launches.aside
 def _begin(device: torch.device, d: int) -> None:
-    """The first time, let all kernels of a choice compile side by side, those of fits as a rule, and what follows."""
+    """The first time, let all kernels of a choice compile side by side, and those that an estimate launches next."""
     if device.type == "cuda":
-        few, some = torch.zeros((d, 3), dtype=torch.float64), torch.zeros(3, dtype=torch.int64)
+        few, some = (torch.zeros(k, dtype=x, device="cpu") for k, x in (((d, 3), torch.float64), (3, torch.int64)))
         if d <= 34:  # of more columns no shape is chosen
             fits.begin(device, d, d <= 17)  # these take longest
         rehearse(ordered, few, some, some, False)
-        moves.begin(d)
+        if d <= 128:  # else the line does not take them
+            moves.begin(d)
 
 
 def ordered(x: Any, taken: Any, places: Any, common: bool) -> tuple[Any, Any, Any]:
@@ -193,5 +194,6 @@ def ordered(x: Any, taken: Any, places: Any, common: bool) -> tuple[Any, Any, An
         given = x, taken, ranks, columns
         order = kept(order_kernel, (-(-n // 16), d), (m, n, d, programs, lower % 1.0, upper % 1.0), (16, 64))
         order(*given, counts, found, parts)
-        kept(place_kernel, (-(-n // 16), 1), (m, n, d, int(common)), (dim, 16))(*given, places, out, weights)
+        rows = max(2, min(16, 2048 // dim))  # of larger tiles it takes seconds to compile
+        kept(place_kernel, (-(-n // rows), 1), (m, n, d, int(common)), (dim, rows))(*given, places, out, weights)
     return out, weights, columns
