@@ -45,11 +45,11 @@ class CudaBackend:
                 importlib.import_module("numba.cuda.np.arrayobj")  # what its compiler imports
                 with cuda.gpus[torch.device(device).index or 0]:
                     cuda.current_context()
-            except AttributeError:  # row_stack, which NumPy no longer has
-                return Support(False, "numba-cuda 0.30.4 does not run with NumPy 2.5 or later: pip install 'numpy<2.5'")
             except Exception as error:  # whatever the driver or Numba miss
-                name = torch.cuda.get_device_name(device)
-                return Support(False, f"Numba cannot use {name}: {str(error).strip().partition(chr(10))[0]}")
+                reason = str(error).strip().partition("\n")[0]
+                if "row_stack" in reason:  # which NumPy no longer has
+                    return Support(False, "numba-cuda does not run with NumPy 2.5 or later: pip install 'numpy<2.5'")
+                return Support(False, f"Numba cannot use {torch.cuda.get_device_name(device)}: {reason}")
         return found
 
     def prepare(self, problem: Problem, columns: Columns) -> _State:
