@@ -60,6 +60,13 @@ def _root(a, d, DIM: tl.constexpr):
 
 
 @triton.jit
+def _before(others, j, values, i, n):
+    """How many of the others, whose numbers are j, come before each value, i: a sort takes three times to compile."""
+    equal = (others[None, :] == values[:, None]) & (j[None, :] < i[:, None])
+    return tl.sum((((others[None, :] < values[:, None]) | equal) & (j < n)[None, :]).to(tl.int32), 1)
+
+
+@triton.jit
 def _distance(a, diagonal):
     """How far a matrix is from the identity: no eigenvalue is further from 1."""
     away = a - tl.where(diagonal, 1.0, 0.0)
@@ -114,11 +121,11 @@ def _step(
         log += tl.sum(tl.where(k < d, stretch, 0.0), 0)
     elif FULL:
         each: tl.constexpr = 8192 // DD
-        moments = tl.zeros((each, DIM, DIM), tl.float64)
+        moments = tl.zeros((each, DD), tl.float64)
         for start in range(0, programs, each):
-            p = start + tl.arange(0, each)[:, None, None]
-            moments += tl.load(parts + p * apart + here[None], mask=p < programs, other=0.0)
-        moment = tl.sum(moments, 0)
+            p = start + tl.arange(0, each)[:, None]
+            moments += tl.load(parts + p * apart + tl.arange(0, DD)[None, :], mask=p < programs, other=0.0)
+        moment = tl.reshape(tl.sum(moments, 0), (DIM, DIM))
         tl.store(at + DD + here, moment)
         if length > 0.0:
             moment += tl.where(diagonal, tl.where(k < d, least, 1.0)[:, None], 0.0)
@@ -193,7 +200,11 @@ def step_kernel(
         if asked == 1:
             tl.store(part + k * (DIM + 1), 2.0 * tl.sum(spread, 1) + tl.sum(sums[:, None] * p * p, 0))
         elif FULL:
-            moment += tl.trans(moment) + tl.sum(sums[:, None, None] * p[:, :, None] * p[:, None, :], 0)
+            moment += tl.trans(moment)
+            for row in range(ROWS):
+                heavy = tl.sum(tl.where(tl.arange(0, ROWS) == row, sums, 0.0), 0)
+                there = tl.load(v + k * MOST + own + row) - origin
+                moment += heavy * there[:, None] * there[None, :]
             tl.store(part + k[:, None] * DIM + k[None, :], moment)
     tl.debug_barrier()
     if tl.atomic_add(counts + fit, 1) == programs - 1:
@@ -213,10 +224,14 @@ def rows_kernel(state, n, first, share, DIM: tl.constexpr):
     """
     i = tl.arange(0, MOST)
     found, weights = _at(state, 0, DIM) + 2 * DIM * DIM + 8, tl.where(i < n, tl.exp(tl.load(state + i)), 0.0)
-    logs = tl.load(found + i, mask=i < n, other=0.0) - tl.log(1.0 - weights)
-    ordered = tl.sort(tl.where(i < n, logs, 1e300))
-    least = tl.sum(tl.where(i == first, ordered, 0.0), 0)
-    least += share * (tl.sum(tl.where(i == first + 1, ordered, 0.0), 0) - least)
+    logs, rank = tl.load(found + i, mask=i < n, other=0.0) - tl.log(1.0 - weights), tl.zeros((MOST,), tl.int32)
+    for start in range(0, MOST, 16):
+        j = start + tl.arange(0, 16)
+        heavy = tl.exp(tl.load(state + j))
+        others = tl.load(found + j, mask=j < n, other=0.0) - tl.log(1.0 - tl.where(j < n, heavy, 0.0))
+        rank += _before(others, j, logs, i, n)
+    least = tl.sum(tl.where((i < n) & (rank == first), logs, 0.0), 0)
+    least += share * (tl.sum(tl.where((i < n) & (rank == first + 1), logs, 0.0), 0) - least)
     shares = tl.where(i < n, weights * tl.exp(tl.minimum(logs - least, 0.0)), 0.0)
     tl.store(state + MOST + i, shares / tl.sum(shares, 0))
 
@@ -321,8 +336,13 @@ def shape_kernel(x, state, shape, out, n, d, m, asked, least, constant, FULL: tl
         one, two = _at(state, fit, DIM) + 2 * DD, _at(state, other, DIM) + 2 * DD
         rest = tl.load(one + 8 + i, mask=i < n, other=0.0) - tl.load(two + 8 + i, mask=i < n, other=0.0)
         rest += tl.load(one) - tl.load(two)
-        ordered = tl.sort(tl.where(i < n, rest, 1e300))
-        middle = 0.5 * tl.sum(tl.where(i == (n - 1) // 2, ordered, 0.0) + tl.where(i == n // 2, ordered, 0.0), 0)
+        rank = tl.zeros((MOST,), tl.int32)
+        for start in range(0, MOST, 16):
+            j = start + tl.arange(0, 16)
+            others = tl.load(one + 8 + j, mask=j < n, other=0.0) - tl.load(two + 8 + j, mask=j < n, other=0.0)
+            rank += _before(others + (tl.load(one) - tl.load(two)), j, rest, i, n)
+        middle = tl.where((i < n) & (rank == (n - 1) // 2), rest, 0.0) + tl.where((i < n) & (rank == n // 2), rest, 0.0)
+        middle = 0.5 * tl.sum(middle, 0)
         rest = tl.minimum(tl.maximum(rest, middle - 2.0), middle + 2.0)
         mean = tl.sum(rest * shares, 0)
         rest = shares * (rest - mean)
