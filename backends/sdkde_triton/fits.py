@@ -60,10 +60,20 @@ def _root(a, d, DIM: tl.constexpr):
 
 
 @triton.jit
-def _before(others, j, values, i, n):
-    """How many of the others, whose numbers are j, come before each value, i: a sort takes three times to compile."""
-    equal = (others[None, :] == values[:, None]) & (j[None, :] < i[:, None])
-    return tl.sum((((others[None, :] < values[:, None]) | equal) & (j < n)[None, :]).to(tl.int32), 1)
+def _quantile(values, n, first, share):
+    """What lies between the order statistics ``first`` and the next of n values, by this share.
+
+    A bitonic sort (Batcher 1968) in one loop: tl.sort unrolls it, and takes a second to compile.
+    """
+    i = tl.arange(0, MOST)
+    values, size, stride = tl.where(i < n, values, 1e300), 2, 1
+    while size <= MOST:
+        other = tl.gather(values, i ^ stride, 0)
+        less = ((i & stride) == 0) == ((i & size) == 0)
+        values = tl.where(less, tl.minimum(values, other), tl.maximum(values, other))
+        size, stride = tl.where(stride == 1, 2 * size, size), tl.where(stride == 1, size, stride // 2)
+    least = tl.sum(tl.where(i == first, values, 0.0), 0)
+    return least + share * (tl.sum(tl.where(i == first + 1, values, 0.0), 0) - least)
 
 
 @triton.jit
@@ -108,10 +118,8 @@ def _step(
     length = tl.where(kind == 3, other, length) * tl.load(at + 2 * DD + 1)
     inverse, log = tl.load(at + here), tl.load(at + 2 * DD)
     if asked < 2:
-        p = tl.arange(0, 64)[:, None]
-        values = tl.load(
-            parts + p * apart + (asked * k * (DIM + 1))[None, :], mask=(p < programs) & (k < d)[None, :], other=0.0
-        )
+        p, inside = tl.arange(0, 64)[:, None], (k < d)[None, :]
+        values = tl.load(parts + p * apart + asked * (DIM + 1) * k[None, :], mask=(p < programs) & inside, other=0.0)
         values = tl.sum(values.to(tl.float64), 0)
         tl.store(at + DD + k * (DIM + 1), values)
         values /= tl.where(asked == 0, d, 1)
@@ -218,20 +226,11 @@ def step_kernel(
 
 @sized
 def rows_kernel(state, n, first, share, DIM: tl.constexpr):
-    """The samples' shares in the likelihood from the first fit: those below a quantile count less.
-
-    That is between the order statistics ``first`` and the next, by this ``share``.
-    """
+    """The samples' shares in the likelihood from the first fit: those below a quantile (see there) count less."""
     i = tl.arange(0, MOST)
     found, weights = _at(state, 0, DIM) + 2 * DIM * DIM + 8, tl.where(i < n, tl.exp(tl.load(state + i)), 0.0)
-    logs, rank = tl.load(found + i, mask=i < n, other=0.0) - tl.log(1.0 - weights), tl.zeros((MOST,), tl.int32)
-    for start in range(0, MOST, 16):
-        j = start + tl.arange(0, 16)
-        heavy = tl.exp(tl.load(state + j))
-        others = tl.load(found + j, mask=j < n, other=0.0) - tl.log(1.0 - tl.where(j < n, heavy, 0.0))
-        rank += _before(others, j, logs, i, n)
-    least = tl.sum(tl.where((i < n) & (rank == first), logs, 0.0), 0)
-    least += share * (tl.sum(tl.where((i < n) & (rank == first + 1), logs, 0.0), 0) - least)
+    logs = tl.load(found + i, mask=i < n, other=0.0) - tl.log(1.0 - weights)
+    least = _quantile(logs, n, first, share)
     shares = tl.where(i < n, weights * tl.exp(tl.minimum(logs - least, 0.0)), 0.0)
     tl.store(state + MOST + i, shares / tl.sum(shares, 0))
 
@@ -245,8 +244,7 @@ def begin_kernel(x, weights, counts, u, state, turned, n, d, m, kind, unit, cons
     """
     chain, k, DD = tl.program_id(0), tl.arange(0, DIM), DIM * DIM
     here, diagonal, i = k[:, None] * DIM + k[None, :], k[:, None] == k[None, :], tl.arange(0, MOST)
-    target = tl.where(kind == 0, 0, tl.where(kind == 1, tl.where(chain == 2, 4, 1 + chain), 3 + 2 * chain))
-    target = tl.where((kind == 2) & (chain == 2), 6, target)
+    target = tl.where(kind == 1, 1 + chain + chain // 2, tl.where(kind == 2, 3 + chain + (chain + 1) // 2, 0))
     source = tl.where(kind == 2, tl.where(chain == 0, 2, 4), 0)
     from_, at = _at(state, source, DIM), _at(state, target, DIM)
     going = f64(1.0)
@@ -336,13 +334,7 @@ def shape_kernel(x, state, shape, out, n, d, m, asked, least, constant, FULL: tl
         one, two = _at(state, fit, DIM) + 2 * DD, _at(state, other, DIM) + 2 * DD
         rest = tl.load(one + 8 + i, mask=i < n, other=0.0) - tl.load(two + 8 + i, mask=i < n, other=0.0)
         rest += tl.load(one) - tl.load(two)
-        rank = tl.zeros((MOST,), tl.int32)
-        for start in range(0, MOST, 16):
-            j = start + tl.arange(0, 16)
-            others = tl.load(one + 8 + j, mask=j < n, other=0.0) - tl.load(two + 8 + j, mask=j < n, other=0.0)
-            rank += _before(others + (tl.load(one) - tl.load(two)), j, rest, i, n)
-        middle = tl.where((i < n) & (rank == (n - 1) // 2), rest, 0.0) + tl.where((i < n) & (rank == n // 2), rest, 0.0)
-        middle = 0.5 * tl.sum(middle, 0)
+        middle = _quantile(rest, n, (n - 1) // 2, 0.5 * (1 - n % 2))
         rest = tl.minimum(tl.maximum(rest, middle - 2.0), middle + 2.0)
         mean = tl.sum(rest * shares, 0)
         rest = shares * (rest - mean)
