@@ -128,12 +128,12 @@ _STEPS = dict.fromkeys(("length", "other", "least", "unit", "constant", "share")
 _SHAPES = [(16, False), (32, True), (32, False), (64, False)]
 
 
-def _check_spills(kernel, types, constants, capability, warps=4):
+def _check_spills(kernel, types, constants, capability, warps=4, most=tunables.SPILLS):
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
     source = ASTSource(kernel, signature=signature, constexprs=constants)
     options = space.Config(1, 1, warps, 1).options
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    assert tunables.usage(compiled.asm["cubin"])[1] <= tunables.SPILLS
+    assert tunables.usage(compiled.asm["cubin"])[1] <= most
 
 
 @pytest.mark.parametrize("capability", [*(pytest.param(x, marks=pytest.mark.slow) for x in (80, 86)), 90])
@@ -161,7 +161,8 @@ def test_criteria(kernel, constants, capability):
 def test_narrow(capability):
     types = dict.fromkeys(("values", "weights", "first", "rates", "out"), "*fp64") | {"factor": "fp32"}
     constants = {"SQUARES": True, "LOGS": True, "LAPLACE": False}
-    _check_spills(criteria.narrow_kernel, types, constants, capability, 16)
+    # One copy of the code for both criteria spills twelve registers, 3 µs of 37, and compiles in half the time.
+    _check_spills(criteria.narrow_kernel, types, constants, capability, 16, 48)
 
 
 @pytest.mark.parametrize("capability", [*(pytest.param(x, marks=pytest.mark.slow) for x in (80, 86)), 90])

@@ -206,11 +206,10 @@ def narrow_kernel(
             largest = tl.max(tl.where(row & worthwhile, units, float("-inf")), 0)
             largest = tl.where(largest > float("-inf"), largest, tl.min(tl.where(row, units, float("inf")), 0))
             scores = tl.full((16,), float("-inf"), tl.float64)
-            if SQUARES:
-                scores = _scores(near, tl.exp(tl.minimum(units - largest, 300.0)), w, row, b, n_eff)
-            if LOGS:
-                loss = -tl.maximum(logs, (largest - 1e4).to(tl.float32))
-                scores = tl.maximum(scores, _scores(loss, 0.0 * units + 1.0, w, row, b, n_eff))
+            for logarithmic in range(1 - SQUARES, 1 + LOGS):  # compiled once for both criteria
+                loss = tl.where(logarithmic == 1, -tl.maximum(logs, (largest - 1e4).to(tl.float32)), near)
+                of_units = tl.where(logarithmic == 1, 1.0, tl.exp(tl.minimum(units - largest, 300.0)))
+                scores = tl.maximum(scores, _scores(loss, of_units, w, row, b, n_eff))
             plausible = row & (factor * scores > -6.0)
             low, high = tl.min(tl.where(plausible, b, splits), 0), tl.max(tl.where(plausible, b, -1), 0)
             going = (high >= 0) & (low < tl.maximum(splits - k, 0) + 3)
