@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from click.testing import CliRunner
 from sdkde_autotune import lookup, measure, report
 from sdkde_autotune.cli import main
 from sdkde_autotune.problems import place_of, problems, tasks
-from sdkde_autotune.search import studies
 from sdkde_autotune.store import Store
 from test_autotune_search import BEST, HILLS, Played, ms
 from tuning_files import add, failed, ok
@@ -86,7 +84,6 @@ def worker(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(measure, "MeasuringRunner", make)
-    monkeypatch.setattr("sdkde_autotune.search.studies", lambda store: nullcontext())  # a file's take seconds
     return made
 
 
@@ -236,7 +233,6 @@ def test_where_nothing_is_named_the_budget_is_ten_minutes(compiled, monkeypatch)
 
 
 def test_a_card_that_is_here_is_measured(worker, monkeypatch, tmp_path):
-    monkeypatch.setattr("sdkde_autotune.search.studies", studies)
     listed_cards(monkeypatch, "NVIDIA H100 80GB HBM3", "NVIDIA RTX A6000")
     db = tmp_path / "other.sqlite"
     result = run("--gpu", "a6000", *ONE, "--db", db, "--trials", 20)
@@ -252,7 +248,7 @@ def test_a_card_that_is_here_is_measured(worker, monkeypatch, tmp_path):
         (best,) = store.best()
         assert best.source == "measured"
         assert ms(best.config) <= 1.2 * ms(BEST)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other-studies.sqlite", "other.sqlite"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.sqlite"]
 
 
 def test_a_card_here_that_nobody_knows(monkeypatch):

@@ -19,9 +19,9 @@ optuna = pytest.importorskip("optuna")
 from sdkde_autotune import lookup, measure  # noqa: E402
 from sdkde_autotune.problems import place_of, problems, tasks  # noqa: E402
 from sdkde_autotune.records import Key, Task, Trial  # noqa: E402
-from sdkde_autotune.search import candidates, predict, search, studies  # noqa: E402
+from sdkde_autotune.search import candidates, predict, search  # noqa: E402
 from sdkde_autotune.store import Store  # noqa: E402
-from tuning_files import add, failed, found, guess  # noqa: E402
+from tuning_files import add, failed, guess  # noqa: E402
 
 from sdkde_core.choice import cards, registry  # noqa: E402
 from sdkde_core.protocol import Problem, Reduction  # noqa: E402
@@ -179,28 +179,6 @@ def test_a_search_comes_near_the_optimum(store):
     assert min(map(ms, runner.pruned)) > times[5]
 
 
-@pytest.mark.slow
-def test_a_study_is_kept_that_optuna_and_its_dashboard_open(store):
-    answer = lambda config: failed("crash", "x") if config == Hills.start else ms(config)  # noqa: E731
-    for trials in 60, 110:
-        with studies(store) as storage:
-            search(TASK, Played(answer), store, storage=storage, trials=trials)
-    url = f"sqlite:///{store.path.with_name('tuning-studies.sqlite')}"
-    (name,) = optuna.get_all_study_names(url)
-    assert "sum log_sum fast d=16 n=2^15 m=2^12 RTX A6000" in name
-    study = optuna.load_study(study_name=name, storage=url)
-    assert len(study.trials) == 110
-    kept = {json.dumps(t.config, sort_keys=True): found(t) for t in store.trials(KEY)}
-    assert {json.dumps(trial.params, sort_keys=True) for trial in study.trials} == kept.keys()
-    assert set(study.trials[5].params) == set(Hills.values)
-    states = {trial.state.name for trial in study.trials}
-    assert states == {"COMPLETE", "PRUNED"}
-    (crashed,) = [trial for trial in study.trials if trial.user_attrs["status"] == "crash"]
-    assert crashed.user_attrs["error"] == "x"
-    assert [value for trial in study.trials for value in trial.intermediate_values]  # medians on the way
-    study.optimize(lambda trial: ms({k: trial.suggest_categorical(k + "_", v) for k, v in Hills.values.items()}), 1)
-
-
 # --- the order ----------------------------------------------------------------------------------------------------
 
 
@@ -217,14 +195,6 @@ def test_the_default_then_earlier_finalists_then_the_best_priced(store):
     result = search(task(space=few()), Played(), store, trials=217)
     assert (result.best.config, result.best.median) == (BEST, ms(BEST))
     assert known and result.tried == 60 - known
-
-
-def test_a_file_that_holds_no_studies_is_said_and_left_alone(store):
-    path = store.path.with_name("tuning-studies.sqlite")
-    path.write_text("a novel" * 99)
-    with pytest.raises(ValueError, match=r"tuning-studies.sqlite cannot keep studies: .*move it away"), studies(store):
-        pass
-    assert path.read_text() == "a novel" * 99
 
 
 def test_nothing_is_run_twice_and_invalid_ones_never(store):

@@ -204,20 +204,20 @@ def _results(
     todo: list[Task], place: Place, store: Store, budget: float, shared: bool, progress: report.Progress, how: Any
 ) -> Generator[Result, None, None]:
     """Search or predict in turn until the budget is spent; if it is shared, a search gets a part of what is left."""
-    from .search import predict, search, studies  # imports Optuna
+    from .search import predict, search  # imports Optuna
 
     if place.device is None:
         assert place.card is not None
         yield from predict(todo, place.card, store, jobs=hardware.cpu_threads(), trials=how["trials"], budget=budget)
         return
     start, runner = time.monotonic(), measure.MeasuringRunner(place.device, hardware.cpu_threads())
-    with closing(runner), studies(store) as storage:
+    with closing(runner):
         for i, task in enumerate(todo):
             left = budget - (time.monotonic() - start)
             if left <= 0:
                 return
             during, left = functools.partial(progress.during, task), left / (len(todo) - i) if shared else left
-            yield search(task, runner, store, storage=storage, card=place.card, budget=left, progress=during, **how)
+            yield search(task, runner, store, card=place.card, budget=left, progress=during, **how)
 
 
 @main.command()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import math
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -34,27 +33,9 @@ def candidates(task: Task) -> list[dict[str, Any]]:
     return [config for config in every if task.limit(config) is None]
 
 
-@contextmanager
-def studies(store: Store) -> Iterator[optuna.storages.RDBStorage]:
-    """Open the file beside the database in which Optuna keeps a study of each search, for ``optuna-dashboard``."""
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    path = store.path.with_name(f"{store.path.stem}-studies.sqlite")
-    with store.transaction():  # Optuna makes its tables without a lock of its own
-        try:
-            storage = optuna.storages.RDBStorage(f"sqlite:///{path.absolute()}", {"connect_args": {"timeout": 30.0}})
-        except Exception as error:
-            why = getattr(error, "orig", error)
-            raise ValueError(f"{path} cannot keep studies: {why}; move it away, or pass another --db") from error
-    try:
-        yield storage
-    finally:
-        storage.remove_session()
-        storage.engine.dispose()
-
-
 def search(
-    task: Task, runner: MeasuringRunner, store: Store, *, storage: optuna.storages.BaseStorage | None = None,
-    card: GPU | None = None, trials: int = 60, budget: float = math.inf, again: bool = False,
+    task: Task, runner: MeasuringRunner, store: Store, *, card: GPU | None = None, trials: int = 60,
+    budget: float = math.inf, again: bool = False,
     progress: Callable[[int, int, float], None] = lambda known, expected, best: None,
 ) -> Result:  # fmt: skip
     """Try configurations of one kernel for one problem, and store every trial.
@@ -63,10 +44,9 @@ def search(
     configuration beyond the card's limits is never run, and none is run twice: stored trials of the same source code
     count. Optuna's median pruner ends the timing of slow ones. Finalists are timed once more in turns; the best wins.
 
-    ``storage`` keeps the study, by default memory does. A ``card`` prices candidates. ``trials`` limits how many are
-    known at the end, stored ones included. After ``budget`` seconds no further one is run. With ``again`` only the
-    default and the five fastest stored ones are. ``progress(known, expected, best milliseconds)`` is called after every
-    trial.
+    A ``card`` prices candidates. ``trials`` limits how many are known at the end, stored ones included. After
+    ``budget`` seconds no further one is run. With ``again`` only the default and the five fastest stored ones are.
+    ``progress(known, expected, best milliseconds)`` is called after every trial.
     """
     start, key, default = time.monotonic(), task.key, task.default()
     provenance, usual, stored = versions(task.query.backend), canonical(default), store.trials(key)
@@ -82,10 +62,7 @@ def search(
     values = task.space.parameters(task.query.kernel)
     ranges = {name: _range({*values[name], default[name]}) for name in values}
     chooser, replayed = _Chooser(left, count, ranges), len(known)
-    what = f"{key.kernel} {key.reduction} {key.precision} d={key.d} n=2^{key.n_octave} m=2^{key.m_octave}"
-    what += f" {key.requires} {key.gpu} {key.backend} {key.config_version} {provenance['source']}"
-    options: Any = {"sampler": chooser, "pruner": optuna.pruners.MedianPruner(4), "load_if_exists": True}
-    study = optuna.create_study(storage=storage, study_name=" ".join(what.split()), **options)
+    study = optuna.create_study(sampler=chooser, pruner=optuna.pruners.MedianPruner(4))
     end = replayed + (len(left) if again else min(len(left), max(0, trials - replayed)))
 
     def learn(trial: Trial) -> None:
@@ -108,8 +85,6 @@ def search(
             while batch and not spent():
                 trial = runner.run(task, batch[0].params, slow)
                 learn(trial)
-                batch[0].set_user_attr("status", trial.status)
-                batch[0].set_user_attr("error", trial.error)
                 # One that did not run is pruned without a value, so it is worse than every other.
                 whole = trial.status == "ok" and not batch[0].should_prune()
                 state = TrialState.COMPLETE if whole else TrialState.PRUNED

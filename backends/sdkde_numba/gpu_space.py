@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from sdkde_core.protocol import Problem, Reduction
+from sdkde_core.protocol import Problem
 from sdkde_core.tuning import GPU, Compiled, Config, checked
 
 from .gpu_bounds import DEPTH, most_depth
@@ -117,30 +115,14 @@ class CudaSpace:
         return None if fit else "exceeds the shared memory of a block, or a thread's registers"
 
     def seconds(self, kernel: str, config: Config, problem: Problem, card: GPU) -> float:
-        """A rough figure, for ranking: instructions, vectors from shared memory, and latencies that blocks hide."""
-        given = fitted(LaunchConfig.of(config), problem.precision)
-        kind, mean = arithmetic_of(problem), problem.reduction is Reduction.MEAN
-        depth, group = depth_of(problem.d, given.depth)
-        words = 2 if kind in ("doubled", "float64") else 1
-        distance = {"expanded": 1, "single": 2, "doubled": 4, "float64": 2}[kind]
-        instructions = given.rows * ((distance + mean) * depth + (5 if mean else 7) + 2 * math.log2(group)) + 8
-        rate = card.scalar / 64  # warp instructions per clock and multiprocessor
-        exps = given.rows * 32 / card.exps
-        if kind == "float64":
-            instructions, rate, exps = instructions + 30 * given.rows, card.matrix.get("float64", 4) / 128, 0.0
-        loads = words * depth * 4 / 16 * 2.0  # two cycles a vector
-        held = words * depth * (2 * given.rows + 1 if mean else given.rows) + 4 * given.rows + 30
-        held += 16 * given.rows * (group > 1)  # exponents of several columns wait for each other's exchange
-        most, warps = given.registers or 255, given.threads // 32
-        resident = max(1, min(65536 // (min(held, most) * given.threads), 2048 // given.threads))
-        chains = min(1.0, resident * warps * min(given.rows, 4) / (6 * rate))  # dependent instructions take some cycles
-        cycles = max(instructions / rate / chains, loads, exps) * warps * max(1.0, held / most) ** 2
-        copy = 40.0 + given.columns * depth * group * words * 4 / 64  # of a tile, and two barriers
-        tiles = math.ceil(problem.m / (given.threads // group * given.rows)) * math.ceil(problem.n / given.columns)
-        return max(1.0, tiles / card.sms) * (given.columns * cycles + copy) / (card.clock_ghz * 1e9) + 4e-6
+        """Not known: the default, and what is near it, comes first."""
+        return 1.0
 
     def compile(self, kernel: str, config: Config, problem: Problem, architecture: str) -> Compiled:
-        """The code that is compiled for the card here is kept: whoever measures it need not compile it again."""
+        """The code that is compiled for the card here is kept: whoever measures it need not compile it again.
+
+        For another card it is compiled to PTX, which does not say what it takes.
+        """
         import torch
         from numba import cuda
 
@@ -149,7 +131,8 @@ class CudaSpace:
 
         shape, device = self.code(kernel, config, problem), torch.device(problem.device)
         if not torch.cuda.is_available() or card_of(device)[1] != architecture:
-            return resources(ptx(shape, architecture), architecture, shape.registers)
+            ptx(shape, architecture)
+            return Compiled(0, 0, 0)
         made, types = compiled(shape, device)[0], signature(shape)
         taken = (made.get_regs_per_thread, made.get_shared_mem_per_block, made.get_local_mem_per_thread)
         with cuda.gpus[device.index or 0]:
@@ -181,25 +164,3 @@ def ptx(shape: Any, architecture: str) -> str:
         raise RuntimeError("NUMBA_ENABLE_CUDASIM replaces the compiler; unset it to compile")
     capability = divmod(int(architecture.removeprefix("sm_")), 10)
     return str(cuda.compile_ptx(reduction(shape), signature(shape).args, cc=capability)[0])
-
-
-def resources(text: str, architecture: str, registers: int = 0) -> Compiled:
-    """Assemble PTX, and return what the assembler says that it takes."""
-    from cuda.bindings import nvjitlink
-
-    options = [f"-arch={architecture}", "-verbose", *([f"-maxrregcount={registers}"] if registers else [])]
-    code = text.encode()
-    linker = nvjitlink.create(len(options), options)
-    try:
-        nvjitlink.add_data(linker, nvjitlink.InputType.PTX, code, len(code), "kernel")
-        nvjitlink.complete(linker)
-        log = bytearray(nvjitlink.get_info_log_size(linker))
-        nvjitlink.get_info_log(linker, log)
-    finally:
-        nvjitlink.destroy(linker)
-    report = log.decode()
-    counts = (re.findall(rf"(\d+) bytes {what}", report)[:1] for what in ("spill stores", "spill loads", "smem"))
-    stores, loads, shared = (sum(map(int, found)) for found in counts)
-    used = re.findall(r"[Uu]sed (\d+) registers", report)
-    # The linker's count has the KiB that the system keeps of a block's shared memory.
-    return Compiled(int(used[-1]), max(0, shared - 1024), stores + loads)
