@@ -469,22 +469,23 @@ class CriteriaBackend(Backend, TypingProtocol):
         """
 
     def line_left_out(
-        self, u: Any, counts: Any, folds: Any, others: Any, total: int, bandwidths: Sequence[float], unit: float,
-        method: str, score: float | None,
-    ) -> Any:  # fmt: skip
-        """Return what :meth:`sdkde_core.bandwidth.line.Line.sums` says at k bandwidths, (folds, k, 5), float64.
+        self, u: Any, folds: Any, others: Any, bandwidths: tuple[float, float, int], method: str, score: float | None
+    ) -> Any:
+        """Return what :meth:`sdkde_core.bandwidth.line.Line.sums` says at k bandwidths, (folds, k, 6), float64.
 
-        It is of one column's samples u (n,), in order; ``counts`` (n,), how often each occurs; and ``folds`` (n,), the
-        parts that are left out of a ``total``. ``others`` are the shares of all others. Bandwidths are in
-        ``unit``; the score's, in such, is ``score``, for the step "moments", or None for half a step. NaN: not known.
+        It is of one column's samples u (n,), in order; ``folds`` (n,) are the parts that are left out, and ``others``
+        the shares of all others. ``bandwidths`` are the first, the log of what each is to the one before, and k. The
+        score's, in bandwidths, is ``score``, for the step "moments", or None for half a step; the last number is the
+        step. NaN: not known. Launches may be kept.
         """
 
     def line_deviations(
-        self, u: Any, counts: Any, total: int, pilot: float, widths: Sequence[float], method: str, score: float | None
+        self, u: Any, pilot: float, widths: tuple[float, float, int], method: str, score: float | None
     ) -> Any:
-        """Return what :meth:`sdkde_core.bandwidth.line.Line.deviations` says, (k, 3), float64; NaN: not known.
+        """Return the same, (1 + k, 6): if samples had a density, of it, and of its estimates at k bandwidths.
 
-        The density is that by ``"sdkde"`` at the bandwidth ``pilot``, in the unit of u; ``widths`` are its bins.
+        The density is that by ``"sdkde"`` at the bandwidth ``pilot``, in bins, 12 to the pilot; ``widths`` are in such.
+        What is left out is the density too, in place of samples.
         """
 
 

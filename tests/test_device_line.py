@@ -35,19 +35,27 @@ def columns(n):
     yield "large", 1e300 * x
 
 
-def line_of(u, counts, folds, total, unit, method, score):
-    return Line(u.numpy() / unit, counts.numpy() / total, folds, method, score)
+def line_of(u, folds, method, score):
+    return Line(u.numpy(), np.full(len(u), 1.0 / len(u)), folds, method, score)
 
 
-def line_left_out(u, counts, folds, others, total, bandwidths, unit, method, score):
-    line = line_of(u, counts, folds.numpy(), total, unit, method, score)
+def geometric(first, growth, k):
+    return first * np.exp(growth * np.arange(k))
+
+
+def line_left_out(u, folds, others, bandwidths, method, score):
+    line = line_of(u, folds.numpy(), method, score)
     np.testing.assert_allclose(others.numpy(), 1.0 - line.held, rtol=1e-12)
-    return torch.tensor(np.stack([np.transpose(line.sums(h)) for h in bandwidths], axis=1))
+    found = torch.tensor(np.stack([np.transpose(line.sums(h)) for h in geometric(*bandwidths)], axis=1))
+    return torch.cat([found, 0.5 + 0.0 * found[..., :1]], 2)
 
 
-def line_deviations(u, counts, total, pilot, widths, method, score):
-    line = line_of(u, counts, np.zeros(len(u), int), total, 1.0, method, score)
-    return torch.tensor(line.deviations(line.pilot(pilot), widths))
+def line_deviations(u, pilot, widths, method, score):
+    line = line_of(u, np.zeros(len(u), int), method, score)
+    found = np.zeros((1 + widths[2], 6))
+    found[1:, 1], found[1:, 0], found[1:, 5] = np.transpose(line.deviations(line.pilot(pilot), geometric(*widths)))
+    found[:, 1] = 0.5 * (found[:, 0] - found[:, 1])
+    return torch.tensor(found)
 
 
 @pytest.mark.parametrize("rule", ["auto", "lscv", "lcv"])
@@ -56,7 +64,7 @@ def test_the_choice_is_that_of_the_host(monkeypatch, n, rule):
     asked = []
 
     def left_out(*given):
-        asked.append(len(given[5]))
+        asked.append(given[3])
         return line_left_out(*given)
 
     kernels = SimpleNamespace(line_left_out=left_out, line_deviations=line_deviations)
@@ -87,7 +95,7 @@ def test_what_takes_too_many_bins_is_chosen_on_the_host(monkeypatch, share, ther
 
     def left_out(*given):
         found = line_left_out(*given)
-        found[:, torch.tensor(given[5]) < least] = torch.nan
+        found[:, geometric(*given[3]) < least] = torch.nan
         return found
 
     kernels = SimpleNamespace(
@@ -103,9 +111,9 @@ def test_what_takes_too_many_bins_is_chosen_on_the_host(monkeypatch, share, ther
 def sampled(n, kind):
     rng = np.random.default_rng(n)
     u = np.sort(rng.normal(size=n) + (50.0 if kind == "apart" else 1.0) * (np.arange(n) % 2))
-    counts, folds = rng.integers(1, 3, n), rng.permutation(n) % 3
-    total = int(counts.sum())
-    return [torch.from_numpy(x) for x in (u, counts, folds, 1.0 - np.bincount(folds, counts) / total)], total
+    often, folds = rng.integers(1, 3, n), rng.permutation(n) % 3
+    u, folds = np.repeat(u, often), np.repeat(folds, often)
+    return [torch.from_numpy(x) for x in (u, folds, 1.0 - np.bincount(folds) / len(u))]
 
 
 @interpreted
@@ -120,12 +128,13 @@ def sampled(n, kind):
 def test_kernels_are_the_array_code(method, score, kind):
     from sdkde_triton import line
 
-    (u, counts, folds, others), total = sampled(40, kind)
-    given = u, counts, folds, others, total, [0.8, 1.1], 1.5, method, score
-    np.testing.assert_allclose(line.line_left_out(*given), line_left_out(*given), rtol=1e-6)
-    given = u, counts, total, 0.9, [8.0], method, score
-    got, want = line.line_deviations(*given).numpy(), line_deviations(*given).numpy()
-    np.testing.assert_allclose(got, want, rtol=1e-6)
+    u, *folds = sampled(40, kind)
+    given = u, *folds, (1.2, 0.3, 2), method, score
+    np.testing.assert_allclose(line.line_left_out(*given)[..., :5], line_left_out(*given)[..., :5], rtol=1e-6)
+    given = u, 0.9, (8.0, 0.0, 1), method, score
+    (own, got), (_, want) = line.line_deviations(*given), line_deviations(*given)
+    bias, of_line = (x[0] - 2.0 * x[1] + y for x, y in ((got, own[0]), (want, 0.0)))
+    np.testing.assert_allclose([bias, got[0], got[5]], [of_line, want[0], want[5]], rtol=1e-6)
 
 
 @pytest.mark.gpu

@@ -169,7 +169,7 @@ def test_narrow(capability):
 @pytest.mark.parametrize(
     ("kernel", "constants"),
     [
-        ("places", {"BLOCK": 1024}),
+        ("places", {"BLOCK": 4096}),
         ("bins", {"BLOCK": 256}),
         ("shifts", {"BLOCK": 256}),
         ("moved", {"MOMENTS": True, "BLOCK": 256}),
@@ -177,9 +177,10 @@ def test_narrow(capability):
     ],
 )
 def test_line(kernel, constants, capability):
-    types = dict.fromkeys(("u", "widths", "places", "ends", "wide", "shifts", "parts", "steps", "out"), "*fp64")
-    types |= dict.fromkeys(("counts", "folds", "mass", "moved", "own", "estimate"), "*i64")
-    _check_spills(getattr(line, f"{kernel}_kernel"), types | {"factor": "fp32", "unit": "i64"}, constants, capability)
+    types = dict.fromkeys(("u", "places", "ends", "shifts", "parts", "steps", "out"), "*fp64")
+    types |= dict.fromkeys(("folds", "mass", "moved", "own", "estimate"), "*i64")
+    types |= {"factor": "fp32", "unit": "i64", "rest": "i64"}
+    _check_spills(getattr(line, f"{kernel}_kernel"), types, constants, capability, 8 if kernel == "places" else 4)
 
 
 @pytest.mark.parametrize("capability", [*(pytest.param(x, marks=pytest.mark.slow) for x in (80, 86)), 90])

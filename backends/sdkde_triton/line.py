@@ -1,60 +1,77 @@
 """What bandwidths say of one column: sums over near bins, for :mod:`sdkde_core.bandwidth.line`, which has the formulas.
 
 Masses in bins are integers, and all samples together have a mass of 2⁶⁰. So a sum does not depend on the order in which
-a GPU adds. A row has LENGTH bins; the samples are in those before the row's end. Bandwidths of rows are in bins.
+a GPU adds. A row has LENGTH bins; the samples are in those before the row's end.
+
+``unit`` and ``rest`` are bits of numbers: the first row's bandwidth, in bins, and the log of what each is to the one
+before. Of ``rows`` masses and ends there are so many: all rows have them in turn.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from sdkde_core.plugin import launches, on_device
+from sdkde_core.plugin import on_device
 
 from . import moves
 from .compiled import bits, rehearse
 from .criteria import kept
-from .kernels import f64, number, sized
+from .kernels import f64, number, sized, wide
+from .space import Config
 
 LENGTH, TILE = 1 << 15, 256
 TILES, UNIT, ROOT = tl.constexpr(LENGTH // TILE), tl.constexpr(2.0**-60), tl.constexpr(6.283185307179586**0.5)
 
 
-@sized
-def places_kernel(u, widths, places, ends, n, first, most, unit, BLOCK: tl.constexpr):
-    """Where samples are in bins, the first one at ``first``; gaps are shortened to ``most`` bins.
+@triton.jit
+def _bandwidth(unit, rest, row):
+    return number(unit) * tl.exp(number(rest) * row)
 
-    Bins are as wide as ``widths`` says, in a unit whose bits are ``unit``.
-    """
-    k, less, end = tl.program_id(0), f64(0.0), f64(0.0)
-    width, origin = tl.load(widths + k) * number(unit), tl.load(u)
-    for start in range(0, n, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        here, before = tl.load(u + i, mask=i < n, other=0.0), tl.load(u + tl.maximum(i - 1, 0), mask=i < n, other=0.0)
-        over = tl.where(i < n, tl.maximum((here - before) / width - most, 0.0), 0.0)
-        place = (here - origin) / width - (less + tl.cumsum(over, 0)) + first
-        less += tl.sum(over, 0)
-        end = tl.maximum(end, tl.max(tl.where(i < n, place, 0.0), 0))
-        tl.store(places + k * n + i, place, mask=i < n)
-    tl.store(ends + k, end + first)
+
+@triton.jit
+def _over(u, i, n, most):
+    """By how much samples are further from those before them than at most."""
+    gaps = tl.load(u + i, mask=i < n, other=0.0) - tl.load(u + tl.maximum(i - 1, 0), mask=i < n, other=0.0)
+    return tl.maximum(gaps - most, 0.0)
 
 
 @sized
-def bins_kernel(places, counts, folds, mass, n, length, splits, unit, BLOCK: tl.constexpr):
-    """Share samples, of ``unit`` times their counts, between the bins around them: in rows of folds, and one of all.
+def places_kernel(u, places, ends, n, kind, unit, rest, BLOCK: tl.constexpr):
+    """Where samples are in bins, 6 ``kind`` to a bandwidth, which is in the unit of u; gaps are 10 ``kind`` at most."""
+    k, i, first = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), 30 * kind * kind
+    width, less = _bandwidth(unit, rest, k) / (6 * kind), tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, tl.program_id(0) * BLOCK, BLOCK):
+        less += _over(u, start + tl.arange(0, BLOCK), n, 2 * first * width)
+    over, here = _over(u, i, n, 2 * first * width), tl.load(u + i, mask=i < n, other=0.0)
+    place = (here - tl.load(u) - tl.sum(less, 0) - tl.cumsum(over, 0)) / width + first
+    tl.store(places + k * n + i, place, mask=i < n)
+    tl.store(ends + k + 0 * i, place + first, mask=i == n - 1)
+
+
+@sized
+def clear_kernel(mass, ends, length, rows, BLOCK: tl.constexpr):
+    """Set masses of rows to 0, as far as sums look."""
+    row, j = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if (tl.program_id(0) - 1) * BLOCK < tl.load(ends + row % rows):
+        tl.store(mass + row * length + j, wide(0) * j)
+
+
+@sized
+def bins_kernel(places, folds, mass, n, length, splits, BLOCK: tl.constexpr):
+    """Share samples between the bins around them: in rows of folds, if there are splits, and one of all.
 
     Lanes have samples that are far apart, as additions to one bin wait for each other.
     """
     k, i = tl.program_id(1), tl.arange(0, BLOCK) * tl.num_programs(0) + tl.program_id(0)
-    place, whole = tl.load(places + k * n + i, mask=i < n, other=0.0), tl.load(counts + i, mask=i < n, other=0) * unit
-    low = tl.floor(place)
+    place, whole = tl.load(places + k * n + i, mask=i < n, other=0.0), ((wide(0) + 1) << 60) // n
+    low, fold = tl.floor(place), tl.load(folds + i, mask=i < tl.where(splits > 0, n, 0), other=0).to(tl.int32)
     share, at = (whole.to(tl.float64) * (place - low)).to(tl.int64), low.to(tl.int32)
-    inside, fold = (i < n) & (low >= 0.0) & (low < length - 1), tl.load(folds + i, mask=i < n, other=0).to(tl.int32)
+    inside = (i < n) & (low >= 0.0) & (low < length - 1)
     mass += k * length + at
     for row in tl.static_range(2):
         to = mass + (splits if row else fold) * tl.num_programs(1) * length
@@ -63,29 +80,38 @@ def bins_kernel(places, counts, folds, mass, n, length, splits, unit, BLOCK: tl.
         tl.atomic_add(to + 1, share, mask=some)
 
 
+@sized
+def rest_kernel(mass, others, rest, ends, length, rows, splits, BLOCK: tl.constexpr):
+    """Masses without those of a fold, which are a share ``others`` of all; their rows' ends follow those there are."""
+    row, j = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    end, share = tl.load(ends + row % rows), tl.load(others + row // rows)
+    tl.store(ends + rows + row, end)
+    if (tl.program_id(0) - 1) * BLOCK < end:
+        left = tl.load(mass + (splits * rows + row % rows) * length + j) - tl.load(mass + row * length + j)
+        tl.store(rest + row * length + j, (left.to(tl.float64) / share).to(tl.int64))
+
+
 @triton.jit
 def _near(mass, at, length):
     return tl.load(mass + at, mask=(at >= 0) & (at < length), other=0).to(tl.float64)
 
 
 @sized
-def shifts_kernel(mass, ends, wide, shifts, parts, length, kind, factor, BLOCK: tl.constexpr):
+def shifts_kernel(mass, ends, shifts, parts, length, rows, kind, factor, unit, rest, BLOCK: tl.constexpr):
     """Shifts of bins, in bandwidths, by the score at ``factor`` of them, and parts of sums for :func:`moved_kernel`.
 
     ``kind``: how often masses have been shared between bins.
     """
     row, j, c = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), f64(0.0) + factor
-    mass += row * length
-    h = tl.load(wide + row)
-    if tl.program_id(0) * BLOCK < tl.load(ends + row):
-        variance = c * c * h * h - kind / 6.0
-        density, slope = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
-        reach = tl.sqrt(72.0 * variance).to(tl.int32)
-        for t in range(-reach, reach + 1):
-            near = _near(mass, j + t, length) * tl.exp(-0.5 * t * t / variance)
-            density += near
-            slope += near * t
-        here, norm = _near(mass, j, length), 1.0 / (ROOT * tl.sqrt(variance))
+    mass += row % rows * length
+    h = _bandwidth(unit, rest, row)
+    if tl.program_id(0) * BLOCK < tl.load(ends + row % rows):
+        variance, here = c * c * h * h - kind / 6.0, _near(mass, j, length)
+        density, slope, norm = here, tl.zeros((BLOCK,), tl.float64), 1.0 / (ROOT * tl.sqrt(variance))
+        for t in range(1, tl.sqrt(72.0 * variance).to(tl.int32) + 1):
+            before, after, g = _near(mass, j - t, length), _near(mass, j + t, length), tl.exp(-0.5 * t * t / variance)
+            density += (before + after) * g
+            slope += (after - before) * (g * t)
         density = tl.maximum(density * norm, tl.maximum(here * (0.3 / (c * h)), 1e-15 / UNIT))
         s = tl.minimum(tl.maximum(slope * (norm * h / variance) / density, -8.0), 8.0)
         tl.store(shifts + row * length + j, s)
@@ -113,17 +139,18 @@ def _step(parts, inside, c):
 
 @sized
 def moved_kernel(
-    mass, ends, wide, shifts, parts, moved, steps, length, factor, MOMENTS: tl.constexpr, BLOCK: tl.constexpr
-):
+    mass, ends, shifts, parts, moved, steps, length, rows, factor, unit, rest,
+    MOMENTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Move masses by half a step, or by "moments"."""
     row, j, tile = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TILES)
-    end = tl.load(ends + row)
+    end = tl.load(ends + row % rows)
     if tl.program_id(0) * BLOCK < end:
         step = f64(0.5)
         if MOMENTS:
             step = _step(parts + (row * TILES + tile) * 5, tile * BLOCK < end, f64(0.0) + factor)
-        whole = tl.load(mass + row * length + j)
-        place = j + tl.load(wide + row) * step * tl.load(shifts + row * length + j)
+        whole = tl.load(mass + row % rows * length + j)
+        place = j + _bandwidth(unit, rest, row) * step * tl.load(shifts + row * length + j)
         place = tl.minimum(tl.maximum(place, 0.0), tl.minimum(end, length) - 1.5)
         low = tl.floor(place)
         to, share = moved + row * length + low.to(tl.int32), (whole.to(tl.float64) * (place - low)).to(tl.int64)
@@ -133,20 +160,25 @@ def moved_kernel(
 
 
 @sized
-def sums_kernel(mass, own, ends, wide, out, estimate, length, kind, asked, LAPLACE: tl.constexpr, BLOCK: tl.constexpr):
-    """Of the estimate p̂ by masses Σ p̂², and Σ p̂^(5/4), and those of other masses times p̂, p̂^(1/4) and log p̂.
+def sums_kernel(
+    mass, own, ends, out, estimate, length, rows, most, kind, asked, unit, rest,
+    LAPLACE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of the estimate p̂ by ``most`` masses Σ p̂², and Σ p̂^(5/4), and those of other masses times p̂, p̂^(1/4) and log p̂.
 
     By tiles, (rows, TILES, 5); NaN where a row's end is beyond its length. ``kind``: how often the masses have been
     shared between bins, the others ``asked`` times; p̂ there is as if they had not been. ``estimate``: masses of p̂.
     """
     row, j = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    end, h = tl.load(ends + row), tl.load(wide + row)
+    end, h = tl.load(ends + row % rows), _bandwidth(unit, rest, row)
     variance = h * h - kind / 6.0
     less = variance - asked / 6.0
     p, cross = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
     reach = tl.where(tl.program_id(0) * BLOCK < end, tl.sqrt(72.0 * variance).to(tl.int32), -1)
-    for t in range(-reach, reach + 1):
-        near, square = _near(mass + row * length, j + t, length), t * t + f64(0.0)
+    mass += row % most * length
+    for t in range(reach + 1):
+        near, square = _near(mass, j - t, length) + _near(mass, j + t, length), t * t + f64(0.0)
+        near *= tl.where(t == 0, 0.5, 1.0)
         g, other = tl.exp(-0.5 * square / variance), tl.exp(-0.5 * square / less)
         if LAPLACE:
             g *= 1.0 + 0.5 * h * h * (1.0 - square / variance) / variance
@@ -155,7 +187,7 @@ def sums_kernel(mass, own, ends, wide, out, estimate, length, kind, asked, LAPLA
         cross += near * other
     scale, to = tl.where(end > length, float("nan"), f64(UNIT / ROOT)), out + (row * TILES + tl.program_id(0)) * 5
     p *= scale / tl.sqrt(variance)
-    mine, high = tl.load(own + row * length + j).to(tl.float64) * UNIT, tl.maximum(p, 1e-15)
+    mine, high = _near(own + row % rows * length, tl.where(j < end, j, -1), length) * UNIT, tl.maximum(p, 1e-15)
     root = tl.sqrt(tl.sqrt(high))
     tl.store(to, tl.sum(p * p, 0))
     tl.store(to + 1, tl.sum(mine * cross, 0) * (scale / tl.sqrt(less)))
@@ -165,38 +197,51 @@ def sums_kernel(mass, own, ends, wide, out, estimate, length, kind, asked, LAPLA
     tl.store(estimate + row * length + j, (tl.maximum(p, 0.0) / UNIT).to(tl.int64))
 
 
-def _summed(mass: Any, own: Any, ends: Any, wide: Any, binned: int, asked: int, method: str, score: Any) -> Any:
-    """Sums (rows, 5), steps (rows,), and masses of the estimate (rows, LENGTH)."""
-    rows, moved = len(mass), method == "sdkde"
-    grid, c, estimate = (LENGTH // TILE, rows), float(score or 1.0), torch.empty_like(mass)
-    parts, out, steps = wide.new_empty(rows, grid[0], 5), wide.new_empty(rows, grid[0], 5), wide.new_full((rows,), 0.5)
+@sized
+def total_kernel(out, steps, found, MOVED: tl.constexpr):
+    """Sums of rows over tiles, and the step: (rows, 6)."""
+    row, tile, k, step = tl.program_id(0), tl.arange(0, TILES)[:, None], tl.arange(0, 8), f64(0.5)
+    sums = tl.sum(tl.load(out + (row * TILES + tile) * 5 + k[None, :], mask=k[None, :] < 5, other=0.0), 0)
+    if MOVED:
+        step = tl.load(steps + row)
+    tl.store(found + row * 6 + k, tl.where(k < 5, sums, step), mask=k < 6)
+
+
+def _summed(
+    mass: Any, own: Any, ends: Any, found: Any, room: Any, bandwidths: tuple[Any, Any], binned: int, asked: int,
+    method: str, score: Any,
+) -> Any:  # fmt: skip
+    """Write sums of rows, and steps, to ``found`` (k, 6); return masses of the estimate. Moved ones go to ``room``."""
+    k, rows, moved, last = len(found), len(ends), method == "sdkde", tuple(map(bits, bandwidths))
+    grid, c, estimate = (LENGTH // TILE, k), float(score or 1.0), mass.new_empty(k, LENGTH)
+    parts, out, shifts, steps = (ends.new_empty(k, x) for x in (5 * grid[0], 5 * grid[0], LENGTH, 1))
     if moved:
-        shifts, found = wide.new_empty(rows, LENGTH), torch.zeros_like(mass)
-        kept(shifts_kernel, grid, (LENGTH, binned, c), (TILE,))(mass, ends, wide, shifts, parts)
-        given = mass, ends, wide, shifts, parts, found, steps
-        kept(moved_kernel, grid, (LENGTH, c), (score is not None, TILE))(*given)
-        mass = found
-    kernel = kept(sums_kernel, grid, (LENGTH, binned + moved, asked), (method == "laplace", TILE))
-    kernel(mass, own, ends, wide, out, estimate)
-    return out.sum(1), steps, estimate
+        kept(shifts_kernel, grid, (LENGTH, rows, binned, c), (TILE,))(mass, ends, shifts, parts, last=last)
+        launch = kept(moved_kernel, grid, (LENGTH, rows, c), (score is not None, TILE))
+        launch(mass, ends, shifts, parts, room, steps, last=last)
+        mass = room
+    numbers = LENGTH, rows, len(mass), binned + moved, asked
+    kept(sums_kernel, grid, numbers, (method == "laplace", TILE))(mass, own, ends, out, estimate, last=last)
+    kept(total_kernel, (k, 1), (), (moved,))(out, steps, found)
+    return estimate
 
 
-def _binned(u: Any, counts: Any, folds: Any, widths: Any, unit: float, total: int, splits: int, finer: int) -> Any:
-    """Masses of each fold and of all, (splits + 1, widths, LENGTH), and the ends of rows."""
-    n, k = len(u), len(widths)
-    mass, places, ends = counts.new_zeros(splits + 1, k, LENGTH), u.new_empty(k, n), u.new_empty(k)
-    launch = kept(places_kernel, (k, 1), (n, 30 * finer**2, 60 * finer**2), (1024,))
-    launch(u, widths, places, ends, last=(bits(unit),))
-    numbers = n, LENGTH, splits, (1 << 60) // total
-    kept(bins_kernel, (-(-n // 256), k), numbers, (256,))(places, counts, folds, mass)
-    return mass, ends
+def _binned(
+    u: Any, folds: Any, bandwidths: tuple[Any, Any], k: int, splits: int, finer: int, more: int
+) -> tuple[Any, ...]:
+    """Masses of each fold and of all, (splits + 1, k) rows, ``more`` rows of zeros, and the ends of k rows.
 
-
-@functools.lru_cache(64)
-@launches.aside
-def _there(numbers: tuple[float, ...], device: Any) -> Any:
-    """Numbers that are the same in every call for samples of one shape, on a device."""
-    return torch.tensor(numbers, dtype=torch.float64).to(device)
+    There is room for the ends of so many more.
+    """
+    n, rows = len(u), (splits + 1) * k
+    mass = torch.empty(rows + more, LENGTH, dtype=torch.int64, device=u.device)
+    places, ends = u.new_empty(k * n), u.new_empty(k * (splits + 1))
+    launch = kept(places_kernel, (-(-n // 4096), k), (n, finer), (4096,), Config(1, 1, 8, 1))
+    launch(u, places, ends, last=tuple(map(bits, bandwidths)))
+    kept(clear_kernel, (LENGTH // TILE, rows + more), (LENGTH, k), (TILE,))(mass, ends)
+    given = places, mass if folds is None else folds, mass
+    kept(bins_kernel, (-(-n // 256), k), (n, LENGTH, splits), (256,))(*given)
+    return mass[:rows], mass[rows:], ends
 
 
 @functools.cache
@@ -204,34 +249,33 @@ def _begin(device: Any, method: str, score: Any) -> None:
     """The first time, let all kernels compile side by side, and those that an estimate launches next."""
     if device.type == "cuda":
         one, many = (torch.ones(1, dtype=x, device="cpu") for x in (torch.float64, torch.int64))
-        rehearse(line_left_out, one, many, many, 0.5 * one, 1, [1.0], 1.0, method, score)
-        rehearse(line_deviations, one, many, 1, 1.0, [1.0], method, score)
+        rehearse(line_left_out, one, many, 0.5 * one, (1.0, 1.0, 1), method, score)
+        rehearse(line_deviations, one, 1.0, (1.0, 1.0, 1), method, score)
         moves.begin(1)
 
 
 def line_left_out(
-    u: Any, counts: Any, folds: Any, others: Any, total: int, bandwidths: Sequence[float], unit: float, method: str,
-    score: Any,
-) -> Any:  # fmt: skip
-    """See :class:`sdkde_core.protocol.CriteriaBackend`."""
-    k, splits = len(bandwidths), len(others)
-    with on_device(u):
-        _begin(u.device, method, score)
-        widths, wide = (_there(x, u.device) for x in (tuple(bandwidths), (6.0,) * (k * splits)))
-        mass, ends = _binned(u, counts, folds, widths, unit / 6.0, total, splits, 1)
-        rest = ((mass[-1:] - mass[:-1]) / others[:, None, None]).long().view(-1, LENGTH)
-        sums, *_ = _summed(rest, mass, ends.repeat(splits), wide, 1, 1, method, score)
-        return sums.view(splits, k, 5)
-
-
-def line_deviations(
-    u: Any, counts: Any, total: int, pilot: float, widths: Sequence[float], method: str, score: Any
+    u: Any, folds: Any, others: Any, bandwidths: tuple[float, float, int], method: str, score: Any
 ) -> Any:
     """See :class:`sdkde_core.protocol.CriteriaBackend`."""
-    k = len(widths)
+    *geometric, k = bandwidths
+    splits, moved = len(others), method == "sdkde"
+    rows = splits * k
     with on_device(u):
-        mass, ends = _binned(u, counts, counts, _there((1.0,), u.device), pilot / 12.0, total, 0, 2)
-        own, _, density = _summed(mass[0], mass[0], ends, _there((12.0,), u.device), 1, 0, "sdkde", score)
-        wide, density = torch.tensor(widths, dtype=torch.float64).to(u.device), density.repeat(k, 1)
-        sums, steps, _ = _summed(density, density, ends.repeat(k), wide, 0, 0, method, score)
-        return torch.stack([sums[:, 0] - 2.0 * sums[:, 1] + own[:, 0], sums[:, 0], steps], 1)
+        _begin(u.device, method, score)
+        mass, room, ends = _binned(u, folds, geometric, k, splits, 1, rows * moved)
+        rest, found = torch.empty_like(mass[k:]), u.new_empty(splits, k, 6)
+        kept(rest_kernel, (LENGTH // TILE, rows), (LENGTH, k, splits), (TILE,))(mass, others, rest, ends)
+        _summed(rest, mass, ends[k:], found.view(rows, 6), room, (6.0, 0.0), 1, 1, method, score)
+        return found
+
+
+def line_deviations(u: Any, pilot: float, widths: tuple[float, float, int], method: str, score: Any) -> Any:
+    """See :class:`sdkde_core.protocol.CriteriaBackend`."""
+    *geometric, k = widths
+    with on_device(u):
+        mass, room, ends = _binned(u, None, (pilot, 0.0), 1, 0, 2, 1 + k)
+        found = u.new_empty(k + 1, 6)
+        density = _summed(mass, mass, ends, found[:1], room[:1], (12.0, 0.0), 1, 0, "sdkde", score)
+        _summed(density, density, ends, found[1:], room[1:], geometric, 0, 0, method, score)
+        return found

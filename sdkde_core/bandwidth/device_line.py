@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -10,29 +11,35 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array, to_host
+from ..engine.devices import on_device
+from ..engine.launches import Lists, Varying
 from .line import FOLDS, TOO_MANY, LeftOut, Line
 from .rounding import units_of
 from .sample import SEED, Sample, drawn, most_of
 
+_lists = Lists(False)
+
 
 class DeviceLine(Line):
-    """As :class:`.Line`, by a backend's kernels: of the distinct values of one column, and how often each occurs.
+    """As :class:`.Line`, by a backend's kernels: of all values of one column, where equal ones are in one fold.
 
     ``good``: the column needs no preparation on the host, as a rounded one does. The sample is told its ends and
     quartiles. Bandwidths are in ``unit``, data units.
     """
 
-    together, unit = 9, 1.0
+    together, unit = True, 1.0
 
     def __init__(self, sample: Sample) -> None:
         torch, n, given = sys.modules["torch"], sample.n, sample.given[:, 0]
         self.kernels, self.method = sample.kernels, sample.method
         every, places = given.sort().values, [0.25 * (n - 1), 0.75 * (n - 1)]
-        x = every if n <= most_of(1) else given[_taken(n, given.device)].sort().values
+        taken, index, split = _once(n, given.device)
+        x = every if taken is None else given[taken].sort().values
         gaps, length = x.diff(), x[-1] - x[0]
         close = (gaps > 1e-12 * length) & (gaps <= length / (100.0 * len(x) + 1000.0))  # see units_of
         ranks = [k for place in places for k in (int(place), min(int(place) + 1, n - 1))]
-        found = close.any(), (gaps == 0.0).sum(), (gaps < 1e-15 * length).sum(), given.std(correction=0), given[0]
+        counted = (some.sum(dtype=x.dtype) for some in (close, gaps == 0.0, gaps < 1e-15 * length))
+        found = *counted, given.std(correction=0), given[0]
         numbers = torch.stack([*found, *(every[k] for k in (0, -1, *ranks))]).tolist()
         near, equal, alike, std, first, low, high, *at = numbers
         sample.ends = np.array([[low], [high], [first]])
@@ -40,48 +47,57 @@ class DeviceLine(Line):
             quartiles = [a + place % 1.0 * (b - a) - first for place, a, b in zip(places, at[::2], at[1::2])]
             sample.measured = np.array([std, *quartiles])[:, None] / sample.unit
         if equal:
-            self.values, self.counts = torch.unique_consecutive(x, return_counts=True)
-        else:
-            self.values, self.counts = x, torch.ones_like(x, dtype=torch.int64)
-        self.n, self.total = len(self.values), len(x)
+            _, inverse, often = torch.unique_consecutive(x, return_inverse=True, return_counts=True)
+            split = _split(index, often, inverse)
+        self.values, self.n, (self.folds, self.others, self.held, self.n_eff) = x, len(x) - int(equal), split
         exact = near or (n <= 1000 and not units_of(to_host(x)[:, None]).any())
         # The host takes values for equal that differ by less than its rounding.
         self.good = bool(self.n >= 5 and exact and alike == equal and 1e-140 < std < 1e140)
-        folds, self.folds = _folds(n, self.n, x.device)
-        often = to_host(self.counts) if equal else None
-        self.n_eff = self.total**2 / float(self.n if often is None else often @ often)
-        self.held = np.bincount(folds, often) / self.total
-        self.others = torch.from_numpy(1.0 - self.held).to(x.device)
 
     def samples(self) -> tuple[Array, Array]:
-        return to_host(self.values) / self.unit, to_host(self.counts) / self.total
+        return to_host(self.values) / self.unit, np.full(len(self.values), 1.0 / len(self.values))
 
     def left_out(self, bandwidths: Sequence[float]) -> list[LeftOut]:
-        given = self.values, self.counts, self.folds, self.others, self.total, bandwidths, self.unit
-        found = to_host(self.kernels.line_left_out(*given, self.method, self.score))
-        return [self.said(h, *sums.T) for h, sums in zip(bandwidths, found.swapaxes(0, 1))]
+        given, widths = (self.values, self.folds, self.others), [h * self.unit for h in bandwidths]
+        found = self._asked(self.kernels.line_left_out, given, widths)
+        return [self.said(h, *sums.T[:5]) for h, sums in zip(bandwidths, found.swapaxes(0, 1))]
 
     def pilot(self, h: float) -> float:
         return h * self.unit
 
     def deviations(self, pilot: float, widths: Sequence[float]) -> list[tuple[float, ...]]:
-        given = self.values, self.counts, self.total, pilot, widths
-        found = to_host(self.kernels.line_deviations(*given, self.method, self.score))
+        own, *found = self._asked(self.kernels.line_deviations, (self.values, pilot), widths)
         if np.isnan(found).any():
             raise RuntimeError(TOO_MANY)
-        return list(map(tuple, found))
+        return [(sums[0] - 2.0 * sums[1] + own[0], sums[0], sums[5]) for sums in found]
+
+    def _asked(self, kernels: Any, given: tuple[Any, ...], bandwidths: Sequence[float]) -> Array:
+        """What kernels say of bandwidths that are a geometric sequence: launches that are kept."""
+        k, how = len(bandwidths), (self.method, self.score)
+        given = *given, bandwidths[0], math.log(bandwidths[-1] / bandwidths[0]) / max(1, k - 1)
+        *vary, h, growth = (Varying.of(x, j) if isinstance(x, float) else x for j, x in enumerate(given))
+        key, launch = (
+            (kernels, k, len(self.values), len(self.held), *how),
+            lambda: (kernels(*vary, (h, growth, k), *how), True),
+        )
+        with on_device(self.values):
+            return to_host(_lists.serve(key, given, launch, lambda read: True))
 
 
 @functools.lru_cache(4)
-def _taken(n: int, place: Any) -> Any:
-    return sys.modules["torch"].from_numpy(drawn(n, most_of(1), np.random.default_rng(SEED))).to(place)
+def _once(n: int, place: Any) -> tuple[Any, ...]:
+    """Which of n samples are looked at, None: all; a permutation, as of :func:`.selection.distinct`; their split."""
+    rng, most, there = np.random.default_rng(SEED), most_of(1), sys.modules["torch"].from_numpy
+    taken = there(drawn(n, most, rng)).to(place) if n > most else None
+    index = there(rng.permutation(min(n, most))).to(place)
+    return taken, index, _split(index, sys.modules["torch"].ones_like(index))
 
 
-@functools.lru_cache(4)
-def _folds(n: int, distinct: int, place: Any) -> tuple[Any, Any]:
-    """The fold of each of so many distinct samples, as of :func:`.selection.distinct`, on the host and there."""
-    rng = np.random.default_rng(SEED)
-    if n > most_of(1):
-        drawn(n, most_of(1), rng)
-    folds = rng.permutation(distinct) % min(FOLDS, distinct)
-    return folds, sys.modules["torch"].from_numpy(folds).to(place)
+def _split(index: Any, often: Any, inverse: Any = ...) -> tuple[Any, ...]:
+    """Of distinct values that occur so often: samples' folds, the others' shares; on the host folds' shares, n_eff."""
+    torch, k, often = sys.modules["torch"], min(FOLDS, len(often)), often.double()
+    folds = index[index < len(often)] % k
+    shares = (often[:, None] * (folds[:, None] == torch.arange(k, device=index.device))).sum(0) / len(index)
+    others = 1.0 - shares  # before the host waits: kept for other streams
+    *held, squares = torch.cat([shares, (often * often).sum()[None]]).tolist()
+    return folds[inverse], others, np.array(held), len(index) ** 2 / squares

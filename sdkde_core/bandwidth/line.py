@@ -67,7 +67,7 @@ class Line:
     "moments"; None: half a step.
     """
 
-    together = 1  # how many bandwidths to ask about at a time
+    together = False  # whether to ask about several bandwidths at a time
 
     def __init__(self, u: Array, weights: Array, folds: NDArray[np.intp], method: str, score: Any = None) -> None:
         self.u, self.weights, self.method, self.score = u, weights, method, score
@@ -209,11 +209,11 @@ class Looks:
 
         def at(k: int, thirds: bool = False) -> Any:
             if k not in said:  # a device is also asked about the bandwidths that the search is likely to look at next
-                near = list(range(k, -32, -3)) if thirds else [k, k + 1, k + 2, k - 1]
-                near = [j for j in near if j not in said and -32 < j <= last][: line.together]
-                said.update(zip(near, line.left_out([self.width(j) for j in near])))
+                near = range(k, -32, -3)[:9] if thirds else range(k - 1, k + 3)
+                near = near if line.together else range(k, k + 1)
+                said.update(dict(zip(near, line.left_out([self.width(j) for j in near]))) | said)
             self.known[k], found = said[k], getattr(said[k], criterion)
-            if line.together > 1 and np.isnan(found).any():
+            if line.together and np.isnan(found).any():
                 raise RuntimeError(TOO_MANY)
             return found
 
@@ -249,7 +249,7 @@ class Looks:
 
         def error(k: int) -> float:
             if k not in known:
-                steps = range(first, last + 1) if line.together > 1 else [k]
+                steps = range(middle - 4, middle + 5) if line.together else [k]
                 widths = [self.width(j) * unit for j in steps]
                 for j, h, (bias, square, step) in zip(steps, widths, line.deviations(at, widths)):
                     variance = roughness(line.method, 1, step, line.score or 1.0) / (2.0 * math.sqrt(math.pi) * h)

@@ -248,7 +248,8 @@ def distinct(sample: Sample, spreads: Array) -> Distinct:
     if counts is not None:
         heard = together > 1e-16  # less adds nothing to sums of float32
         u, together = u[heard], together[heard]
-    index = rng.permutation(len(u))
+    index = rng.permutation(len(x))
+    index = index[index < len(u)]
     if line:
         return Distinct(u, together, units * sample.unit, index)
     _spread_ties(u, together, np.flatnonzero((ordered[1:] == ordered[:-1]).sum(axis=0) > TIES * len(x)), rng)
