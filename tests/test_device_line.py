@@ -125,10 +125,12 @@ def sampled(n, kind):
         pytest.param("laplace", None, "", marks=pytest.mark.slow),
     ],
 )
-def test_kernels_are_the_array_code(method, score, kind):
+def test_kernels_are_the_array_code(monkeypatch, method, score, kind):
     from sdkde_triton import line
 
-    u, *folds = sampled(40, kind)
+    monkeypatch.setattr(line, "LENGTH", 8192)
+    monkeypatch.setattr(line, "TILES", line.tl.constexpr(8192 // line.TILE))
+    u, *folds = sampled(20, kind)
     given = u, *folds, (1.2, 0.3, 2), method, score
     np.testing.assert_allclose(line.line_left_out(*given)[..., :5], line_left_out(*given)[..., :5], rtol=1e-6)
     given = u, 0.9, (8.0, 0.0, 1), method, score
