@@ -482,10 +482,10 @@ class CriteriaBackend(Backend, TypingProtocol):
     def line_deviations(
         self, u: Any, pilot: float, widths: tuple[float, float, int], method: str, score: float | None
     ) -> Any:
-        """Return the same, (1 + k, 6): if samples had a density, of it, and of its estimates at k bandwidths.
+        """Return such sums, (1 + k, 6), of a density: the estimate by ``"sdkde"`` at the bandwidth ``pilot``.
 
-        The density is that by ``"sdkde"`` at the bandwidth ``pilot``, in bins, 12 to the pilot; ``widths`` are in such.
-        What is left out is the density too, in place of samples.
+        They are first of it and the samples, as binned; then of its estimates at the bandwidths ``widths``, in bins, 12
+        to the pilot, and of it in place of what is left out.
         """
 
 

@@ -131,12 +131,19 @@ def test_kernels_are_the_array_code(monkeypatch, method, score, kind):
     monkeypatch.setattr(line, "LENGTH", 8192)
     monkeypatch.setattr(line, "TILES", line.tl.constexpr(8192 // line.TILE))
     u, *folds = sampled(20, kind)
-    given = u, *folds, (1.2, 0.3, 2), method, score
-    np.testing.assert_allclose(line.line_left_out(*given)[..., :5], line_left_out(*given)[..., :5], rtol=1e-6)
+    given = u, *folds, (1.6, -0.3, 2), method, score
+    got = line.line_left_out(*given)
+    np.testing.assert_allclose(got[..., :5], line_left_out(*given)[..., :5], rtol=1e-6)
+    assert (got[..., 5] == 0.5).all() == (score is None)
     given = u, 0.9, (8.0, 0.0, 1), method, score
     (own, got), (_, want) = line.line_deviations(*given), line_deviations(*given)
     bias, of_line = (x[0] - 2.0 * x[1] + y for x, y in ((got, own[0]), (want, 0.0)))
     np.testing.assert_allclose([bias, got[0], got[5]], [of_line, want[0], want[5]], rtol=1e-6)
+    if kind:
+        monkeypatch.setattr(line, "LENGTH", 256)
+        monkeypatch.setattr(line, "TILES", line.tl.constexpr(1))
+        there = line.line_left_out(u, *folds, (20.0, -6.0, 2), method, score)[..., :5].isnan()
+        assert there[:, 1].all() and not there[:, 0].any(), "what takes too many bins"
 
 
 @pytest.mark.gpu

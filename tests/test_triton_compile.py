@@ -170,6 +170,9 @@ def test_narrow(capability):
     ("kernel", "constants"),
     [
         ("places", {"BLOCK": 4096}),
+        ("clear", {"BLOCK": 256}),
+        ("rest", {"BLOCK": 256}),
+        ("total", {"MOVED": True}),
         ("bins", {"BLOCK": 256}),
         ("shifts", {"BLOCK": 256}),
         ("moved", {"MOMENTS": True, "BLOCK": 256}),
@@ -177,9 +180,9 @@ def test_narrow(capability):
     ],
 )
 def test_line(kernel, constants, capability):
-    types = dict.fromkeys(("u", "places", "ends", "shifts", "parts", "steps", "out"), "*fp64")
+    types = dict.fromkeys(("u", "places", "ends", "shifts", "parts", "steps", "out", "others", "found"), "*fp64")
     types |= dict.fromkeys(("folds", "mass", "moved", "own", "estimate"), "*i64")
-    types |= {"factor": "fp32", "unit": "i64", "rest": "i64"}
+    types |= {"factor": "fp32", "unit": "i64", "rest": "*i64" if kernel == "rest" else "i64"}
     _check_spills(getattr(line, f"{kernel}_kernel"), types, constants, capability, 8 if kernel == "places" else 4)
 
 

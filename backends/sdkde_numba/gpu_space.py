@@ -119,10 +119,7 @@ class CudaSpace:
         return 1.0
 
     def compile(self, kernel: str, config: Config, problem: Problem, architecture: str) -> Compiled:
-        """The code that is compiled for the card here is kept: whoever measures it need not compile it again.
-
-        For another card it is compiled to PTX, which does not say what it takes.
-        """
+        """Code for the card here is kept, to be measured; for another one there is PTX, which says nothing of it."""
         import torch
         from numba import cuda
 

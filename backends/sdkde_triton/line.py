@@ -4,7 +4,7 @@ Masses in bins are integers, and all samples together have a mass of 2⁶⁰. So
 a GPU adds. A row has LENGTH bins; the samples are in those before the row's end.
 
 ``unit`` and ``rest`` are bits of numbers: the first row's bandwidth, in bins, and the log of what each is to the one
-before. Of ``rows`` masses and ends there are so many: all rows have them in turn.
+before. There are ``rows`` ends, and masses: row r has number r % rows of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sdkde_core.plugin import on_device
+from sdkde_core.plugin import launches, on_device
 
 from . import moves
 from .compiled import bits, rehearse
@@ -55,7 +55,7 @@ def places_kernel(u, places, ends, n, kind, unit, rest, BLOCK: tl.constexpr):
 
 @sized
 def clear_kernel(mass, ends, length, rows, BLOCK: tl.constexpr):
-    """Set masses of rows to 0, as far as sums look."""
+    """Set masses of rows to 0, up to a tile beyond the end: sums look less far, as bandwidths are at most 24 bins."""
     row, j = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if (tl.program_id(0) - 1) * BLOCK < tl.load(ends + row % rows):
         tl.store(mass + row * length + j, wide(0) * j)
@@ -106,7 +106,7 @@ def shifts_kernel(mass, ends, shifts, parts, length, rows, kind, factor, unit, r
     mass += row % rows * length
     h = _bandwidth(unit, rest, row)
     if tl.program_id(0) * BLOCK < tl.load(ends + row % rows):
-        variance, here = c * c * h * h - kind / 6.0, _near(mass, j, length)
+        variance, here = c * c * h * h - kind / f64(6.0), _near(mass, j, length)
         density, slope, norm = here, tl.zeros((BLOCK,), tl.float64), 1.0 / (ROOT * tl.sqrt(variance))
         for t in range(1, tl.sqrt(72.0 * variance).to(tl.int32) + 1):
             before, after, g = _near(mass, j - t, length), _near(mass, j + t, length), tl.exp(-0.5 * t * t / variance)
@@ -171,8 +171,8 @@ def sums_kernel(
     """
     row, j = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     end, h = tl.load(ends + row % rows), _bandwidth(unit, rest, row)
-    variance = h * h - kind / 6.0
-    less = variance - asked / 6.0
+    variance = h * h - kind / f64(6.0)
+    less = variance - asked / f64(6.0)
     p, cross = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
     reach = tl.where(tl.program_id(0) * BLOCK < end, tl.sqrt(72.0 * variance).to(tl.int32), -1)
     mass += row % most * length
@@ -187,7 +187,8 @@ def sums_kernel(
         cross += near * other
     scale, to = tl.where(end > length, float("nan"), f64(UNIT / ROOT)), out + (row * TILES + tl.program_id(0)) * 5
     p *= scale / tl.sqrt(variance)
-    mine, high = _near(own + row % rows * length, tl.where(j < end, j, -1), length) * UNIT, tl.maximum(p, 1e-15)
+    mine = _near(own + row % rows * length, tl.where(j < end, j, -1), length) * UNIT
+    high = tl.where(end > length, scale, tl.maximum(p, 1e-15))  # the maximum with NaN is none
     root = tl.sqrt(tl.sqrt(high))
     tl.store(to, tl.sum(p * p, 0))
     tl.store(to + 1, tl.sum(mine * cross, 0) * (scale / tl.sqrt(less)))
@@ -229,10 +230,7 @@ def _summed(
 def _binned(
     u: Any, folds: Any, bandwidths: tuple[Any, Any], k: int, splits: int, finer: int, more: int
 ) -> tuple[Any, ...]:
-    """Masses of each fold and of all, (splits + 1, k) rows, ``more`` rows of zeros, and the ends of k rows.
-
-    There is room for the ends of so many more.
-    """
+    """Masses of each fold and of all, (splits + 1, k) rows; more rows, of zeros; ends of k rows, with room for all."""
     n, rows = len(u), (splits + 1) * k
     mass = torch.empty(rows + more, LENGTH, dtype=torch.int64, device=u.device)
     places, ends = u.new_empty(k * n), u.new_empty(k * (splits + 1))
@@ -245,6 +243,7 @@ def _binned(
 
 
 @functools.cache
+@launches.aside
 def _begin(device: Any, method: str, score: Any) -> None:
     """The first time, let all kernels compile side by side, and those that an estimate launches next."""
     if device.type == "cuda":
