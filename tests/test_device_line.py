@@ -33,6 +33,8 @@ def columns(n):
     yield "ends", rng.exponential(size=n)
     yield "small", 1e-200 * x
     yield "large", 1e300 * x
+    if n > 1000:
+        yield "tail", np.exp(2.0 * x)  # takes more bins than there are
 
 
 def line_of(u, folds, method, score):
