@@ -32,6 +32,7 @@ def test_in_the_interpreter(marked):
     run(
         __file__,
         f"{marked} and not gpu",
+        "not that_of_the_host and not chosen_on_the_host",
         more=("test_joint.py", "test_criteria.py", "test_moves.py", "test_device_line.py"),
     )
 
