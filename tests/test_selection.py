@@ -63,6 +63,14 @@ def test_leave_one_out_is_brute_force(method, d, spread):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_twins_far_from_others_have_no_negative_distance(method):
+    rng = np.random.default_rng(0)
+    x = np.repeat(8e6 * rng.random((30, 2)), 2, axis=0) + 1e-9 * rng.normal(size=(60, 2))
+    for left in Pairs(x, np.full(60, 1 / 60), method).at([1e-3, 0.006, 1.0]):
+        assert np.isfinite(left.log_density).all() and np.isfinite(left.log_square)
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_integral_of_the_square_is_a_quadrature(method):
     x, w = some(70, 1, 1.0)
     for h in (0.05, 0.4, 1.5):

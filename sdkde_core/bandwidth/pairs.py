@@ -69,6 +69,7 @@ class Pairs:
         # A nearest sample that is less close, relative to the least weight, is nothing to sums of float32.
         self._alone = 1e-9 * weights.min()
         self.squares = self._gather(self._squares(self.u))  # (n, n), of a sample itself 1e30
+        np.maximum(self.squares, 0.0, out=self.squares)  # by rounding some are less
         np.fill_diagonal(self.squares, 1e30)
         self.nearest = self.squares.min(axis=1)
         self._closer = self.nearest[:, None] - self.squares  # (n, n), at most 0
