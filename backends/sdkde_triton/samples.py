@@ -166,8 +166,7 @@ def _begin(device: torch.device, d: int) -> None:
     """The first time, let all kernels of a choice compile side by side, and those that an estimate launches next."""
     if device.type == "cuda":
         few, some = (torch.zeros(k, dtype=x, device="cpu") for k, x in (((d, 3), torch.float64), (3, torch.int64)))
-        if d <= 34:  # of more columns no shape is chosen
-            fits.begin(device, d, d <= 17)  # these take longest
+        fits.begin(device, d, d <= 17)  # these take longest
         rehearse(ordered, few, some, some, False)
         if d <= 128:  # else the line does not take them
             moves.begin(d)
