@@ -177,12 +177,12 @@ def _scores(loss, unit, w, row, b, n_eff):
 
 @sized
 def narrow_kernel(
-    values, weights, first, rates, out, n, d, length, splits, top, m, unit, factor,
+    values, weights, few, rates, out, n, d, length, splits, top, m, unit, factor,
     SQUARES: tl.constexpr, LOGS: tl.constexpr, LAPLACE: tl.constexpr,
 ):  # fmt: skip
     """Write the rates that samples are asked about, and −1 for others: _Looks.narrowed of sdkde_core's choice.
 
-    ``values`` are from :func:`criteria_kernel`, at ``splits`` rates ``first``, every third of the others up to the
+    ``values`` are from :func:`criteria_kernel`, at ``splits`` rates ``few``, every third of the others up to the
     one before ``top``, and the first of all; there are ``m`` rates. They stand for ``factor`` times the samples.
     ``unit`` is 1, which the compiler does not know: else it gives a thread all bandwidths of a sample, and spills.
     """
@@ -190,7 +190,7 @@ def narrow_kernel(
     values += b[None, :] * length
     here, parts = (b < splits)[None, :] & (i < n)[:, None], (b < splits)[None, :] & (counted + j < length)[:, None]
     squares = tl.sum(tl.load(values + (counted + j[:, None]) * unit, mask=parts, other=0.0), 0)
-    squares = tl.log(tl.maximum(squares, 1e-300)) + 0.5 * d * tl.log(tl.load(first + b, mask=b < splits, other=1.0))
+    squares = tl.log(tl.maximum(squares, 1e-300)) + 0.5 * d * tl.log(tl.load(few + b, mask=b < splits, other=1.0))
     w = tl.load(weights + i, mask=i < n, other=0.0).to(tl.float32)[:, None]
     logs = tl.where(here, tl.load(values + i[:, None] * unit, mask=here).to(tl.float32), -1e30)
     units = tl.maximum(tl.max(logs, 0), squares)

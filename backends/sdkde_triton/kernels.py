@@ -62,7 +62,7 @@ sized = triton.jit(
     do_not_specialize=[
         *("n", "m", "d", "padded", "row_padded", "column_padded", "columns_per_split", "splits", "first", "top"),
         *("height", "tile_rows", "tile_columns", "length", "leaf_count", "node_count", "none", "factor", "constant"),
-        *("kind", "asked", "raised", "unit", "least", "most", "rest", "rows"),
+        *("kind", "asked", "raised", "unit", "least", "most", "rest", "cycle"),
     ]
 )
 

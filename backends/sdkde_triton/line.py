@@ -4,7 +4,7 @@ Masses in bins are integers, and all samples together have a mass of 2⁶⁰. So
 a GPU adds. A row has LENGTH bins; the samples are in those before the row's end.
 
 ``unit`` and ``rest`` are bits of numbers: the first row's bandwidth, in bins, and the log of what each is to the one
-before. There are ``rows`` ends, and masses: row r has number r % rows of them.
+before. There are ``cycle`` ends, and masses: row r has number r % cycle of them.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def places_kernel(u, places, ends, n, kind, unit, rest, BLOCK: tl.constexpr):
 
 
 @sized
-def clear_kernel(mass, ends, length, rows, BLOCK: tl.constexpr):
+def clear_kernel(mass, ends, length, cycle, BLOCK: tl.constexpr):
     """Set masses of rows to 0, up to a tile beyond the end: sums look less far, as bandwidths are at most 24 bins."""
     row, j = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    if (tl.program_id(0) - 1) * BLOCK < tl.load(ends + row % rows):
+    if (tl.program_id(0) - 1) * BLOCK < tl.load(ends + row % cycle):
         tl.store(mass + row * length + j, wide(0) * j)
 
 
@@ -81,14 +81,14 @@ def bins_kernel(places, folds, mass, n, length, splits, BLOCK: tl.constexpr):
 
 
 @sized
-def rest_kernel(mass, others, rest, ends, length, rows, splits, BLOCK: tl.constexpr):
+def rest_kernel(mass, others, left, ends, length, cycle, splits, BLOCK: tl.constexpr):
     """Masses without those of a fold, which are a share ``others`` of all; their rows' ends follow those there are."""
     row, j = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    end, share = tl.load(ends + row % rows), tl.load(others + row // rows)
-    tl.store(ends + rows + row, end)
+    end, share = tl.load(ends + row % cycle), tl.load(others + row // cycle)
+    tl.store(ends + cycle + row, end)
     if (tl.program_id(0) - 1) * BLOCK < end:
-        left = tl.load(mass + (splits * rows + row % rows) * length + j) - tl.load(mass + row * length + j)
-        tl.store(rest + row * length + j, (left.to(tl.float64) / share).to(tl.int64))
+        whole = tl.load(mass + (splits * cycle + row % cycle) * length + j) - tl.load(mass + row * length + j)
+        tl.store(left + row * length + j, (whole.to(tl.float64) / share).to(tl.int64))
 
 
 @triton.jit
@@ -97,15 +97,15 @@ def _near(mass, at, length):
 
 
 @sized
-def shifts_kernel(mass, ends, shifts, parts, length, rows, kind, factor, unit, rest, BLOCK: tl.constexpr):
+def shifts_kernel(mass, ends, shifts, parts, length, cycle, kind, factor, unit, rest, BLOCK: tl.constexpr):
     """Shifts of bins, in bandwidths, by the score at ``factor`` of them, and parts of sums for :func:`moved_kernel`.
 
     ``kind``: how often masses have been shared between bins.
     """
     row, j, c = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), f64(0.0) + factor
-    mass += row % rows * length
+    mass += row % cycle * length
     h = _bandwidth(unit, rest, row)
-    if tl.program_id(0) * BLOCK < tl.load(ends + row % rows):
+    if tl.program_id(0) * BLOCK < tl.load(ends + row % cycle):
         variance, here = c * c * h * h - kind / f64(6.0), _near(mass, j, length)
         density, slope, norm = here, tl.zeros((BLOCK,), tl.float64), 1.0 / (ROOT * tl.sqrt(variance))
         for t in range(1, tl.sqrt(72.0 * variance).to(tl.int32) + 1):
@@ -139,17 +139,17 @@ def _step(parts, inside, c):
 
 @sized
 def moved_kernel(
-    mass, ends, shifts, parts, moved, steps, length, rows, factor, unit, rest,
+    mass, ends, shifts, parts, moved, steps, length, cycle, factor, unit, rest,
     MOMENTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Move masses by half a step, or by "moments"."""
     row, j, tile = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TILES)
-    end = tl.load(ends + row % rows)
+    end = tl.load(ends + row % cycle)
     if tl.program_id(0) * BLOCK < end:
         step = f64(0.5)
         if MOMENTS:
             step = _step(parts + (row * TILES + tile) * 5, tile * BLOCK < end, f64(0.0) + factor)
-        whole = tl.load(mass + row % rows * length + j)
+        whole = tl.load(mass + row % cycle * length + j)
         place = j + _bandwidth(unit, rest, row) * step * tl.load(shifts + row * length + j)
         place = tl.minimum(tl.maximum(place, 0.0), tl.minimum(end, length) - 1.5)
         low = tl.floor(place)
@@ -161,7 +161,7 @@ def moved_kernel(
 
 @sized
 def sums_kernel(
-    mass, own, ends, out, estimate, length, rows, most, kind, asked, unit, rest,
+    mass, own, ends, out, estimate, length, cycle, most, kind, asked, unit, rest,
     LAPLACE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Of the estimate p̂ by ``most`` masses Σ p̂², and Σ p̂^(5/4), and those of other masses times p̂, p̂^(1/4) and log p̂.
@@ -170,7 +170,7 @@ def sums_kernel(
     shared between bins, the others ``asked`` times; p̂ there is as if they had not been. ``estimate``: masses of p̂.
     """
     row, j = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    end, h = tl.load(ends + row % rows), _bandwidth(unit, rest, row)
+    end, h = tl.load(ends + row % cycle), _bandwidth(unit, rest, row)
     variance = h * h - kind / f64(6.0)
     less = variance - asked / f64(6.0)
     p, cross = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
@@ -187,7 +187,7 @@ def sums_kernel(
         cross += near * other
     scale, to = tl.where(end > length, float("nan"), f64(UNIT / ROOT)), out + (row * TILES + tl.program_id(0)) * 5
     p *= scale / tl.sqrt(variance)
-    mine = _near(own + row % rows * length, tl.where(j < end, j, -1), length) * UNIT
+    mine = _near(own + row % cycle * length, tl.where(j < end, j, -1), length) * UNIT
     high = tl.where(end > length, scale, tl.maximum(p, 1e-15))  # the maximum with NaN is none
     root = tl.sqrt(tl.sqrt(high))
     tl.store(to, tl.sum(p * p, 0))
