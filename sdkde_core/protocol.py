@@ -482,10 +482,10 @@ class CriteriaBackend(Backend, TypingProtocol):
     def line_deviations(
         self, u: Any, pilot: float, widths: tuple[float, float, int], method: str, score: float | None
     ) -> Any:
-        """Return such sums, (1 + k, 6), of a density: the estimate by ``"sdkde"`` at the bandwidth ``pilot``.
+        """Return such sums for a density, which is the estimate by ``"sdkde"`` at the bandwidth ``pilot``: (1 + k, 6).
 
-        They are first of it and the samples, as binned; then of its estimates at the bandwidths ``widths``, in bins, 12
-        to the pilot, and of it in place of what is left out.
+        The first row's estimate is the density, and what is left out are the samples. The others' estimates are of the
+        density, at the bandwidths ``widths``, and it is also what is left out. These are in bins, 12 to the pilot.
         """
 
 

@@ -95,7 +95,7 @@ class Space(TypingProtocol):
         """Return why a configuration cannot run, as far as its parameters tell; None if it can."""
 
     def seconds(self, kernel: str, config: Config, problem: Problem, card: GPU) -> float:
-        """Return the time that the cost model predicts for a configuration on a card."""
+        """Return the time that the cost model predicts for a configuration on a card; 0: there is no model."""
 
     def compile(self, kernel: str, config: Config, problem: Problem, architecture: str) -> Compiled:
         """Compile for an architecture; such a GPU need not be there.

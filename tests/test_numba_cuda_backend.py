@@ -16,6 +16,8 @@ pytest.importorskip("torch")
 pytest.importorskip("numba_cuda")
 
 import torch
+from click.testing import CliRunner
+from sdkde_autotune.cli import main
 from sdkde_numba import gpu_bounds, gpu_info, gpu_kernels, gpu_launch, gpu_space
 from sdkde_numba.gpu_info import INFO
 from sdkde_numba.gpu_space import LaunchConfig
@@ -89,6 +91,14 @@ def test_defaults_fit(kind, arithmetic, d):
 
 
 # --- what can be tuned ----------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_predicted_for_a_card_that_is_not_here(tmp_path):
+    database = tmp_path / "tuning.sqlite"
+    how = ["--gpu", "a6000", "--backend", "numba-cuda", "--db", str(database)]
+    done = CliRunner().invoke(main, how)
+    assert done.exit_code and "no cost model to predict by; run this where the RTX A6000 is" in done.output
+    assert not database.exists()
 
 
 def test_the_space_is_consistent():

@@ -155,6 +155,10 @@ def tune(ctx: click.Context, gpu: str, db: Path | None, again: bool, dry_run: bo
     place = place_of(gpu)
     grid = not any(what[name] for name in (*GRID, "n_query", "weights"))
     todo = tasks(_problems(what, place, grid), place, what["backend"])
+    if place.device is None and place.card:
+        todo = [task for task in todo if task.seconds(task.default(), place.card)]
+        if not todo:
+            raise ValueError(f"these kernels have no cost model to predict by; run this where the {place.name} is")
     trials = what["trials"] or (60 if place.device else 16)
     budget = what["budget"] or (600.0 if grid else math.inf)
     limit = "no time limit" if math.isinf(budget) else f"{budget:g} s at most"

@@ -54,7 +54,7 @@ def search(
     ran = sorted((t for t in stored if t.status == "ok"), key=lambda t: (not t.final, t.median))
     early = [config for config in (default, *(t.config for t in ran[:5])) if task.limit(config) is None]
     able = [] if again else candidates(task)
-    if card is not None:
+    if card is not None and task.seconds(default, card):
         early += sorted(able, key=lambda config: task.seconds(config, card))[:12]
     left = {canonical(config): config for config in (*early, *random.Random(0).sample(able, len(able)))}
     left = {name: config for name, config in left.items() if name not in known}

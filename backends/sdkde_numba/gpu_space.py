@@ -115,8 +115,7 @@ class CudaSpace:
         return None if fit else "exceeds the shared memory of a block, or a thread's registers"
 
     def seconds(self, kernel: str, config: Config, problem: Problem, card: GPU) -> float:
-        """Not known: the default, and what is near it, comes first."""
-        return 1.0
+        return 0.0  # not known
 
     def compile(self, kernel: str, config: Config, problem: Problem, architecture: str) -> Compiled:
         """Code for the card here is kept, to be measured; for another one there is PTX, which says nothing of it."""

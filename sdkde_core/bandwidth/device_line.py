@@ -76,12 +76,10 @@ class DeviceLine(Line):
         k, how = len(bandwidths), (self.method, self.score)
         given = *given, bandwidths[0], math.log(bandwidths[-1] / bandwidths[0]) / max(1, k - 1)
         *vary, h, growth = (Varying.of(x, j) if isinstance(x, float) else x for j, x in enumerate(given))
-        key, launch = (
-            (kernels, k, len(self.values), len(self.held), *how),
-            lambda: (kernels(*vary, (h, growth, k), *how), True),
-        )
+        key = kernels, k, len(self.values), len(self.held), *how
         with on_device(self.values):
-            return to_host(_lists.serve(key, given, launch, lambda read: True))
+            found = _lists.serve(key, given, lambda: (kernels(*vary, (h, growth, k), *how), True), lambda read: True)
+        return to_host(found)
 
 
 @functools.lru_cache(4)
@@ -94,7 +92,10 @@ def _once(n: int, place: Any) -> tuple[Any, ...]:
 
 
 def _split(index: Any, often: Any, inverse: Any = ...) -> tuple[Any, ...]:
-    """Of distinct values that occur so often: samples' folds, the others' shares; on the host folds' shares, n_eff."""
+    """Of distinct values that occur so often: samples' folds, the others' shares; on the host folds' shares, n_eff.
+
+    ``inverse``: which value each sample has; by default samples are these values.
+    """
     torch, k, often = sys.modules["torch"], min(FOLDS, len(often)), often.double()
     folds = index[index < len(often)] % k
     shares = (often[:, None] * (folds[:, None] == torch.arange(k, device=index.device))).sum(0) / len(index)

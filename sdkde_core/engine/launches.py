@@ -289,12 +289,8 @@ class Lists:
         With its result it returns the extent that its launches serve. ``served`` is that of what was read, None where
         there is no result; it is asked for that of None where nothing is read.
         """
-        key = (
-            key,
-            given[0].device,
-            _stream(given[0].device),
-            *(isinstance(x, float) or x.data_ptr() % 16 for x in given),
-        )
+        place = given[0].device
+        key = key, place, _stream(place), *(isinstance(x, float) or x.data_ptr() % 16 for x in given)
         known, extent = self._known.get(key), 0.0
         if known is None:
             if len(self._known) >= 64:
