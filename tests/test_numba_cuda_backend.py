@@ -4,7 +4,6 @@ import importlib.util
 import math
 import os
 import re
-import sqlite3
 import subprocess
 import sys
 from itertools import product
@@ -144,24 +143,6 @@ def test_problems_share_code_where_their_shapes_are_equal():
     assert code(columns=128, precision="high") == code(precision="high")  # float32 adds up 64
     assert code(columns=128, precision="fast") != code(precision="fast")
     assert len({code(), code(d=17), code(requires=frozenset({"weights"}))}) == 3
-
-
-@needs_compiler
-@pytest.mark.slow
-def test_the_tuner_ranks_and_compiles_for_a_card_that_is_not_here(tmp_path):
-    """As users run it, and a look-up on that card finds what it kept."""
-    pytest.importorskip("sqlite_utils")
-    pytest.importorskip("optuna")
-    db = tmp_path / "tuning.sqlite"
-    command = [sys.executable, "-c", "from sdkde_autotune.cli import main; main()", "--gpu", "a6000", "--db", str(db)]
-    command += ["--backend", "numba-cuda", "--dim", "3", "--reduction", "log_sum", "--trials", "2", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    with sqlite3.connect(db) as store:
-        rows = store.execute("select kernel, status from trial").fetchall()
-    assert rows
-    assert {kernel for kernel, _ in rows} == {"log_sum_expanded"}
-    assert "ok" in {status for _, status in rows}
 
 
 COMPILED = [
