@@ -468,24 +468,27 @@ class CriteriaBackend(Backend, TypingProtocol):
         1 + d/2 − q/2 + (q² − 2(d+2) q + d(d+2))/16, q = r²/2h².
         """
 
-    def line_left_out(
-        self, u: Any, folds: Any, others: Any, bandwidths: tuple[float, float, int], method: str, score: float | None
-    ) -> Any:
-        """Return what :meth:`sdkde_core.bandwidth.line.Line.sums` says at k bandwidths, (folds, k, 6), float64.
+    def line_search(
+        self, u: Any, folds: Any, others: Any, bandwidths: tuple[float, float], n_eff: float, steps: range, top: int,
+        criterion: int, method: str, score: float | None,
+    ) -> Any:  # fmt: skip
+        """Return what :class:`sdkde_core.bandwidth.line.Looks` asks about one column, float64, one after another.
 
-        It is of one column's samples u (n,), in order; ``folds`` (n,) are the parts that are left out, and ``others``
-        the shares of all others. ``bandwidths`` are the first, the log of what each is to the one before, and k. The
-        score's, in bandwidths, is ``score``, for the step "moments", or None for half a step; the last number is the
-        step. NaN: not known. Launches may be kept.
-        """
+        The samples u (n,) are in order and worth ``n_eff``; ``folds`` (n,) are the parts that are left out, at most 8,
+        and ``others`` the shares of all others. ``bandwidths``: that of the step steps[0], and the log of what each is
+        to the one a step below. ``criterion``: 0 power, 1 least squares, 2 likelihood.
 
-    def line_deviations(
-        self, u: Any, pilot: float, widths: tuple[float, float, int], method: str, score: float | None
-    ) -> Any:
-        """Return such sums for a density, which is the estimate by ``"sdkde"`` at the bandwidth ``pilot``: (1 + k, 6).
+        * What :meth:`sdkde_core.bandwidth.line.Line.sums` says at ``steps``, every third one down from the first, at most
+          15, and the step of the moves, (folds, k, 6).
+        * The same at five steps about the best of these, (folds, 5, 6).
+        * For the criterion 0 the estimate by ``"sdkde"`` at the step nearest the best, the pilot: sums for it, (10, 6).
+          In the first row what is left out are the samples. The others are of estimates of the pilot, which is also
+          what is left out, at nine steps about it, none of them above ``top``.
+        * The same again, unless the method is ``"laplace"``, for the step with the least expected error by these.
+        * The step in the middle of the five, and the pilots'; three numbers.
 
-        The first row's estimate is the density, and what is left out are the samples. The others' estimates are of the
-        density, at the bandwidths ``widths``, and it is also what is left out. These are in bins, 12 to the pilot.
+        The score's bandwidth is ``score``, in bandwidths, for the step "moments", or None for half a step. NaN: not
+        known. Launches may be kept.
         """
 
 

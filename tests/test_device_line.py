@@ -1,5 +1,7 @@
 """One column on a device: without a card, where NumPy or interpreted kernels say what bandwidths do; on a card."""
 
+import functools
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +14,8 @@ from interpreter import interpreted
 
 from sdkde_core import select_bandwidth
 from sdkde_core.bandwidth import distinct, rules
-from sdkde_core.bandwidth.line import Line
-from sdkde_core.bandwidth.normal import normal_reference
+from sdkde_core.bandwidth.line import STEP, Line, descend
+from sdkde_core.bandwidth.normal import normal_reference, roughness
 from sdkde_core.bandwidth.sample import Sample, most_of
 
 METHODS = ("kde", "sdkde", "laplace")
@@ -37,27 +39,42 @@ def columns(n):
         yield "tail", np.exp(2.0 * x)  # takes more bins than there are
 
 
-def line_of(u, folds, method, score):
-    return Line(u.numpy(), np.full(len(u), 1.0 / len(u)), folds, method, score)
-
-
-def geometric(first, growth, k):
-    return first * np.exp(growth * np.arange(k))
-
-
-def line_left_out(u, folds, others, bandwidths, method, score):
-    line = line_of(u, folds.numpy(), method, score)
+def line_search(u, folds, others, bandwidths, n_eff, steps, top, criterion, method, score, least=0.0):
+    """As a backend's, by the array code; bandwidths below ``least`` take too many bins."""
+    line = Line(u.numpy(), np.full(len(u), 1.0 / len(u)), folds.numpy(), method, score)
     np.testing.assert_allclose(others.numpy(), 1.0 - line.held, rtol=1e-12)
-    found = torch.tensor(np.stack([np.transpose(line.sums(h)) for h in geometric(*bandwidths)], axis=1))
-    return torch.cat([found, 0.5 + 0.0 * found[..., :1]], 2)
+    first, growth = bandwidths
+    looks = SimpleNamespace(width=lambda k: first * math.exp(growth * (k - steps[0])))
 
+    @functools.cache
+    def sums(k):
+        found = np.transpose([*line.sums(looks.width(k)), 0.5 + 0.0 * line.held])
+        return np.where(looks.width(k) < least, np.nan, found)
 
-def line_deviations(u, pilot, widths, method, score):
-    line = line_of(u, np.zeros(len(u), int), method, score)
-    found = np.zeros((1 + widths[2], 6))
-    found[1:, 1], found[1:, 0], found[1:, 5] = np.transpose(line.deviations(line.pilot(pilot), geometric(*widths)))
-    found[:, 1] = 0.5 * (found[:, 0] - found[:, 1])
-    return torch.tensor(found)
+    def loss(k):
+        found = float(line.held @ line.said(looks.width(k), *sums(k).T[:5])[criterion])
+        return math.inf if math.isnan(found) else found
+
+    def expected(pilot):
+        at = line.deviations(looks, pilot)
+        found = {k: at(k) for k in range(pilot - 4, pilot + 5)}
+
+        def error(k):
+            bias, square, step = found[k]
+            h = 12.0 * math.exp(growth * (k - pilot))
+            return bias + (roughness(method, 1, step, score or 1.0) / (2.0 * math.sqrt(math.pi) * h) - square) / n_eff
+
+        rows = [[square, 0.5 * (square - bias), 0.0, 0.0, 0.0, step] for bias, square, step in found.values()]
+        return [np.zeros(6), *rows], round(descend(error, pilot, pilot - 4, min(pilot + 4, top)))
+
+    best = min(steps, key=loss)
+    found = [np.stack([sums(k) for k in steps], axis=1) for steps in (steps, range(best - 2, best + 3))]
+    picks = [best, round(descend(loss, best, -31, top))]
+    if not criterion:
+        rows, pilot = expected(picks[1])
+        picks.append(pilot)
+        found += [rows] if method == "laplace" else [rows, expected(pilot)[0]]
+    return torch.tensor(np.concatenate([*map(np.ravel, found), (picks + [0])[:3]]))
 
 
 @pytest.mark.parametrize("rule", ["auto", "lscv", "lcv"])
@@ -65,11 +82,11 @@ def line_deviations(u, pilot, widths, method, score):
 def test_the_choice_is_that_of_the_host(monkeypatch, n, rule):
     asked = []
 
-    def left_out(*given):
-        asked.append(given[3])
-        return line_left_out(*given)
+    def search(*given):
+        asked.append(given[5])
+        return line_search(*given)
 
-    kernels = SimpleNamespace(line_left_out=left_out, line_deviations=line_deviations)
+    kernels = SimpleNamespace(line_search=search)
     monkeypatch.setattr(distinct, "_logger", None)  # a kernel that fails is an error
     for name, x in columns(n):
         for method in METHODS[: 2 if rule == "lcv" else 3]:
@@ -82,32 +99,32 @@ def test_the_choice_is_that_of_the_host(monkeypatch, n, rule):
             assert got.selection.reason == want.selection.reason
             np.testing.assert_allclose(got.factor, want.factor, rtol=1e-5)
             assert (got.step, got.score_bandwidth) == pytest.approx((want.step, want.score_bandwidth))
-            assert len(asked) <= 6, "bandwidths are asked about one by one"
+            assert len(asked) <= 1 + (name in ("far", "groups", "ends") or rule != "auto"), (
+                "the device is read more than once"
+            )
             assert bool(asked) == (
                 name not in ("noise", "rounded", "counts", "small", "large") and (n, name) != (5, "ties")
             )
 
 
 @pytest.mark.parametrize(("share", "there"), [(0.95, True), (1.05, False)])
-def test_what_takes_too_many_bins_is_chosen_on_the_host(monkeypatch, share, there):
+def test_what_takes_too_many_bins_is_chosen_on_the_host(monkeypatch, caplog, share, there):
     """Unless no such bandwidth is looked at."""
-    x, last = next(columns(700))[1], []
+    x, found = next(columns(700))[1], []
     want = select_bandwidth(x)
     least = share * want.selection.multiples.min() * normal_reference("sdkde", 1, 700)
 
-    def left_out(*given):
-        found = line_left_out(*given)
-        found[:, geometric(*given[3]) < least] = torch.nan
-        return found
+    def search(*given):
+        found.append(line_search(*given, least))
+        return found[-1]
 
-    kernels = SimpleNamespace(
-        line_left_out=left_out, line_deviations=lambda *given: last.append(1) or line_deviations(*given)
-    )
-    monkeypatch.setattr(Sample, "kernels", kernels)
+    caplog.set_level("DEBUG", "sdkde")
+    monkeypatch.setattr(Sample, "kernels", SimpleNamespace(line_search=search))
     monkeypatch.setattr(rules, "on_gpu", lambda x: True)
     got = rules.resolve("auto", torch.from_numpy(x)[:, None])
     assert got.factor == pytest.approx(want.factor, rel=1e-5)
-    assert bool(last) == there
+    assert len(found) == 1 and found[0].isnan().any()
+    assert ("more bins" in caplog.text) != there
 
 
 def sampled(n, kind):
@@ -120,32 +137,51 @@ def sampled(n, kind):
 
 @interpreted
 @pytest.mark.parametrize(
-    ("method", "score", "kind"),
+    ("method", "score", "kind", "criteria"),
     [
-        ("sdkde", 1.4, "apart"),
-        *(pytest.param(*x, marks=pytest.mark.slow) for x in (("sdkde", None, ""), ("kde", None, "apart"))),
-        pytest.param("laplace", None, "", marks=pytest.mark.slow),
+        ("sdkde", 1.4, "apart", [1]),
+        *(
+            pytest.param(*x, marks=pytest.mark.slow)
+            for x in (
+                ("sdkde", 1.4, "", [0]),
+                ("sdkde", None, "apart", [0]),
+                ("kde", None, "apart", [0, 1, 2]),
+                ("laplace", None, "", [0]),
+            )
+        ),
     ],
 )
-def test_kernels_are_the_array_code(monkeypatch, method, score, kind):
+def test_kernels_are_the_array_code(monkeypatch, method, score, kind, criteria):
     from sdkde_triton import line
 
-    monkeypatch.setattr(line, "LENGTH", 8192)
-    monkeypatch.setattr(line, "TILES", line.tl.constexpr(8192 // line.TILE))
-    u, *folds = sampled(20, kind)
-    given = u, *folds, (1.6, -0.3, 2), method, score
-    got = line.line_left_out(*given)
-    np.testing.assert_allclose(got[..., :5], line_left_out(*given)[..., :5], rtol=1e-6)
-    assert (got[..., 5] == 0.5).all() == (score is None)
-    given = u, 0.9, (8.0, 0.0, 1), method, score
-    (own, got), (_, want) = line.line_deviations(*given), line_deviations(*given)
-    bias, of_line = (x[0] - 2.0 * x[1] + y for x, y in ((got, own[0]), (want, 0.0)))
-    np.testing.assert_allclose([bias, got[0], got[5]], [of_line, want[0], want[5]], rtol=1e-6)
-    if kind:
-        monkeypatch.setattr(line, "LENGTH", 256)
-        monkeypatch.setattr(line, "TILES", line.tl.constexpr(1))
-        there = line.line_left_out(u, *folds, (20.0, -6.0, 2), method, score)[..., :5].isnan()
-        assert there[:, 1].all() and not there[:, 0].any(), "what takes too many bins"
+    length = 512 if criteria == [1] or not kind else 1024
+    monkeypatch.setattr(line, "LENGTH", length)
+    monkeypatch.setattr(line, "TILES", line.tl.constexpr(length // line.TILE))
+    for criterion in criteria:
+        given = *sampled(20, kind), (1.1, STEP), 18.0, range(-25, -30, -3), -24, criterion, method, score
+        got, want = line.line_search(*given), line_search(*given)
+        pilots = 0 if criterion else 1 if method == "laplace" else 2
+        got[len(got) - 2 + pilots :] = want[len(got) - 2 + pilots :] = 0.0
+        assert got.shape == want.shape and (got[-3:] == want[-3:]).all()
+        got, want = (torch.split(x, [36, 90, len(x) - 126]) for x in (got, want))
+        for one, other in zip(got[:2], want[:2]):
+            one, other = one.reshape(-1, 6), other.reshape(-1, 6)
+            np.testing.assert_allclose(one[:, :5], other[:, :5], rtol=1e-6)
+            assert (one[:, 5] == 0.5).all() == (score is None)
+        for one, other in zip(got[2][:-3].reshape(-1, 10, 6), want[2][:-3].reshape(-1, 10, 6)):
+            said = [[x[1:, 0] - 2.0 * x[1:, 1] + x[0, 0], x[1:, 0], x[1:, 5]] for x in (one, other)]
+            np.testing.assert_allclose(*map(torch.stack, said), rtol=1e-6)
+
+
+@interpreted
+def test_kernels_tell_what_takes_too_many_bins(monkeypatch):
+    from sdkde_triton import line
+
+    monkeypatch.setattr(line, "LENGTH", 256)
+    monkeypatch.setattr(line, "TILES", line.tl.constexpr(1))
+    given = *sampled(20, "apart"), (20.0, 2.0), 18.0, range(0, -4, -3), 0, 1, "kde", None
+    there = line.line_search(*given)[:36].reshape(3, 2, 6)[..., :5].isnan()
+    assert there[:, 1].all() and not there[:, 0].any()
 
 
 @pytest.mark.gpu

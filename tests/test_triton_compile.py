@@ -203,11 +203,14 @@ def test_narrow(capability):
         ("shifts", {"BLOCK": 256}),
         ("moved", {"MOMENTS": True, "BLOCK": 256}),
         ("sums", {"LAPLACE": True, "BLOCK": 256}),
+        ("next", {"MOVED": True, "LAPLACE": False, "SCORE": 1.4, "GROWTH": 0.15}),
     ],
 )
 def test_line(kernel, constants, capability):
     types = dict.fromkeys(("u", "places", "ends", "shifts", "parts", "steps", "out", "others", "found"), "*fp64")
-    types |= dict.fromkeys(("folds", "mass", "moved", "own", "estimate"), "*i64")
+    types |= dict.fromkeys(("of", "picks"), "*fp64") | dict.fromkeys(
+        ("folds", "mass", "moved", "own", "estimate"), "*i64"
+    )
     types |= {"factor": "fp32", "unit": "i64", "rest": "i64", "left": "*i64"}
     _check_spills(getattr(line, f"{kernel}_kernel"), types, constants, capability, 8 if kernel == "places" else 4)
 

@@ -99,7 +99,7 @@ class TritonBackend:
     left_out, terms = staticmethod(criteria.left_out), staticmethod(criteria.terms)
     narrowed = staticmethod(criteria.narrowed)
     ordered, shaped = staticmethod(samples.ordered), staticmethod(fits.shaped)
-    line_left_out, line_deviations = staticmethod(line.line_left_out), staticmethod(line.line_deviations)
+    line_search = staticmethod(line.line_search)
 
     def reduce(self, problem: Problem, queries: Any, state: _State, own_offset: int = 0) -> Partial:
         """Reduce over all columns, rows in slabs; where memory does not suffice, in smaller ones."""

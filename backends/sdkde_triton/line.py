@@ -3,13 +3,16 @@
 Masses in bins are integers, and all samples together have a mass of 2⁶⁰. So a sum does not depend on the order in which
 a GPU adds. A row has LENGTH bins; the samples are in those before the row's end.
 
-``unit`` and ``rest`` are bits of numbers: the first row's bandwidth, in bins, and the log of what each is to the one
-before. There are ``cycle`` ends, and masses: row r has number r % cycle of them.
+``of`` are the first row's bandwidth, in bins, and the log of what each is to the one before. There are ``cycle`` ends,
+and masses: row r has number r % cycle of them. A kernel finds what bandwidths to look at next, so that the host reads
+once.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from typing import Any
 
 import torch
@@ -26,11 +29,12 @@ from .space import Config
 
 LENGTH, TILE = 1 << 15, 256
 TILES, UNIT, ROOT = tl.constexpr(LENGTH // TILE), tl.constexpr(2.0**-60), tl.constexpr(6.283185307179586**0.5)
+NONE = tl.constexpr(1e300)  # a loss that is not looked at
 
 
 @triton.jit
-def _bandwidth(unit, rest, row):
-    return number(unit) * tl.exp(number(rest) * row)
+def _bandwidth(of, row):
+    return tl.load(of) * tl.exp(tl.load(of + 1) * row)
 
 
 @triton.jit
@@ -41,10 +45,10 @@ def _over(u, i, n, most):
 
 
 @sized
-def places_kernel(u, places, ends, n, kind, unit, rest, BLOCK: tl.constexpr):
+def places_kernel(u, of, places, ends, n, kind, BLOCK: tl.constexpr):
     """Where samples are in bins, 6 ``kind`` to a bandwidth, which is in the unit of u; gaps are 10 ``kind`` at most."""
     k, i, first = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), 30 * kind * kind
-    width, less = _bandwidth(unit, rest, k) / (6 * kind), tl.zeros((BLOCK,), tl.float64)
+    width, less = _bandwidth(of, k) / (6 * kind), tl.zeros((BLOCK,), tl.float64)
     for start in range(0, tl.program_id(0) * BLOCK, BLOCK):
         less += _over(u, start + tl.arange(0, BLOCK), n, 2 * first * width)
     over, here = _over(u, i, n, 2 * first * width), tl.load(u + i, mask=i < n, other=0.0)
@@ -97,14 +101,14 @@ def _near(mass, at, length):
 
 
 @sized
-def shifts_kernel(mass, ends, shifts, parts, length, cycle, kind, factor, unit, rest, BLOCK: tl.constexpr):
+def shifts_kernel(mass, ends, of, shifts, parts, length, cycle, kind, factor, BLOCK: tl.constexpr):
     """Shifts of bins, in bandwidths, by the score at ``factor`` of them, and parts of sums for :func:`moved_kernel`.
 
     ``kind``: how often masses have been shared between bins.
     """
     row, j, c = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), f64(0.0) + factor
     mass += row % cycle * length
-    h = _bandwidth(unit, rest, row)
+    h = _bandwidth(of, row)
     if tl.program_id(0) * BLOCK < tl.load(ends + row % cycle):
         variance, here = c * c * h * h - kind / f64(6.0), _near(mass, j, length)
         density, slope, norm = here, tl.zeros((BLOCK,), tl.float64), 1.0 / (ROOT * tl.sqrt(variance))
@@ -139,7 +143,7 @@ def _step(parts, inside, c):
 
 @sized
 def moved_kernel(
-    mass, ends, shifts, parts, moved, steps, length, cycle, factor, unit, rest,
+    mass, ends, of, shifts, parts, moved, steps, length, cycle, factor,
     MOMENTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Move masses by half a step, or by "moments"."""
@@ -150,7 +154,7 @@ def moved_kernel(
         if MOMENTS:
             step = _step(parts + (row * TILES + tile) * 5, tile * BLOCK < end, f64(0.0) + factor)
         whole = tl.load(mass + row % cycle * length + j)
-        place = j + _bandwidth(unit, rest, row) * step * tl.load(shifts + row * length + j)
+        place = j + _bandwidth(of, row) * step * tl.load(shifts + row * length + j)
         place = tl.minimum(tl.maximum(place, 0.0), tl.minimum(end, length) - 1.5)
         low = tl.floor(place)
         to, share = moved + row * length + low.to(tl.int32), (whole.to(tl.float64) * (place - low)).to(tl.int64)
@@ -161,7 +165,7 @@ def moved_kernel(
 
 @sized
 def sums_kernel(
-    mass, own, ends, out, estimate, length, cycle, most, kind, asked, unit, rest,
+    mass, own, ends, of, out, estimate, length, cycle, most, kind, asked,
     LAPLACE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Of the estimate p̂ by ``most`` masses Σ p̂², and Σ p̂^(5/4), and those of other masses times p̂, p̂^(1/4) and log p̂.
@@ -170,7 +174,7 @@ def sums_kernel(
     shared between bins, the others ``asked`` times; p̂ there is as if they had not been. ``estimate``: masses of p̂.
     """
     row, j = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    end, h = tl.load(ends + row % cycle), _bandwidth(unit, rest, row)
+    end, h = tl.load(ends + row % cycle), _bandwidth(of, row)
     variance = h * h - kind / f64(6.0)
     less = variance - asked / f64(6.0)
     p, cross = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
@@ -208,34 +212,110 @@ def total_kernel(out, steps, found, MOVED: tl.constexpr):
     tl.store(found + row * 6 + k, tl.where(k < 5, sums, step), mask=k < 6)
 
 
+@triton.jit
+def _losses(found, others, of, splits, count, kind):
+    """A criterion, 0 power, 1 least squares, 2 likelihood, at ``count`` bandwidths, (16,); NONE where it is none."""
+    fold, i = tl.arange(0, 8)[:, None], tl.arange(0, 16)
+    inside, at = (fold < splits) & (i < count)[None, :], found + (fold * count + i[None, :]) * 6
+    held, unit = 1.0 - tl.load(others + fold, mask=fold < splits, other=1.0), 6.0 / _bandwidth(of, i)
+    whole = tl.sum(tl.load(at + tl.where(kind == 0, 2, 0), mask=inside, other=0.0) * held, 0)
+    part = tl.sum(tl.load(at + tl.where(kind == 0, 3, tl.where(kind == 1, 1, 4)), mask=inside, other=0.0), 0)
+    loss = tl.where(kind == 0, tl.sqrt(tl.sqrt(unit)) * (whole - 5.0 * part), unit * (whole - 2.0 * part))
+    loss = tl.where(kind == 2, -part - tl.log(unit), loss)
+    return tl.where((i < count) & (loss == loss), loss, NONE)
+
+
+@triton.jit
+def _of(losses, k):
+    return tl.sum(tl.where(tl.arange(0, 16) == k, losses, 0.0), 0)
+
+
+@triton.jit
+def _lowest(losses):
+    """How far a local minimum is from the middle of losses (16,), NONE at the ends: descend of the core's line."""
+    at = tl.full((), 8, tl.int32)
+    for _ in range(8):
+        low, here, high = _of(losses, at - 1), _of(losses, at), _of(losses, at + 1)
+        less, more = (low <= here) & (low <= high) & (low < NONE), (high < here) & (high < low)
+        at += more.to(tl.int32) - less.to(tl.int32)
+    low, here, high = _of(losses, at - 1), _of(losses, at), _of(losses, at + 1)
+    curvature, whole = low - 2.0 * here + high, at - f64(8.0)
+    inside = (low < NONE) & (high < NONE) & (curvature > 0.0)
+    return tl.where(inside, whole + 0.5 * (low - high) / tl.where(inside, curvature, 1.0), whole)
+
+
+@sized
+def next_kernel(
+    found, others, of, picks, splits, length, asked, kind, first, top, unit, rest,
+    MOVED: tl.constexpr, LAPLACE: tl.constexpr, SCORE: tl.constexpr, GROWTH: tl.constexpr,
+):  # fmt: skip
+    """Write what to look at next: what :func:`line_search` returns of it to ``picks``, and the bandwidths to ``of``.
+
+    ``asked``: 0 the first ones, from ``unit``, bits of a number; 1 those near the best; 2 and 3 pilots. ``rest``: bits
+    of how many samples they are worth.
+    """
+    p, near = tl.arange(0, 16) - 8, found + splits * length * 6
+    if asked == 0:
+        tl.store(of, number(unit))
+        tl.store(of + 1, f64(-3.0 * GROWTH))
+    elif asked < 3:
+        thirds = _losses(found, others, of, splits, length, kind)
+        best = tl.argmin(thirds, 0)
+        middle, h = first - 3 * best, _bandwidth(of, best)
+        if asked == 1:
+            tl.store(picks, middle + f64(0.0))
+            tl.store(of + 2, h * tl.exp(f64(-2.0 * GROWTH)))
+            tl.store(of + 3, f64(GROWTH))
+        else:
+            losses = _losses(near, others, of + 2, splits, 5, kind)
+            losses = tl.gather(losses, tl.minimum(tl.maximum(p + 2, 0), 15), 0)  # those five about the middle
+            losses = tl.where(p == 3, tl.where(best > 0, _of(thirds, best - 1), NONE), losses)
+            losses = tl.where(p == -3, _of(thirds, best + 1), losses)
+            looked = (p >= -3) & (middle + p >= -31) & (middle + p <= top)
+            away = tl.floor(_lowest(tl.where(looked, losses, NONE)) + 0.5)
+            tl.store(picks + 1, middle + away)
+            tl.store(of + 4, h * tl.exp(away * GROWTH))
+            tl.store(of + 5, f64(0.0))
+    else:
+        pilot, row = tl.load(picks + 1), near + splits * 30 + (p + 5) * 6
+        there = (p >= -4) & (p <= 4) & (pilot + p <= top)
+        square, step = tl.load(row, mask=there, other=0.0), tl.load(row + 5, mask=there, other=0.0)
+        bias = square - 2.0 * tl.load(row + 1, mask=there, other=0.0) + tl.load(near + splits * 30)
+        rough = f64(1.6875 if LAPLACE else 1.0)
+        if MOVED:
+            v = f64(1.0 + SCORE * SCORE)
+            rough += 2.0 * step / (1.0 + v) * tl.sqrt(2.0 / (1.0 + v)) + 0.75 * step * step / (v * v * tl.sqrt(v))
+        error = bias + (rough / (12.0 * ROOT * 2.0**0.5 * tl.exp(GROWTH * (p + f64(0.0)))) - square) / number(rest)
+        further = tl.floor(_lowest(tl.where(there & (error == error), error, NONE)) + 0.5)
+        tl.store(picks + 2, pilot + further)
+        tl.store(of + 6, tl.load(of + 4) * tl.exp(further * GROWTH))
+        tl.store(of + 7, f64(0.0))
+
+
 def _summed(
-    mass: Any, own: Any, ends: Any, found: Any, room: Any, bandwidths: tuple[Any, Any], binned: int, asked: int,
-    method: str, score: Any,
-) -> Any:  # fmt: skip
+    mass: Any, own: Any, ends: Any, found: Any, room: Any, of: Any, binned: int, asked: int, method: str, score: Any
+) -> Any:
     """Write sums of rows, and steps, to ``found`` (k, 6); return masses of the estimate. Moved ones go to ``room``."""
-    k, rows, moved, last = len(found), len(ends), method == "sdkde", tuple(map(bits, bandwidths))
+    k, rows, moved = len(found), len(ends), method == "sdkde"
     grid, c, estimate = (LENGTH // TILE, k), float(score or 1.0), mass.new_empty(k, LENGTH)
     parts, out, shifts, steps = (ends.new_empty(k, x) for x in (5 * grid[0], 5 * grid[0], LENGTH, 1))
     if moved:
-        kept(shifts_kernel, grid, (LENGTH, rows, binned, c), (TILE,))(mass, ends, shifts, parts, last=last)
+        kept(shifts_kernel, grid, (LENGTH, rows, binned, c), (TILE,))(mass, ends, of, shifts, parts)
         launch = kept(moved_kernel, grid, (LENGTH, rows, c), (score is not None, TILE))
-        launch(mass, ends, shifts, parts, room, steps, last=last)
+        launch(mass, ends, of, shifts, parts, room, steps)
         mass = room
     numbers = LENGTH, rows, len(mass), binned + moved, asked
-    kept(sums_kernel, grid, numbers, (method == "laplace", TILE))(mass, own, ends, out, estimate, last=last)
+    kept(sums_kernel, grid, numbers, (method == "laplace", TILE))(mass, own, ends, of, out, estimate)
     kept(total_kernel, (k, 1), (), (moved,))(out, steps, found)
     return estimate
 
 
-def _binned(
-    u: Any, folds: Any, bandwidths: tuple[Any, Any], k: int, splits: int, finer: int, more: int
-) -> tuple[Any, ...]:
+def _binned(u: Any, folds: Any, of: Any, k: int, splits: int, finer: int, more: int) -> tuple[Any, ...]:
     """Masses of each fold and of all, (splits + 1, k) rows; more rows, of zeros; ends of k rows, with room for all."""
     n, rows = len(u), (splits + 1) * k
     mass = torch.empty(rows + more, LENGTH, dtype=torch.int64, device=u.device)
     places, ends = u.new_empty(k * n), u.new_empty(k * (splits + 1))
-    launch = kept(places_kernel, (-(-n // 4096), k), (n, finer), (4096,), Config(1, 1, 8, 1))
-    launch(u, places, ends, last=tuple(map(bits, bandwidths)))
+    kept(places_kernel, (-(-n // 4096), k), (n, finer), (4096,), Config(1, 1, 8, 1))(u, of, places, ends)
     kept(clear_kernel, (LENGTH // TILE, rows + more), (LENGTH, k), (TILE,))(mass, ends)
     given = places, mass if folds is None else folds, mass
     kept(bins_kernel, (-(-n // 256), k), (n, LENGTH, splits), (256,))(*given)
@@ -244,37 +324,53 @@ def _binned(
 
 @functools.cache
 @launches.aside
-def _begin(device: Any, method: str, score: Any) -> None:
-    """The first time, let all kernels compile side by side, and those that an estimate launches next."""
+def _begin(device: Any, growth: float, method: str, score: Any) -> Any:
+    """Pairs of numbers for rows in bins; the first time all kernels begin to compile, and those of an estimate."""
     if device.type == "cuda":
         one, many = (torch.ones(1, dtype=x, device="cpu") for x in (torch.float64, torch.int64))
-        rehearse(line_left_out, one, many, 0.5 * one, (1.0, 1.0, 1), method, score)
-        rehearse(line_deviations, one, 1.0, (1.0, 1.0, 1), method, score)
+        rehearse(line_search, one, many, 0.5 * one, (1.0, growth), 1.0, range(1), 0, 0, method, score)
         moves.begin(1)
+    pairs = [[6.0, 0.0], [12.0, 0.0], [12.0 * math.exp(-4.0 * growth), growth]]
+    return torch.tensor(pairs, dtype=torch.float64).to(device)
 
 
-def line_left_out(
-    u: Any, folds: Any, others: Any, bandwidths: tuple[float, float, int], method: str, score: Any
-) -> Any:
-    """See :class:`sdkde_core.protocol.CriteriaBackend`."""
-    *geometric, k = bandwidths
-    splits, moved = len(others), method == "sdkde"
+def _left_out(u: Any, folds: Any, others: Any, of: Any, bins: Any, found: Any, method: str, score: Any) -> None:
+    """Write what samples that are left out say, (folds, k, 6)."""
+    splits, k, _ = found.shape
     rows = splits * k
-    with on_device(u):
-        _begin(u.device, method, score)
-        mass, room, ends = _binned(u, folds, geometric, k, splits, 1, rows * moved)
-        rest, found = torch.empty_like(mass[k:]), u.new_empty(splits, k, 6)
-        kept(rest_kernel, (LENGTH // TILE, rows), (LENGTH, k, splits), (TILE,))(mass, others, rest, ends)
-        _summed(rest, mass, ends[k:], found.view(rows, 6), room, (6.0, 0.0), 1, 1, method, score)
-        return found
+    mass, room, ends = _binned(u, folds, of, k, splits, 1, rows * (method == "sdkde"))
+    rest = torch.empty_like(mass[k:])
+    kept(rest_kernel, (LENGTH // TILE, rows), (LENGTH, k, splits), (TILE,))(mass, others, rest, ends)
+    _summed(rest, mass, ends[k:], found.view(rows, 6), room, bins[0], 1, 1, method, score)
 
 
-def line_deviations(u: Any, pilot: float, widths: tuple[float, float, int], method: str, score: Any) -> Any:
+def _deviations(u: Any, pilot: Any, bins: Any, found: Any, method: str, score: Any) -> None:
+    """Write what the estimate at the pilot says of itself, and of bandwidths if it were the density, (10, 6)."""
+    mass, room, ends = _binned(u, None, pilot, 1, 0, 2, len(found))
+    density = _summed(mass, mass, ends, found[:1], room[:1], bins[1], 1, 0, "sdkde", score)
+    _summed(density, density, ends, found[1:], room[1:], bins[2], 0, 0, method, score)
+
+
+def line_search(
+    u: Any, folds: Any, others: Any, bandwidths: tuple[float, float], n_eff: float, steps: range, top: int,
+    criterion: int, method: str, score: Any,
+) -> Any:  # fmt: skip
     """See :class:`sdkde_core.protocol.CriteriaBackend`."""
-    *geometric, k = widths
+    (first, growth), splits, count = bandwidths, len(others), len(steps)
+    pilots = 0 if criterion else 1 if method == "laplace" else 2
+    begins = [0, *itertools.accumulate((splits * count * 6, splits * 30, *[60] * pilots, 3))]
     with on_device(u):
-        mass, room, ends = _binned(u, None, (pilot, 0.0), 1, 0, 2, 1 + k)
-        found = u.new_empty(k + 1, 6)
-        density = _summed(mass, mass, ends, found[:1], room[:1], (12.0, 0.0), 1, 0, "sdkde", score)
-        _summed(density, density, ends, found[1:], room[1:], geometric, 0, 0, method, score)
+        bins = _begin(u.device, growth, method, score)
+        found, of = u.new_empty(begins[-1]), u.new_empty(8)
+        thirds, near, *expected, picks = (found[i:j] for i, j in itertools.pairwise(begins))
+        flags = method == "sdkde", method == "laplace", float(score or 1.0), growth
+        last = bits(first), bits(n_eff)
+        for stage in range(2 + pilots):
+            numbers = splits, count, stage, criterion, steps[0], top
+            kept(next_kernel, (1, 1), numbers, flags)(found, others, of, picks, last=last)
+            if stage < 2:
+                into = (thirds, near)[stage].view(splits, -1, 6)
+                _left_out(u, folds, others, of[2 * stage : 2 * stage + 2], bins, into, method, score)
+            else:
+                _deviations(u, of[2 * stage : 2 * stage + 2], bins, expected[stage - 2].view(10, 6), method, score)
         return found

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,13 @@ import numpy as np
 from ..arrays import Array, to_host
 from ..engine.devices import on_device
 from ..engine.launches import Lists, Varying
-from .line import FOLDS, TOO_MANY, LeftOut, Line
+from .line import FOLDS, STEP, LeftOut, Line, Looks
 from .rounding import units_of
 from .sample import SEED, Sample, drawn, most_of
 
 _lists = Lists(False)
+
+TOO_MANY = "the samples take more bins than a device's kernels have"
 
 
 class DeviceLine(Line):
@@ -27,11 +28,12 @@ class DeviceLine(Line):
     quartiles. Bandwidths are in ``unit``, data units.
     """
 
-    together, unit = True, 1.0
+    unit = 1.0
 
     def __init__(self, sample: Sample) -> None:
         torch, n, given = sys.modules["torch"], sample.n, sample.given[:, 0]
         self.kernels, self.method = sample.kernels, sample.method
+        self._known, self._expected = dict[int, LeftOut](), dict[int, Array]()
         every, places = given.sort().values, [0.25 * (n - 1), 0.75 * (n - 1)]
         taken, index, split = _once(n, given.device)
         x = every if taken is None else given[taken].sort().values
@@ -57,29 +59,41 @@ class DeviceLine(Line):
     def samples(self) -> tuple[Array, Array]:
         return to_host(self.values) / self.unit, np.full(len(self.values), 1.0 / len(self.values))
 
-    def left_out(self, bandwidths: Sequence[float]) -> list[LeftOut]:
-        given, widths = (self.values, self.folds, self.others), [h * self.unit for h in bandwidths]
-        found = self._asked(self.kernels.line_left_out, given, widths)
-        return [self.said(h, *sums.T[:5]) for h, sums in zip(bandwidths, found.swapaxes(0, 1))]
-
-    def pilot(self, h: float) -> float:
-        return h * self.unit
-
-    def deviations(self, pilot: float, widths: Sequence[float]) -> list[tuple[float, ...]]:
-        own, *found = self._asked(self.kernels.line_deviations, (self.values, pilot), widths)
-        if np.isnan(found).any():
+    def left_out(self, looks: Looks, k: int) -> LeftOut:
+        if k not in self._known:
+            self._search(looks, k)
+        if np.isnan(getattr(found := self._known[k], looks.criterion)).any():
             raise RuntimeError(TOO_MANY)
-        return [(sums[0] - 2.0 * sums[1] + own[0], sums[0], sums[5]) for sums in found]
+        return found
 
-    def _asked(self, kernels: Any, given: tuple[Any, ...], bandwidths: Sequence[float]) -> Array:
-        """What kernels say of bandwidths that are a geometric sequence: launches that are kept."""
-        k, how = len(bandwidths), (self.method, self.score)
-        given = *given, bandwidths[0], math.log(bandwidths[-1] / bandwidths[0]) / max(1, k - 1)
-        *vary, h, growth = (Varying.of(x, j) if isinstance(x, float) else x for j, x in enumerate(given))
-        key = kernels, k, len(self.values), len(self.held), *how
+    def deviations(self, looks: Looks, pilot: int) -> Callable[[int], tuple[float, ...]]:
+        own, *rows = self._expected[pilot]
+        if np.isnan(rows).any():
+            raise RuntimeError(TOO_MANY)
+        found = {pilot + k: (x[0] - 2.0 * x[1] + own[0], x[0], x[5]) for k, x in enumerate(rows, -4)}
+        return found.__getitem__
+
+    def _search(self, looks: Looks, k: int) -> None:
+        """Ask what :class:`Looks` looks at, from a step of its first search on, and read it at once."""
+        steps = range(k, -26, -3) if k == looks.last else range(k + 3, -32, -3)  # with the last one before
+        if (looks.last - k) % 3 or k >= min(self._known, default=99):
+            raise RuntimeError("rounding led the device's search elsewhere")
+        search, folds = self.kernels.line_search, len(self.held)
+        how = steps, looks.last, LeftOut._fields.index(looks.criterion), self.method, self.score
+        given = self.values, self.folds, self.others, looks.width(steps[0]) * self.unit, self.n_eff
+
+        def launch() -> tuple[Any, bool]:
+            *arrays, h, n_eff = (Varying.of(x, i) if isinstance(x, float) else x for i, x in enumerate(given))
+            return search(*arrays, (h, STEP), n_eff, *how), True
+
         with on_device(self.values):
-            found = _lists.serve(key, given, lambda: (kernels(*vary, (h, growth, k), *how), True), lambda read: True)
-        return to_host(found)
+            read = _lists.serve((search, len(self.values), folds, *how), given, launch, lambda read: True)
+        found, a, b = to_host(read), 6 * folds * len(steps), 6 * folds * (len(steps) + 5)
+        near = range(int(found[-3]) - 2, int(found[-3]) + 3)
+        for of, sums in ((steps, found[:a]), (near, found[a:b])):
+            for j, x in zip(of, sums.reshape(folds, -1, 6).swapaxes(0, 1)):
+                self._known.setdefault(j, self.said(looks.width(j), *x.T[:5]))
+        self._expected |= {int(j): rows for j, rows in zip(found[-2:], found[b:-3].reshape(-1, 10, 6))}
 
 
 @functools.lru_cache(4)

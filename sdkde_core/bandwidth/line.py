@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +37,6 @@ from .normal import roughness
 STEP = 0.15
 
 BINS = 6  # to a bandwidth
-TOO_MANY = "the samples take more bins than a device's kernels have"
 FOLDS = 8  # parts of the samples that are left out in turn; fewer where there are fewer samples
 
 
@@ -66,8 +65,6 @@ class Line:
     ``folds`` (n,): the parts that are left out together. ``score``: the score's bandwidth, in bandwidths, of the step
     "moments"; None: half a step.
     """
-
-    together = False  # whether to ask about several bandwidths at a time
 
     def __init__(self, u: Array, weights: Array, folds: NDArray[np.intp], method: str, score: Any = None) -> None:
         self.u, self.weights, self.method, self.score = u, weights, method, score
@@ -154,9 +151,9 @@ class Line:
         kernel = np.exp(-0.5 * q * (1.0 - (binned + 1.0) / (6.0 * h * h)))
         return np.fft.rfft(_shared(places, mass, grid.bins)) * kernel, step
 
-    def left_out(self, bandwidths: Sequence[float]) -> list[LeftOut]:
-        """The criteria at some bandwidths."""
-        return [self.said(h, *self.sums(h)) for h in bandwidths]
+    def left_out(self, looks: Looks, k: int) -> LeftOut:
+        """The criteria at a step of the search."""
+        return self.said(looks.width(k), *self.sums(looks.width(k)))
 
     def sums(self, h: float) -> tuple[Array, ...]:
         """What :meth:`said` makes the criteria of, each by folds: p̂ are densities to a bin."""
@@ -177,26 +174,24 @@ class Line:
         likelihood = math.nan * held if self.method == "laplace" else -logs / held - math.log(unit)
         return LeftOut(unit**0.25 * (power - 5.0 * rooted / held), unit * (square - 2.0 * cross / held), likelihood)
 
-    def pilot(self, h: float) -> Any:
-        """What :meth:`deviations` needs of an estimate at a bandwidth: in bins, as a density."""
-        grid = self._grid(h, 2.0)
+    def deviations(self, looks: Looks, pilot: int) -> Callable[[int], tuple[float, ...]]:
+        """If the estimate at the step ``pilot`` were the density: what a step's has of bias and mean, and the move.
+
+        That is ∫ of the bias squared and of the squared mean, by bins. These are 2 · BINS to the pilot's bandwidth.
+        """
+        grid = self._grid(looks.width(pilot), 2.0)
         mass = self._binned(grid).sum(0)
         density = self._estimate(grid, mass, np.fft.rfft(mass), grid.h, 1.0, "sdkde")[0]
         density = np.maximum(np.fft.irfft(density, grid.bins), 0.0)
-        return grid, density / density.sum()
-
-    def deviations(self, pilot: Any, widths: Sequence[float]) -> list[tuple[float, ...]]:
-        """If that were the density: ∫ of the bias squared and of the squared mean, by bins, and the step; for each h.
-
-        These are in bins of the pilot's grid, 2 · BINS to its bandwidth.
-        """
-        (grid, density), found = pilot, list[tuple[float, ...]]()
+        density /= density.sum()
         spectrum = np.fft.rfft(density)
-        for h in widths:
-            mean, step = self._estimate(grid, density, spectrum, h, 0.0)
+
+        def at(k: int) -> tuple[float, ...]:
+            mean, step = self._estimate(grid, density, spectrum, grid.h * math.exp(STEP * (k - pilot)), 0.0)
             bias = mean - spectrum
-            found.append((float(_inner(bias, bias, grid.bins)), float(_inner(mean, mean, grid.bins)), float(step)))
-        return found
+            return float(_inner(bias, bias, grid.bins)), float(_inner(mean, mean, grid.bins)), float(step)
+
+        return at
 
 
 class Looks:
@@ -204,25 +199,19 @@ class Looks:
 
     def __init__(self, line: Line, criterion: str, unit: float, last: int) -> None:
         self.line, self.unit, self.last = line, unit, last
-        self.known: dict[int, LeftOut] = {}
-        said: dict[int, LeftOut] = {}
+        self.criterion, self.known = criterion, dict[int, LeftOut]()
 
-        def at(k: int, thirds: bool = False) -> Any:
-            if k not in said:  # a device is also asked about the bandwidths that the search is likely to look at next
-                near = range(k, -32, -3)[:9] if thirds else range(k - 1, k + 3)
-                near = near if line.together else range(k, k + 1)
-                said.update(dict(zip(near, line.left_out([self.width(j) for j in near]))) | said)
-            self.known[k], found = said[k], getattr(said[k], criterion)
-            if line.together and np.isnan(found).any():
-                raise RuntimeError(TOO_MANY)
-            return found
+        def at(k: int) -> Any:
+            if k not in self.known:
+                self.known[k] = line.left_out(self, k)
+            return getattr(self.known[k], criterion)
 
         @functools.cache
         def loss(k: int) -> float:
             return float(line.held @ at(k))
 
         for k in range(last, -32, -3):
-            at(k, thirds=True)
+            at(k)
             best = min(self.known, key=loss)
             if best - k >= 9 and all(_errors(line, at(j), at(best)) > 3.0 for j in range(k, k + 9, 3)):
                 break
@@ -244,19 +233,15 @@ class Looks:
 
     def _expected(self, pilot: float) -> float:
         """The step with the least expected error near that of the pilot's bandwidth."""
-        line, middle, unit, known = self.line, round(pilot), 2 * BINS / self.width(pilot), dict[int, float]()
-        at, first, last = line.pilot(self.width(pilot)), middle - 4, min(middle + 4, self.last)
+        line, middle, unit = self.line, round(pilot), 2 * BINS / self.width(round(pilot))
+        deviations = line.deviations(self, middle)
 
         def error(k: int) -> float:
-            if k not in known:
-                steps = range(middle - 4, middle + 5) if line.together else [k]
-                widths = [self.width(j) * unit for j in steps]
-                for j, h, (bias, square, step) in zip(steps, widths, line.deviations(at, widths)):
-                    variance = roughness(line.method, 1, step, line.score or 1.0) / (2.0 * math.sqrt(math.pi) * h)
-                    known[j] = (bias + (variance - square) / line.n_eff) * unit
-            return known[k]
+            (bias, square, step), h = deviations(k), self.width(k) * unit
+            variance = roughness(line.method, 1, step, line.score or 1.0) / (2.0 * math.sqrt(math.pi) * h)
+            return (bias + (variance - square) / line.n_eff) * unit
 
-        return descend(error, middle, first, last)
+        return descend(error, middle, middle - 4, min(middle + 4, self.last))
 
 
 def _errors(line: Line, fold: Array, best: Array) -> float:
