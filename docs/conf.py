@@ -71,8 +71,6 @@ EXAMPLES = {
     "sdkde_core.interop.plots.contours": ("gallery", "Two moons"),
     "sdkde_core.interop.plots.moves": ("plots", "Contours and moves"),
     "sdkde_core.interop.plots.scatter": ("plots", "Points coloured by their density"),
-    "sdkde_core.interop.plots.raster": ("plots", "Rasters"),
-    "sdkde_core.interop.plots.Raster": ("plots", "Rasters"),
     "sdkde_core.interop.plots.pairs": ("plots", "Pairs"),
     "sdkde_core.interop.plots.selection": ("plots", "How a bandwidth was chosen"),
 }

@@ -115,24 +115,6 @@ def test_a_scatter_has_every_point_in_its_colour_the_densest_last(ax, x):
         plots.scatter(x[:, :2], {"one": density}, ax=ax)
 
 
-def test_a_raster_is_the_density_on_a_grid_and_contours_are_drawn_from_it(ax, x):
-    density = prepare(x[:, :2], **FAST)
-    found = plots.raster(density, x=[-1.0, 0.0, 1.0, 2.0], y=np.linspace(4, -4, 5))
-    assert found.values.shape == (5, 4) and found.cell == (1.0, -2.0) and found.extent == (-1.5, 2.5, 5.0, -5.0)
-    np.testing.assert_allclose(found.values[1, 3], density.estimate([[2.0, 2.0]])[0])
-    far = plots.raster(density, [1e3, 2e3], 7, log=True)
-    assert far.values.shape == (7, 2) and (far.values < -1e5).all() and np.isfinite(far.values).all()
-    whole = plots.raster(density)  # little is left out
-    np.testing.assert_allclose(whole.values.sum() * np.prod(whole.cell), 1.0, atol=0.03)
-    for wrong in ([0.0, 1.0, 3.0], [1.0], [[0.0, 1.0]], 1, [0.0, np.nan], [2.0, 2.0]):
-        with pytest.raises(ValueError, match=r"^y (is|has shape)"):
-            plots.raster(density, y=wrong)
-    with pytest.raises(ValueError, match=r"3 dimensions.*marginal\(\(i, j\)\)"):
-        plots.raster(prepare(x, **FAST))
-    with pytest.raises(TypeError, match="pass what"):
-        plots.raster(x)
-
-
 def test_axes_have_the_names_of_the_columns_unless_they_have_labels(ax, x, tmp_path):
     prepare(Frame(x[:, :2], names=["east", "north"]), **FAST).save(tmp_path / "map.sdkde")
     density = load(tmp_path / "map.sdkde")
@@ -353,10 +335,9 @@ def test_scatter_takes_data_frames():
     pyplot.close("all")
 
 
-def test_a_raster_of_a_stack_has_the_samples():
+def test_contours_of_a_stack_are_where_the_samples_are(ax):
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.normal(size=(80, 2)), [[6.0, 0.0], [0.0, -6.0]]]) * [1.0, 30.0]
-    found = plots.raster(prepare(x, method="stacked"), x=60, y=60)
-    left, right, bottom, top = found.extent
+    plots.contours(prepare(x, method="stacked"), x, ax=ax)
+    (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
     assert left < x[:, 0].min() and x[:, 0].max() < right and bottom < x[:, 1].min() and x[:, 1].max() < top
-    assert found.values.sum() * abs(np.prod(found.cell)) > 0.99

@@ -1,4 +1,4 @@
-"""Plots of prepared densities, of the moves of debiasing, and of how a bandwidth was chosen; rasters for maps.
+"""Plots of prepared densities, of the moves of debiasing, and of how a bandwidth was chosen.
 
 Public as ``sdkde_core.plots``. Each function draws into the axes or the figure it is given, else into a new figure of
 pyplot, and returns what it drew into. So plots are laid over one another by passing the axes on. Without a display
@@ -24,8 +24,7 @@ from ..estimator.mixture import components, indices
 from ..estimator.prepared import Prepared
 from ..messages import optional
 
-__all__ = ["COLOURS", "DARK", "STYLE", "Raster", "contours", "curves", "moves", "pairs", "raster", "scatter"]
-__all__ += ["selection"]
+__all__ = ["COLOURS", "DARK", "STYLE", "contours", "curves", "moves", "pairs", "scatter", "selection"]
 
 
 #: A colour for each method. They stay apart where a kind of cone is missing; line styles help.
@@ -270,70 +269,6 @@ def selection(chosen: Any, *, ax: Any = None) -> Any:
     return ax
 
 
-class Raster(NamedTuple):
-    """Values on a regular grid."""
-
-    x: Array  #: (k,), coordinates of the columns of ``values``, in data units
-    y: Array  #: (l,), of the rows
-    values: Array  #: (l, k), the density or its log at each (x, y)
-
-    @property
-    def cell(self) -> tuple[float, float]:
-        """Width and height of a cell in data units; negative where coordinates descend."""
-        (width, height) = (float((a[-1] - a[0]) / (len(a) - 1)) for a in (self.x, self.y))
-        return width, height
-
-    @property
-    def extent(self) -> tuple[float, float, float, float]:
-        """Outer edges of the first and last column, and of the first and last row: for ``imshow(origin="lower")``.
-
-        They are half a cell farther out than the coordinates, which are the middles of cells.
-        """
-        (x, y), (width, height) = self[:2], self.cell
-        return float(x[0] - width / 2), float(x[-1] + width / 2), float(y[0] - height / 2), float(y[-1] + height / 2)
-
-
-def raster(density: Prepared, x: Any = None, y: Any = None, *, log: bool = False) -> Raster:
-    """Evaluate a density of two dimensions on a regular grid.
-
-    Parameters
-    ----------
-    density : Prepared
-        From :func:`sdkde_core.prepare`.
-    x, y : int or (k,) array_like, optional
-        How many columns and rows, over where the samples are; or their coordinates in data units, at least two and
-        evenly spaced, such as those of another raster. Default: two for a bandwidth, from 80 to 200.
-    log : bool
-        Return log p̂, which is right where p̂ underflows.
-
-    Returns
-    -------
-    Raster
-        With ``x`` (k,), ``y`` (l,), ``values`` (l, k), ``cell`` and ``extent``. Pass coordinates ``y`` that descend for
-        an image whose first row is the northern one.
-
-    Raises
-    ------
-    TypeError, ValueError
-        No prepared density of two dimensions, or coordinates that are not evenly spaced.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from sdkde_core import plots, prepare
-    >>> ready = prepare(np.random.default_rng(0).normal(size=(200, 2)), bandwidth=0.4)
-    >>> found = plots.raster(ready, x=np.linspace(-3, 3, 61), y=40)
-    >>> found.values.shape
-    (40, 61)
-    """
-    if not isinstance(density, Prepared):
-        raise TypeError(f"density is of type {type(density).__name__}; pass what sdkde_core.prepare returns")
-    if density.n_dimensions != 2:
-        instead = "pass density.marginal((i, j))" if density.n_dimensions > 2 else "use density.estimate(x)"
-        raise ValueError(f"density has {density.n_dimensions} dimensions instead of 2; {instead}")
-    return evaluated(density, _axis("x", density, 0, x), _axis("y", density, 1, y), log)
-
-
 # --- what the functions above draw with: style, ranges, curves, and contours that enclose shares of the probability ---
 
 
@@ -437,7 +372,8 @@ def _draw_contours(ax: Any, drawn: Sequence[_Drawn], dots: Array | None, shares:
     x, y = (grid([one.density for one in drawn], j, 2, 80, 200, tail) for j in (0, 1))
     cell = (x[1] - x[0]) * (y[1] - y[0])
     for one in drawn:
-        values = evaluated(one.density, x, y).values
+        where = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
+        values = to_host(one.density.estimate(where)).reshape(len(y), len(x))
         levels = thresholds(values.ravel(), values.ravel() * cell, shares)  # ascending, as the shares descend
         if len(drawn) == 1:
             shades = [(one.colour, alpha) for alpha in np.linspace(0.2, 0.7, len(levels))]
@@ -453,27 +389,6 @@ def _draw_contours(ax: Any, drawn: Sequence[_Drawn], dots: Array | None, shares:
         there = dots[((dots >= [x[0], y[0]]) & (dots <= [x[-1], y[-1]])).all(axis=1)]
         ms = float(np.clip(50.0 / np.sqrt(len(there) or 1), 2.0, 5.0))
         ax.plot(*there[_some(len(there))].T, ".", color=DARK, alpha=0.35, ms=ms, mew=0, zorder=1.5, label="_samples")
-
-
-def evaluated(density: Prepared, x: Array, y: Array, log: bool = False) -> Raster:
-    """The density at every pair of coordinates (k,) and (l,)."""
-    where = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
-    return Raster(x, y, to_host(density.estimate(where, log=log)).reshape(len(y), len(x)))
-
-
-def _axis(name: str, density: Prepared, j: int, given: Any) -> Array:
-    if given is None:
-        return grid([density], j, 2, 80, 200)
-    if isinstance(given, int | np.integer) and not isinstance(given, bool):
-        if given < 2:
-            raise ValueError(f"{name} is {given}; pass a number of cells, at least 2, or their coordinates")
-        return grid([density], j, 2, int(given), int(given))
-    at = numbers(name, given)
-    step = np.diff(at) if at.ndim == 1 and at.size > 1 else np.zeros(1)
-    if not (np.isfinite(at).all() and step[0] and np.allclose(step, step.mean(), rtol=1e-3, atol=0.0)):
-        instead = "a number of cells, or two or more finite coordinates at equal distances, as from numpy.linspace"
-        raise ValueError(f"{name} has shape {at.shape}, and is not evenly spaced; pass {instead}")
-    return at
 
 
 def grid(
