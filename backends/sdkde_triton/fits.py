@@ -92,14 +92,8 @@ def _turn(u, v, at, n, d, across, along, DIM: tl.constexpr):
     for start in range(0, n, BLOCK):
         j = start + tl.arange(0, BLOCK)
         here, inside = k[:, None] * across + j[None, :] * along, (k < d)[:, None] & (j < n)[None, :]
-        if DIM > 32:  # there is no room for a product of matrices
-            found = tl.zeros((DIM, BLOCK), tl.float64)
-            for column in tl.range(0, DIM, loop_unroll_factor=8):
-                value = tl.load(u + column * across + j * along, mask=(j < n) & (column + 0 * j < d), other=0.0)
-                found += tl.load(at + k * DIM + column)[:, None] * value[None, :]
-        else:
-            value = tl.load(u + here, mask=inside, other=0.0)
-            found = tl.dot(tl.load(at + k[:, None] * DIM + k[None, :]), value, out_dtype=tl.float64)
+        value = tl.load(u + here, mask=inside, other=0.0)
+        found = tl.dot(tl.load(at + k[:, None] * DIM + k[None, :]), value, out_dtype=tl.float64)
         tl.store(v + here, found, mask=inside)
 
 
@@ -362,7 +356,7 @@ def begin(device: torch.device, d: int, full: bool) -> None:
     """The first time, let all kernels of a choice compile side by side."""
     if device.type == "cuda":
         few, weights = (torch.full(k, 0.5, dtype=torch.float64, device="cpu") for k in ((2, d), (2,)))
-        if d <= 34:  # of more columns no shape is chosen
+        if d <= 32:  # of more columns no shape is chosen
             rehearse(shaped, few, weights, 2, True, 1.0, (1.0,), (1,), 1.0, 0.0, full)
         criteria.begin(device, "sdkde")
 

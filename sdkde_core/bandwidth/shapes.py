@@ -56,7 +56,7 @@ class _Fit(NamedTuple):
 def most_of(n: int, d: int) -> int:
     """How many of n samples in d dimensions a shape is fitted to; 0 where they are too few for one."""
     most = min(n, 500, math.isqrt(500**2 * 16 // max(d, 16)))
-    return most if 1 < d <= most / 10 else 0
+    return most if 1 < d <= min(32, most / 10) else 0
 
 
 def enough(n: int, d: int) -> bool:
