@@ -474,12 +474,13 @@ class CriteriaBackend(Backend, TypingProtocol):
     ) -> Any:  # fmt: skip
         """Return what :class:`sdkde_core.bandwidth.line.Looks` asks about one column, float64, one after another.
 
-        The samples u (n,) are in order and worth ``n_eff``; ``folds`` (n,) are the parts that are left out, at most 8,
-        and ``others`` the shares of all others. ``bandwidths``: that of the step steps[0], and the log of what each is
-        to the one a step below. ``criterion``: 0 power, 1 least squares, 2 likelihood.
+        The samples u (n,) are in order and worth ``n_eff``; ``folds`` (n,) are the 8 parts that are left out, and
+        ``others`` the shares of all others. ``bandwidths``: that of the first step, and the log of what each is to the
+        one a step below. ``criterion``: 0 power, 1 least squares, 2 likelihood. ``score``: the score's bandwidth, in
+        bandwidths, for the step "moments", or None for half a step.
 
-        * What :meth:`sdkde_core.bandwidth.line.Line.sums` says at ``steps``, every third one down from the first, at most
-          15, and the step of the moves, (folds, k, 6).
+        * What :meth:`sdkde_core.bandwidth.line.Line.sums` says at ``steps``, every third one down from the first, at
+          most 15 of them, and the step of the moves, (folds, k, 6).
         * The same at five steps about the best of these, (folds, 5, 6).
         * For the criterion 0 the estimate by ``"sdkde"`` at the step nearest the best, the pilot: sums for it, (10, 6).
           In the first row what is left out are the samples. The others are of estimates of the pilot, which is also
@@ -487,8 +488,7 @@ class CriteriaBackend(Backend, TypingProtocol):
         * The same again, unless the method is ``"laplace"``, for the step with the least expected error by these.
         * The step in the middle of the five, and the pilots'; three numbers.
 
-        The score's bandwidth is ``score``, in bandwidths, for the step "moments", or None for half a step. NaN: not
-        known. Launches may be kept.
+        NaN: not known. Launches may be kept.
         """
 
 

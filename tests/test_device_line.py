@@ -74,11 +74,11 @@ def line_search(u, folds, others, bandwidths, n_eff, steps, top, criterion, meth
         rows, pilot = expected(picks[1])
         picks.append(pilot)
         found += [rows] if method == "laplace" else [rows, expected(pilot)[0]]
-    return torch.tensor(np.concatenate([*map(np.ravel, found), (picks + [0])[:3]]))
+    return torch.tensor(np.concatenate([*map(np.ravel, found), [*picks, 0][:3]]))
 
 
 @pytest.mark.parametrize("rule", ["auto", "lscv", "lcv"])
-@pytest.mark.parametrize("n", [5, 60, 700])
+@pytest.mark.parametrize("n", [9, 60, 700])
 def test_the_choice_is_that_of_the_host(monkeypatch, n, rule):
     asked = []
 
@@ -99,11 +99,11 @@ def test_the_choice_is_that_of_the_host(monkeypatch, n, rule):
             assert got.selection.reason == want.selection.reason
             np.testing.assert_allclose(got.factor, want.factor, rtol=1e-5)
             assert (got.step, got.score_bandwidth) == pytest.approx((want.step, want.score_bandwidth))
-            assert len(asked) <= 1 + (name in ("far", "groups", "ends") or rule != "auto"), (
+            assert len(asked) <= 1 + (name in ("far", "groups", "ends") or n < 60 or rule != "auto"), (
                 "the device is read more than once"
             )
             assert bool(asked) == (
-                name not in ("noise", "rounded", "counts", "small", "large") and (n, name) != (5, "ties")
+                name not in ("noise", "rounded", "counts", "small", "large") and (n, name) != (9, "ties")
             )
 
 
@@ -187,7 +187,7 @@ def test_kernels_tell_what_takes_too_many_bins(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("n", [5, 60, 700, 20_000, most_of(1) + 9])
+@pytest.mark.parametrize("n", [5, 9, 60, 700, 20_000, most_of(1) + 9])
 def test_the_choice_on_a_card_is_that_of_the_host(monkeypatch, n, method):
     if n < 1000:  # else narrow kernels of far samples may take more bins than there are
         monkeypatch.setattr(distinct, "_logger", None)

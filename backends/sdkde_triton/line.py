@@ -341,43 +341,34 @@ def _begin(device: Any, growth: float, method: str, score: Any) -> Any:
     return torch.tensor(pairs, dtype=torch.float64).to(device)
 
 
-def _left_out(u: Any, folds: Any, others: Any, of: Any, bins: Any, found: Any, method: str, score: Any) -> None:
-    """Write what samples that are left out say, (folds, k, 6)."""
-    splits, k, _ = found.shape
-    rows = splits * k
-    mass, room, ends = _binned(u, folds, of, k, splits, 1, rows * (method == "sdkde"))
-    rest = torch.empty_like(mass[k:])
-    kept(rest_kernel, (LENGTH // TILE, rows), (LENGTH, k, splits), (TILE,))(mass, others, rest, ends)
-    _summed(rest, mass, ends[k:], found.view(rows, 6), room, bins[0], 1, 1, method, score)
-
-
-def _deviations(u: Any, pilot: Any, bins: Any, found: Any, method: str, score: Any) -> None:
-    """Write what the estimate at the pilot says of itself, and of bandwidths if it were the density, (10, 6)."""
-    mass, room, ends = _binned(u, None, pilot, 1, 0, 2, len(found))
-    density = _summed(mass, mass, ends, found[:1], room[:1], bins[1], 1, 0, "sdkde", score)
-    _summed(density, density, ends, found[1:], room[1:], bins[2], 0, 0, method, score)
-
-
 def line_search(
     u: Any, folds: Any, others: Any, bandwidths: tuple[float, float], n_eff: float, steps: range, top: int,
     criterion: int, method: str, score: Any,
 ) -> Any:  # fmt: skip
     """See :class:`sdkde_core.protocol.CriteriaBackend`."""
-    (first, growth), splits, count = bandwidths, len(others), len(steps)
+    (first, growth), splits, count, moved = bandwidths, len(others), len(steps), method == "sdkde"
     pilots = 0 if criterion else 1 if method == "laplace" else 2
     begins = [0, *itertools.accumulate((splits * count * 6, splits * 30, *[60] * pilots, 3))]
     with on_device(u):
         bins = _begin(u.device, growth, method, score)
         found, of = u.new_empty(begins[-1]), u.new_empty(8)
-        thirds, near, *expected, picks = (found[i:j] for i, j in itertools.pairwise(begins))
-        flags = method == "sdkde", method == "laplace", float(score or 1.0), growth
+        *parts, picks = (found[i:j] for i, j in itertools.pairwise(begins))
+        flags = moved, method == "laplace", float(score or 1.0), growth
         last = bits(first), bits(n_eff)
         for stage in range(2 + pilots):
-            numbers = splits, count, stage, criterion, steps[0], top
+            numbers, pair = (splits, count, stage, criterion, steps[0], top), of[2 * stage : 2 * stage + 2]
             kept(next_kernel, (1, 1), numbers, flags)(found, others, of, picks, last=last)
-            if stage < 2:
-                into = (thirds, near)[stage].view(splits, -1, 6)
-                _left_out(u, folds, others, of[2 * stage : 2 * stage + 2], bins, into, method, score)
-            else:
-                _deviations(u, of[2 * stage : 2 * stage + 2], bins, expected[stage - 2].view(10, 6), method, score)
+            if stage < 2:  # samples that are left out
+                into = parts[stage].view(splits, -1, 6)
+                k = into.shape[1]
+                rows = splits * k
+                mass, room, ends = _binned(u, folds, pair, k, splits, 1, rows * moved)
+                rest = torch.empty_like(mass[k:])
+                kept(rest_kernel, (LENGTH // TILE, rows), (LENGTH, k, splits), (TILE,))(mass, others, rest, ends)
+                _summed(rest, mass, ends[k:], into.view(rows, 6), room, bins[0], 1, 1, method, score)
+            else:  # the estimate at the pilot, and what bandwidths say if it were the density
+                into = parts[stage].view(10, 6)
+                mass, room, ends = _binned(u, None, pair, 1, 0, 2, 10)
+                density = _summed(mass, mass, ends, into[:1], room[:1], bins[1], 1, 0, "sdkde", score)
+                _summed(density, density, ends, into[1:], room[1:], bins[2], 0, 0, method, score)
         return found

@@ -24,6 +24,8 @@ TOO_MANY = "the samples take more bins than a device's kernels have"
 class DeviceLine(Line):
     """As :class:`.Line`, by a backend's kernels: of all values of one column, where equal ones are in one fold.
 
+    As on the host the i-th of the distinct values is in the fold of the i-th number below theirs in a permutation.
+
     ``good``: the column needs no preparation on the host, as a rounded one does. The sample is told its ends and
     quartiles. Bandwidths are in ``unit``, data units.
     """
@@ -35,26 +37,29 @@ class DeviceLine(Line):
         self.kernels, self.method = sample.kernels, sample.method
         self._known, self._expected = dict[int, LeftOut](), dict[int, Array]()
         every, places = given.sort().values, [0.25 * (n - 1), 0.75 * (n - 1)]
-        taken, index, split = _once(n, given.device)
+        taken, index, rest, parts = _once(n, given.device)
         x = every if taken is None else given[taken].sort().values
-        gaps, length = x.diff(), x[-1] - x[0]
-        close = (gaps > 1e-12 * length) & (gaps <= length / (100.0 * len(x) + 1000.0))  # see units_of
-        ranks = [k for place in places for k in (int(place), min(int(place) + 1, n - 1))]
-        counted = (some.sum(dtype=x.dtype) for some in (close, gaps == 0.0, gaps < 1e-15 * length))
-        found = *counted, given.std(correction=0), given[0]
-        numbers = torch.stack([*found, *(every[k] for k in (0, -1, *ranks))]).tolist()
-        near, equal, alike, std, first, low, high, *at = numbers
+        gaps, length, k = x.diff(prepend=x[:1]), x[-1] - x[0], len(x)
+        value = (gaps != 0.0).cumsum(0)  # the number of each sample's value, from 0
+        there = index <= value[-1]
+        folds = rest.new_empty(k + 1).scatter_(0, torch.where(there, there.cumsum(0) - 1, k), rest)[value]
+        shares = (folds[:, None] == parts).sum(0, dtype=x.dtype) / k
+        often = torch.zeros_like(x).index_add_(0, value, torch.ones_like(x))
+        close = (gaps > 1e-12 * length) & (gaps <= length / (100.0 * k + 1000.0))  # see units_of
+        ranks = [i for place in places for i in (int(place), min(int(place) + 1, n - 1))]
+        counted = (some.sum(dtype=x.dtype) for some in (close, gaps < 1e-15 * length))
+        found = *counted, often.dot(often), value[-1].to(x.dtype), given.std(correction=0), given[0]
+        numbers = torch.cat([torch.stack([*found, *(every[i] for i in (0, -1, *ranks))]), shares]).tolist()
+        near, alike, squares, last, std, first, low, high, *at = numbers[:-FOLDS]
         sample.ends = np.array([[low], [high], [first]])
         if 1e-140 < std < 1e140:  # else squares of the data are none
             quartiles = [a + place % 1.0 * (b - a) - first for place, a, b in zip(places, at[::2], at[1::2])]
             sample.measured = np.array([std, *quartiles])[:, None] / sample.unit
-        if equal:
-            _, inverse, often = torch.unique_consecutive(x, return_inverse=True, return_counts=True)
-            split = _split(index, often, inverse)
-        self.values, self.n, (self.folds, self.others, self.held, self.n_eff) = x, len(x) - int(equal), split
+        self.values, self.folds, self.others, self.held = x, folds, 1.0 - shares, np.array(numbers[-FOLDS:])
+        self.n, self.n_eff = int(last) + 1, k * k / squares
         exact = near or (n <= 1000 and not units_of(to_host(x)[:, None]).any())
         # The host takes values for equal that differ by less than its rounding.
-        self.good = bool(self.n >= 5 and exact and alike == equal and 1e-140 < std < 1e140)
+        self.good = bool(self.n >= FOLDS and exact and alike + last == k and 1e-140 < std < 1e140)
 
     def samples(self) -> tuple[Array, Array]:
         return to_host(self.values) / self.unit, np.full(len(self.values), 1.0 / len(self.values))
@@ -98,21 +103,8 @@ class DeviceLine(Line):
 
 @functools.lru_cache(4)
 def _once(n: int, place: Any) -> tuple[Any, ...]:
-    """Which of n samples are looked at, None: all; a permutation, as of :func:`.selection.distinct`; their split."""
-    rng, most, there = np.random.default_rng(SEED), most_of(1), sys.modules["torch"].from_numpy
-    taken = there(drawn(n, most, rng)).to(place) if n > most else None
-    index = there(rng.permutation(min(n, most))).to(place)
-    return taken, index, _split(index, sys.modules["torch"].ones_like(index))
-
-
-def _split(index: Any, often: Any, inverse: Any = ...) -> tuple[Any, ...]:
-    """Of distinct values that occur so often: samples' folds, the others' shares; on the host folds' shares, n_eff.
-
-    ``inverse``: which value each sample has; by default samples are these values.
-    """
-    torch, k, often = sys.modules["torch"], min(FOLDS, len(often)), often.double()
-    folds = index[index < len(often)] % k
-    shares = (often[:, None] * (folds[:, None] == torch.arange(k, device=index.device))).sum(0) / len(index)
-    others = 1.0 - shares  # before the host waits: kept for other streams
-    *held, squares = torch.cat([shares, (often * often).sum()[None]]).tolist()
-    return folds[inverse], others, np.array(held), len(index) ** 2 / squares
+    """Which of n samples are looked at, None: all; a permutation, as of :func:`.selection.distinct`; folds by it."""
+    rng, most, torch = np.random.default_rng(SEED), most_of(1), sys.modules["torch"]
+    taken = torch.from_numpy(drawn(n, most, rng)).to(place) if n > most else None
+    index = torch.from_numpy(rng.permutation(min(n, most))).to(place)
+    return taken, index, index % FOLDS, torch.arange(FOLDS, device=place)
