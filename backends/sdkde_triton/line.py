@@ -4,8 +4,7 @@ Masses in bins are integers, and all samples together have a mass of 2⁶⁰. So
 a GPU adds. A row has LENGTH bins; the samples are in those before the row's end.
 
 ``of`` are the first row's bandwidth, in bins, and the log of what each is to the one before. There are ``cycle`` ends,
-and masses: row r has number r % cycle of them. A kernel finds what bandwidths to look at next, so that the host reads
-once.
+and masses: row r has number r % cycle of them. A kernel finds what to look at next, so that the host reads once.
 """
 
 from __future__ import annotations
@@ -240,15 +239,15 @@ def _of(losses, k):
 @triton.jit
 def _lowest(losses):
     """How far a local minimum is from the middle of losses (16,), NONE at the ends: descend of the core's line."""
-    at = tl.full((), 8, tl.int32)
+    at, found = tl.full((), 8, tl.int32), f64(0.0)
     for _ in range(8):
         low, here, high = _of(losses, at - 1), _of(losses, at), _of(losses, at + 1)
         less, more = (low <= here) & (low <= high) & (low < NONE), (high < here) & (high < low)
+        curvature = low - 2.0 * here + high
+        inside = (low < NONE) & (high < NONE) & (curvature > 0.0)
+        found = at - 8.0 + tl.where(inside, 0.5 * (low - high) / tl.where(inside, curvature, 1.0), 0.0)
         at += more.to(tl.int32) - less.to(tl.int32)
-    low, here, high = _of(losses, at - 1), _of(losses, at), _of(losses, at + 1)
-    curvature, whole = low - 2.0 * here + high, at - f64(8.0)
-    inside = (low < NONE) & (high < NONE) & (curvature > 0.0)
-    return tl.where(inside, whole + 0.5 * (low - high) / tl.where(inside, curvature, 1.0), whole)
+    return found
 
 
 @sized

@@ -24,52 +24,44 @@ TOO_MANY = "the samples take more bins than a device's kernels have"
 class DeviceLine(Line):
     """As :class:`.Line`, by a backend's kernels: of all values of one column, where equal ones are in one fold.
 
-    As on the host the i-th of the distinct values is in the fold of the i-th number below theirs in a permutation.
-
     ``good``: the column needs no preparation on the host, as a rounded one does. The sample is told its ends and
     quartiles. Bandwidths are in ``unit``, data units.
     """
 
-    unit = 1.0
-
     def __init__(self, sample: Sample) -> None:
         torch, n, given = sys.modules["torch"], sample.n, sample.given[:, 0]
-        self.kernels, self.method = sample.kernels, sample.method
-        self._known, self._expected = dict[int, LeftOut](), dict[int, Array]()
+        self.kernels, self.method, self.unit = sample.kernels, sample.method, 1.0
+        self._sums, self._expected = dict[int, Array](), dict[int, Array]()
         every, places = given.sort().values, [0.25 * (n - 1), 0.75 * (n - 1)]
-        taken, index, rest, parts = _once(n, given.device)
+        taken, index, split = _once(n, given.device)
         x = every if taken is None else given[taken].sort().values
-        gaps, length, k = x.diff(prepend=x[:1]), x[-1] - x[0], len(x)
-        value = (gaps != 0.0).cumsum(0)  # the number of each sample's value, from 0
-        there = index <= value[-1]
-        folds = rest.new_empty(k + 1).scatter_(0, torch.where(there, there.cumsum(0) - 1, k), rest)[value]
-        shares = (folds[:, None] == parts).sum(0, dtype=x.dtype) / k
-        often = torch.zeros_like(x).index_add_(0, value, torch.ones_like(x))
-        close = (gaps > 1e-12 * length) & (gaps <= length / (100.0 * k + 1000.0))  # see units_of
+        gaps, k = x.diff(), len(x)
+        parts = gaps / (x[-1] - x[0])
+        close = (parts > 1e-12) & (parts <= 1.0 / (100.0 * k + 1000.0))  # see units_of
+        counted = torch.stack([close, gaps == 0.0, parts < 1e-15]).sum(1, dtype=x.dtype)
         ranks = [i for place in places for i in (int(place), min(int(place) + 1, n - 1))]
-        counted = (some.sum(dtype=x.dtype) for some in (close, gaps < 1e-15 * length))
-        found = *counted, often.dot(often), value[-1].to(x.dtype), given.std(correction=0), given[0]
-        numbers = torch.cat([torch.stack([*found, *(every[i] for i in (0, -1, *ranks))]), shares]).tolist()
-        near, alike, squares, last, std, first, low, high, *at = numbers[:-FOLDS]
+        found = given.std(correction=0), given[0], *(every[i] for i in (0, -1, *ranks))
+        near, equal, alike, std, first, low, high, *at = torch.cat([counted, torch.stack(found)]).tolist()
         sample.ends = np.array([[low], [high], [first]])
         if 1e-140 < std < 1e140:  # else squares of the data are none
             quartiles = [a + place % 1.0 * (b - a) - first for place, a, b in zip(places, at[::2], at[1::2])]
             sample.measured = np.array([std, *quartiles])[:, None] / sample.unit
-        self.values, self.folds, self.others, self.held = x, folds, 1.0 - shares, np.array(numbers[-FOLDS:])
-        self.n, self.n_eff = int(last) + 1, k * k / squares
+        if equal:
+            split = _split(index, (x.diff(prepend=x[:1]) != 0.0).cumsum(0))
+        self.values, self.n, (self.folds, self.others, self.held, self.n_eff) = x, k - int(equal), split
         exact = near or (n <= 1000 and not units_of(to_host(x)[:, None]).any())
         # The host takes values for equal that differ by less than its rounding.
-        self.good = bool(self.n >= FOLDS and exact and alike + last == k and 1e-140 < std < 1e140)
+        self.good = bool(self.n >= FOLDS and exact and alike == equal and 1e-140 < std < 1e140)
 
     def samples(self) -> tuple[Array, Array]:
         return to_host(self.values) / self.unit, np.full(len(self.values), 1.0 / len(self.values))
 
     def left_out(self, looks: Looks, k: int) -> LeftOut:
-        if k not in self._known:
+        if k not in self._sums:
             self._search(looks, k)
-        if np.isnan(getattr(found := self._known[k], looks.criterion)).any():
+        if np.isnan(self._sums[k]).any():
             raise RuntimeError(TOO_MANY)
-        return found
+        return self.said(looks.width(k), *self._sums[k].T[:5])
 
     def deviations(self, looks: Looks, pilot: int) -> Callable[[int], tuple[float, ...]]:
         own, *rows = self._expected[pilot]
@@ -81,7 +73,7 @@ class DeviceLine(Line):
     def _search(self, looks: Looks, k: int) -> None:
         """Ask what :class:`Looks` looks at, from a step of its first search on, and read it at once."""
         steps = range(k, -26, -3) if k == looks.last else range(k + 3, -32, -3)  # with the last one before
-        if (looks.last - k) % 3 or k >= min(self._known, default=99):
+        if (looks.last - k) % 3 or k >= min(self._sums, default=99):
             raise RuntimeError("rounding led the device's search elsewhere")
         search, folds = self.kernels.line_search, len(self.held)
         how = steps, looks.last, LeftOut._fields.index(looks.criterion), self.method, self.score
@@ -94,17 +86,30 @@ class DeviceLine(Line):
         with on_device(self.values):
             read = _lists.serve((search, len(self.values), folds, *how), given, launch, lambda read: True)
         found, a, b = to_host(read), 6 * folds * len(steps), 6 * folds * (len(steps) + 5)
-        near = range(int(found[-3]) - 2, int(found[-3]) + 3)
-        for of, sums in ((steps, found[:a]), (near, found[a:b])):
-            for j, x in zip(of, sums.reshape(folds, -1, 6).swapaxes(0, 1)):
-                self._known.setdefault(j, self.said(looks.width(j), *x.T[:5]))
+        for of, sums in ((steps, found[:a]), (range(int(found[-3]) - 2, int(found[-3]) + 3), found[a:b])):
+            self._sums = dict(zip(of, sums.reshape(folds, -1, 6).swapaxes(0, 1))) | self._sums
         self._expected |= {int(j): rows for j, rows in zip(found[-2:], found[b:-3].reshape(-1, 10, 6))}
 
 
 @functools.lru_cache(4)
 def _once(n: int, place: Any) -> tuple[Any, ...]:
-    """Which of n samples are looked at, None: all; a permutation, as of :func:`.selection.distinct`; folds by it."""
+    """Which of n samples are looked at, None: all; a permutation, as of :func:`.selection.distinct`; their split."""
     rng, most, torch = np.random.default_rng(SEED), most_of(1), sys.modules["torch"]
     taken = torch.from_numpy(drawn(n, most, rng)).to(place) if n > most else None
     index = torch.from_numpy(rng.permutation(min(n, most))).to(place)
-    return taken, index, index % FOLDS, torch.arange(FOLDS, device=place)
+    return taken, index, _split(index, torch.arange(len(index), device=place))
+
+
+def _split(index: Any, value: Any) -> tuple[Any, ...]:
+    """Samples' folds, by the number of their value (n,), the others' shares; on the host folds' shares, and n_eff.
+
+    The i-th of k values is in the fold of the i-th number below k in the permutation ``index``.
+    """
+    torch, n, there = sys.modules["torch"], len(index), index <= value[-1]
+    places = torch.where(there, there.cumsum(0) - 1, n)
+    folds = index.new_empty(n + 1).scatter_(0, places, index % FOLDS)[value]
+    shares = (folds[:, None] == torch.arange(FOLDS, device=index.device)).double().mean(0)
+    others = 1.0 - shares  # before the host waits: kept for other streams
+    often = torch.zeros_like(value).index_add_(0, value, torch.ones_like(value)).double()
+    *held, squares = torch.cat([shares, often.dot(often)[None]]).tolist()
+    return folds, others, np.array(held), n**2 / squares
