@@ -106,9 +106,9 @@ def _split(index: Any, value: Any) -> tuple[Any, ...]:
     The i-th of k values is in the fold of the i-th number below k in the permutation ``index``.
     """
     torch, n, there = sys.modules["torch"], len(index), index <= value[-1]
-    places = torch.where(there, there.cumsum(0) - 1, n)
-    folds = index.new_empty(n + 1).scatter_(0, places, index % FOLDS)[value]
-    shares = (folds[:, None] == torch.arange(FOLDS, device=index.device)).double().mean(0)
+    # Numbers that are not below k go to the first place, which nothing is read from.
+    folds = index.new_empty(n + 1).scatter_(0, there.cumsum(0) * there, index % FOLDS)[1:][value]
+    shares = (folds[:, None] == torch.arange(FOLDS, device=index.device)).mean(0, dtype=torch.float64)
     others = 1.0 - shares  # before the host waits: kept for other streams
     often = torch.zeros_like(value).index_add_(0, value, torch.ones_like(value)).double()
     *held, squares = torch.cat([shares, often.dot(often)[None]]).tolist()
