@@ -474,19 +474,19 @@ class CriteriaBackend(Backend, TypingProtocol):
     ) -> Any:  # fmt: skip
         """Return what :class:`sdkde_core.bandwidth.line.Looks` asks about one column, float64, one after another.
 
-        The samples u (n,) are in order and worth ``n_eff``; ``folds`` (n,) are the 8 parts that are left out, and
-        ``others`` the shares of all others. ``bandwidths``: that of the first step, and the log of what each is to the
-        one a step below. ``criterion``: 0 power, 1 least squares, 2 likelihood. ``score``: the score's bandwidth, in
-        bandwidths, for the step "moments", or None for half a step.
+        The samples u (n,) are in order, worth ``n_eff``; ``folds`` (n,) are up to 8 parts that are left out, ``others``
+        the shares of all others. A step k has the bandwidth h e^(g (k − steps[0])), for ``bandwidths`` h and g.
+        ``criterion``: 0 power, 1 least squares, 2 likelihood. ``score``: the score's bandwidth, in bandwidths, for the
+        step "moments", or None for half a step.
 
-        * What :meth:`sdkde_core.bandwidth.line.Line.sums` says at ``steps``, every third one down from the first, at
-          most 15 of them, and the step of the moves, (folds, k, 6).
-        * The same at five steps about the best of these, (folds, 5, 6).
-        * For the criterion 0 the estimate by ``"sdkde"`` at the step nearest the best, the pilot: sums for it, (10, 6).
-          In the first row what is left out are the samples. The others are of estimates of the pilot, which is also
-          what is left out, at nine steps about it, none of them above ``top``.
-        * The same again, unless the method is ``"laplace"``, for the step with the least expected error by these.
-        * The step in the middle of the five, and the pilots'; three numbers.
+        * What :meth:`sdkde_core.bandwidth.line.Line.sums` says at ``steps``, up to 15, each three below the one before,
+          and the step of the moves: (folds, k, 6).
+        * The same at five steps about the best of these, ascending: (folds, 5, 6).
+        * For the criterion 0 sums of the estimate by ``"sdkde"`` at the pilot, which is the step nearest the minimum
+          there, by :func:`sdkde_core.bandwidth.line.descend`, from −31 to ``top``: (10, 6). In the first row what is
+          left out are the samples; others are of estimates of the pilot, which is left out too, at nine steps about it.
+        * The same for another pilot, the step of the least expected error by these, unless the method is ``"laplace"``.
+        * The step in the middle of the five, and the pilots': three numbers, arbitrary where there are none.
 
         NaN: not known. Launches may be kept.
         """

@@ -57,8 +57,8 @@ class DeviceLine(Line):
         return to_host(self.values) / self.unit, np.full(len(self.values), 1.0 / len(self.values))
 
     def left_out(self, looks: Looks, k: int) -> LeftOut:
-        if k not in self._sums:
-            self._search(looks, k)
+        if k not in self._sums:  # not yet, or it would go on where the host's search has ended: then that is cut short
+            self._search(looks, min((j for j in looks.known if (looks.last - j) % 3 == 0), default=-31))
         if np.isnan(self._sums[k]).any():
             raise RuntimeError(TOO_MANY)
         return self.said(looks.width(k), *self._sums[k].T[:5])
@@ -70,11 +70,9 @@ class DeviceLine(Line):
         found = {pilot + k: (x[0] - 2.0 * x[1] + own[0], x[0], x[5]) for k, x in enumerate(rows, -4)}
         return found.__getitem__
 
-    def _search(self, looks: Looks, k: int) -> None:
-        """Ask what :class:`Looks` looks at, from a step of its first search on, and read it at once."""
-        steps = range(k, -26, -3) if k == looks.last else range(k + 3, -32, -3)  # with the last one before
-        if (looks.last - k) % 3 or k >= min(self._sums, default=99):
-            raise RuntimeError("rounding led the device's search elsewhere")
+    def _search(self, looks: Looks, end: int) -> None:
+        """Ask what :class:`Looks` looks at, if its first search goes down to the step ``end``, and read it at once."""
+        steps = range(looks.last, end - 1, -3)
         search, folds = self.kernels.line_search, len(self.held)
         how = steps, looks.last, LeftOut._fields.index(looks.criterion), self.method, self.score
         given = self.values, self.folds, self.others, looks.width(steps[0]) * self.unit, self.n_eff
