@@ -453,7 +453,7 @@ class CriteriaBackend(Backend, TypingProtocol):
 
         One of ``first`` is plausible if ``times`` · 2 z² < 6 for a loss that counts. Here z is the standard score of
         the weighted mean of the losses, less the losses of the bandwidth where that mean is least. The six widest are
-        compared, and three more until none of the three narrowest is plausible. Above 0 is the result from two places
+        compared, and three more until none of the three narrowest is plausible. Above 0 is the result from three places
         below the narrowest plausible one to three above the widest; where it reaches the ``top``-th, also for all
         beyond. As with :meth:`ordered` launches may be kept, and the host is not to wait.
         """

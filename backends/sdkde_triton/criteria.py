@@ -214,7 +214,7 @@ def narrow_kernel(
             low, high = tl.min(tl.where(plausible, b, splits), 0), tl.max(tl.where(plausible, b, -1), 0)
             going = (high >= 0) & (low < tl.maximum(splits - k, 0) + 3)
     nothing = high < 0
-    low, high = tl.maximum(top - 1 - 3 * (splits - 1 - low), 0) - 3, tl.maximum(top + 2 - 3 * (splits - 1 - high), 3)
+    low, high = tl.maximum(top - 1 - 3 * (splits - 1 - low), 0) - 4, tl.maximum(top + 2 - 3 * (splits - 1 - high), 3)
     looked = (j > low) & (j <= high) | (j >= top) & (high >= top - 1)
     rate = tl.load(rates + j, mask=j < m, other=0.0)
     tl.store(out + j, tl.where(looked | nothing, rate, -1.0), mask=j < m)

@@ -298,7 +298,7 @@ class _Looks:
         if not len(plausible):
             return steps
         first, last = plausible[[0, -1]]
-        return steps[(steps > some[first] - 3) & (steps <= some[last] + 3)]
+        return steps[(steps >= some[first] - 3) & (steps <= some[last] + 3)]
 
     def closely(self, rule: str, steps: NDArray[np.intp]) -> NDArray[np.intp]:
         """The plausible steps and their neighbours: from every third, until no new step is plausible."""
