@@ -141,7 +141,7 @@ _FP64 |= dict.fromkeys(("squares", "moves", "scratch"), "*fp32") | {"found": "*i
 _STEPS = dict.fromkeys(("length", "other", "least", "unit", "constant", "share"), "fp32")
 
 
-_SHAPES = [(16, False), (32, True), (32, False), (64, False)]
+_SHAPES = [(16, False), (32, True), (32, False)]
 
 
 def _check_spills(kernel, types, constants, capability, warps=4, most=tunables.SPILLS):
