@@ -75,7 +75,7 @@ def test_twins_far_from_others_have_no_negative_distance(method):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_search_by_some_samples_first_loses_nothing(monkeypatch, method, seed):
     """The bandwidths that are left have neighbours on both sides of the best, for its parabola."""
-    x = np.random.default_rng(seed).normal(size=(600, 12))
+    x = np.random.default_rng(seed).normal(size=(800, 12))
     got = select_bandwidth(x, method=method, rule="lscv").selection.multiple
     monkeypatch.setattr(selection, "asked_first", lambda n: n)
     assert got == pytest.approx(select_bandwidth(x, method=method, rule="lscv").selection.multiple, rel=1e-9)
