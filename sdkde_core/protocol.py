@@ -469,24 +469,30 @@ class CriteriaBackend(Backend, TypingProtocol):
         """
 
     def line_search(
-        self, u: Any, folds: Any, others: Any, bandwidths: tuple[float, float], n_eff: float, steps: range, top: int,
-        criterion: int, method: str, score: float | None,
+        self, every: Any, std: Any, index: Any, bandwidths: tuple[float, float], steps: range, top: int, splits: int,
+        criterion: int, method: str, score: float | None, some: Any = None,
     ) -> Any:  # fmt: skip
         """Return what :class:`sdkde_core.bandwidth.line.Looks` asks about one column, float64, one after another.
 
-        The samples u (n,) are in order, worth ``n_eff``; ``folds`` (n,) are up to 8 parts that are left out, ``others``
-        the shares of all others. A step k has the bandwidth h e^(g (k − steps[0])), for ``bandwidths`` h and g.
-        ``criterion``: 0 power, 1 least squares, 2 likelihood. ``score``: the score's bandwidth, in bandwidths, for the
-        step "moments", or None for half a step.
+        ``every`` has all its samples in order, ``std`` their standard deviation, ``some`` (n,) those that are looked
+        at, if these are not all. Equal ones are in one of ``splits``, at most 8, folds that are left out: of k values
+        the i-th is in that of the i-th number below k in the permutation ``index`` (n,), modulo ``splits``. A step k
+        has the bandwidth h e^(g (k − steps[0])), for ``bandwidths`` h, in spreads, and g. ``criterion``: 0 power, 1
+        least squares, 2 likelihood. ``score``: the score's bandwidth, in bandwidths, for the step "moments", or None
+        for half a step.
 
+        * The middle step of the five that follow, and the pilots': three numbers, arbitrary where there are none.
+        * The samples' ends and standard deviation, and quartiles less the lower end; how many differences are too small
+          for rounded values (:func:`sdkde_core.bandwidth.rounding.units_of`), and below 1e-15 of the range but not 0;
+          how many values there are, and Σ over samples of how many have the same: nine numbers. Samples by fold, eight.
         * What :meth:`sdkde_core.bandwidth.line.Line.sums` says at ``steps``, up to 15, each three below the one before,
-          and the step of the moves: (folds, k, 6).
-        * The same at five steps about the best of these, ascending: (folds, 5, 6).
+          and the step of the moves: (splits, k, 6).
+        * The same at five steps about the best of these, ascending: (splits, 5, 6).
         * For the criterion 0 sums of the estimate by ``"sdkde"`` at the pilot, which is the step nearest the minimum
           there, by :func:`sdkde_core.bandwidth.line.descend`, from −31 to ``top``: (10, 6). In the first row what is
           left out are the samples; others are of estimates of the pilot, which is left out too, at nine steps about it.
         * The same for another pilot, the step of the least expected error by these, unless the method is ``"laplace"``.
-        * The step in the middle of the five, and the pilots': three numbers, arbitrary where there are none.
+        * The samples that are looked at, in order, if there are at most 2,048.
 
         NaN: not known. Launches may be kept.
         """

@@ -37,10 +37,89 @@ def _bandwidth(of, row):
 
 
 @triton.jit
-def _over(u, i, n, most):
-    """By how much samples are further from those before them than at most."""
-    gaps = tl.load(u + i, mask=i < n, other=0.0) - tl.load(u + tl.maximum(i - 1, 0), mask=i < n, other=0.0)
-    return tl.maximum(gaps - most, 0.0)
+def _gaps(u, i, n):
+    """How far samples are from those before them."""
+    return tl.load(u + i, mask=i < n, other=0.0) - tl.load(u + tl.maximum(i - 1, 0), mask=i < n, other=0.0)
+
+
+@sized
+def values_kernel(u, values, begins, found, n, BLOCK: tl.constexpr):
+    """Number what samples in order differ by: their values (n,), and where each value begins, and n.
+
+    Found are, from 8 on, how many gaps are too small for rounded data, and for the host, and how many values there are;
+    zeros follow, for :func:`folds_kernel`.
+    """
+    i, extent = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.load(u + n - 1) - tl.load(u)
+    new, close, odd = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, (tl.program_id(0) + 1) * BLOCK, BLOCK):
+        gaps = _gaps(u, start + tl.arange(0, BLOCK), n)
+        new += (gaps > 0.0).to(tl.int32)
+        close += ((gaps > 1e-12 * extent) & (gaps * (100.0 * n + 1000.0) <= extent)).to(tl.int32)  # see units_of
+        odd += ((gaps > 0.0) & (gaps < 1e-15 * extent)).to(tl.int32)
+    mine = (_gaps(u, i, n) > 0.0).to(tl.int32)
+    value = tl.sum(new, 0) - tl.sum(mine, 0) + tl.cumsum(mine, 0)
+    tl.store(values + i, value, mask=i < n)
+    tl.store(begins + value, i, mask=(mine > 0) | (i == 0))
+    if tl.program_id(0) == tl.num_programs(0) - 1:
+        tl.store(begins + tl.sum(new, 0) + 1, n)
+        tl.store(found + 8, tl.sum(close, 0).to(tl.float64))
+        tl.store(found + 9, tl.sum(odd, 0).to(tl.float64))
+        tl.store(found + 10, tl.sum(new, 0) + f64(1.0))
+        tl.store(found + 11 + tl.arange(0, 16), tl.zeros((16,), tl.float64), mask=tl.arange(0, 16) < 9)
+
+
+@sized
+def slots_kernel(index, found, slots, n, splits, BLOCK: tl.constexpr):
+    """Of k values the i-th is in the fold of the i-th number below k in the permutation ``index`` (n,)."""
+    i, count = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.load(found + 10)
+    before = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, tl.program_id(0) * BLOCK, BLOCK):
+        before += (tl.load(index + start + tl.arange(0, BLOCK)) < count).to(tl.int32)
+    number = tl.load(index + i, mask=i < n, other=n)
+    there = (number < count).to(tl.int32)
+    tl.store(slots + tl.sum(before, 0) + tl.cumsum(there, 0) - 1, number % splits, mask=there > 0)
+
+
+@sized
+def folds_kernel(u, values, begins, slots, folds, found, kept, n, most, BLOCK: tl.constexpr):
+    """Samples' folds (n,); found are, from 11 on, Σ of how often each one's value is there, and folds' samples, 8.
+
+    The first ``most`` samples are ``kept``.
+    """
+    i, k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, 8)
+    value = tl.load(values + i, mask=i < n, other=0)
+    fold = tl.load(slots + value, mask=i < n, other=-1)
+    often = tl.load(begins + value + 1, mask=i < n, other=0) - tl.load(begins + value, mask=i < n, other=0)
+    tl.store(folds + i, fold, mask=i < n)
+    tl.atomic_add(found + 11, tl.sum(often.to(tl.float64), 0))  # of integers: their order does not matter
+    tl.atomic_add(found + 12 + k, tl.sum((fold[:, None] == k[None, :]).to(tl.float64), 0))
+    tl.store(kept + i, tl.load(u + i, mask=i < most, other=0.0), mask=i < most)
+
+
+@triton.jit
+def _quartile(every, n, part):
+    """That of sorted samples, of type 7."""
+    at = (wide(n) - 1) * part
+    low = tl.load(every + at // 4)
+    return low + (at % 4) * 0.25 * (tl.load(every + (at + 3) // 4) - low)
+
+
+@sized
+def first_kernel(every, std, found, of, n, unit, GROWTH: tl.constexpr):
+    """Write the first bandwidths to ``of``: from ``unit`` spreads, the bits of a number, every third one.
+
+    Found are, from 3 on, the ends, the standard deviation, and the quartiles less the lower end.
+    """
+    low, deviation, a, b = tl.load(every), tl.load(std), _quartile(every, n, 1), _quartile(every, n, 3)
+    between = (b - a) / 1.34
+    spread = tl.where(between > 1e-12 * deviation, tl.minimum(deviation, between), deviation)
+    tl.store(of, spread * number(unit))
+    tl.store(of + 1, f64(-3.0 * GROWTH))
+    tl.store(found + 3, low)
+    tl.store(found + 4, tl.load(every + n - 1))
+    tl.store(found + 5, deviation)
+    tl.store(found + 6, a - low)
+    tl.store(found + 7, b - low)
 
 
 @sized
@@ -49,8 +128,8 @@ def places_kernel(u, of, places, ends, n, kind, BLOCK: tl.constexpr):
     k, i, first = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), 30 * kind * kind
     width, less = _bandwidth(of, k) / (6 * kind), tl.zeros((BLOCK,), tl.float64)
     for start in range(0, tl.program_id(0) * BLOCK, BLOCK):
-        less += _over(u, start + tl.arange(0, BLOCK), n, 2 * first * width)
-    over, here = _over(u, i, n, 2 * first * width), tl.load(u + i, mask=i < n, other=0.0)
+        less += tl.maximum(_gaps(u, start + tl.arange(0, BLOCK), n) - 2 * first * width, 0.0)
+    over, here = tl.maximum(_gaps(u, i, n) - 2 * first * width, 0.0), tl.load(u + i, mask=i < n, other=0.0)
     place = (here - tl.load(u) - tl.sum(less, 0) - tl.cumsum(over, 0)) / width + first
     tl.store(places + k * n + i, place, mask=i < n)
     tl.store(ends + k + 0 * i, place + first, mask=i == n - 1)
@@ -84,10 +163,10 @@ def bins_kernel(places, folds, mass, n, length, splits, BLOCK: tl.constexpr):
 
 
 @sized
-def rest_kernel(mass, others, left, ends, length, cycle, splits, BLOCK: tl.constexpr):
-    """Masses without those of a fold, which are a share ``others`` of all; their rows' ends follow those there are."""
+def rest_kernel(mass, held, left, ends, n, length, cycle, splits, BLOCK: tl.constexpr):
+    """Masses without those of a fold, which has ``held`` of n samples; their rows' ends follow those there are."""
     row, j = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    end, share = tl.load(ends + row % cycle), tl.load(others + row // cycle)
+    end, share = tl.load(ends + row % cycle), 1.0 - tl.load(held + row // cycle) / n
     tl.store(ends + cycle + row, end)
     if (tl.program_id(0) - 1) * BLOCK < end:
         whole = tl.load(mass + (splits * cycle + row % cycle) * length + j) - tl.load(mass + row * length + j)
@@ -219,11 +298,11 @@ def total_kernel(out, steps, found, MOVED: tl.constexpr):
 
 
 @triton.jit
-def _losses(found, others, of, splits, count, kind):
+def _losses(found, samples, of, n, splits, count, kind):
     """A criterion, 0 power, 1 least squares, 2 likelihood, at ``count`` bandwidths, (16,); NONE where it is none."""
     fold, i = tl.arange(0, 8)[:, None], tl.arange(0, 16)
     inside, at = (fold < splits) & (i < count)[None, :], found + (fold * count + i[None, :]) * 6
-    held, unit = 1.0 - tl.load(others + fold, mask=fold < splits, other=1.0), 6.0 / _bandwidth(of, i)
+    held, unit = tl.load(samples + fold, mask=fold < splits, other=0.0) / n, 6.0 / _bandwidth(of, i)
     whole = tl.sum(tl.load(at + tl.where(kind == 0, 2, 0), mask=inside, other=0.0) * held, 0)
     part = tl.sum(tl.load(at + tl.where(kind == 0, 3, tl.where(kind == 1, 1, 4)), mask=inside, other=0.0), 0)
     loss = tl.where(kind == 0, tl.sqrt(tl.sqrt(unit)) * (whole - 5.0 * part), unit * (whole - 2.0 * part))
@@ -252,38 +331,36 @@ def _lowest(losses):
 
 @sized
 def next_kernel(
-    found, others, of, picks, splits, length, asked, kind, first, top, unit, rest,
+    found, of, n, splits, length, asked, kind, first, top,
     MOVED: tl.constexpr, LAPLACE: tl.constexpr, SCORE: tl.constexpr, GROWTH: tl.constexpr,
 ):  # fmt: skip
-    """Write what to look at next: what :func:`line_search` returns of it to ``picks``, and the bandwidths to ``of``.
+    """Find what to look at next: what :func:`line_search` returns first, and the bandwidths, which it writes to ``of``.
 
-    ``asked``: 0 the first ones, from ``unit``, bits of a number; 1 those near the best; 2 and 3 pilots. ``rest``: bits
-    of how many samples they are worth.
+    ``asked``: 0 those near the best of the first; 1 and 2 pilots.
     """
-    p, near = tl.arange(0, 16) - 8, found + splits * length * 6
-    if asked == 0:
-        tl.store(of, number(unit))
-        tl.store(of + 1, f64(-3.0 * GROWTH))
-    elif asked < 3:
-        thirds = _losses(found, others, of, splits, length, kind)
+    p, held = tl.arange(0, 16) - 8, found + 12
+    sums = held + 8
+    near = sums + splits * length * 6
+    if asked < 2:
+        thirds = _losses(sums, held, of, n, splits, length, kind)
         best = tl.argmin(thirds, 0)
         middle, h = first - 3 * best, _bandwidth(of, best)
-        if asked == 1:
-            tl.store(picks, middle + f64(0.0))
+        if asked == 0:
+            tl.store(found, middle + f64(0.0))
             tl.store(of + 2, h * tl.exp(f64(-2.0 * GROWTH)))
             tl.store(of + 3, f64(GROWTH))
         else:
-            losses = _losses(near, others, of + 2, splits, 5, kind)
+            losses = _losses(near, held, of + 2, n, splits, 5, kind)
             losses = tl.gather(losses, tl.minimum(tl.maximum(p + 2, 0), 15), 0)  # those five about the middle
             losses = tl.where(p == 3, tl.where(best > 0, _of(thirds, best - 1), NONE), losses)
             losses = tl.where(p == -3, _of(thirds, best + 1), losses)
             looked = (p >= -3) & (middle + p >= -31) & (middle + p <= top)
             away = tl.floor(_lowest(tl.where(looked, losses, NONE)) + 0.5)
-            tl.store(picks + 1, middle + away)
+            tl.store(found + 1, middle + away)
             tl.store(of + 4, h * tl.exp(away * GROWTH))
             tl.store(of + 5, f64(0.0))
     else:
-        pilot, row = tl.load(picks + 1), near + splits * 30 + (p + 5) * 6
+        pilot, row = tl.load(found + 1), near + splits * 30 + (p + 5) * 6
         there = (p >= -4) & (p <= 4) & (pilot + p <= top)
         square, step = tl.load(row, mask=there, other=0.0), tl.load(row + 5, mask=there, other=0.0)
         bias = square - 2.0 * tl.load(row + 1, mask=there, other=0.0) + tl.load(near + splits * 30)
@@ -291,9 +368,15 @@ def next_kernel(
         if MOVED:
             v = f64(1.0 + SCORE * SCORE)
             rough += 2.0 * step / (1.0 + v) * tl.sqrt(2.0 / (1.0 + v)) + 0.75 * step * step / (v * v * tl.sqrt(v))
-        error = bias + (rough / (12.0 * ROOT * 2.0**0.5 * tl.exp(GROWTH * (p + f64(0.0)))) - square) / number(rest)
+        error = (
+            bias
+            + (rough / (12.0 * ROOT * 2.0**0.5 * tl.exp(GROWTH * (p + f64(0.0)))) - square)
+            * tl.load(found + 11)
+            / n
+            / n
+        )
         further = tl.floor(_lowest(tl.where(there & (error == error), error, NONE)) + 0.5)
-        tl.store(picks + 2, pilot + further)
+        tl.store(found + 2, pilot + further)
         tl.store(of + 6, tl.load(of + 4) * tl.exp(further * GROWTH))
         tl.store(of + 7, f64(0.0))
 
@@ -334,36 +417,46 @@ def _begin(device: Any, growth: float, method: str, score: Any) -> Any:
     """Pairs of numbers for rows in bins; the first time all kernels begin to compile, and those of an estimate."""
     if device.type == "cuda":
         one, many = (torch.ones(1, dtype=x, device="cpu") for x in (torch.float64, torch.int64))
-        rehearse(line_search, one, many, 0.5 * one, (1.0, growth), 1.0, range(1), 0, 0, method, score)
+        rehearse(line_search, one, one, many, (1.0, growth), range(1), 0, 1, 0, method, score)
         moves.begin(1)
     pairs = [[6.0, 0.0], [12.0, 0.0], [12.0 * math.exp(-4.0 * growth), growth]]
     return torch.tensor(pairs, dtype=torch.float64).to(device)
 
 
 def line_search(
-    u: Any, folds: Any, others: Any, bandwidths: tuple[float, float], n_eff: float, steps: range, top: int,
-    criterion: int, method: str, score: Any,
+    every: Any, std: Any, index: Any, bandwidths: tuple[float, float], steps: range, top: int, splits: int,
+    criterion: int, method: str, score: Any, some: Any = None,
 ) -> Any:  # fmt: skip
     """See :class:`sdkde_core.protocol.CriteriaBackend`."""
-    (first, growth), splits, count, moved = bandwidths, len(others), len(steps), method == "sdkde"
-    pilots = 0 if criterion else 1 if method == "laplace" else 2
-    begins = [0, *itertools.accumulate((splits * count * 6, splits * 30, *[60] * pilots, 3))]
+    (first, growth), count, moved, u = bandwidths, len(steps), method == "sdkde", every if some is None else some
+    pilots, n = 0 if criterion else 1 if method == "laplace" else 2, len(u)
+    sizes = splits * count * 6, splits * 30, *[60] * pilots, n * (n <= 2048)
+    begins = list(itertools.accumulate(sizes, initial=20))
     with on_device(u):
         bins = _begin(u.device, growth, method, score)
         found, of = u.new_empty(begins[-1]), u.new_empty(8)
-        *parts, picks = (found[i:j] for i, j in itertools.pairwise(begins))
+        *parts, copies = (found[i:j] for i, j in itertools.pairwise(begins))
+        folds, slots, values, starts = (index.new_empty(n + k) for k in (0, 0, 0, 1))
+        grid, config = (-(-n // 4096), 1), Config(1, 1, 8, 1)
+        kept(values_kernel, grid, (n,), (4096,), config)(u, values, starts, found)
+        kept(slots_kernel, grid, (n, splits), (4096,), config)(index, found, slots)
+        launch = kept(folds_kernel, grid, (n, len(copies)), (4096,), config)
+        launch(u, values, starts, slots, folds, found, copies)
+        kept(first_kernel, (1, 1), (len(every),), (growth,))(every, std, found, of, last=(bits(first),))
         flags = moved, method == "laplace", float(score or 1.0), growth
-        last = bits(first), bits(n_eff)
         for stage in range(2 + pilots):
-            numbers, pair = (splits, count, stage, criterion, steps[0], top), of[2 * stage : 2 * stage + 2]
-            kept(next_kernel, (1, 1), numbers, flags)(found, others, of, picks, last=last)
+            pair = of[2 * stage : 2 * stage + 2]
+            if stage:
+                numbers = n, splits, count, stage - 1, criterion, steps[0], top
+                kept(next_kernel, (1, 1), numbers, flags)(found, of)
             if stage < 2:  # samples that are left out
                 into = parts[stage].view(splits, -1, 6)
                 k = into.shape[1]
                 rows = splits * k
                 mass, room, ends = _binned(u, folds, pair, k, splits, 1, rows * moved)
                 rest = torch.empty_like(mass[k:])
-                kept(rest_kernel, (LENGTH // TILE, rows), (LENGTH, k, splits), (TILE,))(mass, others, rest, ends)
+                numbers = n, LENGTH, k, splits
+                kept(rest_kernel, (LENGTH // TILE, rows), numbers, (TILE,))(mass, found[12:20], rest, ends)
                 _summed(rest, mass, ends[k:], into.view(rows, 6), room, bins[0], 1, 1, method, score)
             else:  # the estimate at the pilot, and what bandwidths say if it were the density
                 into = parts[stage].view(10, 6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,8 @@ import numpy as np
 from ..arrays import Array, to_host
 from ..engine.devices import on_device
 from ..engine.launches import Lists, Varying
-from .line import FOLDS, STEP, LeftOut, Line, Looks
+from .line import FOLDS, STEP, LeftOut, Line, Looks, asked_by
+from .normal import normal_reference, widest
 from .rounding import units_of
 from .sample import SEED, Sample, drawn, most_of
 
@@ -24,41 +26,35 @@ TOO_MANY = "the samples take more bins than a device's kernels have"
 class DeviceLine(Line):
     """As :class:`.Line`, by a backend's kernels: of all values of one column, where equal ones are in one fold.
 
-    ``good``: the column needs no preparation on the host, as a rounded one does. The sample is told its ends and
-    quartiles. Bandwidths are in ``unit``, data units.
+    What :class:`.Looks` will ask is read at once, with the sample's ends and quartiles, which the sample is told.
+    ``good``: the column needs no preparation on the host, as a rounded one does.
     """
 
-    def __init__(self, sample: Sample) -> None:
-        torch, n, given = sys.modules["torch"], sample.n, sample.given[:, 0]
-        self.kernels, self.method, self.unit = sample.kernels, sample.method, 1.0
+    good = False
+
+    def __init__(self, sample: Sample, rule: str) -> None:
+        given = sample.given[:, 0]
+        taken, index = _once(sample.n, given.device)
+        some = () if taken is None else (given[taken].sort().values,)
+        self.method, self.score, self._kernels = sample.method, sample.moves[1], sample.kernels
+        self._given, self._index = (given.sort().values, given.std(correction=0), *some), index
+        self._criterion, self._last = asked_by(rule)
         self._sums, self._expected = dict[int, Array](), dict[int, Array]()
-        every, places = given.sort().values, [0.25 * (n - 1), 0.75 * (n - 1)]
-        taken, index, split = _once(n, given.device)
-        x = every if taken is None else given[taken].sort().values
-        gaps, k = x.diff(), len(x)
-        parts = gaps / (x[-1] - x[0])
-        close = (parts > 1e-12) & (parts <= 1.0 / (100.0 * k + 1000.0))  # see units_of
-        counted = torch.stack([close, gaps == 0.0, parts < 1e-15]).sum(1, dtype=x.dtype)
-        ranks = [i for place in places for i in (int(place), min(int(place) + 1, n - 1))]
-        found = given.std(correction=0), given[0], *(every[i] for i in (0, -1, *ranks))
-        near, equal, alike, std, first, low, high, *at = torch.cat([counted, torch.stack(found)]).tolist()
-        sample.ends = np.array([[low], [high], [first]])
+        low, high, std, *quartiles, near, odd, distinct, squares = self._ask(-31)
+        sample.ends, self.n, self.n_eff = np.array([[low], [high], [low]]), int(distinct), len(index) ** 2 / squares
         if 1e-140 < std < 1e140:  # else squares of the data are none
-            quartiles = [a + place % 1.0 * (b - a) - first for place, a, b in zip(places, at[::2], at[1::2])]
             sample.measured = np.array([std, *quartiles])[:, None] / sample.unit
-        if equal:
-            split = _split(index, (x.diff(prepend=x[:1]) != 0.0).cumsum(0))
-        self.values, self.n, (self.folds, self.others, self.held, self.n_eff) = x, k - int(equal), split
-        exact = near or (n <= 1000 and not units_of(to_host(x)[:, None]).any())
-        # The host takes values for equal that differ by less than its rounding.
-        self.good = bool(self.n >= FOLDS and exact and alike == equal and 1e-140 < std < 1e140)
+            self.unit = float(sample.spread()[0])
+            exact = near or (len(index) <= 1000 and not units_of(self._values()[:, None]).any())
+            # The host takes values for equal that differ by less than its rounding.
+            self.good = bool(self.n >= FOLDS and exact and not odd)
 
     def samples(self) -> tuple[Array, Array]:
-        return to_host(self.values) / self.unit, np.full(len(self.values), 1.0 / len(self.values))
+        return self._values() / self.unit, np.full(len(self._index), 1.0 / len(self._index))
 
     def left_out(self, looks: Looks, k: int) -> LeftOut:
-        if k not in self._sums:  # not yet, or it would go on where the host's search has ended: then that is cut short
-            self._search(looks, min((j for j in looks.known if (looks.last - j) % 3 == 0), default=-31))
+        if k not in self._sums:  # the kernels went on where the host's search has ended: then that is cut short
+            self._ask(min(j for j in looks.known if (looks.last - j) % 3 == 0))
         if np.isnan(self._sums[k]).any():
             raise RuntimeError(TOO_MANY)
         return self.said(looks.width(k), *self._sums[k].T[:5])
@@ -70,44 +66,39 @@ class DeviceLine(Line):
         found = {pilot + k: (x[0] - 2.0 * x[1] + own[0], x[0], x[5]) for k, x in enumerate(rows, -4)}
         return found.__getitem__
 
-    def _search(self, looks: Looks, end: int) -> None:
-        """Ask what :class:`Looks` looks at, if its first search goes down to the step ``end``, and read it at once."""
-        steps = range(looks.last, end - 1, -3)
-        search, folds = self.kernels.line_search, len(self.held)
-        how = steps, looks.last, LeftOut._fields.index(looks.criterion), self.method, self.score
-        given = self.values, self.folds, self.others, looks.width(steps[0]) * self.unit, self.n_eff
+    def _values(self) -> Array:
+        """The samples in order, in data units."""
+        return self._few if len(self._few) else to_host(self._given[2 if len(self._given) > 2 else 0])
+
+    def _ask(self, end: int) -> Array:
+        """Ask what :class:`Looks` looks at, if its first search goes down to the step ``end``; return statistics."""
+        steps, search, asked = (
+            range(self._last, end - 1, -3),
+            self._kernels.line_search,
+            (self.method, 1, float(len(self._index))),
+        )
+        unit = Varying.of(normal_reference(*asked) * widest(*asked) * math.exp(STEP * self._last), len(self._given))
+        how = steps, self._last, FOLDS, self._criterion, self.method, self.score
 
         def launch() -> tuple[Any, bool]:
-            *arrays, h, n_eff = (Varying.of(x, i) if isinstance(x, float) else x for i, x in enumerate(given))
-            return search(*arrays, (h, STEP), n_eff, *how), True
+            return search(*self._given[:2], self._index, (unit, STEP), *how, *self._given[2:]), True
 
-        with on_device(self.values):
-            read = _lists.serve((search, len(self.values), folds, *how), given, launch, lambda read: True)
-        found, a, b = to_host(read), 6 * folds * len(steps), 6 * folds * (len(steps) + 5)
-        for of, sums in ((steps, found[:a]), (range(int(found[-3]) - 2, int(found[-3]) + 3), found[a:b])):
-            self._sums = dict(zip(of, sums.reshape(folds, -1, 6).swapaxes(0, 1))) | self._sums
-        self._expected |= {int(j): rows for j, rows in zip(found[-2:], found[b:-3].reshape(-1, 10, 6))}
+        with on_device(self._index):
+            key = search, len(self._given[0]), *how
+            found = to_host(_lists.serve(key, (*self._given, unit), launch, lambda read: True))
+        pilots = 0 if self._criterion else 1 if self.method == "laplace" else 2
+        sizes = 3, 9, FOLDS, 6 * FOLDS * len(steps), 30 * FOLDS, 60 * pilots
+        picks, statistics, held, thirds, near, expected, self._few = np.split(found, np.cumsum(sizes))
+        self.held = held / len(self._index)
+        for of, sums in ((steps, thirds), (range(int(picks[0]) - 2, int(picks[0]) + 3), near)):
+            self._sums = dict(zip(of, sums.reshape(FOLDS, -1, 6).swapaxes(0, 1))) | self._sums
+        self._expected |= {int(j): rows for j, rows in zip(picks[1:], expected.reshape(-1, 10, 6))}
+        return statistics
 
 
 @functools.lru_cache(4)
-def _once(n: int, place: Any) -> tuple[Any, ...]:
-    """Which of n samples are looked at, None: all; a permutation, as of :func:`.selection.distinct`; their split."""
+def _once(n: int, place: Any) -> tuple[Any, Any]:
+    """Which of n samples are looked at, None: all; and a permutation, as of :func:`.selection.distinct`."""
     rng, most, torch = np.random.default_rng(SEED), most_of(1), sys.modules["torch"]
     taken = torch.from_numpy(drawn(n, most, rng)).to(place) if n > most else None
-    index = torch.from_numpy(rng.permutation(min(n, most))).to(place)
-    return taken, index, _split(index, torch.arange(len(index), device=place))
-
-
-def _split(index: Any, value: Any) -> tuple[Any, ...]:
-    """Samples' folds, by the number of their value (n,), the others' shares; on the host folds' shares, and n_eff.
-
-    The i-th of k values is in the fold of the i-th number below k in the permutation ``index``.
-    """
-    torch, n, there = sys.modules["torch"], len(index), index <= value[-1]
-    # Numbers that are not below k go to the first place, which nothing is read from.
-    folds = index.new_empty(n + 1).scatter_(0, there.cumsum(0) * there, index % FOLDS)[1:][value]
-    shares = (folds[:, None] == torch.arange(FOLDS, device=index.device)).mean(0, dtype=torch.float64)
-    others = 1.0 - shares  # before the host waits: kept for other streams
-    often = torch.zeros_like(value).index_add_(0, value, torch.ones_like(value)).double()
-    *held, squares = torch.cat([shares, often.dot(often)[None]]).tolist()
-    return folds, others, np.array(held), n**2 / squares
+    return taken, torch.from_numpy(rng.permutation(min(n, most))).to(place)

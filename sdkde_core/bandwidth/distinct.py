@@ -181,7 +181,7 @@ def look(sample: Sample, rule: str) -> None:
     """Ask the kernels for a sample's device, if there are any, what can be asked at once."""
     if sample.weights is None and sample.n >= 5 and sample.kernels is not None:
         try:
-            found: Any = OnCard(sample, rule, sample.mixed) if sample.d > 1 else DeviceLine(sample)
+            found: Any = OnCard(sample, rule, sample.mixed) if sample.d > 1 else DeviceLine(sample, rule)
         except Exception as error:  # a backend may raise anything
             failed(sample, error)
         else:

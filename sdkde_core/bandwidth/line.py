@@ -194,17 +194,23 @@ class Line:
         return at
 
 
-class Looks:
-    """What left-out samples say, by a criterion's name, of bandwidths unit · e^(STEP k) from k = ``last`` down."""
+def asked_by(rule: str) -> tuple[int, int]:
+    """Which criterion of :class:`LeftOut` a rule looks at, and its widest step."""
+    return ("auto", "lscv", "lcv").index(rule), 0 if rule == "auto" else 5
 
-    def __init__(self, line: Line, criterion: str, unit: float, last: int) -> None:
-        self.line, self.unit, self.last = line, unit, last
-        self.criterion, self.known = criterion, dict[int, LeftOut]()
+
+class Looks:
+    """What left-out samples say, by a rule's criterion, of bandwidths unit · e^(STEP k) from k = ``last`` down."""
+
+    def __init__(self, line: Line, rule: str, unit: float) -> None:
+        self.line, self.unit, self.known = line, unit, dict[int, LeftOut]()
+        criterion, self.last = asked_by(rule)
+        last = self.last
 
         def at(k: int) -> Any:
             if k not in self.known:
                 self.known[k] = line.left_out(self, k)
-            return getattr(self.known[k], criterion)
+            return self.known[k][criterion]
 
         @functools.cache
         def loss(k: int) -> float:

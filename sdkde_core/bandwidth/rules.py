@@ -18,7 +18,7 @@ from .isj import improved_sheather_jones
 from .matrix import Bandwidth
 from .normal import normal_reference
 from .sample import Sample, on_gpu
-from .selection import CHOOSERS, MANY, Chooser, choose
+from .selection import CHOOSERS, Chooser, choose
 
 
 def _silverman(s: Sample) -> Array:
@@ -47,11 +47,8 @@ def _chosen(rule: str, s: Sample) -> Array:
     spreads = s.spread()
     if s.common:
         spreads = np.full(s.d, np.exp(np.log(spreads).mean()))
-    moves = rule == "auto" and s.steps and s.method == "sdkde" and (s.d > 1 or s.n_eff >= MANY)
-    if moves:
-        s.moves = "moments", None if s.d == 2 else 1.4 if s.d <= 5 else 2.0
     s.selection = choose(s, rule, spreads)
-    if moves and s.d > 1:  # one column is judged by the step itself
+    if s.moves[0] and s.d > 1:  # one column is judged by the step itself
         wider = 1.08 if s.d <= 3 else 1.15 if s.d <= 10 else 1.0  # benchmarks/step.py
         reason = f"{s.selection.reason}; times {wider}, for the step that keeps the samples' variance"
         s.selection = replace(s.selection, multiple=wider * s.selection.multiple, reason=reason)
@@ -134,7 +131,7 @@ def resolve(
             carrying = xp.nonzero(weights)[0]
             train, weights = xp.take(train, carrying, axis=0), xp.take(weights, carrying)
     sample = Sample(train, weights, n_eff, method)
-    sample.steps, sample.common, sample.mixed = steps and not common, common, mixed
+    sample.steps, sample.common, sample.mixed = steps and not common and bandwidth == "auto", common, mixed
     if bandwidth in CHOOSERS:
         look(sample, bandwidth)
     low, high = sample.ends[:2]

@@ -15,14 +15,14 @@ from ..choice import registry
 from .matrix import like
 
 SEED = 20261122  # of the draw of samples
+MANY = 100.0  # samples from which one column is worth the step "moments", and improved Sheather-Jones
 
 
 class Sample:
     """What the rules look at: samples (n, d) in units of their own spread, so that no square overflows.
 
     Weights (n,) are positive and sum to 1, None: all equal; ``n_eff`` is how many samples they are worth. ``note`` is
-    what a rule adds to its name. ``common``, ``mixed`` and ``steps`` are those of :func:`.rules.resolve`; ``moves``:
-    the step and the score's bandwidth that were chosen.
+    what a rule adds to its name. ``common``, ``mixed`` and ``steps`` are those of :func:`.rules.resolve`.
     """
 
     note = ""
@@ -30,7 +30,6 @@ class Sample:
     on_card: Any = None  # what a GPU's kernels say
     common = steps = False
     mixed = True
-    moves: tuple[Any, Any] = None, None
 
     def __init__(self, x: Any, weights: Any, n_eff: float, method: str = "sdkde") -> None:
         self.weights, self.n_eff, self.d, self.method = weights, n_eff, int(x.shape[1]), method
@@ -61,6 +60,13 @@ class Sample:
     def kernels(self) -> Any:
         """A backend with the feature ``"criteria"``, if there is one for the samples' device: a CriteriaBackend."""
         return registry.having("criteria", device_name(self.given)) if on_gpu(self.given) else None
+
+    @functools.cached_property
+    def moves(self) -> tuple[Any, Any]:
+        """The step and the score's bandwidth for ``"auto"``, if it may choose them."""
+        if self.steps and self.method == "sdkde" and (self.d > 1 or self.n_eff >= MANY):
+            return "moments", None if self.d == 2 else 1.4 if self.d <= 5 else 2.0
+        return None, None
 
     def thinned(self, most: int, rng: np.random.Generator) -> tuple[Array, Array | None]:
         """At most so many samples (k, d), in ``unit``, on the host, and weights: how often each was drawn, or None."""

@@ -37,12 +37,11 @@ from .line import FOLDS, STEP, Line, Looks, vertex
 from .normal import normal_reference, widest
 from .pairs import Left
 from .rounding import spread_within, units_of
-from .sample import SEED, Sample, most_of
+from .sample import MANY, SEED, Sample, most_of
 
 Chooser = Literal["auto", "lscv", "lcv"]  # rules that choose from the data
 
 CHOOSERS: tuple[str, ...] = get_args(Chooser)
-MANY = 100.0  # samples from which one column is worth the step "moments", and improved Sheather-Jones
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +114,6 @@ def choose(sample: Sample, rule: str, spreads: Array) -> Selection:
 def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     method, d = sample.method, sample.d
     if d == 1 and sample.on_card is not None:
-        sample.on_card.unit, sample.on_card.score = float(spreads[0]), sample.moves[1]
         return _on_a_line(sample, rule, sample.on_card, np.zeros(1), 0.0)
     looked = sample.on_card or distinct(sample, spreads)
     weights, units = looked.weights, looked.units
@@ -169,16 +167,21 @@ def _selected(
 def _on_a_line(sample: Sample, rule: str, line: Line, units: Array, unit: float) -> Selection:
     """``unit``: what values are multiples of, in spreads."""
     method, n, asked = line.method, line.n, (line.method, 1, line.n_eff)
-    criterion = {"lscv": "least_squares", "lcv": "likelihood"}.get(rule, "power")
-    looks = Looks(line, criterion, normal_reference(*asked) * widest(*asked), 0 if rule == "auto" else 5)
-    best, what = looks.best, "the minimum of least squares" if rule == "lscv" else "the maximum of the likelihood"
+    # As if no samples were equal: so a device can look at the same bandwidths before it knows.
+    looked, reference = (method, 1, min(sample.n_eff, float(most_of(1)))), normal_reference(*asked) * widest(*asked)
+    looks = Looks(line, rule, normal_reference(*looked) * widest(*looked))
+    away = math.log(looks.unit / reference) / STEP
+    best, what = (
+        looks.best + away,
+        f"the {'minimum of least squares' if rule == 'lscv' else 'maximum of the likelihood'}",
+    )
     if rule == "auto":
-        best, what = looks.plausible(), "the least expected error, from an estimate that left-out samples chose"
+        best, what = looks.plausible() + away, "the least expected error, from an estimate that left-out samples chose"
         # Of a few hundred samples that is too wide for some, and improved Sheather-Jones too narrow for others.
         share = min(0.5, 100.0 / line.n_eff - 0.05) if method == "sdkde" and line.n_eff >= MANY else 0.0
         if share > 0.0 and (h := improved_sheather_jones(*line.samples(), line.n_eff)) is not None:
             rate = (1 / 5 - 1 / 9) * math.log(line.n_eff / 200.0)  # from that of kde to that of sdkde
-            best += share * (max((math.log(h / looks.unit) + rate) / STEP, -31.0) - best)
+            best += share * (max((math.log(h / reference) + rate) / STEP, -31.0) - best)
             what = "between the least expected error and improved Sheather-Jones"
         # Few samples say little: without evidence h is what is usual, and it never is far below.
         usual, few = _usual(method, line.n_eff), (126.0 / line.n_eff) ** 3

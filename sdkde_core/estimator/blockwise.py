@@ -293,7 +293,7 @@ class Survey:
         (asked, found), rule = self.moments, self.request.bandwidth
         if isinstance(rule, str):
             summary = Summary(asked, found, self._found[2], self.request.method, quartiles)
-            summary.steps = self.request.steps
+            summary.steps = self.request.steps and rule == "auto"
             bandwidth = by_rule(rule, summary, found.low, found.high)
         else:
             bandwidth = Bandwidth.of(rule, self.shape.d)
