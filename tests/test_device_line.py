@@ -173,6 +173,7 @@ def test_kernels_are_the_array_code(monkeypatch, method, score, kind, criteria):
 
     length = 512 if criteria == [1] or not kind else 1024
     monkeypatch.setattr(line, "LENGTH", length)
+    monkeypatch.setattr(line, "SPAN", 16)
     monkeypatch.setattr(line, "TILES", line.tl.constexpr(length // line.TILE))
     for criterion in criteria:
         given = *sampled(20, kind), range(-25, -30, -3), -24, 2, criterion, method, score

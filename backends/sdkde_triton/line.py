@@ -26,7 +26,7 @@ from .criteria import kept
 from .kernels import f64, number, sized, wide
 from .space import Config
 
-LENGTH, TILE = 1 << 15, 256
+LENGTH, TILE, SPAN = 1 << 15, 256, 4096  # bins of a row, and of a program; samples of a program
 TILES, UNIT, ROOT = tl.constexpr(LENGTH // TILE), tl.constexpr(2.0**-60), tl.constexpr(6.283185307179586**0.5)
 NONE = tl.constexpr(1e300)  # a loss that is not looked at
 
@@ -404,7 +404,7 @@ def _binned(u: Any, folds: Any, of: Any, k: int, splits: int, finer: int, more: 
     n, rows = len(u), (splits + 1) * k
     mass = torch.empty(rows + more, LENGTH, dtype=torch.int64, device=u.device)
     places, ends = u.new_empty(k * n), u.new_empty(k * (splits + 1))
-    kept(places_kernel, (-(-n // 4096), k), (n, finer), (4096,), Config(1, 1, 8, 1))(u, of, places, ends)
+    kept(places_kernel, (-(-n // SPAN), k), (n, finer), (SPAN,), Config(1, 1, 8, 1))(u, of, places, ends)
     kept(clear_kernel, (LENGTH // TILE, rows + more), (LENGTH, k), (TILE,))(mass, ends)
     given = places, mass if folds is None else folds, mass
     kept(bins_kernel, (-(-n // 256), k), (n, LENGTH, splits), (256,))(*given)
@@ -437,10 +437,10 @@ def line_search(
         found, of = u.new_empty(begins[-1]), u.new_empty(8)
         *parts, copies = (found[i:j] for i, j in itertools.pairwise(begins))
         folds, slots, values, starts = (index.new_empty(n + k) for k in (0, 0, 0, 1))
-        grid, config = (-(-n // 4096), 1), Config(1, 1, 8, 1)
-        kept(values_kernel, grid, (n,), (4096,), config)(u, values, starts, found)
-        kept(slots_kernel, grid, (n, splits), (4096,), config)(index, found, slots)
-        launch = kept(folds_kernel, grid, (n, len(copies)), (4096,), config)
+        grid, config = (-(-n // SPAN), 1), Config(1, 1, 8, 1)
+        kept(values_kernel, grid, (n,), (SPAN,), config)(u, values, starts, found)
+        kept(slots_kernel, grid, (n, splits), (SPAN,), config)(index, found, slots)
+        launch = kept(folds_kernel, grid, (n, len(copies)), (SPAN,), config)
         launch(u, values, starts, slots, folds, found, copies)
         kept(first_kernel, (1, 1), (len(every),), (growth,))(every, std, found, of, last=(bits(first),))
         flags = moved, method == "laplace", float(score or 1.0), growth
