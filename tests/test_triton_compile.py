@@ -195,7 +195,8 @@ def test_narrow(capability):
 @pytest.mark.parametrize(
     ("kernel", "constants"),
     [
-        ("places", {"BLOCK": 4096}),
+        *[(kernel, {"BLOCK": 4096}) for kernel in ("values", "slots", "folds", "places")],
+        ("first", {"GROWTH": 0.15}),
         ("clear", {"BLOCK": 256}),
         ("rest", {"BLOCK": 256}),
         ("total", {"MOVED": True}),
@@ -207,12 +208,11 @@ def test_narrow(capability):
     ],
 )
 def test_line(kernel, constants, capability):
-    types = dict.fromkeys(("u", "places", "ends", "shifts", "parts", "steps", "out", "others", "found"), "*fp64")
-    types |= dict.fromkeys(("of", "picks"), "*fp64") | dict.fromkeys(
-        ("folds", "mass", "moved", "own", "estimate"), "*i64"
-    )
-    types |= {"factor": "fp32", "unit": "i64", "rest": "i64", "left": "*i64"}
-    _check_spills(getattr(line, f"{kernel}_kernel"), types, constants, capability, 8 if kernel == "places" else 4)
+    single = ("u", "places", "ends", "shifts", "parts", "steps", "out", "held", "found", "of", "kept", "every", "std")
+    counts = "folds", "mass", "moved", "own", "estimate", "left", "index", "values", "begins", "slots"
+    types = dict.fromkeys(single, "*fp64") | dict.fromkeys(counts, "*i64") | {"factor": "fp32", "unit": "i64"}
+    warps = 8 if constants.get("BLOCK") == 4096 else 4
+    _check_spills(getattr(line, f"{kernel}_kernel"), types, constants, capability, warps)
 
 
 @pytest.mark.parametrize("capability", [*(pytest.param(x, marks=pytest.mark.slow) for x in (80, 86)), 90])
