@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
+import triton
 from sdkde_triton import backend, bounds, compiled, kernels, space, tunables
 from sdkde_triton.backend import TritonBackend
 from sdkde_triton.info import INFO
@@ -24,6 +25,32 @@ from sdkde_core.protocol import Columns, Problem, Reduction
 
 def problem(reduction="log_sum", m=1000, n=2000, d=16, precision="fast", **more):
     return Problem(Reduction(reduction), m, n, d, precision=precision, device="cuda:0", **more)
+
+
+def test_tritons_hash_of_itself_is_kept_for_its_files(monkeypatch, tmp_path):
+    asked = []
+
+    def made():
+        asked.append(1)
+        return f"{triton.__version__}-made"
+
+    def found():
+        asked.clear()
+        monkeypatch.setattr(compiled.cache, "triton_key", made)
+        one = compiled.hash_of_triton()
+        assert one == compiled.cache.triton_key()
+        return one.removeprefix(triton.__version__), bool(asked)
+
+    monkeypatch.setattr(compiled, "cache_folder", lambda: tmp_path / "sdkde")
+    assert [found(), found()] == [("-made", True), ("-made", False)]
+    (kept,) = (tmp_path / "sdkde" / "triton").iterdir()
+    kept.write_text(f"{triton.__version__}-kept")
+    assert found() == ("-kept", False)
+    for text in ("", "of another version"):
+        kept.write_text(text)
+        assert found() == ("-made", True)
+    monkeypatch.setattr(compiled, "cache_folder", lambda: kept)  # no folder
+    assert found() == ("-made", True)
 
 
 def test_lists_are_priced_where_they_pay():

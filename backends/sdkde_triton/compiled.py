@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import logging
 import os
 import shutil
 import struct
@@ -15,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from triton import knobs
 from triton.errors import TritonError
 from triton.runtime import cache
 from triton.runtime.driver import driver
 from triton.runtime.interpreter import InterpretedFunction
 
-from sdkde_core.plugin import current_stream, grids, launches, new_lock
+from sdkde_core.plugin import cache_folder, current_stream, grids, launches, new_lock, write_atomically
 from sdkde_core.protocol import Problem
 from sdkde_core.tuning import Query, reject, tuned
 
@@ -33,15 +36,38 @@ from .tunables import CONFIG_VERSION, dimension
 #: Whether kernels run in Triton's interpreter, on the CPU.
 INTERPRETED = isinstance(kernels.mean_kernel, InterpretedFunction)
 
-_interpreter = threading.Lock()
+_interpreter, _logger = threading.Lock(), logging.getLogger("sdkde")
 
 #: Compiled kernels by kernel, flags, configuration, element type, whether all pointers are aligned, and device.
 _compiled: dict[Any, Future[Any]] = {}
 
 # With more threads all of them wait for Python's lock, also those whose kernels take longest.
 _pool, _driver = ThreadPoolExecutor(8, "sdkde-triton"), new_lock()
-#: Triton's hash of itself: once, not in every thread, as that takes half a second. Where a GPU is in use it begins now.
-_hash = functools.cache(lambda: _pool.submit(getattr(cache, "triton_key", str)))
+
+
+def hash_of_triton() -> str:
+    """Triton's hash of itself, which takes half a second: so it is kept, by its files' sizes and dates."""
+    made = getattr(cache, "triton_key", str)
+    try:
+        places = os.walk(Path(triton.__file__).parent)
+        files = sorted(
+            os.path.join(at, name) for at, _, names in places for name in names if name[-3:] in (".py", ".so")
+        )
+        stats = [(x, (found := os.stat(x)).st_size, found.st_mtime_ns) for x in files]
+        file = cache_folder() / "triton" / hashlib.sha256(repr(stats).encode()).hexdigest()
+        if file.exists() and (kept := file.read_text()).startswith(triton.__version__):
+            cache.triton_key = functools.cache(lambda: kept)  # as Triton itself tells processes that compile for it
+            return kept
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with write_atomically(file) as new:
+            new.write_text(made())
+    except OSError as error:
+        _logger.info("triton: its hash is not kept: %s", error)
+    return made()
+
+
+#: Once, not in every thread. Where a GPU is in use it begins now.
+_hash = functools.cache(lambda: _pool.submit(hash_of_triton))
 if not INTERPRETED and torch.cuda.is_initialized():
     _hash()
 
