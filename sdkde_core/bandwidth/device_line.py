@@ -12,8 +12,8 @@ import numpy as np
 
 from ..arrays import Array, to_host
 from ..engine.devices import on_device
-from ..engine.launches import Lists, Varying
-from .line import FOLDS, STEP, LeftOut, Line, Looks, asked_by
+from ..engine.launches import Lists
+from .line import FOLDS, STEP, LeftOut, Line, Looks, criterion_of
 from .normal import normal_reference, widest
 from .rounding import units_of
 from .sample import SEED, Sample, drawn, most_of
@@ -38,7 +38,7 @@ class DeviceLine(Line):
         some = () if taken is None else (given[taken].sort().values,)
         self.method, self.score, self._kernels = sample.method, sample.moves[1], sample.kernels
         self._given, self._index = (given.sort().values, given.std(correction=0), *some), index
-        self._criterion, self._last = asked_by(rule)
+        self._criterion, self._last = criterion_of(rule)
         self._sums, self._expected = dict[int, Array](), dict[int, Array]()
         low, high, std, *quartiles, near, odd, distinct, squares = self._ask(-31)
         sample.ends, self.n, self.n_eff = np.array([[low], [high], [low]]), int(distinct), len(index) ** 2 / squares
@@ -72,20 +72,16 @@ class DeviceLine(Line):
 
     def _ask(self, end: int) -> Array:
         """Ask what :class:`Looks` looks at, if its first search goes down to the step ``end``; return statistics."""
-        steps, search, asked = (
-            range(self._last, end - 1, -3),
-            self._kernels.line_search,
-            (self.method, 1, float(len(self._index))),
-        )
-        unit = Varying.of(normal_reference(*asked) * widest(*asked) * math.exp(STEP * self._last), len(self._given))
-        how = steps, self._last, FOLDS, self._criterion, self.method, self.score
+        n, steps, search = float(len(self._index)), range(self._last, end - 1, -3), self._kernels.line_search
+        widest_one = normal_reference(self.method, 1, n) * widest(self.method, 1, n) * math.exp(STEP * self._last)
+        every, std, *some = self._given
+        how = (widest_one, STEP), steps, self._last, FOLDS, self._criterion, self.method, self.score
 
         def launch() -> tuple[Any, bool]:
-            return search(*self._given[:2], self._index, (unit, STEP), *how, *self._given[2:]), True
+            return search(every, std, self._index, *how, *some), True
 
-        with on_device(self._index):
-            key = search, len(self._given[0]), *how
-            found = to_host(_lists.serve(key, (*self._given, unit), launch, lambda read: True))
+        with on_device(every):
+            found = to_host(_lists.serve((search, len(every), *how), self._given, launch, lambda read: True))
         pilots = 0 if self._criterion else 1 if self.method == "laplace" else 2
         sizes = 3, 9, FOLDS, 6 * FOLDS * len(steps), 30 * FOLDS, 60 * pilots
         picks, statistics, held, thirds, near, expected, self._few = np.split(found, np.cumsum(sizes))

@@ -194,8 +194,8 @@ class Line:
         return at
 
 
-def asked_by(rule: str) -> tuple[int, int]:
-    """Which criterion of :class:`LeftOut` a rule looks at, and its widest step."""
+def criterion_of(rule: str) -> tuple[int, int]:
+    """The criterion of :class:`LeftOut` that a rule looks at, as an index, and the rule's widest step."""
     return ("auto", "lscv", "lcv").index(rule), 0 if rule == "auto" else 5
 
 
@@ -204,7 +204,7 @@ class Looks:
 
     def __init__(self, line: Line, rule: str, unit: float) -> None:
         self.line, self.unit, self.known = line, unit, dict[int, LeftOut]()
-        criterion, self.last = asked_by(rule)
+        criterion, self.last = criterion_of(rule)
         last = self.last
 
         def at(k: int) -> Any:

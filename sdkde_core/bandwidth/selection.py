@@ -168,13 +168,13 @@ def _on_a_line(sample: Sample, rule: str, line: Line, units: Array, unit: float)
     """``unit``: what values are multiples of, in spreads."""
     method, n, asked = line.method, line.n, (line.method, 1, line.n_eff)
     # As if no samples were equal: so a device can look at the same bandwidths before it knows.
-    looked, reference = (method, 1, min(sample.n_eff, float(most_of(1)))), normal_reference(*asked) * widest(*asked)
+    looked = method, 1, min(sample.n_eff, float(most_of(1)))
     looks = Looks(line, rule, normal_reference(*looked) * widest(*looked))
+    reference = normal_reference(*asked) * widest(*asked)
     away = math.log(looks.unit / reference) / STEP
-    best, what = (
-        looks.best + away,
-        f"the {'minimum of least squares' if rule == 'lscv' else 'maximum of the likelihood'}",
-    )
+    best, what = looks.best + away, "the maximum of the likelihood"
+    if rule == "lscv":
+        what = "the minimum of least squares"
     if rule == "auto":
         best, what = looks.plausible() + away, "the least expected error, from an estimate that left-out samples chose"
         # Of a few hundred samples that is too wide for some, and improved Sheather-Jones too narrow for others.
